@@ -1,0 +1,1 @@
+"""The grammar of the .lip language, as package data."""

@@ -1,0 +1,1 @@
+"""Certified gradient bounds and private training modules for Lipschitz networks."""
