@@ -1,0 +1,332 @@
+"""The graph: an immutable typed DAG of ops on the tensors of one example, and the builder that front ends use."""
+
+from __future__ import annotations
+
+import keyword
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from fractions import Fraction
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lipcompile.diagnostics import Diagnostic, Location, Refusal
+from lipcompile.numbers import Scalar
+from lipcompile.ops.record import AnyLoss, AnyOp, Constraint, ParameterRule, Shape, Site
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """The example: ‖x‖ <= norm (None: not declared). A trusted input is not clipped by the emitted module."""
+
+    name: str
+    shape: Shape
+    norm: Scalar | None
+    trusted: bool = False
+    location: Location | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Parameter:
+    """A tensor of the model. `initial` is an imported value; without one the runtime draws it."""
+
+    name: str
+    shape: Shape
+    constraint: Constraint
+    trainable: bool = True
+    initial: Array | None = None
+
+    @property
+    def size(self) -> int:
+        """Number of entries."""
+        return prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One use of an op. `inputs` name nodes or the input; `parameters` maps roles to parameter names."""
+
+    name: str
+    op: AnyOp
+    attributes: Any
+    inputs: tuple[str, ...]
+    site: Site[Any]
+    parameters: Mapping[str, str]
+    location: Location | None = None
+    scope: tuple[str, ...] = ()
+
+    @property
+    def shape(self) -> Shape:
+        """Shape of the output."""
+        return self.site.output
+
+
+@dataclass(frozen=True, slots=True)
+class LossUse:
+    """The loss of the model."""
+
+    loss: AnyLoss
+    attributes: Any
+    location: Location | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """A model. Nodes stand in topological order; `output` names the logits.
+
+    Invariants (checked by `verify`): names are unique Python identifiers, every operand is defined before its use,
+    every parameter is used at least once, the output exists.
+    """
+
+    name: str
+    input: Input
+    nodes: tuple[Node, ...]
+    parameters: Mapping[str, Parameter]
+    output: str
+    loss: LossUse | None
+
+    def shape(self, value: str) -> Shape:
+        """Shape of the example or of a node's output; raises KeyError."""
+        return self.input.shape if value == self.input.name else self.node(value).shape
+
+    def node(self, name: str) -> Node:
+        """The node of this name; raises KeyError."""
+        return next(node for node in self.nodes if node.name == name)
+
+    def uses(self) -> Mapping[str, tuple[tuple[Node, int], ...]]:
+        """Map each value to the (node, operand index) pairs that read it."""
+        found: defaultdict[str, list[tuple[Node, int]]] = defaultdict(list)
+        for node in self.nodes:
+            for index, operand in enumerate(node.inputs):
+                found[operand].append((node, index))
+        return {value: tuple(pairs) for value, pairs in found.items()}
+
+    def trained(self) -> frozenset[str]:
+        """Values that depend on a trainable parameter: cotangents flow into these alone."""
+        found: set[str] = set()
+        for node in self.nodes:
+            own = any(self.parameters[name].trainable for name in node.parameters.values())
+            if own or any(operand in found for operand in node.inputs):
+                found.add(node.name)
+        return frozenset(found)
+
+    def networkx(self) -> nx.DiGraph:
+        """Return the graph of values, for path and structure algorithms."""
+        import networkx as nx  # here, because `check` starts faster without it
+
+        drawing = nx.DiGraph()
+        drawing.add_node(self.input.name)
+        for node in self.nodes:
+            drawing.add_node(node.name)
+            drawing.add_edges_from((operand, node.name) for operand in node.inputs)
+        return drawing
+
+    def freeze(self, patterns: Sequence[str]) -> Graph:
+        """Return the graph in which parameters matching a glob are not trained."""
+        parameters = {
+            name: replace(p, trainable=p.trainable and not any(fnmatchcase(name, glob) for glob in patterns))
+            for name, p in self.parameters.items()
+        }
+        return replace(self, parameters=parameters)
+
+    def verify(self) -> None:
+        """Raise AssertionError if an invariant is broken: that is a bug in a front end or a pass."""
+        defined = {self.input.name}
+        for node in self.nodes:
+            assert node.name.isidentifier(), node.name
+            assert node.name not in defined, f"{node.name} is defined twice"
+            assert all(operand in defined for operand in node.inputs), f"{node.name} reads an undefined value"
+            defined.add(node.name)
+        used = {name for node in self.nodes for name in node.parameters.values()}
+        assert used == set(self.parameters), "a parameter is unused or undeclared"
+        assert self.output in defined, "the output is not defined"
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A handle on a tensor under construction; a poisoned one (no shape) comes from a refused node."""
+
+    name: str
+    shape: Shape | None
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterChoice:
+    """What a front end says of one parameter: its constraint, whether it is trained, its value, a shared name."""
+
+    constraint: Constraint
+    trainable: bool = True
+    initial: Array | None = None
+    shared: str | None = None
+
+
+@dataclass(slots=True)
+class GraphBuilder:
+    """Collects nodes and diagnostics; asks each op's record for shapes and parameters as it goes."""
+
+    name: str
+    diagnostics: list[Diagnostic] = field(default_factory=list)
+    _input: Input | None = None
+    _nodes: list[Node] = field(default_factory=list)
+    _parameters: dict[str, Parameter] = field(default_factory=dict)
+    _names: set[str] = field(default_factory=set)
+
+    def input(
+        self, name: str, shape: Shape, norm: Scalar | None, trusted: bool, location: Location | None
+    ) -> Value:
+        """Declare the example."""
+        self._input = Input(self.fresh(name), shape, norm, trusted, location)
+        return Value(self._input.name, shape)
+
+    def fresh(self, name: str) -> str:
+        """Return `name` as an identifier that no other node has, and reserve it."""
+        base = "".join(c if c.isalnum() and c.isascii() else "_" for c in name) or "value"
+        base = f"n_{base}" if base[0].isdigit() or keyword.iskeyword(base) else base
+        candidate, count = base, 1
+        while candidate in self._names:
+            count += 1
+            candidate = f"{base}_{count}"
+        self._names.add(candidate)
+        return candidate
+
+    def add(
+        self,
+        op: AnyOp,
+        attributes: Any,
+        inputs: Sequence[Value],
+        *,
+        name: str,
+        location: Location | None = None,
+        parameters: Mapping[str, ParameterChoice] | None = None,
+        scope: tuple[str, ...] = (),
+    ) -> Value:
+        """Add a node. What the op's rules refuse becomes a diagnostic, and the value poisoned.
+
+        `parameters` maps roles to choices; every role that the op requires must be there.
+        """
+        known = tuple(value.shape for value in inputs if value.shape is not None)
+        if len(known) != len(inputs):
+            return Value(name, None)
+        try:
+            output = op.shape(attributes, known)
+            chosen = self._choose(op, attributes, known, parameters or {}, name)
+        except Refusal as refusal:
+            return self.refuse(refusal, name=name, op=op.name, location=location, inputs=inputs)
+        own = self.fresh(name)
+        roles = {role: self._declare(own, role, *choice) for role, choice in chosen.items()}
+        operands = tuple(value.name for value in inputs)
+        site = Site(attributes, known, output)
+        self._nodes.append(Node(own, op, attributes, operands, site, roles, location, scope))
+        return Value(own, output)
+
+    def refuse(
+        self,
+        refusal: Refusal,
+        *,
+        name: str,
+        op: str,
+        location: Location | None = None,
+        inputs: Sequence[Value] = (),
+        shape: Shape | None = None,
+    ) -> Value:
+        """Record why a node is refused; `shape`, where it is known, lets the analysis of what follows go on."""
+        self.diagnostics.append(
+            Diagnostic(
+                refusal.code,
+                refusal.message,
+                refusal.help,
+                node=name,
+                op=op,
+                location=location,
+                path=self._path(inputs),
+            )
+        )
+        return Value(name, shape)
+
+    def finish(self, output: Value, loss: LossUse | None) -> Graph | None:
+        """Return the graph, or None if any part of it was refused."""
+        if self._input is None or any(d.severity == "error" for d in self.diagnostics):
+            return None
+        nodes = _reaching(self._nodes, output.name)
+        used = {name for node in nodes for name in node.parameters.values()}
+        parameters = {name: p for name, p in self._parameters.items() if name in used}
+        graph = Graph(self.name, self._input, nodes, parameters, output.name, loss)
+        graph.verify()
+        return graph
+
+    def _choose(
+        self,
+        op: AnyOp,
+        attributes: Any,
+        shapes: tuple[Shape, ...],
+        choices: Mapping[str, ParameterChoice],
+        node: str,
+    ) -> dict[str, tuple[Shape, ParameterChoice]]:
+        chosen = {}
+        for rule in op.parameters:
+            if rule.role in choices:
+                shape = rule.shape(attributes, shapes)
+                _check_choice(rule, shape, choices[rule.role], node)
+                chosen[rule.role] = (shape, choices[rule.role])
+            elif not rule.optional:
+                raise AssertionError(f"{op.name} needs its {rule.role}")
+        return chosen
+
+    def _declare(self, node: str, role: str, shape: Shape, choice: ParameterChoice) -> str:
+        name = choice.shared or f"{node}.{role}"
+        self._parameters.setdefault(
+            name, Parameter(name, shape, choice.constraint, choice.trainable, choice.initial)
+        )
+        return name
+
+    def _path(self, inputs: Sequence[Value]) -> tuple[str, ...]:
+        """Return the nodes from the input to here along first operands, for diagnostics."""
+        by_name = {node.name: node for node in self._nodes}
+        path: list[str] = []
+        current = inputs[0].name if inputs else ""
+        while current in by_name:
+            path.append(current)
+            operands = by_name[current].inputs
+            current = operands[0] if operands else ""
+        return tuple(reversed([*path, current] if current else path))
+
+
+def _check_choice(rule: ParameterRule[Any], shape: Shape, choice: ParameterChoice, node: str) -> None:
+    constraint, bound = choice.constraint, choice.constraint.bound
+    if constraint.kind not in rule.constraints:
+        allowed = ", ".join(rule.constraints)
+        raise Refusal("LIP301", f"the {rule.role} of `{node}` cannot be `{constraint.kind}`", f"choose {allowed}")
+    if isinstance(bound, Fraction) and bound < 0:
+        raise Refusal("LIP302", f"the constraint of `{node}` needs a bound of at least 0")
+    if choice.initial is None:
+        return
+    if choice.initial.shape != shape:
+        raise Refusal(
+            "LIP303", f"the {rule.role} of `{node}` has shape {list(choice.initial.shape)}, expected {list(shape)}"
+        )
+    if not np.isfinite(choice.initial).all():
+        raise Refusal(
+            "LIP304",
+            f"the {rule.role} of `{node}` holds NaN or infinite values",
+            "repair the weights, or export the model again before training diverged",
+        )
+
+
+def _reaching(nodes: Iterable[Node], output: str) -> tuple[Node, ...]:
+    """Keep the nodes that the output depends on."""
+    wanted = {output}
+    kept: list[Node] = []
+    for node in reversed(tuple(nodes)):
+        if node.name in wanted:
+            kept.append(node)
+            wanted.update(node.inputs)
+    return tuple(reversed(kept))

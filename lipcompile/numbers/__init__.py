@@ -1,0 +1,72 @@
+"""The abstract number of the rules, and the domains that evaluate it.
+
+A rule is written once, over `Numbers[N]`, and evaluated as a formula (`symbolic`), as a rigorous upper
+bound (`certified`) and as a Python program for the emitted module (`traced`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Protocol, Self, TypeVar
+
+from lipcompile.numbers.scalar import Arithmetic, Scalar, Symbol, combine, symbols_of, text
+
+__all__ = [
+    "Arithmetic",
+    "N",
+    "Number",
+    "Numbers",
+    "Scalar",
+    "Symbol",
+    "combine",
+    "symbols_of",
+    "text",
+]
+
+
+class Number(Protocol):
+    """What a rule may do with a number: the four operations, with integers mixed in freely."""
+
+    def __add__(self, other: Self | int) -> Self: ...
+    def __radd__(self, other: int) -> Self: ...
+    def __sub__(self, other: Self | int) -> Self: ...
+    def __rsub__(self, other: int) -> Self: ...
+    def __mul__(self, other: Self | int) -> Self: ...
+    def __rmul__(self, other: int) -> Self: ...
+    def __truediv__(self, other: Self | int) -> Self: ...
+    def __rtruediv__(self, other: int) -> Self: ...
+
+
+N = TypeVar("N", bound=Number)
+
+
+class Numbers(Protocol[N]):
+    """A domain of numbers. Every number that a rule meets is a non-negative real, known or not."""
+
+    def of(self, value: Scalar | int) -> N:
+        """Bring an exact scalar into the domain."""
+
+    def symbol(self, name: str, value: Scalar | None, meaning: str) -> N:
+        """Introduce a quantity that formulas keep by name, with its value where one is known."""
+
+    def let(self, name: str, value: N, meaning: str) -> N:
+        """Name a derived quantity, so that formulas which use it stay short."""
+
+    def sqrt(self, x: N | Fraction | int) -> N:
+        """Return √x."""
+
+    def exp(self, x: N) -> N:
+        """Return e^x."""
+
+    def log(self, x: int) -> N:
+        """Return the natural logarithm of a positive integer."""
+
+    def minimum(self, *xs: N) -> N:
+        """Return the smallest of one or more numbers."""
+
+    def maximum(self, *xs: N) -> N:
+        """Return the largest of one or more numbers."""
+
+    def max_over(self, start: int, stop: int, term: Callable[[N], N]) -> N:
+        """Return the largest `term(m)` over the integers start <= m < stop (at least one)."""

@@ -1,0 +1,134 @@
+"""Certified numbers: interval arithmetic with outward rounding (mpmath's `iv`, 113 bits).
+
+Formal guarantees: if every operand's interval contains the real number it stands for, so does every
+result; `upper` is a double not below the interval's upper end. An unknown quantity is the interval [0, ∞),
+so a bound that does not depend on it is still found and one that does is infinite.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from mpmath.ctx_iv import MPIntervalContext
+
+from lipcompile.numbers.scalar import Arithmetic, Scalar, Symbol
+
+_IV: Any = MPIntervalContext()
+_IV.prec = 113
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """An interval that contains a real number."""
+
+    ends: Any
+
+    def __add__(self, other: Interval | int) -> Interval:
+        return Interval(self.ends + _ends(other))
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Interval | int) -> Interval:
+        return Interval(self.ends - _ends(other))
+
+    def __rsub__(self, other: int) -> Interval:
+        return Interval(other - self.ends)
+
+    def __mul__(self, other: Interval | int) -> Interval:
+        right = _ends(other)
+        # Unknown means finite but unknown, so zero times unknown is zero (the library says [-∞, ∞]).
+        return Interval(_IV.mpf(0)) if self.ends == 0 or right == 0 else Interval(self.ends * right)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other: Interval | int) -> Interval:
+        return Interval(self.ends / _ends(other))
+
+    def __rtruediv__(self, other: int) -> Interval:
+        return Interval(other / self.ends)
+
+    @property
+    def upper(self) -> float:
+        """The smallest double not below the interval; infinite where the number is unknown."""
+        return _round_up(self.ends._mpi_[1])
+
+
+UNKNOWN = Interval(_IV.mpf([0, "inf"]))
+
+
+class Certified:
+    """The domain of intervals."""
+
+    def of(self, value: Scalar | int) -> Interval:
+        """Enclose an exact scalar; a symbol is unknown."""
+        if isinstance(value, Symbol):
+            return UNKNOWN
+        if isinstance(value, Arithmetic):
+            left, right = self.of(value.left), self.of(value.right)
+            return _OPERATIONS[value.operator](left, right)
+        exact = Fraction(value)
+        return Interval(_IV.mpf(exact.numerator) / exact.denominator)
+
+    def symbol(self, name: str, value: Scalar | None, meaning: str) -> Interval:  # noqa: ARG002
+        """Enclose the symbol's value."""
+        return UNKNOWN if value is None else self.of(value)
+
+    def let(self, name: str, value: Interval, meaning: str) -> Interval:  # noqa: ARG002
+        """Return `value`: certified numbers need no names."""
+        return value
+
+    def sqrt(self, x: Interval | Fraction | int) -> Interval:
+        """Enclose √x; the part of an enclosure below 0 holds no number that a rule means, and is cut off."""
+        ends = self._lift(x).ends
+        return Interval(_IV.sqrt(_IV.mpf([max(ends.a, 0), max(ends.b, 0)])))
+
+    def exp(self, x: Interval) -> Interval:
+        """Enclose e^x."""
+        return Interval(_IV.exp(x.ends))
+
+    def log(self, x: int) -> Interval:
+        """Enclose ln x."""
+        return Interval(_IV.log(_IV.mpf(x)))
+
+    def minimum(self, *xs: Interval) -> Interval:
+        """Enclose the minimum: the minima of both ends."""
+        return Interval(_IV.mpf([min(x.ends.a for x in xs), min(x.ends.b for x in xs)]))
+
+    def maximum(self, *xs: Interval) -> Interval:
+        """Enclose the maximum: the maxima of both ends."""
+        return Interval(_IV.mpf([max(x.ends.a for x in xs), max(x.ends.b for x in xs)]))
+
+    def max_over(self, start: int, stop: int, term: Callable[[Interval], Interval]) -> Interval:
+        """Enclose the maximum by evaluating every term."""
+        return self.maximum(*(term(self.of(m)) for m in range(start, stop)))
+
+    def _lift(self, x: Interval | Fraction | int) -> Interval:
+        return x if isinstance(x, Interval) else self.of(x if isinstance(x, int) else Fraction(x))
+
+
+_OPERATIONS: dict[str, Callable[[Interval, Interval], Interval]] = {
+    "+": lambda a, b: a + b,
+    "-": lambda a, b: a - b,
+    "*": lambda a, b: a * b,
+    "/": lambda a, b: a / b,
+}
+
+
+def _ends(x: Interval | int) -> Any:
+    return x if isinstance(x, int) else x.ends
+
+
+def _round_up(number: tuple[int, int, int, int]) -> float:
+    sign, mantissa, exponent, _ = number
+    if mantissa == 0:
+        return math.inf if exponent else 0.0  # mpmath writes the infinities with a zero mantissa
+    exact = Fraction((-1) ** sign * int(mantissa)) * Fraction(2) ** exponent
+    try:
+        nearest = float(exact)
+    except OverflowError:
+        return math.inf
+    return nearest if nearest == exact or Fraction(nearest) > exact else math.nextafter(nearest, math.inf)

@@ -1,0 +1,68 @@
+"""Exact scalars of a model: decimal and dyadic fractions, and arithmetic on declared but unvalued parameters.
+
+A `Scalar` is what a model file says (a norm bound, a slope, a temperature) before any domain evaluates it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+Operator = Literal["+", "-", "*", "/"]
+
+_FOLD: dict[Operator, Callable[[Fraction, Fraction], Fraction]] = {
+    "+": lambda a, b: a + b,
+    "-": lambda a, b: a - b,
+    "*": lambda a, b: a * b,
+    "/": lambda a, b: a / b,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """A declared parameter without a value; it stands for an unknown non-negative real number."""
+
+    name: str
+    meaning: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Arithmetic:
+    """An operation on scalars of which at least one is symbolic."""
+
+    operator: Operator
+    left: Scalar
+    right: Scalar
+
+
+Scalar = Fraction | Symbol | Arithmetic
+
+
+def combine(operator: Operator, left: Scalar, right: Scalar) -> Scalar:
+    """Apply `operator`, folding exact numbers; raises ZeroDivisionError on a division by an exact zero."""
+    if isinstance(left, Fraction) and isinstance(right, Fraction):
+        return _FOLD[operator](left, right)
+    return Arithmetic(operator, left, right)
+
+
+def symbols_of(scalar: Scalar) -> Iterator[Symbol]:
+    """Yield the symbols in `scalar`, left to right, with repetitions."""
+    if isinstance(scalar, Symbol):
+        yield scalar
+    elif isinstance(scalar, Arithmetic):
+        yield from symbols_of(scalar.left)
+        yield from symbols_of(scalar.right)
+
+
+def text(scalar: Scalar) -> str:
+    """Return `scalar` as a person writes it: an integer, the shortest decimal, else a fraction or an expression."""
+    if isinstance(scalar, Symbol):
+        return scalar.name
+    if isinstance(scalar, Arithmetic):
+        return f"({text(scalar.left)} {scalar.operator} {text(scalar.right)})"
+    if scalar.denominator == 1:
+        return str(scalar.numerator)
+    short = repr(float(scalar))
+    return short if Fraction(short) == scalar else f"{scalar.numerator}/{scalar.denominator}"

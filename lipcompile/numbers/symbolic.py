@@ -1,0 +1,153 @@
+"""Symbolic numbers: sympy expressions over non-negative symbols, with long subterms bound by `let`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+import sympy
+from sympy.printing.latex import LatexPrinter
+from sympy.printing.str import StrPrinter
+
+from lipcompile.numbers.scalar import Arithmetic, Scalar, Symbol
+
+# Above this many operations a named quantity is bound to its name instead of being written out.
+LONGEST_INLINE = 8
+
+
+class MaxOver(sympy.Function):  # type: ignore[misc]
+    """`MaxOver(term, m, start, last)`: the largest `term` over integers start <= m <= last, unevaluated."""
+
+    nargs = 4
+
+    @classmethod
+    def eval(cls, *args: Any) -> None:
+        """Stay as written: the maximum has no simpler form."""
+
+    def _sympystr(self, printer: StrPrinter) -> str:
+        term, index, start, last = (printer._print(part) for part in self.args)
+        return f"max[{index}={start}..{last}]({term})"
+
+    def _latex(self, printer: LatexPrinter, exp: Any = None) -> str:
+        term, index, start, last = (printer._print(part) for part in self.args)
+        body = rf"\max_{{{start}\le {index}\le {last}}} {term}"
+        return body if exp is None else rf"\left({body}\right)^{{{exp}}}"
+
+
+@dataclass(frozen=True, slots=True)
+class Formula:
+    """A sympy expression that stands for a non-negative real number."""
+
+    expression: Any
+
+    def __add__(self, other: Formula | int) -> Formula:
+        return Formula(self.expression + _expression(other))
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Formula | int) -> Formula:
+        return Formula(self.expression - _expression(other))
+
+    def __rsub__(self, other: int) -> Formula:
+        return Formula(other - self.expression)
+
+    def __mul__(self, other: Formula | int) -> Formula:
+        return Formula(self.expression * _expression(other))
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other: Formula | int) -> Formula:
+        return Formula(self.expression / _expression(other))
+
+    def __rtruediv__(self, other: int) -> Formula:
+        return Formula(other / self.expression)
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """A name that formulas use: an input of the analysis (`expression` None) or a bound subterm."""
+
+    name: str
+    meaning: str
+    expression: Any = None
+    value: Fraction | None = None
+
+
+@dataclass(slots=True)
+class Symbolic:
+    """The domain of formulas. `definitions` lists, in order, every name that its formulas may contain."""
+
+    definitions: dict[str, Definition] = field(default_factory=dict)
+
+    def of(self, value: Scalar | int) -> Formula:
+        """Write an exact scalar as a rational number or over its symbols."""
+        if isinstance(value, Symbol):
+            self.definitions.setdefault(value.name, Definition(value.name, value.meaning))
+            return Formula(_symbol(value.name))
+        if isinstance(value, Arithmetic):
+            left, right = self.of(value.left), self.of(value.right)
+            return _OPERATIONS[value.operator](left, right)
+        exact = Fraction(value)
+        return Formula(sympy.Rational(exact.numerator, exact.denominator))
+
+    def symbol(self, name: str, value: Scalar | None, meaning: str) -> Formula:
+        """Keep `name` in formulas; a value that is itself symbolic is written out instead."""
+        if isinstance(value, Symbol | Arithmetic):
+            return self.of(value)
+        self.definitions[name] = Definition(name, meaning, value=value)
+        return Formula(_symbol(name))
+
+    def let(self, name: str, value: Formula, meaning: str) -> Formula:
+        """Bind `value` to `name` if writing it out would take more than `LONGEST_INLINE` operations."""
+        if value.expression.count_ops() <= LONGEST_INLINE:
+            return value
+        self.definitions[name] = Definition(name, meaning, expression=value.expression)
+        return Formula(_symbol(name))
+
+    def sqrt(self, x: Formula | Fraction | int) -> Formula:
+        """Write √x."""
+        return Formula(sympy.sqrt(_expression(x)))
+
+    def exp(self, x: Formula) -> Formula:
+        """Write e^x."""
+        return Formula(sympy.exp(x.expression))
+
+    def log(self, x: int) -> Formula:
+        """Write ln x."""
+        return Formula(sympy.log(x))
+
+    def minimum(self, *xs: Formula) -> Formula:
+        """Write the minimum."""
+        return Formula(sympy.Min(*(x.expression for x in xs)))
+
+    def maximum(self, *xs: Formula) -> Formula:
+        """Write the maximum."""
+        return Formula(sympy.Max(*(x.expression for x in xs)))
+
+    def max_over(self, start: int, stop: int, term: Callable[[Formula], Formula]) -> Formula:
+        """Write the maximum over an integer range; a single term is written as such."""
+        if stop - start == 1:
+            return term(self.of(start))
+        index = sympy.Symbol("m", positive=True, integer=True)
+        return Formula(MaxOver(term(Formula(index)).expression, index, start, stop - 1))
+
+
+_OPERATIONS: dict[str, Callable[[Formula, Formula], Formula]] = {
+    "+": lambda a, b: a + b,
+    "-": lambda a, b: a - b,
+    "*": lambda a, b: a * b,
+    "/": lambda a, b: a / b,
+}
+
+
+def _symbol(name: str) -> Any:
+    # Positive, not merely non-negative: a bound may always be enlarged, and √(x²) = x then simplifies.
+    return sympy.Symbol(name, positive=True)
+
+
+def _expression(x: Formula | Fraction | int) -> Any:
+    if isinstance(x, Formula):
+        return x.expression
+    return sympy.Rational(x.numerator, x.denominator)

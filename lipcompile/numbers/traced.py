@@ -1,0 +1,119 @@
+"""Traced numbers: each operation becomes Python text, so that emitted modules can evaluate the rules.
+
+The program that a trace yields calls only `sqrt`, `exp`, `log`, `minimum`, `maximum` and `max_over`, which the
+runtime supplies for floats and for torch scalars.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+from lipcompile.numbers.scalar import Arithmetic, Scalar, Symbol
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """A Python expression that computes a number."""
+
+    tree: ast.expr
+
+    def __add__(self, other: Expression | int) -> Expression:
+        return _binary(self, ast.Add(), other)
+
+    def __radd__(self, other: int) -> Expression:
+        return _binary(other, ast.Add(), self)
+
+    def __sub__(self, other: Expression | int) -> Expression:
+        return _binary(self, ast.Sub(), other)
+
+    def __rsub__(self, other: int) -> Expression:
+        return _binary(other, ast.Sub(), self)
+
+    def __mul__(self, other: Expression | int) -> Expression:
+        return _binary(self, ast.Mult(), other)
+
+    def __rmul__(self, other: int) -> Expression:
+        return _binary(other, ast.Mult(), self)
+
+    def __truediv__(self, other: Expression | int) -> Expression:
+        return _binary(self, ast.Div(), other)
+
+    def __rtruediv__(self, other: int) -> Expression:
+        return _binary(other, ast.Div(), self)
+
+    def __str__(self) -> str:
+        return ast.unparse(self.tree)
+
+
+class UnboundSymbolError(ValueError):
+    """A program was asked for a number that the model leaves open."""
+
+
+@dataclass(slots=True)
+class Traced:
+    """The domain of programs. `statements` are the assignments that the traced expressions rely on, in order."""
+
+    statements: list[str] = field(default_factory=list)
+
+    def of(self, value: Scalar | int) -> Expression:
+        """Write an exact scalar as the nearest double; raises UnboundSymbolError if it is symbolic."""
+        if isinstance(value, Symbol | Arithmetic):
+            raise UnboundSymbolError(f"a program needs a number for {value}")
+        exact = Fraction(value)
+        return _constant(int(exact) if exact.denominator == 1 else float(exact))
+
+    def symbol(self, name: str, value: Scalar | None, meaning: str) -> Expression:  # noqa: ARG002
+        """Refer to the program's variable `name`."""
+        return Expression(ast.Name(name))
+
+    def let(self, name: str, value: Expression, meaning: str) -> Expression:  # noqa: ARG002
+        """Assign `value` to a variable, unless it is one already."""
+        if isinstance(value.tree, ast.Name | ast.Constant):
+            return value
+        self.statements.append(f"{name} = {value}")
+        return Expression(ast.Name(name))
+
+    def sqrt(self, x: Expression | Fraction | int) -> Expression:
+        """Write a square root."""
+        return self._call("sqrt", x if isinstance(x, Expression) else self.of(Fraction(x)))
+
+    def exp(self, x: Expression) -> Expression:
+        """Write an exponential."""
+        return self._call("exp", x)
+
+    def log(self, x: int) -> Expression:
+        """Write a logarithm."""
+        return self._call("log", self.of(x))
+
+    def minimum(self, *xs: Expression) -> Expression:
+        """Write a minimum."""
+        return xs[0] if len(xs) == 1 else self._call("minimum", *xs)
+
+    def maximum(self, *xs: Expression) -> Expression:
+        """Write a maximum."""
+        return xs[0] if len(xs) == 1 else self._call("maximum", *xs)
+
+    def max_over(self, start: int, stop: int, term: Callable[[Expression], Expression]) -> Expression:
+        """Write a maximum over an integer range as a call with a lambda."""
+        body = term(Expression(ast.Name("m"))).tree
+        parameters = ast.arguments(
+            posonlyargs=[], args=[ast.arg("m")], kwonlyargs=[], kw_defaults=[], defaults=[]
+        )
+        return self._call(
+            "max_over", _constant(start), _constant(stop), Expression(ast.Lambda(parameters, body))
+        )
+
+    def _call(self, function: str, *arguments: Expression) -> Expression:
+        return Expression(ast.Call(ast.Name(function), [argument.tree for argument in arguments], []))
+
+
+def _constant(value: float) -> Expression:
+    return Expression(ast.Constant(value))
+
+
+def _binary(left: Expression | int, operator: ast.operator, right: Expression | int) -> Expression:
+    trees = [side.tree if isinstance(side, Expression) else ast.Constant(side) for side in (left, right)]
+    return Expression(ast.BinOp(trees[0], operator, trees[1]))

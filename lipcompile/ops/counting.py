@@ -1,0 +1,139 @@
+"""Exact counts of a sliding window, by enumerating (output position, tap) pairs axis by axis.
+
+Windows are products of intervals, so the largest count over a grid is the product of the largest counts
+over its axes. Nothing here is a formula that could be applied outside its conditions.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from math import prod
+from typing import Literal
+
+import numpy as np
+
+from lipcompile.diagnostics import Refusal
+
+Mode = Literal["zeros", "circular"]
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A window of `kernel` taps, `dilation` apart, moved by `stride` over an axis of `size` padded entries."""
+
+    size: int
+    kernel: int
+    stride: int
+    dilation: int
+    padding: tuple[int, int]
+    mode: Mode = "zeros"
+
+    @property
+    def outputs(self) -> int:
+        """Number of output positions (0 if the window does not fit)."""
+        span = self.dilation * (self.kernel - 1) + 1
+        room = self.size + sum(self.padding) - span
+        return room // self.stride + 1 if room >= 0 else 0
+
+    def pairs(self) -> Iterator[tuple[int, int, int]]:
+        """Yield every (output position, tap, input entry) that is read, entries of the padding left out."""
+        for output in range(self.outputs):
+            for tap in range(self.kernel):
+                entry = output * self.stride + tap * self.dilation - self.padding[0]
+                if self.mode == "circular":
+                    yield output, tap, entry % self.size
+                elif 0 <= entry < self.size:
+                    yield output, tap, entry
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """The largest counts of a window; `fewest_taps` is the smallest number of entries that an output reads."""
+
+    reads: int
+    taps: int
+    repeats: int
+    fewest_taps: int
+
+
+@lru_cache(maxsize=4096)
+def count_axis(window: Window) -> Counts:
+    """Count on one axis.
+
+    reads (m): pairs that read one entry. taps (v): entries that one output reads. repeats (r): outputs that
+    read one entry through the same tap (1 unless the padding wraps around).
+    """
+    pairs = tuple(window.pairs())
+    by_output = Counter(output for output, _, _ in pairs)
+    return Counts(
+        reads=max(Counter(entry for _, _, entry in pairs).values(), default=0),
+        taps=max(by_output.values(), default=0),
+        repeats=max(Counter((tap, entry) for _, tap, entry in pairs).values(), default=0),
+        fewest_taps=min((by_output[output] for output in range(window.outputs)), default=0),
+    )
+
+
+def reads(windows: tuple[Window, ...]) -> int:
+    """m: the largest number of (output position, tap) pairs that read one input entry."""
+    return prod(count_axis(window).reads for window in windows)
+
+
+def taps(windows: tuple[Window, ...]) -> int:
+    """r·v: most outputs reading one entry through one tap, times most taps that one output uses."""
+    return prod(count_axis(window).repeats * count_axis(window).taps for window in windows)
+
+
+def windows_of(
+    sizes: tuple[int, ...],
+    kernel: tuple[int, ...],
+    stride: tuple[int, ...],
+    dilation: tuple[int, ...],
+    padding: tuple[tuple[int, int], ...],
+    mode: Mode = "zeros",
+) -> tuple[Window, ...]:
+    """Return the window of each axis; raises `Refusal` if one does not fit its axis."""
+    windows = tuple(
+        Window(*axis, mode) for axis in zip(sizes, kernel, stride, dilation, padding, strict=True)
+    )
+    for axis, window in enumerate(windows):
+        if window.outputs < 1:
+            raise Refusal(
+                "LIP103",
+                f"a window of {window.kernel} taps with dilation {window.dilation} does not fit axis {axis} "
+                f"of size {window.size} with padding {window.padding}",
+                "use a smaller kernel or more padding",
+            )
+        if mode == "circular" and max(window.padding) > window.size:
+            raise Refusal(
+                "LIP103",
+                f"circular padding {window.padding} wraps around axis {axis} of size {window.size} more than once",
+                "pad by at most the size of the axis",
+            )
+    return windows
+
+
+@lru_cache(maxsize=4096)
+def averaging_gram(window: Window) -> Fraction:
+    """Return an upper bound of ‖S‖², S the 0/1 matrix that sums an axis' windows.
+
+    Collatz-Wielandt: for a non-negative symmetric matrix M and any x > 0, ρ(M) <= max_i (Mx)_i / x_i. M = S Sᵀ and the
+    quotient are exact integers; only the choice of x (the numerical Perron vector) is approximate, which
+    costs tightness, never truth. Rounded up to eight digits, to be readable.
+    """
+    matrix = np.zeros((window.outputs, window.size), dtype=np.int64)
+    for output, _, entry in window.pairs():
+        matrix[output, entry] += 1
+    gram = matrix @ matrix.T
+    perron = np.abs(np.linalg.eigh(gram.astype(np.float64))[1][:, -1])
+    direction = [int(entry * 2**40) + 1 for entry in perron]
+    bound = Fraction(0)
+    for row, weight in zip(gram, direction, strict=True):
+        nonzero = np.flatnonzero(row)
+        total = sum(int(row[j]) * direction[j] for j in nonzero)
+        bound = max(bound, Fraction(total, weight))
+    scaled = bound * 10**8
+    return Fraction(-(-scaled.numerator // scaled.denominator), 10**8)

@@ -1,0 +1,173 @@
+"""Pooling over windows. Proofs: pool.md."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Literal
+
+from lipcompile.diagnostics import Refusal
+from lipcompile.numbers import N, Numbers
+from lipcompile.ops import counting
+from lipcompile.ops.record import AnyOp, LipschitzRule, NormRule, Op, Shape, Site, scaled_by_lipschitz
+from lipcompile.ops.schema import Like, Padding, PerAxis
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """A window of `kernel` entries per axis of an example [channels, *spatial]; the stride is the kernel by default."""
+
+    kernel: PerAxis
+    stride: PerAxis = Like("kernel")  # type: ignore[assignment]
+    padding: Padding = ((0, 0),)
+    dilation: PerAxis = (1,)
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalPool:
+    """A window over all spatial entries; `keep` leaves axes of size 1 in their place."""
+
+    keep: bool = False
+
+
+def windows(site: Site[Pool]) -> tuple[counting.Window, ...]:
+    """Return the window of each spatial axis."""
+    return _windows(site.attributes, site.inputs[0])
+
+
+def _windows(pool: Pool, example: Shape) -> tuple[counting.Window, ...]:
+    if len(example) != len(pool.kernel) + 1:
+        raise Refusal(
+            "LIP102",
+            f"a pool over {len(pool.kernel)} axes needs an example of {len(pool.kernel) + 1} axes (channels first), "
+            f"not {list(example)}",
+        )
+    return counting.windows_of(example[1:], pool.kernel, pool.stride, pool.dilation, pool.padding)
+
+
+def pool_shape(pool: Pool, inputs: tuple[Shape, ...]) -> Shape:
+    """[channels, *spatial] -> [channels, *spatial']; a window wholly in the padding is refused."""
+    found = _windows(pool, inputs[0])
+    if any(counting.count_axis(window).fewest_taps == 0 for window in found):
+        raise Refusal(
+            "LIP103",
+            "a window of this pool lies wholly in the padding, where a maximum is minus infinity",
+            "pad by less than the kernel",
+        )
+    return (inputs[0][0], *(window.outputs for window in found))
+
+
+def average_shape(pool: Pool, inputs: tuple[Shape, ...]) -> Shape:
+    """As `pool_shape`; averages have no dilation."""
+    if any(step != 1 for step in pool.dilation):
+        raise Refusal("LIP102", "an average pool has no dilation")
+    return pool_shape(pool, inputs)
+
+
+def global_shape(attributes: GlobalPool, inputs: tuple[Shape, ...]) -> Shape:
+    """[channels, *spatial] -> [channels] or [channels, 1, …]."""
+    if len(inputs[0]) < 2:
+        raise Refusal("LIP102", f"a global pool needs spatial axes, but the example has shape {list(inputs[0])}")
+    return (inputs[0][0], *(1 for _ in inputs[0][1:] if attributes.keep))
+
+
+def overlap(num: Numbers[N], site: Site[Pool]) -> N:
+    """√m, m the largest number of windows that an entry is in."""
+    return num.sqrt(counting.reads(windows(site)))
+
+
+def overlap_norm(num: Numbers[N], site: Site[Pool], x: Sequence[N], theta: Mapping[str, N]) -> N:
+    """X_out = √m·X."""
+    return overlap(num, site) * x[0]
+
+
+def overlap_lipschitz(num: Numbers[N], site: Site[Pool], x: Sequence[N], theta: Mapping[str, N]) -> Sequence[N]:
+    """l = √m."""
+    return [overlap(num, site)]
+
+
+def average(num: Numbers[N], site: Site[Pool]) -> N:
+    """‖A‖ = Π‖S_axis‖/k_axis: the averaging matrix is a Kronecker product over axes."""
+    gram = prod((counting.averaging_gram(window) for window in windows(site)), start=1)
+    return num.sqrt(gram) / prod(site.attributes.kernel)
+
+
+def average_norm(num: Numbers[N], site: Site[Pool], x: Sequence[N], theta: Mapping[str, N]) -> N:
+    """X_out = ‖A‖·X."""
+    return average(num, site) * x[0]
+
+
+def average_lipschitz(num: Numbers[N], site: Site[Pool], x: Sequence[N], theta: Mapping[str, N]) -> Sequence[N]:
+    """l = ‖A‖."""
+    return [average(num, site)]
+
+
+def scaled(num: Numbers[N], site: Site[Pool]) -> N:
+    """‖k·A‖ with k the number of taps: the window's sum."""
+    return num.sqrt(prod((counting.averaging_gram(window) for window in windows(site)), start=1))
+
+
+def scaled_norm(num: Numbers[N], site: Site[Pool], x: Sequence[N], theta: Mapping[str, N]) -> N:
+    """X_out = ‖k·A‖·X."""
+    return scaled(num, site) * x[0]
+
+
+def scaled_lipschitz(num: Numbers[N], site: Site[Pool], x: Sequence[N], theta: Mapping[str, N]) -> Sequence[N]:
+    """l = ‖k·A‖."""
+    return [scaled(num, site)]
+
+
+def global_average(num: Numbers[N], site: Site[GlobalPool]) -> N:
+    """1/√n, n the number of entries averaged."""
+    return 1 / num.sqrt(prod(site.inputs[0][1:]))
+
+
+def global_average_norm(num: Numbers[N], site: Site[GlobalPool], x: Sequence[N], theta: Mapping[str, N]) -> N:
+    """X_out = X/√n."""
+    return global_average(num, site) * x[0]
+
+
+def global_average_lipschitz(
+    num: Numbers[N], site: Site[GlobalPool], x: Sequence[N], theta: Mapping[str, N]
+) -> Sequence[N]:
+    """l = 1/√n."""
+    return [global_average(num, site)]
+
+
+def _pool(
+    name: str,
+    onnx: tuple[str, ...],
+    shape: Any,
+    norm: NormRule[Any],
+    lipschitz: LipschitzRule[Any],
+    anchor: Literal["windows", "averages", "global-average"],
+) -> AnyOp:
+    return Op(
+        name=name,
+        attributes=GlobalPool if shape is global_shape else Pool,
+        operands=(1, 1),
+        shape=shape,
+        norm=norm,
+        lipschitz=lipschitz,
+        cotangent=scaled_by_lipschitz,
+        parameters=(),
+        onnx=onnx,
+        proof=f"pool.md#{anchor}",
+    )
+
+
+OPS: tuple[AnyOp, ...] = (
+    _pool("max_pool", ("MaxPool",), pool_shape, overlap_norm, overlap_lipschitz, "windows"),
+    _pool("l2_pool", ("LpPool",), pool_shape, overlap_norm, overlap_lipschitz, "windows"),
+    _pool("avg_pool", ("AveragePool",), average_shape, average_norm, average_lipschitz, "averages"),
+    _pool("scaled_avg_pool", (), average_shape, scaled_norm, scaled_lipschitz, "averages"),
+    _pool(
+        "global_avg_pool",
+        ("GlobalAveragePool",),
+        global_shape,
+        global_average_norm,
+        global_average_lipschitz,
+        "global-average",
+    ),
+)

@@ -1,0 +1,161 @@
+"""The record of an op: everything the compiler may know about it. Every field is required.
+
+Shapes are those of one example: the batch axis does not exist here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Generic, Literal, Protocol, TypeVar
+
+from lipcompile.numbers import N, Numbers, Scalar
+
+A = TypeVar("A")
+A_contra = TypeVar("A_contra", contravariant=True)
+Shape = tuple[int, ...]
+ConstraintKind = Literal["spectral", "orthogonal", "frobenius", "ball"]
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """A set of allowed values of one parameter.
+
+    spectral: certified operator norm of the layer's linear map <= bound. orthogonal: as spectral(1), and the
+    projection drives the singular values towards 1. frobenius: root sum of squares of the stored tensor <= bound.
+    ball: the same for a bias.
+    """
+
+    kind: ConstraintKind
+    bound: Scalar
+
+
+@dataclass(frozen=True, slots=True)
+class Site(Generic[A]):
+    """One use of an op: its attributes and the shapes around it."""
+
+    attributes: A
+    inputs: tuple[Shape, ...]
+    output: Shape
+
+    @property
+    def entries(self) -> int:
+        """Number of entries of the output."""
+        return prod(self.output)
+
+
+class ShapeRule(Protocol[A_contra]):
+    """Output shape from input shapes; raises `Refusal` where the op does not apply."""
+
+    def __call__(self, attributes: A_contra, inputs: tuple[Shape, ...]) -> Shape: ...
+
+
+class NormRule(Protocol[A_contra]):
+    """X_out: a bound of ‖output‖ from the bounds `x` of the inputs and the bounds `theta` of the parameters."""
+
+    def __call__(
+        self, num: Numbers[N], site: Site[A_contra], x: Sequence[N], theta: Mapping[str, N]
+    ) -> N: ...
+
+
+class LipschitzRule(Protocol[A_contra]):
+    """l_i: a Lipschitz constant per input, on the domain that `x` describes."""
+
+    def __call__(
+        self, num: Numbers[N], site: Site[A_contra], x: Sequence[N], theta: Mapping[str, N]
+    ) -> Sequence[N]: ...
+
+
+class CotangentRule(Protocol[A_contra]):
+    """G_in: what the backward pass hands to each input, given G_out and the Lipschitz constants."""
+
+    def __call__(
+        self, num: Numbers[N], site: Site[A_contra], cotangent: N, lipschitz: Sequence[N]
+    ) -> Sequence[N]: ...
+
+
+class OperatorNormRule(Protocol[A_contra]):
+    """The bound that a constraint on the stored tensor puts on what the rules call u (weights) or B (biases)."""
+
+    def __call__(self, num: Numbers[N], site: Site[A_contra], constraint: Constraint) -> N: ...
+
+
+class KappaRule(Protocol[A_contra]):
+    """κ: ‖∂ℓ/∂parameter‖ <= κ · ‖∂ℓ/∂output‖."""
+
+    def __call__(self, num: Numbers[N], site: Site[A_contra], x: Sequence[N]) -> N: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterRule(Generic[A]):
+    """A trainable tensor of an op."""
+
+    role: str
+    shape: Callable[[A, tuple[Shape, ...]], Shape]
+    constraints: tuple[ConstraintKind, ...]
+    operator_norm: OperatorNormRule[A]
+    kappa: KappaRule[A]
+    optional: bool
+
+
+def scaled_by_lipschitz(
+    num: Numbers[N],
+    site: Site[Any],
+    cotangent: N,
+    lipschitz: Sequence[N],
+) -> Sequence[N]:
+    """G_in = l·G_out, the chain rule: ‖Jᵀg‖ <= ‖J‖‖g‖."""
+    return [factor * cotangent for factor in lipschitz]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Op(Generic[A]):
+    """An op and all its rules. `proof` is `file.md#anchor` beside the rules."""
+
+    name: str
+    attributes: type[A]
+    operands: tuple[int, int | None]
+    shape: ShapeRule[A]
+    norm: NormRule[A]
+    lipschitz: LipschitzRule[A]
+    cotangent: CotangentRule[A]
+    parameters: tuple[ParameterRule[A], ...]
+    onnx: tuple[str, ...]
+    proof: str
+
+    def parameter(self, role: str) -> ParameterRule[A]:
+        """Return the rule of the parameter with this role; raises KeyError."""
+        for rule in self.parameters:
+            if rule.role == role:
+                return rule
+        raise KeyError(role)
+
+
+AnyOp = Op[Any]
+
+
+class LossLipschitzRule(Protocol[A_contra]):
+    """L: a Lipschitz constant of the per-example loss in the `classes` logits, when ‖logits‖ <= `logits`."""
+
+    def __call__(self, num: Numbers[N], attributes: A_contra, classes: int, logits: N) -> N: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss(Generic[A]):
+    """A loss of one example and its rule. `check` raises `Refusal` if the logits have the wrong shape."""
+
+    name: str
+    attributes: type[A]
+    check: Callable[[A, Shape], None]
+    lipschitz: LossLipschitzRule[A]
+    target: str
+    proof: str
+
+
+AnyLoss = Loss[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class NoAttributes:
+    """The attributes of an op that has none."""

@@ -1,0 +1,35 @@
+"""Rules that several families share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lipcompile.diagnostics import Refusal
+from lipcompile.numbers import N, Numbers
+from lipcompile.ops.record import Shape, Site
+
+
+def feature_axis(axis: int | None, example: Shape) -> int:
+    """The axis, from 0: as given, else the last of an example with up to two axes, else the first (channels)."""
+    chosen = axis if axis is not None else (-1 if len(example) <= 2 else 0)
+    if not -len(example) <= chosen < len(example):
+        raise Refusal("LIP102", f"axis {chosen} does not exist in an example of shape {list(example)}")
+    return chosen % len(example)
+
+
+def same_shape(attributes: Any, inputs: tuple[Shape, ...]) -> Shape:
+    """The shape of the first input."""
+    return inputs[0]
+
+
+def norm_of_input(num: Numbers[N], site: Site[Any], x: Sequence[N], theta: Mapping[str, N]) -> N:
+    """X_out = X."""
+    return x[0]
+
+
+def one_lipschitz(
+    num: Numbers[N], site: Site[Any], x: Sequence[N], theta: Mapping[str, N]
+) -> Sequence[N]:
+    """l = 1."""
+    return [num.of(1)]

@@ -1,0 +1,174 @@
+"""Attribute records from arguments: the fields of an op's attribute dataclass are its argument list.
+
+The annotations below are the value kinds of the language. Errors are `ArgumentError`s that name the argument.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+from lipcompile.numbers import Scalar
+
+A = TypeVar("A")
+
+# One integer per spatial axis; a single integer serves all axes.
+PerAxis = Annotated[tuple[int, ...], "per axis"]
+# Zeros (or wrapped entries) before and after each spatial axis; an integer serves all sides.
+Padding = Annotated[tuple[tuple[int, int], ...], "padding"]
+# An axis of one example, counted from 0, or from the end if negative; None is the axis of the features.
+Axis = Annotated[int | None, "axis"]
+
+Argument = Scalar | bool | str | tuple[Any, ...]
+
+
+class ArgumentError(ValueError):
+    """An argument that the op does not take, or a value of the wrong kind. `argument` is its name or index."""
+
+    def __init__(self, argument: str | int, message: str, help: str = "") -> None:  # noqa: A002
+        super().__init__(message)
+        self.argument, self.message, self.help = argument, message, help
+
+
+def bind(record: type[A], positional: Sequence[Argument], named: Mapping[str, Argument], rank: int) -> A:
+    """Build the attribute record `record` of an op with `rank` spatial axes; raises `ArgumentError`."""
+    fields = _fields(record)
+    names = list(fields)
+    if len(positional) > len(names):
+        raise ArgumentError(len(names), f"takes at most {len(names)} arguments", signature(record))
+    given: dict[str, Argument] = dict(zip(names, positional, strict=False))
+    for name, value in named.items():
+        if name not in fields:
+            raise ArgumentError(name, f"has no argument `{name}`", suggest(name, names))
+        if name in given:
+            raise ArgumentError(name, f"argument `{name}` is given twice")
+        given[name] = value
+    values = {name: _convert(name, fields[name][0], value, rank) for name, value in given.items()}
+    for name, (kind, required) in fields.items():
+        if name not in values:
+            if required:
+                raise ArgumentError(name, f"needs the argument `{name}`", signature(record))
+            values[name] = _default(record, name, kind, values, rank)
+    return record(**values)
+
+
+def signature(record: type[Any]) -> str:
+    """Return the argument list as a line of help."""
+    parts = [
+        f.name if f.default is dataclasses.MISSING else f"{f.name}={_show(f.default)}"
+        for f in dataclasses.fields(record)
+    ]
+    return f"the arguments are ({', '.join(parts)})" if parts else "it takes no arguments"
+
+
+def suggest(name: str, known: Sequence[str], limit: int = 1) -> str:
+    """Return `did you mean …?` for the nearest known name, or the empty string."""
+    near = difflib.get_close_matches(name, known, n=limit, cutoff=0.5)
+    return f"did you mean `{near[0]}`?" if near else ""
+
+
+@functools.cache
+def _fields(record: type[Any]) -> dict[str, tuple[Any, bool]]:
+    hints = get_type_hints(record, include_extras=True)
+    return {
+        f.name: (hints[f.name], f.default is dataclasses.MISSING) for f in dataclasses.fields(record)
+    }
+
+
+def _default(record: type[Any], name: str, kind: Any, values: Mapping[str, Any], rank: int) -> Any:
+    default = next(f.default for f in dataclasses.fields(record) if f.name == name)
+    if isinstance(default, Like):
+        return values[default.field]
+    return _convert(name, kind, default, rank) if kind in (PerAxis, Padding) else default
+
+
+@dataclasses.dataclass(frozen=True)
+class Like:
+    """The default `same value as that earlier field` (a pool's stride is its kernel)."""
+
+    field: str
+
+
+def _convert(name: str, kind: Any, value: Any, rank: int) -> Any:
+    if get_origin(kind) is Literal:
+        return _choice(name, get_args(kind), value)
+    for expected, converter in _CONVERTERS:
+        if kind == expected:
+            return converter(name, value, rank)
+    raise AssertionError(f"no argument kind {kind}")
+
+
+def _choice(name: str, choices: tuple[Any, ...], value: Any) -> Any:
+    if value in choices:
+        return value
+    listed = ", ".join(str(choice) for choice in choices)
+    raise ArgumentError(name, f"`{name}` must be one of {listed}", suggest(str(value), [str(c) for c in choices]))
+
+
+def _positive(name: str, value: Any, _rank: int) -> int:
+    number = _integer(name, value, _rank)
+    if number < 1:
+        raise ArgumentError(name, f"`{name}` must be at least 1, not {number}")
+    return number
+
+
+def _integer(name: str, value: Any, _rank: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | Fraction) or Fraction(value).denominator != 1:
+        raise ArgumentError(name, f"`{name}` must be an integer")
+    return int(value)
+
+
+def _boolean(name: str, value: Any, _rank: int) -> bool:
+    if not isinstance(value, bool):
+        raise ArgumentError(name, f"`{name}` must be true or false")
+    return value
+
+
+def _scalar(name: str, value: Any, _rank: int) -> Scalar:
+    if isinstance(value, bool | str | tuple):
+        raise ArgumentError(name, f"`{name}` must be a number")
+    return Fraction(value) if isinstance(value, int) else value
+
+
+def _integers(name: str, value: Any, _rank: int) -> tuple[int, ...]:
+    items = value if isinstance(value, tuple) else (value,)
+    return tuple(_integer(name, item, _rank) for item in items)
+
+
+def _per_axis(name: str, value: Any, rank: int) -> tuple[int, ...]:
+    items = value if isinstance(value, tuple) else (value,) * rank
+    if len(items) != rank:
+        raise ArgumentError(name, f"`{name}` needs {rank} numbers, one per spatial axis, not {len(items)}")
+    return tuple(_positive(name, item, rank) for item in items)
+
+
+def _padding(name: str, value: Any, rank: int) -> tuple[tuple[int, int], ...]:
+    items = value if isinstance(value, tuple) else (value,) * rank
+    if len(items) != rank:
+        raise ArgumentError(name, f"`{name}` needs {rank} entries, one per spatial axis, not {len(items)}")
+    pairs = [item if isinstance(item, tuple) else (item, item) for item in items]
+    if any(len(pair) != 2 for pair in pairs):
+        raise ArgumentError(name, f"an entry of `{name}` is a number or a pair (before, after)")
+    sides = [(_integer(name, low, rank), _integer(name, high, rank)) for low, high in pairs]
+    if any(low < 0 or high < 0 for low, high in sides):
+        raise ArgumentError(name, f"`{name}` must not be negative")
+    return tuple(sides)
+
+
+_CONVERTERS = (
+    (PerAxis, _per_axis),
+    (Padding, _padding),
+    (Axis, _integer),
+    (int, _positive),
+    (bool, _boolean),
+    (Scalar, _scalar),
+    (tuple[int, ...], _integers),
+)
+
+
+def _show(value: Any) -> str:
+    return value.field if isinstance(value, Like) else str(value).lower() if isinstance(value, bool) else str(value)

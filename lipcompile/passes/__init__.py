@@ -1,0 +1,1 @@
+"""Passes: Graph -> Derivation, one file a concept."""

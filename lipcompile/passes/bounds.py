@@ -1,0 +1,145 @@
+"""The bounds pass: X(t) forward, G(t) backward, K(p) per parameter, in any number domain.
+
+Soundness is induction over the DAG (docs/theory.md): forward from ‖x‖ <= X_0; backward by the chain rule and
+‖Jᵀg‖ <= ‖J‖‖g‖. A tensor with several consumers receives the sum of their cotangent bounds, except that slices
+which do not overlap combine as √ΣG². A parameter used in several places receives the sum of its bounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic
+
+from lipcompile.graph import Graph, Node
+from lipcompile.numbers import N, Numbers
+from lipcompile.ops.shape import Slice
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds(Generic[N]):
+    """Every bound of a graph, in one number domain, by value or parameter name.
+
+    norm: X(t). gain: Lipschitz constants of a node in its inputs. cotangent: G(t). slope: Lipschitz constant of the
+    output in t. gradient: K(p) of trainable parameters, per example. loss_lipschitz: L. total: √ΣK².
+    """
+
+    norm: Mapping[str, N]
+    gain: Mapping[str, Sequence[N]]
+    cotangent: Mapping[str, N]
+    slope: Mapping[str, N]
+    gradient: Mapping[str, N]
+    loss_lipschitz: N
+    total: N
+
+
+def derive(graph: Graph, num: Numbers[N]) -> Bounds[N]:
+    """Evaluate all rules of `graph` in the domain `num`."""
+    norm, gain, theta = _forward(graph, num)
+    seed = _loss_lipschitz(graph, num, norm[graph.output])
+    cotangent = _Backward(graph, num, gain, through_clips=True).run(seed, "G")
+    slope = _Backward(graph, num, gain, through_clips=False).run(num.of(1), "l")
+    gradient = _gradients(graph, num, norm, cotangent)
+    return Bounds(norm, gain, cotangent, slope, gradient, seed, _root_of_squares(num, list(gradient.values())))
+
+
+def _forward(
+    graph: Graph, num: Numbers[N]
+) -> tuple[dict[str, N], dict[str, Sequence[N]], dict[str, Mapping[str, N]]]:
+    source = graph.input
+    norm = {source.name: num.symbol("X_0", source.norm, "bound of the input norm")}
+    gain: dict[str, Sequence[N]] = {}
+    theta: dict[str, Mapping[str, N]] = {}
+    for node in graph.nodes:
+        x = [norm[operand] for operand in node.inputs]
+        theta[node.name] = _theta(graph, num, node)
+        gain[node.name] = node.op.lipschitz(num, node.site, x, theta[node.name])
+        bound = node.op.norm(num, node.site, x, theta[node.name])
+        norm[node.name] = num.let(f"X_{node.name}", bound, f"bound of the output norm of {node.name}")
+    return norm, gain, theta
+
+
+def _theta(graph: Graph, num: Numbers[N], node: Node) -> Mapping[str, N]:
+    """Operator norms of the node's parameters, from their constraints."""
+    return {
+        role: node.op.parameter(role).operator_norm(num, node.site, graph.parameters[name].constraint)
+        for role, name in node.parameters.items()
+    }
+
+
+def _loss_lipschitz(graph: Graph, num: Numbers[N], logits: N) -> N:
+    if graph.loss is None:
+        return num.symbol("L", None, "Lipschitz constant of the loss in the logits")
+    classes = graph.shape(graph.output)[0] if graph.shape(graph.output) else 1
+    constant = graph.loss.loss.lipschitz(num, graph.loss.attributes, classes, logits)
+    return num.let("L", constant, "Lipschitz constant of the loss in the logits")
+
+
+class _Backward(Generic[N]):
+    """One sweep against the edges. With `through_clips` false, gradient clips are the identities they are forward."""
+
+    def __init__(
+        self, graph: Graph, num: Numbers[N], gain: Mapping[str, Sequence[N]], *, through_clips: bool
+    ) -> None:
+        self._graph, self._num, self._gain, self._clips = graph, num, gain, through_clips
+        self._received: dict[str, list[tuple[N, Node | None]]] = {graph.output: []}
+
+    def run(self, seed: N, letter: str) -> dict[str, N]:
+        """Return the bound of each value, from `seed` at the output."""
+        found: dict[str, N] = {}
+        self._received[self._graph.output].append((seed, None))
+        for node in reversed(self._graph.nodes):
+            found[node.name] = self._named(node.name, letter)
+            for operand, bound in zip(node.inputs, self._hand_on(node, found[node.name]), strict=True):
+                self._received.setdefault(operand, []).append((bound, node))
+        found[self._graph.input.name] = self._named(self._graph.input.name, letter)
+        return found
+
+    def _hand_on(self, node: Node, cotangent: N) -> Sequence[N]:
+        gains = self._gain[node.name]
+        if self._clips:
+            return node.op.cotangent(self._num, node.site, cotangent, gains)
+        return [gain * cotangent for gain in gains]
+
+    def _named(self, value: str, letter: str) -> N:
+        bound = combine_cotangents(self._num, self._received[value])
+        return self._num.let(f"{letter}_{value}", bound, f"bound of the cotangent at {value}")
+
+
+def combine_cotangents(num: Numbers[N], received: Sequence[tuple[N, Node | None]]) -> N:
+    """Sum of what the consumers hand back; √ΣG² over slices of one tensor that are pairwise disjoint."""
+    slices = [(bound, node) for bound, node in received if node is not None and isinstance(node.attributes, Slice)]
+    if len(slices) > 1 and _disjoint([node.attributes for _, node in slices]):
+        others = [bound for bound, node in received if node is None or not isinstance(node.attributes, Slice)]
+        terms = [_root_of_squares(num, [bound for bound, _ in slices]), *others]
+    else:
+        terms = [bound for bound, _ in received]
+    return sum(terms[1:], start=terms[0])
+
+
+def _disjoint(slices: Sequence[Slice]) -> bool:
+    ordered = sorted(slices, key=lambda part: part.start)
+    same_axis = len({part.axis for part in slices}) == 1
+    return same_axis and all(a.stop <= b.start for a, b in zip(ordered, ordered[1:], strict=False))
+
+
+def _gradients(
+    graph: Graph, num: Numbers[N], norm: Mapping[str, N], cotangent: Mapping[str, N]
+) -> dict[str, N]:
+    found: dict[str, N] = {}
+    for node in graph.nodes:
+        x = [norm[operand] for operand in node.inputs]
+        for role, name in node.parameters.items():
+            if graph.parameters[name].trainable:
+                bound = node.op.parameter(role).kappa(num, node.site, x) * cotangent[node.name]
+                found[name] = found[name] + bound if name in found else bound
+    return {name: num.let(f"K_{_identifier(name)}", k, f"gradient bound of {name}") for name, k in found.items()}
+
+
+def _identifier(name: str) -> str:
+    return name.replace(".", "_")
+
+
+def _root_of_squares(num: Numbers[N], terms: Sequence[N]) -> N:
+    squares = [term * term for term in terms]
+    return num.sqrt(sum(squares[1:], start=squares[0])) if squares else num.of(0)

@@ -1,0 +1,76 @@
+"""Put the formulas and the certified numbers of a graph side by side."""
+
+from __future__ import annotations
+
+import sympy
+
+from lipcompile.derivation import Analysis, Bound, LayerBounds, finite
+from lipcompile.graph import Graph
+from lipcompile.numbers.certified import Certified, Interval
+from lipcompile.numbers.symbolic import Definition, Formula, Symbolic
+from lipcompile.passes.bounds import Bounds, derive
+from lipcompile.passes.depth import growth
+
+
+def analyse(graph: Graph) -> Analysis:
+    """Derive every bound of `graph`, as a formula and as a certified number."""
+    domain = Symbolic()
+    formulas = derive(graph, domain)
+    numbers = derive(graph, Certified())
+    layers = tuple(_layer(node.name, formulas, numbers) for node in graph.nodes)
+    used = _used_definitions(tuple(domain.definitions.values()), formulas)
+    slope = _bound(formulas.slope[graph.input.name], numbers.slope[graph.input.name])
+    return Analysis(
+        graph=graph,
+        definitions=used,
+        layers=layers,
+        parameters={name: _bound(k, numbers.gradient[name]) for name, k in formulas.gradient.items()},
+        loss_lipschitz=_bound(formulas.loss_lipschitz, numbers.loss_lipschitz),
+        lipschitz=slope,
+        total=_bound(formulas.total, numbers.total),
+        depth=growth(graph, layers),
+    )
+
+
+def _layer(name: str, formulas: Bounds[Formula], numbers: Bounds[Interval]) -> LayerBounds:
+    gains = [_bound(f, n) for f, n in zip(formulas.gain[name], numbers.gain[name], strict=True)]
+    return LayerBounds(
+        name,
+        output_norm=_bound(formulas.norm[name], numbers.norm[name]),
+        cotangent=_bound(formulas.cotangent[name], numbers.cotangent[name]),
+        lipschitz=_largest(gains),
+    )
+
+
+def _bound(formula: Formula, number: Interval) -> Bound:
+    return Bound(formula.expression, finite(number.upper))
+
+
+def _largest(bounds: list[Bound]) -> Bound:
+    if all(bound.expression == bounds[0].expression for bound in bounds):
+        return bounds[0]
+    values = [bound.value for bound in bounds]
+    known = [value for value in values if value is not None]
+    largest = max(known) if len(known) == len(values) else None
+    return Bound(sympy.Max(*(bound.expression for bound in bounds)), largest)
+
+
+def _used_definitions(
+    definitions: tuple[Definition, ...], formulas: Bounds[Formula]
+) -> tuple[Definition, ...]:
+    """Keep the names that occur in a formula, directly or through another name, in their order."""
+    shown = [
+        *formulas.norm.values(),
+        *formulas.cotangent.values(),
+        *formulas.gradient.values(),
+        formulas.total,
+        formulas.slope[next(iter(formulas.norm))],
+    ]
+    used = {symbol.name for formula in shown for symbol in formula.expression.free_symbols}
+    kept: list[Definition] = []
+    for definition in reversed(definitions):
+        if definition.name in used or definition.name == "X_0":
+            kept.append(definition)
+            if definition.expression is not None:
+                used |= {symbol.name for symbol in definition.expression.free_symbols}
+    return tuple(reversed(kept))
