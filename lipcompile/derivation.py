@@ -63,7 +63,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Depth:
-    """How bounds grow with depth: contractive, critical, expansive or mixed, by the blocks' Lipschitz constants."""
+    """How bounds grow with depth, by the blocks' constants: contractive, critical, expansive or mixed."""
 
     regime: str
     blocks: tuple[Block, ...]

@@ -73,11 +73,11 @@ class Certified:
         exact = Fraction(value)
         return Interval(_IV.mpf(exact.numerator) / exact.denominator)
 
-    def symbol(self, name: str, value: Scalar | None, meaning: str) -> Interval:  # noqa: ARG002
+    def symbol(self, name: str, value: Scalar | None, meaning: str) -> Interval:
         """Enclose the symbol's value."""
         return UNKNOWN if value is None else self.of(value)
 
-    def let(self, name: str, value: Interval, meaning: str) -> Interval:  # noqa: ARG002
+    def let(self, name: str, value: Interval, meaning: str) -> Interval:
         """Return `value`: certified numbers need no names."""
         return value
 

@@ -57,7 +57,7 @@ def symbols_of(scalar: Scalar) -> Iterator[Symbol]:
 
 
 def text(scalar: Scalar) -> str:
-    """Return `scalar` as a person writes it: an integer, the shortest decimal, else a fraction or an expression."""
+    """Return `scalar` as a person writes it: an integer, a decimal, a fraction or an expression."""
     if isinstance(scalar, Symbol):
         return scalar.name
     if isinstance(scalar, Arithmetic):

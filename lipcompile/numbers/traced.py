@@ -65,11 +65,11 @@ class Traced:
         exact = Fraction(value)
         return _constant(int(exact) if exact.denominator == 1 else float(exact))
 
-    def symbol(self, name: str, value: Scalar | None, meaning: str) -> Expression:  # noqa: ARG002
+    def symbol(self, name: str, value: Scalar | None, meaning: str) -> Expression:
         """Refer to the program's variable `name`."""
         return Expression(ast.Name(name))
 
-    def let(self, name: str, value: Expression, meaning: str) -> Expression:  # noqa: ARG002
+    def let(self, name: str, value: Expression, meaning: str) -> Expression:
         """Assign `value` to a variable, unless it is one already."""
         if isinstance(value.tree, ast.Name | ast.Constant):
             return value
@@ -99,12 +99,8 @@ class Traced:
     def max_over(self, start: int, stop: int, term: Callable[[Expression], Expression]) -> Expression:
         """Write a maximum over an integer range as a call with a lambda."""
         body = term(Expression(ast.Name("m"))).tree
-        parameters = ast.arguments(
-            posonlyargs=[], args=[ast.arg("m")], kwonlyargs=[], kw_defaults=[], defaults=[]
-        )
-        return self._call(
-            "max_over", _constant(start), _constant(stop), Expression(ast.Lambda(parameters, body))
-        )
+        parameters = ast.arguments(posonlyargs=[], args=[ast.arg("m")], kwonlyargs=[], kw_defaults=[], defaults=[])
+        return self._call("max_over", _constant(start), _constant(stop), Expression(ast.Lambda(parameters, body)))
 
     def _call(self, function: str, *arguments: Expression) -> Expression:
         return Expression(ast.Call(ast.Name(function), [argument.tree for argument in arguments], []))

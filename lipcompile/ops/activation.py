@@ -75,9 +75,7 @@ def leaky_norm(num: Numbers[N], site: Site[LeakyReLU], x: Sequence[N], theta: Ma
     return leaky_slope(num, site.attributes.slope) * x[0]
 
 
-def leaky_lipschitz(
-    num: Numbers[N], site: Site[LeakyReLU], x: Sequence[N], theta: Mapping[str, N]
-) -> Sequence[N]:
+def leaky_lipschitz(num: Numbers[N], site: Site[LeakyReLU], x: Sequence[N], theta: Mapping[str, N]) -> Sequence[N]:
     """l = max(1, |a|)."""
     return [leaky_slope(num, site.attributes.slope)]
 

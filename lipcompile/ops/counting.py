@@ -96,9 +96,7 @@ def windows_of(
     mode: Mode = "zeros",
 ) -> tuple[Window, ...]:
     """Return the window of each axis; raises `Refusal` if one does not fit its axis."""
-    windows = tuple(
-        Window(*axis, mode) for axis in zip(sizes, kernel, stride, dilation, padding, strict=True)
-    )
+    windows = tuple(Window(*axis, mode) for axis in zip(sizes, kernel, stride, dilation, padding, strict=True))
     for axis, window in enumerate(windows):
         if window.outputs < 1:
             raise Refusal(
@@ -120,9 +118,9 @@ def windows_of(
 def averaging_gram(window: Window) -> Fraction:
     """Return an upper bound of ‖S‖², S the 0/1 matrix that sums an axis' windows.
 
-    Collatz-Wielandt: for a non-negative symmetric matrix M and any x > 0, ρ(M) <= max_i (Mx)_i / x_i. M = S Sᵀ and the
-    quotient are exact integers; only the choice of x (the numerical Perron vector) is approximate, which
-    costs tightness, never truth. Rounded up to eight digits, to be readable.
+    Collatz-Wielandt: for a non-negative symmetric matrix M and any x > 0, ρ(M) <= max_i (Mx)_i / x_i. M = S Sᵀ
+    and the quotient are exact; only the choice of x (the numerical Perron vector) is approximate, which costs
+    tightness, never truth. Rounded up to eight digits, to be readable.
     """
     matrix = np.zeros((window.outputs, window.size), dtype=np.int64)
     for output, _, entry in window.pairs():

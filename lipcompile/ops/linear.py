@@ -19,7 +19,7 @@ from lipcompile.ops.record import (
     Site,
     scaled_by_lipschitz,
 )
-from lipcompile.ops.schema import Padding, PerAxis
+from lipcompile.ops.schema import Padding, PerAxis, every
 
 WEIGHT_CONSTRAINTS: tuple[ConstraintKind, ...] = ("spectral", "orthogonal", "frobenius")
 
@@ -44,9 +44,9 @@ class Conv:
 
     channels: int
     kernel: PerAxis
-    stride: PerAxis = (1,)
-    padding: Padding = ((0, 0),)
-    dilation: PerAxis = (1,)
+    stride: PerAxis = every(1)
+    padding: Padding = every(0)
+    dilation: PerAxis = every(1)
     groups: int = 1
     padding_mode: counting.Mode = "zeros"
 
@@ -185,16 +185,12 @@ def _broadcast_bias(num: Numbers[N], count: int, theta: Mapping[str, N]) -> N:
     return num.sqrt(count) * theta["bias"] if "bias" in theta else num.of(0)
 
 
-def weight_lipschitz(
-    num: Numbers[N], site: Site[object], x: Sequence[N], theta: Mapping[str, N]
-) -> Sequence[N]:
+def weight_lipschitz(num: Numbers[N], site: Site[object], x: Sequence[N], theta: Mapping[str, N]) -> Sequence[N]:
     """l = u."""
     return [theta["weight"]]
 
 
-def shift_lipschitz(
-    num: Numbers[N], site: Site[object], x: Sequence[N], theta: Mapping[str, N]
-) -> Sequence[N]:
+def shift_lipschitz(num: Numbers[N], site: Site[object], x: Sequence[N], theta: Mapping[str, N]) -> Sequence[N]:
     """l = 1."""
     return [num.of(1)]
 

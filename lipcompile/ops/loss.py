@@ -207,6 +207,13 @@ LOSSES: tuple[AnyLoss, ...] = (
     _loss("multiclass_hinge", MulticlassHinge, several_classes, multiclass_unit, CLASS, "one-against-all"),
     _loss("multiclass_kr", MulticlassKR, several_classes, multiclass_unit, CLASS, "one-against-all"),
     _loss("multiclass_hkr", MulticlassHingeKR, several_classes, multiclass_hinge_kr, CLASS, "one-against-all"),
-    _loss("squared_error", SquaredError, any_vector, squared_error, "a vector within the target norm", "squared-error"),
+    _loss(
+        "squared_error",
+        SquaredError,
+        any_vector,
+        squared_error,
+        "a vector within the target norm",
+        "squared-error",
+    ),
     _loss("cosine", Cosine, several_classes, cosine, CLASS, "cosine"),
 )

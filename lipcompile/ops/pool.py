@@ -11,17 +11,17 @@ from lipcompile.diagnostics import Refusal
 from lipcompile.numbers import N, Numbers
 from lipcompile.ops import counting
 from lipcompile.ops.record import AnyOp, LipschitzRule, NormRule, Op, Shape, Site, scaled_by_lipschitz
-from lipcompile.ops.schema import Like, Padding, PerAxis
+from lipcompile.ops.schema import Padding, PerAxis, every, like
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """A window of `kernel` entries per axis of an example [channels, *spatial]; the stride is the kernel by default."""
+    """A window of `kernel` entries per axis of an example [channels, *spatial], moved by its size by default."""
 
     kernel: PerAxis
-    stride: PerAxis = Like("kernel")  # type: ignore[assignment]
-    padding: Padding = ((0, 0),)
-    dilation: PerAxis = (1,)
+    stride: PerAxis = like("kernel")
+    padding: Padding = every(0)
+    dilation: PerAxis = every(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ def _windows(pool: Pool, example: Shape) -> tuple[counting.Window, ...]:
     if len(example) != len(pool.kernel) + 1:
         raise Refusal(
             "LIP102",
-            f"a pool over {len(pool.kernel)} axes needs an example of {len(pool.kernel) + 1} axes (channels first), "
+            f"a pool over {len(pool.kernel)} axes needs an example of {len(pool.kernel) + 1} axes, channels first, "
             f"not {list(example)}",
         )
     return counting.windows_of(example[1:], pool.kernel, pool.stride, pool.dilation, pool.padding)

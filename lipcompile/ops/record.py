@@ -13,6 +13,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 from lipcompile.numbers import N, Numbers, Scalar
 
 A = TypeVar("A")
+A_co = TypeVar("A_co", covariant=True)
 A_contra = TypeVar("A_contra", contravariant=True)
 Shape = tuple[int, ...]
 ConstraintKind = Literal["spectral", "orthogonal", "frobenius", "ball"]
@@ -32,10 +33,10 @@ class Constraint:
 
 
 @dataclass(frozen=True, slots=True)
-class Site(Generic[A]):
+class Site(Generic[A_co]):
     """One use of an op: its attributes and the shapes around it."""
 
-    attributes: A
+    attributes: A_co
     inputs: tuple[Shape, ...]
     output: Shape
 
@@ -48,22 +49,20 @@ class Site(Generic[A]):
 class ShapeRule(Protocol[A_contra]):
     """Output shape from input shapes; raises `Refusal` where the op does not apply."""
 
-    def __call__(self, attributes: A_contra, inputs: tuple[Shape, ...]) -> Shape: ...
+    def __call__(self, attributes: A_contra, inputs: tuple[Shape, ...], /) -> Shape: ...
 
 
 class NormRule(Protocol[A_contra]):
     """X_out: a bound of ‖output‖ from the bounds `x` of the inputs and the bounds `theta` of the parameters."""
 
-    def __call__(
-        self, num: Numbers[N], site: Site[A_contra], x: Sequence[N], theta: Mapping[str, N]
-    ) -> N: ...
+    def __call__(self, num: Numbers[N], site: Site[A_contra], x: Sequence[N], theta: Mapping[str, N], /) -> N: ...
 
 
 class LipschitzRule(Protocol[A_contra]):
     """l_i: a Lipschitz constant per input, on the domain that `x` describes."""
 
     def __call__(
-        self, num: Numbers[N], site: Site[A_contra], x: Sequence[N], theta: Mapping[str, N]
+        self, num: Numbers[N], site: Site[A_contra], x: Sequence[N], theta: Mapping[str, N], /
     ) -> Sequence[N]: ...
 
 
@@ -71,20 +70,20 @@ class CotangentRule(Protocol[A_contra]):
     """G_in: what the backward pass hands to each input, given G_out and the Lipschitz constants."""
 
     def __call__(
-        self, num: Numbers[N], site: Site[A_contra], cotangent: N, lipschitz: Sequence[N]
+        self, num: Numbers[N], site: Site[A_contra], cotangent: N, lipschitz: Sequence[N], /
     ) -> Sequence[N]: ...
 
 
 class OperatorNormRule(Protocol[A_contra]):
     """The bound that a constraint on the stored tensor puts on what the rules call u (weights) or B (biases)."""
 
-    def __call__(self, num: Numbers[N], site: Site[A_contra], constraint: Constraint) -> N: ...
+    def __call__(self, num: Numbers[N], site: Site[A_contra], constraint: Constraint, /) -> N: ...
 
 
 class KappaRule(Protocol[A_contra]):
     """κ: ‖∂ℓ/∂parameter‖ <= κ · ‖∂ℓ/∂output‖."""
 
-    def __call__(self, num: Numbers[N], site: Site[A_contra], x: Sequence[N]) -> N: ...
+    def __call__(self, num: Numbers[N], site: Site[A_contra], x: Sequence[N], /) -> N: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +137,7 @@ AnyOp = Op[Any]
 class LossLipschitzRule(Protocol[A_contra]):
     """L: a Lipschitz constant of the per-example loss in the `classes` logits, when ‖logits‖ <= `logits`."""
 
-    def __call__(self, num: Numbers[N], attributes: A_contra, classes: int, logits: N) -> N: ...
+    def __call__(self, num: Numbers[N], attributes: A_contra, classes: int, logits: N, /) -> N: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,8 +28,6 @@ def norm_of_input(num: Numbers[N], site: Site[Any], x: Sequence[N], theta: Mappi
     return x[0]
 
 
-def one_lipschitz(
-    num: Numbers[N], site: Site[Any], x: Sequence[N], theta: Mapping[str, N]
-) -> Sequence[N]:
+def one_lipschitz(num: Numbers[N], site: Site[Any], x: Sequence[N], theta: Mapping[str, N]) -> Sequence[N]:
     """l = 1."""
     return [num.of(1)]

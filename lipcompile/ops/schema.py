@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import functools
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -71,26 +70,46 @@ def suggest(name: str, known: Sequence[str], limit: int = 1) -> str:
     return f"did you mean `{near[0]}`?" if near else ""
 
 
-@functools.cache
-def _fields(record: type[Any]) -> dict[str, tuple[Any, bool]]:
+def _fields(record: Any) -> dict[str, tuple[Any, bool]]:
     hints = get_type_hints(record, include_extras=True)
-    return {
-        f.name: (hints[f.name], f.default is dataclasses.MISSING) for f in dataclasses.fields(record)
-    }
+    return {f.name: (hints[f.name], f.default is dataclasses.MISSING) for f in dataclasses.fields(record)}
 
 
 def _default(record: type[Any], name: str, kind: Any, values: Mapping[str, Any], rank: int) -> Any:
     default = next(f.default for f in dataclasses.fields(record) if f.name == name)
     if isinstance(default, Like):
         return values[default.field]
-    return _convert(name, kind, default, rank) if kind in (PerAxis, Padding) else default
+    return _convert(name, kind, default.value, rank) if isinstance(default, Every) else default
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Like:
     """The default `same value as that earlier field` (a pool's stride is its kernel)."""
 
     field: str
+
+    def __str__(self) -> str:
+        return self.field
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Every:
+    """The default `this value on every axis`."""
+
+    value: int
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+
+def like(field: str) -> Any:
+    """Return the default that repeats an earlier field."""
+    return Like(field)
+
+
+def every(value: int) -> Any:
+    """Return the default that holds on every axis."""
+    return Every(value)
 
 
 def _convert(name: str, kind: Any, value: Any, rank: int) -> Any:
@@ -171,4 +190,4 @@ _CONVERTERS = (
 
 
 def _show(value: Any) -> str:
-    return value.field if isinstance(value, Like) else str(value).lower() if isinstance(value, bool) else str(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)

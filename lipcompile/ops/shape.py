@@ -198,9 +198,7 @@ def clip_norm(num: Numbers[N], site: Site[ClipNorm], x: Sequence[N], theta: Mapp
     return num.minimum(x[0], num.of(site.attributes.radius))
 
 
-def clip_cotangent(
-    num: Numbers[N], site: Site[ClipGradient], cotangent: N, lipschitz: Sequence[N]
-) -> Sequence[N]:
+def clip_cotangent(num: Numbers[N], site: Site[ClipGradient], cotangent: N, lipschitz: Sequence[N]) -> Sequence[N]:
     """G_in = min(G_out, C)."""
     return [num.minimum(cotangent, num.of(site.attributes.bound))]
 

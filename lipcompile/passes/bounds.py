@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Generic
 
 from lipcompile.graph import Graph, Node
@@ -20,8 +21,8 @@ from lipcompile.ops.shape import Slice
 class Bounds(Generic[N]):
     """Every bound of a graph, in one number domain, by value or parameter name.
 
-    norm: X(t). gain: Lipschitz constants of a node in its inputs. cotangent: G(t). slope: Lipschitz constant of the
-    output in t. gradient: K(p) of trainable parameters, per example. loss_lipschitz: L. total: √ΣK².
+    norm: X(t). gain: Lipschitz constants of a node in its inputs. cotangent: G(t). slope: Lipschitz constant of
+    the output in t. gradient: K(p) of trainable parameters, per example. loss_lipschitz: L. total: √ΣK².
     """
 
     norm: Mapping[str, N]
@@ -35,7 +36,7 @@ class Bounds(Generic[N]):
 
 def derive(graph: Graph, num: Numbers[N]) -> Bounds[N]:
     """Evaluate all rules of `graph` in the domain `num`."""
-    norm, gain, theta = _forward(graph, num)
+    norm, gain = _forward(graph, num)
     seed = _loss_lipschitz(graph, num, norm[graph.output])
     cotangent = _Backward(graph, num, gain, through_clips=True).run(seed, "G")
     slope = _Backward(graph, num, gain, through_clips=False).run(num.of(1), "l")
@@ -43,20 +44,17 @@ def derive(graph: Graph, num: Numbers[N]) -> Bounds[N]:
     return Bounds(norm, gain, cotangent, slope, gradient, seed, _root_of_squares(num, list(gradient.values())))
 
 
-def _forward(
-    graph: Graph, num: Numbers[N]
-) -> tuple[dict[str, N], dict[str, Sequence[N]], dict[str, Mapping[str, N]]]:
+def _forward(graph: Graph, num: Numbers[N]) -> tuple[dict[str, N], dict[str, Sequence[N]]]:
     source = graph.input
     norm = {source.name: num.symbol("X_0", source.norm, "bound of the input norm")}
     gain: dict[str, Sequence[N]] = {}
-    theta: dict[str, Mapping[str, N]] = {}
     for node in graph.nodes:
         x = [norm[operand] for operand in node.inputs]
-        theta[node.name] = _theta(graph, num, node)
-        gain[node.name] = node.op.lipschitz(num, node.site, x, theta[node.name])
-        bound = node.op.norm(num, node.site, x, theta[node.name])
+        theta = _theta(graph, num, node)
+        gain[node.name] = node.op.lipschitz(num, node.site, x, theta)
+        bound = node.op.norm(num, node.site, x, theta)
         norm[node.name] = num.let(f"X_{node.name}", bound, f"bound of the output norm of {node.name}")
-    return norm, gain, theta
+    return norm, gain
 
 
 def _theta(graph: Graph, num: Numbers[N], node: Node) -> Mapping[str, N]:
@@ -76,7 +74,7 @@ def _loss_lipschitz(graph: Graph, num: Numbers[N], logits: N) -> N:
 
 
 class _Backward(Generic[N]):
-    """One sweep against the edges. With `through_clips` false, gradient clips are the identities they are forward."""
+    """One sweep against the edges. Without `through_clips`, gradient clips are the identities they are forward."""
 
     def __init__(
         self, graph: Graph, num: Numbers[N], gain: Mapping[str, Sequence[N]], *, through_clips: bool
@@ -120,12 +118,10 @@ def combine_cotangents(num: Numbers[N], received: Sequence[tuple[N, Node | None]
 def _disjoint(slices: Sequence[Slice]) -> bool:
     ordered = sorted(slices, key=lambda part: part.start)
     same_axis = len({part.axis for part in slices}) == 1
-    return same_axis and all(a.stop <= b.start for a, b in zip(ordered, ordered[1:], strict=False))
+    return same_axis and all(a.stop <= b.start for a, b in pairwise(ordered))
 
 
-def _gradients(
-    graph: Graph, num: Numbers[N], norm: Mapping[str, N], cotangent: Mapping[str, N]
-) -> dict[str, N]:
+def _gradients(graph: Graph, num: Numbers[N], norm: Mapping[str, N], cotangent: Mapping[str, N]) -> dict[str, N]:
     found: dict[str, N] = {}
     for node in graph.nodes:
         x = [norm[operand] for operand in node.inputs]

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lipcompile.derivation import Block, Depth, LayerBounds
-from lipcompile.graph import Graph
+from lipcompile.derivation import Depth, LayerBounds
 
 
-def growth(graph: Graph, layers: Sequence[LayerBounds]) -> Depth:
+def growth(layers: Sequence[LayerBounds]) -> Depth:
     """Classify by the layers' Lipschitz constants: all 1 is critical, below contractive, above expansive."""
     values = [layer.lipschitz.value for layer in layers]
     return Depth(_regime([value for value in values if value is not None]), ())

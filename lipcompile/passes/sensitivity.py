@@ -28,7 +28,7 @@ def analyse(graph: Graph) -> Analysis:
         loss_lipschitz=_bound(formulas.loss_lipschitz, numbers.loss_lipschitz),
         lipschitz=slope,
         total=_bound(formulas.total, numbers.total),
-        depth=growth(graph, layers),
+        depth=growth(layers),
     )
 
 
@@ -55,9 +55,7 @@ def _largest(bounds: list[Bound]) -> Bound:
     return Bound(sympy.Max(*(bound.expression for bound in bounds)), largest)
 
 
-def _used_definitions(
-    definitions: tuple[Definition, ...], formulas: Bounds[Formula]
-) -> tuple[Definition, ...]:
+def _used_definitions(definitions: tuple[Definition, ...], formulas: Bounds[Formula]) -> tuple[Definition, ...]:
     """Keep the names that occur in a formula, directly or through another name, in their order."""
     shown = [
         *formulas.norm.values(),
