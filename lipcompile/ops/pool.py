@@ -40,8 +40,8 @@ def _windows(pool: Pool, example: Shape) -> tuple[counting.Window, ...]:
     if len(example) != len(pool.kernel) + 1:
         raise Refusal(
             "LIP102",
-            f"a pool over {len(pool.kernel)} axes needs an example of {len(pool.kernel) + 1} axes, channels first, "
-            f"not {list(example)}",
+            f"a pool over {len(pool.kernel)} axes needs an example of {len(pool.kernel) + 1} axes, channels "
+            f"first, not {list(example)}",
         )
     return counting.windows_of(example[1:], pool.kernel, pool.stride, pool.dilation, pool.padding)
 

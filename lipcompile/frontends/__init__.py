@@ -1,0 +1,1 @@
+"""Front ends: a source becomes a `Loaded`, one file a format."""

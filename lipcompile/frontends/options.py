@@ -1,0 +1,101 @@
+"""What the command line may say of any model, whatever its format, and what a front end returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Literal
+
+from lipcompile.derivation import Source
+from lipcompile.diagnostics import Diagnostic, InputError, input_error
+from lipcompile.graph import Graph, LossUse
+from lipcompile.numbers import Scalar
+from lipcompile.ops import LOSS_BY_NAME
+from lipcompile.ops.record import Constraint
+from lipcompile.ops.schema import Argument, ArgumentError, bind, suggest
+
+# `keep`: the constraint of each imported weight is its own certified norm.
+Keep = Literal["keep"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """Options that override what a model file says; None means `as the file says`."""
+
+    input_norm: Scalar | None = None
+    loss: str | None = None
+    constraint: Constraint | Keep | None = None
+    bias_bound: Fraction | None = None
+    freeze: tuple[str, ...] = ()
+    bindings: Mapping[str, Fraction] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingPlan:
+    """The `train` block of a model: numbers by name, all optional (see the language reference)."""
+
+    settings: Mapping[str, str | Fraction]
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What a front end makes of a file. `graph` is None exactly if a diagnostic is an error."""
+
+    source: Source
+    graph: Graph | None
+    diagnostics: tuple[Diagnostic, ...]
+    training: TrainingPlan | None = None
+
+
+def parse_constraint(text: str) -> Constraint | Keep:
+    """Read `spectral:1.0`, `orthogonal`, `frobenius:2` or `keep`; raises InputError (LIP005)."""
+    kind, _, bound = text.partition(":")
+    if text == "keep":
+        return "keep"
+    if kind == "orthogonal" and not bound:
+        return Constraint("orthogonal", Fraction(1))
+    if kind == "spectral" or (kind == "frobenius" and bound):
+        return Constraint(
+            "spectral" if kind == "spectral" else "frobenius", parse_number(bound or "1", "--constraint")
+        )
+    raise input_error(
+        "LIP005", f"`{text}` is no constraint", "use spectral:1.0, orthogonal, frobenius:2.0 or keep"
+    )
+
+
+def parse_number(text: str, option: str) -> Fraction:
+    """Read a non-negative decimal number exactly; raises InputError (LIP005)."""
+    try:
+        value = Fraction(text)
+    except (ValueError, ZeroDivisionError):
+        raise input_error("LIP005", f"{option}: `{text}` is not a number") from None
+    if value < 0:
+        raise input_error("LIP005", f"{option}: `{text}` is negative")
+    return value
+
+
+def parse_loss(text: str) -> LossUse:
+    """Read `name` or `name:argument=value,…`; raises InputError (LIP210, LIP005)."""
+    name, _, rest = text.partition(":")
+    if name not in LOSS_BY_NAME:
+        known = ", ".join(LOSS_BY_NAME)
+        raise input_error(
+            "LIP210", f"unknown loss `{name}`", suggest(name, list(LOSS_BY_NAME)) or f"known: {known}"
+        )
+    loss = LOSS_BY_NAME[name]
+    pairs = [part.partition("=") for part in rest.split(",") if part]
+    try:
+        named = {key.strip(): _loss_argument(value.strip()) for key, _, value in pairs}
+        return LossUse(loss, bind(loss.attributes, (), named, rank=0))
+    except ArgumentError as error:
+        raise input_error("LIP005", f"loss `{name}`: {error.message}", error.help) from None
+
+
+def _loss_argument(text: str) -> Argument:
+    if text in ("true", "false"):
+        return text == "true"
+    return text if text.isidentifier() else parse_number(text, "--loss")
+
+
+__all__ = ["InputError", "Keep", "Loaded", "ModelOptions", "TrainingPlan", "parse_constraint", "parse_loss"]
