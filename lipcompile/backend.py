@@ -1,0 +1,33 @@
+"""What a backend offers, and how backends are found: by the entry point group `lipcompile.backends`."""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+from typing import Any, Protocol
+
+from lipcompile.derivation import Derivation
+from lipcompile.diagnostics import input_error
+
+
+class Backend(Protocol):
+    """Turns derivations into programs and runs them. Importing a backend must not import its framework."""
+
+    def emit(self, derivation: Derivation) -> str:
+        """Return the text of a module that trains under the derived bounds; raises InputError if it cannot."""
+
+    @property
+    def accounting(self) -> Any:
+        """The module that relates (ε, δ), noise and steps; needs no framework."""
+
+    @property
+    def training(self) -> Any:
+        """The module that trains an emitted program; imports the framework."""
+
+
+def find(name: str = "torch") -> Backend:
+    """Return the backend of this name; raises InputError (LIP006)."""
+    found = {point.name: point for point in entry_points(group="lipcompile.backends")}
+    if name not in found:
+        raise input_error("LIP006", f"there is no backend `{name}`", f"installed: {', '.join(found) or 'none'}")
+    backend: Backend = found[name].load()
+    return backend

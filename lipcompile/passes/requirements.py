@@ -1,0 +1,111 @@
+"""The requirements pass: R1 Lipschitz loss, R2 bounded input, R3 Lipschitz layers under projection."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from math import prod
+
+from lipcompile.derivation import Requirement, Requirements
+from lipcompile.diagnostics import Diagnostic, Refusal, Severity
+from lipcompile.graph import Graph
+from lipcompile.numbers import text
+
+# The first digits of a code say which requirement an error breaks; what is not listed concerns the layers.
+_LOSS, _INPUT = "LIP21", "LIP20"
+
+
+def examine(graph: Graph) -> Iterator[Diagnostic]:
+    """Yield what is wrong or missing in a well-typed graph."""
+    yield from _loss(graph)
+    yield from _input(graph)
+    yield from _parameters(graph)
+
+
+def requirements(graph: Graph | None, diagnostics: Sequence[Diagnostic]) -> Requirements:
+    """Summarise: a requirement fails if an error of its kind was found."""
+    errors = [d for d in diagnostics if d.severity == Severity.ERROR]
+    loss = [d for d in errors if d.code.startswith(_LOSS)]
+    source = [d for d in errors if d.code.startswith(_INPUT)]
+    layers = [d for d in errors if d not in loss and d not in source]
+    return Requirements(
+        lipschitz_loss=Requirement(not loss, _first(loss) or _loss_detail(graph)),
+        bounded_input=Requirement(not source, _first(source) or _input_detail(graph)),
+        lipschitz_layers=Requirement(not layers, _layer_errors(layers) or _layer_detail(graph)),
+    )
+
+
+def _loss(graph: Graph) -> Iterator[Diagnostic]:
+    use = graph.loss
+    if use is None:
+        yield Diagnostic(
+            "LIP213",
+            "no loss is declared: bounds stay symbolic in its Lipschitz constant L",
+            "declare one: --loss cross_entropy",
+            Severity.NOTE,
+        )
+        return
+    try:
+        use.loss.check(use.attributes, graph.shape(graph.output))
+    except Refusal as refusal:
+        yield Diagnostic(
+            refusal.code, refusal.message, refusal.help, node=graph.output, op=use.loss.name, location=use.location
+        )
+
+
+def _input(graph: Graph) -> Iterator[Diagnostic]:
+    norm, location = graph.input.norm, graph.input.location
+    if norm is None:
+        message = "no input norm is declared: bounds stay symbolic in X_0"
+        yield Diagnostic("LIP201", message, "declare one: --input-norm 1.0", Severity.NOTE, location=location)
+    elif isinstance(norm, Fraction) and norm <= 0:
+        yield Diagnostic("LIP202", "the input norm must be positive", location=location)
+    if prod(graph.input.shape) < 1:
+        yield Diagnostic("LIP203", "the input has no entries", location=location)
+
+
+def _parameters(graph: Graph) -> Iterator[Diagnostic]:
+    if not any(parameter.trainable for parameter in graph.parameters.values()):
+        yield Diagnostic(
+            "LIP307",
+            "no parameter is trained: there is no gradient to bound",
+            "add a dense or convolutional layer, or freeze less",
+            Severity.WARNING,
+        )
+
+
+def _first(errors: Sequence[Diagnostic]) -> str:
+    return errors[0].message if errors else ""
+
+
+def _layer_errors(errors: Sequence[Diagnostic]) -> str:
+    if not errors:
+        return ""
+    places = ", ".join(dict.fromkeys(d.node or d.op or d.code for d in errors))
+    return f"{len(errors)} problem{'s' if len(errors) > 1 else ''}: {places}"
+
+
+def _loss_detail(graph: Graph | None) -> str:
+    if graph is None:
+        return "not reached"
+    return (
+        f"{graph.loss.loss.name} is Lipschitz in the logits"
+        if graph.loss
+        else "no loss declared: L stays a symbol"
+    )
+
+
+def _input_detail(graph: Graph | None) -> str:
+    if graph is None:
+        return "not reached"
+    norm = graph.input.norm
+    bound = "X_0, not declared" if norm is None else text(norm)
+    how = "trusted to satisfy" if graph.input.trusted else "clipped to"
+    return f"every example is {how} ‖x‖ <= {bound}"
+
+
+def _layer_detail(graph: Graph | None) -> str:
+    if graph is None:
+        return "not reached"
+    trained = sum(parameter.trainable for parameter in graph.parameters.values())
+    return f"{len(graph.nodes)} layers are Lipschitz; {trained} trained parameters are projected after each step"
