@@ -18,6 +18,7 @@ from lipcompile.ops.record import (
     Shape,
     ShapeRule,
     Site,
+    Spelling,
     scaled_by_lipschitz,
 )
 from lipcompile.ops.rules import feature_axis, norm_of_input, one_lipschitz, same_shape
@@ -119,12 +120,13 @@ def _elementwise(
         lipschitz=lipschitz,
         cotangent=scaled_by_lipschitz,
         parameters=(),
+        dsl=(Spelling(name),),
         onnx=(onnx,),
         proof="activation.md#elementwise",
     )
 
 
-def _sorting(name: str, attributes: type[Any], shape: ShapeRule[Any]) -> AnyOp:
+def _sorting(name: str, attributes: type[Any], shape: ShapeRule[Any], dsl: tuple[Spelling, ...]) -> AnyOp:
     """Return the record of a sorting op: a permutation of the entries that depends on them."""
     return Op(
         name=name,
@@ -135,6 +137,7 @@ def _sorting(name: str, attributes: type[Any], shape: ShapeRule[Any]) -> AnyOp:
         lipschitz=one_lipschitz,
         cotangent=scaled_by_lipschitz,
         parameters=(),
+        dsl=dsl,
         onnx=(),
         proof="activation.md#sorting",
     )
@@ -147,6 +150,11 @@ OPS: tuple[AnyOp, ...] = (
     _elementwise("sigmoid", "Sigmoid", norm=sigmoid_norm, lipschitz=sigmoid_lipschitz),
     _elementwise("softplus", "Softplus", norm=softplus_norm),
     _elementwise("abs", "Abs"),
-    _sorting("groupsort", GroupSort, group_sort_shape),
-    _sorting("fullsort", FullSort, full_sort_shape),
+    _sorting(
+        "groupsort",
+        GroupSort,
+        group_sort_shape,
+        (Spelling("groupsort"), Spelling("maxmin", preset=(("size", 2),))),
+    ),
+    _sorting("fullsort", FullSort, full_sort_shape, (Spelling("fullsort"),)),
 )

@@ -17,6 +17,7 @@ from lipcompile.ops.record import (
     ParameterRule,
     Shape,
     Site,
+    Spelling,
     scaled_by_lipschitz,
 )
 from lipcompile.ops.schema import Padding, PerAxis, every
@@ -221,6 +222,7 @@ DENSE = Op(
             optional=True,
         ),
     ),
+    dsl=(Spelling("dense"),),
     onnx=("Gemm", "MatMul"),
     proof="linear.md#dense",
 )
@@ -243,6 +245,7 @@ BIAS = Op(
             optional=False,
         ),
     ),
+    dsl=(Spelling("bias"),),
     onnx=("Add",),
     proof="linear.md#bias",
 )
@@ -273,6 +276,7 @@ CONV = Op(
             optional=True,
         ),
     ),
+    dsl=(Spelling("conv1d", 1), Spelling("conv2d", 2), Spelling("conv3d", 3)),
     onnx=("Conv",),
     proof="linear.md#convolution",
 )

@@ -9,7 +9,7 @@ from math import prod
 
 from lipcompile.diagnostics import Refusal
 from lipcompile.numbers import N, Numbers, Scalar
-from lipcompile.ops.record import AnyOp, Op, Shape, Site, scaled_by_lipschitz
+from lipcompile.ops.record import AnyOp, Op, Shape, Site, Spelling, scaled_by_lipschitz
 from lipcompile.ops.rules import feature_axis
 from lipcompile.ops.schema import Axis
 
@@ -92,6 +92,7 @@ SUM = Op(
     lipschitz=sum_lipschitz,
     cotangent=scaled_by_lipschitz,
     parameters=(),
+    dsl=(Spelling("add"), Spelling("mean")),
     onnx=("Add", "Sum", "Sub"),
     proof="merge.md#weighted-sum",
 )
@@ -105,6 +106,7 @@ CONCAT = Op(
     lipschitz=concat_lipschitz,
     cotangent=scaled_by_lipschitz,
     parameters=(),
+    dsl=(Spelling("concat"),),
     onnx=("Concat",),
     proof="merge.md#concatenation",
 )

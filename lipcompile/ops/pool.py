@@ -10,7 +10,7 @@ from typing import Any, Literal
 from lipcompile.diagnostics import Refusal
 from lipcompile.numbers import N, Numbers
 from lipcompile.ops import counting
-from lipcompile.ops.record import AnyOp, LipschitzRule, NormRule, Op, Shape, Site, scaled_by_lipschitz
+from lipcompile.ops.record import AnyOp, LipschitzRule, NormRule, Op, Shape, Site, Spelling, scaled_by_lipschitz
 from lipcompile.ops.schema import Padding, PerAxis, every, like
 
 
@@ -152,6 +152,7 @@ def _pool(
         lipschitz=lipschitz,
         cotangent=scaled_by_lipschitz,
         parameters=(),
+        dsl=(Spelling(name),),
         onnx=onnx,
         proof=f"pool.md#{anchor}",
     )

@@ -108,6 +108,15 @@ def scaled_by_lipschitz(
     return [factor * cotangent for factor in lipschitz]
 
 
+@dataclass(frozen=True, slots=True)
+class Spelling:
+    """A name of an op in .lip; `rank` spatial axes, where the name fixes them; `preset` arguments it fills in."""
+
+    name: str
+    rank: int | None = None
+    preset: tuple[tuple[str, int], ...] = ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Op(Generic[A]):
     """An op and all its rules. `proof` is `file.md#anchor` beside the rules."""
@@ -120,6 +129,7 @@ class Op(Generic[A]):
     lipschitz: LipschitzRule[A]
     cotangent: CotangentRule[A]
     parameters: tuple[ParameterRule[A], ...]
+    dsl: tuple[Spelling, ...]
     onnx: tuple[str, ...]
     proof: str
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from lipcompile.numbers import Scalar
+from lipcompile.numbers import Arithmetic, Scalar, Symbol, symbols_of
 
 A = TypeVar("A")
 
@@ -136,6 +136,9 @@ def _positive(name: str, value: Any, _rank: int) -> int:
 
 
 def _integer(name: str, value: Any, _rank: int) -> int:
+    if isinstance(value, Symbol | Arithmetic):
+        first = next(symbols_of(value)).name
+        raise ArgumentError(name, f"`{name}` must be known, but `{first}` has no value", f"add --set {first}=…")
     if isinstance(value, bool) or not isinstance(value, int | Fraction) or Fraction(value).denominator != 1:
         raise ArgumentError(name, f"`{name}` must be an integer")
     return int(value)

@@ -20,6 +20,7 @@ from lipcompile.ops.record import (
     Shape,
     ShapeRule,
     Site,
+    Spelling,
     scaled_by_lipschitz,
 )
 from lipcompile.ops.rules import norm_of_input, one_lipschitz, same_shape
@@ -237,6 +238,7 @@ def _op(
         lipschitz=lipschitz,
         cotangent=cotangent,
         parameters=(),
+        dsl=(Spelling(name),),
         onnx=onnx,
         proof=f"shape.md#{proof}",
     )

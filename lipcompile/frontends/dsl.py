@@ -1,0 +1,91 @@
+"""The .lip front end: parse, resolve blocks and imports, lower a model to a graph."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from lipcompile.derivation import Source
+from lipcompile.diagnostics import Diagnostic, InputError, input_error
+from lipcompile.frontends import syntax as ast
+from lipcompile.frontends.lowering import lower
+from lipcompile.frontends.options import Loaded, ModelOptions
+from lipcompile.frontends.parser import parse
+from lipcompile.frontends.training import training_plan
+from lipcompile.ops.schema import suggest
+
+
+def load(path: Path, name: str | None, options: ModelOptions) -> Loaded:
+    """Read the model `name` of a file (the only one by default); raises InputError if the text does not parse."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise input_error("LIP010", f"`{path}` is not a text file", "a .lip file is UTF-8 text") from None
+    try:
+        file = parse(text, str(path))
+        model = _choose(file.models, name, path)
+        blocks = _blocks(file, path)
+        _check_bindings(model, options)
+    except InputError as error:
+        raise InputError(error.diagnostics, text) from None
+    graph, problems = lower(model, blocks, options)
+    plan, wrong_settings = training_plan(file.training)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    source = Source(model.name.text, str(path), "lip", digest, text)
+    return Loaded(source, None if wrong_settings else graph, (*problems, *wrong_settings), plan)
+
+
+def _choose(models: Sequence[ast.Model], name: str | None, path: Path) -> ast.Model:
+    names = [model.name.text for model in models]
+    if not models:
+        raise input_error("LIP016", f"`{path}` declares no model", "write model NAME { … }")
+    if name is None and len(models) > 1:
+        raise input_error("LIP016", f"`{path}` declares several models", f"pick one: {path}::{names[0]}")
+    if name is not None and name not in names:
+        help_line = suggest(name, names) or f"there are: {', '.join(names)}"
+        raise input_error("LIP016", f"`{path}` declares no model `{name}`", help_line)
+    return models[0] if name is None else models[names.index(name)]
+
+
+def _blocks(file: ast.File, path: Path) -> Mapping[str, ast.Block]:
+    """Collect the blocks of a file and of those it imports, each file once."""
+    root = path.resolve().parent
+    found: dict[str, ast.Block] = {}
+    pending, seen = [(file, path.resolve())], {path.resolve()}
+    while pending:
+        current, where = pending.pop()
+        for block in current.blocks:
+            if block.name.text in found:
+                raise _input_problem("LIP013", f"block `{block.name.text}` is declared twice", block.name)
+            found[block.name.text] = block
+        for target in current.imports:
+            imported = _imported(target, where.parent, root)
+            if imported not in seen:
+                seen.add(imported)
+                pending.append((parse(imported.read_text(encoding="utf-8"), str(imported)), imported))
+    return found
+
+
+def _imported(target: ast.Constant, folder: Path, root: Path) -> Path:
+    path = (folder / str(target.value)).resolve()
+    if not path.is_relative_to(root):
+        raise _input_problem("LIP015", "an import must stay inside the model's folder", target)
+    if not path.is_file():
+        raise _input_problem("LIP015", f"there is no file `{target.value}` to import", target)
+    return path
+
+
+def _input_problem(code: str, message: str, where: ast.Name | ast.Constant) -> InputError:
+    return InputError((Diagnostic(code, message, location=where.at),))
+
+
+def _check_bindings(model: ast.Model, options: ModelOptions) -> None:
+    declared = [item.name.text for item in model.items if isinstance(item, ast.Param)]
+    for item in model.items:
+        if isinstance(item, ast.InputLine) and isinstance(item.norm, ast.Name):
+            declared.append(item.norm.text)
+    for name in options.bindings:
+        if name not in declared:
+            known = f"declared: {', '.join(declared)}" if declared else "the model declares none"
+            raise input_error("LIP011", f"--set: there is no parameter `{name}`", suggest(name, declared) or known)

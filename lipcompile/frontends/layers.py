@@ -1,0 +1,222 @@
+"""One layer call of .lip -> one node: spelling, operands, attributes, parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from lipcompile.diagnostics import Refusal
+from lipcompile.frontends import syntax as ast
+from lipcompile.frontends.options import ModelOptions
+from lipcompile.frontends.scope import Problem, Scope
+from lipcompile.graph import GraphBuilder, ParameterChoice, Value
+from lipcompile.ops import OPS
+from lipcompile.ops.linear import BIAS, CONV, BiasShape
+from lipcompile.ops.merge import SUM, Sum
+from lipcompile.ops.record import AnyOp, Constraint, ConstraintKind, Shape, Spelling
+from lipcompile.ops.rules import feature_axis
+from lipcompile.ops.schema import Argument, ArgumentError, bind, suggest
+
+LAYERS: Mapping[str, tuple[AnyOp, Spelling]] = {spelling.name: (op, spelling) for op in OPS for spelling in op.dsl}
+# Layers that stand for several nodes; `frontends.dsl` expands them.
+SUGAR = ("split",)
+UNIT = Constraint("spectral", Fraction(1))
+
+
+@dataclass(slots=True)
+class LayerLowering:
+    """Turns calls into nodes of `builder`."""
+
+    builder: GraphBuilder
+    options: ModelOptions
+
+    def lower(self, call: ast.Call, current: Value, scope: Scope, target: str | None) -> Value:
+        """Add the node of `call`; raises `Problem`."""
+        if call.name.text not in LAYERS:
+            raise unknown_layer(call.name, ())
+        op, spelling = LAYERS[call.name.text]
+        operands, arguments = operands_of(call, op, current, scope)
+        shapes = tuple(operand.shape for operand in operands if operand.shape is not None)
+        if len(shapes) != len(operands):
+            return Value(call.name.text, None)
+        named = {argument.name.text: argument.value for argument in arguments if argument.name}
+        positional = [scope.argument(argument.value) for argument in arguments if argument.name is None]
+        parameters = self._parameters(op, call, named, positional, scope)
+        values = {name: scope.argument(expression) for name, expression in named.items()}
+        values |= {name: Fraction(value) for name, value in spelling.preset}
+        given = Given(op, spelling, tuple(positional), values, shapes)
+        return self.builder.add(
+            op,
+            _attributes(given, call),
+            operands,
+            name=target or call.name.text,
+            location=call.at,
+            parameters=parameters,
+            scope=scope.path,
+        )
+
+    def _parameters(
+        self,
+        op: AnyOp,
+        call: ast.Call,
+        named: dict[str, ast.Expression],
+        positional: list[Argument],
+        scope: Scope,
+    ) -> dict[str, ParameterChoice]:
+        """Take `constraint` and `bias` out of the arguments, and make the node's parameters of them."""
+        roles = {rule.role for rule in op.parameters}
+        chosen: dict[str, ParameterChoice] = {}
+        if "weight" in roles:
+            constraint, fixed = self._constraint(named.pop("constraint", None), scope)
+            chosen["weight"] = ParameterChoice(constraint, trainable=not (scope.frozen or fixed))
+        if op is BIAS:
+            bound = positional.pop(0) if positional else Fraction(1)
+            chosen["bias"] = _ball(bound, scope, call)
+        elif "bias" in roles and "bias" in named:
+            expression = named.pop("bias")
+            bound = scope.argument(expression)
+            if bound is not False:
+                chosen["bias"] = _ball(bound, scope, call)
+        return chosen
+
+    def _constraint(self, expression: ast.Expression | None, scope: Scope) -> tuple[Constraint, bool]:
+        """Return the constraint, and whether it fixes the weight; the command line overrides the file."""
+        if isinstance(self.options.constraint, Constraint):
+            return self.options.constraint, False
+        if expression is None:
+            return UNIT, False
+        call = ast.Call(expression, ()) if isinstance(expression, ast.Name) else expression
+        if not isinstance(call, ast.Call) or call.name.text not in _CONSTRAINTS:
+            near = suggest(call.name.text, list(_CONSTRAINTS)) if isinstance(call, ast.Call) else ""
+            help_line = near or f"use {', '.join(_CONSTRAINTS)}"
+            raise Problem("LIP012", "this is no constraint", expression.at, help_line)
+        kind, fixed = _CONSTRAINTS[call.name.text]
+        if len(call.arguments) > (0 if call.name.text in ("orthogonal", "fixed") else 1):
+            raise Problem("LIP012", f"`{call.name.text}` has too many arguments", call.at)
+        if call.name.text == "frobenius" and not call.arguments:
+            raise Problem("LIP012", "`frobenius` needs its bound", call.at, "write frobenius(2.0)")
+        bound = scope.scalar(call.arguments[0].value) if call.arguments else Fraction(1)
+        return Constraint(kind, bound), fixed
+
+
+_CONSTRAINTS: Mapping[str, tuple[ConstraintKind, bool]] = {
+    "spectral": ("spectral", False),
+    "orthogonal": ("orthogonal", False),
+    "frobenius": ("frobenius", False),
+    "fixed": ("spectral", True),
+}
+
+
+def unknown_layer(name: ast.Name, blocks: Sequence[str]) -> Problem:
+    """Return the problem of a layer that does not exist, with the nearest one that does."""
+    known = [*LAYERS, *SUGAR, *blocks]
+    return Problem("LIP011", f"unknown layer `{name.text}`", name.at, suggest(name.text, known), node=name.text)
+
+
+def operands_of(call: ast.Call, op: AnyOp, current: Value, scope: Scope) -> tuple[list[Value], list[ast.Argument]]:
+    """Split leading names of tensors from the other arguments; without any, the value above is the operand."""
+    arguments = list(call.arguments)
+    operands: list[Value] = []
+    while arguments and arguments[0].name is None and isinstance(arguments[0].value, ast.Name):
+        name = arguments[0].value
+        if name.text not in scope.values:
+            if name.text in scope.numbers:
+                break
+            known = [*scope.values, *scope.numbers]
+            raise Problem("LIP011", f"unknown name `{name.text}`", name.at, suggest(name.text, known))
+        operands.append(scope.values[name.text])
+        del arguments[0]
+    most = op.operands[1]
+    if most is not None and len(operands) > most:
+        raise Problem("LIP012", f"`{call.name.text}` takes one tensor, not {len(operands)}", call.at)
+    if most is None and len(operands) < 2:
+        raise Problem("LIP012", f"`{call.name.text}` needs the names of two or more tensors", call.at)
+    return operands or [current], arguments
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """The arguments of a layer call, evaluated, beside the shapes of its operands."""
+
+    op: AnyOp
+    spelling: Spelling
+    positional: tuple[Argument, ...]
+    named: Mapping[str, Argument]
+    shapes: tuple[Shape, ...]
+
+    def bind(self, positional: Sequence[Argument] | None = None, **changes: Argument) -> Any:
+        """Build the attribute record, with some arguments changed; raises `ArgumentError`."""
+        first = self.shapes[0]
+        rank = self.spelling.rank if self.spelling.rank is not None else max(len(first) - 1, 0)
+        chosen = self.positional if positional is None else positional
+        return bind(self.op.attributes, chosen, {**self.named, **changes}, rank)
+
+
+def _attributes(given: Given, call: ast.Call) -> Any:
+    try:
+        return _SPECIAL.get(given.op.name, Given.bind)(given)
+    except ArgumentError as error:
+        raise _argument_problem(error, call) from None
+    except Refusal as refusal:
+        raise Problem(refusal.code, refusal.message, call.at, refusal.help, node=call.name.text) from None
+
+
+def _argument_problem(error: ArgumentError, call: ast.Call) -> Problem:
+    at = call.at
+    for argument in call.arguments:
+        if argument.name is not None and argument.name.text == error.argument:
+            at = argument.name.at
+    code = "LIP014" if error.help.startswith("add --set") else "LIP012"
+    return Problem(code, f"`{call.name.text}`: {error.message}", at, error.help, node=call.name.text)
+
+
+def _ball(bound: Argument, scope: Scope, call: ast.Call) -> ParameterChoice:
+    if isinstance(bound, bool | str | tuple):
+        message = "a bias needs the bound of its norm"
+        raise Problem("LIP012", message, call.at, "write bias=0.5 for ‖b‖ <= 0.5, or bias=false")
+    return ParameterChoice(Constraint("ball", bound), trainable=not scope.frozen)
+
+
+def _sum(given: Given) -> Sum:
+    """One weight per operand: 1 for `add`, an equal share for `mean`."""
+    if given.positional or given.named:
+        raise ArgumentError("add", "takes the names of tensors and nothing else")
+    count = len(given.shapes)
+    return Sum((Fraction(1, count if given.spelling.name == "mean" else 1),) * count)
+
+
+def _conv(given: Given) -> Any:
+    """Resolve `padding="same"`: the output has the size of the input, the odd zero goes behind."""
+    if given.named.get("padding") != "same":
+        return given.bind()
+    bare = given.bind(padding=Fraction(0))
+    if any(step != 1 for step in bare.stride):
+        raise ArgumentError("padding", '`padding="same"` needs stride 1', "give the padding as numbers")
+    totals = [step * (taps - 1) for step, taps in zip(bare.dilation, bare.kernel, strict=True)]
+    return given.bind(padding=tuple((Fraction(total // 2), Fraction(total - total // 2)) for total in totals))
+
+
+def _integers(given: Given) -> Any:
+    """Let `reshape(4, -1)` and `transpose(1, 0)` list their integers without parentheses."""
+    listed = bool(given.positional) and not isinstance(given.positional[0], tuple)
+    return given.bind((given.positional,)) if listed else given.bind()
+
+
+def _bias(given: Given) -> BiasShape:
+    """One bias entry per feature: the last axis of a vector or a sequence, the channels of an image."""
+    if given.positional or given.named:
+        raise ArgumentError("bias", "takes the bound of its norm and nothing else", "write bias(0.5)")
+    shape = given.shapes[0]
+    axis = feature_axis(None, shape)
+    return BiasShape((shape[axis], *(1 for _ in shape[axis + 1 :])))
+
+
+_SPECIAL: Mapping[str, Callable[[Given], Any]] = {
+    SUM.name: _sum,
+    CONV.name: _conv,
+    BIAS.name: _bias,
+    "reshape": _integers,
+    "transpose": _integers,
+}

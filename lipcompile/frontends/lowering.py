@@ -1,0 +1,284 @@
+"""A .lip model -> a graph: statements in order, every problem collected, what depends on one skipped."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+
+from lipcompile.diagnostics import Diagnostic, Refusal
+from lipcompile.frontends import syntax as ast
+from lipcompile.frontends.layers import LayerLowering, operands_of, unknown_layer
+from lipcompile.frontends.options import ModelOptions, parse_loss
+from lipcompile.frontends.scope import Problem, Scope
+from lipcompile.graph import Graph, GraphBuilder, LossUse, Value
+from lipcompile.numbers import Scalar, Symbol, combine
+from lipcompile.ops import LOSS_BY_NAME, OP_BY_NAME
+from lipcompile.ops.merge import CONCAT, SUM, Concat, Sum
+from lipcompile.ops.record import Shape
+from lipcompile.ops.rules import feature_axis
+from lipcompile.ops.schema import Argument, ArgumentError, bind, suggest
+from lipcompile.ops.shape import Slice
+
+# No network nests its blocks deeper; one that does uses itself.
+DEEPEST_NESTING = 64
+POISONED = Value("poisoned", None)
+ONE = Fraction(1)
+
+
+def lower(
+    model: ast.Model, blocks: Mapping[str, ast.Block], options: ModelOptions
+) -> tuple[Graph | None, tuple[Diagnostic, ...]]:
+    """Return the graph of `model`, or None and the reasons."""
+    lowering = _Lowering(blocks, options, GraphBuilder(model.name.text))
+    graph = lowering.run(model)
+    return graph, tuple(lowering.builder.diagnostics)
+
+
+@dataclass(slots=True)
+class _Lowering:
+    blocks: Mapping[str, ast.Block]
+    options: ModelOptions
+    builder: GraphBuilder
+    layers: LayerLowering = field(init=False)
+    loss: LossUse | None = None
+    nesting: int = 0
+
+    def __post_init__(self) -> None:
+        self.layers = LayerLowering(self.builder, self.options)
+
+    def run(self, model: ast.Model) -> Graph | None:
+        scope, current = Scope(), POISONED
+        for declaration in model.items:
+            if not isinstance(declaration, ast.Statement):
+                scope, current = self._declaration(declaration, scope, current)
+        if not any(isinstance(item, ast.InputLine) for item in model.items):
+            self._report(
+                Problem("LIP011", "the model declares no input", model.name.at, "write input x: tensor[784]")
+            )
+        body = tuple(item for item in model.items if isinstance(item, ast.Statement))
+        output = self._body(body, current, scope)
+        if self.options.loss is not None:
+            self.loss = parse_loss(self.options.loss)
+        return self.builder.finish(output, self.loss)
+
+    def _report(self, problem: Problem) -> None:
+        self.builder.diagnostics.append(problem.diagnostic)
+
+    # Declarations
+
+    def _declaration(self, item: ast.Item, scope: Scope, current: Value) -> tuple[Scope, Value]:
+        try:
+            if isinstance(item, ast.Param):
+                return self._param(item, scope), current
+            if isinstance(item, ast.InputLine):
+                value = self._input(item, scope, current)
+                return scope.with_value(item.name.text, value), value
+            if isinstance(item, ast.LossLine):
+                self.loss = self._loss(item.call, scope)
+        except Problem as problem:
+            self._report(problem)
+        return scope, current
+
+    def _param(self, item: ast.Param, scope: Scope) -> Scope:
+        name, kind = item.name.text, item.kind.text
+        if kind not in ("int", "real"):
+            raise Problem("LIP012", f"a parameter is an int or a real, not `{kind}`", item.kind.at)
+        if name in scope.numbers:
+            raise Problem("LIP013", f"`{name}` is declared twice", item.name.at)
+        value: Scalar = Symbol(name, f"parameter {name}")
+        if name in self.options.bindings:
+            value = self.options.bindings[name]
+        elif item.value is not None:
+            value = scope.scalar(item.value)
+        if kind == "int" and isinstance(value, Fraction) and value.denominator != 1:
+            raise Problem("LIP012", f"`{name}` is an int, but its value is {float(value)}", item.name.at)
+        return scope.with_number(name, value)
+
+    def _input(self, item: ast.InputLine, scope: Scope, current: Value) -> Value:
+        if current.shape is not None:
+            raise Problem("LIP013", "a model has one input", item.name.at)
+        shape = tuple(scope.integer(size, "a size") for size in item.shape)
+        norm = None if item.norm is None else self._norm(item.norm, scope)
+        if self.options.input_norm is not None:
+            norm = self.options.input_norm
+        return self.builder.input(item.name.text, shape, norm, item.trusted, item.name.at)
+
+    def _norm(self, expression: ast.Expression, scope: Scope) -> Scalar:
+        """An undeclared name is a symbol of its own, unless --set gives it a value."""
+        if isinstance(expression, ast.Name) and expression.text in self.options.bindings:
+            return self.options.bindings[expression.text]
+        return scope.scalar(expression, open_names=True)
+
+    def _loss(self, call: ast.Call, scope: Scope) -> LossUse:
+        if self.loss is not None:
+            raise Problem("LIP013", "a model has one loss", call.at)
+        name = call.name.text
+        if name not in LOSS_BY_NAME:
+            help_line = suggest(name, list(LOSS_BY_NAME)) or f"there are: {', '.join(LOSS_BY_NAME)}"
+            raise Problem("LIP210", f"unknown loss `{name}`", call.at, help_line)
+        loss = LOSS_BY_NAME[name]
+        positional = [scope.argument(argument.value) for argument in call.arguments if argument.name is None]
+        named: dict[str, Argument] = {a.name.text: scope.argument(a.value) for a in call.arguments if a.name}
+        try:
+            return LossUse(loss, bind(loss.attributes, positional, named, rank=0), call.at)
+        except ArgumentError as error:
+            raise Problem("LIP012", f"`{name}`: {error.message}", call.at, error.help) from None
+
+    # Statements
+
+    def _body(self, body: Sequence[ast.Statement], current: Value, scope: Scope) -> Value:
+        """Lower statements in order and return the last value; names they define end with the body."""
+        for statement in body:
+            try:
+                results = self._results(statement, current, scope)
+            except Problem as problem:
+                self._report(problem)
+                results = [POISONED] * max(len(statement.targets), 1)
+            for name, value in zip(statement.targets, results, strict=False):
+                scope = scope.with_value(name.text, value)
+            current = results[-1]
+        return current
+
+    def _results(self, statement: ast.Statement, current: Value, scope: Scope) -> list[Value]:
+        targets, layer = statement.targets, statement.layer
+        for name in targets:
+            if name.text in scope.values:
+                raise Problem("LIP013", f"`{name.text}` is defined twice", name.at, "choose another name")
+        if isinstance(layer, ast.Call) and layer.name.text == "split":
+            return self._split(layer, targets, current, scope)
+        if len(targets) > 1:
+            raise Problem("LIP012", "only `split` gives several results", targets[1].at)
+        return [self._layer(layer, current, scope, targets[0].text if targets else None)]
+
+    def _layer(self, layer: ast.Layer, current: Value, scope: Scope, target: str | None) -> Value:
+        match layer:
+            case ast.Call() if layer.name.text in self.blocks:
+                return self._block(layer, current, scope)
+            case ast.Call():
+                return self._call(layer, current, scope, target)
+            case ast.Frozen():
+                return self._body(layer.body, current, replace(scope, frozen=True))
+            case ast.Repeat():
+                return self._repeat(layer, current, scope)
+            case ast.Residual():
+                return self._residual(layer, current, scope)
+            case ast.Branch():
+                outputs = [self._body(body, current, scope) for body in layer.bodies]
+                return self._merge(layer.merge, outputs, scope)
+
+    def _call(self, call: ast.Call, current: Value, scope: Scope, target: str | None) -> Value:
+        try:
+            return self.layers.lower(call, current, scope, target)
+        except Problem as problem:
+            if problem.diagnostic.message.startswith("unknown layer"):
+                raise unknown_layer(call.name, list(self.blocks)) from None
+            raise
+
+    def _repeat(self, layer: ast.Repeat, current: Value, scope: Scope) -> Value:
+        count = scope.integer(layer.count, "a repeat count")
+        for step in range(count):
+            inner = replace(scope, path=(*scope.path, f"repeat@{layer.at.line}:{step}"))
+            current = self._body(layer.body, current, inner)
+        return current
+
+    def _block(self, call: ast.Call, current: Value, scope: Scope) -> Value:
+        """Lower a block's body with its parameters bound; it sees no names of its caller."""
+        if self.nesting >= DEEPEST_NESTING:
+            raise Problem("LIP013", f"block `{call.name.text}` uses itself", call.at)
+        block = self.blocks[call.name.text]
+        inner = Scope(self._bound(block, call, scope), {}, scope.frozen, (*scope.path, call.name.text))
+        self.nesting += 1
+        try:
+            return self._body(block.body, current, inner)
+        finally:
+            self.nesting -= 1
+
+    def _bound(self, block: ast.Block, call: ast.Call, scope: Scope) -> dict[str, Scalar]:
+        names = [name.text for name, _ in block.parameters]
+        positional = [argument.value for argument in call.arguments if argument.name is None]
+        given = dict(zip(names, positional, strict=False))
+        for argument in call.arguments:
+            if argument.name is not None:
+                if argument.name.text not in names or argument.name.text in given:
+                    near = suggest(argument.name.text, names)
+                    raise Problem("LIP012", f"no free argument `{argument.name.text}`", argument.name.at, near)
+                given[argument.name.text] = argument.value
+        if len(positional) > len(names):
+            raise Problem("LIP012", f"`{call.name.text}` takes {len(names)} arguments", call.at)
+        bound = {name: scope.scalar(value) for name, value in given.items()}
+        for name, default in block.parameters:
+            if name.text not in bound:
+                if default is None:
+                    raise Problem("LIP012", f"`{call.name.text}` needs `{name.text}`", call.at)
+                bound[name.text] = Scope(bound).scalar(default)
+        return bound
+
+    def _residual(self, layer: ast.Residual, current: Value, scope: Scope) -> Value:
+        """h ↦ (1-t)·h + t·f(h) for convex(t), h + f(h) for add, their mean for mean."""
+        weights = self._residual_weights(layer.merge, scope)
+        output = self._body(layer.body, current, scope)
+        return self._sum([current, output], weights, layer.merge, scope)
+
+    def _residual_weights(self, merge: ast.Call, scope: Scope) -> tuple[Scalar, ...]:
+        kind, arguments = merge.name.text, merge.arguments
+        if kind == "convex" and len(arguments) == 1:
+            part = scope.scalar(arguments[0].value)
+            if isinstance(part, Fraction) and not 0 <= part <= 1:
+                raise Problem("LIP012", "the weight of `convex` lies between 0 and 1", merge.at)
+            return (combine("-", ONE, part), part)
+        if kind in ("add", "mean") and not arguments:
+            return (ONE, ONE) if kind == "add" else (ONE / 2, ONE / 2)
+        raise Problem("LIP012", "a residual is `add`, `mean` or `convex(t)`", merge.at)
+
+    def _merge(self, merge: ast.Call, outputs: Sequence[Value], scope: Scope) -> Value:
+        kind = merge.name.text
+        if kind in ("add", "mean") and not merge.arguments:
+            weight = ONE if kind == "add" else ONE / len(outputs)
+            return self._sum(outputs, (weight,) * len(outputs), merge, scope)
+        if kind != "concat":
+            raise Problem("LIP012", "branches end in `add`, `mean` or `concat(axis=…)`", merge.at)
+        named = {a.name.text: scope.argument(a.value) for a in merge.arguments if a.name}
+        positional = [scope.argument(a.value) for a in merge.arguments if a.name is None]
+        try:
+            attributes = bind(Concat, positional, named, rank=0)
+        except ArgumentError as error:
+            raise Problem("LIP012", f"`concat`: {error.message}", merge.at, error.help) from None
+        return self.builder.add(CONCAT, attributes, outputs, name="concat", location=merge.at, scope=scope.path)
+
+    def _sum(self, operands: Sequence[Value], weights: tuple[Scalar, ...], merge: ast.Call, scope: Scope) -> Value:
+        name = merge.name.text
+        return self.builder.add(SUM, Sum(weights), operands, name=name, location=merge.at, scope=scope.path)
+
+    def _split(self, call: ast.Call, targets: Sequence[ast.Name], current: Value, scope: Scope) -> list[Value]:
+        """`a, b = split(x, 2, axis=0)`: equal parts along an axis (the features by default), one name each."""
+        operands, arguments = operands_of(call, OP_BY_NAME["slice"], current, scope)
+        named = {argument.name.text: argument.value for argument in arguments if argument.name}
+        counts = [argument.value for argument in arguments if argument.name is None]
+        parts = scope.integer(counts[0], "the number of parts") if counts else len(targets)
+        if len(counts) > 1 or set(named) - {"axis"} or parts != len(targets):
+            raise Problem("LIP012", "`split` is written a, b = split(x, 2, axis=0), one name a part", call.at)
+        if operands[0].shape is None:
+            return [POISONED] * parts
+        slices = _equal_parts(operands[0].shape, parts, named.get("axis"), call, scope)
+        return [
+            self.builder.add(
+                OP_BY_NAME["slice"], part, operands, name=name.text, location=name.at, scope=scope.path
+            )
+            for name, part in zip(targets, slices, strict=True)
+        ]
+
+
+def _equal_parts(
+    shape: Shape, parts: int, axis: ast.Expression | None, call: ast.Call, scope: Scope
+) -> list[Slice]:
+    try:
+        wanted = None if axis is None else bind(Concat, (scope.argument(axis),), {}, rank=0).axis
+        along = feature_axis(wanted, shape)
+    except (ArgumentError, Refusal) as error:
+        raise Problem("LIP012", error.message, call.at, error.help) from None
+    size = shape[along]
+    if size % parts:
+        raise Problem("LIP102", f"axis {along} of size {size} does not split into {parts} equal parts", call.at)
+    width = size // parts
+    return [Slice(along, i * width, (i + 1) * width) for i in range(parts)]

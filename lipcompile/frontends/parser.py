@@ -1,0 +1,227 @@
+"""Text -> syntax tree. The only module that imports lark."""
+
+from __future__ import annotations
+
+import functools
+from fractions import Fraction
+from typing import Any
+
+from lark import Lark, Token, Transformer, v_args
+from lark.exceptions import UnexpectedCharacters, UnexpectedEOF, UnexpectedInput, UnexpectedToken
+
+from lipcompile.diagnostics import Diagnostic, InputError, Location
+from lipcompile.frontends import syntax as ast
+from lipcompile.ops.schema import suggest
+
+# What the parser calls its tokens, in a reader's words.
+_WORDS = {
+    "NAME": "a name",
+    "NUMBER": "a number",
+    "STRING": "a string",
+    "LBRACE": "`{`",
+    "RBRACE": "`}`",
+    "LPAR": "`(`",
+    "RPAR": "`)`",
+    "LSQB": "`[`",
+    "RSQB": "`]`",
+    "COMMA": "`,`",
+    "COLON": "`:`",
+    "EQUAL": "`=`",
+    "PLUS": "`+`",
+    "MINUS": "`-`",
+    "TIMES": "`*`",
+    "OVER": "`/`",
+    "SETTING": "a setting",
+    "SEMICOLON": "`;`",
+    "$END": "the end of the file",
+    "__ANON_0": "`<=`",
+    "__ANON_1": "`->`",
+}
+# Tokens that may follow nearly everything: listing them says nothing.
+_NOISE = {"SEMICOLON", "PLUS", "MINUS", "TIMES", "OVER"}
+
+
+def parse(text: str, file: str) -> ast.File:
+    """Parse a source; raises InputError (LIP010) at the first syntax error."""
+    try:
+        tree = _lark().parse(text)
+    except UnexpectedInput as error:
+        raise InputError((_syntax_error(error, text, file),), text) from None
+    result: ast.File = _Builder(file).transform(tree)
+    return result
+
+
+@functools.cache
+def _lark() -> Lark:
+    return Lark.open_from_package(
+        "lipcompile.grammar", "lip.lark", ("",), parser="lalr", propagate_positions=True, maybe_placeholders=False
+    )
+
+
+def _syntax_error(error: UnexpectedInput, text: str, file: str) -> Diagnostic:
+    if isinstance(error, UnexpectedCharacters):
+        where = Location(file, error.line, error.column)
+        return Diagnostic("LIP010", f"unexpected character `{text[error.pos_in_stream or 0]}`", location=where)
+    expected = _expected(error)
+    at_end = isinstance(error, UnexpectedEOF) or (
+        isinstance(error, UnexpectedToken) and error.token.type == "$END"
+    )
+    if at_end:
+        lines = text.rstrip().splitlines() or [""]
+        where = Location(file, len(lines), len(lines[-1]) + 1)
+        return Diagnostic("LIP010", "the file ends in the middle of a statement", expected, location=where)
+    assert isinstance(error, UnexpectedToken)
+    where = Location(file, error.line, error.column, len(error.token))
+    near = suggest(str(error.token), [name.lower() for name in error.expected if name.isalpha()])
+    return Diagnostic("LIP010", f"unexpected `{error.token}`", near or expected, location=where)
+
+
+def _expected(error: UnexpectedInput) -> str:
+    names: set[str] = set(getattr(error, "accepts", None) or getattr(error, "expected", None) or ())
+    shown = sorted(_WORDS.get(name, f"`{name.lower()}`") for name in names - _NOISE)
+    return f"expected {', '.join(shown[:-1])} or {shown[-1]}" if len(shown) > 1 else f"expected {''.join(shown)}"
+
+
+@v_args(inline=True)
+class _Builder(Transformer[Token, Any]):
+    """One method per rule of the grammar."""
+
+    def __init__(self, file: str) -> None:
+        super().__init__()
+        self._file = file
+
+    def _at(self, token: Token) -> Location:
+        return Location(self._file, token.line, token.column, len(token))
+
+    def NAME(self, token: Token) -> ast.Name:  # noqa: N802
+        return ast.Name(str(token), self._at(token))
+
+    SETTING = NAME
+
+    def NUMBER(self, token: Token) -> ast.Constant:  # noqa: N802
+        return ast.Constant(Fraction(str(token)), self._at(token))
+
+    def STRING(self, token: Token) -> ast.Constant:  # noqa: N802
+        return ast.Constant(str(token)[1:-1], self._at(token))
+
+    def number(self, constant: ast.Constant) -> ast.Constant:
+        return constant
+
+    text = number
+
+    @v_args(meta=True)
+    def true(self, meta: Any, _children: Any) -> ast.Constant:
+        return ast.Constant(True, Location(self._file, meta.line, meta.column, 4))
+
+    @v_args(meta=True)
+    def false(self, meta: Any, _children: Any) -> ast.Constant:
+        return ast.Constant(False, Location(self._file, meta.line, meta.column, 5))
+
+    def bare(self, name: ast.Name) -> ast.Name:
+        return name
+
+    def binary_sum(self, left: ast.Expression, operator: Token, right: ast.Expression) -> ast.Binary:
+        return ast.Binary(_operator(operator), left, right, self._at(operator))
+
+    binary_product = binary_sum
+
+    def negated(self, operator: Token, value: ast.Expression) -> ast.Expression:
+        if isinstance(value, ast.Constant) and isinstance(value.value, Fraction):
+            return ast.Constant(-value.value, self._at(operator))
+        zero = ast.Constant(Fraction(0), self._at(operator))
+        return ast.Binary("-", zero, value, self._at(operator))
+
+    def several(self, *items: ast.Expression) -> ast.Tuple:
+        return ast.Tuple(items, items[0].at)
+
+    def named(self, name: ast.Name, value: ast.Expression) -> ast.Argument:
+        return ast.Argument(name, value)
+
+    def arguments(self, *items: ast.Argument | ast.Expression) -> tuple[ast.Argument, ...]:
+        return tuple(item if isinstance(item, ast.Argument) else ast.Argument(None, item) for item in items)
+
+    def call(self, name: ast.Name, arguments: tuple[ast.Argument, ...] = ()) -> ast.Call:
+        return ast.Call(name, arguments)
+
+    def body(self, *statements: ast.Statement) -> tuple[ast.Statement, ...]:
+        return statements
+
+    @v_args(meta=True, inline=False)
+    def residual(self, meta: Any, children: list[Any]) -> ast.Residual:
+        return ast.Residual(_as_call(children[0]), children[1], self._keyword(meta, "residual"))
+
+    @v_args(meta=True, inline=False)
+    def branch(self, meta: Any, children: list[Any]) -> ast.Branch:
+        *bodies, merge = children
+        return ast.Branch(tuple(bodies), _as_call(merge), self._keyword(meta, "branch"))
+
+    @v_args(meta=True, inline=False)
+    def repeat(self, meta: Any, children: list[Any]) -> ast.Repeat:
+        return ast.Repeat(children[0], children[1], self._keyword(meta, "repeat"))
+
+    @v_args(meta=True, inline=False)
+    def frozen(self, meta: Any, children: list[Any]) -> ast.Frozen:
+        return ast.Frozen(children[0], self._keyword(meta, "frozen"))
+
+    def _keyword(self, meta: Any, word: str) -> Location:
+        return Location(self._file, meta.line, meta.column, len(word))
+
+    def targets(self, *names: ast.Name) -> tuple[ast.Name, ...]:
+        return names
+
+    def statement(self, *parts: Any) -> ast.Statement:
+        *targets, layer = parts
+        return ast.Statement(targets[0] if targets else (), _as_call(layer))
+
+    def param(self, name: ast.Name, kind: ast.Name, value: ast.Expression | None = None) -> ast.Param:
+        return ast.Param(name, kind, value)
+
+    def norm(self, value: ast.Expression) -> ast.Argument:
+        return ast.Argument(None, value)
+
+    def trusted(self) -> str:
+        return "trusted"
+
+    def input(self, name: ast.Name, *parts: Any) -> ast.InputLine:
+        norms = [part.value for part in parts if isinstance(part, ast.Argument)]
+        shape = tuple(part for part in parts if not isinstance(part, ast.Argument | str))
+        return ast.InputLine(name, shape, norms[-1] if norms else None, "trusted" in parts)
+
+    def loss(self, use: ast.Call | ast.Name) -> ast.LossLine:
+        return ast.LossLine(_as_call(use))
+
+    def parameter(self, name: ast.Name, default: ast.Expression | None = None) -> Any:
+        return (name, default)
+
+    def block(self, name: ast.Name, *parts: Any) -> ast.Block:
+        *parameters, body = parts
+        return ast.Block(name, tuple(parameters), body)
+
+    def model(self, name: ast.Name, *items: ast.Item) -> ast.Model:
+        return ast.Model(name, items)
+
+    def setting(self, key: ast.Name, values: tuple[ast.Argument, ...]) -> ast.TrainLine:
+        return ast.TrainLine(key, values)
+
+    def train(self, *lines: ast.TrainLine) -> tuple[ast.TrainLine, ...]:
+        return lines
+
+    def import_(self, path: ast.Constant) -> ast.Constant:
+        return path
+
+    def start(self, *items: Any) -> ast.File:
+        training = [line for item in items if isinstance(item, tuple) for line in item]
+        return ast.File(
+            models=tuple(item for item in items if isinstance(item, ast.Model)),
+            blocks=tuple(item for item in items if isinstance(item, ast.Block)),
+            training=tuple(training),
+            imports=tuple(item for item in items if isinstance(item, ast.Constant)),
+        )
+
+
+def _as_call(layer: Any) -> Any:
+    return ast.Call(layer, ()) if isinstance(layer, ast.Name) else layer
+
+
+def _operator(token: Token) -> Any:
+    return str(token)

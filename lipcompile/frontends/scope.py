@@ -1,0 +1,85 @@
+"""Names and numbers of a .lip model: parameters in scope, expressions evaluated, problems collected."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+
+from lipcompile.diagnostics import Diagnostic, Location
+from lipcompile.frontends import syntax as ast
+from lipcompile.graph import Value
+from lipcompile.numbers import Arithmetic, Scalar, Symbol, combine, symbols_of
+from lipcompile.ops.schema import Argument
+
+
+class Problem(Exception):  # noqa: N818
+    """A mistake in the source; carries its diagnostic."""
+
+    def __init__(self, code: str, message: str, at: Location, help: str = "", node: str | None = None) -> None:  # noqa: A002
+        super().__init__(message)
+        self.diagnostic = Diagnostic(code, message, help, location=at, node=node)
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What names mean at one point of a model. Inner scopes see outer names, never the other way round."""
+
+    numbers: Mapping[str, Scalar] = field(default_factory=dict)
+    values: Mapping[str, Value] = field(default_factory=dict)
+    frozen: bool = False
+    path: tuple[str, ...] = ()
+
+    def with_value(self, name: str, value: Value) -> Scope:
+        """Return the scope in which `name` is a tensor."""
+        return replace(self, values={**self.values, name: value})
+
+    def with_number(self, name: str, value: Scalar) -> Scope:
+        """Return the scope in which `name` is a parameter."""
+        return replace(self, numbers={**self.numbers, name: value})
+
+    def argument(self, expression: ast.Expression) -> Argument:
+        """Evaluate an argument; a name that is no parameter stays a word (`circular`, `mean`)."""
+        if isinstance(expression, ast.Constant):
+            return expression.value
+        if isinstance(expression, ast.Tuple):
+            return tuple(self.argument(item) for item in expression.items)
+        if isinstance(expression, ast.Name):
+            return self.numbers.get(expression.text, expression.text)
+        if isinstance(expression, ast.Binary):
+            return self._arithmetic(expression)
+        raise Problem("LIP012", f"`{expression.name.text}(…)` is no value here", expression.at)
+
+    def scalar(self, expression: ast.Expression, *, open_names: bool = False) -> Scalar:
+        """Evaluate a number; with `open_names`, an unknown name is a symbol of its own."""
+        value = self.argument(expression)
+        if isinstance(value, str) and open_names and isinstance(expression, ast.Name):
+            return Symbol(value, f"parameter {value}")
+        if isinstance(value, bool | str | tuple):
+            known = f"known parameters: {', '.join(self.numbers)}" if self.numbers else ""
+            raise Problem("LIP011", f"`{_shown(expression)}` is not a number", expression.at, known)
+        return value
+
+    def integer(self, expression: ast.Expression, what: str) -> int:
+        """Evaluate a positive integer."""
+        value = self.scalar(expression)
+        if isinstance(value, Symbol | Arithmetic):
+            name = next(symbols_of(value)).name
+            raise Problem(
+                "LIP014", f"{what} must be known, but `{name}` has no value", expression.at, f"add --set {name}=…"
+            )
+        if value.denominator != 1 or value < 1:
+            raise Problem("LIP012", f"{what} must be a positive integer, not {value}", expression.at)
+        return int(value)
+
+    def _arithmetic(self, expression: ast.Binary) -> Scalar:
+        left, right = self.scalar(expression.left), self.scalar(expression.right)
+        if expression.operator == "/" and right == Fraction(0):
+            raise Problem("LIP012", "division by zero", expression.at)
+        return combine(expression.operator, left, right)
+
+
+def _shown(expression: ast.Expression) -> str:
+    if isinstance(expression, ast.Name):
+        return expression.text
+    return str(expression.value) if isinstance(expression, ast.Constant) else "this"

@@ -1,0 +1,112 @@
+"""The `train` block: a flat table of settings, checked for names and kinds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from fractions import Fraction
+
+from lipcompile.diagnostics import Diagnostic
+from lipcompile.frontends import syntax as ast
+from lipcompile.frontends.options import TrainingPlan
+from lipcompile.frontends.scope import Problem, Scope
+from lipcompile.ops.schema import suggest
+
+Settings = dict[str, str | Fraction]
+
+NEIGHBOURS = ("add_remove", "replace_one")
+NOISES = ("global", "per_layer", "optimal")
+OPTIMIZERS: Mapping[str, tuple[str, ...]] = {"sgd": ("lr", "momentum"), "adam": ("lr",)}
+SCHEDULES = ("constant", "cosine")
+
+
+def training_plan(lines: Sequence[ast.TrainLine]) -> tuple[TrainingPlan | None, tuple[Diagnostic, ...]]:
+    """Return the settings of a `train` block (None without one) and what is wrong with them."""
+    settings: Settings = {}
+    problems: list[Diagnostic] = []
+    for line in lines:
+        try:
+            for name, value in _READERS[line.key.text](line):
+                if name in settings:
+                    raise Problem("LIP013", f"`{name}` is set twice", line.key.at)
+                settings[name] = value
+        except Problem as problem:
+            problems.append(problem.diagnostic)
+    return (TrainingPlan(settings) if lines else None), tuple(problems)
+
+
+def _word(line: ast.TrainLine, choices: Sequence[str]) -> str:
+    value = line.values[0].value
+    if len(line.values) == 1 and isinstance(value, ast.Name) and value.text in choices:
+        return value.text
+    near = (
+        suggest(value.text, choices) if isinstance(value, ast.Name | ast.Call) and hasattr(value, "text") else ""
+    )
+    raise Problem("LIP404", f"`{line.key.text}` is one of {', '.join(choices)}", value.at, near)
+
+
+def _numbers(
+    arguments: Sequence[ast.Argument], names: Sequence[str], line: ast.TrainLine
+) -> Iterator[tuple[str, Fraction]]:
+    """Yield named numbers; raises `Problem` at an unknown name or a value that is no number."""
+    for argument in arguments:
+        name = argument.name.text if argument.name else ""
+        at = argument.name.at if argument.name else argument.value.at
+        if name not in names:
+            raise Problem("LIP404", f"`{line.key.text}` takes {', '.join(names)}", at, suggest(name, names))
+        value = Scope().scalar(argument.value)
+        if not isinstance(value, Fraction) or value < 0:
+            raise Problem("LIP404", f"`{name}` must be a number of at least 0", at)
+        yield name, value
+
+
+def _neighbours(line: ast.TrainLine) -> Iterator[tuple[str, str | Fraction]]:
+    yield "neighbours", _word(line, NEIGHBOURS)
+
+
+def _noise(line: ast.TrainLine) -> Iterator[tuple[str, str | Fraction]]:
+    yield "noise", _word(line, NOISES)
+
+
+def _schedule(line: ast.TrainLine) -> Iterator[tuple[str, str | Fraction]]:
+    yield "schedule", _word(line, SCHEDULES)
+
+
+def _budget(line: ast.TrainLine) -> Iterator[tuple[str, str | Fraction]]:
+    yield from _numbers(line.values, ("epsilon", "delta", "epochs", "noise_multiplier"), line)
+
+
+def _physical_batch(line: ast.TrainLine) -> Iterator[tuple[str, str | Fraction]]:
+    value = Scope().integer(line.values[0].value, "`physical_batch`")
+    yield "physical_batch", Fraction(value)
+
+
+def _sampling(line: ast.TrainLine) -> Iterator[tuple[str, str | Fraction]]:
+    call = _called(line, ("poisson",))
+    yield "sampling", call.name.text
+    yield from _numbers(call.arguments, ("batch", "dataset"), line)
+
+
+def _optimizer(line: ast.TrainLine) -> Iterator[tuple[str, str | Fraction]]:
+    call = _called(line, tuple(OPTIMIZERS))
+    yield "optimizer", call.name.text
+    yield from _numbers(call.arguments, OPTIMIZERS[call.name.text], line)
+
+
+def _called(line: ast.TrainLine, choices: Sequence[str]) -> ast.Call:
+    value = line.values[0].value
+    call = ast.Call(value, ()) if isinstance(value, ast.Name) else value
+    if len(line.values) == 1 and isinstance(call, ast.Call) and call.name.text in choices:
+        return call
+    near = suggest(call.name.text, choices) if isinstance(call, ast.Call) else ""
+    raise Problem("LIP404", f"`{line.key.text}` is one of {', '.join(choices)}", value.at, near)
+
+
+_READERS: Mapping[str, Callable[[ast.TrainLine], Iterator[tuple[str, str | Fraction]]]] = {
+    "neighbours": _neighbours,
+    "noise": _noise,
+    "schedule": _schedule,
+    "budget": _budget,
+    "physical_batch": _physical_batch,
+    "sampling": _sampling,
+    "optimizer": _optimizer,
+}
