@@ -1,0 +1,58 @@
+"""Runtime of modules that `lipcompile` emits, and the engine that trains them privately.
+
+Importing this package does not import torch: names are looked up when they are first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .runtime import constraints, functional, layers, losses
+    from .runtime.constraints import Ball, Fixed, Frobenius, Orthogonal, Spectral
+    from .runtime.engine import PrivacyEngine
+    from .runtime.module import LipschitzModule, decode_weights
+    from .runtime.precision import rounding_slack
+
+__all__ = [
+    "Ball",
+    "Fixed",
+    "Frobenius",
+    "LipschitzModule",
+    "Orthogonal",
+    "PrivacyEngine",
+    "Spectral",
+    "constraints",
+    "decode_weights",
+    "functional",
+    "layers",
+    "losses",
+    "rounding_slack",
+]
+
+_HOMES = {
+    "Ball": "constraints",
+    "Fixed": "constraints",
+    "Frobenius": "constraints",
+    "LipschitzModule": "module",
+    "Orthogonal": "constraints",
+    "PrivacyEngine": "engine",
+    "Spectral": "constraints",
+    "decode_weights": "weights",
+    "rounding_slack": "precision",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name on first use."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = import_module(f".runtime.{_HOMES.get(name, name)}", __name__)
+    value = getattr(home, name) if name in _HOMES else home
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,332 @@
+"""Stateless operations with known Lipschitz constants.
+
+All work on [B, *example] with any B, zero included. Axes count within the example (axis 0 is dimension 1;
+negative ones count from the end), so no operation here can reach across the batch. The stated constants are
+those of the exact map; what rounding adds is :func:`~.precision.rounding_slack`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812  (its name everywhere in this field)
+
+Sizes = tuple[int, ...]
+Pairs = tuple[tuple[int, int], ...]
+
+
+def _dimension(x: Tensor, axis: int) -> int:
+    """Return the dimension of ``x`` that ``axis`` of its examples is.
+
+    Raises:
+        ValueError: there is no such axis in an example.
+    """
+    rank = x.dim() - 1
+    if not -rank <= axis < rank:
+        raise ValueError(f"axis {axis} is outside an example of shape {tuple(x.shape[1:])}")
+    return axis % rank + 1
+
+
+def _columns(scale: Tensor, x: Tensor) -> Tensor:
+    """Give per-example numbers [B] the rank of ``x``."""
+    return scale.reshape(-1, *(1,) * (x.dim() - 1))
+
+
+def _norms(x: Tensor) -> Tensor:
+    """Return the norm of each example, [B], accumulated in float64."""
+    norms: Tensor = torch.linalg.vector_norm(_rows(x), dim=1, dtype=torch.float64)
+    return norms
+
+
+def _rows(x: Tensor) -> Tensor:
+    """Return each example as a row, [B, entries]."""
+    return x.flatten(1) if x.dim() > 1 else x[:, None]
+
+
+class _SortPairs(torch.autograd.Function):
+    """Sort two tensors entry by entry; the cotangents go back the way the values came."""
+
+    @staticmethod
+    def forward(ctx: Any, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(first > second)
+        return torch.minimum(first, second), torch.maximum(first, second)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, Tensor]:
+        (swapped,) = ctx.saved_tensors
+        low, high = cotangents
+        return torch.where(swapped, high, low), torch.where(swapped, low, high)
+
+
+def _call(function: Any, *arguments: Any) -> Any:
+    """Apply an autograd function; torch leaves ``apply`` untyped."""
+    return function.apply(*arguments)
+
+
+def group_sort(x: Tensor, group_size: int, axis: int = 0) -> Tensor:
+    """Sort ascending within consecutive groups of ``group_size`` entries of ``axis`` (Anil, Lucas, Grosse,
+    ICML 2019).
+
+    Formal guarantees: norm-preserving; the Jacobian is a permutation, so 1-Lipschitz.
+
+    Raises:
+        ValueError: the axis does not divide into such groups.
+    """
+    dimension = _dimension(x, axis)
+    if group_size < 1 or x.shape[dimension] % group_size:
+        raise ValueError(f"an axis of {x.shape[dimension]} entries does not divide into groups of {group_size}")
+    count = x.shape[dimension] // group_size
+    groups = x.reshape(*x.shape[:dimension], count, group_size, *x.shape[dimension + 1 :])
+    if group_size == 2:
+        pairs = _call(_SortPairs, groups.select(dimension + 1, 0), groups.select(dimension + 1, 1))
+        return torch.stack(pairs, dim=dimension + 1).reshape(x.shape)
+    return torch.sort(groups, dim=dimension + 1).values.reshape(x.shape)
+
+
+def max_min(x: Tensor, axis: int = 0) -> Tensor:
+    """Compare entry i of the first half of ``axis`` with entry i of the second: maxima first, then minima.
+
+    Formal guarantees: as for :func:`group_sort`. Faster than it, for halves are contiguous; pairs are other
+    ones.
+
+    Raises:
+        ValueError: the axis has an odd number of entries.
+    """
+    dimension = _dimension(x, axis)
+    if x.shape[dimension] % 2:
+        raise ValueError(f"an axis of {x.shape[dimension]} entries has no halves")
+    first, second = x.chunk(2, dim=dimension)
+    low, high = _call(_SortPairs, first, second)
+    return torch.cat((high, low), dim=dimension)
+
+
+def full_sort(x: Tensor, axis: int = 0) -> Tensor:
+    """Sort ascending along ``axis``. Norm-preserving and 1-Lipschitz."""
+    return x.sort(dim=_dimension(x, axis)).values
+
+
+def pad_zeros(x: Tensor, padding: Pairs) -> Tensor:
+    """Pad the last ``len(padding)`` axes with zeros, (lo, hi) an axis. Norm-preserving."""
+    return _pad(x, padding, 0.0)
+
+
+def _pad(x: Tensor, padding: Pairs, value: float) -> Tensor:
+    if not any(low or high for low, high in padding):
+        return x
+    return F.pad(x, [side for pair in reversed(padding) for side in pair], value=value)
+
+
+def _windows(x: Tensor, kernel: Sizes, stride: Sizes | None, padding: Pairs | None) -> tuple[Sizes, Pairs]:
+    """Fill in the defaults of a pooling: stride = kernel, no padding.
+
+    Raises:
+        ValueError: not one channel axis and one spatial axis for each entry of ``kernel``.
+    """
+    if x.dim() != len(kernel) + 2:
+        raise ValueError(f"pooling with {kernel} needs examples of rank {len(kernel) + 1}, not {x.dim() - 1}")
+    return stride or kernel, padding or ((0, 0),) * len(kernel)
+
+
+def _sum_pool(x: Tensor, kernel: Sizes, stride: Sizes, dilation: Sizes | None = None) -> Tensor:
+    """Sum each window of the last one to three axes of [B, C, *spatial]."""
+    if dilation and max(dilation) > 1:
+        convolve = (F.conv1d, F.conv2d, F.conv3d)[len(kernel) - 1]
+        ones = x.new_ones(x.shape[1], 1, *kernel)
+        return convolve(x, ones, None, stride, (0,) * len(kernel), dilation, x.shape[1])
+    if len(kernel) == 1:
+        return F.avg_pool2d(x.unsqueeze(-2), (1, *kernel), (1, *stride), divisor_override=1).squeeze(-2)
+    pool = F.avg_pool2d if len(kernel) == 2 else F.avg_pool3d
+    return pool(x, kernel, stride, divisor_override=1)
+
+
+def _taps(kernel: Sizes) -> int:
+    taps = 1
+    for size in kernel:
+        taps *= size
+    return taps
+
+
+def max_pool(
+    x: Tensor,
+    kernel: Sizes,
+    stride: Sizes | None = None,
+    padding: Pairs | None = None,
+    dilation: Sizes | None = None,
+) -> Tensor:
+    """Take the maximum of each window of [B, C, *spatial]; padding counts as -∞.
+
+    Formal guarantees: √m-Lipschitz, m = the most windows that one entry is in (each output passes its
+    cotangent to one entry).
+    """
+    stride, padding = _windows(x, kernel, stride, padding)
+    pool = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[len(kernel) - 1]
+    return pool(_pad(x, padding, -torch.inf), kernel, stride, 0, dilation or (1,) * len(kernel))
+
+
+def avg_pool(x: Tensor, kernel: Sizes, stride: Sizes | None = None, padding: Pairs | None = None) -> Tensor:
+    """Average each window of [B, C, *spatial]; padded zeros count, so that every divisor is the number T of
+    taps.
+
+    Formal guarantees: √(m/T)-Lipschitz, m = the most windows that one entry is in.
+    """
+    return scaled_avg_pool(x, kernel, stride, padding) / _taps(kernel)
+
+
+def scaled_avg_pool(x: Tensor, kernel: Sizes, stride: Sizes | None = None, padding: Pairs | None = None) -> Tensor:
+    """Return :func:`avg_pool` times the product of the kernel, i.e. the sum of each window. √(m·T)-Lipschitz."""
+    stride, padding = _windows(x, kernel, stride, padding)
+    return _sum_pool(_pad(x, padding, 0.0), kernel, stride)
+
+
+def global_avg_pool(x: Tensor, keep: bool = False) -> Tensor:
+    """Average [B, C, *spatial] over all P positions, to [B, C], or [B, C, 1, …] with ``keep``.
+    1/√P-Lipschitz.
+    """
+    return x.mean(dim=tuple(range(2, x.dim())), keepdim=keep)
+
+
+class _Root(torch.autograd.Function):
+    """Square root of sums of squares, with derivative 0 where the sum is too small for its quotient to be
+    trusted.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, squares: Tensor, taps: int) -> Tensor:
+        root = squares.sqrt()
+        ctx.save_for_backward(root)
+        ctx.floor = (taps * torch.finfo(squares.dtype).tiny / torch.finfo(squares.dtype).eps) ** 0.5
+        return root
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None]:
+        (root,) = ctx.saved_tensors
+        quotient = cotangents[0] / (2 * root)
+        return torch.where(root > ctx.floor, quotient, torch.zeros_like(quotient)), None
+
+
+def l2_pool(
+    x: Tensor,
+    kernel: Sizes,
+    stride: Sizes | None = None,
+    padding: Pairs | None = None,
+    dilation: Sizes | None = None,
+) -> Tensor:
+    """Return √Σx² of each window of [B, C, *spatial]: the plain operator, without an ε.
+
+    Formal guarantees: √m-Lipschitz and ‖output‖ ≤ √m·‖x‖, m = the most windows that one entry is in. The
+    gradient x/y is defined as 0 at 0, and wherever Σx² < T·tiny/eps, where squares lost to underflow could
+    make |x/y| exceed 1 (below 1e-14 in float32: no gradient worth having is lost). Half precision is computed
+    in float32.
+    """
+    stride, padding = _windows(x, kernel, stride, padding)
+    working = _pad(x.to(torch.promote_types(x.dtype, torch.float32)), padding, 0.0)
+    root: Tensor = _call(_Root, _sum_pool(working * working, kernel, stride, dilation), _taps(kernel))
+    return root.to(x.dtype)
+
+
+class _ClipNorm(torch.autograd.Function):
+    """Projection of each example on a ball; non-finite examples become zero."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, radius: float) -> Tensor:
+        ctx.radius = radius
+        ctx.save_for_backward(x)
+        scale, finite = _clip_scale(x, radius)
+        return torch.where(_columns(finite, x), x * _columns(scale.to(x.dtype), x), torch.zeros_like(x))
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None]:
+        (x,) = ctx.saved_tensors
+        scale, finite = _clip_scale(x, ctx.radius)
+        live = _columns(finite, x)
+        unit = torch.where(live, x / _columns(_norms(x).clamp_min(ctx.radius).to(x.dtype), x), torch.zeros_like(x))
+        radial = _rows(unit * cotangents[0]).sum(dim=1) * (scale < 1)
+        gradient = (cotangents[0] - unit * _columns(radial, x)) * _columns(scale.to(x.dtype), x)
+        return torch.where(live, gradient, torch.zeros_like(x)), None
+
+
+def _clip_scale(x: Tensor, radius: float) -> tuple[Tensor, Tensor]:
+    """Return the factor of each example [B], float64 and rounded down, and whether the example is finite."""
+    norms = _norms(x)
+    slack = (_rows(x).shape[1] + 2) * 2.0**-53
+    shrink = 1 - 2 * torch.finfo(x.dtype).eps - 3 * slack
+    scale = torch.where(norms > radius * (1 - slack), radius * shrink / norms, torch.ones_like(norms))
+    return scale, norms.isfinite()
+
+
+def clip_norm(x: Tensor, radius: float) -> Tensor:
+    """Project each example of [B, …] on the ball of ``radius``; an example with NaN or infinity becomes zero
+    first.
+
+    Examples inside keep their bits.
+
+    Formal guarantees: the exact norm of each result is at most ``radius``: a norm of n entries is taken in
+    float64, off by a relative n·2⁻⁵³ at most, and the factor is smaller than needed by that and by four units
+    of the dtype, more than scaling adds. (Entries that scaling makes subnormal may add 2⁻¹⁴⁹·√n in float32,
+    2⁻²⁴·√n in float16.) Up to these units the map is 1-Lipschitz on finite examples; finite float64 examples
+    beyond 1e154 count as infinite.
+
+    Raises:
+        ValueError: the radius is not positive and finite.
+    """
+    if not 0 < radius < float("inf"):
+        raise ValueError(f"the radius of a ball must be positive and finite, not {radius}")
+    clipped: Tensor = _call(_ClipNorm, x, radius)
+    return clipped
+
+
+class _ClipGradient(torch.autograd.Function):
+    """Identity whose cotangent is clipped example by example."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bound: float) -> Tensor:
+        ctx.bound = bound
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None]:
+        return clip_norm(cotangents[0], ctx.bound), None
+
+
+def clip_gradient(x: Tensor, bound: float) -> Tensor:
+    """Return ``x``; on the way back clip the cotangent of each example to ``bound`` and zero a non-finite
+    one.
+
+    ``bound`` is for the cotangent that really arrives: of a criterion that divides by b, it is C/b. Modules
+    use :meth:`~.module.LipschitzModule.clip_gradient`, which divides.
+
+    Formal guarantees: the cotangent of each example that leaves has norm ≤ ``bound``, as in
+    :func:`clip_norm`.
+
+    Raises:
+        ValueError: the bound is not positive and finite.
+    """
+    if not 0 < bound < float("inf"):
+        raise ValueError(f"the bound of a gradient must be positive and finite, not {bound}")
+    same: Tensor = _call(_ClipGradient, x, bound)
+    return same
+
+
+def space_to_depth(x: Tensor, r: int) -> Tensor:
+    """Move r × r blocks of [B, C, H, W] to channels: [B, C·r², H/r, W/r]. A permutation (torch's
+    pixel_unshuffle).
+    """
+    return F.pixel_unshuffle(x, r)
+
+
+def depth_to_space(x: Tensor, r: int) -> Tensor:
+    """Undo :func:`space_to_depth`: [B, C·r², H, W] to [B, C, H·r, W·r]."""
+    return F.pixel_shuffle(x, r)
+
+
+def patches(x: Tensor, k: int) -> Tensor:
+    """Cut [B, C, H, W] into k × k patches, row by row: [B, H/k·W/k, C·k²]. A permutation.
+
+    Raises:
+        ValueError: the patches do not tile the image.
+    """
+    if x.shape[-2] % k or x.shape[-1] % k:
+        raise ValueError(f"patches of {k} × {k} do not tile an image of {tuple(x.shape[-2:])}")
+    return F.pixel_unshuffle(x, k).flatten(2).transpose(1, 2)

@@ -1,0 +1,236 @@
+"""Layers whose weights live in a constraint set, and know it.
+
+A :class:`ConstrainedLayer` names, for each of its own parameters, the constraint set and the linear map that
+the parameter stands for. Parameters are called ``weight`` and ``bias``. A layer works on [B, …]; positions
+and channels are as in torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812  (its name everywhere in this field)
+
+from .constraints import Ball, Constraint, Spectral
+from .functional import pad_zeros
+from .operators import Convolution, Operator, Padding, PaddingMode, Translation
+from .operators import Dense as DenseMap
+
+BiasBound = float | Constraint | None
+"""‖bias‖ ≤ a float, or a constraint of its own, or no bias."""
+
+
+class ConstrainedLayer(nn.Module):
+    """Base of layers with constrained parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._constraints: dict[str, tuple[Constraint, Operator]] = {}
+
+    @property
+    def constraints(self) -> Mapping[str, tuple[Constraint, Operator]]:
+        """Constraint and linear map of each parameter, by its name in this layer."""
+        return MappingProxyType(self._constraints)
+
+    def _constrain(self, name: str, value: Tensor, constraint: Constraint, operator: Operator) -> None:
+        """Add a parameter that starts at ``value``, projected."""
+        start = constraint.project(value, operator)
+        self.register_parameter(name, nn.Parameter(start, requires_grad=constraint.trainable))
+        self._constraints[name] = (constraint, operator)
+
+    def _constrain_bias(self, shape: tuple[int, ...], bound: BiasBound) -> None:
+        if bound is None:
+            self.register_parameter("bias", None)
+            return
+        constraint = bound if isinstance(bound, Constraint) else Ball(bound)
+        self._constrain("bias", torch.zeros(shape), constraint, Translation())
+
+    @torch.no_grad()
+    def project_(self) -> None:
+        """Put every parameter back into its constraint set; those certified inside keep their bits.
+
+        Raises:
+            ValueError: a parameter is not finite.
+        """
+        for name, (constraint, operator) in self._constraints.items():
+            parameter = self.get_parameter(name)
+            projected = constraint.project(parameter.detach(), operator)
+            if projected.data_ptr() != parameter.data_ptr():
+                parameter.copy_(projected)
+
+    def certified_norms(self) -> dict[str, float]:
+        """Return a certified bound of the current norm of each parameter: operator norm of a weight, length
+        of a bias.
+        """
+        return {
+            name: operator.norm(self.get_parameter(name)).bound
+            for name, (_, operator) in self._constraints.items()
+        }
+
+
+def _orthogonal(blocks: Tensor) -> Tensor:
+    """Return a random matrix with orthonormal rows or columns, one for each block of [groups, rows, columns]."""
+    return torch.stack([nn.init.orthogonal_(torch.empty_like(block)) for block in blocks])
+
+
+class Dense(ConstrainedLayer):
+    """x ↦ x·Wᵀ + b on the trailing axis, at every position of the others.
+
+    Args:
+        in_features, out_features: sizes; ``weight`` is [out_features, in_features].
+        bias: ‖bias‖ ≤ this; None for none.
+        constraint: of the weight. It starts semi-orthogonal, scaled to the bound.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(
+        self, in_features: int, out_features: int, bias: BiasBound = None, constraint: Constraint | None = None
+    ) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        constraint, operator = constraint or Spectral(), DenseMap()
+        start = nn.init.orthogonal_(torch.empty(out_features, in_features))
+        self._constrain("weight", constraint.fill(start, operator), constraint, operator)
+        self._constrain_bias((out_features,), bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [B, …, in_features] to [B, …, out_features]."""
+        return F.linear(x, self.weight, self.bias)
+
+    def extra_repr(self) -> str:
+        """Return the sizes."""
+        return f"{self.in_features}, {self.out_features}"
+
+
+class _Conv(ConstrainedLayer):
+    """Convolution of the rank that a subclass sets.
+
+    Args:
+        in_channels, out_channels: C and F; ``weight`` is [F, C/groups, *kernel_size].
+        kernel_size, input_size, stride, dilation: one integer an axis; stride and dilation default to 1.
+        reads, taps: counts of the geometry, see :class:`~.operators.Convolution`; made by the compiler.
+        padding: (lo, hi) an axis; default none.
+        padding_mode: "zeros" or "circular".
+        bias: ‖bias‖ ≤ this, the F numbers that every position adds; None for none.
+        constraint: of the kernel, in the norm of the convolution at ``input_size``. The kernel starts
+            orthogonal as a matrix [F, C·k], scaled so that the certified norm of the convolution is the
+            bound.
+
+    Raises:
+        ValueError: the geometry is not that of a convolution.
+    """
+
+    rank: int
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: tuple[int, ...],
+        input_size: tuple[int, ...],
+        reads: int,
+        taps: int,
+        stride: tuple[int, ...] | None = None,
+        padding: Padding | None = None,
+        dilation: tuple[int, ...] | None = None,
+        groups: int = 1,
+        padding_mode: PaddingMode = "zeros",
+        bias: BiasBound = None,
+        constraint: Constraint | None = None,
+    ) -> None:
+        super().__init__()
+        if len(kernel_size) != self.rank or in_channels % groups or out_channels % groups:
+            raise ValueError(
+                f"{type(self).__name__}: kernel {kernel_size}, {in_channels}→{out_channels}, {groups} groups"
+            )
+        ones = (1,) * self.rank
+        self.operator = Convolution(
+            kernel_size, input_size, reads, taps, stride or ones, padding or ((0, 0),) * self.rank, dilation or ones,
+            groups, padding_mode,
+        )  # fmt: skip
+        constraint = constraint or Spectral()
+        start = torch.empty(out_channels, in_channels // groups, *kernel_size)
+        start = _orthogonal(self.operator.matrix(start)).reshape(start.shape)
+        self._constrain("weight", constraint.fill(start, self.operator), constraint, self.operator)
+        self._constrain_bias((out_channels,), bias)
+
+    def _padded(self, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+        """Pad as far as the convolution itself cannot; return what it must still add on both sides."""
+        pairs = self.operator.padding
+        if self.operator.padding_mode == "zeros":
+            if all(low == high for low, high in pairs):
+                return x, tuple(low for low, _ in pairs)
+            return pad_zeros(x, pairs), (0,) * self.rank
+        for axis, (low, high) in enumerate(pairs, start=2):
+            size = x.shape[axis]
+            x = torch.cat([x.narrow(axis, size - low, low), x, x.narrow(axis, 0, high)], dim=axis)
+        return x, (0,) * self.rank
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [B, C, *input_size] to [B, F, *output_size].
+
+        Raises:
+            ValueError: another size, for which the certified norm would not hold.
+        """
+        if tuple(x.shape[2:]) != self.operator.input_size:
+            raise ValueError(f"compiled for inputs of size {self.operator.input_size}, got {tuple(x.shape[2:])}")
+        x, padding = self._padded(x)
+        convolve = (F.conv1d, F.conv2d, F.conv3d)[self.rank - 1]
+        op = self.operator
+        return convolve(x, self.weight, self.bias, op.stride, padding, op.dilation, op.groups)
+
+    def extra_repr(self) -> str:
+        """Return the geometry."""
+        return repr(self.operator)
+
+
+class Conv1d(_Conv):
+    """One-dimensional convolution of [B, C, W]."""
+
+    rank = 1
+
+
+class Conv2d(_Conv):
+    """Two-dimensional convolution of [B, C, H, W]."""
+
+    rank = 2
+
+
+class Conv3d(_Conv):
+    """Three-dimensional convolution of [B, C, D, H, W]."""
+
+    rank = 3
+
+
+class Bias(ConstrainedLayer):
+    """x ↦ x + bias, broadcast from the trailing axes.
+
+    Args:
+        shape: of ``bias``, aligned with the last axes of an example.
+        bound: ‖bias‖ ≤ this, over the stored entries, not over the positions that share them.
+    """
+
+    bias: Tensor
+
+    def __init__(self, shape: tuple[int, ...], bound: float | Constraint) -> None:
+        super().__init__()
+        self._constrain_bias(shape, bound)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [B, …] to [B, …].
+
+        Raises:
+            ValueError: the bias does not broadcast into an example, or would meet the batch axis.
+        """
+        shape = tuple(self.bias.shape)
+        tail = tuple(x.shape[1:])[-len(shape) :] if shape else ()
+        if len(tail) != len(shape) or any(own not in (1, size) for own, size in zip(shape, tail, strict=True)):
+            raise ValueError(f"a bias of shape {shape} does not fit examples of shape {tuple(x.shape[1:])}")
+        return x + self.bias

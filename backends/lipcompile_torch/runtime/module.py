@@ -1,0 +1,238 @@
+"""The base class of emitted modules: a network that knows its domain, its bounds and its constraints."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+from numpy import floating
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from . import functional
+from .layers import ConstrainedLayer
+from .weights import decode_weights
+
+__all__ = ["GateRecord", "LipschitzModule", "decode_weights"]
+
+
+@dataclass
+class GateRecord:
+    """What flowed back through the end of a module since the last reset.
+
+    Args:
+        examples: number of examples, over all backward passes.
+        largest: largest norm of the cotangent of one example, times the normaliser: at most L if the
+            criterion was the module's own. A 0-dim tensor, so that nobody waits for the device; NaN if a
+            cotangent was. None if nothing flowed back.
+    """
+
+    examples: int = 0
+    largest: Tensor | None = None
+
+    def reset(self) -> None:
+        """Forget."""
+        self.examples, self.largest = 0, None
+
+    def record(self, cotangent: Tensor, normaliser: float) -> None:
+        """Note a cotangent [B, …]."""
+        self.examples += len(cotangent)
+        rows = cotangent.detach().reshape(len(cotangent), math.prod(cotangent.shape[1:]))
+        norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.promote_types(rows.dtype, torch.float32))
+        known = norms.new_zeros(1) if self.largest is None else self.largest.reshape(1).to(norms)
+        self.largest = torch.cat((norms * normaliser, known)).amax()
+
+
+class _Gate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, module: LipschitzModule) -> Tensor:
+        ctx.module = module
+        return output.view_as(output)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None]:
+        ctx.module.gate.record(cotangents[0], ctx.module.normaliser)
+        return cotangents[0], None
+
+
+class LipschitzModule(nn.Module):
+    """A network whose per-example gradients are bounded, for every input and every label, while its weights
+    are projected.
+
+    Subclasses set the class attributes, build :class:`~.layers.ConstrainedLayer` parts in ``__init__`` and
+    end it with ``self.project_()``; ``forward`` begins with :meth:`clip_input` and ends with :meth:`release`.
+
+    Attributes:
+        input_shape: shape of one example.
+        input_norm: X_0, bound of the norm of one example.
+        input_trusted: the caller vouches for ``input_norm``: inputs are not clipped.
+        lipschitz: certified Lipschitz constant of the output in the input.
+        loss_lipschitz: L, Lipschitz constant of the loss in the output.
+        certificate: the derivation this module was emitted from.
+        bounds: K_p, bound of ‖∂ loss of one example / ∂p‖, by parameter name; exactly the trainable
+            parameters.
+        normaliser: b, what :meth:`criterion` divides the sum over the batch by; set by the engine.
+        gate: what flowed back; read and reset by the engine at every step.
+
+    Formal guarantees: after :meth:`project_` and for inputs of ``input_shape``, ‖∂ per_example_loss[i]/∂p‖ ≤
+    ``gradient_bounds()[p]`` in real arithmetic, given that the subclass is what its certificate describes;
+    rounding adds :func:`~.precision.rounding_slack`.
+    """
+
+    input_shape: ClassVar[tuple[int, ...]]
+    input_norm: ClassVar[float]
+    input_trusted: ClassVar[bool] = False
+    lipschitz: ClassVar[float]
+    loss_lipschitz: ClassVar[float]
+    certificate: ClassVar[Mapping[str, Any]]
+    bounds: ClassVar[Mapping[str, float]]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.normaliser: float = 1.0
+        self.gate = GateRecord()
+        self.register_load_state_dict_post_hook(_project_after_loading)  # type: ignore[no-untyped-call]
+
+    @property
+    def loss_cotangent_bound(self) -> float:
+        """L: what ``gate.largest`` must not exceed, up to rounding."""
+        return self.loss_lipschitz
+
+    @abstractmethod
+    def per_example_loss(self, output: Tensor, target: Tensor) -> Tensor:
+        """Return the loss of each example, [B]."""
+
+    def criterion(self, output: Tensor, target: Tensor) -> Tensor:
+        """Return the sum of the losses over the batch, divided by the fixed normaliser; 0-dim. Call
+        ``backward()`` on it.
+        """
+        return self.per_example_loss(output, target).sum() / self.normaliser
+
+    def clip_input(self, x: Tensor) -> Tensor:
+        """Return inputs [B, *input_shape] with each example clipped to ``input_norm``, unless the input is
+        trusted.
+
+        Raises:
+            ValueError: another shape, or not floating point.
+        """
+        if x.dim() == 0 or tuple(x.shape[1:]) != tuple(self.input_shape):
+            raise ValueError(
+                f"expected inputs of shape [B, {', '.join(map(str, self.input_shape))}], got {tuple(x.shape)}"
+            )
+        if not x.is_floating_point():
+            raise ValueError(
+                f"expected floating point inputs, got {x.dtype}: convert and scale them, e.g. x.float() / 255"
+            )
+        return x if self.input_trusted else functional.clip_norm(x, self.input_norm)
+
+    def clip_gradient(self, x: Tensor, bound: float) -> Tensor:
+        """Return ``x``; on the way back clip the cotangent of each example's own loss to ``bound``.
+
+        The criterion divides by the normaliser, so what is clipped here is ``bound``/normaliser (design
+        notes, trap 12).
+        """
+        return functional.clip_gradient(x, bound / self.normaliser)
+
+    def release(self, output: Tensor) -> Tensor:
+        """Return ``output`` through the gate, which notes what flows back."""
+        if not torch.is_grad_enabled():
+            return output
+        gated: Tensor = _Gate.apply(output, self)  # type: ignore[no-untyped-call]
+        return gated
+
+    def gradient_bounds(self) -> dict[str, float]:
+        """Return K_p by parameter name, for weights in their constraint sets."""
+        return dict(self.bounds)
+
+    def certified_norms(self) -> dict[str, float]:
+        """Return a certified norm of each parameter as it is now, by name."""
+        return {
+            f"{prefix}.{name}" if prefix else name: norm
+            for prefix, layer in self._constrained()
+            for name, norm in layer.certified_norms().items()
+        }
+
+    def project_(self) -> None:
+        """Put every parameter back into its constraint set, certified; check that none escapes.
+
+        Raises:
+            ValueError: a parameter is not finite.
+            RuntimeError: a parameter is not governed by exactly one constraint, or is trained without a
+            bound.
+        """
+        self.check_parameters()
+        for _, layer in self._constrained():
+            layer.project_()
+
+    def _constrained(self) -> list[tuple[str, ConstrainedLayer]]:
+        return [(name, part) for name, part in self.named_modules() if isinstance(part, ConstrainedLayer)]
+
+    def check_parameters(self) -> None:
+        """Check that every parameter, by name, is governed by one constraint and, if trainable, has a
+        gradient bound.
+
+        Raises:
+            RuntimeError: a parameter is foreign, shared under several names, missing, or trained without a
+            bound.
+        """
+        present = dict(self.named_parameters(remove_duplicate=False))
+        governed = {
+            f"{prefix}.{name}" if prefix else name
+            for prefix, layer in self._constrained()
+            for name in layer.constraints
+        }
+        uses = Counter(map(id, present.values()))
+        _refuse(sorted(name for name in present if uses[id(present[name])] > 1), "shared under several names")
+        _refuse(
+            sorted(present.keys() - governed), "not governed by a constraint: added or wrapped after compilation"
+        )
+        _refuse(sorted(governed - present.keys()), "missing: removed or reparametrised after compilation")
+        trained = {name for name, parameter in present.items() if parameter.requires_grad}
+        _refuse(
+            sorted(trained - self.bounds.keys()), "trainable, but compiled as frozen: it has no gradient bound"
+        )
+
+    def load_initial_weights(self, arrays: Mapping[str, NDArray[floating]]) -> None:
+        """Copy arrays into the parameters of the same names, all of them, and project.
+
+        Raises:
+            ValueError: names or shapes differ, or an entry is not finite.
+        """
+        parameters = dict(self.named_parameters())
+        if arrays.keys() != parameters.keys():
+            raise ValueError(
+                f"initial weights do not match the parameters: {sorted(arrays.keys() ^ parameters.keys())}"
+            )
+        with torch.no_grad():
+            for name, parameter in parameters.items():
+                if arrays[name].shape != tuple(parameter.shape):
+                    raise ValueError(
+                        f"initial {name}: shape {arrays[name].shape}, expected {tuple(parameter.shape)}"
+                    )
+                parameter.copy_(torch.from_numpy(arrays[name]))
+        self.project_()
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
+        """Convert dtype or device as ``nn.Module`` does; project, since another dtype rounds weights out of
+        their sets.
+        """
+        before = {parameter.dtype for parameter in self.parameters()}
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if {parameter.dtype for parameter in self.parameters()} != before:
+            self.project_()
+        return self
+
+
+def _project_after_loading(module: LipschitzModule, _: object) -> None:
+    """Loaded weights must lie in their constraint sets like any others."""
+    module.project_()
+
+
+def _refuse(names: list[str], reason: str) -> None:
+    if names:
+        raise RuntimeError(f"parameters {', '.join(names)}: {reason}; the privacy analysis does not hold for them")

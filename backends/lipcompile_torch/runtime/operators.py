@@ -1,0 +1,281 @@
+"""Linear maps that a weight stands for, and their certified norms.
+
+A weight alone has no operator norm: a kernel becomes a map only with its input size, stride, dilation and
+padding. An :class:`Operator` holds these and answers three questions: what is the certified norm, what is the
+matrix whose singular values orthogonalisation should even out, and how far can rounding of the entries move
+the norm.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .norms import EuclideanNorm, GramStack, Norm, OperatorNorm, gram_stack, matrix_norm, normalised
+
+PaddingMode = Literal["zeros", "circular"]
+Padding = tuple[tuple[int, int], ...]
+
+FREQUENCY_FLOPS = 4e9
+"""Above this many floating point operations for the Gram matrices over all frequencies, the reshape bounds
+are used.
+"""
+
+_UNIT = 2.0**-53
+_PHASE_ERROR = 128 * _UNIT  # of cos and sin of at most three summed fractions of a turn, computed in float64
+
+
+class Operator(ABC):
+    """How a parameter acts on its input."""
+
+    @abstractmethod
+    def norm(self, weight: Tensor) -> Norm:
+        """Return the certified norm of the map that ``weight`` stands for."""
+
+    @abstractmethod
+    def matrix(self, weight: Tensor) -> Tensor:
+        """Return the entries as matrices [groups, rows, columns] whose singular values orthogonalisation
+        evens out.
+        """
+
+
+@dataclass(frozen=True)
+class Dense(Operator):
+    """A matrix [out, in] applied to the trailing axis, at any number of positions."""
+
+    def norm(self, weight: Tensor) -> OperatorNorm:
+        """Return the spectral norm."""
+        return matrix_norm(weight)
+
+    def matrix(self, weight: Tensor) -> Tensor:
+        """Return the matrix itself, as a stack of one."""
+        return weight[None]
+
+
+@dataclass(frozen=True)
+class Translation(Operator):
+    """A bias, added to its input: only its Euclidean norm matters."""
+
+    def norm(self, weight: Tensor) -> EuclideanNorm:
+        """Return the Euclidean norm."""
+        return EuclideanNorm(weight)
+
+    def matrix(self, weight: Tensor) -> Tensor:
+        """Return the entries as one row."""
+        return weight.reshape(1, 1, -1)
+
+
+class _Axis(NamedTuple):
+    """One axis of the polyphase form: ``phases`` sub-grids, a circular ``grid``, outputs repeated ``repeats``
+    times.
+    """
+
+    phases: int
+    grid: int
+    repeats: int
+
+
+@dataclass(frozen=True)
+class Convolution(Operator):
+    """A convolution (cross-correlation, as in torch) of any rank with kernel [F, C/groups, *kernel_size].
+
+    Along each axis output o reads the input entries stride·o + dilation·t - lo, t = 0 … kernel-1, where
+    entries outside the input are zero (``padding_mode="zeros"``) or wrap around (``"circular"``).
+
+    Args:
+        kernel_size, input_size, stride, dilation: one integer an axis.
+        padding: (lo, hi) an axis.
+        reads: m, the largest number of (output position, tap) pairs that read one input entry, counted by the
+            compiler.
+        taps: r·v, v the most taps one output uses, r the most outputs that read one entry through the same
+            tap.
+
+    Formal guarantees: ``norm(K).bound`` is at least the operator norm, by the smallest of
+
+    1. √reads·‖reshape(K, F × C·k)‖: the map is reshape(K) after the gathering of patches, which copies each
+       entry at most ``reads`` times;
+    2. √taps·‖reshape(K, C × F·k)‖ (design notes, section 5);
+    3. the frequency bound. Split input entry i + lo = s·q + φ and tap position d·t = s·a + φ: the output at o
+       is Σ_φ Σ_a K_φ[a]·x_φ[o + a], a convolution of stride one with C·s channels, ⌊d(k-1)/s⌋ + 1 = A
+       positions of the kernel, O outputs and Q positions q of the input. On a circular grid of min(O, Q) + A
+       - 1 no two of its terms alias: if O is the smaller, the O outputs read at most O + A - 1 consecutive
+       positions; else the Q inputs reach at most Q + A - 1 consecutive outputs. So the map is (restriction) ∘
+       (circulant) ∘ (embedding), both with norm ≤ 1, and the norm of a circulant is the largest norm among
+       the matrices K̂(ω), F × C·s, of its Fourier transform. With circular padding the grid is the input
+       itself, n/s positions when s divides n, else n positions of which the stride keeps some; O outputs on a
+       grid of N are each repeated at most ⌈O/N⌉ times, which costs the root of that. (Singular values of
+       circulants: Sedghi, Gupta, Long, ICLR 2019; bounds for zero padding: Delattre et al., ICML 2023.)
+
+    Each holds per group; the map is block diagonal over groups, so its norm is the largest among them.
+    """
+
+    kernel_size: tuple[int, ...]
+    input_size: tuple[int, ...]
+    reads: int
+    taps: int
+    stride: tuple[int, ...]
+    padding: Padding
+    dilation: tuple[int, ...]
+    groups: int = 1
+    padding_mode: PaddingMode = "zeros"
+
+    def __post_init__(self) -> None:
+        """Refuse geometries that do not describe a convolution."""
+        rank = len(self.kernel_size)
+        if {len(self.input_size), len(self.stride), len(self.padding), len(self.dilation)} != {rank}:
+            raise ValueError(
+                f"kernel {self.kernel_size}: input size, stride, padding and dilation need {rank} entries"
+            )
+        if (
+            min(
+                *self.kernel_size,
+                *self.input_size,
+                *self.stride,
+                *self.dilation,
+                self.reads,
+                self.taps,
+                self.groups,
+            )
+            < 1
+        ):
+            raise ValueError("sizes, strides, dilations and counts of a convolution are positive")
+        if min(min(pair) for pair in self.padding) < 0 or min(self.output_size) < 1:
+            raise ValueError(f"padding {self.padding} leaves no output, or is negative")
+        if self.padding_mode not in ("zeros", "circular"):
+            raise ValueError(f"unknown padding mode {self.padding_mode!r}: zeros or circular")
+        if self.padding_mode == "circular" and any(
+            max(p) > n for p, n in zip(self.padding, self.input_size, strict=True)
+        ):
+            raise ValueError(f"circular padding {self.padding} wraps more than once around {self.input_size}")
+
+    def _span(self, axis: int) -> int:
+        """Distance between the first and the last tap."""
+        return self.dilation[axis] * (self.kernel_size[axis] - 1)
+
+    def _outputs(self, axis: int, stride: int) -> int:
+        return (self.input_size[axis] + sum(self.padding[axis]) - self._span(axis) - 1) // stride + 1
+
+    @property
+    def output_size(self) -> tuple[int, ...]:
+        """Number of outputs along each axis."""
+        return tuple(self._outputs(axis, stride) for axis, stride in enumerate(self.stride))
+
+    def _axis(self, axis: int) -> _Axis:
+        size, stride, low = self.input_size[axis], self.stride[axis], self.padding[axis][0]
+        if self.padding_mode == "circular":
+            phases = stride if size % stride == 0 else 1
+            return _Axis(phases, size // phases, math.ceil(self._outputs(axis, phases) * phases / size))
+        positions = (low + size - 1) // stride - low // stride + 1
+        return _Axis(stride, min(self._outputs(axis, stride), positions) + self._span(axis) // stride, 1)
+
+    @property
+    def _axes(self) -> list[_Axis]:
+        return [self._axis(axis) for axis in range(len(self.kernel_size))]
+
+    def _frequencies_pay(self, weight: Tensor) -> bool:
+        """Whether the Gram matrices over all frequencies stay within the budget."""
+        filters, channels = (
+            weight.shape[0] // self.groups,
+            weight.shape[1] * math.prod(a.phases for a in self._axes),
+        )
+        grid = math.prod(a.grid for a in self._axes) / 2
+        return 8.0 * grid * self.groups * filters * channels * min(filters, channels) <= FREQUENCY_FLOPS
+
+    def _frequencies_win(self) -> bool:
+        """Whether the frequency bound is never above the two others, by the triangle inequality over taps."""
+        per_phase = math.prod(
+            -(-k * math.gcd(axis.phases, d) // axis.phases)
+            for k, axis, d in zip(self.kernel_size, self._axes, self.dilation, strict=True)
+        )
+        repeated = any(axis.repeats > 1 for axis in self._axes)
+        return not repeated and self.reads >= per_phase and self.taps >= math.prod(self.kernel_size)
+
+    def _grouped(self, kernel: Tensor) -> Tensor:
+        """Return [groups, F/groups, C/groups, taps]."""
+        return kernel.reshape(self.groups, -1, kernel.shape[1], math.prod(self.kernel_size))
+
+    def matrix(self, weight: Tensor) -> Tensor:
+        """Return the reshaped kernel [groups, F/groups, C/groups·taps]."""
+        return self._grouped(weight).flatten(2)
+
+    def norm(self, weight: Tensor) -> OperatorNorm:
+        """Return the certified norm of the convolution on inputs of ``input_size``."""
+        kernel, scale = normalised(weight)
+        frobenius = EuclideanNorm(kernel).bound
+        coarse = math.sqrt(self.reads) * frobenius * scale * (1 + 1e-12)
+        return OperatorNorm(self._stacks(kernel, scale, frobenius), coarse)
+
+    def _stacks(self, kernel: Tensor, scale: float, frobenius: float) -> Iterator[GramStack]:
+        frequencies = self._frequencies_pay(kernel)
+        if not (frequencies and self._frequencies_win()):
+            grouped, up = self._grouped(kernel), scale * (1 + 1e-12)
+            yield gram_stack(grouped.flatten(2), math.sqrt(self.reads) * up, frobenius)
+            yield gram_stack(grouped.transpose(1, 2).flatten(2), math.sqrt(self.taps) * up, frobenius)
+        if frequencies:
+            yield self._frequency_stack(kernel, scale, frobenius)
+
+    def _polyphase(self, kernel: Tensor) -> Tensor:
+        """Return [groups·F/groups·(C/groups·phases), positions]: the kernel of the stride-one form."""
+        axes = self._axes
+        positions = [self._span(i) // axis.phases + 1 for i, axis in enumerate(axes)]
+        sizes = [p * axis.phases for p, axis in zip(positions, axes, strict=True)]
+        spread = kernel.new_zeros(*kernel.shape[:2], *sizes)
+        every = [slice(None), slice(None)]
+        spread[(*every, *(slice(0, self._span(i) + 1, d) for i, d in enumerate(self.dilation)))] = kernel
+        pairs = [n for p, axis in zip(positions, axes, strict=True) for n in (p, axis.phases)]
+        rank = len(axes)
+        order = [0, 1, *(3 + 2 * i for i in range(rank)), *(2 + 2 * i for i in range(rank))]
+        return spread.reshape(*kernel.shape[:2], *pairs).permute(order).reshape(-1, math.prod(positions))
+
+    def _frequency_stack(self, kernel: Tensor, scale: float, frobenius: float) -> GramStack:
+        """Return the matrices K̂(ω) of the stride-one circular form, ω over half the grid: K is real.
+
+        The transform is a plain product with cosines and sines, whose rounding is a line to bound: each entry
+        is off by at most ε·Σ_t|K_t| with ε = γ_taps + phase error, so each matrix by ε·√taps·‖K‖_F.
+        """
+        axes, taps = self._axes, math.prod(self.kernel_size)
+        kernels = self._polyphase(kernel)
+        angles = _angles(axes, [self._span(i) // axis.phases + 1 for i, axis in enumerate(axes)], kernel.device)
+        transform = torch.complex(angles.cos() @ kernels.mT, angles.sin() @ kernels.mT)
+        channels = kernel.shape[1] * math.prod(axis.phases for axis in axes)
+        maps = transform.reshape(len(angles) * self.groups, -1, channels)
+        largest = math.sqrt(taps) * frobenius * (1 + 1e-12)
+        error = largest * (8 * (kernels.shape[1] + 2) * _UNIT + _PHASE_ERROR)
+        repeats = math.sqrt(math.prod(axis.repeats for axis in axes))
+        return gram_stack(maps, scale * repeats * (1 + 1e-12), largest, error)
+
+
+def _angles(axes: list[_Axis], positions: list[int], device: torch.device) -> Tensor:
+    """Return 2π·Σ_axis ω·position/grid, [frequencies, positions], the last axis of ω over half its grid.
+
+    The fractions are reduced modulo one in integers, so the error of an angle is a few roundings of at most
+    6π.
+    """
+    total = torch.zeros(1, 1, dtype=torch.float64, device=device)
+    for index, (axis, count) in enumerate(zip(axes, positions, strict=True)):
+        last = index == len(axes) - 1
+        frequency = torch.arange(axis.grid // 2 + 1 if last else axis.grid, device=device)
+        turns = (frequency[:, None] * torch.arange(count, device=device)) % axis.grid
+        turns_of_grid = turns.to(torch.float64) / axis.grid
+        total = (total[:, None, :, None] + turns_of_grid[None, :, None, :]).flatten(2).flatten(0, 1)
+    return 2 * math.pi * total
+
+
+def conv_norm_bound(kernel: Tensor, convolution: Convolution) -> Tensor:
+    """Return a certified upper bound of the operator norm of ``convolution`` with ``kernel`` [F, C/groups,
+    *k].
+
+    Formal guarantees: the 0-dim float64 result is at least the exact norm; see :class:`Convolution`.
+
+    Raises:
+        ValueError: the kernel does not have the declared size, or an entry is not finite.
+    """
+    if tuple(kernel.shape[2:]) != convolution.kernel_size or kernel.shape[0] % convolution.groups:
+        raise ValueError(f"kernel of shape {tuple(kernel.shape)} is not one of {convolution}")
+    return torch.tensor(convolution.norm(kernel).bound, dtype=torch.float64, device=kernel.device)
