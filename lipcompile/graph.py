@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import keyword
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lipcompile.diagnostics import Diagnostic, Location, Refusal
+from lipcompile.names import identifier
 from lipcompile.numbers import Scalar
 from lipcompile.ops.record import AnyLoss, AnyOp, Constraint, ParameterRule, Shape, Site
 
@@ -189,8 +189,7 @@ class GraphBuilder:
 
     def fresh(self, name: str) -> str:
         """Return `name` as an identifier that no other node has, and reserve it."""
-        base = "".join(c if c.isalnum() and c.isascii() else "_" for c in name) or "value"
-        base = f"n_{base}" if base[0].isdigit() or keyword.iskeyword(base) else base
+        base = identifier(name)
         candidate, count = base, 1
         while candidate in self._names:
             count += 1

@@ -48,15 +48,30 @@ class Expression:
         return ast.unparse(self.tree)
 
 
+def reference(program: str) -> Expression:
+    """Return a Python expression, given as text, as a traced number."""
+    return Expression(ast.parse(program, mode="eval").body)
+
+
 class UnboundSymbolError(ValueError):
     """A program was asked for a number that the model leaves open."""
 
 
 @dataclass(slots=True)
 class Traced:
-    """The domain of programs. `statements` are the assignments that the traced expressions rely on, in order."""
+    """The domain of programs. `assigned` holds the variables that traced expressions rely on, in order."""
 
-    statements: list[str] = field(default_factory=list)
+    assigned: dict[str, Expression] = field(default_factory=dict)
+
+    def program(self, *results: Expression) -> list[str]:
+        """Return the assignments that `results` need, in order."""
+        needed = {name for result in results for name in _names(result)}
+        kept: list[str] = []
+        for name, value in reversed(self.assigned.items()):
+            if name in needed:
+                needed |= _names(value)
+                kept.append(f"{name} = {value}")
+        return kept[::-1]
 
     def of(self, value: Scalar | int) -> Expression:
         """Write an exact scalar as the nearest double; raises UnboundSymbolError if it is symbolic."""
@@ -73,12 +88,13 @@ class Traced:
         """Assign `value` to a variable, unless it is one already."""
         if isinstance(value.tree, ast.Name | ast.Constant):
             return value
-        self.statements.append(f"{name} = {value}")
+        self.assigned[name] = value
         return Expression(ast.Name(name))
 
     def sqrt(self, x: Expression | Fraction | int) -> Expression:
         """Write a square root."""
-        return self._call("sqrt", x if isinstance(x, Expression) else self.of(Fraction(x)))
+        value = x if isinstance(x, Expression) else self.of(Fraction(x))
+        return value if _is(value, 1) else self._call("sqrt", value)
 
     def exp(self, x: Expression) -> Expression:
         """Write an exponential."""
@@ -111,5 +127,19 @@ def _constant(value: float) -> Expression:
 
 
 def _binary(left: Expression | int, operator: ast.operator, right: Expression | int) -> Expression:
-    trees = [side.tree if isinstance(side, Expression) else ast.Constant(side) for side in (left, right)]
-    return Expression(ast.BinOp(trees[0], operator, trees[1]))
+    """Write an operation; factors of 1 and terms of 0 are left out."""
+    first, second = (x if isinstance(x, Expression) else _constant(x) for x in (left, right))
+    neutral = 1 if isinstance(operator, ast.Mult | ast.Div) else 0
+    if _is(second, neutral):
+        return first
+    if _is(first, neutral) and isinstance(operator, ast.Mult | ast.Add):
+        return second
+    return Expression(ast.BinOp(first.tree, operator, second.tree))
+
+
+def _is(value: Expression, number: int) -> bool:
+    return isinstance(value.tree, ast.Constant) and value.tree.value == number
+
+
+def _names(value: Expression) -> set[str]:
+    return {node.id for node in ast.walk(value.tree) if isinstance(node, ast.Name)}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
-from lipcompile.numbers import N, Numbers, Scalar
+from lipcompile.numbers import N, Numbers, Scalar, text
 
 A = TypeVar("A")
 A_co = TypeVar("A_co", covariant=True)
@@ -30,6 +30,11 @@ class Constraint:
 
     kind: ConstraintKind
     bound: Scalar
+
+    def __str__(self) -> str:
+        if self.kind == "orthogonal":
+            return self.kind
+        return f"{'norm' if self.kind == 'ball' else self.kind}<={text(self.bound)}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,9 +34,13 @@ class Bounds(Generic[N]):
     total: N
 
 
-def derive(graph: Graph, num: Numbers[N]) -> Bounds[N]:
-    """Evaluate all rules of `graph` in the domain `num`."""
-    norm, gain = _forward(graph, num)
+def derive(graph: Graph, num: Numbers[N], current: Mapping[str, N] | None = None) -> Bounds[N]:
+    """Evaluate all rules of `graph` in the domain `num`.
+
+    `current` gives bounds of the parameters as they are (operator norm of a weight, length of a bias), by name, to
+    be used in place of what their constraints allow: bounds that follow the weights.
+    """
+    norm, gain = _forward(graph, num, current or {})
     seed = _loss_lipschitz(graph, num, norm[graph.output])
     cotangent = _Backward(graph, num, gain, through_clips=True).run(seed, "G")
     slope = _Backward(graph, num, gain, through_clips=False).run(num.of(1), "l")
@@ -44,23 +48,27 @@ def derive(graph: Graph, num: Numbers[N]) -> Bounds[N]:
     return Bounds(norm, gain, cotangent, slope, gradient, seed, _root_of_squares(num, list(gradient.values())))
 
 
-def _forward(graph: Graph, num: Numbers[N]) -> tuple[dict[str, N], dict[str, Sequence[N]]]:
+def _forward(
+    graph: Graph, num: Numbers[N], current: Mapping[str, N]
+) -> tuple[dict[str, N], dict[str, Sequence[N]]]:
     source = graph.input
     norm = {source.name: num.symbol("X_0", source.norm, "bound of the input norm")}
     gain: dict[str, Sequence[N]] = {}
     for node in graph.nodes:
         x = [norm[operand] for operand in node.inputs]
-        theta = _theta(graph, num, node)
+        theta = _theta(graph, num, node, current)
         gain[node.name] = node.op.lipschitz(num, node.site, x, theta)
         bound = node.op.norm(num, node.site, x, theta)
         norm[node.name] = num.let(f"X_{node.name}", bound, f"bound of the output norm of {node.name}")
     return norm, gain
 
 
-def _theta(graph: Graph, num: Numbers[N], node: Node) -> Mapping[str, N]:
-    """Operator norms of the node's parameters, from their constraints."""
+def _theta(graph: Graph, num: Numbers[N], node: Node, current: Mapping[str, N]) -> Mapping[str, N]:
+    """Bounds of the node's parameters: as they are, where that is given, else from their constraints."""
     return {
-        role: node.op.parameter(role).operator_norm(num, node.site, graph.parameters[name].constraint)
+        role: current[name]
+        if name in current
+        else node.op.parameter(role).operator_norm(num, node.site, graph.parameters[name].constraint)
         for role, name in node.parameters.items()
     }
 

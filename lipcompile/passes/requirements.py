@@ -8,7 +8,7 @@ from math import prod
 
 from lipcompile.derivation import Requirement, Requirements
 from lipcompile.diagnostics import Diagnostic, Refusal, Severity
-from lipcompile.graph import Graph
+from lipcompile.graph import Graph, Node
 from lipcompile.numbers import text
 
 # The first digits of a code say which requirement an error breaks; what is not listed concerns the layers.
@@ -20,6 +20,7 @@ def examine(graph: Graph) -> Iterator[Diagnostic]:
     yield from _loss(graph)
     yield from _input(graph)
     yield from _parameters(graph)
+    yield from _shared(graph)
 
 
 def requirements(graph: Graph | None, diagnostics: Sequence[Diagnostic]) -> Requirements:
@@ -72,6 +73,23 @@ def _parameters(graph: Graph) -> Iterator[Diagnostic]:
             "add a dense or convolutional layer, or freeze less",
             Severity.WARNING,
         )
+
+
+def _shared(graph: Graph) -> Iterator[Diagnostic]:
+    """A constraint is certified for one linear map: a weight that two different maps use would escape it."""
+    first: dict[str, Node] = {}
+    for node in graph.nodes:
+        for name in node.parameters.values():
+            other = first.setdefault(name, node)
+            if (other.op, other.site) != (node.op, node.site):
+                yield Diagnostic(
+                    "LIP308",
+                    f"`{name}` is shared by `{other.name}` and `{node.name}`, which are different maps",
+                    "share weights between layers of equal attributes and input shapes only",
+                    node=node.name,
+                    op=node.op.name,
+                    location=node.location,
+                )
 
 
 def _first(errors: Sequence[Diagnostic]) -> str:

@@ -1,0 +1,246 @@
+"""Derivation -> the text of a trainable PyTorch module. Needs no torch."""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+from lipcompile.reports.json_report import report
+
+import lipcompile
+from lipcompile.derivation import Analysis, Derivation
+from lipcompile.diagnostics import Diagnostic, InputError
+from lipcompile.graph import Graph
+from lipcompile.numbers.traced import Traced, reference
+from lipcompile.passes.bounds import derive
+
+from .expressions import below, constructor, expression, loss_expression, owner, variable
+from .runtime.weights import encode_weights
+
+WIDTH = 110
+
+
+class TorchBackend:
+    """The `torch` backend of the compiler."""
+
+    def emit(self, derivation: Derivation, follow_weights: bool = False) -> str:
+        """Return the module's text; see `emit`."""
+        return emit(derivation, follow_weights)
+
+    @property
+    def accounting(self) -> ModuleType:
+        """`lipcompile_torch.accounting`."""
+        return import_module("lipcompile_torch.accounting")
+
+    @property
+    def training(self) -> ModuleType:
+        """`lipcompile_torch.runtime.training`."""
+        return import_module("lipcompile_torch.runtime.training")
+
+
+BACKEND = TorchBackend()
+
+
+def emit(derivation: Derivation, follow_weights: bool = False) -> str:
+    """Return one Python file that defines `Model`, a `LipschitzModule` without constructor arguments.
+
+    With `follow_weights` its bounds are evaluated at the certified norms of the current weights instead of the
+    bounds of their constraints. Raises InputError if the model is rejected, or leaves a number open.
+    """
+    analysis = _complete(derivation)
+    graph = analysis.graph
+    body = [
+        *_attributes(analysis),
+        "",
+        *_constructor(graph),
+        "",
+        *_forward(graph),
+        "",
+        *_loss(graph),
+        *(["", *_following_bounds(graph)] if follow_weights else []),
+    ]
+    name = class_name(graph.name)
+    program = [f"class {name}(LipschitzModule):", f'    """The network {graph.name}."""', "", *_indent(body)]
+    footer = _footer(derivation, graph, name)
+    return "\n".join(
+        [*_header(derivation, analysis), *_imports("\n".join([*program, *footer])), *program, *footer, ""]
+    )
+
+
+def _complete(derivation: Derivation) -> Analysis:
+    """Return the analysis, if every number is known."""
+    analysis = derivation.analysis
+    if analysis is None:
+        raise InputError(derivation.diagnostics, derivation.source.text)
+    if analysis.graph.loss is None:
+        raise _missing("LIP213", "a module needs its loss to be trained", "declare one: --loss cross_entropy")
+    if analysis.total.value is None or analysis.lipschitz.value is None:
+        names = [d.name for d in analysis.definitions if d.expression is None and d.value is None]
+        listed = ", ".join(names)
+        raise _missing("LIP014", f"a module needs numbers, but {listed} has none", "use --input-norm or --set")
+    return analysis
+
+
+def _missing(code: str, message: str, help_line: str) -> InputError:
+    return InputError((Diagnostic(code, message, help_line),))
+
+
+def class_name(model: str) -> str:
+    """Return the class of a model: CamelCase, and no name that the file uses otherwise."""
+    words = re.findall(r"[A-Za-z0-9]+", model)
+    name = "".join(word[0].upper() + word[1:] for word in words) or "Network"
+    name = f"Model{name}" if name[0].isdigit() else name
+    return f"{name}Network" if name in {"Tensor", "F", "Model", "LipschitzModule", "Mapping"} else name
+
+
+def _header(derivation: Derivation, analysis: Analysis) -> list[str]:
+    source = derivation.source
+    origin = f"from {Path(source.path).name}, sha256 {source.sha256[:16]}"
+    return [
+        f'"""{source.name}: trains with differential privacy, without clipping the gradients of examples.',
+        "",
+        f"Emitted by lipcompile {lipcompile.__version__} {origin}.",
+        "Emit again instead of editing: the bounds hold for this very network.",
+        "",
+        "Bounds of the gradient of one example, by parameter, while the constraints hold:",
+        "",
+        *_table(analysis),
+        '"""',
+        "",
+    ]
+
+
+def _table(analysis: Analysis) -> list[str]:
+    rows = []
+    for name, parameter in analysis.graph.parameters.items():
+        bound = analysis.parameters.get(name)
+        shown = "frozen" if bound is None else f"{bound.value:.7g}"
+        rows.append((name, "x".join(map(str, parameter.shape)), str(parameter.constraint), shown))
+    widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
+    return [
+        "    " + "  ".join([*(cell.ljust(w) for cell, w in zip(row, widths, strict=False)), row[3]])
+        for row in rows
+    ]
+
+
+def _imports(program: str) -> list[str]:
+    """Return the imports that the program needs, in the order that formatters keep."""
+    used = {name for name in ("functional", "layers", "losses") if re.search(rf"\b{name}\.", program)}
+    used |= {name for name in ("Frobenius", "Orthogonal", "Spectral", "decode_weights") if f"{name}(" in program}
+    names = sorted({"LipschitzModule", *used}, key=lambda name: (name[0].islower(), name))
+    lines = ["from __future__ import annotations", "", "import json", ""]
+    lines += ["import torch"] if "torch." in program else []
+    lines += ["from torch import Tensor"]
+    lines += ["from torch.nn import functional as F"] if re.search(r"\bF\.", program) else []
+    lines += ["", f"from lipcompile_torch import {', '.join(names)}"]
+    if "num." in program:
+        lines += ["from lipcompile_torch.runtime import numbers as num"]
+    return [*lines, "", ""]
+
+
+def _attributes(analysis: Analysis) -> list[str]:
+    graph = analysis.graph
+    assert graph.input.norm is not None
+    bounds = [f'    "{name}": {bound.value!r},' for name, bound in analysis.parameters.items()]
+    return [
+        f"input_shape = {graph.input.shape}",
+        f"input_norm = {below(graph.input.norm)}",
+        f"input_trusted = {graph.input.trusted}",
+        f"lipschitz = {analysis.lipschitz.value!r}",
+        f"loss_lipschitz = {analysis.loss_lipschitz.value!r}",
+        "bounds = {",
+        *bounds,
+        "}",
+    ]
+
+
+def _constructor(graph: Graph) -> list[str]:
+    lines = ["def __init__(self) -> None:", "    super().__init__()"]
+    built: set[str] = set()
+    for node in graph.nodes:
+        if node.parameters and owner(node) not in built:
+            built.add(owner(node))
+            lines += _wrapped(f"    self.{owner(node)} = {constructor(graph, node)}")
+    frozen = [name for name, parameter in graph.parameters.items() if not parameter.trainable]
+    lines += [f"    self.{name}.requires_grad_(False)" for name in frozen]
+    imported = any(parameter.initial is not None for parameter in graph.parameters.values())
+    last = "self.load_initial_weights(decode_weights(_WEIGHTS))" if imported else "self.project_()"
+    return [*lines, f"    {last}"]
+
+
+def _forward(graph: Graph) -> list[str]:
+    source = variable(graph.input.name)
+    shapes = [", ".join(map(str, ("B", *shape))) for shape in (graph.input.shape, graph.shape(graph.output))]
+    lines = [
+        f"def forward(self, {source}: Tensor) -> Tensor:",
+        f'    """Map [{shapes[0]}] to [{shapes[1]}]."""',
+        f"    {source} = self.clip_input({source})",
+    ]
+    for node in graph.nodes:
+        lines += _wrapped(f"    {variable(node.name)} = {expression(node)}")
+    return [*lines, f"    return self.release({variable(graph.output)})"]
+
+
+def _loss(graph: Graph) -> list[str]:
+    return [
+        "def per_example_loss(self, output: Tensor, target: Tensor) -> Tensor:",
+        '    """Return the loss of each example, [B]."""',
+        *_wrapped(f"    return {loss_expression(graph)}"),
+    ]
+
+
+def _following_bounds(graph: Graph) -> list[str]:
+    """Write the rules themselves, evaluated at norms of the current weights."""
+    domain = Traced()
+    current = {name: reference(f"u['{name}']") for name in graph.parameters}
+    bounds = derive(graph, domain, current)
+    assert graph.input.norm is not None
+    return [
+        "def gradient_bounds(self) -> dict[str, float]:",
+        '    """Return K_p by parameter name, at the certified norms of the current weights."""',
+        "    u = self.certified_norms()",
+        f"    X_0 = {below(graph.input.norm)}",
+        *(
+            line
+            for statement in domain.program(*bounds.gradient.values())
+            for line in _wrapped(f"    {_qualified(statement)}")
+        ),
+        "    return {",
+        *(f'        "{name}": {_qualified(str(bound))},' for name, bound in bounds.gradient.items()),
+        "    }",
+    ]
+
+
+def _qualified(program: str) -> str:
+    return re.sub(r"\b(sqrt|exp|log|minimum|maximum|max_over)\(", r"num.\1(", program)
+
+
+def _footer(derivation: Derivation, graph: Graph, name: str) -> list[str]:
+    """The certificate and the imported weights, below what people read."""
+    certificate = json.dumps(report(derivation), indent=1)
+    lines = ["", "", *_text_constant("_CERTIFICATE", certificate.replace("\\", "\\\\"))]
+    initial = {n: p.initial for n, p in graph.parameters.items() if p.initial is not None}
+    if initial:
+        lines += ["", *_text_constant("_WEIGHTS", "\n".join(textwrap.wrap(encode_weights(initial), WIDTH)))]
+    return [*lines, "", f"{name}.certificate = json.loads(_CERTIFICATE)", f"Model = {name}"]
+
+
+def _text_constant(name: str, text: str) -> list[str]:
+    return [f'{name} = """\\', *text.split("\n"), '"""']
+
+
+def _indent(lines: list[str]) -> list[str]:
+    return [f"    {line}" if line else "" for line in lines]
+
+
+def _wrapped(line: str) -> list[str]:
+    """Break a call that is too long for a line after its opening parenthesis, as formatters do."""
+    if len(line) + 4 <= WIDTH or not line.endswith(")") or "(" not in line:
+        return [line]
+    margin = line[: len(line) - len(line.lstrip())]
+    head, _, rest = line.partition("(")
+    return [f"{head}(", f"{margin}    {rest[:-1]}", f"{margin})"]

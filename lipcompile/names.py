@@ -1,0 +1,30 @@
+"""Names that a layer cannot have, because the emitted module has attributes of these names.
+
+A test compares the list with the runtime's base class.
+"""
+
+from __future__ import annotations
+
+import keyword
+
+_ATTRIBUTES = """
+T_destination add_module apply bfloat16 bounds buffers call_super_init certificate certified_norms
+check_parameters children clip_gradient clip_input compile cpu criterion cuda double dump_patches eval
+extra_repr float forward gate get_buffer get_extra_state get_parameter get_submodule gradient_bounds half
+input_norm input_shape input_trusted ipu lipschitz load_initial_weights load_state_dict loss_cotangent_bound
+loss_lipschitz modules mtia named_buffers named_children named_modules named_parameters normaliser parameters
+per_example_loss project_ register_backward_hook register_buffer register_forward_hook register_forward_pre_hook
+register_full_backward_hook register_full_backward_pre_hook register_load_state_dict_post_hook
+register_load_state_dict_pre_hook register_module register_parameter register_state_dict_post_hook
+register_state_dict_pre_hook release requires_grad_ set_extra_state set_submodule share_memory state_dict to
+to_empty train training type xpu zero_grad
+"""
+RESERVED = frozenset(_ATTRIBUTES.split())
+
+
+def identifier(name: str) -> str:
+    """Return `name` as an identifier that an emitted module may use for a layer."""
+    base = "".join(c if c.isalnum() and c.isascii() else "_" for c in name) or "value"
+    if base[0].isdigit() or base[0] == "_":
+        base = f"n{base}" if base[0] == "_" else f"n_{base}"
+    return f"{base}_" if keyword.iskeyword(base) or base in RESERVED else base
