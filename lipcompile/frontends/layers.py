@@ -151,7 +151,8 @@ class Given:
         first = self.shapes[0]
         rank = self.spelling.rank if self.spelling.rank is not None else max(len(first) - 1, 0)
         chosen = self.positional if positional is None else positional
-        return bind(self.op.attributes, chosen, {**self.named, **changes}, rank)
+        also = ("bias", "constraint") if self.op.parameters else ()
+        return bind(self.op.attributes, chosen, {**self.named, **changes}, rank, also)
 
 
 def _attributes(given: Given, call: ast.Call) -> Any:

@@ -33,8 +33,17 @@ class ArgumentError(ValueError):
         self.argument, self.message, self.help = argument, message, help
 
 
-def bind(record: type[A], positional: Sequence[Argument], named: Mapping[str, Argument], rank: int) -> A:
-    """Build the attribute record `record` of an op with `rank` spatial axes; raises `ArgumentError`."""
+def bind(
+    record: type[A],
+    positional: Sequence[Argument],
+    named: Mapping[str, Argument],
+    rank: int,
+    also: Sequence[str] = (),
+) -> A:
+    """Build the attribute record `record` of an op with `rank` spatial axes; raises `ArgumentError`.
+
+    `also` lists arguments that the caller takes itself: they are offered when a name is misspelt.
+    """
     fields = _fields(record)
     names = list(fields)
     if len(positional) > len(names):
@@ -42,7 +51,7 @@ def bind(record: type[A], positional: Sequence[Argument], named: Mapping[str, Ar
     given: dict[str, Argument] = dict(zip(names, positional, strict=False))
     for name, value in named.items():
         if name not in fields:
-            raise ArgumentError(name, f"has no argument `{name}`", suggest(name, names))
+            raise ArgumentError(name, f"has no argument `{name}`", suggest(name, [*names, *also]))
         if name in given:
             raise ArgumentError(name, f"argument `{name}` is given twice")
         given[name] = value

@@ -1,0 +1,237 @@
+"""The .lip front end: what parses, what it means, and what is said of mistakes."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from lipcompile.derivation import Derivation
+from lipcompile.diagnostics import Diagnostic, InputError
+from lipcompile.frontends.options import ModelOptions
+from lipcompile.graph import Graph
+from lipcompile.numbers import Arithmetic, Symbol
+from lipcompile.pipeline import check, load
+
+HEAD = "model m { input x: tensor[4], norm <= 1\n"
+
+
+def write(folder: Path, text: str, name: str = "model.lip") -> str:
+    path = folder / name
+    path.write_text(text)
+    return str(path)
+
+
+def graph_of(folder: Path, text: str, options: ModelOptions | None = None) -> Graph:
+    loaded = load(write(folder, text), options or ModelOptions())
+    assert loaded.graph is not None, loaded.diagnostics
+    return loaded.graph
+
+
+def problems(folder: Path, text: str, options: ModelOptions | None = None) -> list[Diagnostic]:
+    loaded = load(write(folder, text), options or ModelOptions())
+    assert loaded.graph is None
+    return list(loaded.diagnostics)
+
+
+def values(derivation: Derivation) -> dict[str, float | None]:
+    assert derivation.analysis is not None, derivation.diagnostics
+    return {name: bound.value for name, bound in derivation.analysis.parameters.items()}
+
+
+def test_layers_act_on_the_value_above_or_on_a_name(tmp_path: Path) -> None:
+    graph = graph_of(tmp_path, HEAD + "a = dense(6); relu; b = dense(a, 6); add(a, b) dense(2) }")
+    assert [node.name for node in graph.nodes] == ["a", "b", "add", "dense"]
+    assert graph.nodes[1].inputs == ("a",)
+    assert graph.nodes[2].inputs == ("a", "b")
+    assert graph.shape("add") == (6,)
+
+
+def test_repeat_makes_parameters_of_its_own_each_time(tmp_path: Path) -> None:
+    graph = graph_of(tmp_path, HEAD + "repeat 3 { dense(4) } }")
+    assert list(graph.parameters) == ["dense.weight", "dense_2.weight", "dense_3.weight"]
+
+
+def test_blocks_bind_parameters_and_see_nothing_of_their_caller(tmp_path: Path) -> None:
+    block = "block wide(n, factor=2) { dense(n * factor) groupsort(2) }\n"
+    graph = graph_of(tmp_path, block + HEAD + "wide(4) wide(2, factor=3) }")
+    assert [node.shape for node in graph.nodes if node.op.name == "dense"] == [(8,), (6,)]
+    bad = problems(tmp_path, "block b() { dense(n) }\nmodel m { param n: int = 3; input x: tensor[4]\n b() }")
+    assert [d.code for d in bad] == ["LIP011"]
+
+
+def test_a_block_that_uses_itself_is_refused(tmp_path: Path) -> None:
+    found = problems(tmp_path, "block b() { b() }\n" + HEAD + "b() }")
+    assert [d.code for d in found] == ["LIP013"]
+
+
+def test_frozen_parameters_are_not_trained(tmp_path: Path) -> None:
+    graph = graph_of(tmp_path, HEAD + "frozen { dense(4, bias=1); relu } dense(4, constraint=fixed) dense(2) }")
+    trained = {name: parameter.trainable for name, parameter in graph.parameters.items()}
+    assert trained == {"dense.weight": False, "dense.bias": False, "dense_2.weight": False, "dense_3.weight": True}
+
+
+def test_branches_and_residuals(tmp_path: Path) -> None:
+    graph = graph_of(
+        tmp_path, HEAD + "branch { dense(3) } { dense(5) } -> concat residual(convex(0.25)) { relu } }"
+    )
+    concat, merge = graph.nodes[2], graph.nodes[4]
+    assert graph.shape(concat.name) == (8,)
+    assert merge.attributes.weights == (Fraction(3, 4), Fraction(1, 4))
+    assert merge.inputs == (concat.name, "relu")
+
+
+def test_split_names_its_parts(tmp_path: Path) -> None:
+    graph = graph_of(tmp_path, HEAD + "a, b = split(2, axis=0); add(a, b) }")
+    assert [(node.attributes.start, node.attributes.stop) for node in graph.nodes[:2]] == [(0, 2), (2, 4)]
+
+
+def test_literals_are_exact(tmp_path: Path) -> None:
+    graph = graph_of(tmp_path, "model m { input x: tensor[4], norm <= 0.1\n dense(2, constraint=spectral(1e-3)) }")
+    assert graph.input.norm == Fraction(1, 10)
+    assert graph.parameters["dense.weight"].constraint.bound == Fraction(1, 1000)
+
+
+def test_unvalued_parameters_stay_symbols(tmp_path: Path) -> None:
+    text = "model m { param c: real; input x: tensor[4], norm <= R\n dense(2, constraint=spectral(2 * c)) }"
+    graph = graph_of(tmp_path, text)
+    assert graph.input.norm == Symbol("R", "parameter R")
+    assert graph.parameters["dense.weight"].constraint.bound == Arithmetic(
+        "*", Fraction(2), Symbol("c", "parameter c")
+    )
+    bound = graph_of(tmp_path, text, ModelOptions(bindings={"c": Fraction(3), "R": Fraction(5)}))
+    assert bound.input.norm == 5
+    assert bound.parameters["dense.weight"].constraint.bound == 6
+
+
+def test_symbolic_bounds_have_formulas_and_no_value(tmp_path: Path) -> None:
+    text = "model m { input x: tensor[4], norm <= R\n dense(2, bias=0.5) loss hinge }"
+    derivation = check(write(tmp_path, text.replace("dense(2", "dense(1")))
+    assert derivation.analysis is not None
+    weight, bias = derivation.analysis.parameters["dense.weight"], derivation.analysis.parameters["dense.bias"]
+    assert (str(weight.expression), weight.value) == ("R", None)
+    assert (str(bias.expression), bias.value) == ("1", 1.0)
+
+
+def test_options_override_the_file(tmp_path: Path) -> None:
+    path = write(tmp_path, HEAD + "dense(1) loss hinge }")
+    assert values(check(path)) == {"dense.weight": 1.0}
+    assert values(check(path, ModelOptions(input_norm=Fraction(3), loss="hkr:alpha=4"))) == {"dense.weight": 15.0}
+
+
+def test_same_padding_keeps_the_size(tmp_path: Path) -> None:
+    text = 'model m { input x: tensor[1, 9, 9]\n conv2d(2, kernel=(3, 4), padding="same", dilation=2) }'
+    graph = graph_of(tmp_path, text)
+    assert graph.shape("conv2d") == (2, 9, 9)
+    assert graph.nodes[0].attributes.padding == ((2, 2), (3, 3))
+
+
+def test_imports_share_blocks_inside_the_folder(tmp_path: Path) -> None:
+    write(tmp_path, "block half() { dense(2) }", "blocks.lip")
+    graph = graph_of(tmp_path, 'import "blocks.lip"\n' + HEAD + "half() }")
+    assert graph.shape("dense") == (2,)
+    with pytest.raises(InputError) as caught:
+        load(write(tmp_path, 'import "../blocks.lip"\n' + HEAD + "}"), ModelOptions())
+    assert caught.value.diagnostics[0].code == "LIP015"
+
+
+def test_one_of_several_models_is_picked_by_name(tmp_path: Path) -> None:
+    path = write(tmp_path, HEAD + "dense(2) }\nmodel other { input x: tensor[4]\n dense(3) }")
+    loaded = load(f"{path}::other", ModelOptions())
+    assert loaded.graph is not None
+    assert loaded.graph.shape("dense") == (3,)
+    with pytest.raises(InputError, match="several models"):
+        load(path, ModelOptions())
+
+
+def test_the_train_block_is_a_flat_table(tmp_path: Path) -> None:
+    train = "train { neighbours add_remove sampling poisson(batch=64, dataset=1000) noise optimal\n"
+    train += "budget epsilon=3, delta=1e-5, epochs=20; optimizer sgd(lr=0.1, momentum=0.9) }"
+    loaded = load(write(tmp_path, HEAD + "dense(2) }\n" + train), ModelOptions())
+    assert loaded.training is not None
+    assert loaded.training.settings == {
+        "neighbours": "add_remove",
+        "sampling": "poisson",
+        "batch": 64,
+        "dataset": 1000,
+        "noise": "optimal",
+        "epsilon": 3,
+        "delta": Fraction(1, 100000),
+        "epochs": 20,
+        "optimizer": "sgd",
+        "lr": Fraction(1, 10),
+        "momentum": Fraction(9, 10),
+    }
+
+
+def test_all_mistakes_of_a_file_are_reported_and_what_hangs_off_them_is_not(tmp_path: Path) -> None:
+    found = problems(tmp_path, HEAD + "dense(4)\n grupsort(2)\n dense(4)\n add(x, y)\n conv2d(3, kernle=2) }")
+    assert [(d.code, d.location.line if d.location else None) for d in found] == [("LIP011", 3), ("LIP011", 5)]
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "help_line"),
+    [
+        ("grupsort(2)", "LIP011", "did you mean `groupsort`?"),
+        ("dense(a, 2)", "LIP011", ""),
+        ("dense(2, biass=1)", "LIP012", "did you mean `bias`?"),
+        ("dense()", "LIP012", "the arguments are (features)"),
+        ("dense(2.5)", "LIP012", ""),
+        ("dense(2, constraint=spectrum(1))", "LIP012", "did you mean `spectral`?"),
+        ("dense(2, constraint=frobenius)", "LIP012", "write frobenius(2.0)"),
+        ("dense(2, bias=true)", "LIP012", "write bias=0.5 for ‖b‖ <= 0.5, or bias=false"),
+        ("conv2d(2, kernel=3)", "LIP102", ""),
+        ("groupsort(3)", "LIP102", "choose a group size that divides it"),
+        ("loss cross_entrpy", "LIP210", "did you mean `cross_entropy`?"),
+        ("a = dense(4); a = dense(4)", "LIP013", "choose another name"),
+        ("residual(sum) { dense(4) }", "LIP012", ""),
+        ("residual(add) { dense(3) }", "LIP102", "bring them to one shape first"),
+        ("dense(4 / 0)", "LIP012", ""),
+        ("clip_norm(0)", "LIP104", ""),
+        ("dropout(1)", "LIP104", ""),
+        ("dense(2, constraint=spectral(-1))", "LIP302", ""),
+    ],
+)
+def test_a_mistake_has_its_code_place_and_mend(tmp_path: Path, body: str, code: str, help_line: str) -> None:
+    (found,) = problems(tmp_path, HEAD + body + " }")
+    assert (found.code, found.help) == (code, help_line)
+    assert found.location is not None
+    assert found.location.line == 2
+
+
+def test_a_repeat_count_must_be_known(tmp_path: Path) -> None:
+    (found,) = problems(tmp_path, "model m { param n: int; input x: tensor[4]\n repeat n { dense(4) } }")
+    assert (found.code, found.help) == ("LIP014", "add --set n=…")
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "column", "help_line"),
+    [
+        ("model m {\n  input x: tensor[4]\n  dense(3\n  relu\n}", 4, 3, "expected `)` or `,`"),
+        ("modle m { }", 1, 1, "did you mean `model`?"),
+        ("model m { input x: tensor[4]", 1, 29, None),
+        ("model m { dense(3) @ }", 1, 20, ""),
+    ],
+)
+def test_syntax_errors_name_the_place(
+    tmp_path: Path, text: str, line: int, column: int, help_line: str | None
+) -> None:
+    with pytest.raises(InputError) as caught:
+        load(write(tmp_path, text), ModelOptions())
+    (found,) = caught.value.diagnostics
+    assert found.location is not None
+    assert (found.code, found.location.line, found.location.column) == ("LIP010", line, column)
+    assert help_line is None or found.help == help_line
+
+
+def test_setting_an_undeclared_parameter_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no parameter `depht`"):
+        load(write(tmp_path, HEAD + "dense(2) }"), ModelOptions(bindings={"depht": Fraction(2)}))
+
+
+def test_a_binary_file_is_not_a_model(tmp_path: Path) -> None:
+    path = tmp_path / "model.lip"
+    path.write_bytes(b"\xff\xfe\x00\x01")
+    with pytest.raises(InputError, match="not a text file"):
+        load(str(path), ModelOptions())
