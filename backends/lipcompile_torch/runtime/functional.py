@@ -310,15 +310,31 @@ def clip_gradient(x: Tensor, bound: float) -> Tensor:
 
 
 def space_to_depth(x: Tensor, r: int) -> Tensor:
-    """Move r × r blocks of [B, C, H, W] to channels: [B, C·r², H/r, W/r]. A permutation (torch's
-    pixel_unshuffle).
+    """Move r × r blocks of [B, C, H, W] to channels: [B, C·r², H/r, W/r], in the order of torch's pixel_unshuffle.
+
+    A permutation. (Torch's own gives a wrong shape for an empty batch.)
+
+    Raises:
+        ValueError: the blocks do not tile the image.
     """
-    return F.pixel_unshuffle(x, r)
+    batch, channels, height, width = x.shape
+    if height % r or width % r:
+        raise ValueError(f"blocks of {r} × {r} do not tile an image of {height} × {width}")
+    blocks = x.reshape(batch, channels, height // r, r, width // r, r).permute(0, 1, 3, 5, 2, 4)
+    return blocks.reshape(batch, channels * r * r, height // r, width // r)
 
 
 def depth_to_space(x: Tensor, r: int) -> Tensor:
-    """Undo :func:`space_to_depth`: [B, C·r², H, W] to [B, C, H·r, W·r]."""
-    return F.pixel_shuffle(x, r)
+    """Undo :func:`space_to_depth`: [B, C·r², H, W] to [B, C, H·r, W·r]. A permutation.
+
+    Raises:
+        ValueError: the channels do not divide into blocks.
+    """
+    batch, channels, height, width = x.shape
+    if channels % (r * r):
+        raise ValueError(f"{channels} channels do not divide into blocks of {r} × {r}")
+    blocks = x.reshape(batch, channels // (r * r), r, r, height, width).permute(0, 1, 4, 2, 5, 3)
+    return blocks.reshape(batch, channels // (r * r), height * r, width * r)
 
 
 def patches(x: Tensor, k: int) -> Tensor:
@@ -327,6 +343,4 @@ def patches(x: Tensor, k: int) -> Tensor:
     Raises:
         ValueError: the patches do not tile the image.
     """
-    if x.shape[-2] % k or x.shape[-1] % k:
-        raise ValueError(f"patches of {k} × {k} do not tile an image of {tuple(x.shape[-2:])}")
-    return F.pixel_unshuffle(x, k).flatten(2).transpose(1, 2)
+    return space_to_depth(x, k).flatten(2).transpose(1, 2)

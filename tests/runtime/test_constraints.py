@@ -1,0 +1,148 @@
+"""Projections land strictly inside their sets, and are idempotent to the bit."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from lipcompile_torch.runtime.constraints import Ball, Constraint, Fixed, Frobenius, Orthogonal, Spectral
+from lipcompile_torch.runtime.operators import Convolution, Dense, Operator, Translation
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+IMAGE = Convolution((3, 3), (6, 5), 9, 9, (1, 1), ((1, 1), (1, 1)), (1, 1))
+STRIDED = Convolution((3, 3), (6, 5), 4, 9, (2, 2), ((0, 1), (0, 1)), (1, 1), 2)
+OPERATORS: list[tuple[tuple[int, ...], Operator]] = [
+    ((10, 90), Dense()),
+    ((70, 70), Dense()),
+    ((7, 3), Dense()),
+    ((1, 1), Dense()),
+    ((8, 3, 3, 3), IMAGE),
+    ((4, 2, 3, 3), STRIDED),
+]
+CONSTRAINTS: tuple[Constraint, ...] = (Spectral(), Spectral(0.3), Spectral(3.7), Fixed(0.5), Orthogonal(), Frobenius(0.7))
+
+
+def operator_norm(weight: Tensor, operator: Operator) -> float:
+    """The exact norm of the stored numbers, from an explicit matrix."""
+    exact = weight.double()
+    if isinstance(operator, Convolution):
+        channels = exact.shape[1] * operator.groups
+        count = channels * math.prod(operator.input_size)
+        images = torch.eye(count, dtype=torch.float64).reshape(count, channels, *operator.input_size)
+        padded = F.pad(images, [side for pair in reversed(operator.padding) for side in pair])
+        exact = F.conv2d(padded, exact, None, operator.stride, 0, operator.dilation, operator.groups).flatten(1)
+    return float(torch.linalg.svdvals(exact)[0])
+
+
+def exact_norm(constraint: Constraint, weight: Tensor, operator: Operator) -> float:
+    if isinstance(constraint, Frobenius):
+        return math.sqrt(math.fsum(v * v for v in weight.double().flatten().tolist()))
+    return operator_norm(weight, operator)
+
+
+def starts(shape: tuple[int, ...], constraint: Constraint, operator: Operator) -> dict[str, Tensor]:
+    gauss = torch.randn(shape, dtype=torch.float64)
+    near = constraint.fill(gauss, operator)
+    return {
+        "gauss": gauss,
+        "huge": gauss * 1e4,
+        "tiny": gauss * 1e-4,
+        "rank one": torch.ones_like(gauss),
+        "zero": torch.zeros_like(gauss),
+        "after a step": constraint.project(near, operator) + 1e-3 * gauss,
+    }
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("shape", "operator"), OPERATORS)
+@pytest.mark.parametrize("constraint", CONSTRAINTS, ids=repr)
+def test_projection_lands_inside_and_stays(
+    shape: tuple[int, ...], operator: Operator, constraint: Constraint, dtype: torch.dtype
+) -> None:
+    """Design notes, traps 3, 4 and 15: certified after rounding to the stored dtype."""
+    torch.manual_seed(0)
+    for name, start in starts(shape, constraint, operator).items():
+        weight = start.to(dtype)
+        inside = constraint.norm(weight, operator).bound <= constraint.bound
+        projected = constraint.project(weight, operator)
+        assert projected.dtype == dtype
+        assert exact_norm(constraint, projected, operator) <= constraint.bound, name
+        assert constraint.project(projected, operator) is projected, name
+        if inside and not isinstance(constraint, Orthogonal):
+            assert projected is weight, name
+        if not inside:
+            slack = 0.15 if torch.finfo(dtype).eps > 1e-4 else 2e-5
+            assert constraint.norm(projected, operator).bound >= constraint.bound * (1 - slack), name
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_trap_15_projection_of_many_float32_weights(seed: int) -> None:
+    torch.manual_seed(seed)
+    for constraint in (Spectral(1 / 3), Orthogonal(), Frobenius(1 / 3)):
+        for shape in ((30, 20), (4, 100), (2, 2)):
+            weight = torch.randn(shape) * 10
+            projected = constraint.project(weight, Dense())
+            assert exact_norm(constraint, projected, Dense()) <= constraint.bound
+            assert constraint.project(projected.clone(), Dense()).equal(projected)
+
+
+@pytest.mark.parametrize(("shape", "operator"), OPERATORS)
+def test_orthogonal_evens_out_singular_values(shape: tuple[int, ...], operator: Operator) -> None:
+    torch.manual_seed(0)
+    projected = Orthogonal().project(torch.randn(shape), operator)
+    for block in operator.matrix(projected):
+        values = torch.linalg.svdvals(block.double())
+        assert float(values.min() / values.max()) > 0.999
+
+
+def test_orthogonal_pulls_a_shrunk_matrix_up_again() -> None:
+    torch.manual_seed(0)
+    weight = 0.5 * torch.nn.init.orthogonal_(torch.empty(5, 9))
+    assert Dense().norm(Orthogonal().project(weight, Dense())).bound > 0.99999
+
+
+def test_trap_3_an_orthogonal_kernel_is_scaled_by_the_norm_of_its_convolution() -> None:
+    torch.manual_seed(0)
+    kernel = torch.nn.init.orthogonal_(torch.empty(8, 27)).reshape(8, 3, 3, 3)
+    assert operator_norm(kernel, IMAGE) > 1.05
+    assert operator_norm(Orthogonal().project(kernel, IMAGE), IMAGE) <= 1
+
+
+def test_few_steps_are_sound_too() -> None:
+    torch.manual_seed(0)
+    projected = Orthogonal(max_steps=1).project(torch.randn(20, 20), Dense())
+    assert operator_norm(projected, Dense()) <= 1
+
+
+def test_the_ball_of_a_bias() -> None:
+    torch.manual_seed(0)
+    constraint = Ball(0.5)
+    outside, inside = torch.randn(100), 0.01 * torch.randn(100)
+    assert constraint.project(inside, Translation()) is inside
+    projected = constraint.project(outside, Translation())
+    assert 0.4999 < exact_norm(constraint, projected, Translation()) <= 0.5
+
+
+def test_fill_scales_up_as_well() -> None:
+    torch.manual_seed(0)
+    for constraint in CONSTRAINTS:
+        filled = constraint.fill(1e-3 * torch.randn(8, 3, 3, 3), IMAGE)
+        assert exact_norm(constraint, filled, IMAGE) <= constraint.bound
+        assert constraint.norm(filled, IMAGE).bound > constraint.bound * (1 - 2e-5)
+
+
+@pytest.mark.parametrize("bound", [0.0, -1.0, math.inf, math.nan])
+def test_bounds_that_bound_nothing_are_refused(bound: float) -> None:
+    with pytest.raises(ValueError, match="positive and finite"):
+        Spectral(bound)
+    with pytest.raises(ValueError, match="bound 1"):
+        Orthogonal(bound)
+
+
+@pytest.mark.parametrize("constraint", CONSTRAINTS, ids=repr)
+def test_diverged_weights_are_refused(constraint: Constraint) -> None:
+    with pytest.raises(ValueError, match="NaN or infinity"):
+        constraint.project(torch.full((3, 3), math.nan), Dense())

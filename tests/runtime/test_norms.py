@@ -1,0 +1,234 @@
+"""Certified norms against singular values of explicit matrices."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+from lipcompile_torch.runtime import operators
+from lipcompile_torch.runtime.norms import EuclideanNorm, matrix_norm, normalised, spectral_norm_bound
+from lipcompile_torch.runtime.operators import Convolution, Dense, conv_norm_bound
+from torch import Tensor
+
+
+def true_norm(matrix: Tensor) -> float:
+    return float(torch.linalg.svdvals(matrix.double())[0])
+
+
+def dense_matrix(kernel: Tensor, conv: Convolution) -> Tensor:
+    """The convolution as a matrix, entry by entry from its definition."""
+    per_group, channels = kernel.shape[0] // conv.groups, kernel.shape[1]
+    sites = list(itertools.product(*map(range, conv.output_size)))
+    columns = {site: i for i, site in enumerate(itertools.product(*map(range, conv.input_size)))}
+    matrix = torch.zeros(
+        kernel.shape[0], len(sites), channels * conv.groups, len(columns), dtype=torch.float64
+    )
+    for (row, out), tap in itertools.product(enumerate(sites), itertools.product(*map(range, conv.kernel_size))):
+        place = [
+            o * s + t * d - low
+            for o, s, t, d, (low, _) in zip(out, conv.stride, tap, conv.dilation, conv.padding, strict=True)
+        ]
+        if conv.padding_mode == "circular":
+            place = [p % n for p, n in zip(place, conv.input_size, strict=True)]
+        column = columns.get(tuple(place))
+        if column is None:
+            continue
+        for g in range(conv.groups):
+            filters, inputs = slice(g * per_group, (g + 1) * per_group), slice(g * channels, (g + 1) * channels)
+            matrix[filters, row, inputs, column] += kernel[(filters, slice(None), *tap)].double()
+    return matrix.flatten(2).flatten(0, 1)
+
+
+def counted(conv: Convolution) -> Convolution:
+    """Count reads (m) and taps (r·v) axis by axis."""
+    reads, taps = 1, 1
+    for axis, size in enumerate(conv.kernel_size):
+        entry: Counter[int] = Counter()
+        pair: Counter[tuple[int, int]] = Counter()
+        most = 1
+        for out in range(conv.output_size[axis]):
+            place = [out * conv.stride[axis] + t * conv.dilation[axis] - conv.padding[axis][0] for t in range(size)]
+            if conv.padding_mode == "circular":
+                place = [p % conv.input_size[axis] for p in place]
+            used = [(p, t) for t, p in enumerate(place) if 0 <= p < conv.input_size[axis]]
+            entry.update(p for p, _ in used)
+            pair.update(used)
+            most = max(most, len(used))
+        reads *= max(entry.values(), default=1)
+        taps *= max(pair.values(), default=1) * most
+    return replace(conv, reads=reads, taps=taps)
+
+
+def random_convolution(rng: random.Random) -> Convolution | None:
+    rank = rng.choice((1, 1, 2, 2, 3))
+    size = tuple(rng.randint(1, (12, 5, 3)[rank - 1]) for _ in range(rank))
+    pick = lambda high: tuple(rng.randint(1, high) for _ in range(rank))  # noqa: E731
+    padding = tuple((rng.randint(0, min(4, n)), rng.randint(0, min(4, n))) for n in size)
+    mode = rng.choice(("zeros", "circular"))
+    try:
+        return counted(
+            Convolution(pick((6, 3, 3)[rank - 1]), size, 1, 1, pick(3), padding, pick(3), rng.choice((1, 1, 2)), mode)
+        )
+    except ValueError:
+        return None
+
+
+def random_kernel(rng: random.Random, conv: Convolution) -> Tensor:
+    shape = (conv.groups * rng.randint(1, 3), rng.randint(1, 3), *conv.kernel_size)
+    kernel = torch.randn(shape, dtype=torch.float64)
+    return kernel.abs() if rng.random() < 0.4 else kernel  # smooth kernels attain the bounds
+
+
+def methods(kernel: Tensor, conv: Convolution) -> dict[str, float]:
+    entries, scale = normalised(kernel)
+    frobenius = EuclideanNorm(entries).bound
+    reshapes = [stack.bound for stack in conv._stacks(entries, scale, frobenius)]
+    return {"best": min(reshapes), "frequency": conv._frequency_stack(entries, scale, frobenius).bound}
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_convolution_bounds_hold(seed: int) -> None:
+    rng, ratios = random.Random(seed), []
+    torch.manual_seed(seed)
+    while len(ratios) < 60:
+        conv = random_convolution(rng)
+        if conv is None:
+            continue
+        kernel = random_kernel(rng, conv)
+        true = true_norm(dense_matrix(kernel, conv))
+        for name, bound in (methods(kernel, conv) | {"all": float(conv_norm_bound(kernel, conv))}).items():
+            assert bound >= true * (1 - 1e-13), (name, conv, bound, true)
+        ratios.append(float(conv_norm_bound(kernel, conv)) / max(true, 1e-300))
+    assert sorted(ratios)[len(ratios) // 2] < 1.25
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_reshape_bounds_hold_alone(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operators, "FREQUENCY_FLOPS", 0.0)
+    rng, done = random.Random(100 + seed), 0
+    torch.manual_seed(seed)
+    while done < 50:
+        conv = random_convolution(rng)
+        if conv is None:
+            continue
+        kernel = random_kernel(rng, conv)
+        assert float(conv_norm_bound(kernel, conv)) >= true_norm(dense_matrix(kernel, conv)) * (1 - 1e-13), conv
+        done += 1
+
+
+def test_frequency_bound_is_never_above_the_others_where_it_alone_is_used() -> None:
+    rng, checked = random.Random(7), 0
+    torch.manual_seed(7)
+    while checked < 60:
+        conv = random_convolution(rng)
+        if conv is None or not conv._frequencies_win():
+            continue
+        kernel = random_kernel(rng, conv)
+        entries, scale = normalised(kernel)
+        grouped = conv._grouped(entries)
+        rows = max(true_norm(block.flatten(1)) for block in grouped) * math.sqrt(conv.reads)
+        columns = max(true_norm(block.transpose(0, 1).flatten(1)) for block in grouped) * math.sqrt(conv.taps)
+        assert float(conv_norm_bound(kernel, conv)) <= min(rows, columns) * scale * (1 + 1e-5)
+        checked += 1
+
+
+def test_circular_convolution_is_exact_on_its_own_grid() -> None:
+    torch.manual_seed(0)
+    conv = counted(Convolution((3, 3), (6, 5), 1, 1, (1, 1), ((1, 1), (1, 1)), (1, 1), 1, "circular"))
+    kernel = torch.randn(3, 2, 3, 3)
+    assert float(conv_norm_bound(kernel, conv)) == pytest.approx(true_norm(dense_matrix(kernel, conv)), rel=1e-7)
+
+
+def test_circular_norm_does_not_bound_zero_padding() -> None:
+    """Design notes, section 5: the n-grid is too small, the (n+k-1)-grid is not."""
+    conv = counted(Convolution((2,), (2,), 1, 1, (1,), ((0, 1),), (1,)))
+    kernel = torch.tensor([[[1.0, -1.0]]])
+    true = true_norm(dense_matrix(kernel, conv))
+    grids = {n: max(abs(1 - complex(math.cos(a), math.sin(a))) for a in (2 * math.pi * j / n for j in range(n)))
+             for n in (2, 3)}  # fmt: skip
+    assert grids[3] >= true
+    assert true <= float(conv_norm_bound(kernel, conv)) <= grids[3] * (1 + 1e-7)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (7, 3), (3, 40), (65, 65), (64, 200), (130, 90)])
+@pytest.mark.parametrize("kind", ["gauss", "orthogonal", "ones", "spike"])
+def test_spectral_bound_is_tight_from_above(size: tuple[int, int], kind: str) -> None:
+    torch.manual_seed(0)
+    matrix = torch.randn(size, dtype=torch.float64)
+    if kind == "orthogonal":
+        matrix = torch.nn.init.orthogonal_(matrix) + 1e-4 * torch.randn(size, dtype=torch.float64)
+    if kind == "ones":
+        matrix = torch.ones_like(matrix)
+    if kind == "spike":
+        matrix[0, 0] = 1e9
+    true = true_norm(matrix)
+    bound = float(spectral_norm_bound(matrix))
+    assert true * (1 - 1e-14) <= bound <= true * (1 + 1e-4)
+
+
+def test_trap_4_a_bad_start_never_gives_a_bound_below() -> None:
+    """A top singular vector orthogonal to the iteration's start: power iteration would report 1 for 10."""
+    size = 80
+    start = torch.randn(size, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    hidden = torch.randn(size, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    hidden -= start * (start.mT @ hidden) / (start.mT @ start)
+    matrix = torch.eye(size, dtype=torch.float64) + 9 * hidden @ hidden.mT / (hidden.mT @ hidden)
+    assert 10 - 1e-9 <= float(spectral_norm_bound(matrix)) <= 10.001
+    assert not matrix_norm(matrix).at_most(9.9)
+
+
+def test_trap_4_scale_never_underflows() -> None:
+    torch.manual_seed(0)
+    matrix = torch.randn(9, 5, dtype=torch.float64)
+    true = true_norm(matrix)
+    for exponent in (-1060, -300, -149, 0, 127, 900):
+        bound = float(spectral_norm_bound(torch.ldexp(matrix, torch.tensor(float(exponent), dtype=torch.float64))))
+        assert bound >= math.ldexp(true, exponent) * (1 - 1e-3) > 0
+    assert float(spectral_norm_bound(torch.full((3, 3), 1e-45))) >= 3e-45 * 0.9
+    assert float(spectral_norm_bound(torch.zeros(4, 4))) == 0.0
+    assert float(spectral_norm_bound(torch.zeros(0, 4))) == 0.0
+
+
+@pytest.mark.parametrize("size", [(5, 5), (70, 70), (100, 300)])
+def test_at_most_agrees_with_the_truth(size: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    matrix = torch.randn(size)
+    true = true_norm(matrix)
+    assert matrix_norm(matrix).at_most(true * (1 + 1e-6))
+    assert not matrix_norm(matrix).at_most(true * (1 - 1e-12))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_weights_that_are_not_finite_are_refused(bad: float) -> None:
+    matrix = torch.ones(3, 3)
+    matrix[1, 1] = bad
+    with pytest.raises(ValueError, match="NaN or infinity"):
+        spectral_norm_bound(matrix)
+    with pytest.raises(ValueError, match="NaN or infinity"):
+        _ = EuclideanNorm(matrix).bound
+
+
+def test_euclidean_bound_is_tight_from_above() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(1000)
+    true = math.sqrt(math.fsum(v * v for v in x.tolist()))
+    assert true <= EuclideanNorm(x).bound <= true * (1 + 1e-11)
+
+
+def test_wrong_geometry_is_refused() -> None:
+    with pytest.raises(ValueError, match="no output"):
+        Convolution((5,), (3,), 1, 1, (1,), ((0, 0),), (1,))
+    with pytest.raises(ValueError, match="more than once"):
+        Convolution((5,), (3,), 1, 1, (1,), ((4, 4),), (1,), 1, "circular")
+    with pytest.raises(ValueError, match="need 1 entries"):
+        Convolution((5,), (3, 3), 1, 1, (1,), ((4, 4),), (1,))
+    with pytest.raises(ValueError, match="not a tensor of shape"):
+        spectral_norm_bound(torch.ones(3))
+    with pytest.raises(ValueError, match="is not one of"):
+        conv_norm_bound(torch.ones(1, 1, 3), Convolution((2,), (3,), 2, 2, (1,), ((0, 0),), (1,)))
+    assert Dense().norm(torch.ones(2, 2)).bound == pytest.approx(2)
