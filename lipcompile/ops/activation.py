@@ -21,7 +21,7 @@ from lipcompile.ops.record import (
     Spelling,
     scaled_by_lipschitz,
 )
-from lipcompile.ops.rules import feature_axis, norm_of_input, one_lipschitz, same_shape
+from lipcompile.ops.rules import feature_axis, magnitude, norm_of_input, one_lipschitz, same_shape
 from lipcompile.ops.schema import Axis
 
 
@@ -67,8 +67,7 @@ def full_sort_shape(attributes: FullSort, inputs: tuple[Shape, ...]) -> Shape:
 
 def leaky_slope(num: Numbers[N], slope: Scalar) -> N:
     """max(1, |a|)."""
-    a = num.of(abs(slope) if isinstance(slope, Fraction) else slope)
-    return num.maximum(num.of(1), a)
+    return num.maximum(num.of(1), magnitude(num, slope))
 
 
 def leaky_norm(num: Numbers[N], site: Site[LeakyReLU], x: Sequence[N], theta: Mapping[str, N]) -> N:

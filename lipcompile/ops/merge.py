@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from math import prod
 
 from lipcompile.diagnostics import Refusal
 from lipcompile.numbers import N, Numbers, Scalar
 from lipcompile.ops.record import AnyOp, Op, Shape, Site, Spelling, scaled_by_lipschitz
-from lipcompile.ops.rules import feature_axis
+from lipcompile.ops.rules import feature_axis, magnitude
 from lipcompile.ops.schema import Axis
 
 
@@ -49,11 +48,6 @@ def concat_shape(attributes: Concat, inputs: tuple[Shape, ...]) -> Shape:
         listed = " and ".join(str(list(s)) for s in inputs)
         raise Refusal("LIP102", f"tensors of shapes {listed} cannot be joined along axis {axis}")
     return (*inputs[0][:axis], sum(shape[axis] for shape in inputs), *inputs[0][axis + 1 :])
-
-
-def magnitude(num: Numbers[N], weight: Scalar) -> N:
-    """|α|; a symbolic weight stands for a non-negative number."""
-    return num.of(abs(weight) if isinstance(weight, Fraction) else weight)
 
 
 def copies(num: Numbers[N], site: Site[Sum], index: int) -> N:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 from lipcompile.diagnostics import Refusal
-from lipcompile.numbers import N, Numbers
+from lipcompile.numbers import Arithmetic, N, Numbers, Scalar
 from lipcompile.ops.record import Shape, Site
 
 
@@ -31,3 +32,11 @@ def norm_of_input(num: Numbers[N], site: Site[Any], x: Sequence[N], theta: Mappi
 def one_lipschitz(num: Numbers[N], site: Site[Any], x: Sequence[N], theta: Mapping[str, N]) -> Sequence[N]:
     """l = 1."""
     return [num.of(1)]
+
+
+def magnitude(num: Numbers[N], value: Scalar) -> N:
+    """|a|: a symbol stands for a non-negative number, but arithmetic on symbols may give a negative one."""
+    if isinstance(value, Arithmetic):
+        signed = num.of(value)
+        return num.maximum(signed, 0 - signed)
+    return num.of(abs(value) if isinstance(value, Fraction) else value)
