@@ -22,7 +22,14 @@ OPERATORS: list[tuple[tuple[int, ...], Operator]] = [
     ((8, 3, 3, 3), IMAGE),
     ((4, 2, 3, 3), STRIDED),
 ]
-CONSTRAINTS: tuple[Constraint, ...] = (Spectral(), Spectral(0.3), Spectral(3.7), Fixed(0.5), Orthogonal(), Frobenius(0.7))
+CONSTRAINTS: tuple[Constraint, ...] = (
+    Spectral(),
+    Spectral(0.3),
+    Spectral(3.7),
+    Fixed(0.5),
+    Orthogonal(),
+    Frobenius(0.7),
+)
 
 
 def operator_norm(weight: Tensor, operator: Operator) -> float:

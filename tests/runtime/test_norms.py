@@ -12,7 +12,7 @@ import pytest
 import torch
 from lipcompile_torch.runtime import operators
 from lipcompile_torch.runtime.norms import EuclideanNorm, matrix_norm, normalised, spectral_norm_bound
-from lipcompile_torch.runtime.operators import Convolution, Dense, conv_norm_bound
+from lipcompile_torch.runtime.operators import Convolution, Dense, PaddingMode, conv_norm_bound
 from torch import Tensor
 
 
@@ -20,14 +20,16 @@ def true_norm(matrix: Tensor) -> float:
     return float(torch.linalg.svdvals(matrix.double())[0])
 
 
+def flat(place: tuple[int, ...], size: tuple[int, ...]) -> int:
+    return sum(p * math.prod(size[i + 1 :]) for i, p in enumerate(place))
+
+
 def dense_matrix(kernel: Tensor, conv: Convolution) -> Tensor:
     """The convolution as a matrix, entry by entry from its definition."""
     per_group, channels = kernel.shape[0] // conv.groups, kernel.shape[1]
     sites = list(itertools.product(*map(range, conv.output_size)))
     columns = {site: i for i, site in enumerate(itertools.product(*map(range, conv.input_size)))}
-    matrix = torch.zeros(
-        kernel.shape[0], len(sites), channels * conv.groups, len(columns), dtype=torch.float64
-    )
+    matrix = torch.zeros(kernel.shape[0], len(sites), channels * conv.groups, len(columns), dtype=torch.float64)
     for (row, out), tap in itertools.product(enumerate(sites), itertools.product(*map(range, conv.kernel_size))):
         place = [
             o * s + t * d - low
@@ -40,7 +42,9 @@ def dense_matrix(kernel: Tensor, conv: Convolution) -> Tensor:
             continue
         for g in range(conv.groups):
             filters, inputs = slice(g * per_group, (g + 1) * per_group), slice(g * channels, (g + 1) * channels)
-            matrix[filters, row, inputs, column] += kernel[(filters, slice(None), *tap)].double()
+            matrix[filters, row, inputs, column] += kernel.flatten(2)[
+                filters, :, flat(tap, conv.kernel_size)
+            ].double()
     return matrix.flatten(2).flatten(0, 1)
 
 
@@ -52,7 +56,9 @@ def counted(conv: Convolution) -> Convolution:
         pair: Counter[tuple[int, int]] = Counter()
         most = 1
         for out in range(conv.output_size[axis]):
-            place = [out * conv.stride[axis] + t * conv.dilation[axis] - conv.padding[axis][0] for t in range(size)]
+            place = [
+                out * conv.stride[axis] + t * conv.dilation[axis] - conv.padding[axis][0] for t in range(size)
+            ]
             if conv.padding_mode == "circular":
                 place = [p % conv.input_size[axis] for p in place]
             used = [(p, t) for t, p in enumerate(place) if 0 <= p < conv.input_size[axis]]
@@ -67,12 +73,18 @@ def counted(conv: Convolution) -> Convolution:
 def random_convolution(rng: random.Random) -> Convolution | None:
     rank = rng.choice((1, 1, 2, 2, 3))
     size = tuple(rng.randint(1, (12, 5, 3)[rank - 1]) for _ in range(rank))
-    pick = lambda high: tuple(rng.randint(1, high) for _ in range(rank))  # noqa: E731
+
+    def pick(high: int) -> tuple[int, ...]:
+        return tuple(rng.randint(1, high) for _ in range(rank))
+
     padding = tuple((rng.randint(0, min(4, n)), rng.randint(0, min(4, n))) for n in size)
-    mode = rng.choice(("zeros", "circular"))
+    modes: tuple[PaddingMode, ...] = ("zeros", "circular")
+    mode = rng.choice(modes)
     try:
         return counted(
-            Convolution(pick((6, 3, 3)[rank - 1]), size, 1, 1, pick(3), padding, pick(3), rng.choice((1, 1, 2)), mode)
+            Convolution(
+                pick((6, 3, 3)[rank - 1]), size, 1, 1, pick(3), padding, pick(3), rng.choice((1, 1, 2)), mode
+            )
         )
     except ValueError:
         return None
@@ -93,7 +105,8 @@ def methods(kernel: Tensor, conv: Convolution) -> dict[str, float]:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_convolution_bounds_hold(seed: int) -> None:
-    rng, ratios = random.Random(seed), []
+    rng = random.Random(seed)
+    ratios: list[float] = []
     torch.manual_seed(seed)
     while len(ratios) < 60:
         conv = random_convolution(rng)

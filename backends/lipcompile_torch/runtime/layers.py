@@ -151,10 +151,10 @@ class _Conv(ConstrainedLayer):
                 f"{type(self).__name__}: kernel {kernel_size}, {in_channels}→{out_channels}, {groups} groups"
             )
         ones = (1,) * self.rank
+        padding = padding or ((0, 0),) * self.rank
         self.operator = Convolution(
-            kernel_size, input_size, reads, taps, stride or ones, padding or ((0, 0),) * self.rank, dilation or ones,
-            groups, padding_mode,
-        )  # fmt: skip
+            kernel_size, input_size, reads, taps, stride or ones, padding, dilation or ones, groups, padding_mode
+        )
         constraint = constraint or Spectral()
         start = torch.empty(out_channels, in_channels // groups, *kernel_size)
         start = _orthogonal(self.operator.matrix(start)).reshape(start.shape)

@@ -1,0 +1,135 @@
+"""Losses: values by their formulas, Lipschitz constants by ascent, targets refused."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from lipcompile_torch.runtime import losses
+from torch import Tensor
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+K = 5
+INDEX, SIGN = "index", "sign"
+
+LOSSES: dict[str, tuple[Loss, str, float]] = {
+    "cross_entropy": (losses.cross_entropy, INDEX, math.sqrt(2)),
+    "cross_entropy τ": (lambda o, t: losses.cross_entropy(o, t, 7.0), INDEX, math.sqrt(2)),
+    "cross_entropy raw": (lambda o, t: losses.cross_entropy(o, t, 7.0, normalise=False), INDEX, 7 * math.sqrt(2)),
+    "bce": (lambda o, t: losses.binary_cross_entropy(o, (t + 1) / 2), SIGN, 1.0),
+    "bce raw": (lambda o, t: losses.binary_cross_entropy(o, (t + 1) / 2, 3.0, normalise=False), SIGN, 3.0),
+    "hinge": (losses.hinge, SIGN, 1.0),
+    "kr": (losses.kr, SIGN, 1.0),
+    "hkr": (lambda o, t: losses.hkr(o, t, 4.0), SIGN, 5.0),
+    "multiclass_hinge": (losses.multiclass_hinge, INDEX, 1 / math.sqrt(K)),
+    "multiclass_kr": (losses.multiclass_kr, INDEX, 1 / math.sqrt(K)),
+    "multiclass_hkr": (lambda o, t: losses.multiclass_hkr(o, t, 4.0), INDEX, 5 / math.sqrt(K)),
+    "multiclass_hkr sum": (lambda o, t: losses.multiclass_hkr(o, t, 4.0, reduce="sum"), INDEX, 5 * math.sqrt(K)),
+    "cosine": (lambda o, t: losses.cosine(o, t, 0.25), INDEX, 4.0),
+}
+
+
+def batch(kind: str, count: int, scale: float) -> tuple[Tensor, Tensor]:
+    if kind == INDEX:
+        return scale * torch.randn(count, K, dtype=torch.float64), torch.randint(0, K, (count,))
+    return scale * torch.randn(count, 1, dtype=torch.float64), 2 * torch.randint(0, 2, (count,)) - 1
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_lipschitz_constants_hold_and_are_nearly_attained(name: str) -> None:
+    torch.manual_seed(0)
+    loss, kind, constant = LOSSES[name]
+    largest = 0.0
+    for scale in (0.01, 0.2, 1.0, 10.0):
+        output, target = batch(kind, 4000, scale)
+        output.requires_grad_()
+        (gradient,) = torch.autograd.grad(loss(output, target).sum(), output)
+        largest = max(largest, float(gradient.norm(dim=1).max()))
+    assert 0.9 * constant <= largest <= constant * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_one_number_an_example_and_empty_batches(name: str) -> None:
+    loss, kind, _ = LOSSES[name]
+    for count in (0, 1, 3):
+        output, target = batch(kind, count, 1.0)
+        output.requires_grad_()
+        values = loss(output, target)
+        assert values.shape == (count,)
+        torch.autograd.backward(values.sum())
+        if kind == SIGN:
+            assert torch.equal(loss(output.squeeze(1), target), values)
+            assert torch.equal(loss(output, target[:, None]), values)
+
+
+def test_values() -> None:
+    output, target = torch.tensor([[2.0, -1.0, 0.5]]), torch.tensor([2])
+    signs = torch.tensor([[-1.0, -1.0, 1.0]])
+    agreement = (signs * output)[0]
+    soft = torch.log_softmax(3 * output, 1)[0, 2]
+    assert losses.cross_entropy(output, target, 3.0).item() == pytest.approx(-soft.item() / 3)
+    assert losses.cross_entropy(output, target, 3.0, normalise=False).item() == pytest.approx(-soft.item())
+    assert losses.multiclass_kr(output, target).item() == pytest.approx(-agreement.mean().item())
+    assert losses.multiclass_kr(output, target, "sum").item() == pytest.approx(-agreement.sum().item())
+    hinge = (1.5 - agreement).clamp_min(0)
+    assert losses.multiclass_hinge(output, target, 1.5).item() == pytest.approx(hinge.mean().item())
+    total = (-agreement + 2 * hinge).mean().item()
+    assert losses.multiclass_hkr(output, target, 2.0, 1.5).item() == pytest.approx(total)
+    logit, one = torch.tensor([0.25]), torch.tensor([-1])
+    assert losses.hkr(logit, one, 2.0, 1.0).item() == pytest.approx(0.25 + 2 * 1.25)
+    assert losses.hinge(logit, one, 0.5).item() == pytest.approx(0.75)
+    assert losses.kr(logit, one).item() == pytest.approx(0.25)
+    assert losses.binary_cross_entropy(logit, torch.tensor([1.0]), 2.0).item() == pytest.approx(
+        math.log1p(math.exp(-0.5)) / 2
+    )
+    assert losses.squared_error(output, torch.zeros(1, 3), 1.0).item() == pytest.approx(2.625)
+    assert losses.cosine(output, target, 0.1).item() == pytest.approx(-0.5 / math.sqrt(5.25))
+    assert losses.cosine(output, target, 10.0).item() == pytest.approx(-0.05)
+
+
+def test_squared_error_gradient_is_bounded_by_both_norms() -> None:
+    torch.manual_seed(0)
+    output = torch.nn.functional.normalize(torch.randn(100, 4)).requires_grad_()
+    target = -2 * output.detach()
+    torch.autograd.backward(losses.squared_error(output, target, 2.0).sum())
+    assert output.grad is not None
+    assert float(output.grad.norm(dim=1).max()) == pytest.approx(3.0)
+
+
+LOGITS, ONE = torch.zeros(2, 3), torch.zeros(2, 1)
+REFUSED: list[tuple[str, Callable[[], Tensor]]] = [
+    ("class indices, not torch.float32", lambda: losses.cross_entropy(LOGITS, torch.full((2, 3), 1 / 3))),
+    ("class indices, not torch.float32", lambda: losses.cross_entropy(LOGITS, torch.ones(2))),
+    ("class indices, not torch.bool", lambda: losses.cross_entropy(LOGITS, torch.ones(2, dtype=torch.bool))),
+    ("outside 0 … 2", lambda: losses.cross_entropy(LOGITS, torch.tensor([0, 3]))),
+    ("outside 0 … 2", lambda: losses.cross_entropy(LOGITS, torch.tensor([0, -100]))),
+    ("outside 0 … 2", lambda: losses.multiclass_kr(LOGITS, torch.tensor([0, -1]))),
+    ("one class index an example", lambda: losses.cosine(LOGITS, torch.tensor([[0, 1]]), 1.0)),
+    (r"shape \[B, K\]", lambda: losses.multiclass_hinge(torch.zeros(2), torch.tensor([0, 1]))),
+    (r"\[0, 1\]", lambda: losses.binary_cross_entropy(ONE, torch.tensor([0.0, 2.0]))),
+    (r"\[0, 1\]", lambda: losses.binary_cross_entropy(ONE, torch.tensor([0.0, math.nan]))),
+    ("one logit", lambda: losses.binary_cross_entropy(LOGITS, torch.tensor([0.0, 1.0]))),
+    ("one number an example", lambda: losses.hinge(ONE, torch.ones(2, 2))),
+    ("-1 or 1", lambda: losses.hinge(ONE, torch.tensor([0, 1]))),
+    ("-1 or 1", lambda: losses.kr(ONE, torch.tensor([2.0, -1.0]))),
+    ("-1 or 1", lambda: losses.hkr(ONE, torch.tensor([0.5, -1.0]), 1.0)),
+    ("longer than target_norm", lambda: losses.squared_error(LOGITS, torch.ones(2, 3), 1.0)),
+    ("longer than target_norm", lambda: losses.squared_error(LOGITS, torch.full((2, 3), math.nan), 1.0)),
+    ("must be floats of shape", lambda: losses.squared_error(LOGITS, torch.ones(2), 1.0)),
+    ("must be floats of shape", lambda: losses.squared_error(LOGITS, torch.ones(2, 3, dtype=torch.int64), 9.0)),
+    ("'mean' or 'sum'", lambda: losses.multiclass_kr(LOGITS, torch.tensor([0, 1]), "max")),  # type: ignore[arg-type]
+]
+
+
+@pytest.mark.parametrize(("message", "call"), REFUSED)
+def test_trap_17_other_targets_are_refused(message: str, call: Callable[[], Tensor]) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_targets_of_exactly_the_norm_pass() -> None:
+    torch.manual_seed(0)
+    target = 3 * torch.nn.functional.normalize(torch.randn(200, 7))
+    losses.squared_error(torch.zeros(200, 7), target, 3.0)
