@@ -1,0 +1,1 @@
+"""Brute-force attacks on the rules of all ops and losses. Nothing here uses the runtime package."""

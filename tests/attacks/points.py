@@ -1,0 +1,106 @@
+"""Choices of the adversary: points of Θ with certified-by-SVD norms, inputs on the sphere, ascent from both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from fractions import Fraction
+from math import prod
+
+import torch
+from torch import Tensor
+
+from lipcompile.numbers import Scalar
+from lipcompile.ops.record import Constraint
+
+from .harness import Case, Point, input_jacobian, run, spectral, unit
+
+STEPS = 6  # of each ascent; a convex objective rises with every step
+
+Shape = Sequence[int]
+
+
+def number(value: Scalar) -> float:
+    assert isinstance(value, Fraction)
+    return float(value)
+
+
+def normal(shape: Shape, generator: torch.Generator) -> Tensor:
+    return torch.randn(tuple(shape), generator=generator, dtype=torch.float64)
+
+
+def on_sphere(shape: Shape, radius: Fraction, generator: torch.Generator) -> Tensor:
+    """Draw a point of norm `radius`: dense, sparse or with all entries equal."""
+    kind = int(torch.randint(3, (), generator=generator))
+    if kind == 0:
+        return float(radius) * unit(normal(shape, generator))
+    x = torch.ones(tuple(shape), dtype=torch.float64)
+    if kind == 1:
+        chosen = torch.randint(prod(shape), (2,), generator=generator)
+        x = torch.zeros(prod(shape), dtype=torch.float64)
+        x[chosen] = normal((2,), generator)
+        x = x.reshape(tuple(shape))
+    return float(radius) * unit(x)
+
+
+def operator_norm(case: Case, weight: Tensor) -> float:
+    """True norm of the linear map with this weight, by the dense singular values."""
+    point = Point((torch.zeros(case.site.inputs[0], dtype=torch.float64),), {"weight": weight})
+    return spectral(input_jacobian(case, point, 0))
+
+
+def into(case: Case, role: str, value: Tensor) -> Tensor:
+    """Scale `value` onto the border of its constraint set; a kernel that reads padding only is in it anyway."""
+    constraint: Constraint = case.constraints[role]
+    on_entries = constraint.kind in ("frobenius", "ball")
+    norm = float(value.norm()) if on_entries else operator_norm(case, value)
+    return value * (number(constraint.bound) / norm) if norm > 0 else value
+
+
+def random_point(case: Case, generator: torch.Generator) -> Point:
+    xs = tuple(on_sphere(shape, norm, generator) for shape, norm in zip(case.site.inputs, case.norms, strict=True))
+    theta = {
+        role: into(case, role, on_sphere(case.parameter_shape(role), Fraction(1), generator))
+        for role in case.constraints
+    }
+    kept = None
+    if case.op.name == "dropout":
+        kept = torch.randint(2, case.site.output, generator=generator).double()
+    return Point(xs, theta, kept)
+
+
+def _rise(objective: Callable[[Tensor], Tensor], start: Tensor) -> Iterator[Tensor]:
+    """Go to where the objective's linear part is largest on the sphere, again and again (Frank-Wolfe)."""
+    x, radius = start, start.norm()
+    for _ in range(STEPS):
+        inputs = x.detach().requires_grad_()
+        (slope,) = torch.autograd.grad(objective(inputs), inputs)
+        if not float(slope.norm()) > 0:
+            return
+        x = radius * unit(slope)
+        yield x
+
+
+def ascents(case: Case, start: Point, generator: torch.Generator) -> Iterator[Point]:
+    """Yield where ascents of the output norm and of each parameter's gradient end, over the first input."""
+
+    def with_first(x: Tensor) -> tuple[Tensor, ...]:
+        return (x, *start.xs[1:])
+
+    objectives = [lambda x: run(case, start, xs=with_first(x)).norm()]
+    cotangent = unit(normal(case.site.output, generator))
+    objectives += [_gradient_norm(case, start, role, cotangent) for role in start.theta if role == "weight"]
+    for objective in objectives:
+        for x in list(_rise(objective, start.xs[0]))[-1:]:
+            yield Point(with_first(x), start.theta, start.kept)
+
+
+def _gradient_norm(case: Case, start: Point, role: str, cotangent: Tensor) -> Callable[[Tensor], Tensor]:
+    def norm(x: Tensor) -> Tensor:
+        value = start.theta[role].detach().requires_grad_()
+        theta: Mapping[str, Tensor] = {**start.theta, role: value}
+        output = run(case, start, xs=[x], theta=theta)
+        (gradient,) = torch.autograd.grad(output, value, cotangent, create_graph=True)
+        length: Tensor = gradient.norm()
+        return length
+
+    return norm
