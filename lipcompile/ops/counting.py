@@ -14,8 +14,6 @@ from functools import lru_cache
 from math import prod
 from typing import Literal
 
-import numpy as np
-
 from lipcompile.diagnostics import Refusal
 
 Mode = Literal["zeros", "circular"]
@@ -122,6 +120,8 @@ def averaging_gram(window: Window) -> Fraction:
     and the quotient are exact; only the choice of x (the numerical Perron vector) is approximate, which costs
     tightness, never truth. Rounded up to eight digits, to be readable.
     """
+    import numpy as np  # here, because `check` starts faster without it
+
     matrix = np.zeros((window.outputs, window.size), dtype=np.int64)
     for output, _, entry in window.pairs():
         matrix[output, entry] += 1

@@ -1,0 +1,78 @@
+"""What is installed, and what importing it loads."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import entry_points
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+CONFIG = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PLACES = {"lipcompile.grammar": ROOT / "grammar"}
+
+
+def run(program: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True, check=False)
+
+
+def place(package: str) -> Path:
+    if package in PLACES:
+        return PLACES[package]
+    root = ROOT / "backends" if package.startswith("lipcompile_torch") else ROOT
+    return root.joinpath(*package.split("."))
+
+
+def test_every_package_on_disk_is_listed_and_installed() -> None:
+    listed = CONFIG["tool"]["setuptools"]["packages"]
+    found = {
+        ".".join(path.parent.relative_to(root).parts)
+        for root, top in ((ROOT, "lipcompile"), (ROOT / "backends", "lipcompile_torch"))
+        for path in (root / top).rglob("__init__.py")
+    }
+    assert set(listed) == found | {"lipcompile.grammar"}
+    for package in listed:
+        assert (place(package) / "__init__.py").is_file()
+
+
+def test_package_data_exists() -> None:
+    for package, patterns in CONFIG["tool"]["setuptools"]["package-data"].items():
+        for pattern in patterns:
+            assert list(place(package).glob(pattern)), f"{package} ships no {pattern}"
+
+
+def test_the_grammar_is_readable_as_package_data() -> None:
+    assert "start:" in files("lipcompile.grammar").joinpath("lip.lark").read_text(encoding="utf-8")
+
+
+def test_the_backend_is_found_by_its_entry_point() -> None:
+    (point,) = entry_points(group="lipcompile.backends")
+    assert point.name == "torch"
+    assert callable(point.load().emit)
+
+
+@pytest.mark.parametrize("module", ["grammar", "backends", "tests", "examples"])
+def test_nothing_else_is_importable(module: str) -> None:
+    assert run(f"import {module}").returncode != 0
+
+
+@pytest.mark.parametrize(
+    ("program", "banned"),
+    [
+        (
+            "import lipcompile.pipeline, lipcompile.frontends.dsl",
+            ("torch", "onnx", "onnxruntime", "dp_accounting"),
+        ),
+        ("import lipcompile_torch, lipcompile_torch.accounting", ("torch", "lipcompile", "dp_accounting")),
+        ("import lipcompile_torch.emit", ("torch",)),
+        ("from lipcompile_torch import LipschitzModule, PrivacyEngine, layers, losses", ("lipcompile", "onnx")),
+        ("import lipcompile_torch.runtime.training", ("lipcompile", "onnx")),
+    ],
+)
+def test_imports_stay_inside_their_boundary(program: str, banned: tuple[str, ...]) -> None:
+    result = run(f"{program}\nimport sys\nprint([m for m in {banned!r} if m in sys.modules])")
+    assert result.stdout.strip() == "[]", result.stderr
