@@ -1,0 +1,115 @@
+"""Checkpoints: weights and optimizer state, tied to a place in the privacy ledger."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from .ledger import Ledger, LedgerError, sync_folder
+from .module import LipschitzModule
+
+SCHEMA = "lipcompile.checkpoint/1"
+
+
+class CheckpointError(RuntimeError):
+    """A file that is no checkpoint, or none of this module."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint as stored.
+
+    Args:
+        steps: steps in the ledger when it was saved. What was spent is for the ledger to say, which may be ahead.
+        ledger_head: hash of the ledger's last line at that time.
+        notes: what the caller stored beside it: numbers, strings, lists and dicts.
+        states: state dicts of the module and the optimizer.
+    """
+
+    steps: int
+    ledger_head: str
+    notes: dict[str, Any]
+    states: dict[str, Any]
+
+
+def save_checkpoint(
+    path: str | os.PathLike[str],
+    module: LipschitzModule,
+    optimizer: Optimizer,
+    ledger: Ledger,
+    notes: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a checkpoint atomically: after a power cut there is the old one or the new one.
+
+    It holds nothing that was not released with noise: gradients are not stored.
+
+    Raises:
+        OSError: it could not be written; the old one is untouched.
+    """
+    target = Path(path)
+    content = {
+        "schema": SCHEMA,
+        "steps": ledger.record.total_steps,
+        "ledger_head": ledger.head,
+        "notes": dict(notes or {}),
+        "states": {"module": module.state_dict(), "optimizer": optimizer.state_dict()},
+    }
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            torch.save(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_folder(target.parent)
+
+
+def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+    """Read a checkpoint; runs no code from the file.
+
+    Raises:
+        CheckpointError: the file is not a checkpoint.
+        OSError: it cannot be read.
+    """
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+        if content["schema"] != SCHEMA:
+            raise ValueError
+        return Checkpoint(
+            int(content["steps"]), str(content["ledger_head"]), dict(content["notes"]), dict(content["states"])
+        )
+    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, TypeError, ValueError, IndexError) as error:
+        raise CheckpointError(f"{path} is not a checkpoint of this program, or it is damaged") from error
+
+
+def restore(checkpoint: Checkpoint, module: LipschitzModule, optimizer: Optimizer, ledger: Ledger) -> None:
+    """Put a checkpoint's state into a module and an optimizer, for training to go on under `ledger`.
+
+    Formal guarantees: the ledger contains the checkpoint's place, so that what it says was spent covers the loaded
+    weights; the weights lie in their constraint sets. Randomness is not restored: noise is always fresh.
+
+    Raises:
+        LedgerError: the ledger lacks the checkpoint's place: it is older than the checkpoint, or another one.
+        CheckpointError: the state is not that of this module and optimizer, or not finite.
+    """
+    if checkpoint.ledger_head not in ledger.record.hashes:
+        raise LedgerError(
+            f"the ledger {ledger.path or 'in memory'} does not contain the steps of this checkpoint: it is an "
+            "older copy or another run's, and would under-count the privacy spent; use the ledger that was kept "
+            "with the checkpoint"
+        )
+    try:
+        module.load_state_dict(checkpoint.states["module"])
+        module.project_()
+        optimizer.load_state_dict(checkpoint.states["optimizer"])
+    except (RuntimeError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"the checkpoint does not fit this module and optimizer: {error}") from error

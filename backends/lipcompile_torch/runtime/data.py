@@ -1,0 +1,139 @@
+"""Data files: arrays in `.npz`, checked before anything is trained on them."""
+
+from __future__ import annotations
+
+import math
+import os
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_SPLIT_SEED = 0
+_TEST_SHARE = 0.2
+
+
+class DataError(ValueError):
+    """Data that cannot be trained on; the message says what is wrong with it and what would be right."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrays:
+    """Examples to train on, privately, and held-out examples to test on, whose accuracy is published exactly.
+
+    Args:
+        x_train: float32 [N, *input_shape].
+        y_train: int64 [N] class numbers, or float32 [N, …] targets.
+        x_test: float32 [M, *input_shape].
+        y_test: as y_train, [M, …].
+    """
+
+    x_train: NDArray[np.float32]
+    y_train: NDArray[Any]
+    x_test: NDArray[np.float32]
+    y_test: NDArray[Any]
+
+
+def load_npz(path: str | os.PathLike[str], input_shape: tuple[int, ...], classes: int | None = None) -> Arrays:
+    """Read arrays x_train, y_train, x_test, y_test; or X, y (or x, y), split 80:20 by a fixed permutation.
+
+    Images of type uint8 become float32 in [0, 1]; shapes that differ from `input_shape` by a missing or last
+    channel axis, or by flattening, are rearranged.
+
+    Args:
+        path: a file that `numpy.savez` wrote.
+        input_shape: shape of one example, as the network declares it.
+        classes: labels must be integers below this number; None: labels are not checked against a range.
+
+    Raises:
+        DataError: the file is none, or its arrays do not fit; one line with the mend.
+        OSError: it cannot be read.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+    except (ValueError, zipfile.BadZipFile, EOFError, AttributeError, TypeError) as error:
+        raise DataError(
+            f"{os.fspath(path)} is not an .npz file of plain arrays: write it with numpy.savez"
+        ) from error
+    return from_arrays(arrays, input_shape, classes)
+
+
+def from_arrays(
+    arrays: Mapping[str, NDArray[Any]], input_shape: tuple[int, ...], classes: int | None = None
+) -> Arrays:
+    """Check and convert named arrays; see `load_npz`."""
+    x_train, y_train, x_test, y_test = _parts(arrays)
+    return Arrays(
+        _inputs(x_train, input_shape, "training inputs"),
+        _targets(y_train, len(x_train), classes, "training labels"),
+        _inputs(x_test, input_shape, "test inputs"),
+        _targets(y_test, len(x_test), classes, "test labels"),
+    )
+
+
+def _parts(arrays: Mapping[str, NDArray[Any]]) -> tuple[NDArray[Any], ...]:
+    split = ("x_train", "y_train", "x_test", "y_test")
+    if all(name in arrays for name in split):
+        return tuple(arrays[name] for name in split)
+    for x, y in (("X", "y"), ("x", "y")):
+        if x in arrays and y in arrays:
+            return _split(arrays[x], arrays[y])
+    raise DataError(
+        f"the file has arrays {', '.join(sorted(arrays)) or '(none)'}: it needs {', '.join(split)}; or X and y"
+    )
+
+
+def _split(x: NDArray[Any], y: NDArray[Any]) -> tuple[NDArray[Any], ...]:
+    if x.ndim == 0 or y.ndim == 0 or len(x) != len(y) or len(x) < 2:
+        raise DataError(f"X has shape {x.shape} and y {y.shape}: they need equally many examples, at least 2")
+    order = np.random.default_rng(_SPLIT_SEED).permutation(len(x))
+    held_out = max(1, round(_TEST_SHARE * len(x)))
+    test, train = order[:held_out], order[held_out:]
+    return x[train], y[train], x[test], y[test]
+
+
+def _inputs(x: NDArray[Any], shape: tuple[int, ...], what: str) -> NDArray[np.float32]:
+    if x.ndim == 0 or len(x) == 0:
+        raise DataError(f"there are no {what}: the array has shape {x.shape}")
+    if x.dtype.kind not in "fiub":
+        raise DataError(f"the {what} are of type {x.dtype}: numbers are needed")
+    numbers = x.astype(np.float32) / np.float32(255) if x.dtype == np.uint8 else x.astype(np.float32)
+    if not np.isfinite(numbers).all():
+        raise DataError(f"the {what} contain NaN or infinity: remove or replace those examples")
+    return np.ascontiguousarray(_arranged(numbers, shape, what))
+
+
+def _arranged(x: NDArray[np.float32], shape: tuple[int, ...], what: str) -> NDArray[np.float32]:
+    given = x.shape[1:]
+    if given == shape:
+        return x
+    channels_last = len(given) == 3 and (given[2], given[0], given[1]) == shape
+    if channels_last and len(set(given)) > 1:
+        return np.moveaxis(x, -1, 1)
+    squeezed = tuple(n for n in given if n != 1) == tuple(n for n in shape if n != 1)
+    flat = 1 in (len(given), len(shape)) and math.prod(given) == math.prod(shape)
+    if squeezed or flat:
+        return x.reshape(len(x), *shape)
+    raise DataError(f"the {what} have shape {given} each: the network takes {shape}; reshape them in the file")
+
+
+def _targets(y: NDArray[Any], count: int, classes: int | None, what: str) -> NDArray[Any]:
+    if y.ndim == 0 or len(y) != count:
+        raise DataError(f"there are {count} inputs for {what} of shape {y.shape}: one label each is needed")
+    if y.dtype.kind not in "fiub" or not np.isfinite(y.astype(np.float64)).all():
+        raise DataError(f"the {what} (type {y.dtype}) are not all finite numbers")
+    if classes is None:
+        return y.astype(np.float32) if y.dtype.kind == "f" else y.astype(np.int64)
+    if y.ndim == 2 and y.shape[1] == 1:
+        y = y[:, 0]
+    if y.ndim != 1 or not (y == np.floor(y)).all():
+        raise DataError(f"the {what} have shape {y.shape}, type {y.dtype}: one whole class number each is needed")
+    if y.min() < 0 or y.max() >= classes:
+        raise DataError(
+            f"the {what} range from {y.min()} to {y.max()}: the network has classes 0 to {classes - 1}"
+        )
+    return y.astype(np.int64)

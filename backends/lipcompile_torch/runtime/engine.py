@@ -1,0 +1,197 @@
+"""Private training in the manner of Opacus: three objects in, three private ones out."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import Any, TypeVar
+
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from ..accounting import (
+    Accountant,
+    BudgetError,
+    Mechanism,
+    NeighbouringRelation,
+    calibrate_noise_multiplier,
+    check_supported,
+)
+from . import checks
+from .ledger import Ledger
+from .module import LipschitzModule
+from .noise import Allocation, NoiseSource, allocate
+from .optimizer import PrivateOptimizer
+from .sampler import PoissonLoader
+
+Module = TypeVar("Module", bound=LipschitzModule)
+
+
+class SeededWarning(UserWarning):
+    """A fixed seed was given: the run is repeatable, and not private."""
+
+
+class PrivacyEngine:
+    """Makes training private, and knows what it has cost.
+
+    The gradient of a step is the sum over a Poisson sample divided by the FIXED expected batch size b, plus noise
+    in proportion to the module's proved bounds. The sampling rate is q = b/N: under add/remove this treats N, the
+    number of examples, as public.
+
+    Args:
+        accountant: "pld" (tighter) or "rdp".
+        ledger: file that every step is written to before it is taken; an existing one is continued, and its steps
+            count. None: the record lives in memory and dies with the process.
+        neighbours: "add_remove" one example, or "replace_one".
+
+    Raises:
+        ValueError: an unknown accountant or relation.
+    """
+
+    def __init__(
+        self,
+        accountant: Accountant = "pld",
+        ledger: str | os.PathLike[str] | None = None,
+        neighbours: str = "add_remove",
+    ) -> None:
+        self.accountant: Accountant = accountant
+        self.relation = _relation(neighbours)
+        check_supported({}, 0.5, self.relation, accountant)
+        self.ledger: Ledger | None = None
+        self._path = ledger
+
+    def make_private(
+        self,
+        *,
+        module: Module,
+        optimizer: Optimizer,
+        data_loader: DataLoader[Any],
+        noise_multiplier: float,
+        noise: Allocation = "global",
+        max_physical_batch: int | None = None,
+        seed: int | None = None,
+        max_steps: int | None = None,
+    ) -> tuple[Module, PrivateOptimizer, PoissonLoader]:
+        """Return the module and a private optimizer and loader to train it with.
+
+        The module is the same object, with its normaliser set to b and its weights projected.
+
+        Args:
+            module: an emitted module.
+            optimizer: any optimizer of one gradient a step, over the module's parameters.
+            data_loader: its batch size is the EXPECTED batch size b; its order is replaced by Poisson sampling.
+            noise_multiplier: σ > 0, noise standard deviation over the per-example bound of the whole gradient.
+            noise: how the noise is shared among parameters, see `noise.allocate`.
+            max_physical_batch: most examples at once; larger batches arrive in pieces whose gradients add up.
+            seed: makes the run repeatable and NOT private.
+            max_steps: refuse further steps with `BudgetError`.
+
+        Raises:
+            PrivacyError: the module, or the optimizer for it, cannot be trained privately.
+            SamplingError: the loader cannot be sampled.
+            BudgetError: σ is no noise multiplier, or this accountant cannot count such steps.
+            LedgerError: the ledger is damaged, in use, or belongs to other data.
+        """
+        checks.check_module(module)
+        checks.check_optimizer(optimizer, module)
+        loader = PoissonLoader(data_loader, max_physical_batch, None if seed is None else seed + 1)
+        mechanism = self._mechanism(loader, noise_multiplier)
+        sizes = {name: parameter.numel() for name, parameter in checks.trainable(module).items()}
+        allocate(noise, module.gradient_bounds(), sizes, noise_multiplier)  # what it refuses, it refuses now
+        ledger = self.open_ledger(loader.size)
+        ledger.declare(mechanism, seeded=seed is not None)
+        if seed is not None:
+            warnings.warn("a fixed seed makes the noise predictable: this run is NOT private", SeededWarning, 2)
+        module.normaliser = float(loader.expected_batch_size)
+        module.project_()
+        private = PrivateOptimizer(
+            optimizer, module, loader, ledger, mechanism, noise, NoiseSource(seed), max_steps
+        )
+        loader.before_batch = private.begin_batch
+        return module, private, loader
+
+    def make_private_with_epsilon(
+        self,
+        *,
+        module: Module,
+        optimizer: Optimizer,
+        data_loader: DataLoader[Any],
+        target_epsilon: float,
+        target_delta: float,
+        epochs: int,
+        noise: Allocation = "global",
+        max_physical_batch: int | None = None,
+        seed: int | None = None,
+    ) -> tuple[Module, PrivateOptimizer, PoissonLoader]:
+        """As `make_private`, with σ calibrated so that `epochs` epochs cost at most (ε, δ).
+
+        What the ledger holds already counts against the target. Steps beyond these epochs are refused. Calibration
+        takes seconds with "pld" and a fraction of one with "rdp".
+
+        Raises:
+            BudgetError: a budget that cannot be met; see also `make_private`.
+        """
+        checks.check_module(module)
+        checks.check_optimizer(optimizer, module)
+        loader = PoissonLoader(data_loader, max_physical_batch)
+        if target_delta * loader.size >= 1:
+            warnings.warn(
+                f"delta = {target_delta:g} is at least 1 / {loader.size} examples: it would allow publishing one",
+                UserWarning,
+                2,
+            )
+        steps = epochs * len(loader)
+        sigma = calibrate_noise_multiplier(
+            target_epsilon,
+            target_delta,
+            loader.sampling_rate,
+            steps,
+            self.relation,
+            self.accountant,
+            self.open_ledger(loader.size).record.runs,
+        )
+        return self.make_private(
+            module=module,
+            optimizer=optimizer,
+            data_loader=data_loader,
+            noise_multiplier=sigma,
+            noise=noise,
+            max_physical_batch=max_physical_batch,
+            seed=seed,
+            max_steps=steps,
+        )
+
+    def get_epsilon(self, delta: float) -> float:
+        """Return ε at δ of every step in the ledger, this engine's and earlier ones; 0 before any step."""
+        return 0.0 if self.ledger is None else self.ledger.epsilon(delta, self.accountant)
+
+    def close(self) -> None:
+        """Release the ledger file for other processes."""
+        if self.ledger is not None:
+            self.ledger.close()
+
+    def _mechanism(self, loader: PoissonLoader, noise_multiplier: float) -> Mechanism:
+        mechanism = Mechanism(loader.sampling_rate, noise_multiplier)
+        if noise_multiplier == 0:
+            raise BudgetError("noise multiplier 0 gives no privacy: train with the plain optimizer instead")
+        check_supported({mechanism: 1}, 0.5, self.relation, self.accountant)
+        return mechanism
+
+    def open_ledger(self, dataset_size: int) -> Ledger:
+        """Return the ledger, opened and locked on first use; `make_private` does this by itself.
+
+        Raises:
+            LedgerError: it is damaged, in use, or was kept for other data.
+        """
+        if self.ledger is None:
+            self.ledger = Ledger(self._path, self.relation, dataset_size)
+        return self.ledger
+
+
+def _relation(neighbours: str) -> NeighbouringRelation:
+    try:
+        return NeighbouringRelation(neighbours)
+    except ValueError:
+        raise BudgetError(
+            f"unknown neighbouring relation {neighbours!r}: use 'add_remove' or 'replace_one'"
+        ) from None

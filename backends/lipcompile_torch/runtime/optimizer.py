@@ -1,0 +1,211 @@
+"""The optimizer that releases gradients only with noise, and only once they are what was accounted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch.optim import Optimizer
+
+from ..accounting import BudgetError, Mechanism
+from . import checks
+from .checks import PrivacyError
+from .ledger import Ledger
+from .module import LipschitzModule
+from .noise import Allocation, NoiseSource, allocate, zero_gradient_
+from .sampler import LogicalBatch, PoissonLoader
+
+
+class PrivateOptimizer(Optimizer):
+    """Wraps an optimizer: `step` checks the gradient, counts it, adds noise, lets the optimizer step, projects.
+
+    Everything else (`param_groups`, `state`, `state_dict`, hooks) is the wrapped optimizer's, so learning rate
+    schedulers work on either. Built by `PrivacyEngine.make_private`.
+
+    Formal guarantees: each `step` that changes a parameter is one Poisson-subsampled Gaussian mechanism with the
+    recorded sampling rate and at least the recorded noise multiplier, given that the module's gradient bounds
+    hold; its ledger line is durable before any parameter changes, and stays if anything fails afterwards. A batch
+    is released at most once.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        module: LipschitzModule,
+        loader: PoissonLoader,
+        ledger: Ledger,
+        mechanism: Mechanism,
+        allocation: Allocation,
+        noise: NoiseSource,
+        max_steps: int | None = None,
+    ) -> None:
+        # Not super().__init__(): groups and state live in the wrapped optimizer alone, see the properties.
+        self.optimizer = optimizer
+        self._module = module
+        self._loader = loader
+        self._ledger = ledger
+        self._mechanism = mechanism
+        self._allocation: Allocation = allocation
+        self._noise = noise
+        self._steps_left = max_steps
+        self._parameters = checks.trainable(module)
+        self._versions = checks.current_versions(self._parameters)
+        self._accumulating = False
+
+    # --- the wrapped optimizer ---
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """The wrapped optimizer's groups."""
+        return self.optimizer.param_groups
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        """The wrapped optimizer's state."""
+        return self.optimizer.state
+
+    @property
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        """The wrapped optimizer's defaults."""
+        return self.optimizer.defaults
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "optimizer":  # not yet set: do not look for it in itself
+            raise AttributeError(name)
+        return getattr(self.optimizer, name)
+
+    def __repr__(self) -> str:
+        return f"PrivateOptimizer({self._mechanism}, {self._allocation}, {self.optimizer!r})"
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the wrapped optimizer's state; it was computed from noisy gradients."""
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the wrapped optimizer's state."""
+        self.optimizer.load_state_dict(state_dict)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:  # noqa: ARG002
+        """Refuse: a parameter added later has no proved bound."""
+        raise PrivacyError("parameters cannot be added after make_private: compile the changed model again")
+
+    # --- a training step ---
+
+    @property
+    def noise_multiplier(self) -> float:
+        """σ of every step."""
+        return self._mechanism.noise_multiplier
+
+    @property
+    def steps_left(self) -> int | None:
+        """How many more steps the budget allows; None if no budget was set."""
+        return self._steps_left
+
+    def begin_batch(self) -> None:
+        """Prepare for a new logical batch; the loader calls this just before yielding it.
+
+        Whatever flowed back before belongs to no batch and is forgotten; weights that were changed since the last
+        step (loaded, averaged) are put back into their constraint sets.
+
+        Raises:
+            PrivacyError: the batch before was drawn but not stepped.
+        """
+        if self._loader.current is not None:
+            raise PrivacyError(
+                "a batch was drawn and then not used: every batch needs its step(), the empty ones too, or the "
+                "sampling is not the one accounted; if this was an interruption that did not depend on the data, "
+                "call optimizer.abandon_batch() and go on"
+            )
+        self._clear()
+        if checks.current_versions(self._parameters) != self._versions:
+            self._module.project_()
+            self._versions = checks.current_versions(self._parameters)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients; does nothing while the pieces of one logical batch are being added up."""
+        current = self._loader.current
+        if not self._accumulating and (current is None or current.position == 0):
+            self._clear(set_to_none)
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Take one private step, or, if more pieces of the logical batch are to come, do nothing.
+
+        Raises:
+            PrivacyError: what flowed back is not what was drawn, or not bounded as analysed; nothing was released.
+            BudgetError: the steps of the budget are used up.
+            OSError: the ledger could not be written.
+        """
+        if closure is not None:
+            raise PrivacyError("closures evaluate a batch more than once and are refused: call step() without one")
+        batch = self._loader.current
+        if batch is None:
+            raise PrivacyError(
+                "no batch was drawn from the private loader since the last step: iterate over the loader that "
+                "make_private returned, and step once for each of its batches"
+            )
+        if not batch.complete:
+            self._accumulating = True
+            return
+        stds = self._allocate(batch)
+        self._count()
+        self._release(stds)
+
+    def abandon_batch(self) -> None:
+        """Give up the current batch without a step, after an interruption. It is counted as a step all the same.
+
+        The decision must not depend on the data: never abandon a batch for what is in it.
+        """
+        if self._loader.current is not None:
+            self._count()
+            self._clear()
+
+    def _allocate(self, batch: LogicalBatch) -> dict[str, float]:
+        """Check everything that the accounting assumes of this step; return s_p."""
+        module, normaliser = self._module, self._loader.expected_batch_size
+        checks.check_unchanged(module, self.optimizer, self._parameters, self._versions)
+        bounds = module.gradient_bounds()
+        checks.check_bounds(self._parameters, bounds)
+        if module.normaliser != normaliser:
+            raise PrivacyError(
+                f"the module's normaliser is {module.normaliser}, not the expected batch size {normaliser}: "
+                "do not change it"
+            )
+        slack = checks.slack(self._parameters)
+        checks.check_flow(module.gate, batch, module.loss_lipschitz * (1 + slack))
+        checks.check_gradients(self._parameters, bounds, batch.examples / normaliser, slack)
+        sizes = {name: parameter.numel() for name, parameter in self._parameters.items()}
+        return allocate(self._allocation, bounds, sizes, self._mechanism.noise_multiplier)
+
+    def _count(self) -> None:
+        """Write the ledger line; from here on the batch counts as released, whatever happens."""
+        if self._steps_left == 0:
+            raise BudgetError(
+                "the privacy budget is used up: all the steps it was calibrated for have been taken; train with a "
+                "larger epsilon, or for more epochs with more noise, from the start"
+            )
+        self._ledger.record_step(self._mechanism)
+        self._loader.close()
+        if self._steps_left is not None:
+            self._steps_left -= 1
+
+    def _release(self, stds: dict[str, float]) -> None:
+        self._noise.refresh()
+        for name, parameter in self._parameters.items():
+            if name in stds:
+                self._noise.perturb_(parameter, stds[name], self._loader.expected_batch_size)
+            else:
+                zero_gradient_(parameter)
+        self.optimizer.step()
+        self._module.project_()
+        self._versions = checks.current_versions(self._parameters)
+        self._clear()
+
+    def _clear(self, set_to_none: bool = True) -> None:
+        """Forget gradients and what is known of them together, so that the two always agree."""
+        self._accumulating = False
+        self._module.gate.reset()
+        for parameter in self._parameters.values():
+            if set_to_none or parameter.grad is None:
+                parameter.grad = None
+            else:
+                zero_gradient_(parameter)

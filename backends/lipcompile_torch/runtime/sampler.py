@@ -1,0 +1,218 @@
+"""Poisson sampling: what the accounting assumes, and what a shuffled loader does not do."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    TensorDataset,
+    default_collate,
+)
+
+from .noise import fresh_generator
+
+
+class SamplingError(ValueError):
+    """A loader that cannot be sampled as the accounting assumes, or was not used as it must be."""
+
+
+@dataclass(slots=True)
+class LogicalBatch:
+    """The examples of one training step, which may arrive in several physical batches.
+
+    Args:
+        examples: how many examples were drawn; 0 is a batch like any other.
+        position: index of the physical batch that was yielded last.
+        complete: the physical batch that was yielded last is the last of this logical batch.
+    """
+
+    examples: int
+    position: int = 0
+    complete: bool = False
+
+
+class PoissonLoader:
+    """Yields batches into which each example entered independently with probability q, afresh at every step.
+
+    The batch size varies and may be 0. A batch of more than `max_physical_batch` examples arrives in pieces, whose
+    gradients add up to that of the whole. An epoch is a FIXED number of steps, `round(N/b)` and at least 1.
+
+    Formal guarantees: for the examples of the wrapped data set, inclusions are independent Bernoulli(q) up to the
+    53 bits of the uniform numbers; nothing about a batch is resampled, dropped or padded.
+
+    Attributes:
+        sampling_rate: q = b/N. N, the size of the data set, is thereby treated as public.
+        expected_batch_size: b, the wrapped loader's batch size.
+        current: the logical batch in use, None before the first and after `close`.
+        before_batch: called just before the first piece of each logical batch is yielded.
+
+    Args:
+        loader: its data set, batch size, `collate_fn` and worker settings are used; its order is not.
+        max_physical_batch: most examples of one piece; None: no limit.
+        seed: None: the operating system's entropy. A seed makes the batches repeatable and is not private.
+
+    Raises:
+        SamplingError: the loader has no fixed batch size, streams its data, or selects them by its own sampler.
+    """
+
+    def __init__(
+        self, loader: DataLoader[Any], max_physical_batch: int | None = None, seed: int | None = None
+    ) -> None:
+        _check(loader, max_physical_batch)
+        self.dataset = loader.dataset
+        self.size = len(loader.dataset)  # type: ignore[arg-type]  # `_check` refused data sets without a length
+        self.expected_batch_size = int(loader.batch_size or 0)
+        self.sampling_rate = self.expected_batch_size / self.size
+        self.max_physical_batch = max_physical_batch
+        self.current: LogicalBatch | None = None
+        self.before_batch: Callable[[], None] = _nothing
+        self._loader = loader
+        self._generator = fresh_generator() if seed is None else torch.Generator().manual_seed(seed)
+
+    @property
+    def batch_size(self) -> int:
+        """b, the EXPECTED number of examples of a step."""
+        return self.expected_batch_size
+
+    def __len__(self) -> int:
+        """Return the number of steps of an epoch."""
+        return max(1, round(self.size / self.expected_batch_size))
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch, size, position, complete in self._pieces():
+            if position == 0:
+                self.before_batch()
+                self.current = LogicalBatch(size)
+            if self.current is None:
+                raise SamplingError("the rest of a logical batch was asked for after its step: iterate afresh")
+            self.current.position, self.current.complete = position, complete
+            yield batch
+
+    def close(self) -> None:
+        """Mark the current logical batch as used up."""
+        self.current = None
+
+    def draw(self) -> Tensor:
+        """Return the indices of one logical batch, int64 [n]; n is Binomial(N, q)."""
+        uniform = torch.rand(self.size, dtype=torch.float64, generator=self._generator)
+        return (uniform < self.sampling_rate).nonzero().flatten()
+
+    def _plan(self) -> Iterator[tuple[Tensor, int, int, bool]]:
+        """Yield (indices, examples of the logical batch, position in it, is its last piece) for one epoch."""
+        for _ in range(len(self)):
+            drawn = self.draw()
+            pieces = torch.split(drawn, self.max_physical_batch or max(len(drawn), 1))
+            for position, piece in enumerate(pieces):
+                yield piece, len(drawn), position, position == len(pieces) - 1
+
+    def _pieces(self) -> Iterator[tuple[Any, int, int, bool]]:
+        plain = self._loader.collate_fn is default_collate and self._loader.num_workers == 0
+        if plain and isinstance(self.dataset, TensorDataset) and not self._loader.pin_memory:
+            tensors = self.dataset.tensors
+            for indices, examples, position, complete in self._plan():
+                yield tuple(t[indices.to(t.device)] for t in tensors), examples, position, complete
+        else:
+            yield from self._fetched()
+
+    def _fetched(self) -> Iterator[tuple[Any, int, int, bool]]:
+        # Workers fetch ahead of the training loop, in order: what was planned waits here for its batch.
+        waiting: deque[tuple[int, int, bool]] = deque()
+
+        def plan() -> Iterator[list[int]]:
+            for indices, examples, position, complete in self._plan():
+                waiting.append((examples, position, complete))
+                yield indices.tolist()
+
+        for batch in self._inner(plan()):
+            yield (batch, *waiting.popleft())
+
+    def _inner(self, plan: Iterator[list[int]]) -> DataLoader[Any]:
+        theirs = self._loader
+        return DataLoader(
+            theirs.dataset,
+            batch_sampler=_Once(plan),
+            num_workers=theirs.num_workers,
+            collate_fn=_Collate(theirs.collate_fn, theirs.collate_fn([theirs.dataset[0]])),
+            pin_memory=theirs.pin_memory,
+            timeout=theirs.timeout,
+            worker_init_fn=theirs.worker_init_fn,
+            multiprocessing_context=theirs.multiprocessing_context,
+            generator=self._generator,
+        )
+
+
+class _Once:
+    """An iterator in the shape that DataLoader wants of a batch sampler."""
+
+    def __init__(self, plan: Iterator[list[int]]) -> None:
+        self._plan = plan
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return self._plan
+
+
+class _Collate:
+    """A collate function that knows what a batch without examples looks like."""
+
+    def __init__(self, collate: Callable[[list[Any]], Any], prototype: Any) -> None:
+        self._collate = collate
+        self._empty = _emptied(prototype)
+
+    def __call__(self, items: list[Any]) -> Any:
+        return self._collate(items) if items else self._empty
+
+
+def _emptied(batch: Any) -> Any:
+    if isinstance(batch, Tensor):
+        return batch[:0]
+    if isinstance(batch, dict):
+        return {key: _emptied(value) for key, value in batch.items()}
+    if isinstance(batch, list | tuple):
+        return [_emptied(value) for value in batch]
+    raise SamplingError(
+        f"a batch contains {type(batch).__name__}, which cannot be cut to no examples: collate to tensors"
+    )
+
+
+def _nothing() -> None:
+    pass
+
+
+def _check(loader: DataLoader[Any], max_physical_batch: int | None) -> None:
+    if isinstance(loader.dataset, IterableDataset) or not hasattr(loader.dataset, "__len__"):
+        raise SamplingError(
+            "the data set is a stream: Poisson sampling needs to pick examples by index; use a map-style data set"
+        )
+    if loader.batch_size is None:
+        raise SamplingError(
+            "the data loader has no batch_size (a batch_sampler of its own?): give DataLoader(batch_size=...), "
+            "it becomes the expected batch size"
+        )
+    if not _visits_all_equally(loader):
+        raise SamplingError(
+            f"the data loader selects examples by {type(loader.sampler).__name__}, which Poisson sampling of the "
+            "whole data set would replace: choose examples with torch.utils.data.Subset instead"
+        )
+    if not 0 < loader.batch_size <= len(loader.dataset):
+        raise SamplingError(
+            f"batch size {loader.batch_size} for a data set of {len(loader.dataset)} examples: the sampling rate "
+            "must be in (0, 1]"
+        )
+    if max_physical_batch is not None and max_physical_batch < 1:
+        raise SamplingError(f"max_physical_batch is {max_physical_batch}: it must be at least 1, or None")
+
+
+def _visits_all_equally(loader: DataLoader[Any]) -> bool:
+    sampler = loader.sampler
+    if type(sampler) is RandomSampler:
+        return not sampler.replacement and sampler.num_samples == len(loader.dataset)  # type: ignore[arg-type]
+    return type(sampler) is SequentialSampler
