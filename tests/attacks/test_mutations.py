@@ -1,0 +1,142 @@
+"""Any constant made 5% smaller is seen: mutants of every rule, and of every step inside every rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from lipcompile.numbers.certified import Certified
+from lipcompile.ops import LOSS_BY_NAME, OP_BY_NAME
+
+from . import harness
+from .harness import SHRINK, SLACK, Case, LossCase
+from .probe import Place, Probe, Probed
+from .witnesses import LOSS_WITNESSES, WITNESSES
+
+RULES = [(op, rule) for op, record in OP_BY_NAME.items() for rule in harness.rules_of(record)]
+FACTORS = (float(SHRINK), 1 / float(SHRINK))  # a mutant of a divisor lowers the claim by growing
+
+Claims = dict[str, Probed]
+Evaluate = Callable[[Probe], Claims]
+
+
+@cache
+def measured(op: str) -> tuple[tuple[Case, Mapping[str, float]], ...]:
+    """The op's witnesses and what each attains."""
+    return tuple((case, harness.attained(case, point)) for case, point in WITNESSES[op]())
+
+
+@pytest.mark.parametrize(("op", "rule"), RULES)
+def test_a_smaller_rule_is_seen(op: str, rule: str) -> None:
+    small = harness.mutant(OP_BY_NAME[op], rule)
+    faults = [
+        fault
+        for case, found in measured(op)
+        for claimed in [harness.claims(replace(case, op=small), Certified())]
+        for fault in harness.broken(found, {name: bound.upper for name, bound in claimed.items()})
+    ]
+    assert faults
+
+
+@pytest.mark.parametrize("name", LOSS_BY_NAME)
+def test_a_smaller_loss_constant_is_seen(name: str) -> None:
+    small, num = harness.mutant_loss(LOSS_BY_NAME[name]), Certified()
+    for case, logits, target in LOSS_WITNESSES[name]():
+        claimed = small.lipschitz(num, case.attributes, case.classes, num.of(case.norm)).upper
+        assert harness.loss_slope(case, logits, target) > claimed * (1 + SLACK)
+
+
+def evaluate(case: Case, rule: str) -> Evaluate:
+    """Return the evaluation of one rule alone, its arguments computed by the others."""
+    op, site, kind = case.op, case.site, rule.partition(":")[0]
+    plain = harness.claims(case, Probe())
+    roles = list(case.constraints)
+
+    def run(num: Probe) -> Claims:
+        x = [num.argument(f"x{i}", float(norm)) for i, norm in enumerate(case.norms)]
+        theta = {role: num.argument(role, plain[f"operator_norm:{role}"].value) for role in roles}
+        gains = [num.argument(f"l{i}", plain[f"lipschitz:{i}"].value) for i in range(len(x))]
+        cotangent = num.argument("G", float(case.cotangent))
+        if kind == "norm":
+            return {"norm": op.norm(num, site, x, theta)}
+        if kind == "lipschitz":
+            return {f"{kind}:{i}": gain for i, gain in enumerate(op.lipschitz(num, site, x, theta))}
+        if kind == "cotangent":
+            return {f"{kind}:{i}": g for i, g in enumerate(op.cotangent(num, site, cotangent, gains))}
+        return _parameter(case, rule, num, x)
+
+    return run
+
+
+def _parameter(case: Case, rule: str, num: Probe, x: list[Probed]) -> Claims:
+    kind, _, role = rule.partition(":")
+    if role not in case.constraints:
+        return {}
+    record = case.op.parameter(role)
+    if kind == "kappa":
+        return {rule: record.kappa(num, case.site, x)}
+    return {rule: record.operator_norm(num, case.site, case.constraints[role])}
+
+
+def unseen(witnesses: Sequence[tuple[Evaluate, Mapping[str, float]]]) -> list[Place]:
+    """Return the places whose mutants no witness catches.
+
+    Left out is what always computes zero, and an argument on which the rule does not depend.
+    """
+    original = Probe()
+    for run, _ in witnesses:
+        run(original)
+    places = [place for place, largest in original.seen.items() if largest > 0]
+    runs = [run for run, _ in witnesses]
+    return [
+        place
+        for place in places
+        if not (place in original.arguments and _idle(place, runs))
+        and not any(_caught(place, *witness) for witness in witnesses)
+    ]
+
+
+def _idle(place: Place, runs: Sequence[Evaluate]) -> bool:
+    return all(_values(run(Probe(place, factor))) == _values(run(Probe())) for run in runs for factor in FACTORS)
+
+
+def _values(claims: Claims) -> list[float]:
+    return [bound.value for bound in claims.values()]
+
+
+def _caught(place: Place, run: Evaluate, attained: Mapping[str, float]) -> bool:
+    mutants = [run(Probe(place, factor)) for factor in FACTORS]
+    return any(attained[name] > bound.value * (1 + SLACK) for found in mutants for name, bound in found.items())
+
+
+@pytest.mark.parametrize(("op", "rule"), RULES)
+def test_every_smaller_step_of_a_rule_is_seen(op: str, rule: str) -> None:
+    assert unseen([(evaluate(case, rule), found) for case, found in measured(op)]) == []
+
+
+@pytest.mark.parametrize("name", LOSS_BY_NAME)
+def test_every_smaller_step_of_a_loss_is_seen(name: str) -> None:
+    assert (
+        unseen([(_loss_run(case), {"L": harness.loss_slope(case, *at)}) for case, *at in LOSS_WITNESSES[name]()])
+        == []
+    )
+
+
+def _loss_run(case: LossCase) -> Evaluate:
+    def run(num: Probe) -> Claims:
+        return {"L": case.loss.lipschitz(num, case.attributes, case.classes, num.argument("X", float(case.norm)))}
+
+    return run
+
+
+def test_a_loose_rule_has_unseen_mutants() -> None:
+    """The search is not blind: twice the norm of ReLU is never attained, so its mutants survive."""
+
+    def loose(num: Probe) -> Claims:
+        return {"norm": 2 * num.argument("x0", 3.0)}
+
+    attained = {"norm": measured("relu")[0][1]["norm"]}
+    assert len(unseen([(loose, attained)])) == 2
