@@ -68,13 +68,16 @@ def random_point(case: Case, generator: torch.Generator) -> Point:
     return Point(xs, theta, kept)
 
 
-def _rise(objective: Callable[[Tensor], Tensor], start: Tensor) -> Iterator[Tensor]:
+def rise(objective: Callable[[Tensor], Tensor], start: Tensor) -> Iterator[Tensor]:
     """Go to where the objective's linear part is largest on the sphere, again and again (Frank-Wolfe)."""
     x, radius = start, start.norm()
     for _ in range(STEPS):
         inputs = x.detach().requires_grad_()
-        (slope,) = torch.autograd.grad(objective(inputs), inputs)
-        if not float(slope.norm()) > 0:
+        value = objective(inputs)
+        if not value.requires_grad:
+            return
+        (slope,) = torch.autograd.grad(value, inputs, allow_unused=True, materialize_grads=True)
+        if not 0 < float(slope.norm()) < torch.inf:
             return
         x = radius * unit(slope)
         yield x
@@ -90,7 +93,7 @@ def ascents(case: Case, start: Point, generator: torch.Generator) -> Iterator[Po
     cotangent = unit(normal(case.site.output, generator))
     objectives += [_gradient_norm(case, start, role, cotangent) for role in start.theta if role == "weight"]
     for objective in objectives:
-        for x in list(_rise(objective, start.xs[0]))[-1:]:
+        for x in list(rise(objective, start.xs[0]))[-1:]:
             yield Point(with_first(x), start.theta, start.kept)
 
 

@@ -1,0 +1,146 @@
+"""Random small graphs, and an interpreter of graphs that shares no code with the compiler's rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from math import prod
+from random import Random
+from typing import Any
+
+from torch import Tensor
+
+from lipcompile.graph import Graph, GraphBuilder, LossUse, ParameterChoice, Value
+from lipcompile.ops import LOSS_BY_NAME, OP_BY_NAME
+from lipcompile.ops.activation import GroupSort, LeakyReLU
+from lipcompile.ops.counting import Mode
+from lipcompile.ops.linear import BiasShape, Conv, Dense
+from lipcompile.ops.merge import Concat, Sum
+from lipcompile.ops.pool import GlobalPool, Pool
+from lipcompile.ops.record import Constraint, NoAttributes
+from lipcompile.ops.shape import ClipGradient, ClipNorm, Dropout, Slice
+
+from . import reference
+from .instances import LOSS_ATTRIBUTES, ONE_LOGIT, Draw
+
+NO = NoAttributes()
+
+
+@dataclass
+class Maker:
+    """Grows one random graph."""
+
+    draw: Draw
+    builder: GraphBuilder = field(default_factory=lambda: GraphBuilder("random"))
+
+    def add(self, op: str, attributes: Any, *inputs: Value, **parameters: ParameterChoice) -> Value:
+        return self.builder.add(OP_BY_NAME[op], attributes, inputs, name=op, parameters=parameters)
+
+    def parameters(self, shared: str | None = None) -> dict[str, ParameterChoice]:
+        """Choose constraints around 1, so that depth neither kills nor blows up the gradients."""
+        rng = self.draw.rng
+        weight = Constraint(rng.choice(("spectral", "orthogonal", "frobenius")), Fraction(1))
+        if weight.kind != "orthogonal":
+            weight = Constraint(weight.kind, Fraction(rng.randint(4, 12), 8))
+        bias = Constraint("ball", Fraction(rng.randint(1, 8), 8))
+        chosen = {"weight": ParameterChoice(weight, trainable=rng.random() < 0.9, shared=shared)}
+        return chosen | ({"bias": ParameterChoice(bias)} if rng.random() < 0.5 else {})
+
+    def dense(self, x: Value, features: int) -> Value:
+        return self.add("dense", Dense(features), x, **self.parameters())
+
+    def conv(self, x: Value) -> Value:
+        modes: tuple[Mode, ...] = ("zeros", "circular")
+        mode = self.draw.rng.choice(modes)
+        attributes = Conv(2, (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), padding_mode=mode)
+        return self.add("conv", attributes, x, **self.parameters())
+
+    def activation(self, x: Value) -> Value:
+        name = self.draw.rng.choice(("groupsort", "relu", "tanh", "sigmoid", "softplus", "abs", "leaky_relu"))
+        attributes = {"groupsort": GroupSort(2, 0), "leaky_relu": LeakyReLU(Fraction(-3, 2))}.get(name, NO)
+        return self.add(name, attributes, x)
+
+    def clip(self, x: Value) -> Value:
+        if self.draw.rng.random() < 0.5:
+            return self.add("clip_norm", ClipNorm(self.draw.fraction()), x)
+        return self.add("clip_gradient", ClipGradient(self.draw.fraction()), x)
+
+    def residual(self, x: Value) -> Value:
+        """α·x + β·block(x)."""
+        weights = tuple(Fraction(self.draw.rng.choice((-4, 2, 3, 4)), 4) for _ in range(2))
+        return self.add("add", Sum(weights), x, self.activation(self.dense(x, size(x))))
+
+    def branches(self, x: Value) -> Value:
+        half = size(x) // 2
+        return self.add("concat", Concat(0), self.dense(x, half), self.activation(self.dense(x, half)))
+
+    def slices(self, x: Value) -> Value:
+        """Slices, disjoint or not, a block on one, concatenated; the tensor itself may be read again."""
+        half, overlap = size(x) // 2, self.draw.rng.randint(0, 1)
+        first = self.add("slice", Slice(0, 0, half + overlap), x)
+        second = self.add("slice", Slice(0, half, 2 * half), x)
+        joined = self.add("concat", Concat(0), self.dense(first, half), second)
+        if self.draw.rng.random() < 0.5:
+            return joined
+        return self.add("add", Sum((Fraction(1, 2), Fraction(1))), joined, x)
+
+    def tied(self, x: Value) -> Value:
+        """One weight used twice."""
+        parameters = self.parameters(self.builder.fresh("tied"))
+        first = self.add("dense", Dense(size(x)), x, **parameters)
+        return self.add("dense", Dense(size(x)), self.activation(first), **parameters)
+
+    def shift(self, x: Value) -> Value:
+        ball = ParameterChoice(Constraint("ball", Fraction(3, 4)))
+        return self.add("bias", BiasShape((self.draw.rng.choice((1, size(x))),)), x, bias=ball)
+
+    def drop(self, x: Value) -> Value:
+        return self.add("dropout", Dropout(Fraction(1, 4)), x)
+
+    def image(self) -> Value:
+        x = self.builder.input("x", (2, 4, 4), self.draw.fraction(), False, None)
+        x = self.activation(self.conv(x))
+        pool = self.draw.rng.choice(("max_pool", "l2_pool", "avg_pool", "scaled_avg_pool", "global_avg_pool"))
+        window = Pool((3, 2), (1, 2), ((1, 1), (0, 0)), (1, 1))
+        x = self.add(pool, GlobalPool() if pool == "global_avg_pool" else window, x)
+        return self.dense(self.add("flatten", NO, x), 4)
+
+
+def size(x: Value) -> int:
+    assert x.shape is not None
+    return prod(x.shape)
+
+
+def random_graph(seed: int) -> Graph:
+    """Return a graph of two to five random parts and a random loss."""
+    maker = Maker(Draw(Random(f"graph {seed}")))
+    rng = maker.draw.rng
+    x = maker.image() if rng.random() < 0.3 else maker.builder.input("x", (4,), maker.draw.fraction(), False, None)
+    steps: Sequence[Callable[[Value], Value]] = (
+        maker.residual,
+        maker.branches,
+        maker.slices,
+        maker.tied,
+        maker.activation,
+        maker.clip,
+        maker.shift,
+        maker.drop,
+    )
+    for _ in range(rng.randint(2, 5)):
+        x = rng.choice(steps)(x)
+    name = rng.choice(list(LOSS_ATTRIBUTES))
+    x = maker.dense(x, 1 if name in ONE_LOGIT else rng.randint(2, 4))
+    graph = maker.builder.finish(x, LossUse(LOSS_BY_NAME[name], LOSS_ATTRIBUTES[name](maker.draw)))
+    assert graph is not None, maker.builder.diagnostics
+    return graph
+
+
+def interpret(graph: Graph, x: Tensor, theta: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return every value of the graph on one example. A dropout keeps everything, its worst case."""
+    values = {graph.input.name: x}
+    for node in graph.nodes:
+        own = {role: theta[name] for role, name in node.parameters.items()}
+        operands = [values[operand] for operand in node.inputs]
+        values[node.name] = reference.apply(node.op.name, node.site, operands, own)
+    return values
