@@ -1,0 +1,259 @@
+"""Certified norms of stored weights, in numpy: every number that leaves this file is an upper bound of a real one.
+
+Eigenvalue solvers only guess where the largest eigenvalue lies; a completed Cholesky factorisation proves it. So
+a bad guess costs tightness, never truth.
+
+Notation: u = 2⁻⁵³, γ_k = k·u/(1 - k·u) (Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., ch. 3).
+`_gamma` holds a factor of eight to spare: it covers complex arithmetic, blocked summation, underflow of entries
+far below the largest one, and the rounding of the bound itself. Weights are first divided by a power of two.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from itertools import product
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from lipcompile.ops.counting import Window, reads, taps
+
+# numpy is imported where it is used: `check` on a .lip file starts faster without it.
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+
+_UNIT = 2.0**-53
+_UP = 1.0 + 2.0**-48  # outward step that covers a handful of float operations
+_PHASE_ERROR = 128 * _UNIT  # of cos and sin of at most three summed fractions of a turn
+_SLACKS = (1e-9, 1e-7, 1e-5, 1e-3)  # distances above the guess at which a proof is tried
+_EXACT_SIZE = 384  # up to here the dense eigenvalue solver makes the guess
+_FREQUENCY_FLOPS = 2e9  # above this, a convolution is bounded by its reshaped kernels alone
+_DIGITS = 9
+
+
+def euclidean_norm(entries: Array) -> Fraction:
+    """Return an upper bound of the root of the sum of squares of all entries; raises ValueError if not finite.
+
+    A sum of n squares in float64, in any order, is at least the true one divided by 1 + γ_{n+2}.
+    """
+    scaled, scale = _normalised(entries)
+    return _rounded_up(_frobenius(scaled), scale)
+
+
+def spectral_norm(matrix: Array) -> Fraction:
+    """Return an upper bound of the largest singular value of a matrix; raises ValueError if not finite."""
+    scaled, scale = _normalised(matrix)
+    return _rounded_up(_stack_norm(scaled[None]), scale)
+
+
+def convolution_norm(kernel: Array, windows: Sequence[Window], groups: int = 1) -> Fraction:
+    """Return an upper bound of the operator norm of the convolution with kernel [F, C/groups, *k].
+
+    The smallest of three bounds, each the largest over groups, as the map is block diagonal in them:
+
+    1. √m·‖reshape(K, F x Ck)‖: the map is the reshaped kernel after the gathering of patches, which copies each
+       entry at most m = `reads` times.
+    2. √(r·v)·‖reshape(K, C x Fk)‖: the map is a sum over taps of products of the reshaped kernel's columns with
+       shifts; `taps` counts r·v (ops/counting.py).
+    3. For zero padding, the bound over frequencies: see `_frequency_norm`.
+
+    Raises ValueError if an entry is not finite, or if kernel and windows do not belong together.
+    """
+    windows = tuple(windows)
+    if kernel.shape[2:] != tuple(window.kernel for window in windows) or kernel.shape[0] % groups:
+        raise ValueError(f"a kernel of shape {kernel.shape} does not fit {windows} and {groups} groups")
+    scaled, scale = _normalised(kernel)
+    grouped = scaled.reshape(groups, kernel.shape[0] // groups, kernel.shape[1], -1)
+    by_filter = grouped.reshape(groups, grouped.shape[1], -1)
+    by_channel = grouped.swapaxes(1, 2).reshape(groups, grouped.shape[2], -1)
+    bounds = [
+        math.sqrt(reads(windows)) * _stack_norm(by_filter) * _UP,
+        math.sqrt(taps(windows)) * _stack_norm(by_channel) * _UP,
+    ]
+    if _frequencies_pay(grouped.shape, windows):
+        bounds.append(_frequency_norm(scaled, windows, groups))
+    return _rounded_up(min(bounds), scale)
+
+
+def _gamma(terms: int) -> float:
+    return 8 * (terms + 2) * _UNIT
+
+
+def _normalised(entries: Array) -> tuple[Array, int]:
+    """Return the entries in float64 divided by 2^e, the largest in [1/2, 1), and e."""
+    import numpy as np
+
+    exact = entries.astype(np.float64)
+    largest = float(np.abs(exact).max(initial=0.0))
+    if not math.isfinite(largest):
+        raise ValueError("the entries are not finite: they have no norm")
+    exponent = math.frexp(largest)[1]
+    return np.ldexp(exact, -exponent), exponent
+
+
+def _rounded_up(bound: float, exponent: int) -> Fraction:
+    """Return bound·2^exponent, rounded up to a few digits so that people can read it."""
+    exact = Fraction(bound) * Fraction(2) ** exponent
+    if exact == 0:
+        return exact
+    shift = Fraction(10) ** (_DIGITS - 1 - math.floor(_log10(exact)))
+    return Fraction(math.ceil(exact * shift)) / shift
+
+
+def _log10(value: Fraction) -> float:
+    return math.log10(value.numerator) - math.log10(value.denominator)
+
+
+def _frobenius(entries: Array) -> float:
+    """‖entries‖_F, rounded up."""
+    import numpy as np
+
+    return float(np.linalg.norm(entries.reshape(-1))) * (1 + _gamma(entries.size)) * _UP
+
+
+def _stack_norm(maps: Array, error: float = 0.0) -> float:
+    """Return an upper bound of the largest ‖map + E‖ over maps [N, rows, columns] and ‖E‖ <= `error`.
+
+    ‖A‖² = λ_max(A Aᴴ). The computed Gram matrix differs from the exact one by at most γ_k|A||A|ᴴ entry by entry,
+    k the length of the products, hence by γ_k‖A‖_F² in norm.
+    """
+    import numpy as np
+
+    rows, columns = maps.shape[-2:]
+    largest = max((_frobenius(a) for a in maps), default=0.0)
+    if largest == 0.0 or not maps.size:
+        return error
+    adjoint = maps.conj().swapaxes(-1, -2)
+    grams = maps @ adjoint if rows <= columns else adjoint @ maps
+    eigenvalue = _largest_eigenvalue(np.ascontiguousarray(grams)) + _gamma(max(rows, columns)) * largest**2
+    return min(math.sqrt(eigenvalue) * _UP, largest) * _UP + error
+
+
+def _largest_eigenvalue(grams: Array) -> float:
+    """Return a proved upper bound of the eigenvalues of Hermitian matrices [N, n, n], near a good guess."""
+    sizes = [_frobenius(gram) for gram in grams]
+    guess = _guess(grams)
+    for slack in _SLACKS if grams.shape[-1] <= _EXACT_SIZE else _SLACKS[2:]:
+        limit = guess * (1 + slack)
+        suspects = [index for index, size in enumerate(sizes) if size > limit]
+        if _certified(grams[suspects], limit):
+            return limit
+    return max(sizes)
+
+
+def _certified(grams: Array, limit: float) -> bool:
+    """Whether the eigenvalues of Hermitian matrices (their lower triangles) are proved to be at most `limit`.
+
+    If the Cholesky factorisation of A = τI - G runs to its end, then A + E = RᴴR with ‖E‖ <= γ_{n+1}·tr(A) up to
+    a factor near 1 (Higham, theorem 10.3; Rump, BIT 46, 2006), so λ_min(A) >= -γ_{n+1}·n·τ; rounding the diagonal
+    of A adds 2uτ. τ is chosen so that all of it stays below the limit.
+    """
+    import numpy as np
+
+    if not len(grams):
+        return True
+    size = grams.shape[-1]
+    shift = limit / (1 + size * _gamma(size))
+    try:
+        factor = np.linalg.cholesky(shift * np.eye(size) - grams)
+    except np.linalg.LinAlgError:
+        return False
+    return bool(np.isfinite(factor).all())
+
+
+def _guess(grams: Array) -> float:
+    """Guess the largest eigenvalue; nothing is guaranteed."""
+    import numpy as np
+
+    if grams.shape[-1] <= _EXACT_SIZE:
+        return float(np.linalg.eigvalsh(grams)[:, -1].max())
+    return max(_subspace_guess(gram) for gram in grams)
+
+
+def _subspace_guess(gram: Array) -> float:
+    """Guess by iterating a small subspace: cheaper than a dense solver, and slightly low."""
+    import numpy as np
+
+    basis = np.random.default_rng(0).standard_normal((gram.shape[0], 8))
+    for _ in range(24):
+        basis = np.linalg.qr(gram @ basis)[0]
+    return float(np.linalg.eigvalsh(basis.conj().T @ gram @ basis)[-1])
+
+
+# Frequencies
+
+
+def _polyphase(window: Window) -> tuple[int, int]:
+    """Return (A, N): taps of the stride-one form of a window, and the size of a circular grid without aliasing.
+
+    Write the padded position of an input entry as s·q + φ and of a tap as d·t = s·a + φ. The output at o is
+    Σ_φ Σ_a K_φ[a]·x_φ[o + a]: stride one, s times as many channels, A = ⌊d(k-1)/s⌋ + 1 taps. Let O outputs read Q
+    positions q. On a circular grid of N = min(O, Q) + A - 1 nothing aliases: if O is the smaller, the outputs read
+    at most O + A - 1 consecutive positions; else the inputs reach at most Q + A - 1 consecutive outputs.
+    """
+    low, stride = window.padding[0], window.stride
+    positions = (low + window.size - 1) // stride - low // stride + 1
+    count = window.dilation * (window.kernel - 1) // stride + 1
+    return count, min(window.outputs, positions) + count - 1
+
+
+def _frequencies_pay(grouped: tuple[int, ...], windows: Sequence[Window]) -> bool:
+    """Whether the bound over frequencies holds (zero padding) and is affordable."""
+    if any(window.mode != "zeros" for window in windows):
+        return False
+    groups, filters, channels, _ = grouped
+    channels *= prod(window.stride for window in windows)
+    grid = prod(_polyphase(window)[1] for window in windows)
+    flops = 16.0 * grid * groups * filters * channels * min(filters, channels)
+    return flops <= _FREQUENCY_FLOPS and 16.0 * grid * groups * filters * channels <= _FREQUENCY_FLOPS / 8
+
+
+def _frequency_norm(kernel: Array, windows: Sequence[Window], groups: int) -> float:
+    """Return the largest ‖K̂(ω)‖ over the frequencies of the grid of `_polyphase`, rounded up.
+
+    The convolution is (restriction) ∘ (circulant) ∘ (embedding) with the outer two of norm <= 1, and the norm of
+    a circulant is the largest among the matrices K̂(ω) [F, C·Πs] of its Fourier transform. The transform is a plain
+    product with cosines and sines: each entry is off by at most ε·Σ_t|K_t|, ε = γ_taps + phase error, so each
+    matrix by ε·√taps·‖K‖_F. K is real, so half of the frequencies of the last axis suffice.
+    """
+    import numpy as np
+
+    phases = prod(window.stride for window in windows)
+    form = _stride_one(kernel, windows)
+    angles = _angles([_polyphase(window) for window in windows])
+    transform = (np.cos(angles) + 1j * np.sin(angles)) @ form.T
+    maps = transform.reshape(len(angles) * groups, kernel.shape[0] // groups, kernel.shape[1] * phases)
+    error = math.sqrt(form.shape[1]) * _frobenius(kernel) * (_gamma(form.shape[1]) + _PHASE_ERROR) * _UP
+    return _stack_norm(maps, error)
+
+
+def _stride_one(kernel: Array, windows: Sequence[Window]) -> Array:
+    """Return the kernel of the stride-one form, [F·C·phases, taps]."""
+    import numpy as np
+
+    counts = [_polyphase(window)[0] for window in windows]
+    form: Array = np.zeros((*kernel.shape[:2], prod(window.stride for window in windows), *counts))
+    for tap in product(*(range(window.kernel) for window in windows)):
+        positions = [divmod(window.dilation * t, window.stride) for window, t in zip(windows, tap, strict=True)]
+        phase = 0
+        for window, (_, remainder) in zip(windows, positions, strict=True):
+            phase = phase * window.stride + remainder
+        place: Any = (..., phase, *(a for a, _ in positions))
+        form[place] = kernel[(..., *tap)]
+    return form.reshape(-1, prod(counts))
+
+
+def _angles(axes: Sequence[tuple[int, int]]) -> Array:
+    """Return 2π·Σ_axis ω·a/N, [frequencies, taps], fractions reduced modulo one in integers."""
+    import numpy as np
+
+    total: Array = np.zeros((1, 1))
+    for index, (count, grid) in enumerate(axes):
+        frequencies = grid // 2 + 1 if index == len(axes) - 1 else grid
+        turns = np.outer(np.arange(frequencies), np.arange(count)) % grid / grid
+        outer = total[:, None, :, None] + turns[None, :, None, :]
+        total = outer.reshape(total.shape[0] * frequencies, total.shape[1] * count)
+    return 2 * np.pi * total
