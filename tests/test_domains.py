@@ -1,0 +1,126 @@
+"""One rule, three number types: formulas, certified numbers and programs agree on random graphs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from typing import Any
+
+import mpmath
+import pytest
+import sympy
+
+from lipcompile.graph import Graph
+from lipcompile.numbers import Arithmetic, Symbol
+from lipcompile.numbers.certified import Certified
+from lipcompile.numbers.symbolic import MaxOver, Symbolic
+from lipcompile.numbers.traced import Traced
+from lipcompile.passes.bounds import Bounds, derive
+
+from .attacks.graphs import random_graph
+
+PRECISION = mpmath.mp.clone()
+PRECISION.dps = 50
+RELATIVE = 1e-12
+GRAPHS = range(60)
+
+
+def every_bound(bounds: Bounds[Any]) -> dict[str, Any]:
+    """All numbers of the analysis, by kind and name."""
+    found = {f"X {name}": bound for name, bound in bounds.norm.items()}
+    found |= {f"l {name} {i}": gain for name, gains in bounds.gain.items() for i, gain in enumerate(gains)}
+    found |= {f"G {name}": bound for name, bound in bounds.cotangent.items()}
+    found |= {f"slope {name}": bound for name, bound in bounds.slope.items()}
+    found |= {f"K {name}": bound for name, bound in bounds.gradient.items()}
+    return found | {"L": bounds.loss_lipschitz, "total": bounds.total}
+
+
+def evaluate(expression: Any, known: Mapping[str, Any]) -> Any:
+    """Evaluate a formula to 50 digits, node by node."""
+    if isinstance(expression, sympy.Symbol):
+        return known[expression.name]
+    if isinstance(expression, MaxOver):
+        term, index, start, last = expression.args
+        return max(evaluate(term, {**known, index.name: m}) for m in range(int(start), int(last) + 1))
+    if expression.is_Rational:
+        return PRECISION.mpf(int(expression.p)) / int(expression.q)
+    return OPERATIONS[expression.func]([evaluate(part, known) for part in expression.args])
+
+
+OPERATIONS: Mapping[Any, Callable[[list[Any]], Any]] = {
+    sympy.Add: PRECISION.fsum,
+    sympy.Mul: PRECISION.fprod,
+    sympy.Pow: lambda args: PRECISION.power(*args),
+    sympy.exp: lambda args: PRECISION.exp(*args),
+    sympy.log: lambda args: PRECISION.log(*args),
+    sympy.Min: min,
+    sympy.Max: max,
+}
+
+
+def exact(graph: Graph) -> dict[str, Any]:
+    """Every bound from its formula, definitions expanded, to 50 digits."""
+    domain = Symbolic()
+    formulas = every_bound(derive(graph, domain))
+    known: dict[str, Any] = {}
+    for name, definition in domain.definitions.items():
+        if definition.expression is not None:
+            known[name] = evaluate(definition.expression, known)
+        else:
+            assert definition.value is not None, name
+            known[name] = PRECISION.mpf(definition.value.numerator) / definition.value.denominator
+    return {name: evaluate(formula.expression, known) for name, formula in formulas.items()}
+
+
+def program(graph: Graph) -> dict[str, float]:
+    """Every bound from the traced program, run on floats."""
+    domain = Traced()
+    results = every_bound(derive(graph, domain))
+    assert isinstance(graph.input.norm, Fraction)
+    scope: dict[str, Any] = {
+        "X_0": float(graph.input.norm),
+        "sqrt": math.sqrt,
+        "exp": math.exp,
+        "log": math.log,
+        "minimum": min,
+        "maximum": max,
+        "max_over": lambda start, stop, term: max(term(m) for m in range(start, stop)),
+    }
+    exec("\n".join(domain.program(*results.values())), scope)
+    return {name: float(eval(str(result), scope)) for name, result in results.items()}
+
+
+@pytest.mark.parametrize("seed", GRAPHS)
+def test_three_number_types_agree(seed: int) -> None:
+    graph = random_graph(seed)
+    formulas, programs = exact(graph), program(graph)
+    certified = {name: interval.upper for name, interval in every_bound(derive(graph, Certified())).items()}
+    assert formulas.keys() == programs.keys() == certified.keys()
+    for name, value in formulas.items():
+        assert value <= certified[name] <= value * (1 + RELATIVE), name
+        assert math.isclose(programs[name], value, rel_tol=RELATIVE), name
+
+
+def _interval(value: Any) -> Any:
+    return Certified().of(value).ends
+
+
+AWKWARD = (Fraction(1, 3), Fraction(-1, 10), Fraction(2**300 + 1, 2**300), Fraction(1, 3 * 10**400))
+
+
+@pytest.mark.parametrize("value", AWKWARD, ids=float)
+def test_certified_numbers_enclose_fractions_that_binary_cannot_hold(value: Fraction) -> None:
+    ends = _interval(value)
+    # Outward: below and above the truth, compared as exact integers times powers of two.
+    low, high = (Fraction((-1) ** s * int(m)) * Fraction(2) ** e for s, m, e, _ in ends._mpi_)
+    assert low <= value <= high
+    assert Fraction(Certified().of(value).upper) >= value
+
+
+def test_unknown_numbers_give_infinite_or_independent_bounds() -> None:
+    num, unknown = Certified(), Symbol("a")
+    assert num.of(unknown).upper == math.inf
+    assert num.of(Arithmetic("-", Fraction(1), unknown)).upper == 1
+    assert num.minimum(num.of(unknown), num.of(3)).upper == 3
+    assert (num.of(0) * num.of(unknown)).upper == 0
