@@ -19,6 +19,7 @@ from lipcompile.ops.record import Constraint, NoAttributes, Shape
 from lipcompile.passes.bounds import Bounds, derive
 
 ONE = Fraction(1)
+UNIT = Constraint("spectral", ONE)
 
 
 @dataclass
@@ -28,6 +29,7 @@ class Network:
     shape: Shape
     norm: Scalar | None = ONE
     bias: Fraction | None = None
+    weight: Constraint = UNIT
     builder: GraphBuilder = field(default_factory=lambda: GraphBuilder("network"))
     end: Value = field(init=False)
 
@@ -41,7 +43,7 @@ class Network:
         return self.end
 
     def weights(self, shared: str | None = None) -> dict[str, ParameterChoice]:
-        chosen = {"weight": ParameterChoice(Constraint("spectral", ONE), shared=shared)}
+        chosen = {"weight": ParameterChoice(self.weight, shared=shared)}
         if self.bias is not None:
             chosen["bias"] = ParameterChoice(Constraint("ball", self.bias))
         return chosen
