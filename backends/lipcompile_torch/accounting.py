@@ -286,7 +286,9 @@ def _smallest(
                 f"epsilon = {target_epsilon:g} at delta = {target_delta:g} would need a noise multiplier above "
                 f"{LARGEST_NOISE_MULTIPLIER:g}: raise epsilon or delta, or train for fewer steps"
             )
-        low, over, high = high, under, min(high * 1.5, LARGEST_NOISE_MULTIPLIER)
+        # ε falls about as 1/σ.
+        factor = min(max(1.5, 1.1 * under / target_epsilon), 1e3)
+        low, over, high = high, under, min(high * factor, LARGEST_NOISE_MULTIPLIER)
     while over <= target_epsilon:
         if high <= SMALLEST_NOISE_MULTIPLIER:
             return high

@@ -146,7 +146,7 @@ class PoissonLoader:
             timeout=theirs.timeout,
             worker_init_fn=theirs.worker_init_fn,
             multiprocessing_context=theirs.multiprocessing_context,
-            generator=self._generator,
+            generator=theirs.generator,
         )
 
 

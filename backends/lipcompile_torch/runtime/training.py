@@ -324,7 +324,7 @@ def evaluate(module: LipschitzModule, x: Tensor, y: Tensor) -> float:
 
 
 def predict(output: Tensor) -> Tensor:
-    """Return class numbers [B]: the largest of logits [B, K], or 1 where a single logit [B], [B, 1] is positive."""
+    """Return class numbers [B]: the largest of logits [B, K], or 1 where a single logit [B] is positive."""
     if output.dim() == 1 or output.shape[1] == 1:
         return (output.reshape(len(output)) > 0).long()
     return output.argmax(1)

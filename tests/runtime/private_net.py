@@ -1,0 +1,49 @@
+"""A network small enough to derive its bounds by hand, for the tests of training; load it with `runpy`."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import torch
+from lipcompile_torch.runtime import layers, losses
+from lipcompile_torch.runtime.module import LipschitzModule
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+
+L = math.sqrt(2)  # cross entropy
+
+
+class Net(LipschitzModule):
+    """4 → 8 → 3 with ReLU, spectral norms at most 1, ‖bias‖ ≤ 0.1, ‖x‖ ≤ 1."""
+
+    input_shape = (4,)
+    input_norm = 1.0
+    lipschitz = 1.0
+    loss_lipschitz = L
+    certificate: ClassVar[dict[str, object]] = {}
+    bounds: ClassVar = {"inner.weight": L, "inner.bias": L, "outer.weight": 1.1 * L}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = layers.Dense(4, 8, bias=0.1)
+        self.outer = layers.Dense(8, 3)
+        self.project_()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.release(self.outer(torch.relu(self.inner(self.clip_input(x)))))
+
+    def per_example_loss(self, output: Tensor, target: Tensor) -> Tensor:
+        return losses.cross_entropy(output, target)
+
+
+def data(count: int) -> TensorDataset:
+    """Return separable examples [count, 4] of three classes."""
+    generator = torch.Generator().manual_seed(0)
+    y = torch.randint(0, 3, (count,), generator=generator)
+    return TensorDataset(torch.eye(4)[y] + 0.1 * torch.randn(count, 4, generator=generator), y)
+
+
+def loader(count: int = 200, batch_size: int = 20, **options: Any) -> DataLoader[Any]:
+    """Return an ordinary loader over `data`."""
+    return DataLoader(data(count), batch_size=batch_size, **options)

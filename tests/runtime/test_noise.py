@@ -1,0 +1,183 @@
+"""Allocation against the formulas of the design notes, and the noise that is really drawn."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lipcompile_torch.runtime.noise import (
+    Allocation,
+    NoiseSource,
+    allocate,
+    effective_multiplier,
+    fresh_generator,
+    zero_gradient_,
+)
+from lipcompile_torch.runtime.precision import rounding_slack
+from torch import nn
+
+ALLOCATIONS: tuple[Allocation, ...] = ("global", "per_layer", "optimal")
+BOUNDS = {"a": 3.0, "b": 4.0, "c": 0.0}
+SIZES = {"a": 100, "b": 1, "c": 7}
+
+
+def test_formulas_by_hand() -> None:
+    # √(3² + 4²) = 5; two active parameters; Σ K√n = 3·10 + 4·1 = 34.
+    assert allocate("global", BOUNDS, SIZES, 2.0) == pytest.approx({"a": 10, "b": 10})
+    layered = allocate("per_layer", BOUNDS, SIZES, 2.0)
+    assert layered == pytest.approx({"a": 6 * math.sqrt(2), "b": 8 * math.sqrt(2)})
+    optimal = allocate("optimal", BOUNDS, SIZES, 2.0)
+    assert optimal == pytest.approx({"a": 2 * math.sqrt(3 / 10 * 34), "b": 2 * math.sqrt(4 * 34)})
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    st.lists(st.tuples(st.floats(1e-12, 1e12), st.integers(1, 10**9)), min_size=1, max_size=40),
+    st.floats(0.05, 1e6),
+    st.sampled_from(ALLOCATIONS),
+)
+def test_the_step_has_at_least_the_noise_multiplier(
+    parts: list[tuple[float, int]], sigma: float, allocation: Allocation
+) -> None:
+    bounds = {str(i): bound for i, (bound, _) in enumerate(parts)}
+    sizes = {str(i): size for i, (_, size) in enumerate(parts)}
+    stds = allocate(allocation, bounds, sizes, sigma)
+    assert sigma <= effective_multiplier(bounds, stds) <= sigma * (1 + 1e-9)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.tuples(st.floats(1e-6, 1e6), st.integers(1, 10**6)), min_size=1, max_size=20))
+def test_optimal_has_the_least_noise_energy(parts: list[tuple[float, int]]) -> None:
+    bounds = {str(i): bound for i, (bound, _) in enumerate(parts)}
+    sizes = {str(i): size for i, (_, size) in enumerate(parts)}
+
+    def energy(allocation: Allocation) -> float:
+        return math.fsum(sizes[n] * s**2 for n, s in allocate(allocation, bounds, sizes, 1.0).items())
+
+    assert energy("optimal") <= min(energy("global"), energy("per_layer")) * (1 + 1e-9)
+
+
+def test_per_layer_noise_at_sigma_each_would_be_a_weaker_mechanism() -> None:
+    # Trap 7: P parameters with noise σ·K_p each make one mechanism of multiplier σ/√P.
+    bounds = {str(i): float(i + 1) for i in range(9)}
+    assert effective_multiplier(bounds, bounds) == pytest.approx(1 / 3)
+    stds = allocate("per_layer", bounds, dict.fromkeys(bounds, 1), 1.0)
+    assert all(std == pytest.approx(3 * bounds[name]) for name, std in stds.items())
+
+
+def test_extreme_bounds_do_not_leave_the_range_of_doubles() -> None:
+    bounds, sizes = {"a": 1e-200, "b": 3e-200}, {"a": 10, "b": 10**9}
+    for allocation in ALLOCATIONS:
+        assert effective_multiplier(bounds, allocate(allocation, bounds, sizes, 1.0)) >= 1.0
+
+
+@pytest.mark.parametrize("bound", [math.inf, math.nan, -1.0])
+def test_bounds_that_are_none_are_refused(bound: float) -> None:
+    with pytest.raises(ValueError, match="gradient bound of a"):
+        allocate("global", {"a": bound}, {"a": 1}, 1.0)
+
+
+def test_unknown_allocation_is_refused_and_no_bounds_need_no_noise() -> None:
+    with pytest.raises(ValueError, match="unknown noise allocation"):
+        allocate("uniform", {"a": 1.0}, {"a": 1}, 1.0)  # type: ignore[arg-type]
+    assert allocate("optimal", {"a": 0.0}, {"a": 5}, 1.0) == {}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_noise_has_the_stated_standard_deviation(dtype: torch.dtype) -> None:
+    # The sample variance of n normals lies within 5·√(2/n) of the truth but for 6e-7 of all cases.
+    n = 200_000
+    parameter = nn.Parameter(torch.zeros(n, dtype=dtype))
+    NoiseSource(seed=1).perturb_(parameter, std=6.0, normaliser=3.0)
+    assert parameter.grad is not None
+    expected = 2.0 * (1 + rounding_slack(dtype))
+    variance = float(parameter.grad.double().square().mean()) / expected**2
+    assert parameter.grad.dtype == dtype
+    assert abs(variance - 1) < 5 * math.sqrt(2 / n) + (1e-3 if dtype == torch.bfloat16 else 0)
+
+
+def test_noise_is_normal_into_the_tails() -> None:
+    # Kolmogorov distance of 2^20 draws: above 3/√n in 3e-8 of all cases. Float32 normals end at 5.77.
+    parameter = nn.Parameter(torch.zeros(2**20, dtype=torch.float64))
+    NoiseSource(seed=2).perturb_(parameter, std=1.0, normaliser=1.0)
+    assert parameter.grad is not None
+    ordered = parameter.grad.sort().values
+    steps = torch.arange(1, len(ordered) + 1, dtype=torch.float64) / len(ordered)
+    assert float((torch.special.ndtr(ordered) - steps).abs().max()) < 3 / math.sqrt(len(ordered))
+
+
+def test_noise_is_added_to_the_gradient_wherever_it_comes_from() -> None:
+    # Trap 23: no gradient, and a sparse one.
+    dense, absent, sparse = (nn.Parameter(torch.zeros(4, 3, dtype=torch.float64)) for _ in range(3))
+    dense.grad = torch.full((4, 3), 5.0, dtype=torch.float64)
+    sparse.grad = torch.sparse_coo_tensor(
+        torch.tensor([[1]]), torch.full((1, 3), 5.0, dtype=torch.float64), (4, 3), check_invariants=True
+    )
+    for parameter in (dense, absent, sparse):
+        NoiseSource(seed=3).perturb_(parameter, std=1.0, normaliser=2.0)
+    assert dense.grad is not None
+    assert absent.grad is not None
+    assert bool((absent.grad != 0).all())
+    assert sparse.grad.layout is torch.strided
+    torch.testing.assert_close(dense.grad - absent.grad, torch.full_like(absent.grad, 5.0))
+    expected = torch.zeros_like(absent.grad)
+    expected[1] = 5.0
+    torch.testing.assert_close(sparse.grad - absent.grad, expected)
+
+
+def test_a_gradient_without_bound_becomes_exactly_zero() -> None:
+    parameter = nn.Parameter(torch.ones(3))
+    parameter.grad = torch.full((3,), 1e-9)
+    zero_gradient_(parameter)
+    assert torch.equal(parameter.grad, torch.zeros(3))
+
+
+def draws(source: NoiseSource) -> torch.Tensor:
+    parameter = nn.Parameter(torch.zeros(20, dtype=torch.float64))
+    source.perturb_(parameter, 1.0, 1.0)
+    assert parameter.grad is not None
+    return parameter.grad
+
+
+def test_unseeded_noise_never_repeats_and_seeded_noise_does() -> None:
+    source = NoiseSource()
+    seen = [draws(source)]
+    for _ in range(3):
+        source.refresh()
+        seen.append(draws(source))
+    seen.append(draws(NoiseSource()))
+    assert all(not torch.equal(one, other) for one, other in pairwise(seen))
+    torch.manual_seed(0)
+    global_seed = draws(NoiseSource())
+    torch.manual_seed(0)
+    assert not torch.equal(draws(NoiseSource()), global_seed)
+    assert torch.equal(draws(NoiseSource(seed=5)), draws(NoiseSource(seed=5)))
+
+
+def test_generators_carry_more_entropy_than_a_seed() -> None:
+    # Torch keeps 32 bits of a CPU seed; if that ever changes, the filling of the state may go.
+    few = [torch.rand(1, generator=torch.Generator().manual_seed(seed)) for seed in (5, 5 + 2**40)]
+    assert torch.equal(*few)
+    words = fresh_generator().get_state().view(torch.int64)[3:627]
+    assert int(words.max()) < 2**32
+    assert len(set(words.tolist())) > 600
+    # After the first block the state is a function of all the words: change the last, and later numbers change.
+    one, other = torch.Generator(), torch.Generator()
+    state = fresh_generator().get_state()
+    one.set_state(state)
+    state.view(torch.int64)[626] ^= 1
+    other.set_state(state)
+    assert not torch.equal(torch.rand(5000, generator=one), torch.rand(5000, generator=other))
+
+
+def test_fresh_generators_give_uniform_numbers() -> None:
+    # Mean of 10^6 uniforms within 6 standard errors: fails once in 5e8 runs. Ten bins, chi-square of 9 degrees
+    # above 60: 1e-9.
+    numbers = torch.rand(10**6, generator=fresh_generator(), dtype=torch.float64)
+    assert abs(float(numbers.mean()) - 0.5) < 6 / math.sqrt(12 * 10**6)
+    counts = torch.histc(numbers, 10, 0, 1)
+    assert float(((counts - 1e5) ** 2 / 1e5).sum()) < 60
