@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
@@ -60,8 +60,11 @@ class Interval:
 UNKNOWN = Interval(_IV.mpf([0, "inf"]))
 
 
+@dataclass(slots=True)
 class Certified:
-    """The domain of intervals."""
+    """The domain of intervals. `named` keeps the enclosure of every name that a formula may contain."""
+
+    named: dict[str, Interval] = field(default_factory=dict)
 
     def of(self, value: Scalar | int) -> Interval:
         """Enclose an exact scalar; a symbol is unknown."""
@@ -75,10 +78,12 @@ class Certified:
 
     def symbol(self, name: str, value: Scalar | None, meaning: str) -> Interval:
         """Enclose the symbol's value."""
-        return UNKNOWN if value is None else self.of(value)
+        self.named[name] = UNKNOWN if value is None else self.of(value)
+        return self.named[name]
 
     def let(self, name: str, value: Interval, meaning: str) -> Interval:
-        """Return `value`: certified numbers need no names."""
+        """Return `value`, and keep it for the reports: certified numbers need no names."""
+        self.named[name] = value
         return value
 
     def sqrt(self, x: Interval | Fraction | int) -> Interval:

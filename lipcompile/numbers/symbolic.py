@@ -67,12 +67,16 @@ class Formula:
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """A name that formulas use: an input of the analysis (`expression` None) or a bound subterm."""
+    """A name that formulas use: an input of the analysis (`expression` None) or a bound subterm.
+
+    `upper` is a certified double not below the number it stands for, None where that is unknown.
+    """
 
     name: str
     meaning: str
     expression: Any = None
     value: Fraction | None = None
+    upper: float | None = None
 
 
 @dataclass(slots=True)

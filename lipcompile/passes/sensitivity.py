@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 import sympy
 
 from lipcompile.derivation import Analysis, Bound, LayerBounds, finite
@@ -16,13 +19,14 @@ def analyse(graph: Graph) -> Analysis:
     """Derive every bound of `graph`, as a formula and as a certified number."""
     domain = Symbolic()
     formulas = derive(graph, domain)
-    numbers = derive(graph, Certified())
+    certified = Certified()
+    numbers = derive(graph, certified)
     layers = tuple(_layer(node.name, formulas, numbers) for node in graph.nodes)
     used = _used_definitions(tuple(domain.definitions.values()), formulas)
     slope = _bound(formulas.slope[graph.input.name], numbers.slope[graph.input.name])
     return Analysis(
         graph=graph,
-        definitions=used,
+        definitions=tuple(_with_number(definition, certified.named) for definition in used),
         layers=layers,
         parameters={name: _bound(k, numbers.gradient[name]) for name, k in formulas.gradient.items()},
         loss_lipschitz=_bound(formulas.loss_lipschitz, numbers.loss_lipschitz),
@@ -44,6 +48,11 @@ def _layer(name: str, formulas: Bounds[Formula], numbers: Bounds[Interval]) -> L
 
 def _bound(formula: Formula, number: Interval) -> Bound:
     return Bound(formula.expression, finite(number.upper))
+
+
+def _with_number(definition: Definition, named: Mapping[str, Interval]) -> Definition:
+    known = named.get(definition.name)
+    return definition if known is None else replace(definition, upper=finite(known.upper))
 
 
 def _largest(bounds: list[Bound]) -> Bound:
