@@ -1,1 +1,57 @@
-"""Certified gradient bounds and private training modules for Lipschitz networks."""
+"""Certified gradient bounds and private training modules for Lipschitz networks.
+
+Importing this package loads neither torch nor onnx: public names are looked up when they are first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lipcompile.derivation import Derivation
+    from lipcompile.diagnostics import Diagnostic, InputError, Severity
+    from lipcompile.frontends.options import ModelOptions
+    from lipcompile.graph import Graph, GraphBuilder
+    from lipcompile.pipeline import check
+    from lipcompile.reports.json_report import report
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Derivation",
+    "Diagnostic",
+    "Graph",
+    "GraphBuilder",
+    "InputError",
+    "ModelOptions",
+    "Severity",
+    "__version__",
+    "check",
+    "report",
+]
+
+_HOMES = {
+    "Derivation": "derivation",
+    "Diagnostic": "diagnostics",
+    "Graph": "graph",
+    "GraphBuilder": "graph",
+    "InputError": "diagnostics",
+    "ModelOptions": "frontends.options",
+    "Severity": "diagnostics",
+    "check": "pipeline",
+    "report": "reports.json_report",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name on first use."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,1 @@
+"""Renderings of a `Derivation`. None of them computes a bound."""

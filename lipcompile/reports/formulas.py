@@ -1,0 +1,63 @@
+"""Formulas and certified numbers as text. Linear in the size of a formula; equal formulas are printed once."""
+
+from __future__ import annotations
+
+import decimal
+from decimal import Decimal
+from functools import lru_cache
+from typing import Any
+
+from sympy.printing.latex import LatexPrinter
+from sympy.printing.str import StrPrinter
+
+# Enough digits for any double at any number of decimals that is asked for.
+_EXACT = decimal.Context(prec=1200, rounding=decimal.ROUND_CEILING)
+_SMALLEST_FIXED, _LARGEST_FIXED = 1e-4, 1e9
+
+
+class _Latex(LatexPrinter):  # type: ignore[misc]
+    """Prints `X_fc1` as X with the subscript fc1, whatever the subscript contains."""
+
+    def _print_Symbol(self, expr: Any, style: str = "plain") -> str:  # noqa: ARG002, N802
+        head, _, subscript = expr.name.partition("_")
+        head = head if len(head) == 1 else rf"\mathrm{{{head}}}"
+        if not subscript:
+            return str(head)
+        inner = subscript.replace("_", r"\_")
+        return f"{head}_{{{inner}}}" if len(inner) == 1 else rf"{head}_{{\mathrm{{{inner}}}}}"
+
+
+@lru_cache(maxsize=4096)
+def text(expression: Any) -> str:
+    """Return a formula on one line, in Python's notation: `3*L*X_0`, `sqrt(2)*X_0`."""
+    return str(StrPrinter().doprint(expression))
+
+
+@lru_cache(maxsize=4096)
+def latex(expression: Any) -> str:
+    """Return a formula in LaTeX, without math delimiters."""
+    return str(_Latex().doprint(expression))
+
+
+def round_up(value: float, digits: int = 7) -> str:
+    """Return the smallest decimal with `digits` decimals that is not below the double `value`.
+
+    Very small and very large numbers are given in scientific notation, with `digits` decimals of their mantissa.
+    `digits` is at least 0, and `value` finite and not negative.
+    """
+    exact = Decimal(value)
+    if value == 0 or _SMALLEST_FIXED <= value < _LARGEST_FIXED:
+        return f"{_EXACT.quantize(exact, Decimal(1).scaleb(-digits)):f}"
+    mantissa = _EXACT.scaleb(exact, -exact.adjusted())
+    rounded = _EXACT.quantize(mantissa, Decimal(1).scaleb(-digits))
+    return f"{_EXACT.scaleb(rounded, exact.adjusted()):.{digits}e}"
+
+
+def count(number: int) -> str:
+    """Return an integer with thousands set apart: `1,234,567`."""
+    return f"{number:,}"
+
+
+def dimensions(shape: tuple[int, ...]) -> str:
+    """Return a shape as `64×32×3×3`; that of a single number is `()`."""
+    return "×".join(map(str, shape)) or "()"
