@@ -7,7 +7,7 @@ which do not overlap combine as √ΣG². A parameter used in several places rec
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Generic
@@ -137,11 +137,20 @@ def _gradients(graph: Graph, num: Numbers[N], norm: Mapping[str, N], cotangent: 
             if graph.parameters[name].trainable:
                 bound = node.op.parameter(role).kappa(num, node.site, x) * cotangent[node.name]
                 found[name] = found[name] + bound if name in found else bound
-    return {name: num.let(f"K_{_identifier(name)}", k, f"gradient bound of {name}") for name, k in found.items()}
+    letters = _identifiers(found)
+    return {name: num.let(f"K_{letters[name]}", k, f"gradient bound of {name}") for name, k in found.items()}
 
 
-def _identifier(name: str) -> str:
-    return name.replace(".", "_")
+def _identifiers(names: Iterable[str]) -> dict[str, str]:
+    """Write dots as underscores, and number what then looks alike: two bounds must never share a variable."""
+    written: dict[str, str] = {}
+    for name in names:
+        candidate, count = name.replace(".", "_"), 1
+        while candidate in written.values():
+            count += 1
+            candidate = f"{name.replace('.', '_')}_{count}"
+        written[name] = candidate
+    return written
 
 
 def _root_of_squares(num: Numbers[N], terms: Sequence[N]) -> N:
