@@ -16,9 +16,11 @@ from lipcompile.numbers import Arithmetic, Symbol
 from lipcompile.numbers.certified import Certified
 from lipcompile.numbers.symbolic import MaxOver, Symbolic
 from lipcompile.numbers.traced import Traced
+from lipcompile.ops.record import Constraint
 from lipcompile.passes.bounds import Bounds, derive
 
 from .attacks.graphs import random_graph
+from .networks import Network
 
 PRECISION = mpmath.mp.clone()
 PRECISION.dps = 50
@@ -100,6 +102,18 @@ def test_three_number_types_agree(seed: int) -> None:
     for name, value in formulas.items():
         assert value <= certified[name] <= value * (1 + RELATIVE), name
         assert math.isclose(programs[name], value, rel_tol=RELATIVE), name
+
+
+def test_parameters_whose_names_look_alike_have_variables_of_their_own() -> None:
+    """Tied weights may be called `a.b` and `a_b`: one variable for both would give one the bound of the other."""
+    net = Network((4,))
+    net.dense(4, shared="a.b")
+    net.weight = Constraint("spectral", Fraction(5))
+    net.dense(4, shared="a_b")
+    graph = net.finish()
+    programs, certified = program(graph), derive(graph, Certified()).gradient
+    assert programs["K a.b"] == pytest.approx(5 * programs["K a_b"], rel=RELATIVE)
+    assert all(programs[f"K {name}"] == pytest.approx(k.upper, rel=RELATIVE) for name, k in certified.items())
 
 
 def _interval(value: Any) -> Any:
