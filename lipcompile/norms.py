@@ -94,13 +94,17 @@ def _normalised(entries: Array) -> tuple[Array, int]:
     return np.ldexp(exact, -exponent), exponent
 
 
+def round_up(value: Fraction, digits: int) -> Fraction:
+    """Return the least decimal of about so many significant digits that is not below `value` >= 0."""
+    if value == 0:
+        return value
+    shift = Fraction(10) ** (digits - 1 - math.floor(_log10(value)))
+    return Fraction(math.ceil(value * shift)) / shift
+
+
 def _rounded_up(bound: float, exponent: int) -> Fraction:
     """Return bound·2^exponent, rounded up to a few digits so that people can read it."""
-    exact = Fraction(bound) * Fraction(2) ** exponent
-    if exact == 0:
-        return exact
-    shift = Fraction(10) ** (_DIGITS - 1 - math.floor(_log10(exact)))
-    return Fraction(math.ceil(exact * shift)) / shift
+    return round_up(Fraction(bound) * Fraction(2) ** exponent, _DIGITS)
 
 
 def _log10(value: Fraction) -> float:
@@ -242,7 +246,8 @@ def _stride_one(kernel: Array, windows: Sequence[Window]) -> Array:
         for window, (_, remainder) in zip(windows, positions, strict=True):
             phase = phase * window.stride + remainder
         place: Any = (..., phase, *(a for a, _ in positions))
-        form[place] = kernel[(..., *tap)]
+        source: Any = (..., *tap)
+        form[place] = kernel[source]
     return form.reshape(-1, prod(counts))
 
 

@@ -1,0 +1,124 @@
+"""What an importer of one operator sees: its node, its operands, and the graph under construction."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from lipcompile.diagnostics import Refusal
+from lipcompile.frontends.onnx_node import OnnxNode
+from lipcompile.frontends.onnx_parameters import Parameters
+from lipcompile.frontends.onnx_values import BATCH, Extreme, Item, Known, Strided
+from lipcompile.graph import GraphBuilder, Value
+from lipcompile.ops.record import AnyOp, Shape
+from lipcompile.ops.shape import Slice
+
+MIXES = "keep axis 0, the batch, as it is: every example must be computed by itself"
+
+
+@dataclass(slots=True)
+class Context:
+    """The state of an import.
+
+    items: what each ONNX tensor is. readers: the nodes that read it, once a reading. outputs: of the graph.
+    batch: the declared size of the batch, if it is fixed. absorbed: tensors that an earlier node has computed.
+    parts: which slice of which tensor a value is. views: tensors reshaped for a MaxMin, by tensor and shape.
+    """
+
+    builder: GraphBuilder
+    parameters: Parameters
+    version: int
+    batch: int | None
+    readers: Mapping[str, Sequence[OnnxNode]]
+    outputs: frozenset[str]
+    items: dict[str, Item] = field(default_factory=dict)
+    absorbed: set[str] = field(default_factory=set)
+    parts: dict[str, tuple[Value, Slice]] = field(default_factory=dict)
+    views: dict[tuple[str, Shape], Value] = field(default_factory=dict)
+
+    # Operands
+
+    def item(self, node: OnnxNode, index: int) -> Item | None:
+        """Return an operand, None if it is left out; raises Refusal if nothing supported computes it."""
+        name = node.proto.input[index] if index < len(node.proto.input) else ""
+        if not name:
+            return None
+        if name not in self.items:
+            raise Refusal("LIP110", f"`{name}`, a second output, is not supported", "use the first output only")
+        return self.items[name]
+
+    def tensor(self, node: OnnxNode, index: int = 0) -> Value:
+        """Return an operand that depends on the example; raises Refusal for anything else."""
+        return as_tensor(self.item(node, index), node.op_type)
+
+    def shape(self, node: OnnxNode, index: int = 0) -> Shape:
+        """Return the shape of such an operand, the batch axis left out."""
+        return shape_of(self.tensor(node, index))
+
+    def known(self, node: OnnxNode, index: int, what: str) -> Known | None:
+        """Return a constant operand, None if it is left out; raises Refusal if it depends on the example."""
+        found = self.item(node, index)
+        if found is not None and not isinstance(found, Known):
+            raise Refusal("LIP110", f"{what} of {node.op_type} depends on the example", f"{what} must be constant")
+        return found
+
+    # Axes
+
+    def axis(self, node: OnnxNode, axis: int, rank: int) -> int:
+        """Return the example's axis of an ONNX axis, for `rank` axes with the batch; refuse the batch axis."""
+        if not -rank <= axis < rank:
+            raise Refusal("LIP102", f"axis {axis} does not exist among {rank} axes")
+        if axis % rank == 0:
+            raise Refusal("LIP108", f"{node.op_type} acts on the batch axis: it mixes examples", MIXES)
+        return axis % rank - 1
+
+    def is_batch(self, size: int) -> bool:
+        """Whether a size is that of the batch, unknown or declared."""
+        return size == BATCH or (self.batch is not None and size == self.batch)
+
+    # Results
+
+    def add(
+        self, node: OnnxNode, op: AnyOp, attributes: Any, operands: Sequence[Value], suffix: str = ""
+    ) -> Value:
+        """Add a node without parameters."""
+        return self.builder.add(op, attributes, operands, name=node.name + suffix)
+
+    def follower(self, node: OnnxNode, op_type: str) -> OnnxNode | None:
+        """Return the only reader of a node's output, if it is an `op_type` and nothing else sees the output."""
+        output = node.outputs[0]
+        readers = self.readers.get(output, ())
+        if len(readers) == 1 and readers[0].op_type == op_type and output not in self.outputs:
+            return readers[0]
+        return None
+
+    def absorb(self, node: OnnxNode, value: Value) -> None:
+        """Give the output of a later node, which need not be visited again."""
+        self.items[node.outputs[0]] = value
+        self.absorbed.add(node.outputs[0])
+
+
+def as_tensor(item: Item | None, op_type: str) -> Value:
+    """Return the tensor of an item; raises Refusal if it is none."""
+    match item:
+        case Value():
+            return item
+        case Known():
+            raise Refusal("LIP110", f"this operand of {op_type} is constant, not yet supported", "fold constants")
+        case Extreme():
+            raise Refusal(
+                "LIP110",
+                f"{op_type} of a maximum or minimum: supported only as MaxMin, where both are concatenated",
+                "use MaxMin (GroupSort with groups of 2), or relu",
+            )
+        case Strided():
+            raise Refusal("LIP110", "slices with steps are not yet supported", "reshape, then slice with step 1")
+        case None:
+            raise Refusal("LIP102", f"an operand of {op_type} is missing")
+
+
+def shape_of(value: Value) -> Shape:
+    """Return the shape of a value that is not poisoned: importers see no others."""
+    assert value.shape is not None
+    return value.shape

@@ -1,0 +1,232 @@
+"""Importers of Gemm, MatMul and Conv, and of the BatchNormalization and Add that follow them."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+from lipcompile.diagnostics import Refusal
+from lipcompile.frontends.onnx_context import MIXES, Context, shape_of
+from lipcompile.frontends.onnx_node import OnnxNode, module_of
+from lipcompile.frontends.onnx_values import Known, floats, toggled
+from lipcompile.frontends.onnx_windows import per_axis, window_padding
+from lipcompile.graph import Value
+from lipcompile.ops.linear import BIAS, CONV, DENSE, BiasShape, Conv, Dense
+from lipcompile.ops.record import AnyOp
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+
+ONE = Fraction(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Affine:
+    """A layer with parameters: the weight has its outputs along axis 0; the bias is a vector or one number."""
+
+    op: AnyOp
+    attributes: Any
+    operand: Value
+    weight: Known
+    bias: Known | None
+
+
+def gemm(context: Context, node: OnnxNode) -> Value:
+    """alpha·A·B + beta·C with examples as rows of A."""
+    _one_example_per_row(context, node)
+    operand = context.tensor(node)
+    if len(shape_of(operand)) != 1:
+        raise Refusal("LIP102", f"Gemm needs vectors, but an example here has shape {list(shape_of(operand))}")
+    weight = _matrix(context, node, "the matrix B", transposed=not node.integer("transB", 0))
+    weight = times(weight, node.number("alpha", ONE))
+    bias = context.known(node, 2, "the bias C")
+    features = weight.array.shape[0]
+    if bias is not None:
+        bias = times(_bias_vector(bias, features), node.number("beta", ONE))
+    return _normalised(context, node, Affine(DENSE, Dense(features), operand, weight, bias))
+
+
+def _one_example_per_row(context: Context, node: OnnxNode) -> None:
+    if isinstance(context.item(node, 0), Known):
+        raise Refusal("LIP108", f"{node.op_type} multiplies the batch from the left: it mixes examples", MIXES)
+    if node.integer("transA", 0):
+        raise Refusal("LIP108", "transA=1 multiplies across the batch: it mixes examples", MIXES)
+
+
+def _matrix(context: Context, node: OnnxNode, what: str, *, transposed: bool) -> Known:
+    """Return a constant matrix as [out, in]."""
+    weight = context.known(node, 1, what)
+    if weight is None or weight.array.ndim != 2:
+        raise Refusal("LIP110", f"{what} of {node.op_type} must be a constant matrix [in, out]")
+    if not transposed:
+        return weight
+    return replace(weight, array=weight.array.T, moves=toggled(weight))
+
+
+def _bias_vector(bias: Known, features: int) -> Known:
+    """Return the bias of `features` outputs as a vector, or as an array of one number that all outputs share."""
+    shape = bias.array.shape
+    if bias.array.ndim > 1 and shape[0] > 1:
+        raise Refusal("LIP108", f"a bias of shape {list(shape)} differs from example to example", MIXES)
+    if bias.array.size not in (1, features):
+        raise Refusal("LIP102", f"a bias of shape {list(shape)} does not fit {features} outputs")
+    return replace(bias, array=bias.array.reshape(-1))
+
+
+def times(known: Known, factor: Fraction) -> Known:
+    """Return a stored tensor times a number; the product of two float32 numbers is exact in float64."""
+    import numpy as np
+
+    if factor == ONE:
+        return known
+    array = known.array.astype(np.float64) * float(factor)
+    return replace(known, array=array, moves=_then(known, "times", factor))
+
+
+def _then(known: Known, *move: Hashable) -> tuple[Hashable, ...]:
+    return (*known.moves, move) if known.sources else known.moves
+
+
+def mat_mul(context: Context, node: OnnxNode) -> Value:
+    """A·B with a constant B, on the last axis of A; a bias added next becomes part of the layer."""
+    if not isinstance(context.item(node, 0), Known) and not isinstance(context.item(node, 1), Known):
+        raise Refusal("LIP110", "a product of two tensors that depend on the example is not yet supported")
+    if isinstance(context.item(node, 0), Known) and len(context.shape(node, 1)) > 1:
+        raise Refusal("LIP110", "a matrix from the left (token mixing) is not yet supported", "transpose first")
+    _one_example_per_row(context, node)
+    operand = context.tensor(node)
+    weight = _matrix(context, node, "the right operand", transposed=True)
+    layer = Affine(DENSE, Dense(weight.array.shape[0]), operand, weight, None)
+    adding = context.follower(node, "Add")
+    bias = _added(context, node, adding, weight.array.shape[0]) if adding else None
+    if adding is None or bias is None:
+        return parametric(context, node, layer)
+    name = _named_after(node, adding)
+    value = parametric(context, name, replace(layer, bias=bias))
+    context.absorb(adding, value)
+    return value
+
+
+def _added(context: Context, node: OnnxNode, adding: OnnxNode, features: int) -> Known | None:
+    """Return the constant of the following Add, if it is exactly one number per output."""
+    index = 1 if adding.proto.input[0] == node.outputs[0] else 0
+    found = context.items.get(adding.proto.input[index])
+    return found if isinstance(found, Known) and found.array.shape == (features,) else None
+
+
+def _named_after(node: OnnxNode, adding: OnnxNode) -> OnnxNode:
+    """torch renames a transposed weight, but not the bias: take the module's name from there."""
+    modules = [module for tensor in adding.proto.input if (module := module_of(tensor))]
+    return replace(node, name=modules[0], label=modules[0]) if modules else node
+
+
+def conv(context: Context, node: OnnxNode) -> Value:
+    """A convolution of an example [channels, *spatial]."""
+    operand = context.tensor(node)
+    weight, bias = context.known(node, 1, "the kernel"), context.known(node, 2, "the bias")
+    if weight is None or weight.array.ndim < 3:
+        raise Refusal("LIP102", "the kernel of Conv must have the shape [out, in / groups, *taps]")
+    kernel = weight.array.shape[2:]
+    if node.integers("kernel_shape") not in (None, kernel):
+        raise Refusal("LIP102", f"kernel_shape does not fit the kernel, {list(kernel)}")
+    if len(shape_of(operand)) != len(kernel) + 1:
+        raise Refusal("LIP102", f"a kernel of {len(kernel)} axes does not fit {list(shape_of(operand))}")
+    stride, dilation = per_axis(node, "strides", len(kernel)), per_axis(node, "dilations", len(kernel))
+    padding = window_padding(node, shape_of(operand)[1:], kernel, stride, dilation)
+    groups = node.integer("group", 1)
+    if groups < 1:
+        raise Refusal("LIP102", f"{groups} groups make no convolution")
+    attributes = Conv(weight.array.shape[0], kernel, stride, padding, dilation, groups)
+    if bias is not None:
+        bias = _bias_vector(bias, attributes.channels)
+    return _normalised(context, node, Affine(CONV, attributes, operand, weight, bias))
+
+
+# Batch normalisation
+
+
+def batch_normalization(_context: Context, node: OnnxNode) -> Value:
+    """Refuse: what can be folded into the layer before it has been, when that layer was imported."""
+    _refuse_training(node)
+    raise Refusal(
+        "LIP110",
+        "batch normalisation with fixed statistics is not yet supported here",
+        "put it right behind a convolution or a dense layer that nothing else reads: it is folded into that",
+    )
+
+
+def _refuse_training(node: OnnxNode) -> None:
+    if node.integer("training_mode", 0) or any(node.outputs[1:]):
+        raise Refusal(
+            "LIP101",
+            "batch normalisation couples the examples of a batch: no gradient of one example exists",
+            "use group or layer normalisation, or export the model in evaluation mode",
+        )
+
+
+def _normalised(context: Context, node: OnnxNode, layer: Affine) -> Value:
+    """Add a layer, with the batch normalisation that follows it folded in."""
+    following = context.follower(node, "BatchNormalization")
+    folded = _folded(context, following, layer) if following else None
+    if following is None or folded is None:
+        return parametric(context, node, layer)
+    value = parametric(context, node, folded)
+    context.absorb(following, value)
+    return value
+
+
+def _folded(context: Context, node: OnnxNode, layer: Affine) -> Affine | None:
+    """γ·(W·x + b - μ)/√(v + ε) + β = (s·W)·x + (s·(b - μ) + β) with s = γ/√(v + ε)."""
+    import numpy as np
+
+    if node.integer("training_mode", 0) or any(node.outputs[1:]) or node.integer("spatial", 1) != 1:
+        return None
+    found = [context.items.get(name) for name in node.proto.input[1:5]]
+    if layer.weight.reused or (layer.bias is not None and layer.bias.reused):
+        return None
+    known = [item for item in found if isinstance(item, Known)]
+    outputs = layer.weight.array.shape[0]
+    if len(known) != 4 or any(item.array.shape != (outputs,) for item in known):
+        return None
+    gamma, beta, mean, variance = (floats(item.array, "a statistic").astype(np.float64) for item in known)
+    kind = floats(layer.weight.array, "the weight").dtype
+    with np.errstate(all="ignore"):
+        scale = gamma / np.sqrt(variance + float(node.number("epsilon", Fraction(1e-5))))
+        weight = layer.weight.array.astype(np.float64) * scale.reshape(-1, *(1,) * (layer.weight.array.ndim - 1))
+        old = 0.0 if layer.bias is None else floats(layer.bias.array, "the bias").astype(np.float64)
+        bias = (scale * (old - mean) + beta).astype(kind)
+    base = layer.bias or known[1]
+    move = ("normalised", node.outputs[0])
+    return replace(
+        layer,
+        weight=replace(layer.weight, array=weight.astype(kind), moves=_then(layer.weight, *move)),
+        bias=replace(base, array=bias, moves=_then(base, *move)),
+    )
+
+
+# Parameters
+
+
+def parametric(context: Context, node: OnnxNode, layer: Affine) -> Value:
+    """Add a layer. Weight and bias become nodes of their own where either is shared, or the bias is one number."""
+    weight, bias = layer.weight, layer.bias
+    if bias is None:
+        return _add(context, layer, [("weight", weight)], node.name)
+    outputs = weight.array.shape[0]
+    if bias.array.shape == (outputs,) and not weight.reused and not bias.reused:
+        return _add(context, layer, [("weight", weight), ("bias", bias)], node.name)
+    value = _add(context, layer, [("weight", weight)], node.name)
+    if value.shape is None:
+        return value
+    spatial = (1,) * (len(value.shape) - 1 if layer.op is CONV else 0)
+    aligned = replace(bias, array=bias.array.reshape(-1, *spatial))
+    shape = BiasShape(tuple(aligned.array.shape))
+    return context.parameters.add(BIAS, shape, value, [("bias", aligned)], f"{node.name}_bias")
+
+
+def _add(context: Context, layer: Affine, tensors: list[tuple[str, Known]], name: str) -> Value:
+    return context.parameters.add(layer.op, layer.attributes, layer.operand, tensors, name)

@@ -1,0 +1,271 @@
+"""Importers of arithmetic between tensors, of concatenation, and of sorting in its many spellings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+
+from lipcompile.diagnostics import Refusal
+from lipcompile.frontends.onnx_context import MIXES, Context, as_tensor, shape_of
+from lipcompile.frontends.onnx_node import OnnxNode
+from lipcompile.frontends.onnx_shape import made_axes, permute, reshape_to, unsqueeze
+from lipcompile.frontends.onnx_values import Extreme, Item, Known, Strided, integers, scalar
+from lipcompile.frontends.onnx_windows import reduced_axes
+from lipcompile.graph import Value
+from lipcompile.ops import OP_BY_NAME
+from lipcompile.ops.activation import FullSort
+from lipcompile.ops.linear import BIAS, BiasShape
+from lipcompile.ops.merge import CONCAT, SUM, Concat, Sum
+from lipcompile.ops.record import Shape
+
+ONE = Fraction(1)
+
+
+def add(context: Context, node: OnnxNode) -> Value:
+    """Two tensors, or a tensor and a constant, which is a bias."""
+    return _combined(context, node, ONE)
+
+
+def sub(context: Context, node: OnnxNode) -> Value:
+    """As `add`, with the sign of the second operand changed."""
+    return _combined(context, node, -ONE)
+
+
+def _combined(context: Context, node: OnnxNode, sign: Fraction) -> Value:
+    """a + sign·b."""
+    left, right = context.item(node, 0), context.item(node, 1)
+    if isinstance(right, Known):
+        return _biased(context, node, as_tensor(left, node.op_type), _signed(right, sign))
+    tensor = as_tensor(right, node.op_type)
+    if isinstance(left, Known):
+        return _biased(context, node, tensor if sign == 1 else scaled(context, node, tensor, sign), left)
+    return weighted_sum(context, node, [as_tensor(left, node.op_type), tensor], (ONE, sign))
+
+
+def _signed(known: Known, sign: Fraction) -> Known:
+    if sign == 1:
+        return known
+    moves = (*known.moves, "negated") if known.sources else ()
+    return replace(known, array=-known.array, moves=moves)
+
+
+def _biased(context: Context, node: OnnxNode, operand: Value, known: Known) -> Value:
+    """Add a constant that is the same for every example."""
+    aligned = _of_one_example(known, shape_of(operand))
+    shape = BiasShape(tuple(aligned.array.shape))
+    return context.parameters.add(BIAS, shape, operand, [("bias", aligned)], node.name)
+
+
+def _of_one_example(known: Known, example: Shape) -> Known:
+    """Return a constant without the batch axis; refuse one that differs from example to example."""
+    array = known.array
+    if array.ndim == len(example) + 1:
+        if array.shape[0] != 1:
+            raise Refusal(
+                "LIP108", f"a constant of shape {list(array.shape)} differs from example to example", MIXES
+            )
+        array = array[0]
+    if array.ndim == 0 and example:
+        array = array.reshape(1)
+    return replace(known, array=array)
+
+
+def scaled(context: Context, node: OnnxNode, operand: Value, factor: Fraction, suffix: str = "") -> Value:
+    """A tensor times a number."""
+    return context.add(node, SUM, Sum((factor,)), [operand], suffix)
+
+
+def weighted_sum(
+    context: Context, node: OnnxNode, operands: Sequence[Value], weights: tuple[Fraction, ...]
+) -> Value:
+    """Σ α_i·h_i. With fewer axes, an operand would meet the batch axis of the others with an axis of its own."""
+    if len({len(shape_of(operand)) for operand in operands}) != 1:
+        listed = " and ".join(str(["batch", *shape_of(operand)]) for operand in operands)
+        raise Refusal(
+            "LIP108", f"broadcasting {listed} mixes examples", "bring the tensors to the same rank first"
+        )
+    return context.add(node, SUM, Sum(weights), operands)
+
+
+def multiply(context: Context, node: OnnxNode) -> Value:
+    """A tensor times a constant number."""
+    left, right = context.item(node, 0), context.item(node, 1)
+    tensor, known = (right, left) if isinstance(left, Known) else (left, right)
+    if not isinstance(known, Known):
+        raise Refusal("LIP110", "a product of two tensors that depend on the example is not yet supported")
+    value = as_tensor(tensor, node.op_type)
+    return scaled(context, node, value, _number(known, value))
+
+
+def divide(context: Context, node: OnnxNode) -> Value:
+    """A tensor divided by a constant number."""
+    divisor = context.item(node, 1)
+    if not isinstance(divisor, Known):
+        raise Refusal("LIP100", "a division by a tensor is not Lipschitz", "divide by a constant number")
+    number = _number(divisor, context.tensor(node))
+    if number == 0:
+        raise Refusal("LIP104", "a division by zero")
+    return scaled(context, node, context.tensor(node), 1 / number)
+
+
+def _number(known: Known, operand: Value) -> Fraction:
+    if known.array.size != 1:
+        message = f"a factor of shape {list(known.array.shape)} (one per entry) is not yet supported"
+        raise Refusal("LIP110", message, "fold it into the layer before, or use one number")
+    _of_one_example(known, shape_of(operand))
+    if known.array.ndim > len(shape_of(operand)) + 1:
+        raise Refusal("LIP102", f"a factor of shape {list(known.array.shape)} adds axes to its operand")
+    return scalar(known)
+
+
+def negate(context: Context, node: OnnxNode) -> Value:
+    """-x."""
+    return scaled(context, node, context.tensor(node), -ONE)
+
+
+def total(context: Context, node: OnnxNode) -> Value:
+    """The sum of any number of tensors."""
+    operands = [context.tensor(node, index) for index in range(len(node.proto.input))]
+    return weighted_sum(context, node, operands, (ONE,) * len(operands))
+
+
+def mean(context: Context, node: OnnxNode) -> Value:
+    """The mean of any number of tensors."""
+    operands = [context.tensor(node, index) for index in range(len(node.proto.input))]
+    return weighted_sum(context, node, operands, (ONE / len(operands),) * len(operands))
+
+
+# Concatenation and MaxMin
+
+
+def concat(context: Context, node: OnnxNode) -> Value:
+    """Along an axis of the example; a maximum beside its minimum is a sort."""
+    items = [context.item(node, index) for index in range(len(node.proto.input))]
+    if len(items) == 2 and isinstance(items[0], Extreme) and isinstance(items[1], Extreme):
+        return _max_min(context, node, items[0], items[1])
+    operands = [as_tensor(item, node.op_type) for item in items]
+    axis = context.axis(node, node.integer("axis", 1), len(shape_of(operands[0])) + 1)
+    return context.add(node, CONCAT, Concat(axis), operands)
+
+
+def _max_min(context: Context, node: OnnxNode, first: Extreme, second: Extreme) -> Value:
+    """[max, min] or [min, max] of the same pairs along an axis: a full sort of an axis of size 2, then moved."""
+    same = replace(first, largest=second.largest) == second
+    if not same or first.largest == second.largest:
+        raise Refusal(
+            "LIP110", "a maximum and a minimum of different tensors are not yet supported beside each other"
+        )
+    rank = len(shape_of(first.base)) + (0 if first.made is None else 1)
+    along = context.axis(node, node.integer("axis", 1), rank)
+    if first.made not in (None, along):
+        raise Refusal("LIP110", "a maximum and a minimum must be concatenated along the axis made for them")
+    ordered = _sorted(context, node, first.base, first.axis, descending=first.largest)
+    if ordered.shape is None:
+        return ordered
+    others = [axis for axis in range(len(ordered.shape)) if axis != first.axis]
+    moved = permute(context, node, ordered, [*others[:along], first.axis, *others[along:]], "_moved")
+    if first.made is not None or moved.shape is None:
+        return moved
+    sizes = moved.shape
+    return reshape_to(context, node, moved, (*sizes[:along], 2 * sizes[along + 1], *sizes[along + 2 :]), "_joined")
+
+
+def _sorted(context: Context, node: OnnxNode, operand: Value, axis: int, *, descending: bool) -> Value:
+    """Sort along an axis; -sort(-x) is the descending order."""
+    if not descending:
+        return context.add(node, OP_BY_NAME["fullsort"], FullSort(axis), [operand], "_sort")
+    negative = scaled(context, node, operand, -ONE, "_negated")
+    ordered = context.add(node, OP_BY_NAME["fullsort"], FullSort(axis), [negative], "_sort")
+    return scaled(context, node, ordered, -ONE, "_restored")
+
+
+def maximum(context: Context, node: OnnxNode) -> Item:
+    """Half of a MaxMin."""
+    return _extreme(context, node, largest=True)
+
+
+def minimum(context: Context, node: OnnxNode) -> Item:
+    """Half of a MaxMin."""
+    return _extreme(context, node, largest=False)
+
+
+def _extreme(context: Context, node: OnnxNode, *, largest: bool) -> Item:
+    items = [context.item(node, index) for index in range(len(node.proto.input))]
+    pair = _interleaved(context, node, items) or _halves(context, node, items)
+    if pair is None:
+        raise Refusal(
+            "LIP110",
+            f"{node.op_type} is supported only in MaxMin: of both halves of a tensor, or of even and odd entries",
+            "use MaxMin (GroupSort with groups of 2), or relu",
+        )
+    return Extreme(largest, *pair)
+
+
+def _interleaved(context: Context, node: OnnxNode, items: Sequence[Item | None]) -> tuple[Value, int] | None:
+    """Entries 2i and 2i+1: an axis [n] seen as [n/2, 2]."""
+    parts = [item for item in items if isinstance(item, Strided)]
+    if len(parts) != 2 or len(items) != 2 or {part.offset for part in parts} != {0, 1}:
+        return None
+    source, axis = parts[0].source, parts[0].axis
+    if (parts[1].source, parts[1].axis) != (source, axis):
+        return None
+    sizes = shape_of(source)
+    paired = (*sizes[:axis], sizes[axis] // 2, 2, *sizes[axis + 1 :])
+    return _view(context, node, source, paired), axis + 1
+
+
+def _halves(context: Context, node: OnnxNode, items: Sequence[Item | None]) -> tuple[Value, int] | None:
+    """Entries i and i + n/2: an axis [n] seen as [2, n/2]."""
+    found = [context.parts.get(item.name) for item in items if isinstance(item, Value)]
+    parts = sorted((part for part in found if part is not None), key=lambda part: part[1].start)
+    if len(items) != 2 or len(parts) != 2:
+        return None
+    (source, low), (other, high) = parts
+    size = shape_of(source)[low.axis]
+    whole = low.start == 0 and low.stop == high.start == size // 2 and high.stop == size
+    if source != other or low.axis != high.axis or not whole or size % 2:
+        return None
+    sizes, axis = shape_of(source), low.axis
+    return _view(context, node, source, (*sizes[:axis], 2, size // 2, *sizes[axis + 1 :])), axis
+
+
+def _view(context: Context, node: OnnxNode, source: Value, shape: Shape) -> Value:
+    """Return a reshaped tensor, the same for the maximum and for the minimum."""
+    key = (source.name, shape)
+    if key not in context.views:
+        context.views[key] = reshape_to(context, node, source, shape, "_pairs")
+    return context.views[key]
+
+
+def extreme_of_axis(context: Context, node: OnnxNode) -> Item:
+    """ReduceMax and ReduceMin over an axis of size 2: half of a MaxMin."""
+    operand = context.tensor(node)
+    axes = reduced_axes(context, node)
+    if len(axes) != 1 or shape_of(operand)[axes[0]] != 2:
+        message = f"{node.op_type} over other than one axis of size 2 is not yet supported"
+        raise Refusal("LIP110", message, "use max pooling or MaxMin")
+    made = axes[0] if node.integer("keepdims", 1) else None
+    return Extreme(node.op_type == "ReduceMax", operand, axes[0], made)
+
+
+def unsqueezed(context: Context, node: OnnxNode) -> Item:
+    """An axis of size 1; on half of a MaxMin, where the two halves will be stacked."""
+    item = context.item(node, 0)
+    if not isinstance(item, Extreme):
+        return unsqueeze(context, node)
+    made = made_axes(context, node, len(shape_of(item.base)))
+    if item.made is not None or len(made) != 1:
+        raise Refusal("LIP110", "a maximum or minimum can be given one axis, to be stacked along")
+    return replace(item, made=made.pop())
+
+
+def top_k(context: Context, node: OnnxNode) -> Value:
+    """All entries of an axis, in order: a full sort."""
+    operand = context.tensor(node)
+    axis = context.axis(node, node.integer("axis", -1), len(shape_of(operand)) + 1)
+    known = context.known(node, 1, "k")
+    count = node.integer("k", 0) if known is None else integers(known, "k")[0]
+    if count != shape_of(operand)[axis] or not node.integer("sorted", 1):
+        raise Refusal("LIP110", "TopK is supported only as a sort of a whole axis", "use max pooling or GroupSort")
+    return _sorted(context, node, operand, axis, descending=bool(node.integer("largest", 1)))

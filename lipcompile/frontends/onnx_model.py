@@ -1,0 +1,303 @@
+"""The ONNX front end: a file becomes a graph, all that is wrong with it is reported at once."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lipcompile.derivation import Source
+from lipcompile.diagnostics import Diagnostic, Location, Refusal, Severity
+from lipcompile.frontends import onnx_file
+from lipcompile.frontends.onnx_context import Context, as_tensor
+from lipcompile.frontends.onnx_node import OnnxNode, describe, module_of
+from lipcompile.frontends.onnx_ops import IMPORTERS, unsupported
+from lipcompile.frontends.onnx_parameters import Parameters
+from lipcompile.frontends.onnx_values import Item, Known, checked, fold
+from lipcompile.frontends.options import Loaded, ModelOptions, parse_loss, parse_number
+from lipcompile.graph import Graph, GraphBuilder, LossUse, Value
+from lipcompile.numbers import Scalar
+from lipcompile.ops.record import Shape
+
+if TYPE_CHECKING:
+    from onnx import GraphProto, ModelProto, ValueInfoProto
+
+_FOLDED_ALONE = ("Constant",)
+
+
+def load(path: Path, options: ModelOptions) -> Loaded:
+    """Read an ONNX model; raises InputError if the file is not one (LIP001 to LIP007).
+
+    What it cannot vouch for becomes diagnostics, and the graph is None.
+    """
+    model, digest = onnx_file.read(path)
+    builder = GraphBuilder(path.stem)
+    graph = _Import(model, options, builder, Location(str(path))).run()
+    return Loaded(Source(path.stem, str(path), "onnx", digest), graph, tuple(builder.diagnostics))
+
+
+@dataclass(slots=True)
+class _Import:
+    model: ModelProto
+    options: ModelOptions
+    builder: GraphBuilder
+    at: Location
+
+    def run(self) -> Graph | None:
+        """Import every node in order, then the output and the loss."""
+        graph = self.model.graph
+        source = self._input(graph)
+        output_name = self._output(graph)
+        if source is None or output_name is None:
+            return None
+        context = self._context(source)
+        shapes = _inferred_shapes(self.model)
+        for node in self._nodes():
+            self._visit(context, node, shapes)
+        output = self._as_output(context, output_name)
+        loss = self._loss(output)
+        return self.builder.finish(output, loss)
+
+    # The graph's ends
+
+    def _refuse(self, code: str, message: str, help_line: str = "") -> None:
+        self.builder.diagnostics.append(Diagnostic(code, message, help_line, location=self.at))
+
+    def _input(self, graph: GraphProto) -> ValueInfoProto | None:
+        """Return the only input that is not a weight."""
+        weights = {tensor.name for tensor in graph.initializer}
+        inputs = [value for value in graph.input if value.name not in weights]
+        if len(inputs) != 1:
+            names = ", ".join(f"`{value.name}`" for value in inputs) or "none"
+            message = f"a model needs exactly one input, the batch of examples; this one has {names}"
+            self._refuse("LIP105", message, "store the other inputs as weights, or join them into one")
+            return None
+        return inputs[0] if self._is_float(inputs[0]) and self._has_sizes(inputs[0]) else None
+
+    def _is_float(self, value: ValueInfoProto) -> bool:
+        from onnx import TensorProto
+
+        kind = value.type.tensor_type.elem_type
+        if kind in (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16):
+            return True
+        named = TensorProto.DataType.Name(kind) if kind in TensorProto.DataType.values() else str(kind)
+        message = f"the input `{value.name}` holds {named}, not real numbers: it has no norm to bound"
+        self._refuse("LIP105", message, "begin the model behind the embedding or the cast")
+        return False
+
+    def _has_sizes(self, value: ValueInfoProto) -> bool:
+        """Check that every axis but the first, the batch, has a size."""
+        dims = value.type.tensor_type.shape.dim
+        if not dims:
+            message = f"the input `{value.name}` has no batch axis: its shape is not declared, or it is one number"
+            self._refuse("LIP106", message, "export it with the shape [batch, …]")
+            return False
+        open_axes = [axis for axis, dim in enumerate(dims) if axis and dim.dim_value < 1]
+        if not open_axes:
+            return True
+        shown = ", ".join(str(dim.dim_value or dim.dim_param or "?") for dim in dims)
+        self._refuse(
+            "LIP106",
+            f"the input `{value.name}` [{shown}] leaves the size of axis {open_axes[0]} open",
+            "only axis 0, the batch, may be open: export the model with fixed sizes for the others",
+        )
+        return False
+
+    def _output(self, graph: GraphProto) -> str | None:
+        if len(graph.output) == 1:
+            return str(graph.output[0].name)
+        names = ", ".join(f"`{value.name}`" for value in graph.output) or "none"
+        self._refuse(
+            "LIP107", f"a model needs exactly one output, the logits; this one has {names}", "drop the others"
+        )
+        return None
+
+    def _as_output(self, context: Context, name: str) -> Value:
+        item = context.items.get(name)
+        try:
+            if item is None or isinstance(item, Known):
+                raise Refusal("LIP107", f"the output `{name}` does not depend on the input")
+            return as_tensor(item, "the output")
+        except Refusal as refusal:
+            return self.builder.refuse(refusal, name=name, op="output", location=self.at)
+
+    # What the file declares
+
+    def _metadata(self) -> Mapping[str, str]:
+        return {entry.key: entry.value for entry in self.model.metadata_props}
+
+    def _norm(self) -> Scalar | None:
+        declared = self._metadata().get("lipcompile.input_norm")
+        if self.options.input_norm is not None or declared is None:
+            return self.options.input_norm
+        return parse_number(declared, "metadata lipcompile.input_norm")
+
+    def _loss(self, output: Value) -> LossUse | None:
+        """Return the loss of the options or of the file; one that does not fit the output is refused."""
+        text = self.options.loss if self.options.loss is not None else self._metadata().get("lipcompile.loss")
+        if text is None:
+            return None
+        use = replace(parse_loss(text), location=self.at)
+        if output.shape is not None:
+            try:
+                use.loss.check(use.attributes, output.shape)
+            except Refusal as refusal:
+                self.builder.refuse(refusal, name=output.name, op=use.loss.name, location=self.at)
+        return use
+
+    # Nodes
+
+    def _nodes(self) -> list[OnnxNode]:
+        """Return the nodes in order, constants first: a look at what follows must find them."""
+        stored = {tensor.name for tensor in self.model.graph.initializer}
+        stored |= {
+            output for proto in self.model.graph.node if proto.op_type == "Identity" for output in proto.output
+        }
+        nodes = [describe(proto, stored) for proto in self.model.graph.node]
+        return sorted(nodes, key=lambda node: node.op_type not in _FOLDED_ALONE)
+
+    def _context(self, source: ValueInfoProto) -> Context:
+        graph = self.model.graph
+        sizes = [dim.dim_value for dim in source.type.tensor_type.shape.dim]
+        value = self.builder.input(source.name, tuple(sizes[1:]), self._norm(), False, self.at)
+        readers: defaultdict[str, list[OnnxNode]] = defaultdict(list)
+        for node in self._nodes():
+            for name in node.proto.input:
+                readers[name].append(node)
+        stored = frozenset(tensor.name for tensor in graph.initializer)
+        context = Context(
+            builder=self.builder,
+            parameters=Parameters(self.builder, self.options, stored),
+            version=onnx_file.opset(self.model) or 0,
+            batch=sizes[0] or None,
+            readers=readers,
+            outputs=frozenset(output.name for output in graph.output),
+        )
+        context.items[source.name] = value
+        self._store_weights(context)
+        return context
+
+    def _store_weights(self, context: Context) -> None:
+        from onnx import numpy_helper
+
+        for tensor in self.model.graph.initializer:
+            try:
+                array = checked(numpy_helper.to_array(tensor))
+            except Exception as error:
+                message = error.message if isinstance(error, Refusal) else "its data are damaged"
+                self._refuse("LIP304", f"the stored tensor `{tensor.name}` cannot be used: {message}")
+                context.items[tensor.name] = Value(tensor.name, None)
+                continue
+            separate = self._merged_copies(
+                context, tensor.name, array.size > 0 and bool((array == array.flat[0]).all())
+            )
+            reused = len(context.readers[tensor.name]) - separate > 1
+            context.items[tensor.name] = Known(array, frozenset([tensor.name]), (), reused)
+        if self.model.graph.sparse_initializer:
+            self._refuse("LIP110", "sparse weights are not yet supported", "store them densely")
+
+    def _merged_copies(self, context: Context, name: str, constant: bool) -> int:
+        """Give copies of a constant tensor that are named like weights their independence back; count them.
+
+        Exporters store equal tensors once, and copy: biases that start at zero are equal without being tied.
+        """
+        copies = [
+            node
+            for node in context.readers[name]
+            if node.op_type == "Identity" and constant and module_of(node.outputs[0])
+        ]
+        for copy in (node.outputs[0] for node in copies if node.outputs[0].endswith((".weight", ".bias"))):
+            message = f"`{copy}` is stored as a copy of `{name}`, of equal entries: taken as a weight of its own"
+            self.builder.diagnostics.append(
+                Diagnostic("LIP309", message, severity=Severity.NOTE, location=self.at)
+            )
+        return len(copies)
+
+    def _visit(self, context: Context, node: OnnxNode, shapes: Mapping[str, Shape]) -> None:
+        """Import one node; what is refused keeps its inferred shape, so that the rest can be looked at."""
+        if any(output in context.absorbed for output in node.outputs):
+            return
+        first = len(self.builder.diagnostics)
+        try:
+            self._store(context, node, self._import(context, node))
+        except Refusal as refusal:
+            operands = [item for name in node.proto.input if isinstance(item := context.items.get(name), Value)]
+            for index, output in enumerate(filter(None, node.outputs)):
+                shape = shapes.get(output)
+                if index == 0:
+                    context.items[output] = self.builder.refuse(
+                        refusal, name=node.label, op=node.op_type, inputs=operands, shape=shape
+                    )
+                else:
+                    context.items[output] = Value(output, shape)
+        self._place(node, first)
+
+    def _place(self, node: OnnxNode, first: int) -> None:
+        """Let the diagnostics of a node name it as the file does."""
+        found = self.builder.diagnostics
+        found[first:] = [replace(d, node=node.label, op=node.op_type, location=self.at) for d in found[first:]]
+
+    def _import(self, context: Context, node: OnnxNode) -> Sequence[Item | None]:
+        """Return what the outputs of a node are."""
+        if node.proto.domain not in onnx_file.OFFICIAL_DOMAINS:
+            message = f"unsupported op {node.op_type} of the domain `{node.proto.domain}`"
+            raise Refusal(
+                "LIP109", message, "only standard ONNX operators are understood: export without extensions"
+            )
+        operands = [context.items.get(name) for name in node.proto.input]
+        if any(isinstance(item, Value) and item.shape is None for item in operands):
+            return [Value(output, None) for output in node.outputs]
+        given = [context.item(node, index) for index in range(len(node.proto.input))]
+        if all(item is None or isinstance(item, Known) for item in given) and _is_foldable(node, given):
+            return self._fold(context, node, [item for item in given if item is None or isinstance(item, Known)])
+        if node.op_type not in IMPORTERS:
+            raise unsupported(node.op_type, standard=onnx_file.is_standard(node.op_type, context.version))
+        result = IMPORTERS[node.op_type](context, node)
+        return result if isinstance(result, Sequence) else [result]
+
+    def _fold(self, context: Context, node: OnnxNode, operands: Sequence[Known | None]) -> Sequence[Item]:
+        """Evaluate a node on constants; its results may be weights as well."""
+        outputs = [name for name in node.outputs if name]
+        results = fold(node.proto, operands, context.version)
+        if node.op_type in _FOLDED_ALONE or self._is_separate(context, node):
+            results = [replace(result, sources=frozenset(outputs), moves=(), reused=False) for result in results]
+        again = [len(context.readers.get(name, ())) > 1 for name in outputs]
+        return [replace(result, reused=result.reused or more) for result, more in zip(results, again, strict=True)]
+
+    @staticmethod
+    def _is_separate(context: Context, node: OnnxNode) -> bool:
+        """Whether the node is a copy of `_merged_copies`."""
+        item = context.items.get(node.proto.input[0]) if node.proto.input else None
+        if node.op_type != "Identity" or not isinstance(item, Known) or not module_of(node.outputs[0]):
+            return False
+        return item.array.size > 0 and bool((item.array == item.array.flat[0]).all())
+
+    @staticmethod
+    def _store(context: Context, node: OnnxNode, results: Sequence[Item | None]) -> None:
+        named = [name for name in node.outputs if name]
+        outputs = node.outputs if len(results) == len(node.outputs) else named
+        for output, result in zip(outputs, results, strict=False):
+            if output and result is not None:
+                context.items[output] = result
+
+
+def _is_foldable(node: OnnxNode, given: Sequence[Item | None]) -> bool:
+    return bool(given) or node.op_type in _FOLDED_ALONE
+
+
+def _inferred_shapes(model: ModelProto) -> Mapping[str, Shape]:
+    """Return shapes of tensors of one example, where the file tells: used behind a refused node only."""
+    from onnx import shape_inference
+
+    try:
+        graph = shape_inference.infer_shapes(model).graph
+    except Exception:  # inference is a courtesy: without it, what follows a refused node is skipped
+        graph = model.graph
+    found = {}
+    for value in (*graph.value_info, *graph.output):
+        sizes = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        if sizes and all(size > 0 for size in sizes[1:]):
+            found[value.name] = tuple(sizes[1:])
+    return found

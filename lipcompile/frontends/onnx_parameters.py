@@ -1,0 +1,192 @@
+"""Stored tensors -> parameters: their constraints, their certified norms, and which of them are one."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from math import isqrt
+from typing import TYPE_CHECKING, Any
+
+from lipcompile import norms
+from lipcompile.diagnostics import Diagnostic, Refusal, Severity
+from lipcompile.frontends.onnx_values import Known, floats
+from lipcompile.frontends.options import ModelOptions
+from lipcompile.graph import GraphBuilder, ParameterChoice, Value
+from lipcompile.numbers import text
+from lipcompile.ops import counting
+from lipcompile.ops.linear import CONV
+from lipcompile.ops.record import AnyOp, Constraint, Shape
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+
+Key = tuple[frozenset[str], tuple[Hashable, ...]]
+
+# `keep` leaves room for the projection, which certifies by other means, to find the imported weight inside.
+HEADROOM = 1 + Fraction(1, 2**20)
+# Norms above the bound by less than this are rounding, not news.
+TOLERANCE = 1 + Fraction(1, 10**6)
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A tensor in one role of one node."""
+
+    op: AnyOp
+    attributes: Any
+    example: Shape
+    role: str
+    known: Known
+
+    @property
+    def key(self) -> Key:
+        """What makes two tensors the same parameter."""
+        return self.known.sources, self.known.moves
+
+
+@dataclass(slots=True)
+class Parameters:
+    """The parameters of a model so far. `stored` are the names of its initializers."""
+
+    builder: GraphBuilder
+    options: ModelOptions
+    stored: frozenset[str]
+    _owners: dict[str, tuple[Key, str]] = field(default_factory=dict)
+
+    def add(
+        self, op: AnyOp, attributes: Any, operand: Value, tensors: Sequence[tuple[str, Known]], name: str
+    ) -> Value:
+        """Add a node with parameters; a tensor that another node has already is the same parameter."""
+        uses = [Use(op, attributes, operand.shape or (), role, known) for role, known in tensors]
+        choices = {use.role: self._choice(use) for use in uses}
+        value = self.builder.add(op, attributes, [operand], name=name, parameters=choices)
+        if value.shape is not None:
+            for use in uses:
+                self._register(use, choices[use.role], f"{value.name}.{use.role}")
+        return value
+
+    def _choice(self, use: Use) -> ParameterChoice:
+        array = floats(use.known.array, f"the {use.role}")
+        shared = self._shared(use)
+        trainable = self._is_trainable(use)
+        constraint = self._constraint(use, array, trainable)
+        return ParameterChoice(constraint, trainable, array, shared)
+
+    def _shared(self, use: Use) -> str | None:
+        """Return the parameter that the tensor is already; refuse a tensor that is used in different ways."""
+        for source in sorted(use.known.sources):
+            if source in self._owners:
+                key, owner = self._owners[source]
+                if key != use.key or not owner.endswith(f".{use.role}"):
+                    raise Refusal(
+                        "LIP308",
+                        f"the stored tensor `{source}` is used here in another way than as `{owner}`",
+                        "give each layer a tensor of its own",
+                    )
+                return owner
+        return None
+
+    def _register(self, use: Use, choice: ParameterChoice, parameter: str) -> None:
+        if choice.shared is None:
+            self._owners |= dict.fromkeys(use.known.sources, (use.key, parameter))
+            self._warn(use, choice, parameter)
+
+    def _is_trainable(self, use: Use) -> bool:
+        """A single number written into the graph, and not stored among the weights, is no parameter."""
+        return use.known.array.size > 1 or bool(use.known.sources & self.stored)
+
+    def _constraint(self, use: Use, array: Array, trainable: bool) -> Constraint:
+        wanted = self.options.constraint
+        if use.role == "bias":
+            return Constraint("ball", self._bias_bound(array, trainable))
+        if isinstance(wanted, Constraint):
+            return wanted
+        norm = _norm(use, array) if wanted == "keep" else None
+        return Constraint("spectral", Fraction(1) if norm is None else _roomy(norm))
+
+    def _bias_bound(self, array: Array, trainable: bool) -> Fraction:
+        if trainable and self.options.bias_bound is not None:
+            return self.options.bias_bound
+        if trainable and self.options.constraint != "keep":
+            return Fraction(1)
+        return _roomy(norms.euclidean_norm(array)) if _is_finite(array) else Fraction(1)
+
+    def _warn(self, use: Use, choice: ParameterChoice, parameter: str) -> None:
+        """Say so if the first projection will change what was imported."""
+        bound = choice.constraint.bound
+        if choice.initial is None or not isinstance(bound, Fraction):
+            return
+        excess = _excess(use, choice.initial, choice.constraint.kind, bound)
+        if excess:
+            mend = "--constraint keep or a larger --bias-bound" if use.role == "bias" else "--constraint keep"
+            message, help_line = f"`{parameter}` {excess}", f"{mend} keeps the imported values"
+            self.builder.diagnostics.append(Diagnostic("LIP305", message, help_line, Severity.WARNING))
+
+
+def _roomy(norm: Fraction) -> Fraction:
+    return norms.round_up(norm * HEADROOM, 7)
+
+
+def _excess(use: Use, array: Array, kind: str, bound: Fraction) -> str:
+    """Return why the tensor is outside its constraint, or the empty string."""
+    stored = norms.euclidean_norm(array)
+    if kind in ("frobenius", "ball"):
+        norm = stored
+    elif stored * _gathers(use) <= bound:
+        norm = Fraction(0)
+    else:
+        norm = _norm(use, array) or Fraction(0)
+    if norm > bound * TOLERANCE:
+        return f"has norm {_shown(norm)}, outside its constraint of {text(bound)}: it will be scaled down"
+    if kind == "orthogonal":
+        groups = use.attributes.groups if use.op is CONV else 1
+        wanted = (groups * min(array.shape[0] // groups, array[0].size)) ** 0.5
+        if abs(float(stored) - wanted) > 1e-3 * wanted:
+            return "is not orthogonal: its singular values will be moved towards 1"
+    return ""
+
+
+def _gathers(use: Use) -> int:
+    """Return an integer above the factor from the norm of the stored tensor to that of the map."""
+    if use.op is not CONV:
+        return 1
+    windows = _windows(use)
+    return isqrt(min(counting.reads(windows), counting.taps(windows))) + 1
+
+
+def _windows(use: Use) -> tuple[counting.Window, ...]:
+    conv = use.attributes
+    return counting.windows_of(
+        use.example[1:], conv.kernel, conv.stride, conv.dilation, conv.padding, conv.padding_mode
+    )
+
+
+def _norm(use: Use, array: Array) -> Fraction | None:
+    """Return the certified norm of the weight as the map it is; None where the builder will refuse it."""
+    if not _is_finite(array) or array.size == 0:
+        return None
+    if use.op is not CONV:
+        return norms.spectral_norm(array) if array.ndim == 2 else None
+    try:
+        use.op.shape(use.attributes, (use.example,))
+    except Refusal:
+        return None
+    if array.shape != use.op.parameter("weight").shape(use.attributes, (use.example,)):
+        return None
+    return norms.convolution_norm(array, _windows(use), use.attributes.groups)
+
+
+def _is_finite(array: Array) -> bool:
+    import numpy as np
+
+    return bool(np.isfinite(array).all())
+
+
+def _shown(norm: Fraction) -> str:
+    """Write a norm with a few digits, rounded up."""
+    import math
+
+    return f"{math.ceil(float(norm) * 10**6) / 10**6:.7g}" if norm < 10**9 else f"{float(norm):.3e}"
