@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, ClassVar
 
+import pytest
 import torch
+from lipcompile_torch import PrivacyEngine
 from lipcompile_torch.runtime import layers, losses
+from lipcompile_torch.runtime.engine import SeededWarning
 from lipcompile_torch.runtime.module import LipschitzModule
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
 from torch.utils.data import DataLoader, TensorDataset
 
 L = math.sqrt(2)  # cross entropy
@@ -47,3 +52,41 @@ def data(count: int) -> TensorDataset:
 def loader(count: int = 200, batch_size: int = 20, **options: Any) -> DataLoader[Any]:
     """Return an ordinary loader over `data`."""
     return DataLoader(data(count), batch_size=batch_size, **options)
+
+
+B = 20
+Triple = tuple[Any, Any, Any]
+
+
+def private(
+    build: Callable[[Any], Optimizer] = lambda ps: SGD(ps, lr=0.1), count: int = 200, **options: Any
+) -> Triple:
+    engine = options.pop("engine", None) or PrivacyEngine()
+    module = options.pop("module", None) or Net()
+    options = {"noise_multiplier": 1.0, "data_loader": loader(count, B), **options}
+    triple: Triple = engine.make_private(module=module, optimizer=build(module.parameters()), **options)
+    return triple
+
+
+def seeded(*args: Any, **options: Any) -> Triple:
+    with pytest.warns(SeededWarning, match="NOT private"):
+        return private(*args, **options)
+
+
+def backward(module: Any, x: Any, y: Any) -> None:
+    module.criterion(module(x), y).backward()
+
+
+def weights(module: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
+
+
+class Recorder(Optimizer):
+    """Keeps the gradients it is given."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 1.0})
+        self.seen: list[list[torch.Tensor]] = []
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # noqa: ARG002
+        self.seen.append([p.grad.clone() for g in self.param_groups for p in g["params"]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 from collections.abc import Mapping
@@ -80,14 +81,15 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         CheckpointError: the file is not a checkpoint.
         OSError: it cannot be read.
     """
+    stored = io.BytesIO(Path(path).read_bytes())
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        content = torch.load(stored, map_location="cpu", weights_only=True)
         if content["schema"] != SCHEMA:
             raise ValueError
         return Checkpoint(
             int(content["steps"]), str(content["ledger_head"]), dict(content["notes"]), dict(content["states"])
         )
-    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, TypeError, ValueError, IndexError) as error:
+    except (pickle.UnpicklingError, RuntimeError, OSError, EOFError, LookupError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path} is not a checkpoint of this program, or it is damaged") from error
 
 

@@ -1,0 +1,130 @@
+"""Data files: what is read as what, and every refusal in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from lipcompile_torch.runtime.data import DataError, from_arrays, load_npz
+
+RNG = np.random.default_rng(0)
+
+
+def files(**changes: Any) -> dict[str, Any]:
+    plain = {
+        "x_train": RNG.normal(size=(20, 4)),
+        "y_train": np.arange(20) % 3,
+        "x_test": RNG.normal(size=(10, 4)),
+        "y_test": np.arange(10) % 3,
+    }
+    return {**plain, **changes}
+
+
+def test_arrays_come_back_in_training_types(tmp_path: Path) -> None:
+    content = files()
+    np.savez(tmp_path / "d.npz", **content)
+    data = load_npz(tmp_path / "d.npz", (4,), 3)
+    assert data.x_train.dtype == np.float32
+    assert data.y_train.dtype == np.int64
+    np.testing.assert_allclose(data.x_test, content["x_test"], rtol=1e-6)
+    np.testing.assert_array_equal(data.y_test, content["y_test"])
+
+
+@pytest.mark.parametrize("names", [("X", "y"), ("x", "y")])
+def test_one_set_is_split_80_to_20_the_same_way_each_time(names: tuple[str, str]) -> None:
+    content = {names[0]: np.arange(50.0)[:, None], names[1]: np.arange(50)}
+    one, other = from_arrays(content, (1,)), from_arrays(content, (1,))
+    assert (len(one.x_train), len(one.x_test)) == (40, 10)
+    assert sorted([*one.y_train, *one.y_test]) == list(range(50))
+    np.testing.assert_array_equal(one.y_test, other.y_test)
+    np.testing.assert_array_equal(one.x_test[:, 0], one.y_test)
+
+
+def test_bytes_become_the_unit_interval() -> None:
+    x = np.array([[0, 255, 51, 102]] * 20, dtype=np.uint8)
+    data = from_arrays(files(x_train=x), (4,))
+    np.testing.assert_allclose(data.x_train[0], [0, 1, 0.2, 0.4], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ((28, 28), (1, 28, 28)),
+        ((28, 28, 1), (1, 28, 28)),
+        ((1, 28, 28), (28, 28)),
+        ((784,), (1, 28, 28)),
+        ((1, 28, 28), (784,)),
+    ],
+)
+def test_shapes_that_differ_in_form_only_are_reshaped(given: Any, wanted: Any) -> None:
+    x = RNG.normal(size=(30, *given)).astype(np.float32)
+    data = from_arrays(files(x_train=x[:20], x_test=x[20:]), wanted)
+    np.testing.assert_array_equal(data.x_train, x[:20].reshape(20, *wanted))
+
+
+def test_channels_move_to_the_front_when_that_is_what_it_takes() -> None:
+    x = RNG.normal(size=(30, 8, 6, 3)).astype(np.float32)
+    data = from_arrays(files(x_train=x[:20], x_test=x[20:]), (3, 8, 6))
+    np.testing.assert_array_equal(data.x_train[0, 2], x[0, :, :, 2])
+
+
+def test_targets_of_regression_and_columns_of_classes() -> None:
+    data = from_arrays(files(y_train=RNG.normal(size=20), y_test=RNG.normal(size=10)), (4,))
+    assert data.y_train.dtype == np.float32
+    column = from_arrays(files(y_train=(np.arange(20) % 3)[:, None].astype(float)), (4,), 3)
+    assert column.y_train.shape == (20,)
+    assert column.y_train.dtype == np.int64
+
+
+BAD = RNG.normal(size=(20, 4))
+BAD[3, 1] = np.nan
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"x_train": BAD}, "NaN or infinity"),
+        ({"x_train": np.zeros((20, 5))}, r"shape \(5,\) each: the network takes \(4,\)"),
+        ({"x_train": np.zeros((20, 2, 3, 4))}, "reshape them"),
+        ({"x_train": np.zeros((0, 4)), "y_train": np.zeros(0, int)}, "there are no training inputs"),
+        ({"x_train": np.array(["a"] * 20)}, "numbers are needed"),
+        ({"y_train": np.arange(19) % 3}, "20 inputs for training labels"),
+        ({"y_train": np.arange(20)}, "range from 0 to 19: the network has classes 0 to 2"),
+        ({"y_test": np.arange(10) - 1}, "range from -1"),
+        ({"y_train": np.full(20, 0.5)}, "whole class number"),
+        ({"y_train": np.eye(3)[np.arange(20) % 3]}, "whole class number"),
+        ({"y_train": np.full(20, np.inf)}, "not all finite"),
+        ({"y_train": np.array(5)}, "one label each"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused_in_one_line(changes: Any, said: str) -> None:
+    with pytest.raises(DataError, match=said) as caught:
+        from_arrays(files(**changes), (4,), 3)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_arrays_are_named() -> None:
+    with pytest.raises(DataError, match="has arrays images: it needs x_train"):
+        from_arrays({"images": np.zeros(3)}, (4,))
+    with pytest.raises(DataError, match="equally many examples"):
+        from_arrays({"X": np.zeros((3, 4)), "y": np.zeros(2, int)}, (4,))
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", b"PK\x03\x04broken"])
+def test_files_that_are_no_npz_are_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "d.npz").write_bytes(content)
+    with pytest.raises(DataError, match=r"is not an \.npz file"):
+        load_npz(tmp_path / "d.npz", (4,))
+
+
+def test_single_arrays_and_pickles_are_refused(tmp_path: Path) -> None:
+    np.save(tmp_path / "d.npy", np.zeros(3))
+    with pytest.raises(DataError, match=r"is not an \.npz file"):
+        load_npz(tmp_path / "d.npy", (4,))
+    np.savez(tmp_path / "o.npz", X=np.array([object()], dtype=object), y=np.zeros(1))
+    with pytest.raises(DataError, match=r"plain arrays"):
+        load_npz(tmp_path / "o.npz", (4,))
+    with pytest.raises(OSError, match="No such file"):
+        load_npz(tmp_path / "absent.npz", (4,))

@@ -1,0 +1,239 @@
+"""Misuse that would break the analysis is refused, with the mend, before anything is released."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from runpy import run_path
+from typing import Any
+
+import pytest
+import torch
+from lipcompile_torch import PrivacyEngine
+from lipcompile_torch.runtime.checks import PrivacyError
+from lipcompile_torch.runtime.sampler import SamplingError
+from torch import nn
+from torch.optim import LBFGS, SGD, Optimizer, SparseAdam
+
+HELP = run_path(str(Path(__file__).with_name("private_net.py")))
+Net, Recorder, make_loader, data = HELP["Net"], HELP["Recorder"], HELP["loader"], HELP["data"]
+private, seeded, backward, weights, B = (HELP[n] for n in ("private", "seeded", "backward", "weights", "B"))
+
+MISUSES: list[tuple[str, Callable[[Any, Any, Any], Any], str]] = [
+    ("mean", lambda m, x, y: m.per_example_loss(m(x), y).sum() / 3, "cotangent"),
+    ("sum", lambda m, x, y: m.per_example_loss(m(x), y).sum(), "cotangent"),
+    ("scaled", lambda m, x, y: 1.01 * m.criterion(m(x) * 10, y), "cotangent"),
+    ("foreign", lambda m, x, y: (m(x) - 5 * nn.functional.one_hot(y, 3)).square().sum(), "cotangent"),
+    ("penalty", lambda m, x, y: m.criterion(m(x), y) + 9 * m.inner.weight.sum(), "something else"),
+    ("inner loss", lambda m, x, y: m.criterion(m(x), y) + m.inner(x).square().sum(), "something else"),
+    ("dropped", lambda m, x, y: m.criterion(m(x[1:]), y[1:]), "were dropped"),
+    ("repeated", lambda m, x, y: m.criterion(m(torch.cat((x, x))), torch.cat((y, y))), "called twice"),
+    ("detached", lambda m, x, y: m.criterion(m(x).detach().requires_grad_(), y), "before step"),
+    ("infinite", lambda m, x, y: math.inf * m.criterion(m(x), y), "cotangent"),
+]
+
+
+@pytest.mark.parametrize(("misuse", "said"), [(m, s) for _, m, s in MISUSES], ids=[n for n, _, _ in MISUSES])
+def test_gradients_that_are_not_the_analysed_ones_are_refused(misuse: Any, said: str) -> None:
+    engine = PrivacyEngine()
+    module, optimizer, loader = private(engine=engine)
+    module.inner.weight.data.mul_(0.1)  # so that the softmax is far from sure, and the cotangents are large
+    for x, y in loader:
+        misuse(module, x, y).backward()
+        before = weights(module)
+        with pytest.raises(PrivacyError, match=said):
+            optimizer.step()
+        assert all(torch.equal(before[n], p) for n, p in module.named_parameters())
+        assert engine.ledger is not None
+        assert engine.ledger.record.total_steps == 0
+        break
+
+
+def test_a_second_backward_and_a_forgotten_one_are_refused() -> None:
+    module, optimizer, loader = private()
+    x, y = next(iter(loader))
+    with pytest.raises(PrivacyError, match=r"0 flowed back.*before step"):
+        optimizer.step()
+    loss = module.criterion(module(x), y)
+    loss.backward(retain_graph=True)
+    loss.backward()
+    with pytest.raises(PrivacyError, match="called twice"):
+        optimizer.step()
+    optimizer.zero_grad()  # the way out
+    backward(module, x, y)
+    optimizer.step()
+
+
+def test_gradients_that_are_not_finite_are_refused() -> None:
+    module, optimizer, loader = private()
+    x, y = next(iter(loader))
+    backward(module, x, y)
+    module.outer.weight.grad[0, 0] = math.nan
+    with pytest.raises(PrivacyError, match=r"outer\.weight is not finite"):
+        optimizer.step()
+
+
+def test_two_steps_on_a_batch_and_a_batch_without_step_are_refused() -> None:
+    # Skipping empty batches, or looking at one and dropping it, is not the sampling that is accounted (trap 6).
+    engine = PrivacyEngine()
+    module, optimizer, loader = private(engine=engine)
+    with pytest.raises(PrivacyError, match="no batch was drawn"):
+        optimizer.step()
+    batches = iter(loader)
+    x, y = next(batches)
+    backward(module, x, y)
+    optimizer.step()
+    backward(module, x, y)
+    with pytest.raises(PrivacyError, match="no batch was drawn"):
+        optimizer.step()
+    next(batches)
+    with pytest.raises(PrivacyError, match="abandon_batch"):
+        next(batches)
+    optimizer.abandon_batch()
+    assert engine.ledger is not None
+    assert engine.ledger.record.total_steps == 2
+    x, y = next(iter(loader))
+    backward(module, x, y)
+    optimizer.step()
+
+
+def test_leaving_a_batch_between_its_pieces_needs_a_fresh_iteration() -> None:
+    module, optimizer, loader = private(max_physical_batch=2)
+    batches = iter(loader)
+    x, y = next(batches)
+    backward(module, x, y)
+    optimizer.step()
+    optimizer.abandon_batch()
+    with pytest.raises(SamplingError, match="iterate afresh"):
+        next(batches)
+
+
+def test_gradients_from_before_the_batch_are_forgotten() -> None:
+    module, optimizer, loader = seeded(Recorder, noise_multiplier=1e-9, seed=0)
+    x, y = data(200).tensors
+    module.per_example_loss(module(x), y).sum().backward()  # all the data, unscaled
+    x, y = next(iter(loader))
+    backward(module, x, y)
+    expected = [p.grad.clone() for p in module.parameters()]
+    optimizer.step()
+    for found, wanted in zip(optimizer.optimizer.seen[0], expected, strict=True):
+        torch.testing.assert_close(found, wanted, atol=1e-6, rtol=1e-5)
+
+
+def thaw(module: Any) -> None:
+    module.inner.weight.requires_grad_(False)
+
+
+def replace(module: Any) -> None:
+    module.inner.weight = nn.Parameter(module.inner.weight.detach().clone())
+
+
+def add(module: Any) -> None:
+    module.extra = nn.Linear(2, 2)
+
+
+@pytest.mark.parametrize("change", [thaw, replace, add])
+def test_parameters_that_change_after_make_private_are_refused(change: Any) -> None:
+    # Trap 18.
+    module, optimizer, loader = private()
+    for x, y in loader:
+        backward(module, x, y)
+        change(module)
+        with pytest.raises(PrivacyError, match="added, replaced, frozen or thawed"):
+            optimizer.step()
+        break
+
+
+def test_optimizers_that_do_not_hold_each_parameter_once_are_refused() -> None:
+    module = Net()
+    parameters = list(module.parameters())
+
+    def attempt(optimizer: Optimizer) -> None:
+        PrivacyEngine().make_private(
+            module=module, optimizer=optimizer, data_loader=make_loader(), noise_multiplier=1.0
+        )
+
+    with pytest.raises(PrivacyError, match="not the module's"):
+        attempt(SGD([*parameters, nn.Parameter(torch.zeros(2))], lr=0.1))
+    with pytest.raises(PrivacyError, match=r"inner\.weight are not in exactly one group"):
+        attempt(SGD(parameters[1:], lr=0.1))
+    for kind in (LBFGS, SparseAdam):
+        with pytest.raises(PrivacyError, match="cannot be used"):
+            attempt(kind(parameters, lr=0.1))
+    with pytest.raises(PrivacyError, match="compile the network first"):
+        private(module=nn.Linear(4, 3))
+
+
+def test_groups_and_closures_are_refused() -> None:
+    _, optimizer, loader = private()
+    with pytest.raises(PrivacyError, match="cannot be added"):
+        optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+    next(iter(loader))
+    with pytest.raises(PrivacyError, match="closures"):
+        optimizer.step(lambda: 0.0)
+
+
+def test_a_module_without_a_bound_for_a_parameter_is_refused() -> None:
+    class Forgetful(Net):  # type: ignore[misc, valid-type]
+        def gradient_bounds(self) -> dict[str, float]:
+            return {"inner.weight": 1.0}
+
+    class Unbounded(Net):  # type: ignore[misc, valid-type]
+        bounds = {**Net.bounds, "inner.bias": math.inf}  # noqa: RUF012
+
+    with pytest.raises(PrivacyError, match="differ in"):
+        private(module=Forgetful())
+    with pytest.raises(PrivacyError, match="no finite noise"):
+        private(module=Unbounded())
+
+
+def test_frozen_parameters_may_stay_in_the_optimizer_and_do_not_move() -> None:
+    class Half(Net):  # type: ignore[misc, valid-type]
+        bounds = {"outer.weight": Net.bounds["outer.weight"]}  # noqa: RUF012
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner.requires_grad_(False)
+
+        def project_(self) -> None:
+            if not self.inner.weight.requires_grad:
+                super().project_()
+
+    module, optimizer, loader = private(module=Half())
+    before = weights(module)
+    for x, y in loader:
+        backward(module, x, y)
+        optimizer.step()
+    assert torch.equal(before["inner.weight"], module.inner.weight)
+    assert not torch.equal(before["outer.weight"], module.outer.weight)
+
+
+def test_changed_weights_are_projected_between_steps_and_refused_within_one() -> None:
+    # Trap 24: weights that were loaded or averaged must lie in Θ before a gradient is taken at them.
+    module, optimizer, loader = private()
+    with torch.no_grad():
+        module.inner.weight.mul_(100)
+    x, y = next(iter(loader))
+    assert torch.linalg.matrix_norm(module.inner.weight.double(), 2) <= 1
+    with torch.no_grad():
+        module.inner.weight.mul_(100)
+    backward(module, x, y)
+    with pytest.raises(PrivacyError, match="between drawing the batch and the step"):
+        optimizer.step()
+
+
+def test_a_changed_normaliser_is_refused() -> None:
+    # Trap 12: what clips per example divides by it, and the gate measures by it.
+    module, optimizer, loader = private()
+    assert module.normaliser == B
+    x, y = next(iter(loader))
+    module.normaliser = float(max(len(x), 1)) / 2
+    backward(module, x, y)
+    with pytest.raises(PrivacyError, match="normaliser"):
+        optimizer.step()
+
+
+def test_the_number_of_examples_is_documented_as_public() -> None:
+    # Trap 26.
+    assert "N, the\n    number of examples, as public" in (PrivacyEngine.__doc__ or "")
