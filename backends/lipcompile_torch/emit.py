@@ -9,14 +9,13 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-from lipcompile.reports.json_report import report
-
 import lipcompile
 from lipcompile.derivation import Analysis, Derivation
 from lipcompile.diagnostics import Diagnostic, InputError
 from lipcompile.graph import Graph
 from lipcompile.numbers.traced import Traced, reference
 from lipcompile.passes.bounds import derive
+from lipcompile.reports.json_report import report
 
 from .expressions import below, constructor, expression, loss_expression, owner, variable
 from .runtime.weights import encode_weights
