@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,9 +54,23 @@ def _parse(content: bytes, at: Location) -> ModelProto:
         model = onnx.load_model_from_string(content)
     except Exception:  # protobuf's DecodeError, which has no typed home
         raise _undecodable(content, at) from None
+    if _has_damaged_names(model):
+        raise _undecodable(content, at)
     if not model.ir_version or not (model.graph.node or model.graph.output):
         raise input_error("LIP002", "this is not an ONNX model: it holds no graph", EXPORT_AGAIN, at)
     return model
+
+
+def _has_damaged_names(model: ModelProto) -> bool:
+    """Whether a string of the file is not UTF-8: such a field is read as bytes."""
+    names: list[str | bytes] = [text for entry in model.metadata_props for text in (entry.key, entry.value)]
+    names += [entry.domain for entry in model.opset_import]
+    for graph in graphs(model):
+        names += [value.name for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer)]
+        for node in graph.node:
+            names += [node.name, node.op_type, node.domain, *node.input, *node.output]
+            names += [attribute.name for attribute in node.attribute]
+    return any(isinstance(name, bytes) for name in names)
 
 
 def _is_text(content: bytes) -> bool:
@@ -165,13 +180,28 @@ def _check(model: ModelProto, path: Path, size: int, at: Location) -> None:
         )
         raise input_error("LIP007", message, mend, at)
     try:
-        checker.check_model(str(path) if size > _LARGEST_MESSAGE else model)
+        with _every_shape_present(model):
+            checker.check_model(str(path) if size > _LARGEST_MESSAGE else model)
     except Exception as error:
         if all(is_standard(node.op_type, version) for node in _standard_nodes(model)):
             raise input_error(
                 "LIP003", f"not a valid ONNX model: {_first_line(error)}", EXPORT_AGAIN, at
             ) from None
         # Otherwise the importer refuses the unknown operator by its name, beside everything else it finds.
+
+
+@contextmanager
+def _every_shape_present(model: ModelProto) -> Iterator[None]:
+    """Pretend that inputs and outputs declare shapes: the checker insists, the importer does not."""
+    types = [value.type.tensor_type for value in (*model.graph.input, *model.graph.output)]
+    bare = [kind for kind in types if not kind.HasField("shape")]
+    for kind in bare:
+        kind.shape.SetInParent()
+    try:
+        yield
+    finally:
+        for kind in bare:
+            kind.ClearField("shape")
 
 
 def _standard_nodes(model: ModelProto) -> Iterator[NodeProto]:

@@ -225,7 +225,7 @@ class _Import:
         except Refusal as refusal:
             operands = [item for name in node.proto.input if isinstance(item := context.items.get(name), Value)]
             for index, output in enumerate(filter(None, node.outputs)):
-                shape = shapes.get(output)
+                shape = shapes.get(output) if operands else None
                 if index == 0:
                     context.items[output] = self.builder.refuse(
                         refusal, name=node.label, op=node.op_type, inputs=operands, shape=shape
