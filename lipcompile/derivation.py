@@ -30,6 +30,10 @@ class LayerBounds:
     lipschitz: Bound
 
 
+# The detail of a requirement that was not examined, because the model is not understood.
+NOT_REACHED = "not reached"
+
+
 @dataclass(frozen=True, slots=True)
 class Requirement:
     """One of R1 to R3."""

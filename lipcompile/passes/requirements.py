@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from math import prod
 
-from lipcompile.derivation import Requirement, Requirements
+from lipcompile.derivation import NOT_REACHED, Requirement, Requirements
 from lipcompile.diagnostics import Diagnostic, Refusal, Severity
 from lipcompile.graph import Graph, Node
 from lipcompile.numbers import text
@@ -105,7 +105,7 @@ def _layer_errors(errors: Sequence[Diagnostic]) -> str:
 
 def _loss_detail(graph: Graph | None) -> str:
     if graph is None:
-        return "not reached"
+        return NOT_REACHED
     return (
         f"{graph.loss.loss.name} is Lipschitz in the logits"
         if graph.loss
@@ -115,7 +115,7 @@ def _loss_detail(graph: Graph | None) -> str:
 
 def _input_detail(graph: Graph | None) -> str:
     if graph is None:
-        return "not reached"
+        return NOT_REACHED
     norm = graph.input.norm
     bound = "X_0, not declared" if norm is None else text(norm)
     how = "trusted to satisfy" if graph.input.trusted else "clipped to"
@@ -124,6 +124,6 @@ def _input_detail(graph: Graph | None) -> str:
 
 def _layer_detail(graph: Graph | None) -> str:
     if graph is None:
-        return "not reached"
+        return NOT_REACHED
     trained = sum(parameter.trainable for parameter in graph.parameters.values())
     return f"{len(graph.nodes)} layers are Lipschitz; {trained} trained parameters are projected after each step"

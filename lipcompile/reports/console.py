@@ -1,0 +1,61 @@
+"""Where text goes: colour and wrapping on a terminal alone; elsewhere lines as long as they are, and no colour."""
+
+from __future__ import annotations
+
+import io
+from typing import TextIO
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+# Wider than any line that a report writes, so that nothing is wrapped or cut off outside a terminal.
+_UNLIMITED = 1_000_000
+
+GOOD, BAD, CAUTION, HINT, STRONG = "green", "bold red", "bold yellow", "cyan", "bold"
+
+
+def show(stream: TextIO, *parts: RenderableType) -> None:
+    """Write renderables to `stream`, one below the other."""
+    if stream.isatty():
+        console = Console(file=stream, markup=False, emoji=False, highlight=False)
+        for part in parts:
+            console.print(part)
+        return
+    stream.write(plain(*parts))
+
+
+def plain(*parts: RenderableType) -> str:
+    """Return renderables as text without colour, line breaks of the layout's making, or trailing spaces."""
+    buffer = io.StringIO()
+    console = Console(
+        file=buffer,
+        width=_UNLIMITED,
+        force_terminal=False,
+        color_system=None,
+        markup=False,
+        emoji=False,
+        highlight=False,
+        legacy_windows=False,
+    )
+    for part in parts:
+        console.print(part, soft_wrap=isinstance(part, Text))
+    return "".join(f"{line.rstrip()}\n" for line in buffer.getvalue().splitlines())
+
+
+def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
+    """Return an empty table without rules; columns named in `right` are aligned to the right."""
+    made = Table(box=None, padding=(0, 2, 0, 0), header_style=STRONG, show_header=any(columns))
+    for column in columns:
+        made.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    return made
+
+
+def printable(text: str) -> str:
+    """Return `text` with what a terminal might obey, or cannot show, written as an escape sequence."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def styled(*pieces: str | tuple[str, str]) -> Text:
+    """Return a line of pieces, each a text or (text, style)."""
+    return Text.assemble(*pieces)

@@ -1,0 +1,94 @@
+"""Diagnostics for people: message, place, the line of the source with a caret, path, help."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+
+from rich.cells import cell_len
+from rich.console import RenderableType
+from rich.text import Text
+
+from lipcompile.diagnostics import Diagnostic, Location, Severity
+from lipcompile.reports.console import BAD, CAUTION, HINT, STRONG, printable, styled
+
+_STYLES = {Severity.ERROR: BAD, Severity.WARNING: CAUTION, Severity.NOTE: HINT}
+# A longer line of a source is shown around its caret only.
+_WIDEST = 120
+_TAB = "    "
+
+# The text of a file, None where there is none (a binary model, a file that is gone).
+Sources = Callable[[str], str | None]
+
+
+def messages(diagnostics: Sequence[Diagnostic], sources: Sources) -> Iterator[RenderableType]:
+    """Yield the lines of every diagnostic, and how to learn more about the codes of errors."""
+    for found in diagnostics:
+        yield from _message(found, sources)
+        yield Text("")
+    codes = list(dict.fromkeys(d.code for d in diagnostics if d.severity == Severity.ERROR))
+    if codes:
+        more = " (or another code above)" if len(codes) > 1 else ""
+        yield styled("for more, run ", (f"lipcompile explain {codes[0]}", STRONG), more)
+
+
+def _message(found: Diagnostic, sources: Sources) -> Iterator[Text]:
+    head = f"{found.severity.value}[{found.code}]"
+    yield styled((head, _STYLES[found.severity]), (f": {printable(found.message)}", STRONG))
+    margin = _margin(found.location)
+    if found.location is not None:
+        yield styled((f"{margin}--> ", HINT), _place(found, found.location))
+        yield from _snippet(found, found.location, sources, margin)
+    elif found.node is not None:
+        yield styled((f"{margin}--> ", HINT), _node(found))
+    if found.path:
+        yield styled((f"{margin} = ", HINT), "path: ", printable(" → ".join([*found.path, found.node or "…"])))
+    if found.help:
+        yield styled((f"{margin} = ", HINT), ("help", STRONG), f": {printable(found.help)}")
+
+
+def _margin(location: Location | None) -> str:
+    return " " * len(str(location.line if location and location.line else 1))
+
+
+def _place(found: Diagnostic, location: Location) -> str:
+    if location.line is None:
+        return f"{printable(location.file)}: {_node(found)}" if found.node else printable(location.file)
+    column = f":{location.column}" if location.column else ""
+    return f"{printable(location.file)}:{location.line}{column}"
+
+
+def _node(found: Diagnostic) -> str:
+    op = f" ({printable(found.op)})" if found.op else ""
+    return f"node `{printable(found.node or '')}`{op}"
+
+
+def _snippet(found: Diagnostic, location: Location, sources: Sources, margin: str) -> Iterator[Text]:
+    line = _line(location, sources)
+    if line is None or location.line is None:
+        return
+    shown, before, width = _window(line, (location.column or 1) - 1, location.length)
+    yield styled((f"{margin} |", HINT))
+    yield styled((f"{location.line} | ", HINT), shown)
+    if location.column:
+        yield styled((f"{margin} | ", HINT), " " * before, ("^" * width, _STYLES[found.severity]))
+    yield styled((f"{margin} |", HINT))
+
+
+def _line(location: Location, sources: Sources) -> str | None:
+    text = sources(location.file) if location.line else None
+    lines = text.split("\n") if text is not None else []
+    return lines[location.line - 1].rstrip("\r") if location.line and location.line <= len(lines) else None
+
+
+def _window(line: str, column: int, length: int) -> tuple[str, int, int]:
+    """Return the part of a line to show, the cells before its caret, and the cells that the caret underlines."""
+    start = max(0, column - _WIDEST // 2) if len(line) > _WIDEST else 0
+    cells = [_TAB if c == "\t" else printable(c) for c in line[start : start + _WIDEST]]
+    lead = "…" if start else ""
+    tail = "…" if start + _WIDEST < len(line) else ""
+    places = [len(lead), *accumulate(map(cell_len, cells), initial=0)][1:]
+    places = [place + len(lead) for place in places]
+    first = min(column - start, len(cells))
+    last = min(first + max(length, 1), len(cells))
+    return f"{lead}{''.join(cells)}{tail}", places[first], max(1, places[last] - places[first])

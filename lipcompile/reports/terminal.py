@@ -1,0 +1,117 @@
+"""The report for people: verdict, requirements, bounds of every parameter, what the names mean, diagnostics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from lipcompile.derivation import NOT_REACHED, Analysis, Bound, Derivation, Requirement
+from lipcompile.diagnostics import Severity
+from lipcompile.numbers import text as scalar_text
+from lipcompile.reports.console import BAD, GOOD, HINT, STRONG, printable, styled, table
+from lipcompile.reports.formulas import count, dimensions, round_up, text
+from lipcompile.reports.messages import Sources, messages
+
+_REQUIREMENTS = (
+    ("R1", "Lipschitz loss", "lipschitz_loss"),
+    ("R2", "bounded input", "bounded_input"),
+    ("R3", "Lipschitz layers", "lipschitz_layers"),
+)
+_INDENT = (0, 0, 0, 2)
+
+
+def report(derivation: Derivation, sources: Sources, *, verbose: bool = False) -> Iterator[RenderableType]:
+    """Yield the parts of the report, from the verdict down to the diagnostics."""
+    yield _verdict(derivation)
+    yield Text("")
+    yield Padding(_requirements(derivation), _INDENT, expand=False)
+    if derivation.analysis is not None:
+        yield from _analysis(derivation.analysis, verbose=verbose)
+    if derivation.diagnostics:
+        yield Text("")
+        yield from messages(derivation.diagnostics, sources)
+
+
+def _verdict(derivation: Derivation) -> Text:
+    source, analysis = derivation.source, derivation.analysis
+    mark = ("accepted", GOOD) if derivation.ok else ("rejected", BAD)
+    errors = sum(d.severity == Severity.ERROR for d in derivation.diagnostics)
+    size = count(sum(p.size for p in analysis.graph.parameters.values())) if analysis else ""
+    detail = f"{size} parameters" if analysis else f"{errors} error{'s' if errors != 1 else ''}"
+    return styled(mark, ": ", (printable(source.name), STRONG), f" from {printable(source.path)}, {detail}")
+
+
+def _requirements(derivation: Derivation) -> Table:
+    rows = table("", "", "", "")
+    for number, title, name in _REQUIREMENTS:
+        found: Requirement = getattr(derivation.requirements, name)
+        rows.add_row(styled(_mark(found)), number, title, printable(found.detail))
+    return rows
+
+
+def _mark(found: Requirement) -> tuple[str, str]:
+    if found.detail == NOT_REACHED:
+        return "–", HINT
+    return ("✓", GOOD) if found.ok else ("✗", BAD)
+
+
+def _analysis(analysis: Analysis, *, verbose: bool) -> Iterator[RenderableType]:
+    parts = [_parameters(analysis), _names(analysis), _totals(analysis)]
+    if verbose:
+        parts.insert(1, _layers(analysis))
+    for part in parts:
+        yield Text("")
+        yield Padding(part, _INDENT, expand=False)
+    yield Text("")
+    yield styled("Bounds hold for the gradient of one example's loss; decimals are rounded up.")
+
+
+def _parameters(analysis: Analysis) -> Table:
+    rows = table("parameter", "shape", "constraint", "gradient bound", "at most", right=("at most",))
+    for name, parameter in analysis.graph.parameters.items():
+        bound = analysis.parameters.get(name)
+        cells = ("not trained", "0") if bound is None else (text(bound.expression), _value(bound))
+        rows.add_row(printable(name), dimensions(parameter.shape), str(parameter.constraint), *cells)
+    return rows
+
+
+def _layers(analysis: Analysis) -> Table:
+    rows = table("layer", "op", "output", "output norm", "cotangent", "Lipschitz")
+    for node, found in zip(analysis.graph.nodes, analysis.layers, strict=True):
+        bounds = (found.output_norm, found.cotangent, found.lipschitz)
+        rows.add_row(node.name, node.op.name, dimensions(node.shape), *map(_both, bounds))
+    return rows
+
+
+def _names(analysis: Analysis) -> Table:
+    rows = table("name", "at most", "meaning", "formula", right=("at most",))
+    for definition in analysis.definitions:
+        value = Text("not given", HINT) if definition.upper is None else Text(round_up(definition.upper))
+        exact = None if definition.value is None else scalar_text(definition.value)
+        formula = exact if definition.expression is None else text(definition.expression)
+        rows.add_row(definition.name, value, printable(definition.meaning), formula)
+    return rows
+
+
+def _totals(analysis: Analysis) -> Table:
+    rows = table("total", "", "at most", right=("at most",))
+    rows.add_row("gradient bound, all parameters", text(analysis.total.expression), _value(analysis.total))
+    rows.add_row(
+        "Lipschitz constant, input to logits", text(analysis.lipschitz.expression), _value(analysis.lipschitz)
+    )
+    rows.add_row("growth with depth", analysis.depth.regime, "")
+    return rows
+
+
+def _value(bound: Bound) -> str:
+    return "–" if bound.value is None else round_up(bound.value)
+
+
+def _both(bound: Bound) -> str:
+    formula = text(bound.expression)
+    exact = bound.value is None or bound.expression.is_Integer
+    return formula if exact else f"{formula} <= {round_up(bound.value or 0.0)}"
