@@ -20,6 +20,10 @@ class Backend(Protocol):
         """The module that relates (ε, δ), noise and steps; needs no framework."""
 
     @property
+    def data(self) -> Any:
+        """The module that reads training data; needs no framework."""
+
+    @property
     def training(self) -> Any:
         """The module that trains an emitted program; imports the framework."""
 

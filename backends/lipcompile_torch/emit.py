@@ -36,6 +36,11 @@ class TorchBackend:
         return import_module("lipcompile_torch.accounting")
 
     @property
+    def data(self) -> ModuleType:
+        """`lipcompile_torch.runtime.data`."""
+        return import_module("lipcompile_torch.runtime.data")
+
+    @property
     def training(self) -> ModuleType:
         """`lipcompile_torch.runtime.training`."""
         return import_module("lipcompile_torch.runtime.training")

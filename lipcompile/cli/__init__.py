@@ -1,0 +1,29 @@
+"""The command line: one file a command. Commands import what they need when they run: `--help` is quick."""
+
+from __future__ import annotations
+
+import click
+
+from lipcompile import __version__
+from lipcompile.cli.budget import budget
+from lipcompile.cli.check import check
+from lipcompile.cli.compile import compile_
+from lipcompile.cli.demo import demo
+from lipcompile.cli.explain import explain
+from lipcompile.cli.train import train
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="lipcompile")
+def cli() -> None:
+    """Private training without clipping: certified gradient bounds of Lipschitz networks.
+
+    \b
+    Start with
+      lipcompile demo
+      lipcompile check model.lip
+    """
+
+
+for _command in (check, compile_, budget, train, explain, demo):
+    cli.add_command(_command)

@@ -1,0 +1,81 @@
+"""What every command takes that reads a model: MODEL and the options that override what the file says."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from lipcompile.frontends.options import ModelOptions
+
+Command = Callable[..., int]
+
+_OPTIONS = (
+    click.option("--input-norm", metavar="X0", help="Bound of the input norm; examples are clipped to it."),
+    click.option("--loss", metavar="NAME[:arg=value,…]", help="Loss, such as cross_entropy:temperature=10."),
+    click.option(
+        "--constraint",
+        metavar="KIND",
+        help="Constraint of every weight: spectral:1.0, orthogonal, frobenius:2.0, or keep (imported norms).",
+    ),
+    click.option("--bias-bound", metavar="B", help="Bound of the norm of every imported bias."),
+    click.option("--freeze", multiple=True, metavar="GLOB", help="Do not train matching parameters; repeatable."),
+    click.option(
+        "--set", "bindings", multiple=True, metavar="NAME=VALUE", help="Value of a .lip parameter; repeatable."
+    ),
+)
+
+
+def model_options(*, required: bool = True) -> Callable[[Command], Command]:
+    """Give a command the argument `model` and, collected in one `ModelOptions`, the keyword `options`."""
+
+    def decorate(command: Command) -> Command:
+        @functools.wraps(command)
+        def collected(**given: Any) -> int:
+            names = ("input_norm", "loss", "constraint", "bias_bound", "freeze", "bindings")
+            values = {name: given.pop(name) for name in names}
+            return command(options=_collect(**values), **given)
+
+        for option in reversed(_OPTIONS):
+            collected = option(collected)
+        return click.argument("model", required=required)(collected)
+
+    return decorate
+
+
+def _collect(
+    input_norm: str | None,
+    loss: str | None,
+    constraint: str | None,
+    bias_bound: str | None,
+    freeze: tuple[str, ...],
+    bindings: tuple[str, ...],
+) -> ModelOptions:
+    from lipcompile.frontends.options import ModelOptions, parse_constraint, parse_number
+
+    return ModelOptions(
+        input_norm=None if input_norm is None else parse_number(input_norm, "--input-norm"),
+        loss=loss,
+        constraint=None if constraint is None else parse_constraint(constraint),
+        bias_bound=None if bias_bound is None else parse_number(bias_bound, "--bias-bound"),
+        freeze=freeze,
+        bindings=_bindings(bindings),
+    )
+
+
+def _bindings(texts: tuple[str, ...]) -> dict[str, Any]:
+    from lipcompile.diagnostics import input_error
+    from lipcompile.frontends.options import parse_number
+
+    found: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip().isidentifier():
+            raise input_error("LIP005", f"--set: `{text}` is not name=value", "for example --set depth=12")
+        if name.strip() in found:
+            raise input_error("LIP005", f"--set: `{name.strip()}` is given twice")
+        found[name.strip()] = parse_number(value.strip(), f"--set {name.strip()}")
+    return found

@@ -1,0 +1,71 @@
+"""`lipcompile explain`."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+import textwrap
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from lipcompile.codes import Code
+
+_KINDS = {
+    "never": "no such model can be trained with a bound for each example",
+    "not yet": "a bound may exist, but the compiler has no rule for it yet",
+    "replace by": "something near it can be trained",
+    "usage": "the input or the command has to be mended",
+}
+
+
+@click.command(short_help="Say what a diagnostic means.")
+@click.argument("code", required=False)
+def explain(code: str | None) -> int:
+    """Say what the diagnostic CODE means, with a wrong and a right example. Without CODE, list all codes.
+
+    \b
+    Example:
+      lipcompile explain LIP101
+    """
+    from lipcompile.codes import codes
+    from lipcompile.reports.console import show, table
+
+    if code is not None:
+        show(sys.stdout, *_explanation(_find(code)))
+        return 0
+    rows = table("code", "meaning", "kind")
+    for entry in codes().values():
+        rows.add_row(entry.code, entry.title, entry.kind)
+    show(sys.stdout, rows)
+    return 0
+
+
+def _find(name: str) -> Code:
+    from lipcompile.codes import codes
+    from lipcompile.diagnostics import input_error
+
+    wanted = name.upper() if name.upper().startswith("LIP") else f"LIP{name.upper()}"
+    if wanted in codes():
+        return codes()[wanted]
+    near = difflib.get_close_matches(wanted, list(codes()), n=1, cutoff=0)
+    raise input_error("LIP005", f"there is no code `{name}`", f"did you mean `{near[0]}`?")
+
+
+def _explanation(entry: Code) -> Iterator[RenderableType]:
+    from rich.text import Text
+
+    from lipcompile.reports.console import BAD, GOOD, STRONG, styled
+
+    yield styled((f"{entry.code}: {entry.title}", STRONG))
+    yield styled(f"{entry.kind}: {_KINDS[entry.kind]}")
+    yield Text("")
+    yield Text(entry.why.strip())
+    for label, style, example in (("wrong", BAD, entry.wrong), ("right", GOOD, entry.right)):
+        yield Text("")
+        yield styled((label, style))
+        yield Text(textwrap.indent(example.strip(), "    "))

@@ -1,0 +1,51 @@
+"""Where commands write: diagnostics to stderr, machine formats to stdout, files all at once or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from lipcompile.diagnostics import Diagnostic
+
+
+def print_json(value: Any) -> None:
+    """Write a value to stdout as JSON, in UTF-8 whatever the terminal's encoding."""
+    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+    click.echo(text.encode("utf-8", "backslashreplace"))
+
+
+def complain(diagnostics: Sequence[Diagnostic]) -> None:
+    """Write diagnostics to stderr."""
+    from lipcompile.reports.console import show
+    from lipcompile.reports.messages import messages
+
+    show(sys.stderr, *messages(diagnostics, source_text))
+
+
+def source_text(file: str) -> str | None:
+    """Return the text of a source that a diagnostic points into, None if it cannot be read."""
+    try:
+        return Path(file).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file such that there is the old one or the new one, never a part; raises OSError."""
+    target = path.resolve()
+    if target.exists() and not target.is_file():  # a pipe or a device
+        target.write_text(text, encoding="utf-8")
+        return
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,63 @@
+"""How training is watched: a bar on a terminal, a line an epoch elsewhere; on stderr."""
+
+from __future__ import annotations
+
+import math
+import sys
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from lipcompile.reports.formulas import round_up
+
+
+class Watch:
+    """Receives the events of a backend's training; `began` says whether the first of them came."""
+
+    def __init__(self, epochs: int) -> None:
+        self.began = False
+        self._epochs = epochs
+        console = Console(stderr=True, markup=False, highlight=False)
+        self._bar = Progress(
+            TextColumn("training"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[state]}", markup=False),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not sys.stderr.isatty(),
+        )
+        self._task = self._bar.add_task("training", total=None, state="")
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def planned(self, plan: Any) -> None:
+        """Training begins: the plan has total_steps and steps_done."""
+        self.began = True
+        self._bar.update(self._task, total=plan.total_steps, completed=plan.steps_done)
+
+    def stepped(self, steps: int) -> None:
+        """A step was taken."""
+        self._bar.update(self._task, completed=steps)
+
+    def epoch_ended(self, summary: Any) -> None:
+        """An epoch ended: the summary has epoch, epsilon and test_accuracy."""
+        spent = f"ε = {round_up(summary.epsilon, 3)}"
+        state = f"epoch {summary.epoch}/{self._epochs}  {spent}  {accuracy(summary.test_accuracy)}"
+        self._bar.update(self._task, state=state)
+        if self._bar.disable:
+            print(state, file=sys.stderr, flush=True)
+
+
+def accuracy(share: float) -> str:
+    """Return a test accuracy as text; NaN, of targets that are no classes, is `none`."""
+    return "no test accuracy" if math.isnan(share) else f"test accuracy {100 * share:.1f} %"

@@ -1,0 +1,197 @@
+"""One private training run: a derivation and a data file in; a module, a checkpoint and a ledger out."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from lipcompile.cli.output import complain, write_text
+from lipcompile.diagnostics import Diagnostic, InputError, Severity, input_error
+
+if TYPE_CHECKING:
+    from lipcompile.backend import Backend
+    from lipcompile.derivation import Derivation
+
+MODULE, LEDGER, CHECKPOINT = "model.py", "ledger.jsonl", "checkpoint.pt"
+
+# Exceptions of a backend, by the names of their classes: what the user can mend, and its code.
+_MENDABLE = {
+    "BudgetError": "LIP401",
+    "DataError": "LIP403",
+    "SamplingError": "LIP404",
+    "PrivacyError": "LIP404",
+    "OutOfMemoryError": "LIP404",
+    "LedgerError": "LIP405",
+    "CheckpointError": "LIP405",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What to train, on what, how (the fields of the backend's `TrainConfig` but for `output`), and where to.
+
+    `expected` is the number of examples that the model's plan counts on.
+    """
+
+    derivation: Derivation
+    data: Path
+    settings: Mapping[str, Any]
+    output: Path
+    expected: int | None = None
+
+    @property
+    def resume(self) -> bool:
+        """Whether to go on with an earlier run."""
+        return bool(self.settings.get("resume"))
+
+
+def execute(run: Run, backend: Backend) -> Any:
+    """Train; returns the backend's result. Raises InputError; what it raises before training leaves no trace."""
+    from lipcompile.cli.progress import Watch
+
+    text = backend.emit(run.derivation)
+    arrays = _arrays(run, backend)
+    _warn_of_settings(run, len(arrays.x_train))
+    _check_folder(run, text)
+    watch = Watch(run.settings["epochs"])
+    with _mended(lambda: watch.began), _folder(run, text, lambda: watch.began):
+        module = _imported(run.output / MODULE, text)
+        _check_targets(module, arrays)
+        config = backend.training.TrainConfig(output=run.output, **run.settings)
+        with _plain_warnings(), watch:
+            return backend.training.train(module, arrays, config, watch)
+
+
+def print_result(result: Any, run: Run) -> None:
+    """Write what came out to stdout."""
+    from lipcompile.cli.progress import accuracy
+    from lipcompile.reports.formulas import round_up
+
+    promise = "" if result.private else " -- NOT PRIVATE: a seed was fixed, so the noise is predictable"
+    lines = (
+        f"{accuracy(result.test_accuracy)} after {result.steps} steps, {result.seconds:.0f} s",
+        f"ε = {round_up(result.epsilon, 4)} at δ = {result.delta:g}, {run.settings['neighbours']}{promise}",
+        f"noise multiplier {result.noise_multiplier:.5g}",
+        f"module      {run.output / MODULE}",
+        f"checkpoint  {result.checkpoint}",
+        f"ledger      {result.ledger}",
+    )
+    click.echo("\n".join(lines))
+
+
+def _arrays(run: Run, backend: Backend) -> Any:
+    """Read the data; raises InputError (LIP402, LIP403)."""
+    assert run.derivation.analysis is not None
+    graph = run.derivation.analysis.graph
+    assert graph.loss is not None
+    classes = graph.shape(graph.output)[0] if graph.loss.loss.target == "a class index" else None
+    try:
+        return backend.data.load_npz(run.data, graph.input.shape, classes)
+    except OSError as error:
+        raise input_error("LIP402", f"`{run.data}` cannot be read: {error.strerror or error}") from None
+    except backend.data.DataError as error:
+        raise input_error("LIP402" if error.__cause__ else "LIP403", str(error)) from None
+
+
+def _warn_of_settings(run: Run, examples: int) -> None:
+    delta, batch = run.settings["delta"], run.settings["batch_size"]
+    if batch > examples:
+        raise input_error("LIP404", f"a batch of {batch} of {examples} examples", "use a smaller --batch-size")
+    if run.expected not in (None, examples):
+        message = f"the plan is made for {run.expected} examples, the file holds {examples}: those count"
+        complain([Diagnostic("LIP404", message, "correct the plan's `sampling`", Severity.WARNING)])
+    if delta * examples >= 1:
+        message = f"δ = {delta:g} is at least 1 / {examples} examples: it would allow publishing one of them"
+        complain([Diagnostic("LIP404", message, f"use --delta {0.1 / examples:.1g}", Severity.WARNING)])
+
+
+def _check_folder(run: Run, text: str) -> None:
+    """Refuse to mix two runs in one folder, or to write over somebody's file; raises InputError (LIP405)."""
+    module = run.output / MODULE
+    if run.output.exists() and not run.output.is_dir():
+        raise input_error("LIP405", f"`{run.output}` is a file", "choose another --output")
+    if run.resume and not module.is_file():
+        raise input_error("LIP405", f"there is no run in `{run.output}` to resume", "leave out --resume")
+    if not run.resume and (run.output / LEDGER).exists():
+        mend = "go on with --resume, or choose another --output"
+        raise input_error("LIP405", f"`{run.output}` holds an earlier run", mend)
+    if module.is_file() and module.read_text(encoding="utf-8", errors="replace") != text:
+        mend = "use the model and options that it was made from, or choose another --output"
+        raise input_error("LIP405", f"`{module}` is another module than this model's", mend)
+
+
+@contextmanager
+def _folder(run: Run, text: str, began: Any) -> Iterator[None]:
+    """Make the folder and the module in it; take back what was made if training does not begin."""
+    new = [path for path in (run.output, *run.output.parents) if not path.exists()]
+    fresh = [name for name in (MODULE, LEDGER, CHECKPOINT) if not (run.output / name).exists()]
+    run.output.mkdir(parents=True, exist_ok=True)
+    try:
+        write_text(run.output / MODULE, text)
+        yield
+    finally:
+        if not began():
+            for name in fresh:
+                (run.output / name).unlink(missing_ok=True)
+            with suppress(OSError):  # somebody else has put something there
+                for path in new:
+                    path.rmdir()
+
+
+def _imported(path: Path, text: str) -> Any:
+    """Run the emitted module and return an instance of its model; nothing is cached beside it."""
+    module = ModuleType(path.stem)
+    exec(compile(text, str(path), "exec"), module.__dict__)
+    return module.Model()
+
+
+def _check_targets(module: Any, arrays: Any) -> None:
+    """Let the loss look at every target before anything is spent; raises InputError (LIP403)."""
+    import torch
+
+    for targets in (arrays.y_train, arrays.y_test):
+        one = module(torch.zeros(1, *module.input_shape))
+        outputs = one.detach().expand(len(targets), *one.shape[1:])
+        try:
+            module.per_example_loss(outputs, torch.from_numpy(targets))
+        except ValueError as error:
+            raise input_error("LIP403", str(error)) from None
+
+
+@contextmanager
+def _mended(began: Any) -> Iterator[None]:
+    """Turn a backend's exceptions that the user can mend into diagnostics."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        names = [cls.__name__ for cls in type(error).__mro__]
+        code = next((_MENDABLE[name] for name in names if name in _MENDABLE), None)
+        if code is None and isinstance(error, ValueError) and not began():
+            code = "LIP404"
+        if code is None:
+            raise
+        mend = "use --max-physical-batch" if "OutOfMemoryError" in names else ""
+        raise input_error(code, str(error).splitlines()[0], mend) from error
+
+
+@contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """Write warnings of libraries to stderr as one line each."""
+
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
+        print(f"warning: {message}", file=sys.stderr)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        warnings.showwarning = show
+        yield
