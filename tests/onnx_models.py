@@ -17,9 +17,11 @@ Line = tuple[Any, ...]
 
 def node(op_type: str, inputs: str, outputs: str, **attributes: Any) -> onnx.NodeProto:
     """A node; operands are separated by blanks, `_` is one left out."""
-    names = [[("" if name == "_" else name) for name in side.split()] for side in (inputs, outputs)]
-    domain = attributes.pop("domain", "")
-    return helper.make_node(op_type, *names, name=f"{op_type}_{names[1][0]}", domain=domain, **attributes)
+    operands, results = ([("" if name == "_" else name) for name in side.split()] for side in (inputs, outputs))
+    domain = str(attributes.pop("domain", ""))
+    made = helper.make_node(op_type, operands, results, domain=domain, **attributes)
+    made.name = f"{op_type}_{results[0]}"
+    return made
 
 
 def model(

@@ -252,6 +252,26 @@ def test_a_number_in_the_graph_is_not_trained(tmp_path: Path) -> None:
     assert 5 <= float(frozen.constraint.bound) < 5.0001  # type: ignore[arg-type]
 
 
+def test_a_number_may_be_added_at_several_places(tmp_path: Path) -> None:
+    nodes = [
+        node("Constant", "", "c", value_float=5.0),
+        node("Add", "x c", "h"),
+        node("Gemm", "h w", "g"),
+        node("Add", "g c", "y"),
+    ]
+    derived(model(nodes, ("n", 6), {"w": floats(6, 2, scale=0.1)}), tmp_path)
+
+
+def test_a_transposition_that_changes_nothing(tmp_path: Path) -> None:
+    nodes = [node("Transpose", "w", "v", perm=[0, 1]), node("Gemm", "x v", "h"), node("Gemm", "h w", "y")]
+    assert "LIP308" in [d.code for d in load(model(nodes, ("n", 6), {"w": floats(6, 6)}), tmp_path).diagnostics]
+
+
+def test_onnx_models_have_nothing_to_set(tmp_path: Path) -> None:
+    with pytest.raises(InputError):
+        load(model([node("Relu", "x", "y")], ("n", 6)), tmp_path, ModelOptions(bindings={"n": Fraction(1)}))
+
+
 # Refusals: code and a word of the reason
 
 BN = {"g": np.ones(6, np.float32), "e": floats(6), "m": floats(6), "v": np.ones(6, np.float32)}
@@ -259,6 +279,10 @@ SQUARE = {"w": floats(6, 6)}
 SHAPE = [node("Shape", "x", "s")]
 CAST = node("Cast", "i", "y", to=1)
 CEIL = {"ceil_mode": 1}
+FOREIGN_ADD = node("Add", "h b", "y", domain="com.example")
+TWO_LAYERS = [node("Gemm", "x v", "h"), node("Gemm", "h w", "y")]
+ONE_AXIS_TWICE = {"a": ints(0, 1), "e": ints(9, 9), "b": ints(1, -1)}
+TWO_AXES = {"a": ints(0, 1), "e": ints(9, 9), "b": ints(1, 2), "c": ints(2, 1)}
 EVERY_SECOND = {"a": ints(0), "e": ints(9), "b": ints(1), "c": ints(2)}
 Case = tuple[str, str, Sequence[onnx.NodeProto], Sequence[int | str | None], Mapping[str, Array]]
 
@@ -323,6 +347,11 @@ REFUSED: list[Case] = [
     ("LIP110", "consecutive", [node("Gather", "x i", "y", axis=1)], ("n", 6), {"i": ints(3, 1)}),
     ("LIP110", "zeros", [node("Pad", "x p", "y", mode="reflect")], ("n", 1, 3), {"p": ints(0, 0, 1, 0, 0, 1)}),
     ("LIP308", "another way", [node("Gemm", "x w", "h"), node("Gemm", "h w", "y", transB=1)], ("n", 6), SQUARE),
+    ("LIP308", "another way", [node("Transpose", "w", "v"), *TWO_LAYERS], ("n", 6), SQUARE),
+    ("LIP308", "another way", [node("Mul", "w c", "v"), *TWO_LAYERS], ("n", 6), SQUARE | {"c": floats(1)}),
+    ("LIP109", "com.example", [node("MatMul", "x w", "h"), FOREIGN_ADD], ("n", 6), SQUARE | {"b": floats(6)}),
+    ("LIP110", "step", [node("Slice", "x a e b c", "y")], ("n", 6, 4), TWO_AXES),
+    ("LIP102", "twice", [node("Slice", "x a e b", "y")], ("n", 6), ONE_AXIS_TWICE),
     ("LIP107", "does not depend", [node("Abs", "w", "y")], ("n", 6), SQUARE),
     ("LIP106", "axis 2", [node("Relu", "x", "y")], ("n", 3, "length"), {}),
     ("LIP106", "no batch axis", [node("Relu", "x", "y")], (), {}),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lipcompile.diagnostics import Refusal
+from lipcompile.frontends.onnx_file import OFFICIAL_DOMAINS
 from lipcompile.frontends.onnx_node import OnnxNode
 from lipcompile.frontends.onnx_parameters import Parameters
 from lipcompile.frontends.onnx_values import BATCH, Extreme, Item, Known, Strided
@@ -89,9 +90,9 @@ class Context:
         """Return the only reader of a node's output, if it is an `op_type` and nothing else sees the output."""
         output = node.outputs[0]
         readers = self.readers.get(output, ())
-        if len(readers) == 1 and readers[0].op_type == op_type and output not in self.outputs:
-            return readers[0]
-        return None
+        if len(readers) != 1 or output in self.outputs or readers[0].proto.domain not in OFFICIAL_DOMAINS:
+            return None
+        return readers[0] if readers[0].op_type == op_type else None
 
     def absorb(self, node: OnnxNode, value: Value) -> None:
         """Give the output of a later node, which need not be visited again."""

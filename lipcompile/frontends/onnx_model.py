@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lipcompile.derivation import Source
-from lipcompile.diagnostics import Diagnostic, Location, Refusal, Severity
+from lipcompile.diagnostics import Diagnostic, Location, Refusal, Severity, input_error
 from lipcompile.frontends import onnx_file
 from lipcompile.frontends.onnx_context import Context, as_tensor
 from lipcompile.frontends.onnx_node import OnnxNode, describe, module_of
@@ -32,6 +32,9 @@ def load(path: Path, options: ModelOptions) -> Loaded:
 
     What it cannot vouch for becomes diagnostics, and the graph is None.
     """
+    if options.bindings:
+        name = next(iter(options.bindings))
+        raise input_error("LIP011", f"--set: there is no parameter `{name}`", "ONNX models declare no parameters")
     model, digest = onnx_file.read(path)
     builder = GraphBuilder(path.stem)
     graph = _Import(model, options, builder, Location(str(path))).run()

@@ -54,7 +54,7 @@ class Parameters:
     builder: GraphBuilder
     options: ModelOptions
     stored: frozenset[str]
-    _owners: dict[str, tuple[Key, str]] = field(default_factory=dict)
+    _owners: dict[str, tuple[Key, str, Array]] = field(default_factory=dict)
 
     def add(
         self, op: AnyOp, attributes: Any, operand: Value, tensors: Sequence[tuple[str, Known]], name: str
@@ -70,29 +70,31 @@ class Parameters:
 
     def _choice(self, use: Use) -> ParameterChoice:
         array = floats(use.known.array, f"the {use.role}")
-        shared = self._shared(use)
         trainable = self._is_trainable(use)
+        shared = self._shared(use, array) if trainable else None
         constraint = self._constraint(use, array, trainable)
         return ParameterChoice(constraint, trainable, array, shared)
 
-    def _shared(self, use: Use) -> str | None:
+    def _shared(self, use: Use, array: Array) -> str | None:
         """Return the parameter that the tensor is already; refuse a tensor that is used in different ways."""
-        for source in sorted(use.known.sources):
-            if source in self._owners:
-                key, owner = self._owners[source]
-                if key != use.key or not owner.endswith(f".{use.role}"):
-                    raise Refusal(
-                        "LIP308",
-                        f"the stored tensor `{source}` is used here in another way than as `{owner}`",
-                        "give each layer a tensor of its own",
-                    )
+        import numpy as np
+
+        for source in sorted(use.known.sources & self._owners.keys()):
+            key, owner, other = self._owners[source]
+            if key == use.key and owner.endswith(f".{use.role}") and np.array_equal(array, other):
                 return owner
+            raise Refusal(
+                "LIP308",
+                f"the stored tensor `{source}` is used here in another way than as `{owner}`",
+                "give each layer a tensor of its own",
+            )
         return None
 
     def _register(self, use: Use, choice: ParameterChoice, parameter: str) -> None:
-        if choice.shared is None:
-            self._owners |= dict.fromkeys(use.known.sources, (use.key, parameter))
-            self._warn(use, choice, parameter)
+        if choice.shared is not None or choice.initial is None or not choice.trainable:
+            return
+        self._owners |= dict.fromkeys(use.known.sources, (use.key, parameter, choice.initial))
+        self._warn(use, choice, parameter)
 
     def _is_trainable(self, use: Use) -> bool:
         """A single number written into the graph, and not stored among the weights, is no parameter."""

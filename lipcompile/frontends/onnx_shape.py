@@ -186,12 +186,16 @@ def _part_sizes(context: Context, node: OnnxNode, size: int) -> tuple[int, ...]:
 def slice_(context: Context, node: OnnxNode) -> Item:
     """Constant bounds on axes of the example, step 1; half of the entries by step 2 may become a MaxMin."""
     operand = context.tensor(node)
-    for axis, start, stop, step in _bounds(context, node):
+    bounds = list(_bounds(context, node))
+    rank = len(shape_of(operand)) + 1
+    if len({axis % rank for axis, *_ in bounds}) != len(bounds):
+        raise Refusal("LIP102", "Slice names an axis twice")
+    for axis, start, stop, step in bounds:
         along = _along(context, node, operand, axis, start, stop, step)
         if along is None:
             continue
         size = shape_of(operand)[along]
-        if step == 2 and start in (0, 1) and stop >= size and size % 2 == 0:
+        if step == 2 and len(bounds) == 1 and start in (0, 1) and stop >= size and size % 2 == 0:
             return Strided(operand, along, start)
         if step != 1:
             raise Refusal("LIP110", f"slices with step {step} are not yet supported", "use step 1")

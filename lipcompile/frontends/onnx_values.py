@@ -150,9 +150,14 @@ def _moves(proto: NodeProto, operands: Sequence[Known]) -> tuple[Hashable, ...]:
     weights = [operand for operand in operands if operand.sources]
     if proto.op_type in ("Identity", "Cast"):
         return moves
-    if proto.op_type == "Transpose" and len(weights) == 1 and weights[0].array.ndim == 2:
+    if proto.op_type == "Transpose" and weights and weights[0].array.ndim == 2 and _swaps(proto):
         return toggled(weights[0])
     return (*moves, tuple(proto.output))
+
+
+def _swaps(proto: NodeProto) -> bool:
+    """Whether a transposition of a matrix swaps its axes."""
+    return all(list(attribute.ints) == [1, 0] for attribute in proto.attribute if attribute.name == "perm")
 
 
 def toggled(known: Known) -> tuple[Hashable, ...]:
