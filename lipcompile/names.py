@@ -1,7 +1,4 @@
-"""Names that a layer cannot have, because the emitted module has attributes of these names.
-
-A test compares the list with the runtime's base class.
-"""
+"""Names that are taken: by the emitted module's attributes (a test compares them), and by formulas."""
 
 from __future__ import annotations
 
@@ -20,6 +17,16 @@ register_state_dict_pre_hook release requires_grad_ set_extra_state set_submodul
 to_empty train training type xpu zero_grad
 """
 RESERVED = frozenset(_ATTRIBUTES.split())
+
+
+# Names that formulas give to derived quantities: a parameter called so would be taken for one of them.
+_DERIVED = ("L", "L_R", "m")
+_DERIVED_PREFIXES = ("X_", "G_", "K_", "l_", "R_", "q_")
+
+
+def is_derived(name: str) -> bool:
+    """Whether formulas may use `name` for something that they derive."""
+    return name in _DERIVED or name.startswith(_DERIVED_PREFIXES)
 
 
 def identifier(name: str) -> str:

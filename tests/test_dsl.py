@@ -114,6 +114,15 @@ def test_symbolic_bounds_have_formulas_and_no_value(tmp_path: Path) -> None:
     assert (str(bias.expression), bias.value) == ("1", 1.0)
 
 
+def test_negative_symbolic_slopes_count_by_their_magnitude(tmp_path: Path) -> None:
+    text = (
+        "model m { param a: real; input x: tensor[4], norm <= 1\n dense(4) leaky_relu(0 - a) dense(1) loss hinge }"
+    )
+    derivation = check(write(tmp_path, text))
+    assert values(derivation)["dense.weight"] is None  # max(1, |-a|), and a is open
+    assert values(check(write(tmp_path, text), ModelOptions(bindings={"a": Fraction(3)})))["dense.weight"] == 3
+
+
 def test_options_override_the_file(tmp_path: Path) -> None:
     path = write(tmp_path, HEAD + "dense(1) loss hinge }")
     assert values(check(path)) == {"dense.weight": 1.0}
@@ -187,6 +196,7 @@ def test_all_mistakes_of_a_file_are_reported_and_what_hangs_off_them_is_not(tmp_
         ("a = dense(4); a = dense(4)", "LIP013", "choose another name"),
         ("residual(sum) { dense(4) }", "LIP012", ""),
         ("residual(add) { dense(3) }", "LIP102", "bring them to one shape first"),
+        ("param G_x: real", "LIP013", "choose another name"),
         ("dense(4 / 0)", "LIP012", ""),
         ("clip_norm(0)", "LIP104", ""),
         ("dropout(1)", "LIP104", ""),

@@ -12,6 +12,7 @@ from lipcompile.frontends.layers import LayerLowering, operands_of, unknown_laye
 from lipcompile.frontends.options import ModelOptions, parse_loss
 from lipcompile.frontends.scope import Problem, Scope
 from lipcompile.graph import Graph, GraphBuilder, LossUse, Value
+from lipcompile.names import is_derived
 from lipcompile.numbers import Scalar, Symbol, combine
 from lipcompile.ops import LOSS_BY_NAME, OP_BY_NAME
 from lipcompile.ops.merge import CONCAT, SUM, Concat, Sum
@@ -86,6 +87,7 @@ class _Lowering:
             raise Problem("LIP012", f"a parameter is an int or a real, not `{kind}`", item.kind.at)
         if name in scope.numbers:
             raise Problem("LIP013", f"`{name}` is declared twice", item.name.at)
+        _check_free(item.name)
         value: Scalar = Symbol(name, f"parameter {name}")
         if name in self.options.bindings:
             value = self.options.bindings[name]
@@ -108,6 +110,8 @@ class _Lowering:
         """An undeclared name is a symbol of its own, unless --set gives it a value."""
         if isinstance(expression, ast.Name) and expression.text in self.options.bindings:
             return self.options.bindings[expression.text]
+        if isinstance(expression, ast.Name) and expression.text != "X_0":
+            _check_free(expression)
         return scope.scalar(expression, open_names=True)
 
     def _loss(self, call: ast.Call, scope: Scope) -> LossUse:
@@ -267,6 +271,11 @@ class _Lowering:
             )
             for name, part in zip(targets, slices, strict=True)
         ]
+
+
+def _check_free(name: ast.Name) -> None:
+    if is_derived(name.text):
+        raise Problem("LIP013", f"`{name.text}` is a name that formulas use", name.at, "choose another name")
 
 
 def _equal_parts(

@@ -88,6 +88,7 @@ class Traced:
         """Assign `value` to a variable, unless it is one already."""
         if isinstance(value.tree, ast.Name | ast.Constant):
             return value
+        assert name not in self.assigned, f"{name} would be assigned twice"
         self.assigned[name] = value
         return Expression(ast.Name(name))
 

@@ -122,9 +122,9 @@ def cross_entropy(num: Numbers[N], loss: Logistic, classes: int, logits: N) -> N
     ρ/Z and the others 1/Z, Z = K + m(ρ-1), y among the others; the sum of squares is 1 + (ρ-1)/Z - Kρ/Z².
     """
     temperature = num.of(loss.temperature)
-    radius = num.let("R", temperature * logits, "bound of the scaled logits, τ‖ŷ‖")
+    radius = num.let("R_logits", temperature * logits, "bound of the scaled logits, τ‖ŷ‖")
     # ρ/Z and 1/Z are written with e^{-√2·R}, which stays finite where ρ overflows or R is unknown.
-    inverse = num.let("q", num.exp(0 - num.sqrt(2) * radius), "1/ρ = e^{-√2·R}")
+    inverse = num.let("q_logits", num.exp(0 - num.sqrt(2) * radius), "1/ρ = e^{-√2·R}")
 
     def vertex(m: N) -> N:
         z = classes * inverse + m * (1 - inverse)  # Z/ρ

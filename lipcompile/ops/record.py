@@ -31,6 +31,11 @@ class Constraint:
     kind: ConstraintKind
     bound: Scalar
 
+    def __post_init__(self) -> None:
+        """Raise ValueError for an orthogonal constraint of another radius: no projection enforces it."""
+        if self.kind == "orthogonal" and self.bound != 1:
+            raise ValueError("an orthogonal constraint has bound 1")
+
     def __str__(self) -> str:
         if self.kind == "orthogonal":
             return self.kind
