@@ -62,7 +62,7 @@ class Constraint:
     """A ball of weights: ‖weight‖ ≤ bound, in the operator norm unless a subclass says otherwise.
 
     Args:
-        bound: radius, finite and positive.
+        bound: radius, finite and not negative.
         trainable: False freezes the weight: it is certified and projected all the same, and gets no gradient.
     """
 
@@ -71,8 +71,8 @@ class Constraint:
 
     def __post_init__(self) -> None:
         """Refuse radii that bound nothing."""
-        if not 0 < self.bound < math.inf:
-            raise ValueError(f"the bound of a constraint must be positive and finite, not {self.bound}")
+        if not 0 <= self.bound < math.inf:
+            raise ValueError(f"the bound of a constraint must be finite and not negative, not {self.bound}")
 
     def norm(self, weight: Tensor, operator: Operator) -> Norm:
         """Return the norm that is constrained."""
