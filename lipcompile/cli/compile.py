@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from lipcompile.cli.arguments import model_options
-from lipcompile.cli.output import complain, write_text
+from lipcompile.cli.output import complain, serious, write_text
 
 if TYPE_CHECKING:
     from lipcompile.derivation import Derivation
@@ -41,8 +41,7 @@ def compile_(model: str, options: ModelOptions, output: Path, backend: str) -> i
     emitter = find(backend)
     _refuse_source(model, output)
     derivation = pipeline.check(model, options)
-    if derivation.diagnostics:
-        complain(derivation.diagnostics)
+    complain(serious(derivation.diagnostics))
     if not derivation.ok:
         return 1
     write_text(output, emitter.emit(derivation))

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from lipcompile.derivation import Source
 from lipcompile.diagnostics import Diagnostic, InputError, input_error
-from lipcompile.frontends import syntax as ast
-from lipcompile.frontends.lowering import lower
+from lipcompile.frontends.lip import syntax as ast
+from lipcompile.frontends.lip.lowering import lower
+from lipcompile.frontends.lip.parser import parse
+from lipcompile.frontends.lip.training import training_plan
 from lipcompile.frontends.options import Loaded, ModelOptions
-from lipcompile.frontends.parser import parse
-from lipcompile.frontends.training import training_plan
 from lipcompile.ops.schema import suggest
 
 

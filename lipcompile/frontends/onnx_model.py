@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from lipcompile.derivation import Source
 from lipcompile.diagnostics import Diagnostic, Location, Refusal, Severity, input_error
-from lipcompile.frontends import onnx_file
-from lipcompile.frontends.onnx_context import Context, as_tensor
-from lipcompile.frontends.onnx_node import OnnxNode, describe, module_of
-from lipcompile.frontends.onnx_ops import IMPORTERS, unsupported
-from lipcompile.frontends.onnx_parameters import Parameters
-from lipcompile.frontends.onnx_values import Item, Known, checked, fold
+from lipcompile.frontends.onnx_import import file
+from lipcompile.frontends.onnx_import.context import Context, as_tensor
+from lipcompile.frontends.onnx_import.node import OnnxNode, describe, module_of
+from lipcompile.frontends.onnx_import.ops import IMPORTERS, unsupported
+from lipcompile.frontends.onnx_import.parameters import Parameters
+from lipcompile.frontends.onnx_import.values import Item, Known, checked, fold
 from lipcompile.frontends.options import Loaded, ModelOptions, parse_loss, parse_number
 from lipcompile.graph import Graph, GraphBuilder, LossUse, Value
 from lipcompile.numbers import Scalar
@@ -35,7 +35,7 @@ def load(path: Path, options: ModelOptions) -> Loaded:
     if options.bindings:
         name = next(iter(options.bindings))
         raise input_error("LIP011", f"--set: there is no parameter `{name}`", "ONNX models declare no parameters")
-    model, digest = onnx_file.read(path)
+    model, digest = file.read(path)
     builder = GraphBuilder(path.stem)
     graph = _Import(model, options, builder, Location(str(path))).run()
     return Loaded(Source(path.stem, str(path), "onnx", digest), graph, tuple(builder.diagnostics))
@@ -173,7 +173,7 @@ class _Import:
         context = Context(
             builder=self.builder,
             parameters=Parameters(self.builder, self.options, stored),
-            version=onnx_file.opset(self.model) or 0,
+            version=file.opset(self.model) or 0,
             batch=sizes[0] or None,
             readers=readers,
             outputs=frozenset(output.name for output in graph.output),
@@ -244,7 +244,7 @@ class _Import:
 
     def _import(self, context: Context, node: OnnxNode) -> Sequence[Item | None]:
         """Return what the outputs of a node are."""
-        if node.proto.domain not in onnx_file.OFFICIAL_DOMAINS:
+        if node.proto.domain not in file.OFFICIAL_DOMAINS:
             message = f"unsupported op {node.op_type} of the domain `{node.proto.domain}`"
             raise Refusal(
                 "LIP109", message, "only standard ONNX operators are understood: export without extensions"
@@ -256,7 +256,7 @@ class _Import:
         if all(item is None or isinstance(item, Known) for item in given) and _is_foldable(node, given):
             return self._fold(context, node, [item for item in given if item is None or isinstance(item, Known)])
         if node.op_type not in IMPORTERS:
-            raise unsupported(node.op_type, standard=onnx_file.is_standard(node.op_type, context.version))
+            raise unsupported(node.op_type, standard=file.is_standard(node.op_type, context.version))
         result = IMPORTERS[node.op_type](context, node)
         return result if isinstance(result, Sequence) else [result]
 

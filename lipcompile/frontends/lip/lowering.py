@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 from lipcompile.diagnostics import Diagnostic, Refusal
-from lipcompile.frontends import syntax as ast
-from lipcompile.frontends.layers import LayerLowering, operands_of, unknown_layer
+from lipcompile.frontends.lip import syntax as ast
+from lipcompile.frontends.lip.layers import LayerLowering, operands_of, unknown_layer
+from lipcompile.frontends.lip.scope import Problem, Scope
 from lipcompile.frontends.options import ModelOptions, parse_loss
-from lipcompile.frontends.scope import Problem, Scope
 from lipcompile.graph import Graph, GraphBuilder, LossUse, Value
 from lipcompile.names import is_derived
 from lipcompile.numbers import Scalar, Symbol, combine

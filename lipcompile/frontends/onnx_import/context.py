@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lipcompile.diagnostics import Refusal
-from lipcompile.frontends.onnx_file import OFFICIAL_DOMAINS
-from lipcompile.frontends.onnx_node import OnnxNode
-from lipcompile.frontends.onnx_parameters import Parameters
-from lipcompile.frontends.onnx_values import BATCH, Extreme, Item, Known, Strided
+from lipcompile.frontends.onnx_import.file import OFFICIAL_DOMAINS
+from lipcompile.frontends.onnx_import.node import OnnxNode
+from lipcompile.frontends.onnx_import.parameters import Parameters
+from lipcompile.frontends.onnx_import.values import BATCH, Extreme, Item, Known, Strided
 from lipcompile.graph import GraphBuilder, Value
 from lipcompile.ops.record import AnyOp, Shape
 from lipcompile.ops.shape import Slice

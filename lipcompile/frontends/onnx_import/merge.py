@@ -7,11 +7,11 @@ from dataclasses import replace
 from fractions import Fraction
 
 from lipcompile.diagnostics import Refusal
-from lipcompile.frontends.onnx_context import MIXES, Context, as_tensor, shape_of
-from lipcompile.frontends.onnx_node import OnnxNode
-from lipcompile.frontends.onnx_shape import made_axes, permute, reshape_to, unsqueeze
-from lipcompile.frontends.onnx_values import Extreme, Item, Known, Strided, integers, scalar
-from lipcompile.frontends.onnx_windows import reduced_axes
+from lipcompile.frontends.onnx_import.context import MIXES, Context, as_tensor, shape_of
+from lipcompile.frontends.onnx_import.node import OnnxNode
+from lipcompile.frontends.onnx_import.shape import made_axes, permute, reshape_to, unsqueeze
+from lipcompile.frontends.onnx_import.values import Extreme, Item, Known, Strided, integers, scalar
+from lipcompile.frontends.onnx_import.windows import reduced_axes
 from lipcompile.graph import Value
 from lipcompile.ops import OP_BY_NAME
 from lipcompile.ops.activation import FullSort

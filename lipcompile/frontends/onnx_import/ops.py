@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 
 from lipcompile.diagnostics import Refusal
-from lipcompile.frontends import onnx_linear, onnx_merge, onnx_shape, onnx_windows
-from lipcompile.frontends.onnx_context import Context
-from lipcompile.frontends.onnx_node import OnnxNode
-from lipcompile.frontends.onnx_values import Item
+from lipcompile.frontends.onnx_import import linear, merge, shape, windows
+from lipcompile.frontends.onnx_import.context import Context
+from lipcompile.frontends.onnx_import.node import OnnxNode
+from lipcompile.frontends.onnx_import.values import Item
 from lipcompile.graph import Value
 from lipcompile.ops import OP_BY_NAME
 from lipcompile.ops.activation import LeakyReLU
@@ -44,49 +44,49 @@ def _probabilities(context: Context, node: OnnxNode) -> Value:
 
 IMPORTERS: Mapping[str, Importer] = {
     "Abs": _elementwise("abs"),
-    "Add": onnx_merge.add,
-    "AveragePool": onnx_windows.average_pool,
-    "BatchNormalization": onnx_linear.batch_normalization,
-    "Cast": onnx_shape.cast,
-    "Concat": onnx_merge.concat,
-    "Conv": onnx_linear.conv,
-    "Div": onnx_merge.divide,
-    "Dropout": onnx_shape.dropout,
-    "Flatten": onnx_shape.flatten,
-    "Gather": onnx_shape.gather,
-    "Gemm": onnx_linear.gemm,
-    "GlobalAveragePool": onnx_windows.global_average_pool,
-    "GlobalMaxPool": onnx_windows.global_max_pool,
-    "Identity": onnx_shape.identity,
+    "Add": merge.add,
+    "AveragePool": windows.average_pool,
+    "BatchNormalization": linear.batch_normalization,
+    "Cast": shape.cast,
+    "Concat": merge.concat,
+    "Conv": linear.conv,
+    "Div": merge.divide,
+    "Dropout": shape.dropout,
+    "Flatten": shape.flatten,
+    "Gather": shape.gather,
+    "Gemm": linear.gemm,
+    "GlobalAveragePool": windows.global_average_pool,
+    "GlobalMaxPool": windows.global_max_pool,
+    "Identity": shape.identity,
     "LeakyRelu": _leaky_relu,
     "LogSoftmax": _probabilities,
-    "LpPool": onnx_windows.lp_pool,
-    "MatMul": onnx_linear.mat_mul,
-    "Max": onnx_merge.maximum,
-    "MaxPool": onnx_windows.max_pool,
-    "Mean": onnx_merge.mean,
-    "Min": onnx_merge.minimum,
-    "Mul": onnx_merge.multiply,
-    "Neg": onnx_merge.negate,
-    "Pad": onnx_shape.pad,
-    "ReduceMax": onnx_merge.extreme_of_axis,
-    "ReduceMean": onnx_windows.reduce_mean,
-    "ReduceMin": onnx_merge.extreme_of_axis,
+    "LpPool": windows.lp_pool,
+    "MatMul": linear.mat_mul,
+    "Max": merge.maximum,
+    "MaxPool": windows.max_pool,
+    "Mean": merge.mean,
+    "Min": merge.minimum,
+    "Mul": merge.multiply,
+    "Neg": merge.negate,
+    "Pad": shape.pad,
+    "ReduceMax": merge.extreme_of_axis,
+    "ReduceMean": windows.reduce_mean,
+    "ReduceMin": merge.extreme_of_axis,
     "Relu": _elementwise("relu"),
-    "Reshape": onnx_shape.reshape,
-    "Shape": onnx_shape.shape,
+    "Reshape": shape.reshape,
+    "Shape": shape.shape,
     "Sigmoid": _elementwise("sigmoid"),
-    "Slice": onnx_shape.slice_,
+    "Slice": shape.slice_,
     "Softmax": _probabilities,
     "Softplus": _elementwise("softplus"),
-    "Split": onnx_shape.split,
-    "Squeeze": onnx_shape.squeeze,
-    "Sub": onnx_merge.sub,
-    "Sum": onnx_merge.total,
+    "Split": shape.split,
+    "Squeeze": shape.squeeze,
+    "Sub": merge.sub,
+    "Sum": merge.total,
     "Tanh": _elementwise("tanh"),
-    "TopK": onnx_merge.top_k,
-    "Transpose": onnx_shape.transpose,
-    "Unsqueeze": onnx_merge.unsqueezed,
+    "TopK": merge.top_k,
+    "Transpose": shape.transpose,
+    "Unsqueeze": merge.unsqueezed,
 }
 
 # Operators with a known Lipschitz rule that no record implements yet, and what serves meanwhile.

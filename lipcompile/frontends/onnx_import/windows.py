@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from lipcompile.diagnostics import Refusal
-from lipcompile.frontends.onnx_context import Context, shape_of
-from lipcompile.frontends.onnx_node import OnnxNode
-from lipcompile.frontends.onnx_values import integers
+from lipcompile.frontends.onnx_import.context import Context, shape_of
+from lipcompile.frontends.onnx_import.node import OnnxNode
+from lipcompile.frontends.onnx_import.values import integers
 from lipcompile.graph import Value
 from lipcompile.ops import OP_BY_NAME
 from lipcompile.ops.pool import GlobalPool, Pool

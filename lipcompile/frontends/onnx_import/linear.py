@@ -8,10 +8,10 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from lipcompile.diagnostics import Refusal
-from lipcompile.frontends.onnx_context import MIXES, Context, shape_of
-from lipcompile.frontends.onnx_node import OnnxNode, module_of
-from lipcompile.frontends.onnx_values import Known, floats, toggled
-from lipcompile.frontends.onnx_windows import per_axis, window_padding
+from lipcompile.frontends.onnx_import.context import MIXES, Context, shape_of
+from lipcompile.frontends.onnx_import.node import OnnxNode, module_of
+from lipcompile.frontends.onnx_import.values import Known, floats, toggled
+from lipcompile.frontends.onnx_import.windows import per_axis, window_padding
 from lipcompile.graph import Value
 from lipcompile.ops.linear import BIAS, CONV, DENSE, BiasShape, Conv, Dense
 from lipcompile.ops.record import AnyOp

@@ -7,9 +7,9 @@ from fractions import Fraction
 from math import prod
 
 from lipcompile.diagnostics import Refusal
-from lipcompile.frontends.onnx_context import MIXES, Context, shape_of
-from lipcompile.frontends.onnx_node import OnnxNode
-from lipcompile.frontends.onnx_values import BATCH, Item, Known, Strided, integers, scalar
+from lipcompile.frontends.onnx_import.context import MIXES, Context, shape_of
+from lipcompile.frontends.onnx_import.node import OnnxNode
+from lipcompile.frontends.onnx_import.values import BATCH, Item, Known, Strided, integers, scalar
 from lipcompile.graph import Value
 from lipcompile.ops import OP_BY_NAME
 from lipcompile.ops.record import NoAttributes, Shape

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from lipcompile import norms
 from lipcompile.diagnostics import Diagnostic, Refusal, Severity
-from lipcompile.frontends.onnx_values import Known, floats
+from lipcompile.frontends.onnx_import.values import Known, floats
 from lipcompile.frontends.options import ModelOptions
 from lipcompile.graph import GraphBuilder, ParameterChoice, Value
 from lipcompile.numbers import text

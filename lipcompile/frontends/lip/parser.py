@@ -10,7 +10,7 @@ from lark import Lark, Token, Transformer, v_args
 from lark.exceptions import UnexpectedCharacters, UnexpectedEOF, UnexpectedInput, UnexpectedToken
 
 from lipcompile.diagnostics import Diagnostic, InputError, Location
-from lipcompile.frontends import syntax as ast
+from lipcompile.frontends.lip import syntax as ast
 from lipcompile.ops.schema import suggest
 
 # What the parser calls its tokens, in a reader's words.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 from lipcompile.diagnostics import Diagnostic, Location
-from lipcompile.frontends import syntax as ast
+from lipcompile.frontends.lip import syntax as ast
 from lipcompile.graph import Value
 from lipcompile.numbers import Arithmetic, Scalar, Symbol, combine, symbols_of
 from lipcompile.ops.schema import Argument

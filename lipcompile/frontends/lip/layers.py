@@ -8,9 +8,9 @@ from fractions import Fraction
 from typing import Any
 
 from lipcompile.diagnostics import Refusal
-from lipcompile.frontends import syntax as ast
+from lipcompile.frontends.lip import syntax as ast
+from lipcompile.frontends.lip.scope import Problem, Scope
 from lipcompile.frontends.options import ModelOptions
-from lipcompile.frontends.scope import Problem, Scope
 from lipcompile.graph import GraphBuilder, ParameterChoice, Value
 from lipcompile.ops import OPS
 from lipcompile.ops.linear import BIAS, CONV, BiasShape

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 
 from lipcompile.diagnostics import Diagnostic
-from lipcompile.frontends import syntax as ast
+from lipcompile.frontends.lip import syntax as ast
+from lipcompile.frontends.lip.scope import Problem, Scope
 from lipcompile.frontends.options import TrainingPlan
-from lipcompile.frontends.scope import Problem, Scope
 from lipcompile.ops.schema import suggest
 
 Settings = dict[str, str | Fraction]

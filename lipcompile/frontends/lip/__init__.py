@@ -1,0 +1,1 @@
+"""The .lip language: text -> syntax tree -> graph."""

@@ -1,0 +1,1 @@
+"""ONNX: how each operator, constant and weight of a file is read."""
