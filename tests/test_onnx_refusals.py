@@ -151,9 +151,17 @@ def test_all_problems_in_one_run_with_names_and_paths(tmp_path: Path) -> None:
     assert errors(loaded)[0].path == ("x", "conv1")
 
 
-def test_what_hangs_off_an_unknown_operator_is_skipped(tmp_path: Path) -> None:
-    nodes = [node("Mystery", "x", "h", domain="com.example"), node("Exp", "h", "y")]
-    assert [d.code for d in load(model(nodes, ("n", 6)), tmp_path).diagnostics] == ["LIP109"]
+def test_what_hangs_off_an_unknown_operator_is_skipped_unless_nothing_could_mend_it(tmp_path: Path) -> None:
+    unknown, norm = node("Mystery", "x", "h", domain="com.example"), "r bn1.g bn1.e bn1.m bn1.v"
+    nodes = [
+        unknown,
+        node("Relu", "h", "r"),
+        node("BatchNormalization", norm, "b _ _", training_mode=1),
+        node("Exp", "b", "y"),
+    ]
+    weights = {f"bn1.{name}": value for name, value in BN.items()}
+    found = load(model(nodes, ("n", 6), weights), tmp_path).diagnostics
+    assert [d.code for d in found] == ["LIP109", "LIP101", "LIP100"]
 
 
 def test_several_inputs_and_outputs(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from lipcompile.diagnostics import Diagnostic, Location, Refusal, Severity, inpu
 from lipcompile.frontends.onnx_import import file
 from lipcompile.frontends.onnx_import.context import Context, as_tensor
 from lipcompile.frontends.onnx_import.node import OnnxNode, describe, module_of
-from lipcompile.frontends.onnx_import.ops import IMPORTERS, unsupported
+from lipcompile.frontends.onnx_import.ops import IMPORTERS, refuse_unseen, unsupported
 from lipcompile.frontends.onnx_import.parameters import Parameters
 from lipcompile.frontends.onnx_import.values import Item, Known, checked, fold
 from lipcompile.frontends.options import Loaded, ModelOptions, parse_loss, parse_number
@@ -250,13 +250,15 @@ class _Import:
                 "LIP109", message, "only standard ONNX operators are understood: export without extensions"
             )
         operands = [context.items.get(name) for name in node.proto.input]
+        standard = file.is_standard(node.op_type, context.version)
         if any(isinstance(item, Value) and item.shape is None for item in operands):
+            refuse_unseen(node, standard=standard)
             return [Value(output, None) for output in node.outputs]
         given = [context.item(node, index) for index in range(len(node.proto.input))]
         if all(item is None or isinstance(item, Known) for item in given) and _is_foldable(node, given):
             return self._fold(context, node, [item for item in given if item is None or isinstance(item, Known)])
         if node.op_type not in IMPORTERS:
-            raise unsupported(node.op_type, standard=file.is_standard(node.op_type, context.version))
+            raise unsupported(node.op_type, standard=standard)
         result = IMPORTERS[node.op_type](context, node)
         return result if isinstance(result, Sequence) else [result]
 

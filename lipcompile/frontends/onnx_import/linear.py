@@ -151,7 +151,7 @@ def conv(context: Context, node: OnnxNode) -> Value:
 
 def batch_normalization(_context: Context, node: OnnxNode) -> Value:
     """Refuse: what can be folded into the layer before it has been, when that layer was imported."""
-    _refuse_training(node)
+    refuse_training(node)
     raise Refusal(
         "LIP110",
         "batch normalisation with fixed statistics is not yet supported here",
@@ -159,7 +159,8 @@ def batch_normalization(_context: Context, node: OnnxNode) -> Value:
     )
 
 
-def _refuse_training(node: OnnxNode) -> None:
+def refuse_training(node: OnnxNode) -> None:
+    """Refuse a batch normalisation in training mode; raises `Refusal`."""
     if node.integer("training_mode", 0) or any(node.outputs[1:]):
         raise Refusal(
             "LIP101",

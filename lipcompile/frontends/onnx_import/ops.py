@@ -131,6 +131,20 @@ _HOPELESS: Mapping[str, str] = {
 }
 
 
+# Operators of shape arithmetic: fine on constants, so nothing is said of them where an operand is unknown.
+_ARITHMETIC = frozenset(
+    ["ConstantOfShape", "Equal", "Expand", "Floor", "Ceil", "Mod", "Range", "ReduceProd", "Size", "Where"]
+)
+
+
+def refuse_unseen(node: OnnxNode, *, standard: bool) -> None:
+    """Refuse an operator that no operand could make acceptable; raises `Refusal`."""
+    if node.op_type == "BatchNormalization":
+        linear.refuse_training(node)
+    if node.op_type not in IMPORTERS and node.op_type not in _ARITHMETIC:
+        raise unsupported(node.op_type, standard=standard)
+
+
 def unsupported(op_type: str, *, standard: bool) -> Refusal:
     """Return what is said of an operator without importer; `standard` tells whether ONNX defines it at all."""
     if op_type in _PLANNED:
