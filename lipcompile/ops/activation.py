@@ -14,14 +14,11 @@ from lipcompile.ops.record import (
     LipschitzRule,
     NoAttributes,
     NormRule,
-    Op,
     Shape,
-    ShapeRule,
     Site,
     Spelling,
-    scaled_by_lipschitz,
 )
-from lipcompile.ops.rules import feature_axis, magnitude, norm_of_input, one_lipschitz, same_shape
+from lipcompile.ops.rules import feature_axis, magnitude, norm_of_input, one_lipschitz, plain, same_shape
 from lipcompile.ops.schema import Axis
 
 
@@ -109,38 +106,11 @@ def _elementwise(
     norm: NormRule[Any] = norm_of_input,
     lipschitz: LipschitzRule[Any] = one_lipschitz,
 ) -> AnyOp:
-    """Return the record of an elementwise op: one operand, no parameters, the shape kept."""
-    return Op(
-        name=name,
-        attributes=attributes,
-        operands=(1, 1),
-        shape=same_shape,
-        norm=norm,
-        lipschitz=lipschitz,
-        cotangent=scaled_by_lipschitz,
-        parameters=(),
-        dsl=(Spelling(name),),
-        onnx=(onnx,),
-        proof="activation.md#elementwise",
-    )
+    proof = "activation.md#elementwise"
+    return plain(name, attributes, same_shape, proof, norm=norm, lipschitz=lipschitz, onnx=(onnx,))
 
 
-def _sorting(name: str, attributes: type[Any], shape: ShapeRule[Any], dsl: tuple[Spelling, ...]) -> AnyOp:
-    """Return the record of a sorting op: a permutation of the entries that depends on them."""
-    return Op(
-        name=name,
-        attributes=attributes,
-        operands=(1, 1),
-        shape=shape,
-        norm=norm_of_input,
-        lipschitz=one_lipschitz,
-        cotangent=scaled_by_lipschitz,
-        parameters=(),
-        dsl=dsl,
-        onnx=(),
-        proof="activation.md#sorting",
-    )
-
+_GROUP_SORTS = (Spelling("groupsort"), Spelling("maxmin", preset=(("size", 2),)))
 
 OPS: tuple[AnyOp, ...] = (
     _elementwise("relu", "Relu"),
@@ -149,11 +119,6 @@ OPS: tuple[AnyOp, ...] = (
     _elementwise("sigmoid", "Sigmoid", norm=sigmoid_norm, lipschitz=sigmoid_lipschitz),
     _elementwise("softplus", "Softplus", norm=softplus_norm),
     _elementwise("abs", "Abs"),
-    _sorting(
-        "groupsort",
-        GroupSort,
-        group_sort_shape,
-        (Spelling("groupsort"), Spelling("maxmin", preset=(("size", 2),))),
-    ),
-    _sorting("fullsort", FullSort, full_sort_shape, (Spelling("fullsort"),)),
+    plain("groupsort", GroupSort, group_sort_shape, "activation.md#sorting", dsl=_GROUP_SORTS),
+    plain("fullsort", FullSort, full_sort_shape, "activation.md#sorting"),
 )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 from lipcompile.diagnostics import Refusal
 from lipcompile.numbers import N, Numbers
@@ -12,17 +13,19 @@ from lipcompile.ops import counting
 from lipcompile.ops.record import (
     AnyOp,
     Constraint,
-    ConstraintKind,
+    KappaRule,
+    LipschitzRule,
+    NormRule,
     Op,
+    OperatorNormRule,
     ParameterRule,
     Shape,
+    ShapeRule,
     Site,
     Spelling,
     scaled_by_lipschitz,
 )
 from lipcompile.ops.schema import Padding, PerAxis, every
-
-WEIGHT_CONSTRAINTS: tuple[ConstraintKind, ...] = ("spectral", "orthogonal", "frobenius")
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,89 +199,98 @@ def shift_lipschitz(num: Numbers[N], site: Site[object], x: Sequence[N], theta: 
     return [num.of(1)]
 
 
-DENSE = Op(
-    name="dense",
-    attributes=Dense,
-    operands=(1, 1),
-    shape=dense_shape,
-    norm=dense_norm,
-    lipschitz=weight_lipschitz,
-    cotangent=scaled_by_lipschitz,
-    parameters=(
-        ParameterRule(
-            role="weight",
-            shape=dense_weight_shape,
-            constraints=WEIGHT_CONSTRAINTS,
-            operator_norm=stored_norm,
-            kappa=input_norm_kappa,
-            optional=False,
-        ),
-        ParameterRule(
-            role="bias",
-            shape=lambda attributes, inputs: (attributes.features,),
-            constraints=("ball",),
-            operator_norm=stored_norm,
-            kappa=dense_bias_kappa,
-            optional=True,
-        ),
-    ),
-    dsl=(Spelling("dense"),),
-    onnx=("Gemm", "MatMul"),
-    proof="linear.md#dense",
-)
+def _weight(
+    shape: Callable[[Any, tuple[Shape, ...]], Shape],
+    kappa: KappaRule[Any],
+    operator_norm: OperatorNormRule[Any] = stored_norm,
+) -> ParameterRule[Any]:
+    return ParameterRule(
+        role="weight",
+        shape=shape,
+        constraints=("spectral", "orthogonal", "frobenius"),
+        operator_norm=operator_norm,
+        kappa=kappa,
+        optional=False,
+    )
 
-BIAS = Op(
-    name="bias",
-    attributes=BiasShape,
-    operands=(1, 1),
-    shape=bias_shape,
-    norm=bias_norm,
-    lipschitz=shift_lipschitz,
-    cotangent=scaled_by_lipschitz,
-    parameters=(
-        ParameterRule(
-            role="bias",
-            shape=lambda attributes, inputs: attributes.size,
-            constraints=("ball",),
-            operator_norm=stored_norm,
-            kappa=bias_kappa,
-            optional=False,
-        ),
-    ),
-    dsl=(Spelling("bias"),),
-    onnx=("Add",),
-    proof="linear.md#bias",
-)
 
-CONV = Op(
-    name="conv",
-    attributes=Conv,
-    operands=(1, 1),
-    shape=conv_shape,
-    norm=conv_norm,
-    lipschitz=weight_lipschitz,
-    cotangent=scaled_by_lipschitz,
-    parameters=(
-        ParameterRule(
-            role="weight",
-            shape=conv_kernel_shape,
-            constraints=WEIGHT_CONSTRAINTS,
-            operator_norm=conv_operator_norm,
-            kappa=conv_kappa,
-            optional=False,
-        ),
-        ParameterRule(
-            role="bias",
-            shape=lambda conv, inputs: (conv.channels,),
-            constraints=("ball",),
-            operator_norm=stored_norm,
-            kappa=conv_bias_kappa,
-            optional=True,
-        ),
+def _bias(
+    shape: Callable[[Any, tuple[Shape, ...]], Shape], kappa: KappaRule[Any], optional: bool = True
+) -> ParameterRule[Any]:
+    return ParameterRule(
+        role="bias",
+        shape=shape,
+        constraints=("ball",),
+        operator_norm=stored_norm,
+        kappa=kappa,
+        optional=optional,
+    )
+
+
+def _op(
+    name: str,
+    attributes: type[Any],
+    shape: ShapeRule[Any],
+    norm: NormRule[Any],
+    lipschitz: LipschitzRule[Any],
+    parameters: tuple[ParameterRule[Any], ...],
+    dsl: tuple[Spelling, ...],
+    onnx: tuple[str, ...],
+    anchor: str,
+) -> AnyOp:
+    return Op(
+        name=name,
+        attributes=attributes,
+        operands=(1, 1),
+        shape=shape,
+        norm=norm,
+        lipschitz=lipschitz,
+        cotangent=scaled_by_lipschitz,
+        parameters=parameters,
+        dsl=dsl,
+        onnx=onnx,
+        proof=f"linear.md#{anchor}",
+    )
+
+
+DENSE = _op(
+    "dense",
+    Dense,
+    dense_shape,
+    dense_norm,
+    weight_lipschitz,
+    (
+        _weight(dense_weight_shape, input_norm_kappa),
+        _bias(lambda attributes, inputs: (attributes.features,), dense_bias_kappa),
     ),
-    dsl=(Spelling("conv1d", 1), Spelling("conv2d", 2), Spelling("conv3d", 3)),
-    onnx=("Conv",),
-    proof="linear.md#convolution",
+    (Spelling("dense"),),
+    ("Gemm", "MatMul"),
+    "dense",
+)
+BIAS = _op(
+    "bias",
+    BiasShape,
+    bias_shape,
+    bias_norm,
+    shift_lipschitz,
+    (_bias(lambda attributes, inputs: attributes.size, bias_kappa, optional=False),),
+    (Spelling("bias"),),
+    ("Add", "Sub"),
+    "bias",
+)
+CONV = _op(
+    "conv",
+    Conv,
+    conv_shape,
+    conv_norm,
+    weight_lipschitz,
+    (
+        _weight(conv_kernel_shape, conv_kappa, conv_operator_norm),
+        _bias(lambda conv, inputs: (conv.channels,), conv_bias_kappa),
+    ),
+    (Spelling("conv1d", 1), Spelling("conv2d", 2), Spelling("conv3d", 3)),
+    ("Conv",),
+    "convolution",
 )
 
 OPS: tuple[AnyOp, ...] = (DENSE, BIAS, CONV)

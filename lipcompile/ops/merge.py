@@ -8,8 +8,8 @@ from math import prod
 
 from lipcompile.diagnostics import Refusal
 from lipcompile.numbers import N, Numbers, Scalar
-from lipcompile.ops.record import AnyOp, Op, Shape, Site, Spelling, scaled_by_lipschitz
-from lipcompile.ops.rules import feature_axis, magnitude
+from lipcompile.ops.record import AnyOp, Shape, Site, Spelling
+from lipcompile.ops.rules import feature_axis, magnitude, plain
 from lipcompile.ops.schema import Axis
 
 
@@ -77,32 +77,26 @@ def concat_lipschitz(num: Numbers[N], site: Site[Concat], x: Sequence[N], theta:
     return [num.of(1) for _ in x]
 
 
-SUM = Op(
-    name="add",
-    attributes=Sum,
-    operands=(1, None),
-    shape=sum_shape,
+SUM = plain(
+    "add",
+    Sum,
+    sum_shape,
+    "merge.md#weighted-sum",
     norm=sum_norm,
     lipschitz=sum_lipschitz,
-    cotangent=scaled_by_lipschitz,
-    parameters=(),
-    dsl=(Spelling("add"), Spelling("mean")),
-    onnx=("Add", "Sum", "Sub"),
-    proof="merge.md#weighted-sum",
-)
-
-CONCAT = Op(
-    name="concat",
-    attributes=Concat,
     operands=(1, None),
-    shape=concat_shape,
+    dsl=(Spelling("add"), Spelling("mean")),
+    onnx=("Add", "Mean", "Sub", "Sum"),
+)
+CONCAT = plain(
+    "concat",
+    Concat,
+    concat_shape,
+    "merge.md#concatenation",
     norm=concat_norm,
     lipschitz=concat_lipschitz,
-    cotangent=scaled_by_lipschitz,
-    parameters=(),
-    dsl=(Spelling("concat"),),
+    operands=(1, None),
     onnx=("Concat",),
-    proof="merge.md#concatenation",
 )
 
 OPS: tuple[AnyOp, ...] = (SUM, CONCAT)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Literal
 
 from lipcompile.diagnostics import Refusal
 from lipcompile.numbers import N, Numbers
 from lipcompile.ops import counting
-from lipcompile.ops.record import AnyOp, LipschitzRule, NormRule, Op, Shape, Site, Spelling, scaled_by_lipschitz
+from lipcompile.ops.record import AnyOp, Shape, Site
+from lipcompile.ops.rules import plain
 from lipcompile.ops.schema import Padding, PerAxis, every, like
 
 
@@ -135,40 +135,49 @@ def global_average_lipschitz(
     return [global_average(num, site)]
 
 
-def _pool(
-    name: str,
-    onnx: tuple[str, ...],
-    shape: Any,
-    norm: NormRule[Any],
-    lipschitz: LipschitzRule[Any],
-    anchor: Literal["windows", "averages", "global-average"],
-) -> AnyOp:
-    return Op(
-        name=name,
-        attributes=GlobalPool if shape is global_shape else Pool,
-        operands=(1, 1),
-        shape=shape,
-        norm=norm,
-        lipschitz=lipschitz,
-        cotangent=scaled_by_lipschitz,
-        parameters=(),
-        dsl=(Spelling(name),),
-        onnx=onnx,
-        proof=f"pool.md#{anchor}",
-    )
-
-
 OPS: tuple[AnyOp, ...] = (
-    _pool("max_pool", ("MaxPool",), pool_shape, overlap_norm, overlap_lipschitz, "windows"),
-    _pool("l2_pool", ("LpPool",), pool_shape, overlap_norm, overlap_lipschitz, "windows"),
-    _pool("avg_pool", ("AveragePool",), average_shape, average_norm, average_lipschitz, "averages"),
-    _pool("scaled_avg_pool", (), average_shape, scaled_norm, scaled_lipschitz, "averages"),
-    _pool(
+    plain(
+        "max_pool",
+        Pool,
+        pool_shape,
+        "pool.md#windows",
+        norm=overlap_norm,
+        lipschitz=overlap_lipschitz,
+        onnx=("MaxPool",),
+    ),
+    plain(
+        "l2_pool",
+        Pool,
+        pool_shape,
+        "pool.md#windows",
+        norm=overlap_norm,
+        lipschitz=overlap_lipschitz,
+        onnx=("LpPool",),
+    ),
+    plain(
+        "avg_pool",
+        Pool,
+        average_shape,
+        "pool.md#averages",
+        norm=average_norm,
+        lipschitz=average_lipschitz,
+        onnx=("AveragePool",),
+    ),
+    plain(
+        "scaled_avg_pool",
+        Pool,
+        average_shape,
+        "pool.md#averages",
+        norm=scaled_norm,
+        lipschitz=scaled_lipschitz,
+    ),
+    plain(
         "global_avg_pool",
-        ("GlobalAveragePool",),
+        GlobalPool,
         global_shape,
-        global_average_norm,
-        global_average_lipschitz,
-        "global-average",
+        "pool.md#global-average",
+        norm=global_average_norm,
+        lipschitz=global_average_lipschitz,
+        onnx=("GlobalAveragePool",),
     ),
 )

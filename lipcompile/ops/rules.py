@@ -8,7 +8,18 @@ from typing import Any
 
 from lipcompile.diagnostics import Refusal
 from lipcompile.numbers import Arithmetic, N, Numbers, Scalar
-from lipcompile.ops.record import Shape, Site
+from lipcompile.ops.record import (
+    AnyOp,
+    CotangentRule,
+    LipschitzRule,
+    NormRule,
+    Op,
+    Shape,
+    ShapeRule,
+    Site,
+    Spelling,
+    scaled_by_lipschitz,
+)
 
 
 def feature_axis(axis: int | None, example: Shape) -> int:
@@ -40,3 +51,32 @@ def magnitude(num: Numbers[N], value: Scalar) -> N:
         signed = num.of(value)
         return num.maximum(signed, 0 - signed)
     return num.of(abs(value) if isinstance(value, Fraction) else value)
+
+
+def plain(
+    name: str,
+    attributes: type[Any],
+    shape: ShapeRule[Any],
+    proof: str,
+    *,
+    norm: NormRule[Any] = norm_of_input,
+    lipschitz: LipschitzRule[Any] = one_lipschitz,
+    cotangent: CotangentRule[Any] = scaled_by_lipschitz,
+    operands: tuple[int, int | None] = (1, 1),
+    dsl: tuple[Spelling, ...] | None = None,
+    onnx: tuple[str, ...] = (),
+) -> AnyOp:
+    """Return the record of an op without parameters; by default it is 1-Lipschitz and does not enlarge norms."""
+    return Op(
+        name=name,
+        attributes=attributes,
+        operands=operands,
+        shape=shape,
+        norm=norm,
+        lipschitz=lipschitz,
+        cotangent=cotangent,
+        parameters=(),
+        dsl=(Spelling(name),) if dsl is None else dsl,
+        onnx=onnx,
+        proof=proof,
+    )

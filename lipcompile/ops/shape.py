@@ -6,24 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import prod
-from typing import Any
 
 from lipcompile.diagnostics import Refusal
 from lipcompile.numbers import N, Numbers, Scalar
 from lipcompile.ops.record import (
     AnyOp,
-    CotangentRule,
-    LipschitzRule,
     NoAttributes,
-    NormRule,
-    Op,
     Shape,
-    ShapeRule,
     Site,
-    Spelling,
-    scaled_by_lipschitz,
 )
-from lipcompile.ops.rules import norm_of_input, one_lipschitz, same_shape
+from lipcompile.ops.rules import plain, same_shape
 from lipcompile.ops.schema import Padding
 
 
@@ -219,42 +211,28 @@ def dropout_lipschitz(num: Numbers[N], site: Site[Dropout], x: Sequence[N], thet
     return [dropout_gain(num, site)]
 
 
-def _op(
-    name: str,
-    attributes: type[Any],
-    shape: ShapeRule[Any],
-    proof: str,
-    onnx: tuple[str, ...] = (),
-    norm: NormRule[Any] = norm_of_input,
-    lipschitz: LipschitzRule[Any] = one_lipschitz,
-    cotangent: CotangentRule[Any] = scaled_by_lipschitz,
-) -> AnyOp:
-    return Op(
-        name=name,
-        attributes=attributes,
-        operands=(1, 1),
-        shape=shape,
-        norm=norm,
-        lipschitz=lipschitz,
-        cotangent=cotangent,
-        parameters=(),
-        dsl=(Spelling(name),),
-        onnx=onnx,
-        proof=f"shape.md#{proof}",
-    )
-
+MOVES = "shape.md#rearrangements"
+CUTS = "shape.md#zeros-and-slices"
 
 OPS: tuple[AnyOp, ...] = (
-    _op("identity", NoAttributes, same_shape, "rearrangements", ("Identity",)),
-    _op("flatten", NoAttributes, flatten_shape, "rearrangements", ("Flatten",)),
-    _op("reshape", Reshape, reshape_shape, "rearrangements", ("Reshape", "Squeeze", "Unsqueeze")),
-    _op("transpose", Transpose, transpose_shape, "rearrangements", ("Transpose",)),
-    _op("space_to_depth", Block, space_to_depth_shape, "rearrangements", ("SpaceToDepth",)),
-    _op("depth_to_space", Block, depth_to_space_shape, "rearrangements"),
-    _op("patches", Block, patches_shape, "rearrangements"),
-    _op("pad", Pad, pad_shape, "zeros-and-slices", ("Pad",)),
-    _op("slice", Slice, slice_shape, "zeros-and-slices", ("Slice", "Split")),
-    _op("clip_norm", ClipNorm, positive_radius, "clip-norm", norm=clip_norm),
-    _op("clip_gradient", ClipGradient, positive_bound, "clip-gradient", cotangent=clip_cotangent),
-    _op("dropout", Dropout, dropout_shape, "dropout", ("Dropout",), dropout_norm, dropout_lipschitz),
+    plain("identity", NoAttributes, same_shape, MOVES, onnx=("Identity",)),
+    plain("flatten", NoAttributes, flatten_shape, MOVES, onnx=("Flatten",)),
+    plain("reshape", Reshape, reshape_shape, MOVES, onnx=("Reshape", "Squeeze", "Unsqueeze")),
+    plain("transpose", Transpose, transpose_shape, MOVES, onnx=("Transpose",)),
+    plain("space_to_depth", Block, space_to_depth_shape, MOVES),
+    plain("depth_to_space", Block, depth_to_space_shape, MOVES),
+    plain("patches", Block, patches_shape, MOVES),
+    plain("pad", Pad, pad_shape, CUTS, onnx=("Pad",)),
+    plain("slice", Slice, slice_shape, CUTS, onnx=("Slice", "Split")),
+    plain("clip_norm", ClipNorm, positive_radius, "shape.md#clip-norm", norm=clip_norm),
+    plain("clip_gradient", ClipGradient, positive_bound, "shape.md#clip-gradient", cotangent=clip_cotangent),
+    plain(
+        "dropout",
+        Dropout,
+        dropout_shape,
+        "shape.md#dropout",
+        norm=dropout_norm,
+        lipschitz=dropout_lipschitz,
+        onnx=("Dropout",),
+    ),
 )
