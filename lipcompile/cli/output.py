@@ -29,6 +29,11 @@ def complain(diagnostics: Sequence[Diagnostic]) -> None:
     show(sys.stderr, *messages(diagnostics, source_text))
 
 
+def serious(diagnostics: Sequence[Diagnostic]) -> list[Diagnostic]:
+    """Return the diagnostics without the notes, which are for `check`."""
+    return [found for found in diagnostics if found.severity != "note"]
+
+
 def source_text(file: str) -> str | None:
     """Return the text of a source that a diagnostic points into, None if it cannot be read."""
     try:

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lipcompile.cli.arguments import model_options
-from lipcompile.cli.output import complain
+from lipcompile.cli.output import complain, serious
 
 if TYPE_CHECKING:
     from lipcompile.frontends.options import ModelOptions
 
 DEFAULTS = {
     "epochs": 20,
-    "batch_size": 512,
     "optimizer": "adam",
     "learning_rate": 1e-2,
     "momentum": 0.9,
@@ -43,7 +42,11 @@ DEFAULTS = {
 @click.option("--epsilon", type=float, help="ε to spend on the whole training.")
 @click.option("--delta", type=float, help="δ, below one over the number of examples.")
 @click.option("--epochs", type=click.IntRange(1), help="Passes over the data; 20 by default.")
-@click.option("--batch-size", type=click.IntRange(1), help="Expected batch size; 512 by default.")
+@click.option(
+    "--batch-size",
+    type=click.IntRange(1),
+    help="Expected batch size; by default 512, or all examples if they are fewer.",
+)
 @click.option("--lr", "learning_rate", type=float, help="Learning rate; 0.01 by default.")
 @click.option("--optimizer", type=click.Choice(["adam", "sgd"]), help="adam by default.")
 @click.option("--momentum", type=float, help="Of sgd; 0.9 by default.")
@@ -72,8 +75,7 @@ def train(model: str, options: ModelOptions, data: Path, output: Path, **given: 
 
     loaded = pipeline.load(model, options)
     derivation = pipeline.derive(loaded, options)
-    if derivation.diagnostics:
-        complain(derivation.diagnostics)
+    complain(serious(derivation.diagnostics))
     if not derivation.ok:
         return 1
     plan = planned(loaded)

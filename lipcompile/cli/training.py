@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 MODULE, LEDGER, CHECKPOINT = "model.py", "ledger.jsonl", "checkpoint.pt"
 
+LARGEST_DEFAULT_BATCH = 512
+
 # Exceptions of a backend, by the names of their classes: what the user can mend, and its code.
 _MENDABLE = {
     "BudgetError": "LIP401",
@@ -59,13 +61,15 @@ def execute(run: Run, backend: Backend) -> Any:
 
     text = backend.emit(run.derivation)
     arrays = _arrays(run, backend)
-    _warn_of_settings(run, len(arrays.x_train))
+    examples = len(arrays.x_train)
+    settings = {**run.settings, "batch_size": run.settings["batch_size"] or min(LARGEST_DEFAULT_BATCH, examples)}
+    _check_settings(run, settings, examples)
     _check_folder(run, text)
     watch = Watch(run.settings["epochs"])
     with _mended(lambda: watch.began), _folder(run, text, lambda: watch.began):
         module = _imported(run.output / MODULE, text)
         _check_targets(module, arrays)
-        config = backend.training.TrainConfig(output=run.output, **run.settings)
+        config = backend.training.TrainConfig(output=run.output, **settings)
         with _plain_warnings(), watch:
             return backend.training.train(module, arrays, config, watch)
 
@@ -101,8 +105,9 @@ def _arrays(run: Run, backend: Backend) -> Any:
         raise input_error("LIP402" if error.__cause__ else "LIP403", str(error)) from None
 
 
-def _warn_of_settings(run: Run, examples: int) -> None:
-    delta, batch = run.settings["delta"], run.settings["batch_size"]
+def _check_settings(run: Run, settings: Mapping[str, Any], examples: int) -> None:
+    """Warn of settings that mean less than they seem to; raises InputError (LIP404)."""
+    delta, batch = settings["delta"], settings["batch_size"]
     if batch > examples:
         raise input_error("LIP404", f"a batch of {batch} of {examples} examples", "use a smaller --batch-size")
     if run.expected not in (None, examples):
