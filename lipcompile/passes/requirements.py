@@ -100,7 +100,7 @@ def _layer_errors(errors: Sequence[Diagnostic]) -> str:
     if not errors:
         return ""
     places = ", ".join(dict.fromkeys(d.node or d.op or d.code for d in errors))
-    return f"{len(errors)} problem{'s' if len(errors) > 1 else ''}: {places}"
+    return f"{_counted(len(errors), 'problem')}: {places}"
 
 
 def _loss_detail(graph: Graph | None) -> str:
@@ -126,4 +126,9 @@ def _layer_detail(graph: Graph | None) -> str:
     if graph is None:
         return NOT_REACHED
     trained = sum(parameter.trainable for parameter in graph.parameters.values())
-    return f"{len(graph.nodes)} layers are Lipschitz; {trained} trained parameters are projected after each step"
+    layers, parameters = _counted(len(graph.nodes), "layer"), _counted(trained, "trained parameter")
+    return f"{layers}, each Lipschitz; {parameters}, projected after each step"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

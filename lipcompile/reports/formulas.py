@@ -7,11 +7,14 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
+from sympy import Float, Rational
 from sympy.printing.latex import LatexPrinter
 from sympy.printing.str import StrPrinter
 
 # Enough digits for any double at any number of decimals that is asked for.
 _EXACT = decimal.Context(prec=1200, rounding=decimal.ROUND_CEILING)
+_DIGITS, _LONGEST = 7, 400
+_SHORT = decimal.Context(prec=_DIGITS, rounding=decimal.ROUND_CEILING)
 _SMALLEST_FIXED, _LARGEST_FIXED = 1e-4, 1e9
 
 
@@ -31,6 +34,22 @@ class _Latex(LatexPrinter):  # type: ignore[misc]
 def text(expression: Any) -> str:
     """Return a formula on one line, in Python's notation: `3*L*X_0`, `sqrt(2)*X_0`."""
     return str(StrPrinter().doprint(expression))
+
+
+@lru_cache(maxsize=4096)
+def legible(expression: Any) -> str:
+    """Return a formula for the eye: constants of many digits are rounded up to seven, a very long one is cut."""
+    long = {atom: _rounded(atom) for atom in expression.atoms(Rational) if _digits(atom) >= _DIGITS}
+    shown = text(expression.xreplace(long) if long else expression)
+    return shown if len(shown) <= _LONGEST else f"{shown[: _LONGEST - 1]}…"
+
+
+def _rounded(number: Any) -> Any:
+    return Float(str(_SHORT.divide(int(number.p), int(number.q))), _DIGITS)
+
+
+def _digits(number: Any) -> int:
+    return max(len(str(abs(number.p))), len(str(number.q)))
 
 
 @lru_cache(maxsize=4096)

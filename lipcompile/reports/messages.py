@@ -23,12 +23,14 @@ Sources = Callable[[str], str | None]
 
 def messages(diagnostics: Sequence[Diagnostic], sources: Sources) -> Iterator[RenderableType]:
     """Yield the lines of every diagnostic, and how to learn more about the codes of errors."""
-    for found in diagnostics:
+    for index, found in enumerate(diagnostics):
+        if index:
+            yield Text("")
         yield from _message(found, sources)
-        yield Text("")
     codes = list(dict.fromkeys(d.code for d in diagnostics if d.severity == Severity.ERROR))
     if codes:
         more = " (or another code above)" if len(codes) > 1 else ""
+        yield Text("")
         yield styled("for more, run ", (f"lipcompile explain {codes[0]}", STRONG), more)
 
 

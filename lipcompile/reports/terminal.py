@@ -13,7 +13,7 @@ from lipcompile.derivation import NOT_REACHED, Analysis, Bound, Derivation, Requ
 from lipcompile.diagnostics import Severity
 from lipcompile.numbers import text as scalar_text
 from lipcompile.reports.console import BAD, GOOD, HINT, STRONG, printable, styled, table
-from lipcompile.reports.formulas import count, dimensions, round_up, text
+from lipcompile.reports.formulas import count, dimensions, legible, round_up
 from lipcompile.reports.messages import Sources, messages
 
 _REQUIREMENTS = (
@@ -67,14 +67,16 @@ def _analysis(analysis: Analysis, *, verbose: bool) -> Iterator[RenderableType]:
         yield Text("")
         yield Padding(part, _INDENT, expand=False)
     yield Text("")
-    yield styled("Bounds hold for the gradient of one example's loss; decimals are rounded up.")
+    yield styled(
+        "Bounds are of the gradient of one example's loss. Numbers under `at most` are certified, and rounded up."
+    )
 
 
 def _parameters(analysis: Analysis) -> Table:
-    rows = table("parameter", "shape", "constraint", "gradient bound", "at most", right=("at most",))
+    rows = table("parameter", "shape", "constraint", "at most", "gradient bound", right=("at most",))
     for name, parameter in analysis.graph.parameters.items():
         bound = analysis.parameters.get(name)
-        cells = ("not trained", "0") if bound is None else (text(bound.expression), _value(bound))
+        cells = ("0", "not trained") if bound is None else (_value(bound), legible(bound.expression))
         rows.add_row(printable(name), dimensions(parameter.shape), str(parameter.constraint), *cells)
     return rows
 
@@ -92,18 +94,17 @@ def _names(analysis: Analysis) -> Table:
     for definition in analysis.definitions:
         value = Text("not given", HINT) if definition.upper is None else Text(round_up(definition.upper))
         exact = None if definition.value is None else scalar_text(definition.value)
-        formula = exact if definition.expression is None else text(definition.expression)
+        formula = exact if definition.expression is None else legible(definition.expression)
         rows.add_row(definition.name, value, printable(definition.meaning), formula)
     return rows
 
 
 def _totals(analysis: Analysis) -> Table:
-    rows = table("total", "", "at most", right=("at most",))
-    rows.add_row("gradient bound, all parameters", text(analysis.total.expression), _value(analysis.total))
-    rows.add_row(
-        "Lipschitz constant, input to logits", text(analysis.lipschitz.expression), _value(analysis.lipschitz)
-    )
-    rows.add_row("growth with depth", analysis.depth.regime, "")
+    rows = table("total", "at most", "", right=("at most",))
+    totals = {"gradient bound, all parameters": analysis.total, "Lipschitz, input to logits": analysis.lipschitz}
+    for what, bound in totals.items():
+        rows.add_row(what, _value(bound), legible(bound.expression))
+    rows.add_row("growth with depth", "", analysis.depth.regime)
     return rows
 
 
@@ -112,6 +113,6 @@ def _value(bound: Bound) -> str:
 
 
 def _both(bound: Bound) -> str:
-    formula = text(bound.expression)
+    formula = legible(bound.expression)
     exact = bound.value is None or bound.expression.is_Integer
     return formula if exact else f"{formula} <= {round_up(bound.value or 0.0)}"
