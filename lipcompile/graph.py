@@ -182,7 +182,13 @@ class GraphBuilder:
     def input(
         self, name: str, shape: Shape, norm: Scalar | None, trusted: bool, location: Location | None
     ) -> Value:
-        """Declare the example."""
+        """Declare the example; a norm that bounds nothing and a shape without entries are refused."""
+        if isinstance(norm, Fraction) and norm <= 0:
+            message = "the input norm must be positive"
+            self.diagnostics.append(Diagnostic("LIP202", message, node=name, op="input", location=location))
+        if prod(shape) < 1:
+            message = "the input has no entries"
+            self.diagnostics.append(Diagnostic("LIP203", message, node=name, op="input", location=location))
         self._input = Input(self.fresh(name), shape, norm, trusted, location)
         return Value(self._input.name, shape)
 
@@ -251,7 +257,12 @@ class GraphBuilder:
         return Value(name, shape)
 
     def finish(self, output: Value, loss: LossUse | None) -> Graph | None:
-        """Return the graph, or None if any part of it was refused."""
+        """Return the graph, or None if any part of it, or the loss for its output, was refused."""
+        if loss is not None and output.shape is not None:
+            try:
+                loss.loss.check(loss.attributes, output.shape)
+            except Refusal as refusal:
+                self.refuse(refusal, name=output.name, op=loss.loss.name, location=loss.location)
         if self._input is None or any(d.severity == "error" for d in self.diagnostics):
             return None
         nodes = _reaching(self._nodes, output.name)

@@ -12,6 +12,7 @@ from lipcompile.diagnostics import Diagnostic, InputError
 from lipcompile.frontends.options import ModelOptions
 from lipcompile.graph import Graph
 from lipcompile.numbers import Arithmetic, Symbol
+from lipcompile.ops.record import Constraint
 from lipcompile.pipeline import check, load
 
 HEAD = "model m { input x: tensor[4], norm <= 1\n"
@@ -176,7 +177,8 @@ def test_the_train_block_is_a_flat_table(tmp_path: Path) -> None:
 
 def test_all_mistakes_of_a_file_are_reported_and_what_hangs_off_them_is_not(tmp_path: Path) -> None:
     found = problems(tmp_path, HEAD + "dense(4)\n grupsort(2)\n dense(4)\n add(x, y)\n conv2d(3, kernle=2) }")
-    assert [(d.code, d.location.line if d.location else None) for d in found] == [("LIP011", 3), ("LIP011", 5)]
+    lines = [(d.code, d.location.line if d.location else None) for d in found]
+    assert lines == [("LIP011", 3), ("LIP011", 5), ("LIP012", 6)]
 
 
 @pytest.mark.parametrize(
@@ -213,6 +215,35 @@ def test_a_mistake_has_its_code_place_and_mend(tmp_path: Path, body: str, code: 
 def test_a_repeat_count_must_be_known(tmp_path: Path) -> None:
     (found,) = problems(tmp_path, "model m { param n: int; input x: tensor[4]\n repeat n { dense(4) } }")
     assert (found.code, found.help) == ("LIP014", "add --set n=…")
+
+
+@pytest.mark.parametrize(
+    ("body", "regime"),
+    [
+        ("residual(mean) { dense(4); relu } residual(convex(0.1)) { relu }", "critical"),
+        ("residual(add) { dense(4) }", "expansive"),
+        ("dense(4, constraint=spectral(0.5)) relu", "contractive"),
+        ("residual(add) { relu } sigmoid", "mixed"),
+        ("a = dense(4); b = dense(a, 4); residual(mean) { relu } c = mean(a, b) d = mean(c, a)", "critical"),
+    ],
+)
+def test_regimes_go_by_blocks_not_by_nodes(tmp_path: Path, body: str, regime: str) -> None:
+    derivation = check(write(tmp_path, HEAD + body + " dense(1) loss hinge }"))
+    assert derivation.analysis is not None
+    assert derivation.analysis.depth.regime == regime
+
+
+def test_the_command_line_overrides_sets_but_thaws_nothing(tmp_path: Path) -> None:
+    text = HEAD + "dense(4, constraint=fixed, bias=0.5) dense(2) }"
+    chosen = ModelOptions(constraint=Constraint("frobenius", Fraction(2)), bias_bound=Fraction(3))
+    graph = graph_of(tmp_path, text, chosen)
+    assert {name: (str(p.constraint), p.trainable) for name, p in graph.parameters.items()} == {
+        "dense.weight": ("frobenius<=2", False),
+        "dense.bias": ("norm<=3", True),
+        "dense_2.weight": ("frobenius<=2", True),
+    }
+    with pytest.raises(InputError, match="needs imported weights"):
+        load(write(tmp_path, text), ModelOptions(constraint="keep"))
 
 
 @pytest.mark.parametrize(

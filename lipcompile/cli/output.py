@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -48,6 +49,8 @@ def write_text(path: Path, text: str) -> None:
     if target.exists() and not target.is_file():  # a pipe or a device
         target.write_text(text, encoding="utf-8")
         return
+    if not target.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "there is no such folder", str(path.parent))
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         temporary.write_text(text, encoding="utf-8")

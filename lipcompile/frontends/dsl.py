@@ -22,6 +22,9 @@ def load(path: Path, name: str | None, options: ModelOptions) -> Loaded:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise input_error("LIP010", f"`{path}` is not a text file", "a .lip file is UTF-8 text") from None
+    if options.constraint == "keep":
+        message, mend = "--constraint keep needs imported weights", "a .lip file has none: use spectral:1.0"
+        raise input_error("LIP005", message, mend)
     try:
         file = parse(text, str(path))
         model = _choose(file.models, name, path)

@@ -60,8 +60,7 @@ class _Import:
         for node in self._nodes():
             self._visit(context, node, shapes)
         output = self._as_output(context, output_name)
-        loss = self._loss(output)
-        return self.builder.finish(output, loss)
+        return self.builder.finish(output, self._loss())
 
     # The graph's ends
 
@@ -137,18 +136,10 @@ class _Import:
             return self.options.input_norm
         return parse_number(declared, "metadata lipcompile.input_norm")
 
-    def _loss(self, output: Value) -> LossUse | None:
-        """Return the loss of the options or of the file; one that does not fit the output is refused."""
+    def _loss(self) -> LossUse | None:
+        """Return the loss of the options or of the file."""
         text = self.options.loss if self.options.loss is not None else self._metadata().get("lipcompile.loss")
-        if text is None:
-            return None
-        use = replace(parse_loss(text), location=self.at)
-        if output.shape is not None:
-            try:
-                use.loss.check(use.attributes, output.shape)
-            except Refusal as refusal:
-                self.builder.refuse(refusal, name=output.name, op=use.loss.name, location=self.at)
-        return use
+        return None if text is None else replace(parse_loss(text), location=self.at)
 
     # Nodes
 

@@ -131,7 +131,9 @@ def cross_entropy(num: Numbers[N], loss: Logistic, classes: int, logits: N) -> N
         return 1 + (1 - inverse) / z - classes * inverse / (z * z)
 
     largest = num.max_over(1, classes, vertex)
-    constant = num.let("L_R", num.sqrt(num.minimum(num.of(2), largest)), "largest ‖p - e_y‖ for logits within R")
+    constant = num.let(
+        "L_R", num.sqrt(num.minimum(num.of(2), largest)), "largest ‖p - e_y‖ that logits of this norm allow"
+    )
     return constant if loss.normalise else temperature * constant
 
 

@@ -49,9 +49,8 @@ def bind(
     if len(positional) > len(names):
         raise ArgumentError(len(names), f"takes at most {len(names)} arguments", signature(record))
     given: dict[str, Argument] = dict(zip(names, positional, strict=False))
+    check_names(record, list(named), also)
     for name, value in named.items():
-        if name not in fields:
-            raise ArgumentError(name, f"has no argument `{name}`", suggest(name, [*names, *also]))
         if name in given:
             raise ArgumentError(name, f"argument `{name}` is given twice")
         given[name] = value
@@ -62,6 +61,14 @@ def bind(
                 raise ArgumentError(name, f"needs the argument `{name}`", signature(record))
             values[name] = _default(record, name, kind, values, rank)
     return record(**values)
+
+
+def check_names(record: type[Any], named: Sequence[str], also: Sequence[str] = ()) -> None:
+    """Raise `ArgumentError` at the first name that is no argument of `record`."""
+    known = [field.name for field in dataclasses.fields(record)]
+    for name in named:
+        if name not in known:
+            raise ArgumentError(name, f"has no argument `{name}`", suggest(name, [*known, *also]))
 
 
 def signature(record: type[Any]) -> str:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from fractions import Fraction
-from math import prod
 
 from lipcompile.derivation import NOT_REACHED, Requirement, Requirements
-from lipcompile.diagnostics import Diagnostic, Refusal, Severity
+from lipcompile.diagnostics import Diagnostic, Severity
 from lipcompile.graph import Graph, Node
 from lipcompile.numbers import text
 
@@ -37,20 +35,12 @@ def requirements(graph: Graph | None, diagnostics: Sequence[Diagnostic]) -> Requ
 
 
 def _loss(graph: Graph) -> Iterator[Diagnostic]:
-    use = graph.loss
-    if use is None:
+    if graph.loss is None:
         yield Diagnostic(
             "LIP213",
             "no loss is declared: bounds stay symbolic in its Lipschitz constant L",
             "declare one: --loss cross_entropy",
             Severity.NOTE,
-        )
-        return
-    try:
-        use.loss.check(use.attributes, graph.shape(graph.output))
-    except Refusal as refusal:
-        yield Diagnostic(
-            refusal.code, refusal.message, refusal.help, node=graph.output, op=use.loss.name, location=use.location
         )
 
 
@@ -59,10 +49,6 @@ def _input(graph: Graph) -> Iterator[Diagnostic]:
     if norm is None:
         message = "no input norm is declared: bounds stay symbolic in X_0"
         yield Diagnostic("LIP201", message, "declare one: --input-norm 1.0", Severity.NOTE, location=location)
-    elif isinstance(norm, Fraction) and norm <= 0:
-        yield Diagnostic("LIP202", "the input norm must be positive", location=location)
-    if prod(graph.input.shape) < 1:
-        yield Diagnostic("LIP203", "the input has no entries", location=location)
 
 
 def _parameters(graph: Graph) -> Iterator[Diagnostic]:

@@ -32,7 +32,7 @@ def analyse(graph: Graph) -> Analysis:
         loss_lipschitz=_bound(formulas.loss_lipschitz, numbers.loss_lipschitz),
         lipschitz=slope,
         total=_bound(formulas.total, numbers.total),
-        depth=growth(layers),
+        depth=growth(graph, numbers.slope),
     )
 
 

@@ -78,9 +78,7 @@ def test_released_noise_has_the_standard_deviation_of_the_analysis(noise: Alloca
 
 def test_the_whole_step_is_one_mechanism_of_the_stated_multiplier() -> None:
     # Trap 7, end to end: Σ (K_p / s_p)² from the noise actually drawn is 1/σ², not P/σ².
-    module, optimizer, loader = seeded(
-        Recorder, module=Wide(), noise="per_layer", noise_multiplier=1e4, seed=5
-    )
+    module, optimizer, loader = seeded(Recorder, module=Wide(), noise="per_layer", noise_multiplier=1e4, seed=5)
     for _ in range(3):
         for x, y in loader:
             backward(module, x, y)

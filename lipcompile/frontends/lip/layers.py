@@ -17,7 +17,7 @@ from lipcompile.ops.linear import BIAS, CONV, BiasShape
 from lipcompile.ops.merge import SUM, Sum
 from lipcompile.ops.record import AnyOp, Constraint, ConstraintKind, Shape, Spelling
 from lipcompile.ops.rules import feature_axis
-from lipcompile.ops.schema import Argument, ArgumentError, bind, suggest
+from lipcompile.ops.schema import Argument, ArgumentError, bind, check_names, suggest
 
 LAYERS: Mapping[str, tuple[AnyOp, Spelling]] = {spelling.name: (op, spelling) for op in OPS for spelling in op.dsl}
 # Layers that stand for several nodes; `frontends.dsl` expands them.
@@ -40,6 +40,7 @@ class LayerLowering:
         operands, arguments = operands_of(call, op, current, scope)
         shapes = tuple(operand.shape for operand in operands if operand.shape is not None)
         if len(shapes) != len(operands):
+            _check_names(op, call, arguments)
             return Value(call.name.text, None)
         named = {argument.name.text: argument.value for argument in arguments if argument.name}
         positional = [scope.argument(argument.value) for argument in arguments if argument.name is None]
@@ -73,32 +74,42 @@ class LayerLowering:
             chosen["weight"] = ParameterChoice(constraint, trainable=not (scope.frozen or fixed))
         if op is BIAS:
             bound = positional.pop(0) if positional else Fraction(1)
-            chosen["bias"] = _ball(bound, scope, call)
+            chosen["bias"] = self._ball(bound, scope, call)
         elif "bias" in roles and "bias" in named:
             expression = named.pop("bias")
             bound = scope.argument(expression)
             if bound is not False:
-                chosen["bias"] = _ball(bound, scope, call)
+                chosen["bias"] = self._ball(bound, scope, call)
         return chosen
 
     def _constraint(self, expression: ast.Expression | None, scope: Scope) -> tuple[Constraint, bool]:
-        """Return the constraint, and whether it fixes the weight; the command line overrides the file."""
-        if isinstance(self.options.constraint, Constraint):
-            return self.options.constraint, False
-        if expression is None:
-            return UNIT, False
-        call = ast.Call(expression, ()) if isinstance(expression, ast.Name) else expression
-        if not isinstance(call, ast.Call) or call.name.text not in _CONSTRAINTS:
-            near = suggest(call.name.text, list(_CONSTRAINTS)) if isinstance(call, ast.Call) else ""
-            help_line = near or f"use {', '.join(_CONSTRAINTS)}"
-            raise Problem("LIP012", "this is no constraint", expression.at, help_line)
-        kind, fixed = _CONSTRAINTS[call.name.text]
-        if len(call.arguments) > (0 if call.name.text in ("orthogonal", "fixed") else 1):
-            raise Problem("LIP012", f"`{call.name.text}` has too many arguments", call.at)
-        if call.name.text == "frobenius" and not call.arguments:
-            raise Problem("LIP012", "`frobenius` needs its bound", call.at, "write frobenius(2.0)")
-        bound = scope.scalar(call.arguments[0].value) if call.arguments else Fraction(1)
-        return Constraint(kind, bound), fixed
+        """Return the constraint, and whether it fixes the weight; the command line overrides the set, not that."""
+        declared, fixed = (UNIT, False) if expression is None else _declared_constraint(expression, scope)
+        chosen = self.options.constraint
+        return (chosen if isinstance(chosen, Constraint) else declared), fixed
+
+    def _ball(self, bound: Argument, scope: Scope, call: ast.Call) -> ParameterChoice:
+        """Return a bias within the declared bound, or within that of the command line."""
+        if isinstance(bound, bool | str | tuple):
+            message = "a bias needs the bound of its norm"
+            raise Problem("LIP012", message, call.at, "write bias=0.5 for ‖b‖ <= 0.5, or bias=false")
+        chosen = bound if self.options.bias_bound is None else self.options.bias_bound
+        return ParameterChoice(Constraint("ball", chosen), trainable=not scope.frozen)
+
+
+def _declared_constraint(expression: ast.Expression, scope: Scope) -> tuple[Constraint, bool]:
+    call = ast.Call(expression, ()) if isinstance(expression, ast.Name) else expression
+    if not isinstance(call, ast.Call) or call.name.text not in _CONSTRAINTS:
+        near = suggest(call.name.text, list(_CONSTRAINTS)) if isinstance(call, ast.Call) else ""
+        help_line = near or f"use {', '.join(_CONSTRAINTS)}"
+        raise Problem("LIP012", "this is no constraint", expression.at, help_line)
+    kind, fixed = _CONSTRAINTS[call.name.text]
+    if len(call.arguments) > (0 if call.name.text in ("orthogonal", "fixed") else 1):
+        raise Problem("LIP012", f"`{call.name.text}` has too many arguments", call.at)
+    if call.name.text == "frobenius" and not call.arguments:
+        raise Problem("LIP012", "`frobenius` needs its bound", call.at, "write frobenius(2.0)")
+    bound = scope.scalar(call.arguments[0].value) if call.arguments else Fraction(1)
+    return Constraint(kind, bound), fixed
 
 
 _CONSTRAINTS: Mapping[str, tuple[ConstraintKind, bool]] = {
@@ -151,8 +162,21 @@ class Given:
         first = self.shapes[0]
         rank = self.spelling.rank if self.spelling.rank is not None else max(len(first) - 1, 0)
         chosen = self.positional if positional is None else positional
-        also = ("bias", "constraint") if self.op.parameters else ()
-        return bind(self.op.attributes, chosen, {**self.named, **changes}, rank, also)
+        return bind(self.op.attributes, chosen, {**self.named, **changes}, rank, _parameter_arguments(self.op))
+
+
+def _parameter_arguments(op: AnyOp) -> tuple[str, ...]:
+    return ("bias", "constraint") if "weight" in {rule.role for rule in op.parameters} else ()
+
+
+def _check_names(op: AnyOp, call: ast.Call, arguments: Sequence[ast.Argument]) -> None:
+    """Check what can be checked of a layer whose operands were refused: the names of its arguments."""
+    own = _parameter_arguments(op)
+    named = [argument.name.text for argument in arguments if argument.name and argument.name.text not in own]
+    try:
+        check_names(op.attributes, named, own)
+    except ArgumentError as error:
+        raise _argument_problem(error, call) from None
 
 
 def _attributes(given: Given, call: ast.Call) -> Any:
@@ -171,13 +195,6 @@ def _argument_problem(error: ArgumentError, call: ast.Call) -> Problem:
             at = argument.name.at
     code = "LIP014" if error.help.startswith("add --set") else "LIP012"
     return Problem(code, f"`{call.name.text}`: {error.message}", at, error.help, node=call.name.text)
-
-
-def _ball(bound: Argument, scope: Scope, call: ast.Call) -> ParameterChoice:
-    if isinstance(bound, bool | str | tuple):
-        message = "a bias needs the bound of its norm"
-        raise Problem("LIP012", message, call.at, "write bias=0.5 for ‖b‖ <= 0.5, or bias=false")
-    return ParameterChoice(Constraint("ball", bound), trainable=not scope.frozen)
 
 
 def _sum(given: Given) -> Sum:
