@@ -153,6 +153,25 @@ def test_the_examples_compile_and_start_inside_their_constraints(tmp_path: Path,
         assert norm <= float(constraint.bound) * (1 + 1e-9), name  # type: ignore[arg-type]
 
 
+def test_no_two_values_share_a_variable(tmp_path: Path) -> None:
+    """A value renamed to keep clear of `forward` must not take the name of another one."""
+    body = """input F: tensor[4], norm <= 1
+        self = dense(4, constraint=spectral(0.001)) self_ = dense(F, 4, constraint=spectral(20))
+        F_ = add(self, self_)
+        torch = dense(3) torch_ = dense(F_, 3) train = add(torch, torch_) loss multiclass_kr"""
+    derivation = derive(tmp_path, body)
+    assert derivation.analysis is not None
+    names = [node.name for node in derivation.analysis.graph.nodes]
+    assert len(set(names)) == len(names)
+    model = build(derivation, tmp_path)
+    assert_within_bounds(model, "multiclass_kr", examples=64)
+    x = torch.randn(8, 4, dtype=torch.double)
+    clipped = model.clip_input(x)
+    first = clipped @ (model.get_parameter("self_.weight") + model.get_parameter("self__2.weight")).T
+    expected = first @ (model.get_parameter("torch_.weight") + model.get_parameter("torch__2.weight")).T
+    torch.testing.assert_close(model(x), expected)
+
+
 def test_bounds_that_follow_the_weights_fall_with_them(tmp_path: Path) -> None:
     derivation = derive(tmp_path, "input x: tensor[8], norm <= 2\n dense(6) relu dense(3) loss cross_entropy")
     fixed, model = build(derivation, tmp_path), build(derivation, tmp_path, follow_weights=True)

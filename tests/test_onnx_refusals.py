@@ -195,3 +195,12 @@ def test_a_function_of_the_file_is_inlined(tmp_path: Path) -> None:
     graph = load(made, tmp_path).graph
     assert graph is not None
     assert [n.op.name for n in graph.nodes] == ["relu", "add"]
+
+
+@pytest.mark.parametrize("attributes", [{"dilations": [2, 2], "strides": [1, 1]}, {"strides": [3, 3]}])
+def test_automatic_pads_that_runtimes_read_differently_are_refused(
+    tmp_path: Path, attributes: dict[str, list[int]]
+) -> None:
+    pool = node("MaxPool", "x", "y", kernel_shape=[2, 2], auto_pad="SAME_UPPER", **attributes)
+    (found,) = errors(load(model([pool], ("n", 1, 6, 6)), tmp_path))
+    assert (found.code, found.help) == ("LIP110", "export the model with explicit pads")

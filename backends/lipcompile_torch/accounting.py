@@ -224,9 +224,7 @@ def _rounded_below_zero(notes: list[str]) -> bool:
     return any("Negative Renyi divergence" in note for note in notes)
 
 
-def _pld_epsilon(
-    runs: Counter[Mechanism], delta: float, relation: NeighbouringRelation, interval: float
-) -> float:
+def _pld_epsilon(runs: Counter[Mechanism], delta: float, relation: NeighbouringRelation, interval: float) -> float:
     from dp_accounting import NeighboringRelation
     from dp_accounting.pld import PLDAccountant
 
@@ -274,9 +272,7 @@ def _quiet() -> Iterator[list[str]]:
 # --- searches ----------------------------------------------------------------------------------------------------
 
 
-def _smallest(
-    spent: Callable[[float], float], guess: float, target_epsilon: float, target_delta: float
-) -> float:
+def _smallest(spent: Callable[[float], float], guess: float, target_epsilon: float, target_delta: float) -> float:
     """Return σ with spent(σ) <= target, as small as the tolerance and `SMALLEST_NOISE_MULTIPLIER` allow."""
     high = min(max(guess, SMALLEST_NOISE_MULTIPLIER), LARGEST_NOISE_MULTIPLIER)
     low, over = high, 0.0

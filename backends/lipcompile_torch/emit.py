@@ -17,7 +17,7 @@ from lipcompile.numbers.traced import Traced, reference
 from lipcompile.passes.bounds import derive
 from lipcompile.reports.json_report import report
 
-from .expressions import below, constructor, expression, loss_expression, owner, variable
+from .expressions import below, constructor, expression, loss_expression, owner
 from .runtime.weights import encode_weights
 
 WIDTH = 110
@@ -177,7 +177,7 @@ def _constructor(graph: Graph) -> list[str]:
 
 
 def _forward(graph: Graph) -> list[str]:
-    source = variable(graph.input.name)
+    source = graph.input.name
     shapes = [", ".join(map(str, ("B", *shape))) for shape in (graph.input.shape, graph.shape(graph.output))]
     lines = [
         f"def forward(self, {source}: Tensor) -> Tensor:",
@@ -185,8 +185,8 @@ def _forward(graph: Graph) -> list[str]:
         f"    {source} = self.clip_input({source})",
     ]
     for node in graph.nodes:
-        lines += _wrapped(f"    {variable(node.name)} = {expression(node)}")
-    return [*lines, f"    return self.release({variable(graph.output)})"]
+        lines += _wrapped(f"    {node.name} = {expression(node)}")
+    return [*lines, f"    return self.release({graph.output})"]
 
 
 def _loss(graph: Graph) -> list[str]:

@@ -15,14 +15,6 @@ from lipcompile.ops.record import Shape
 from lipcompile.ops.rules import feature_axis
 from lipcompile.ops.shape import permutation
 
-# Names that an emitted `forward` uses for other things.
-_TAKEN = {"self", "torch", "functional", "layers", "losses", "F", "Tensor", "output", "target"}
-
-
-def variable(value: str) -> str:
-    """Return the local variable that holds a value."""
-    return f"{value}_" if value in _TAKEN else value
-
 
 def nearest(value: Scalar) -> str:
     """Write an exact number as the nearest double."""
@@ -106,8 +98,8 @@ _CLASSES: Mapping[str, Callable[[Node], str]] = {
 
 
 def expression(node: Node) -> str:
-    """Return the expression of the node's output, over the variables of its operands."""
-    operands = [variable(name) for name in node.inputs]
+    """Return the expression of the node's output, over the variables of its operands, which have their names."""
+    operands = list(node.inputs)
     if node.parameters:
         return f"self.{owner(node)}({operands[0]})"
     return _EXPRESSIONS[node.op.name](node, operands)

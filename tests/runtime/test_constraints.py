@@ -141,9 +141,14 @@ def test_fill_scales_up_as_well() -> None:
         assert constraint.norm(filled, IMAGE).bound > constraint.bound * (1 - 2e-5)
 
 
-@pytest.mark.parametrize("bound", [0.0, -1.0, math.inf, math.nan])
+def test_a_ball_of_radius_zero_holds_zero_alone() -> None:
+    assert not Spectral(0.0).project(torch.randn(3, 4), Dense()).any()
+    assert not Ball(0.0).project(torch.randn(5), Translation()).any()
+
+
+@pytest.mark.parametrize("bound", [-1.0, math.inf, math.nan])
 def test_bounds_that_bound_nothing_are_refused(bound: float) -> None:
-    with pytest.raises(ValueError, match="positive and finite"):
+    with pytest.raises(ValueError, match="finite and not negative"):
         Spectral(bound)
     with pytest.raises(ValueError, match="bound 1"):
         Orthogonal(bound)

@@ -180,7 +180,9 @@ def test_trap_18_wrapped_constrained_layers_are_projected() -> None:
         bounds = {"wrap.0.fc.weight": 1.0, **Small.bounds}  # noqa: RUF012
 
         def __init__(self) -> None:
-            super().__init__()
+            LipschitzModule.__init__(self)
+            self.conv = layers.Conv2d(1, 4, (3, 3), (6, 6), 9, 9, padding=((1, 1), (1, 1)), bias=Ball(0.1))
+            self.fc = layers.Dense(36, 3)
             inner = nn.Module()
             inner.fc = layers.Dense(3, 3)
             self.wrap = nn.Sequential(inner)

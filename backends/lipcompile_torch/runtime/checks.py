@@ -31,9 +31,17 @@ def check_module(module: object) -> None:
             f"{type(module).__name__} has no proved gradient bounds: compile the network first (lipcompile "
             "compile) and pass the module itself, not a wrapper (DataParallel, torch.compile)"
         )
+    check_hooks(module)
     if not trainable(module):
         raise PrivacyError("the module has no trainable parameters: there is nothing to train privately")
     check_bounds(trainable(module), module.gradient_bounds())
+
+
+def check_hooks(module: nn.Module) -> None:
+    """Refuse hooks: they may change what a layer computes, or take features out of it."""
+    for name, part in module.named_modules():
+        if part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks:
+            raise PrivacyError(f"{name or 'the module'} has hooks, which the bounds know nothing of: remove them")
 
 
 def check_bounds(parameters: Mapping[str, nn.Parameter], bounds: Mapping[str, float]) -> None:
@@ -68,7 +76,7 @@ def check_optimizer(optimizer: Optimizer, module: nn.Module) -> None:
 
 
 def check_unchanged(
-    module: nn.Module, optimizer: Optimizer, known: Mapping[str, nn.Parameter], versions: Mapping[str, int]
+    module: nn.Module, optimizer: Optimizer, known: Mapping[str, nn.Parameter], contents: Contents
 ) -> None:
     """Refuse a step whose parameters are not, by identity and by content, those that the batch was drawn for."""
     present = trainable(module)
@@ -79,16 +87,27 @@ def check_unchanged(
             "they have no proved bound; compile the changed model and call make_private again"
         )
     check_optimizer(optimizer, module)
-    if current_versions(known) != versions:
+    check_hooks(module)
+    if current_contents(known) != contents:
         raise PrivacyError(
             "parameters were changed between drawing the batch and the step, so the gradient may not be bounded: "
             "load or average weights between steps, not within one"
         )
 
 
-def current_versions(parameters: Mapping[str, nn.Parameter]) -> dict[str, int]:
-    """Return torch's count of in-place changes of each parameter."""
-    return {name: parameter._version for name, parameter in parameters.items()}
+Contents = tuple[tuple[int, int], ...]
+_WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def current_contents(parameters: Mapping[str, nn.Parameter]) -> Contents:
+    """Return a fingerprint of the parameters: torch's count of in-place changes, and a sum of their bits.
+
+    The sum sees what the count does not: writes through `.data`.
+    """
+    bits = [p.detach().reshape(-1).view(_WORDS[p.element_size()]) for p in parameters.values()]
+    device = bits[0].device
+    sums = torch.stack([words.sum(dtype=torch.int64).to(device) for words in bits]).tolist()
+    return tuple((parameter._version, total) for parameter, total in zip(parameters.values(), sums, strict=True))
 
 
 def slack(parameters: Mapping[str, nn.Parameter]) -> float:
@@ -108,6 +127,13 @@ def check_flow(gate: GateRecord, batch: LogicalBatch, limit: float) -> None:
         raise PrivacyError(
             f"{batch.examples} examples were drawn for this step but {gate.examples} flowed back: "
             + _why(gate.examples, batch.examples)
+        )
+    foreign = 0.0 if gate.foreign is None else float(gate.foreign)
+    if not foreign <= 0.0:
+        raise PrivacyError(
+            "what flowed back is not what module.criterion(module(x), y) sends, unscaled: no mean over the batch, "
+            "no weights, no other loss or term on the output, no change to the output before the criterion, no "
+            "loss scaling"
         )
     largest = 0.0 if gate.largest is None else float(gate.largest)
     if not largest <= limit:

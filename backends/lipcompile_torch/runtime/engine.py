@@ -14,6 +14,7 @@ from ..accounting import (
     BudgetError,
     Mechanism,
     NeighbouringRelation,
+    Run,
     calibrate_noise_multiplier,
     check_supported,
 )
@@ -38,6 +39,10 @@ class PrivacyEngine:
     in proportion to the module's proved bounds. The sampling rate is q = b/N: under add/remove this treats N, the
     number of examples, as public.
 
+    What reaches `module(x)` must be the examples as they were drawn, each on its own. The engine sees what flows
+    back, not how inputs were made: statistics of the batch in preprocessing, mixup, an example used in place of
+    another, couple examples without its noticing.
+
     Args:
         accountant: "pld" (tighter) or "rdp".
         ledger: file that every step is written to before it is taken; an existing one is continued, and its steps
@@ -59,6 +64,7 @@ class PrivacyEngine:
         check_supported({}, 0.5, self.relation, accountant)
         self.ledger: Ledger | None = None
         self._path = ledger
+        self._planned: list[PrivateOptimizer] = []
 
     def make_private(
         self,
@@ -108,6 +114,8 @@ class PrivacyEngine:
             optimizer, module, loader, ledger, mechanism, noise, NoiseSource(seed), max_steps
         )
         loader.before_batch = private.begin_batch
+        module.guard_layers()
+        self._planned.append(private)
         return module, private, loader
 
     def make_private_with_epsilon(
@@ -125,7 +133,8 @@ class PrivacyEngine:
     ) -> tuple[Module, PrivateOptimizer, PoissonLoader]:
         """As `make_private`, with σ calibrated so that `epochs` epochs cost at most (ε, δ).
 
-        What the ledger holds already counts against the target. Steps beyond these epochs are refused. Calibration
+        What the ledger holds already counts against the target, and so do the steps that were planned by earlier
+        calls and not taken yet. Steps beyond these epochs are refused. Calibration
         takes seconds with "pld" and a fraction of one with "rdp".
 
         Raises:
@@ -148,7 +157,7 @@ class PrivacyEngine:
             steps,
             self.relation,
             self.accountant,
-            self.open_ledger(loader.size).record.runs,
+            [*self.open_ledger(loader.size).record.runs, *self._pending()],
         )
         return self.make_private(
             module=module,
@@ -164,6 +173,15 @@ class PrivacyEngine:
     def get_epsilon(self, delta: float) -> float:
         """Return ε at δ of every step in the ledger, this engine's and earlier ones; 0 before any step."""
         return 0.0 if self.ledger is None else self.ledger.epsilon(delta, self.accountant)
+
+    def _pending(self) -> list[Run]:
+        """Return the steps that earlier calls may still take; raises BudgetError if their number is open."""
+        if any(optimizer.steps_left is None for optimizer in self._planned):
+            raise BudgetError(
+                "an earlier make_private of this engine set no number of steps: no budget can be promised; give "
+                "it max_steps, or use another engine"
+            )
+        return [(o.mechanism, o.steps_left) for o in self._planned if o.steps_left]
 
     def close(self) -> None:
         """Release the ledger file for other processes."""

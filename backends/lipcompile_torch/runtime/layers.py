@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -23,12 +24,36 @@ BiasBound = float | Constraint | None
 """‖bias‖ ≤ a float, or a constraint of its own, or no bias."""
 
 
+class Gate(Protocol):
+    """What a layer needs to know of its module."""
+
+    running: int
+
+
 class ConstrainedLayer(nn.Module):
-    """Base of layers with constrained parameters."""
+    """Base of layers with constrained parameters.
+
+    Attributes:
+        gate: set by the engine; while its ``running`` is 0, calls that build gradients are refused.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self._constraints: dict[str, tuple[Constraint, Operator]] = {}
+        self.gate: Gate | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run ``forward``.
+
+        Raises:
+            RuntimeError: called outside the module's own forward pass, by something that differentiates.
+        """
+        if self.gate is not None and not self.gate.running and torch.is_grad_enabled():
+            raise RuntimeError(
+                "a layer was called outside its module's forward pass: a gradient from there is not bounded; use "
+                "the module as a whole, or torch.no_grad()"
+            )
+        return super().__call__(*args, **kwargs)
 
     @property
     def constraints(self) -> Mapping[str, tuple[Constraint, Operator]]:

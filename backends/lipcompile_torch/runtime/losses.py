@@ -162,7 +162,7 @@ def squared_error(output: Tensor, target: Tensor, target_norm: float) -> Tensor:
             f"targets must be floats of shape {tuple(output.shape)}, not {target.dtype} {tuple(target.shape)}"
         )
     norms = torch.linalg.vector_norm(target.flatten(1), dim=1, dtype=torch.float64)
-    if not bool((norms <= target_norm * (1 + rounding_slack(target.dtype) / 10)).all()):
+    if not bool((norms <= target_norm * (1 + rounding_slack(output.dtype) / 10)).all()):
         raise ValueError(
             f"a target is longer than target_norm = {target_norm}: scale or clip the targets, or raise it"
         )

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 import torch
 from numpy import floating
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from . import functional
 from .layers import ConstrainedLayer
+from .precision import working_slack
 from .weights import decode_weights
 
 __all__ = ["GateRecord", "LipschitzModule", "decode_weights"]
@@ -30,33 +31,87 @@ class GateRecord:
         largest: largest norm of the cotangent of one example, times the normaliser: at most L if the
             criterion was the module's own. A 0-dim tensor, so that nobody waits for the device; NaN if a
             cotangent was. None if nothing flowed back.
+        foreign: how far what flowed back is from what the module's own criterion, unscaled, sends back into
+            that forward pass: 0 if it was nothing else. None if nothing flowed back.
+        slack: relative rounding slack of the lowest precision that an output was computed in.
+        running: how many forward passes of the module are under way.
     """
 
     examples: int = 0
     largest: Tensor | None = None
+    foreign: Tensor | None = None
+    slack: float = 0.0
+    running: int = 0
 
     def reset(self) -> None:
-        """Forget."""
-        self.examples, self.largest = 0, None
+        """Forget what flowed back."""
+        self.examples, self.largest, self.foreign, self.slack = 0, None, None, 0.0
 
-    def record(self, cotangent: Tensor, normaliser: float) -> None:
-        """Note a cotangent [B, …]."""
+    def record(self, cotangent: Tensor, normaliser: float, sent: Tensor | None) -> None:
+        """Note a cotangent [B, …] at the end of a forward pass, and what the criterion sent there."""
         self.examples += len(cotangent)
         rows = cotangent.detach().reshape(len(cotangent), math.prod(cotangent.shape[1:]))
         norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.promote_types(rows.dtype, torch.float32))
-        known = norms.new_zeros(1) if self.largest is None else self.largest.reshape(1).to(norms)
-        self.largest = torch.cat((norms * normaliser, known)).amax()
+        self.largest = _largest(norms * normaliser, self.largest)
+        self.note_foreign(norms.new_full((1,), math.inf) if sent is None else (cotangent - sent).abs())
+
+    def note_foreign(self, difference: Tensor) -> None:
+        """Note a difference from what the criterion would have sent."""
+        self.foreign = _largest(difference.detach().flatten(), self.foreign)
+
+
+def _largest(values: Tensor, known: Tensor | None) -> Tensor:
+    before = values.new_zeros(1) if known is None else known.reshape(1).to(values)
+    return torch.cat((values, before)).amax()
+
+
+@dataclass
+class _Passage:
+    """One forward pass: what the criterion sent back into it."""
+
+    sent: Tensor | None = None
 
 
 class _Gate(torch.autograd.Function):
+    """The end of a forward pass."""
+
     @staticmethod
-    def forward(ctx: Any, output: Tensor, module: LipschitzModule) -> Tensor:
-        ctx.module = module
+    def forward(ctx: Any, output: Tensor, module: LipschitzModule, passage: _Passage) -> Tensor:
+        ctx.module, ctx.passage = module, passage
+        return output.view_as(output)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None, None]:
+        ctx.module.gate.record(cotangents[0], ctx.module.normaliser, ctx.passage.sent)
+        return cotangents[0], None, None
+
+
+class _Entrance(torch.autograd.Function):
+    """Where the criterion takes an output: remembers what it sends back. A second criterion is not remembered."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, passage: _Passage) -> Tensor:
+        ctx.passage = passage
         return output.view_as(output)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None]:
-        ctx.module.gate.record(cotangents[0], ctx.module.normaliser)
+        if ctx.passage.sent is None:
+            ctx.passage.sent = cotangents[0]
+        return cotangents[0], None
+
+
+class _Total(torch.autograd.Function):
+    """The value of the criterion: notes whether it was scaled before `backward`."""
+
+    @staticmethod
+    def forward(ctx: Any, total: Tensor, module: LipschitzModule) -> Tensor:
+        ctx.module = module
+        return total.view_as(total)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None]:
+        ctx.module.gate.note_foreign((cotangents[0] - 1).abs())
         return cotangents[0], None
 
 
@@ -96,6 +151,7 @@ class LipschitzModule(nn.Module):
         super().__init__()
         self.normaliser: float = 1.0
         self.gate = GateRecord()
+        self._blueprint: dict[str, Any] = {}
         self.register_load_state_dict_post_hook(_project_after_loading)  # type: ignore[no-untyped-call]
 
     @property
@@ -109,9 +165,14 @@ class LipschitzModule(nn.Module):
 
     def criterion(self, output: Tensor, target: Tensor) -> Tensor:
         """Return the sum of the losses over the batch, divided by the fixed normaliser; 0-dim. Call
-        ``backward()`` on it.
+        ``backward()`` on it, unscaled, and give it what ``forward`` returned, untouched: the engine refuses
+        steps whose gradient came about otherwise.
         """
-        return self.per_example_loss(output, target).sum() / self.normaliser
+        passage = getattr(output, "passage", None)
+        if passage is not None and torch.is_grad_enabled():
+            output = _Entrance.apply(output, passage)  # type: ignore[no-untyped-call]
+        total = self.per_example_loss(output, target).sum() / self.normaliser
+        return _Total.apply(total, self) if total.requires_grad else total  # type: ignore[no-untyped-call]
 
     def clip_input(self, x: Tensor) -> Tensor:
         """Return inputs [B, *input_shape] with each example clipped to ``input_norm``, unless the input is
@@ -142,8 +203,24 @@ class LipschitzModule(nn.Module):
         """Return ``output`` through the gate, which notes what flows back."""
         if not torch.is_grad_enabled():
             return output
-        gated: Tensor = _Gate.apply(output, self)  # type: ignore[no-untyped-call]
-        return gated
+        self.gate.slack = max(self.gate.slack, working_slack(output))
+        passage = _Passage()
+        released: Any = _Gate.apply(output, self, passage)  # type: ignore[no-untyped-call]
+        released.passage = passage  # no operation hands it on: the criterion knows the output itself by it
+        return cast(Tensor, released)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run ``forward``; the layers know meanwhile that they are called from there."""
+        self.gate.running += 1
+        try:
+            return super().__call__(*args, **kwargs)
+        finally:
+            self.gate.running -= 1
+
+    def guard_layers(self) -> None:
+        """Let every layer refuse calls that build gradients outside ``forward``: these would pass no gate."""
+        for _, layer in self._constrained():
+            layer.gate = self.gate
 
     def gradient_bounds(self) -> dict[str, float]:
         """Return K_p by parameter name, for weights in their constraint sets."""
@@ -192,10 +269,23 @@ class LipschitzModule(nn.Module):
             sorted(present.keys() - governed), "not governed by a constraint: added or wrapped after compilation"
         )
         _refuse(sorted(governed - present.keys()), "missing: removed or reparametrised after compilation")
+        self._check_blueprint()
         trained = {name for name, parameter in present.items() if parameter.requires_grad}
         _refuse(
             sorted(trained - self.bounds.keys()), "trainable, but compiled as frozen: it has no gradient bound"
         )
+
+    def _check_blueprint(self) -> None:
+        """Compare the layers with those that were there first, at the end of ``__init__``."""
+        layers = {name: (type(layer), dict(layer.constraints)) for name, layer in self._constrained()}
+        self._blueprint = self._blueprint or layers
+        names = layers.keys() | self._blueprint.keys()
+        changed = sorted(name for name in names if layers.get(name) != self._blueprint.get(name))
+        if changed:
+            raise RuntimeError(
+                f"layers {', '.join(changed)} are not those that were compiled: the bounds do not hold for them; "
+                "change the model and compile it again"
+            )
 
     def load_initial_weights(self, arrays: Mapping[str, NDArray[floating]]) -> None:
         """Copy arrays into the parameters of the same names, all of them, and project.

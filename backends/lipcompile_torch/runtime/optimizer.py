@@ -49,8 +49,17 @@ class PrivateOptimizer(Optimizer):
         self._noise = noise
         self._steps_left = max_steps
         self._parameters = checks.trainable(module)
-        self._versions = checks.current_versions(self._parameters)
+        self._contents = checks.current_contents(self._parameters)
         self._accumulating = False
+        self._releasing = False
+        optimizer.register_step_pre_hook(self._refuse_raw_step)
+
+    def _refuse_raw_step(self, *_: Any) -> None:
+        if not self._releasing:
+            raise PrivacyError(
+                "the wrapped optimizer was stepped by itself, which would release a gradient without noise: call "
+                "step() on the optimizer that make_private returned"
+            )
 
     # --- the wrapped optimizer ---
 
@@ -97,6 +106,11 @@ class PrivateOptimizer(Optimizer):
         return self._mechanism.noise_multiplier
 
     @property
+    def mechanism(self) -> Mechanism:
+        """The mechanism of every step."""
+        return self._mechanism
+
+    @property
     def steps_left(self) -> int | None:
         """How many more steps the budget allows; None if no budget was set."""
         return self._steps_left
@@ -117,9 +131,9 @@ class PrivateOptimizer(Optimizer):
                 "call optimizer.abandon_batch() and go on"
             )
         self._clear()
-        if checks.current_versions(self._parameters) != self._versions:
+        if checks.current_contents(self._parameters) != self._contents:
             self._module.project_()
-            self._versions = checks.current_versions(self._parameters)
+            self._contents = checks.current_contents(self._parameters)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients; does nothing while the pieces of one logical batch are being added up."""
@@ -162,7 +176,7 @@ class PrivateOptimizer(Optimizer):
     def _allocate(self, batch: LogicalBatch) -> dict[str, float]:
         """Check everything that the accounting assumes of this step; return s_p."""
         module, normaliser = self._module, self._loader.expected_batch_size
-        checks.check_unchanged(module, self.optimizer, self._parameters, self._versions)
+        checks.check_unchanged(module, self.optimizer, self._parameters, self._contents)
         bounds = module.gradient_bounds()
         checks.check_bounds(self._parameters, bounds)
         if module.normaliser != normaliser:
@@ -170,11 +184,13 @@ class PrivateOptimizer(Optimizer):
                 f"the module's normaliser is {module.normaliser}, not the expected batch size {normaliser}: "
                 "do not change it"
             )
-        slack = checks.slack(self._parameters)
+        slack = max(checks.slack(self._parameters), module.gate.slack)
         checks.check_flow(module.gate, batch, module.loss_lipschitz * (1 + slack))
         checks.check_gradients(self._parameters, bounds, batch.examples / normaliser, slack)
         sizes = {name: parameter.numel() for name, parameter in self._parameters.items()}
-        return allocate(self._allocation, bounds, sizes, self._mechanism.noise_multiplier)
+        stds = allocate(self._allocation, bounds, sizes, self._mechanism.noise_multiplier)
+        # The noise carries the slack of each parameter's dtype by itself; that of the computation comes on top.
+        return {name: std * (1 + module.gate.slack) for name, std in stds.items()}
 
     def _count(self) -> None:
         """Write the ledger line; from here on the batch counts as released, whatever happens."""
@@ -195,9 +211,13 @@ class PrivateOptimizer(Optimizer):
                 self._noise.perturb_(parameter, stds[name], self._loader.expected_batch_size)
             else:
                 zero_gradient_(parameter)
-        self.optimizer.step()
+        self._releasing = True
+        try:
+            self.optimizer.step()
+        finally:
+            self._releasing = False
         self._module.project_()
-        self._versions = checks.current_versions(self._parameters)
+        self._contents = checks.current_contents(self._parameters)
         self._clear()
 
     def _clear(self, set_to_none: bool = True) -> None:

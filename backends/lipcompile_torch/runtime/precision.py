@@ -27,3 +27,29 @@ def rounding_slack(dtype: torch.dtype) -> float:
     if dtype not in _SLACK:
         raise ValueError(f"no rounding slack is known for {dtype}: train in float32, float64, float16 or bfloat16")
     return _SLACK[dtype]
+
+
+_TF32_SLACK = 5e-3  # ten times the largest excess measured with operands rounded to ten bits: 4.9e-4
+
+
+def working_slack(output: torch.Tensor) -> float:
+    """Return the rounding slack of the precision that computes now: that of ``output``, of autocast, of TF32.
+
+    Parameters in float32 say nothing of the products they enter: autocast rounds operands to its own dtype, and
+    on NVIDIA devices TF32 to ten bits of mantissa.
+    """
+    device = output.device.type
+    slacks = [rounding_slack(output.dtype)]
+    if torch.is_autocast_enabled(device):
+        slacks.append(rounding_slack(torch.get_autocast_dtype(device)))
+    if device == "cuda" and _tf32():
+        slacks.append(_TF32_SLACK)
+    return max(slacks)
+
+
+def _tf32() -> bool:
+    """Whether products may use TF32; torch refuses to say if both of its interfaces were used: then, yes."""
+    try:
+        return bool(torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32)
+    except RuntimeError:
+        return True

@@ -32,6 +32,11 @@ def window_padding(
     """Return the zeros before and after each axis, from `pads` or `auto_pad`."""
     rank, auto = len(kernel), node.text("auto_pad", "NOTSET")
     if auto in ("SAME_UPPER", "SAME_LOWER"):
+        if "Pool" in node.op_type and any(
+            d > 1 or s > k for k, s, d in zip(kernel, stride, dilation, strict=True)
+        ):
+            message = f"runtimes disagree on auto_pad={auto} of {node.op_type} with this stride or dilation"
+            raise Refusal("LIP110", message, "export the model with explicit pads")
         axes = zip(sizes, kernel, stride, dilation, strict=True)
         return tuple(_same(*axis, lower=auto == "SAME_LOWER") for axis in axes)
     pads = node.integers("pads") or ()
