@@ -2,7 +2,7 @@
 
     python examples/make_digits.py
 
-Needs scikit-learn. Its grey values 0 to 16 become 0 to 255. The split is stratified and fixed: 1437 examples to train
+The UCI test part of "Optical Recognition of Handwritten Digits", as shipped by scikit-learn; see LICENSE.digits.
 on, 360 to test on. The file is the same, byte for byte, whenever it is made.
 """
 

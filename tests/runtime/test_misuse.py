@@ -124,7 +124,7 @@ def test_autocast_is_paid_for_in_noise() -> None:
 
 def test_several_plans_of_one_engine_share_its_budget() -> None:
     engine = PrivacyEngine(accountant="rdp")
-    plans = []
+    plans: list[Any] = []
     for _ in range(2):
         module = Net()
         plans.append(
