@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -100,23 +99,6 @@ class Graph:
     def node(self, name: str) -> Node:
         """The node of this name; raises KeyError."""
         return next(node for node in self.nodes if node.name == name)
-
-    def uses(self) -> Mapping[str, tuple[tuple[Node, int], ...]]:
-        """Map each value to the (node, operand index) pairs that read it."""
-        found: defaultdict[str, list[tuple[Node, int]]] = defaultdict(list)
-        for node in self.nodes:
-            for index, operand in enumerate(node.inputs):
-                found[operand].append((node, index))
-        return {value: tuple(pairs) for value, pairs in found.items()}
-
-    def trained(self) -> frozenset[str]:
-        """Values that depend on a trainable parameter: cotangents flow into these alone."""
-        found: set[str] = set()
-        for node in self.nodes:
-            own = any(self.parameters[name].trainable for name in node.parameters.values())
-            if own or any(operand in found for operand in node.inputs):
-                found.add(node.name)
-        return frozenset(found)
 
     def networkx(self) -> nx.DiGraph:
         """Return the graph of values, for path and structure algorithms."""

@@ -107,7 +107,7 @@ def test_gate_counts_examples_and_sees_their_cotangents() -> None:
     assert module.gate.largest is not None
     assert module.gate.largest.shape == ()
     assert float(module.gate.largest) == pytest.approx(16 * float(cotangent.norm(dim=1).max()))
-    assert float(module.gate.largest) <= module.loss_cotangent_bound * (1 + 1e-6)
+    assert float(module.gate.largest) <= module.loss_lipschitz * (1 + 1e-6)
     torch.autograd.backward(module.criterion(module(x[:2]), y[:2]))
     assert module.gate.examples == 9
     module.gate.reset()
@@ -119,13 +119,13 @@ def test_trap_17_gate_sees_misuse() -> None:
     module, (x, y) = small(), data(7)
     module.normaliser = 16.0
     torch.autograd.backward(5 * module.criterion(module(x), y))
-    assert float(module.gate.largest or 0) > module.loss_cotangent_bound
+    assert float(module.gate.largest or 0) > module.loss_lipschitz
     module.gate.reset()
     torch.autograd.backward(module.per_example_loss(module(x), y).mean())  # divided by the realised batch: trap 6
-    assert float(module.gate.largest or 0) > module.loss_cotangent_bound
+    assert float(module.gate.largest or 0) > module.loss_lipschitz
     module.gate.reset()
     torch.autograd.backward(module(x).mul(math.nan).sum())
-    assert not float(module.gate.largest or 0) <= module.loss_cotangent_bound
+    assert not float(module.gate.largest or 0) <= module.loss_lipschitz
     module.gate.reset()
     loss = module.criterion(module(x), y)
     torch.autograd.backward(loss, retain_graph=True)

@@ -154,11 +154,6 @@ class LipschitzModule(nn.Module):
         self._blueprint: dict[str, Any] = {}
         self.register_load_state_dict_post_hook(_project_after_loading)  # type: ignore[no-untyped-call]
 
-    @property
-    def loss_cotangent_bound(self) -> float:
-        """L: what ``gate.largest`` must not exceed, up to rounding."""
-        return self.loss_lipschitz
-
     @abstractmethod
     def per_example_loss(self, output: Tensor, target: Tensor) -> Tensor:
         """Return the loss of each example, [B]."""
