@@ -12,8 +12,11 @@ from lipcompile.diagnostics import input_error
 class Backend(Protocol):
     """Turns derivations into programs and runs them. Importing a backend must not import its framework."""
 
-    def emit(self, derivation: Derivation) -> str:
-        """Return the text of a module that trains under the derived bounds; raises InputError if it cannot."""
+    def emit(self, derivation: Derivation, follow_weights: bool = False) -> str:
+        """Return the text of a module that trains under the derived bounds; raises InputError if it cannot.
+
+        With `follow_weights` the module evaluates its bounds at the certified norms of the current weights.
+        """
 
     @property
     def accounting(self) -> Any:

@@ -178,6 +178,13 @@ def test_compile_writes_a_module_that_imports(capsys: Capture) -> None:
 
 
 @pytest.mark.usefixtures("place")
+def test_compiled_bounds_may_follow_the_weights() -> None:
+    for option, followed in (("", False), (" --follow-weights", True)):
+        assert run(f"compile model.lip -o model.py{option}") == 0
+        assert ("def gradient_bounds" in Path("model.py").read_text()) is followed
+
+
+@pytest.mark.usefixtures("place")
 def test_compile_leaves_the_old_file_if_the_model_is_rejected() -> None:
     Path("out.py").write_text("precious")
     assert run("compile model.lip -o out.py --loss bce") == 1

@@ -26,7 +26,12 @@ if TYPE_CHECKING:
     help="File to write; it is replaced as a whole, or left alone.",
 )
 @click.option("--backend", default="torch", show_default=True, help="What to emit a program for.")
-def compile_(model: str, options: ModelOptions, output: Path, backend: str) -> int:
+@click.option(
+    "--follow-weights",
+    is_flag=True,
+    help="Let the bounds follow the norms of the current weights: less noise when these shrink.",
+)
+def compile_(model: str, options: ModelOptions, output: Path, backend: str, follow_weights: bool) -> int:
     """Check MODEL, and emit a module that trains under the derived bounds.
 
     The file needs the runtime package lipcompile_torch, and no compiler.
@@ -44,7 +49,7 @@ def compile_(model: str, options: ModelOptions, output: Path, backend: str) -> i
     complain(serious(derivation.diagnostics))
     if not derivation.ok:
         return 1
-    write_text(output, emitter.emit(derivation))
+    write_text(output, emitter.emit(derivation, follow_weights))
     click.echo(_summary(derivation, output), err=True)
     return 0
 
