@@ -41,6 +41,18 @@ def values(derivation: Derivation) -> dict[str, float | None]:
     return {name: bound.value for name, bound in derivation.analysis.parameters.items()}
 
 
+def test_a_last_sigmoid_is_warned_of(tmp_path: Path) -> None:
+    derivation = check(write(tmp_path, HEAD + "dense(1) sigmoid loss bce }"))
+    assert derivation.ok
+    assert [d.code for d in derivation.diagnostics] == ["LIP214"]
+
+
+def test_what_could_not_be_examined_is_not_reported_to_hold(tmp_path: Path) -> None:
+    derivation = check(write(tmp_path, HEAD + "lnear(3) loss hinge }"))
+    found = derivation.requirements
+    assert (found.lipschitz_loss.ok, found.bounded_input.ok, found.lipschitz_layers.ok) == (False, False, False)
+
+
 def test_layers_act_on_the_value_above_or_on_a_name(tmp_path: Path) -> None:
     graph = graph_of(tmp_path, HEAD + "a = dense(6); relu; b = dense(a, 6); add(a, b) dense(2) }")
     assert [node.name for node in graph.nodes] == ["a", "b", "add", "dense"]
@@ -185,6 +197,9 @@ def test_all_mistakes_of_a_file_are_reported_and_what_hangs_off_them_is_not(tmp_
     ("body", "code", "help_line"),
     [
         ("grupsort(2)", "LIP011", "did you mean `groupsort`?"),
+        ("linear(3)", "LIP011", "write dense(features)"),
+        ("softmax", "LIP011", "leave it out: the loss contains it"),
+        ("BatchNorm", "LIP011", "leave it out: see lipcompile explain LIP101"),
         ("dense(a, 2)", "LIP011", ""),
         ("dense(2, biass=1)", "LIP012", "did you mean `bias`?"),
         ("dense()", "LIP012", "the arguments are (features)"),

@@ -15,6 +15,7 @@ from lipcompile.diagnostics import Diagnostic, InputError
 from lipcompile.graph import Graph
 from lipcompile.numbers.traced import Traced, reference
 from lipcompile.passes.bounds import derive
+from lipcompile.reports.formulas import round_up
 from lipcompile.reports.json_report import report
 
 from .expressions import below, constructor, expression, loss_expression, owner
@@ -122,7 +123,7 @@ def _table(analysis: Analysis) -> list[str]:
     rows = []
     for name, parameter in analysis.graph.parameters.items():
         bound = analysis.parameters.get(name)
-        shown = "frozen" if bound is None else f"{bound.value:.7g}"
+        shown = "frozen" if bound is None or bound.value is None else round_up(bound.value)
         rows.append((name, "x".join(map(str, parameter.shape)), str(parameter.constraint), shown))
     widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
     return [

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from lipcompile.diagnostics import input_error
 
 if TYPE_CHECKING:
     from lipcompile.diagnostics import Diagnostic
@@ -44,16 +46,20 @@ def source_text(file: str) -> str | None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file such that there is the old one or the new one, never a part; raises OSError."""
+    """Write a file such that there is the old one or the new one, never a part; raises OSError, InputError (LIP005)."""
     target = path.resolve()
     if target.exists() and not target.is_file():  # a pipe or a device
         target.write_text(text, encoding="utf-8")
         return
     if not target.parent.is_dir():
-        raise FileNotFoundError(errno.ENOENT, "there is no such folder", str(path.parent))
+        folder = path.parent
+        raise input_error("LIP005", f"there is no folder `{folder}` to write in", f"make it: mkdir -p {folder}")
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(target)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)

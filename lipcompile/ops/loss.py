@@ -83,7 +83,8 @@ class Cosine:
 def several_classes(attributes: Any, logits: Shape) -> None:
     """Require a vector of at least two logits."""
     if len(logits) != 1 or logits[0] < 2:
-        raise Refusal("LIP211", f"this loss needs a vector of two or more logits, not the shape {list(logits)}")
+        message = f"this loss needs a vector of two or more logits, not the shape {list(logits)}"
+        raise Refusal("LIP211", message, "dense acts on the last axis: put flatten before the last one")
     _positive_values(attributes)
 
 

@@ -11,6 +11,8 @@ from lipcompile.numbers import text
 
 # The first digits of a code say which requirement an error breaks; what is not listed concerns the layers.
 _LOSS, _INPUT = "LIP21", "LIP20"
+# Losses that turn logits into probabilities themselves.
+_OF_LOGITS = ("cross_entropy", "bce")
 
 
 def examine(graph: Graph) -> Iterator[Diagnostic]:
@@ -22,16 +24,20 @@ def examine(graph: Graph) -> Iterator[Diagnostic]:
 
 
 def requirements(graph: Graph | None, diagnostics: Sequence[Diagnostic]) -> Requirements:
-    """Summarise: a requirement fails if an error of its kind was found."""
+    """Summarise: a requirement fails if an error of its kind was found, or kept it from being examined."""
     errors = [d for d in diagnostics if d.severity == Severity.ERROR]
     loss = [d for d in errors if d.code.startswith(_LOSS)]
     source = [d for d in errors if d.code.startswith(_INPUT)]
     layers = [d for d in errors if d not in loss and d not in source]
     return Requirements(
-        lipschitz_loss=Requirement(not loss, _first(loss) or _loss_detail(graph)),
-        bounded_input=Requirement(not source, _first(source) or _input_detail(graph)),
-        lipschitz_layers=Requirement(not layers, _layer_errors(layers) or _layer_detail(graph)),
+        lipschitz_loss=_requirement(_first(loss), _loss_detail(graph)),
+        bounded_input=_requirement(_first(source), _input_detail(graph)),
+        lipschitz_layers=_requirement(_layer_errors(layers), _layer_detail(graph)),
     )
+
+
+def _requirement(problem: str, detail: str) -> Requirement:
+    return Requirement(not problem and detail != NOT_REACHED, problem or detail)
 
 
 def _loss(graph: Graph) -> Iterator[Diagnostic]:
@@ -42,6 +48,18 @@ def _loss(graph: Graph) -> Iterator[Diagnostic]:
             "declare one: --loss cross_entropy",
             Severity.NOTE,
         )
+    elif graph.loss.loss.name in _OF_LOGITS and graph.output != graph.input.name:
+        last = graph.node(graph.output)
+        if last.op.name == "sigmoid":
+            yield Diagnostic(
+                "LIP214",
+                f"`{last.name}` makes probabilities, but {graph.loss.loss.name} takes logits, and makes its own",
+                "leave the last sigmoid out",
+                Severity.WARNING,
+                node=last.name,
+                op=last.op.name,
+                location=last.location,
+            )
 
 
 def _input(graph: Graph) -> Iterator[Diagnostic]:

@@ -189,8 +189,8 @@ class _Run:
         if self.ledger.record.total_steps:
             raise LedgerError(
                 f"{self.ledger_path} holds the steps of an earlier run"
-                + (", but its checkpoint is missing" if self.config.resume else ": resume it")
-                + ", or choose another output folder"
+                + (", but its checkpoint is missing: " if self.config.resume else ": resume it, or ")
+                + "choose another output folder"
             )
         if self.config.resume:
             raise CheckpointError(f"there is nothing to resume in {self.config.output}")

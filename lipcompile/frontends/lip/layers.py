@@ -120,10 +120,30 @@ _CONSTRAINTS: Mapping[str, tuple[ConstraintKind, bool]] = {
 }
 
 
+# What people write first, and what serves here.
+_ELSEWHERE: Mapping[str, str] = {
+    **dict.fromkeys(("linear", "fc", "gemm"), "write dense(features)"),
+    **dict.fromkeys(("conv", "convolution"), "write conv1d, conv2d or conv3d"),
+    **dict.fromkeys(("maxpool", "max_pool2d", "maxpool2d"), "write max_pool(2)"),
+    **dict.fromkeys(("avgpool", "avg_pool2d", "avgpool2d"), "write avg_pool(2)"),
+    **dict.fromkeys(("softmax", "log_softmax"), "leave it out: the loss contains it"),
+    **dict.fromkeys(("batchnorm", "batch_norm", "batchnorm2d"), "leave it out: see lipcompile explain LIP101"),
+    **dict.fromkeys(
+        ("layer_norm", "layernorm", "group_norm", "groupnorm", "rms_norm", "instance_norm"),
+        "not yet supported: leave it out, networks of GroupSort layers do without",
+    ),
+    **dict.fromkeys(
+        ("gelu", "silu", "swish", "elu", "selu", "mish"), "not yet supported: use relu or groupsort(2)"
+    ),
+    **dict.fromkeys(("lstm", "gru", "rnn", "attention", "embedding"), "not yet supported"),
+}
+
+
 def unknown_layer(name: ast.Name, blocks: Sequence[str]) -> Problem:
-    """Return the problem of a layer that does not exist, with the nearest one that does."""
+    """Return the problem of a layer that does not exist, with what serves in its place."""
     known = [*LAYERS, *SUGAR, *blocks]
-    return Problem("LIP011", f"unknown layer `{name.text}`", name.at, suggest(name.text, known), node=name.text)
+    mend = _ELSEWHERE.get(name.text.lower()) or suggest(name.text, known) or f"there are: {', '.join(known)}"
+    return Problem("LIP011", f"unknown layer `{name.text}`", name.at, mend, node=name.text)
 
 
 def operands_of(call: ast.Call, op: AnyOp, current: Value, scope: Scope) -> tuple[list[Value], list[ast.Argument]]:

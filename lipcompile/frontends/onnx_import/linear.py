@@ -165,7 +165,7 @@ def refuse_training(node: OnnxNode) -> None:
         raise Refusal(
             "LIP101",
             "batch normalisation couples the examples of a batch: no gradient of one example exists",
-            "use group or layer normalisation, or export the model in evaluation mode",
+            "export the model in evaluation mode, where it is folded into the layer before, or leave it out",
         )
 
 
