@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @click.option(
     "--format", "form", type=click.Choice(["text", "json"]), default="text", help="What to print on stdout."
 )
-@click.option("-v", "--verbose", is_flag=True, help="Also print the bounds of every layer.")
+@click.option("-v", "--verbose", is_flag=True, help="Also print every layer's bounds, and long formulas.")
 def check(model: str, options: ModelOptions, form: str, verbose: bool) -> int:
     """Verify that MODEL can be trained without clipping, and derive its gradient bounds.
 

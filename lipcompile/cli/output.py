@@ -46,7 +46,7 @@ def source_text(file: str) -> str | None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file such that there is the old one or the new one, never a part; raises OSError, InputError (LIP005)."""
+    """Write a file such that there is the old one or the new one, never a part; raises OSError, InputError."""
     target = path.resolve()
     if target.exists() and not target.is_file():  # a pipe or a device
         target.write_text(text, encoding="utf-8")

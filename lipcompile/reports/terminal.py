@@ -23,6 +23,9 @@ _REQUIREMENTS = (
 )
 _INDENT = (0, 0, 0, 2)
 
+# A longer formula of a name would push everything else off the screen.
+_LONGEST_FORMULA = 60
+
 
 def report(derivation: Derivation, sources: Sources, *, verbose: bool = False) -> Iterator[RenderableType]:
     """Yield the parts of the report, from the verdict down to the diagnostics."""
@@ -60,7 +63,7 @@ def _mark(found: Requirement) -> tuple[str, str]:
 
 
 def _analysis(analysis: Analysis, *, verbose: bool) -> Iterator[RenderableType]:
-    parts = [_parameters(analysis), _names(analysis), _totals(analysis)]
+    parts = [_parameters(analysis), _names(analysis, verbose=verbose), _totals(analysis)]
     if verbose:
         parts.insert(1, _layers(analysis))
     for part in parts:
@@ -89,12 +92,14 @@ def _layers(analysis: Analysis) -> Table:
     return rows
 
 
-def _names(analysis: Analysis) -> Table:
+def _names(analysis: Analysis, *, verbose: bool) -> Table:
     rows = table("name", "at most", "meaning", "formula", right=("at most",))
     for definition in analysis.definitions:
         value = Text("not given", HINT) if definition.upper is None else Text(round_up(definition.upper))
         exact = None if definition.value is None else scalar_text(definition.value)
         formula = exact if definition.expression is None else legible(definition.expression)
+        if formula is not None and len(formula) > _LONGEST_FORMULA and not verbose:
+            formula = "shown by --verbose"
         rows.add_row(definition.name, value, printable(definition.meaning), formula)
     return rows
 
