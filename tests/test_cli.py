@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import signal
@@ -493,3 +494,17 @@ def test_public_names_are_found_lazily() -> None:
     assert set(dir(lipcompile)) == set(lipcompile.__all__)
     with pytest.raises(AttributeError):
         _ = lipcompile.nothing
+
+
+def test_check_takes_less_than_a_second_of_cpu_time(tmp_path: Path) -> None:
+    """A promise of the tool, and a budget for its imports: CPU time of the process, the best of three."""
+    model = Path(__file__).parent.parent / "examples" / "mlp.lip"
+
+    def cpu_seconds() -> float:
+        before = os.times()
+        command = [sys.executable, "-m", "lipcompile", "check", str(model)]
+        subprocess.run(command, check=True, capture_output=True, cwd=tmp_path)
+        after = os.times()
+        return after.children_user + after.children_system - before.children_user - before.children_system
+
+    assert min(cpu_seconds() for _ in range(3)) < 1.0
