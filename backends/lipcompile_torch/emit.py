@@ -71,9 +71,7 @@ def emit(derivation: Derivation, follow_weights: bool = False) -> str:
     name = class_name(graph.name)
     program = [f"class {name}(LipschitzModule):", f'    """The network {graph.name}."""', "", *_indent(body)]
     footer = _footer(derivation, graph, name)
-    return "\n".join(
-        [*_header(derivation, analysis), *_imports("\n".join([*program, *footer])), *program, *footer, ""]
-    )
+    return "\n".join([*_header(derivation, analysis), *_imports("\n".join(program)), *program, *footer, ""])
 
 
 def _complete(derivation: Derivation) -> Analysis:
@@ -142,7 +140,7 @@ def _imports(program: str) -> list[str]:
     lines += ["from torch import Tensor"]
     lines += ["from torch.nn import functional as F"] if re.search(r"\bF\.", program) else []
     lines += ["", f"from lipcompile_torch import {', '.join(names)}"]
-    if "num." in program:
+    if re.search(r"\bnum\.\w+\(", program):
         lines += ["from lipcompile_torch.runtime import numbers as num"]
     return [*lines, "", ""]
 

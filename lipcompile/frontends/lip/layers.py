@@ -33,9 +33,7 @@ class LayerLowering:
     options: ModelOptions
 
     def lower(self, call: ast.Call, current: Value, scope: Scope, target: str | None) -> Value:
-        """Add the node of `call`; raises `Problem`."""
-        if call.name.text not in LAYERS:
-            raise unknown_layer(call.name, ())
+        """Add the node of `call`, whose name is one of `LAYERS`; raises `Problem`."""
         op, spelling = LAYERS[call.name.text]
         operands, arguments = operands_of(call, op, current, scope)
         shapes = tuple(operand.shape for operand in operands if operand.shape is not None)

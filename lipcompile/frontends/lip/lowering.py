@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from lipcompile.diagnostics import Diagnostic, Refusal
 from lipcompile.frontends.lip import syntax as ast
-from lipcompile.frontends.lip.layers import LayerLowering, operands_of, unknown_layer
+from lipcompile.frontends.lip.layers import LAYERS, LayerLowering, operands_of, unknown_layer
 from lipcompile.frontends.lip.scope import Problem, Scope
 from lipcompile.frontends.options import ModelOptions, parse_loss
 from lipcompile.graph import Graph, GraphBuilder, LossUse, Value
@@ -172,12 +172,9 @@ class _Lowering:
                 return self._merge(layer.merge, outputs, scope)
 
     def _call(self, call: ast.Call, current: Value, scope: Scope, target: str | None) -> Value:
-        try:
-            return self.layers.lower(call, current, scope, target)
-        except Problem as problem:
-            if problem.diagnostic.message.startswith("unknown layer"):
-                raise unknown_layer(call.name, list(self.blocks)) from None
-            raise
+        if call.name.text not in LAYERS:
+            raise unknown_layer(call.name, list(self.blocks))
+        return self.layers.lower(call, current, scope, target)
 
     def _repeat(self, layer: ast.Repeat, current: Value, scope: Scope) -> Value:
         count = scope.integer(layer.count, "a repeat count")
