@@ -55,9 +55,10 @@ class _Import:
         output_name = self._output(graph)
         if source is None or output_name is None:
             return None
-        context = self._context(source)
+        nodes = self._nodes()
+        context = self._context(source, nodes)
         shapes = _inferred_shapes(self.model)
-        for node in self._nodes():
+        for node in nodes:
             self._visit(context, node, shapes)
         output = self._as_output(context, output_name)
         return self.builder.finish(output, self._loss())
@@ -152,12 +153,12 @@ class _Import:
         nodes = [describe(proto, stored) for proto in self.model.graph.node]
         return sorted(nodes, key=lambda node: node.op_type not in _FOLDED_ALONE)
 
-    def _context(self, source: ValueInfoProto) -> Context:
+    def _context(self, source: ValueInfoProto, nodes: Sequence[OnnxNode]) -> Context:
         graph = self.model.graph
         sizes = [dim.dim_value for dim in source.type.tensor_type.shape.dim]
         value = self.builder.input(source.name, tuple(sizes[1:]), self._norm(), False, self.at)
         readers: defaultdict[str, list[OnnxNode]] = defaultdict(list)
-        for node in self._nodes():
+        for node in nodes:
             for name in node.proto.input:
                 readers[name].append(node)
         stored = frozenset(tensor.name for tensor in graph.initializer)

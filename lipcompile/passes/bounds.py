@@ -14,6 +14,7 @@ from typing import Generic
 
 from lipcompile.graph import Graph, Node
 from lipcompile.numbers import N, Numbers
+from lipcompile.ops.record import scaled_by_lipschitz
 from lipcompile.ops.shape import Slice
 
 
@@ -102,10 +103,8 @@ class _Backward(Generic[N]):
         return found
 
     def _hand_on(self, node: Node, cotangent: N) -> Sequence[N]:
-        gains = self._gain[node.name]
-        if self._clips:
-            return node.op.cotangent(self._num, node.site, cotangent, gains)
-        return [gain * cotangent for gain in gains]
+        rule = node.op.cotangent if self._clips else scaled_by_lipschitz
+        return rule(self._num, node.site, cotangent, self._gain[node.name])
 
     def _named(self, value: str, letter: str) -> N:
         bound = combine_cotangents(self._num, self._received[value])
