@@ -24,12 +24,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """The example: ‖x‖ <= norm (None: not declared). A trusted input is not clipped by the emitted module."""
+    """The example: ‖x‖ <= norm (None: not declared). A trusted input is not clipped by the emitted module.
+
+    An input of tokens holds whole numbers that select rows of an embedding: no norm, and no cotangent.
+    """
 
     name: str
     shape: Shape
     norm: Scalar | None
     trusted: bool = False
+    tokens: bool = False
     location: Location | None = None
 
 
@@ -162,7 +166,14 @@ class GraphBuilder:
     _names: set[str] = field(default_factory=set)
 
     def input(
-        self, name: str, shape: Shape, norm: Scalar | None, trusted: bool, location: Location | None
+        self,
+        name: str,
+        shape: Shape,
+        norm: Scalar | None,
+        trusted: bool,
+        location: Location | None,
+        *,
+        tokens: bool = False,
     ) -> Value:
         """Declare the example; a norm that bounds nothing and a shape without entries are refused."""
         if isinstance(norm, Fraction) and norm <= 0:
@@ -171,7 +182,7 @@ class GraphBuilder:
         if prod(shape) < 1:
             message = "the input has no entries"
             self.diagnostics.append(Diagnostic("LIP203", message, node=name, op="input", location=location))
-        self._input = Input(self.fresh(name), shape, norm, trusted, location)
+        self._input = Input(self.fresh(name), shape, norm, trusted, tokens, location)
         return Value(self._input.name, shape)
 
     def fresh(self, name: str) -> str:
@@ -203,6 +214,7 @@ class GraphBuilder:
         if len(known) != len(inputs):
             return Value(name, None)
         try:
+            self._check_kinds(op, inputs)
             output = op.shape(attributes, known)
             chosen = self._choose(op, attributes, known, parameters or {}, name)
         except Refusal as refusal:
@@ -271,6 +283,19 @@ class GraphBuilder:
             elif not rule.optional:
                 raise AssertionError(f"{op.name} needs its {rule.role}")
         return chosen
+
+    def _check_kinds(self, op: AnyOp, inputs: Sequence[Value]) -> None:
+        """Raise `Refusal` where an op of reals meets tokens, or the other way round."""
+        source = self._input
+        tokens = [source is not None and source.tokens and value.name == source.name for value in inputs]
+        if op.takes == "reals" and any(tokens):
+            raise Refusal(
+                "LIP204", f"`{op.name}` cannot compute with tokens", "begin with embedding(entries, width)"
+            )
+        if op.takes == "tokens" and not all(tokens):
+            raise Refusal(
+                "LIP204", f"`{op.name}` takes the tokens of the input", "declare them: input x: tokens[16]"
+            )
 
     def _declare(self, node: str, role: str, shape: Shape, choice: ParameterChoice) -> str:
         name = choice.shared or f"{node}.{role}"

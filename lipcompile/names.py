@@ -6,6 +6,7 @@ A test compares the attributes with the runtime's base class.
 from __future__ import annotations
 
 import keyword
+import re
 
 _ATTRIBUTES = """
 T_destination add_module apply bfloat16 bounds buffers call_super_init certificate certified_norms
@@ -25,12 +26,12 @@ RESERVED = frozenset([*_ATTRIBUTES.split(), *_FORWARD])
 
 # Names that formulas give to derived quantities: a parameter called so would be taken for one of them.
 _DERIVED = ("L", "L_R", "m")
-_DERIVED_PREFIXES = ("X_", "G_", "K_", "l_", "R_", "q_")
+_DERIVED_NAME = re.compile(r"(?:[XKRMTq]|[Gl]\d*)_.*")
 
 
 def is_derived(name: str) -> bool:
     """Whether formulas may use `name` for something that they derive."""
-    return name in _DERIVED or name.startswith(_DERIVED_PREFIXES)
+    return name in _DERIVED or _DERIVED_NAME.fullmatch(name) is not None
 
 
 def identifier(name: str) -> str:

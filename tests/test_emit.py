@@ -12,7 +12,7 @@ import pytest
 import torch
 from lipcompile_torch import LipschitzModule
 from lipcompile_torch.emit import class_name, emit
-from lipcompile_torch.expressions import _EXPRESSIONS
+from lipcompile_torch.expressions import EXPRESSIONS, LAYERS
 
 from lipcompile.derivation import Derivation
 from lipcompile.diagnostics import InputError
@@ -139,7 +139,8 @@ def test_every_loss_runs_within_its_constant(tmp_path: Path, loss: str) -> None:
 
 
 def test_every_op_and_loss_can_be_emitted() -> None:
-    assert {op.name for op in OPS if not op.parameters} == set(_EXPRESSIONS)
+    assert {op.name for op in OPS if not op.parameters} == set(EXPRESSIONS)
+    assert {op.name for op in OPS if op.parameters} == set(LAYERS)
     assert {loss.name for loss in LOSSES} == set(LOSS_LINES)
 
 

@@ -18,11 +18,13 @@ from lipcompile.ops.counting import Mode
 from lipcompile.ops.linear import Conv
 from lipcompile.ops.loss import Cosine, Logistic
 from lipcompile.ops.pool import Pool
-from lipcompile.ops.record import Constraint, NoAttributes, Shape
+from lipcompile.ops.record import Constraint, Extent, NoAttributes, Shape
 from lipcompile.ops.shape import ClipGradient, Transpose
 
-from .attacks import harness, points, witnesses
+from .attacks import harness, points
+from .attacks.catalogue import ATTACKS
 from .attacks.harness import Case, Point
+from .attacks.witness import worst_direction
 from .networks import ONE, UNIT, Network, certified
 
 
@@ -39,7 +41,7 @@ def convolution(shape: Shape, mode: Mode, *, size: int = 3, bias: Constraint | N
     weight = points.into(case, "weight", torch.ones(1, 1, size, size, dtype=torch.float64))
     theta = {"weight": weight} | ({"bias": torch.ones(1, dtype=torch.float64)} if bias else {})
     start = Point((torch.ones(shape, dtype=torch.float64),), theta)
-    return case, Point((witnesses.worst_direction(case, start),), theta)
+    return case, Point((worst_direction(case, start),), theta)
 
 
 def test_trap_01_a_bias_on_an_image_counts_every_pixel() -> None:
@@ -88,7 +90,7 @@ def test_trap_10_the_cosine_loss_has_constant_one_over_its_floor() -> None:
     """Also for a floor above 1, where 1/m² would be too small by the factor m."""
     num = Certified()
     for floor in (Fraction(1, 10), Fraction(5)):
-        found = LOSS_BY_NAME["cosine"].lipschitz(num, Cosine(floor), 5, num.of(10)).upper
+        found = LOSS_BY_NAME["cosine"].lipschitz(num, Cosine(floor), (5,), Extent(*[num.of(10)] * 3)).upper
         assert found == pytest.approx(1 / float(floor), rel=1e-15)
 
 
@@ -120,7 +122,7 @@ def test_trap_13_cross_entropy_is_fused_with_its_softmax() -> None:
     assert harness.spectral(alone) == pytest.approx(math.sqrt(100), rel=1e-2)
     assert "log_softmax" not in OP_BY_NAME
     num = Certified()
-    fused = LOSS_BY_NAME["cross_entropy"].lipschitz(num, Logistic(), 100, num.of(60))
+    fused = LOSS_BY_NAME["cross_entropy"].lipschitz(num, Logistic(), (100,), Extent(*[num.of(60)] * 3))
     assert fused.upper <= math.sqrt(2) * (1 + 1e-15)
 
 
@@ -159,6 +161,6 @@ def test_trap_20_a_contracting_activation_between_expanding_layers() -> None:
 
 def test_trap_21_the_projection_on_the_ball_is_defined_at_zero() -> None:
     """Its Jacobian at 0 is the identity, within the claim l = 1."""
-    case = witnesses.WITNESSES["clip_norm"]()[0][0]
+    case = ATTACKS["clip_norm"].witnesses()[0][0]
     zero = Point((torch.zeros(case.site.inputs[0], dtype=torch.float64),))
     assert harness.spectral(harness.input_jacobian(case, zero, 0)) == 1

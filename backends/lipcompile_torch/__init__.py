@@ -17,11 +17,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Ball",
+    "Box",
     "Fixed",
+    "Free",
     "Frobenius",
     "LipschitzModule",
     "Orthogonal",
     "PrivacyEngine",
+    "RowBalls",
     "Spectral",
     "constraints",
     "decode_weights",
@@ -33,6 +36,9 @@ __all__ = [
 
 _HOMES = {
     "Ball": "constraints",
+    "Box": "constraints",
+    "Free": "constraints",
+    "RowBalls": "constraints",
     "Fixed": "constraints",
     "Frobenius": "constraints",
     "LipschitzModule": "module",

@@ -50,6 +50,9 @@ class Numbers(Protocol[N]):
     def symbol(self, name: str, value: Scalar | None, meaning: str) -> N:
         """Introduce a quantity that formulas keep by name, with its value where one is known."""
 
+    def unbounded(self) -> N:
+        """Return the constant of what is not Lipschitz: +∞."""
+
     def let(self, name: str, value: N, meaning: str) -> N:
         """Name a derived quantity, so that formulas which use it stay short."""
 

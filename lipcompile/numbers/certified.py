@@ -81,6 +81,10 @@ class Certified:
         self.named[name] = UNKNOWN if value is None else self.of(value)
         return self.named[name]
 
+    def unbounded(self) -> Interval:
+        """Return the enclosure that excludes nothing."""
+        return UNKNOWN
+
     def let(self, name: str, value: Interval, meaning: str) -> Interval:
         """Return `value`, and keep it for the reports: certified numbers need no names."""
         self.named[name] = value

@@ -103,6 +103,10 @@ class Symbolic:
         self.definitions[name] = Definition(name, meaning, value=value)
         return Formula(_symbol(name))
 
+    def unbounded(self) -> Formula:
+        """Write ∞."""
+        return Formula(sympy.oo)
+
     def let(self, name: str, value: Formula, meaning: str) -> Formula:
         """Bind `value` to `name` if writing it out would take more than `LONGEST_INLINE` operations."""
         if value.expression.count_ops() <= LONGEST_INLINE:

@@ -7,6 +7,7 @@ runtime supplies for floats and for torch scalars.
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -84,6 +85,10 @@ class Traced:
         """Refer to the program's variable `name`."""
         return Expression(ast.Name(name))
 
+    def unbounded(self) -> Expression:
+        """Write infinity."""
+        return _constant(math.inf)
+
     def let(self, name: str, value: Expression, meaning: str) -> Expression:
         """Assign `value` to a variable, unless it is one already."""
         if isinstance(value.tree, ast.Name | ast.Constant):
@@ -130,6 +135,8 @@ def _constant(value: float) -> Expression:
 def _binary(left: Expression | int, operator: ast.operator, right: Expression | int) -> Expression:
     """Write an operation; factors of 1 and terms of 0 are left out."""
     first, second = (x if isinstance(x, Expression) else _constant(x) for x in (left, right))
+    if isinstance(operator, ast.Mult) and (_is(first, 0) or _is(second, 0)):
+        return _constant(0)
     neutral = 1 if isinstance(operator, ast.Mult | ast.Div) else 0
     if _is(second, neutral):
         return first

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, Protocol
 
 from lipcompile.diagnostics import Refusal
 from lipcompile.numbers import N, Numbers, Scalar
-from lipcompile.ops.record import (
-    AnyOp,
-    LipschitzRule,
-    NoAttributes,
-    NormRule,
-    Shape,
-    Site,
-    Spelling,
-)
-from lipcompile.ops.rules import feature_axis, magnitude, norm_of_input, one_lipschitz, plain, same_shape
+from lipcompile.ops.record import AnyOp, Inputs, NoAttributes, Shape, Site, Spelling, Theta
+from lipcompile.ops.rules import entry_of_input, feature_axis, magnitude, plain, same_shape
 from lipcompile.ops.schema import Axis
 
 
@@ -62,63 +54,114 @@ def full_sort_shape(attributes: FullSort, inputs: tuple[Shape, ...]) -> Shape:
     return inputs[0]
 
 
-def leaky_slope(num: Numbers[N], slope: Scalar) -> N:
+class Elementwise(Protocol):
+    """Slope s of φ: a Lipschitz constant of it, from the attributes."""
+
+    def __call__(self, num: Numbers[N], attributes: Any, /) -> N: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """What is known of a scalar function φ that acts on every entry.
+
+    slope: a Lipschitz constant s. at_zero: |φ(0)|, None for 0. largest: sup|φ|, None where φ is unbounded.
+    shrinks: whether |φ(t)| <= |t| for all t, so that norms do not grow whatever s is.
+    """
+
+    slope: Elementwise
+    at_zero: Elementwise | None = None
+    largest: Elementwise | None = None
+    shrinks: bool = False
+
+    def bound(self, num: Numbers[N], attributes: Any, size: N, entries: int) -> N:
+        """min(s·size + √n·|φ(0)|, √n·sup|φ|): bounds the norm of φ at n entries of norm at most `size`."""
+        grown = size if self.shrinks else self.slope(num, attributes) * size
+        if self.at_zero is not None:
+            grown = grown + num.sqrt(entries) * self.at_zero(num, attributes)
+        if self.largest is None:
+            return grown
+        return num.minimum(grown, num.sqrt(entries) * self.largest(num, attributes))
+
+
+def elementwise(name: str, onnx: tuple[str, ...], function: Function, **others: Any) -> AnyOp:
+    """Return the record of φ acting on every entry; `others` as for `plain`."""
+
+    def norm(num: Numbers[N], site: Site[Any], x: Inputs[N], theta: Theta[N]) -> N:
+        return function.bound(num, site.attributes, x[0].norm, site.entries)
+
+    def row(num: Numbers[N], site: Site[Any], x: Inputs[N], theta: Theta[N]) -> N:
+        return function.bound(num, site.attributes, x[0].row, site.output[-1] if site.output else 1)
+
+    def entry(num: Numbers[N], site: Site[Any], x: Inputs[N], theta: Theta[N]) -> N:
+        return function.bound(num, site.attributes, x[0].entry, 1)
+
+    def lipschitz(num: Numbers[N], site: Site[Any], x: Inputs[N], theta: Theta[N]) -> Sequence[N]:
+        return [function.slope(num, site.attributes)]
+
+    attributes = others.pop("attributes", NoAttributes)
+    shape, proof = others.pop("shape", same_shape), others.pop("proof", "activation.md#elementwise")
+    return plain(
+        name,
+        attributes,
+        shape,
+        proof,
+        norm=norm,
+        row=row,
+        entry=entry,
+        lipschitz=lipschitz,
+        onnx=onnx,
+        **others,
+    )
+
+
+def unit(num: Numbers[N], attributes: Any) -> N:
+    """1."""
+    return num.of(1)
+
+
+def leaky_slope(num: Numbers[N], attributes: LeakyReLU) -> N:
     """max(1, |a|)."""
-    return num.maximum(num.of(1), magnitude(num, slope))
+    return num.maximum(num.of(1), magnitude(num, attributes.slope))
 
 
-def leaky_norm(num: Numbers[N], site: Site[LeakyReLU], x: Sequence[N], theta: Mapping[str, N]) -> N:
-    """X_out = max(1, |a|)·X."""
-    return leaky_slope(num, site.attributes.slope) * x[0]
+def quarter(num: Numbers[N], attributes: Any) -> N:
+    """1/4, the largest slope of the logistic function."""
+    return num.of(1) / 4
 
 
-def leaky_lipschitz(num: Numbers[N], site: Site[LeakyReLU], x: Sequence[N], theta: Mapping[str, N]) -> Sequence[N]:
-    """l = max(1, |a|)."""
-    return [leaky_slope(num, site.attributes.slope)]
+def half(num: Numbers[N], attributes: Any) -> N:
+    """1/2, its value at 0."""
+    return num.of(1) / 2
 
 
-def tanh_norm(num: Numbers[N], site: Site[NoAttributes], x: Sequence[N], theta: Mapping[str, N]) -> N:
-    """X_out = min(X, √n): s = 1, φ(0) = 0, sup|φ| = 1."""
-    return num.minimum(x[0], num.sqrt(site.entries))
+def log_two(num: Numbers[N], attributes: Any) -> N:
+    """ln 2, the value of softplus at 0."""
+    return num.log(2)
 
 
-def sigmoid_norm(num: Numbers[N], site: Site[NoAttributes], x: Sequence[N], theta: Mapping[str, N]) -> N:
-    """X_out = min(X/4 + √n/2, √n): s = 1/4, φ(0) = 1/2, sup|φ| = 1."""
-    return num.minimum(x[0] / 4 + num.sqrt(site.entries) / 2, num.sqrt(site.entries))
-
-
-def sigmoid_lipschitz(
-    num: Numbers[N], site: Site[NoAttributes], x: Sequence[N], theta: Mapping[str, N]
-) -> Sequence[N]:
-    """l = 1/4."""
-    return [num.of(1) / 4]
-
-
-def softplus_norm(num: Numbers[N], site: Site[NoAttributes], x: Sequence[N], theta: Mapping[str, N]) -> N:
-    """X_out = X + √n·ln 2: s = 1, φ(0) = ln 2."""
-    return x[0] + num.sqrt(site.entries) * num.log(2)
-
-
-def _elementwise(
-    name: str,
-    onnx: str,
-    attributes: type[Any] = NoAttributes,
-    norm: NormRule[Any] = norm_of_input,
-    lipschitz: LipschitzRule[Any] = one_lipschitz,
-) -> AnyOp:
-    proof = "activation.md#elementwise"
-    return plain(name, attributes, same_shape, proof, norm=norm, lipschitz=lipschitz, onnx=(onnx,))
+def sorted_row(num: Numbers[N], site: Site[GroupSort] | Site[FullSort], x: Inputs[N], theta: Theta[N]) -> N:
+    """R_out = R if entries move within rows, else X."""
+    last = len(site.output) - 1
+    return x[0].row if feature_axis(site.attributes.axis, site.output) == last else x[0].norm
 
 
 _GROUP_SORTS = (Spelling("groupsort"), Spelling("maxmin", preset=(("size", 2),)))
 
 OPS: tuple[AnyOp, ...] = (
-    _elementwise("relu", "Relu"),
-    _elementwise("leaky_relu", "LeakyRelu", LeakyReLU, leaky_norm, leaky_lipschitz),
-    _elementwise("tanh", "Tanh", norm=tanh_norm),
-    _elementwise("sigmoid", "Sigmoid", norm=sigmoid_norm, lipschitz=sigmoid_lipschitz),
-    _elementwise("softplus", "Softplus", norm=softplus_norm),
-    _elementwise("abs", "Abs"),
-    plain("groupsort", GroupSort, group_sort_shape, "activation.md#sorting", dsl=_GROUP_SORTS),
-    plain("fullsort", FullSort, full_sort_shape, "activation.md#sorting"),
+    elementwise("relu", ("Relu",), Function(unit)),
+    elementwise("leaky_relu", ("LeakyRelu",), Function(leaky_slope), attributes=LeakyReLU),
+    elementwise("tanh", ("Tanh",), Function(unit, largest=unit)),
+    elementwise("sigmoid", ("Sigmoid",), Function(quarter, half, unit)),
+    elementwise("softplus", ("Softplus",), Function(unit, log_two)),
+    elementwise("abs", ("Abs",), Function(unit)),
+    plain(
+        "groupsort",
+        GroupSort,
+        group_sort_shape,
+        "activation.md#sorting",
+        row=sorted_row,
+        entry=entry_of_input,
+        dsl=_GROUP_SORTS,
+    ),
+    plain("fullsort", FullSort, full_sort_shape, "activation.md#sorting", row=sorted_row, entry=entry_of_input),
 )

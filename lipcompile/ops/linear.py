@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -13,18 +13,16 @@ from lipcompile.ops import counting
 from lipcompile.ops.record import (
     AnyOp,
     Constraint,
+    Inputs,
     KappaRule,
-    LipschitzRule,
-    NormRule,
-    Op,
     OperatorNormRule,
     ParameterRule,
     Shape,
-    ShapeRule,
     Site,
     Spelling,
-    scaled_by_lipschitz,
+    Theta,
 )
+from lipcompile.ops.rules import plain
 from lipcompile.ops.schema import Padding, PerAxis, every
 
 
@@ -142,27 +140,27 @@ def _overlap(site: Site[Conv]) -> int:
     return min(counting.reads(windows), counting.taps(windows))
 
 
-def input_norm_kappa(num: Numbers[N], site: Site[Dense], x: Sequence[N]) -> N:
+def input_norm_kappa(num: Numbers[N], site: Site[Dense], x: Inputs[N], theta: Theta[N]) -> N:
     """κ = X, for one position and for many: ‖gᵀh‖_F <= ‖g‖‖h‖."""
-    return x[0]
+    return x[0].norm
 
 
-def conv_kappa(num: Numbers[N], site: Site[Conv], x: Sequence[N]) -> N:
+def conv_kappa(num: Numbers[N], site: Site[Conv], x: Inputs[N], theta: Theta[N]) -> N:
     """κ = √min(m, r·v)·X."""
-    return num.sqrt(_overlap(site)) * x[0]
+    return num.sqrt(_overlap(site)) * x[0].norm
 
 
-def dense_bias_kappa(num: Numbers[N], site: Site[Dense], x: Sequence[N]) -> N:
+def dense_bias_kappa(num: Numbers[N], site: Site[Dense], x: Inputs[N], theta: Theta[N]) -> N:
     """κ = √P."""
     return num.sqrt(positions(site))
 
 
-def bias_kappa(num: Numbers[N], site: Site[BiasShape], x: Sequence[N]) -> N:
+def bias_kappa(num: Numbers[N], site: Site[BiasShape], x: Inputs[N], theta: Theta[N]) -> N:
     """κ = √P."""
     return num.sqrt(positions(site))
 
 
-def conv_bias_kappa(num: Numbers[N], site: Site[Conv], x: Sequence[N]) -> N:
+def conv_bias_kappa(num: Numbers[N], site: Site[Conv], x: Inputs[N], theta: Theta[N]) -> N:
     """κ = √P."""
     return num.sqrt(conv_positions(site))
 
@@ -170,42 +168,62 @@ def conv_bias_kappa(num: Numbers[N], site: Site[Conv], x: Sequence[N]) -> N:
 # Norms and Lipschitz constants
 
 
-def dense_norm(num: Numbers[N], site: Site[Dense], x: Sequence[N], theta: Mapping[str, N]) -> N:
+def dense_norm(num: Numbers[N], site: Site[Dense], x: Inputs[N], theta: Theta[N]) -> N:
     """X_out = u·X + √P·B."""
-    return theta["weight"] * x[0] + _broadcast_bias(num, positions(site), theta)
+    return theta["weight"] * x[0].norm + _broadcast_bias(num, positions(site), theta)
 
 
-def bias_norm(num: Numbers[N], site: Site[BiasShape], x: Sequence[N], theta: Mapping[str, N]) -> N:
+def bias_norm(num: Numbers[N], site: Site[BiasShape], x: Inputs[N], theta: Theta[N]) -> N:
     """X_out = X + √P·B."""
-    return x[0] + _broadcast_bias(num, positions(site), theta)
+    return x[0].norm + _broadcast_bias(num, positions(site), theta)
 
 
-def conv_norm(num: Numbers[N], site: Site[Conv], x: Sequence[N], theta: Mapping[str, N]) -> N:
+def conv_norm(num: Numbers[N], site: Site[Conv], x: Inputs[N], theta: Theta[N]) -> N:
     """X_out = u·X + √P·B."""
-    return theta["weight"] * x[0] + _broadcast_bias(num, conv_positions(site), theta)
+    return theta["weight"] * x[0].norm + _broadcast_bias(num, conv_positions(site), theta)
 
 
-def _broadcast_bias(num: Numbers[N], count: int, theta: Mapping[str, N]) -> N:
+def _broadcast_bias(num: Numbers[N], count: int, theta: Theta[N]) -> N:
     return num.sqrt(count) * theta["bias"] if "bias" in theta else num.of(0)
 
 
-def weight_lipschitz(num: Numbers[N], site: Site[object], x: Sequence[N], theta: Mapping[str, N]) -> Sequence[N]:
+def weight_lipschitz(num: Numbers[N], site: Site[object], x: Inputs[N], theta: Theta[N]) -> Sequence[N]:
     """l = u."""
     return [theta["weight"]]
 
 
-def shift_lipschitz(num: Numbers[N], site: Site[object], x: Sequence[N], theta: Mapping[str, N]) -> Sequence[N]:
+def shift_lipschitz(num: Numbers[N], site: Site[object], x: Inputs[N], theta: Theta[N]) -> Sequence[N]:
     """l = 1."""
     return [num.of(1)]
 
 
-def _weight(
+def dense_row(num: Numbers[N], site: Site[Dense], x: Inputs[N], theta: Theta[N]) -> N:
+    """R_out = u·R + B: rows are mapped one by one. It bounds every entry as well."""
+    bias = theta["bias"] if "bias" in theta else num.of(0)
+    return theta["weight"] * x[0].row + bias
+
+
+def bias_row(num: Numbers[N], site: Site[BiasShape], x: Inputs[N], theta: Theta[N]) -> N:
+    """R_out = R + √P·B, P the copies of an entry of the bias within one row."""
+    own = site.attributes.size[-1] if site.attributes.size else 1
+    return x[0].row + num.sqrt(site.output[-1] // own if site.output else 1) * theta["bias"]
+
+
+def bias_entry(num: Numbers[N], site: Site[BiasShape], x: Inputs[N], theta: Theta[N]) -> N:
+    """M_out = M + B."""
+    return x[0].entry + theta["bias"]
+
+
+def weight_rule(
     shape: Callable[[Any, tuple[Shape, ...]], Shape],
     kappa: KappaRule[Any],
     operator_norm: OperatorNormRule[Any] = stored_norm,
+    role: str = "weight",
 ) -> ParameterRule[Any]:
+    """Return the rule of a weight: a linear map whose operator norm is constrained."""
     return ParameterRule(
-        role="weight",
+        role=role,
+        argument="constraint",
         shape=shape,
         constraints=("spectral", "orthogonal", "frobenius"),
         operator_norm=operator_norm,
@@ -214,11 +232,13 @@ def _weight(
     )
 
 
-def _bias(
+def bias_rule(
     shape: Callable[[Any, tuple[Shape, ...]], Shape], kappa: KappaRule[Any], optional: bool = True
 ) -> ParameterRule[Any]:
+    """Return the rule of a bias: a translation whose length is constrained."""
     return ParameterRule(
         role="bias",
+        argument="bias" if optional else "bound",
         shape=shape,
         constraints=("ball",),
         operator_norm=stored_norm,
@@ -227,70 +247,46 @@ def _bias(
     )
 
 
-def _op(
-    name: str,
-    attributes: type[Any],
-    shape: ShapeRule[Any],
-    norm: NormRule[Any],
-    lipschitz: LipschitzRule[Any],
-    parameters: tuple[ParameterRule[Any], ...],
-    dsl: tuple[Spelling, ...],
-    onnx: tuple[str, ...],
-    anchor: str,
-) -> AnyOp:
-    return Op(
-        name=name,
-        attributes=attributes,
-        operands=(1, 1),
-        shape=shape,
-        norm=norm,
-        lipschitz=lipschitz,
-        cotangent=scaled_by_lipschitz,
-        parameters=parameters,
-        dsl=dsl,
-        onnx=onnx,
-        proof=f"linear.md#{anchor}",
-    )
-
-
-DENSE = _op(
+DENSE = plain(
     "dense",
     Dense,
     dense_shape,
-    dense_norm,
-    weight_lipschitz,
-    (
-        _weight(dense_weight_shape, input_norm_kappa),
-        _bias(lambda attributes, inputs: (attributes.features,), dense_bias_kappa),
+    "linear.md#dense",
+    norm=dense_norm,
+    row=dense_row,
+    entry=dense_row,
+    lipschitz=weight_lipschitz,
+    parameters=(
+        weight_rule(dense_weight_shape, input_norm_kappa),
+        bias_rule(lambda attributes, inputs: (attributes.features,), dense_bias_kappa),
     ),
-    (Spelling("dense"),),
-    ("Gemm", "MatMul"),
-    "dense",
+    onnx=("Gemm", "MatMul"),
 )
-BIAS = _op(
+BIAS = plain(
     "bias",
     BiasShape,
     bias_shape,
-    bias_norm,
-    shift_lipschitz,
-    (_bias(lambda attributes, inputs: attributes.size, bias_kappa, optional=False),),
-    (Spelling("bias"),),
-    ("Add", "Sub"),
-    "bias",
+    "linear.md#bias",
+    norm=bias_norm,
+    row=bias_row,
+    entry=bias_entry,
+    lipschitz=shift_lipschitz,
+    parameters=(bias_rule(lambda attributes, inputs: attributes.size, bias_kappa, optional=False),),
+    onnx=("Add", "Sub"),
 )
-CONV = _op(
+CONV = plain(
     "conv",
     Conv,
     conv_shape,
-    conv_norm,
-    weight_lipschitz,
-    (
-        _weight(conv_kernel_shape, conv_kappa, conv_operator_norm),
-        _bias(lambda conv, inputs: (conv.channels,), conv_bias_kappa),
+    "linear.md#convolution",
+    norm=conv_norm,
+    lipschitz=weight_lipschitz,
+    parameters=(
+        weight_rule(conv_kernel_shape, conv_kappa, conv_operator_norm),
+        bias_rule(lambda conv, inputs: (conv.channels,), conv_bias_kappa),
     ),
-    (Spelling("conv1d", 1), Spelling("conv2d", 2), Spelling("conv3d", 3)),
-    ("Conv",),
-    "convolution",
+    dsl=(Spelling("conv1d", 1), Spelling("conv2d", 2), Spelling("conv3d", 3)),
+    onnx=("Conv",),
 )
 
 OPS: tuple[AnyOp, ...] = (DENSE, BIAS, CONV)

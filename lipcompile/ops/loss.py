@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from lipcompile.diagnostics import Refusal
 from lipcompile.numbers import N, Numbers, Scalar
-from lipcompile.ops.record import AnyLoss, Loss, LossLipschitzRule, NoAttributes, Shape
+from lipcompile.ops.record import AnyLoss, Extent, Loss, LossLipschitzRule, Measure, NoAttributes, Shape
 
 ONE = Fraction(1)
 Reduce = Literal["mean", "sum"]
@@ -116,14 +116,15 @@ def _positive_values(attributes: Any) -> None:
 # Rules
 
 
-def cross_entropy(num: Numbers[N], loss: Logistic, classes: int, logits: N) -> N:
+def cross_entropy(num: Numbers[N], loss: Logistic, shape: Shape, logits: Extent[N]) -> N:
     """min(√2, L_R) with R = τ·X, times τ if the loss is not divided by it.
 
     L_R² is the largest ‖p - e_y‖² over the vertices of {p : p_i <= ρ·p_j}, ρ = e^{√2·R}. A vertex gives m classes
     ρ/Z and the others 1/Z, Z = K + m(ρ-1), y among the others; the sum of squares is 1 + (ρ-1)/Z - Kρ/Z².
     """
     temperature = num.of(loss.temperature)
-    radius = num.let("R_logits", temperature * logits, "bound of the scaled logits, τ‖ŷ‖")
+    classes = shape[0]
+    radius = num.let("T_logits", temperature * logits.norm, "bound of the scaled logits, τ‖ŷ‖")
     # ρ/Z and 1/Z are written with e^{-√2·R}, which stays finite where ρ overflows or R is unknown.
     inverse = num.let("q_logits", num.exp(0 - num.sqrt(2) * radius), "1/ρ = e^{-√2·R}")
 
@@ -138,19 +139,19 @@ def cross_entropy(num: Numbers[N], loss: Logistic, classes: int, logits: N) -> N
     return constant if loss.normalise else temperature * constant
 
 
-def binary_cross_entropy(num: Numbers[N], loss: Logistic, classes: int, logits: N) -> N:
+def binary_cross_entropy(num: Numbers[N], loss: Logistic, shape: Shape, logits: Extent[N]) -> N:
     """1/(1 + e^{-R}) with R = τ·X, times τ if the loss is not divided by it."""
     temperature = num.of(loss.temperature)
-    constant = 1 / (1 + num.exp(0 - temperature * logits))
+    constant = 1 / (1 + num.exp(0 - temperature * logits.norm))
     return constant if loss.normalise else temperature * constant
 
 
-def unit(num: Numbers[N], loss: Any, classes: int, logits: N) -> N:
+def unit(num: Numbers[N], loss: Any, shape: Shape, logits: Extent[N]) -> N:
     """1: the derivative is 0 or ±1."""
     return num.of(1)
 
 
-def hinge_kr(num: Numbers[N], loss: HingeKR, classes: int, logits: N) -> N:
+def hinge_kr(num: Numbers[N], loss: HingeKR, shape: Shape, logits: Extent[N]) -> N:
     """1 + α."""
     return 1 + num.of(loss.alpha)
 
@@ -160,22 +161,22 @@ def over_classes(num: Numbers[N], reduce: Reduce, classes: int) -> N:
     return 1 / num.sqrt(classes) if reduce == "mean" else num.sqrt(classes)
 
 
-def multiclass_unit(num: Numbers[N], loss: MulticlassHinge | MulticlassKR, classes: int, logits: N) -> N:
+def multiclass_unit(num: Numbers[N], loss: MulticlassHinge | MulticlassKR, shape: Shape, logits: Extent[N]) -> N:
     """1/√K or √K."""
-    return over_classes(num, loss.reduce, classes)
+    return over_classes(num, loss.reduce, shape[0])
 
 
-def multiclass_hinge_kr(num: Numbers[N], loss: MulticlassHingeKR, classes: int, logits: N) -> N:
+def multiclass_hinge_kr(num: Numbers[N], loss: MulticlassHingeKR, shape: Shape, logits: Extent[N]) -> N:
     """(1 + α)/√K or (1 + α)·√K."""
-    return (1 + num.of(loss.alpha)) * over_classes(num, loss.reduce, classes)
+    return (1 + num.of(loss.alpha)) * over_classes(num, loss.reduce, shape[0])
 
 
-def squared_error(num: Numbers[N], loss: SquaredError, classes: int, logits: N) -> N:
+def squared_error(num: Numbers[N], loss: SquaredError, shape: Shape, logits: Extent[N]) -> N:
     """X + Y."""
-    return logits + num.of(loss.target_norm)
+    return logits.norm + num.of(loss.target_norm)
 
 
-def cosine(num: Numbers[N], loss: Cosine, classes: int, logits: N) -> N:
+def cosine(num: Numbers[N], loss: Cosine, shape: Shape, logits: Extent[N]) -> N:
     """1/floor."""
     return 1 / num.of(loss.floor)
 
@@ -187,11 +188,13 @@ def _loss(
     lipschitz: LossLipschitzRule[Any],
     target: str,
     proof: str,
+    reads: tuple[Measure, ...] = (),
 ) -> AnyLoss:
     return Loss(
         name=name,
         attributes=attributes,
         check=check,
+        reads=frozenset(reads),
         lipschitz=lipschitz,
         target=target,
         proof=f"loss.md#{proof}",

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
 from lipcompile.diagnostics import Refusal
 from lipcompile.numbers import N, Numbers, Scalar
-from lipcompile.ops.record import AnyOp, Shape, Site, Spelling
+from lipcompile.ops.record import AnyOp, Inputs, Shape, Site, Spelling, Theta
 from lipcompile.ops.rules import feature_axis, magnitude, plain
 from lipcompile.ops.schema import Axis
 
@@ -55,24 +55,60 @@ def copies(num: Numbers[N], site: Site[Sum], index: int) -> N:
     return num.sqrt(site.entries // prod(site.inputs[index]))
 
 
-def sum_norm(num: Numbers[N], site: Site[Sum], x: Sequence[N], theta: Mapping[str, N]) -> N:
+def sum_norm(num: Numbers[N], site: Site[Sum], x: Inputs[N], theta: Theta[N]) -> N:
     """X_out = Σ|α_i|·√P_i·X_i."""
-    terms = [gain * operand for gain, operand in zip(sum_lipschitz(num, site, x, theta), x, strict=True)]
+    return _weighted(sum_lipschitz(num, site, x, theta), [operand.norm for operand in x])
+
+
+def sum_row(num: Numbers[N], site: Site[Sum], x: Inputs[N], theta: Theta[N]) -> N:
+    """R_out = Σ|α_i|·√p_i·R_i, p_i the copies of an entry of operand i within one row."""
+    rows = [
+        num.sqrt(site.output[-1] // (shape[-1] if shape else 1)) if site.output else num.of(1)
+        for shape in site.inputs
+    ]
+    gains = [magnitude(num, weight) * row for weight, row in zip(site.attributes.weights, rows, strict=True)]
+    return _weighted(gains, [operand.row for operand in x])
+
+
+def sum_entry(num: Numbers[N], site: Site[Sum], x: Inputs[N], theta: Theta[N]) -> N:
+    """M_out = Σ|α_i|·M_i."""
+    gains = [magnitude(num, weight) for weight in site.attributes.weights]
+    return _weighted(gains, [operand.entry for operand in x])
+
+
+def _weighted(gains: Sequence[N], bounds: Sequence[N]) -> N:
+    terms = [gain * bound for gain, bound in zip(gains, bounds, strict=True)]
     return sum(terms[1:], start=terms[0])
 
 
-def sum_lipschitz(num: Numbers[N], site: Site[Sum], x: Sequence[N], theta: Mapping[str, N]) -> Sequence[N]:
+def sum_lipschitz(num: Numbers[N], site: Site[Sum], x: Inputs[N], theta: Theta[N]) -> Sequence[N]:
     """l_i = |α_i|·√P_i."""
     return [magnitude(num, weight) * copies(num, site, i) for i, weight in enumerate(site.attributes.weights)]
 
 
-def concat_norm(num: Numbers[N], site: Site[Concat], x: Sequence[N], theta: Mapping[str, N]) -> N:
+def concat_norm(num: Numbers[N], site: Site[Concat], x: Inputs[N], theta: Theta[N]) -> N:
     """X_out = √ΣX_i²."""
-    squares = [operand * operand for operand in x]
+    return _root_of_squares(num, [operand.norm for operand in x])
+
+
+def concat_row(num: Numbers[N], site: Site[Concat], x: Inputs[N], theta: Theta[N]) -> N:
+    """R_out = √ΣR_i² if rows are put end to end, else max R_i."""
+    rows = [operand.row for operand in x]
+    along_rows = feature_axis(site.attributes.axis, site.output) == len(site.output) - 1
+    return _root_of_squares(num, rows) if along_rows else num.maximum(*rows)
+
+
+def concat_entry(num: Numbers[N], site: Site[Concat], x: Inputs[N], theta: Theta[N]) -> N:
+    """M_out = max M_i."""
+    return num.maximum(*(operand.entry for operand in x))
+
+
+def _root_of_squares(num: Numbers[N], bounds: Sequence[N]) -> N:
+    squares = [bound * bound for bound in bounds]
     return num.sqrt(sum(squares[1:], start=squares[0]))
 
 
-def concat_lipschitz(num: Numbers[N], site: Site[Concat], x: Sequence[N], theta: Mapping[str, N]) -> Sequence[N]:
+def concat_lipschitz(num: Numbers[N], site: Site[Concat], x: Inputs[N], theta: Theta[N]) -> Sequence[N]:
     """l_i = 1."""
     return [num.of(1) for _ in x]
 
@@ -83,6 +119,8 @@ SUM = plain(
     sum_shape,
     "merge.md#weighted-sum",
     norm=sum_norm,
+    row=sum_row,
+    entry=sum_entry,
     lipschitz=sum_lipschitz,
     operands=(1, None),
     dsl=(Spelling("add"), Spelling("mean")),
@@ -94,6 +132,9 @@ CONCAT = plain(
     concat_shape,
     "merge.md#concatenation",
     norm=concat_norm,
+    row=concat_row,
+    entry=concat_entry,
+    parts=True,
     lipschitz=concat_lipschitz,
     operands=(1, None),
     onnx=("Concat",),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -10,7 +9,7 @@ from lipcompile.diagnostics import Refusal
 from lipcompile.numbers import N, Numbers
 from lipcompile.ops import counting
 from lipcompile.ops.record import AnyOp, Shape, Site
-from lipcompile.ops.rules import plain
+from lipcompile.ops.rules import entry_of_input, homogeneous
 from lipcompile.ops.schema import Padding, PerAxis, every, like
 
 
@@ -77,30 +76,10 @@ def overlap(num: Numbers[N], site: Site[Pool]) -> N:
     return num.sqrt(counting.reads(windows(site)))
 
 
-def overlap_norm(num: Numbers[N], site: Site[Pool], x: Sequence[N], theta: Mapping[str, N]) -> N:
-    """X_out = √m·X."""
-    return overlap(num, site) * x[0]
-
-
-def overlap_lipschitz(num: Numbers[N], site: Site[Pool], x: Sequence[N], theta: Mapping[str, N]) -> Sequence[N]:
-    """l = √m."""
-    return [overlap(num, site)]
-
-
 def average(num: Numbers[N], site: Site[Pool]) -> N:
     """‖A‖ = Π‖S_axis‖/k_axis: the averaging matrix is a Kronecker product over axes."""
     gram = prod((counting.averaging_gram(window) for window in windows(site)), start=1)
     return num.sqrt(gram) / prod(site.attributes.kernel)
-
-
-def average_norm(num: Numbers[N], site: Site[Pool], x: Sequence[N], theta: Mapping[str, N]) -> N:
-    """X_out = ‖A‖·X."""
-    return average(num, site) * x[0]
-
-
-def average_lipschitz(num: Numbers[N], site: Site[Pool], x: Sequence[N], theta: Mapping[str, N]) -> Sequence[N]:
-    """l = ‖A‖."""
-    return [average(num, site)]
 
 
 def scaled(num: Numbers[N], site: Site[Pool]) -> N:
@@ -108,76 +87,25 @@ def scaled(num: Numbers[N], site: Site[Pool]) -> N:
     return num.sqrt(prod((counting.averaging_gram(window) for window in windows(site)), start=1))
 
 
-def scaled_norm(num: Numbers[N], site: Site[Pool], x: Sequence[N], theta: Mapping[str, N]) -> N:
-    """X_out = ‖k·A‖·X."""
-    return scaled(num, site) * x[0]
-
-
-def scaled_lipschitz(num: Numbers[N], site: Site[Pool], x: Sequence[N], theta: Mapping[str, N]) -> Sequence[N]:
-    """l = ‖k·A‖."""
-    return [scaled(num, site)]
-
-
 def global_average(num: Numbers[N], site: Site[GlobalPool]) -> N:
     """1/√n, n the number of entries averaged."""
     return 1 / num.sqrt(prod(site.inputs[0][1:]))
 
 
-def global_average_norm(num: Numbers[N], site: Site[GlobalPool], x: Sequence[N], theta: Mapping[str, N]) -> N:
-    """X_out = X/√n."""
-    return global_average(num, site) * x[0]
-
-
-def global_average_lipschitz(
-    num: Numbers[N], site: Site[GlobalPool], x: Sequence[N], theta: Mapping[str, N]
-) -> Sequence[N]:
-    """l = 1/√n."""
-    return [global_average(num, site)]
-
-
 OPS: tuple[AnyOp, ...] = (
-    plain(
-        "max_pool",
-        Pool,
-        pool_shape,
-        "pool.md#windows",
-        norm=overlap_norm,
-        lipschitz=overlap_lipschitz,
-        onnx=("MaxPool",),
+    homogeneous("max_pool", Pool, pool_shape, "pool.md#windows", overlap, entry=entry_of_input, onnx=("MaxPool",)),
+    homogeneous("l2_pool", Pool, pool_shape, "pool.md#windows", overlap, onnx=("LpPool",)),
+    homogeneous(
+        "avg_pool", Pool, average_shape, "pool.md#averages", average, entry=entry_of_input, onnx=("AveragePool",)
     ),
-    plain(
-        "l2_pool",
-        Pool,
-        pool_shape,
-        "pool.md#windows",
-        norm=overlap_norm,
-        lipschitz=overlap_lipschitz,
-        onnx=("LpPool",),
-    ),
-    plain(
-        "avg_pool",
-        Pool,
-        average_shape,
-        "pool.md#averages",
-        norm=average_norm,
-        lipschitz=average_lipschitz,
-        onnx=("AveragePool",),
-    ),
-    plain(
-        "scaled_avg_pool",
-        Pool,
-        average_shape,
-        "pool.md#averages",
-        norm=scaled_norm,
-        lipschitz=scaled_lipschitz,
-    ),
-    plain(
+    homogeneous("scaled_avg_pool", Pool, average_shape, "pool.md#averages", scaled),
+    homogeneous(
         "global_avg_pool",
         GlobalPool,
         global_shape,
         "pool.md#global-average",
-        norm=global_average_norm,
-        lipschitz=global_average_lipschitz,
+        global_average,
+        entry=entry_of_input,
         onnx=("GlobalAveragePool",),
     ),
 )

@@ -16,7 +16,8 @@ A = TypeVar("A")
 A_co = TypeVar("A_co", covariant=True)
 A_contra = TypeVar("A_contra", contravariant=True)
 Shape = tuple[int, ...]
-ConstraintKind = Literal["spectral", "orthogonal", "frobenius", "ball"]
+ConstraintKind = Literal["spectral", "orthogonal", "frobenius", "ball", "box", "rows", "free"]
+Measure = Literal["row", "entry"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,8 @@ class Constraint:
 
     spectral: certified operator norm of the layer's linear map <= bound. orthogonal: as spectral(1), and the
     projection drives the singular values towards 1. frobenius: root sum of squares of the stored tensor <= bound.
-    ball: the same for a bias.
+    ball: the same for a bias. box: every entry within ±bound. rows: every row (last axis) of norm <= bound.
+    free: any finite tensor; its bound is read by no rule.
     """
 
     kind: ConstraintKind
@@ -37,9 +39,26 @@ class Constraint:
             raise ValueError("an orthogonal constraint has bound 1")
 
     def __str__(self) -> str:
-        if self.kind == "orthogonal":
+        if self.kind in ("orthogonal", "free"):
             return self.kind
-        return f"{'norm' if self.kind == 'ball' else self.kind}<={text(self.bound)}"
+        return f"{_MEASURED.get(self.kind, self.kind)}<={text(self.bound)}"
+
+
+# What a constraint's bound bounds, where the kind does not say it.
+_MEASURED = {"ball": "norm", "box": "max entry", "rows": "max row norm"}
+
+
+@dataclass(frozen=True, slots=True)
+class Extent(Generic[N]):
+    """What is known of a tensor: bounds of its norm X, of its largest row norm R and of its largest entry |M|.
+
+    A row is a vector along the last axis. Always M <= R <= X for the bounded quantities, so X may stand for all
+    three; R and M are derived only in graphs with an op that `reads` them.
+    """
+
+    norm: N
+    row: N
+    entry: N
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +75,11 @@ class Site(Generic[A_co]):
         return prod(self.output)
 
 
+# What rules take beside the site: the extents of the inputs, in order, and the bounds of the parameters, by role.
+Inputs = Sequence[Extent[N]]
+Theta = Mapping[str, N]
+
+
 class ShapeRule(Protocol[A_contra]):
     """Output shape from input shapes; raises `Refusal` where the op does not apply."""
 
@@ -63,17 +87,18 @@ class ShapeRule(Protocol[A_contra]):
 
 
 class NormRule(Protocol[A_contra]):
-    """X_out: a bound of ‖output‖ from the bounds `x` of the inputs and the bounds `theta` of the parameters."""
+    """X_out: a bound of ‖output‖ from the extents `x` of the inputs and the bounds `theta` of the parameters.
 
-    def __call__(self, num: Numbers[N], site: Site[A_contra], x: Sequence[N], theta: Mapping[str, N], /) -> N: ...
+    The rules of R_out (largest row norm) and M_out (largest entry) have the same form.
+    """
+
+    def __call__(self, num: Numbers[N], site: Site[A_contra], x: Inputs[N], theta: Theta[N], /) -> N: ...
 
 
 class LipschitzRule(Protocol[A_contra]):
     """l_i: a Lipschitz constant per input, on the domain that `x` describes."""
 
-    def __call__(
-        self, num: Numbers[N], site: Site[A_contra], x: Sequence[N], theta: Mapping[str, N], /
-    ) -> Sequence[N]: ...
+    def __call__(self, num: Numbers[N], site: Site[A_contra], x: Inputs[N], theta: Theta[N], /) -> Sequence[N]: ...
 
 
 class CotangentRule(Protocol[A_contra]):
@@ -93,14 +118,20 @@ class OperatorNormRule(Protocol[A_contra]):
 class KappaRule(Protocol[A_contra]):
     """κ: ‖∂ℓ/∂parameter‖ <= κ · ‖∂ℓ/∂output‖."""
 
-    def __call__(self, num: Numbers[N], site: Site[A_contra], x: Sequence[N], /) -> N: ...
+    def __call__(self, num: Numbers[N], site: Site[A_contra], x: Inputs[N], theta: Theta[N], /) -> N: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterRule(Generic[A]):
-    """A trainable tensor of an op."""
+    """A trainable tensor of an op.
+
+    `argument` is the argument of a .lip layer that declares the constraint: "constraint" (a set), "bias" or
+    "bound" (a number: the radius of the first kind); None for a `free` parameter. An optional parameter exists
+    only if its argument is given; the others have radius 1 by default.
+    """
 
     role: str
+    argument: Literal["constraint", "bias", "bound"] | None
     shape: Callable[[A, tuple[Shape, ...]], Shape]
     constraints: tuple[ConstraintKind, ...]
     operator_norm: OperatorNormRule[A]
@@ -129,15 +160,27 @@ class Spelling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Op(Generic[A]):
-    """An op and all its rules. `proof` is `file.md#anchor` beside the rules."""
+    """An op and all its rules. `proof` is `file.md#anchor` beside the rules.
+
+    takes: what its operands hold; only the model's input can hold tokens (whole numbers that select rows).
+    norm, row, entry: bounds of the output. None where nothing better than the norm is known.
+    reads: the measures beside the norm that its norm, Lipschitz and κ rules read of the operands.
+    lipschitz: None if the op is not Lipschitz: then no trainable parameter may stand upstream of it (R3).
+    parts: whether the cotangents of the operands are parts of the output's: Σ‖g_i/l_i‖² <= ‖g‖².
+    """
 
     name: str
     attributes: type[A]
     operands: tuple[int, int | None]
+    takes: Literal["reals", "tokens"]
     shape: ShapeRule[A]
     norm: NormRule[A]
-    lipschitz: LipschitzRule[A]
+    row: NormRule[A] | None
+    entry: NormRule[A] | None
+    reads: frozenset[Measure]
+    lipschitz: LipschitzRule[A] | None
     cotangent: CotangentRule[A]
+    parts: bool
     parameters: tuple[ParameterRule[A], ...]
     dsl: tuple[Spelling, ...]
     onnx: tuple[str, ...]
@@ -155,18 +198,22 @@ AnyOp = Op[Any]
 
 
 class LossLipschitzRule(Protocol[A_contra]):
-    """L: a Lipschitz constant of the per-example loss in the `classes` logits, when ‖logits‖ <= `logits`."""
+    """L: a Lipschitz constant of the loss of one example in its logits, of this shape and extent."""
 
-    def __call__(self, num: Numbers[N], attributes: A_contra, classes: int, logits: N, /) -> N: ...
+    def __call__(self, num: Numbers[N], attributes: A_contra, shape: Shape, logits: Extent[N], /) -> N: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss(Generic[A]):
-    """A loss of one example and its rule. `check` raises `Refusal` if the logits have the wrong shape."""
+    """A loss of one example and its rule. `check` raises `Refusal` if the logits have the wrong shape.
+
+    reads: the measures beside the norm that the rule reads of the logits.
+    """
 
     name: str
     attributes: type[A]
     check: Callable[[A, Shape], None]
+    reads: frozenset[Measure]
     lipschitz: LossLipschitzRule[A]
     target: str
     proof: str

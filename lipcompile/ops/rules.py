@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Any, Literal, Protocol
 
 from lipcompile.diagnostics import Refusal
 from lipcompile.numbers import Arithmetic, N, Numbers, Scalar
 from lipcompile.ops.record import (
     AnyOp,
     CotangentRule,
+    Inputs,
     LipschitzRule,
+    Measure,
     NormRule,
     Op,
+    ParameterRule,
     Shape,
     ShapeRule,
     Site,
     Spelling,
+    Theta,
     scaled_by_lipschitz,
 )
 
@@ -35,12 +39,12 @@ def same_shape(attributes: Any, inputs: tuple[Shape, ...]) -> Shape:
     return inputs[0]
 
 
-def norm_of_input(num: Numbers[N], site: Site[Any], x: Sequence[N], theta: Mapping[str, N]) -> N:
+def norm_of_input(num: Numbers[N], site: Site[Any], x: Inputs[N], theta: Theta[N]) -> N:
     """X_out = X."""
-    return x[0]
+    return x[0].norm
 
 
-def one_lipschitz(num: Numbers[N], site: Site[Any], x: Sequence[N], theta: Mapping[str, N]) -> Sequence[N]:
+def one_lipschitz(num: Numbers[N], site: Site[Any], x: Inputs[N], theta: Theta[N]) -> Sequence[N]:
     """l = 1."""
     return [num.of(1)]
 
@@ -53,30 +57,71 @@ def magnitude(num: Numbers[N], value: Scalar) -> N:
     return num.of(abs(value) if isinstance(value, Fraction) else value)
 
 
+def row_of_input(num: Numbers[N], site: Site[Any], x: Inputs[N], theta: Theta[N]) -> N:
+    """R_out = R: no row is longer than the longest."""
+    return x[0].row
+
+
+def entry_of_input(num: Numbers[N], site: Site[Any], x: Inputs[N], theta: Theta[N]) -> N:
+    """M_out = M: no entry is larger than the largest."""
+    return x[0].entry
+
+
+class Gain(Protocol):
+    """l of a map with X_out = l·X: all that its site says."""
+
+    def __call__(self, num: Numbers[N], site: Site[Any], /) -> N: ...
+
+
 def plain(
     name: str,
     attributes: type[Any],
     shape: ShapeRule[Any],
     proof: str,
     *,
+    takes: Literal["reals", "tokens"] = "reals",
     norm: NormRule[Any] = norm_of_input,
-    lipschitz: LipschitzRule[Any] = one_lipschitz,
+    row: NormRule[Any] | None = None,
+    entry: NormRule[Any] | None = None,
+    reads: tuple[Measure, ...] = (),
+    lipschitz: LipschitzRule[Any] | None = one_lipschitz,
     cotangent: CotangentRule[Any] = scaled_by_lipschitz,
+    parts: bool = False,
+    parameters: tuple[ParameterRule[Any], ...] = (),
     operands: tuple[int, int | None] = (1, 1),
     dsl: tuple[Spelling, ...] | None = None,
     onnx: tuple[str, ...] = (),
 ) -> AnyOp:
-    """Return the record of an op without parameters; by default it is 1-Lipschitz and does not enlarge norms."""
+    """Return the record of an op; by default it has no parameters, is 1-Lipschitz and does not enlarge norms."""
     return Op(
         name=name,
         attributes=attributes,
         operands=operands,
+        takes=takes,
         shape=shape,
         norm=norm,
+        row=row,
+        entry=entry,
+        reads=frozenset(reads),
         lipschitz=lipschitz,
         cotangent=cotangent,
-        parameters=(),
+        parts=parts,
+        parameters=parameters,
         dsl=(Spelling(name),) if dsl is None else dsl,
         onnx=onnx,
         proof=proof,
     )
+
+
+def homogeneous(
+    name: str, attributes: type[Any], shape: ShapeRule[Any], proof: str, gain: Gain, **others: Any
+) -> AnyOp:
+    """Return the record of an op of one operand with X_out = l·X and l = `gain`; `others` as for `plain`."""
+
+    def norm(num: Numbers[N], site: Site[Any], x: Inputs[N], theta: Theta[N]) -> N:
+        return gain(num, site) * x[0].norm
+
+    def lipschitz(num: Numbers[N], site: Site[Any], x: Inputs[N], theta: Theta[N]) -> Sequence[N]:
+        return [gain(num, site)]
+
+    return plain(name, attributes, shape, proof, norm=norm, lipschitz=lipschitz, **others)

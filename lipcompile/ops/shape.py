@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import prod
 
 from lipcompile.diagnostics import Refusal
 from lipcompile.numbers import N, Numbers, Scalar
-from lipcompile.ops.record import (
-    AnyOp,
-    NoAttributes,
-    Shape,
-    Site,
-)
-from lipcompile.ops.rules import plain, same_shape
+from lipcompile.ops.record import AnyOp, Inputs, NoAttributes, Shape, Site, Theta
+from lipcompile.ops.rules import entry_of_input, homogeneous, plain, row_of_input, same_shape
 from lipcompile.ops.schema import Padding
 
 
@@ -186,9 +181,9 @@ def dropout_shape(attributes: Dropout, inputs: tuple[Shape, ...]) -> Shape:
     return inputs[0]
 
 
-def clip_norm(num: Numbers[N], site: Site[ClipNorm], x: Sequence[N], theta: Mapping[str, N]) -> N:
+def clip_norm(num: Numbers[N], site: Site[ClipNorm], x: Inputs[N], theta: Theta[N]) -> N:
     """X_out = min(X, R)."""
-    return num.minimum(x[0], num.of(site.attributes.radius))
+    return num.minimum(x[0].norm, num.of(site.attributes.radius))
 
 
 def clip_cotangent(num: Numbers[N], site: Site[ClipGradient], cotangent: N, lipschitz: Sequence[N]) -> Sequence[N]:
@@ -201,38 +196,96 @@ def dropout_gain(num: Numbers[N], site: Site[Dropout]) -> N:
     return 1 / (1 - num.of(site.attributes.probability))
 
 
-def dropout_norm(num: Numbers[N], site: Site[Dropout], x: Sequence[N], theta: Mapping[str, N]) -> N:
-    """X_out = X/(1-p)."""
-    return dropout_gain(num, site) * x[0]
+def clipped_row(num: Numbers[N], site: Site[ClipNorm], x: Inputs[N], theta: Theta[N]) -> N:
+    """R_out = min(R, radius): the map shrinks the whole."""
+    return num.minimum(x[0].row, num.of(site.attributes.radius))
 
 
-def dropout_lipschitz(num: Numbers[N], site: Site[Dropout], x: Sequence[N], theta: Mapping[str, N]) -> Sequence[N]:
-    """l = 1/(1-p)."""
-    return [dropout_gain(num, site)]
+def transposed_row(num: Numbers[N], site: Site[Transpose], x: Inputs[N], theta: Theta[N]) -> N:
+    """R_out = R if the last axis stays the last, else X."""
+    axes = permutation(site.attributes, site.inputs[0])
+    return x[0].row if axes[-1] == len(axes) - 1 else x[0].norm
+
+
+def reshaped_row(num: Numbers[N], site: Site[Reshape], x: Inputs[N], theta: Theta[N]) -> N:
+    """R_out = R if the last axis keeps its size: rows then stay whole. Else X."""
+    before, after = site.inputs[0][-1:], site.output[-1:]
+    return x[0].row if before == after else x[0].norm
+
+
+def dropped_row(num: Numbers[N], site: Site[Dropout], x: Inputs[N], theta: Theta[N]) -> N:
+    """R_out = R/(1-p)."""
+    return dropout_gain(num, site) * x[0].row
+
+
+def dropped_entry(num: Numbers[N], site: Site[Dropout], x: Inputs[N], theta: Theta[N]) -> N:
+    """M_out = M/(1-p)."""
+    return dropout_gain(num, site) * x[0].entry
 
 
 MOVES = "shape.md#rearrangements"
 CUTS = "shape.md#zeros-and-slices"
 
 OPS: tuple[AnyOp, ...] = (
-    plain("identity", NoAttributes, same_shape, MOVES, onnx=("Identity",)),
-    plain("flatten", NoAttributes, flatten_shape, MOVES, onnx=("Flatten",)),
-    plain("reshape", Reshape, reshape_shape, MOVES, onnx=("Reshape", "Squeeze", "Unsqueeze")),
-    plain("transpose", Transpose, transpose_shape, MOVES, onnx=("Transpose",)),
-    plain("space_to_depth", Block, space_to_depth_shape, MOVES),
-    plain("depth_to_space", Block, depth_to_space_shape, MOVES),
-    plain("patches", Block, patches_shape, MOVES),
-    plain("pad", Pad, pad_shape, CUTS, onnx=("Pad",)),
-    plain("slice", Slice, slice_shape, CUTS, onnx=("Slice", "Split")),
-    plain("clip_norm", ClipNorm, positive_radius, "shape.md#clip-norm", norm=clip_norm),
-    plain("clip_gradient", ClipGradient, positive_bound, "shape.md#clip-gradient", cotangent=clip_cotangent),
     plain(
+        "identity",
+        NoAttributes,
+        same_shape,
+        MOVES,
+        row=row_of_input,
+        entry=entry_of_input,
+        onnx=("Identity",),
+    ),
+    plain("flatten", NoAttributes, flatten_shape, MOVES, entry=entry_of_input, onnx=("Flatten",)),
+    plain(
+        "reshape",
+        Reshape,
+        reshape_shape,
+        MOVES,
+        row=reshaped_row,
+        entry=entry_of_input,
+        onnx=("Reshape", "Squeeze", "Unsqueeze"),
+    ),
+    plain(
+        "transpose",
+        Transpose,
+        transpose_shape,
+        MOVES,
+        row=transposed_row,
+        entry=entry_of_input,
+        onnx=("Transpose",),
+    ),
+    plain("space_to_depth", Block, space_to_depth_shape, MOVES, entry=entry_of_input),
+    plain("depth_to_space", Block, depth_to_space_shape, MOVES, entry=entry_of_input),
+    plain("patches", Block, patches_shape, MOVES, entry=entry_of_input),
+    plain("pad", Pad, pad_shape, CUTS, row=row_of_input, entry=entry_of_input, onnx=("Pad",)),
+    plain("slice", Slice, slice_shape, CUTS, row=row_of_input, entry=entry_of_input, onnx=("Slice", "Split")),
+    plain(
+        "clip_norm",
+        ClipNorm,
+        positive_radius,
+        "shape.md#clip-norm",
+        norm=clip_norm,
+        row=clipped_row,
+        entry=entry_of_input,
+    ),
+    plain(
+        "clip_gradient",
+        ClipGradient,
+        positive_bound,
+        "shape.md#clip-gradient",
+        row=row_of_input,
+        entry=entry_of_input,
+        cotangent=clip_cotangent,
+    ),
+    homogeneous(
         "dropout",
         Dropout,
         dropout_shape,
         "shape.md#dropout",
-        norm=dropout_norm,
-        lipschitz=dropout_lipschitz,
+        dropout_gain,
+        row=dropped_row,
+        entry=dropped_entry,
         onnx=("Dropout",),
     ),
 )

@@ -1,21 +1,22 @@
 """The bounds pass: X(t) forward, G(t) backward, K(p) per parameter, in any number domain.
 
 Soundness is induction over the DAG (docs/theory.md): forward from ‖x‖ <= X_0; backward by the chain rule and
-‖Jᵀg‖ <= ‖J‖‖g‖. A tensor with several consumers receives the sum of their cotangent bounds, except that slices
-which do not overlap combine as √ΣG². A parameter used in several places receives the sum of its bounds.
+‖Jᵀg‖ <= ‖J‖‖g‖. A tensor with several consumers receives the sum of their cotangent bounds, except that disjoint
+slices, and branches that one concatenation joins, combine as √ΣG² (`forms`). A parameter used in several places
+receives the sum of its bounds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Generic
 
 from lipcompile.graph import Graph, Node
 from lipcompile.numbers import N, Numbers
-from lipcompile.ops.record import scaled_by_lipschitz
-from lipcompile.ops.shape import Slice
+from lipcompile.ops.record import Extent, scaled_by_lipschitz
+from lipcompile.passes.forms import WHOLE, Form, Part, bound, disjoint, root_of_squares, settled, total
+from lipcompile.passes.spreads import Spread, disjoint_slices, joined, spread_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,44 +42,82 @@ def derive(graph: Graph, num: Numbers[N], current: Mapping[str, N] | None = None
     `current` gives bounds of the parameters as they are (operator norm of a weight, length of a bias), by name, to
     be used in place of what their constraints allow: bounds that follow the weights.
     """
-    norm, gain = _forward(graph, num, current or {})
-    seed = _loss_lipschitz(graph, num, norm[graph.output])
-    cotangent = _Backward(graph, num, gain, through_clips=True).run(seed, "G")
-    slope = _Backward(graph, num, gain, through_clips=False).run(num.of(1), "l")
-    gradient = _gradients(graph, num, norm, cotangent)
-    return Bounds(norm, gain, cotangent, slope, gradient, seed, _root_of_squares(num, list(gradient.values())))
+    forward = _Forward(graph, num, current or {})
+    forward.run()
+    seed = _loss_lipschitz(graph, num, forward.extent[graph.output])
+    cotangent = _Backward(graph, num, forward.gain, through_clips=True).run(seed, "G")
+    slope = _Backward(graph, num, forward.gain, through_clips=False).run(num.of(1), "l")
+    gradient = _gradients(graph, num, forward, cotangent)
+    norm = {name: extent.norm for name, extent in forward.extent.items()}
+    largest = root_of_squares(num, list(gradient.values()))
+    return Bounds(norm, forward.gain, cotangent, slope, gradient, seed, largest)
 
 
-def _forward(
-    graph: Graph, num: Numbers[N], current: Mapping[str, N]
-) -> tuple[dict[str, N], dict[str, Sequence[N]]]:
-    source = graph.input
-    norm = {source.name: num.symbol("X_0", source.norm, "bound of the input norm")}
-    gain: dict[str, Sequence[N]] = {}
-    for node in graph.nodes:
-        x = [norm[operand] for operand in node.inputs]
-        theta = _theta(graph, num, node, current)
-        gain[node.name] = node.op.lipschitz(num, node.site, x, theta)
-        bound = node.op.norm(num, node.site, x, theta)
-        norm[node.name] = num.let(f"X_{node.name}", bound, f"bound of the output norm of {node.name}")
-    return norm, gain
+class _Forward(Generic[N]):
+    """One sweep along the edges: what is known of every tensor, and every op's Lipschitz constants there."""
+
+    def __init__(self, graph: Graph, num: Numbers[N], current: Mapping[str, N]) -> None:
+        self._graph, self._num, self._current = graph, num, current
+        reading = [node.op.reads for node in graph.nodes]
+        self._profile = any(reading) or (graph.loss is not None and bool(graph.loss.loss.reads))
+        self._slices = disjoint_slices(graph)
+        self._spread: dict[str, Spread[N] | None] = {}
+        self.extent: dict[str, Extent[N]] = {}
+        self.gain: dict[str, Sequence[N]] = {}
+        self.theta: dict[str, Mapping[str, N]] = {}
+
+    def run(self) -> None:
+        """Visit the nodes in order."""
+        source, num = self._graph.input, self._num
+        norm = num.of(0) if source.tokens else num.symbol("X_0", source.norm, "bound of the input norm")
+        self.extent[source.name] = Extent(norm, norm, norm)
+        for node in self._graph.nodes:
+            x = [self.extent[operand] for operand in node.inputs]
+            theta = self.theta[node.name] = self._theta(node)
+            self.gain[node.name] = self._gains(node, x, theta)
+            self.extent[node.name] = self._extent(node, x, theta)
+            self._spread[node.name] = self._spread_of(node, theta)
+
+    def _theta(self, node: Node) -> Mapping[str, N]:
+        """Bounds of the node's parameters: as they are, where that is given, else from their constraints."""
+        return {
+            role: self._current[name]
+            if name in self._current
+            else node.op.parameter(role).operator_norm(
+                self._num, node.site, self._graph.parameters[name].constraint
+            )
+            for role, name in node.parameters.items()
+        }
+
+    def _gains(self, node: Node, x: Sequence[Extent[N]], theta: Mapping[str, N]) -> Sequence[N]:
+        if node.op.lipschitz is None:
+            return [self._num.unbounded()] * len(x)
+        return node.op.lipschitz(self._num, node.site, x, theta)
+
+    def _extent(self, node: Node, x: Sequence[Extent[N]], theta: Mapping[str, N]) -> Extent[N]:
+        num, op = self._num, node.op
+        norm = op.norm(num, node.site, x, theta)
+        joint = joined(num, node, [self._spread.get(operand) for operand in node.inputs], self.extent)
+        norm = norm if joint is None else num.minimum(norm, joint)
+        norm = num.let(f"X_{node.name}", norm, f"bound of the output norm of {node.name}")
+        if not self._profile:
+            return Extent(norm, norm, norm)
+        row = norm if op.row is None else num.minimum(norm, op.row(num, node.site, x, theta))
+        row = num.let(f"R_{node.name}", row, f"bound of the largest row norm of {node.name}")
+        entry = row if op.entry is None else num.minimum(row, op.entry(num, node.site, x, theta))
+        return Extent(norm, row, num.let(f"M_{node.name}", entry, f"bound of the largest entry of {node.name}"))
+
+    def _spread_of(self, node: Node, theta: Mapping[str, N]) -> Spread[N] | None:
+        if node.name in self._slices:
+            return Spread(node.inputs[0], self._num.of(0), {node.name: self._num.of(1)})
+        operands = [self._spread.get(operand) for operand in node.inputs]
+        return spread_of(self._num, node, operands, self.gain[node.name], theta)
 
 
-def _theta(graph: Graph, num: Numbers[N], node: Node, current: Mapping[str, N]) -> Mapping[str, N]:
-    """Bounds of the node's parameters: as they are, where that is given, else from their constraints."""
-    return {
-        role: current[name]
-        if name in current
-        else node.op.parameter(role).operator_norm(num, node.site, graph.parameters[name].constraint)
-        for role, name in node.parameters.items()
-    }
-
-
-def _loss_lipschitz(graph: Graph, num: Numbers[N], logits: N) -> N:
+def _loss_lipschitz(graph: Graph, num: Numbers[N], logits: Extent[N]) -> N:
     if graph.loss is None:
         return num.symbol("L", None, "Lipschitz constant of the loss in the logits")
-    classes = graph.shape(graph.output)[0] if graph.shape(graph.output) else 1
-    constant = graph.loss.loss.lipschitz(num, graph.loss.attributes, classes, logits)
+    constant = graph.loss.loss.lipschitz(num, graph.loss.attributes, graph.shape(graph.output), logits)
     return num.let("L", constant, "Lipschitz constant of the loss in the logits")
 
 
@@ -89,53 +128,59 @@ class _Backward(Generic[N]):
         self, graph: Graph, num: Numbers[N], gain: Mapping[str, Sequence[N]], *, through_clips: bool
     ) -> None:
         self._graph, self._num, self._gain, self._clips = graph, num, gain, through_clips
-        self._received: dict[str, list[tuple[N, Node | None]]] = {graph.output: []}
+        self._slices = disjoint_slices(graph)
+        self._received: dict[str, list[tuple[Form[N], Node | None]]] = {graph.output: []}
 
     def run(self, seed: N, letter: str) -> dict[str, N]:
         """Return the bound of each value, from `seed` at the output."""
         found: dict[str, N] = {}
-        self._received[self._graph.output].append((seed, None))
+        self._received[self._graph.output].append((Form({WHOLE: seed}), None))
         for node in reversed(self._graph.nodes):
-            found[node.name] = self._named(node.name, letter)
-            for operand, bound in zip(node.inputs, self._hand_on(node, found[node.name]), strict=True):
-                self._received.setdefault(operand, []).append((bound, node))
-        found[self._graph.input.name] = self._named(self._graph.input.name, letter)
+            form, found[node.name] = self._named(node.name, letter)
+            for operand, handed in zip(node.inputs, self._hand_on(node, form, found[node.name]), strict=True):
+                self._received.setdefault(operand, []).append((handed, node))
+        found[self._graph.input.name] = self._named(self._graph.input.name, letter)[1]
         return found
 
-    def _hand_on(self, node: Node, cotangent: N) -> Sequence[N]:
+    def _hand_on(self, node: Node, form: Form[N], cotangent: N) -> Sequence[Form[N]]:
         rule = node.op.cotangent if self._clips else scaled_by_lipschitz
-        return rule(self._num, node.site, cotangent, self._gain[node.name])
+        gains = self._gain[node.name]
+        if rule is not scaled_by_lipschitz:
+            return [Form({WHOLE: handed}) for handed in rule(self._num, node.site, cotangent, gains)]
+        forms = [form.scaled(gain) for gain in gains]
+        if not node.op.parts or len(forms) == 1:
+            return forms
+        return [one.part(Part(node.name, index, len(forms))) for index, one in enumerate(forms)]
 
-    def _named(self, value: str, letter: str) -> N:
-        bound = combine_cotangents(self._num, self._received[value])
-        return self._num.let(f"{letter}_{value}", bound, f"bound of the cotangent at {value}")
+    def _named(self, value: str, letter: str) -> tuple[Form[N], N]:
+        """Return the form of what `value` receives, and its bound, by name; a form of one term has the same."""
+        form = settled(self._num, self._combined(self._received[value]))
+        meaning = f"bound of the cotangent at {value}"
+        largest = self._num.let(f"{letter}_{value}", bound(self._num, form), meaning)
+        if len(form.terms) == 1:
+            return Form(dict.fromkeys(form.terms, largest)), largest
+        terms = {
+            path: self._num.let(f"{letter}{index}_{value}", term, f"part {index} of the {meaning}")
+            for index, (path, term) in enumerate(form.terms.items())
+        }
+        return Form(terms), largest
+
+    def _combined(self, received: Sequence[tuple[Form[N], Node | None]]) -> Form[N]:
+        """Add up what the consumers hand back; slices of one tensor that overlap nowhere combine as √ΣG²."""
+        slices = [form for form, node in received if node is not None and node.name in self._slices]
+        others = [form for form, node in received if node is None or node.name not in self._slices]
+        return total([disjoint(self._num, slices), *others] if slices else others)
 
 
-def combine_cotangents(num: Numbers[N], received: Sequence[tuple[N, Node | None]]) -> N:
-    """Sum of what the consumers hand back; √ΣG² over slices of one tensor that are pairwise disjoint."""
-    slices = [(bound, node) for bound, node in received if node is not None and isinstance(node.attributes, Slice)]
-    if len(slices) > 1 and _disjoint([node.attributes for _, node in slices]):
-        others = [bound for bound, node in received if node is None or not isinstance(node.attributes, Slice)]
-        terms = [_root_of_squares(num, [bound for bound, _ in slices]), *others]
-    else:
-        terms = [bound for bound, _ in received]
-    return sum(terms[1:], start=terms[0])
-
-
-def _disjoint(slices: Sequence[Slice]) -> bool:
-    ordered = sorted(slices, key=lambda part: part.start)
-    same_axis = len({part.axis for part in slices}) == 1
-    return same_axis and all(a.stop <= b.start for a, b in pairwise(ordered))
-
-
-def _gradients(graph: Graph, num: Numbers[N], norm: Mapping[str, N], cotangent: Mapping[str, N]) -> dict[str, N]:
+def _gradients(graph: Graph, num: Numbers[N], forward: _Forward[N], cotangent: Mapping[str, N]) -> dict[str, N]:
     found: dict[str, N] = {}
     for node in graph.nodes:
-        x = [norm[operand] for operand in node.inputs]
+        x = [forward.extent[operand] for operand in node.inputs]
         for role, name in node.parameters.items():
             if graph.parameters[name].trainable:
-                bound = node.op.parameter(role).kappa(num, node.site, x) * cotangent[node.name]
-                found[name] = found[name] + bound if name in found else bound
+                kappa = node.op.parameter(role).kappa(num, node.site, x, forward.theta[node.name])
+                k = kappa * cotangent[node.name]
+                found[name] = found[name] + k if name in found else k
     letters = _identifiers(found)
     return {name: num.let(f"K_{letters[name]}", k, f"gradient bound of {name}") for name, k in found.items()}
 
@@ -150,8 +195,3 @@ def _identifiers(names: Iterable[str]) -> dict[str, str]:
             candidate = f"{name.replace('.', '_')}_{count}"
         written[name] = candidate
     return written
-
-
-def _root_of_squares(num: Numbers[N], terms: Sequence[N]) -> N:
-    squares = [term * term for term in terms]
-    return num.sqrt(sum(squares[1:], start=squares[0])) if squares else num.of(0)

@@ -21,6 +21,7 @@ def examine(graph: Graph) -> Iterator[Diagnostic]:
     yield from _input(graph)
     yield from _parameters(graph)
     yield from _shared(graph)
+    yield from _jumps(graph)
 
 
 def requirements(graph: Graph | None, diagnostics: Sequence[Diagnostic]) -> Requirements:
@@ -64,7 +65,7 @@ def _loss(graph: Graph) -> Iterator[Diagnostic]:
 
 def _input(graph: Graph) -> Iterator[Diagnostic]:
     norm, location = graph.input.norm, graph.input.location
-    if norm is None:
+    if norm is None and not graph.input.tokens:
         message = "no input norm is declared: bounds stay symbolic in X_0"
         yield Diagnostic("LIP201", message, "declare one: --input-norm 1.0", Severity.NOTE, location=location)
 
@@ -96,6 +97,31 @@ def _shared(graph: Graph) -> Iterator[Diagnostic]:
                 )
 
 
+def _jumps(graph: Graph) -> Iterator[Diagnostic]:
+    """R3: no trainable parameter stands upstream of an op that is not Lipschitz."""
+    trained = trained_values(graph)
+    for node in graph.nodes:
+        if node.op.lipschitz is None and any(operand in trained for operand in node.inputs):
+            yield Diagnostic(
+                "LIP111",
+                f"`{node.op.name}` is not Lipschitz, and gradients would have to cross it",
+                "freeze every layer before it, or replace it",
+                node=node.name,
+                op=node.op.name,
+                location=node.location,
+            )
+
+
+def trained_values(graph: Graph) -> frozenset[str]:
+    """Return the values that a trainable parameter reaches: those that a cotangent must reach."""
+    found: set[str] = set()
+    for node in graph.nodes:
+        trained = any(graph.parameters[name].trainable for name in node.parameters.values())
+        if trained or any(operand in found for operand in node.inputs):
+            found.add(node.name)
+    return frozenset(found)
+
+
 def _first(errors: Sequence[Diagnostic]) -> str:
     return errors[0].message if errors else ""
 
@@ -120,6 +146,8 @@ def _loss_detail(graph: Graph | None) -> str:
 def _input_detail(graph: Graph | None) -> str:
     if graph is None:
         return NOT_REACHED
+    if graph.input.tokens:
+        return "every example is a row of tokens: its embedding is bounded by the table"
     norm = graph.input.norm
     bound = "X_0, not declared" if norm is None else text(norm)
     how = "trusted to satisfy" if graph.input.trusted else "clipped to"

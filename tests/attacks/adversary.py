@@ -11,10 +11,10 @@ from torch import Tensor
 
 from lipcompile.graph import Graph, LossUse
 
-from . import harness, points, reference
+from . import harness, points
+from .catalogue import LOSS_ATTACKS
 from .graphs import interpret
 from .harness import Case, LossCase, unit
-from .instances import target
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def gradients(
         theta = dict(choice.theta)
     values = interpret(graph, choice.x, theta)
     use = loss_of(graph)
-    loss = reference.LOSS[use.loss.name](use.attributes, values[graph.output], choice.label)
+    loss = LOSS_ATTACKS[use.loss.name].oracle(use.attributes, values[graph.output], choice.label)
     wanted = values | {name: theta[name] for name, p in graph.parameters.items() if p.trainable}
     found = torch.autograd.grad(
         loss, list(wanted.values()), create_graph=differentiable, allow_unused=True, materialize_grads=True
@@ -68,8 +68,8 @@ class Adversary:
         x = points.number(source.norm) * unit(points.normal(source.shape, self.generator))
         drawn = {name: points.normal(p.shape, self.generator) for name, p in self.graph.parameters.items()}
         theta = {name: self._inside(name, value) for name, value in drawn.items()}
-        classes = self.graph.shape(self.graph.output)[0]
-        label = target(LossCase(use.loss, use.attributes, classes, harness.ONE), self.generator)
+        case = LossCase(use.loss, use.attributes, self.graph.shape(self.graph.output), harness.ONE)
+        label = LOSS_ATTACKS[use.loss.name].target(case, self.generator)
         return Choice(x.requires_grad_(), theta, label)
 
     def _step(self, choice: Choice) -> Choice:

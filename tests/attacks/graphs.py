@@ -21,10 +21,13 @@ from lipcompile.ops.pool import GlobalPool, Pool
 from lipcompile.ops.record import Constraint, NoAttributes
 from lipcompile.ops.shape import ClipGradient, ClipNorm, Dropout, Slice
 
-from . import reference
-from .instances import LOSS_ATTRIBUTES, ONE_LOGIT, Draw
+from .catalogue import ATTACKS, LOSS_ATTACKS
+from .draw import Draw
+from .families.losses import one, several
 
 NO = NoAttributes()
+# Losses of a vector of logits; the others read a table of them.
+VECTOR_LOSSES = [name for name, attack in LOSS_ATTACKS.items() if attack.shape in (one, several)]
 
 
 @dataclass
@@ -129,9 +132,9 @@ def random_graph(seed: int) -> Graph:
     )
     for _ in range(rng.randint(2, 5)):
         x = rng.choice(steps)(x)
-    name = rng.choice(list(LOSS_ATTRIBUTES))
-    x = maker.dense(x, 1 if name in ONE_LOGIT else rng.randint(2, 4))
-    graph = maker.builder.finish(x, LossUse(LOSS_BY_NAME[name], LOSS_ATTRIBUTES[name](maker.draw)))
+    name = rng.choice(list(VECTOR_LOSSES))
+    x = maker.dense(x, 1 if LOSS_ATTACKS[name].shape is one else rng.randint(2, 4))
+    graph = maker.builder.finish(x, LossUse(LOSS_BY_NAME[name], LOSS_ATTACKS[name].attributes(maker.draw)))
     assert graph is not None, maker.builder.diagnostics
     return graph
 
@@ -142,5 +145,5 @@ def interpret(graph: Graph, x: Tensor, theta: Mapping[str, Tensor]) -> dict[str,
     for node in graph.nodes:
         own = {role: theta[name] for role, name in node.parameters.items()}
         operands = [values[operand] for operand in node.inputs]
-        values[node.name] = reference.apply(node.op.name, node.site, operands, own)
+        values[node.name] = ATTACKS[node.op.name].oracle(node.site, operands, own)
     return values

@@ -12,23 +12,34 @@ import torch
 from torch import Tensor
 
 from lipcompile.numbers import N, Numbers
-from lipcompile.ops.record import AnyLoss, AnyOp, Constraint, Shape, Site
-
-from . import reference
+from lipcompile.ops.record import AnyLoss, AnyOp, Constraint, Extent, Shape, Site
 
 SLACK = 1e-6  # what rounding in float64 may add
 SHRINK = Fraction(19, 20)  # what a mutant multiplies a constant by
 ONE = Fraction(1)
 Claims = Mapping[str, N]
+Theta = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What is known of an input: its norm, its largest row norm, its largest entry."""
+
+    norm: Fraction
+    row: Fraction
+    entry: Fraction
+
+    def extent(self, num: Numbers[N]) -> Extent[N]:
+        return Extent(num.of(self.norm), num.of(self.row), num.of(self.entry))
 
 
 @dataclass(frozen=True)
 class Case:
-    """One use of an op: ‖x_i‖ <= norms[i], parameters in their constraint sets, ‖cotangent‖ <= cotangent."""
+    """One use of an op: inputs within `bounds`, parameters in their constraint sets, ‖cotangent‖ <= cotangent."""
 
     op: AnyOp
     site: Site[Any]
-    norms: tuple[Fraction, ...]
+    bounds: tuple[Bound, ...]
     constraints: Mapping[str, Constraint] = field(default_factory=dict)
     cotangent: Fraction = ONE
 
@@ -47,25 +58,52 @@ class Point:
 
 @dataclass(frozen=True)
 class LossCase:
-    """A loss on `classes` logits of norm at most `norm`."""
+    """A loss of logits of this shape, of norm at most `norm`, rows at most `row` (None: the norm)."""
 
     loss: AnyLoss
     attributes: Any
-    classes: int
+    shape: Shape
     norm: Fraction
+    row: Fraction | None = None
+
+    def extent(self, num: Numbers[N]) -> Extent[N]:
+        norm = num.of(self.norm)
+        return Extent(norm, norm if self.row is None else num.of(self.row), norm)
+
+    def claim(self, num: Numbers[N], loss: AnyLoss | None = None) -> N:
+        """The constant that the loss (or a mutant of it) claims."""
+        return (loss or self.loss).lipschitz(num, self.attributes, self.shape, self.extent(num))
 
 
 def case(
     op: AnyOp,
     attributes: Any,
     inputs: Sequence[Shape],
-    norms: Sequence[Fraction | int],
+    bounds: Sequence[Bound | Fraction | int],
     constraints: Mapping[str, Constraint] | None = None,
     cotangent: Fraction | int = 1,
 ) -> Case:
-    """Build a case; the op's shape rule may refuse."""
+    """Build a case; the op's shape rule may refuse. A bound that is a number is the norm, and bounds the rest."""
     site = Site(attributes, tuple(inputs), op.shape(attributes, tuple(inputs)))
-    return Case(op, site, tuple(map(Fraction, norms)), constraints or {}, Fraction(cotangent))
+    domains = tuple(b if isinstance(b, Bound) else Bound(Fraction(b), Fraction(b), Fraction(b)) for b in bounds)
+    return Case(op, site, domains, constraints or {}, Fraction(cotangent))
+
+
+def fitted(case: Case, point: Point) -> Case:
+    """Return the case whose bounds of rows and entries are those of the point's own inputs."""
+    bounds = []
+    for bound, x in zip(case.bounds, point.xs, strict=True):
+        row, entry = Fraction(largest_row(x)), Fraction(largest_entry(x))
+        bounds.append(Bound(bound.norm, min(row, bound.norm), min(entry, row, bound.norm)))
+    return replace(case, bounds=tuple(bounds))
+
+
+def largest_row(x: Tensor) -> float:
+    return float(torch.linalg.vector_norm(x, dim=-1).max()) if x.dim() else float(x.abs())
+
+
+def largest_entry(x: Tensor) -> float:
+    return float(x.abs().max())
 
 
 # Claims
@@ -73,27 +111,33 @@ def case(
 
 def rules_of(op: AnyOp) -> tuple[str, ...]:
     """Name every rule that gives a number."""
-    roles = [rule.role for rule in op.parameters]
-    return (
-        "norm",
-        "lipschitz",
-        "cotangent",
-        *(f"{kind}:{r}" for r in roles for kind in ("kappa", "operator_norm")),
-    )
+    profile = [name for name in ("row", "entry") if getattr(op, name) is not None]
+    sizes = ["lipschitz", "cotangent"] if op.lipschitz is not None and op.takes == "reals" else []
+    parameters = [
+        f"{kind}:{rule.role}"
+        for rule in op.parameters
+        for kind in ("kappa", "operator_norm")
+        if kind == "kappa" or rule.constraints != ("free",)
+    ]
+    return ("norm", *profile, *sizes, *parameters)
 
 
 def claims(case: Case, num: Numbers[N]) -> dict[str, N]:
     """Evaluate every rule; rules with a number per input give one claim per input."""
     op, site = case.op, case.site
-    x = [num.of(norm) for norm in case.norms]
+    x = [bound.extent(num) for bound in case.bounds]
     theta = {role: op.parameter(role).operator_norm(num, site, c) for role, c in case.constraints.items()}
-    gains = op.lipschitz(num, site, x, theta)
-    handed = op.cotangent(num, site, num.of(case.cotangent), gains)
+    wanted = rules_of(op)
     found = {"norm": op.norm(num, site, x, theta)}
-    found |= {f"lipschitz:{i}": gain for i, gain in enumerate(gains)}
-    found |= {f"cotangent:{i}": bound for i, bound in enumerate(handed)}
-    found |= {f"operator_norm:{role}": bound for role, bound in theta.items()}
-    return found | {f"kappa:{role}": op.parameter(role).kappa(num, site, x) for role in theta}
+    found |= {"row": op.row(num, site, x, theta)} if op.row is not None else {}
+    found |= {"entry": op.entry(num, site, x, theta)} if op.entry is not None else {}
+    if op.lipschitz is not None and "lipschitz" in wanted:
+        gains = op.lipschitz(num, site, x, theta)
+        handed = op.cotangent(num, site, num.of(case.cotangent), gains)
+        found |= {f"lipschitz:{i}": gain for i, gain in enumerate(gains)}
+        found |= {f"cotangent:{i}": bound for i, bound in enumerate(handed)}
+    found |= {f"operator_norm:{r}": bound for r, bound in theta.items() if f"operator_norm:{r}" in wanted}
+    return found | {f"kappa:{role}": op.parameter(role).kappa(num, site, x, theta) for role in theta}
 
 
 def mutant(op: AnyOp, rule: str) -> AnyOp:
@@ -124,16 +168,13 @@ def _shrunk(record: Any, rule: str) -> dict[str, Any]:
 # What is attained
 
 
-def run(
-    case: Case, point: Point, xs: Sequence[Tensor] | None = None, theta: reference.Theta | None = None
-) -> Tensor:
-    return reference.apply(
-        case.op.name,
-        case.site,
-        point.xs if xs is None else xs,
-        point.theta if theta is None else theta,
-        point.kept,
-    )
+def run(case: Case, point: Point, xs: Sequence[Tensor] | None = None, theta: Theta | None = None) -> Tensor:
+    from .catalogue import ATTACKS  # whose families are built from this module
+
+    weights = dict(point.theta if theta is None else theta)
+    if point.kept is not None:
+        weights["kept"] = point.kept
+    return ATTACKS[case.op.name].oracle(case.site, point.xs if xs is None else xs, weights)
 
 
 def spectral(matrix: Tensor) -> float:
@@ -165,15 +206,34 @@ def parameter_jacobian(case: Case, point: Point, role: str) -> Tensor:
 
 def attained(case: Case, point: Point) -> dict[str, float]:
     """Measure at `point` what each claim bounds."""
-    found = {"norm": float(run(case, point).norm())}
-    for index in range(len(point.xs)):
+    output, wanted = run(case, point), rules_of(case.op)
+    found = {"norm": float(output.norm())}
+    found |= {"row": largest_row(output)} if "row" in wanted else {}
+    found |= {"entry": largest_entry(output)} if "entry" in wanted else {}
+    for index in range(len(point.xs) if "lipschitz" in wanted else 0):
         matrix = input_jacobian(case, point, index)
         found[f"lipschitz:{index}"] = spectral(matrix)
         found[f"cotangent:{index}"] = _cotangent(case, point, index, matrix)
     for role, value in point.theta.items():
         found[f"kappa:{role}"] = spectral(parameter_jacobian(case, point, role))
-        found[f"operator_norm:{role}"] = float(value.norm()) if role == "bias" else found["lipschitz:0"]
+        if f"operator_norm:{role}" in wanted:
+            found[f"operator_norm:{role}"] = size_of(case, role, value)
     return found
+
+
+def size_of(case: Case, role: str, value: Tensor) -> float:
+    """What the constraint set of this parameter, or the rule for it, means by the size of `value`."""
+    kind = case.op.parameter(role).constraints[0]
+    if kind == "ball":
+        return float(value.norm())
+    if kind == "box":
+        return largest_entry(value)
+    if kind == "rows":
+        return largest_row(value)
+    if value.dim() == 2:
+        return spectral(value)
+    zeros = Point((torch.zeros(case.site.inputs[0], dtype=torch.float64),), {role: value})
+    return spectral(input_jacobian(case, zeros, 0))
 
 
 def _cotangent(case: Case, point: Point, index: int, matrix: Tensor) -> float:
@@ -187,8 +247,10 @@ def _cotangent(case: Case, point: Point, index: int, matrix: Tensor) -> float:
 
 def loss_gradient(case: LossCase, logits: Tensor, target: Any) -> Tensor:
     """Gradient of the loss in the logits, itself differentiable."""
+    from .catalogue import LOSS_ATTACKS
+
     inputs = logits if logits.requires_grad else logits.detach().requires_grad_()
-    value = reference.LOSS[case.loss.name](case.attributes, inputs, target)
+    value = LOSS_ATTACKS[case.loss.name].oracle(case.attributes, inputs, target)
     gradient: Tensor = torch.autograd.grad(value, inputs, create_graph=True)[0]
     return gradient
 

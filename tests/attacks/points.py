@@ -12,7 +12,7 @@ from torch import Tensor
 from lipcompile.numbers import Scalar
 from lipcompile.ops.record import Constraint
 
-from .harness import Case, Point, input_jacobian, run, spectral, unit
+from .harness import Bound, Case, Point, run, size_of, unit
 
 STEPS = 6  # of each ascent; a convex objective rises with every step
 
@@ -42,22 +42,25 @@ def on_sphere(shape: Shape, radius: Fraction, generator: torch.Generator) -> Ten
     return float(radius) * unit(x)
 
 
-def operator_norm(case: Case, weight: Tensor) -> float:
-    """True norm of the linear map with this weight, by the dense singular values."""
-    point = Point((torch.zeros(case.site.inputs[0], dtype=torch.float64),), {"weight": weight})
-    return spectral(input_jacobian(case, point, 0))
-
-
 def into(case: Case, role: str, value: Tensor) -> Tensor:
     """Scale `value` onto the border of its constraint set; a kernel that reads padding only is in it anyway."""
     constraint: Constraint = case.constraints[role]
-    on_entries = constraint.kind in ("frobenius", "ball")
-    norm = float(value.norm()) if on_entries else operator_norm(case, value)
+    if constraint.kind == "free":
+        return value
+    norm = float(value.norm()) if constraint.kind == "frobenius" else size_of(case, role, value)
     return value * (number(constraint.bound) / norm) if norm > 0 else value
 
 
+def within(x: Tensor, bound: Bound) -> Tensor:
+    """Shorten rows, then entries, until the input lies in its domain."""
+    rows = torch.linalg.vector_norm(x, dim=-1, keepdim=True) if x.dim() else x.abs()
+    shorter = x / torch.clamp(rows / float(bound.row), min=1)
+    return torch.clamp(shorter, -float(bound.entry), float(bound.entry))
+
+
 def random_point(case: Case, generator: torch.Generator) -> Point:
-    xs = tuple(on_sphere(shape, norm, generator) for shape, norm in zip(case.site.inputs, case.norms, strict=True))
+    domains = zip(case.site.inputs, case.bounds, strict=True)
+    xs = tuple(_input(case, shape, bound, generator) for shape, bound in domains)
     theta = {
         role: into(case, role, on_sphere(case.parameter_shape(role), Fraction(1), generator))
         for role in case.constraints
@@ -66,6 +69,12 @@ def random_point(case: Case, generator: torch.Generator) -> Point:
     if case.op.name == "dropout":
         kept = torch.randint(2, case.site.output, generator=generator).double()
     return Point(xs, theta, kept)
+
+
+def _input(case: Case, shape: Shape, bound: Bound, generator: torch.Generator) -> Tensor:
+    if case.op.takes == "tokens":
+        return torch.randint(case.site.attributes.entries, tuple(shape), generator=generator)
+    return within(on_sphere(shape, bound.norm, generator), bound)
 
 
 def rise(objective: Callable[[Tensor], Tensor], start: Tensor) -> Iterator[Tensor]:
@@ -84,17 +93,19 @@ def rise(objective: Callable[[Tensor], Tensor], start: Tensor) -> Iterator[Tenso
 
 
 def ascents(case: Case, start: Point, generator: torch.Generator) -> Iterator[Point]:
-    """Yield where ascents of the output norm and of each parameter's gradient end, over the first input."""
+    """Yield where ascents of the output norm and of each weight's gradient end, over the first input."""
+    if case.op.takes == "tokens":
+        return
 
     def with_first(x: Tensor) -> tuple[Tensor, ...]:
         return (x, *start.xs[1:])
 
     objectives = [lambda x: run(case, start, xs=with_first(x)).norm()]
     cotangent = unit(normal(case.site.output, generator))
-    objectives += [_gradient_norm(case, start, role, cotangent) for role in start.theta if role == "weight"]
+    objectives += [_gradient_norm(case, start, role, cotangent) for role in start.theta if role != "bias"]
     for objective in objectives:
         for x in list(rise(objective, start.xs[0]))[-1:]:
-            yield Point(with_first(x), start.theta, start.kept)
+            yield Point(with_first(within(x, case.bounds[0])), start.theta, start.kept)
 
 
 def _gradient_norm(case: Case, start: Point, role: str, cotangent: Tensor) -> Callable[[Tensor], Tensor]:

@@ -15,6 +15,7 @@ from functools import cache
 from types import CodeType
 
 from lipcompile.numbers import Arithmetic, Scalar, Symbol
+from lipcompile.ops.record import Extent
 
 Place = tuple[str, str]
 
@@ -33,6 +34,10 @@ class Probe:
     factor: float = 1.0
     seen: dict[Place, float] = field(default_factory=dict)
     arguments: set[Place] = field(default_factory=set)
+
+    def extent(self, name: str, norm: float, row: float, entry: float) -> Extent[Probed]:
+        """An extent whose measures are arguments."""
+        return Extent(*(self.argument(f"{name}.{k}", v) for k, v in (("X", norm), ("R", row), ("M", entry))))
 
     def argument(self, name: str, value: float) -> Probed:
         self.arguments.add((name, ""))
@@ -56,6 +61,9 @@ class Probe:
 
     def symbol(self, name: str, value: Scalar | None, meaning: str) -> Probed:
         raise NotImplementedError("no rule declares a symbol")
+
+    def unbounded(self) -> Probed:
+        return self.here(math.inf)
 
     def let(self, name: str, value: Probed, meaning: str) -> Probed:  # noqa: ARG002
         return value

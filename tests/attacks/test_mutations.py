@@ -10,11 +10,12 @@ import pytest
 
 from lipcompile.numbers.certified import Certified
 from lipcompile.ops import LOSS_BY_NAME, OP_BY_NAME
+from lipcompile.ops.record import Extent
 
 from . import harness
+from .catalogue import ATTACKS, LOSS_ATTACKS
 from .harness import SHRINK, SLACK, Case, LossCase
 from .probe import Place, Probe, Probed
-from .witnesses import LOSS_WITNESSES, WITNESSES
 
 RULES = [(op, rule) for op, record in OP_BY_NAME.items() for rule in harness.rules_of(record)]
 FACTORS = (float(SHRINK), 1 / float(SHRINK))  # a mutant of a divisor lowers the claim by growing
@@ -26,7 +27,8 @@ Evaluate = Callable[[Probe], Claims]
 @cache
 def measured(op: str) -> tuple[tuple[Case, Mapping[str, float]], ...]:
     """The op's witnesses and what each attains."""
-    return tuple((case, harness.attained(case, point)) for case, point in WITNESSES[op]())
+    found = ATTACKS[op].witnesses()
+    return tuple((harness.fitted(case, point), harness.attained(case, point)) for case, point in found)
 
 
 @pytest.mark.parametrize(("op", "rule"), RULES)
@@ -44,8 +46,8 @@ def test_a_smaller_rule_is_seen(op: str, rule: str) -> None:
 @pytest.mark.parametrize("name", LOSS_BY_NAME)
 def test_a_smaller_loss_constant_is_seen(name: str) -> None:
     small, num = harness.mutant_loss(LOSS_BY_NAME[name]), Certified()
-    for case, logits, target in LOSS_WITNESSES[name]():
-        claimed = small.lipschitz(num, case.attributes, case.classes, num.of(case.norm)).upper
+    for case, logits, target in LOSS_ATTACKS[name].witnesses():
+        claimed = case.claim(num, small).upper
         assert harness.loss_slope(case, logits, target) > claimed * (1 + SLACK)
 
 
@@ -53,31 +55,33 @@ def evaluate(case: Case, rule: str) -> Evaluate:
     """Return the evaluation of one rule alone, its arguments computed by the others."""
     op, site, kind = case.op, case.site, rule.partition(":")[0]
     plain = harness.claims(case, Probe())
-    roles = list(case.constraints)
+    constraints = case.constraints.items()
 
     def run(num: Probe) -> Claims:
-        x = [num.argument(f"x{i}", float(norm)) for i, norm in enumerate(case.norms)]
-        theta = {role: num.argument(role, plain[f"operator_norm:{role}"].value) for role in roles}
-        gains = [num.argument(f"l{i}", plain[f"lipschitz:{i}"].value) for i in range(len(x))]
-        cotangent = num.argument("G", float(case.cotangent))
-        if kind == "norm":
-            return {"norm": op.norm(num, site, x, theta)}
-        if kind == "lipschitz":
+        bounds = [(float(b.norm), float(b.row), float(b.entry)) for b in case.bounds]
+        x = [num.extent(f"x{i}", *bound) for i, bound in enumerate(bounds)]
+        sizes = {r: op.parameter(r).operator_norm(Probe(), site, c).value for r, c in constraints}
+        theta = {role: num.argument(role, size) for role, size in sizes.items()}
+        if kind in ("norm", "row", "entry"):
+            return {kind: getattr(op, kind)(num, site, x, theta)}
+        if kind == "lipschitz" and op.lipschitz is not None:
             return {f"{kind}:{i}": gain for i, gain in enumerate(op.lipschitz(num, site, x, theta))}
         if kind == "cotangent":
+            gains = [num.argument(f"l{i}", plain[f"lipschitz:{i}"].value) for i in range(len(x))]
+            cotangent = num.argument("G", float(case.cotangent))
             return {f"{kind}:{i}": g for i, g in enumerate(op.cotangent(num, site, cotangent, gains))}
-        return _parameter(case, rule, num, x)
+        return _parameter(case, rule, num, x, theta)
 
     return run
 
 
-def _parameter(case: Case, rule: str, num: Probe, x: list[Probed]) -> Claims:
+def _parameter(case: Case, rule: str, num: Probe, x: list[Extent[Probed]], theta: Mapping[str, Probed]) -> Claims:
     kind, _, role = rule.partition(":")
     if role not in case.constraints:
         return {}
     record = case.op.parameter(role)
     if kind == "kappa":
-        return {rule: record.kappa(num, case.site, x)}
+        return {rule: record.kappa(num, case.site, x, theta)}
     return {rule: record.operator_norm(num, case.site, case.constraints[role])}
 
 
@@ -120,14 +124,21 @@ def test_every_smaller_step_of_a_rule_is_seen(op: str, rule: str) -> None:
 @pytest.mark.parametrize("name", LOSS_BY_NAME)
 def test_every_smaller_step_of_a_loss_is_seen(name: str) -> None:
     assert (
-        unseen([(_loss_run(case), {"L": harness.loss_slope(case, *at)}) for case, *at in LOSS_WITNESSES[name]()])
+        unseen(
+            [
+                (_loss_run(case), {"L": harness.loss_slope(case, *at)})
+                for case, *at in LOSS_ATTACKS[name].witnesses()
+            ]
+        )
         == []
     )
 
 
 def _loss_run(case: LossCase) -> Evaluate:
     def run(num: Probe) -> Claims:
-        return {"L": case.loss.lipschitz(num, case.attributes, case.classes, num.argument("X", float(case.norm)))}
+        row = case.norm if case.row is None else case.row
+        logits = num.extent("x", float(case.norm), float(row), float(case.norm))
+        return {"L": case.loss.lipschitz(num, case.attributes, case.shape, logits)}
 
     return run
 

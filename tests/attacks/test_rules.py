@@ -19,6 +19,7 @@ from lipcompile.numbers.certified import Certified
 from lipcompile.ops import LOSS_BY_NAME, LOSSES, OP_BY_NAME, OPS
 
 from . import harness, instances, points
+from .catalogue import ATTACKS, LOSS_ATTACKS
 from .harness import Case, LossCase
 
 SMALL, DEEP = 60, 10_000
@@ -40,10 +41,10 @@ def attack(case: Case, generator: torch.Generator) -> list[str]:
 def attack_loss(case: LossCase, generator: torch.Generator) -> list[float]:
     """Return the gradient norms, over the claim, at logits in the ball and where ascents from them end."""
     num = Certified()
-    bound = case.loss.lipschitz(num, case.attributes, case.classes, num.of(case.norm)).upper
+    bound = case.claim(num).upper
     found = []
     for start in _logits(case, generator):
-        target = instances.target(case, generator)
+        target = LOSS_ATTACKS[case.loss.name].target(case, generator)
         risen = list(points.rise(_slope(case, target), start))[-1:]
         found += [harness.loss_slope(case, z, target) / bound for z in (start, *risen)]
     return found
@@ -54,7 +55,7 @@ def _slope(case: LossCase, target: Any) -> Callable[[Tensor], Tensor]:
 
 
 def _logits(case: LossCase, generator: torch.Generator) -> list[Tensor]:
-    on_border = [points.on_sphere((case.classes,), case.norm, generator) for _ in range(3)]
+    on_border = [points.on_sphere(case.shape, case.norm, generator) for _ in range(3)]
     inside = torch.rand((), generator=generator, dtype=torch.float64)
     return [*on_border, on_border[0] * inside, -on_border[0], torch.zeros_like(on_border[0])]
 
@@ -85,7 +86,7 @@ def check_op(op: str, count: int) -> None:
     generator = torch.Generator().manual_seed(count)
     for case in islice(instances.cases(op, seed=count), count):
         faults = attack(case, generator)
-        assert not faults, f"{case.site}, norms {case.norms}, constraints {case.constraints}: {faults}"
+        assert not faults, f"{case.site}, bounds {case.bounds}, constraints {case.constraints}: {faults}"
 
 
 def check_loss(name: str, count: int) -> None:
@@ -96,8 +97,8 @@ def check_loss(name: str, count: int) -> None:
 
 
 def test_every_op_and_loss_is_attacked() -> None:
-    assert set(instances.INSTANCES) == {op.name for op in OPS}
-    assert set(instances.LOSS_ATTRIBUTES) == {loss.name for loss in LOSSES}
+    assert set(ATTACKS) == {op.name for op in OPS}
+    assert set(LOSS_ATTACKS) == {loss.name for loss in LOSSES}
 
 
 def test_the_oracle_convolves_as_torch_does() -> None:

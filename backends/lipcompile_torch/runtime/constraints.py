@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .functional import clip_norm
 from .norms import EuclideanNorm, Norm, guess_eigenvalue
 from .operators import Operator
 
@@ -122,6 +123,65 @@ class Frobenius(Constraint):
 @dataclass(frozen=True)
 class Ball(Frobenius):
     """A bias with ‖b‖ ≤ ``bound``."""
+
+
+@dataclass(frozen=True)
+class Box(Constraint):
+    """Entries within ±``bound``."""
+
+    def project(self, weight: Tensor, operator: Operator) -> Tensor:
+        """Return the weight with its entries clamped.
+
+        Formal guarantees: no entry is larger than ``bound``, which is first rounded towards 0 in the dtype. A
+        weight that lies in the box is returned as it is.
+
+        Raises:
+            ValueError: an entry is not finite.
+        """
+        if self.norm(weight, operator).at_most(self.bound):
+            return weight
+        limit = torch.tensor(self.bound, dtype=torch.float64).to(weight.dtype)
+        if float(limit) > self.bound:
+            limit = torch.nextafter(limit, torch.zeros_like(limit))
+        return weight.clamp(-float(limit), float(limit))
+
+
+@dataclass(frozen=True)
+class RowBalls(Constraint):
+    """Rows of norm at most ``bound``."""
+
+    def project(self, weight: Tensor, operator: Operator) -> Tensor:
+        """Return the table with its long rows scaled down.
+
+        Formal guarantees: the norm of every row of the result, as stored, is at most ``bound``: rows are clipped
+        as by :func:`~.functional.clip_norm`. A certified table is returned as it is.
+
+        Raises:
+            ValueError: an entry is not finite.
+        """
+        if self.norm(weight, operator).at_most(self.bound):
+            return weight
+        return clip_norm(weight, self.bound) if self.bound > 0 else torch.zeros_like(weight)
+
+
+@dataclass(frozen=True)
+class Free(Constraint):
+    """Any finite tensor: no bound depends on it."""
+
+    bound: float = 0.0
+
+    def project(self, weight: Tensor, operator: Operator) -> Tensor:
+        """Return the weight as it is.
+
+        Raises:
+            ValueError: an entry is not finite.
+        """
+        self.norm(weight, operator)
+        return weight
+
+    def fill(self, weight: Tensor, operator: Operator) -> Tensor:  # noqa: ARG002
+        """Return the weight as it is."""
+        return weight
 
 
 @dataclass(frozen=True)

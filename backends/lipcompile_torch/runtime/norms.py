@@ -90,6 +90,36 @@ class EuclideanNorm:
         return self.bound <= limit
 
 
+@dataclass(frozen=True)
+class LargestNorm:
+    """The largest Euclidean norm of a row of a matrix [rows, width]; of width 1, the largest absolute entry.
+
+    Formal guarantees: ``bound`` ≥ every row norm, by the rounding of :class:`EuclideanNorm`.
+    """
+
+    weight: Tensor
+
+    @cached_property
+    def bound(self) -> float:
+        """The largest row norm, rounded up."""
+        entries, scale = normalised(self.weight)
+        if scale == 0.0:
+            return 0.0
+        if entries.shape[1] == 1:
+            return float(entries.abs().max()) * scale  # exact: a power of two
+        norms = torch.linalg.vector_norm(entries, dim=1)
+        return float(norms.max()) * scale * (1 + _gamma(entries.shape[1])) * _UP
+
+    @property
+    def coarse(self) -> float:
+        """The bound itself."""
+        return self.bound
+
+    def at_most(self, limit: float) -> bool:
+        """Whether every row norm is certain to be at most ``limit``."""
+        return self.bound <= limit
+
+
 def _frobenius(grams: Tensor) -> Tensor:
     """Return the Frobenius norms [N], rounded up; complex numbers as pairs, which spares their moduli."""
     parts = torch.view_as_real(grams) if grams.is_complex() else grams

@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from .norms import EuclideanNorm, GramStack, Norm, OperatorNorm, gram_stack, matrix_norm, normalised
+from .norms import EuclideanNorm, GramStack, LargestNorm, Norm, OperatorNorm, gram_stack, matrix_norm, normalised
 
 PaddingMode = Literal["zeros", "circular"]
 Padding = tuple[tuple[int, int], ...]
@@ -69,6 +69,32 @@ class Translation(Operator):
     def matrix(self, weight: Tensor) -> Tensor:
         """Return the entries as one row."""
         return weight.reshape(1, 1, -1)
+
+
+@dataclass(frozen=True)
+class Entries(Operator):
+    """A parameter whose largest entry matters: a scale of every entry, a slope."""
+
+    def norm(self, weight: Tensor) -> LargestNorm:
+        """Return the largest absolute entry."""
+        return LargestNorm(weight.detach().reshape(-1, 1))
+
+    def matrix(self, weight: Tensor) -> Tensor:
+        """Return the entries as one row."""
+        return weight.reshape(1, 1, -1)
+
+
+@dataclass(frozen=True)
+class Rows(Operator):
+    """A table [rows, width] whose longest row matters: an embedding."""
+
+    def norm(self, weight: Tensor) -> LargestNorm:
+        """Return the largest norm of a row."""
+        return LargestNorm(weight)
+
+    def matrix(self, weight: Tensor) -> Tensor:
+        """Return the table, as a stack of one."""
+        return weight[None]
 
 
 class _Axis(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
@@ -15,7 +15,7 @@ from lipcompile.graph import GraphBuilder, ParameterChoice, Value
 from lipcompile.ops import OPS
 from lipcompile.ops.linear import BIAS, CONV, BiasShape
 from lipcompile.ops.merge import SUM, Sum
-from lipcompile.ops.record import AnyOp, Constraint, ConstraintKind, Shape, Spelling
+from lipcompile.ops.record import AnyOp, Constraint, ConstraintKind, ParameterRule, Shape, Spelling
 from lipcompile.ops.rules import feature_axis
 from lipcompile.ops.schema import Argument, ArgumentError, bind, check_names, suggest
 
@@ -31,6 +31,7 @@ class LayerLowering:
 
     builder: GraphBuilder
     options: ModelOptions
+    _labelled: dict[str, Labelled] = field(default_factory=dict)
 
     def lower(self, call: ast.Call, current: Value, scope: Scope, target: str | None) -> Value:
         """Add the node of `call`, whose name is one of `LAYERS`; raises `Problem`."""
@@ -42,19 +43,23 @@ class LayerLowering:
             return Value(call.name.text, None)
         named = {argument.name.text: argument.value for argument in arguments if argument.name}
         positional = [scope.argument(argument.value) for argument in arguments if argument.name is None]
+        label = _label(op, named, scope, call)
         parameters = self._parameters(op, call, named, positional, scope)
         values = {name: scope.argument(expression) for name, expression in named.items()}
         values |= {name: Fraction(value) for name, value in spelling.preset}
         given = Given(op, spelling, tuple(positional), values, shapes)
-        return self.builder.add(
+        value = self.builder.add(
             op,
             _attributes(given, call),
             operands,
             name=target or call.name.text,
             location=call.at,
-            parameters=parameters,
+            parameters=self._tied(label, op, parameters, call),
             scope=scope.path,
         )
+        if label is not None and value.shape is not None:
+            self._labelled.setdefault(label, Labelled(op, value.name, parameters))
+        return value
 
     def _parameters(
         self,
@@ -64,21 +69,34 @@ class LayerLowering:
         positional: list[Argument],
         scope: Scope,
     ) -> dict[str, ParameterChoice]:
-        """Take `constraint` and `bias` out of the arguments, and make the node's parameters of them."""
-        roles = {rule.role for rule in op.parameters}
-        chosen: dict[str, ParameterChoice] = {}
-        if "weight" in roles:
-            constraint, fixed = self._constraint(named.pop("constraint", None), scope)
-            chosen["weight"] = ParameterChoice(constraint, trainable=not (scope.frozen or fixed))
-        if op is BIAS:
-            bound = positional.pop(0) if positional else Fraction(1)
-            chosen["bias"] = self._ball(bound, scope, call)
-        elif "bias" in roles and "bias" in named:
-            expression = named.pop("bias")
-            bound = scope.argument(expression)
-            if bound is not False:
-                chosen["bias"] = self._ball(bound, scope, call)
-        return chosen
+        """Take the arguments that declare constraints out of the others: the node's parameters."""
+        arguments = {rule.argument for rule in op.parameters}
+        given: dict[str, Argument] = {}
+        declared = self._constraint(named.pop("constraint", None) if "constraint" in arguments else None, scope)
+        if "bound" in arguments:
+            named_bound = scope.argument(named.pop("bound")) if "bound" in named else Fraction(1)
+            given["bound"] = positional.pop(0) if positional else named_bound
+        if "bias" in arguments and "bias" in named:
+            given["bias"] = scope.argument(named.pop("bias"))
+        chosen = {rule.role: self._choice(rule, declared, given, scope, call) for rule in op.parameters}
+        return {role: choice for role, choice in chosen.items() if choice is not None}
+
+    def _choice(
+        self,
+        rule: ParameterRule[Any],
+        declared: tuple[Constraint, bool],
+        given: Mapping[str, Argument],
+        scope: Scope,
+        call: ast.Call,
+    ) -> ParameterChoice | None:
+        """Return the choice for one parameter, None for an optional one that is not asked for."""
+        if rule.argument == "constraint":
+            constraint, fixed = declared
+            return ParameterChoice(constraint, trainable=not (scope.frozen or fixed))
+        if rule.argument is None:
+            return ParameterChoice(Constraint(rule.constraints[0], Fraction(0)), trainable=not scope.frozen)
+        bound = given.get(rule.argument, False)
+        return None if bound is False and rule.optional else self._radius(rule, bound, scope, call)
 
     def _constraint(self, expression: ast.Expression | None, scope: Scope) -> tuple[Constraint, bool]:
         """Return the constraint, and whether it fixes the weight; the command line overrides the set, not that."""
@@ -86,13 +104,46 @@ class LayerLowering:
         chosen = self.options.constraint
         return (chosen if isinstance(chosen, Constraint) else declared), fixed
 
-    def _ball(self, bound: Argument, scope: Scope, call: ast.Call) -> ParameterChoice:
-        """Return a bias within the declared bound, or within that of the command line."""
+    def _radius(self, rule: ParameterRule[Any], bound: Argument, scope: Scope, call: ast.Call) -> ParameterChoice:
+        """Return a parameter within the declared bound; that of the command line overrides it for biases."""
         if isinstance(bound, bool | str | tuple):
-            message = "a bias needs the bound of its norm"
-            raise Problem("LIP012", message, call.at, "write bias=0.5 for ‖b‖ <= 0.5, or bias=false")
-        chosen = bound if self.options.bias_bound is None else self.options.bias_bound
-        return ParameterChoice(Constraint("ball", chosen), trainable=not scope.frozen)
+            message = f"the {rule.role} needs the bound of its size"
+            write = "write bias=0.5 for ‖b‖ <= 0.5, or bias=false" if rule.optional else "write a number"
+            raise Problem("LIP012", message, call.at, write)
+        bias = rule.role == "bias" and self.options.bias_bound is not None
+        chosen = self.options.bias_bound if bias and self.options.bias_bound is not None else bound
+        return ParameterChoice(Constraint(rule.constraints[0], chosen), trainable=not scope.frozen)
+
+    def _tied(
+        self, label: str | None, op: AnyOp, own: dict[str, ParameterChoice], call: ast.Call
+    ) -> dict[str, ParameterChoice]:
+        """Let a layer with a `share` label use the parameters of the first layer that has it."""
+        if label is None or label not in self._labelled:
+            return own
+        first = self._labelled[label]
+        if first.op is not op or first.choices != own:
+            message = f"layers that share `{label}` must be of one kind, with the same constraints"
+            raise Problem("LIP012", message, call.at, "give them equal arguments, or another label")
+        return {role: replace(choice, shared=f"{first.node}.{role}") for role, choice in own.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Labelled:
+    """The first layer that a `share` label names."""
+
+    op: AnyOp
+    node: str
+    choices: Mapping[str, ParameterChoice]
+
+
+def _label(op: AnyOp, named: dict[str, ast.Expression], scope: Scope, call: ast.Call) -> str | None:
+    """Take the `share` label out of the arguments of a layer with parameters."""
+    if not op.parameters or "share" not in named:
+        return None
+    label = scope.argument(named.pop("share"))
+    if not isinstance(label, str):
+        raise Problem("LIP012", "`share` takes a label", call.at, 'write share="stem" on each of the layers')
+    return label
 
 
 def _declared_constraint(expression: ast.Expression, scope: Scope) -> tuple[Constraint, bool]:
@@ -184,7 +235,8 @@ class Given:
 
 
 def _parameter_arguments(op: AnyOp) -> tuple[str, ...]:
-    return ("bias", "constraint") if "weight" in {rule.role for rule in op.parameters} else ()
+    declared = [rule.argument for rule in op.parameters if rule.argument is not None]
+    return (*dict.fromkeys(declared), "share") if op.parameters else ()
 
 
 def _check_names(op: AnyOp, call: ast.Call, arguments: Sequence[ast.Argument]) -> None:

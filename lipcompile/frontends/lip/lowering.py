@@ -100,11 +100,17 @@ class _Lowering:
     def _input(self, item: ast.InputLine, scope: Scope, current: Value) -> Value:
         if current.shape is not None:
             raise Problem("LIP013", "a model has one input", item.name.at)
+        if item.kind.text not in ("tensor", "tokens"):
+            near = suggest(item.kind.text, ["tensor", "tokens"]) or "write tensor[…] or tokens[…]"
+            raise Problem("LIP012", f"an input is a tensor or tokens, not `{item.kind.text}`", item.kind.at, near)
+        tokens = item.kind.text == "tokens"
+        if tokens and (item.norm is not None or item.trusted):
+            raise Problem("LIP204", "tokens have no norm", item.name.at, "the rows of the embedding are bounded")
         shape = tuple(scope.integer(size, "a size") for size in item.shape)
         norm = None if item.norm is None else self._norm(item.norm, scope)
-        if self.options.input_norm is not None:
+        if self.options.input_norm is not None and not tokens:
             norm = self.options.input_norm
-        return self.builder.input(item.name.text, shape, norm, item.trusted, item.name.at)
+        return self.builder.input(item.name.text, shape, norm, item.trusted, item.name.at, tokens=tokens)
 
     def _norm(self, expression: ast.Expression, scope: Scope) -> Scalar:
         """An undeclared name is a symbol of its own, unless --set gives it a value."""

@@ -182,10 +182,10 @@ class _Builder(Transformer[Token, Any]):
     def trusted(self) -> str:
         return "trusted"
 
-    def input(self, name: ast.Name, *parts: Any) -> ast.InputLine:
+    def input(self, name: ast.Name, kind: ast.Name, *parts: Any) -> ast.InputLine:
         norms = [part.value for part in parts if isinstance(part, ast.Argument)]
         shape = tuple(part for part in parts if not isinstance(part, ast.Argument | str))
-        return ast.InputLine(name, shape, norms[-1] if norms else None, "trusted" in parts)
+        return ast.InputLine(name, kind, shape, norms[-1] if norms else None, "trusted" in parts)
 
     def loss(self, use: ast.Call | ast.Name) -> ast.LossLine:
         return ast.LossLine(_as_call(use))

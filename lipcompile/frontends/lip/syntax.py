@@ -124,9 +124,10 @@ class Param:
 
 @dataclass(frozen=True, slots=True)
 class InputLine:
-    """`input name: tensor[shape], norm <= bound, trusted`."""
+    """`input name: kind[shape], norm <= bound, trusted`; the kind is tensor or tokens."""
 
     name: Name
+    kind: Name
     shape: tuple[Expression, ...]
     norm: Expression | None
     trusted: bool

@@ -1,0 +1,45 @@
+"""One line of Python per node: what constructs its layer, and what computes its output. Needs no torch.
+
+One file a family of ops, as in `lipcompile.ops`: a table of expressions, and of layers where ops have parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from lipcompile.graph import Graph, Node
+
+from . import activation, linear, merge, pool, shape
+from .layer import Layer
+from .loss import loss_expression
+from .text import Expression, below
+
+__all__ = ["below", "constructor", "expression", "loss_expression", "owner"]
+
+LAYERS: Mapping[str, Layer] = {**linear.LAYERS}
+EXPRESSIONS: Mapping[str, Expression] = {
+    **activation.EXPRESSIONS,
+    **pool.EXPRESSIONS,
+    **shape.EXPRESSIONS,
+    **merge.EXPRESSIONS,
+}
+
+
+def owner(node: Node) -> str:
+    """Return the attribute that holds the node's layer: the node that first used its parameters."""
+    return next(iter(node.parameters.values())).rpartition(".")[0]
+
+
+def constructor(graph: Graph, node: Node) -> str:
+    """Return the call that builds the node's layer."""
+    layer = LAYERS[node.op.name]
+    parameters = {role: graph.parameters[name] for role, name in node.parameters.items()}
+    return f"layers.{layer.name(node)}({', '.join(layer.arguments(node, parameters))})"
+
+
+def expression(node: Node) -> str:
+    """Return the expression of the node's output."""
+    operands = list(node.inputs)
+    if node.parameters:
+        return f"self.{owner(node)}({', '.join(operands)})"
+    return EXPRESSIONS[node.op.name](node, operands)

@@ -1,0 +1,32 @@
+"""What constructs the layer of a node with parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from lipcompile.graph import Node, Parameter
+
+from .text import below
+
+Parameters = Mapping[str, Parameter]
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A class of `lipcompile_torch.runtime.layers`, and the arguments of its constructor."""
+
+    name: Callable[[Node], str]
+    arguments: Callable[[Node, Parameters], list[str]]
+
+
+def constraint(parameter: Parameter) -> str:
+    """Write the constraint of a weight."""
+    kind, bound = parameter.constraint.kind, parameter.constraint.bound
+    return "Orthogonal()" if kind == "orthogonal" else f"{kind.capitalize()}({below(bound)})"
+
+
+def weight_and_bias(parameters: Parameters) -> list[str]:
+    """Write the arguments `bias` and `constraint` of a layer with a weight."""
+    bias = [f"bias={below(parameters['bias'].constraint.bound)}"] if "bias" in parameters else []
+    return [*bias, f"constraint={constraint(parameters['weight'])}"]
