@@ -140,13 +140,13 @@ def claims(case: Case, num: Numbers[N]) -> dict[str, N]:
     return found | {f"kappa:{role}": op.parameter(role).kappa(num, site, x, theta) for role in theta}
 
 
-def mutant(op: AnyOp, rule: str) -> AnyOp:
-    """Return the op with one rule multiplied by 19/20."""
+def mutant(op: AnyOp, rule: str, factor: Fraction = SHRINK) -> AnyOp:
+    """Return the op with one rule multiplied by `factor`."""
     kind, _, role = rule.partition(":")
     if role:
-        changed = tuple(replace(p, **_shrunk(p, kind)) if p.role == role else p for p in op.parameters)
+        changed = tuple(replace(p, **_shrunk(p, kind, factor)) if p.role == role else p for p in op.parameters)
         return replace(op, parameters=changed)
-    return replace(op, **_shrunk(op, kind))
+    return replace(op, **_shrunk(op, kind, factor))
 
 
 def mutant_loss(loss: AnyLoss) -> AnyLoss:
@@ -154,12 +154,12 @@ def mutant_loss(loss: AnyLoss) -> AnyLoss:
     return replace(loss, **_shrunk(loss, "lipschitz"))
 
 
-def _shrunk(record: Any, rule: str) -> dict[str, Any]:
+def _shrunk(record: Any, rule: str, by: Fraction = SHRINK) -> dict[str, Any]:
     original = getattr(record, rule)
 
     def smaller(num: Numbers[Any], *arguments: Any) -> Any:
         value = original(num, *arguments)
-        factor = num.of(SHRINK)
+        factor = num.of(by)
         return [factor * entry for entry in value] if isinstance(value, Sequence) else factor * value
 
     return {rule: smaller}
