@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from lipcompile.diagnostics import Diagnostic, InputError, Severity
     from lipcompile.frontends.options import ModelOptions
     from lipcompile.graph import Graph, GraphBuilder
+    from lipcompile.ops.registry import register
     from lipcompile.pipeline import check
     from lipcompile.reports.json_report import report
 
@@ -28,6 +29,7 @@ __all__ = [
     "Severity",
     "__version__",
     "check",
+    "register",
     "report",
 ]
 
@@ -40,6 +42,7 @@ _HOMES = {
     "ModelOptions": "frontends.options",
     "Severity": "diagnostics",
     "check": "pipeline",
+    "register": "ops.registry",
     "report": "reports.json_report",
 }
 

@@ -9,12 +9,14 @@ from lipcompile.derivation import Derivation
 from lipcompile.diagnostics import Diagnostic, Severity, input_error
 from lipcompile.frontends.options import Loaded, ModelOptions
 from lipcompile.graph import Graph
+from lipcompile.ops.registry import load_plugins
 from lipcompile.passes.requirements import examine, requirements
 from lipcompile.passes.sensitivity import analyse
 
 
 def load(model: str, options: ModelOptions) -> Loaded:
     """Read a model; `FILE.lip::name` picks one of several. Raises InputError if it is not a model at all."""
+    load_plugins()
     path = Path(model.partition("::")[0])
     if path.suffix not in (".lip", ".onnx"):
         raise input_error("LIP001", f"`{model}` is neither a .lip nor an .onnx file", "give a path that ends so")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .runtime import constraints, functional, layers, losses
-    from .runtime.constraints import Ball, Fixed, Frobenius, Orthogonal, Spectral
+    from .runtime.constraints import Ball, Box, Fixed, Free, Frobenius, Orthogonal, RowBalls, Spectral
     from .runtime.engine import PrivacyEngine
     from .runtime.module import LipschitzModule, decode_weights
     from .runtime.precision import rounding_slack

@@ -18,7 +18,7 @@ from lipcompile.passes.bounds import derive
 from lipcompile.reports.formulas import round_up
 from lipcompile.reports.json_report import report
 
-from .expressions import below, constructor, expression, loss_expression, owner
+from .expressions import below, constructor, expression, loss_expression, owner, user_imports
 from .runtime.weights import encode_weights
 
 WIDTH = 110
@@ -71,7 +71,8 @@ def emit(derivation: Derivation, follow_weights: bool = False) -> str:
     name = class_name(graph.name)
     program = [f"class {name}(LipschitzModule):", f'    """The network {graph.name}."""', "", *_indent(body)]
     footer = _footer(derivation, graph, name)
-    return "\n".join([*_header(derivation, analysis), *_imports("\n".join(program)), *program, *footer, ""])
+    imports = _imports("\n".join(program), user_imports(graph))
+    return "\n".join([*_header(derivation, analysis), *imports, *program, *footer, ""])
 
 
 def _complete(derivation: Derivation) -> Analysis:
@@ -130,7 +131,7 @@ def _table(analysis: Analysis) -> list[str]:
     ]
 
 
-def _imports(program: str) -> list[str]:
+def _imports(program: str, others: list[str]) -> list[str]:
     """Return the imports that the program needs, in the order that formatters keep."""
     used = {name for name in ("functional", "layers", "losses") if re.search(rf"\b{name}\.", program)}
     used |= {name for name in ("Frobenius", "Orthogonal", "Spectral", "decode_weights") if f"{name}(" in program}
@@ -142,7 +143,7 @@ def _imports(program: str) -> list[str]:
     lines += ["", f"from lipcompile_torch import {', '.join(names)}"]
     if re.search(r"\bnum\.\w+\(", program):
         lines += ["from lipcompile_torch.runtime import numbers as num"]
-    return [*lines, "", ""]
+    return [*lines, *others, "", ""]
 
 
 def _attributes(analysis: Analysis) -> list[str]:

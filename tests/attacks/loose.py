@@ -1,6 +1,6 @@
 """Rules that no input attains: how near the best witness comes, and why the rest is lost.
 
-Such a rule is sound but not tight. `test_tightness` demands the stated share and no more than it; `test_mutations` does not
+Such a rule is sound but not tight. `test_tightness` demands the stated share; `test_mutations` does not
 ask that each step of the rule be seen, and shrinks the rule as a whole to just below the share.
 """
 

@@ -13,8 +13,18 @@ from . import activation, linear, merge, pool, shape
 from .layer import Layer
 from .loss import loss_expression
 from .text import Expression, below
+from .user import UserExpression, register_expression, user_expression, user_imports
 
-__all__ = ["below", "constructor", "expression", "loss_expression", "owner"]
+__all__ = [
+    "UserExpression",
+    "below",
+    "constructor",
+    "expression",
+    "loss_expression",
+    "owner",
+    "register_expression",
+    "user_imports",
+]
 
 LAYERS: Mapping[str, Layer] = {**linear.LAYERS}
 EXPRESSIONS: Mapping[str, Expression] = {
@@ -32,8 +42,12 @@ def owner(node: Node) -> str:
 
 def constructor(graph: Graph, node: Node) -> str:
     """Return the call that builds the node's layer."""
-    layer = LAYERS[node.op.name]
     parameters = {role: graph.parameters[name] for role, name in node.parameters.items()}
+    if node.op.name not in LAYERS:
+        build = user_expression(node.op.name).constructor
+        assert build is not None, f"{node.op.name} has parameters, but no constructor was registered"
+        return build(node, parameters)
+    layer = LAYERS[node.op.name]
     return f"layers.{layer.name(node)}({', '.join(layer.arguments(node, parameters))})"
 
 
@@ -42,4 +56,6 @@ def expression(node: Node) -> str:
     operands = list(node.inputs)
     if node.parameters:
         return f"self.{owner(node)}({', '.join(operands)})"
-    return EXPRESSIONS[node.op.name](node, operands)
+    write = EXPRESSIONS.get(node.op.name) or user_expression(node.op.name).expression
+    assert write is not None, f"{node.op.name} has no parameters, but a constructor was registered for it"
+    return write(node, operands)

@@ -12,14 +12,13 @@ from lipcompile.frontends.lip import syntax as ast
 from lipcompile.frontends.lip.scope import Problem, Scope
 from lipcompile.frontends.options import ModelOptions
 from lipcompile.graph import GraphBuilder, ParameterChoice, Value
-from lipcompile.ops import OPS
 from lipcompile.ops.linear import BIAS, CONV, BiasShape
 from lipcompile.ops.merge import SUM, Sum
 from lipcompile.ops.record import AnyOp, Constraint, ConstraintKind, ParameterRule, Shape, Spelling
+from lipcompile.ops.registry import layers
 from lipcompile.ops.rules import feature_axis
 from lipcompile.ops.schema import Argument, ArgumentError, bind, check_names, suggest
 
-LAYERS: Mapping[str, tuple[AnyOp, Spelling]] = {spelling.name: (op, spelling) for op in OPS for spelling in op.dsl}
 # Layers that stand for several nodes; `frontends.dsl` expands them.
 SUGAR = ("split",)
 UNIT = Constraint("spectral", Fraction(1))
@@ -34,8 +33,8 @@ class LayerLowering:
     _labelled: dict[str, Labelled] = field(default_factory=dict)
 
     def lower(self, call: ast.Call, current: Value, scope: Scope, target: str | None) -> Value:
-        """Add the node of `call`, whose name is one of `LAYERS`; raises `Problem`."""
-        op, spelling = LAYERS[call.name.text]
+        """Add the node of `call`, whose name is one of `registry.layers()`; raises `Problem`."""
+        op, spelling = layers()[call.name.text]
         operands, arguments = operands_of(call, op, current, scope)
         shapes = tuple(operand.shape for operand in operands if operand.shape is not None)
         if len(shapes) != len(operands):
@@ -190,7 +189,7 @@ _ELSEWHERE: Mapping[str, str] = {
 
 def unknown_layer(name: ast.Name, blocks: Sequence[str]) -> Problem:
     """Return the problem of a layer that does not exist, with what serves in its place."""
-    known = [*LAYERS, *SUGAR, *blocks]
+    known = [*layers(), *SUGAR, *blocks]
     mend = _ELSEWHERE.get(name.text.lower()) or suggest(name.text, known) or f"there are: {', '.join(known)}"
     return Problem("LIP011", f"unknown layer `{name.text}`", name.at, mend, node=name.text)
 

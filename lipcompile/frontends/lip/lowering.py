@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from lipcompile.diagnostics import Diagnostic, Refusal
 from lipcompile.frontends.lip import syntax as ast
-from lipcompile.frontends.lip.layers import LAYERS, LayerLowering, operands_of, unknown_layer
+from lipcompile.frontends.lip.layers import LayerLowering, operands_of, unknown_layer
 from lipcompile.frontends.lip.scope import Problem, Scope
 from lipcompile.frontends.options import ModelOptions, parse_loss
 from lipcompile.graph import Graph, GraphBuilder, LossUse, Value
@@ -17,6 +17,7 @@ from lipcompile.numbers import Scalar, Symbol, combine
 from lipcompile.ops import LOSS_BY_NAME, OP_BY_NAME
 from lipcompile.ops.merge import CONCAT, SUM, Concat, Sum
 from lipcompile.ops.record import Shape
+from lipcompile.ops.registry import layers
 from lipcompile.ops.rules import feature_axis
 from lipcompile.ops.schema import Argument, ArgumentError, bind, suggest
 from lipcompile.ops.shape import Slice
@@ -178,7 +179,7 @@ class _Lowering:
                 return self._merge(layer.merge, outputs, scope)
 
     def _call(self, call: ast.Call, current: Value, scope: Scope, target: str | None) -> Value:
-        if call.name.text not in LAYERS:
+        if call.name.text not in layers():
             raise unknown_layer(call.name, list(self.blocks))
         return self.layers.lower(call, current, scope, target)
 

@@ -1,0 +1,84 @@
+"""docs/adding-an-op.md does what it says."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import torch
+from lipcompile_torch.emit import emit
+from lipcompile_torch.expressions.user import unregister_expression
+
+import lipcompile
+from lipcompile.diagnostics import InputError
+from lipcompile.ops.activation import OPS
+from lipcompile.ops.record import Shape
+from lipcompile.ops.registry import layers, load_plugins, registered, unregister
+from lipcompile.ops.rules import plain, same_shape
+
+PAGE = Path(__file__).parent.parent / "docs" / "adding-an-op.md"
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Run the page's Python, and yield its model."""
+    program = "\n".join(text for language, text in BLOCKS if language == "python")
+    (tmp_path / "my_ops.py").write_text(program)
+    monkeypatch.syspath_prepend(tmp_path)
+    path = tmp_path / "model.lip"
+    path.write_text(next(text for language, text in BLOCKS if not language))
+    try:
+        import_module("my_ops")
+        yield path
+    finally:
+        sys.modules.pop("my_ops", None)
+        unregister("soft_shrink")
+        unregister_expression("soft_shrink")
+
+
+def test_the_op_of_the_page_is_checked_and_computed(page: Path) -> None:
+    derivation = lipcompile.check(str(page))
+    assert derivation.analysis is not None
+    norm = derivation.analysis.layers[1].output_norm
+    assert str(norm.expression) == "Max(0, X_0 - 1/2)"
+    assert norm.value == 1.5
+    space: dict[str, type[torch.nn.Module]] = {}
+    exec(compile(emit(derivation), "emitted.py", "exec"), space)
+    model, x = space["Model"](), torch.randn(4, 8)
+    first, last = model.get_submodule("dense"), model.get_submodule("dense_2")
+    h = first(x * (2 / x.norm(dim=1, keepdim=True)).clamp(max=1))
+    torch.testing.assert_close(model(x), last(h.sign() * (h.abs() - 0.5).clamp_min(0)))
+
+
+def test_names_are_taken_once() -> None:
+    with pytest.raises(ValueError, match="the name is taken"):
+        lipcompile.register(OPS[0])
+    with pytest.raises(ValueError, match="spelling `relu` is taken"):
+        lipcompile.register(plain("my_relu", type(OPS[0]), same_shape, "p.md", dsl=layers()["relu"][0].dsl))
+    with pytest.raises(TypeError, match="takes an Op"):
+        lipcompile.register(Shape)  # type: ignore[arg-type]
+    assert not registered()
+
+
+class Point:
+    """An entry point of a package."""
+
+    name, value = "broken", "nowhere:OP"
+
+    def load(self) -> object:
+        raise ImportError("no module named nowhere")
+
+
+def test_a_plugin_that_cannot_be_used_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lipcompile.ops.registry.entry_points", lambda **_: [Point()])
+    load_plugins.cache_clear()
+    with pytest.raises(InputError) as caught:
+        load_plugins()
+    load_plugins.cache_clear()
+    assert caught.value.diagnostics[0].code == "LIP007"
+    assert "nowhere:OP" in caught.value.diagnostics[0].message
