@@ -1,24 +1,26 @@
-"""Every rule names a proof, every proof exists and has its four parts, and no proof is left without a rule."""
+"""Every rule names a proof, every proof exists and has its four parts, none is left without a rule, and the two
+change together.
+
+`UPDATE_PROOFS=1 pytest tests/test_proofs.py` agrees on the present state. Where rules changed without their
+proof, or a proof without its rules, it wants the reason: UPDATE_PROOFS="a helper was renamed".
+"""
 
 from __future__ import annotations
 
-import re
-from importlib.resources import files
+import os
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from lipcompile.ops import LOSSES, OPS
+from lipcompile.ops import OP_BY_NAME
+from lipcompile.ops.record import Inputs, Site, Theta
 
-NAMED = sorted({op.proof for op in OPS} | {loss.proof for loss in LOSSES})
+from . import proofs
+from .proofs import Entry, sections
+
+NAMED = sorted(proofs.subjects())
 PARTS = ("**Preconditions checked.**", "**Preconditions assumed.**", "**Statement.**", "**Proof.**")
-
-
-def sections(file: str) -> dict[str, str]:
-    """Text of each second-level section, by its anchor."""
-    text = files("lipcompile.ops").joinpath(file).read_text(encoding="utf-8")
-    pieces = re.split(r"^## (.+)$", text, flags=re.MULTILINE)[1:]
-    titles, bodies = pieces[::2], pieces[1::2]
-    return {title.lower().replace(" ", "-"): body for title, body in zip(titles, bodies, strict=True)}
 
 
 @pytest.mark.parametrize("proof", NAMED)
@@ -36,3 +38,32 @@ def test_no_proof_is_left_without_a_rule() -> None:
         f"{file}#{anchor}" for file in {name.partition("#")[0] for name in NAMED} for anchor in sections(file)
     }
     assert found == set(NAMED)
+
+
+def test_rules_and_proofs_change_together() -> None:
+    update = os.environ.get("UPDATE_PROOFS", "")
+    if update:
+        proofs.write("" if update == "1" else update)
+    locked, current = proofs.locked(), proofs.current()
+    changed = [p for p in current if replace(locked.get(p, Entry("", "")), note="") != current[p]]
+    assert not changed, "proof or rules changed: check one against the other, then see this file's first lines"
+    assert locked.keys() == current.keys()
+
+
+def test_a_change_of_one_side_alone_is_seen() -> None:
+    before = {"a": Entry("p", "r"), "b": Entry("p", "r"), "c": Entry("p", "r")}
+    after = {"a": Entry("p", "s"), "b": Entry("q", "s"), "c": Entry("q", "r")}
+    assert proofs.one_sided(before, after) == ["a", "c"]
+
+
+def test_the_lock_sees_a_changed_constant(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rule that calls another function, or one bound in a closure, has other tokens."""
+
+    def looser(num: Any, site: Site[Any], x: Inputs[Any], theta: Theta[Any]) -> Any:  # noqa: ARG001
+        return 2 * x[0].norm
+
+    looser.__module__ = proofs.HOME
+    before = proofs.current()["activation.md#sorting"]
+    changed = replace(OP_BY_NAME["groupsort"], norm=looser)
+    monkeypatch.setattr(proofs, "OPS", (changed,))
+    assert proofs.current()["activation.md#sorting"].rules != before.rules
