@@ -1,4 +1,4 @@
-"""Which code a proof is about: the tokens of an op's rules and of all they call, hashed beside the proof's text."""
+"""Which code a proof is about: the tokens of the rules and of all they call, hashed beside the proof's text."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ def sections(file: str) -> dict[str, str]:
 def subjects() -> dict[str, list[AnyOp | AnyLoss]]:
     """Ops and losses by the proof that they name."""
     found: dict[str, list[AnyOp | AnyLoss]] = {}
-    for record in (*OPS, *LOSSES):
+    records: tuple[AnyOp | AnyLoss, ...] = (*OPS, *LOSSES)
+    for record in records:
         found.setdefault(record.proof, []).append(record)
     return found
 
