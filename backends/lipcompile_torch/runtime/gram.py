@@ -1,9 +1,9 @@
 """Gram iteration: certified bounds of the largest eigenvalues of Hermitian matrices by repeated squaring.
 
-‖S‖ = ‖S^(2^t)‖^(1/2^t) ≤ ‖S^(2^t)‖_F^(1/2^t), which falls to ‖S‖ as t grows: the norm of the map behind the Gram
-matrix S exceeds the true one by a factor of at most n^(1/(4·2^t)) (Delattre et al., ICML 2023). Nothing is guessed, so
-nothing can fail; a Cholesky proof (:mod:`.norms`) is tighter and cheaper where a guess is good, as it is on
-trained weights. ``benchmarks/norms.py`` measures both.
+‖S‖ = ‖S^(2^t)‖^(1/2^t) ≤ ‖S^(2^t)‖_F^(1/2^t), which falls to ‖S‖ as t grows: the norm of the map behind the
+Gram matrix S exceeds the true one by a factor of at most n^(1/(4·2^t)) (Delattre et al., ICML 2023). Nothing is
+guessed, so nothing can fail; a Cholesky proof (:mod:`.norms`) is tighter and cheaper where a guess is good, as it
+is on trained weights. ``benchmarks/norms.py`` measures both.
 """
 
 from __future__ import annotations
