@@ -8,7 +8,7 @@ from math import prod
 
 from lipcompile.diagnostics import Refusal
 from lipcompile.numbers import N, Numbers, Scalar
-from lipcompile.ops.record import AnyOp, Inputs, Shape, Site, Spelling, Theta
+from lipcompile.ops.record import AnyOp, Extent, Inputs, NoAttributes, Shape, Site, Spelling, Theta
 from lipcompile.ops.rules import feature_axis, magnitude, plain
 from lipcompile.ops.schema import Axis
 
@@ -27,16 +27,31 @@ class Concat:
     axis: Axis = None
 
 
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Entries of the first operand where the mask, one truth value per entry in row-major order, says so."""
+
+    mask: tuple[bool, ...]
+
+
 def sum_shape(attributes: Sum, inputs: tuple[Shape, ...]) -> Shape:
     """The broadcast shape; it must be the shape of one operand at least."""
     if len(attributes.weights) != len(inputs):
         raise Refusal("LIP102", f"{len(attributes.weights)} weights for {len(inputs)} operands")
+    return _broadcast(inputs, "added")
+
+
+def product_shape(attributes: NoAttributes, inputs: tuple[Shape, ...]) -> Shape:
+    """The broadcast shape; it must be the shape of one operand."""
+    return _broadcast(inputs, "multiplied")
+
+
+def _broadcast(inputs: tuple[Shape, ...], done: str) -> Shape:
     output = max(inputs, key=lambda shape: (prod(shape), len(shape)))
     for shape in inputs:
         tail = output[len(output) - len(shape) :]
         if len(shape) > len(output) or any(a not in (1, b) for a, b in zip(shape, tail, strict=True)):
-            listed = " and ".join(str(list(s)) for s in inputs)
-            raise Refusal("LIP102", f"tensors of shapes {listed} cannot be added", "bring them to one shape first")
+            raise Refusal("LIP102", f"{_listed(inputs)} cannot be {done}", "bring them to one shape first")
     return output
 
 
@@ -45,14 +60,43 @@ def concat_shape(attributes: Concat, inputs: tuple[Shape, ...]) -> Shape:
     axis = feature_axis(attributes.axis, inputs[0])
     rest = {(*shape[:axis], *shape[axis + 1 :]) for shape in inputs}
     if len(rest) != 1 or len({len(shape) for shape in inputs}) != 1:
-        listed = " and ".join(str(list(s)) for s in inputs)
-        raise Refusal("LIP102", f"tensors of shapes {listed} cannot be joined along axis {axis}")
+        raise Refusal("LIP102", f"{_listed(inputs)} cannot be joined along axis {axis}")
     return (*inputs[0][:axis], sum(shape[axis] for shape in inputs), *inputs[0][axis + 1 :])
 
 
-def copies(num: Numbers[N], site: Site[Sum], index: int) -> N:
-    """√P, P the number of copies that broadcasting makes of operand `index`."""
-    return num.sqrt(site.entries // prod(site.inputs[index]))
+def one_shape(attributes: NoAttributes, inputs: tuple[Shape, ...]) -> Shape:
+    """The shape that all operands have."""
+    if len(set(inputs)) != 1:
+        raise Refusal("LIP102", f"{_listed(inputs)} cannot be compared", "bring them to one shape first")
+    return inputs[0]
+
+
+def where_shape(attributes: Where, inputs: tuple[Shape, ...]) -> Shape:
+    """The shape that both operands have, with as many entries as the mask."""
+    shape = one_shape(NoAttributes(), inputs)
+    if len(attributes.mask) != prod(shape):
+        raise Refusal("LIP102", f"a mask of {len(attributes.mask)} entries does not fit the shape {list(shape)}")
+    return shape
+
+
+def _listed(inputs: tuple[Shape, ...]) -> str:
+    return f"tensors of shapes {' and '.join(str(list(shape)) for shape in inputs)}"
+
+
+# Broadcasting
+
+
+def copies(site: Site[Sum] | Site[NoAttributes], index: int) -> int:
+    """P, the number of copies that broadcasting makes of each entry of operand `index`."""
+    return site.entries // prod(site.inputs[index])
+
+
+def copies_in_row(site: Site[Sum] | Site[NoAttributes], index: int) -> int:
+    """p, the number of them within one row."""
+    return prod(site.output[-1:]) // prod(site.inputs[index][-1:])
+
+
+# Sums
 
 
 def sum_norm(num: Numbers[N], site: Site[Sum], x: Inputs[N], theta: Theta[N]) -> N:
@@ -61,12 +105,8 @@ def sum_norm(num: Numbers[N], site: Site[Sum], x: Inputs[N], theta: Theta[N]) ->
 
 
 def sum_row(num: Numbers[N], site: Site[Sum], x: Inputs[N], theta: Theta[N]) -> N:
-    """R_out = Σ|α_i|·√p_i·R_i, p_i the copies of an entry of operand i within one row."""
-    rows = [
-        num.sqrt(site.output[-1] // (shape[-1] if shape else 1)) if site.output else num.of(1)
-        for shape in site.inputs
-    ]
-    gains = [magnitude(num, weight) * row for weight, row in zip(site.attributes.weights, rows, strict=True)]
+    """R_out = Σ|α_i|·√p_i·R_i."""
+    gains = [magnitude(num, w) * num.sqrt(copies_in_row(site, i)) for i, w in enumerate(site.attributes.weights)]
     return _weighted(gains, [operand.row for operand in x])
 
 
@@ -83,24 +123,73 @@ def _weighted(gains: Sequence[N], bounds: Sequence[N]) -> N:
 
 def sum_lipschitz(num: Numbers[N], site: Site[Sum], x: Inputs[N], theta: Theta[N]) -> Sequence[N]:
     """l_i = |α_i|·√P_i."""
-    return [magnitude(num, weight) * copies(num, site, i) for i, weight in enumerate(site.attributes.weights)]
+    return [magnitude(num, w) * num.sqrt(copies(site, i)) for i, w in enumerate(site.attributes.weights)]
 
 
-def concat_norm(num: Numbers[N], site: Site[Concat], x: Inputs[N], theta: Theta[N]) -> N:
+# Products
+
+
+def product_norm(num: Numbers[N], site: Site[NoAttributes], x: Inputs[N], theta: Theta[N]) -> N:
+    """X_out = min(l_h·X_h, l_g·X_g)."""
+    gains = product_lipschitz(num, site, x, theta)
+    return num.minimum(*(gain * operand.norm for gain, operand in zip(gains, x, strict=True)))
+
+
+def product_row(num: Numbers[N], site: Site[NoAttributes], x: Inputs[N], theta: Theta[N]) -> N:
+    """R_out = min over both operands of R·(the length within a row that one of its entries meets)."""
+    first, second = x
+    met = (_met_in_row(num, site, 0, second), _met_in_row(num, site, 1, first))
+    return num.minimum(met[0] * first.row, met[1] * second.row)
+
+
+def product_entry(num: Numbers[N], site: Site[NoAttributes], x: Inputs[N], theta: Theta[N]) -> N:
+    """M_out = M_h·M_g."""
+    return x[0].entry * x[1].entry
+
+
+def product_lipschitz(num: Numbers[N], site: Site[NoAttributes], x: Inputs[N], theta: Theta[N]) -> Sequence[N]:
+    """l_h and l_g: the length of what one entry of h, of g, is multiplied with."""
+    first, second = x
+    return [_met(num, site, 0, second), _met(num, site, 1, first)]
+
+
+def _met(num: Numbers[N], site: Site[NoAttributes], index: int, other: Extent[N]) -> N:
+    """min(X, √(P/p)·R, √P·M) of the other operand; M where an entry meets one entry only."""
+    whole, in_row = copies(site, index), copies_in_row(site, index)
+    if whole == 1:
+        return other.entry
+    rows = num.sqrt(whole // in_row) * other.row
+    return num.minimum(other.norm, rows, num.sqrt(whole) * other.entry)
+
+
+def _met_in_row(num: Numbers[N], site: Site[NoAttributes], index: int, other: Extent[N]) -> N:
+    """min(R, √p·M) of the other operand."""
+    in_row = copies_in_row(site, index)
+    return other.entry if in_row == 1 else num.minimum(other.row, num.sqrt(in_row) * other.entry)
+
+
+# Operands that share the entries of the output between them
+
+
+def parts_norm(num: Numbers[N], site: Site[object], x: Inputs[N], theta: Theta[N]) -> N:
     """X_out = √ΣX_i²."""
     return _root_of_squares(num, [operand.norm for operand in x])
 
 
-def concat_row(num: Numbers[N], site: Site[Concat], x: Inputs[N], theta: Theta[N]) -> N:
-    """R_out = √ΣR_i² if rows are put end to end, else max R_i."""
-    rows = [operand.row for operand in x]
-    along_rows = feature_axis(site.attributes.axis, site.output) == len(site.output) - 1
-    return _root_of_squares(num, rows) if along_rows else num.maximum(*rows)
+def parts_row(num: Numbers[N], site: Site[object], x: Inputs[N], theta: Theta[N]) -> N:
+    """R_out = √ΣR_i²."""
+    return _root_of_squares(num, [operand.row for operand in x])
 
 
-def concat_entry(num: Numbers[N], site: Site[Concat], x: Inputs[N], theta: Theta[N]) -> N:
+def parts_entry(num: Numbers[N], site: Site[object], x: Inputs[N], theta: Theta[N]) -> N:
     """M_out = max M_i."""
     return num.maximum(*(operand.entry for operand in x))
+
+
+def concat_row(num: Numbers[N], site: Site[Concat], x: Inputs[N], theta: Theta[N]) -> N:
+    """R_out = √ΣR_i² if rows are put end to end, else max R_i."""
+    along_rows = feature_axis(site.attributes.axis, site.output) == len(site.output) - 1
+    return parts_row(num, site, x, theta) if along_rows else num.maximum(*(operand.row for operand in x))
 
 
 def _root_of_squares(num: Numbers[N], bounds: Sequence[N]) -> N:
@@ -108,7 +197,7 @@ def _root_of_squares(num: Numbers[N], bounds: Sequence[N]) -> N:
     return num.sqrt(sum(squares[1:], start=squares[0]))
 
 
-def concat_lipschitz(num: Numbers[N], site: Site[Concat], x: Inputs[N], theta: Theta[N]) -> Sequence[N]:
+def parts_lipschitz(num: Numbers[N], site: Site[object], x: Inputs[N], theta: Theta[N]) -> Sequence[N]:
     """l_i = 1."""
     return [num.of(1) for _ in x]
 
@@ -126,18 +215,61 @@ SUM = plain(
     dsl=(Spelling("add"), Spelling("mean")),
     onnx=("Add", "Mean", "Sub", "Sum"),
 )
+PRODUCT = plain(
+    "multiply",
+    NoAttributes,
+    product_shape,
+    "merge.md#product",
+    norm=product_norm,
+    row=product_row,
+    entry=product_entry,
+    reads=("row", "entry"),
+    lipschitz=product_lipschitz,
+    operands=(2, 2),
+    onnx=("Mul",),
+)
 CONCAT = plain(
     "concat",
     Concat,
     concat_shape,
     "merge.md#concatenation",
-    norm=concat_norm,
+    norm=parts_norm,
     row=concat_row,
-    entry=concat_entry,
+    entry=parts_entry,
     parts=True,
-    lipschitz=concat_lipschitz,
+    lipschitz=parts_lipschitz,
     operands=(1, None),
     onnx=("Concat",),
 )
+MAXIMUM, MINIMUM = (
+    plain(
+        name,
+        NoAttributes,
+        one_shape,
+        "merge.md#selection",
+        norm=parts_norm,
+        row=parts_row,
+        entry=parts_entry,
+        parts=True,
+        lipschitz=parts_lipschitz,
+        operands=(2, None),
+        onnx=onnx,
+    )
+    for name, onnx in (("maximum", ("Max",)), ("minimum", ("Min",)))
+)
+WHERE = plain(
+    "where",
+    Where,
+    where_shape,
+    "merge.md#selection",
+    norm=parts_norm,
+    row=parts_row,
+    entry=parts_entry,
+    parts=True,
+    lipschitz=parts_lipschitz,
+    operands=(2, 2),
+    dsl=(),
+    onnx=("Where",),
+)
 
-OPS: tuple[AnyOp, ...] = (SUM, CONCAT)
+OPS: tuple[AnyOp, ...] = (SUM, PRODUCT, CONCAT, MAXIMUM, MINIMUM, WHERE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import reduce
 
 from lipcompile.graph import Node
 
@@ -21,4 +22,26 @@ def _concat(node: Node, operands: Sequence[str]) -> str:
     return f"torch.cat([{', '.join(operands)}], dim={axis_of(node) + 1})"
 
 
-EXPRESSIONS: Mapping[str, Expression] = {"add": _sum, "concat": _concat}
+def _product(node: Node, operands: Sequence[str]) -> str:
+    pairs = zip(operands, node.site.inputs, strict=True)
+    return " * ".join(aligned(operand, shape, len(node.shape)) for operand, shape in pairs)
+
+
+def _nested(function: str) -> Expression:
+    """function(function(a, b), c): of as many operands as there are."""
+    return lambda node, operands: reduce(lambda a, b: f"{function}({a}, {b})", operands)
+
+
+def _where(node: Node, operands: Sequence[str]) -> str:
+    bits = "".join("01"[entry] for entry in node.attributes.mask)
+    return f'functional.where({", ".join(operands)}, mask="{int(bits, 2):x}")'
+
+
+EXPRESSIONS: Mapping[str, Expression] = {
+    "add": _sum,
+    "multiply": _product,
+    "concat": _concat,
+    "maximum": _nested("torch.maximum"),
+    "minimum": _nested("torch.minimum"),
+    "where": _where,
+}

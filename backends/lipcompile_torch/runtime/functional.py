@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  (its name everywhere in this field)
 
+from .selection import where as where
+
 Sizes = tuple[int, ...]
 Pairs = tuple[tuple[int, int], ...]
 
@@ -105,6 +107,35 @@ def max_min(x: Tensor, axis: int = 0) -> Tensor:
 def full_sort(x: Tensor, axis: int = 0) -> Tensor:
     """Sort ascending along ``axis``. Norm-preserving and 1-Lipschitz."""
     return x.sort(dim=_dimension(x, axis)).values
+
+
+def householder(x: Tensor, angle: Tensor | float, axis: int = 0) -> Tensor:
+    """Reflect each pair z of consecutive entries of ``axis``, unless ⟨v, z⟩ > 0: z ↦ z + 2·max(0, -⟨v, z⟩)·v with
+    v = (sin(angle/2), -cos(angle/2)) (Singla, Singla, Feizi, ICLR 2022). At π/2: (max z, min z).
+
+    Args:
+        x: [B, *example].
+        angle: in radians: one for all pairs, or [pairs, 1, …], one for each, with as many axes as examples have
+            from ``axis`` on.
+        axis: of the example.
+
+    Formal guarantees: continuous, norm-preserving, 1-Lipschitz; the derivative in the angle of a pair is at most
+    the norm of the pair, over all positions.
+
+    Raises:
+        ValueError: the axis does not divide into pairs, or into others than the angles are for.
+    """
+    dimension = _dimension(x, axis)
+    count = x.shape[dimension] // 2
+    if x.shape[dimension] != 2 * count:
+        raise ValueError(f"an axis of {x.shape[dimension]} entries does not divide into pairs")
+    half = torch.as_tensor(angle, dtype=x.dtype, device=x.device) / 2
+    if half.dim() and half.shape != (count, *(1,) * (x.dim() - dimension - 1)):
+        raise ValueError(f"angles of shape {tuple(half.shape)} are not those of the {count} pairs of axis {axis}")
+    first, second = x.unflatten(dimension, (count, 2)).unbind(dimension + 1)
+    sine, cosine = half.sin(), half.cos()
+    depth = 2 * torch.relu(second * cosine - first * sine)
+    return torch.stack((first + depth * sine, second - depth * cosine), dimension + 1).reshape(x.shape)
 
 
 def pad_zeros(x: Tensor, padding: Pairs) -> Tensor:
