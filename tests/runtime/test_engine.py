@@ -90,7 +90,7 @@ def test_the_whole_step_is_one_mechanism_of_the_stated_multiplier() -> None:
     assert squares ** (-1 / 2) == pytest.approx(1e4, rel=0.05)
 
 
-def test_the_gradient_is_the_sum_over_the_fixed_normaliser() -> None:
+def test_trap_06_the_gradient_is_the_sum_over_the_fixed_normaliser() -> None:
     # Trap 6: with hardly any noise the released gradient is Σ/b, whatever the size of the batch.
     module, optimizer, loader = seeded(Recorder, noise_multiplier=1e-9, seed=0)
     sizes = []
@@ -125,7 +125,7 @@ def test_pieces_of_a_batch_add_up_exactly_and_are_counted_once() -> None:
             torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
 
 
-def test_an_empty_batch_is_a_step_with_noise() -> None:
+def test_trap_06_an_empty_batch_is_a_step_with_noise() -> None:
     # Traps 6 and 23, with and without a backward pass through no examples.
     engine = PrivacyEngine()
     module, optimizer, loader = private(engine=engine, data_loader=make_loader(20, 1), noise_multiplier=2.0)

@@ -328,6 +328,6 @@ def test_a_changed_normaliser_is_refused() -> None:
         optimizer.step()
 
 
-def test_the_number_of_examples_is_documented_as_public() -> None:
+def test_trap_26_the_number_of_examples_is_documented_as_public() -> None:
     # Trap 26.
     assert "N, the\n    number of examples, as public" in (PrivacyEngine.__doc__ or "")

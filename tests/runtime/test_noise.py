@@ -61,7 +61,7 @@ def test_optimal_has_the_least_noise_energy(parts: list[tuple[float, int]]) -> N
     assert energy("optimal") <= min(energy("global"), energy("per_layer")) * (1 + 1e-9)
 
 
-def test_per_layer_noise_at_sigma_each_would_be_a_weaker_mechanism() -> None:
+def test_trap_07_per_layer_noise_at_sigma_each_would_be_a_weaker_mechanism() -> None:
     # Trap 7: P parameters with noise σ·K_p each make one mechanism of multiplier σ/√P.
     bounds = {str(i): float(i + 1) for i in range(9)}
     assert effective_multiplier(bounds, bounds) == pytest.approx(1 / 3)
