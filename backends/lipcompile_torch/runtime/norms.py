@@ -20,6 +20,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from .gram import gram_iteration
+
 _UP = 1.0 + 2.0**-48  # outward step that covers a handful of float operations
 _EXACT_SIZE = 64  # up to here a dense eigenvalue solver costs no more than Lanczos
 _SLACKS = (1e-8, 1e-5, 1e-3)  # distances above the guess at which a proof is tried
@@ -192,7 +194,7 @@ def _eigenvalue_bound(grams: Tensor, guess: float) -> float:
         if len(grams) > 1:
             guess = max(guess, guess_eigenvalue(_largest(grams)))
     exact = float(torch.linalg.eigvalsh(_largest(grams)).max()) * (1 + _SLACKS[0])
-    return exact if len(_not_certified(grams, exact)) == 0 else float(_frobenius(grams).max())
+    return exact if len(_not_certified(grams, exact)) == 0 else float(gram_iteration(grams).max())
 
 
 @dataclass(frozen=True)
@@ -200,13 +202,15 @@ class GramStack:
     """What is known of a linear map: ‖map‖ ≤ factor·(√(λ + gram_error) + map_error).
 
     λ is the largest eigenvalue among ``grams`` [N, n, n], float64 or complex128, each Hermitian up to
-    rounding (the lower triangle counts). A zero ``factor`` means a map that is exactly zero.
+    rounding (the lower triangle counts). A zero ``factor`` means a map that is exactly zero. ``name`` says what
+    the matrices are.
     """
 
     grams: Tensor
     gram_error: float
     map_error: float
     factor: float
+    name: str = "matrix"
 
     @cached_property
     def guess(self) -> float:
@@ -232,7 +236,9 @@ class GramStack:
         return len(_not_certified(self.grams, square)) == 0
 
 
-def gram_stack(maps: Tensor, factor: float, largest_norm: float, map_error: float = 0.0) -> GramStack:
+def gram_stack(
+    maps: Tensor, factor: float, largest_norm: float, map_error: float = 0.0, name: str = "matrix"
+) -> GramStack:
     """Describe max‖maps‖ by Gram matrices on the smaller side.
 
     Args:
@@ -247,7 +253,7 @@ def gram_stack(maps: Tensor, factor: float, largest_norm: float, map_error: floa
     """
     rows, columns = maps.shape[-2:]
     grams = maps @ maps.mH if rows <= columns else maps.mH @ maps
-    return GramStack(grams, _gamma(max(rows, columns)) * largest_norm * largest_norm, map_error, factor)
+    return GramStack(grams, _gamma(max(rows, columns)) * largest_norm * largest_norm, map_error, factor, name)
 
 
 class OperatorNorm:
@@ -265,9 +271,18 @@ class OperatorNorm:
             yield stack
 
     @cached_property
+    def _best(self) -> tuple[float, str]:
+        return min([(self.coarse, "Frobenius"), *((stack.bound, stack.name) for stack in self._all())])
+
+    @property
     def bound(self) -> float:
         """A certified upper bound of the operator norm."""
-        return min([self.coarse, *(stack.bound for stack in self._all())])
+        return self._best[0]
+
+    @property
+    def method(self) -> str:
+        """What the bound is of: the description of the map that gave the smallest one."""
+        return self._best[1]
 
     def at_most(self, limit: float) -> bool:
         """Whether the operator norm is certified to be at most ``limit``; costs less than ``bound``."""
