@@ -82,7 +82,8 @@ def _complete(derivation: Derivation) -> Analysis:
         raise InputError(derivation.diagnostics, derivation.source.text)
     if analysis.graph.loss is None:
         raise _missing("LIP213", "a module needs its loss to be trained", "declare one: --loss cross_entropy")
-    if analysis.total.value is None or analysis.lipschitz.value is None:
+    unbounded = any(node.op.lipschitz is None for node in analysis.graph.nodes)
+    if analysis.total.value is None or (analysis.lipschitz.value is None and not unbounded):
         names = [d.name for d in analysis.definitions if d.expression is None and d.value is None]
         listed = ", ".join(names)
         raise _missing("LIP014", f"a module needs numbers, but {listed} has none", "use --input-norm or --set")
@@ -154,12 +155,17 @@ def _attributes(analysis: Analysis) -> list[str]:
         f"input_shape = {graph.input.shape}",
         f"input_norm = {below(graph.input.norm)}",
         f"input_trusted = {graph.input.trusted}",
-        f"lipschitz = {analysis.lipschitz.value!r}",
+        f"lipschitz = {_number(analysis.lipschitz.value)}",
         f"loss_lipschitz = {analysis.loss_lipschitz.value!r}",
         "bounds = {",
         *bounds,
         "}",
     ]
+
+
+def _number(value: float | None) -> str:
+    """Write a certified number; what frozen ops that jump leave without a constant has an infinite one."""
+    return 'float("inf")' if value is None else repr(value)
 
 
 def _constructor(graph: Graph) -> list[str]:

@@ -15,8 +15,9 @@ from typing import Generic
 from lipcompile.graph import Graph, Node
 from lipcompile.numbers import N, Numbers
 from lipcompile.ops.record import Extent, scaled_by_lipschitz
-from lipcompile.passes.forms import WHOLE, Form, Part, bound, disjoint, root_of_squares, settled, total
-from lipcompile.passes.spreads import Spread, disjoint_slices, joined, spread_of
+from lipcompile.passes.forms import WHOLE, Form, Part, bound, disjoint, settled, total
+from lipcompile.passes.matrices import root_of_squares
+from lipcompile.passes.spreads import Spread, disjoint_slices, slice_spread, spread_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +46,14 @@ def derive(graph: Graph, num: Numbers[N], current: Mapping[str, N] | None = None
     forward = _Forward(graph, num, current or {})
     forward.run()
     seed = _loss_lipschitz(graph, num, forward.extent[graph.output])
-    cotangent = _Backward(graph, num, forward.gain, through_clips=True).run(seed, "G")
-    slope = _Backward(graph, num, forward.gain, through_clips=False).run(num.of(1), "l")
-    gradient = _gradients(graph, num, forward, cotangent)
+    backward = _Backward(graph, num, forward.gain, through_clips=True)
+    backward.run(seed, "G")
+    slope = _Backward(graph, num, forward.gain, through_clips=False)
+    slope.run(num.of(1), "l")
+    gradient = _gradients(graph, num, forward, backward)
     norm = {name: extent.norm for name, extent in forward.extent.items()}
     largest = root_of_squares(num, list(gradient.values()))
-    return Bounds(norm, forward.gain, cotangent, slope, gradient, seed, largest)
+    return Bounds(norm, forward.gain, backward.bound, slope.bound, gradient, seed, largest)
 
 
 class _Forward(Generic[N]):
@@ -75,8 +78,8 @@ class _Forward(Generic[N]):
             x = [self.extent[operand] for operand in node.inputs]
             theta = self.theta[node.name] = self._theta(node)
             self.gain[node.name] = self._gains(node, x, theta)
-            self.extent[node.name] = self._extent(node, x, theta)
             self._spread[node.name] = self._spread_of(node, theta)
+            self.extent[node.name] = self._extent(node, x, theta)
 
     def _theta(self, node: Node) -> Mapping[str, N]:
         """Bounds of the node's parameters: as they are, where that is given, else from their constraints."""
@@ -97,8 +100,9 @@ class _Forward(Generic[N]):
     def _extent(self, node: Node, x: Sequence[Extent[N]], theta: Mapping[str, N]) -> Extent[N]:
         num, op = self._num, node.op
         norm = op.norm(num, node.site, x, theta)
-        joint = joined(num, node, [self._spread.get(operand) for operand in node.inputs], self.extent)
-        norm = norm if joint is None else num.minimum(norm, joint)
+        spread = self._spread[node.name]
+        if spread is not None and len(x) > 1:
+            norm = num.minimum(norm, spread.bound(num, self.extent[spread.source].norm))
         norm = num.let(f"X_{node.name}", norm, f"bound of the output norm of {node.name}")
         if not self._profile:
             return Extent(norm, norm, norm)
@@ -108,8 +112,10 @@ class _Forward(Generic[N]):
         return Extent(norm, row, num.let(f"M_{node.name}", entry, f"bound of the largest entry of {node.name}"))
 
     def _spread_of(self, node: Node, theta: Mapping[str, N]) -> Spread[N] | None:
+        if node.op.lipschitz is None:
+            return None
         if node.name in self._slices:
-            return Spread(node.inputs[0], self._num.of(0), {node.name: self._num.of(1)})
+            return slice_spread(self._num, node)
         operands = [self._spread.get(operand) for operand in node.inputs]
         return spread_of(self._num, node, operands, self.gain[node.name], theta)
 
@@ -130,19 +136,20 @@ class _Backward(Generic[N]):
         self._graph, self._num, self._gain, self._clips = graph, num, gain, through_clips
         self._slices = disjoint_slices(graph)
         self._received: dict[str, list[tuple[Form[N], Node | None]]] = {graph.output: []}
+        self.form: dict[str, Form[N]] = {}
+        self.bound: dict[str, N] = {}
 
-    def run(self, seed: N, letter: str) -> dict[str, N]:
-        """Return the bound of each value, from `seed` at the output."""
-        found: dict[str, N] = {}
+    def run(self, seed: N, letter: str) -> None:
+        """Find the form and the bound of each value, from `seed` at the output."""
         self._received[self._graph.output].append((Form({WHOLE: seed}), None))
         for node in reversed(self._graph.nodes):
-            form, found[node.name] = self._named(node.name, letter)
-            for operand, handed in zip(node.inputs, self._hand_on(node, form, found[node.name]), strict=True):
+            self._name(node.name, letter)
+            for operand, handed in zip(node.inputs, self._hand_on(node), strict=True):
                 self._received.setdefault(operand, []).append((handed, node))
-        found[self._graph.input.name] = self._named(self._graph.input.name, letter)[1]
-        return found
+        self._name(self._graph.input.name, letter)
 
-    def _hand_on(self, node: Node, form: Form[N], cotangent: N) -> Sequence[Form[N]]:
+    def _hand_on(self, node: Node) -> Sequence[Form[N]]:
+        form, cotangent = self.form[node.name], self.bound[node.name]
         rule = node.op.cotangent if self._clips else scaled_by_lipschitz
         gains = self._gain[node.name]
         if rule is not scaled_by_lipschitz:
@@ -152,18 +159,18 @@ class _Backward(Generic[N]):
             return forms
         return [one.part(Part(node.name, index, len(forms))) for index, one in enumerate(forms)]
 
-    def _named(self, value: str, letter: str) -> tuple[Form[N], N]:
-        """Return the form of what `value` receives, and its bound, by name; a form of one term has the same."""
+    def _name(self, value: str, letter: str) -> None:
+        """Name what `value` receives, term by term, and its bound; a form of one term has the same."""
         form = settled(self._num, self._combined(self._received[value]))
         meaning = f"bound of the cotangent at {value}"
         largest = self._num.let(f"{letter}_{value}", bound(self._num, form), meaning)
-        if len(form.terms) == 1:
-            return Form(dict.fromkeys(form.terms, largest)), largest
-        terms = {
-            path: self._num.let(f"{letter}{index}_{value}", term, f"part {index} of the {meaning}")
-            for index, (path, term) in enumerate(form.terms.items())
-        }
-        return Form(terms), largest
+        terms = dict.fromkeys(form.terms, largest)
+        if len(terms) > 1:
+            terms = {
+                path: self._num.let(f"{letter}{index}_{value}", term, f"part {index} of the {meaning}")
+                for index, (path, term) in enumerate(form.terms.items())
+            }
+        self.form[value], self.bound[value] = Form(terms), largest
 
     def _combined(self, received: Sequence[tuple[Form[N], Node | None]]) -> Form[N]:
         """Add up what the consumers hand back; slices of one tensor that overlap nowhere combine as √ΣG²."""
@@ -172,17 +179,27 @@ class _Backward(Generic[N]):
         return total([disjoint(self._num, slices), *others] if slices else others)
 
 
-def _gradients(graph: Graph, num: Numbers[N], forward: _Forward[N], cotangent: Mapping[str, N]) -> dict[str, N]:
-    found: dict[str, N] = {}
+def _gradients(graph: Graph, num: Numbers[N], forward: _Forward[N], backward: _Backward[N]) -> dict[str, N]:
+    """Σ κ·G over the uses of each parameter; uses in branches that one concatenation joins add up as its parts."""
+    uses: dict[str, list[tuple[Node, N]]] = {}
     for node in graph.nodes:
         x = [forward.extent[operand] for operand in node.inputs]
         for role, name in node.parameters.items():
             if graph.parameters[name].trainable:
                 kappa = node.op.parameter(role).kappa(num, node.site, x, forward.theta[node.name])
-                k = kappa * cotangent[node.name]
-                found[name] = found[name] + k if name in found else k
-    letters = _identifiers(found)
-    return {name: num.let(f"K_{letters[name]}", k, f"gradient bound of {name}") for name, k in found.items()}
+                uses.setdefault(name, []).append((node, kappa))
+    letters = _identifiers(uses)
+    return {
+        name: num.let(f"K_{letters[name]}", _added_up(num, found, backward), f"gradient bound of {name}")
+        for name, found in uses.items()
+    }
+
+
+def _added_up(num: Numbers[N], uses: Sequence[tuple[Node, N]], backward: _Backward[N]) -> N:
+    if len(uses) == 1:
+        node, kappa = uses[0]
+        return kappa * backward.bound[node.name]
+    return bound(num, total([backward.form[node.name].scaled(kappa) for node, kappa in uses]))
 
 
 def _identifiers(names: Iterable[str]) -> dict[str, str]:

@@ -30,10 +30,17 @@ class _Latex(LatexPrinter):  # type: ignore[misc]
         return f"{head}_{{{inner}}}" if len(inner) == 1 else rf"{head}_{{\mathrm{{{inner}}}}}"
 
 
+class _Text(StrPrinter):  # type: ignore[misc]
+    """Prints infinity as people do."""
+
+    def _print_Infinity(self, expr: Any) -> str:  # noqa: ARG002, N802
+        return "∞"
+
+
 @lru_cache(maxsize=4096)
 def text(expression: Any) -> str:
     """Return a formula on one line, in Python's notation: `3*L*X_0`, `sqrt(2)*X_0`."""
-    return str(StrPrinter().doprint(expression))
+    return str(_Text().doprint(expression))
 
 
 @lru_cache(maxsize=4096)
