@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import textwrap
+from fractions import Fraction
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -12,7 +13,7 @@ from types import ModuleType
 import lipcompile
 from lipcompile.derivation import Analysis, Derivation
 from lipcompile.diagnostics import Diagnostic, InputError
-from lipcompile.graph import Graph
+from lipcompile.graph import Graph, Input
 from lipcompile.numbers.traced import Traced, reference
 from lipcompile.passes.bounds import derive
 from lipcompile.reports.formulas import round_up
@@ -82,8 +83,9 @@ def _complete(derivation: Derivation) -> Analysis:
         raise InputError(derivation.diagnostics, derivation.source.text)
     if analysis.graph.loss is None:
         raise _missing("LIP213", "a module needs its loss to be trained", "declare one: --loss cross_entropy")
-    unbounded = any(node.op.lipschitz is None for node in analysis.graph.nodes)
-    if analysis.total.value is None or (analysis.lipschitz.value is None and not unbounded):
+    source, unbounded = analysis.graph.input, any(node.op.lipschitz is None for node in analysis.graph.nodes)
+    domain = source.tokens or isinstance(source.norm, Fraction)
+    if not domain or analysis.total.value is None or (analysis.lipschitz.value is None and not unbounded):
         names = [d.name for d in analysis.definitions if d.expression is None and d.value is None]
         listed = ", ".join(names)
         raise _missing("LIP014", f"a module needs numbers, but {listed} has none", "use --input-norm or --set")
@@ -148,13 +150,10 @@ def _imports(program: str, others: list[str]) -> list[str]:
 
 
 def _attributes(analysis: Analysis) -> list[str]:
-    graph = analysis.graph
-    assert graph.input.norm is not None
     bounds = [f'    "{name}": {bound.value!r},' for name, bound in analysis.parameters.items()]
     return [
-        f"input_shape = {graph.input.shape}",
-        f"input_norm = {below(graph.input.norm)}",
-        f"input_trusted = {graph.input.trusted}",
+        f"input_shape = {analysis.graph.input.shape}",
+        *_domain(analysis.graph.input),
         f"lipschitz = {_number(analysis.lipschitz.value)}",
         f"loss_lipschitz = {analysis.loss_lipschitz.value!r}",
         "bounds = {",
@@ -163,8 +162,14 @@ def _attributes(analysis: Analysis) -> list[str]:
     ]
 
 
+def _domain(source: Input) -> list[str]:
+    if source.norm is None:
+        return ["input_tokens = True", 'input_norm = float("inf")']
+    return [f"input_norm = {below(source.norm)}", f"input_trusted = {source.trusted}"]
+
+
 def _number(value: float | None) -> str:
-    """Write a certified number; what frozen ops that jump leave without a constant has an infinite one."""
+    """Write a certified number; an op that jumps, as tokens do, leaves the output without a finite constant."""
     return 'float("inf")' if value is None else repr(value)
 
 
@@ -208,12 +213,12 @@ def _following_bounds(graph: Graph) -> list[str]:
     domain = Traced()
     current = {name: reference(f"u['{name}']") for name in graph.parameters}
     bounds = derive(graph, domain, current)
-    assert graph.input.norm is not None
+    source = [] if graph.input.norm is None else [f"    X_0 = {below(graph.input.norm)}"]
     return [
         "def gradient_bounds(self) -> dict[str, float]:",
         '    """Return K_p by parameter name, at the certified norms of the current weights."""',
         "    u = self.certified_norms()",
-        f"    X_0 = {below(graph.input.norm)}",
+        *source,
         *(
             line
             for statement in domain.program(*bounds.gradient.values())

@@ -19,6 +19,7 @@ from lipcompile.diagnostics import Diagnostic, InputError, Severity, input_error
 if TYPE_CHECKING:
     from lipcompile.backend import Backend
     from lipcompile.derivation import Derivation
+    from lipcompile.graph import Graph
 
 MODULE, LEDGER, CHECKPOINT = "model.py", "ledger.jsonl", "checkpoint.pt"
 
@@ -98,11 +99,18 @@ def _arrays(run: Run, backend: Backend) -> Any:
     assert graph.loss is not None
     classes = graph.shape(graph.output)[0] if graph.loss.loss.target == "a class index" else None
     try:
-        return backend.data.load_npz(run.data, graph.input.shape, classes)
+        return backend.data.load_npz(run.data, graph.input.shape, classes, tokens_of(graph))
     except OSError as error:
         raise input_error("LIP402", f"`{run.data}` cannot be read: {error.strerror or error}") from None
     except backend.data.DataError as error:
         raise input_error("LIP402" if error.__cause__ else "LIP403", str(error)) from None
+
+
+def tokens_of(graph: Graph) -> int | None:
+    """Return how many different tokens every embedding has a row for; None if the input holds numbers."""
+    if not graph.input.tokens:
+        return None
+    return min(node.attributes.entries for node in graph.nodes if node.op.takes == "tokens")
 
 
 def _check_settings(run: Run, settings: Mapping[str, Any], examples: int) -> None:
@@ -162,8 +170,8 @@ def _check_targets(module: Any, arrays: Any) -> None:
     """Let the loss look at every target before anything is spent; raises InputError (LIP403)."""
     import torch
 
-    for targets in (arrays.y_train, arrays.y_test):
-        one = module(torch.zeros(1, *module.input_shape))
+    for inputs, targets in ((arrays.x_train, arrays.y_train), (arrays.x_test, arrays.y_test)):
+        one = module(torch.zeros(1, *module.input_shape, dtype=torch.from_numpy(inputs).dtype))
         outputs = one.detach().expand(len(targets), *one.shape[1:])
         try:
             module.per_example_loss(outputs, torch.from_numpy(targets))

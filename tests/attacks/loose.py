@@ -22,6 +22,20 @@ class Loose:
 LOOSE: Mapping[str, Mapping[str, Loose]] = {}
 
 
+_CONTRAST = "how far weights can differ: counts only between even and certain weights, where no witness is near"
+_PULL = "how strongly queries pull together when weights are nearly even: values outweigh keys there"
+
+# Op, rule -> functions and arguments whose steps count only between the regimes where it is attained, and why.
+UNSEEN: Mapping[str, Mapping[str, Mapping[str, str]]] = {
+    "attention": {
+        "norm": dict.fromkeys(("contrast", "slope", "deviation", "query", "key"), _CONTRAST),
+        "lipschitz": {"contrast": _CONTRAST, "pull": _PULL, "total": _CONTRAST, "x0.R": _PULL},
+        "kappa:value": dict.fromkeys(("contrast", "slope", "deviation", "query", "key"), _CONTRAST),
+        "kappa:output": dict.fromkeys(("contrast", "slope", "deviation", "query", "key"), _CONTRAST),
+    }
+}
+
+
 def share(op: str, rule: str, tight: float) -> float:
     """What a witness of this rule must attain."""
     found = LOOSE.get(op, {}).get(rule)

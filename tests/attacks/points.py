@@ -65,10 +65,17 @@ def random_point(case: Case, generator: torch.Generator) -> Point:
         role: into(case, role, on_sphere(case.parameter_shape(role), Fraction(1), generator))
         for role in case.constraints
     }
-    kept = None
-    if case.op.name == "dropout":
-        kept = torch.randint(2, case.site.output, generator=generator).double()
-    return Point(xs, theta, kept)
+    return Point(xs, theta, _kept(case, generator))
+
+
+def _kept(case: Case, generator: torch.Generator) -> Tensor | None:
+    """Draw what a dropout leaves: entries of the output, or of the weights of attention."""
+    masked = {"dropout": case.site.output}
+    if case.op.name == "attention":
+        masked["attention"] = (case.site.attributes.heads, case.site.output[0], case.site.inputs[-1][0])
+    if case.op.name not in masked:
+        return None
+    return torch.randint(2, masked[case.op.name], generator=generator).double()
 
 
 def _input(case: Case, shape: Shape, bound: Bound, generator: torch.Generator) -> Tensor:
@@ -112,7 +119,7 @@ def _gradient_norm(case: Case, start: Point, role: str, cotangent: Tensor) -> Ca
     def norm(x: Tensor) -> Tensor:
         value = start.theta[role].detach().requires_grad_()
         theta: Mapping[str, Tensor] = {**start.theta, role: value}
-        output = run(case, start, xs=[x], theta=theta)
+        output = run(case, start, xs=[x, *start.xs[1:]], theta=theta)
         (gradient,) = torch.autograd.grad(output, value, cotangent, create_graph=True)
         length: Tensor = gradient.norm()
         return length

@@ -26,19 +26,24 @@ class Arrays:
     """Examples to train on, privately, and held-out examples to test on, whose accuracy is published exactly.
 
     Args:
-        x_train: float32 [N, *input_shape].
+        x_train: float32 [N, *input_shape]; int64 for tokens.
         y_train: int64 [N] class numbers, or float32 [N, …] targets.
-        x_test: float32 [M, *input_shape].
+        x_test: as x_train, [M, *input_shape].
         y_test: as y_train, [M, …].
     """
 
-    x_train: NDArray[np.float32]
+    x_train: NDArray[Any]
     y_train: NDArray[Any]
-    x_test: NDArray[np.float32]
+    x_test: NDArray[Any]
     y_test: NDArray[Any]
 
 
-def load_npz(path: str | os.PathLike[str], input_shape: tuple[int, ...], classes: int | None = None) -> Arrays:
+def load_npz(
+    path: str | os.PathLike[str],
+    input_shape: tuple[int, ...],
+    classes: int | None = None,
+    tokens: int | None = None,
+) -> Arrays:
     """Read arrays x_train, y_train, x_test, y_test; or X, y (or x, y), split 80:20 by a fixed permutation.
 
     Images of type uint8 become float32 in [0, 1]; shapes that differ from `input_shape` by a missing or last
@@ -48,6 +53,7 @@ def load_npz(path: str | os.PathLike[str], input_shape: tuple[int, ...], classes
         path: a file that `numpy.savez` wrote.
         input_shape: shape of one example, as the network declares it.
         classes: labels must be integers below this number; None: labels are not checked against a range.
+        tokens: inputs are whole numbers below this number, and stay as they are; None: inputs are numbers.
 
     Raises:
         DataError: the file is none, or its arrays do not fit; one line with the mend.
@@ -60,18 +66,21 @@ def load_npz(path: str | os.PathLike[str], input_shape: tuple[int, ...], classes
         raise DataError(
             f"{os.fspath(path)} is not an .npz file of plain arrays: write it with numpy.savez"
         ) from error
-    return from_arrays(arrays, input_shape, classes)
+    return from_arrays(arrays, input_shape, classes, tokens)
 
 
 def from_arrays(
-    arrays: Mapping[str, NDArray[Any]], input_shape: tuple[int, ...], classes: int | None = None
+    arrays: Mapping[str, NDArray[Any]],
+    input_shape: tuple[int, ...],
+    classes: int | None = None,
+    tokens: int | None = None,
 ) -> Arrays:
     """Check and convert named arrays; see `load_npz`."""
     x_train, y_train, x_test, y_test = _parts(arrays)
     return Arrays(
-        _inputs(x_train, input_shape, "training inputs"),
+        _inputs(x_train, input_shape, tokens, "training inputs"),
         _targets(y_train, len(x_train), classes, "training labels"),
-        _inputs(x_test, input_shape, "test inputs"),
+        _inputs(x_test, input_shape, tokens, "test inputs"),
         _targets(y_test, len(x_test), classes, "test labels"),
     )
 
@@ -97,18 +106,31 @@ def _split(x: NDArray[Any], y: NDArray[Any]) -> tuple[NDArray[Any], ...]:
     return x[train], y[train], x[test], y[test]
 
 
-def _inputs(x: NDArray[Any], shape: tuple[int, ...], what: str) -> NDArray[np.float32]:
+def _inputs(x: NDArray[Any], shape: tuple[int, ...], tokens: int | None, what: str) -> NDArray[Any]:
     if x.ndim == 0 or len(x) == 0:
         raise DataError(f"there are no {what}: the array has shape {x.shape}")
+    numbers = _numbers(x, what) if tokens is None else _tokens(x, tokens, what)
+    return np.ascontiguousarray(_arranged(numbers, shape, what))
+
+
+def _numbers(x: NDArray[Any], what: str) -> NDArray[np.float32]:
     if x.dtype.kind not in "fiub":
         raise DataError(f"the {what} are of type {x.dtype}: numbers are needed")
     numbers = x.astype(np.float32) / np.float32(255) if x.dtype == np.uint8 else x.astype(np.float32)
     if not np.isfinite(numbers).all():
         raise DataError(f"the {what} contain NaN or infinity: remove or replace those examples")
-    return np.ascontiguousarray(_arranged(numbers, shape, what))
+    return numbers
 
 
-def _arranged(x: NDArray[np.float32], shape: tuple[int, ...], what: str) -> NDArray[np.float32]:
+def _tokens(x: NDArray[Any], count: int, what: str) -> NDArray[np.int64]:
+    if x.dtype.kind not in "iu":
+        raise DataError(f"the {what} are of type {x.dtype}: tokens are whole numbers, of an integer type")
+    if x.size and (x.min() < 0 or x.max() >= count):
+        raise DataError(f"the {what} range from {x.min()} to {x.max()}: the embedding has rows 0 to {count - 1}")
+    return x.astype(np.int64)
+
+
+def _arranged(x: NDArray[Any], shape: tuple[int, ...], what: str) -> NDArray[Any]:
     given = x.shape[1:]
     if given == shape:
         return x

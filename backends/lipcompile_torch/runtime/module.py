@@ -124,7 +124,8 @@ class LipschitzModule(nn.Module):
 
     Attributes:
         input_shape: shape of one example.
-        input_norm: X_0, bound of the norm of one example.
+        input_norm: X_0, bound of the norm of one example; infinite for tokens.
+        input_tokens: examples are whole numbers, which an embedding takes.
         input_trusted: the caller vouches for ``input_norm``: inputs are not clipped.
         lipschitz: certified Lipschitz constant of the output in the input.
         loss_lipschitz: L, Lipschitz constant of the loss in the output.
@@ -141,6 +142,7 @@ class LipschitzModule(nn.Module):
 
     input_shape: ClassVar[tuple[int, ...]]
     input_norm: ClassVar[float]
+    input_tokens: ClassVar[bool] = False
     input_trusted: ClassVar[bool] = False
     lipschitz: ClassVar[float]
     loss_lipschitz: ClassVar[float]
@@ -171,15 +173,19 @@ class LipschitzModule(nn.Module):
 
     def clip_input(self, x: Tensor) -> Tensor:
         """Return inputs [B, *input_shape] with each example clipped to ``input_norm``, unless the input is
-        trusted.
+        trusted, or tokens.
 
         Raises:
-            ValueError: another shape, or not floating point.
+            ValueError: another shape, or not floating point; for tokens, not whole numbers.
         """
         if x.dim() == 0 or tuple(x.shape[1:]) != tuple(self.input_shape):
             raise ValueError(
                 f"expected inputs of shape [B, {', '.join(map(str, self.input_shape))}], got {tuple(x.shape)}"
             )
+        if self.input_tokens:
+            if x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
+                raise ValueError(f"expected tokens, which are whole numbers, got {x.dtype}")
+            return x
         if not x.is_floating_point():
             raise ValueError(
                 f"expected floating point inputs, got {x.dtype}: convert and scale them, e.g. x.float() / 255"

@@ -1,0 +1,32 @@
+"""Attention."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from lipcompile.graph import Node
+
+from .layer import Layer, Parameters, constraint
+from .text import keywords, nearest
+
+
+def _attention(node: Node, parameters: Parameters) -> list[str]:
+    queries, context = node.site.inputs[0][1], node.site.inputs[-1][1]
+    optional = {
+        "context_features": (context, queries),
+        "causal": (node.attributes.causal, False),
+        "dropout": (float(nearest(node.attributes.dropout)), 0.0),
+    }
+    sizes = [f"{queries}", f"{node.attributes.heads}"]
+    return [*sizes, *keywords(optional), f"constraint={_constraints(parameters)}"]
+
+
+def _constraints(parameters: Parameters) -> str:
+    """Write the constraint of all four matrices, or of each where they differ."""
+    written = {role: constraint(parameter) for role, parameter in parameters.items()}
+    if len(set(written.values())) == 1:
+        return next(iter(written.values()))
+    return "{" + ", ".join(f'"{role}": {text}' for role, text in written.items()) + "}"
+
+
+LAYERS: Mapping[str, Layer] = {"attention": Layer(lambda node: "Attention", _attention)}

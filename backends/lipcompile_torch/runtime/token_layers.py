@@ -1,0 +1,126 @@
+"""Layers of sequences of tokens: an embedding, and attention. A sequence is [B, n, features]."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812  (its name everywhere in this field)
+
+from .constraints import Constraint, RowBalls, Spectral
+from .layers import ConstrainedLayer
+from .operators import Dense, Rows
+
+Constraints = Constraint | Mapping[str, Constraint] | None
+"""One constraint for all matrices, or one for each by its name."""
+
+
+class Embedding(ConstrainedLayer):
+    """Each token selects a row of a table.
+
+    Plain rows: nothing is renormalised in place or scaled by frequencies of a batch, which would couple examples.
+
+    Args:
+        entries, width: sizes; ``table`` is [entries, width].
+        bound: no row is longer. Rows start in random directions, at the bound.
+    """
+
+    table: Tensor
+
+    def __init__(self, entries: int, width: int, bound: float | Constraint) -> None:
+        super().__init__()
+        constraint = bound if isinstance(bound, Constraint) else RowBalls(bound)
+        start = F.normalize(torch.randn(entries, width))
+        self._constrain("table", constraint.fill(start, Rows()), constraint, Rows())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map whole numbers [B, …] to [B, …, width].
+
+        Raises:
+            ValueError: not whole numbers, or one that selects no row.
+        """
+        if x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
+            raise ValueError(f"expected tokens, which are whole numbers, got {x.dtype}")
+        entries = len(self.table)
+        low, high = (int(end) for end in x.aminmax()) if x.numel() else (0, 0)
+        if low < 0 or high >= entries:
+            raise ValueError(f"tokens from {low} to {high}: the table has rows 0 to {entries - 1}")
+        return F.embedding(x.long(), self.table)
+
+    def extra_repr(self) -> str:
+        """Return the sizes."""
+        return ", ".join(map(str, self.table.shape))
+
+
+class Attention(ConstrainedLayer):
+    """Multi-head dot-product attention (Vaswani et al., 2017), scores divided by √(features / heads), no biases.
+
+    Args:
+        features: of the queries and of the output; ``query`` and ``output`` are [features, features].
+        heads: divides ``features``.
+        context_features: of the context; ``key`` and ``value`` are [features, context_features].
+        causal: row i sees the rows up to i.
+        dropout: probability that a weight becomes 0 in training; the others are divided by 1 - dropout.
+        constraint: of the four matrices, which start semi-orthogonal, scaled to their bounds.
+
+    Raises:
+        ValueError: the heads do not divide the features, or the probability is none.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    output: Tensor
+
+    def __init__(
+        self,
+        features: int,
+        heads: int,
+        context_features: int | None = None,
+        causal: bool = False,
+        dropout: float = 0.0,
+        constraint: Constraints = None,
+    ) -> None:
+        super().__init__()
+        if features % heads or not 0 <= dropout < 1:
+            raise ValueError(f"{heads} heads for {features} features, dropout {dropout}")
+        self.heads, self.causal, self.dropout = heads, causal, dropout
+        width = features if context_features is None else context_features
+        for name, columns in (("query", features), ("key", width), ("value", width), ("output", features)):
+            own = constraint[name] if isinstance(constraint, Mapping) else constraint or Spectral()
+            start = nn.init.orthogonal_(torch.empty(features, columns))
+            self._constrain(name, own.fill(start, Dense()), own, Dense())
+
+    def _split(self, x: Tensor) -> Tensor:
+        """[B, n, features] to [B, heads, n, features / heads]."""
+        return x.unflatten(2, (self.heads, -1)).transpose(1, 2)
+
+    def _weights(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """Return what each row gives to each key, [B, heads, n, k]; a row of it sums to 1."""
+        scores = queries @ keys.mT / math.sqrt(queries.shape[-1])
+        if self.causal:
+            later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+            scores = scores.masked_fill(later, -torch.inf)
+        return F.dropout(scores.softmax(-1), self.dropout, self.training)
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+        """Map [B, n, features] to [B, n, features]; with a context [B, k, context_features], look at that.
+
+        Raises:
+            ValueError: other shapes.
+        """
+        context = x if context is None else context
+        for part, matrix in ((x, self.query), (context, self.key)):
+            if part.dim() != 3 or part.shape[2] != matrix.shape[1]:
+                raise ValueError(f"expected sequences [B, n, {matrix.shape[1]}], got {tuple(part.shape)}")
+        if self.causal and context is not x:
+            raise ValueError("causal attention is of a sequence to itself")
+        weights = self._weights(self._split(F.linear(x, self.query)), self._split(F.linear(context, self.key)))
+        gathered = weights @ self._split(F.linear(context, self.value))
+        return F.linear(gathered.transpose(1, 2).flatten(2), self.output)
+
+    def extra_repr(self) -> str:
+        """Return the sizes."""
+        return f"{self.query.shape[0]}, heads={self.heads}, causal={self.causal}"

@@ -1,0 +1,74 @@
+"""Parts of the rules of attention that no whole rule attains."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from random import Random
+
+import pytest
+import torch
+
+from lipcompile.numbers.certified import Certified
+from lipcompile.ops.attention import Attention, blocks, contrast, mixing, seen
+from lipcompile.ops.record import Extent, Site
+
+from . import harness
+from .families.attention import balanced, eye, table, witness
+
+
+@pytest.mark.parametrize("second", [-3, 0.5])
+def test_two_weights_differ_as_much_as_is_allowed(second: float) -> None:
+    """Opposite tokens, the query along them, attain e^(-2s): a smaller s would be wrong."""
+    xs = table((2, 0)), table((3, 0), (second, 0))
+    case, point = witness(Attention(1), xs, (eye(2, 0.25), eye(2, 0.5), eye(2), eye(2)))
+    num = Certified()
+    theta = {role: num.of(c.bound) for role, c in case.constraints.items()}
+    least = contrast(num, case.site, [b.extent(num) for b in case.bounds], theta).upper
+    scores = (point.xs[0] @ point.theta["query"].T) @ (point.xs[1] @ point.theta["key"].T).T / 2**0.5
+    weights = torch.softmax(scores[0], 0)
+    ratio = float(weights.min() / weights.max())
+    assert least <= ratio
+    if second == -3:
+        assert least == pytest.approx(ratio, rel=1e-12)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_no_matrix_of_weights_is_larger_than_p(causal: bool) -> None:
+    """Its norm and the root of its largest column sum, at random points."""
+    rng, generator = Random(0), torch.Generator().manual_seed(0)
+    for _ in range(200):
+        rows, scale = rng.randint(1, 7), rng.choice((0.1, 1.0, 3.0))
+        tokens = scale * torch.randn(rows, 2, generator=generator, dtype=torch.float64)
+        case, point = witness(Attention(1, causal), (tokens,), (eye(2), eye(2), eye(2), eye(2)))
+        weights = _weights(tokens, causal)
+        num = Certified()
+        theta = {role: num.of(c.bound) for role, c in case.constraints.items()}
+        p = mixing(num, case.site, [b.extent(num) for b in case.bounds], theta).upper
+        assert float(torch.linalg.matrix_norm(weights, 2)) <= p * (1 + 1e-12)
+        assert float(weights.sum(0).max()) <= p**2 * (1 + 1e-12)
+        torch.testing.assert_close(weights @ tokens, harness.run(case, point))
+
+
+def _weights(tokens: torch.Tensor, causal: bool) -> torch.Tensor:
+    scores = tokens @ tokens.T / 2**0.5
+    if causal:
+        scores = scores.masked_fill(torch.ones_like(scores).triu(1) > 0, -torch.inf)
+    return scores.softmax(1)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 17, 1000])
+def test_blocks_of_a_causal_sequence_count_every_row_with_no_more_keys_than_it_sees(rows: int) -> None:
+    site = Site(Attention(1, causal=True), ((rows, 2),), (rows, 2))
+    counted = [keys for count, keys in blocks(site) for _ in range(count)]
+    assert len(counted) == rows
+    assert all(own <= keys for own, keys in zip(counted, seen(site), strict=True))
+    assert len(list(blocks(site))) <= 20
+
+
+def test_certain_heads_do_not_overflow() -> None:
+    """s = 10^12: e^(2s) is no number, e^(-2s) is 0."""
+    case, _ = balanced(2, Attention(1), Fraction(10**6))
+    num = Certified()
+    theta = {role: num.of(c.bound) for role, c in case.constraints.items()}
+    x = [Extent(*[num.of(1)] * 3)] * 2
+    assert mixing(num, case.site, x, theta).upper == pytest.approx(2**0.5)
