@@ -15,7 +15,7 @@ from typing import Generic
 from lipcompile.graph import Graph, Node
 from lipcompile.numbers import N, Numbers
 from lipcompile.ops.record import Extent, scaled_by_lipschitz
-from lipcompile.passes.forms import WHOLE, Form, Part, bound, disjoint, settled, total
+from lipcompile.passes.forms import WHOLE, Form, Part, bound, disjoint, limited, settled, total
 from lipcompile.passes.matrices import root_of_squares
 from lipcompile.passes.spreads import Spread, disjoint_slices, slice_spread, spread_of
 
@@ -161,7 +161,9 @@ class _Backward(Generic[N]):
 
     def _name(self, value: str, letter: str) -> None:
         """Name what `value` receives, term by term, and its bound; a form of one term has the same."""
-        form = settled(self._num, self._combined(self._received[value]))
+        form = self._combined(self._received[value])
+        # The parts of a slice may yet be set against those of the slices beside it.
+        form = limited(self._num, form if value in self._slices else settled(self._num, form))
         meaning = f"bound of the cotangent at {value}"
         largest = self._num.let(f"{letter}_{value}", bound(self._num, form), meaning)
         terms = dict.fromkeys(form.terms, largest)

@@ -5,7 +5,8 @@ The operands of a concatenation receive disjoint parts of one cotangent: with pa
 cotangent is carried as a form c + Σ c_π·γ_π in these parts until all parts of one tensor have come together.
 
 A path π names a part of a part of …: (concatenation, operand) pairs, outermost first. Along a path parts are
-nested (γ_π,i = γ_π·f_i with Σf_i² <= 1): `settled` and `bound` fold from the inside out. Proof: docs/theory.md.
+nested (γ_π,i = γ_π·f_i with Σf_i² <= 1): folding goes from the inside out. Proof: docs/theory.md, "Parts of one
+cotangent".
 """
 
 from __future__ import annotations
@@ -15,6 +16,10 @@ from dataclasses import dataclass
 from typing import Generic
 
 from lipcompile.numbers import N, Numbers
+from lipcompile.passes.matrices import operator_norm, root_of_squares
+
+# Every concatenation that reads earlier ones may double the terms of a form; folding some early is always sound.
+MOST_TERMS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +37,7 @@ WHOLE: Path = ()
 
 @dataclass(frozen=True, slots=True)
 class Form(Generic[N]):
-    """Σ c_π·γ_π over paths; the empty path stands for the number 1."""
+    """Σ c_π·γ_π over paths, at least one; the empty path stands for the number 1."""
 
     terms: Mapping[Path, N]
 
@@ -56,27 +61,43 @@ def total(forms: Sequence[Form[N]]) -> Form[N]:
 
 def bound(num: Numbers[N], form: Form[N]) -> N:
     """Return the largest value of the form."""
-    return _folded(num, form, complete_only=False).terms[WHOLE]
+    terms = dict(form.terms)
+    for depth in range(_depth(terms), 0, -1):
+        _fold(num, terms, depth, complete_only=False)
+    return terms[WHOLE]
 
 
 def settled(num: Numbers[N], form: Form[N]) -> Form[N]:
-    """Fold every tensor whose parts have all arrived: c_π += √Σ c_(π,i)². Nothing is lost but what cannot come."""
-    return form if len(form.terms) == 1 else _folded(num, form, complete_only=True)
-
-
-def _folded(num: Numbers[N], form: Form[N], *, complete_only: bool) -> Form[N]:
+    """Fold every tensor whose parts have all arrived, c_π += √Σ c_(π,i)²."""
     terms = dict(form.terms)
-    for depth in range(max(map(len, terms)), 0, -1):
-        wholes: dict[tuple[Path, str], list[Path]] = {}
-        for path in terms:
-            if len(path) == depth:
-                wholes.setdefault((path[:-1], path[-1].whole), []).append(path)
-        for (outer, _), parts in wholes.items():
-            if complete_only and (len(parts) < parts[0][-1].count or _has_inner(terms, parts)):
-                continue
-            folded = root_of_squares(num, [terms.pop(path) for path in parts])
-            terms[outer] = terms[outer] + folded if outer in terms else folded
+    for depth in range(_depth(terms), 0, -1):
+        _fold(num, terms, depth, complete_only=True)
     return Form(terms)
+
+
+def limited(num: Numbers[N], form: Form[N]) -> Form[N]:
+    """Fold the innermost parts until terms are not too many."""
+    terms = dict(form.terms)
+    while len(terms) > MOST_TERMS:
+        _fold(num, terms, _depth(terms), complete_only=False)
+    return Form(terms)
+
+
+def _depth(terms: Mapping[Path, N]) -> int:
+    return max(map(len, terms))
+
+
+def _fold(num: Numbers[N], terms: dict[Path, N], depth: int, *, complete_only: bool) -> None:
+    """Fold the parts of one tensor at the end of paths of this depth; no longer path starts with a folded one."""
+    wholes: dict[tuple[Path, str], list[Path]] = {}
+    for path in terms:
+        if len(path) == depth:
+            wholes.setdefault((path[:-1], path[-1].whole), []).append(path)
+    for (outer, _), parts in wholes.items():
+        if complete_only and (len(parts) < parts[0][-1].count or _has_inner(terms, parts)):
+            continue
+        folded = root_of_squares(num, [terms.pop(path) for path in parts])
+        terms[outer] = terms[outer] + folded if outer in terms else folded
 
 
 def _has_inner(terms: Mapping[Path, N], parts: Sequence[Path]) -> bool:
@@ -87,38 +108,31 @@ def _has_inner(terms: Mapping[Path, N], parts: Sequence[Path]) -> bool:
 def disjoint(num: Numbers[N], forms: Sequence[Form[N]]) -> Form[N]:
     """Return the form of a tensor from those of its disjoint slices: √Σ‖g_j‖².
 
-    Slices whose forms are parts of one whole, c_ij·γ_i each, give at most ‖(c_ij)‖·γ <= √(largest row sum ·
-    largest column sum)·γ (Schur); blocks on disjoint slices, joined again, are the diagonal case: max c.
-    Other slices are bounded one by one.
+    What all slices are parts of, γ_π, is a common factor. If the rests are forms Σ c_ji·γ_i in parts of one more
+    tensor, Σγ_i² <= 1, the root is at most ‖(c_ji)‖·γ_π: blocks on disjoint slices that are joined again are its
+    diagonal case, max c. Otherwise the rests are bounded one by one.
     """
-    common = _common_whole(forms)
-    if common is None:
-        return Form({WHOLE: root_of_squares(num, [bound(num, form) for form in forms])})
-    rows = [_sum(list(form.terms.values())) for form in forms]
-    paths = {path for form in forms for path in form.terms}
-    ordered = sorted(paths, key=lambda path: path[-1].index)
-    columns = [_sum([form.terms[path] for form in forms if path in form.terms]) for path in ordered]
-    if all(len(form.terms) == 1 for form in forms) and len(paths) == len(forms):
-        return Form({common: num.maximum(*rows)})
-    return Form({common: num.sqrt(num.maximum(*rows) * num.maximum(*columns))})
+    shared = _common_path(forms)
+    rests = [Form({path[len(shared) :]: term for path, term in form.terms.items()}) for form in forms]
+    if _are_parts({path for rest in rests for path in rest.terms}):
+        return Form({shared: operator_norm(num, [rest.terms for rest in rests])})
+    return Form({shared: root_of_squares(num, [bound(num, rest) for rest in rests])})
 
 
-def _common_whole(forms: Sequence[Form[N]]) -> Path | None:
-    """Return the path of the tensor that every term of every form is a direct part of, if there is one."""
+def _are_parts(paths: set[Path]) -> bool:
+    """Whether the paths lead to different parts, or parts of parts, of one tensor: then Σγ_π² <= 1."""
+    if WHOLE in paths:
+        return len(paths) == 1
+    if len({path[0].whole for path in paths}) > 1:
+        return False
+    return all(_are_parts({path[1:] for path in paths if path[0] == first}) for first in {p[0] for p in paths})
+
+
+def _common_path(forms: Sequence[Form[N]]) -> Path:
+    """Return the longest path that all paths of all forms begin with."""
     paths = [path for form in forms for path in form.terms]
-    if not all(paths):
-        return None
-    wholes = {(path[:-1], path[-1].whole) for path in paths}
-    return next(iter(wholes))[0] if len(wholes) == 1 else None
-
-
-def _sum(terms: Sequence[N]) -> N:
-    return sum(terms[1:], start=terms[0])
-
-
-def root_of_squares(num: Numbers[N], terms: Sequence[N]) -> N:
-    """Return √Σt²; 0 of nothing."""
-    if len(terms) == 1:
-        return terms[0]
-    squares = [term * term for term in terms]
-    return num.sqrt(_sum(squares)) if squares else num.of(0)
+    shared = paths[0]
+    for path in paths[1:]:
+        same = [a == b for a, b in zip(shared, path, strict=False)]
+        shared = shared[: same.index(False) if False in same else len(same)]
+    return shared

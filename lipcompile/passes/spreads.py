@@ -1,8 +1,8 @@
-"""Bounds of branches that start from disjoint slices of one tensor, where a concatenation joins them.
+"""Bounds of branches that start from disjoint slices of one tensor, where they come together again.
 
-The slices of x have norms ξ_j with Σξ_j² <= X². A branch of Lipschitz ops on slice j has norm at most a·ξ_j + c,
-a the product of the constants and c what the branch makes of zero. Joined, √Σ(a_j·ξ_j + c_j)² <= max a_j·X +
-√Σc_j², where each branch by itself allows a_j·X. Proof: docs/theory.md.
+The slices of x have norms ξ_j with Σξ_j² <= X². What Lipschitz ops make of them is bounded by c + ‖Aξ‖ with a
+matrix A of products of their constants, so by c + ‖A‖·X, where each branch by itself allows a·X. Proof:
+docs/theory.md, "Branches over disjoint slices".
 """
 
 from __future__ import annotations
@@ -14,19 +14,25 @@ from typing import Generic
 
 from lipcompile.graph import Graph, Node
 from lipcompile.numbers import N, Numbers
-from lipcompile.ops.merge import CONCAT
 from lipcompile.ops.record import Extent
 from lipcompile.ops.shape import Slice
-from lipcompile.passes.forms import root_of_squares
+from lipcompile.passes.matrices import column_norms, operator_norm, root_of_squares
+
+# Concatenations of concatenations may double the rows of a spread; ‖Aξ‖ <= Σ_j‖A_j‖·ξ_j makes one of many.
+MOST_ROWS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Spread(Generic[N]):
-    """‖t‖ <= offset + Σ_j gains[j]·ξ_j, ξ_j the norms of disjoint slices of `source`."""
+    """‖t‖ <= offset + ‖(Σ_j row[j]·ξ_j) over rows‖, ξ_j the norms of disjoint slices of `source`, by name."""
 
     source: str
     offset: N
-    gains: Mapping[str, N]
+    rows: Sequence[Mapping[str, N]]
+
+    def bound(self, num: Numbers[N], norm: N) -> N:
+        """Return a bound of ‖t‖ if the norm of the source is at most `norm`."""
+        return operator_norm(num, self.rows) * norm + self.offset
 
 
 def disjoint_slices(graph: Graph) -> frozenset[str]:
@@ -46,50 +52,42 @@ def are_disjoint(slices: Sequence[Node]) -> bool:
     return same_axis and all(a.stop <= b.start for a, b in pairwise(ordered))
 
 
+def slice_spread(num: Numbers[N], node: Node) -> Spread[N]:
+    """Return the spread of one of the disjoint slices."""
+    return Spread(node.inputs[0], num.of(0), [{node.name: num.of(1)}])
+
+
 def spread_of(
     num: Numbers[N],
     node: Node,
     operands: Sequence[Spread[N] | None],
-    gains: Sequence[N] | None,
+    gains: Sequence[N],
     theta: Mapping[str, N],
 ) -> Spread[N] | None:
-    """Return the spread of a node whose operands all have spreads over one tensor; None if it has none."""
+    """Return the spread of a Lipschitz node if all its operands have spreads over one tensor, else None."""
     known = [operand for operand in operands if operand is not None]
-    if gains is None or not known or len(known) < len(operands) or len({one.source for one in known}) > 1:
+    one_source = len({operand.source for operand in known}) == 1
+    if len(known) < len(operands) or not one_source:
         return None
     zero = Extent(num.of(0), num.of(0), num.of(0))
-    offset = node.op.norm(num, node.site, [zero] * len(known), theta)
-    spread: dict[str, N] = {}
-    for one, gain in zip(known, gains, strict=True):
-        offset = offset + gain * one.offset
-        for name, factor in one.gains.items():
-            spread[name] = spread[name] + gain * factor if name in spread else gain * factor
-    return Spread(known[0].source, offset, spread)
+    at_zero = node.op.norm(num, node.site, [zero] * len(known), theta)
+    offsets = [gain * operand.offset for gain, operand in zip(gains, known, strict=True)]
+    grown = [_scaled(gain, operand.rows) for gain, operand in zip(gains, known, strict=True)]
+    if node.op.parts:
+        rows = [row for matrix in grown for row in matrix]
+        few = rows if len(rows) <= MOST_ROWS else [column_norms(num, rows)]
+        return Spread(known[0].source, at_zero + root_of_squares(num, offsets), few)
+    rows = grown[0] if len(grown) == 1 else [_added([column_norms(num, matrix) for matrix in grown])]
+    return Spread(known[0].source, sum(offsets, start=at_zero), rows)
 
 
-def joined(
-    num: Numbers[N], node: Node, operands: Sequence[Spread[N] | None], norm: Mapping[str, Extent[N]]
-) -> N | None:
-    """Return the joint bound of a concatenation of branches over one tensor, None where there is none.
-
-    With A = (a_ij) the gains of branch i on slice j, ‖A‖ <= √(largest row sum · largest column sum) (Schur); it is
-    max a if each branch has a slice of its own.
-    """
-    known = [operand for operand in operands if operand is not None]
-    if (
-        node.op is not CONCAT
-        or len(known) < len(operands)
-        or len({one.source for one in known}) > 1
-        or len(known) < 2
-    ):
-        return None
-    slices = list(dict.fromkeys(name for one in known for name in one.gains))
-    rows = [_sum(list(one.gains.values())) for one in known]
-    columns = [_sum([one.gains[name] for one in known if name in one.gains]) for name in slices]
-    diagonal = all(len(one.gains) == 1 for one in known) and len(slices) == len(known)
-    gain = num.maximum(*rows) if diagonal else num.sqrt(num.maximum(*rows) * num.maximum(*columns))
-    return gain * norm[known[0].source].norm + root_of_squares(num, [one.offset for one in known])
+def _scaled(factor: N, rows: Sequence[Mapping[str, N]]) -> list[dict[str, N]]:
+    return [{name: factor * entry for name, entry in row.items()} for row in rows]
 
 
-def _sum(terms: Sequence[N]) -> N:
-    return sum(terms[1:], start=terms[0])
+def _added(rows: Sequence[Mapping[str, N]]) -> dict[str, N]:
+    found: dict[str, N] = {}
+    for row in rows:
+        for name, entry in row.items():
+            found[name] = found[name] + entry if name in found else entry
+    return found
