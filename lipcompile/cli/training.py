@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from lipcompile.cli.output import complain, write_text
+from lipcompile.cli.programs import instantiate
 from lipcompile.diagnostics import Diagnostic, InputError, Severity, input_error
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def execute(run: Run, backend: Backend) -> Any:
     _check_folder(run, text)
     watch = Watch(run.settings["epochs"])
     with _mended(lambda: watch.began), _folder(run, text, lambda: watch.began):
-        module = _imported(run.output / MODULE, text)
+        module = instantiate(run.output / MODULE, text)
         _check_targets(module, arrays)
         config = backend.training.TrainConfig(output=run.output, **settings)
         with _plain_warnings(), watch:
@@ -110,7 +110,8 @@ def tokens_of(graph: Graph) -> int | None:
     """Return how many different tokens every embedding has a row for; None if the input holds numbers."""
     if not graph.input.tokens:
         return None
-    return min(node.attributes.entries for node in graph.nodes if node.op.takes == "tokens")
+    entries: int = min(node.attributes.entries for node in graph.nodes if node.op.takes == "tokens")
+    return entries
 
 
 def _check_settings(run: Run, settings: Mapping[str, Any], examples: int) -> None:
@@ -157,13 +158,6 @@ def _folder(run: Run, text: str, began: Any) -> Iterator[None]:
             with suppress(OSError):  # somebody else has put something there
                 for path in new:
                     path.rmdir()
-
-
-def _imported(path: Path, text: str) -> Any:
-    """Run the emitted module and return an instance of its model; nothing is cached beside it."""
-    module = ModuleType(path.stem)
-    exec(compile(text, str(path), "exec"), module.__dict__)
-    return module.Model()
 
 
 def _check_targets(module: Any, arrays: Any) -> None:

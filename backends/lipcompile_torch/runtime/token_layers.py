@@ -95,7 +95,7 @@ class Attention(ConstrainedLayer):
 
     def _split(self, x: Tensor) -> Tensor:
         """[B, n, features] to [B, heads, n, features / heads]."""
-        return x.unflatten(2, (self.heads, -1)).transpose(1, 2)
+        return x.reshape(*x.shape[:2], self.heads, x.shape[2] // self.heads).transpose(1, 2)
 
     def _weights(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Return what each row gives to each key, [B, heads, n, k]; a row of it sums to 1."""
