@@ -23,6 +23,10 @@ class Backend(Protocol):
         """The module that relates (ε, δ), noise and steps; needs no framework."""
 
     @property
+    def audit(self) -> Any:
+        """The module that attacks the bounds of an emitted program; imports the framework."""
+
+    @property
     def data(self) -> Any:
         """The module that reads training data; needs no framework."""
 

@@ -38,6 +38,11 @@ class TorchBackend:
         return import_module("lipcompile_torch.accounting")
 
     @property
+    def audit(self) -> ModuleType:
+        """`lipcompile_torch.runtime.audit`."""
+        return import_module("lipcompile_torch.runtime.audit")
+
+    @property
     def data(self) -> ModuleType:
         """`lipcompile_torch.runtime.data`."""
         return import_module("lipcompile_torch.runtime.data")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from lipcompile import __version__
+from lipcompile.cli.audit import audit
 from lipcompile.cli.budget import budget
 from lipcompile.cli.check import check
 from lipcompile.cli.compile import compile_
@@ -25,5 +26,5 @@ def cli() -> None:
     """
 
 
-for _command in (check, compile_, budget, train, explain, demo):
+for _command in (check, compile_, budget, train, audit, explain, demo):
     cli.add_command(_command)

@@ -1,4 +1,4 @@
-"""How training is watched: a bar on a terminal, a line an epoch elsewhere; on stderr."""
+"""How training and audits are watched, on stderr: a bar on a terminal; elsewhere a line an epoch, or nothing."""
 
 from __future__ import annotations
 
@@ -10,26 +10,24 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from lipcompile.reports.console import printable
 from lipcompile.reports.formulas import round_up
 
 
-class Watch:
-    """Receives the events of a backend's training; `began` says whether the first of them came."""
+class _Bar:
+    """A bar on stderr, if that is a terminal."""
 
-    def __init__(self, epochs: int) -> None:
-        self.began = False
-        self._epochs = epochs
-        console = Console(stderr=True, markup=False, highlight=False)
+    def __init__(self, what: str) -> None:
         self._bar = Progress(
-            TextColumn("training"),
+            TextColumn(what),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[state]}", markup=False),
             TimeRemainingColumn(),
-            console=console,
+            console=Console(stderr=True, markup=False, highlight=False),
             disable=not sys.stderr.isatty(),
         )
-        self._task = self._bar.add_task("training", total=None, state="")
+        self._task = self._bar.add_task(what, total=None, state="")
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -39,6 +37,15 @@ class Watch:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._bar.stop()
+
+
+class Watch(_Bar):
+    """Receives the events of a backend's training; `began` says whether the first of them came."""
+
+    def __init__(self, epochs: int) -> None:
+        super().__init__("training")
+        self.began = False
+        self._epochs = epochs
 
     def planned(self, plan: Any) -> None:
         """Training begins: the plan has total_steps and steps_done."""
@@ -56,6 +63,21 @@ class Watch:
         self._bar.update(self._task, state=state)
         if self._bar.disable:
             print(state, file=sys.stderr, flush=True)
+
+
+class AuditWatch(_Bar):
+    """Receives the events of a backend's audit; says nothing where there is no terminal."""
+
+    def __init__(self) -> None:
+        super().__init__("attacking")
+
+    def planned(self, ascents: int) -> None:
+        """There will be so many ascents."""
+        self._bar.update(self._task, total=ascents)
+
+    def climbed(self, objective: str, ratio: float) -> None:
+        """An ascent ended; the best ratio for its objective so far."""
+        self._bar.update(self._task, advance=1, state=f"{printable(objective)} {ratio:.3f}")
 
 
 def accuracy(share: float) -> str:

@@ -1,0 +1,182 @@
+"""What the adversary of an audit chooses, and what it gains."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from .audit_moves import Domain, unit
+from .layers import ConstrainedLayer
+from .module import LipschitzModule
+
+INPUT, TARGET = "input", "target"  # blocks of a point that are no parameters; no parameter has such a name
+
+TargetKind = Literal["class", "sign", "probability", "vector"]
+
+
+@dataclass(frozen=True)
+class Admissible:
+    """What the adversary may choose beside the weights and the example.
+
+    Args:
+        target: what the loss takes: a class index, -1 or 1, a number in [0, 1], or a vector like the output.
+        target_norm: bound of the norm of a vector; infinite if the loss has none.
+        vocabulary: how many tokens there are, if examples are tokens.
+    """
+
+    target: TargetKind = "class"
+    target_norm: float = math.inf
+    vocabulary: int | None = None
+
+
+@dataclass(frozen=True)
+class Point:
+    """A choice of the adversary. `x` and `target` have a batch axis of length 1; `mask` seeds what is random."""
+
+    x: Tensor
+    target: Tensor
+    weights: Mapping[str, Tensor]
+    mask: int = 0
+
+
+@dataclass(frozen=True)
+class Look:
+    """What an objective is at a point: its value, and its slope in every block; squares of all gradient norms."""
+
+    value: float
+    slopes: Mapping[str, Tensor]
+    squares: Mapping[str, float]
+    output: Tensor
+
+
+class Terrain:
+    """The gradient norms of a module as functions of the adversary's choice. All in float64, on the CPU."""
+
+    def __init__(self, module: LipschitzModule, admissible: Admissible) -> None:
+        self.module, self.admissible = module, admissible
+        self.bounds = module.gradient_bounds()
+        self.domains = {
+            f"{prefix}.{name}" if prefix else name: Domain(*pair)
+            for prefix, layer in module.named_modules()
+            if isinstance(layer, ConstrainedLayer)
+            for name, pair in layer.constraints.items()
+        }
+
+    def output(self, point: Point) -> Tensor:
+        """Return the output, [1, …]."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(point.mask)
+            output: Tensor = functional_call(self.module, dict(point.weights), (point.x,))
+        return output
+
+    def _gradients(self, point: Point, curved: bool) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the output and the gradient of the loss in every trained parameter."""
+        output = self.output(point)
+        loss = self.module.per_example_loss(output, point.target).sum()
+        trained = [point.weights[name] for name in self.bounds]
+        found = torch.autograd.grad(loss, trained, create_graph=curved, allow_unused=True, materialize_grads=True)
+        return output, dict(zip(self.bounds, found, strict=True))
+
+    def squares(self, point: Point) -> dict[str, float]:
+        """Return the squared norm of the gradient of every trained parameter."""
+        _, gradients = self._gradients(_tracked(point), curved=False)
+        return {name: float(gradient.square().sum()) for name, gradient in gradients.items()}
+
+    def certified_squares(self, point: Point) -> dict[str, float]:
+        """Return `squares` at the nearest weights that are certified to lie in their sets."""
+        with torch.no_grad():
+            for name, parameter in self.module.named_parameters():
+                parameter.copy_(point.weights[name])
+        self.module.project_()
+        weights = {name: parameter.detach() for name, parameter in self.module.named_parameters()}
+        return self.squares(replace(point, weights=weights))
+
+    def value(self, point: Point, objective: Sequence[str]) -> float:
+        """Return the squared norm of the gradient in the parameters of `objective`; 0 where it is not finite."""
+        squares = self.squares(point)
+        value = math.fsum(squares[name] for name in objective)
+        return value if math.isfinite(value) else 0.0
+
+    def look(self, point: Point, objective: Sequence[str]) -> Look:
+        """Return value and slopes of an objective."""
+        point = _tracked(point)
+        output, gradients = self._gradients(point, curved=True)
+        squares = {name: gradient.square().sum() for name, gradient in gradients.items()}
+        value = torch.stack([squares[name] for name in objective]).sum()
+        blocks = {name: block for name, block in _blocks(point).items() if block.requires_grad}
+        slopes: Mapping[str, Tensor] = {}
+        if value.requires_grad:
+            found = torch.autograd.grad(value, list(blocks.values()), allow_unused=True, materialize_grads=True)
+            slopes = {name: slope.nan_to_num(0, 0, 0) for name, slope in zip(blocks, found, strict=True)}
+        norms = {name: float(square.detach()) for name, square in squares.items()}
+        return Look(float(value.detach()), slopes, norms, output.detach())
+
+    def moved(self, point: Point, slopes: Mapping[str, Tensor], sizes: Mapping[str, float]) -> Point:
+        """Go from a point along the slopes of the blocks that `sizes` names."""
+        weights = dict(point.weights)
+        x, target = point.x, point.target
+        for name, size in sizes.items():
+            if name == INPUT:
+                x = self.bounded_input(x / self.module.input_norm + size * unit(slopes[name]))
+            elif name == TARGET:
+                target = self._bounded_target(target + size * self._target_scale(target) * unit(slopes[name]))
+            else:
+                weights[name] = self.domains[name].step(weights[name], slopes[name], size)
+        return replace(point, x=x, target=target, weights=weights)
+
+    def bounded_input(self, direction: Tensor) -> Tensor:
+        """Return the input in a direction whose norm is so little below its bound that no rounding clips it."""
+        return self.module.input_norm * (1 - 1e-12 - direction.numel() * 2.0**-50) * unit(direction)
+
+    def _target_scale(self, target: Tensor) -> float:
+        bound = self.admissible.target_norm
+        return bound if math.isfinite(bound) else 1 + float(target.norm())
+
+    def _bounded_target(self, target: Tensor) -> Tensor:
+        return target / (target.norm() / self.admissible.target_norm).clamp_min(1)
+
+    def targets(self, output: Tensor, count: int) -> Iterator[Tensor]:
+        """Yield `count` targets that promise a large gradient at an output, the most promising first."""
+        kind = self.admissible.target
+        if kind == "class":
+            yield from self._classes(output, count)
+        elif kind == "vector":
+            scale = min(self.admissible.target_norm, 10 * (1 + float(output.norm())))
+            yield from (-scale * unit(output), -scale * unit(output.sign() + (output == 0)))[:count]
+        else:
+            extremes = (1.0, -1.0 if kind == "sign" else 0.0)
+            yield from (output.new_full(output.shape[:1], value) for value in extremes)
+
+    def _classes(self, output: Tensor, count: int) -> Iterator[Tensor]:
+        """Yield classes, those first whose loss is steepest in the output; at every position the same rank."""
+        positions, classes = output.shape[1:-1], output.shape[-1]
+        every = torch.arange(classes).reshape(-1, *(1,) * len(positions)).expand(classes, *positions)
+        outputs = output.detach().expand(classes, *output.shape[1:]).clone().requires_grad_()
+        losses = self.module.per_example_loss(outputs, every).sum()
+        (slopes,) = torch.autograd.grad(losses, outputs)
+        ranked = slopes.norm(dim=-1).argsort(dim=0, descending=True)
+        yield from (ranked[rank][None] for rank in range(min(count, classes)))
+
+
+def _blocks(point: Point) -> dict[str, Tensor]:
+    return {INPUT: point.x, TARGET: point.target, **point.weights}
+
+
+def _tracked(point: Point) -> Point:
+    """Return the point with everything continuous ready to be differentiated in."""
+    return Point(
+        _tracked_tensor(point.x),
+        _tracked_tensor(point.target),
+        {name: weight.detach().requires_grad_() for name, weight in point.weights.items()},
+        point.mask,
+    )
+
+
+def _tracked_tensor(tensor: Tensor) -> Tensor:
+    return tensor.detach().requires_grad_() if tensor.is_floating_point() else tensor

@@ -1,0 +1,93 @@
+"""Where ascents of an audit start: random points, and points with the structure that bounds are attained at."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from .audit_moves import Domain, unit
+from .audit_points import Point, Terrain
+
+Start = Literal["identity", "smooth", "random", "corner"]
+
+STARTS: tuple[Start, ...] = get_args(Start)
+_NOISE = 0.05  # what structured starts get of a random one: no slope is exactly 0 there
+
+
+def draw(terrain: Terrain, start: Start, generator: torch.Generator) -> Point:
+    """Return a start.
+
+    identity: weights that hand on their input, an example of equal entries.
+    smooth: kernels of equal taps, orthogonal weights, an example of equal entries.
+    random: everything random.
+    corner: as identity, with the first tap of a kernel; an example that is random.
+    """
+    domains = terrain.domains
+    parameters = dict(terrain.module.named_parameters())
+    weights = {name: _weight(domains[name], tuple(p.shape), start, generator) for name, p in parameters.items()}
+    x = _example(terrain, start, generator)
+    mask = int(torch.randint(2**31, (), generator=generator))
+    with torch.no_grad():
+        output = terrain.output(Point(x, torch.zeros(()), weights, mask))
+    return Point(x, next(terrain.targets(output, 1)), weights, mask)
+
+
+def _normal(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def _example(terrain: Terrain, start: Start, generator: torch.Generator) -> Tensor:
+    shape = (1, *terrain.module.input_shape)
+    entries = terrain.admissible.vocabulary
+    if entries is not None:
+        free = start in ("random", "corner")
+        return torch.randint(entries, shape if free else (1,), generator=generator).expand(shape)
+    equal = unit(torch.ones(shape, dtype=torch.float64))
+    noise = unit(_normal(shape, generator))
+    return terrain.bounded_input(noise if start in ("random", "corner") else equal + _NOISE * noise)
+
+
+def _weight(domain: Domain, shape: tuple[int, ...], start: Start, generator: torch.Generator) -> Tensor:
+    noise = _normal(shape, generator)
+    if len(shape) < 2:
+        return domain.into(unit(noise if start == "random" else 1 + _NOISE * noise))
+    pattern = _PATTERNS[start](shape, noise)
+    return domain.into(_spread(pattern, shape) + _NOISE * _spread(noise, shape))
+
+
+def _spread(weight: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Return ``weight`` at the Frobenius norm of an orthogonal matrix of its size."""
+    return math.sqrt(min(shape[:2])) * unit(weight)
+
+
+def _diagonal(shape: tuple[int, ...], tap: tuple[int, ...]) -> Tensor:
+    rows, columns = shape[:2]
+    weight = torch.zeros(shape, dtype=torch.float64)
+    for entry in range(max(rows, columns)):
+        weight[(entry % rows, entry % columns, *tap)] = 1.0
+    return weight
+
+
+def _identity(shape: tuple[int, ...], _: Tensor) -> Tensor:
+    return _diagonal(shape, tuple(k // 2 for k in shape[2:]))
+
+
+def _corner(shape: tuple[int, ...], _: Tensor) -> Tensor:
+    return _diagonal(shape, (0,) * len(shape[2:]))
+
+
+def _smooth(shape: tuple[int, ...], noise: Tensor) -> Tensor:
+    matrix = noise.flatten(2).select(2, 0) if len(shape) > 2 else noise
+    left, _, right = torch.linalg.svd(matrix, full_matrices=False)
+    return (left @ right).reshape(*shape[:2], *(1,) * len(shape[2:])).expand(shape)
+
+
+def _random(shape: tuple[int, ...], noise: Tensor) -> Tensor:
+    left, _, right = torch.linalg.svd(noise.flatten(1), full_matrices=False)
+    return (left @ right).reshape(shape)
+
+
+_PATTERNS = {"identity": _identity, "smooth": _smooth, "random": _random, "corner": _corner}
