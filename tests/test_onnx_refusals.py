@@ -134,7 +134,7 @@ def test_all_problems_in_one_run_with_names_and_paths(tmp_path: Path) -> None:
     nodes = [
         node("Conv", "x conv1.weight", "c", pads=[1, 1, 1, 1]),
         node("BatchNormalization", "c bn1.weight bn1.bias bn1.mean bn1.var", "b _ _", training_mode=1),
-        node("Gelu", "b", "g"),
+        node("ThresholdedRelu", "b", "g"),
         node("Transpose", "g", "t", perm=[1, 0, 2, 3]),
         node("Exp", "g", "e"),
         node("GlobalAveragePool", "e", "y"),
@@ -144,7 +144,7 @@ def test_all_problems_in_one_run_with_names_and_paths(tmp_path: Path) -> None:
     loaded = load(model(nodes, ("n", 1, 4, 4), weights, opset=20), tmp_path)
     assert [(d.code, d.node, d.op) for d in errors(loaded)] == [
         ("LIP101", "bn1", "BatchNormalization"),
-        ("LIP110", "Gelu_g", "Gelu"),
+        ("LIP100", "ThresholdedRelu_g", "ThresholdedRelu"),
         ("LIP108", "Transpose_t", "Transpose"),
         ("LIP100", "Exp_e", "Exp"),
     ]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from lipcompile.diagnostics import Refusal
-from lipcompile.numbers import N, Numbers, Scalar
+from lipcompile.numbers import N, Numbers, Scalar, text
 from lipcompile.ops.record import AnyOp, Inputs, NoAttributes, Shape, Site, Spelling, Theta
 from lipcompile.ops.rules import entry_of_input, feature_axis, magnitude, plain, same_shape
 from lipcompile.ops.schema import Axis
@@ -19,6 +19,50 @@ class LeakyReLU:
     """x for x >= 0, slope·x below."""
 
     slope: Scalar = Fraction(1, 100)
+
+
+@dataclass(frozen=True, slots=True)
+class ELU:
+    """x for x >= 0, alpha·(e^x - 1) below."""
+
+    alpha: Scalar = Fraction(1)
+
+
+@dataclass(frozen=True, slots=True)
+class CELU:
+    """x for x >= 0, alpha·(e^(x/alpha) - 1) below; alpha > 0."""
+
+    alpha: Scalar = Fraction(1)
+
+
+@dataclass(frozen=True, slots=True)
+class GELU:
+    """x·Φ(x), Φ the normal distribution; or its approximation x·(1 + tanh(√(2/π)·(x + 0.044715·x³)))/2."""
+
+    approximate: Literal["none", "tanh"] = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class HardSigmoid:
+    """slope·x + offset, cut to [0, 1]."""
+
+    slope: Scalar = Fraction(1, 6)
+    offset: Scalar = Fraction(1, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Hardtanh:
+    """x, cut to [low, high]."""
+
+    low: Scalar = Fraction(-1)
+    high: Scalar = Fraction(1)
+
+
+@dataclass(frozen=True, slots=True)
+class HardShrink:
+    """x where |x| > threshold, 0 elsewhere."""
+
+    threshold: Scalar = Fraction(1, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,37 +98,85 @@ def full_sort_shape(attributes: FullSort, inputs: tuple[Shape, ...]) -> Shape:
     return inputs[0]
 
 
+def celu_shape(attributes: CELU, inputs: tuple[Shape, ...]) -> Shape:
+    """The input's shape, if alpha is positive; float32 must hold alpha and 1/alpha."""
+    _within(attributes.alpha, "alpha", Fraction(1, 10**30), Fraction(10**30))
+    return inputs[0]
+
+
+def hard_sigmoid_shape(attributes: HardSigmoid, inputs: tuple[Shape, ...]) -> Shape:
+    """The input's shape, if the offset is a value of the function."""
+    _within(attributes.offset, "offset", Fraction(0), Fraction(1))
+    return inputs[0]
+
+
+def hardtanh_shape(attributes: Hardtanh, inputs: tuple[Shape, ...]) -> Shape:
+    """The input's shape, if the interval is not empty."""
+    low, high = attributes.low, attributes.high
+    if isinstance(low, Fraction) and isinstance(high, Fraction) and low > high:
+        raise Refusal("LIP104", f"`low` must be at most `high`, but {text(low)} > {text(high)}")
+    return inputs[0]
+
+
+def hard_shrink_shape(attributes: HardShrink, inputs: tuple[Shape, ...]) -> Shape:
+    """The input's shape, if the threshold is one."""
+    if isinstance(attributes.threshold, Fraction) and attributes.threshold < 0:
+        raise Refusal("LIP104", f"`threshold` must not be negative, not {text(attributes.threshold)}")
+    return inputs[0]
+
+
+def _within(value: Scalar, name: str, low: Fraction, high: Fraction) -> None:
+    if isinstance(value, Fraction) and not low <= value <= high:
+        raise Refusal("LIP104", f"`{name}` must be from {float(low):g} to {float(high):g}, not {text(value)}")
+
+
 class Elementwise(Protocol):
-    """Slope s of φ: a Lipschitz constant of it, from the attributes."""
+    """A number that belongs to φ, such as a Lipschitz constant of it, from the attributes."""
 
     def __call__(self, num: Numbers[N], attributes: Any, /) -> N: ...
+
+
+class LargestNorm(Protocol):
+    """A bound of the norm of φ at n `entries` whose norm is at most `size`."""
+
+    def __call__(self, num: Numbers[N], attributes: Any, size: N, entries: int, /) -> N: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Function:
     """What is known of a scalar function φ that acts on every entry.
 
-    slope: a Lipschitz constant s. at_zero: |φ(0)|, None for 0. largest: sup|φ|, None where φ is unbounded.
-    shrinks: whether |φ(t)| <= |t| for all t, so that norms do not grow whatever s is.
+    slope: a Lipschitz constant s, None where φ jumps: then it shrinks or is bounded. at_zero: |φ(0)|, None for 0.
+    largest: sup|φ|, None where φ is unbounded. shrinks: whether |φ(t)| <= |t| for all t, so that norms do not grow
+    whatever s is. exact: a bound of norms better than the one that follows from these.
     """
 
-    slope: Elementwise
+    slope: Elementwise | None
     at_zero: Elementwise | None = None
     largest: Elementwise | None = None
     shrinks: bool = False
+    exact: LargestNorm | None = None
 
     def bound(self, num: Numbers[N], attributes: Any, size: N, entries: int) -> N:
         """min(s·size + √n·|φ(0)|, √n·sup|φ|): bounds the norm of φ at n entries of norm at most `size`."""
-        grown = size if self.shrinks else self.slope(num, attributes) * size
-        if self.at_zero is not None:
-            grown = grown + num.sqrt(entries) * self.at_zero(num, attributes)
-        if self.largest is None:
+        if self.exact is not None:
+            return self.exact(num, attributes, size, entries)
+        bounds = [] if self.slope is None and not self.shrinks else [self._grown(num, attributes, size, entries)]
+        if self.largest is not None:
+            bounds.append(num.sqrt(entries) * self.largest(num, attributes))
+        return num.minimum(*bounds) if len(bounds) > 1 else bounds[0]
+
+    def _grown(self, num: Numbers[N], attributes: Any, size: N, entries: int) -> N:
+        """s·size + √n·|φ(0)|."""
+        grown = size if self.slope is None or self.shrinks else self.slope(num, attributes) * size
+        if self.at_zero is None:
             return grown
-        return num.minimum(grown, num.sqrt(entries) * self.largest(num, attributes))
+        return grown + num.sqrt(entries) * self.at_zero(num, attributes)
 
 
 def elementwise(name: str, onnx: tuple[str, ...], function: Function, **others: Any) -> AnyOp:
     """Return the record of φ acting on every entry; `others` as for `plain`."""
+    slope = function.slope
 
     def norm(num: Numbers[N], site: Site[Any], x: Inputs[N], theta: Theta[N]) -> N:
         return function.bound(num, site.attributes, x[0].norm, site.entries)
@@ -96,7 +188,8 @@ def elementwise(name: str, onnx: tuple[str, ...], function: Function, **others: 
         return function.bound(num, site.attributes, x[0].entry, 1)
 
     def lipschitz(num: Numbers[N], site: Site[Any], x: Inputs[N], theta: Theta[N]) -> Sequence[N]:
-        return [function.slope(num, site.attributes)]
+        assert slope is not None
+        return [slope(num, site.attributes)]
 
     attributes = others.pop("attributes", NoAttributes)
     shape, proof = others.pop("shape", same_shape), others.pop("proof", "activation.md#elementwise")
@@ -108,7 +201,7 @@ def elementwise(name: str, onnx: tuple[str, ...], function: Function, **others: 
         norm=norm,
         row=row,
         entry=entry,
-        lipschitz=lipschitz,
+        lipschitz=None if slope is None else lipschitz,
         onnx=onnx,
         **others,
     )
@@ -139,12 +232,67 @@ def log_two(num: Numbers[N], attributes: Any) -> N:
     return num.log(2)
 
 
+def constant(value: str) -> Elementwise:
+    """A number that no attribute changes, rounded up where it is not exact."""
+
+    def rule(num: Numbers[N], attributes: Any) -> N:
+        return num.of(Fraction(value))
+
+    return rule
+
+
+def elu_slope(num: Numbers[N], attributes: ELU) -> N:
+    """max(1, |α|)."""
+    return num.maximum(num.of(1), magnitude(num, attributes.alpha))
+
+
+def gelu_slope(num: Numbers[N], attributes: GELU) -> N:
+    """1/2 + erf(1)/2 + 1/(e√π), at √2; 1.12899… for the approximation. Both rounded up."""
+    return num.of(Fraction("1.1289042" if attributes.approximate == "none" else "1.1289931"))
+
+
+def hard_sigmoid_slope(num: Numbers[N], attributes: HardSigmoid) -> N:
+    """|slope|."""
+    return magnitude(num, attributes.slope)
+
+
+def hard_sigmoid_offset(num: Numbers[N], attributes: HardSigmoid) -> N:
+    """|offset|."""
+    return magnitude(num, attributes.offset)
+
+
+def softsign_norm(num: Numbers[N], attributes: Any, size: N, entries: int) -> N:
+    """√n·X / (√n + X); below √n, which is all that is known where X is not."""
+    root = num.sqrt(entries)
+    return num.minimum(root, root * size / (root + size))
+
+
+def hardtanh_norm(num: Numbers[N], attributes: Hardtanh, size: N, entries: int) -> N:
+    """min(√(max(X, c)² + (n-1)·c²), √n·max(|low|, |high|)), c the least |φ|; the root is X if c = 0."""
+    low, high = attributes.low, attributes.high
+    largest = num.sqrt(entries) * num.maximum(magnitude(num, low), magnitude(num, high))
+    least = _least(num, low, high)
+    if least is None:
+        return num.minimum(size, largest)
+    top = num.maximum(size, least)
+    reach = top if entries == 1 else num.sqrt(top * top + (entries - 1) * (least * least))
+    return num.minimum(reach, largest)
+
+
+def _least(num: Numbers[N], low: Scalar, high: Scalar) -> N | None:
+    """max(0, low, -high): the distance of [low, high] from 0; None if 0 is known to lie in it."""
+    if isinstance(low, Fraction) and isinstance(high, Fraction):
+        return None if low <= 0 <= high else num.of(max(low, -high))
+    return num.maximum(num.of(0), num.of(low), 0 - num.of(high))
+
+
 def sorted_row(num: Numbers[N], site: Site[GroupSort] | Site[FullSort], x: Inputs[N], theta: Theta[N]) -> N:
     """R_out = R if entries move within rows, else X."""
     last = len(site.output) - 1
     return x[0].row if feature_axis(site.attributes.axis, site.output) == last else x[0].norm
 
 
+_SMOOTH, _JUMPS = "activation.md#smooth-activations", "activation.md#activations-that-jump"
 _GROUP_SORTS = (Spelling("groupsort"), Spelling("maxmin", preset=(("size", 2),)))
 
 OPS: tuple[AnyOp, ...] = (
@@ -154,6 +302,45 @@ OPS: tuple[AnyOp, ...] = (
     elementwise("sigmoid", ("Sigmoid",), Function(quarter, half, unit)),
     elementwise("softplus", ("Softplus",), Function(unit, log_two)),
     elementwise("abs", ("Abs",), Function(unit)),
+    elementwise("elu", ("Elu",), Function(elu_slope), attributes=ELU),
+    elementwise("celu", ("Celu",), Function(unit), attributes=CELU, shape=celu_shape),
+    elementwise("selu", ("Selu",), Function(constant("1.7580993408473769"))),
+    elementwise("gelu", ("Gelu",), Function(gelu_slope, shrinks=True), attributes=GELU, proof=_SMOOTH),
+    elementwise(
+        "silu",
+        ("Swish",),
+        Function(constant("1.0998394"), shrinks=True),
+        proof=_SMOOTH,
+        dsl=(Spelling("silu"), Spelling("swish")),
+    ),
+    elementwise("mish", ("Mish",), Function(constant("1.0884982"), shrinks=True), proof=_SMOOTH),
+    elementwise("hard_swish", ("HardSwish",), Function(constant("1.5"), shrinks=True)),
+    elementwise(
+        "hard_sigmoid",
+        ("HardSigmoid",),
+        Function(hard_sigmoid_slope, hard_sigmoid_offset, unit),
+        attributes=HardSigmoid,
+        shape=hard_sigmoid_shape,
+    ),
+    elementwise("softsign", ("Softsign",), Function(unit, exact=softsign_norm)),
+    elementwise(
+        "hardtanh",
+        ("Clip",),
+        Function(unit, exact=hardtanh_norm),
+        attributes=Hardtanh,
+        shape=hardtanh_shape,
+        proof="activation.md#cutting-to-an-interval",
+        dsl=(Spelling("hardtanh"), Spelling("clip"), Spelling("relu6", preset=(("low", 0), ("high", 6)))),
+    ),
+    elementwise("sign", ("Sign",), Function(None, largest=unit), proof=_JUMPS),
+    elementwise(
+        "hard_shrink",
+        ("Shrink",),
+        Function(None, shrinks=True),
+        attributes=HardShrink,
+        shape=hard_shrink_shape,
+        proof=_JUMPS,
+    ),
     plain(
         "groupsort",
         GroupSort,

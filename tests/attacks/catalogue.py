@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from .families import activation, linear, losses, merge, pool, shape
+from .families import activation, linear, losses, merge, parametric, pool, shape
 from .families.losses import LossAttack
 from .family import Attack
 
 ATTACKS: Mapping[str, Attack] = {
     **linear.ATTACKS,
     **activation.ATTACKS,
+    **parametric.ATTACKS,
     **pool.ATTACKS,
     **shape.ATTACKS,
     **merge.ATTACKS,

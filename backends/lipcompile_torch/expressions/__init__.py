@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from lipcompile.graph import Graph, Node
 
-from . import activation, linear, merge, pool, shape
+from . import activation, linear, merge, parametric, pool, shape
 from .layer import Layer
 from .loss import loss_expression
 from .text import Expression, below
@@ -26,9 +26,10 @@ __all__ = [
     "user_imports",
 ]
 
-LAYERS: Mapping[str, Layer] = {**linear.LAYERS}
+LAYERS: Mapping[str, Layer] = {**linear.LAYERS, **parametric.LAYERS}
 EXPRESSIONS: Mapping[str, Expression] = {
     **activation.EXPRESSIONS,
+    **parametric.EXPRESSIONS,
     **pool.EXPRESSIONS,
     **shape.EXPRESSIONS,
     **merge.EXPRESSIONS,

@@ -176,7 +176,7 @@ class Free(Constraint):
         Raises:
             ValueError: an entry is not finite.
         """
-        self.norm(weight, operator)
+        self.norm(weight, operator).at_most(math.inf)  # reads every entry
         return weight
 
     def fill(self, weight: Tensor, operator: Operator) -> Tensor:  # noqa: ARG002

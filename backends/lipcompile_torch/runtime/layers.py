@@ -234,6 +234,18 @@ class Conv3d(_Conv):
     rank = 3
 
 
+def check_broadcast(what: str, value: Tensor, x: Tensor) -> None:
+    """Check that a parameter broadcasts from the trailing axes of the examples in ``x``.
+
+    Raises:
+        ValueError: it would change their shape, or meet the batch axis.
+    """
+    shape = tuple(value.shape)
+    tail = tuple(x.shape[1:])[-len(shape) :] if shape else ()
+    if len(tail) != len(shape) or any(own not in (1, size) for own, size in zip(shape, tail, strict=True)):
+        raise ValueError(f"a {what} of shape {shape} does not fit examples of shape {tuple(x.shape[1:])}")
+
+
 class Bias(ConstrainedLayer):
     """x ↦ x + bias, broadcast from the trailing axes.
 
@@ -254,8 +266,10 @@ class Bias(ConstrainedLayer):
         Raises:
             ValueError: the bias does not broadcast into an example, or would meet the batch axis.
         """
-        shape = tuple(self.bias.shape)
-        tail = tuple(x.shape[1:])[-len(shape) :] if shape else ()
-        if len(tail) != len(shape) or any(own not in (1, size) for own, size in zip(shape, tail, strict=True)):
-            raise ValueError(f"a bias of shape {shape} does not fit examples of shape {tuple(x.shape[1:])}")
+        check_broadcast("bias", self.bias, x)
         return x + self.bias
+
+
+from .activations import Householder as Householder  # noqa: E402  (their base class stands above)
+from .activations import PReLU as PReLU  # noqa: E402
+from .activations import Scale as Scale  # noqa: E402

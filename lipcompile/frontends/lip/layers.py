@@ -180,9 +180,8 @@ _ELSEWHERE: Mapping[str, str] = {
         ("layer_norm", "layernorm", "group_norm", "groupnorm", "rms_norm", "instance_norm"),
         "not yet supported: leave it out, networks of GroupSort layers do without",
     ),
-    **dict.fromkeys(
-        ("gelu", "silu", "swish", "elu", "selu", "mish"), "not yet supported: use relu or groupsort(2)"
-    ),
+    **dict.fromkeys(("hardswish", "hard_silu"), "write hard_swish"),
+    **dict.fromkeys(("threshold", "thresholded_relu"), "it jumps at its threshold: use relu, or clip(low, high)"),
     **dict.fromkeys(("lstm", "gru", "rnn", "attention", "embedding"), "not yet supported"),
 }
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from fractions import Fraction
 
 from lipcompile.diagnostics import Refusal
-from lipcompile.frontends.onnx_import import linear, merge, shape, windows
+from lipcompile.frontends.onnx_import import activation, linear, merge, shape, windows
 from lipcompile.frontends.onnx_import.context import Context
 from lipcompile.frontends.onnx_import.node import OnnxNode
 from lipcompile.frontends.onnx_import.values import Item
 from lipcompile.graph import Value
 from lipcompile.ops import OP_BY_NAME
-from lipcompile.ops.activation import LeakyReLU
 from lipcompile.ops.record import NoAttributes
 from lipcompile.ops.schema import suggest
 
@@ -24,11 +22,6 @@ def _elementwise(name: str) -> Importer:
         return context.add(node, OP_BY_NAME[name], NoAttributes(), [context.tensor(node)])
 
     return importer
-
-
-def _leaky_relu(context: Context, node: OnnxNode) -> Value:
-    slope = node.number("alpha", Fraction(1, 100))
-    return context.add(node, OP_BY_NAME["leaky_relu"], LeakyReLU(slope), [context.tensor(node)])
 
 
 def _probabilities(context: Context, node: OnnxNode) -> Value:
@@ -48,17 +41,23 @@ IMPORTERS: Mapping[str, Importer] = {
     "AveragePool": windows.average_pool,
     "BatchNormalization": linear.batch_normalization,
     "Cast": shape.cast,
+    "Celu": activation.celu,
+    "Clip": activation.clip,
     "Concat": merge.concat,
     "Conv": linear.conv,
     "Div": merge.divide,
     "Dropout": shape.dropout,
+    "Elu": activation.elu,
     "Flatten": shape.flatten,
     "Gather": shape.gather,
+    "Gelu": activation.gelu,
     "Gemm": linear.gemm,
     "GlobalAveragePool": windows.global_average_pool,
     "GlobalMaxPool": windows.global_max_pool,
+    "HardSigmoid": activation.hard_sigmoid,
+    "HardSwish": _elementwise("hard_swish"),
     "Identity": shape.identity,
-    "LeakyRelu": _leaky_relu,
+    "LeakyRelu": activation.leaky_relu,
     "LogSoftmax": _probabilities,
     "LpPool": windows.lp_pool,
     "MatMul": linear.mat_mul,
@@ -66,23 +65,30 @@ IMPORTERS: Mapping[str, Importer] = {
     "MaxPool": windows.max_pool,
     "Mean": merge.mean,
     "Min": merge.minimum,
+    "Mish": _elementwise("mish"),
     "Mul": merge.multiply,
     "Neg": merge.negate,
+    "PRelu": activation.p_relu,
     "Pad": shape.pad,
     "ReduceMax": merge.extreme_of_axis,
     "ReduceMean": windows.reduce_mean,
     "ReduceMin": merge.extreme_of_axis,
     "Relu": _elementwise("relu"),
     "Reshape": shape.reshape,
+    "Selu": activation.selu,
     "Shape": shape.shape,
+    "Shrink": activation.shrink,
     "Sigmoid": _elementwise("sigmoid"),
+    "Sign": _elementwise("sign"),
     "Slice": shape.slice_,
     "Softmax": _probabilities,
     "Softplus": _elementwise("softplus"),
+    "Softsign": _elementwise("softsign"),
     "Split": shape.split,
     "Squeeze": shape.squeeze,
     "Sub": merge.sub,
     "Sum": merge.total,
+    "Swish": activation.swish,
     "Tanh": _elementwise("tanh"),
     "TopK": merge.top_k,
     "Transpose": shape.transpose,
@@ -91,25 +97,13 @@ IMPORTERS: Mapping[str, Importer] = {
 
 # Operators with a known Lipschitz rule that no record implements yet, and what serves meanwhile.
 _PLANNED: Mapping[str, str] = {
-    "Celu": "relu or softplus",
-    "Clip": "relu or tanh",
     "ConvTranspose": "a convolution",
     "DepthToSpace": "a reshape and a transposition",
-    "Elu": "relu or softplus",
-    "Gelu": "relu or softplus",
     "GroupNormalization": "GroupSort, without a normalisation",
-    "HardSigmoid": "sigmoid",
-    "HardSwish": "relu or softplus",
     "InstanceNormalization": "GroupSort, without a normalisation",
     "LayerNormalization": "GroupSort, without a normalisation",
-    "Mish": "relu or softplus",
-    "PRelu": "leaky_relu",
     "Resize": "a pool, or no resampling",
-    "Selu": "relu or softplus",
-    "Softsign": "tanh",
     "SpaceToDepth": "a reshape and a transposition",
-    "Swish": "relu or softplus",
-    "ThresholdedRelu": "relu",
 }
 # Operators that no rule will ever cover, and why.
 _HOPELESS: Mapping[str, str] = {
@@ -125,8 +119,8 @@ _HOPELESS: Mapping[str, str] = {
     "Reciprocal": "its slope is unbounded near 0",
     "Round": "it jumps",
     "Scan": "control flow that depends on data",
-    "Sign": "it jumps at 0",
     "Sqrt": "its slope is unbounded near 0",
+    "ThresholdedRelu": "it jumps at its threshold",
     "Where": "it jumps",
 }
 

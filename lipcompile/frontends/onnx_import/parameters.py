@@ -104,6 +104,9 @@ class Parameters:
         wanted = self.options.constraint
         if use.role == "bias":
             return Constraint("ball", self._bias_bound(array, trainable))
+        if use.op.parameter(use.role).constraints == ("box",):
+            keep = (wanted == "keep" or not trainable) and _is_finite(array)
+            return Constraint("box", _roomy(_largest(array)) if keep else Fraction(1))
         if isinstance(wanted, Constraint):
             return wanted
         norm = _norm(use, array) if wanted == "keep" else None
@@ -135,7 +138,9 @@ def _roomy(norm: Fraction) -> Fraction:
 def _excess(use: Use, array: Array, kind: str, bound: Fraction) -> str:
     """Return why the tensor is outside its constraint, or the empty string."""
     stored = norms.euclidean_norm(array)
-    if kind in ("frobenius", "ball"):
+    if kind == "box":
+        norm = _largest(array)
+    elif kind in ("frobenius", "ball"):
         norm = stored
     elif stored * _gathers(use) <= bound:
         norm = Fraction(0)
@@ -179,6 +184,11 @@ def _norm(use: Use, array: Array) -> Fraction | None:
     if array.shape != use.op.parameter("weight").shape(use.attributes, (use.example,)):
         return None
     return norms.convolution_norm(array, _windows(use), use.attributes.groups)
+
+
+def _largest(array: Array) -> Fraction:
+    """Return the largest absolute value of finite numbers."""
+    return max((Fraction(abs(float(entry))) for entry in array.reshape(-1)), default=Fraction(0))
 
 
 def _is_finite(array: Array) -> bool:
