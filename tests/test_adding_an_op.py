@@ -80,5 +80,5 @@ def test_a_plugin_that_cannot_be_used_is_named(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(InputError) as caught:
         load_plugins()
     load_plugins.cache_clear()
-    assert caught.value.diagnostics[0].code == "LIP007"
+    assert caught.value.diagnostics[0].code == "LIP008"
     assert "nowhere:OP" in caught.value.diagnostics[0].message

@@ -50,7 +50,7 @@ def layers() -> Mapping[str, tuple[AnyOp, Spelling]]:
 
 @cache
 def load_plugins() -> None:
-    """Register the ops of installed packages, once a process; raises InputError (LIP007) if one cannot be used."""
+    """Register the ops of installed packages, once a process; raises InputError (LIP008) if one cannot be used."""
     for point in entry_points(group=GROUP):
         try:
             register(point.load())
@@ -60,7 +60,7 @@ def load_plugins() -> None:
 
 def _unusable(point: EntryPoint, error: Exception) -> Exception:
     message = f"the plugin `{point.name}` ({point.value}) cannot be used: {error}"
-    return input_error("LIP007", message, "repair the package, or uninstall it")
+    return input_error("LIP008", message, "repair the package, or uninstall it")
 
 
 def _problems(op: AnyOp) -> list[str]:
