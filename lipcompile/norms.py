@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
 from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from lipcompile.ops.counting import Window, reads, taps
+from lipcompile.ops.counting import Window, copies, reads, taps
 
 # numpy is imported where it is used: `check` on a .lip file starts faster without it.
 if TYPE_CHECKING:
@@ -58,7 +59,8 @@ def convolution_norm(kernel: Array, windows: Sequence[Window], groups: int = 1) 
        entry at most m = `reads` times.
     2. √(r·v)·‖reshape(K, C x Fk)‖: the map is a sum over taps of products of the reshaped kernel's columns with
        shifts; `taps` counts r·v (ops/counting.py).
-    3. For zero padding, the bound over frequencies: see `_frequency_norm`.
+    3. The bound over frequencies: see `_frequency_norm`. With padding other than zeros, it is that of the map
+       without padding on the padded input, times the norm of the padding: the root of `copies` an axis.
 
     Raises ValueError if an entry is not finite, or if kernel and windows do not belong together.
     """
@@ -73,8 +75,9 @@ def convolution_norm(kernel: Array, windows: Sequence[Window], groups: int = 1) 
         math.sqrt(reads(windows)) * _stack_norm(by_filter) * _UP,
         math.sqrt(taps(windows)) * _stack_norm(by_channel) * _UP,
     ]
-    if _frequencies_pay(grouped.shape, windows):
-        bounds.append(_frequency_norm(scaled, windows, groups))
+    inner, repeats = _unpadded(windows)
+    if _frequencies_pay(grouped.shape, inner):
+        bounds.append(math.sqrt(repeats) * _frequency_norm(scaled, inner, groups) * _UP)
     return _rounded_up(min(bounds), scale)
 
 
@@ -190,6 +193,15 @@ def _subspace_guess(gram: Array) -> float:
 # Frequencies
 
 
+def _unpadded(windows: Sequence[Window]) -> tuple[tuple[Window, ...], int]:
+    """Return windows that zeros pad, if anything does, and ‖padding‖² of what was padded otherwise."""
+    inner = tuple(
+        w if w.mode == "zeros" else replace(w, size=w.size + sum(w.padding), padding=(0, 0), mode="zeros")
+        for w in windows
+    )
+    return inner, prod(copies(w.size, w.padding, w.mode) for w in windows)
+
+
 def _polyphase(window: Window) -> tuple[int, int]:
     """Return (A, N): taps of the stride-one form of a window, and the size of a circular grid without aliasing.
 
@@ -205,9 +217,7 @@ def _polyphase(window: Window) -> tuple[int, int]:
 
 
 def _frequencies_pay(grouped: tuple[int, ...], windows: Sequence[Window]) -> bool:
-    """Whether the bound over frequencies holds (zero padding) and is affordable."""
-    if any(window.mode != "zeros" for window in windows):
-        return False
+    """Whether the bound over frequencies is affordable."""
     groups, filters, channels, _ = grouped
     channels *= prod(window.stride for window in windows)
     grid = prod(_polyphase(window)[1] for window in windows)

@@ -51,7 +51,7 @@ def random_windows(rng: np.random.Generator, rank: int, mode: Mode) -> tuple[Win
             continue
 
 
-@pytest.mark.parametrize("mode", ["zeros", "circular"])
+@pytest.mark.parametrize("mode", ["zeros", "circular", "reflect", "replicate"])
 @pytest.mark.parametrize("rank", [1, 2])
 def test_a_convolution_is_never_above_its_bound(rank: int, mode: Mode) -> None:
     rng = np.random.default_rng(rank)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from lipcompile.ops import activation, linear, loss, merge, parametric, pool, shape
+from lipcompile.ops import activation, conv_transpose, linear, loss, merge, parametric, pool, resample, shape
 from lipcompile.ops.record import AnyLoss, AnyOp
 
 OPS: tuple[AnyOp, ...] = (
     *linear.OPS,
+    *conv_transpose.OPS,
     *activation.OPS,
     *parametric.OPS,
     *pool.OPS,
     *shape.OPS,
+    *resample.OPS,
     *merge.OPS,
 )
 LOSSES: tuple[AnyLoss, ...] = loss.LOSSES

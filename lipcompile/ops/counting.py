@@ -16,7 +16,46 @@ from typing import Literal
 
 from lipcompile.diagnostics import Refusal
 
-Mode = Literal["zeros", "circular"]
+Mode = Literal["zeros", "circular", "reflect", "replicate"]
+
+
+def source(position: int, size: int, mode: Mode) -> int | None:
+    """Return which of an axis' `size` entries stands at a position of the padded axis, entry 0 being at 0.
+
+    None where a zero stands. Reflection leaves the border itself out; replication repeats nothing else.
+    """
+    if 0 <= position < size:
+        return position
+    if mode == "circular":
+        return position % size
+    if mode == "replicate":
+        return 0 if position < 0 else size - 1
+    if mode == "reflect":
+        return -position if position < 0 else 2 * (size - 1) - position
+    return None
+
+
+def copies(size: int, padding: tuple[int, int], mode: Mode) -> int:
+    """Return how often the padded axis holds the entry that it holds most often: ‖padding‖² as a map."""
+    low, high = padding
+    held = Counter(source(position, size, mode) for position in range(-low, size + high))
+    return max(count for entry, count in held.items() if entry is not None)
+
+
+def refuse_padding(size: int, padding: tuple[int, int], mode: Mode, axis: int) -> None:
+    """Refuse what no padding mode defines: wrapping around or reflecting more than once; raises `Refusal`."""
+    if mode == "circular" and max(padding) > size:
+        raise Refusal(
+            "LIP103",
+            f"circular padding {padding} wraps around axis {axis} of size {size} more than once",
+            "pad by at most the size of the axis",
+        )
+    if mode == "reflect" and max(padding) >= size:
+        raise Refusal(
+            "LIP103",
+            f"padding {padding} by reflection needs more entries than axis {axis} of size {size} has",
+            "pad by less than the size of the axis",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +80,9 @@ class Window:
         """Yield every (output position, tap, input entry) that is read, entries of the padding left out."""
         for output in range(self.outputs):
             for tap in range(self.kernel):
-                entry = output * self.stride + tap * self.dilation - self.padding[0]
-                if self.mode == "circular":
-                    yield output, tap, entry % self.size
-                elif 0 <= entry < self.size:
+                position = output * self.stride + tap * self.dilation - self.padding[0]
+                entry = source(position, self.size, self.mode)
+                if entry is not None:
                     yield output, tap, entry
 
 
@@ -63,7 +101,7 @@ def count_axis(window: Window) -> Counts:
     """Count on one axis.
 
     reads (m): pairs that read one entry. taps (v): entries that one output reads. repeats (r): outputs that
-    read one entry through the same tap (1 unless the padding wraps around).
+    read one entry through the same tap (1 if the padding is zeros).
     """
     pairs = tuple(window.pairs())
     by_output = Counter(output for output, _, _ in pairs)
@@ -85,6 +123,11 @@ def taps(windows: tuple[Window, ...]) -> int:
     return prod(count_axis(window).repeats * count_axis(window).taps for window in windows)
 
 
+def overlap(windows: tuple[Window, ...]) -> int:
+    """M = min(m, r·v): ‖∇kernel‖ <= √M·‖input‖·‖cotangent‖."""
+    return min(reads(windows), taps(windows))
+
+
 def windows_of(
     sizes: tuple[int, ...],
     kernel: tuple[int, ...],
@@ -103,12 +146,7 @@ def windows_of(
                 f"of size {window.size} with padding {window.padding}",
                 "use a smaller kernel or more padding",
             )
-        if mode == "circular" and max(window.padding) > window.size:
-            raise Refusal(
-                "LIP103",
-                f"circular padding {window.padding} wraps around axis {axis} of size {window.size} more than once",
-                "pad by at most the size of the axis",
-            )
+        refuse_padding(window.size, window.padding, mode, axis)
     return windows
 
 

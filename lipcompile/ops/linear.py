@@ -87,17 +87,19 @@ def _conv_windows(conv: Conv, example: Shape) -> tuple[counting.Window, ...]:
 
 def conv_shape(conv: Conv, inputs: tuple[Shape, ...]) -> Shape:
     """[channels, *spatial] -> [channels', *spatial']."""
-    example, rank = inputs[0], len(conv.kernel)
+    fit_channels(inputs[0], len(conv.kernel), conv.channels, conv.groups)
+    return (conv.channels, *(window.outputs for window in _conv_windows(conv, inputs[0])))
+
+
+def fit_channels(example: Shape, rank: int, channels: int, groups: int) -> None:
+    """Refuse an example that is not [channels, *spatial], or groups that do not divide the channels."""
     if len(example) != rank + 1:
         raise Refusal(
             "LIP102",
             f"a {rank}-d convolution needs an example of {rank + 1} axes (channels first), not {list(example)}",
         )
-    if example[0] % conv.groups or conv.channels % conv.groups:
-        raise Refusal(
-            "LIP102", f"{conv.groups} groups do not divide {example[0]} input and {conv.channels} output channels"
-        )
-    return (conv.channels, *(window.outputs for window in _conv_windows(conv, example)))
+    if example[0] % groups or channels % groups:
+        raise Refusal("LIP102", f"{groups} groups do not divide {example[0]} input and {channels} output channels")
 
 
 # Parameters
@@ -118,36 +120,20 @@ def stored_norm(num: Numbers[N], site: Site[object], constraint: Constraint) -> 
     return num.of(constraint.bound)
 
 
-def conv_operator_norm(num: Numbers[N], site: Site[Conv], constraint: Constraint) -> N:
-    """u = c, or √min(m, r·v)·c if only the Frobenius norm of the kernel is bounded by c."""
-    bound = num.of(constraint.bound)
-    return num.sqrt(_overlap(site)) * bound if constraint.kind == "frobenius" else bound
-
-
 def positions(site: Site[BiasShape] | Site[Dense]) -> int:
     """P: at how many positions each entry of the parameter is used."""
     size = site.attributes.size if isinstance(site.attributes, BiasShape) else site.output[-1:]
     return site.entries // prod(size)
 
 
-def conv_positions(site: Site[Conv]) -> int:
+def conv_positions(site: Site[Any]) -> int:
     """P: the number of output pixels."""
     return prod(site.output[1:])
-
-
-def _overlap(site: Site[Conv]) -> int:
-    windows = conv_windows(site)
-    return min(counting.reads(windows), counting.taps(windows))
 
 
 def input_norm_kappa(num: Numbers[N], site: Site[Dense], x: Inputs[N], theta: Theta[N]) -> N:
     """κ = X, for one position and for many: ‖gᵀh‖_F <= ‖g‖‖h‖."""
     return x[0].norm
-
-
-def conv_kappa(num: Numbers[N], site: Site[Conv], x: Inputs[N], theta: Theta[N]) -> N:
-    """κ = √min(m, r·v)·X."""
-    return num.sqrt(_overlap(site)) * x[0].norm
 
 
 def dense_bias_kappa(num: Numbers[N], site: Site[Dense], x: Inputs[N], theta: Theta[N]) -> N:
@@ -160,7 +146,7 @@ def bias_kappa(num: Numbers[N], site: Site[BiasShape], x: Inputs[N], theta: Thet
     return num.sqrt(positions(site))
 
 
-def conv_bias_kappa(num: Numbers[N], site: Site[Conv], x: Inputs[N], theta: Theta[N]) -> N:
+def conv_bias_kappa(num: Numbers[N], site: Site[Any], x: Inputs[N], theta: Theta[N]) -> N:
     """κ = √P."""
     return num.sqrt(conv_positions(site))
 
@@ -178,7 +164,7 @@ def bias_norm(num: Numbers[N], site: Site[BiasShape], x: Inputs[N], theta: Theta
     return x[0].norm + _broadcast_bias(num, positions(site), theta)
 
 
-def conv_norm(num: Numbers[N], site: Site[Conv], x: Inputs[N], theta: Theta[N]) -> N:
+def conv_norm(num: Numbers[N], site: Site[Any], x: Inputs[N], theta: Theta[N]) -> N:
     """X_out = u·X + √P·B."""
     return theta["weight"] * x[0].norm + _broadcast_bias(num, conv_positions(site), theta)
 
@@ -232,6 +218,24 @@ def weight_rule(
     )
 
 
+def kernel_rule(
+    shape: Callable[[Any, tuple[Shape, ...]], Shape],
+    windows: Callable[[Site[Any]], tuple[counting.Window, ...]],
+) -> ParameterRule[Any]:
+    """Return the rule of a kernel that is used at many positions, M = min(m, r·v) of its windows."""
+
+    def operator_norm(num: Numbers[N], site: Site[Any], constraint: Constraint) -> N:
+        """u = c, or √M·c if only the Frobenius norm of the kernel is bounded by c."""
+        bound = num.of(constraint.bound)
+        return num.sqrt(counting.overlap(windows(site))) * bound if constraint.kind == "frobenius" else bound
+
+    def kappa(num: Numbers[N], site: Site[Any], x: Inputs[N], theta: Theta[N]) -> N:
+        """κ = √M·X."""
+        return num.sqrt(counting.overlap(windows(site))) * x[0].norm
+
+    return weight_rule(shape, kappa, operator_norm)
+
+
 def bias_rule(
     shape: Callable[[Any, tuple[Shape, ...]], Shape], kappa: KappaRule[Any], optional: bool = True
 ) -> ParameterRule[Any]:
@@ -272,6 +276,7 @@ BIAS = plain(
     entry=bias_entry,
     lipschitz=shift_lipschitz,
     parameters=(bias_rule(lambda attributes, inputs: attributes.size, bias_kappa, optional=False),),
+    dsl=(Spelling("bias"), Spelling("position")),
     onnx=("Add", "Sub"),
 )
 CONV = plain(
@@ -282,7 +287,7 @@ CONV = plain(
     norm=conv_norm,
     lipschitz=weight_lipschitz,
     parameters=(
-        weight_rule(conv_kernel_shape, conv_kappa, conv_operator_norm),
+        kernel_rule(conv_kernel_shape, conv_windows),
         bias_rule(lambda conv, inputs: (conv.channels,), conv_bias_kappa),
     ),
     dsl=(Spelling("conv1d", 1), Spelling("conv2d", 2), Spelling("conv3d", 3)),

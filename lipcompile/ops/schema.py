@@ -17,6 +17,8 @@ A = TypeVar("A")
 
 # One integer per spatial axis; a single integer serves all axes.
 PerAxis = Annotated[tuple[int, ...], "per axis"]
+# The same, and it may be zero.
+Extra = Annotated[tuple[int, ...], "extra per axis"]
 # Zeros (or wrapped entries) before and after each spatial axis; an integer serves all sides.
 Padding = Annotated[tuple[tuple[int, int], ...], "padding"]
 # An axis of one example, counted from 0, or from the end if negative; None is the axis of the features.
@@ -184,6 +186,13 @@ def _per_axis(name: str, value: Any, rank: int) -> tuple[int, ...]:
     return tuple(_positive(name, item, rank) for item in items)
 
 
+def _extra(name: str, value: Any, rank: int) -> tuple[int, ...]:
+    sides = _padding(name, value, rank)
+    if any(low != high for low, high in sides):
+        raise ArgumentError(name, f"`{name}` needs one number per spatial axis")
+    return tuple(low for low, _ in sides)
+
+
 def _padding(name: str, value: Any, rank: int) -> tuple[tuple[int, int], ...]:
     items = value if isinstance(value, tuple) else (value,) * rank
     if len(items) != rank:
@@ -199,6 +208,7 @@ def _padding(name: str, value: Any, rank: int) -> tuple[tuple[int, int], ...]:
 
 _CONVERTERS = (
     (PerAxis, _per_axis),
+    (Extra, _extra),
     (Padding, _padding),
     (Axis, _integer),
     (int, _positive),

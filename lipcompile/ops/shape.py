@@ -11,7 +11,6 @@ from lipcompile.diagnostics import Refusal
 from lipcompile.numbers import N, Numbers, Scalar
 from lipcompile.ops.record import AnyOp, Inputs, NoAttributes, Shape, Site, Theta
 from lipcompile.ops.rules import entry_of_input, homogeneous, plain, row_of_input, same_shape
-from lipcompile.ops.schema import Padding
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +32,6 @@ class Block:
     """Blocks of `size` by `size` entries of an image [channels, height, width]."""
 
     size: int
-
-
-@dataclass(frozen=True, slots=True)
-class Pad:
-    """Zeros before and after each spatial axis of an example [channels, *spatial]."""
-
-    padding: Padding
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,14 +124,6 @@ def patches_shape(block: Block, inputs: tuple[Shape, ...]) -> Shape:
     return (height * width, channels)
 
 
-def pad_shape(attributes: Pad, inputs: tuple[Shape, ...]) -> Shape:
-    """[c, *spatial] -> [c, *spatial + padding]."""
-    if len(attributes.padding) != len(inputs[0]) - 1:
-        raise Refusal("LIP102", f"{len(attributes.padding)} axes of padding for an example of {list(inputs[0])}")
-    spatial = zip(inputs[0][1:], attributes.padding, strict=True)
-    return (inputs[0][0], *(size + sum(sides) for size, sides in spatial))
-
-
 def slice_shape(attributes: Slice, inputs: tuple[Shape, ...]) -> Shape:
     """The shape with `stop - start` entries along the axis."""
     example, axis = inputs[0], attributes.axis
@@ -224,7 +208,7 @@ def dropped_entry(num: Numbers[N], site: Site[Dropout], x: Inputs[N], theta: The
 
 
 MOVES = "shape.md#rearrangements"
-CUTS = "shape.md#zeros-and-slices"
+CUTS = "shape.md#slices"
 
 OPS: tuple[AnyOp, ...] = (
     plain(
@@ -258,7 +242,6 @@ OPS: tuple[AnyOp, ...] = (
     plain("space_to_depth", Block, space_to_depth_shape, MOVES, entry=entry_of_input),
     plain("depth_to_space", Block, depth_to_space_shape, MOVES, entry=entry_of_input),
     plain("patches", Block, patches_shape, MOVES, entry=entry_of_input),
-    plain("pad", Pad, pad_shape, CUTS, row=row_of_input, entry=entry_of_input, onnx=("Pad",)),
     plain("slice", Slice, slice_shape, CUTS, row=row_of_input, entry=entry_of_input, onnx=("Slice", "Split")),
     plain(
         "clip_norm",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from .families import activation, linear, losses, merge, parametric, pool, shape
+from .families import activation, linear, losses, merge, parametric, pool, resample, shape
 from .families.losses import LossAttack
 from .family import Attack
 
@@ -14,6 +14,7 @@ ATTACKS: Mapping[str, Attack] = {
     **parametric.ATTACKS,
     **pool.ATTACKS,
     **shape.ATTACKS,
+    **resample.ATTACKS,
     **merge.ATTACKS,
 }
 LOSS_ATTACKS: Mapping[str, LossAttack] = losses.LOSS_ATTACKS

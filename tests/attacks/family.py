@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
 
 from lipcompile.ops.record import Site
 
@@ -48,8 +49,9 @@ def windows(x: Tensor, attributes: Any, fill: float = 0.0, mode: str = "zeros") 
         size = x.shape[axis]
         outputs = range((size + low + high - dilation * (kernel - 1) - 1) // stride + 1)
         entries = torch.tensor([o * stride + t * dilation - low for o in outputs for t in range(kernel)])
-        if mode == "circular":
-            entries = entries % size
+        if mode != "zeros":
+            line = torch.arange(size, dtype=torch.float64)[None, None]
+            entries = F.pad(line, (low, high), mode)[0, 0].long()[entries + low]
         else:
             before, after = list(x.shape), list(x.shape)
             before[axis], after[axis] = low, high

@@ -54,7 +54,7 @@ class Maker:
         return self.add("dense", Dense(features), x, **self.parameters())
 
     def conv(self, x: Value) -> Value:
-        modes: tuple[Mode, ...] = ("zeros", "circular")
+        modes: tuple[Mode, ...] = ("zeros", "circular", "reflect", "replicate")
         mode = self.draw.rng.choice(modes)
         attributes = Conv(2, (3, 3), (1, 1), ((1, 1), (1, 1)), (1, 1), padding_mode=mode)
         return self.add("conv", attributes, x, **self.parameters())

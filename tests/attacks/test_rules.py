@@ -108,7 +108,7 @@ def test_the_oracle_convolves_as_torch_does() -> None:
     for case in islice(instances.cases("conv", seed=1), 60):
         conv, point = case.site.attributes, points.random_point(case, generator)
         sides = [side for pair in reversed(conv.padding) for side in pair]
-        padded = F.pad(point.xs[0][None], sides, "constant" if conv.padding_mode == "zeros" else "circular")
+        padded = F.pad(point.xs[0][None], sides, "constant" if conv.padding_mode == "zeros" else conv.padding_mode)
         weight, bias = point.theta["weight"], point.theta.get("bias")
         convolve = functions[len(conv.kernel)]
         expected = convolve(padded, weight, bias, conv.stride, 0, conv.dilation, conv.groups)[0]

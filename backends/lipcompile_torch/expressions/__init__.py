@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from lipcompile.graph import Graph, Node
 
-from . import activation, linear, merge, parametric, pool, shape
+from . import activation, linear, merge, parametric, pool, resample, shape
 from .layer import Layer
 from .loss import loss_expression
 from .text import Expression, below
@@ -32,6 +32,7 @@ EXPRESSIONS: Mapping[str, Expression] = {
     **parametric.EXPRESSIONS,
     **pool.EXPRESSIONS,
     **shape.EXPRESSIONS,
+    **resample.EXPRESSIONS,
     **merge.EXPRESSIONS,
 }
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from lipcompile.graph import Node
 from lipcompile.ops import counting
+from lipcompile.ops.conv_transpose import adjoint_windows
 from lipcompile.ops.linear import conv_windows
 
 from .layer import Layer, Parameters, weight_and_bias
@@ -18,14 +20,27 @@ def _dense(node: Node, parameters: Parameters) -> list[str]:
 
 
 def _conv(node: Node, parameters: Parameters) -> list[str]:
-    conv, windows = node.attributes, conv_windows(node.site)
+    own = {"padding_mode": (node.attributes.padding_mode, "zeros")}
+    return _kernel(node, parameters, conv_windows(node.site), own)
+
+
+def _conv_transpose(node: Node, parameters: Parameters) -> list[str]:
+    extra = node.attributes.output_padding
+    own = {"output_padding": (extra, (0,) * len(extra))}
+    return _kernel(node, parameters, adjoint_windows(node.site), own)
+
+
+def _kernel(
+    node: Node, parameters: Parameters, windows: tuple[counting.Window, ...], own: dict[str, tuple[Any, Any]]
+) -> list[str]:
+    conv = node.attributes
     ones = (1,) * len(conv.kernel)
     optional = {
         "stride": (conv.stride, ones),
         "padding": (conv.padding, ((0, 0),) * len(conv.kernel)),
         "dilation": (conv.dilation, ones),
         "groups": (conv.groups, 1),
-        "padding_mode": (conv.padding_mode, "zeros"),
+        **own,
     }
     return [
         f"{node.site.inputs[0][0]}",
@@ -46,5 +61,6 @@ def _bias(node: Node, parameters: Parameters) -> list[str]:
 LAYERS: Mapping[str, Layer] = {
     "dense": Layer(lambda node: "Dense", _dense),
     "conv": Layer(lambda node: f"Conv{len(node.attributes.kernel)}d", _conv),
+    "conv_transpose": Layer(lambda node: f"ConvTranspose{len(node.attributes.kernel)}d", _conv_transpose),
     "bias": Layer(lambda node: "Bias", _bias),
 }

@@ -13,6 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  (its name everywhere in this field)
 
+from .resampling import expand as expand
+from .resampling import gather as gather
+from .resampling import pad as pad
+from .resampling import upsample as upsample
 from .selection import where as where
 
 Sizes = tuple[int, ...]

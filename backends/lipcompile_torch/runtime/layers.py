@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (its name everywhere in this field)
 
 from .constraints import Ball, Constraint, Spectral
-from .functional import pad_zeros
 from .operators import Convolution, Operator, Padding, PaddingMode, Translation
 from .operators import Dense as DenseMap
+from .resampling import pad
 
 BiasBound = float | Constraint | None
 """‖bias‖ ≤ a float, or a constraint of its own, or no bias."""
@@ -72,6 +72,12 @@ class ConstrainedLayer(nn.Module):
             return
         constraint = bound if isinstance(bound, Constraint) else Ball(bound)
         self._constrain("bias", torch.zeros(shape), constraint, Translation())
+
+    def _constrain_kernel(self, shape: tuple[int, ...], operator: Convolution, given: Constraint | None) -> None:
+        """Add a kernel that starts orthogonal as a matrix, scaled to the bound."""
+        constraint, start = given or Spectral(), torch.empty(shape)
+        start = _orthogonal(operator.matrix(start)).reshape(shape)
+        self._constrain("weight", constraint.fill(start, operator), constraint, operator)
 
     @torch.no_grad()
     def project_(self) -> None:
@@ -140,7 +146,7 @@ class _Conv(ConstrainedLayer):
         kernel_size, input_size, stride, dilation: one integer an axis; stride and dilation default to 1.
         reads, taps: counts of the geometry, see :class:`~.operators.Convolution`; made by the compiler.
         padding: (lo, hi) an axis; default none.
-        padding_mode: "zeros" or "circular".
+        padding_mode: "zeros", "circular", "reflect" or "replicate".
         bias: ‖bias‖ ≤ this, the F numbers that every position adds; None for none.
         constraint: of the kernel, in the norm of the convolution at ``input_size``. The kernel starts
             orthogonal as a matrix [F, C·k], scaled so that the certified norm of the convolution is the
@@ -180,23 +186,15 @@ class _Conv(ConstrainedLayer):
         self.operator = Convolution(
             kernel_size, input_size, reads, taps, stride or ones, padding, dilation or ones, groups, padding_mode
         )
-        constraint = constraint or Spectral()
-        start = torch.empty(out_channels, in_channels // groups, *kernel_size)
-        start = _orthogonal(self.operator.matrix(start)).reshape(start.shape)
-        self._constrain("weight", constraint.fill(start, self.operator), constraint, self.operator)
+        self._constrain_kernel((out_channels, in_channels // groups, *kernel_size), self.operator, constraint)
         self._constrain_bias((out_channels,), bias)
 
     def _padded(self, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
         """Pad as far as the convolution itself cannot; return what it must still add on both sides."""
         pairs = self.operator.padding
-        if self.operator.padding_mode == "zeros":
-            if all(low == high for low, high in pairs):
-                return x, tuple(low for low, _ in pairs)
-            return pad_zeros(x, pairs), (0,) * self.rank
-        for axis, (low, high) in enumerate(pairs, start=2):
-            size = x.shape[axis]
-            x = torch.cat([x.narrow(axis, size - low, low), x, x.narrow(axis, 0, high)], dim=axis)
-        return x, (0,) * self.rank
+        if self.operator.padding_mode == "zeros" and all(low == high for low, high in pairs):
+            return x, tuple(low for low, _ in pairs)
+        return pad(x, pairs, self.operator.padding_mode), (0,) * self.rank
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [B, C, *input_size] to [B, F, *output_size].
@@ -273,3 +271,6 @@ class Bias(ConstrainedLayer):
 from .activations import Householder as Householder  # noqa: E402  (their base class stands above)
 from .activations import PReLU as PReLU  # noqa: E402
 from .activations import Scale as Scale  # noqa: E402
+from .transposed import ConvTranspose1d as ConvTranspose1d  # noqa: E402
+from .transposed import ConvTranspose2d as ConvTranspose2d  # noqa: E402
+from .transposed import ConvTranspose3d as ConvTranspose3d  # noqa: E402

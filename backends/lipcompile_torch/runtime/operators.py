@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from .norms import EuclideanNorm, GramStack, LargestNorm, Norm, OperatorNorm, gram_stack, matrix_norm, normalised
 
-PaddingMode = Literal["zeros", "circular"]
+PaddingMode = Literal["zeros", "circular", "reflect", "replicate"]
 Padding = tuple[tuple[int, int], ...]
 
 FREQUENCY_FLOPS = 4e9
@@ -98,8 +99,8 @@ class Rows(Operator):
 
 
 class _Axis(NamedTuple):
-    """One axis of the polyphase form: ``phases`` sub-grids, a circular ``grid``, outputs repeated ``repeats``
-    times.
+    """One axis of the polyphase form: ``phases`` sub-grids, a circular ``grid``, outputs or inputs repeated at
+    most ``repeats`` times.
     """
 
     phases: int
@@ -112,7 +113,8 @@ class Convolution(Operator):
     """A convolution (cross-correlation, as in torch) of any rank with kernel [F, C/groups, *kernel_size].
 
     Along each axis output o reads the input entries stride·o + dilation·t - lo, t = 0 … kernel-1, where
-    entries outside the input are zero (``padding_mode="zeros"``) or wrap around (``"circular"``).
+    entries outside the input are zero (``padding_mode="zeros"``), wrap around (``"circular"``), are mirrored
+    at the border entry (``"reflect"``) or equal to it (``"replicate"``).
 
     Args:
         kernel_size, input_size, stride, dilation: one integer an axis.
@@ -135,8 +137,10 @@ class Convolution(Operator):
        (circulant) ∘ (embedding), both with norm ≤ 1, and the norm of a circulant is the largest norm among
        the matrices K̂(ω), F × C·s, of its Fourier transform. With circular padding the grid is the input
        itself, n/s positions when s divides n, else n positions of which the stride keeps some; O outputs on a
-       grid of N are each repeated at most ⌈O/N⌉ times, which costs the root of that. (Singular values of
-       circulants: Sedghi, Gupta, Long, ICLR 2019; bounds for zero padding: Delattre et al., ICML 2023.)
+       grid of N are each repeated at most ⌈O/N⌉ times, which costs the root of that. Reflection and
+       replication are the convolution without padding of the padded input, which holds each entry at most c
+       times an axis: a map of norm √c per axis. (Singular values of circulants: Sedghi, Gupta, Long, ICLR
+       2019; bounds for zero padding: Delattre et al., ICML 2023.)
 
     Each holds per group; the map is block diagonal over groups, so its norm is the largest among them.
     """
@@ -173,12 +177,14 @@ class Convolution(Operator):
             raise ValueError("sizes, strides, dilations and counts of a convolution are positive")
         if min(min(pair) for pair in self.padding) < 0 or min(self.output_size) < 1:
             raise ValueError(f"padding {self.padding} leaves no output, or is negative")
-        if self.padding_mode not in ("zeros", "circular"):
-            raise ValueError(f"unknown padding mode {self.padding_mode!r}: zeros or circular")
-        if self.padding_mode == "circular" and any(
-            max(p) > n for p, n in zip(self.padding, self.input_size, strict=True)
-        ):
-            raise ValueError(f"circular padding {self.padding} wraps more than once around {self.input_size}")
+        modes = get_args(PaddingMode)
+        if self.padding_mode not in modes:
+            raise ValueError(f"unknown padding mode {self.padding_mode!r}: {', '.join(modes)}")
+        most = [max(p) - n for p, n in zip(self.padding, self.input_size, strict=True)]
+        if max(most) > {"circular": 0, "reflect": -1}.get(self.padding_mode, max(most)):
+            raise ValueError(
+                f"{self.padding_mode} padding {self.padding} goes more than once around {self.input_size}"
+            )
 
     def _span(self, axis: int) -> int:
         """Distance between the first and the last tap."""
@@ -197,8 +203,12 @@ class Convolution(Operator):
         if self.padding_mode == "circular":
             phases = stride if size % stride == 0 else 1
             return _Axis(phases, size // phases, math.ceil(self._outputs(axis, phases) * phases / size))
+        copies = 1
+        if self.padding_mode != "zeros":
+            copies = _copies(size, self.padding[axis], self.padding_mode)
+            size, low = size + sum(self.padding[axis]), 0
         positions = (low + size - 1) // stride - low // stride + 1
-        return _Axis(stride, min(self._outputs(axis, stride), positions) + self._span(axis) // stride, 1)
+        return _Axis(stride, min(self._outputs(axis, stride), positions) + self._span(axis) // stride, copies)
 
     @property
     def _axes(self) -> list[_Axis]:
@@ -275,6 +285,17 @@ class Convolution(Operator):
         error = largest * (8 * (kernels.shape[1] + 2) * _UNIT + _PHASE_ERROR)
         repeats = math.sqrt(math.prod(axis.repeats for axis in axes))
         return gram_stack(maps, scale * repeats * (1 + 1e-12), largest, error)
+
+
+def _copies(size: int, padding: tuple[int, int], mode: PaddingMode) -> int:
+    """How often the most repeated of ``size`` entries stands in the axis padded by reflection or replication."""
+    low, high = padding
+    before, after = range(-low, 0), range(size, size + high)
+    if mode == "reflect":
+        outside = [-i for i in before] + [2 * (size - 1) - i for i in after]
+    else:
+        outside = [0 for _ in before] + [size - 1 for _ in after]
+    return 1 + max(Counter(outside).values(), default=0)
 
 
 def _angles(axes: list[_Axis], positions: list[int], device: torch.device) -> Tensor:

@@ -172,6 +172,8 @@ _CONSTRAINTS: Mapping[str, tuple[ConstraintKind, bool]] = {
 _ELSEWHERE: Mapping[str, str] = {
     **dict.fromkeys(("linear", "fc", "gemm"), "write dense(features)"),
     **dict.fromkeys(("conv", "convolution"), "write conv1d, conv2d or conv3d"),
+    **dict.fromkeys(("conv_transpose", "deconv"), "write conv_transpose1d, conv_transpose2d or conv_transpose3d"),
+    **dict.fromkeys(("interpolate", "resize"), "write upsample(2), with mode=nearest, bilinear or bicubic"),
     **dict.fromkeys(("maxpool", "max_pool2d", "maxpool2d"), "write max_pool(2)"),
     **dict.fromkeys(("avgpool", "avg_pool2d", "avgpool2d"), "write avg_pool(2)"),
     **dict.fromkeys(("softmax", "log_softmax"), "leave it out: the loss contains it"),
@@ -303,6 +305,7 @@ _SPECIAL: Mapping[str, Callable[[Given], Any]] = {
     SUM.name: _sum,
     CONV.name: _conv,
     BIAS.name: _bias,
+    "expand": _integers,
     "reshape": _integers,
     "transpose": _integers,
 }

@@ -1,4 +1,4 @@
-"""Importers of Gemm, MatMul and Conv, and of the BatchNormalization and Add that follow them."""
+"""Importers of Gemm, MatMul, Conv and ConvTranspose, and of the BatchNormalization and Add that follow them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from lipcompile.frontends.onnx_import.node import OnnxNode, module_of
 from lipcompile.frontends.onnx_import.values import Known, floats, toggled
 from lipcompile.frontends.onnx_import.windows import per_axis, window_padding
 from lipcompile.graph import Value
+from lipcompile.ops.conv_transpose import CONV_TRANSPOSE, ConvTranspose
 from lipcompile.ops.linear import BIAS, CONV, DENSE, BiasShape, Conv, Dense
 from lipcompile.ops.record import AnyOp
 
@@ -26,13 +27,29 @@ ONE = Fraction(1)
 
 @dataclass(frozen=True, slots=True)
 class Affine:
-    """A layer with parameters: the weight has its outputs along axis 0; the bias is a vector or one number."""
+    """A layer with parameters; the bias is a vector or one number."""
 
     op: AnyOp
     attributes: Any
     operand: Value
     weight: Known
     bias: Known | None
+
+    @property
+    def outputs(self) -> int:
+        """Number of features or channels that the layer puts out."""
+        return int(self.attributes.features if self.op is DENSE else self.attributes.channels)
+
+    def scaled(self, scale: Array) -> Array:
+        """Return the weight with each output's part multiplied by its entry of `scale`, in float64."""
+        import numpy as np
+
+        array = self.weight.array.astype(np.float64)
+        if self.op is not CONV_TRANSPOSE:
+            return array * scale.reshape(-1, *(1,) * (array.ndim - 1))
+        groups = self.attributes.groups  # [in, out / groups, *taps]: the inputs of a group meet its outputs only
+        grouped = array.reshape(groups, -1, *array.shape[1:])
+        return (grouped * scale.reshape(groups, 1, -1, *(1,) * (array.ndim - 2))).reshape(array.shape)
 
 
 def gemm(context: Context, node: OnnxNode) -> Value:
@@ -126,24 +143,64 @@ def _named_after(node: OnnxNode, adding: OnnxNode) -> OnnxNode:
 
 def conv(context: Context, node: OnnxNode) -> Value:
     """A convolution of an example [channels, *spatial]."""
-    operand = context.tensor(node)
-    weight, bias = context.known(node, 1, "the kernel"), context.known(node, 2, "the bias")
+    operand, weight, groups = (
+        context.tensor(node),
+        _kernel(context, node, "[out, in / groups, *taps]"),
+        _groups(node),
+    )
+    kernel = weight.array.shape[2:]
+    stride, dilation = per_axis(node, "strides", len(kernel)), per_axis(node, "dilations", len(kernel))
+    padding = window_padding(node, shape_of(operand)[1:], kernel, stride, dilation)
+    attributes = Conv(weight.array.shape[0], kernel, stride, padding, dilation, groups)
+    bias = _kernel_bias(context, node, attributes.channels)
+    return _normalised(context, node, Affine(CONV, attributes, operand, weight, bias))
+
+
+def conv_transpose(context: Context, node: OnnxNode) -> Value:
+    """A transposed convolution of an example [channels, *spatial], whose padding is given as such."""
+    operand, weight, groups = (
+        context.tensor(node),
+        _kernel(context, node, "[in, out / groups, *taps]"),
+        _groups(node),
+    )
+    kernel = weight.array.shape[2:]
+    if node.text("auto_pad", "NOTSET") not in ("NOTSET", "VALID") or node.integers("output_shape"):
+        message = "runtimes disagree on the padding that auto_pad and output_shape of ConvTranspose mean"
+        raise Refusal("LIP110", message, "export the model with explicit pads")
+    stride, dilation = per_axis(node, "strides", len(kernel)), per_axis(node, "dilations", len(kernel))
+    padding = window_padding(node, shape_of(operand)[1:], kernel, stride, dilation)
+    extra = node.integers("output_padding") or (0,) * len(kernel)
+    if len(extra) != len(kernel) or min(extra) < 0:
+        raise Refusal("LIP102", f"output_padding of ConvTranspose does not fit {len(kernel)} axes: {list(extra)}")
+    channels = weight.array.shape[1] * groups
+    attributes = ConvTranspose(channels, kernel, stride, padding, extra, dilation, groups)
+    bias = _kernel_bias(context, node, channels)
+    return _normalised(context, node, Affine(CONV_TRANSPOSE, attributes, operand, weight, bias))
+
+
+def _kernel(context: Context, node: OnnxNode, shape: str) -> Known:
+    """Return the kernel, of as many spatial axes as the example has."""
+    weight, example = context.known(node, 1, "the kernel"), context.shape(node)
     if weight is None or weight.array.ndim < 3:
-        raise Refusal("LIP102", "the kernel of Conv must have the shape [out, in / groups, *taps]")
+        raise Refusal("LIP102", f"the kernel of {node.op_type} must have the shape {shape}")
     kernel = weight.array.shape[2:]
     if node.integers("kernel_shape") not in (None, kernel):
         raise Refusal("LIP102", f"kernel_shape does not fit the kernel, {list(kernel)}")
-    if len(shape_of(operand)) != len(kernel) + 1:
-        raise Refusal("LIP102", f"a kernel of {len(kernel)} axes does not fit {list(shape_of(operand))}")
-    stride, dilation = per_axis(node, "strides", len(kernel)), per_axis(node, "dilations", len(kernel))
-    padding = window_padding(node, shape_of(operand)[1:], kernel, stride, dilation)
+    if len(example) != len(kernel) + 1:
+        raise Refusal("LIP102", f"a kernel of {len(kernel)} axes does not fit {list(example)}")
+    return weight
+
+
+def _groups(node: OnnxNode) -> int:
     groups = node.integer("group", 1)
     if groups < 1:
         raise Refusal("LIP102", f"{groups} groups make no convolution")
-    attributes = Conv(weight.array.shape[0], kernel, stride, padding, dilation, groups)
-    if bias is not None:
-        bias = _bias_vector(bias, attributes.channels)
-    return _normalised(context, node, Affine(CONV, attributes, operand, weight, bias))
+    return groups
+
+
+def _kernel_bias(context: Context, node: OnnxNode, channels: int) -> Known | None:
+    bias = context.known(node, 2, "the bias")
+    return None if bias is None else _bias_vector(bias, channels)
 
 
 # Batch normalisation
@@ -190,14 +247,13 @@ def _folded(context: Context, node: OnnxNode, layer: Affine) -> Affine | None:
     if layer.weight.reused or (layer.bias is not None and layer.bias.reused):
         return None
     known = [item for item in found if isinstance(item, Known)]
-    outputs = layer.weight.array.shape[0]
-    if len(known) != 4 or any(item.array.shape != (outputs,) for item in known):
+    if len(known) != 4 or any(item.array.shape != (layer.outputs,) for item in known):
         return None
     gamma, beta, mean, variance = (floats(item.array, "a statistic").astype(np.float64) for item in known)
     kind = floats(layer.weight.array, "the weight").dtype
     with np.errstate(all="ignore"):
         scale = gamma / np.sqrt(variance + float(node.number("epsilon", Fraction(1e-5))))
-        weight = layer.weight.array.astype(np.float64) * scale.reshape(-1, *(1,) * (layer.weight.array.ndim - 1))
+        weight = layer.scaled(scale)
         old = 0.0 if layer.bias is None else floats(layer.bias.array, "the bias").astype(np.float64)
         bias = (scale * (old - mean) + beta).astype(kind)
     base = layer.bias or known[1]
@@ -217,13 +273,12 @@ def parametric(context: Context, node: OnnxNode, layer: Affine) -> Value:
     weight, bias = layer.weight, layer.bias
     if bias is None:
         return _add(context, layer, [("weight", weight)], node.name)
-    outputs = weight.array.shape[0]
-    if bias.array.shape == (outputs,) and not weight.reused and not bias.reused:
+    if bias.array.shape == (layer.outputs,) and not weight.reused and not bias.reused:
         return _add(context, layer, [("weight", weight), ("bias", bias)], node.name)
     value = _add(context, layer, [("weight", weight)], node.name)
     if value.shape is None:
         return value
-    spatial = (1,) * (len(value.shape) - 1 if layer.op is CONV else 0)
+    spatial = (1,) * (0 if layer.op is DENSE else len(value.shape) - 1)
     aligned = replace(bias, array=bias.array.reshape(-1, *spatial))
     shape = BiasShape(tuple(aligned.array.shape))
     return context.parameters.add(BIAS, shape, value, [("bias", aligned)], f"{node.name}_bias")

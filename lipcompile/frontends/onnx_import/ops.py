@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from lipcompile.diagnostics import Refusal
-from lipcompile.frontends.onnx_import import activation, linear, merge, shape, windows
+from lipcompile.frontends.onnx_import import activation, linear, merge, resample, shape, windows
 from lipcompile.frontends.onnx_import.context import Context
 from lipcompile.frontends.onnx_import.node import OnnxNode
 from lipcompile.frontends.onnx_import.values import Item
@@ -45,11 +45,14 @@ IMPORTERS: Mapping[str, Importer] = {
     "Clip": activation.clip,
     "Concat": merge.concat,
     "Conv": linear.conv,
+    "ConvTranspose": linear.conv_transpose,
+    "DepthToSpace": resample.depth_to_space,
     "Div": merge.divide,
     "Dropout": shape.dropout,
     "Elu": activation.elu,
+    "Expand": resample.expand,
     "Flatten": shape.flatten,
-    "Gather": shape.gather,
+    "Gather": resample.gather,
     "Gelu": activation.gelu,
     "Gemm": linear.gemm,
     "GlobalAveragePool": windows.global_average_pool,
@@ -69,12 +72,13 @@ IMPORTERS: Mapping[str, Importer] = {
     "Mul": merge.multiply,
     "Neg": merge.negate,
     "PRelu": activation.p_relu,
-    "Pad": shape.pad,
+    "Pad": resample.pad,
     "ReduceMax": merge.extreme_of_axis,
     "ReduceMean": windows.reduce_mean,
     "ReduceMin": merge.extreme_of_axis,
     "Relu": _elementwise("relu"),
     "Reshape": shape.reshape,
+    "Resize": resample.resize,
     "Selu": activation.selu,
     "Shape": shape.shape,
     "Shrink": activation.shrink,
@@ -84,6 +88,7 @@ IMPORTERS: Mapping[str, Importer] = {
     "Softmax": _probabilities,
     "Softplus": _elementwise("softplus"),
     "Softsign": _elementwise("softsign"),
+    "SpaceToDepth": resample.space_to_depth,
     "Split": shape.split,
     "Squeeze": shape.squeeze,
     "Sub": merge.sub,
@@ -93,17 +98,14 @@ IMPORTERS: Mapping[str, Importer] = {
     "TopK": merge.top_k,
     "Transpose": shape.transpose,
     "Unsqueeze": merge.unsqueezed,
+    "Upsample": resample.upsample,
 }
 
 # Operators with a known Lipschitz rule that no record implements yet, and what serves meanwhile.
 _PLANNED: Mapping[str, str] = {
-    "ConvTranspose": "a convolution",
-    "DepthToSpace": "a reshape and a transposition",
     "GroupNormalization": "GroupSort, without a normalisation",
     "InstanceNormalization": "GroupSort, without a normalisation",
     "LayerNormalization": "GroupSort, without a normalisation",
-    "Resize": "a pool, or no resampling",
-    "SpaceToDepth": "a reshape and a transposition",
 }
 # Operators that no rule will ever cover, and why.
 _HOPELESS: Mapping[str, str] = {
@@ -127,7 +129,7 @@ _HOPELESS: Mapping[str, str] = {
 
 # Operators of shape arithmetic: fine on constants, so nothing is said of them where an operand is unknown.
 _ARITHMETIC = frozenset(
-    ["ConstantOfShape", "Equal", "Expand", "Floor", "Ceil", "Mod", "Range", "ReduceProd", "Size", "Where"]
+    ["ConstantOfShape", "Equal", "Floor", "Ceil", "Mod", "Range", "ReduceProd", "Size", "Where"]
 )
 
 

@@ -15,13 +15,17 @@ from lipcompile.frontends.options import ModelOptions
 from lipcompile.graph import GraphBuilder, ParameterChoice, Value
 from lipcompile.numbers import text
 from lipcompile.ops import counting
-from lipcompile.ops.linear import CONV
-from lipcompile.ops.record import AnyOp, Constraint, Shape
+from lipcompile.ops.conv_transpose import CONV_TRANSPOSE, adjoint_windows
+from lipcompile.ops.linear import CONV, conv_windows
+from lipcompile.ops.record import AnyOp, Constraint, Shape, Site
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Array = NDArray[Any]
+
+# Ops whose weight is a kernel: windows tell what map it is.
+KERNELS = frozenset((CONV.name, CONV_TRANSPOSE.name))
 
 Key = tuple[frozenset[str], tuple[Hashable, ...]]
 
@@ -149,7 +153,7 @@ def _excess(use: Use, array: Array, kind: str, bound: Fraction) -> str:
     if norm > bound * TOLERANCE:
         return f"has norm {_shown(norm)}, outside its constraint of {text(bound)}: it will be scaled down"
     if kind == "orthogonal":
-        groups = use.attributes.groups if use.op is CONV else 1
+        groups = use.attributes.groups if use.op.name in KERNELS else 1
         wanted = (groups * min(array.shape[0] // groups, array[0].size)) ** 0.5
         if abs(float(stored) - wanted) > 1e-3 * wanted:
             return "is not orthogonal: its singular values will be moved towards 1"
@@ -158,24 +162,22 @@ def _excess(use: Use, array: Array, kind: str, bound: Fraction) -> str:
 
 def _gathers(use: Use) -> int:
     """Return an integer above the factor from the norm of the stored tensor to that of the map."""
-    if use.op is not CONV:
+    if use.op.name not in KERNELS:
         return 1
-    windows = _windows(use)
-    return isqrt(min(counting.reads(windows), counting.taps(windows))) + 1
+    return isqrt(counting.overlap(_windows(use))) + 1
 
 
 def _windows(use: Use) -> tuple[counting.Window, ...]:
-    conv = use.attributes
-    return counting.windows_of(
-        use.example[1:], conv.kernel, conv.stride, conv.dilation, conv.padding, conv.padding_mode
-    )
+    inputs = (use.example,)
+    site = Site(use.attributes, inputs, use.op.shape(use.attributes, inputs))
+    return conv_windows(site) if use.op is CONV else adjoint_windows(site)
 
 
 def _norm(use: Use, array: Array) -> Fraction | None:
     """Return the certified norm of the weight as the map it is; None where the builder will refuse it."""
     if not _is_finite(array) or array.size == 0:
         return None
-    if use.op is not CONV:
+    if use.op.name not in KERNELS:
         return norms.spectral_norm(array) if array.ndim == 2 else None
     try:
         use.op.shape(use.attributes, (use.example,))

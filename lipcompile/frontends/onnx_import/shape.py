@@ -13,7 +13,7 @@ from lipcompile.frontends.onnx_import.values import BATCH, Item, Known, Strided,
 from lipcompile.graph import Value
 from lipcompile.ops import OP_BY_NAME
 from lipcompile.ops.record import NoAttributes, Shape
-from lipcompile.ops.shape import Dropout, Pad, Reshape, Slice, Transpose
+from lipcompile.ops.shape import Dropout, Reshape, Slice, Transpose
 
 # What exporters write for `until the end`.
 _ENDLESS = 2**31 - 1
@@ -237,58 +237,6 @@ def _bounds(context: Context, node: OnnxNode) -> Iterator[tuple[int, int, int, i
     if not len(starts) == len(stops) == len(axes) == len(steps):
         raise Refusal("LIP102", "the bounds of Slice do not fit each other")
     yield from zip(axes, starts, stops, steps, strict=True)
-
-
-def gather(context: Context, node: OnnxNode) -> Value:
-    """One index, or a run of consecutive ones, along an axis of the example."""
-    operand = context.tensor(node)
-    indices = context.known(node, 1, "the indices")
-    axis = context.axis(node, node.integer("axis", 0), len(shape_of(operand)) + 1)
-    size = shape_of(operand)[axis]
-    found = [_index(index, size) for index in integers(indices, "the indices")] if indices else []
-    run = bool(found) and found == list(range(found[0], found[0] + len(found)))
-    if indices is None or indices.array.ndim > 1 or not run:
-        raise Refusal("LIP110", "Gather of other than consecutive constant indices is not yet supported")
-    value = cut(context, node, operand, Slice(axis, found[0], found[-1] + 1))
-    if indices.array.ndim == 1 or value.shape is None:
-        return value
-    return reshape_to(context, node, value, (*value.shape[:axis], *value.shape[axis + 1 :]), "_entry")
-
-
-def _index(index: int, size: int) -> int:
-    if not -size <= index < size:
-        raise Refusal("LIP102", f"index {index} is outside an axis of size {size}")
-    return index % size
-
-
-def pad(context: Context, node: OnnxNode) -> Value:
-    """Zeros around the spatial axes."""
-    operand = context.tensor(node)
-    rank = len(shape_of(operand)) + 1
-    mode, value = node.text("mode", "constant"), context.known(node, 2, "the padding value")
-    filled = node.number("value", Fraction(0)) if value is None else scalar(value)
-    if mode != "constant" or filled != 0:
-        raise Refusal("LIP110", f"padding other than with zeros is not yet supported ({mode}, {float(filled)})")
-    sides = _sides(context, node, rank)
-    if sides[0] != (0, 0):
-        raise Refusal("LIP108", "Pad adds examples to the batch", MIXES)
-    if any(low < 0 or high < 0 for low, high in sides) or (rank > 1 and sides[1] != (0, 0)):
-        raise Refusal("LIP110", f"padding {sides[1:]}: negative sides and channels are not yet supported")
-    if not any(map(any, sides)):
-        return operand
-    return context.add(node, OP_BY_NAME["pad"], Pad(sides[2:]), [operand])
-
-
-def _sides(context: Context, node: OnnxNode, rank: int) -> tuple[tuple[int, int], ...]:
-    known, named = context.known(node, 1, "the padding"), context.known(node, 3, "the axes")
-    pads = node.integers("pads") if known is None else integers(known, "the padding")
-    axes = tuple(range(rank)) if named is None else integers(named, "the axes")
-    if pads is None or len(pads) != 2 * len(axes) or any(not -rank <= axis < rank for axis in axes):
-        raise Refusal("LIP102", f"Pad needs two integers an axis, not {list(pads or ())}")
-    sides = [(0, 0)] * rank
-    for index, axis in enumerate(axes):
-        sides[axis % rank] = (pads[index], pads[index + len(axes)])
-    return tuple(sides)
 
 
 def dropout(context: Context, node: OnnxNode) -> Value:

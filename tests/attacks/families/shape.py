@@ -12,7 +12,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from lipcompile.ops import OP_BY_NAME
 from lipcompile.ops.record import Site
-from lipcompile.ops.shape import Block, ClipGradient, ClipNorm, Dropout, Pad, Reshape, Slice, Transpose
+from lipcompile.ops.shape import Block, ClipGradient, ClipNorm, Dropout, Reshape, Slice, Transpose
 
 from .. import harness
 from ..draw import NO, Draw, Drawn, Instance, no_attributes, plain
@@ -51,11 +51,6 @@ def _blocks(channels: int) -> Instance:
     return draw_blocks
 
 
-def _pad(draw: Draw) -> Drawn:
-    rank, image = draw.image()
-    return Pad(draw.window(rank)["padding"]), [image], {}
-
-
 def _slice(draw: Draw) -> Drawn:
     shape = draw.any_shape()
     axis = draw.rng.randrange(len(shape))
@@ -69,10 +64,6 @@ def transpose(attributes: Any, x: Tensor) -> Tensor:
 
 def patches(attributes: Any, x: Tensor) -> Tensor:
     return F.pixel_unshuffle(x, attributes.size).flatten(1).T
-
-
-def pad(attributes: Any, x: Tensor) -> Tensor:
-    return F.pad(x, [side for sides in reversed(attributes.padding) for side in sides])
 
 
 def clip_norm(attributes: Any, x: Tensor) -> Tensor:
@@ -155,7 +146,6 @@ ATTACKS: Mapping[str, Attack] = {
         lambda: [at("depth_to_space", Block(2), spread((4, 2, 2)))],
     ),
     "patches": Attack(_blocks(channels=0), unary(patches), lambda: [at("patches", Block(2), spread())]),
-    "pad": Attack(_pad, unary(pad), lambda: [at("pad", Pad(((1, 0), (0, 2))), spread())]),
     "slice": Attack(_slice, unary(cut), lambda: [at("slice", Slice(1, 1, 3), one_hot((2, 4, 4), 5, 3))]),
     "clip_norm": Attack(
         plain(lambda draw: ClipNorm(draw.fraction())),
