@@ -10,6 +10,7 @@ from lipcompile.diagnostics import Diagnostic, Severity, input_error
 from lipcompile.frontends.options import Loaded, ModelOptions
 from lipcompile.graph import Graph
 from lipcompile.ops.registry import load_plugins
+from lipcompile.passes.canonical import canonical
 from lipcompile.passes.requirements import examine, requirements
 from lipcompile.passes.sensitivity import analyse
 
@@ -36,7 +37,8 @@ def derive(loaded: Loaded, options: ModelOptions) -> Derivation:
     graph = loaded.graph.freeze(options.freeze) if loaded.graph else None
     found = list(loaded.diagnostics)
     if graph is not None:
-        found += [*_unmatched(graph, options), *examine(graph)]
+        graph, notes = canonical(graph)
+        found += [*notes, *_unmatched(graph, options), *examine(graph)]
     verdict = requirements(graph, found)
     accepted = graph is not None and not any(d.severity == Severity.ERROR for d in found)
     analysis = analyse(graph) if graph is not None and accepted else None

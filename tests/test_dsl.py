@@ -198,8 +198,13 @@ def test_all_mistakes_of_a_file_are_reported_and_what_hangs_off_them_is_not(tmp_
     [
         ("grupsort(2)", "LIP011", "did you mean `groupsort`?"),
         ("linear(3)", "LIP011", "write dense(features)"),
-        ("softmax", "LIP011", "leave it out: the loss contains it"),
-        ("BatchNorm", "LIP011", "leave it out: see lipcompile explain LIP101"),
+        ("layernorm", "LIP011", "write layer_norm(floor=0.5)"),
+        (
+            "BatchNorm",
+            "LIP011",
+            "it couples examples (LIP101): write group_norm(1, floor=0.5), or center; scale(1) and bias(1) are its "
+            "gain and shift",
+        ),
         ("dense(a, 2)", "LIP011", ""),
         ("dense(2, biass=1)", "LIP012", "did you mean `bias`?"),
         ("dense()", "LIP012", "the arguments are (features)"),

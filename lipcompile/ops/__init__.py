@@ -2,7 +2,23 @@
 
 from __future__ import annotations
 
-from lipcompile.ops import activation, conv_transpose, linear, loss, merge, parametric, pool, resample, shape
+from lipcompile.ops import (
+    activation,
+    attention,
+    conv_transpose,
+    embedding,
+    linear,
+    local_response,
+    loss,
+    merge,
+    normalisation,
+    parametric,
+    pool,
+    reduce,
+    resample,
+    shape,
+    softmax,
+)
 from lipcompile.ops.record import AnyLoss, AnyOp
 
 OPS: tuple[AnyOp, ...] = (
@@ -11,9 +27,14 @@ OPS: tuple[AnyOp, ...] = (
     *activation.OPS,
     *parametric.OPS,
     *pool.OPS,
-    *shape.OPS,
-    *resample.OPS,
+    *reduce.OPS,
+    *shape.OPS, *resample.OPS,
     *merge.OPS,
+    *attention.OPS,
+    *embedding.OPS,
+    *normalisation.OPS,
+    *local_response.OPS,
+    *softmax.OPS,
 )
 LOSSES: tuple[AnyLoss, ...] = loss.LOSSES
 

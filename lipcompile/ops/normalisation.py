@@ -252,8 +252,14 @@ def normalising(
     )
 
 
-# What the ordinary forms of these ops, with eps, are warned of.
-NORMS = ("layer_norm", "group_norm", "instance_norm", "rms_norm")
+def squared_slope(attributes: Any) -> Fraction | None:
+    """1/α² of a norm; None for the attributes of another op, and where it is unknown."""
+    if not isinstance(attributes, Norm):
+        return None
+    if isinstance(attributes.floor, Fraction):
+        return 1 / attributes.floor**2
+    return 1 / attributes.eps if isinstance(attributes.eps, Fraction) else None
+
 
 OPS: tuple[AnyOp, ...] = (
     plain("center", Center, center_shape, "normalisation.md#centring", row=center_row, entry=center_entry),

@@ -8,11 +8,14 @@ from lipcompile.derivation import NOT_REACHED, Requirement, Requirements
 from lipcompile.diagnostics import Diagnostic, Severity
 from lipcompile.graph import Graph, Node
 from lipcompile.numbers import text
+from lipcompile.ops.normalisation import squared_slope
 
 # The first digits of a code say which requirement an error breaks; what is not listed concerns the layers.
 _LOSS, _INPUT = "LIP21", "LIP20"
 # Losses that turn logits into probabilities themselves.
-_OF_LOGITS = ("cross_entropy", "bce")
+_OF_LOGITS = ("cross_entropy", "token_cross_entropy", "bce")
+# A norm that stretches by more is warned of.
+_STEEP = 10
 
 
 def examine(graph: Graph) -> Iterator[Diagnostic]:
@@ -22,6 +25,7 @@ def examine(graph: Graph) -> Iterator[Diagnostic]:
     yield from _parameters(graph)
     yield from _shared(graph)
     yield from _jumps(graph)
+    yield from _steep_norms(graph)
 
 
 def requirements(graph: Graph | None, diagnostics: Sequence[Diagnostic]) -> Requirements:
@@ -51,11 +55,11 @@ def _loss(graph: Graph) -> Iterator[Diagnostic]:
         )
     elif graph.loss.loss.name in _OF_LOGITS and graph.output != graph.input.name:
         last = graph.node(graph.output)
-        if last.op.name == "sigmoid":
+        if last.op.name in ("sigmoid", "softmax"):
             yield Diagnostic(
                 "LIP214",
                 f"`{last.name}` makes probabilities, but {graph.loss.loss.name} takes logits, and makes its own",
-                "leave the last sigmoid out",
+                f"leave the last {last.op.name} out",
                 Severity.WARNING,
                 node=last.name,
                 op=last.op.name,
@@ -106,6 +110,24 @@ def _jumps(graph: Graph) -> Iterator[Diagnostic]:
                 "LIP111",
                 f"`{node.op.name}` is not Lipschitz, and gradients would have to cross it",
                 "freeze every layer before it, or replace it",
+                node=node.name,
+                op=node.op.name,
+                location=node.location,
+            )
+
+
+def _steep_norms(graph: Graph) -> Iterator[Diagnostic]:
+    """A norm that divides by almost nothing makes the bounds of all trained parameters before it vacuous."""
+    trained = trained_values(graph)
+    for node in graph.nodes:
+        square = squared_slope(node.attributes)
+        if square is not None and square > _STEEP**2 and node.inputs[0] in trained:
+            yield Diagnostic(
+                "LIP112",
+                f"vacuous: `{node.name}` multiplies the bounds of all that is trained before it by "
+                f"{float(square) ** 0.5:.4g}",
+                "give it a floor of the size of usual deviations: floor=0.5 multiplies by 2",
+                Severity.WARNING,
                 node=node.name,
                 op=node.op.name,
                 location=node.location,

@@ -4,7 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from .families import activation, linear, losses, merge, parametric, pool, resample, shape
+from .families import (
+    activation,
+    attention,
+    embedding,
+    linear,
+    losses,
+    merge,
+    normalisation,
+    parametric,
+    pool,
+    reduce,
+    regression,
+    resample,
+    shape,
+    softmax,
+)
 from .families.losses import LossAttack
 from .family import Attack
 
@@ -13,8 +28,13 @@ ATTACKS: Mapping[str, Attack] = {
     **activation.ATTACKS,
     **parametric.ATTACKS,
     **pool.ATTACKS,
+    **reduce.ATTACKS,
     **shape.ATTACKS,
     **resample.ATTACKS,
     **merge.ATTACKS,
+    **attention.ATTACKS,
+    **embedding.ATTACKS,
+    **normalisation.ATTACKS,
+    **softmax.ATTACKS,
 }
-LOSS_ATTACKS: Mapping[str, LossAttack] = losses.LOSS_ATTACKS
+LOSS_ATTACKS: Mapping[str, LossAttack] = {**losses.LOSS_ATTACKS, **regression.ATTACKS}

@@ -19,11 +19,17 @@ class Loose:
 
 
 # Op, then rule as in `harness.rules_of` ("norm", "lipschitz", "kappa:query", …; a rule per input is one rule).
-LOOSE: Mapping[str, Mapping[str, Loose]] = {}
+LOOSE: Mapping[str, Mapping[str, Loose]] = {
+    "lrn": dict.fromkeys(
+        ("lipschitz", "cotangent"),
+        Loose(0.84, "a channel's own term and the others of its window are bounded apart; ascents find k^-β only"),
+    ),
+}
 
 
 _CONTRAST = "how far weights can differ: counts only between even and certain weights, where no witness is near"
 _PULL = "how strongly queries pull together when weights are nearly even: values outweigh keys there"
+_NORM_ONLY = "what the norm of the logits says of the slope: exact for even probabilities, where it counts least"
 
 # Op, rule -> functions and arguments whose steps count only between the regimes where it is attained, and why.
 UNSEEN: Mapping[str, Mapping[str, Mapping[str, str]]] = {
@@ -32,7 +38,8 @@ UNSEEN: Mapping[str, Mapping[str, Mapping[str, str]]] = {
         "lipschitz": {"contrast": _CONTRAST, "pull": _PULL, "total": _CONTRAST, "x0.R": _PULL},
         "kappa:value": dict.fromkeys(("contrast", "slope", "deviation", "query", "key"), _CONTRAST),
         "kappa:output": dict.fromkeys(("contrast", "slope", "deviation", "query", "key"), _CONTRAST),
-    }
+    },
+    "softmax": {"lipschitz": dict.fromkeys(("gap", "softmax_entry", "x0.X", "x0.R"), _NORM_ONLY)},
 }
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from lipcompile.graph import Graph, Node
 
-from . import activation, linear, merge, parametric, pool, resample, shape
+from . import activation, attention, embedding, linear, merge, normalisation, parametric, pool, reduce, resample, shape
 from .layer import Layer
 from .loss import loss_expression
 from .text import Expression, below
@@ -26,14 +26,16 @@ __all__ = [
     "user_imports",
 ]
 
-LAYERS: Mapping[str, Layer] = {**linear.LAYERS, **parametric.LAYERS}
+LAYERS: Mapping[str, Layer] = {**linear.LAYERS, **attention.LAYERS, **embedding.LAYERS, **parametric.LAYERS}
 EXPRESSIONS: Mapping[str, Expression] = {
     **activation.EXPRESSIONS,
     **parametric.EXPRESSIONS,
     **pool.EXPRESSIONS,
+    **reduce.EXPRESSIONS,
     **shape.EXPRESSIONS,
     **resample.EXPRESSIONS,
     **merge.EXPRESSIONS,
+    **normalisation.EXPRESSIONS,
 }
 
 

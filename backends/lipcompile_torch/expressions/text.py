@@ -28,6 +28,13 @@ def below(value: Scalar) -> str:
     return repr(rounded if Fraction(rounded) <= exact else math.nextafter(rounded, -math.inf))
 
 
+def above(value: Scalar) -> str:
+    """Write the smallest double not below an exact number: a floor may rise, never sink."""
+    exact = _exact(value)
+    rounded = float(exact)
+    return repr(rounded if Fraction(rounded) >= exact else math.nextafter(rounded, math.inf))
+
+
 def _exact(value: Scalar) -> Fraction:
     assert isinstance(value, Fraction), "emission starts from derivations without open numbers"
     return value

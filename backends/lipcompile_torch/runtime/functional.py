@@ -11,15 +11,27 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812  (its name everywhere in this field)
 
+from .normalisation import center as center
+from .normalisation import group_norm as group_norm
+from .normalisation import instance_norm as instance_norm
+from .normalisation import layer_norm as layer_norm
+from .normalisation import local_response_norm as local_response_norm
+from .normalisation import rms_norm as rms_norm
+from .pooling import avg_pool as avg_pool
+from .pooling import global_avg_pool as global_avg_pool
+from .pooling import l2_pool as l2_pool
+from .pooling import lp_pool as lp_pool
+from .pooling import max_pool as max_pool
+from .pooling import padded
+from .pooling import scaled_avg_pool as scaled_avg_pool
+from .reductions import l2_norm as l2_norm
 from .resampling import expand as expand
 from .resampling import gather as gather
 from .resampling import pad as pad
 from .resampling import upsample as upsample
 from .selection import where as where
 
-Sizes = tuple[int, ...]
 Pairs = tuple[tuple[int, int], ...]
 
 
@@ -144,121 +156,7 @@ def householder(x: Tensor, angle: Tensor | float, axis: int = 0) -> Tensor:
 
 def pad_zeros(x: Tensor, padding: Pairs) -> Tensor:
     """Pad the last ``len(padding)`` axes with zeros, (lo, hi) an axis. Norm-preserving."""
-    return _pad(x, padding, 0.0)
-
-
-def _pad(x: Tensor, padding: Pairs, value: float) -> Tensor:
-    if not any(low or high for low, high in padding):
-        return x
-    return F.pad(x, [side for pair in reversed(padding) for side in pair], value=value)
-
-
-def _windows(x: Tensor, kernel: Sizes, stride: Sizes | None, padding: Pairs | None) -> tuple[Sizes, Pairs]:
-    """Fill in the defaults of a pooling: stride = kernel, no padding.
-
-    Raises:
-        ValueError: not one channel axis and one spatial axis for each entry of ``kernel``.
-    """
-    if x.dim() != len(kernel) + 2:
-        raise ValueError(f"pooling with {kernel} needs examples of rank {len(kernel) + 1}, not {x.dim() - 1}")
-    return stride or kernel, padding or ((0, 0),) * len(kernel)
-
-
-def _sum_pool(x: Tensor, kernel: Sizes, stride: Sizes, dilation: Sizes | None = None) -> Tensor:
-    """Sum each window of the last one to three axes of [B, C, *spatial]."""
-    if dilation and max(dilation) > 1:
-        convolve = (F.conv1d, F.conv2d, F.conv3d)[len(kernel) - 1]
-        ones = x.new_ones(x.shape[1], 1, *kernel)
-        return convolve(x, ones, None, stride, (0,) * len(kernel), dilation, x.shape[1])
-    if len(kernel) == 1:
-        return F.avg_pool2d(x.unsqueeze(-2), (1, *kernel), (1, *stride), divisor_override=1).squeeze(-2)
-    pool = F.avg_pool2d if len(kernel) == 2 else F.avg_pool3d
-    return pool(x, kernel, stride, divisor_override=1)
-
-
-def _taps(kernel: Sizes) -> int:
-    taps = 1
-    for size in kernel:
-        taps *= size
-    return taps
-
-
-def max_pool(
-    x: Tensor,
-    kernel: Sizes,
-    stride: Sizes | None = None,
-    padding: Pairs | None = None,
-    dilation: Sizes | None = None,
-) -> Tensor:
-    """Take the maximum of each window of [B, C, *spatial]; padding counts as -∞.
-
-    Formal guarantees: √m-Lipschitz, m = the most windows that one entry is in (each output passes its
-    cotangent to one entry).
-    """
-    stride, padding = _windows(x, kernel, stride, padding)
-    pool = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[len(kernel) - 1]
-    return pool(_pad(x, padding, -torch.inf), kernel, stride, 0, dilation or (1,) * len(kernel))
-
-
-def avg_pool(x: Tensor, kernel: Sizes, stride: Sizes | None = None, padding: Pairs | None = None) -> Tensor:
-    """Average each window of [B, C, *spatial]; padded zeros count, so that every divisor is the number T of
-    taps.
-
-    Formal guarantees: √(m/T)-Lipschitz, m = the most windows that one entry is in.
-    """
-    return scaled_avg_pool(x, kernel, stride, padding) / _taps(kernel)
-
-
-def scaled_avg_pool(x: Tensor, kernel: Sizes, stride: Sizes | None = None, padding: Pairs | None = None) -> Tensor:
-    """Return :func:`avg_pool` times the product of the kernel, i.e. the sum of each window. √(m·T)-Lipschitz."""
-    stride, padding = _windows(x, kernel, stride, padding)
-    return _sum_pool(_pad(x, padding, 0.0), kernel, stride)
-
-
-def global_avg_pool(x: Tensor, keep: bool = False) -> Tensor:
-    """Average [B, C, *spatial] over all P positions, to [B, C], or [B, C, 1, …] with ``keep``.
-    1/√P-Lipschitz.
-    """
-    return x.mean(dim=tuple(range(2, x.dim())), keepdim=keep)
-
-
-class _Root(torch.autograd.Function):
-    """Square root of sums of squares, with derivative 0 where the sum is too small for its quotient to be
-    trusted.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, squares: Tensor, taps: int) -> Tensor:
-        root = squares.sqrt()
-        ctx.save_for_backward(root)
-        ctx.floor = (taps * torch.finfo(squares.dtype).tiny / torch.finfo(squares.dtype).eps) ** 0.5
-        return root
-
-    @staticmethod
-    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None]:
-        (root,) = ctx.saved_tensors
-        quotient = cotangents[0] / (2 * root)
-        return torch.where(root > ctx.floor, quotient, torch.zeros_like(quotient)), None
-
-
-def l2_pool(
-    x: Tensor,
-    kernel: Sizes,
-    stride: Sizes | None = None,
-    padding: Pairs | None = None,
-    dilation: Sizes | None = None,
-) -> Tensor:
-    """Return √Σx² of each window of [B, C, *spatial]: the plain operator, without an ε.
-
-    Formal guarantees: √m-Lipschitz and ‖output‖ ≤ √m·‖x‖, m = the most windows that one entry is in. The
-    gradient x/y is defined as 0 at 0, and wherever Σx² < T·tiny/eps, where squares lost to underflow could
-    make |x/y| exceed 1 (below 1e-14 in float32: no gradient worth having is lost). Half precision is computed
-    in float32.
-    """
-    stride, padding = _windows(x, kernel, stride, padding)
-    working = _pad(x.to(torch.promote_types(x.dtype, torch.float32)), padding, 0.0)
-    root: Tensor = _call(_Root, _sum_pool(working * working, kernel, stride, dilation), _taps(kernel))
-    return root.to(x.dtype)
+    return padded(x, padding, 0.0)
 
 
 class _ClipNorm(torch.autograd.Function):
@@ -287,7 +185,9 @@ def _clip_scale(x: Tensor, radius: float) -> tuple[Tensor, Tensor]:
     norms = _norms(x)
     slack = (_rows(x).shape[1] + 2) * 2.0**-53
     shrink = 1 - 2 * torch.finfo(x.dtype).eps - 3 * slack
-    scale = torch.where(norms > radius * (1 - slack), radius * shrink / norms, torch.ones_like(norms))
+    limit = radius * (1 - slack)
+    quotient = radius * shrink / norms.clamp_min(limit)  # second derivatives are finite at 0
+    scale = torch.where(norms > limit, quotient, torch.ones_like(norms))
     return scale, norms.isfinite()
 
 

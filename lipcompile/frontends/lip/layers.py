@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from fractions import Fraction
 from typing import Any
 
@@ -20,7 +20,7 @@ from lipcompile.ops.rules import feature_axis
 from lipcompile.ops.schema import Argument, ArgumentError, bind, check_names, suggest
 
 # Layers that stand for several nodes; `frontends.dsl` expands them.
-SUGAR = ("split",)
+SUGAR = ("split", "rnn", "gru", "lstm")
 UNIT = Constraint("spectral", Fraction(1))
 
 
@@ -74,7 +74,7 @@ class LayerLowering:
         declared = self._constraint(named.pop("constraint", None) if "constraint" in arguments else None, scope)
         if "bound" in arguments:
             named_bound = scope.argument(named.pop("bound")) if "bound" in named else Fraction(1)
-            given["bound"] = positional.pop(0) if positional else named_bound
+            given["bound"] = positional.pop(0) if positional and _leads(op) else named_bound
         if "bias" in arguments and "bias" in named:
             given["bias"] = scope.argument(named.pop("bias"))
         chosen = {rule.role: self._choice(rule, declared, given, scope, call) for rule in op.parameters}
@@ -124,6 +124,11 @@ class LayerLowering:
             message = f"layers that share `{label}` must be of one kind, with the same constraints"
             raise Problem("LIP012", message, call.at, "give them equal arguments, or another label")
         return {role: replace(choice, shared=f"{first.node}.{role}") for role, choice in own.items()}
+
+
+def _leads(op: AnyOp) -> bool:
+    """Whether the bound is the first argument: not where attributes have to be given, as embedding(100, 16)."""
+    return op is BIAS or all(attribute.default is not MISSING for attribute in fields(op.attributes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,15 +181,19 @@ _ELSEWHERE: Mapping[str, str] = {
     **dict.fromkeys(("interpolate", "resize"), "write upsample(2), with mode=nearest, bilinear or bicubic"),
     **dict.fromkeys(("maxpool", "max_pool2d", "maxpool2d"), "write max_pool(2)"),
     **dict.fromkeys(("avgpool", "avg_pool2d", "avgpool2d"), "write avg_pool(2)"),
-    **dict.fromkeys(("softmax", "log_softmax"), "leave it out: the loss contains it"),
-    **dict.fromkeys(("batchnorm", "batch_norm", "batchnorm2d"), "leave it out: see lipcompile explain LIP101"),
     **dict.fromkeys(
-        ("layer_norm", "layernorm", "group_norm", "groupnorm", "rms_norm", "instance_norm"),
-        "not yet supported: leave it out, networks of GroupSort layers do without",
+        ("batchnorm", "batch_norm", "batchnorm1d", "batchnorm2d"),
+        "it couples examples (LIP101): write group_norm(1, floor=0.5), or center; scale(1) and bias(1) are its gain "
+        "and shift",
     ),
+    **dict.fromkeys(("layernorm", "norm"), "write layer_norm(floor=0.5)"),
+    **dict.fromkeys(("groupnorm",), "write group_norm(4, floor=0.5)"),
+    **dict.fromkeys(("instancenorm", "instancenorm2d"), "write instance_norm(floor=0.5)"),
+    **dict.fromkeys(("rmsnorm",), "write rms_norm(floor=0.5)"),
+    **dict.fromkeys(("logsoftmax",), "write log_softmax, with the loss nll; or neither, with cross_entropy"),
+    **dict.fromkeys(("local_response_norm", "localresponsenorm"), "write lrn(5)"),
     **dict.fromkeys(("hardswish", "hard_silu"), "write hard_swish"),
     **dict.fromkeys(("threshold", "thresholded_relu"), "it jumps at its threshold: use relu, or clip(low, high)"),
-    **dict.fromkeys(("lstm", "gru", "rnn", "attention", "embedding"), "not yet supported"),
 }
 
 
@@ -210,9 +219,11 @@ def operands_of(call: ast.Call, op: AnyOp, current: Value, scope: Scope) -> tupl
         del arguments[0]
     most = op.operands[1]
     if most is not None and len(operands) > most:
-        raise Problem("LIP012", f"`{call.name.text}` takes one tensor, not {len(operands)}", call.at)
-    if most is None and len(operands) < 2:
-        raise Problem("LIP012", f"`{call.name.text}` needs the names of two or more tensors", call.at)
+        takes = "one tensor" if most == 1 else f"at most {most} tensors"
+        raise Problem("LIP012", f"`{call.name.text}` takes {takes}, not {len(operands)}", call.at)
+    if (most is None or op.operands[0] > 1) and len(operands) < 2:
+        more = " or more" if most is None else ""
+        raise Problem("LIP012", f"`{call.name.text}` needs the names of two{more} tensors", call.at)
     return operands or [current], arguments
 
 
@@ -246,19 +257,20 @@ def _check_names(op: AnyOp, call: ast.Call, arguments: Sequence[ast.Argument]) -
     try:
         check_names(op.attributes, named, own)
     except ArgumentError as error:
-        raise _argument_problem(error, call) from None
+        raise argument_problem(error, call) from None
 
 
 def _attributes(given: Given, call: ast.Call) -> Any:
     try:
         return _SPECIAL.get(given.op.name, Given.bind)(given)
     except ArgumentError as error:
-        raise _argument_problem(error, call) from None
+        raise argument_problem(error, call) from None
     except Refusal as refusal:
         raise Problem(refusal.code, refusal.message, call.at, refusal.help, node=call.name.text) from None
 
 
-def _argument_problem(error: ArgumentError, call: ast.Call) -> Problem:
+def argument_problem(error: ArgumentError, call: ast.Call) -> Problem:
+    """Return the problem of a call with a wrong argument, at that argument."""
     at = call.at
     for argument in call.arguments:
         if argument.name is not None and argument.name.text == error.argument:
@@ -293,10 +305,16 @@ def _integers(given: Given) -> Any:
 
 
 def _bias(given: Given) -> BiasShape:
-    """One bias entry per feature: the last axis of a vector or a sequence, the channels of an image."""
+    """One bias entry per feature: the last axis of a vector or a sequence, the channels of an image.
+
+    A `position` is a bias of the whole example.
+    """
+    spelling = given.spelling.name
     if given.positional or given.named:
-        raise ArgumentError("bias", "takes the bound of its norm and nothing else", "write bias(0.5)")
+        raise ArgumentError(spelling, "takes the bound of its norm and nothing else", f"write {spelling}(0.5)")
     shape = given.shapes[0]
+    if spelling == "position":
+        return BiasShape(shape)
     axis = feature_axis(None, shape)
     return BiasShape((shape[axis], *(1 for _ in shape[axis + 1 :])))
 
