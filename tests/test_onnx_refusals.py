@@ -30,7 +30,7 @@ BN = {"g": np.ones(6, np.float32), "e": floats(6), "m": floats(6), "v": np.ones(
 SQUARE = {"w": floats(6, 6)}
 SHAPE = [node("Shape", "x", "s")]
 CAST = node("Cast", "i", "y", to=1)
-CEIL = {"ceil_mode": 1}
+CEIL = {"ceil_mode": 1, "auto_pad": "VALID"}
 FOREIGN_ADD = node("Add", "h b", "y", domain="com.example")
 TWO_LAYERS = [node("Gemm", "x v", "h"), node("Gemm", "h w", "y")]
 ONE_AXIS_TWICE = {"a": ints(0, 1), "e": ints(9, 9), "b": ints(1, -1)}
@@ -87,12 +87,13 @@ REFUSED: list[Case] = [
     ("LIP304", "NaN", [node("Gemm", "x w", "y")], ("n", 6), {"w": np.full((6, 6), np.nan, np.float32)}),
     ("LIP304", "NaN", [node("Gemm", "x w b", "y")], ("n", 6), {**SQUARE, "b": np.full(6, np.inf, np.float32)}),
     ("LIP303", "shape", [node("Gemm", "x w", "y")], ("n", 5), SQUARE),
-    ("LIP110", "padding", [node("AveragePool", "x", "y", kernel_shape=[2], pads=[1, 0])], ("n", 1, 6), {}),
-    ("LIP110", "ceil_mode", [node("MaxPool", "x", "y", kernel_shape=[2], strides=[3], **CEIL)], ("n", 1, 6), {}),
+    ("LIP110", "ceil_mode", [node("MaxPool", "x", "y", kernel_shape=[2], **CEIL)], ("n", 1, 5), {}),
     ("LIP103", "padding", [node("MaxPool", "x", "y", kernel_shape=[1], pads=[1, 0])], ("n", 1, 6), {}),
-    ("LIP110", "p=1", [node("LpPool", "x", "y", kernel_shape=[2], p=1)], ("n", 1, 6), {}),
+    ("LIP102", "0-norm", [node("LpPool", "x", "y", kernel_shape=[2], p=0)], ("n", 1, 6), {}),
+    ("LIP102", "spatial", [node("GlobalMaxPool", "x", "y")], ("n", 6), {}),
+    ("LIP108", "batch axis", [node("ReduceLogSumExp", "x", "y", axes=[-2])], ("n", 6), {}),
     ("LIP110", "MaxMin", [node("Max", "x x", "y")], ("n", 6), {}),
-    ("LIP110", "MaxMin", [node("ReduceMax", "x", "h", axes=[1]), node("Relu", "h", "y")], ("n", 2, 3), {}),
+    ("LIP108", "batch axis", [node("ReduceMax", "x", "h", axes=[0]), node("Relu", "h", "y")], (2, 3), {}),
     ("LIP110", "steps", [node("Slice", "x a e b c", "h"), node("Relu", "h", "y")], ("n", 6), EVERY_SECOND),
     ("LIP110", "whole axis", [node("TopK", "x k", "y i")], ("n", 6), {"k": ints(3)}),
     ("LIP110", "second output", [node("MaxPool", "x", "h i", kernel_shape=[2]), CAST], ("n", 1, 6), {}),

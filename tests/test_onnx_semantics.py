@@ -59,6 +59,7 @@ def agree(made: onnx.ModelProto, folder: Path, batch: int = 3) -> Loaded:
 Case = tuple[Sequence[onnx.NodeProto], tuple[int, ...], Mapping[str, Array]]
 FLAT = node("Flatten", "h", "y")
 IMAGE = (2, 5, 6)
+COUNTED = {"ceil_mode": 1, "count_include_pad": 1}
 W, B = floats(4, 6), floats(4, seed=1)
 KERNEL = floats(4, 2, 3, 3)
 
@@ -154,10 +155,60 @@ CASES: dict[str, Case] = {
         IMAGE,
         {},
     ),
+    "max pool, ceil mode": (
+        [node("MaxPool", "x", "h", kernel_shape=[2, 3], strides=[2, 2], ceil_mode=1), FLAT],
+        IMAGE,
+        {},
+    ),
+    "average pool, padding not counted": (
+        [node("AveragePool", "x", "h", kernel_shape=[3, 2], strides=[1, 2], pads=[1, 0, 2, 1]), FLAT],
+        IMAGE,
+        {},
+    ),
+    "average pool, ceil mode": (
+        [node("AveragePool", "x", "h", kernel_shape=[2, 3], strides=[2, 2], ceil_mode=1), FLAT],
+        IMAGE,
+        {},
+    ),
+    "average pool, ceil mode and padding counted": (
+        [node("AveragePool", "x", "h", kernel_shape=[3, 3], pads=[1, 1, 1, 1], strides=[2, 2], **COUNTED), FLAT],
+        (2, 6, 5),
+        {},
+    ),
+    "l1 pool": ([node("LpPool", "x", "h", kernel_shape=[2, 2], p=1, pads=[1, 0, 0, 1]), FLAT], IMAGE, {}),
+    "l3 pool": ([node("LpPool", "x", "h", kernel_shape=[2, 3], strides=[1, 2], p=3), FLAT], IMAGE, {}),
     "l2 pool": ([node("LpPool", "x", "h", kernel_shape=[2, 2], p=2), FLAT], IMAGE, {}),
     "global average pool": ([node("GlobalAveragePool", "x", "h"), FLAT], IMAGE, {}),
     "global max pool": ([node("GlobalMaxPool", "x", "h"), FLAT], IMAGE, {}),
     "mean over the image": ([node("ReduceMean", "x", "y", axes=[2, -1], keepdims=0)], IMAGE, {}),
+    "mean of features": ([node("ReduceMean", "x", "h", axes=[1]), FLAT], IMAGE, {}),
+    "sum of nothing": (
+        [node("ReduceSum", "x a", "h", noop_with_empty_axes=1), FLAT],
+        (2, 3),
+        {"a": ints()},
+    ),
+    "sum": ([node("ReduceSum", "x a", "h", keepdims=0), FLAT], IMAGE, {"a": ints(1, -1)}),
+    "sum of magnitudes": ([node("ReduceL1", "x", "h", axes=[2]), FLAT], IMAGE, {}),
+    "euclidean norm": ([node("ReduceL2", "x", "h", axes=[-1], keepdims=0), FLAT], IMAGE, {}),
+    "logsumexp": ([node("ReduceLogSumExp", "x", "h", axes=[2, 3]), FLAT], IMAGE, {}),
+    "maximum of an axis": ([node("ReduceMax", "x", "h", axes=[1]), FLAT], IMAGE, {}),
+    "minimum of everything": ([node("ReduceMin", "x", "h", axes=[1, 2, 3], keepdims=1), FLAT], IMAGE, {}),
+    "maximum alone, then a concatenation": (
+        [node("ReduceMax", "x", "m", axes=[1]), node("Concat", "m x", "h", axis=1), FLAT],
+        (2, 3),
+        {},
+    ),
+    "maximum and minimum of two tensors": (
+        [
+            node("Relu", "x", "r"),
+            node("ReduceMax", "x", "c", axes=[1]),
+            node("ReduceMin", "r", "d", axes=[1]),
+            node("Concat", "c d", "h", axis=1),
+            FLAT,
+        ],
+        (2, 3),
+        {},
+    ),
     "reshape, 0 and -1": ([node("Reshape", "x s", "y")], IMAGE, {"s": ints(0, -1)}),
     "reshape, -1 for the batch": ([node("Reshape", "x s", "y")], IMAGE, {"s": ints(-1, 60)}),
     "reshape, zeros copy sizes": (

@@ -11,7 +11,7 @@ from lipcompile.frontends.onnx_import.context import MIXES, Context, as_tensor, 
 from lipcompile.frontends.onnx_import.node import OnnxNode
 from lipcompile.frontends.onnx_import.shape import made_axes, permute, reshape_to, unsqueeze
 from lipcompile.frontends.onnx_import.values import Extreme, Item, Known, Strided, integers, scalar
-from lipcompile.frontends.onnx_import.windows import reduced_axes
+from lipcompile.frontends.onnx_import.windows import reduced, reduced_axes
 from lipcompile.graph import Value
 from lipcompile.ops import OP_BY_NAME
 from lipcompile.ops.activation import FullSort
@@ -239,14 +239,27 @@ def _view(context: Context, node: OnnxNode, source: Value, shape: Shape) -> Valu
 
 
 def extreme_of_axis(context: Context, node: OnnxNode) -> Item:
-    """ReduceMax and ReduceMin over an axis of size 2: half of a MaxMin."""
-    operand = context.tensor(node)
-    axes = reduced_axes(context, node)
-    if len(axes) != 1 or shape_of(operand)[axes[0]] != 2:
-        message = f"{node.op_type} over other than one axis of size 2 is not yet supported"
-        raise Refusal("LIP110", message, "use max pooling or MaxMin")
+    """ReduceMax and ReduceMin; over an axis of size 2, with the other beside it, half of a MaxMin."""
+    operand, axes = context.tensor(node), reduced_axes(context, node)
+    if len(axes) != 1 or shape_of(operand)[axes[0]] != 2 or not _has_other_half(context, node):
+        return reduced("reduce_max" if node.op_type == "ReduceMax" else "reduce_min")(context, node)
     made = axes[0] if node.integer("keepdims", 1) else None
     return Extreme(node.op_type == "ReduceMax", operand, axes[0], made)
+
+
+def _has_other_half(context: Context, node: OnnxNode) -> bool:
+    """Whether a minimum of the same tensor goes to the same concatenation as this maximum, or the reverse."""
+    joined = _concatenation(context, node)
+    others = [reader for reader in context.readers[node.proto.input[0]] if reader.op_type != node.op_type]
+    halves = [other for other in others if other.op_type in ("ReduceMax", "ReduceMin")]
+    return joined is not None and any(_concatenation(context, half) == joined for half in halves)
+
+
+def _concatenation(context: Context, node: OnnxNode) -> tuple[str, ...] | None:
+    """Return the outputs of the Concat of two that is all that reads a node, with a new axis or as it is."""
+    last = context.follower(node, "Unsqueeze") or node
+    found = context.follower(last, "Concat")
+    return found.outputs if found is not None and len(found.proto.input) == 2 else None
 
 
 def unsqueezed(context: Context, node: OnnxNode) -> Item:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from lipcompile.diagnostics import Refusal
-from lipcompile.frontends.onnx_import.context import Context, shape_of
+from lipcompile.frontends.onnx_import.context import Context
 from lipcompile.frontends.onnx_import.node import OnnxNode
 from lipcompile.frontends.onnx_import.values import integers
 from lipcompile.graph import Value
 from lipcompile.ops import OP_BY_NAME
-from lipcompile.ops.pool import GlobalPool, Pool
+from lipcompile.ops.pool import AveragePool, LpPool, Pool
+from lipcompile.ops.reduce import GlobalPool, Reduce
 
-Importer = Callable[[Context, OnnxNode], Any]
+Importer = Callable[[Context, OnnxNode], Value]
 Pairs = tuple[tuple[int, int], ...]
 
 
@@ -65,22 +65,11 @@ def _pool(context: Context, node: OnnxNode) -> Pool:
         raise Refusal("LIP102", f"a window of {list(kernel or ())} does not fit an example of {list(example)}")
     stride, dilation = per_axis(node, "strides", len(kernel)), per_axis(node, "dilations", len(kernel))
     padding = window_padding(node, example[1:], kernel, stride, dilation)
-    if node.integer("ceil_mode", 0):
-        _refuse_partial(example[1:], kernel, stride, dilation, padding)
-    return Pool(kernel, stride, padding, dilation)
-
-
-def _refuse_partial(
-    sizes: Sequence[int], kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int], padding: Pairs
-) -> None:
-    """Accept ceil_mode=1 only where no window sticks out: then it changes nothing."""
-    for size, taps, step, gap, sides in zip(sizes, kernel, stride, dilation, padding, strict=True):
-        if (size + sum(sides) - gap * (taps - 1) - 1) % step:
-            raise Refusal(
-                "LIP110",
-                "ceil_mode=1 makes a window that sticks out of its input: not yet supported",
-                "export with ceil_mode=0, or pad the input first",
-            )
+    ceil_mode = bool(node.integer("ceil_mode", 0))
+    if ceil_mode and node.text("auto_pad", "NOTSET") == "VALID":
+        message = f"runtimes disagree on ceil_mode=1 of {node.op_type} with auto_pad=VALID"
+        raise Refusal("LIP110", message, "export the model with explicit pads")
+    return Pool(kernel, stride, padding, dilation, ceil_mode)
 
 
 def max_pool(context: Context, node: OnnxNode) -> Value:
@@ -89,35 +78,35 @@ def max_pool(context: Context, node: OnnxNode) -> Value:
 
 
 def average_pool(context: Context, node: OnnxNode) -> Value:
-    """The mean over windows of one size: padding must count."""
+    """The mean over windows; padding counts if the attribute says so."""
     pool = _pool(context, node)
-    if any(map(any, pool.padding)) and not node.integer("count_include_pad", 0):
-        raise Refusal(
-            "LIP110",
-            "this average leaves the padding out, so that its windows have different sizes: not yet supported",
-            "export with count_include_pad=1 (torch: count_include_pad=True), or without padding",
-        )
-    return context.add(node, OP_BY_NAME["avg_pool"], pool, [context.tensor(node)])
+    window = (pool.kernel, pool.stride, pool.padding, pool.dilation, pool.ceil_mode)
+    counts = bool(node.integer("count_include_pad", 0))
+    return context.add(node, OP_BY_NAME["avg_pool"], AveragePool(*window, counts), [context.tensor(node)])
 
 
 def lp_pool(context: Context, node: OnnxNode) -> Value:
-    """The Euclidean norm of windows."""
-    if node.integer("p", 2) != 2:
-        raise Refusal("LIP110", f"LpPool with p={node.integer('p', 2)} is not yet supported", "use p=2")
-    return context.add(node, OP_BY_NAME["l2_pool"], _pool(context, node), [context.tensor(node)])
+    """The p-norm of windows."""
+    pool, p = _pool(context, node), node.integer("p", 2)
+    if p == 2:
+        return context.add(node, OP_BY_NAME["l2_pool"], pool, [context.tensor(node)])
+    norm = LpPool(p, pool.kernel, pool.stride, pool.padding, pool.dilation, pool.ceil_mode)
+    return context.add(node, OP_BY_NAME["lp_pool"], norm, [context.tensor(node)])
 
 
-def global_average_pool(context: Context, node: OnnxNode) -> Value:
-    """The mean over all spatial entries, their axes kept."""
-    return context.add(node, OP_BY_NAME["global_avg_pool"], GlobalPool(keep=True), [context.tensor(node)])
+def global_lp_pool(context: Context, node: OnnxNode) -> Value:
+    """The p-norm of all spatial entries, their axes kept."""
+    spatial, p = context.shape(node)[1:], node.integer("p", 2)
+    if p == 2:
+        return context.add(node, OP_BY_NAME["global_l2_pool"], GlobalPool(keep=True), [context.tensor(node)])
+    none, one = ((0, 0),) * len(spatial), (1,) * len(spatial)
+    norm = LpPool(p, spatial, spatial, none, one)
+    return context.add(node, OP_BY_NAME["lp_pool"], norm, [context.tensor(node)])
 
 
-def global_max_pool(context: Context, node: OnnxNode) -> Value:
-    """The maximum over one window that holds all spatial entries."""
-    spatial = context.shape(node)[1:]
-    one, none = (1,) * len(spatial), ((0, 0),) * len(spatial)
-    pool = Pool(spatial, spatial, none, one)
-    return context.add(node, OP_BY_NAME["max_pool"], pool, [context.tensor(node)])
+def global_pool(op: str) -> Importer:
+    """Return the importer of a pool over all spatial entries, their axes kept."""
+    return lambda context, node: context.add(node, OP_BY_NAME[op], GlobalPool(keep=True), [context.tensor(node)])
 
 
 def reduced_axes(context: Context, node: OnnxNode) -> tuple[int, ...]:
@@ -130,15 +119,14 @@ def reduced_axes(context: Context, node: OnnxNode) -> tuple[int, ...]:
     return tuple(sorted({context.axis(node, axis, rank) for axis in axes}))
 
 
-def reduce_mean(context: Context, node: OnnxNode) -> Value:
-    """The mean over all spatial axes: global average pooling spelt out."""
-    operand = context.tensor(node)
-    axes = reduced_axes(context, node)
-    if not axes or axes != tuple(range(1, len(shape_of(operand)))):
-        raise Refusal(
-            "LIP110",
-            "a mean over other than all spatial axes is not yet supported",
-            "average over the spatial axes, or use a dense layer",
-        )
-    keep = bool(node.integer("keepdims", 1))
-    return context.add(node, OP_BY_NAME["global_avg_pool"], GlobalPool(keep=keep), [operand])
+def reduced(op: str) -> Importer:
+    """Return the importer of a reduction over axes of the example."""
+
+    def importer(context: Context, node: OnnxNode) -> Value:
+        operand, axes = context.tensor(node), reduced_axes(context, node)
+        if not axes:
+            return operand
+        reduction = Reduce(axes, keep=bool(node.integer("keepdims", 1)))
+        return context.add(node, OP_BY_NAME[op], reduction, [operand])
+
+    return importer

@@ -1,0 +1,182 @@
+"""Pooling over windows. Names are re-exported by :mod:`.functional`.
+
+Padding is (lo, hi) zeros an axis, or -∞ for maxima, of any size.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812  (its name everywhere in this field)
+
+from .reductions import p_norm
+
+__all__ = ["avg_pool", "global_avg_pool", "l2_pool", "lp_pool", "max_pool", "scaled_avg_pool"]
+
+Sizes = tuple[int, ...]
+Pairs = tuple[tuple[int, int], ...]
+
+
+def padded(x: Tensor, padding: Pairs, value: float) -> Tensor:
+    """Pad the last ``len(padding)`` axes with ``value``, (lo, hi) an axis."""
+    if not any(low or high for low, high in padding):
+        return x
+    return F.pad(x, [side for pair in reversed(padding) for side in pair], value=value)
+
+
+def _windows(x: Tensor, kernel: Sizes, stride: Sizes | None, padding: Pairs | None) -> tuple[Sizes, Pairs]:
+    """Fill in the defaults of a pooling: stride = kernel, no padding.
+
+    Raises:
+        ValueError: not one channel axis and one spatial axis for each entry of ``kernel``.
+    """
+    if x.dim() != len(kernel) + 2:
+        raise ValueError(f"pooling with {kernel} needs examples of rank {len(kernel) + 1}, not {x.dim() - 1}")
+    return stride or kernel, padding or ((0, 0),) * len(kernel)
+
+
+def _sum_pool(x: Tensor, kernel: Sizes, stride: Sizes, dilation: Sizes | None = None) -> Tensor:
+    """Sum each window of the last one to three axes of [B, C, *spatial]."""
+    if dilation and max(dilation) > 1:
+        convolve = (F.conv1d, F.conv2d, F.conv3d)[len(kernel) - 1]
+        ones = x.new_ones(x.shape[1], 1, *kernel)
+        return convolve(x, ones, None, stride, (0,) * len(kernel), dilation, x.shape[1])
+    if len(kernel) == 1:
+        return F.avg_pool2d(x.unsqueeze(-2), (1, *kernel), (1, *stride), divisor_override=1).squeeze(-2)
+    pool = F.avg_pool2d if len(kernel) == 2 else F.avg_pool3d
+    return pool(x, kernel, stride, divisor_override=1)
+
+
+def _taps(kernel: Sizes) -> int:
+    taps = 1
+    for size in kernel:
+        taps *= size
+    return taps
+
+
+def max_pool(
+    x: Tensor,
+    kernel: Sizes,
+    stride: Sizes | None = None,
+    padding: Pairs | None = None,
+    dilation: Sizes | None = None,
+) -> Tensor:
+    """Take the maximum of each window of [B, C, *spatial]; padding counts as -∞.
+
+    Formal guarantees: √m-Lipschitz, m = the most windows that one entry is in (each output passes its
+    cotangent to one entry).
+    """
+    stride, padding = _windows(x, kernel, stride, padding)
+    pool = (F.max_pool1d, F.max_pool2d, F.max_pool3d)[len(kernel) - 1]
+    return pool(padded(x, padding, -torch.inf), kernel, stride, 0, dilation or (1,) * len(kernel))
+
+
+def avg_pool(
+    x: Tensor,
+    kernel: Sizes,
+    stride: Sizes | None = None,
+    padding: Pairs | None = None,
+    counted: Pairs | None = None,
+) -> Tensor:
+    """Average each window of [B, C, *spatial]. The divisor is the number T of taps; with ``counted``, that of the
+    taps on the axis or on its first ``counted`` = (lo, hi) paddings (none: torch's count_include_pad=False).
+
+    Formal guarantees: √(m/T)-Lipschitz, m = the most windows that one entry is in, if no tap is left out of a
+    divisor; else ‖A‖-Lipschitz, A the matrix of the averages.
+    """
+    stride, padding = _windows(x, kernel, stride, padding)
+    totals = scaled_avg_pool(x, kernel, stride, padding)
+    if counted is None:
+        return totals / _taps(kernel)
+    divisors = torch.ones((), device=x.device)
+    for size, outputs, *axis in zip(x.shape[2:], totals.shape[2:], kernel, stride, padding, counted, strict=True):
+        taps = torch.tensor(_counted(size, outputs, *axis), device=x.device)
+        divisors = divisors[..., None] * taps
+    return (totals / divisors).to(totals.dtype)
+
+
+def _counted(
+    size: int, outputs: int, kernel: int, stride: int, padding: tuple[int, int], counted: tuple[int, int]
+) -> list[int]:
+    """Count the taps of each position of a window within -lo <= i < size + hi, where (lo, hi) is ``counted``."""
+    starts = [output * stride - padding[0] for output in range(outputs)]
+    return [min(start + kernel, size + counted[1]) - max(start, -counted[0]) for start in starts]
+
+
+def scaled_avg_pool(x: Tensor, kernel: Sizes, stride: Sizes | None = None, padding: Pairs | None = None) -> Tensor:
+    """Return :func:`avg_pool` times the product of the kernel, i.e. the sum of each window. √(m·T)-Lipschitz."""
+    stride, padding = _windows(x, kernel, stride, padding)
+    return _sum_pool(padded(x, padding, 0.0), kernel, stride)
+
+
+def global_avg_pool(x: Tensor, keep: bool = False) -> Tensor:
+    """Average [B, C, *spatial] over all P positions, to [B, C], or [B, C, 1, …] with ``keep``.
+    1/√P-Lipschitz.
+    """
+    return x.mean(dim=tuple(range(2, x.dim())), keepdim=keep)
+
+
+class _Root(torch.autograd.Function):
+    """Square root of sums of squares, with derivative 0 where the sum is too small for its quotient to be
+    trusted.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, squares: Tensor, taps: int) -> Tensor:
+        root = squares.sqrt()
+        ctx.save_for_backward(root)
+        ctx.floor = (taps * torch.finfo(squares.dtype).tiny / torch.finfo(squares.dtype).eps) ** 0.5
+        return root
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None]:
+        (root,) = ctx.saved_tensors
+        quotient = cotangents[0] / (2 * root.clamp_min(ctx.floor))  # so that second derivatives are finite too
+        return torch.where(root > ctx.floor, quotient, torch.zeros_like(quotient)), None
+
+
+def l2_pool(
+    x: Tensor,
+    kernel: Sizes,
+    stride: Sizes | None = None,
+    padding: Pairs | None = None,
+    dilation: Sizes | None = None,
+) -> Tensor:
+    """Return √Σx² of each window of [B, C, *spatial]: the plain operator, without an ε.
+
+    Formal guarantees: √m-Lipschitz and ‖output‖ ≤ √m·‖x‖, m = the most windows that one entry is in. The
+    gradient x/y is defined as 0 at 0, and wherever Σx² < T·tiny/eps, where squares lost to underflow could
+    make |x/y| exceed 1 (below 1e-14 in float32: no gradient worth having is lost). Half precision is computed
+    in float32.
+    """
+    stride, padding = _windows(x, kernel, stride, padding)
+    working = padded(x.to(torch.promote_types(x.dtype, torch.float32)), padding, 0.0)
+    root: Any = _Root.apply
+    pooled: Tensor = root(_sum_pool(working * working, kernel, stride, dilation), _taps(kernel))
+    return pooled.to(x.dtype)
+
+
+def lp_pool(
+    x: Tensor,
+    p: int,
+    kernel: Sizes,
+    stride: Sizes | None = None,
+    padding: Pairs | None = None,
+    dilation: Sizes | None = None,
+) -> Tensor:
+    """Return (Σ|x|^p)^(1/p) of each window of [B, C, *spatial], p >= 1 an integer.
+
+    Formal guarantees: √m-Lipschitz for p >= 2, m = the most windows that one entry is in; for p = 1 as
+    :func:`scaled_avg_pool`. The gradient is 0 at 0, and on windows whose entries are all below tiny/eps.
+    """
+    stride, padding = _windows(x, kernel, stride, padding)
+    if p == 1:
+        return _sum_pool(padded(x.abs(), padding, 0.0), kernel, stride, dilation)
+    if p == 2:
+        return l2_pool(x, kernel, stride, padding, dilation)
+    entries = padded(x, padding, 0.0)
+    for axis, (taps, step, gap) in enumerate(zip(kernel, stride, dilation or (1,) * len(kernel), strict=True), 2):
+        entries = entries.unfold(axis, gap * (taps - 1) + 1, step)[..., ::gap]
+    return p_norm(entries, p, tuple(range(x.dim(), entries.dim())))
