@@ -17,8 +17,9 @@ from lipcompile.ops.activation import GroupSort, LeakyReLU
 from lipcompile.ops.counting import Mode
 from lipcompile.ops.linear import BiasShape, Conv, Dense
 from lipcompile.ops.merge import Concat, Sum
-from lipcompile.ops.pool import GlobalPool, Pool
+from lipcompile.ops.pool import AveragePool
 from lipcompile.ops.record import Constraint, NoAttributes
+from lipcompile.ops.reduce import GlobalPool
 from lipcompile.ops.shape import ClipGradient, ClipNorm, Dropout, Slice
 
 from .catalogue import ATTACKS, LOSS_ATTACKS
@@ -105,7 +106,7 @@ class Maker:
         x = self.builder.input("x", (2, 4, 4), self.draw.fraction(), False, None)
         x = self.activation(self.conv(x))
         pool = self.draw.rng.choice(("max_pool", "l2_pool", "avg_pool", "scaled_avg_pool", "global_avg_pool"))
-        window = Pool((3, 2), (1, 2), ((1, 1), (0, 0)), (1, 1))
+        window = AveragePool((3, 2), (1, 2), ((1, 1), (0, 0)), (1, 1), count_include_pad=False)
         x = self.add(pool, GlobalPool() if pool == "global_avg_pool" else window, x)
         return self.dense(self.add("flatten", NO, x), 4)
 
