@@ -274,3 +274,5 @@ from .activations import Scale as Scale  # noqa: E402
 from .transposed import ConvTranspose1d as ConvTranspose1d  # noqa: E402
 from .transposed import ConvTranspose2d as ConvTranspose2d  # noqa: E402
 from .transposed import ConvTranspose3d as ConvTranspose3d  # noqa: E402
+from .token_layers import Attention as Attention  # noqa: E402
+from .token_layers import Embedding as Embedding  # noqa: E402
