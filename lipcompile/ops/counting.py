@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import lru_cache
 from math import prod
 from typing import Literal
@@ -148,28 +147,3 @@ def windows_of(
             )
         refuse_padding(window.size, window.padding, mode, axis)
     return windows
-
-
-@lru_cache(maxsize=4096)
-def averaging_gram(window: Window) -> Fraction:
-    """Return an upper bound of ‖S‖², S the 0/1 matrix that sums an axis' windows.
-
-    Collatz-Wielandt: for a non-negative symmetric matrix M and any x > 0, ρ(M) <= max_i (Mx)_i / x_i. M = S Sᵀ
-    and the quotient are exact; only the choice of x (the numerical Perron vector) is approximate, which costs
-    tightness, never truth. Rounded up to eight digits, to be readable.
-    """
-    import numpy as np  # here, because `check` starts faster without it
-
-    matrix = np.zeros((window.outputs, window.size), dtype=np.int64)
-    for output, _, entry in window.pairs():
-        matrix[output, entry] += 1
-    gram = matrix @ matrix.T
-    perron = np.abs(np.linalg.eigh(gram.astype(np.float64))[1][:, -1])
-    direction = [int(entry * 2**40) + 1 for entry in perron]
-    bound = Fraction(0)
-    for row, weight in zip(gram, direction, strict=True):
-        nonzero = np.flatnonzero(row)
-        total = sum(int(row[j]) * direction[j] for j in nonzero)
-        bound = max(bound, Fraction(total, weight))
-    scaled = bound * 10**8
-    return Fraction(-(-scaled.numerator // scaled.denominator), 10**8)
