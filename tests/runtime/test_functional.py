@@ -276,7 +276,7 @@ EVERY: list[tuple[Map, tuple[int, ...]]] = [
     (lf.global_avg_pool, (3, 4, 4)),
     (lambda x: lf.clip_norm(x, 1.0), (3, 4)),
     (lambda x: lf.clip_gradient(x, 1.0), (3, 4)),
-    (lambda x: lf.pad_zeros(x, ((1, 0), (2, 3))), (3, 4, 4)),
+    (lambda x: lf.pad(x, ((1, 0), (2, 3))), (3, 4, 4)),
 ]
 
 
@@ -297,6 +297,6 @@ def test_examples_do_not_meet(function: Map, shape: tuple[int, ...]) -> None:
     assert torch.equal(function(x)[1], function(x[1:2])[0])
 
 
-def test_pad_zeros_is_an_embedding() -> None:
+def test_padding_with_zeros_is_an_embedding() -> None:
     x = torch.randn(2, 3, 4)
-    assert torch.equal(lf.pad_zeros(x, ((2, 1),)), F.pad(x, (2, 1)))
+    assert torch.equal(lf.pad(x, ((2, 1),)), F.pad(x, (2, 1)))

@@ -37,7 +37,6 @@ EXPRESSIONS: Mapping[str, Expression] = {
     "space_to_depth": _block("space_to_depth"),
     "depth_to_space": _block("depth_to_space"),
     "patches": _block("patches"),
-    "pad": lambda node, x: f"functional.pad_zeros({x[0]}, {node.attributes.padding})",
     "slice": _slice,
     "clip_norm": lambda node, x: f"functional.clip_norm({x[0]}, {below(node.attributes.radius)})",
     "clip_gradient": lambda node, x: f"self.clip_gradient({x[0]}, {below(node.attributes.bound)})",

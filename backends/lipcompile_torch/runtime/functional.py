@@ -23,7 +23,6 @@ from .pooling import global_avg_pool as global_avg_pool
 from .pooling import l2_pool as l2_pool
 from .pooling import lp_pool as lp_pool
 from .pooling import max_pool as max_pool
-from .pooling import padded
 from .pooling import scaled_avg_pool as scaled_avg_pool
 from .reductions import l2_norm as l2_norm
 from .resampling import expand as expand
@@ -31,8 +30,6 @@ from .resampling import gather as gather
 from .resampling import pad as pad
 from .resampling import upsample as upsample
 from .selection import where as where
-
-Pairs = tuple[tuple[int, int], ...]
 
 
 def _dimension(x: Tensor, axis: int) -> int:
@@ -152,11 +149,6 @@ def householder(x: Tensor, angle: Tensor | float, axis: int = 0) -> Tensor:
     sine, cosine = half.sin(), half.cos()
     depth = 2 * torch.relu(second * cosine - first * sine)
     return torch.stack((first + depth * sine, second - depth * cosine), dimension + 1).reshape(x.shape)
-
-
-def pad_zeros(x: Tensor, padding: Pairs) -> Tensor:
-    """Pad the last ``len(padding)`` axes with zeros, (lo, hi) an axis. Norm-preserving."""
-    return padded(x, padding, 0.0)
 
 
 class _ClipNorm(torch.autograd.Function):

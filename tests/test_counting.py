@@ -1,0 +1,87 @@
+"""Counts of windows against windows of an image whose entries are numbered, padded by torch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import product
+from random import Random
+
+import pytest
+import torch
+from torch.nn import functional as F  # noqa: N812
+
+from lipcompile.diagnostics import Refusal
+from lipcompile.ops.counting import Counts, Mode, Window, copies, count_axis, overlap, reads, taps, windows_of
+
+MODES: tuple[Mode, ...] = ("zeros", "circular", "reflect", "replicate")
+
+
+def numbered(windows: tuple[Window, ...], mode: Mode) -> torch.Tensor:
+    """The image's numbers from 1 on, padded; 0 is padding."""
+    sizes = [window.size for window in windows]
+    image = torch.arange(1.0, 1 + sizes[0] * sizes[1]).reshape(1, 1, *sizes)
+    sides = [side for window in reversed(windows) for side in window.padding]
+    return F.pad(image, sides, "constant" if mode == "zeros" else mode)[0, 0].long()
+
+
+def pairs(windows: tuple[Window, ...], mode: Mode) -> list[tuple[int, int, int]]:
+    """Every (output, tap, entry) of the image."""
+    image = numbered(windows, mode)
+    found = []
+    outputs, kernels = ([getattr(w, name) for w in windows] for name in ("outputs", "kernel"))
+    for (o, p), (s, t) in product(product(*map(range, outputs)), product(*map(range, kernels))):
+        y = o * windows[0].stride + s * windows[0].dilation
+        x = p * windows[1].stride + t * windows[1].dilation
+        found.append((o * outputs[1] + p, s * kernels[1] + t, int(image[y, x])))
+    return [(output, tap, entry) for output, tap, entry in found if entry]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_counts_of_an_image_are_products_over_its_axes(mode: Mode) -> None:
+    rng, done = Random(f"windows {mode}"), 0
+    while done < 60:
+        axes = [
+            (
+                rng.randint(1, 4),
+                rng.randint(1, 3),
+                rng.randint(1, 3),
+                rng.randint(1, 2),
+                (rng.randint(0, 3), rng.randint(0, 3)),
+            )
+            for _ in range(2)
+        ]
+        try:
+            sizes, kernel, stride, dilation, padding = zip(*axes, strict=True)
+            windows = windows_of(sizes, kernel, stride, dilation, padding, mode)
+        except Refusal:
+            continue
+        found = pairs(windows, mode)
+        m = max(Counter(entry for _, _, entry in found).values(), default=0)
+        r = max(Counter((tap, entry) for _, tap, entry in found).values(), default=0)
+        v = max(Counter(output for output, _, _ in found).values(), default=0)
+        assert (reads(windows), taps(windows), overlap(windows)) == (m, r * v, min(m, r * v))
+        image = numbered(windows, mode)
+        held = torch.bincount(image[image > 0])
+        assert copies(windows[0].size, windows[0].padding, mode) * copies(
+            windows[1].size, windows[1].padding, mode
+        ) == int(held.max())
+        done += 1
+
+
+def test_counts_made_by_hand() -> None:
+    """Three taps on eight entries, one padded at each end.
+
+    Reflection puts entry 1 before entry 0: it is read once more, by output 0 through tap 0, as output 2 does.
+    Replication puts entry 0 there: outputs 0 and 1 read it through tap 0, output 0 through tap 1.
+    """
+    found = {mode: count_axis(Window(8, 3, 1, 1, (1, 1), mode)) for mode in MODES}
+    assert found["zeros"] == Counts(3, 3, 1, 2)
+    assert found["circular"] == Counts(3, 3, 1, 3)
+    assert found["reflect"] == Counts(4, 3, 2, 3)
+    assert found["replicate"] == Counts(3, 3, 2, 3)
+
+
+@pytest.mark.parametrize(("mode", "padding"), [("reflect", (0, 3)), ("reflect", (3, 0)), ("circular", (0, 4))])
+def test_no_axis_is_padded_by_more_than_it_has(mode: Mode, padding: tuple[int, int]) -> None:
+    with pytest.raises(Refusal):
+        windows_of((3,), (2,), (1,), (1,), (padding,), mode)
