@@ -65,9 +65,9 @@ def operator_norm(layer: nn.Module, size: int) -> float:
     """Return a certified norm of a layer of the two networks, on images of `size` by `size` pixels."""
     weight = layer.get_parameter("weight").detach().numpy()
     if isinstance(layer, nn.Linear):
-        return float(norms.spectral_norm(weight))
+        return float(norms.spectral_norm(weight).bound)
     windows = windows_of((size, size), (3, 3), (1, 1), (1, 1), ((1, 1), (1, 1)))
-    return float(norms.convolution_norm(weight, windows))
+    return float(norms.convolution_norm(weight, windows).bound)
 
 
 def shrink(network: nn.Module, sizes: dict[str, int]) -> None:

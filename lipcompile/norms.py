@@ -16,8 +16,9 @@ from dataclasses import replace
 from fractions import Fraction
 from itertools import product
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from lipcompile.numbers.rounding import round_up
 from lipcompile.ops.counting import Window, copies, reads, taps
 
 # numpy is imported where it is used: `check` on a .lip file starts faster without it.
@@ -35,6 +36,13 @@ _FREQUENCY_FLOPS = 2e9  # above this, a convolution is bounded by its reshaped k
 _DIGITS = 9
 
 
+class Measured(NamedTuple):
+    """An upper bound of an operator norm, and the description of the map that gave it, the tightest of several."""
+
+    bound: Fraction
+    method: str
+
+
 def euclidean_norm(entries: Array) -> Fraction:
     """Return an upper bound of the root of the sum of squares of all entries; raises ValueError if not finite.
 
@@ -44,13 +52,13 @@ def euclidean_norm(entries: Array) -> Fraction:
     return _rounded_up(_frobenius(scaled), scale)
 
 
-def spectral_norm(matrix: Array) -> Fraction:
+def spectral_norm(matrix: Array) -> Measured:
     """Return an upper bound of the largest singular value of a matrix; raises ValueError if not finite."""
     scaled, scale = _normalised(matrix)
-    return _rounded_up(_stack_norm(scaled[None]), scale)
+    return Measured(_rounded_up(_stack_norm(scaled[None]), scale), "matrix")
 
 
-def convolution_norm(kernel: Array, windows: Sequence[Window], groups: int = 1) -> Fraction:
+def convolution_norm(kernel: Array, windows: Sequence[Window], groups: int = 1) -> Measured:
     """Return an upper bound of the operator norm of the convolution with kernel [F, C/groups, *k].
 
     The smallest of three bounds, each the largest over groups, as the map is block diagonal in them:
@@ -72,13 +80,14 @@ def convolution_norm(kernel: Array, windows: Sequence[Window], groups: int = 1) 
     by_filter = grouped.reshape(groups, grouped.shape[1], -1)
     by_channel = grouped.swapaxes(1, 2).reshape(groups, grouped.shape[2], -1)
     bounds = [
-        math.sqrt(reads(windows)) * _stack_norm(by_filter) * _UP,
-        math.sqrt(taps(windows)) * _stack_norm(by_channel) * _UP,
+        (math.sqrt(reads(windows)) * _stack_norm(by_filter) * _UP, "kernel, F × C·k"),
+        (math.sqrt(taps(windows)) * _stack_norm(by_channel) * _UP, "kernel, C × F·k"),
     ]
     inner, repeats = _unpadded(windows)
     if _frequencies_pay(grouped.shape, inner):
-        bounds.append(math.sqrt(repeats) * _frequency_norm(scaled, inner, groups) * _UP)
-    return _rounded_up(min(bounds), scale)
+        bounds.append((math.sqrt(repeats) * _frequency_norm(scaled, inner, groups) * _UP, "frequencies"))
+    smallest, method = min(bounds)
+    return Measured(_rounded_up(smallest, scale), method)
 
 
 def _gamma(terms: int) -> float:
@@ -97,21 +106,9 @@ def _normalised(entries: Array) -> tuple[Array, int]:
     return np.ldexp(exact, -exponent), exponent
 
 
-def round_up(value: Fraction, digits: int) -> Fraction:
-    """Return the least decimal of about so many significant digits that is not below `value` >= 0."""
-    if value == 0:
-        return value
-    shift = Fraction(10) ** (digits - 1 - math.floor(_log10(value)))
-    return Fraction(math.ceil(value * shift)) / shift
-
-
 def _rounded_up(bound: float, exponent: int) -> Fraction:
     """Return bound·2^exponent, rounded up to a few digits so that people can read it."""
     return round_up(Fraction(bound) * Fraction(2) ** exponent, _DIGITS)
-
-
-def _log10(value: Fraction) -> float:
-    return math.log10(value.numerator) - math.log10(value.denominator)
 
 
 def _frobenius(entries: Array) -> float:

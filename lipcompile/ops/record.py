@@ -6,7 +6,7 @@ Shapes are those of one example: the batch axis does not exist here.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
@@ -27,11 +27,13 @@ class Constraint:
     spectral: certified operator norm of the layer's linear map <= bound. orthogonal: as spectral(1), and the
     projection drives the singular values towards 1. frobenius: root sum of squares of the stored tensor <= bound.
     ball: the same for a bias. box: every entry within ±bound. rows: every row (last axis) of norm <= bound.
-    free: any finite tensor; its bound is read by no rule.
+    free: any finite tensor; its bound is read by no rule. `method` says of what description of an imported map the
+    bound was certified, where the weights gave it.
     """
 
     kind: ConstraintKind
     bound: Scalar
+    method: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         """Raise ValueError for an orthogonal constraint of another radius: no projection enforces it."""

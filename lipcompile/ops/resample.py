@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from lipcompile.diagnostics import Refusal
 from lipcompile.numbers import N, Numbers
+from lipcompile.numbers.rounding import round_up
 from lipcompile.ops import counting
 from lipcompile.ops.record import AnyOp, Inputs, Shape, ShapeRule, Site, Theta
 from lipcompile.ops.rules import entry_of_input, feature_axis, homogeneous
@@ -218,7 +219,7 @@ def _proved_norm(rows: tuple[Row, ...], size: int) -> Fraction:
     for output, row in enumerate(rows):
         for entry, weight in row:
             matrix[output, entry] = int(weight * scale)
-    return norms.round_up(norms.spectral_norm(matrix) / scale, 9)
+    return round_up(norms.spectral_norm(matrix).bound / scale, 9)
 
 
 def largest_sum(size: int, factor: int, mode: Interpolation, align_corners: bool) -> Fraction:

@@ -115,6 +115,7 @@ def _parameter(parameter: Parameter, layer: str, bound: Bound | None) -> Json:
         "shape": list(parameter.shape),
         "trainable": parameter.trainable,
         "constraint": str(parameter.constraint),
+        **({"certified_by": parameter.constraint.method} if parameter.constraint.method else {}),
         "gradient_bound": _ZERO if bound is None else _bound(bound),
     }
 

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from lipcompile.derivation import NOT_REACHED, Analysis, Bound, Derivation, Requirement
 from lipcompile.diagnostics import Severity
+from lipcompile.graph import Parameter
 from lipcompile.numbers import text as scalar_text
 from lipcompile.reports.console import BAD, GOOD, HINT, STRONG, printable, styled, table
 from lipcompile.reports.formulas import count, dimensions, legible, round_up
@@ -80,8 +81,14 @@ def _parameters(analysis: Analysis) -> Table:
     for name, parameter in analysis.graph.parameters.items():
         bound = analysis.parameters.get(name)
         cells = ("0", "not trained") if bound is None else (_value(bound), legible(bound.expression))
-        rows.add_row(printable(name), dimensions(parameter.shape), str(parameter.constraint), *cells)
+        rows.add_row(printable(name), dimensions(parameter.shape), _constraint(parameter), *cells)
     return rows
+
+
+def _constraint(parameter: Parameter) -> str:
+    """Return the constraint, and what certified the norm of an imported weight."""
+    method = parameter.constraint.method
+    return f"{parameter.constraint} (by {method})" if method else str(parameter.constraint)
 
 
 def _layers(analysis: Analysis) -> Table:

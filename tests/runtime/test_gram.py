@@ -9,7 +9,8 @@ from torch import Tensor
 
 
 def exact(grams: Tensor) -> Tensor:
-    return torch.linalg.eigvalsh(grams).amax(dim=1)
+    largest: Tensor = torch.linalg.eigvalsh(grams).amax(dim=1)
+    return largest
 
 
 def gaussian(count: int, size: int, dtype: torch.dtype = torch.float64, scale: float = 1.0) -> Tensor:

@@ -251,8 +251,9 @@ class Convolution(Operator):
         frequencies = self._frequencies_pay(kernel)
         if not (frequencies and self._frequencies_win()):
             grouped, up = self._grouped(kernel), scale * (1 + 1e-12)
-            yield gram_stack(grouped.flatten(2), math.sqrt(self.reads) * up, frobenius)
-            yield gram_stack(grouped.transpose(1, 2).flatten(2), math.sqrt(self.taps) * up, frobenius)
+            yield gram_stack(grouped.flatten(2), math.sqrt(self.reads) * up, frobenius, name="kernel, F × C·k")
+            by_channel = grouped.transpose(1, 2).flatten(2)
+            yield gram_stack(by_channel, math.sqrt(self.taps) * up, frobenius, name="kernel, C × F·k")
         if frequencies:
             yield self._frequency_stack(kernel, scale, frobenius)
 

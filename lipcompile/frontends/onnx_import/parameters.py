@@ -14,6 +14,7 @@ from lipcompile.frontends.onnx_import.values import Known, floats
 from lipcompile.frontends.options import ModelOptions
 from lipcompile.graph import GraphBuilder, ParameterChoice, Value
 from lipcompile.numbers import text
+from lipcompile.numbers.rounding import round_up
 from lipcompile.ops import counting
 from lipcompile.ops.conv_transpose import CONV_TRANSPOSE, adjoint_windows
 from lipcompile.ops.linear import CONV, conv_windows
@@ -61,20 +62,26 @@ class Parameters:
     _owners: dict[str, tuple[Key, str, Array]] = field(default_factory=dict)
 
     def add(
-        self, op: AnyOp, attributes: Any, operand: Value, tensors: Sequence[tuple[str, Known]], name: str
+        self,
+        op: AnyOp,
+        attributes: Any,
+        operand: Value,
+        tensors: Sequence[tuple[str, Known]],
+        name: str,
+        *,
+        frozen: bool = False,
     ) -> Value:
         """Add a node with parameters; a tensor that another node has already is the same parameter."""
         uses = [Use(op, attributes, operand.shape or (), role, known) for role, known in tensors]
-        choices = {use.role: self._choice(use) for use in uses}
+        choices = {use.role: self._choice(use, trainable=not frozen and self._is_trainable(use)) for use in uses}
         value = self.builder.add(op, attributes, [operand], name=name, parameters=choices)
         if value.shape is not None:
             for use in uses:
                 self._register(use, choices[use.role], f"{value.name}.{use.role}")
         return value
 
-    def _choice(self, use: Use) -> ParameterChoice:
+    def _choice(self, use: Use, *, trainable: bool) -> ParameterChoice:
         array = floats(use.known.array, f"the {use.role}")
-        trainable = self._is_trainable(use)
         shared = self._shared(use, array) if trainable else None
         constraint = self._constraint(use, array, trainable)
         return ParameterChoice(constraint, trainable, array, shared)
@@ -113,8 +120,10 @@ class Parameters:
             return Constraint("box", _roomy(_largest(array)) if keep else Fraction(1))
         if isinstance(wanted, Constraint):
             return wanted
-        norm = _norm(use, array) if wanted == "keep" else None
-        return Constraint("spectral", Fraction(1) if norm is None else _roomy(norm))
+        measured = _norm(use, array) if wanted == "keep" else None
+        if measured is None:
+            return Constraint("spectral", Fraction(1))
+        return Constraint("spectral", _roomy(measured.bound), measured.method)
 
     def _bias_bound(self, array: Array, trainable: bool) -> Fraction:
         if trainable and self.options.bias_bound is not None:
@@ -136,7 +145,7 @@ class Parameters:
 
 
 def _roomy(norm: Fraction) -> Fraction:
-    return norms.round_up(norm * HEADROOM, 7)
+    return round_up(norm * HEADROOM, 7)
 
 
 def _excess(use: Use, array: Array, kind: str, bound: Fraction) -> str:
@@ -149,7 +158,8 @@ def _excess(use: Use, array: Array, kind: str, bound: Fraction) -> str:
     elif stored * _gathers(use) <= bound:
         norm = Fraction(0)
     else:
-        norm = _norm(use, array) or Fraction(0)
+        measured = _norm(use, array)
+        norm = Fraction(0) if measured is None else measured.bound
     if norm > bound * TOLERANCE:
         return f"has norm {_shown(norm)}, outside its constraint of {text(bound)}: it will be scaled down"
     if kind == "orthogonal":
@@ -173,7 +183,7 @@ def _windows(use: Use) -> tuple[counting.Window, ...]:
     return conv_windows(site) if use.op is CONV else adjoint_windows(site)
 
 
-def _norm(use: Use, array: Array) -> Fraction | None:
+def _norm(use: Use, array: Array) -> norms.Measured | None:
     """Return the certified norm of the weight as the map it is; None where the builder will refuse it."""
     if not _is_finite(array) or array.size == 0:
         return None
