@@ -296,3 +296,9 @@ def test_a_binary_file_is_not_a_model(tmp_path: Path) -> None:
     path.write_bytes(b"\xff\xfe\x00\x01")
     with pytest.raises(InputError, match="not a text file"):
         load(str(path), ModelOptions())
+
+
+def test_a_slice_may_begin_with_the_first_entry_of_the_first_axis(tmp_path: Path) -> None:
+    assert graph_of(tmp_path, HEAD + "slice(axis=0, start=0, stop=3) }").nodes[0].shape == (3,)
+    (found,) = problems(tmp_path, HEAD + "slice(axis=0, start=-1, stop=3) }")
+    assert found.code == "LIP102"

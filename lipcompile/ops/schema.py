@@ -23,6 +23,8 @@ Extra = Annotated[tuple[int, ...], "extra per axis"]
 Padding = Annotated[tuple[tuple[int, int], ...], "padding"]
 # An axis of one example, counted from 0, or from the end if negative; None is the axis of the features.
 Axis = Annotated[int | None, "axis"]
+# A place along an axis, counted from 0.
+Index = Annotated[int, "index"]
 
 Argument = Scalar | bool | str | tuple[Any, ...]
 
@@ -211,6 +213,7 @@ _CONVERTERS = (
     (Extra, _extra),
     (Padding, _padding),
     (Axis, _integer),
+    (Index, _integer),
     (int, _positive),
     (bool, _boolean),
     (Scalar, _scalar),

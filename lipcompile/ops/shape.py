@@ -11,6 +11,7 @@ from lipcompile.diagnostics import Refusal
 from lipcompile.numbers import N, Numbers, Scalar
 from lipcompile.ops.record import AnyOp, Inputs, NoAttributes, Shape, Site, Theta
 from lipcompile.ops.rules import entry_of_input, homogeneous, plain, row_of_input, same_shape
+from lipcompile.ops.schema import Index
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +39,8 @@ class Block:
 class Slice:
     """The entries start <= i < stop along `axis`."""
 
-    axis: int
-    start: int
+    axis: Index
+    start: Index
     stop: int
 
 

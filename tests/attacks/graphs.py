@@ -16,7 +16,7 @@ from lipcompile.ops import LOSS_BY_NAME, OP_BY_NAME
 from lipcompile.ops.activation import GroupSort, LeakyReLU
 from lipcompile.ops.counting import Mode
 from lipcompile.ops.linear import BiasShape, Conv, Dense
-from lipcompile.ops.merge import Concat, Sum
+from lipcompile.ops.merge import Concat, Sum, Where
 from lipcompile.ops.pool import AveragePool
 from lipcompile.ops.record import Constraint, NoAttributes
 from lipcompile.ops.reduce import GlobalPool
@@ -79,6 +79,52 @@ class Maker:
         half = size(x) // 2
         return self.add("concat", Concat(0), self.dense(x, half), self.activation(self.dense(x, half)))
 
+    def nested(self, x: Value) -> Value:
+        """A fork in a fork; one of its branches may be read twice."""
+        first, second = self.dense(x, 2), self.activation(self.dense(x, 2))
+        inner = self.add("concat", Concat(0), first, second)
+        last = inner if self.draw.rng.random() < 0.3 else self.activation(self.dense(x, 2))
+        joined = self.add("concat", Concat(0), *((inner, last) if self.draw.rng.random() < 0.5 else (last, inner)))
+        again = joined if self.draw.rng.random() < 0.5 else self.add("concat", Concat(0), joined, first)
+        return self.dense(again, 4)
+
+    def extremes(self, x: Value) -> Value:
+        """The largest or smallest of branches, of which one may be the fork itself."""
+        others = [self.activation(self.dense(x, size(x))) for _ in range(self.draw.rng.randint(1, 2))]
+        first = x if self.draw.rng.random() < 0.3 else self.dense(x, size(x))
+        return self.add(self.draw.rng.choice(("maximum", "minimum")), NO, first, *others)
+
+    def selection(self, x: Value) -> Value:
+        mask = tuple(self.draw.rng.random() < 0.5 for _ in range(size(x)))
+        return self.add("where", Where(mask), self.activation(x), self.dense(x, size(x)))
+
+    def gate(self, x: Value) -> Value:
+        """A product with a gate per entry or for all of them; or the square of a bounded value."""
+        if self.draw.rng.random() < 0.2:
+            bounded = self.add("tanh", NO, self.dense(x, size(x)))
+            return self.add("multiply", NO, bounded, bounded)
+        gate = self.add("sigmoid", NO, self.dense(x, self.draw.rng.choice((1, size(x)))))
+        value = x if self.draw.rng.random() < 0.5 else self.activation(self.dense(x, size(x)))
+        return self.add("multiply", NO, *((value, gate) if self.draw.rng.random() < 0.5 else (gate, value)))
+
+    def pieces(self, x: Value) -> Value:
+        """Blocks on two or more disjoint slices, which come together in one merge or one after the other."""
+        count = self.draw.rng.randint(2, min(size(x), 4))
+        width = size(x) // count
+        slices = [self.add("slice", Slice(0, i * width, (i + 1) * width), x) for i in range(count)]
+        blocks = [self.activation(self.dense(piece, 2)) for piece in slices]
+        merge = self.draw.rng.choice(("concat", "concat", "add", "maximum"))
+        if self.draw.rng.random() < 0.5:
+            blocks = [self.merged(merge, blocks[:2]), *blocks[2:]]
+            merge = "concat"
+        return self.dense(self.merged(merge, blocks), 4)
+
+    def merged(self, merge: str, values: Sequence[Value]) -> Value:
+        if len(values) == 1:
+            return values[0]
+        attributes = {"concat": Concat(0), "add": Sum((Fraction(1),) * len(values))}.get(merge, NO)
+        return self.add(merge, attributes, *values)
+
     def slices(self, x: Value) -> Value:
         """Slices, disjoint or not, a block on one, concatenated; the tensor itself may be read again."""
         half, overlap = size(x) // 2, self.draw.rng.randint(0, 1)
@@ -124,6 +170,11 @@ def random_graph(seed: int) -> Graph:
     steps: Sequence[Callable[[Value], Value]] = (
         maker.residual,
         maker.branches,
+        maker.nested,
+        maker.extremes,
+        maker.selection,
+        maker.gate,
+        maker.pieces,
         maker.slices,
         maker.tied,
         maker.activation,
@@ -135,7 +186,9 @@ def random_graph(seed: int) -> Graph:
         x = rng.choice(steps)(x)
     name = rng.choice(list(VECTOR_LOSSES))
     x = maker.dense(x, 1 if LOSS_ATTACKS[name].shape is one else rng.randint(2, 4))
-    graph = maker.builder.finish(x, LossUse(LOSS_BY_NAME[name], LOSS_ATTACKS[name].attributes(maker.draw)))
+    assert x.shape is not None
+    attributes = LOSS_ATTACKS[name].attributes(maker.draw, x.shape)
+    graph = maker.builder.finish(x, LossUse(LOSS_BY_NAME[name], attributes))
     assert graph is not None, maker.builder.diagnostics
     return graph
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 from lipcompile.diagnostics import Diagnostic, Refusal
+from lipcompile.frontends.lip import recurrent
 from lipcompile.frontends.lip import syntax as ast
 from lipcompile.frontends.lip.layers import LayerLowering, operands_of, unknown_layer
 from lipcompile.frontends.lip.scope import Problem, Scope
@@ -15,13 +16,15 @@ from lipcompile.graph import Graph, GraphBuilder, LossUse, Value
 from lipcompile.names import is_derived
 from lipcompile.numbers import Scalar, Symbol, combine
 from lipcompile.ops import LOSS_BY_NAME, OP_BY_NAME
-from lipcompile.ops.merge import CONCAT, SUM, Concat, Sum
-from lipcompile.ops.record import Shape
+from lipcompile.ops.merge import CONCAT, MAXIMUM, MINIMUM, PRODUCT, SUM, Concat, Sum
+from lipcompile.ops.record import NoAttributes, Shape
 from lipcompile.ops.registry import layers
 from lipcompile.ops.rules import feature_axis
 from lipcompile.ops.schema import Argument, ArgumentError, bind, suggest
 from lipcompile.ops.shape import Slice
 
+# Merges of branches that take no arguments and no weights.
+_MERGES = {op.name: op for op in (PRODUCT, MAXIMUM, MINIMUM)}
 # No network nests its blocks deeper; one that does uses itself.
 DEEPEST_NESTING = 64
 POISONED = Value("poisoned", None)
@@ -179,6 +182,8 @@ class _Lowering:
                 return self._merge(layer.merge, outputs, scope)
 
     def _call(self, call: ast.Call, current: Value, scope: Scope, target: str | None) -> Value:
+        if call.name.text in recurrent.CELLS:
+            return recurrent.lower(self.layers, call, current, scope, target)
         if call.name.text not in layers():
             raise unknown_layer(call.name, list(self.blocks))
         return self.layers.lower(call, current, scope, target)
@@ -244,8 +249,11 @@ class _Lowering:
         if kind in ("add", "mean") and not merge.arguments:
             weight = ONE if kind == "add" else ONE / len(outputs)
             return self._sum(outputs, (weight,) * len(outputs), merge, scope)
+        if kind in _MERGES and not merge.arguments:
+            return self._merged(merge, outputs, scope)
         if kind != "concat":
-            raise Problem("LIP012", "branches end in `add`, `mean` or `concat(axis=…)`", merge.at)
+            listed = ", ".join(f"`{name}`" for name in ("add", "mean", *_MERGES))
+            raise Problem("LIP012", f"branches end in {listed} or `concat(axis=…)`", merge.at)
         named = {a.name.text: scope.argument(a.value) for a in merge.arguments if a.name}
         positional = [scope.argument(a.value) for a in merge.arguments if a.name is None]
         try:
@@ -253,6 +261,14 @@ class _Lowering:
         except ArgumentError as error:
             raise Problem("LIP012", f"`concat`: {error.message}", merge.at, error.help) from None
         return self.builder.add(CONCAT, attributes, outputs, name="concat", location=merge.at, scope=scope.path)
+
+    def _merged(self, merge: ast.Call, outputs: Sequence[Value], scope: Scope) -> Value:
+        name = merge.name.text
+        op, most = _MERGES[name], _MERGES[name].operands[1]
+        if most is not None and len(outputs) > most:
+            message = f"`{name}` takes {most} branches, not {len(outputs)}"
+            raise Problem("LIP012", message, merge.at, "put one `branch` into another")
+        return self.builder.add(op, NoAttributes(), outputs, name=name, location=merge.at, scope=scope.path)
 
     def _sum(self, operands: Sequence[Value], weights: tuple[Scalar, ...], merge: ast.Call, scope: Scope) -> Value:
         name = merge.name.text
