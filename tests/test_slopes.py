@@ -145,7 +145,25 @@ def test_the_slope_of_gelu_at_the_root_of_two() -> None:
     assert steepest.a >= exact(claimed - GAP).b
 
 
+ALPHA = Fraction("1.6732632423543772848170429916717")
+
+
 def test_the_slope_of_selu() -> None:
     """The product of the constants of Klambauer et al., as torch writes them."""
-    product = Fraction("1.0507009873554804934193349852946") * Fraction("1.6732632423543772848170429916717")
+    product = Fraction("1.0507009873554804934193349852946") * ALPHA
     assert 0 <= slope("selu", NoAttributes()) - product < Fraction(1, 10**15)
+
+
+def test_how_far_selu_bends() -> None:
+    """α²(1 - e^(-u))² - u² is concave in s = u²: below its tangent on [0, 1], falling beyond if it falls at 1."""
+    claimed, alpha, at = exact("0.2195457"), exact(ALPHA), exact("0.6999205732")
+
+    def value(u: Any) -> Any:
+        return alpha**2 * (1 - IV.exp(-u)) ** 2 - u**2
+
+    def tangent(u: Any) -> Any:
+        return alpha**2 * (1 - IV.exp(-u)) * IV.exp(-u) / u - 1
+
+    assert tangent(IV.mpf(1)).b < 0
+    assert (value(at) + abs(tangent(at))).b <= claimed.a
+    assert value(at).a >= (claimed - exact(GAP)).b

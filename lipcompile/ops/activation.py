@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from lipcompile.diagnostics import Refusal
 from lipcompile.numbers import N, Numbers, Scalar, text
-from lipcompile.ops.record import AnyOp, Inputs, NoAttributes, Shape, Site, Spelling, Theta
-from lipcompile.ops.rules import entry_of_input, feature_axis, magnitude, plain, same_shape
+from lipcompile.ops.elementwise import Elementwise, Function, elementwise
+from lipcompile.ops.record import AnyOp, Inputs, Shape, Site, Spelling, Theta
+from lipcompile.ops.rules import entry_of_input, feature_axis, magnitude, plain
 from lipcompile.ops.schema import Axis
 
 
@@ -130,83 +131,6 @@ def _within(value: Scalar, name: str, low: Fraction, high: Fraction) -> None:
         raise Refusal("LIP104", f"`{name}` must be from {float(low):g} to {float(high):g}, not {text(value)}")
 
 
-class Elementwise(Protocol):
-    """A number that belongs to φ, such as a Lipschitz constant of it, from the attributes."""
-
-    def __call__(self, num: Numbers[N], attributes: Any, /) -> N: ...
-
-
-class LargestNorm(Protocol):
-    """A bound of the norm of φ at n `entries` whose norm is at most `size`."""
-
-    def __call__(self, num: Numbers[N], attributes: Any, size: N, entries: int, /) -> N: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Function:
-    """What is known of a scalar function φ that acts on every entry.
-
-    slope: a Lipschitz constant s, None where φ jumps: then it shrinks or is bounded. at_zero: |φ(0)|, None for 0.
-    largest: sup|φ|, None where φ is unbounded. shrinks: whether |φ(t)| <= |t| for all t, so that norms do not grow
-    whatever s is. exact: a bound of norms better than the one that follows from these.
-    """
-
-    slope: Elementwise | None
-    at_zero: Elementwise | None = None
-    largest: Elementwise | None = None
-    shrinks: bool = False
-    exact: LargestNorm | None = None
-
-    def bound(self, num: Numbers[N], attributes: Any, size: N, entries: int) -> N:
-        """min(s·size + √n·|φ(0)|, √n·sup|φ|): bounds the norm of φ at n entries of norm at most `size`."""
-        if self.exact is not None:
-            return self.exact(num, attributes, size, entries)
-        bounds = [] if self.slope is None and not self.shrinks else [self._grown(num, attributes, size, entries)]
-        if self.largest is not None:
-            bounds.append(num.sqrt(entries) * self.largest(num, attributes))
-        return num.minimum(*bounds) if len(bounds) > 1 else bounds[0]
-
-    def _grown(self, num: Numbers[N], attributes: Any, size: N, entries: int) -> N:
-        """s·size + √n·|φ(0)|."""
-        grown = size if self.slope is None or self.shrinks else self.slope(num, attributes) * size
-        if self.at_zero is None:
-            return grown
-        return grown + num.sqrt(entries) * self.at_zero(num, attributes)
-
-
-def elementwise(name: str, onnx: tuple[str, ...], function: Function, **others: Any) -> AnyOp:
-    """Return the record of φ acting on every entry; `others` as for `plain`."""
-    slope = function.slope
-
-    def norm(num: Numbers[N], site: Site[Any], x: Inputs[N], theta: Theta[N]) -> N:
-        return function.bound(num, site.attributes, x[0].norm, site.entries)
-
-    def row(num: Numbers[N], site: Site[Any], x: Inputs[N], theta: Theta[N]) -> N:
-        return function.bound(num, site.attributes, x[0].row, site.output[-1] if site.output else 1)
-
-    def entry(num: Numbers[N], site: Site[Any], x: Inputs[N], theta: Theta[N]) -> N:
-        return function.bound(num, site.attributes, x[0].entry, 1)
-
-    def lipschitz(num: Numbers[N], site: Site[Any], x: Inputs[N], theta: Theta[N]) -> Sequence[N]:
-        assert slope is not None
-        return [slope(num, site.attributes)]
-
-    attributes = others.pop("attributes", NoAttributes)
-    shape, proof = others.pop("shape", same_shape), others.pop("proof", "activation.md#elementwise")
-    return plain(
-        name,
-        attributes,
-        shape,
-        proof,
-        norm=norm,
-        row=row,
-        entry=entry,
-        lipschitz=None if slope is None else lipschitz,
-        onnx=onnx,
-        **others,
-    )
-
-
 def unit(num: Numbers[N], attributes: Any) -> N:
     """1."""
     return num.of(1)
@@ -249,6 +173,50 @@ def elu_slope(num: Numbers[N], attributes: ELU) -> N:
 def gelu_slope(num: Numbers[N], attributes: GELU) -> N:
     """1/2 + erf(1)/2 + 1/(e√π), at √2; 1.12899… for the approximation. Both rounded up."""
     return num.of(Fraction("1.1289042" if attributes.approximate == "none" else "1.1289931"))
+
+
+def gelu_share(num: Numbers[N], attributes: GELU, entry: N) -> N:
+    """Φ(M) <= (1 + √(1 - e^(-2M²/π)))/2; of the approximation, 1/(1 + e^(-2u)). 2/π and √(2/π) are rounded up."""
+    if attributes.approximate == "none":
+        outside = num.exp(0 - num.of(Fraction("0.6366198")) * entry * entry)
+        return (1 + num.sqrt(1 - outside)) / 2
+    cubic = entry + num.of(Fraction("0.044715")) * entry * entry * entry
+    return 1 / (1 + num.exp(0 - 2 * (num.of(Fraction("0.7978846")) * cubic)))
+
+
+def silu_share(num: Numbers[N], attributes: Any, entry: N) -> N:
+    """σ(M)."""
+    return 1 / (1 + num.exp(0 - entry))
+
+
+def mish_share(num: Numbers[N], attributes: Any, entry: N) -> N:
+    """tanh(ln(1 + e^M)) = 1/(1 + 2w²/(1 + 2w)) with w = e^(-M)."""
+    w = num.exp(0 - entry)
+    return 1 / (1 + 2 * (w * w) / (1 + 2 * w))
+
+
+def hard_swish_share(num: Numbers[N], attributes: Any, entry: N) -> N:
+    """min(1, (M + 3)/6)."""
+    return num.minimum(num.of(1), (entry + 3) / 6)
+
+
+def hard_swish_lipschitz(num: Numbers[N], site: Site[Any], x: Inputs[N], theta: Theta[N]) -> Sequence[N]:
+    """l = min(3/2, 1/2 + M/3)."""
+    return [num.minimum(num.of(3) / 2, num.of(1) / 2 + x[0].entry / 3)]
+
+
+def whole(num: Numbers[N], attributes: Any, entry: N) -> N:
+    """1."""
+    return num.of(1)
+
+
+def selu_norm(num: Numbers[N], attributes: Any, size: N, entries: int) -> N:
+    """min(λα·X, λ·√(X² + c·n)), c the largest α²(1 - e^(-t))² - t²; for n = 1, max(λ·X, λα·(1 - e^(-X)))."""
+    scale, steepest = num.of(Fraction("1.0507009873554805")), num.of(Fraction("1.7580993408473769"))
+    if entries == 1:
+        return num.maximum(scale * size, steepest * (1 - num.exp(0 - size)))
+    bend = num.of(Fraction("0.2195457")) * entries
+    return num.minimum(steepest * size, scale * num.sqrt(size * size + bend))
 
 
 def hard_sigmoid_slope(num: Numbers[N], attributes: HardSigmoid) -> N:
@@ -304,17 +272,28 @@ OPS: tuple[AnyOp, ...] = (
     elementwise("abs", ("Abs",), Function(unit)),
     elementwise("elu", ("Elu",), Function(elu_slope), attributes=ELU),
     elementwise("celu", ("Celu",), Function(unit), attributes=CELU, shape=celu_shape),
-    elementwise("selu", ("Selu",), Function(constant("1.7580993408473769"))),
-    elementwise("gelu", ("Gelu",), Function(gelu_slope, shrinks=True), attributes=GELU, proof=_SMOOTH),
+    elementwise("selu", ("Selu",), Function(constant("1.7580993408473769"), exact=selu_norm)),
+    elementwise(
+        "gelu", ("Gelu",), Function(gelu_slope, share=gelu_share), attributes=GELU, proof=_SMOOTH, reads=("entry",)
+    ),
     elementwise(
         "silu",
         ("Swish",),
-        Function(constant("1.0998394"), shrinks=True),
+        Function(constant("1.0998394"), share=silu_share),
         proof=_SMOOTH,
+        reads=("entry",),
         dsl=(Spelling("silu"), Spelling("swish")),
     ),
-    elementwise("mish", ("Mish",), Function(constant("1.0884982"), shrinks=True), proof=_SMOOTH),
-    elementwise("hard_swish", ("HardSwish",), Function(constant("1.5"), shrinks=True)),
+    elementwise(
+        "mish", ("Mish",), Function(constant("1.0884982"), share=mish_share), proof=_SMOOTH, reads=("entry",)
+    ),
+    elementwise(
+        "hard_swish",
+        ("HardSwish",),
+        Function(None, share=hard_swish_share),
+        lipschitz=hard_swish_lipschitz,
+        reads=("entry",),
+    ),
     elementwise(
         "hard_sigmoid",
         ("HardSigmoid",),
@@ -336,7 +315,7 @@ OPS: tuple[AnyOp, ...] = (
     elementwise(
         "hard_shrink",
         ("Shrink",),
-        Function(None, shrinks=True),
+        Function(None, share=whole),
         attributes=HardShrink,
         shape=hard_shrink_shape,
         proof=_JUMPS,

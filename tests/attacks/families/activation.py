@@ -97,8 +97,8 @@ def _interval(draw: Draw) -> Hardtanh:
 
 
 def _smooth_witnesses(op: str, attributes: Any, steepest: float) -> list[Witness]:
-    """Where the slope is largest, and far out, where φ(x) is almost x."""
-    return [at(op, attributes, torch.full((2, 3), x, dtype=torch.float64)) for x in (steepest, 1000.0)]
+    """Near 0, where the slope is largest, and far out, where φ(x) is almost x."""
+    return [at(op, attributes, torch.full((2, 3), x, dtype=torch.float64)) for x in (0.5, 1.0, steepest, 1000.0)]
 
 
 def _hardtanh_witnesses() -> list[Witness]:
@@ -159,7 +159,11 @@ ATTACKS: Mapping[str, Attack] = {
     "selu": Attack(
         no_attributes,
         unary(lambda _, x: 1.0507009873554805 * elu(1.6732632423543772, x)),
-        lambda: [at("selu", NO, -constant((2, 3), 0.001))],
+        lambda: [
+            at("selu", NO, -constant((2, 3), 0.001)),
+            at("selu", NO, torch.full((2, 3), -0.69992, dtype=torch.float64)),
+            at("selu", NO, constant((2, 3), 1000)),
+        ],
     ),
     "gelu": Attack(
         plain(lambda draw: GELU(draw.rng.choice(("none", "tanh")))),
