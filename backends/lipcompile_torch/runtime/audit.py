@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 
 from .audit_points import Admissible, Look, Point, Terrain
-from .audit_starts import STARTS, draw
+from .audit_starts import STARTS, Start, draw
 from .module import LipschitzModule
 from .precision import rounding_slack
 
@@ -35,7 +35,7 @@ class AuditConfig:
         steps: most steps of an ascent.
         seed: of everything random.
         enough: a parameter whose ratio is below this afterwards is attacked by itself, from the best point found
-            for it and from one other start.
+            for it, and from other starts until its ratio is this.
     """
 
     restarts: int = 4
@@ -102,7 +102,8 @@ def audit(module: LipschitzModule, admissible: Admissible, config: AuditConfig, 
     """
     if any(parameter.dtype != torch.float64 for parameter in module.parameters()):
         raise ValueError("an audit computes in float64: call module.double() first")
-    campaign = _Campaign(Terrain(module, admissible), config)
+    generator = torch.Generator().manual_seed(config.seed)
+    campaign = _Campaign(Terrain(module, admissible, generator), config)
     campaign.run(watch)
     return campaign.audit()
 
@@ -112,7 +113,6 @@ class _Campaign:
 
     def __init__(self, terrain: Terrain, config: AuditConfig) -> None:
         self.terrain, self.config = terrain, config
-        self.generator = torch.Generator().manual_seed(config.seed)
         self.best: dict[str, tuple[float, Point]] = {}
         self.names = tuple(terrain.bounds)
         self.claims = {**terrain.bounds, "": math.hypot(*terrain.bounds.values())}
@@ -122,9 +122,8 @@ class _Campaign:
         if not self.names:
             return
         watch.planned(self.config.restarts)
-        starts = islice(cycle(STARTS), self.config.restarts)
-        for start in starts:
-            self._climb(draw(self.terrain, start, self.generator), self.names)
+        for start in self._starts():
+            self._climb(draw(self.terrain, start), self.names)
             watch.climbed("total", self._ratio(""))
         loose = [name for name in self.names if self._ratio(name) < self.config.enough]
         watch.planned(self.config.restarts + len(loose))
@@ -132,13 +131,15 @@ class _Campaign:
             self._climb_alone(name)
             watch.climbed(name, self._ratio(name))
 
+    def _starts(self) -> Iterator[Start]:
+        return islice(cycle(STARTS), self.config.restarts)
+
     def _climb_alone(self, name: str) -> None:
-        starts = islice(cycle(STARTS), len(STARTS))
         self._climb(self.best[name][1], (name,))
-        for start in starts:
+        for start in self._starts():
             if self._ratio(name) >= self.config.enough:
                 break
-            self._climb(draw(self.terrain, start, self.generator), (name,))
+            self._climb(draw(self.terrain, start), (name,))
 
     def _climb(self, start: Point, objective: Sequence[str]) -> None:
         for point, look in climb(self.terrain, start, objective, self.config.steps):
@@ -146,8 +147,9 @@ class _Campaign:
 
     def _note(self, point: Point, look: Look) -> None:
         for name, square in (*look.squares.items(), ("", math.fsum(look.squares.values()))):
-            if name not in self.best or self.best[name][0] < square < math.inf:
-                self.best[name] = (square, point)
+            finite = square if math.isfinite(square) else 0.0
+            if name not in self.best or self.best[name][0] < finite:
+                self.best[name] = (finite, point)
 
     def _ratio(self, name: str) -> float:
         claim = self.claims[name]
@@ -169,7 +171,7 @@ def climb(terrain: Terrain, point: Point, objective: Sequence[str], steps: int) 
     ascent = _Ascent(terrain, objective)
     idle = 0
     for _ in range(steps):
-        point, look = ascent.retarget(point, terrain.look(point, objective))
+        point, look = ascent.choose(point, terrain.look(point, objective))
         yield point, look
         point, value = ascent.step(point, look)
         idle = idle + 1 if value <= look.value * (1 + _GAIN) else 0
@@ -190,13 +192,16 @@ class _Ascent:
         """Whether even small steps gained nothing."""
         return max(self.sizes.values(), default=0.0) < _FLAT
 
-    def retarget(self, point: Point, look: Look) -> tuple[Point, Look]:
-        """Change the target if another one gains."""
-        for target in self.terrain.targets(look.output, count=2):
-            other = replace(point, target=target)
-            if self.terrain.value(other, self.objective) > look.value * (1 + 1e-9):
-                point, look = other, self.terrain.look(other, self.objective)
-        return point, look
+    def choose(self, point: Point, look: Look) -> tuple[Point, Look]:
+        """Change the target, or a token, where that gains."""
+        targets = (replace(point, target=target) for target in self.terrain.targets(look.output, 2))
+        sequences = (replace(point, x=x) for x in self.terrain.sequences(point.x, 4))
+        best, value = point, look.value * (1 + 1e-9)
+        for other in (*targets, *sequences):
+            gained = self.terrain.value(other, self.objective)
+            if gained > value:
+                best, value = other, gained
+        return (point, look) if best is point else (best, self.terrain.look(best, self.objective))
 
     def step(self, point: Point, look: Look) -> tuple[Point, float]:
         """Return a point of a larger value, or the same."""

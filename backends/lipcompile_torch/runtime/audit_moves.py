@@ -65,9 +65,9 @@ class Domain:
     def _steepest(self, slope: Tensor) -> Tensor:
         """Return ``slope`` at the scale of a set of radius 1."""
         if self._entrywise:
-            return slope / slope.abs().max()
+            return slope / float(slope.abs().max())
         if self._by_rows:
-            return slope / slope.norm(dim=-1).max()
+            return slope / float(slope.norm(dim=-1).max())
         return unit(slope)
 
     def _retract(self, weight: Tensor) -> Tensor:
@@ -75,15 +75,21 @@ class Domain:
         if self._entrywise:
             return weight.clamp(-1, 1)
         if self._by_rows:
-            return weight / weight.norm(dim=-1, keepdim=True).clamp_min(1)
+            return _shortened(weight, -1)
         if isinstance(self.constraint, Frobenius):
-            return weight / weight.norm().clamp_min(1)
+            return _shortened(weight, None)
         if isinstance(self.operator, Dense):
             return clip_singular_values(weight)
         if isinstance(self.operator, Convolution):
             weight = clip_convolution(weight, self.operator)
         norm = self.operator.norm(weight).bound
         return weight / norm if norm > 0 else weight
+
+
+def _shortened(weight: Tensor, dim: int | None) -> Tensor:
+    """Return vectors along ``dim``, or the whole, with norms of at most 1."""
+    shorter: Tensor = weight / weight.norm(dim=dim, keepdim=True).clamp_min(1)
+    return shorter
 
 
 def clip_singular_values(matrices: Tensor) -> Tensor:
@@ -95,7 +101,7 @@ def clip_singular_values(matrices: Tensor) -> Tensor:
     flat = matrices if wide else matrices.mH
     values, vectors = torch.linalg.eigh(flat @ flat.mH)
     shrink = values.clamp_min(1).rsqrt().to(flat.dtype)
-    clipped = (vectors * shrink[..., None, :]) @ (vectors.mH @ flat)
+    clipped: Tensor = (vectors * shrink[..., None, :]) @ (vectors.mH @ flat)
     return clipped if wide else clipped.mH
 
 
@@ -125,7 +131,7 @@ class _Grid:
         wanted = [max(span, min(2 * span, n)) for span, n in zip(spans, geometry.input_size, strict=True)]
         self.sizes = [s * math.ceil(size / s) for size, s in zip(wanted, stride, strict=True)]
         taps = torch.meshgrid(*(d * torch.arange(k) for d, k in zip(dilation, kernel, strict=True)), indexing="ij")
-        self.taps = (slice(None), slice(None), *taps)
+        self.taps: tuple[slice | Tensor, ...] = (slice(None), slice(None), *taps)
         self.axes = tuple(range(2, 2 + len(kernel)))
         self.channels, self.groups, self.folds = channels, geometry.groups, math.prod(stride)
         frequencies = [*self.sizes[:-1], self.sizes[-1] // 2 + 1] if self.folds == 1 else self.sizes
@@ -143,12 +149,17 @@ class _Grid:
         spectrum = transform(spread, dim=self.axes).reshape(self.folded).permute(self.order)
         self.ordered = spectrum.shape
         columns = self.channels[1] * self.folds
-        return spectrum.reshape(-1, self.groups, self.folded[1], columns) / math.sqrt(self.folds)
+        stack: Tensor = spectrum.reshape(-1, self.groups, self.folded[1], columns) / math.sqrt(self.folds)
+        return stack
 
     def kernel(self, matrices: Tensor) -> Tensor:
         """Return the part of the kernel of ``matrices`` that lies on the taps."""
         back = torch.argsort(torch.tensor(self.order)).tolist()
         spectrum = (matrices * math.sqrt(self.folds)).reshape(self.ordered).permute(back).reshape(self.spectrum)
-        if self.folds == 1:
-            return torch.fft.irfftn(spectrum, s=self.sizes, dim=self.axes)[self.taps]
-        return torch.fft.ifftn(spectrum, dim=self.axes).real[self.taps]
+        halved = self.folds == 1
+        spread: Tensor = (
+            torch.fft.irfftn(spectrum, s=self.sizes, dim=self.axes)
+            if halved
+            else torch.fft.ifftn(spectrum, dim=self.axes).real
+        )
+        return spread[self.taps]

@@ -58,8 +58,8 @@ class Look:
 class Terrain:
     """The gradient norms of a module as functions of the adversary's choice. All in float64, on the CPU."""
 
-    def __init__(self, module: LipschitzModule, admissible: Admissible) -> None:
-        self.module, self.admissible = module, admissible
+    def __init__(self, module: LipschitzModule, admissible: Admissible, generator: torch.Generator) -> None:
+        self.module, self.admissible, self.generator = module, admissible, generator
         self.bounds = module.gradient_bounds()
         self.domains = {
             f"{prefix}.{name}" if prefix else name: Domain(*pair)
@@ -83,9 +83,18 @@ class Terrain:
         found = torch.autograd.grad(loss, trained, create_graph=curved, allow_unused=True, materialize_grads=True)
         return output, dict(zip(self.bounds, found, strict=True))
 
+    def _tracked(self, point: Point) -> Point:
+        """Return the point with everything that can move by a little ready to be differentiated in."""
+        return replace(
+            point,
+            x=point.x if self.admissible.vocabulary else _tracked(point.x),
+            target=_tracked(point.target) if self.admissible.target == "vector" else point.target,
+            weights={name: _tracked(weight) for name, weight in point.weights.items()},
+        )
+
     def squares(self, point: Point) -> dict[str, float]:
         """Return the squared norm of the gradient of every trained parameter."""
-        _, gradients = self._gradients(_tracked(point), curved=False)
+        _, gradients = self._gradients(self._tracked(point), curved=False)
         return {name: float(gradient.square().sum()) for name, gradient in gradients.items()}
 
     def certified_squares(self, point: Point) -> dict[str, float]:
@@ -105,7 +114,7 @@ class Terrain:
 
     def look(self, point: Point, objective: Sequence[str]) -> Look:
         """Return value and slopes of an objective."""
-        point = _tracked(point)
+        point = self._tracked(point)
         output, gradients = self._gradients(point, curved=True)
         squares = {name: gradient.square().sum() for name, gradient in gradients.items()}
         value = torch.stack([squares[name] for name in objective]).sum()
@@ -134,12 +143,20 @@ class Terrain:
         """Return the input in a direction whose norm is so little below its bound that no rounding clips it."""
         return self.module.input_norm * (1 - 1e-12 - direction.numel() * 2.0**-50) * unit(direction)
 
+    def sequences(self, x: Tensor, count: int) -> Iterator[Tensor]:
+        """Yield `count` other sequences of tokens: one changed, or all made equal."""
+        for attempt in range(count if self.admissible.vocabulary else 0):
+            token = torch.randint(self.admissible.vocabulary or 0, (), generator=self.generator)
+            other = torch.full_like(x, int(token)) if attempt % 2 else x.clone()
+            other.view(-1)[torch.randint(x.numel(), (), generator=self.generator)] = token
+            yield other
+
     def _target_scale(self, target: Tensor) -> float:
         bound = self.admissible.target_norm
         return bound if math.isfinite(bound) else 1 + float(target.norm())
 
     def _bounded_target(self, target: Tensor) -> Tensor:
-        return target / (target.norm() / self.admissible.target_norm).clamp_min(1)
+        return target / max(1.0, float(target.norm()) / self.admissible.target_norm)
 
     def targets(self, output: Tensor, count: int) -> Iterator[Tensor]:
         """Yield `count` targets that promise a large gradient at an output, the most promising first."""
@@ -168,15 +185,5 @@ def _blocks(point: Point) -> dict[str, Tensor]:
     return {INPUT: point.x, TARGET: point.target, **point.weights}
 
 
-def _tracked(point: Point) -> Point:
-    """Return the point with everything continuous ready to be differentiated in."""
-    return Point(
-        _tracked_tensor(point.x),
-        _tracked_tensor(point.target),
-        {name: weight.detach().requires_grad_() for name, weight in point.weights.items()},
-        point.mask,
-    )
-
-
-def _tracked_tensor(tensor: Tensor) -> Tensor:
-    return tensor.detach().requires_grad_() if tensor.is_floating_point() else tensor
+def _tracked(tensor: Tensor) -> Tensor:
+    return tensor.detach().requires_grad_()

@@ -17,7 +17,7 @@ STARTS: tuple[Start, ...] = get_args(Start)
 _NOISE = 0.05  # what structured starts get of a random one: no slope is exactly 0 there
 
 
-def draw(terrain: Terrain, start: Start, generator: torch.Generator) -> Point:
+def draw(terrain: Terrain, start: Start) -> Point:
     """Return a start.
 
     identity: weights that hand on their input, an example of equal entries.
@@ -25,10 +25,10 @@ def draw(terrain: Terrain, start: Start, generator: torch.Generator) -> Point:
     random: everything random.
     corner: as identity, with the first tap of a kernel; an example that is random.
     """
-    domains = terrain.domains
+    domains, generator = terrain.domains, terrain.generator
     parameters = dict(terrain.module.named_parameters())
     weights = {name: _weight(domains[name], tuple(p.shape), start, generator) for name, p in parameters.items()}
-    x = _example(terrain, start, generator)
+    x = _example(terrain, start)
     mask = int(torch.randint(2**31, (), generator=generator))
     with torch.no_grad():
         output = terrain.output(Point(x, torch.zeros(()), weights, mask))
@@ -39,12 +39,12 @@ def _normal(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
-def _example(terrain: Terrain, start: Start, generator: torch.Generator) -> Tensor:
-    shape = (1, *terrain.module.input_shape)
+def _example(terrain: Terrain, start: Start) -> Tensor:
+    shape, generator = (1, *terrain.module.input_shape), terrain.generator
     entries = terrain.admissible.vocabulary
     if entries is not None:
         free = start in ("random", "corner")
-        return torch.randint(entries, shape if free else (1,), generator=generator).expand(shape)
+        return torch.randint(entries, shape if free else (1,), generator=generator).expand(shape).clone()
     equal = unit(torch.ones(shape, dtype=torch.float64))
     noise = unit(_normal(shape, generator))
     return terrain.bounded_input(noise if start in ("random", "corner") else equal + _NOISE * noise)
@@ -81,13 +81,17 @@ def _corner(shape: tuple[int, ...], _: Tensor) -> Tensor:
 
 def _smooth(shape: tuple[int, ...], noise: Tensor) -> Tensor:
     matrix = noise.flatten(2).select(2, 0) if len(shape) > 2 else noise
-    left, _, right = torch.linalg.svd(matrix, full_matrices=False)
-    return (left @ right).reshape(*shape[:2], *(1,) * len(shape[2:])).expand(shape)
+    return _orthogonal(matrix).reshape(*shape[:2], *(1,) * len(shape[2:])).expand(shape)
 
 
 def _random(shape: tuple[int, ...], noise: Tensor) -> Tensor:
-    left, _, right = torch.linalg.svd(noise.flatten(1), full_matrices=False)
-    return (left @ right).reshape(shape)
+    return _orthogonal(noise.flatten(1)).reshape(shape)
+
+
+def _orthogonal(matrix: Tensor) -> Tensor:
+    left, _, right = torch.linalg.svd(matrix, full_matrices=False)
+    product: Tensor = left @ right
+    return product
 
 
 _PATTERNS = {"identity": _identity, "smooth": _smooth, "random": _random, "corner": _corner}
