@@ -26,7 +26,7 @@ __all__ = [
     "user_imports",
 ]
 
-LAYERS: Mapping[str, Layer] = {**linear.LAYERS, **parametric.LAYERS, **attention.LAYERS, **embedding.LAYERS, **parametric.LAYERS}
+LAYERS: Mapping[str, Layer] = {**linear.LAYERS, **attention.LAYERS, **embedding.LAYERS, **parametric.LAYERS}
 EXPRESSIONS: Mapping[str, Expression] = {
     **activation.EXPRESSIONS,
     **parametric.EXPRESSIONS,
