@@ -139,8 +139,11 @@ class _Import:
 
     def _loss(self) -> LossUse | None:
         """Return the loss of the options or of the file."""
-        text = self.options.loss if self.options.loss is not None else self._metadata().get("lipcompile.loss")
+        text = self._declared_loss()
         return None if text is None else replace(parse_loss(text), location=self.at)
+
+    def _declared_loss(self) -> str | None:
+        return self.options.loss if self.options.loss is not None else self._metadata().get("lipcompile.loss")
 
     # Nodes
 
@@ -169,6 +172,7 @@ class _Import:
             batch=sizes[0] or None,
             readers=readers,
             outputs=frozenset(output.name for output in graph.output),
+            loss=(self._declared_loss() or "").partition(":")[0] or None,
         )
         context.items[source.name] = value
         self._store_weights(context)

@@ -23,6 +23,7 @@ class Context:
     """The state of an import.
 
     items: what each ONNX tensor is. readers: the nodes that read it, once a reading. outputs: of the graph.
+    loss: its name, if one is declared.
     batch: the declared size of the batch, if it is fixed. absorbed: tensors that an earlier node has computed.
     parts: which slice of which tensor a value is. views: tensors reshaped for a MaxMin, by tensor and shape.
     """
@@ -33,6 +34,7 @@ class Context:
     batch: int | None
     readers: Mapping[str, Sequence[OnnxNode]]
     outputs: frozenset[str]
+    loss: str | None = None
     items: dict[str, Item] = field(default_factory=dict)
     absorbed: set[str] = field(default_factory=set)
     parts: dict[str, tuple[Value, Slice]] = field(default_factory=dict)

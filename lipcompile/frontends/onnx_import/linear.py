@@ -206,16 +206,6 @@ def _kernel_bias(context: Context, node: OnnxNode, channels: int) -> Known | Non
 # Batch normalisation
 
 
-def batch_normalization(_context: Context, node: OnnxNode) -> Value:
-    """Refuse: what can be folded into the layer before it has been, when that layer was imported."""
-    refuse_training(node)
-    raise Refusal(
-        "LIP110",
-        "batch normalisation with fixed statistics is not yet supported here",
-        "put it right behind a convolution or a dense layer that nothing else reads: it is folded into that",
-    )
-
-
 def refuse_training(node: OnnxNode) -> None:
     """Refuse a batch normalisation in training mode; raises `Refusal`."""
     if node.integer("training_mode", 0) or any(node.outputs[1:]):

@@ -9,6 +9,7 @@ from fractions import Fraction
 from lipcompile.diagnostics import Refusal
 from lipcompile.frontends.onnx_import.context import MIXES, Context, as_tensor, shape_of
 from lipcompile.frontends.onnx_import.node import OnnxNode
+from lipcompile.frontends.onnx_import.normalisation import gain
 from lipcompile.frontends.onnx_import.shape import made_axes, permute, reshape_to, unsqueeze
 from lipcompile.frontends.onnx_import.values import Extreme, Item, Known, Strided, integers, scalar
 from lipcompile.frontends.onnx_import.windows import reduced, reduced_axes
@@ -89,12 +90,14 @@ def weighted_sum(
 
 
 def multiply(context: Context, node: OnnxNode) -> Value:
-    """A tensor times a constant number."""
+    """A tensor times a constant number, or times one for each entry of some axes."""
     left, right = context.item(node, 0), context.item(node, 1)
     tensor, known = (right, left) if isinstance(left, Known) else (left, right)
     if not isinstance(known, Known):
         raise Refusal("LIP110", "a product of two tensors that depend on the example is not yet supported")
     value = as_tensor(tensor, node.op_type)
+    if known.array.size > 1:
+        return gain(context, node, value, known)
     return scaled(context, node, value, _number(known, value))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from lipcompile.diagnostics import Refusal
-from lipcompile.frontends.onnx_import import activation, linear, merge, resample, shape, windows
+from lipcompile.frontends.onnx_import import activation, linear, merge, normalisation, resample, shape, windows
 from lipcompile.frontends.onnx_import.context import Context
 from lipcompile.frontends.onnx_import.node import OnnxNode
 from lipcompile.frontends.onnx_import.values import Item
@@ -24,22 +24,11 @@ def _elementwise(name: str) -> Importer:
     return importer
 
 
-def _probabilities(context: Context, node: OnnxNode) -> Value:
-    """Refuse: at the output, softmax belongs to the loss."""
-    if any(output in context.outputs for output in node.outputs):
-        raise Refusal(
-            "LIP214",
-            f"the model ends in {node.op_type}: the loss is a function of the logits before it",
-            "drop it: the loss contains it",
-        )
-    raise Refusal("LIP110", f"{node.op_type} inside a network is not yet supported")
-
-
 IMPORTERS: Mapping[str, Importer] = {
     "Abs": _elementwise("abs"),
     "Add": merge.add,
     "AveragePool": windows.average_pool,
-    "BatchNormalization": linear.batch_normalization,
+    "BatchNormalization": normalisation.batch_normalization,
     "Cast": shape.cast,
     "Celu": activation.celu,
     "Clip": activation.clip,
@@ -58,11 +47,15 @@ IMPORTERS: Mapping[str, Importer] = {
     "GlobalAveragePool": windows.global_pool("global_avg_pool"),
     "GlobalLpPool": windows.global_lp_pool,
     "GlobalMaxPool": windows.global_pool("global_max_pool"),
+    "GroupNormalization": normalisation.group_normalization,
     "HardSigmoid": activation.hard_sigmoid,
     "HardSwish": _elementwise("hard_swish"),
     "Identity": shape.identity,
+    "InstanceNormalization": normalisation.instance_normalization,
+    "LRN": normalisation.local_response,
+    "LayerNormalization": normalisation.layer_normalization,
     "LeakyRelu": activation.leaky_relu,
-    "LogSoftmax": _probabilities,
+    "LogSoftmax": normalisation.log_softmax,
     "LpPool": windows.lp_pool,
     "MatMul": linear.mat_mul,
     "Max": merge.maximum,
@@ -74,6 +67,7 @@ IMPORTERS: Mapping[str, Importer] = {
     "Neg": merge.negate,
     "PRelu": activation.p_relu,
     "Pad": resample.pad,
+    "RMSNormalization": normalisation.rms_normalization,
     "ReduceL1": windows.reduced("reduce_l1"),
     "ReduceL2": windows.reduced("reduce_l2"),
     "ReduceLogSumExp": windows.reduced("logsumexp"),
@@ -90,7 +84,7 @@ IMPORTERS: Mapping[str, Importer] = {
     "Sigmoid": _elementwise("sigmoid"),
     "Sign": _elementwise("sign"),
     "Slice": shape.slice_,
-    "Softmax": _probabilities,
+    "Softmax": normalisation.softmax,
     "Softplus": _elementwise("softplus"),
     "Softsign": _elementwise("softsign"),
     "SpaceToDepth": resample.space_to_depth,
@@ -106,12 +100,6 @@ IMPORTERS: Mapping[str, Importer] = {
     "Upsample": resample.upsample,
 }
 
-# Operators with a known Lipschitz rule that no record implements yet, and what serves meanwhile.
-_PLANNED: Mapping[str, str] = {
-    "GroupNormalization": "GroupSort, without a normalisation",
-    "InstanceNormalization": "GroupSort, without a normalisation",
-    "LayerNormalization": "GroupSort, without a normalisation",
-}
 # Operators that no rule will ever cover, and why.
 _HOPELESS: Mapping[str, str] = {
     "ArgMax": "its output jumps: end the model at the logits",
@@ -122,6 +110,8 @@ _HOPELESS: Mapping[str, str] = {
     "If": "control flow that depends on data",
     "Log": "its slope is unbounded near 0",
     "Loop": "control flow that depends on data",
+    "LpNormalization": "its slope is unbounded near 0",
+    "MeanVarianceNormalization": "it divides by a deviation without a floor",
     "Pow": "its slope is unbounded",
     "Reciprocal": "its slope is unbounded near 0",
     "Round": "it jumps",
@@ -148,8 +138,6 @@ def refuse_unseen(node: OnnxNode, *, standard: bool) -> None:
 
 def unsupported(op_type: str, *, standard: bool) -> Refusal:
     """Return what is said of an operator without importer; `standard` tells whether ONNX defines it at all."""
-    if op_type in _PLANNED:
-        return Refusal("LIP110", f"{op_type} is not yet supported", f"use {_PLANNED[op_type]} instead")
     if op_type in _HOPELESS:
         return Refusal("LIP100", f"unsupported op {op_type}: {_HOPELESS[op_type]}", "replace it, or leave it out")
     near = suggest(op_type, list(IMPORTERS)) or f"supported: {', '.join(IMPORTERS)}"
