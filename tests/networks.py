@@ -12,7 +12,7 @@ from lipcompile.numbers.certified import Certified, Interval
 from lipcompile.ops import LOSS_BY_NAME, OP_BY_NAME
 from lipcompile.ops.activation import GroupSort
 from lipcompile.ops.linear import Conv, Dense
-from lipcompile.ops.loss import Logistic
+from lipcompile.ops.loss import CrossEntropy
 from lipcompile.ops.merge import Sum
 from lipcompile.ops.pool import Pool
 from lipcompile.ops.record import Constraint, NoAttributes, Shape
@@ -72,7 +72,7 @@ class Network:
         return self.add("add", Sum((ONE, ONE)), start, self.sort())
 
     def finish(self, loss: str | None = "cross_entropy", attributes: Any = None) -> Graph:
-        use = None if loss is None else LossUse(LOSS_BY_NAME[loss], attributes or Logistic())
+        use = None if loss is None else LossUse(LOSS_BY_NAME[loss], attributes or CrossEntropy())
         graph = self.builder.finish(self.end, use)
         assert graph is not None, self.builder.diagnostics
         return graph

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -9,11 +10,12 @@ from typing import Literal
 
 from lipcompile.derivation import Source
 from lipcompile.diagnostics import Diagnostic, InputError, input_error
+from lipcompile.frontends.losses import loss_attributes, unknown_loss
 from lipcompile.graph import Graph, LossUse
 from lipcompile.numbers import Scalar
 from lipcompile.ops import LOSS_BY_NAME
 from lipcompile.ops.record import Constraint
-from lipcompile.ops.schema import Argument, ArgumentError, bind, suggest
+from lipcompile.ops.schema import Argument, ArgumentError
 
 # `keep`: the constraint of each imported weight is its own certified norm.
 Keep = Literal["keep"]
@@ -76,25 +78,30 @@ def parse_number(text: str, option: str) -> Fraction:
 
 
 def parse_loss(text: str) -> LossUse:
-    """Read `name` or `name:argument=value,…`; raises InputError (LIP210, LIP005)."""
+    """Read `name` or `name:argument=value,…`, tuples in parentheses; raises InputError (LIP210, LIP005)."""
     name, _, rest = text.partition(":")
     if name not in LOSS_BY_NAME:
-        known = ", ".join(LOSS_BY_NAME)
-        raise input_error(
-            "LIP210", f"unknown loss `{name}`", suggest(name, list(LOSS_BY_NAME)) or f"known: {known}"
-        )
+        raise input_error("LIP210", f"unknown loss `{name}`", unknown_loss(name))
     loss = LOSS_BY_NAME[name]
-    pairs = [part.partition("=") for part in rest.split(",") if part]
+    pairs = [part.partition("=") for part in _BETWEEN_ARGUMENTS.split(rest) if part]
     try:
         named = {key.strip(): _loss_argument(value.strip()) for key, _, value in pairs}
-        return LossUse(loss, bind(loss.attributes, (), named, rank=0))
+        return LossUse(loss, loss_attributes(loss, (), named))
     except ArgumentError as error:
         raise input_error("LIP005", f"loss `{name}`: {error.message}", error.help) from None
+
+
+# Commas outside parentheses.
+_BETWEEN_ARGUMENTS = re.compile(r",(?![^(]*\))")
 
 
 def _loss_argument(text: str) -> Argument:
     if text in ("true", "false"):
         return text == "true"
+    if text.startswith("(") and text.endswith(")"):
+        return tuple(_loss_argument(part.strip()) for part in text[1:-1].split(",") if part.strip())
+    if text.startswith("-"):
+        return -parse_number(text[1:], "--loss")
     return text if text.isidentifier() else parse_number(text, "--loss")
 
 

@@ -1,8 +1,7 @@
-"""Losses of one example and their Lipschitz constants in the logits. Proofs: loss.md."""
+"""Losses of one example over classes, and their Lipschitz constants in the logits. Proofs: loss.md."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from math import prod
@@ -10,10 +9,23 @@ from typing import Any, Literal
 
 from lipcompile.diagnostics import Refusal
 from lipcompile.numbers import N, Numbers, Scalar
-from lipcompile.ops.record import AnyLoss, Extent, Loss, LossLipschitzRule, Measure, NoAttributes, Shape
+from lipcompile.ops import regression
+from lipcompile.ops.loss_rules import (
+    Reduce,
+    largest,
+    loss_record,
+    one_logit,
+    over_outputs,
+    several_classes,
+    table_of_logits,
+)
+from lipcompile.ops.record import AnyLoss, Extent, NoAttributes, Shape
+from lipcompile.ops.schema import Label
 
 ONE = Fraction(1)
-Reduce = Literal["mean", "sum"]
+ZERO = Fraction(0)
+# Classes beyond which a bound with a term for each of them costs time and gains nothing.
+MANY = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +34,22 @@ class Logistic:
 
     temperature: Scalar = ONE
     normalise: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class CrossEntropy(Logistic):
+    """label_smoothing: ε of the target (1-ε)·e_y + ε/K. class_weights: factors of the loss, one for each class."""
+
+    label_smoothing: Scalar = ZERO
+    class_weights: tuple[Scalar, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCrossEntropy(CrossEntropy):
+    """The sum over all tokens, or that divided by their fixed number; a token with the label `ignore` counts 0."""
+
+    reduce: Reduce = "mean"
+    ignore: Label = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +92,11 @@ class MulticlassHingeKR:
 
 
 @dataclass(frozen=True, slots=True)
-class SquaredError:
-    """½‖ŷ - t‖² for targets with ‖t‖ <= target_norm."""
+class MultiMargin:
+    """The mean over k of max(0, margin - ŷ_y + ŷ_k)^p, the label's own term left out of the sum."""
 
-    target_norm: Scalar
+    margin: Scalar = ONE
+    p: Literal[1, 2] = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,63 +109,79 @@ class Cosine:
 # Shapes and values that the rules need
 
 
-def several_classes(attributes: Any, logits: Shape) -> None:
-    """Require a vector of at least two logits."""
-    if len(logits) != 1 or logits[0] < 2:
-        message = f"this loss needs a vector of two or more logits, not the shape {list(logits)}"
-        raise Refusal("LIP211", message, "dense acts on the last axis: put flatten before the last one")
-    _positive_values(attributes)
+def check_cross_entropy(attributes: CrossEntropy, logits: Shape) -> None:
+    """Require a vector of logits, a smoothing below 1, and weights that fit the classes and stand alone."""
+    several_classes(attributes, logits)
+    _check_classes(attributes, logits[-1])
 
 
-def one_logit(attributes: Any, logits: Shape) -> None:
-    """Require exactly one logit."""
-    if prod(logits) != 1 or len(logits) > 1:
-        raise Refusal("LIP211", f"this loss needs one logit, not the shape {list(logits)}", "end with dense(1)")
-    _positive_values(attributes)
+def check_token_cross_entropy(attributes: TokenCrossEntropy, logits: Shape) -> None:
+    """Require a table of logits, and what the cross entropy requires."""
+    table_of_logits(attributes, logits)
+    _check_classes(attributes, logits[-1])
 
 
-def any_vector(attributes: Any, logits: Shape) -> None:
-    """Require a vector."""
-    if len(logits) != 1:
-        raise Refusal("LIP211", f"this loss needs a vector, not the shape {list(logits)}", "end with flatten")
-    _positive_values(attributes)
-
-
-def _positive_values(attributes: Any) -> None:
-    for name in ("temperature", "floor", "target_norm"):
-        value = getattr(attributes, name, ONE)
-        if isinstance(value, Fraction) and value <= 0:
-            raise Refusal("LIP212", f"`{name}` must be positive")
-    for name in ("alpha", "margin"):
-        value = getattr(attributes, name, ONE)
-        if isinstance(value, Fraction) and value < 0:
-            raise Refusal("LIP212", f"`{name}` must not be negative")
+def _check_classes(attributes: CrossEntropy, classes: int) -> None:
+    smoothing, weights = attributes.label_smoothing, attributes.class_weights
+    if isinstance(smoothing, Fraction) and not 0 <= smoothing < 1:
+        raise Refusal("LIP212", "`label_smoothing` must be at least 0 and below 1")
+    if not weights:
+        return
+    if len(weights) != classes:
+        raise Refusal("LIP212", f"`class_weights` has {len(weights)} weights for {classes} classes")
+    if any(isinstance(weight, Fraction) and weight < 0 for weight in weights) or not any(weights):
+        raise Refusal("LIP212", "`class_weights` must not be negative, nor all zero")
+    if smoothing != 0:
+        help_line = "torch would weigh every class of the smoothed target: leave one of them out"
+        raise Refusal("LIP212", "`class_weights` and `label_smoothing` exclude one another", help_line)
 
 
 # Rules
 
 
-def cross_entropy(num: Numbers[N], loss: Logistic, shape: Shape, logits: Extent[N]) -> N:
-    """min(√2, L_R) with R = τ·X, times τ if the loss is not divided by it.
+def softmax_slope(num: Numbers[N], loss: CrossEntropy, classes: int, logits: N) -> N:
+    """L_R, a bound of ‖p - q‖ for the softmax p of logits of this norm, q a smoothed target; R = τ·X, k = 1-ε.
 
-    L_R² is the largest ‖p - e_y‖² over the vertices of {p : p_i <= ρ·p_j}, ρ = e^{√2·R}. A vertex gives m classes
-    ρ/Z and the others 1/Z, Z = K + m(ρ-1), y among the others; the sum of squares is 1 + (ρ-1)/Z - Kρ/Z².
+    ‖p - q‖² = ‖p - u‖² + 2k(1/K - p_y) + k²(K-1)/K with u = 1/K. The first two terms are bounded one by one, by p
+    with one logit above the rest and by p with y below, and together, by vertices of {p : p_i <= e^{√2·R}·p_j}.
     """
-    temperature = num.of(loss.temperature)
-    classes = shape[0]
-    radius = num.let("T_logits", temperature * logits.norm, "bound of the scaled logits, τ‖ŷ‖")
-    # ρ/Z and 1/Z are written with e^{-√2·R}, which stays finite where ρ overflows or R is unknown.
-    inverse = num.let("q_logits", num.exp(0 - num.sqrt(2) * radius), "1/ρ = e^{-√2·R}")
+    radius = num.let("T_logits", num.of(loss.temperature) * logits, "bound of the scaled logits, τ‖ŷ‖")
+    # Written with e^{-√2·R}, which stays finite where e^{√2·R} overflows or R is unknown.
+    inverse = num.let("q_logits", num.exp(0 - num.sqrt(2) * radius), "e^{-√2·R}")
+    kept = 1 - num.of(loss.label_smoothing)
 
     def vertex(m: N) -> N:
-        z = classes * inverse + m * (1 - inverse)  # Z/ρ
-        return 1 + (1 - inverse) / z - classes * inverse / (z * z)
+        """K times both terms where m classes have more than the others, by `gap`."""
+        gap = (1 - inverse) / (classes * inverse + m * (1 - inverse))
+        return m * gap * (2 * kept + (classes - m) * gap)
 
-    largest = num.max_over(1, classes, vertex)
-    constant = num.let(
-        "L_R", num.sqrt(num.minimum(num.of(2), largest)), "largest ‖p - e_y‖ that logits of this norm allow"
-    )
-    return constant if loss.normalise else temperature * constant
+    ratio = num.let("q_one", num.exp(0 - num.sqrt(Fraction(classes, classes - 1)) * radius), "e^{-√(K/(K-1))·R}")
+    spread = (1 - ratio) / (1 + (classes - 1) * ratio)
+    lowest = (1 - inverse) / (classes - 1 + inverse)
+    apart = (classes - 1) * (2 * kept * lowest + spread * spread)
+    both = apart if classes > MANY else num.minimum(num.max_over(1, classes, vertex), apart)
+    distance = num.sqrt((kept * kept * (classes - 1) + both) / classes)
+    return num.let("L_R", distance, "largest ‖p - q‖, p the probabilities and q the target, that the logits allow")
+
+
+def cross_entropy(num: Numbers[N], loss: CrossEntropy, shape: Shape, logits: Extent[N]) -> N:
+    """L_R of the whole vector, times the largest class weight, times τ if the loss is not divided by it."""
+    return _scaled(num, loss, softmax_slope(num, loss, shape[0], logits.norm))
+
+
+def token_cross_entropy(num: Numbers[N], loss: TokenCrossEntropy, shape: Shape, logits: Extent[N]) -> N:
+    """min(√n·L_R of a row, √n·(1-ε)√((K-1)/K) + τX/2) for the sum over n tokens, 1/n of it for the mean."""
+    tokens, classes = prod(shape[:-1]), shape[-1]
+    root = num.sqrt(tokens)
+    at_zero = (1 - num.of(loss.label_smoothing)) * num.sqrt(Fraction(classes - 1, classes))
+    together = root * at_zero + num.of(loss.temperature) * logits.norm / 2
+    constant = num.minimum(root * softmax_slope(num, loss, classes, logits.row), together)
+    return _scaled(num, loss, constant if loss.reduce == "sum" else constant / tokens)
+
+
+def _scaled(num: Numbers[N], loss: CrossEntropy, constant: N) -> N:
+    weighted = largest(num, loss.class_weights) * constant if loss.class_weights else constant
+    return weighted if loss.normalise else num.of(loss.temperature) * weighted
 
 
 def binary_cross_entropy(num: Numbers[N], loss: Logistic, shape: Shape, logits: Extent[N]) -> N:
@@ -156,24 +201,20 @@ def hinge_kr(num: Numbers[N], loss: HingeKR, shape: Shape, logits: Extent[N]) ->
     return 1 + num.of(loss.alpha)
 
 
-def over_classes(num: Numbers[N], reduce: Reduce, classes: int) -> N:
-    """1/√K for the mean over K classes, √K for the sum."""
-    return 1 / num.sqrt(classes) if reduce == "mean" else num.sqrt(classes)
-
-
 def multiclass_unit(num: Numbers[N], loss: MulticlassHinge | MulticlassKR, shape: Shape, logits: Extent[N]) -> N:
     """1/√K or √K."""
-    return over_classes(num, loss.reduce, shape[0])
+    return over_outputs(num, loss.reduce, shape[0])
 
 
 def multiclass_hinge_kr(num: Numbers[N], loss: MulticlassHingeKR, shape: Shape, logits: Extent[N]) -> N:
     """(1 + α)/√K or (1 + α)·√K."""
-    return (1 + num.of(loss.alpha)) * over_classes(num, loss.reduce, shape[0])
+    return (1 + num.of(loss.alpha)) * over_outputs(num, loss.reduce, shape[0])
 
 
-def squared_error(num: Numbers[N], loss: SquaredError, shape: Shape, logits: Extent[N]) -> N:
-    """X + Y."""
-    return logits.norm + num.of(loss.target_norm)
+def multi_margin(num: Numbers[N], loss: MultiMargin, shape: Shape, logits: Extent[N]) -> N:
+    """√((K-1)/K) for p = 1, 2·margin·√((K-1)/K) + 2X for p = 2."""
+    share = num.sqrt(Fraction(shape[0] - 1, shape[0]))
+    return share if loss.p == 1 else 2 * (num.of(loss.margin) * share + logits.norm)
 
 
 def cosine(num: Numbers[N], loss: Cosine, shape: Shape, logits: Extent[N]) -> N:
@@ -181,45 +222,40 @@ def cosine(num: Numbers[N], loss: Cosine, shape: Shape, logits: Extent[N]) -> N:
     return 1 / num.of(loss.floor)
 
 
-def _loss(
-    name: str,
-    attributes: type[Any],
-    check: Callable[[Any, Shape], None],
-    lipschitz: LossLipschitzRule[Any],
-    target: str,
-    proof: str,
-    reads: tuple[Measure, ...] = (),
-) -> AnyLoss:
-    return Loss(
-        name=name,
-        attributes=attributes,
-        check=check,
-        reads=frozenset(reads),
-        lipschitz=lipschitz,
-        target=target,
-        proof=f"loss.md#{proof}",
-    )
-
-
 CLASS = "a class index"
 SIGN = "-1 or 1"
 
 LOSSES: tuple[AnyLoss, ...] = (
-    _loss("cross_entropy", Logistic, several_classes, cross_entropy, CLASS, "cross-entropy"),
-    _loss("bce", Logistic, one_logit, binary_cross_entropy, "a number from 0 to 1", "binary-cross-entropy"),
-    _loss("hinge", Hinge, one_logit, unit, SIGN, "margins"),
-    _loss("kr", NoAttributes, one_logit, unit, SIGN, "margins"),
-    _loss("hkr", HingeKR, one_logit, hinge_kr, SIGN, "margins"),
-    _loss("multiclass_hinge", MulticlassHinge, several_classes, multiclass_unit, CLASS, "one-against-all"),
-    _loss("multiclass_kr", MulticlassKR, several_classes, multiclass_unit, CLASS, "one-against-all"),
-    _loss("multiclass_hkr", MulticlassHingeKR, several_classes, multiclass_hinge_kr, CLASS, "one-against-all"),
-    _loss(
-        "squared_error",
-        SquaredError,
-        any_vector,
-        squared_error,
-        "a vector within the target norm",
-        "squared-error",
+    loss_record("cross_entropy", CrossEntropy, check_cross_entropy, cross_entropy, CLASS, "loss.md#cross-entropy"),
+    loss_record(
+        "token_cross_entropy",
+        TokenCrossEntropy,
+        check_token_cross_entropy,
+        token_cross_entropy,
+        "a class index a token",
+        "loss.md#cross-entropy-of-tokens",
+        reads=("row",),
     ),
-    _loss("cosine", Cosine, several_classes, cosine, CLASS, "cosine"),
+    loss_record("nll", NoAttributes, several_classes, unit, CLASS, "loss.md#negative-log-likelihood"),
+    loss_record(
+        "bce", Logistic, one_logit, binary_cross_entropy, "a number from 0 to 1", "loss.md#binary-cross-entropy"
+    ),
+    loss_record("hinge", Hinge, one_logit, unit, SIGN, "loss.md#margins"),
+    loss_record("kr", NoAttributes, one_logit, unit, SIGN, "loss.md#margins"),
+    loss_record("hkr", HingeKR, one_logit, hinge_kr, SIGN, "loss.md#margins"),
+    loss_record(
+        "multiclass_hinge", MulticlassHinge, several_classes, multiclass_unit, CLASS, "loss.md#one-against-all"
+    ),
+    loss_record("multiclass_kr", MulticlassKR, several_classes, multiclass_unit, CLASS, "loss.md#one-against-all"),
+    loss_record(
+        "multiclass_hkr",
+        MulticlassHingeKR,
+        several_classes,
+        multiclass_hinge_kr,
+        CLASS,
+        "loss.md#one-against-all",
+    ),
+    loss_record("multi_margin", MultiMargin, several_classes, multi_margin, CLASS, "loss.md#multi-margin"),
+    loss_record("cosine", Cosine, several_classes, cosine, CLASS, "loss.md#cosine"),
+    *regression.LOSSES,
 )

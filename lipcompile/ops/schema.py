@@ -25,6 +25,8 @@ Padding = Annotated[tuple[tuple[int, int], ...], "padding"]
 Axis = Annotated[int | None, "axis"]
 # A place along an axis, counted from 0.
 Index = Annotated[int, "index"]
+# A label of a target, of either sign; None is no label.
+Label = Annotated[int | None, "label"]
 
 Argument = Scalar | bool | str | tuple[Any, ...]
 
@@ -176,6 +178,11 @@ def _scalar(name: str, value: Any, _rank: int) -> Scalar:
     return Fraction(value) if isinstance(value, int) else value
 
 
+def _scalars(name: str, value: Any, rank: int) -> tuple[Scalar, ...]:
+    items = value if isinstance(value, tuple) else (value,)
+    return tuple(_scalar(name, item, rank) for item in items)
+
+
 def _integers(name: str, value: Any, _rank: int) -> tuple[int, ...]:
     items = value if isinstance(value, tuple) else (value,)
     return tuple(_integer(name, item, _rank) for item in items)
@@ -214,9 +221,12 @@ _CONVERTERS = (
     (Padding, _padding),
     (Axis, _integer),
     (Index, _integer),
+    (Label, _integer),
     (int, _positive),
     (bool, _boolean),
     (Scalar, _scalar),
+    (Scalar | None, _scalar),
+    (tuple[Scalar, ...], _scalars),
     (tuple[int, ...], _integers),
 )
 

@@ -44,7 +44,10 @@ def _bound(draw: Draw, op: AnyOp) -> Bound:
 def loss_cases(name: str, seed: int) -> Iterator[LossCase]:
     """Yield instances of a loss without end."""
     draw = Draw(Random(f"{name} {seed}"))
-    attack = LOSS_ATTACKS[name]
+    attack, loss = LOSS_ATTACKS[name], LOSS_BY_NAME[name]
     while True:
         shape: Shape = attack.shape(draw)
-        yield LossCase(LOSS_BY_NAME[name], attack.attributes(draw), shape, draw.fraction())
+        attributes, norm = attack.attributes(draw, shape), draw.fraction()
+        row = norm * Fraction(draw.rng.randint(4, 16), 16) if "row" in loss.reads else None
+        loss.check(attributes, shape)
+        yield LossCase(loss, attributes, shape, norm, row)

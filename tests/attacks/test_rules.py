@@ -20,7 +20,7 @@ from lipcompile.ops import LOSS_BY_NAME, LOSSES, OP_BY_NAME, OPS
 
 from . import harness, instances, points
 from .catalogue import ATTACKS, LOSS_ATTACKS
-from .harness import Case, LossCase
+from .harness import Bound, Case, LossCase
 
 SMALL, DEEP = 60, 10_000
 SMALL_LOSS, DEEP_LOSS = 60, 10_000
@@ -46,12 +46,17 @@ def attack_loss(case: LossCase, generator: torch.Generator) -> list[float]:
     for start in _logits(case, generator):
         target = LOSS_ATTACKS[case.loss.name].target(case, generator)
         risen = list(points.rise(_slope(case, target), start))[-1:]
-        found += [harness.loss_slope(case, z, target) / bound for z in (start, *risen)]
+        found += [harness.loss_slope(case, _admitted(case, z), target) / bound for z in (start, *risen)]
     return found
 
 
 def _slope(case: LossCase, target: Any) -> Callable[[Tensor], Tensor]:
     return lambda logits: harness.loss_gradient(case, logits, target).norm()
+
+
+def _admitted(case: LossCase, logits: Tensor) -> Tensor:
+    row = case.norm if case.row is None else case.row
+    return points.within(logits, Bound(case.norm, row, row))
 
 
 def _logits(case: LossCase, generator: torch.Generator) -> list[Tensor]:

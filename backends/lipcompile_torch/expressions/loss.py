@@ -21,6 +21,8 @@ def loss_expression(graph: Graph) -> str:
 
 
 def _literal(value: Any) -> str:
-    if isinstance(value, bool):
+    if isinstance(value, tuple):
+        return f"({''.join(f'{_literal(item)}, ' for item in value).rstrip(' ')})"
+    if value is None or isinstance(value, bool | int):
         return str(value)
     return f'"{value}"' if isinstance(value, str) else nearest(value)

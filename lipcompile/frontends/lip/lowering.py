@@ -11,6 +11,7 @@ from lipcompile.frontends.lip import recurrent
 from lipcompile.frontends.lip import syntax as ast
 from lipcompile.frontends.lip.layers import LayerLowering, operands_of, unknown_layer
 from lipcompile.frontends.lip.scope import Problem, Scope
+from lipcompile.frontends.losses import loss_attributes, unknown_loss
 from lipcompile.frontends.options import ModelOptions, parse_loss
 from lipcompile.graph import Graph, GraphBuilder, LossUse, Value
 from lipcompile.names import is_derived
@@ -129,13 +130,12 @@ class _Lowering:
             raise Problem("LIP013", "a model has one loss", call.at)
         name = call.name.text
         if name not in LOSS_BY_NAME:
-            help_line = suggest(name, list(LOSS_BY_NAME)) or f"there are: {', '.join(LOSS_BY_NAME)}"
-            raise Problem("LIP210", f"unknown loss `{name}`", call.at, help_line)
+            raise Problem("LIP210", f"unknown loss `{name}`", call.at, unknown_loss(name))
         loss = LOSS_BY_NAME[name]
         positional = [scope.argument(argument.value) for argument in call.arguments if argument.name is None]
         named: dict[str, Argument] = {a.name.text: scope.argument(a.value) for a in call.arguments if a.name}
         try:
-            return LossUse(loss, bind(loss.attributes, positional, named, rank=0), call.at)
+            return LossUse(loss, loss_attributes(loss, positional, named), call.at)
         except ArgumentError as error:
             raise Problem("LIP012", f"`{name}`: {error.message}", call.at, error.help) from None
 

@@ -1,4 +1,4 @@
-"""Attacks of the losses: random uses, the loss by its definition, and logits on which its constant is attained."""
+"""Attacks of losses over classes: random uses, their definitions, logits on which their constants are attained."""
 
 from __future__ import annotations
 
@@ -14,33 +14,35 @@ from torch.nn import functional as F  # noqa: N812
 from lipcompile.ops import LOSS_BY_NAME
 from lipcompile.ops.loss import (
     Cosine,
+    CrossEntropy,
     Hinge,
     HingeKR,
     Logistic,
     MulticlassHinge,
     MulticlassHingeKR,
     MulticlassKR,
-    Reduce,
-    SquaredError,
+    MultiMargin,
+    TokenCrossEntropy,
 )
-from lipcompile.ops.record import Shape
+from lipcompile.ops.loss_rules import Reduce
+from lipcompile.ops.record import NoAttributes, Shape
 
 from ..draw import NO, Draw
 from ..harness import LossCase
-from ..witness import HALF, THREE, constant
+from ..witness import HALF, THREE
 
 LossWitness = tuple[LossCase, Tensor, Any]
 Target = Callable[[LossCase, torch.Generator], Any]
-_REDUCE: tuple[Reduce, ...] = ("mean", "sum")
+REDUCE: tuple[Reduce, ...] = ("mean", "sum")
 
 
 @dataclass(frozen=True)
 class LossAttack:
-    """attributes and shape: a random use. oracle: the loss of one example. target: one that the loss admits.
-    witnesses: uses, logits and targets on which the constant is attained.
+    """shape, and attributes for logits of that shape: a random use. oracle: the loss of one example. target: one
+    that the loss admits. witnesses: uses, logits and targets on which the constant is attained.
     """
 
-    attributes: Callable[[Draw], Any]
+    attributes: Callable[[Draw, Shape], Any]
     shape: Callable[[Draw], Shape]
     oracle: Callable[[Any, Tensor, Any], Tensor]
     target: Target
@@ -49,6 +51,10 @@ class LossAttack:
 
 def several(draw: Draw) -> Shape:
     return (draw.rng.randint(2, 12),)
+
+
+def table(draw: Draw) -> Shape:
+    return (*draw.shape(draw.rng.randint(1, 2), largest=3), draw.rng.randint(2, 6))
 
 
 def one(_: Draw) -> Shape:
@@ -70,9 +76,13 @@ def probability(_: LossCase, generator: torch.Generator) -> float:
     return float(torch.rand((), generator=generator))
 
 
-def vector(found: LossCase, generator: torch.Generator) -> Tensor:
-    direction = torch.randn(found.shape, generator=generator, dtype=torch.float64)
-    return direction * (float(found.attributes.target_norm) / float(direction.norm()))
+def labels(found: LossCase, generator: torch.Generator) -> Tensor:
+    """A label for each token, some to be ignored."""
+    drawn = torch.randint(found.shape[-1], found.shape[:-1], generator=generator)
+    if found.attributes.ignore is None:
+        return drawn
+    ignored = torch.rand(drawn.shape, generator=generator) < 0.3
+    return torch.where(ignored, torch.tensor(found.attributes.ignore), drawn)
 
 
 # Definitions
@@ -84,7 +94,7 @@ def _signs(logits: Tensor, target: int) -> Tensor:
     return signs
 
 
-def _over(values: Tensor, reduce: str) -> Tensor:
+def over(values: Tensor, reduce: str) -> Tensor:
     return values.mean() if reduce == "mean" else values.sum()
 
 
@@ -93,9 +103,19 @@ def _hkr(agreement: Tensor, alpha: Any, margin: Any) -> Tensor:
 
 
 def cross_entropy(a: Any, logits: Tensor, target: int) -> Tensor:
+    """-w_y·Σ_k q_k·log p_k."""
     scaled = float(a.temperature) * logits
-    value = torch.logsumexp(scaled, dim=0) - scaled[target]
+    wanted = torch.full_like(scaled, float(a.label_smoothing) / len(scaled))
+    wanted[target] += 1 - float(a.label_smoothing)
+    weight = float(a.class_weights[target]) if a.class_weights else 1.0
+    value = -weight * (wanted * torch.log_softmax(scaled, dim=0)).sum()
     return value / float(a.temperature) if a.normalise else value
+
+
+def token_cross_entropy(a: Any, logits: Tensor, target: Tensor) -> Tensor:
+    rows = list(zip(logits.reshape(-1, logits.shape[-1]), target.flatten().tolist(), strict=True))
+    values = [0 * row.sum() if y == a.ignore else cross_entropy(a, row, y) for row, y in rows]
+    return over(torch.stack(values), a.reduce)
 
 
 def bce(a: Any, logits: Tensor, target: float) -> Tensor:
@@ -105,25 +125,92 @@ def bce(a: Any, logits: Tensor, target: float) -> Tensor:
     return value / float(a.temperature) if a.normalise else value
 
 
+def multi_margin(a: Any, logits: Tensor, target: int) -> Tensor:
+    others = [k for k in range(len(logits)) if k != target]
+    terms = torch.relu(float(a.margin) - logits[target] + logits[others]) ** int(a.p)
+    return terms.sum() / len(logits)
+
+
+# Random attributes
+
+
+def _smoothed_or_weighted(draw: Draw, classes: int) -> dict[str, Any]:
+    kind = draw.rng.choice(("plain", "smoothed", "weighted"))
+    if kind == "smoothed":
+        return {"label_smoothing": Fraction(draw.rng.randint(0, 15), 16)}
+    if kind == "weighted":
+        return {"class_weights": (HALF, *(draw.fraction() * draw.rng.choice((0, 1)) for _ in range(1, classes)))}
+    return {}
+
+
+def _cross_entropy_of(draw: Draw, shape: Shape) -> CrossEntropy:
+    normalise = draw.rng.random() < 0.5
+    return CrossEntropy(draw.fraction(), normalise, **_smoothed_or_weighted(draw, shape[-1]))
+
+
+def _token_cross_entropy_of(draw: Draw, shape: Shape) -> TokenCrossEntropy:
+    found = _cross_entropy_of(draw, shape)
+    chosen = {name: getattr(found, name) for name in CrossEntropy.__dataclass_fields__}
+    return TokenCrossEntropy(**chosen, reduce=draw.rng.choice(REDUCE), ignore=draw.rng.choice((None, -100, 0)))
+
+
+def _logistic(draw: Draw, _: Shape) -> Logistic:
+    return Logistic(draw.fraction(), draw.rng.random() < 0.5)
+
+
 # Witnesses
 
 
 def loss_witness(
-    name: str, attributes: Any, norm: Fraction | float, logits: Sequence[float], to: Any
+    name: str, attributes: Any, norm: Fraction | float, logits: Sequence[Any], to: Any, row: float | None = None
 ) -> LossWitness:
     """Logits in this direction, of the full norm."""
     direction = torch.tensor(logits, dtype=torch.float64)
     length = float(direction.norm())
     scaled = direction * (float(norm) / length) if length > 0 else direction
-    return LossCase(LOSS_BY_NAME[name], attributes, (len(logits),), Fraction(norm)), scaled, to
+    bound = None if row is None else Fraction(row)
+    return LossCase(LOSS_BY_NAME[name], attributes, tuple(direction.shape), Fraction(norm), bound), scaled, to
+
+
+QUARTER = Fraction(1, 4)
+# τ > 1 that is not divided out, τ < 1 that is, a smoothed label, a heavy class: the label is class 0.
+_VARIANTS: tuple[dict[str, Any], ...] = (
+    {"temperature": THREE, "normalise": False},
+    {"temperature": HALF},
+    {"label_smoothing": QUARTER},
+    {"class_weights": (THREE, HALF)},
+)
 
 
 def _cross_entropy() -> list[LossWitness]:
-    """Two classes: exact. Ten: one far above, the label a little below the rest. Far out: √2."""
-    scaled, divided = Logistic(THREE, normalise=False), Logistic(HALF)
-    two = [loss_witness("cross_entropy", loss, n, [-1, 1], 0) for loss in (scaled, divided) for n in (0.25, 30)]
-    ten = [loss_witness("cross_entropy", Logistic(), 1, [-1.6, 3, *[-0.175] * 8], 0)]
+    """Two classes: exact. Ten: the label far below the rest, or one far above them. Far out: p = e_j."""
+    uses = [CrossEntropy(**variant) for variant in _VARIANTS]
+    two = [loss_witness("cross_entropy", loss, n, [-1, 1], 0) for loss in uses for n in (0.25, 30)]
+    below, above = [-9, *[1] * 9], [-0.678, 3.786, *[-0.389] * 8]
+    ten = [
+        loss_witness("cross_entropy", CrossEntropy(label_smoothing=smoothing), norm, logits, 0)
+        for smoothing in (Fraction(0), QUARTER)
+        for norm, logits in ((1, below), (4, above))
+    ]
     return two + ten
+
+
+def _tokens() -> list[LossWitness]:
+    """Rows at their bound, near and far out; then rows that share a norm which is small beside √n."""
+    found = []
+    for variant in _VARIANTS:
+        for reduce in REDUCE:
+            loss = TokenCrossEntropy(**variant, reduce=reduce)
+            for rows, norm, row in ((3, 0.3, 0.3 / 3**0.5), (3, 30 * 3**0.5, 30), (4, 0.25, None)):
+                labels = torch.zeros(rows, dtype=torch.int64)
+                found.append(loss_witness("token_cross_entropy", loss, norm, [[-1, 1]] * rows, labels, row))
+    return found
+
+
+def _multi_margin() -> list[LossWitness]:
+    """All other classes violate the margin alike."""
+    uses = (MultiMargin(THREE), MultiMargin(THREE, p=2))
+    return [loss_witness("multi_margin", loss, 2, [1, 1, -2], 2) for loss in uses]
 
 
 def _one_logit(name: str, *attributes: Any) -> list[LossWitness]:
@@ -131,69 +218,71 @@ def _one_logit(name: str, *attributes: Any) -> list[LossWitness]:
 
 
 def _over_classes(name: str, attributes: Callable[[Reduce], Any]) -> Callable[[], list[LossWitness]]:
-    return lambda: [loss_witness(name, attributes(reduce), 0.5, [0, 0, 0], 1) for reduce in _REDUCE]
+    return lambda: [loss_witness(name, attributes(reduce), 0.5, [0, 0, 0], 1) for reduce in REDUCE]
+
+
+def no_attributes(_: Draw, __: Shape) -> NoAttributes:
+    return NO
 
 
 LOSS_ATTACKS: Mapping[str, LossAttack] = {
-    "cross_entropy": LossAttack(
-        lambda draw: Logistic(draw.fraction(), draw.rng.random() < 0.5),
-        several,
-        cross_entropy,
-        label,
-        _cross_entropy,
+    "cross_entropy": LossAttack(_cross_entropy_of, several, cross_entropy, label, _cross_entropy),
+    "token_cross_entropy": LossAttack(_token_cross_entropy_of, table, token_cross_entropy, labels, _tokens),
+    "nll": LossAttack(
+        no_attributes, several, lambda _, z, y: -z[y], label, lambda: [loss_witness("nll", NO, 2, [1, 0, 0], 0)]
     ),
     "bce": LossAttack(
-        lambda draw: Logistic(draw.fraction(), draw.rng.random() < 0.5),
+        _logistic,
         one,
         bce,
         probability,
         lambda: _one_logit("bce", Logistic(THREE, normalise=False), Logistic(HALF)),
     ),
     "hinge": LossAttack(
-        lambda draw: Hinge(draw.fraction()),
+        lambda draw, _: Hinge(draw.fraction()),
         one,
         lambda a, z, y: torch.relu(float(a.margin) - y * z).sum(),
         sign,
         lambda: _one_logit("hinge", Hinge()),
     ),
-    "kr": LossAttack(lambda _: NO, one, lambda _, z, y: (-y * z).sum(), sign, lambda: _one_logit("kr", NO)),
+    "kr": LossAttack(no_attributes, one, lambda _, z, y: (-y * z).sum(), sign, lambda: _one_logit("kr", NO)),
     "hkr": LossAttack(
-        lambda draw: HingeKR(draw.fraction(), draw.fraction()),
+        lambda draw, _: HingeKR(draw.fraction(), draw.fraction()),
         one,
         lambda a, z, y: _hkr(y * z, a.alpha, a.margin).sum(),
         sign,
         lambda: _one_logit("hkr", HingeKR(THREE)),
     ),
     "multiclass_hinge": LossAttack(
-        lambda draw: MulticlassHinge(draw.fraction(), draw.rng.choice(_REDUCE)),
+        lambda draw, _: MulticlassHinge(draw.fraction(), draw.rng.choice(REDUCE)),
         several,
-        lambda a, z, y: _over(torch.relu(float(a.margin) - _signs(z, y) * z), a.reduce),
+        lambda a, z, y: over(torch.relu(float(a.margin) - _signs(z, y) * z), a.reduce),
         label,
         _over_classes("multiclass_hinge", lambda reduce: MulticlassHinge(reduce=reduce)),
     ),
     "multiclass_kr": LossAttack(
-        lambda draw: MulticlassKR(draw.rng.choice(_REDUCE)),
+        lambda draw, _: MulticlassKR(draw.rng.choice(REDUCE)),
         several,
-        lambda a, z, y: _over(-_signs(z, y) * z, a.reduce),
+        lambda a, z, y: over(-_signs(z, y) * z, a.reduce),
         label,
         _over_classes("multiclass_kr", MulticlassKR),
     ),
     "multiclass_hkr": LossAttack(
-        lambda draw: MulticlassHingeKR(draw.fraction(), draw.fraction(), draw.rng.choice(_REDUCE)),
+        lambda draw, _: MulticlassHingeKR(draw.fraction(), draw.fraction(), draw.rng.choice(REDUCE)),
         several,
-        lambda a, z, y: _over(_hkr(_signs(z, y) * z, a.alpha, a.margin), a.reduce),
+        lambda a, z, y: over(_hkr(_signs(z, y) * z, a.alpha, a.margin), a.reduce),
         label,
         _over_classes("multiclass_hkr", lambda reduce: MulticlassHingeKR(THREE, reduce=reduce)),
     ),
-    "squared_error": LossAttack(
-        lambda draw: SquaredError(draw.fraction()),
+    "multi_margin": LossAttack(
+        lambda draw, _: MultiMargin(draw.fraction(), draw.rng.choice((1, 2))),
         several,
-        lambda _, z, y: ((z - y) ** 2).sum() / 2,
-        vector,
-        lambda: [loss_witness("squared_error", SquaredError(THREE), 2, [1, 1], -constant((2,), THREE))],
+        multi_margin,
+        label,
+        _multi_margin,
     ),
     "cosine": LossAttack(
-        lambda draw: Cosine(draw.fraction()),
+        lambda draw, _: Cosine(draw.fraction()),
         several,
         lambda a, z, y: -z[y] / torch.clamp(z.norm(), min=float(a.floor)),
         label,

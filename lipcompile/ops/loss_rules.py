@@ -1,0 +1,95 @@
+"""What the families of losses share: shapes they need, ranges of their arguments, sums and means over outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from math import prod
+from typing import Any, Literal
+
+from lipcompile.diagnostics import Refusal
+from lipcompile.numbers import N, Numbers, Scalar
+from lipcompile.ops.record import AnyLoss, Loss, LossLipschitzRule, Measure, Shape
+
+Reduce = Literal["mean", "sum"]
+_POSITIVE = ("temperature", "floor", "target_norm", "delta", "beta")
+_NOT_NEGATIVE = ("alpha", "margin")
+
+
+def several_classes(attributes: Any, logits: Shape) -> None:
+    """Require a vector of at least two logits."""
+    if len(logits) != 1 or logits[0] < 2:
+        message = f"this loss needs a vector of two or more logits, not the shape {list(logits)}"
+        raise Refusal("LIP211", message, _mend(logits))
+    check_numbers(attributes)
+
+
+def _mend(logits: Shape) -> str:
+    if len(logits) == 2 and logits[1] > 1:
+        return "put flatten before the last dense layer, or take token_cross_entropy: a label for every token"
+    return "dense acts on the last axis: put flatten before the last one"
+
+
+def table_of_logits(attributes: Any, logits: Shape) -> None:
+    """Require two or more logits along the last axis, for each token of one or more axes before it."""
+    if len(logits) < 2 or logits[-1] < 2:
+        message = f"this loss needs logits [tokens, classes], not the shape {list(logits)}"
+        raise Refusal("LIP211", message, "one label an example takes cross_entropy" if len(logits) < 2 else "")
+    check_numbers(attributes)
+
+
+def one_logit(attributes: Any, logits: Shape) -> None:
+    """Require exactly one logit."""
+    if prod(logits) != 1 or len(logits) > 1:
+        raise Refusal("LIP211", f"this loss needs one logit, not the shape {list(logits)}", "end with dense(1)")
+    check_numbers(attributes)
+
+
+def any_vector(attributes: Any, logits: Shape) -> None:
+    """Require a vector."""
+    if len(logits) != 1:
+        raise Refusal("LIP211", f"this loss needs a vector, not the shape {list(logits)}", "end with flatten")
+    check_numbers(attributes)
+
+
+def check_numbers(attributes: Any) -> None:
+    """Require the numbers of a loss, where they are known, to be positive, or not negative."""
+    for name in _POSITIVE:
+        value = getattr(attributes, name, None)
+        if isinstance(value, Fraction) and value <= 0:
+            raise Refusal("LIP212", f"`{name}` must be positive")
+    for name in _NOT_NEGATIVE:
+        value = getattr(attributes, name, None)
+        if isinstance(value, Fraction) and value < 0:
+            raise Refusal("LIP212", f"`{name}` must not be negative")
+
+
+def over_outputs(num: Numbers[N], reduce: Reduce, count: int) -> N:
+    """Bound of a gradient of entries up to 1: √K for their sum over K outputs, 1/√K for the mean."""
+    return 1 / num.sqrt(count) if reduce == "mean" else num.sqrt(count)
+
+
+def largest(num: Numbers[N], values: Sequence[Scalar]) -> N:
+    """The largest of one or more scalars."""
+    return num.maximum(*(num.of(value) for value in values))
+
+
+def loss_record(
+    name: str,
+    attributes: type[Any],
+    check: Callable[[Any, Shape], None],
+    lipschitz: LossLipschitzRule[Any],
+    target: str,
+    proof: str,
+    reads: tuple[Measure, ...] = (),
+) -> AnyLoss:
+    """Return the record of a loss; by default its rule reads the norm of the logits alone."""
+    return Loss(
+        name=name,
+        attributes=attributes,
+        check=check,
+        reads=frozenset(reads),
+        lipschitz=lipschitz,
+        target=target,
+        proof=proof,
+    )
