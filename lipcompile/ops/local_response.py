@@ -9,9 +9,9 @@ from fractions import Fraction
 from mpmath.ctx_iv import MPIntervalContext
 
 from lipcompile.diagnostics import Refusal
-from lipcompile.norms import round_up
 from lipcompile.numbers import N, Numbers, Scalar
 from lipcompile.numbers.certified import Interval
+from lipcompile.numbers.rounding import round_up
 from lipcompile.ops.record import AnyOp, Inputs, Shape, Site, Theta
 from lipcompile.ops.rules import plain
 
