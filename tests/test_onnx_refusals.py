@@ -36,6 +36,8 @@ TWO_LAYERS = [node("Gemm", "x v", "h"), node("Gemm", "h w", "y")]
 ONE_AXIS_TWICE = {"a": ints(0, 1), "e": ints(9, 9), "b": ints(1, -1)}
 TWO_AXES = {"a": ints(0, 1), "e": ints(9, 9), "b": ints(1, 2), "c": ints(2, 1)}
 EVERY_SECOND = {"a": ints(0), "e": ints(9), "b": ints(1), "c": ints(2)}
+MASK = np.array([True, False] * 3)
+SPLIT = node("Split", "x s", "a b", axis=1)
 Case = tuple[str, str, Sequence[onnx.NodeProto], Sequence[int | str | None], Mapping[str, Array]]
 
 REFUSED: list[Case] = [
@@ -88,7 +90,8 @@ REFUSED: list[Case] = [
     ("LIP110", "neighbouring", [node("Mul", "x b", "y")], ("n", 6, 2, 3), {"b": floats(6, 1, 3)}),
     ("LIP102", "does not fit", [node("Mul", "x b", "y")], ("n", 1), {"b": floats(6)}),
     ("LIP108", "example to example", [node("Mul", "x b", "y")], ("n", 6), {"b": floats(3, 6)}),
-    ("LIP110", "two tensors", [node("Mul", "x x", "y")], ("n", 6), {}),
+    ("LIP108", "mixes", [node("Unsqueeze", "x a", "u"), node("Mul", "u x", "y")], ("n", 6), {"a": ints(1)}),
+    ("LIP102", "be multiplied", [SPLIT, node("Mul", "a b", "y")], ("n", 6), {"s": ints(4, 2)}),
     ("LIP104", "zero", [node("Div", "x c", "y")], ("n", 6), {"c": np.array(0, np.float32)}),
     ("LIP304", "NaN", [node("Mul", "x c", "y")], ("n", 6), {"c": np.array(np.inf, np.float32)}),
     ("LIP304", "NaN", [node("Gemm", "x w", "y")], ("n", 6), {"w": np.full((6, 6), np.nan, np.float32)}),
@@ -99,7 +102,12 @@ REFUSED: list[Case] = [
     ("LIP102", "0-norm", [node("LpPool", "x", "y", kernel_shape=[2], p=0)], ("n", 1, 6), {}),
     ("LIP102", "spatial", [node("GlobalMaxPool", "x", "y")], ("n", 6), {}),
     ("LIP108", "batch axis", [node("ReduceLogSumExp", "x", "y", axes=[-2])], ("n", 6), {}),
-    ("LIP110", "MaxMin", [node("Max", "x x", "y")], ("n", 6), {}),
+    ("LIP102", "be compared", [SPLIT, node("Max", "a b", "y")], ("n", 6), {"s": ints(4, 2)}),
+    ("LIP110", "constant", [node("Max", "x c", "y")], ("n", 6), {"c": floats(6)}),
+    ("LIP100", "it jumps", [node("Where", "x x x", "y")], ("n", 6), {}),
+    ("LIP108", "example to example", [node("Where", "c x x", "y")], ("n", 6), {"c": np.tile(MASK, (3, 1))}),
+    ("LIP102", "does not fit", [node("Where", "c x x", "y")], ("n", 6), {"c": MASK[:4]}),
+    ("LIP110", "constant", [node("Where", "c x f", "y")], ("n", 6), {"c": MASK, "f": floats(6)}),
     ("LIP108", "batch axis", [node("ReduceMax", "x", "h", axes=[0]), node("Relu", "h", "y")], (2, 3), {}),
     ("LIP110", "steps", [node("Slice", "x a e b c", "h"), node("Relu", "h", "y")], ("n", 6), EVERY_SECOND),
     ("LIP110", "whole axis", [node("TopK", "x k", "y i")], ("n", 6), {"k": ints(3)}),

@@ -262,6 +262,32 @@ CASES: dict[str, Case] = {
         (6,),
         {"c": np.array(0.7, np.float32), "d": np.array([-3.0], np.float32)},
     ),
+    "a gate": ([node("Sigmoid", "x", "g"), node("Mul", "x g", "y")], (6,), {}),
+    "a gate for each channel": (
+        [node("GlobalAveragePool", "x", "p"), node("Tanh", "p", "g"), node("Mul", "g x", "h"), FLAT],
+        IMAGE,
+        {},
+    ),
+    "extremes": (
+        [node("Relu", "x", "r"), node("Tanh", "x", "t"), node("Max", "x t r", "a"), node("Min", "a t", "y")],
+        (6,),
+        {},
+    ),
+    "the larger half alone": (
+        [node("Split", "x", "a b", axis=1), node("Max", "a b", "y")],
+        (6,),
+        {},
+    ),
+    "the smaller half beside another": (
+        [node("Split", "x", "a b", axis=1), node("Min", "b a", "m"), node("Concat", "m a", "y", axis=1)],
+        (6,),
+        {},
+    ),
+    "a constant condition": (
+        [node("Relu", "x", "r"), node("Where", "c x r", "h"), FLAT],
+        (2, 3),
+        {"c": np.array([[True], [False]])},
+    ),
     "bias of an image": ([node("Add", "x c", "h"), FLAT], IMAGE, {"c": floats(2, 1, 1)}),
     "concat": ([node("Relu", "x", "r"), node("Concat", "x r", "h", axis=-1), FLAT], (2, 3), {}),
     "split": ([node("Split", "x s", "a b", axis=1), node("Concat", "b a", "y", axis=1)], (7,), {"s": ints(3, 4)}),

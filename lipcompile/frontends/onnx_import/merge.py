@@ -17,8 +17,8 @@ from lipcompile.graph import Value
 from lipcompile.ops import OP_BY_NAME
 from lipcompile.ops.activation import FullSort
 from lipcompile.ops.linear import BIAS, BiasShape
-from lipcompile.ops.merge import CONCAT, SUM, Concat, Sum
-from lipcompile.ops.record import Shape
+from lipcompile.ops.merge import CONCAT, MAXIMUM, MINIMUM, PRODUCT, SUM, WHERE, Concat, Sum, Where
+from lipcompile.ops.record import NoAttributes, Shape
 
 ONE = Fraction(1)
 
@@ -80,21 +80,28 @@ def scaled(context: Context, node: OnnxNode, operand: Value, factor: Fraction, s
 def weighted_sum(
     context: Context, node: OnnxNode, operands: Sequence[Value], weights: tuple[Fraction, ...]
 ) -> Value:
-    """Σ α_i·h_i. With fewer axes, an operand would meet the batch axis of the others with an axis of its own."""
+    """Σ α_i·h_i."""
+    _check_ranks(operands)
+    return context.add(node, SUM, Sum(weights), operands)
+
+
+def _check_ranks(operands: Sequence[Value]) -> None:
+    """With fewer axes, an operand would meet the batch axis of the others with an axis of its own."""
     if len({len(shape_of(operand)) for operand in operands}) != 1:
         listed = " and ".join(str(["batch", *shape_of(operand)]) for operand in operands)
         raise Refusal(
             "LIP108", f"broadcasting {listed} mixes examples", "bring the tensors to the same rank first"
         )
-    return context.add(node, SUM, Sum(weights), operands)
 
 
 def multiply(context: Context, node: OnnxNode) -> Value:
-    """A tensor times a constant number, or times one for each entry of some axes."""
+    """Two tensors, or a tensor times a constant number, or times one for each entry of some axes."""
     left, right = context.item(node, 0), context.item(node, 1)
     tensor, known = (right, left) if isinstance(left, Known) else (left, right)
     if not isinstance(known, Known):
-        raise Refusal("LIP110", "a product of two tensors that depend on the example is not yet supported")
+        operands = [as_tensor(left, node.op_type), as_tensor(right, node.op_type)]
+        _check_ranks(operands)
+        return context.add(node, PRODUCT, NoAttributes(), operands)
     value = as_tensor(tensor, node.op_type)
     if known.array.size > 1:
         return gain(context, node, value, known)
@@ -137,6 +144,24 @@ def mean(context: Context, node: OnnxNode) -> Value:
     """The mean of any number of tensors."""
     operands = [context.tensor(node, index) for index in range(len(node.proto.input))]
     return weighted_sum(context, node, operands, (ONE / len(operands),) * len(operands))
+
+
+def where(context: Context, node: OnnxNode) -> Value:
+    """Entries of one tensor where a constant condition holds, of another elsewhere."""
+    import numpy as np
+
+    condition = context.item(node, 0)
+    if not isinstance(condition, Known):
+        message = "unsupported op Where: it jumps where a condition that depends on the example changes"
+        raise Refusal("LIP100", message, "use a constant condition, maximum or relu")
+    operands = [context.tensor(node, index) for index in (1, 2)]
+    example = shape_of(operands[0])
+    mask = _of_one_example(condition, example).array
+    sizes = zip(reversed(mask.shape), reversed(example), strict=False)
+    if mask.ndim > len(example) or any(size not in (1, wanted) for size, wanted in sizes):
+        raise Refusal("LIP102", f"a condition of shape {list(mask.shape)} does not fit {list(example)}")
+    chosen = np.broadcast_to(mask.astype(bool), example).reshape(-1)
+    return context.add(node, WHERE, Where(tuple(bool(entry) for entry in chosen)), operands)
 
 
 # Concatenation and MaxMin
@@ -184,25 +209,25 @@ def _sorted(context: Context, node: OnnxNode, operand: Value, axis: int, *, desc
 
 
 def maximum(context: Context, node: OnnxNode) -> Item:
-    """Half of a MaxMin."""
+    """The largest of several tensors, or half of a MaxMin."""
     return _extreme(context, node, largest=True)
 
 
 def minimum(context: Context, node: OnnxNode) -> Item:
-    """Half of a MaxMin."""
+    """The smallest of several tensors, or half of a MaxMin."""
     return _extreme(context, node, largest=False)
 
 
 def _extreme(context: Context, node: OnnxNode, *, largest: bool) -> Item:
     items = [context.item(node, index) for index in range(len(node.proto.input))]
-    pair = _interleaved(context, node, items) or _halves(context, node, items)
-    if pair is None:
-        raise Refusal(
-            "LIP110",
-            f"{node.op_type} is supported only in MaxMin: of both halves of a tensor, or of even and odd entries",
-            "use MaxMin (GroupSort with groups of 2), or relu",
-        )
-    return Extreme(largest, *pair)
+    halved = _has_other_half(context, node)
+    pair = _interleaved(context, node, items) or _halves(context, node, items) if halved else None
+    if pair is not None:
+        return Extreme(largest, *pair)
+    operands = [as_tensor(item, node.op_type) for item in items]
+    if len(operands) == 1:
+        return operands[0]
+    return context.add(node, MAXIMUM if largest else MINIMUM, NoAttributes(), operands)
 
 
 def _interleaved(context: Context, node: OnnxNode, items: Sequence[Item | None]) -> tuple[Value, int] | None:
@@ -254,7 +279,7 @@ def _has_other_half(context: Context, node: OnnxNode) -> bool:
     """Whether a minimum of the same tensor goes to the same concatenation as this maximum, or the reverse."""
     joined = _concatenation(context, node)
     others = [reader for reader in context.readers[node.proto.input[0]] if reader.op_type != node.op_type]
-    halves = [other for other in others if other.op_type in ("ReduceMax", "ReduceMin")]
+    halves = [other for other in others if other.op_type in ("ReduceMax", "ReduceMin", "Max", "Min")]
     return joined is not None and any(_concatenation(context, half) == joined for half in halves)
 
 

@@ -97,6 +97,7 @@ IMPORTERS: Mapping[str, Importer] = {
     "TopK": merge.top_k,
     "Transpose": shape.transpose,
     "Unsqueeze": merge.unsqueezed,
+    "Where": merge.where,
     "Upsample": resample.upsample,
 }
 
@@ -118,7 +119,6 @@ _HOPELESS: Mapping[str, str] = {
     "Scan": "control flow that depends on data",
     "Sqrt": "its slope is unbounded near 0",
     "ThresholdedRelu": "it jumps at its threshold",
-    "Where": "it jumps",
 }
 
 
