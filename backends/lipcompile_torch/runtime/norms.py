@@ -264,7 +264,8 @@ class OperatorNorm:
         self._stacks: list[GramStack] = []
         self.coarse = coarse
 
-    def _all(self) -> Iterator[GramStack]:
+    def descriptions(self) -> Iterator[GramStack]:
+        """Yield the ways in which the map is described, one after the other: later ones may not be needed."""
         yield from self._stacks
         for stack in self._pending:
             self._stacks.append(stack)
@@ -272,7 +273,7 @@ class OperatorNorm:
 
     @cached_property
     def _best(self) -> tuple[float, str]:
-        return min([(self.coarse, "Frobenius"), *((stack.bound, stack.name) for stack in self._all())])
+        return min([(self.coarse, "Frobenius"), *((stack.bound, stack.name) for stack in self.descriptions())])
 
     @property
     def bound(self) -> float:
@@ -286,7 +287,7 @@ class OperatorNorm:
 
     def at_most(self, limit: float) -> bool:
         """Whether the operator norm is certified to be at most ``limit``; costs less than ``bound``."""
-        return self.coarse <= limit or any(stack.at_most(limit) for stack in self._all())
+        return self.coarse <= limit or any(stack.at_most(limit) for stack in self.descriptions())
 
 
 def matrix_norm(matrix: Tensor) -> OperatorNorm:

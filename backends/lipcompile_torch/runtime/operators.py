@@ -247,15 +247,27 @@ class Convolution(Operator):
         coarse = math.sqrt(self.reads) * frobenius * scale * (1 + 1e-12)
         return OperatorNorm(self._stacks(kernel, scale, frobenius), coarse)
 
+    def descriptions(self, weight: Tensor) -> Iterator[GramStack]:
+        """Yield every description of the convolution that bounds its norm, those that :meth:`norm` spares
+        included.
+        """
+        kernel, scale = normalised(weight)
+        frobenius = EuclideanNorm(kernel).bound
+        yield from self._reshaped(kernel, scale, frobenius)
+        yield self._frequency_stack(kernel, scale, frobenius)
+
     def _stacks(self, kernel: Tensor, scale: float, frobenius: float) -> Iterator[GramStack]:
         frequencies = self._frequencies_pay(kernel)
         if not (frequencies and self._frequencies_win()):
-            grouped, up = self._grouped(kernel), scale * (1 + 1e-12)
-            yield gram_stack(grouped.flatten(2), math.sqrt(self.reads) * up, frobenius, name="kernel, F × C·k")
-            by_channel = grouped.transpose(1, 2).flatten(2)
-            yield gram_stack(by_channel, math.sqrt(self.taps) * up, frobenius, name="kernel, C × F·k")
+            yield from self._reshaped(kernel, scale, frobenius)
         if frequencies:
             yield self._frequency_stack(kernel, scale, frobenius)
+
+    def _reshaped(self, kernel: Tensor, scale: float, frobenius: float) -> Iterator[GramStack]:
+        grouped, up = self._grouped(kernel), scale * (1 + 1e-12)
+        yield gram_stack(grouped.flatten(2), math.sqrt(self.reads) * up, frobenius, name="kernel, F × C·k")
+        by_channel = grouped.transpose(1, 2).flatten(2)
+        yield gram_stack(by_channel, math.sqrt(self.taps) * up, frobenius, name="kernel, C × F·k")
 
     def _polyphase(self, kernel: Tensor) -> Tensor:
         """Return [groups·F/groups·(C/groups·phases), positions]: the kernel of the stride-one form."""
@@ -285,7 +297,7 @@ class Convolution(Operator):
         largest = math.sqrt(taps) * frobenius * (1 + 1e-12)
         error = largest * (8 * (kernels.shape[1] + 2) * _UNIT + _PHASE_ERROR)
         repeats = math.sqrt(math.prod(axis.repeats for axis in axes))
-        return gram_stack(maps, scale * repeats * (1 + 1e-12), largest, error)
+        return gram_stack(maps, scale * repeats * (1 + 1e-12), largest, error, "frequencies")
 
 
 def _copies(size: int, padding: tuple[int, int], mode: PaddingMode) -> int:

@@ -1,0 +1,155 @@
+"""How near the certified operator norms come to the true ones, and what they cost.
+
+    python benchmarks/norms.py [--json FILE]
+
+The truth is the largest singular value of the dense matrix of the map, in float64. `ratio` is bound / truth, `cost`
+the time of the bound over that of the dense decomposition, both in one run. Training uses the last row.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from lipcompile_torch.runtime.gram import gram_iteration
+from lipcompile_torch.runtime.norms import EuclideanNorm, GramStack, matrix_norm
+from lipcompile_torch.runtime.operators import Convolution
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+from lipcompile.ops.counting import reads, taps, windows_of
+
+REPEATS = 3
+
+
+def clock(function: Callable[[], float]) -> tuple[float, float]:
+    """Value and the best time of a few."""
+    times = []
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        value = function()
+        times.append(time.perf_counter() - start)
+    return value, min(times)
+
+
+def iterated(stack: GramStack, steps: int) -> float:
+    """The bound of a stack by Gram iteration instead of a Cholesky proof."""
+    eigenvalue = float(gram_iteration(stack.grams, steps).max())
+    return stack.factor * (math.sqrt(eigenvalue + stack.gram_error) + stack.map_error)
+
+
+def dense_matrix(kernel: Tensor, conv: Convolution) -> Tensor:
+    """The matrix of a convolution, column by column."""
+    channels = kernel.shape[1] * conv.groups
+    basis = torch.eye(channels * math.prod(conv.input_size), dtype=torch.float64)
+    images = basis.reshape(-1, channels, *conv.input_size)
+    if conv.padding_mode == "circular":
+        images = F.pad(images, [side for pair in reversed(conv.padding) for side in pair], mode="circular")
+        padding: tuple[int, ...] = (0, 0)
+    else:
+        padding = tuple(low for low, _ in conv.padding)
+    return F.conv2d(images, kernel, None, conv.stride, padding, conv.dilation, conv.groups).flatten(1).T
+
+
+Row = tuple[str, Callable[[], float]]
+
+
+def stack_rows(stack: Callable[[], GramStack]) -> list[Row]:
+    """Bounds from one description of a map; each builds its Gram matrices anew, as training does."""
+    name = stack().name
+    iterations = [(f"{name}: Gram iteration, t = {t}", partial(_iterated, stack, t)) for t in (4, 10)]
+    return [*iterations, (f"{name}: Cholesky", lambda: stack().bound)]
+
+
+def _iterated(stack: Callable[[], GramStack], steps: int) -> float:
+    return iterated(stack(), steps)
+
+
+def convolution_rows(kernel: Tensor, conv: Convolution) -> list[Row]:
+    """The bounds of a convolution, by name."""
+    kinds = [stack.name for stack in conv.descriptions(kernel)]
+    stacks = [partial(_described, kernel, conv, kind) for kind in kinds]
+    frobenius: Row = ("Frobenius", lambda: math.sqrt(conv.reads) * EuclideanNorm(kernel).bound)
+    best: Row = ("as in training", lambda: conv.norm(kernel).bound)
+    return [frobenius, *(row for stack in stacks for row in stack_rows(stack)), best]
+
+
+def _described(kernel: Tensor, conv: Convolution, name: str) -> GramStack:
+    return next(stack for stack in conv.descriptions(kernel) if stack.name == name)
+
+
+def matrix_rows(matrix: Tensor) -> list[Row]:
+    """The bounds of a matrix, by name."""
+    frobenius: Row = ("Frobenius", lambda: EuclideanNorm(matrix).bound)
+    return [
+        frobenius,
+        *stack_rows(lambda: next(iter(matrix_norm(matrix).descriptions()))),
+        ("as in training", lambda: matrix_norm(matrix).bound),
+    ]
+
+
+def convolution(size: int, kernel: int, stride: int = 1, mode: Any = "zeros") -> Convolution:
+    """A convolution of a square image, padded to keep its size."""
+    half = kernel // 2
+    pair, ends = (kernel, kernel), ((half, half), (half, half))
+    windows = windows_of((size, size), pair, (stride, stride), (1, 1), ends, mode)
+    return Convolution(pair, (size, size), reads(windows), taps(windows), (stride, stride), ends, (1, 1), 1, mode)
+
+
+def maps() -> Iterator[tuple[str, Callable[[], float], list[Row]]]:
+    """Yield each map with its true norm and its bounds."""
+    generator = torch.Generator().manual_seed(0)
+    for name, rows, columns in (("dense 256 × 784", 256, 784), ("dense 512 × 512", 512, 512)):
+        matrix = torch.randn(rows, columns, generator=generator)
+        yield f"{name}, Gaussian", partial(_largest, matrix), matrix_rows(matrix)
+        basis = torch.nn.init.orthogonal_(torch.empty(rows, columns), generator=generator)
+        yield f"{name}, orthogonal", partial(_largest, basis), matrix_rows(basis)
+    cases = [(16, 12, 3, 1, "zeros"), (16, 12, 3, 1, "circular"), (16, 12, 3, 2, "zeros"), (8, 12, 5, 1, "zeros")]
+    for channels, size, kernel, stride, mode in cases:
+        conv = convolution(size, kernel, stride, mode)
+        weight = torch.randn(channels, channels, kernel, kernel, generator=generator)
+        name = f"conv {kernel}×{kernel}, {channels} channels, {size}×{size}, stride {stride}, {mode}"
+        yield name, partial(_largest_of, weight, conv), convolution_rows(weight, conv)
+
+
+def _largest(matrix: Tensor) -> float:
+    return float(torch.linalg.matrix_norm(matrix.double(), 2))
+
+
+def _largest_of(weight: Tensor, conv: Convolution) -> float:
+    return _largest(dense_matrix(weight.double(), conv))
+
+
+def measure() -> list[dict[str, Any]]:
+    """Return ratio and cost of every bound of every map."""
+    found = []
+    for name, truth, rows in maps():
+        true, dense = clock(truth)
+        print(f"\n{name}: {true:.6f}")
+        for label, bound in rows:
+            value, seconds = clock(bound)
+            assert value >= true * (1 - 1e-6), (name, label)
+            found.append({"map": name, "bound": label, "ratio": value / true, "cost": seconds / dense})
+            print(f"  {label:<42} ratio {value / true:9.6f}   cost {seconds / dense:7.4f}")
+    return found
+
+
+def main() -> None:
+    """Print the table, and write it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    found = measure()
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()
