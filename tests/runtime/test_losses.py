@@ -9,6 +9,7 @@ import pytest
 import torch
 from lipcompile_torch.runtime import losses
 from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 K = 5
@@ -28,7 +29,31 @@ LOSSES: dict[str, tuple[Loss, str, float]] = {
     "multiclass_hkr": (lambda o, t: losses.multiclass_hkr(o, t, 4.0), INDEX, 5 / math.sqrt(K)),
     "multiclass_hkr sum": (lambda o, t: losses.multiclass_hkr(o, t, 4.0, reduce="sum"), INDEX, 5 * math.sqrt(K)),
     "cosine": (lambda o, t: losses.cosine(o, t, 0.25), INDEX, 4.0),
+    "nll": (losses.nll, INDEX, 1.0),
+    # ‖e_j - q‖ with q = (0.76, 0.06, …): √(0.76² + 0.94² + 3·0.06²)
+    "cross_entropy smooth": (lambda o, t: losses.cross_entropy(o, t, label_smoothing=0.3), INDEX, 1.2132601),
+    "cross_entropy weighted": (
+        lambda o, t: losses.cross_entropy(o, t, 7.0, class_weights=(1, 0, 2, 3, 1)),
+        INDEX,
+        3 * math.sqrt(2),
+    ),
+    "multi_margin": (losses.multi_margin, INDEX, math.sqrt(4 / 5)),
+    "tokens sum": (lambda o, t: losses.token_cross_entropy(*of_tokens(o, t), reduce="sum"), INDEX, math.sqrt(2)),
+    "tokens mean": (lambda o, t: losses.token_cross_entropy(*of_tokens(o, t)), INDEX, math.sqrt(2)),
+    "absolute_error": (lambda o, t: losses.absolute_error(o, real(t)), INDEX, 1 / math.sqrt(K)),
+    "huber": (lambda o, t: losses.huber(o, real(t), 0.25, reduce="sum"), INDEX, 0.25 * math.sqrt(K)),
+    "smooth_l1": (lambda o, t: losses.smooth_l1(o, real(t), 0.25, reduce="sum"), INDEX, math.sqrt(K)),
 }
+
+
+def of_tokens(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Examples of one token."""
+    return output[:, None], target[:, None]
+
+
+def real(target: Tensor) -> Tensor:
+    """Real targets [B, K] far from the outputs."""
+    return (100.0 * target[:, None] + 50).expand(-1, K)
 
 
 def batch(kind: str, count: int, scale: float) -> tuple[Tensor, Tensor]:
@@ -98,7 +123,77 @@ def test_squared_error_gradient_is_bounded_by_both_norms() -> None:
     assert float(output.grad.norm(dim=1).max()) == pytest.approx(3.0)
 
 
+def test_values_of_tokens() -> None:
+    """Against torch's own losses, token by token."""
+    torch.manual_seed(0)
+    output, target = torch.randn(4, 2, 3, K), torch.randint(0, K, (4, 2, 3))
+    target[0] = -100
+    target[1, 0] = -100
+    found = losses.token_cross_entropy(output, target, 2.0, label_smoothing=0.2, ignore=-100)
+    each = F.cross_entropy(2 * output.movedim(-1, 1), target, reduction="none", label_smoothing=0.2) / 2
+    torch.testing.assert_close(found, each.flatten(1).sum(1) / 6)
+    assert found[0] == 0
+    weights = (0.5, 1.0, 2.0, 0.0, 3.0)
+    found = losses.token_cross_entropy(output, target, class_weights=weights, reduce="sum", ignore=-100)
+    each = F.cross_entropy(output.movedim(-1, 1), target, weight=torch.tensor(weights), reduction="none")
+    torch.testing.assert_close(found, each.flatten(1).sum(1))
+
+
+def test_a_label_of_a_class_may_be_ignored() -> None:
+    output, target = torch.randn(2, 3, K), torch.tensor([[0, 1, 0], [2, 3, 4]])
+    every = losses.token_cross_entropy(output, target, reduce="sum")
+    some = losses.token_cross_entropy(output, target, reduce="sum", ignore=0)
+    lost = F.cross_entropy(output[0, [0, 2]], torch.zeros(2, dtype=torch.long), reduction="sum")
+    torch.testing.assert_close(every - some, torch.stack((lost, torch.tensor(0.0))))
+
+
+def test_values_of_multi_margins_are_those_of_torch() -> None:
+    torch.manual_seed(0)
+    output, target = torch.randn(30, K), torch.randint(0, K, (30,))
+    for p in (1, 2):
+        expected = F.multi_margin_loss(output, target, p=p, margin=0.5, reduction="none")
+        torch.testing.assert_close(losses.multi_margin(output, target, 0.5, p), expected)
+
+
+def test_values_of_regression_are_those_of_torch() -> None:
+    torch.manual_seed(0)
+    output, target = torch.randn(30, K), torch.randn(30, K)
+    pairs = (
+        (losses.mean_squared_error(output, target, 10), F.mse_loss(output, target, reduction="none").mean(1)),
+        (losses.absolute_error(output, target, "sum"), F.l1_loss(output, target, reduction="none").sum(1)),
+        (losses.absolute_error(output, target), F.l1_loss(output, target, reduction="none").mean(1)),
+        (losses.huber(output, target, 0.7, 10), F.huber_loss(output, target, reduction="none", delta=0.7).mean(1)),
+        (
+            losses.smooth_l1(output, target, 0.7),
+            F.smooth_l1_loss(output, target, reduction="none", beta=0.7).mean(1),
+        ),
+    )
+    for found, expected in pairs:
+        torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("name", LOSSES)
+def test_gradients_are_finite_where_losses_have_corners(name: str, dtype: torch.dtype) -> None:
+    """At 0, where sizes have corners, and far out, where exponentials overflow."""
+    loss, kind, constant = LOSSES[name]
+    target = batch(kind, 2, 1.0)[1]
+    for scale in (0.0, 1e4):
+        output = torch.full((2, K if kind == INDEX else 1), scale, dtype=dtype).requires_grad_()
+        (gradient,) = torch.autograd.grad(loss(output, target).sum(), output)
+        assert gradient.dtype == dtype
+        assert float(gradient.double().norm(dim=1).max()) <= constant * 1.05
+
+
+@pytest.mark.parametrize("loss", [losses.absolute_error, losses.huber, losses.smooth_l1])
+def test_the_corner_of_a_residual_has_gradient_zero(loss: Loss) -> None:
+    output = torch.ones(2, K, requires_grad=True)
+    (gradient,) = torch.autograd.grad(loss(output, torch.ones(2, K)).sum(), output)
+    assert not gradient.any()
+
+
 LOGITS, ONE = torch.zeros(2, 3), torch.zeros(2, 1)
+TABLE, NOBODY = torch.zeros(2, 4, 3), torch.zeros(2, 4, dtype=torch.int64)
 REFUSED: list[tuple[str, Callable[[], Tensor]]] = [
     ("class indices, not torch.float32", lambda: losses.cross_entropy(LOGITS, torch.full((2, 3), 1 / 3))),
     ("class indices, not torch.float32", lambda: losses.cross_entropy(LOGITS, torch.ones(2))),
@@ -119,6 +214,26 @@ REFUSED: list[tuple[str, Callable[[], Tensor]]] = [
     ("longer than target_norm", lambda: losses.squared_error(LOGITS, torch.full((2, 3), math.nan), 1.0)),
     ("must be floats of shape", lambda: losses.squared_error(LOGITS, torch.ones(2), 1.0)),
     ("must be floats of shape", lambda: losses.squared_error(LOGITS, torch.ones(2, 3, dtype=torch.int64), 9.0)),
+    ("class indices, not torch.float32", lambda: losses.token_cross_entropy(TABLE, NOBODY.float())),
+    ("one class index a token", lambda: losses.token_cross_entropy(TABLE, torch.tensor([0, 1]))),
+    ("one class index a token", lambda: losses.token_cross_entropy(TABLE, NOBODY[:, :3])),
+    ("name the label to `ignore`", lambda: losses.token_cross_entropy(TABLE, NOBODY - 100)),
+    ("name the label to `ignore`", lambda: losses.token_cross_entropy(TABLE, NOBODY + 3, ignore=-100)),
+    (r"shape \[B, n, K\]", lambda: losses.token_cross_entropy(LOGITS, torch.tensor([0, 1]))),
+    ("3 finite numbers", lambda: losses.cross_entropy(LOGITS, NOBODY[:, 0], class_weights=(1, 2))),
+    ("3 finite numbers", lambda: losses.cross_entropy(LOGITS, NOBODY[:, 0], class_weights=(1, 2, -1))),
+    ("3 finite numbers", lambda: losses.cross_entropy(LOGITS, NOBODY[:, 0], class_weights=(1, 2, math.nan))),
+    ("3 finite numbers", lambda: losses.cross_entropy(LOGITS, NOBODY[:, 0], class_weights=(1, 2, math.inf))),
+    ("no class weights", lambda: losses.cross_entropy(LOGITS, NOBODY[:, 0], 1.0, True, 0.1, (1, 1, 1))),
+    ("label smoothing lies in", lambda: losses.cross_entropy(LOGITS, NOBODY[:, 0], label_smoothing=1.0)),
+    ("outside 0 … 2", lambda: losses.nll(LOGITS, torch.tensor([0, 3]))),
+    ("is 1 or 2, not 3", lambda: losses.multi_margin(LOGITS, torch.tensor([0, 1]), 1.0, 3)),
+    ("NaN or infinite", lambda: losses.absolute_error(LOGITS, torch.full((2, 3), math.nan))),
+    ("NaN or infinite", lambda: losses.huber(LOGITS, torch.full((2, 3), math.inf))),
+    ("longer than target_norm", lambda: losses.smooth_l1(LOGITS, torch.ones(2, 3), 1.0, 1.0)),
+    ("longer than target_norm", lambda: losses.mean_squared_error(LOGITS, torch.ones(2, 3), 1.0)),
+    ("must be floats of shape", lambda: losses.absolute_error(LOGITS, torch.ones(2, 1))),
+    ("must be floats of shape", lambda: losses.huber(LOGITS, torch.ones(2, 3, dtype=torch.int64))),
     ("'mean' or 'sum'", lambda: losses.multiclass_kr(LOGITS, torch.tensor([0, 1]), "max")),  # type: ignore[arg-type]
 ]
 

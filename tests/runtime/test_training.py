@@ -232,6 +232,26 @@ def test_evaluation_is_plain_accuracy_and_leaves_no_trace() -> None:
     assert math.isnan(evaluate(module, x, y.float()))
 
 
+class Fixed(torch.nn.Module):
+    """A model whose logits are its inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused = torch.nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+def test_the_accuracy_of_tokens_leaves_out_negative_labels() -> None:
+    logits = torch.eye(3)[torch.tensor([[0, 1, 2, 2], [1, 1, 0, 0]])]
+    labels = torch.tensor([[0, 1, 1, -100], [1, 0, -1, 0]])
+    module: Any = Fixed()
+    assert evaluate(module, logits, labels) == pytest.approx(4 / 6)
+    assert evaluate(module, logits[:, :1], labels[:, :1]) == 1
+    assert math.isnan(evaluate(module, logits, torch.full((2, 4), -1)))
+
+
 TRAIN = """
 import runpy, sys
 from pathlib import Path

@@ -309,25 +309,32 @@ class _Run:
 def evaluate(module: LipschitzModule, x: Tensor, y: Tensor) -> float:
     """Return the accuracy on examples [M, …] with labels [M]: largest logit, or the sign of a single one.
 
-    It is exact: use it on held-out data only, and say so. NaN if the targets are no class labels.
+    With labels of tokens, [M, n], it is the share of the tokens, those with a negative label left out. It is
+    exact: use it on held-out data only, and say so. NaN if the targets are no class labels.
     """
     if y.is_floating_point():
         return math.nan
     device = next(module.parameters()).device
     was_training = module.training
     module.eval()
-    correct = 0
+    correct = counted = 0
     for inputs, labels in zip(torch.split(x, _EVALUATION_BATCH), torch.split(y, _EVALUATION_BATCH), strict=True):
-        correct += int((predict(module(inputs.to(device))) == labels.to(device).clamp(min=0)).sum())
+        predicted = predict(module(inputs.to(device)))
+        wanted = labels.to(device).reshape(predicted.shape)
+        known = wanted >= 0 if wanted.dim() > 1 else torch.ones_like(wanted, dtype=torch.bool)
+        correct += int((known & (predicted == wanted.clamp(min=0))).sum())
+        counted += int(known.sum())
     module.train(was_training)
-    return correct / len(x)
+    return correct / counted if counted else math.nan
 
 
 def predict(output: Tensor) -> Tensor:
-    """Return class numbers [B]: the largest of logits [B, K], or 1 where a single logit [B] is positive."""
-    if output.dim() == 1 or output.shape[1] == 1:
+    """Return class numbers [B]: the largest of logits [B, K], or 1 where a single logit [B] is positive; of logits
+    [B, n, K], class numbers [B, n].
+    """
+    if output.dim() == 1 or output.shape[1:] == (1,):
         return (output.reshape(len(output)) > 0).long()
-    return output.argmax(1)
+    return output.argmax(-1)
 
 
 def _identity(config: TrainConfig) -> dict[str, Any]:
