@@ -202,8 +202,7 @@ def test_all_mistakes_of_a_file_are_reported_and_what_hangs_off_them_is_not(tmp_
         (
             "BatchNorm",
             "LIP011",
-            "it couples examples (LIP101): write group_norm(1, floor=0.5), or center; scale(1) and bias(1) are its "
-            "gain and shift",
+            "it couples examples (LIP101): write group_norm(1, floor=0.5), or center, scale(1) and bias(1)",
         ),
         ("dense(a, 2)", "LIP011", ""),
         ("dense(2, biass=1)", "LIP012", "did you mean `bias`?"),

@@ -193,7 +193,7 @@ def jacobian(function: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
         with contextlib.suppress(RuntimeError, UserWarning):  # an operation without a batching rule
             eye = torch.eye(len(output), dtype=output.dtype)
             (rows,) = torch.autograd.grad(output, inputs, eye, retain_graph=True, is_grads_batched=True)
-            return rows.flatten(1)
+            return rows.reshape(len(output), -1)
     singles = [torch.autograd.grad(entry, inputs, retain_graph=True)[0].flatten() for entry in output]
     return torch.stack(singles)
 
