@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 from itertools import product
+from typing import Any
 
 import pytest
 
 from lipcompile.numbers.certified import Certified, Interval
+from lipcompile.ops import LOSS_BY_NAME, LOSSES
 from lipcompile.ops.merge import Concat, Sum
-from lipcompile.ops.record import NoAttributes
+from lipcompile.ops.record import Extent, NoAttributes
 from lipcompile.ops.shape import ClipGradient, Slice
 from lipcompile.passes.bounds import derive
 
@@ -187,3 +189,33 @@ def test_without_norm_and_loss_bounds_are_infinite_but_the_slope_is_known() -> N
     found = certified(net.finish(None))
     assert found.gradient["dense.weight"].upper == math.inf
     assert found.slope["x"].upper == 1
+
+
+def loss_constant(name: str, shape: tuple[int, ...], norm: float, row: float, **attributes: Any) -> float:
+    num, loss = Certified(), LOSS_BY_NAME[name]
+    extent = Extent(num.of(Fraction(norm)), num.of(Fraction(row)), num.of(Fraction(row)))
+    return loss.lipschitz(num, loss.attributes(**attributes), shape, extent).upper
+
+
+def test_losses_of_tokens() -> None:
+    """Four tokens of two classes. Rows of norm 1/2: each has √2·σ(√2/2). A table of norm 1/2: 2·√½ + ½·½."""
+    each = math.sqrt(2) / (1 + math.exp(-math.sqrt(0.5)))
+    assert loss_constant("token_cross_entropy", (4, 2), 1, 0.5, reduce="sum") == pytest.approx(2 * each)
+    assert loss_constant("token_cross_entropy", (2, 2, 2), 1, 0.5) == pytest.approx(each / 2)
+    assert loss_constant("token_cross_entropy", (4, 2), 0.5, 0.5) == pytest.approx((math.sqrt(2) + 0.25) / 4)
+
+
+def test_only_losses_of_tokens_read_rows() -> None:
+    """Rows are derived in graphs that need them, and cost time in others."""
+    assert [loss.name for loss in LOSSES if loss.reads] == ["token_cross_entropy"]
+
+
+@pytest.mark.parametrize("radius", [1, 4, 8, 12])
+def test_many_classes(radius: int) -> None:
+    """Beyond a thousand classes only one of two bounds is used; nothing is lost, and an outlier nearly attains it."""
+    some, many = (loss_constant("cross_entropy", (classes,), radius, radius) for classes in (1000, 1001))
+    assert many == pytest.approx(some, rel=2e-3)
+    logits = [1000, *[-1] * 1000]
+    powers = [math.exp(radius * z / math.hypot(*logits)) for z in logits]
+    p = [power / sum(powers) for power in powers]
+    assert 0.99 * many <= math.hypot(1 - p[1], p[0], *p[2:]) <= many
