@@ -7,7 +7,9 @@ the wrong claim that the trap would lead to.
 from __future__ import annotations
 
 import math
+import re
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 import torch
@@ -170,3 +172,11 @@ def test_trap_21_the_projection_on_the_ball_is_defined_at_zero() -> None:
     case = ATTACKS["clip_norm"].witnesses()[0][0]
     zero = Point((torch.zeros(case.site.inputs[0], dtype=torch.float64),))
     assert harness.spectral(harness.input_jacobian(case, zero, 0)) == 1
+
+
+def test_every_trap_of_the_theory_has_a_test_by_its_number() -> None:
+    files = Path(__file__).parent.rglob("test_*.py")
+    found = {
+        int(n) for file in files for n in re.findall(r"def test_trap_(\d\d)_", file.read_text(encoding="utf-8"))
+    }
+    assert found == set(range(1, 27))

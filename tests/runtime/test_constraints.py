@@ -111,7 +111,7 @@ def test_orthogonal_pulls_a_shrunk_matrix_up_again() -> None:
     assert Dense().norm(Orthogonal().project(weight, Dense())).bound > 0.99999
 
 
-def test_trap_3_an_orthogonal_kernel_is_scaled_by_the_norm_of_its_convolution() -> None:
+def test_trap_03_an_orthogonal_kernel_is_scaled_by_the_norm_of_its_convolution() -> None:
     torch.manual_seed(0)
     kernel = torch.nn.init.orthogonal_(torch.empty(8, 27)).reshape(8, 3, 3, 3)
     assert operator_norm(kernel, IMAGE) > 1.05

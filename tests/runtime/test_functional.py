@@ -162,7 +162,7 @@ def test_global_average() -> None:
     assert spectral(jacobian(lf.global_avg_pool, x[0].double())) == pytest.approx(1 / math.sqrt(20))
 
 
-def test_trap_9_l2_pool_has_no_epsilon_and_a_gradient_at_zero() -> None:
+def test_trap_09_l2_pool_has_no_epsilon_and_a_gradient_at_zero() -> None:
     x = torch.zeros(1, 1, 4, 4, requires_grad=True)
     y = lf.l2_pool(x, (2, 2))
     assert not y.any()
@@ -172,7 +172,7 @@ def test_trap_9_l2_pool_has_no_epsilon_and_a_gradient_at_zero() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
-def test_trap_9_l2_pool_gradient_at_any_magnitude(dtype: torch.dtype) -> None:
+def test_trap_09_l2_pool_gradient_at_any_magnitude(dtype: torch.dtype) -> None:
     """Where squares underflow, x/y may be anything: the gradient of a window must not exceed 1 in norm."""
     torch.manual_seed(0)
     finfo = torch.finfo(dtype)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lipcompile_torch.runtime import layers
 from lipcompile_torch.runtime.checks import PrivacyError
 from lipcompile_torch.runtime.data import load_npz
 from torch import Tensor
@@ -90,3 +91,20 @@ def test_trap_24_the_loss_is_not_scaled_before_backward() -> None:
     with pytest.raises(PrivacyError):
         optimizer.step()
     optimizer.zero_grad()
+
+
+def test_trap_25_an_embedding_neither_counts_the_batch_nor_renormalises() -> None:
+    """A token that the whole batch holds: its gradient is the sum of the examples' own, and the table stays as it is."""
+    torch.manual_seed(0)
+    layer = layers.Embedding(5, 3, bound=1.0)
+    before = layer.table.detach().clone()
+    tokens = torch.tensor([[1, 1], [1, 2], [1, 1]])
+    target = torch.randn(3, 2, 3)
+    (layer(tokens) * target).sum().backward()
+    together = layer.table.grad
+    alone = torch.zeros_like(before)
+    for row, weight in zip(tokens, target, strict=True):
+        alone.index_add_(0, row, weight)
+    assert together is not None
+    torch.testing.assert_close(together, alone)
+    assert torch.equal(layer.table.detach(), before)

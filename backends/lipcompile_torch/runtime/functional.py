@@ -145,7 +145,8 @@ def householder(x: Tensor, angle: Tensor | float, axis: int = 0) -> Tensor:
     half = torch.as_tensor(angle, dtype=x.dtype, device=x.device) / 2
     if half.dim() and half.shape != (count, *(1,) * (x.dim() - dimension - 1)):
         raise ValueError(f"angles of shape {tuple(half.shape)} are not those of the {count} pairs of axis {axis}")
-    first, second = x.unflatten(dimension, (count, 2)).unbind(dimension + 1)
+    pairs = x.reshape(*x.shape[:dimension], count, 2, *x.shape[dimension + 1 :])
+    first, second = pairs.unbind(dimension + 1)
     sine, cosine = half.sin(), half.cos()
     depth = 2 * torch.relu(second * cosine - first * sine)
     return torch.stack((first + depth * sine, second - depth * cosine), dimension + 1).reshape(x.shape)
