@@ -212,7 +212,7 @@ def test_only_losses_of_tokens_read_rows() -> None:
 
 @pytest.mark.parametrize("radius", [1, 4, 8, 12])
 def test_many_classes(radius: int) -> None:
-    """Beyond a thousand classes only one of two bounds is used; nothing is lost, and an outlier nearly attains it."""
+    """Beyond a thousand classes only one of two bounds is used: nothing is lost, an outlier nearly attains it."""
     some, many = (loss_constant("cross_entropy", (classes,), radius, radius) for classes in (1000, 1001))
     assert many == pytest.approx(some, rel=2e-3)
     logits = [1000, *[-1] * 1000]

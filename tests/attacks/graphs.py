@@ -20,15 +20,13 @@ from lipcompile.ops.merge import Concat, Sum, Where
 from lipcompile.ops.pool import AveragePool
 from lipcompile.ops.record import Constraint, NoAttributes
 from lipcompile.ops.reduce import GlobalPool
-from lipcompile.ops.shape import ClipGradient, ClipNorm, Dropout, Slice
+from lipcompile.ops.shape import ClipGradient, ClipNorm, Dropout, Reshape, Slice
 
 from .catalogue import ATTACKS, LOSS_ATTACKS
 from .draw import Draw
-from .families.losses import one, several
+from .families.losses import one, table
 
 NO = NoAttributes()
-# Losses of a vector of logits; the others read a table of them.
-VECTOR_LOSSES = [name for name, attack in LOSS_ATTACKS.items() if attack.shape in (one, several)]
 
 
 @dataclass
@@ -184,7 +182,9 @@ def random_graph(seed: int) -> Graph:
     )
     for _ in range(rng.randint(2, 5)):
         x = rng.choice(steps)(x)
-    name = rng.choice(list(VECTOR_LOSSES))
+    name = rng.choice(list(LOSS_ATTACKS))
+    if LOSS_ATTACKS[name].shape is table:
+        x = maker.add("reshape", Reshape((2, size(x) // 2)), x)
     x = maker.dense(x, 1 if LOSS_ATTACKS[name].shape is one else rng.randint(2, 4))
     assert x.shape is not None
     attributes = LOSS_ATTACKS[name].attributes(maker.draw, x.shape)
