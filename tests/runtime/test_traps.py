@@ -94,7 +94,7 @@ def test_trap_24_the_loss_is_not_scaled_before_backward() -> None:
 
 
 def test_trap_25_an_embedding_neither_counts_the_batch_nor_renormalises() -> None:
-    """A token that the whole batch holds: its gradient is the sum of the examples' own, and the table stays as it is."""
+    """A token that the whole batch holds: its gradient is the sum of the examples' own; the table stays."""
     torch.manual_seed(0)
     layer = layers.Embedding(5, 3, bound=1.0)
     before = layer.table.detach().clone()
