@@ -163,6 +163,15 @@ def test_added_slices_have_the_norm_of_a_row() -> None:
     assert certified(graph).norm[graph.output].upper == pytest.approx(5, rel=1e-12)
 
 
+def test_a_product_with_itself_receives_both_cotangents() -> None:
+    """The square of a block of norm 3: slope 2·3·3, and norm 3·3."""
+    net = Net()
+    value = net.block(net.x, 3)
+    graph = net.graph(net.add("multiply", NO, value, value))
+    assert slope(graph) == 18
+    assert certified(graph).norm[graph.output].upper == 9
+
+
 def test_a_clip_in_a_branch_ends_its_part() -> None:
     """Into the concatenation goes 1. The clipped branch hands back at most 1/4, the other its whole part, 1."""
     net = Net()
