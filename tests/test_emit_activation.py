@@ -111,6 +111,8 @@ def codes(body: str, folder: Path) -> list[str]:
         ("householder", "LIP102"),
         ("fixed_householder(1)", "LIP102"),
         ("prelu(1, axis=1)", "LIP102"),
+        ("prelu(1, axis=1, shared=true)", "LIP102"),
+        ("reduce_sum scale(shared=true)", "LIP102"),
         ("prelu(-1)", "LIP302"),
         ("gelu(approximate=erf)", "LIP012"),
         ("relu6(3)", "LIP012"),

@@ -12,6 +12,7 @@ from lipcompile.ops.linear import (
     conv_norm,
     fit_channels,
     kernel_rule,
+    need_reads,
     weight_lipschitz,
 )
 from lipcompile.ops.record import AnyOp, Shape, Site, Spelling
@@ -41,6 +42,7 @@ def conv_transpose_shape(conv: ConvTranspose, inputs: tuple[Shape, ...]) -> Shap
     sizes = _output_sizes(conv, example)
     if min(sizes) < 1:
         raise Refusal("LIP103", f"the padding {conv.padding} leaves no output of {list(example)}", "pad by less")
+    need_reads(_adjoint_windows(conv, sizes), "pad by less: all that is written is cut off")
     return (conv.channels, *sizes)
 
 
@@ -53,8 +55,11 @@ def _output_sizes(conv: ConvTranspose, example: Shape) -> tuple[int, ...]:
 
 def adjoint_windows(site: Site[ConvTranspose]) -> tuple[counting.Window, ...]:
     """Return the windows of the convolution that this op is the adjoint of: what they read, it writes."""
-    conv = site.attributes
-    return counting.windows_of(site.output[1:], conv.kernel, conv.stride, conv.dilation, conv.padding)
+    return _adjoint_windows(site.attributes, site.output[1:])
+
+
+def _adjoint_windows(conv: ConvTranspose, sizes: Shape) -> tuple[counting.Window, ...]:
+    return counting.windows_of(sizes, conv.kernel, conv.stride, conv.dilation, conv.padding)
 
 
 def conv_transpose_kernel_shape(conv: ConvTranspose, inputs: tuple[Shape, ...]) -> Shape:

@@ -88,7 +88,15 @@ def _conv_windows(conv: Conv, example: Shape) -> tuple[counting.Window, ...]:
 def conv_shape(conv: Conv, inputs: tuple[Shape, ...]) -> Shape:
     """[channels, *spatial] -> [channels', *spatial']."""
     fit_channels(inputs[0], len(conv.kernel), conv.channels, conv.groups)
-    return (conv.channels, *(window.outputs for window in _conv_windows(conv, inputs[0])))
+    windows = _conv_windows(conv, inputs[0])
+    need_reads(windows, "pad by less, or move by smaller strides")
+    return (conv.channels, *(window.outputs for window in windows))
+
+
+def need_reads(windows: tuple[counting.Window, ...], mend: str) -> None:
+    """Refuse windows of which none holds an entry of the input: the map would be 0."""
+    if counting.reads(windows) == 0:
+        raise Refusal("LIP103", "every window of this convolution lies wholly in the padding", mend)
 
 
 def fit_channels(example: Shape, rank: int, channels: int, groups: int) -> None:

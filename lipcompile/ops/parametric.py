@@ -49,9 +49,9 @@ def per_feature_shape(attributes: PerFeature, inputs: tuple[Shape, ...]) -> Shap
 
 def per_feature_parameter(attributes: PerFeature, inputs: tuple[Shape, ...]) -> Shape:
     """[n, 1, ...], which broadcasts from the trailing axes, for an axis of n entries; [1] if shared."""
+    axis = feature_axis(attributes.axis, inputs[0])
     if attributes.shared:
         return (1,)
-    axis = feature_axis(attributes.axis, inputs[0])
     return (inputs[0][axis], *(1 for _ in inputs[0][axis + 1 :]))
 
 
