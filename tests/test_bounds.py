@@ -198,11 +198,14 @@ def loss_constant(name: str, shape: tuple[int, ...], norm: float, row: float, **
 
 
 def test_losses_of_tokens() -> None:
-    """Four tokens of two classes. Rows of norm 1/2: each has √2·σ(√2/2). A table of norm 1/2: 2·√½ + ½·½."""
+    """Four tokens of two classes. Rows of norm 1/2: each has √2·σ(√2/2). A table of norm 1/2, which makes
+    rows of norm 1/4: √(4·½·(1 + 2·tanh(√2/8)) + ¼·¼).
+    """
+    shared = math.sqrt(2 + 4 * math.tanh(math.sqrt(2) / 8) + 1 / 16)
     each = math.sqrt(2) / (1 + math.exp(-math.sqrt(0.5)))
     assert loss_constant("token_cross_entropy", (4, 2), 1, 0.5, reduce="sum") == pytest.approx(2 * each)
     assert loss_constant("token_cross_entropy", (2, 2, 2), 1, 0.5) == pytest.approx(each / 2)
-    assert loss_constant("token_cross_entropy", (4, 2), 0.5, 0.5) == pytest.approx((math.sqrt(2) + 0.25) / 4)
+    assert loss_constant("token_cross_entropy", (4, 2), 0.5, 0.5) == pytest.approx(shared / 4)
 
 
 def test_only_losses_of_tokens_read_rows() -> None:

@@ -170,13 +170,20 @@ def cross_entropy(num: Numbers[N], loss: CrossEntropy, shape: Shape, logits: Ext
 
 
 def token_cross_entropy(num: Numbers[N], loss: TokenCrossEntropy, shape: Shape, logits: Extent[N]) -> N:
-    """min(√n·L_R of a row, √n·(1-ε)√((K-1)/K) + τX/2) for the sum over n tokens, 1/n of it for the mean."""
+    """√n·L_R of a row for the sum over n tokens, less where rows share a small norm; 1/n of it for the mean."""
     tokens, classes = prod(shape[:-1]), shape[-1]
-    root = num.sqrt(tokens)
-    at_zero = (1 - num.of(loss.label_smoothing)) * num.sqrt(Fraction(classes - 1, classes))
-    together = root * at_zero + num.of(loss.temperature) * logits.norm / 2
-    constant = num.minimum(root * softmax_slope(num, loss, classes, logits.row), together)
+    each = num.sqrt(tokens) * softmax_slope(num, loss, classes, logits.row)
+    constant = num.minimum(each, _shared_norm(num, loss, tokens, classes, logits.norm))
     return _scaled(num, loss, constant if loss.reduce == "sum" else constant / tokens)
+
+
+def _shared_norm(num: Numbers[N], loss: CrossEntropy, tokens: int, classes: int, logits: N) -> N:
+    """√(n·(K-1)/K·(k² + 2k·δ) + R²/4), δ as for y below the rest in rows of norm R/√n; R = τX, k = 1-ε."""
+    radius, kept = num.of(loss.temperature) * logits, 1 - num.of(loss.label_smoothing)
+    inverse = num.let("q_tokens", num.exp(0 - num.sqrt(Fraction(2, tokens)) * radius), "e^{-√(2/n)·R}")
+    lowest = (1 - inverse) / (classes - 1 + inverse)
+    share = num.of(Fraction(tokens * (classes - 1), classes))
+    return num.sqrt(share * kept * (kept + 2 * lowest) + radius * radius / 4)
 
 
 def _scaled(num: Numbers[N], loss: CrossEntropy, constant: N) -> N:

@@ -201,7 +201,7 @@ def _tokens() -> list[LossWitness]:
     for variant in _VARIANTS:
         for reduce in REDUCE:
             loss = TokenCrossEntropy(**variant, reduce=reduce)
-            for rows, norm, row in ((3, 0.3, 0.3 / 3**0.5), (3, 30 * 3**0.5, 30), (4, 0.25, None)):
+            for rows, norm, row in ((3, 0.3, 0.3 / 3**0.5), (3, 30 * 3**0.5, 30), (4, 0.2, None)):
                 labels = torch.zeros(rows, dtype=torch.int64)
                 found.append(loss_witness("token_cross_entropy", loss, norm, [[-1, 1]] * rows, labels, row))
     return found
