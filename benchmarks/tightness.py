@@ -3,9 +3,9 @@
     python benchmarks/tightness.py [--only NAME …] [--restarts 4] [--steps 100] [--threads 2] [--json FILE]
 
 An adversary (`lipcompile audit`) climbs the gradient norm of one example over input, label and weights.
-Claims of lip-dp are in lipdp_bounds.json; one that the adversary exceeds is marked `broken`: there, a smaller number
-is no merit. All networks have input norm 1 and cross entropy at temperature 1. The exit code is 1 if a bound of ours
-was exceeded, or is larger than one of lip-dp that was not.
+Claims of lip-dp are in lipdp_bounds.json; one that the adversary exceeds is marked `broken`: there, a smaller
+number is no merit. All networks have input norm 1 and cross entropy at temperature 1. The exit code is 1 if a
+bound of ours was exceeded, or is larger than one of lip-dp that was not.
 """
 
 from __future__ import annotations

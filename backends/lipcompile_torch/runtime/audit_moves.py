@@ -16,7 +16,9 @@ from torch import Tensor
 from .constraints import Box, Constraint, Free, Frobenius
 from .operators import Convolution, Dense, Entries, Operator, Rows
 
-_ROUNDS = 3  # of clipping at all frequencies and cutting the kernel back to its support
+_ROUNDS = 6  # of clipping at all frequencies and cutting the kernel back to its support, at most
+_RELAXATION = 1.8  # how far a round goes, from the second on: alternating projections go only part of the way
+_SETTLED = 1e-3
 
 
 def unit(direction: Tensor) -> Tensor:
@@ -113,8 +115,11 @@ def clip_convolution(kernel: Tensor, geometry: Convolution) -> Tensor:
     """
     grid = _Grid(geometry, tuple(kernel.shape[:2]))
     clipped = kernel.float()
-    for _ in range(_ROUNDS):
-        clipped = grid.kernel(clip_singular_values(grid.matrices(clipped)))
+    for round_ in range(_ROUNDS):
+        change = grid.kernel(clip_singular_values(grid.matrices(clipped))) - clipped
+        clipped = clipped + (_RELAXATION if round_ else 1.0) * change
+        if float(change.norm()) < _SETTLED:
+            break
     return clipped.to(kernel.dtype)
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .audit_moves import Domain, unit
 from .audit_points import Point, Terrain
+from .operators import Convolution, Operator
 
 Start = Literal["identity", "smooth", "random", "corner"]
 
@@ -20,7 +21,7 @@ _NOISE = 0.05  # what structured starts get of a random one: no slope is exactly
 def draw(terrain: Terrain, start: Start) -> Point:
     """Return a start.
 
-    identity: weights that hand on their input, an example of equal entries.
+    identity: weights that hand on equal entries, kernels by as many taps as their stride; an example of such.
     smooth: kernels of equal taps, orthogonal weights, an example of equal entries.
     random: everything random.
     corner: as identity, with the first tap of a kernel; an example that is random.
@@ -54,7 +55,7 @@ def _weight(domain: Domain, shape: tuple[int, ...], start: Start, generator: tor
     noise = _normal(shape, generator)
     if len(shape) < 2:
         return domain.into(unit(noise if start == "random" else 1 + _NOISE * noise))
-    pattern = _PATTERNS[start](shape, noise)
+    pattern = _PATTERNS[start](shape, noise, domain.operator)
     return domain.into(_spread(pattern, shape) + _NOISE * _spread(noise, shape))
 
 
@@ -63,28 +64,32 @@ def _spread(weight: Tensor, shape: tuple[int, ...]) -> Tensor:
     return math.sqrt(min(shape[:2])) * unit(weight)
 
 
-def _diagonal(shape: tuple[int, ...], tap: tuple[int, ...]) -> Tensor:
+def _diagonal(shape: tuple[int, ...], taps: tuple[slice, ...]) -> Tensor:
+    """Return channel i to channel i, through the same taps."""
     rows, columns = shape[:2]
     weight = torch.zeros(shape, dtype=torch.float64)
     for entry in range(max(rows, columns)):
-        weight[(entry % rows, entry % columns, *tap)] = 1.0
+        weight[(entry % rows, entry % columns, *taps)] = 1.0
     return weight
 
 
-def _identity(shape: tuple[int, ...], _: Tensor) -> Tensor:
-    return _diagonal(shape, tuple(k // 2 for k in shape[2:]))
+def _identity(shape: tuple[int, ...], _: Tensor, operator: Operator) -> Tensor:
+    if not isinstance(operator, Convolution):
+        return _diagonal(shape, tuple(slice(k // 2, k // 2 + 1) for k in shape[2:]))
+    firsts = [low // d for (low, _), d in zip(operator.padding, operator.dilation, strict=True)]
+    return _diagonal(shape, tuple(slice(t, t + s) for t, s in zip(firsts, operator.stride, strict=True)))
 
 
-def _corner(shape: tuple[int, ...], _: Tensor) -> Tensor:
-    return _diagonal(shape, (0,) * len(shape[2:]))
+def _corner(shape: tuple[int, ...], _: Tensor, __: Operator) -> Tensor:
+    return _diagonal(shape, tuple(slice(1) for _ in shape[2:]))
 
 
-def _smooth(shape: tuple[int, ...], noise: Tensor) -> Tensor:
+def _smooth(shape: tuple[int, ...], noise: Tensor, _: Operator) -> Tensor:
     matrix = noise.flatten(2).select(2, 0) if len(shape) > 2 else noise
     return _orthogonal(matrix).reshape(*shape[:2], *(1,) * len(shape[2:])).expand(shape)
 
 
-def _random(shape: tuple[int, ...], noise: Tensor) -> Tensor:
+def _random(shape: tuple[int, ...], noise: Tensor, _: Operator) -> Tensor:
     return _orthogonal(noise.flatten(1)).reshape(shape)
 
 
