@@ -53,6 +53,8 @@ def _expand(draw: Draw) -> Drawn:
 
 def pad(attributes: Any, x: Tensor) -> Tensor:
     sides = [side for pair in reversed(attributes.padding) for side in pair]
+    if not sides:
+        return x
     return F.pad(x[None], sides, "constant" if attributes.mode == "zeros" else attributes.mode)[0]
 
 
