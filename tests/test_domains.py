@@ -138,3 +138,13 @@ def test_unknown_numbers_give_infinite_or_independent_bounds() -> None:
     assert num.of(Arithmetic("-", Fraction(1), unknown)).upper == 1
     assert num.minimum(num.of(unknown), num.of(3)).upper == 3
     assert (num.of(0) * num.of(unknown)).upper == 0
+
+
+def test_formulas_of_extremes_leave_out_what_another_operand_makes_redundant() -> None:
+    num = Symbolic()
+    x, y = (num.symbol(name, None, "a norm") for name in "xy")
+    low = num.minimum(x, num.sqrt(2) * x, num.minimum(y, x + y), num.unbounded())
+    high = num.maximum(x, num.sqrt(2) * x, num.maximum(y, x + y), num.of(0))
+    assert low.expression == sympy.Min(x.expression, y.expression)
+    assert set(high.expression.args) == {(num.sqrt(2) * x).expression, (x + y).expression}
+    assert num.minimum((num.sqrt(2) + 1) * (num.sqrt(2) + 1), 2 * num.sqrt(2) + 3).expression.is_number

@@ -298,3 +298,16 @@ def test_the_layout_does_not_depend_on_the_width(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setenv("COLUMNS", columns)
         outputs.add(plain(*terminal.report(derivation, lambda _: None, verbose=True)))
     assert len(outputs) == 1
+
+
+def test_names_that_no_shown_formula_mentions_are_left_to_verbose(tmp_path: Path) -> None:
+    path = tmp_path / "recurrent.lip"
+    path.write_text("model m { input x: tensor[8, 4], norm <= 4 lstm(3) dense(2) loss cross_entropy }")
+    derivation = check(str(path))
+    brief = plain(*terminal.report(derivation, lambda _: None))
+    full = plain(*terminal.report(derivation, lambda _: None, verbose=True))
+    assert "G_lstm_input " in brief
+    assert "G_lstm_sum3 " not in brief
+    assert "G_lstm_sum3 " in full
+    assert "--verbose shows" in brief
+    assert "--verbose" not in full

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
@@ -128,11 +128,11 @@ class Symbolic:
 
     def minimum(self, *xs: Formula) -> Formula:
         """Write the minimum."""
-        return Formula(sympy.Min(*(x.expression for x in xs)))
+        return Formula(_extreme(sympy.Min, xs))
 
     def maximum(self, *xs: Formula) -> Formula:
         """Write the maximum."""
-        return Formula(sympy.Max(*(x.expression for x in xs)))
+        return Formula(_extreme(sympy.Max, xs))
 
     def max_over(self, start: int, stop: int, term: Callable[[Formula], Formula]) -> Formula:
         """Write the maximum over an integer range; a single term is written as such."""
@@ -148,6 +148,27 @@ _OPERATIONS: dict[str, Callable[[Formula, Formula], Formula]] = {
     "*": lambda a, b: a * b,
     "/": lambda a, b: a / b,
 }
+
+
+def _extreme(kind: Any, xs: Iterable[Formula]) -> Any:
+    """Write a minimum or maximum without the operands that another one makes redundant.
+
+    sympy's own evaluation factors every pair of operands, which takes most of the time of a deep network.
+    """
+    kept: list[Any] = []
+    for one in (part for x in xs for part in kind.make_args(x.expression)):
+        if not any(_redundant(kind, one, other) for other in kept):
+            kept = [other for other in kept if not _redundant(kind, other, one)]
+            kept.append(one)
+    return kept[0] if len(kept) == 1 else kind(*kept, evaluate=False)
+
+
+def _redundant(kind: Any, one: Any, other: Any) -> bool:
+    """Whether `other` is never on the wrong side of `one`, as far as their ratio or the sign of terms shows."""
+    larger, smaller = (one, other) if kind is sympy.Min else (other, one)
+    if smaller.is_positive and (ratio := larger / smaller).is_number:
+        return bool((ratio - 1).is_extended_nonnegative)
+    return bool((larger - smaller).is_extended_nonnegative)
 
 
 def _symbol(name: str) -> Any:

@@ -47,9 +47,9 @@ def derive(graph: Graph, num: Numbers[N], current: Mapping[str, N] | None = None
     forward.run()
     seed = _loss_lipschitz(graph, num, forward.extent[graph.output])
     backward = _Backward(graph, num, forward.gain, through_clips=True)
-    backward.run(seed, "G")
+    backward.run(seed, "G", "bound of the cotangent at")
     slope = _Backward(graph, num, forward.gain, through_clips=False)
-    slope.run(num.of(1), "l")
+    slope.run(num.of(1), "l", "Lipschitz constant of the output in")
     gradient = _gradients(graph, num, forward, backward)
     norm = {name: extent.norm for name, extent in forward.extent.items()}
     largest = root_of_squares(num, list(gradient.values()))
@@ -139,14 +139,14 @@ class _Backward(Generic[N]):
         self.form: dict[str, Form[N]] = {}
         self.bound: dict[str, N] = {}
 
-    def run(self, seed: N, letter: str) -> None:
+    def run(self, seed: N, letter: str, meaning: str) -> None:
         """Find the form and the bound of each value, from `seed` at the output."""
         self._received[self._graph.output].append((Form({WHOLE: seed}), None))
         for node in reversed(self._graph.nodes):
-            self._name(node.name, letter)
+            self._name(node.name, letter, meaning)
             for operand, handed in zip(node.inputs, self._hand_on(node), strict=True):
                 self._received.setdefault(operand, []).append((handed, node))
-        self._name(self._graph.input.name, letter)
+        self._name(self._graph.input.name, letter, meaning)
 
     def _hand_on(self, node: Node) -> Sequence[Form[N]]:
         form, cotangent = self.form[node.name], self.bound[node.name]
@@ -159,17 +159,16 @@ class _Backward(Generic[N]):
             return forms
         return [one.part(Part(node.name, index, len(forms))) for index, one in enumerate(forms)]
 
-    def _name(self, value: str, letter: str) -> None:
+    def _name(self, value: str, letter: str, meaning: str) -> None:
         """Name what `value` receives, term by term, and its bound; a form of one term has the same."""
         form = self._combined(self._received[value])
         # The parts of a slice may yet be set against those of the slices beside it.
         form = limited(self._num, form if value in self._slices else settled(self._num, form))
-        meaning = f"bound of the cotangent at {value}"
-        largest = self._num.let(f"{letter}_{value}", bound(self._num, form), meaning)
+        largest = self._num.let(f"{letter}_{value}", bound(self._num, form), f"{meaning} {value}")
         terms = dict.fromkeys(form.terms, largest)
         if len(terms) > 1:
             terms = {
-                path: self._num.let(f"{letter}{index}_{value}", term, f"part {index} of the {meaning}")
+                path: self._num.let(f"{letter}{index}_{value}", term, f"part {index} of the {meaning} {value}")
                 for index, (path, term) in enumerate(form.terms.items())
             }
         self.form[value], self.bound[value] = Form(terms), largest

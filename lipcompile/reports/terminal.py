@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from rich.console import RenderableType
 from rich.padding import Padding
@@ -13,6 +14,7 @@ from lipcompile.derivation import NOT_REACHED, Analysis, Bound, Derivation, Requ
 from lipcompile.diagnostics import Severity
 from lipcompile.graph import Parameter
 from lipcompile.numbers import text as scalar_text
+from lipcompile.numbers.symbolic import Definition
 from lipcompile.reports.console import BAD, GOOD, HINT, STRONG, printable, styled, table
 from lipcompile.reports.formulas import count, dimensions, legible, round_up
 from lipcompile.reports.messages import Sources, messages
@@ -64,13 +66,16 @@ def _mark(found: Requirement) -> tuple[str, str]:
 
 
 def _analysis(analysis: Analysis, *, verbose: bool) -> Iterator[RenderableType]:
-    parts = [_parameters(analysis), _names(analysis, verbose=verbose), _totals(analysis)]
+    shown = analysis.definitions if verbose else _mentioned(analysis)
+    parts = [_parameters(analysis), _names(shown, verbose=verbose), _totals(analysis)]
     if verbose:
         parts.insert(1, _layers(analysis))
     for part in parts:
         yield Text("")
         yield Padding(part, _INDENT, expand=False)
     yield Text("")
+    if hidden := len(analysis.definitions) - len(shown):
+        yield Text(f"--verbose shows {hidden} more name{'s' if hidden != 1 else ''} and their formulas.", HINT)
     yield styled(
         "Bounds are of the gradient of one example's loss. Numbers under `at most` are certified, and rounded up."
     )
@@ -99,14 +104,33 @@ def _layers(analysis: Analysis) -> Table:
     return rows
 
 
-def _names(analysis: Analysis, *, verbose: bool) -> Table:
+def _mentioned(analysis: Analysis) -> tuple[Definition, ...]:
+    """Return the names that the shown formulas mention, and those without a formula, which may need a value."""
+    known = {definition.name: definition for definition in analysis.definitions}
+    waiting = [bound.expression for bound in (*analysis.parameters.values(), analysis.total, analysis.lipschitz)]
+    found = {name for name, definition in known.items() if definition.expression is None}
+    while waiting:
+        for symbol in waiting.pop().free_symbols:
+            name = str(symbol)
+            if name in known and name not in found:
+                found.add(name)
+                waiting += [known[name].expression] if _short(known[name].expression) else []
+    return tuple(definition for name, definition in known.items() if name in found)
+
+
+def _short(expression: Any) -> bool:
+    return len(legible(expression)) <= _LONGEST_FORMULA
+
+
+def _names(definitions: Sequence[Definition], *, verbose: bool) -> Table:
     rows = table("name", "at most", "meaning", "formula", right=("at most",))
-    for definition in analysis.definitions:
+    for definition in definitions:
         value = Text("not given", HINT) if definition.upper is None else Text(round_up(definition.upper))
-        exact = None if definition.value is None else scalar_text(definition.value)
-        formula = exact if definition.expression is None else legible(definition.expression)
-        if formula is not None and len(formula) > _LONGEST_FORMULA and not verbose:
-            formula = "shown by --verbose"
+        if definition.expression is None:
+            formula = None if definition.value is None else scalar_text(definition.value)
+        else:
+            long = not verbose and not _short(definition.expression)
+            formula = "shown by --verbose" if long else legible(definition.expression)
         rows.add_row(definition.name, value, printable(definition.meaning), formula)
     return rows
 
