@@ -2,8 +2,8 @@
 
     python benchmarks/norms.py [--json FILE]
 
-The truth is the largest singular value of the dense matrix of the map, in float64. `ratio` is bound / truth, `cost`
-the time of the bound over that of the dense decomposition, both in one run. Training uses the last row.
+The truth is the largest singular value of the dense matrix of the map, in float64. `ratio` is bound / truth,
+`cost` the time of the bound over that of the dense decomposition, both in one run. Training uses the last row.
 """
 
 from __future__ import annotations

@@ -107,7 +107,10 @@ REFUSED = {
     "expand(4, 5)": ("LIP102", "does not expand"),
     "conv_transpose2d(2, 3, output_padding=1)": ("LIP102", "below its stride"),
     "conv_transpose2d(2, 1, padding=3)": ("LIP103", "leaves no output"),
-    "conv_transpose2d(2, 1, stride=9, padding=((28, 0), (0, 0)), output_padding=8)": ("LIP103", "wholly in the padding"),
+    "conv_transpose2d(2, 1, stride=9, padding=((28, 0), (0, 0)), output_padding=8)": (
+        "LIP103",
+        "wholly in the padding",
+    ),
     "conv_transpose1d(2, 3)": ("LIP102", "channels first"),
     "conv_transpose2d(3, 3, groups=2)": ("LIP102", "groups"),
     "conv_transpose2d(2, 3, stride=2, output_padding=((1, 0), (0, 0)))": ("LIP012", "one number"),

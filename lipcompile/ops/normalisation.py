@@ -53,16 +53,6 @@ class InstanceNorm:
 Norm = OverAxes | GroupNorm | InstanceNorm
 
 
-@dataclass(frozen=True, slots=True)
-class LocalResponse:
-    """x_c/(k + alpha/size·Σx²)^beta, Σ over `size` channels: from c - size//2 to c + (size-1)//2 (as in torch)."""
-
-    size: int
-    alpha: Scalar = Fraction(1, 10000)
-    beta: Scalar = Fraction(3, 4)
-    k: Scalar = Fraction(1)
-
-
 # Groups
 
 

@@ -9,7 +9,19 @@ from collections.abc import Mapping
 
 from lipcompile.graph import Graph, Node
 
-from . import activation, attention, embedding, linear, merge, normalisation, parametric, pool, reduce, resample, shape
+from . import (
+    activation,
+    attention,
+    embedding,
+    linear,
+    merge,
+    normalisation,
+    parametric,
+    pool,
+    reduce,
+    resample,
+    shape,
+)
 from .layer import Layer
 from .loss import loss_expression
 from .text import Expression, below

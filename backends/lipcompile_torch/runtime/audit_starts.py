@@ -69,7 +69,7 @@ def _diagonal(shape: tuple[int, ...], taps: tuple[slice, ...]) -> Tensor:
     rows, columns = shape[:2]
     weight = torch.zeros(shape, dtype=torch.float64)
     for entry in range(max(rows, columns)):
-        weight[(entry % rows, entry % columns, *taps)] = 1.0
+        weight[entry % rows, entry % columns][taps] = 1.0
     return weight
 
 

@@ -271,8 +271,8 @@ class Bias(ConstrainedLayer):
 from .activations import Householder as Householder  # noqa: E402  (their base class stands above)
 from .activations import PReLU as PReLU  # noqa: E402
 from .activations import Scale as Scale  # noqa: E402
+from .token_layers import Attention as Attention  # noqa: E402
+from .token_layers import Embedding as Embedding  # noqa: E402
 from .transposed import ConvTranspose1d as ConvTranspose1d  # noqa: E402
 from .transposed import ConvTranspose2d as ConvTranspose2d  # noqa: E402
 from .transposed import ConvTranspose3d as ConvTranspose3d  # noqa: E402
-from .token_layers import Attention as Attention  # noqa: E402
-from .token_layers import Embedding as Embedding  # noqa: E402
