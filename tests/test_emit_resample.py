@@ -102,7 +102,7 @@ REFUSED = {
     "conv2d(2, 1, stride=9, padding=((1, 0), (0, 0)))": ("LIP103", "wholly in the padding"),
     "upsample(2, nearest, true)": ("LIP102", "corners"),
     "upsample(2, mode=area)": ("LIP012", "must be one of"),
-    "gather((2, 0))": ("LIP102", "entry 2 of axis 0"),
+    "gather((2, 0))": ("LIP102", "no entry 2 in axis 0"),
     "expand(2, 4, 10)": ("LIP102", "does not expand"),
     "expand(4, 5)": ("LIP102", "does not expand"),
     "conv_transpose2d(2, 3, output_padding=1)": ("LIP102", "below its stride"),

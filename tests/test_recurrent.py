@@ -142,6 +142,11 @@ def test_mistakes_are_told_where_they_are(tmp_path: Path, text: str, code: str, 
     assert found.location.line == (2 if "\n" in text else 1)
 
 
+def test_an_unknown_argument_is_answered_with_those_there_are(tmp_path: Path) -> None:
+    (found,) = problems(tmp_path, f"model m {{ {INPUT} gru(3, bidirectional=true) }}")
+    assert found.help == "the arguments are (width, sequence=false, bias=…, constraint=…, share=…)"
+
+
 def test_a_refused_input_is_not_complained_of_twice(tmp_path: Path) -> None:
     found = problems(tmp_path, f"model m {{ {INPUT} reshape(7) lstm(3) dense(2) }}")
     assert len(found) == 1

@@ -88,8 +88,8 @@ def gather_shape(attributes: Gather, inputs: tuple[Shape, ...]) -> Shape:
     example, axis = inputs[0], feature_axis(attributes.axis, inputs[0])
     outside = [index for index in attributes.indices if not 0 <= index < example[axis]]
     if outside or not attributes.indices:
-        named = f"entry {outside[0]} of" if outside else "no entry is taken of"
-        raise Refusal("LIP102", f"{named} axis {axis} of {list(example)}", "indices are counted from 0")
+        fault = f"there is no entry {outside[0]} in" if outside else "no entry is taken of"
+        raise Refusal("LIP102", f"{fault} axis {axis} of {list(example)}", "indices are counted from 0")
     return (*example[:axis], len(attributes.indices), *example[axis + 1 :])
 
 

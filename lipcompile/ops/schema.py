@@ -53,7 +53,8 @@ def bind(
     fields = _fields(record)
     names = list(fields)
     if len(positional) > len(names):
-        raise ArgumentError(len(names), f"takes at most {len(names)} arguments", signature(record))
+        plural = "" if len(names) == 1 else "s"
+        raise ArgumentError(len(names), f"takes at most {len(names)} argument{plural}", signature(record))
     given: dict[str, Argument] = dict(zip(names, positional, strict=False))
     check_names(record, list(named), also)
     for name, value in named.items():
@@ -74,15 +75,17 @@ def check_names(record: type[Any], named: Sequence[str], also: Sequence[str] = (
     known = [field.name for field in dataclasses.fields(record)]
     for name in named:
         if name not in known:
-            raise ArgumentError(name, f"has no argument `{name}`", suggest(name, [*known, *also]))
+            near = suggest(name, [*known, *also])
+            raise ArgumentError(name, f"has no argument `{name}`", near or signature(record, also))
 
 
-def signature(record: type[Any]) -> str:
-    """Return the argument list as a line of help."""
+def signature(record: type[Any], also: Sequence[str] = ()) -> str:
+    """Return the argument list as a line of help; `also` lists arguments that are given by name only."""
     parts = [
         f.name if f.default is dataclasses.MISSING else f"{f.name}={_show(f.default)}"
         for f in dataclasses.fields(record)
     ]
+    parts += [f"{name}=…" for name in also]
     return f"the arguments are ({', '.join(parts)})" if parts else "it takes no arguments"
 
 
