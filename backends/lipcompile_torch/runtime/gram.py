@@ -14,8 +14,8 @@ from torch import Tensor
 _UNIT = 2.0**-53
 
 
-def _gamma(terms: int) -> float:
-    """γ_k with a factor of eight to spare, as in :mod:`.norms`: complex arithmetic, blocking, tiny entries."""
+def gamma(terms: int) -> float:
+    """γ_k with a factor of eight to spare, see :mod:`.norms`: complex arithmetic, blocking, tiny entries."""
     return 8 * (terms + 2) * _UNIT
 
 
@@ -26,11 +26,11 @@ def _hermitian(grams: Tensor) -> Tensor:
     return lower + lower.mH + torch.diag_embed(diagonal).to(grams.dtype)
 
 
-def _norms(grams: Tensor) -> Tensor:
-    """Frobenius norms [N], rounded up."""
+def frobenius_norms(grams: Tensor) -> Tensor:
+    """Return the Frobenius norms [N], rounded up; complex numbers as pairs, which spares their moduli."""
     parts = torch.view_as_real(grams) if grams.is_complex() else grams
     norms: Tensor = torch.linalg.vector_norm(parts.flatten(1), dim=1)
-    return norms * (1 + _gamma(parts[0].numel()))
+    return norms * (1 + gamma(parts[0].numel()))
 
 
 def _scaled(grams: Tensor) -> tuple[Tensor, Tensor]:
@@ -40,7 +40,7 @@ def _scaled(grams: Tensor) -> tuple[Tensor, Tensor]:
     """
     parts = torch.view_as_real(grams) if grams.is_complex() else grams
     first = _power_above(parts.abs().flatten(1).amax(dim=1))
-    second = _power_above(_norms(grams / first[:, None, None]))
+    second = _power_above(frobenius_norms(grams / first[:, None, None]))
     return grams / first[:, None, None] / second[:, None, None], first * second
 
 
@@ -70,9 +70,9 @@ def gram_iteration(grams: Tensor, steps: int = 10) -> Tensor:
     for _ in range(steps):
         current, power = _scaled(_hermitian(current @ current))
         powers.append(power)
-    bounds, up = _norms(current), 1 + 2.0**-48
+    bounds, up = frobenius_norms(current), 1 + 2.0**-48
     for power in reversed(powers):
-        bounds = torch.sqrt(power * bounds * up + 2 * _gamma(grams.shape[-1])) * up
+        bounds = torch.sqrt(power * bounds * up + 2 * gamma(grams.shape[-1])) * up
     return torch.where(
-        _norms(current) > 0, bounds * first * up, torch.zeros_like(bounds)
+        frobenius_norms(current) > 0, bounds * first * up, torch.zeros_like(bounds)
     )  # 0 of a zero matrix only

@@ -4,7 +4,7 @@ Every number that leaves this file is an upper bound of a real number, whatever 
 Iterations (Lanczos, a dense eigenvalue solver) only *guess* where the largest eigenvalue lies; a completed
 Cholesky factorisation *proves* it. So a guess that is wrong costs tightness, never soundness.
 
-Notation: u = 2⁻⁵³; ``_gamma(k)`` is Higham's γ_k = k·u/(1-k·u) with a factor of eight to spare, which covers
+Notation: u = 2⁻⁵³; ``gamma(k)`` is Higham's γ_k = k·u/(1-k·u) with a factor of eight to spare, which covers
 complex arithmetic (Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., lemma 3.5), underflow of
 entries far below the largest one, blocked algorithms and the rounding of the bound itself.
 """
@@ -20,7 +20,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from .gram import gram_iteration
+from .gram import frobenius_norms, gamma, gram_iteration
 
 _UP = 1.0 + 2.0**-48  # outward step that covers a handful of float operations
 _EXACT_SIZE = 64  # up to here a dense eigenvalue solver costs no more than Lanczos
@@ -41,10 +41,6 @@ class Norm(Protocol):
 
     def at_most(self, limit: float) -> bool:
         """Whether the norm is certified to be at most ``limit``: True is a theorem, False says nothing."""
-
-
-def _gamma(terms: int) -> float:
-    return 8 * (terms + 2) * 2.0**-53
 
 
 def normalised(weight: Tensor) -> tuple[Tensor, float]:
@@ -80,7 +76,7 @@ class EuclideanNorm:
     def bound(self) -> float:
         """‖weight‖, rounded up."""
         entries, scale = normalised(self.weight)
-        return float(torch.linalg.vector_norm(entries)) * scale * (1 + _gamma(entries.numel())) * _UP
+        return float(torch.linalg.vector_norm(entries)) * scale * (1 + gamma(entries.numel())) * _UP
 
     @property
     def coarse(self) -> float:
@@ -110,7 +106,7 @@ class LargestNorm:
         if entries.shape[1] == 1:
             return float(entries.abs().max()) * scale  # exact: a power of two
         norms = torch.linalg.vector_norm(entries, dim=1)
-        return float(norms.max()) * scale * (1 + _gamma(entries.shape[1])) * _UP
+        return float(norms.max()) * scale * (1 + gamma(entries.shape[1])) * _UP
 
     @property
     def coarse(self) -> float:
@@ -122,18 +118,11 @@ class LargestNorm:
         return self.bound <= limit
 
 
-def _frobenius(grams: Tensor) -> Tensor:
-    """Return the Frobenius norms [N], rounded up; complex numbers as pairs, which spares their moduli."""
-    parts = torch.view_as_real(grams) if grams.is_complex() else grams
-    norms: Tensor = torch.linalg.vector_norm(parts.flatten(1), dim=1)
-    return norms * (1 + _gamma(parts[0].numel()))
-
-
 def _largest(grams: Tensor) -> Tensor:
     """Keep the few Gram matrices of largest Frobenius norm."""
     if len(grams) <= _SUSPECTS:
         return grams
-    return grams[_frobenius(grams).topk(_SUSPECTS).indices]
+    return grams[frobenius_norms(grams).topk(_SUSPECTS).indices]
 
 
 def _lanczos(grams: Tensor) -> float:
@@ -178,8 +167,8 @@ def _not_certified(grams: Tensor, limit: float) -> Tensor:
     """
     size = grams.shape[-1]
     if len(grams) > 1:
-        grams = grams[_frobenius(grams) > limit]
-    shift = limit / (1 + size * _gamma(size))
+        grams = grams[frobenius_norms(grams) > limit]
+    shift = limit / (1 + size * gamma(size))
     shifted = shift * torch.eye(size, dtype=grams.dtype, device=grams.device) - grams
     return grams[torch.linalg.cholesky_ex(shifted).info != 0]
 
@@ -253,7 +242,7 @@ def gram_stack(
     """
     rows, columns = maps.shape[-2:]
     grams = maps @ maps.mH if rows <= columns else maps.mH @ maps
-    return GramStack(grams, _gamma(max(rows, columns)) * largest_norm * largest_norm, map_error, factor, name)
+    return GramStack(grams, gamma(max(rows, columns)) * largest_norm * largest_norm, map_error, factor, name)
 
 
 class OperatorNorm:
