@@ -1,6 +1,6 @@
 """How much of each gradient bound can be attained, beside what lip-dp claims for the same network.
 
-    python benchmarks/tightness.py [--only NAME …] [--restarts 4] [--steps 100] [--threads 2] [--json FILE]
+    python benchmarks/tightness.py [--only NAME …] [--restarts 4] [--steps 100] [--enough 0.95] [--json FILE]
 
 An adversary (`lipcompile audit`) climbs the gradient norm of one example over input, label and weights.
 Claims of lip-dp are in lipdp_bounds.json; one that the adversary exceeds is marked `broken`: there, a smaller
@@ -155,11 +155,12 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", choices=NETWORKS, default=list(NETWORKS))
     parser.add_argument("--restarts", type=int, default=4)
     parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--enough", type=float, default=0.95, help="attack parameters below this ratio alone")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    config = AuditConfig(restarts=arguments.restarts, steps=arguments.steps)
+    config = AuditConfig(arguments.restarts, arguments.steps, enough=arguments.enough)
     header = f"{'':20} {'claimed':>9} {'attained':>9} {'ratio':>8} {'lip-dp':>9} {'ours/lip-dp':>11}"
     results, wrong = {}, False
     for name in arguments.only:
