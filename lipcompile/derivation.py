@@ -58,19 +58,50 @@ class Requirements:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A repeated part of the graph and its Lipschitz constant."""
+    """A part of the graph that stands several times in a row, and the bounds of copy t, from 1 nearest the input.
 
-    layers: tuple[str, ...]
-    repeats: int
+    name: of the repetition. layers: the nodes of each copy; of one copy where their number is open.
+    count, index: the symbols that formulas have for the number of copies and for t. repeats: how many, if known.
+    rate, offset: one copy maps an input norm X to at most rate·X + offset. lipschitz: the constant of one copy.
+    input_norm, cotangent: bounds at the input and at the output of copy t. gradient: of each of its trained
+    parameters, by the name in the first copy; total: of all of them. Over `count`, `index`, Depth.definitions.
+    exact: whether these are what the rules give copy by copy; else they are not below it.
+    curve: certified bounds of the whole gradient of the model, if there were so many copies.
+    """
+
+    name: str
+    layers: tuple[tuple[str, ...], ...]
+    count: Any
+    index: Any
+    repeats: int | None
+    regime: str
+    rate: Bound
+    offset: Bound
     lipschitz: Bound
+    input_norm: Any
+    cotangent: Any
+    gradient: Mapping[str, Any]
+    total: Any
+    exact: bool
+    curve: tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Depth:
-    """How bounds grow with depth, by the blocks' constants: contractive, critical, expansive or mixed."""
+    """How bounds grow with depth.
+
+    regime: contractive, critical, expansive or mixed. definitions: the names that the formulas of depth use.
+    gradient_bound: the bound of the whole gradient over the counts of all blocks; None without blocks.
+    growth: its order in a depth T that all counts are proportional to, `O(sqrt(T))`; by cases if need be.
+    advice: what would make an expansive or contractive network critical.
+    """
 
     regime: str
-    blocks: tuple[Block, ...]
+    blocks: tuple[Block, ...] = ()
+    definitions: tuple[Definition, ...] = ()
+    gradient_bound: Bound | None = None
+    growth: str | None = None
+    advice: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ def growth(graph: Graph, slope: Mapping[str, Interval]) -> Depth:
     """
     uppers = [slope[value].upper for value in bottlenecks(graph)]
     steps = [before / after for before, after in pairwise(uppers) if after > 0 and before < float("inf")]
-    return Depth(_regime(steps), ())
+    return Depth(_regime(steps))
 
 
 def bottlenecks(graph: Graph) -> list[str]:

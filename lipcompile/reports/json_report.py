@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lipcompile.derivation import Analysis, Bound, Derivation, LayerBounds, Requirement
+from lipcompile.derivation import Analysis, Block, Bound, Derivation, LayerBounds, Requirement
 from lipcompile.diagnostics import Diagnostic, Location
 from lipcompile.graph import Node, Parameter
 from lipcompile.numbers.symbolic import Definition
@@ -126,13 +126,15 @@ def _bound(bound: Bound) -> Json:
 
 def _depth(analysis: Analysis | None) -> Json:
     depth = analysis.depth if analysis else None
-    blocks = depth.blocks if depth else ()
+    total = depth.gradient_bound if depth else None
     return {
         "regime": depth.regime if depth else None,
-        "blocks": [
-            {"layers": list(block.layers), "repeats": block.repeats, "lipschitz": text(block.lipschitz.expression)}
-            for block in blocks
-        ],
-        "formula": None,
-        "growth": None,
+        "blocks": [_block(block) for block in depth.blocks] if depth else [],
+        "formula": text(total.expression) if total else None,
+        "growth": depth.growth if depth else None,
     }
+
+
+def _block(block: Block) -> Json:
+    first = block.layers[0]
+    return {"layers": list(first), "repeats": block.repeats, "lipschitz": text(block.lipschitz.expression)}
