@@ -7,7 +7,8 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
-from sympy import Float, Rational
+from sympy import Add, Float, Max, Min, Mul, Rational, Symbol, Tuple, default_sort_key
+from sympy.logic.boolalg import Boolean
 from sympy.printing.latex import LatexPrinter
 from sympy.printing.str import StrPrinter
 
@@ -17,11 +18,17 @@ _DIGITS, _LONGEST = 7, 400
 _SHORT = decimal.Context(prec=_DIGITS, rounding=decimal.ROUND_CEILING)
 _SMALLEST_FIXED, _LARGEST_FIXED = 1e-4, 1e9
 
+# What a formula that is laid out has in place of parts that are too long.
+ELLIPSIS = Symbol("⋯", positive=True)
+_MOST_OPERATIONS, _MOST_OPERANDS = 100, 8
+
 
 class _Latex(LatexPrinter):  # type: ignore[misc]
     """Prints `X_fc1` as X with the subscript fc1, whatever the subscript contains."""
 
     def _print_Symbol(self, expr: Any, style: str = "plain") -> str:  # noqa: ARG002, N802
+        if expr == ELLIPSIS:
+            return r"\cdots"
         head, _, subscript = expr.name.partition("_")
         head = head if len(head) == 1 else rf"\mathrm{{{head}}}"
         if not subscript:
@@ -49,6 +56,28 @@ def legible(expression: Any) -> str:
     long = {atom: _rounded(atom) for atom in expression.atoms(Rational) if _digits(atom) >= _DIGITS}
     shown = text(expression.xreplace(long) if long else expression)
     return shown if len(shown) <= _LONGEST else f"{shown[: _LONGEST - 1]}…"
+
+
+def concise(expression: Any) -> Any:
+    """Return a formula to be laid out: constants of many digits are rounded up to seven, long parts become ⋯.
+
+    Its size is bounded. It stands for the formula, and is not equal to it.
+    """
+    long = {atom: _rounded(atom) for atom in expression.atoms(Rational) if _digits(atom) >= _DIGITS}
+    return _abridged(expression.xreplace(long) if long else expression, _MOST_OPERATIONS)
+
+
+def _abridged(expression: Any, operations: int) -> Any:
+    """Return `expression` with about as many operations as allowed; the last and the deepest go first."""
+    if isinstance(expression, Boolean) or expression.count_ops() <= operations:
+        return expression
+    if operations < 1:
+        return ELLIPSIS
+    args = expression.args
+    if isinstance(expression, Add | Mul | Max | Min) and len(args) > _MOST_OPERANDS:
+        args = (*sorted(args, key=default_sort_key)[:_MOST_OPERANDS], ELLIPSIS)
+    kept = [_abridged(arg, operations // len(args)) for arg in args]
+    return expression.func(*kept, **({} if isinstance(expression, Tuple) else {"evaluate": False}))
 
 
 def _rounded(number: Any) -> Any:
