@@ -196,10 +196,10 @@ def _layers(analysis: Analysis, copies: Mapping[str, int], limit: int) -> Rows[L
 
 def _parameters(analysis: Analysis, copies: Mapping[str, int], limit: int) -> Rows[ParameterRow]:
     """Keep the parameters of shown layers; of those that are still too many, the ones with the largest bounds."""
-    layer, shares = users(analysis), _shares(analysis.parameters)
+    layer, share = users(analysis), shares(analysis.parameters)
     rows = [
         ParameterRow(
-            parameter, layer[name], analysis.parameters.get(name), shares.get(name), copies.get(layer[name], 1)
+            parameter, layer[name], analysis.parameters.get(name), share.get(name), copies.get(layer[name], 1)
         )
         for name, parameter in analysis.graph.parameters.items()
         if copies.get(layer[name]) != 0
@@ -210,7 +210,7 @@ def _parameters(analysis: Analysis, copies: Mapping[str, int], limit: int) -> Ro
     return Rows(shown, len(analysis.graph.parameters) - len(shown))
 
 
-def _shares(bounds: Mapping[str, Bound]) -> dict[str, float]:
+def shares(bounds: Mapping[str, Bound]) -> dict[str, float]:
     """Return K²/ΣK² where all K are known; scaled by the largest, so that no square overflows."""
     values = {name: bound.value for name, bound in bounds.items() if bound.value is not None}
     largest = max(values.values(), default=0.0)
