@@ -1,0 +1,133 @@
+"""What if: which parameters dominate the noise, and which changes of the model make its gradient bound smaller.
+
+Every total is certified, and derived from the changed graph. A smaller bound is less noise for the same privacy,
+not by itself a better ratio of signal to noise: docs/what-if.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from lipcompile.graph import Graph
+from lipcompile.numbers.certified import Certified, Interval
+from lipcompile.passes.bounds import Bounds, derive
+from lipcompile.passes.what_if import scale, structure, training
+from lipcompile.passes.what_if.edit import Edit, Family, Kind, applied
+from lipcompile.passes.what_if.shares import Share, dominating
+from lipcompile.passes.what_if.subject import Subject
+
+__all__ = ["Change", "Progress", "Share", "changes", "dominating"]
+
+# Told after each candidate: its place, how many are done, and of how many.
+Progress = Callable[[str, int, int], None]
+
+_MOST = 12
+# Changes of less than that are rounding.
+_ROUNDING = 1e-6
+# Nodes to derive for single places in all, and how many places a family may try at least.
+_WORK, _FEWEST = 40_000, 3
+# In graphs of more nodes, single places are tried in the dominating layers alone.
+_LARGE = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change of the model and the bound of the whole gradient, √ΣK², after it.
+
+    kind: `scale` makes the numbers of the same network smaller, and gradients with them; `structure` makes another
+    network; `training` trains the same one otherwise. place: node, parameter, input or loss, or several of them.
+    description: what to write. total: certified, not below the true number. factor: total after / total before.
+    """
+
+    kind: Kind
+    place: str
+    description: str
+    total: float
+    factor: float
+
+
+def changes(graph: Graph, progress: Progress | None = None) -> tuple[Change, ...]:
+    """Return the changes that make the total smaller, the most effective first, at most twelve.
+
+    Of changes that several places allow there are two: all of them together, and the best single one. Nothing is
+    returned where the total is not known, as without an input norm or a loss.
+    """
+    before = derive(graph, Certified())
+    if not _is_known(before.total):
+        return ()
+    subject = Subject(graph, _relative(before), before.loss_lipschitz.upper)
+    found = _tried(_plan(subject), _Trial(graph, before.total, progress))
+    return tuple(sorted(found, key=lambda change: change.factor)[:_MOST])
+
+
+def _is_known(total: Interval) -> bool:
+    """Whether an enclosure is of a positive number; one that no double holds is as good."""
+    return math.isfinite((total / total).upper)
+
+
+def _relative(before: Bounds[Interval]) -> dict[str, float]:
+    return {name: (bound / before.total).upper for name, bound in before.gradient.items()}
+
+
+def _plan(subject: Subject) -> list[tuple[Family, Sequence[Edit]]]:
+    """Return all families that have edits, with those that are to be tried one by one."""
+    kinds = (scale.families, structure.families, training.families)
+    families = [family for of in kinds for family in of(subject) if family.edits]
+    nodes = len(subject.graph.nodes)
+    most = max(_FEWEST, _WORK // (max(nodes, 1) * max(len(families), 1)))
+    return [(family, _single(family, subject, most, large=nodes > _LARGE)) for family in families]
+
+
+def _single(family: Family, subject: Subject, most: int, *, large: bool) -> Sequence[Edit]:
+    """Return the edits to try by themselves, those at dominating layers first."""
+    if len(family.edits) == 1:
+        return family.edits
+    ranks = {name: rank for rank, name in enumerate(subject.layers)}
+
+    def rank(edit: Edit) -> int:
+        touched = [*edit.patch.nodes, *(subject.owners[name].name for name in edit.patch.parameters)]
+        return min(ranks.get(name, len(ranks)) for name in touched)
+
+    dominating = [edit for edit in family.edits if not large or rank(edit) < _FEWEST]
+    return sorted(dominating, key=rank)[:most]
+
+
+@dataclass(slots=True)
+class _Trial:
+    """Derives the bound of one changed graph after the other."""
+
+    graph: Graph
+    before: Interval
+    progress: Progress | None
+    planned: int = 0
+    done: int = 0
+
+    def __call__(self, edit: Edit) -> Change | None:
+        """Return what an edit changes; None if it cannot be made, or makes nothing smaller."""
+        changed = applied(self.graph, edit.patch)
+        found = None if changed is None else self._change(edit, derive(changed, Certified()).total)
+        self.done += 1
+        if self.progress is not None:
+            self.progress(edit.place, self.done, self.planned)
+        return found
+
+    def _change(self, edit: Edit, total: Interval) -> Change | None:
+        factor = (total / self.before).upper
+        if not math.isfinite(total.upper) or factor >= 1 - _ROUNDING:
+            return None
+        return Change(edit.kind, edit.place, edit.description, total.upper, factor)
+
+
+def _tried(plan: Sequence[tuple[Family, Sequence[Edit]]], trial: _Trial) -> Iterator[Change]:
+    """Yield the best single change of each family, and that of all places if it does more."""
+    trial.planned = sum(len(edits) + (len(family.edits) > 1) for family, edits in plan)
+    for family, edits in plan:
+        single = [change for change in map(trial, edits) if change is not None]
+        best = min(single, key=lambda change: change.factor, default=None)
+        if best is not None:
+            yield best
+        every = trial(family.together()) if len(family.edits) > 1 else None
+        if every is not None and (best is None or every.factor < best.factor * (1 - _ROUNDING)):
+            yield every

@@ -1,0 +1,118 @@
+"""The model that is asked about: what of it can be written differently, and how much each parameter matters."""
+
+from __future__ import annotations
+
+import decimal
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from typing import Any
+
+from lipcompile.graph import Graph, Node, Parameter
+from lipcompile.numbers import Scalar, combine, text
+from lipcompile.ops.merge import SUM
+from lipcompile.ops.record import AnyOp, Constraint, ParameterRule
+
+HALF = Fraction(1, 2)
+# A suggested number is as long as its source, or of so many digits, rounded down.
+_DIGITS = 4
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A graph, K/√ΣK² of each trained parameter, and the constant L of its loss, infinite where it is unknown."""
+
+    graph: Graph
+    relative: Mapping[str, float]
+    loss_lipschitz: float
+
+    @cached_property
+    def nodes(self) -> tuple[Node, ...]:
+        """Nodes that a model's author wrote one by one: not loops, nor what one recurrent layer stands for."""
+        ops: dict[object, set[str]] = {}
+        for node in self.graph.nodes:
+            ops.setdefault(_place(node), set()).add(node.op.name)
+        return tuple(node for node in self.graph.nodes if node.op.name != "loop" and len(ops[_place(node)]) == 1)
+
+    @cached_property
+    def skips(self) -> Mapping[str, int]:
+        """Residual sums, by name: which of the two operands is what every path to the sum passes."""
+        pairs = [node for node in self.nodes if node.op is SUM and len(set(node.inputs)) == 2]
+        if not pairs:
+            return {}
+        import networkx as nx  # here, because most models need it nowhere
+
+        above = nx.immediate_dominators(self.graph.networkx(), self.graph.input.name)
+        return {
+            node.name: node.inputs.index(above[node.name]) for node in pairs if above[node.name] in node.inputs
+        }
+
+    @cached_property
+    def owners(self) -> Mapping[str, Node]:
+        """The first node that uses each parameter."""
+        found: dict[str, Node] = {}
+        for node in self.graph.nodes:
+            for name in node.parameters.values():
+                found.setdefault(name, node)
+        return found
+
+    def trained(self, *arguments: str) -> Iterator[tuple[Parameter, ParameterRule[Any]]]:
+        """Yield trained parameters whose constraint is declared by one of these arguments of a layer."""
+        for name, parameter in self.graph.parameters.items():
+            owner = self.owners[name]
+            rule = owner.op.parameter(next(role for role, own in owner.parameters.items() if own == name))
+            if parameter.trainable and rule.argument in arguments and owner.op.name != "loop":
+                yield parameter, rule
+
+    @cached_property
+    def layers(self) -> Mapping[str, float]:
+        """The share of each layer's parameters in ΣK², the largest first."""
+        found: dict[str, float] = {}
+        for name, relative in self.relative.items():
+            layer = self.owners[name].name
+            found[layer] = found.get(layer, 0.0) + relative**2
+        return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+
+def _place(node: Node) -> object:
+    """Where a node stands in a source that has lines; else the node itself."""
+    at = node.location
+    return node.name if at is None or at.line is None else (at.file, at.line, at.column)
+
+
+def halved(value: Scalar) -> Scalar:
+    """Return half of a number; rounded down to a few digits where it has many."""
+    half = combine("*", value, HALF)
+    return rounded_down(half) if isinstance(half, Fraction) and not _is_short(half) else half
+
+
+def rounded_down(value: Fraction, digits: int = _DIGITS) -> Fraction:
+    """Return the largest decimal of so many digits that is not above a non-negative number."""
+    context = decimal.Context(prec=digits, rounding=decimal.ROUND_DOWN)
+    return Fraction(context.divide(value.numerator, value.denominator))
+
+
+def shown(value: Scalar) -> str:
+    """Return a number for the eye, long ones to four digits."""
+    return f"{float(value):.{_DIGITS}g}" if isinstance(value, Fraction) and not _is_short(value) else text(value)
+
+
+def _is_short(value: Fraction) -> bool:
+    return len(text(value)) <= _DIGITS + 2
+
+
+def constraint_text(constraint: Constraint) -> str:
+    """Return a constraint of a weight as .lip spells it."""
+    return "orthogonal" if constraint.kind == "orthogonal" else f"{constraint.kind}({shown(constraint.bound)})"
+
+
+def per_axis(values: tuple[int, ...]) -> str:
+    """Return one number where all axes have the same, else a tuple."""
+    return str(values[0]) if len(set(values)) == 1 else str(values)
+
+
+def spelled(op: AnyOp, axes: int) -> str:
+    """Return the name of a layer in .lip; `axes` are its spatial ones."""
+    names = [spelling.name for spelling in op.dsl if spelling.rank in (None, axes)]
+    return names[0] if names else op.name
