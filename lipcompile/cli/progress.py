@@ -1,4 +1,4 @@
-"""How training and audits are watched, on stderr: a bar on a terminal; elsewhere a line an epoch, or nothing."""
+"""How training, audits and accounting are watched, on stderr: a bar on a terminal; elsewhere a line an epoch, or nothing."""
 
 from __future__ import annotations
 
@@ -78,6 +78,18 @@ class AuditWatch(_Bar):
     def climbed(self, objective: str, ratio: float) -> None:
         """An ascent ended; the best ratio for its objective so far."""
         self._bar.update(self._task, advance=1, state=f"{printable(objective)} {ratio:.3f}")
+
+
+class CurveWatch(_Bar):
+    """Counts the points of curves; says nothing where there is no terminal."""
+
+    def __init__(self, points: int) -> None:
+        super().__init__("accounting")
+        self._bar.update(self._task, total=points)
+
+    def computed(self, accountant: str) -> None:
+        """A point of this accountant's curve is known."""
+        self._bar.update(self._task, advance=1, state=accountant)
 
 
 def accuracy(share: float) -> str:

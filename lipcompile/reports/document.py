@@ -1,5 +1,7 @@
 """What a report for people shows, ready to be laid out: HTML, Markdown and LaTeX differ in their layout alone.
 
+Each of them is a module with a function `render(document) -> str`, which returns the text of the file.
+
 Tables are bounded: of a large model the first copy of every block stands for all of them, and what is still too
 much is left out and counted. The JSON report leaves nothing out.
 """
@@ -77,7 +79,7 @@ class ParameterRow:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """ε after so many steps, in the order of steps, by one accountant; without points, `note` says why."""
+    """ε after so many steps, in the order of steps, by one accountant; `note` says why there are no (more) points."""
 
     accountant: str
     points: tuple[tuple[int, float], ...] = ()
@@ -97,13 +99,18 @@ class Privacy:
     target: float | None = None
 
 
+PRIVACY_HINT = (
+    "--noise-multiplier, --sampling-rate, --steps and --delta, or the model's `train` block, give the curve"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Document:
     """Everything that a report shows.
 
     Verdict, model facts, totals and depth are those of the `derivation` itself. A rejected model has requirements
     and diagnostics, and no row of anything else. `size` is its number of scalar parameters, `trained` how many of
-    them are trained. `privacy` is None if no curve was asked for; `privacy_hint` then says what would give one.
+    them are trained. `privacy` is None if no curve was asked for: `PRIVACY_HINT` says what would give one.
     """
 
     derivation: Derivation
@@ -117,9 +124,6 @@ class Document:
     blocks: Rows[Block] = Rows()
     suggestions: Rows[Change] = Rows()
     privacy: Privacy | None = None
-    privacy_hint: str = (
-        "--noise-multiplier, --sampling-rate, --steps and --delta, or the model's `train` block, give the curve"
-    )
 
 
 def document(

@@ -1,0 +1,79 @@
+"""ε against steps, by every accountant, at one noise multiplier."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from lipcompile.cli.privacy import ACCOUNTANTS, Question, answer, ask, refuse_if_none
+from lipcompile.cli.progress import CurveWatch
+from lipcompile.diagnostics import InputError, input_error
+from lipcompile.reports.document import Curve, Privacy
+
+# A curve has about so many points. They lie closer together where it is steep: ε grows about as √steps.
+_POINTS = 16
+
+
+def asked(given: Mapping[str, Any], plan: Mapping[str, Any]) -> Question | None:
+    """Return what curves are asked for; None if no option is given, and the plan alone does not say enough."""
+    try:
+        return ask(given, plan)
+    except InputError:
+        if any(value is not None for value in given.values()):
+            raise
+        return None
+
+
+def privacy(accounting: Any, question: Question) -> Privacy:
+    """Return the curves up to the steps asked for, at the noise asked for or calibrated to the ε asked for.
+
+    Calibration is PLD's, or RDP's where PLD has no answer. Raises InputError (LIP401) without any point.
+    """
+    settled = _settled(accounting, question)
+    assert settled.noise_multiplier is not None
+    assert settled.steps is not None
+    places = _places(settled.steps)
+    with CurveWatch(len(places) * len(ACCOUNTANTS)) as watch:
+        curves = [_curve(accounting, name, settled, places, watch.computed) for name in ACCOUNTANTS]
+    if not any(curve.points for curve in curves):
+        raise input_error("LIP401", curves[-1].note or "no accountant has an answer")
+    return Privacy(
+        noise_multiplier=settled.noise_multiplier,
+        sampling_rate=settled.sampling_rate,
+        steps=settled.steps,
+        delta=settled.delta,
+        neighbours=settled.neighbours,
+        curves=tuple(curves),
+        target=question.epsilon,
+    )
+
+
+def _settled(accounting: Any, question: Question) -> Question:
+    """Return the question for ε; raises InputError (LIP401) if the noise or the steps cannot be computed."""
+    if question.unknown == "epsilon":
+        return question
+    answers = {name: answer(accounting, name, question) for name in ACCOUNTANTS}
+    refuse_if_none(answers)
+    best = next(found for found in (answers["pld"], answers["rdp"]) if found.note is None)
+    if best.steps == 0:
+        raise input_error("LIP401", f"not one step is possible within epsilon = {question.epsilon:g}")
+    solved = {"noise_multiplier": best.noise_multiplier, "steps": best.steps}
+    return replace(question, epsilon=None, unknown="epsilon", **solved)
+
+
+def _places(steps: int) -> tuple[int, ...]:
+    return tuple(sorted({max(1, round(steps * (i / _POINTS) ** 2)) for i in range(1, _POINTS + 1)}))
+
+
+def _curve(
+    accounting: Any, accountant: str, question: Question, places: tuple[int, ...], computed: Callable[[str], None]
+) -> Curve:
+    points: list[tuple[int, float]] = []
+    for steps in places:
+        found = answer(accounting, accountant, replace(question, steps=steps))
+        if found.note is not None or found.epsilon is None:
+            return Curve(accountant, tuple(points), found.note)
+        points.append((steps, found.epsilon))
+        computed(accountant)
+    return Curve(accountant, tuple(points))

@@ -1,0 +1,149 @@
+"""Options of privacy, the question that they ask (of ε, noise and steps, one is unknown), and accountants' answers."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import click
+
+from lipcompile.cli.arguments import Command
+
+ACCOUNTANTS = ("rdp", "pld")
+Unknown = Literal["epsilon", "noise_multiplier", "steps"]
+COLUMNS: tuple[Unknown, ...] = get_args(Unknown)
+
+# By the names that commands have for them.
+_OPTIONS: dict[str, tuple[Any, str]] = {
+    "epsilon": (float, "ε of the whole training."),
+    "delta": (float, "δ of the whole training."),
+    "noise_multiplier": (float, "σ: noise over the per-example bound of the gradient."),
+    "sampling_rate": (float, "Probability that an example enters a batch."),
+    "batch_size": (click.IntRange(1), "Expected batch size; with --dataset-size."),
+    "dataset_size": (click.IntRange(1), "Number of examples."),
+    "steps": (click.IntRange(1), "Number of training steps."),
+    "epochs": (click.IntRange(1), "Number of passes over the data, in place of --steps."),
+    "neighbours": (click.Choice(["add_remove", "replace_one"]), "What one person changes."),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A budget with one number missing: `unknown` is None there."""
+
+    neighbours: str
+    sampling_rate: float
+    delta: float
+    epsilon: float | None
+    noise_multiplier: float | None
+    steps: int | None
+    unknown: Unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One accountant's completion of a question; `note` says why it has none."""
+
+    epsilon: float | None
+    noise_multiplier: float | None
+    steps: int | None
+    note: str | None = None
+
+
+def privacy_options(command: Command) -> Command:
+    """Give a command the options of privacy, collected in the keyword `given`: None where one is not given."""
+
+    @functools.wraps(command)
+    def collected(**values: Any) -> int:
+        return command(given={name: values.pop(name) for name in _OPTIONS}, **values)
+
+    for name, (kind, text) in reversed(_OPTIONS.items()):
+        collected = click.option(f"--{name.replace('_', '-')}", name, type=kind, help=text)(collected)
+    return collected
+
+
+def ask(given: Mapping[str, Any], plan: Mapping[str, Any]) -> Question:
+    """Return what is asked; the plan supplies what is not given. Raises InputError (LIP404) if it is no question."""
+    from lipcompile.cli.settings import demand, merged, setting_error
+
+    settings = merged(given, {"dataset_size": plan.get("dataset"), **plan}, {"neighbours": "add_remove"})
+    demand(settings, ("delta",))
+    rate = _rate(given, settings)
+    asked = _asked(given, plan, _steps(given, rate), _steps(settings, rate))
+    unknown = [name for name in COLUMNS if asked[name] is None]
+    if not unknown:
+        raise setting_error("--epsilon, --noise-multiplier and --steps are all given: leave one out")
+    if len(unknown) > 1:
+        listed = " and ".join(unknown)
+        raise setting_error(f"{listed} are unknown: two of epsilon, noise_multiplier and steps are needed")
+    return Question(settings["neighbours"], rate, settings["delta"], unknown=unknown[0], **asked)
+
+
+def answer(accounting: Any, accountant: str, asked: Question) -> Answer:
+    """Let one accountant (of a backend's `accounting`) complete a question."""
+    relation = accounting.NeighbouringRelation(asked.neighbours)
+
+    def mechanism() -> Any:
+        return accounting.Mechanism(asked.sampling_rate, asked.noise_multiplier)
+
+    solve: dict[Unknown, Callable[[], Any]] = {
+        "epsilon": lambda: accounting.epsilon([(mechanism(), asked.steps)], asked.delta, relation, accountant),
+        "noise_multiplier": lambda: accounting.calibrate_noise_multiplier(
+            asked.epsilon, asked.delta, asked.sampling_rate, asked.steps, relation, accountant
+        ),
+        "steps": lambda: accounting.calibrate_steps(asked.epsilon, asked.delta, mechanism(), relation, accountant),
+    }
+
+    known = {name: getattr(asked, name) for name in solve}
+    try:
+        found = solve[asked.unknown]()
+    except accounting.BudgetError as error:
+        return Answer(**known, note=str(error))
+    if not math.isfinite(found):
+        return Answer(**known, note="no finite epsilon: there is too little noise for this delta")
+    return Answer(**{**known, asked.unknown: found})
+
+
+def refuse_if_none(answers: Mapping[str, Answer]) -> None:
+    """Raise InputError (LIP401) with the reasons if no accountant has an answer."""
+    from lipcompile.diagnostics import Diagnostic, InputError
+
+    notes = [answer.note for answer in answers.values() if answer.note]
+    if len(notes) == len(answers):
+        raise InputError(tuple(Diagnostic("LIP401", note) for note in dict.fromkeys(notes)))
+
+
+def _asked(
+    given: Mapping[str, Any], plan: Mapping[str, Any], steps: int | None, planned_steps: int | None
+) -> dict[Unknown, Any]:
+    """Return what is given; the plan fills in what is open until one number is left to be computed."""
+    noise = given["noise_multiplier"]
+    asked: dict[Unknown, Any] = {"epsilon": given["epsilon"], "noise_multiplier": noise, "steps": steps}
+    fill: dict[Unknown, Any] = {"steps": planned_steps, "epsilon": plan.get("epsilon")}
+    fill["noise_multiplier"] = plan.get("noise_multiplier")
+    for name, value in fill.items():
+        if asked[name] is None and list(asked.values()).count(None) > 1:
+            asked[name] = value
+    return asked
+
+
+def _rate(given: Mapping[str, Any], settings: Mapping[str, Any]) -> float:
+    from lipcompile.cli.settings import setting_error
+
+    if given["sampling_rate"] is not None:
+        if given["batch_size"] is not None:
+            raise setting_error("--sampling-rate and --batch-size say the same twice: leave one out")
+        return float(given["sampling_rate"])
+    if settings["batch_size"] is None or settings["dataset_size"] is None:
+        raise setting_error("--sampling-rate, or --batch-size and --dataset-size, are needed")
+    return float(settings["batch_size"] / settings["dataset_size"])
+
+
+def _steps(settings: Mapping[str, Any], rate: float) -> int | None:
+    """Return the number of steps; an epoch is round(1/q) steps, and at least one, as in training."""
+    if settings["steps"] is not None or settings["epochs"] is None:
+        return None if settings["steps"] is None else int(settings["steps"])
+    return int(settings["epochs"]) * max(1, round(1 / rate)) if rate > 0 else None
