@@ -58,8 +58,8 @@ def _settled(accounting: Any, question: Question) -> Question:
     best = next(found for found in (answers["pld"], answers["rdp"]) if found.note is None)
     if best.steps == 0:
         raise input_error("LIP401", f"not one step is possible within epsilon = {question.epsilon:g}")
-    solved = {"noise_multiplier": best.noise_multiplier, "steps": best.steps}
-    return replace(question, epsilon=None, unknown="epsilon", **solved)
+    noise, steps = best.noise_multiplier, best.steps
+    return replace(question, epsilon=None, noise_multiplier=noise, steps=steps, unknown="epsilon")
 
 
 def _places(steps: int) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Options of privacy, the question that they ask (of ε, noise and steps, one is unknown), and accountants' answers."""
+"""Options of privacy, what they ask (of ε, noise and steps, one is unknown), and what accountants answer."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def privacy_options(command: Command) -> Command:
 
 
 def ask(given: Mapping[str, Any], plan: Mapping[str, Any]) -> Question:
-    """Return what is asked; the plan supplies what is not given. Raises InputError (LIP404) if it is no question."""
+    """Return what is asked; the plan supplies what is not given. Raises InputError (LIP404)."""
     from lipcompile.cli.settings import demand, merged, setting_error
 
     settings = merged(given, {"dataset_size": plan.get("dataset"), **plan}, {"neighbours": "add_remove"})

@@ -1,4 +1,4 @@
-"""How training, audits and accounting are watched, on stderr: a bar on a terminal; elsewhere a line an epoch, or nothing."""
+"""How what takes time is watched, on stderr: a bar on a terminal; elsewhere a line an epoch, or nothing."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class ParameterRow:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """ε after so many steps, in the order of steps, by one accountant; `note` says why there are no (more) points."""
+    """ε after so many steps, in their order, by one accountant; `note` says why there are no (more) points."""
 
     accountant: str
     points: tuple[tuple[int, float], ...] = ()
@@ -88,7 +88,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Privacy:
-    """What the curves of ε were computed for. `target` is the ε that the noise was calibrated to, if it was."""
+    """What the curves of ε were computed for. `target` is the ε that noise or steps were chosen for, if they were."""
 
     noise_multiplier: float
     sampling_rate: float
