@@ -74,7 +74,7 @@ class Block:
     count: Any
     index: Any
     repeats: int | None
-    regime: str
+    regime: str | None
     rate: Bound
     offset: Bound
     lipschitz: Bound
@@ -83,20 +83,21 @@ class Block:
     gradient: Mapping[str, Any]
     total: Any
     exact: bool
-    curve: tuple[tuple[int, float], ...]
+    curve: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Depth:
     """How bounds grow with depth.
 
-    regime: contractive, critical, expansive or mixed. definitions: the names that the formulas of depth use.
+    regime: contractive, critical, expansive or mixed; None if symbols decide. definitions: the names that the
+    formulas of depth use.
     gradient_bound: the bound of the whole gradient over the counts of all blocks; None without blocks.
     growth: its order in a depth T that all counts are proportional to, `O(sqrt(T))`; by cases if need be.
     advice: what would make an expansive or contractive network critical.
     """
 
-    regime: str
+    regime: str | None
     blocks: tuple[Block, ...] = ()
     definitions: tuple[Definition, ...] = ()
     gradient_bound: Bound | None = None

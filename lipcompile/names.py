@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import keyword
 import re
+from dataclasses import dataclass, field
 
 _ATTRIBUTES = """
 T_destination add_module apply bfloat16 bounds buffers call_super_init certificate certified_norms
@@ -25,8 +26,8 @@ _FORWARD = ("self", "torch", "functional", "F")
 RESERVED = frozenset([*_ATTRIBUTES.split(), *_FORWARD])
 
 # Names that formulas give to derived quantities: a parameter called so would be taken for one of them.
-_DERIVED = ("L", "L_R", "m")
-_DERIVED_NAME = re.compile(r"(?:[XKRMTq]|[Gl]\d*)_.*")
+_DERIVED = ("L", "L_R", "m", "t", "T")
+_DERIVED_NAME = re.compile(r"(?:[XKRMTqac]|[Gl]\d*)_.*")
 
 
 def is_derived(name: str) -> bool:
@@ -40,3 +41,21 @@ def identifier(name: str) -> str:
     if base[0].isdigit() or base[0] == "_":
         base = f"n{base}" if base[0] == "_" else f"n_{base}"
     return f"{base}_" if keyword.iskeyword(base) or base in RESERVED else base
+
+
+@dataclass(slots=True)
+class Names:
+    """Names that are taken, and what the next one is called that would be equal."""
+
+    _taken: set[str] = field(default_factory=set)
+    _last: dict[str, int] = field(default_factory=dict)
+
+    def fresh(self, name: str) -> str:
+        """Return `name`, or `name` with the least number from 2 that makes it new, and reserve it."""
+        candidate, count = name, self._last.get(name, 1)
+        while candidate in self._taken:
+            count += 1
+            candidate = f"{name}_{count}"
+        self._last[name] = count
+        self._taken.add(candidate)
+        return candidate

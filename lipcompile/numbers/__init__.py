@@ -8,16 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fractions import Fraction
-from typing import Protocol, Self, TypeVar
+from typing import Protocol
 
+from lipcompile.numbers.number import N, Number
 from lipcompile.numbers.scalar import Arithmetic, Scalar, Symbol, combine, symbols_of, text
+from lipcompile.numbers.step import Count, Step
 
 __all__ = [
     "Arithmetic",
+    "Count",
     "N",
     "Number",
     "Numbers",
     "Scalar",
+    "Step",
     "Symbol",
     "combine",
     "symbols_of",
@@ -25,24 +29,13 @@ __all__ = [
 ]
 
 
-class Number(Protocol):
-    """What a rule may do with a number: the four operations, with integers mixed in freely."""
-
-    def __add__(self, other: Self | int) -> Self: ...
-    def __radd__(self, other: int) -> Self: ...
-    def __sub__(self, other: Self | int) -> Self: ...
-    def __rsub__(self, other: int) -> Self: ...
-    def __mul__(self, other: Self | int) -> Self: ...
-    def __rmul__(self, other: int) -> Self: ...
-    def __truediv__(self, other: Self | int) -> Self: ...
-    def __rtruediv__(self, other: int) -> Self: ...
-
-
-N = TypeVar("N", bound=Number)
-
-
 class Numbers(Protocol[N]):
-    """A domain of numbers. Every number that a rule meets is a non-negative real, known or not."""
+    """A domain of numbers. Every number that a rule meets is a non-negative real, known or not.
+
+    `memo` keeps, by any key, what a rule finds in this domain and another rule of the same op needs as well.
+    """
+
+    memo: dict[object, object]
 
     def of(self, value: Scalar | int) -> N:
         """Bring an exact scalar into the domain."""
@@ -73,3 +66,6 @@ class Numbers(Protocol[N]):
 
     def max_over(self, start: int, stop: int, term: Callable[[N], N]) -> N:
         """Return the largest `term(m)` over the integers start <= m < stop (at least one)."""
+
+    def power(self, step: Step[N], count: Count, name: str) -> Step[N]:
+        """Return `step` done `count` times; `name` is that of the repetition, for formulas."""

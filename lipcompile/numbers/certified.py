@@ -16,6 +16,7 @@ from typing import Any
 from mpmath.ctx_iv import MPIntervalContext
 
 from lipcompile.numbers.scalar import Arithmetic, Scalar, Symbol
+from lipcompile.numbers.step import Count, Step, then
 
 _IV: Any = MPIntervalContext()
 _IV.prec = 113
@@ -65,6 +66,7 @@ class Certified:
     """The domain of intervals. `named` keeps the enclosure of every name that a formula may contain."""
 
     named: dict[str, Interval] = field(default_factory=dict)
+    memo: dict[object, object] = field(default_factory=dict)
 
     def of(self, value: Scalar | int) -> Interval:
         """Enclose an exact scalar; a symbol is unknown."""
@@ -115,6 +117,18 @@ class Certified:
         """Enclose the maximum by evaluating every term."""
         return self.maximum(*(term(self.of(m)) for m in range(start, stop)))
 
+    def power(self, step: Step[Interval], count: Count, name: str) -> Step[Interval]:
+        """Enclose the power by repeated squaring, all of whose terms are sums and products of the step's."""
+        if count.value is None:
+            return _any_power(step)
+        result: Step[Interval] | None = None
+        for bit in f"{count.value:b}":
+            result = None if result is None else then(self, result, result)
+            if bit == "1":
+                result = step if result is None else then(self, result, step)
+        assert result is not None, "a step is done at least once"
+        return result
+
     def _lift(self, x: Interval | Fraction | int) -> Interval:
         return x if isinstance(x, Interval) else self.of(x if isinstance(x, int) else Fraction(x))
 
@@ -125,6 +139,20 @@ _OPERATIONS: dict[str, Callable[[Interval, Interval], Interval]] = {
     "*": lambda a, b: a * b,
     "/": lambda a, b: a / b,
 }
+
+
+def _any_power(step: Step[Interval]) -> Step[Interval]:
+    """Enclose all powers: a rate of exactly 1 stays so."""
+    unchanged = step.linear and _is_one(step.norm.get(1, UNKNOWN))
+    norm = step.norm if unchanged else dict.fromkeys(step.norm, UNKNOWN)
+    lipschitz = step.lipschitz if _is_one(step.lipschitz) else UNKNOWN
+    squares = {name: dict.fromkeys(k, UNKNOWN) for name, k in step.squares.items()}
+    shared = {name: dict.fromkeys(k, UNKNOWN) for name, k in step.shared.items()}
+    return Step(norm, lipschitz, squares, shared, step.exact)
+
+
+def _is_one(number: Interval) -> bool:
+    return bool(number.ends.a == 1 and number.ends.b == 1)
 
 
 def _ends(x: Interval | int) -> Any:

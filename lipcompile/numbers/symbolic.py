@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
@@ -12,6 +12,7 @@ from sympy.printing.latex import LatexPrinter
 from sympy.printing.str import StrPrinter
 
 from lipcompile.numbers.scalar import Arithmetic, Scalar, Symbol
+from lipcompile.numbers.step import Count, Step, changed
 
 # Above this many operations a named quantity is bound to its name instead of being written out.
 LONGEST_INLINE = 8
@@ -84,6 +85,8 @@ class Symbolic:
     """The domain of formulas. `definitions` lists, in order, every name that its formulas may contain."""
 
     definitions: dict[str, Definition] = field(default_factory=dict)
+    longest: int = LONGEST_INLINE
+    memo: dict[object, object] = field(default_factory=dict)
 
     def of(self, value: Scalar | int) -> Formula:
         """Write an exact scalar as a rational number or over its symbols."""
@@ -108,8 +111,8 @@ class Symbolic:
         return Formula(sympy.oo)
 
     def let(self, name: str, value: Formula, meaning: str) -> Formula:
-        """Bind `value` to `name` if writing it out would take more than `LONGEST_INLINE` operations."""
-        if value.expression.count_ops() <= LONGEST_INLINE:
+        """Bind `value` to `name` if writing it out would take more than `longest` operations."""
+        if value.expression.count_ops() <= self.longest:
             return value
         self.definitions[name] = Definition(name, meaning, expression=value.expression)
         return Formula(_symbol(name))
@@ -141,6 +144,33 @@ class Symbolic:
         index = sympy.Symbol("m", positive=True, integer=True)
         return Formula(MaxOver(term(Formula(index)).expression, index, start, stop - 1))
 
+    def power(self, step: Step[Formula], count: Count | Formula, name: str) -> Step[Formula]:
+        """Write the power in closed form."""
+        from lipcompile.numbers import closed_form
+
+        times = count if isinstance(count, Formula) else self._count(count)
+        plain = changed(step, lambda coefficient: coefficient.expression)
+        rates = dict.fromkeys([plain.norm.get(1, sympy.S.Zero), plain.lipschitz])
+        named = {rate: self._rate(rate, name, index) for index, rate in enumerate(rates)}
+        norm = {d: named[rate] if d == 1 else rate for d, rate in plain.norm.items()}
+        raised = closed_form.power(replace(plain, norm=norm, lipschitz=named[plain.lipschitz]), times.expression)
+        return changed(raised, Formula)
+
+    def _count(self, count: Count) -> Formula:
+        if isinstance(count.scalar, Symbol) and count.value is not None:
+            symbol, value = count.scalar, Fraction(count.value)
+            self.definitions.setdefault(symbol.name, Definition(symbol.name, symbol.meaning, value=value))
+        return self.of(count.scalar)
+
+    def _rate(self, rate: Any, name: str, index: int) -> Any:
+        """Name a rate that is no number and no power of one symbol: cases are told apart by symbols."""
+        if len(rate.free_symbols) == 0 or (len(rate.free_symbols) == 1 and _is_power(rate)):
+            return rate
+        letter = f"{'al'[index]}_{name}"
+        meaning = ("growth of the norm", "Lipschitz constant")[index]
+        self.definitions[letter] = Definition(letter, f"{meaning} of one copy of {name}", expression=rate)
+        return _symbol(letter)
+
 
 _OPERATIONS: dict[str, Callable[[Formula, Formula], Formula]] = {
     "+": lambda a, b: a + b,
@@ -169,6 +199,11 @@ def _redundant(kind: Any, one: Any, other: Any) -> bool:
     if smaller.is_positive and (ratio := larger / smaller).is_number:
         return bool((ratio - 1).is_extended_nonnegative)
     return bool((larger - smaller).is_extended_nonnegative)
+
+
+def _is_power(expression: Any) -> bool:
+    base, exponent = expression.as_base_exp()
+    return bool(base.is_Symbol and exponent.is_number)
 
 
 def _symbol(name: str) -> Any:

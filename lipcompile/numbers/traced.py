@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from lipcompile.numbers.scalar import Arithmetic, Scalar, Symbol
+from lipcompile.numbers.step import Count, Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,7 @@ class Traced:
     """The domain of programs. `assigned` holds the variables that traced expressions rely on, in order."""
 
     assigned: dict[str, Expression] = field(default_factory=dict)
+    memo: dict[object, object] = field(default_factory=dict)
 
     def program(self, *results: Expression) -> list[str]:
         """Return the assignments that `results` need, in order."""
@@ -123,6 +125,10 @@ class Traced:
         body = term(Expression(ast.Name("m"))).tree
         parameters = ast.arguments(posonlyargs=[], args=[ast.arg("m")], kwonlyargs=[], kw_defaults=[], defaults=[])
         return self._call("max_over", _constant(start), _constant(stop), Expression(ast.Lambda(parameters, body)))
+
+    def power(self, step: Step[Expression], count: Count, name: str) -> Step[Expression]:
+        """Refuse: a program is written of a graph that is unrolled, since it needs every copy's parameters."""
+        raise UnboundSymbolError(f"a program needs the copies of {name} one by one")
 
     def _call(self, function: str, *arguments: Expression) -> Expression:
         return Expression(ast.Call(ast.Name(function), [argument.tree for argument in arguments], []))

@@ -1,48 +1,213 @@
-"""The depth pass: how Lipschitz constants compose from one bottleneck of the network to the next.
+"""The depth pass: how bounds grow with the number of copies of what a graph repeats, as closed forms.
 
-A bottleneck is a value through which every path from the input to the output passes: between two of them stands a
-layer, or a whole residual block. Their constants multiply: they, not those of single nodes, say how bounds grow.
+Regimes are those of Theorem 1 of Béthune et al. (ICLR 2024), by the larger of the rate a at which a copy enlarges
+norms and its Lipschitz constant l: the one bounds the gradients of late copies, the other those of early ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
-from lipcompile.derivation import Depth
-from lipcompile.graph import Graph
-from lipcompile.numbers.certified import Interval
+import sympy
 
-# Intervals of an exact 1 may miss it by their rounding.
-ROUNDING = 1e-12
+from lipcompile.derivation import Block, Bound, Depth, finite
+from lipcompile.graph import Graph, Node
+from lipcompile.numbers.certified import Certified, Interval
+from lipcompile.numbers.step import value
+from lipcompile.numbers.symbolic import Definition, Formula, Symbolic
+from lipcompile.passes.advice import advice
+from lipcompile.passes.bounds import derive
+from lipcompile.passes.growth import Growth, NoOrderError, written
+from lipcompile.passes.loops import GROWING, ROUNDING, SATURATED, is_affine, loops, step_of, with_count, with_loop
+from lipcompile.passes.rolling import bottlenecks, rolled
+
+# Formulas of depth are written out up to so many operations.
+LONGEST_INLINE = 40
+REGIMES = ("contractive", "critical", "expansive")
 
 
 def growth(graph: Graph, slope: Mapping[str, Interval]) -> Depth:
-    """Classify by the constants between bottlenecks: all 1 is critical, below contractive, above expansive.
+    """Return how the bounds of `graph` grow with what it repeats.
 
-    `slope` holds the Lipschitz constant of the output in each value; constants that are not known are left out.
+    Without repetition there is a regime only, by the constants between bottlenecks: all 1 is critical, below
+    contractive, above expansive. `slope` holds the Lipschitz constant of the output in each value.
     """
-    uppers = [slope[value].upper for value in bottlenecks(graph)]
-    steps = [before / after for before, after in pairwise(uppers) if after > 0 and before < float("inf")]
-    return Depth(_regime(steps))
+    repeated = _chosen(rolled(graph))
+    found = loops(repeated)
+    if not found:
+        uppers = [slope[name].upper for name in bottlenecks(graph)]
+        steps = [before / after for before, after in pairwise(uppers) if after > 0 and before < float("inf")]
+        return Depth(_together([_regime(step) for step in steps]))
+    return _Repeated(repeated, found).depth()
 
 
-def bottlenecks(graph: Graph) -> list[str]:
-    """Return the values that every path from input to output passes, in order, both ends included."""
-    if all(len(node.inputs) == 1 for node in graph.nodes):  # a chain: `check` starts faster without networkx
-        return [graph.input.name, *(node.name for node in graph.nodes)]
-    import networkx as nx
-
-    above = nx.immediate_dominators(graph.networkx(), graph.input.name)
-    found = [graph.output]
-    while found[-1] != graph.input.name:
-        found.append(above[found[-1]])
-    return found[::-1]
+def _chosen(graph: Graph) -> Graph:
+    """Take the side of minima that gives the smaller bound, loop by loop, where both give one and numbers tell."""
+    for node in loops(graph):
+        sides = [replace(node.attributes, saturated=side) for side in (GROWING, SATURATED)]
+        if all(is_affine(side) for side in sides):
+            graphs = [with_loop(graph, side) for side in sides]
+            totals = [derive(one, Certified()).total.upper for one in graphs]
+            graph = graph if totals[0] == totals[1] else graphs[totals.index(min(totals))]
+    return graph
 
 
-def _regime(constants: Sequence[float]) -> str:
-    shrinks = any(value < 1 - ROUNDING for value in constants)
-    grows = any(value > 1 + ROUNDING for value in constants)
-    if shrinks and grows:
-        return "mixed"
-    return "contractive" if shrinks else "expansive" if grows else "critical"
+class _Repeated:
+    """The closed forms of a graph with loops."""
+
+    def __init__(self, graph: Graph, found: Sequence[Node]) -> None:
+        self._graph, self._loops = graph, found
+        self._num, self._certified = Symbolic(longest=LONGEST_INLINE), Certified()
+        self._formulas = derive(graph, self._num)
+        self._numbers = derive(graph, self._certified)
+        self._counts = frozenset(symbol for node in found for symbol in self._count(node).free_symbols)
+
+    def depth(self) -> Depth:
+        """Return all that is known."""
+        total = Bound(_factored(self._formulas.total.expression), finite(self._numbers.total.upper))
+        blocks = tuple(self._block(node) for node in self._loops)
+        regimes = [block.regime for block in blocks]
+        return Depth(
+            regime=_together(regimes),
+            blocks=blocks,
+            definitions=self._definitions(blocks, total),
+            gradient_bound=total,
+            growth=self._growth(total.expression),
+            advice=tuple(advice(self._graph)),
+        )
+
+    def _count(self, node: Node) -> Any:
+        return self._num.of(node.attributes.count.scalar).expression
+
+    def _block(self, node: Node) -> Block:
+        loop, num = node.attributes, self._num
+        step, numbers = step_of(loop, num), step_of(loop, self._certified)
+        count, index = self._count(node), sympy.Symbol("t", positive=True)
+        before = num.power(step, Formula(index - 1), loop.name)
+        after = num.power(step, Formula(count - index), loop.name)
+        entering = value(num, before.norm, self._formulas.norm[node.inputs[0]])
+        leaving = after.lipschitz * self._formulas.cotangent[node.name]
+        own = {name: num.sqrt(value(num, k, entering)) * leaving for name, k in step.squares.items()}
+        shared = {name: value(num, k, entering) * leaving for name, k in step.shared.items()}
+        bounds = {name: _factored(k.expression) for name, k in {**own, **shared}.items()}
+        rate, offset = (_bound(step.norm.get(d), numbers.norm.get(d)) for d in (1, 0))
+        lipschitz = _bound(step.lipschitz, numbers.lipschitz)
+        return Block(
+            name=loop.name,
+            layers=loop.copies or (tuple(inner.name for inner in loop.body.nodes),),
+            count=count,
+            index=index,
+            repeats=loop.count.value,
+            regime=_larger_regime(rate, lipschitz),
+            rate=rate,
+            offset=offset,
+            lipschitz=lipschitz,
+            input_norm=_factored(entering.expression),
+            cotangent=_factored(leaving.expression),
+            gradient=bounds,
+            total=_factored(sympy.sqrt(sum(k**2 for k in bounds.values()))),
+            exact=step.exact,
+        )
+
+    def _definitions(self, blocks: Sequence[Block], total: Bound) -> tuple[Definition, ...]:
+        """Return the names that the formulas use, directly or through others, with their numbers."""
+        waiting = [total.expression]
+        for block in blocks:
+            waiting += [block.count, block.input_norm, block.cotangent, block.total, *block.gradient.values()]
+            waiting += [block.rate.expression, block.offset.expression, block.lipschitz.expression]
+        used: set[str] = set()
+        while waiting:
+            for symbol in waiting.pop().free_symbols:
+                definition = self._num.definitions.get(symbol.name)
+                if definition is not None and symbol.name not in used:
+                    used.add(symbol.name)
+                    waiting += [] if definition.expression is None else [definition.expression]
+        named = self._certified.named
+        return tuple(
+            replace(definition, upper=finite(named[name].upper)) if name in named else definition
+            for name, definition in self._num.definitions.items()
+            if name in used
+        )
+
+    def _growth(self, total: Any) -> str | None:
+        """Return the order of the bound in the number of copies, in cases of the one rate that is open, if any."""
+        letter = str(min(self._counts, key=str)) if len(self._counts) == 1 else "T"
+        open_rates = self._open_rates()
+        if len(open_rates) > 1:
+            return None
+        try:
+            if not open_rates:
+                return written(self._orders({}).of(total), letter)
+            [rate] = open_rates
+            cases = {
+                f"{rate} < 1": sympy.Rational(1, 2),
+                f"{rate} = 1": sympy.S.One,
+                f"{rate} > 1": sympy.Integer(2),
+            }
+            orders = {name: self._orders({rate: sample}).of(total) for name, sample in cases.items()}
+        except NoOrderError:
+            return None
+        return ", ".join(f"{written(order, letter)} if {name}" for name, order in orders.items())
+
+    def _orders(self, sample: Mapping[Any, Any]) -> Growth:
+        return Growth(self._counts, self._num.definitions, sample)
+
+    def _open_rates(self) -> set[Any]:
+        """Return the symbols on which it depends whether rates are 1."""
+        steps = [step_of(node.attributes, self._num) for node in self._loops]
+        rates = [step.lipschitz.expression for step in steps]
+        rates += [step.norm[1].expression for step in steps if 1 in step.norm]
+        named = {d.expression: sympy.Symbol(name, positive=True) for name, d in self._num.definitions.items()}
+        return {symbol for rate in rates for symbol in named.get(rate, rate).free_symbols}
+
+
+def _bound(formula: Formula | None, number: Interval | None) -> Bound:
+    if formula is None or number is None:
+        return Bound(sympy.S.Zero, 0.0)
+    return Bound(formula.expression, finite(number.upper))
+
+
+def _larger_regime(rate: Bound, lipschitz: Bound) -> str | None:
+    if rate.value is None or lipschitz.value is None:
+        return None
+    return _regime(max(rate.value, lipschitz.value))
+
+
+def _regime(constant: float) -> str:
+    return REGIMES[(constant >= 1 - ROUNDING) + (constant > 1 + ROUNDING)]
+
+
+def _together(regimes: Sequence[str | None]) -> str | None:
+    """Return the regime of parts in a row: critical ones do not count, and others must agree."""
+    if None in regimes:
+        return None
+    kinds = {regime for regime in regimes if regime != "critical"}
+    return "mixed" if len(kinds) > 1 else kinds.pop() if kinds else "critical"
+
+
+def _factored(expression: Any) -> Any:
+    """Put in front what terms have in common, below a root as well."""
+    outer = sympy.factor_terms(expression)
+    return outer.replace(
+        lambda e: e.is_Pow and e.exp == sympy.Rational(1, 2) and e.base.is_Add,
+        lambda e: sympy.sqrt(sympy.factor_terms(e.base)),
+    )
+
+
+def curves(graph: Graph, depth: Depth) -> Depth:
+    """Return `depth` with the curve of each block: certified bounds of the whole gradient by number of copies."""
+    repeated = _chosen(rolled(graph))
+    points = {node.name: tuple(_curve(repeated, node)) for node in loops(repeated)}
+    return replace(depth, blocks=tuple(replace(block, curve=points[block.name]) for block in depth.blocks))
+
+
+def _curve(graph: Graph, node: Node) -> Iterator[tuple[int, float]]:
+    known = node.attributes.count.value or 32
+    depths = sorted({known, *range(1, 9), *(round(2 ** (k / 2)) for k in range(6, 2 * known.bit_length() + 3))})
+    for count in depths:
+        total = finite(derive(with_count(graph, node.attributes, count), Certified()).total.upper)
+        if total is not None:
+            yield count, total

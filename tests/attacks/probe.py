@@ -14,7 +14,7 @@ from fractions import Fraction
 from functools import cache
 from types import CodeType
 
-from lipcompile.numbers import Arithmetic, Scalar, Symbol
+from lipcompile.numbers import Arithmetic, Count, Scalar, Step, Symbol
 from lipcompile.ops.record import Extent
 
 Place = tuple[str, str]
@@ -34,6 +34,7 @@ class Probe:
     factor: float = 1.0
     seen: dict[Place, float] = field(default_factory=dict)
     arguments: set[Place] = field(default_factory=set)
+    memo: dict[object, object] = field(default_factory=dict)
 
     def extent(self, name: str, norm: float, row: float, entry: float) -> Extent[Probed]:
         """An extent whose measures are arguments."""
@@ -67,6 +68,9 @@ class Probe:
 
     def let(self, name: str, value: Probed, meaning: str) -> Probed:  # noqa: ARG002
         return value
+
+    def power(self, step: Step[Probed], count: Count, name: str) -> Step[Probed]:  # noqa: ARG002
+        raise AssertionError("no op's rule repeats anything")
 
     def sqrt(self, x: Probed | Fraction | int) -> Probed:
         return self.here(math.sqrt(x.value if isinstance(x, Probed) else x))

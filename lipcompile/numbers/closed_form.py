@@ -1,0 +1,178 @@
+"""Powers of affine steps in closed form: geometric sums, polynomial ones where a rate is 1, cases where it may be.
+
+The norm at the input of copy s + 1 of n, s = 0 … n - 1, is X_s = a^s·X + c·(a^s - 1)/(a - 1), or X + s·c for a =
+1: a sum of terms b^s·s^j, as are its powers. What the copy adds to the squared gradient bound is a polynomial in
+X_s times l^(2(n-1-s)). So all sums are of the kind D_j(r, m) = Σ_s s^j·r^s·m^(n-1-s), with D_j = m^(n-1)·Σ_s s^j
+if r = m, else by summation by parts (r - m)·D_j = n^j·r^n - [j = 0]·m^n - r·Σ_{i<j} C(j, i)·D_i.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from math import comb
+from typing import Any
+
+import sympy
+
+from lipcompile.numbers.step import Coefficients, Step, changed
+
+# Σ coefficient·base^s·s^j, by (base, j).
+Series = Mapping[tuple[Any, int], Any]
+# What is assumed of rates in one case: equations, in the order in which they were made.
+Case = tuple[Any, ...]
+
+
+class _Undecided(Exception):  # noqa: N818
+    """Two rates may be equal or not: the sums differ."""
+
+    def __init__(self, one: Any, other: Any) -> None:
+        super().__init__(one, other)
+        self.pair = (one, other)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rates:
+    """Which rates are assumed to differ."""
+
+    distinct: frozenset[tuple[Any, Any]] = frozenset()
+
+    def equal(self, one: Any, other: Any) -> bool:
+        """Whether two rates are equal; raises _Undecided if that depends on symbols."""
+        if one == other:
+            return True
+        if (one, other) in self.distinct:
+            return False
+        if (one.free_symbols or other.free_symbols) and one != 0 and other != 0:
+            raise _Undecided(one, other)
+        same = (one - other).equals(0)
+        assert same is not None, f"{one} and {other} cannot be told apart"
+        return bool(same)
+
+
+def power(step: Step[Any], count: Any) -> Step[Any]:
+    """Return the step `count` times, over sympy expressions; rates are numbers, symbols or powers of one symbol.
+
+    Where sums depend on whether rates are equal, coefficients are `Piecewise`, the special cases first.
+    """
+    cases = list(_cases(step, count, _Rates()))
+    if len(cases) == 1:
+        return cases[0][1]
+    conditions = [sympy.And(*case) if case else sympy.true for case, _ in cases]
+    steps = [found for _, found in cases]
+
+    def merged(parts: list[Coefficients[Any]]) -> dict[int, Any]:
+        degrees = sorted({degree for part in parts for degree in part})
+        return {d: _piecewise([part.get(d, sympy.S.Zero) for part in parts], conditions) for d in degrees}
+
+    last = steps[-1]
+    return Step(
+        norm=merged([one.norm for one in steps]),
+        lipschitz=_piecewise([one.lipschitz for one in steps], conditions),
+        squares={name: merged([one.squares[name] for one in steps]) for name in last.squares},
+        shared={name: merged([one.shared[name] for one in steps]) for name in last.shared},
+        exact=last.exact,
+    )
+
+
+def _piecewise(values: list[Any], conditions: list[Any]) -> Any:
+    if all(value == values[-1] for value in values):
+        return values[-1]
+    return sympy.Piecewise(*zip(values, conditions, strict=True))
+
+
+def _cases(step: Step[Any], count: Any, rates: _Rates) -> Iterator[tuple[Case, Step[Any]]]:
+    try:
+        yield (), _power(step, count, rates)
+    except _Undecided as undecided:
+        symbol, meeting = _solved(*undecided.pair)
+        same = changed(step, lambda coefficient: coefficient.subs(symbol, meeting))
+        yield from (((sympy.Eq(symbol, meeting), *case), found) for case, found in _cases(same, count, rates))
+        yield from _cases(step, count, _Rates(rates.distinct | {undecided.pair}))
+
+
+def _solved(one: Any, other: Any) -> tuple[Any, Any]:
+    """Solve one = other, both products of powers of positive symbols, for a symbol."""
+    ratio = one / other
+    symbol = min(ratio.free_symbols, key=lambda found: found.name)
+    exponent = ratio.as_powers_dict()[symbol]
+    return symbol, (ratio / symbol**exponent) ** (-1 / exponent)
+
+
+def _power(step: Step[Any], n: Any, rates: _Rates) -> Step[Any]:
+    a, c = step.norm.get(1, sympy.S.Zero), step.norm.get(0, sympy.S.Zero)
+    entering = _norm_series(a, c, rates)
+
+    def summed(of: Coefficients[Any], gain: Any) -> dict[int, Any]:
+        found: dict[int, Any] = {}
+        for degree, coefficient in of.items():
+            for d, series in _raised(entering, degree).items():
+                total = sum(k * _sum(j, base, gain, n, rates) for (base, j), k in series.items())
+                found[d] = found.get(d, sympy.S.Zero) + coefficient * total
+        return {degree: _tidy(value) for degree, value in found.items()}
+
+    offset = _tidy(c * _sum(0, a, sympy.S.One, n, rates)) if c != 0 else sympy.S.Zero
+    return Step(
+        norm={degree: value for degree, value in ((1, a**n), (0, offset)) if value != 0},
+        lipschitz=step.lipschitz**n,
+        squares={name: summed(k, step.lipschitz**2) for name, k in step.squares.items()},
+        shared={name: summed(k, step.lipschitz) for name, k in step.shared.items()},
+        exact=step.exact,
+    )
+
+
+def _norm_series(a: Any, c: Any, rates: _Rates) -> dict[int, Series]:
+    """Return X_s by degree in X: a^s, and c·(a^s - 1)/(a - 1)."""
+    one = sympy.S.One
+    slope: Series = {(a, 0): one}
+    if c == 0:
+        return {1: slope}
+    if rates.equal(a, one):
+        return {1: slope, 0: {(one, 1): c}}
+    return {1: slope, 0: {(a, 0): c / (a - 1), (one, 0): -c / (a - 1)}}
+
+
+def _raised(affine: Mapping[int, Series], exponent: int) -> dict[int, Series]:
+    """Return a power of an affine function of X with series as coefficients, by degree in X."""
+    result: dict[int, Series] = {0: {(sympy.S.One, 0): sympy.S.One}}
+    for _ in range(exponent):
+        product: dict[int, Series] = {}
+        for d, series in result.items():
+            for e, factor in affine.items():
+                product[d + e] = _plus(product.get(d + e, {}), _times(series, factor))
+        result = product
+    return result
+
+
+def _plus(one: Series, other: Series) -> Series:
+    return {key: one.get(key, sympy.S.Zero) + other.get(key, sympy.S.Zero) for key in {**one, **other}}
+
+
+def _times(one: Series, other: Series) -> Series:
+    result: Series = {}
+    for (base, i), coefficient in one.items():
+        result = _plus(result, {(base * b, i + j): coefficient * k for (b, j), k in other.items()})
+    return result
+
+
+def _sum(j: int, r: Any, m: Any, n: Any, rates: _Rates) -> Any:
+    """Return D_j(r, m)."""
+    if rates.equal(r, m):
+        return m ** (n - 1) * _sum_of_powers(j).subs(_N, n)
+    lower = sum(comb(j, i) * _sum(i, r, m, n, rates) for i in range(j))
+    return (n**j * r**n - (m**n if j == 0 else 0) - r * lower) / (r - m)
+
+
+_N = sympy.Symbol("n", positive=True)
+
+
+@cache
+def _sum_of_powers(j: int) -> Any:
+    """Return Σ_{s<n} s^j."""
+    return sympy.factor((sympy.bernoulli(j + 1, _N) - sympy.bernoulli(j + 1, 0)) / (j + 1))
+
+
+def _tidy(expression: Any) -> Any:
+    """Put what terms have in common in front of their sum."""
+    return sympy.factor_terms(expression)

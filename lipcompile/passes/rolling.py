@@ -1,0 +1,264 @@
+"""The rolling pass: find what a graph repeats, by structure, and stand a loop for it.
+
+The graph is cut at its bottlenecks, the values that every path from input to output passes. Between two of them
+stands a layer, or a whole residual block. Stretches of the same structure get the same key, and what repeats in
+the sequence of keys repeats in the graph. Found loops say how bounds grow with their counts; nothing certified
+rests on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from lipcompile.graph import Graph, Input, Node, Parameter
+from lipcompile.numbers import Count, Symbol
+from lipcompile.ops.record import Site
+from lipcompile.passes.loops import GROWING, Loop, affine, loop_op, loops, with_loop
+
+# Longer periods are not looked for: the search is linear in the nodes times this.
+LONGEST_PERIOD = 64
+
+Stretch = tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """`count` copies in a row of what stands at start … start + period - 1 of a sequence."""
+
+    start: int
+    period: int
+    count: int
+
+    @property
+    def length(self) -> int:
+        """How much of the sequence it covers."""
+        return self.period * self.count
+
+
+def bottlenecks(graph: Graph) -> list[str]:
+    """Return the values that every path from input to output passes, in order, both ends included.
+
+    Nodes stand in topological order, and each reaches the output: so those that no edge bridges.
+    """
+    place = {graph.input.name: 0, **{node.name: i for i, node in enumerate(graph.nodes, start=1)}}
+    farthest = [0] * len(place)
+    for node in graph.nodes:
+        for operand in node.inputs:
+            farthest[place[operand]] = place[node.name]
+    found, reach = [], 0
+    for name, index in place.items():
+        if reach <= index:
+            found.append(name)
+        reach = max(reach, farthest[index])
+    return found
+
+
+def stretches(graph: Graph) -> list[Stretch]:
+    """Return the nodes between bottlenecks, in order."""
+    ends = set(bottlenecks(graph))
+    found: list[Stretch] = []
+    current: list[Node] = []
+    for node in graph.nodes:
+        current.append(node)
+        if node.name in ends:
+            found.append(tuple(current))
+            current = []
+    return found
+
+
+def rolled(graph: Graph) -> Graph:
+    """Return the graph with a loop in place of what stands at least twice in a row, loops in loops included."""
+    parts = stretches(graph)
+    uses = _uses(graph)
+    numbers: dict[Hashable, int] = {}
+    keys = [numbers.setdefault(_key(stretch, graph.parameters, uses), len(numbers)) for stretch in parts]
+    rolling = _Rolling(graph, parts, keys)
+    nodes = rolling.sequence(0, len(parts), graph.input.name)
+    used = {name for node in nodes for name in node.parameters.values()}
+    parameters = {name: p for name, p in {**graph.parameters, **rolling.stacked}.items() if name in used}
+    found = replace(graph, nodes=tuple(nodes), parameters=parameters, output=rolling.output)
+    return _alone(found) if rolling.number == 1 else found
+
+
+def _alone(graph: Graph) -> Graph:
+    """Write T, not T_1, for the number of copies in the only loop."""
+    [loop] = [node.attributes for node in loops(graph) if node.attributes.copies]
+    return with_loop(graph, replace(loop, count=Count(_copies("T", loop.name), loop.count.value)))
+
+
+def _copies(symbol: str, name: str) -> Symbol:
+    return Symbol(symbol, f"number of copies of {name}")
+
+
+def _uses(graph: Graph) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for node in graph.nodes:
+        for name in node.parameters.values():
+            found[name] = found.get(name, 0) + 1
+    return found
+
+
+def _key(stretch: Stretch, parameters: Mapping[str, Parameter], uses: Mapping[str, int]) -> Hashable:
+    """Return what equal stretches have in common: ops, attributes, shapes, constraints, and how they are wired.
+
+    Nodes are numbered as they are met from the output backwards, operands in order, so that the order in which a
+    file lists branches does not count. A parameter that is used elsewhere goes by its name.
+    """
+    inside = {node.name: node for node in stretch}
+    order: dict[str, int] = {}
+    waiting = [stretch[-1].name]
+    while waiting:
+        name = waiting.pop()
+        if name not in order:
+            order[name] = len(order)
+            waiting += reversed([operand for operand in inside[name].inputs if operand in inside])
+    local = _uses_within(stretch)
+    letters: dict[str, Hashable] = {}
+    entries = []
+    for name in order:
+        node = inside[name]
+        used = []
+        for role, parameter in node.parameters.items():
+            elsewhere = local[parameter] < uses[parameter]
+            letters.setdefault(parameter, parameter if elsewhere else len(letters))
+            p = parameters[parameter]
+            used.append((role, letters[parameter], p.shape, p.constraint, p.trainable))
+        operands = tuple(order.get(operand, -1) for operand in node.inputs)
+        entries.append((node.op.name, _hashable(node.attributes), node.site.inputs, operands, tuple(used)))
+    return tuple(entries)
+
+
+def _uses_within(stretch: Stretch) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for node in stretch:
+        for name in node.parameters.values():
+            found[name] = found.get(name, 0) + 1
+    return found
+
+
+def _hashable(attributes: Any) -> Hashable:
+    """Return attributes as they are if they can be compared, else their identity."""
+    try:
+        hash(attributes)
+    except TypeError:
+        return id(attributes)
+    return attributes  # type: ignore[no-any-return]
+
+
+def runs(keys: Sequence[int]) -> list[Run]:
+    """Return runs that do not overlap, in order: preferred are those that cover most, then short periods."""
+    candidates = sorted(_candidates(keys), key=lambda run: (-run.length, run.period, run.start))
+    taken = bytearray(len(keys))
+    chosen = []
+    for run in candidates:
+        stop = run.start + run.length
+        if not (taken[run.start] or taken[stop - 1] or any(taken[run.start : stop])):
+            taken[run.start : stop] = b"\1" * run.length
+            chosen.append(run)
+    return sorted(chosen, key=lambda run: run.start)
+
+
+def _candidates(keys: Sequence[int]) -> Iterator[Run]:
+    """Yield all longest runs of every period."""
+    for period in range(1, min(LONGEST_PERIOD, len(keys) // 2) + 1):
+        equal = 0
+        for index in range(period, len(keys) + 1):
+            if index < len(keys) and keys[index] == keys[index - period]:
+                equal += 1
+                continue
+            if equal >= period:
+                yield Run(index - period - equal, period, equal // period + 1)
+            equal = 0
+
+
+@dataclass(slots=True)
+class _Rolling:
+    """The rolled nodes of a graph under construction.
+
+    number: how many loops were found. stacked: the parameters of loops. output: the last value.
+    """
+
+    graph: Graph
+    parts: Sequence[Stretch]
+    keys: Sequence[int]
+    number: int = 0
+    stacked: dict[str, Parameter] = field(default_factory=dict)
+    output: str = ""
+
+    def sequence(self, start: int, stop: int, source: str) -> list[Node]:
+        """Return the nodes that stand for stretches start … stop - 1, which read the value `source`."""
+        nodes: list[Node] = []
+        next_run = {start + run.start: run for run in runs(self.keys[start:stop])}
+        index, current = start, source
+        while index < stop:
+            run = next_run.get(index)
+            loop = self._loop(replace(run, start=index)) if run else None
+            if run and loop:
+                nodes.append(self._node(loop, current))
+            else:
+                nodes += self._plain(index, run.length if run else 1, current)
+            index += run.length if run else 1
+            current = nodes[-1].name
+        self.output = current
+        return nodes
+
+    def _plain(self, index: int, length: int, source: str) -> Iterator[Node]:
+        yield from _reading(self.parts[index], self._entered(index), source)
+        for stretch in self.parts[index + 1 : index + length]:
+            yield from stretch
+
+    def _entered(self, index: int) -> str:
+        """Return the value that stretch `index` reads in the graph as it is."""
+        return self.parts[index - 1][-1].name if index else self.graph.input.name
+
+    def _loop(self, run: Run) -> Loop | None:
+        """Return the loop that stands for a run, None if its body has no affine step."""
+        before, stacked = self.number, dict(self.stacked)
+        self.number += 1
+        name, symbol = f"repeat_{self.number}", f"T_{self.number}"
+        copies = [self.parts[i : i + run.period] for i in range(run.start, run.start + run.length, run.period)]
+        body = self._body(run, name)
+        names = tuple(tuple(node.name for stretch in copy for node in stretch) for copy in copies)
+        later = {
+            p for copy in copies[1:] for stretch in copy for node in stretch for p in node.parameters.values()
+        }
+        shared = later.intersection(body.parameters)
+        loop = affine(Loop(name, body, Count(_copies(symbol, name), run.count), GROWING, names, frozenset(shared)))
+        if loop is None:
+            self.number, self.stacked = before, stacked
+        return loop
+
+    def _body(self, run: Run, name: str) -> Graph:
+        """Return the first copy as a graph of its own."""
+        first = self.parts[run.start]
+        shape = next(
+            node.site.inputs[node.inputs.index(self._entered(run.start))]
+            for node in first
+            if self._entered(run.start) in node.inputs
+        )
+        entry = Input(f"input_{name}", shape, None)
+        nodes = self.sequence(run.start, run.start + run.period, entry.name)
+        used = dict.fromkeys(p for node in nodes for p in node.parameters.values())
+        parameters = {p: self.stacked.get(p) or self.graph.parameters[p] for p in used}
+        return Graph(name, entry, tuple(nodes), parameters, self.output, None)
+
+    def _node(self, loop: Loop, source: str) -> Node:
+        shape = loop.body.input.shape
+        roles = {}
+        for name, parameter in loop.body.parameters.items():
+            own = name if name in loop.shared else f"{loop.name}.{name}"
+            roles[name] = own
+            self.stacked[own] = replace(parameter, name=own)
+        return Node(loop.name, loop_op(loop), loop, (source,), Site(loop, (shape,), shape), roles)
+
+
+def _reading(stretch: Stretch, entered: str, source: str) -> list[Node]:
+    """Return the nodes of a stretch with another value in place of the one that they read."""
+    if entered == source:
+        return list(stretch)
+    return [
+        replace(node, inputs=tuple(source if operand == entered else operand for operand in node.inputs))
+        for node in stretch
+    ]
