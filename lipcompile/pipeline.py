@@ -13,6 +13,7 @@ from lipcompile.ops.registry import load_plugins
 from lipcompile.passes.canonical import canonical
 from lipcompile.passes.requirements import examine, requirements
 from lipcompile.passes.sensitivity import analyse
+from lipcompile.passes.vacuous import vacuous
 
 
 def load(model: str, options: ModelOptions) -> Loaded:
@@ -42,6 +43,7 @@ def derive(loaded: Loaded, options: ModelOptions) -> Derivation:
     verdict = requirements(graph, found)
     accepted = graph is not None and not any(d.severity == Severity.ERROR for d in found)
     analysis = analyse(graph) if graph is not None and accepted else None
+    found += vacuous(analysis) if analysis is not None else ()
     return Derivation(loaded.source, verdict, tuple(found), analysis)
 
 

@@ -22,16 +22,39 @@ Sources = Callable[[str], str | None]
 
 
 def messages(diagnostics: Sequence[Diagnostic], sources: Sources) -> Iterator[RenderableType]:
-    """Yield the lines of every diagnostic, and how to learn more about the codes of errors."""
-    for index, found in enumerate(diagnostics):
+    """Yield the lines of every diagnostic, those alike once, and how to learn more about the codes of errors."""
+    for index, (found, *others) in enumerate(alike(diagnostics)):
         if index:
             yield Text("")
         yield from _message(found, sources)
+        if others:
+            yield styled((f"{_margin(found.location)} = ", HINT), _more(others))
     codes = list(dict.fromkeys(d.code for d in diagnostics if d.severity == Severity.ERROR))
     if codes:
         more = " (or another code above)" if len(codes) > 1 else ""
         yield Text("")
         yield styled("for more, run ", (f"lipcompile explain {codes[0]}", STRONG), more)
+
+
+def alike(diagnostics: Sequence[Diagnostic]) -> list[list[Diagnostic]]:
+    """Return the diagnostics in groups that differ in their node alone, in the order of the first of each.
+
+    Alike are those of one place in a source: of the copies of a repeated layer. In a model without lines so are
+    warnings and notes of one kind; errors are mended one by one, so each is told.
+    """
+    groups: dict[object, list[Diagnostic]] = {}
+    for index, found in enumerate(diagnostics):
+        told = found.severity == Severity.ERROR and (found.location is None or found.location.line is None)
+        message = found.message.replace(f"`{found.node}`", "")
+        key = index if told else (found.code, found.severity, found.op, found.location, message, found.help)
+        groups.setdefault(key, []).append(found)
+    return list(groups.values())
+
+
+def _more(others: Sequence[Diagnostic]) -> str:
+    names = [f"`{printable(found.node)}`" for found in (others[0], others[-1]) if found.node is not None]
+    which = "" if len(names) < 2 else f", {names[0]}" if len(others) == 1 else f", {names[0]} to {names[1]}"
+    return f"and {len(others)} more like it{which}"
 
 
 def _message(found: Diagnostic, sources: Sources) -> Iterator[Text]:

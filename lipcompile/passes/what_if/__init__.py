@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lipcompile.graph import Graph
 from lipcompile.numbers.certified import Certified, Interval
 from lipcompile.passes.bounds import Bounds, derive
+from lipcompile.passes.shares import Share, dominating
 from lipcompile.passes.what_if import scale, structure, training
 from lipcompile.passes.what_if.edit import Edit, Family, Kind, applied
-from lipcompile.passes.what_if.shares import Share, dominating
 from lipcompile.passes.what_if.subject import Subject
 
 __all__ = ["Change", "Progress", "Share", "changes", "dominating"]
@@ -71,27 +71,37 @@ def _relative(before: Bounds[Interval]) -> dict[str, float]:
     return {name: (bound / before.total).upper for name, bound in before.gradient.items()}
 
 
-def _plan(subject: Subject) -> list[tuple[Family, Sequence[Edit]]]:
-    """Return all families that have edits, with those that are to be tried one by one."""
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """A family, its edits to try one by one, and whether to try all of them together too."""
+
+    family: Family
+    single: Sequence[Edit]
+    together: bool
+
+
+def _plan(subject: Subject) -> list[_Plan]:
+    """Return what is to be tried."""
     kinds = (scale.families, structure.families, training.families)
     families = [family for of in kinds for family in of(subject) if family.edits]
     nodes = len(subject.graph.nodes)
     most = max(_FEWEST, _WORK // (max(nodes, 1) * max(len(families), 1)))
-    return [(family, _single(family, subject, most, large=nodes > _LARGE)) for family in families]
+    return [_Plan(family, *_single(family, subject, most, large=nodes > _LARGE)) for family in families]
 
 
-def _single(family: Family, subject: Subject, most: int, *, large: bool) -> Sequence[Edit]:
-    """Return the edits to try by themselves, those at dominating layers first."""
-    if len(family.edits) == 1:
-        return family.edits
-    ranks = {name: rank for rank, name in enumerate(subject.layers)}
+def _single(family: Family, subject: Subject, most: int, *, large: bool) -> tuple[Sequence[Edit], bool]:
+    """Return the edits to try by themselves, one for each place, and whether there are more places than one.
 
-    def rank(edit: Edit) -> int:
-        touched = [*edit.patch.nodes, *(subject.owners[name].name for name in edit.patch.parameters)]
-        return min(ranks.get(name, len(ranks)) for name in touched)
-
-    dominating = [edit for edit in family.edits if not large or rank(edit) < _FEWEST]
-    return sorted(dominating, key=rank)[:most]
+    Those at dominating layers come first.
+    """
+    groups: dict[object, list[Edit]] = {}
+    for edit in family.edits:
+        groups.setdefault(subject.place(edit), []).append(edit)
+    edits = [replace(family, edits=group).together() for group in groups.values()]
+    if len(edits) == 1:
+        return edits, False
+    dominating = [edit for edit in edits if not large or subject.rank(edit) < _FEWEST]
+    return sorted(dominating, key=subject.rank)[:most], True
 
 
 @dataclass(slots=True)
@@ -120,14 +130,14 @@ class _Trial:
         return Change(edit.kind, edit.place, edit.description, total.upper, factor)
 
 
-def _tried(plan: Sequence[tuple[Family, Sequence[Edit]]], trial: _Trial) -> Iterator[Change]:
+def _tried(plans: Sequence[_Plan], trial: _Trial) -> Iterator[Change]:
     """Yield the best single change of each family, and that of all places if it does more."""
-    trial.planned = sum(len(edits) + (len(family.edits) > 1) for family, edits in plan)
-    for family, edits in plan:
-        single = [change for change in map(trial, edits) if change is not None]
+    trial.planned = sum(len(plan.single) + plan.together for plan in plans)
+    for plan in plans:
+        single = [change for change in map(trial, plan.single) if change is not None]
         best = min(single, key=lambda change: change.factor, default=None)
         if best is not None:
             yield best
-        every = trial(family.together()) if len(family.edits) > 1 else None
+        every = trial(plan.family.together()) if plan.together else None
         if every is not None and (best is None or every.factor < best.factor * (1 - _ROUNDING)):
             yield every

@@ -52,12 +52,20 @@ class Family:
 
     def together(self) -> Edit:
         """Return the edit of all places."""
+        if len(self.edits) == 1:
+            return self.edits[0]
         texts = {edit.description for edit in self.edits}
         one = self.edits[0].description if len(texts) == 1 else self.summary
         nodes = {name: new for edit in self.edits for name, new in edit.patch.nodes.items()}
         parameters = {name: new for edit in self.edits for name, new in edit.patch.parameters.items()}
         place = listed([edit.place for edit in self.edits])
         return Edit(self.edits[0].kind, place, f"{one}, {len(self.edits)} times", Patch(nodes, parameters))
+
+
+def of_parameters(kind: Kind, node: Node, changed: Sequence[Parameter], description: str) -> Edit:
+    """Return the edit of an argument of a layer that declares these parameters."""
+    place = changed[0].name if len(changed) == 1 else node.name
+    return Edit(kind, place, description, Patch(parameters={parameter.name: parameter for parameter in changed}))
 
 
 def listed(names: Sequence[str], shown: int = 3) -> str:

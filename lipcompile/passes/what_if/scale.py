@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -11,8 +11,8 @@ from lipcompile.graph import Node, Parameter
 from lipcompile.numbers import Scalar, combine
 from lipcompile.ops.merge import SUM, Sum
 from lipcompile.ops.record import Constraint
-from lipcompile.passes.what_if.edit import Edit, Family, Patch
-from lipcompile.passes.what_if.subject import Subject, constraint_text, halved, shown
+from lipcompile.passes.what_if.edit import Edit, Family, Patch, of_parameters
+from lipcompile.passes.what_if.subject import Subject, halved, shown, spelt
 
 ONE = Fraction(1)
 
@@ -38,34 +38,30 @@ def _input(subject: Subject) -> Iterator[Edit]:
 
 
 def _weights(subject: Subject) -> Iterator[Edit]:
-    for parameter, _ in subject.trained("constraint"):
-        old = parameter.constraint
-        kind = "spectral" if old.kind == "orthogonal" else old.kind
-        new = Constraint(kind, halved(old.bound))
-        text = f"constraint={constraint_text(new)} in place of {constraint_text(old)}"
-        yield _constrained(parameter, new, text)
+    for node, parameters in subject.trained("constraint"):
+        yield _halved(node, [parameter for parameter, _ in parameters], lambda new: f"constraint={spelt(new)}")
 
 
 def _bounds(subject: Subject) -> Iterator[Edit]:
     """Of biases that are layers, scales, slopes and tables."""
-    for parameter, _ in subject.trained("bound"):
-        yield _halved(parameter, "bound")
+    for node, parameters in subject.trained("bound"):
+        yield _halved(node, [parameter for parameter, _ in parameters], lambda new: f"bound={shown(new.bound)}")
 
 
 def _biases(subject: Subject) -> Iterator[Edit]:
-    for parameter, _ in subject.trained("bias"):
-        yield _halved(parameter, "bias")
+    for node, parameters in subject.trained("bias"):
+        yield _halved(node, [parameter for parameter, _ in parameters], lambda new: f"bias={shown(new.bound)}")
 
 
-def _halved(parameter: Parameter, argument: str) -> Edit:
-    old = parameter.constraint
-    new = Constraint(old.kind, halved(old.bound))
-    return _constrained(parameter, new, f"{argument}={shown(new.bound)} in place of {shown(old.bound)}")
+def _halved(node: Node, parameters: Sequence[Parameter], text: Callable[[Constraint], str]) -> Edit:
+    changed = [replace(parameter, constraint=_half(parameter.constraint)) for parameter in parameters]
+    old, new = parameters[0].constraint, changed[0].constraint
+    return of_parameters("scale", node, changed, f"{text(new)} in place of {text(old).partition('=')[2]}")
 
 
-def _constrained(parameter: Parameter, constraint: Constraint, text: str) -> Edit:
-    patch = Patch(parameters={parameter.name: replace(parameter, constraint=constraint)})
-    return Edit("scale", parameter.name, text, patch)
+def _half(constraint: Constraint) -> Constraint:
+    kind = "spectral" if constraint.kind == "orthogonal" else constraint.kind
+    return Constraint(kind, halved(constraint.bound))
 
 
 # Sums

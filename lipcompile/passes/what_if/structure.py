@@ -15,8 +15,8 @@ from lipcompile.ops.normalisation import squared_slope
 from lipcompile.ops.pool import AveragePool, LpPool, Pool
 from lipcompile.ops.record import AnyOp, Constraint, NoAttributes, Shape
 from lipcompile.ops.shape import Dropout
-from lipcompile.passes.what_if.edit import Edit, Family, Kind, Patch
-from lipcompile.passes.what_if.subject import HALF, Subject, constraint_text, per_axis, shown, spelled
+from lipcompile.passes.what_if.edit import Edit, Family, Kind, Patch, of_parameters
+from lipcompile.passes.what_if.subject import HALF, Subject, per_axis, shown, spelled, spelt
 
 ZERO, ONE = Fraction(0), Fraction(1)
 # Reductions and pools, and what averages in their place.
@@ -146,19 +146,22 @@ def _undropped(node: Node) -> Iterator[Edit]:
 
 def _without_biases(subject: Subject) -> Iterator[Edit]:
     """A bias that is 0 and not trained adds to no bound, as one that is left out."""
-    for parameter, rule in subject.trained("bias", "bound"):
-        if rule.role == "bias":
-            gone = replace(parameter, constraint=Constraint("ball", ZERO), trainable=False, initial=None)
-            patch = Patch(parameters={parameter.name: gone})
-            yield Edit("structure", parameter.name, "without this bias", patch)
+    for node, parameters in subject.trained("bias", "bound"):
+        gone = [
+            replace(parameter, constraint=Constraint("ball", ZERO), trainable=False, initial=None)
+            for parameter, rule in parameters
+            if rule.role == "bias"
+        ]
+        if gone:
+            yield of_parameters("structure", node, gone, "without this bias")
 
 
 def _spectral(subject: Subject) -> Iterator[Edit]:
     """A bound of the operator norm itself: that of a kernel may be √M times its Frobenius norm."""
-    for parameter, _ in subject.trained("constraint"):
-        old = parameter.constraint
-        if old.kind == "frobenius":
+    for node, parameters in subject.trained("constraint"):
+        old = parameters[0][0].constraint
+        if all(parameter.constraint.kind == "frobenius" for parameter, _ in parameters):
             new = Constraint("spectral", old.bound)
-            patch = Patch(parameters={parameter.name: replace(parameter, constraint=new)})
-            text = f"constraint={constraint_text(new)} in place of {constraint_text(old)}"
-            yield Edit("structure", parameter.name, text, patch)
+            changed = [replace(parameter, constraint=new) for parameter, _ in parameters]
+            text = f"constraint={spelt(new)} in place of {spelt(old)}"
+            yield of_parameters("structure", node, changed, text)

@@ -13,6 +13,8 @@ from lipcompile.graph import Graph, Node, Parameter
 from lipcompile.numbers import Scalar, combine, text
 from lipcompile.ops.merge import SUM
 from lipcompile.ops.record import AnyOp, Constraint, ParameterRule
+from lipcompile.passes.shares import place_of
+from lipcompile.passes.what_if.edit import Edit
 
 HALF = Fraction(1, 2)
 # A suggested number is as long as its source, or of so many digits, rounded down.
@@ -32,8 +34,8 @@ class Subject:
         """Nodes that a model's author wrote one by one: not loops, nor what one recurrent layer stands for."""
         ops: dict[object, set[str]] = {}
         for node in self.graph.nodes:
-            ops.setdefault(_place(node), set()).add(node.op.name)
-        return tuple(node for node in self.graph.nodes if node.op.name != "loop" and len(ops[_place(node)]) == 1)
+            ops.setdefault(place_of(node), set()).add(node.op.name)
+        return tuple(node for node in self.graph.nodes if node.op.name != "loop" and len(ops[place_of(node)]) == 1)
 
     @cached_property
     def skips(self) -> Mapping[str, int]:
@@ -57,13 +59,40 @@ class Subject:
                 found.setdefault(name, node)
         return found
 
-    def trained(self, *arguments: str) -> Iterator[tuple[Parameter, ParameterRule[Any]]]:
-        """Yield trained parameters whose constraint is declared by one of these arguments of a layer."""
+    def trained(self, *arguments: str) -> Iterator[tuple[Node, list[tuple[Parameter, ParameterRule[Any]]]]]:
+        """Yield trained parameters whose constraints these arguments declare, and the first node that uses them."""
+        found: dict[str, list[tuple[Parameter, ParameterRule[Any]]]] = {}
         for name, parameter in self.graph.parameters.items():
             owner = self.owners[name]
             rule = owner.op.parameter(next(role for role, own in owner.parameters.items() if own == name))
-            if parameter.trainable and rule.argument in arguments and owner.op.name != "loop":
-                yield parameter, rule
+            if parameter.trainable and rule.argument in arguments:
+                found.setdefault(owner.name, []).append((parameter, rule))
+        for node in self.graph.nodes:
+            if node.name in found:
+                yield node, found[node.name]
+
+    def place(self, edit: Edit) -> object:
+        """Return where an edit is made: that of the first node that it touches, None if it touches none."""
+        return next((place_of(node) for node in self._touched(edit)), None)
+
+    def rank(self, edit: Edit) -> int:
+        """Return the place of an edit's node in `layers`, or their number if it has no trained parameters."""
+        last = len(self._ranks)
+        return min((self._ranks.get(node.name, last) for node in self._touched(edit)), default=last)
+
+    def _touched(self, edit: Edit) -> Iterator[Node]:
+        for name in edit.patch.nodes:
+            yield self._named[name]
+        for name in edit.patch.parameters:
+            yield self.owners[name]
+
+    @cached_property
+    def _ranks(self) -> Mapping[str, int]:
+        return {name: rank for rank, name in enumerate(self.layers)}
+
+    @cached_property
+    def _named(self) -> Mapping[str, Node]:
+        return {node.name: node for node in self.graph.nodes}
 
     @cached_property
     def layers(self) -> Mapping[str, float]:
@@ -73,12 +102,6 @@ class Subject:
             layer = self.owners[name].name
             found[layer] = found.get(layer, 0.0) + relative**2
         return dict(sorted(found.items(), key=lambda item: -item[1]))
-
-
-def _place(node: Node) -> object:
-    """Where a node stands in a source that has lines; else the node itself."""
-    at = node.location
-    return node.name if at is None or at.line is None else (at.file, at.line, at.column)
 
 
 def halved(value: Scalar) -> Scalar:
@@ -102,7 +125,7 @@ def _is_short(value: Fraction) -> bool:
     return len(text(value)) <= _DIGITS + 2
 
 
-def constraint_text(constraint: Constraint) -> str:
+def spelt(constraint: Constraint) -> str:
     """Return a constraint of a weight as .lip spells it."""
     return "orthogonal" if constraint.kind == "orthogonal" else f"{constraint.kind}({shown(constraint.bound)})"
 

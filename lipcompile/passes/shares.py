@@ -49,13 +49,13 @@ def _kinds(graph: Graph, blocks: tuple[Block, ...]) -> Mapping[str, object]:
         for position, name in enumerate(copy)
     }
     return {
-        name: (places.get(node.name) or _line(node), role)
+        name: (places.get(node.name) or place_of(node), role)
         for node in graph.nodes
         for role, name in node.parameters.items()
     }
 
 
-def _line(node: Node) -> object:
-    """Where a layer is written: copies of a `repeat`, and of a block, are written in one place."""
+def place_of(node: Node) -> object:
+    """Return where a layer is written: copies of a `repeat`, and of a block, are written in one place."""
     at = node.location
     return node.name if at is None or at.line is None else (at.file, at.line, at.column)

@@ -1,0 +1,57 @@
+"""Bounds that hold and say nothing: noise in their proportion would drown every gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+from math import floor, log10
+
+from lipcompile.derivation import Analysis
+from lipcompile.diagnostics import Diagnostic, Severity
+from lipcompile.passes.shares import dominating
+
+# Times L·max(1, X_0), the bound of a weight or bias between layers of gain 1, which gradients of a trained network
+# rarely exceed. With noise multiplier 1 and batches of 10⁴, noise at this bound has on every entry of the gradient
+# a deviation of 10⁶/10⁴ = 100 times that; 10⁴ steps average it down to once, for one entry of very many.
+LARGEST_USEFUL = 1e6
+_HELP = "`lipcompile report MODEL -o report.html` ranks the changes that make it smaller"
+
+
+def vacuous(analysis: Analysis) -> Iterator[Diagnostic]:
+    """Yield a note if the bound of the whole gradient is known, and useless; it names the dominating parameter."""
+    total, loss = analysis.total.value, analysis.loss_lipschitz.value
+    if total is None:
+        if _overflows(analysis):
+            message = "vacuous: the bound of the whole gradient is too large for a double"
+            yield Diagnostic("LIP310", message, _HELP, Severity.NOTE)
+        return
+    unit = (loss or 0.0) * max(1.0, _input_norm(analysis))
+    if 0 < unit * LARGEST_USEFUL < total:
+        yield _note(analysis, total / unit)
+
+
+def _overflows(analysis: Analysis) -> bool:
+    """Whether all numbers of the model are known, and only their product is not."""
+    given = [definition for definition in analysis.definitions if definition.expression is None]
+    return analysis.graph.loss is not None and all(definition.upper is not None for definition in given)
+
+
+def _input_norm(analysis: Analysis) -> float:
+    norm = analysis.graph.input.norm
+    return float(norm) if isinstance(norm, Fraction) else 0.0
+
+
+def _note(analysis: Analysis, ratio: float) -> Diagnostic:
+    share = dominating(analysis)[0]
+    node = next(node for node in analysis.graph.nodes if share.names[0] in node.parameters.values())
+    copies = f" and its {len(share.names) - 1} copies have" if len(share.names) > 1 else " has"
+    return Diagnostic(
+        "LIP310",
+        f"vacuous: the bound of the whole gradient is more than 10^{floor(log10(ratio))} times L·max(1, X_0); "
+        f"`{share.names[0]}`{copies} {share.share:.0%} of its square",
+        _HELP,
+        Severity.NOTE,
+        node=node.name,
+        op=node.op.name,
+        location=node.location,
+    )
