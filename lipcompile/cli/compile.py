@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from lipcompile.cli.arguments import model_options
-from lipcompile.cli.output import complain, serious, write_text
+from lipcompile.cli.output import complain, refuse_source, serious, write_text
 
 if TYPE_CHECKING:
     from lipcompile.derivation import Derivation
@@ -44,7 +44,7 @@ def compile_(model: str, options: ModelOptions, output: Path, backend: str, foll
     from lipcompile.backend import find
 
     emitter = find(backend)
-    _refuse_source(model, output)
+    refuse_source(model, output)
     derivation = pipeline.check(model, options)
     complain(serious(derivation.diagnostics))
     if not derivation.ok:
@@ -52,14 +52,6 @@ def compile_(model: str, options: ModelOptions, output: Path, backend: str, foll
     write_text(output, emitter.emit(derivation, follow_weights))
     click.echo(_summary(derivation, output), err=True)
     return 0
-
-
-def _refuse_source(model: str, output: Path) -> None:
-    from lipcompile.diagnostics import input_error
-
-    source = Path(model.partition("::")[0])
-    if source.exists() and output.exists() and source.samefile(output):
-        raise input_error("LIP005", f"-o: `{output}` is the model itself", "write the module to another file")
 
 
 def _summary(derivation: Derivation, output: Path) -> str:

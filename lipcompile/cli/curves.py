@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from lipcompile.cli.privacy import ACCOUNTANTS, Question, answer, ask, refuse_if_none
-from lipcompile.cli.progress import CurveWatch
+from lipcompile.cli.progress import CountWatch
 from lipcompile.diagnostics import InputError, input_error
 from lipcompile.reports.document import Curve, Privacy
 
@@ -33,9 +33,7 @@ def privacy(accounting: Any, question: Question) -> Privacy:
     settled = _settled(accounting, question)
     assert settled.noise_multiplier is not None
     assert settled.steps is not None
-    places = _places(settled.steps)
-    with CurveWatch(len(places) * len(ACCOUNTANTS)) as watch:
-        curves = [_curve(accounting, name, settled, places, watch.computed) for name in ACCOUNTANTS]
+    curves = _curves(accounting, settled, _places(settled.steps))
     if not any(curve.points for curve in curves):
         raise input_error("LIP401", curves[-1].note or "no accountant has an answer")
     return Privacy(
@@ -66,14 +64,18 @@ def _places(steps: int) -> tuple[int, ...]:
     return tuple(sorted({max(1, round(steps * (i / _POINTS) ** 2)) for i in range(1, _POINTS + 1)}))
 
 
-def _curve(
-    accounting: Any, accountant: str, question: Question, places: tuple[int, ...], computed: Callable[[str], None]
-) -> Curve:
-    points: list[tuple[int, float]] = []
-    for steps in places:
-        found = answer(accounting, accountant, replace(question, steps=steps))
-        if found.note is not None or found.epsilon is None:
-            return Curve(accountant, tuple(points), found.note)
-        points.append((steps, found.epsilon))
-        computed(accountant)
-    return Curve(accountant, tuple(points))
+def _curves(accounting: Any, question: Question, places: Sequence[int]) -> list[Curve]:
+    planned = len(places) * len(ACCOUNTANTS)
+    with CountWatch("accounting") as watch:
+
+        def curve(index: int, accountant: str) -> Curve:
+            points: list[tuple[int, float]] = []
+            for steps in places:
+                found = answer(accounting, accountant, replace(question, steps=steps))
+                if found.epsilon is None:
+                    return Curve(accountant, tuple(points), found.note)
+                points.append((steps, found.epsilon))
+                watch(accountant, index * len(places) + len(points), planned)
+            return Curve(accountant, tuple(points))
+
+        return [curve(index, accountant) for index, accountant in enumerate(ACCOUNTANTS)]

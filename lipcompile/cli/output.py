@@ -45,6 +45,13 @@ def source_text(file: str) -> str | None:
         return None
 
 
+def refuse_source(model: str, output: Path) -> None:
+    """Raise InputError (LIP005) if `output` is the file of the model."""
+    source = Path(model.partition("::")[0])
+    if source.exists() and output.exists() and source.samefile(output):
+        raise input_error("LIP005", f"-o: `{output}` is the model itself", "write to another file")
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a file such that there is the old one or the new one, never a part; raises OSError, InputError."""
     target = path.resolve()

@@ -80,16 +80,12 @@ class AuditWatch(_Bar):
         self._bar.update(self._task, advance=1, state=f"{printable(objective)} {ratio:.3f}")
 
 
-class CurveWatch(_Bar):
-    """Counts the points of curves; says nothing where there is no terminal."""
+class CountWatch(_Bar):
+    """Counts what is done of some work; says nothing where there is no terminal."""
 
-    def __init__(self, points: int) -> None:
-        super().__init__("accounting")
-        self._bar.update(self._task, total=points)
-
-    def computed(self, accountant: str) -> None:
-        """A point of this accountant's curve is known."""
-        self._bar.update(self._task, advance=1, state=accountant)
+    def __call__(self, state: str, done: int, planned: int) -> None:
+        """So many of those planned are done, the last of them `state`."""
+        self._bar.update(self._task, completed=done, total=planned, state=printable(state))
 
 
 def accuracy(share: float) -> str:

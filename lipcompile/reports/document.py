@@ -12,18 +12,17 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from lipcompile.derivation import NOT_REACHED, Analysis, Block, Bound, Derivation, LayerBounds, Requirements
 from lipcompile.diagnostics import Diagnostic
 from lipcompile.graph import Node, Parameter
 from lipcompile.numbers.symbolic import Definition
-
-if TYPE_CHECKING:
-    from lipcompile.passes.what_if import Change
+from lipcompile.passes.what_if import Change, Share, dominating
 
 # The most rows that a table has, and the most points that a curve is drawn through.
 LARGEST_TABLE = 100
+_DOMINATING = 5
 T = TypeVar("T")
 
 State = Literal["holds", "fails", "not reached"]
@@ -88,7 +87,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Privacy:
-    """What the curves of ε were computed for. `target` is the ε that noise or steps were chosen for, if they were."""
+    """What the curves of ε were computed for. `target` is the ε that noise or steps were chosen for, if any."""
 
     noise_multiplier: float
     sampling_rate: float
@@ -110,7 +109,9 @@ class Document:
 
     Verdict, model facts, totals and depth are those of the `derivation` itself. A rejected model has requirements
     and diagnostics, and no row of anything else. `size` is its number of scalar parameters, `trained` how many of
-    them are trained. `privacy` is None if no curve was asked for: `PRIVACY_HINT` says what would give one.
+    them are trained. `dominating` are the largest shares of ΣK², copies of a layer taken together. `depth_symbols`
+    are names that mean in formulas of depth what they do not mean elsewhere. `privacy` is None if no curve was
+    asked for: `PRIVACY_HINT` says what would give one.
     """
 
     derivation: Derivation
@@ -121,7 +122,9 @@ class Document:
     symbols: Rows[Definition] = Rows()
     layers: Rows[LayerRow] = Rows()
     parameters: Rows[ParameterRow] = Rows()
+    dominating: Rows[Share] = Rows()
     blocks: Rows[Block] = Rows()
+    depth_symbols: Rows[Definition] = Rows()
     suggestions: Rows[Change] = Rows()
     privacy: Privacy | None = None
 
@@ -152,7 +155,9 @@ def document(
         symbols=_symbols(analysis, layers.shown, parameters.shown, limit),
         layers=layers,
         parameters=parameters,
+        dominating=_first(dominating(analysis), _DOMINATING),
         blocks=_first(analysis.depth.blocks, limit),
+        depth_symbols=_first(_of_depth_alone(analysis), limit),
         suggestions=_first(suggestions, limit),
         privacy=privacy,
     )
@@ -182,10 +187,10 @@ def _copies(analysis: Analysis, limit: int) -> dict[str, int]:
     if len(analysis.graph.nodes) <= limit:
         return {}
     found: dict[str, int] = {}
-    for block in analysis.depth.blocks:
-        first, *others = block.layers
-        found |= {name: len(block.layers) for name in first}
-        found |= {name: 0 for copy in others for name in copy}
+    for block in analysis.depth.blocks:  # those inside others too: there factors multiply
+        for index, copy in enumerate(block.layers):
+            for name in copy:
+                found[name] = found.get(name, 1) * (0 if index else len(block.layers))
     return found
 
 
@@ -229,17 +234,21 @@ def _symbols(
     analysis: Analysis, layers: Iterable[LayerRow], parameters: Iterable[ParameterRow], limit: int
 ) -> Rows[Definition]:
     """Keep the names that shown formulas mention, nearest first if they are too many, in their order."""
-    depth = analysis.depth
     formulas = [analysis.total.expression, analysis.lipschitz.expression]
-    formulas += [depth.gradient_bound.expression] if depth.gradient_bound else []
     formulas += [row.bound.expression for row in parameters if row.bound is not None]
     for row in layers:
         formulas += [bound.expression for bound in (row.bounds.output_norm, row.bounds.cotangent)]
-    known = {definition.name: definition for definition in (*analysis.definitions, *depth.definitions)}
+    known = {definition.name: definition for definition in analysis.definitions}
     inputs = [name for name, definition in known.items() if definition.expression is None]
     kept = set(_mentioned(formulas, known, inputs, limit))
     shown = tuple(definition for name, definition in known.items() if name in kept)
     return Rows(shown, len(known) - len(shown))
+
+
+def _of_depth_alone(analysis: Analysis) -> list[Definition]:
+    """Return the names that formulas of depth have for something else, or something more, than the others."""
+    known = {definition.name: definition.expression for definition in analysis.definitions}
+    return [d for d in analysis.depth.definitions if d.name not in known or known[d.name] != d.expression]
 
 
 def _mentioned(

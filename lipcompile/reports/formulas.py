@@ -53,9 +53,14 @@ def text(expression: Any) -> str:
 @lru_cache(maxsize=4096)
 def legible(expression: Any) -> str:
     """Return a formula for the eye: constants of many digits are rounded up to seven, a very long one is cut."""
-    long = {atom: _rounded(atom) for atom in expression.atoms(Rational) if _digits(atom) >= _DIGITS}
-    shown = text(expression.xreplace(long) if long else expression)
+    shown = text(rounded(expression))
     return shown if len(shown) <= _LONGEST else f"{shown[: _LONGEST - 1]}…"
+
+
+def rounded(expression: Any) -> Any:
+    """Return a formula in which constants of many digits are rounded up to seven."""
+    long = {atom: _rounded(atom) for atom in expression.atoms(Rational) if _digits(atom) >= _DIGITS}
+    return expression.xreplace(long) if long else expression
 
 
 def concise(expression: Any) -> Any:
@@ -63,8 +68,7 @@ def concise(expression: Any) -> Any:
 
     Its size is bounded. It stands for the formula, and is not equal to it.
     """
-    long = {atom: _rounded(atom) for atom in expression.atoms(Rational) if _digits(atom) >= _DIGITS}
-    return _abridged(expression.xreplace(long) if long else expression, _MOST_OPERATIONS)
+    return _abridged(rounded(expression), _MOST_OPERATIONS)
 
 
 def _abridged(expression: Any, operations: int) -> Any:
