@@ -10,7 +10,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from lipcompile.diagnostics import Diagnostic, Location, Refusal
-from lipcompile.names import identifier
+from lipcompile.names import Names, identifier
 from lipcompile.numbers import Scalar
 from lipcompile.ops.record import AnyLoss, AnyOp, Constraint, ParameterRule, Shape, Site
 
@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Array = NDArray[Any]
+
+
+# Longer paths in diagnostics begin with an ellipsis.
+LONGEST_PATH = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +167,8 @@ class GraphBuilder:
     _input: Input | None = None
     _nodes: list[Node] = field(default_factory=list)
     _parameters: dict[str, Parameter] = field(default_factory=dict)
-    _names: set[str] = field(default_factory=set)
+    _operands: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    _names: Names = field(default_factory=Names)
 
     def input(
         self,
@@ -187,13 +192,7 @@ class GraphBuilder:
 
     def fresh(self, name: str) -> str:
         """Return `name` as an identifier that no other node has, and reserve it."""
-        base = identifier(name)
-        candidate, count = base, 1
-        while candidate in self._names:
-            count += 1
-            candidate = f"{base}_{count}"
-        self._names.add(candidate)
-        return candidate
+        return self._names.fresh(identifier(name))
 
     def add(
         self,
@@ -224,6 +223,7 @@ class GraphBuilder:
         operands = tuple(value.name for value in inputs)
         site = Site(attributes, known, output)
         self._nodes.append(Node(own, op, attributes, operands, site, roles, location, scope))
+        self._operands[own] = operands
         return Value(own, output)
 
     def refuse(
@@ -305,15 +305,13 @@ class GraphBuilder:
         return name
 
     def _path(self, inputs: Sequence[Value]) -> tuple[str, ...]:
-        """Return the nodes from the input to here along first operands, for diagnostics."""
-        by_name = {node.name: node for node in self._nodes}
+        """Return the last nodes on the way here along first operands, for diagnostics."""
         path: list[str] = []
         current = inputs[0].name if inputs else ""
-        while current in by_name:
+        while current and len(path) < LONGEST_PATH:
             path.append(current)
-            operands = by_name[current].inputs
-            current = operands[0] if operands else ""
-        return tuple(reversed([*path, current] if current else path))
+            current = next(iter(self._operands.get(current, ())), "")
+        return tuple(reversed([*path, "…"] if current else path))
 
 
 def _check_choice(rule: ParameterRule[Any], shape: Shape, choice: ParameterChoice, node: str) -> None:

@@ -49,6 +49,9 @@ class Numbers(Protocol[N]):
     def let(self, name: str, value: N, meaning: str) -> N:
         """Name a derived quantity, so that formulas which use it stay short."""
 
+    def sum(self, *xs: N) -> N:
+        """Return the sum of one or more numbers."""
+
     def sqrt(self, x: N | Fraction | int) -> N:
         """Return √x."""
 

@@ -11,6 +11,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import reduce
+from operator import add
 from typing import Any
 
 from mpmath.ctx_iv import MPIntervalContext
@@ -58,6 +60,9 @@ class Interval:
         return _round_up(self.ends._mpi_[1])
 
 
+# Numbers of more or fewer binary digits are larger than all doubles, or smaller than all but 0.
+_LARGEST_EXPONENT, _SMALLEST_EXPONENT = 1024, -1074
+
 UNKNOWN = Interval(_IV.mpf([0, "inf"]))
 
 
@@ -91,6 +96,10 @@ class Certified:
         """Return `value`, and keep it for the reports: certified numbers need no names."""
         self.named[name] = value
         return value
+
+    def sum(self, *xs: Interval) -> Interval:
+        """Enclose the sum."""
+        return reduce(add, xs)
 
     def sqrt(self, x: Interval | Fraction | int) -> Interval:
         """Enclose √x; the part of an enclosure below 0 holds no number that a rule means, and is cut off."""
@@ -160,9 +169,13 @@ def _ends(x: Interval | int) -> Any:
 
 
 def _round_up(number: tuple[int, int, int, int]) -> float:
-    sign, mantissa, exponent, _ = number
+    sign, mantissa, exponent, bits = number
     if mantissa == 0:
         return math.inf if exponent else 0.0  # mpmath writes the infinities with a zero mantissa
+    if exponent + bits > _LARGEST_EXPONENT:
+        return math.inf
+    if exponent + bits < _SMALLEST_EXPONENT:  # as a fraction it might not fit into memory
+        return 0.0 if sign else math.ulp(0.0)
     exact = Fraction((-1) ** sign * int(mantissa)) * Fraction(2) ** exponent
     try:
         nearest = float(exact)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import reduce
+from operator import add
 from typing import Generic
 
 from lipcompile.numbers import N, Numbers, Scalar
@@ -186,6 +187,10 @@ class Polynomials(Generic[N]):
     def _let(self, coefficient: N, meaning: str) -> N:
         self._named += 1
         return self.base.let(f"c_{self.prefix}_{self._named}", coefficient, meaning)
+
+    def sum(self, *xs: Polynomial[N]) -> Polynomial[N]:
+        """Return the sum."""
+        return reduce(add, xs)
 
     def sqrt(self, x: Polynomial[N] | Fraction | int) -> Polynomial[N]:
         """Return √x; a root of a root is not known."""

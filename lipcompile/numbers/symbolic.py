@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
@@ -117,6 +117,10 @@ class Symbolic:
         self.definitions[name] = Definition(name, meaning, expression=value.expression)
         return Formula(_symbol(name))
 
+    def sum(self, *xs: Formula) -> Formula:
+        """Write the sum, what all its terms have in common in front."""
+        return Formula(_sum([x.expression for x in xs]))
+
     def sqrt(self, x: Formula | Fraction | int) -> Formula:
         """Write √x."""
         return Formula(sympy.sqrt(_expression(x)))
@@ -178,6 +182,21 @@ _OPERATIONS: dict[str, Callable[[Formula, Formula], Formula]] = {
     "*": lambda a, b: a * b,
     "/": lambda a, b: a / b,
 }
+
+
+def _sum(terms: Sequence[Any]) -> Any:
+    """Write the sum in time linear in the terms, common powers of symbols in front."""
+    common = _common(terms)
+    return sympy.Mul(common, sympy.Add(*(term / common for term in terms))) if common != 1 else sympy.Add(*terms)
+
+
+def _common(terms: Sequence[Any]) -> Any:
+    """Return the product of what all terms are multiples of, symbols alone."""
+    shared: dict[Any, Any] = {b: e for b, e in terms[0].as_powers_dict().items() if b.is_Symbol and e.is_Integer}
+    for term in terms[1:]:
+        powers = term.as_powers_dict()
+        shared = {b: min(e, powers[b]) for b, e in shared.items() if b in powers and powers[b].is_Integer}
+    return sympy.Mul(*(b**e for b, e in shared.items()))
 
 
 def _extreme(kind: Any, xs: Iterable[Formula]) -> Any:

@@ -11,9 +11,14 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import reduce
+from operator import add
 
 from lipcompile.numbers.scalar import Arithmetic, Scalar, Symbol
 from lipcompile.numbers.step import Count, Step
+
+# Sums of more terms are written in halves.
+LONGEST_SUM = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +103,13 @@ class Traced:
         assert name not in self.assigned, f"{name} would be assigned twice"
         self.assigned[name] = value
         return Expression(ast.Name(name))
+
+    def sum(self, *xs: Expression) -> Expression:
+        """Write a sum, of many terms in halves: Python nests no deeper than a few hundred parentheses."""
+        if len(xs) <= LONGEST_SUM:
+            return reduce(add, xs)
+        half = len(xs) // 2
+        return self.sum(*xs[:half]) + self.sum(*xs[half:])
 
     def sqrt(self, x: Expression | Fraction | int) -> Expression:
         """Write a square root."""

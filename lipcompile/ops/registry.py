@@ -31,6 +31,7 @@ def register(op: AnyOp) -> None:
     for problem in _problems(op):
         raise ValueError(f"op `{op.name}`: {problem}")
     _USER[op.name] = op
+    layers.cache_clear()
 
 
 def registered() -> Mapping[str, AnyOp]:
@@ -41,8 +42,10 @@ def registered() -> Mapping[str, AnyOp]:
 def unregister(name: str) -> None:
     """Forget a user op, if it is one."""
     _USER.pop(name, None)
+    layers.cache_clear()
 
 
+@cache
 def layers() -> Mapping[str, tuple[AnyOp, Spelling]]:
     """Return every op that .lip can call, by spelling."""
     return {spelling.name: (op, spelling) for op in (*OPS, *_USER.values()) for spelling in op.dsl}

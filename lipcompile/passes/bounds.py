@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Generic
 
 from lipcompile.graph import Graph, Node
+from lipcompile.names import Names
 from lipcompile.numbers import N, Numbers
 from lipcompile.ops.record import Extent, scaled_by_lipschitz
 from lipcompile.passes.forms import WHOLE, Form, Part, bound, disjoint, limited, settled, total
@@ -203,13 +204,7 @@ def _added_up(num: Numbers[N], uses: Sequence[tuple[Node, N]], backward: _Backwa
     return bound(num, total([backward.form[node.name].scaled(kappa) for node, kappa in uses]))
 
 
-def _identifiers(names: Iterable[str]) -> dict[str, str]:
+def _identifiers(parameters: Iterable[str]) -> dict[str, str]:
     """Write dots as underscores, and number what then looks alike: two bounds must never share a variable."""
-    written: dict[str, str] = {}
-    for name in names:
-        candidate, count = name.replace(".", "_"), 1
-        while candidate in written.values():
-            count += 1
-            candidate = f"{name.replace('.', '_')}_{count}"
-        written[name] = candidate
-    return written
+    names = Names()
+    return {parameter: names.fresh(parameter.replace(".", "_")) for parameter in parameters}

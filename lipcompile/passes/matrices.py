@@ -14,8 +14,7 @@ def root_of_squares(num: Numbers[N], terms: Sequence[N]) -> N:
     """Return √Σt²; 0 of nothing."""
     if len(terms) == 1:
         return terms[0]
-    squares = [term * term for term in terms]
-    return num.sqrt(_sum(squares)) if squares else num.of(0)
+    return num.sqrt(num.sum(*(term * term for term in terms))) if terms else num.of(0)
 
 
 def operator_norm(num: Numbers[N], rows: Sequence[Mapping[Key, N]]) -> N:
@@ -35,8 +34,8 @@ def _block_norm(num: Numbers[N], rows: Sequence[Mapping[Key, N]]) -> N:
             columns.setdefault(key, []).append(entry)
     if len(rows) == 1 or len(columns) == 1:
         return frobenius
-    row_sums = [_sum(list(row.values())) for row in rows]
-    schur = num.sqrt(num.maximum(*row_sums) * num.maximum(*map(_sum, columns.values())))
+    row_sums = [num.sum(*row.values()) for row in rows]
+    schur = num.sqrt(num.maximum(*row_sums) * num.maximum(*(num.sum(*column) for column in columns.values())))
     return num.minimum(frobenius, schur)
 
 
@@ -59,7 +58,3 @@ def column_norms(num: Numbers[N], rows: Sequence[Mapping[Key, N]]) -> dict[Key, 
     """Return the length of every column."""
     keys = dict.fromkeys(key for row in rows for key in row)
     return {key: root_of_squares(num, [row[key] for row in rows if key in row]) for key in keys}
-
-
-def _sum(terms: Sequence[N]) -> N:
-    return sum(terms[1:], start=terms[0])
