@@ -72,6 +72,9 @@ class Probe:
     def power(self, step: Step[Probed], count: Count, name: str) -> Step[Probed]:  # noqa: ARG002
         raise AssertionError("no op's rule repeats anything")
 
+    def sum(self, *xs: Probed) -> Probed:
+        return self.here(sum(x.value for x in xs))
+
     def sqrt(self, x: Probed | Fraction | int) -> Probed:
         return self.here(math.sqrt(x.value if isinstance(x, Probed) else x))
 
