@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from fractions import Fraction
 from math import floor, log10
 
 from lipcompile.derivation import Analysis
@@ -37,8 +36,8 @@ def _overflows(analysis: Analysis) -> bool:
 
 
 def _input_norm(analysis: Analysis) -> float:
-    norm = analysis.graph.input.norm
-    return float(norm) if isinstance(norm, Fraction) else 0.0
+    """X_0, or 0 for tokens."""
+    return next((found.upper for found in analysis.definitions if found.name == "X_0" and found.upper), 0.0)
 
 
 def _note(analysis: Analysis, ratio: float) -> Diagnostic:

@@ -60,7 +60,7 @@ class Subject:
         return found
 
     def trained(self, *arguments: str) -> Iterator[tuple[Node, list[tuple[Parameter, ParameterRule[Any]]]]]:
-        """Yield trained parameters whose constraints these arguments declare, and the first node that uses them."""
+        """Yield the trained parameters whose constraints these arguments declare, with the first node to use them."""
         found: dict[str, list[tuple[Parameter, ParameterRule[Any]]]] = {}
         for name, parameter in self.graph.parameters.items():
             owner = self.owners[name]
@@ -112,13 +112,18 @@ def halved(value: Scalar) -> Scalar:
 
 def rounded_down(value: Fraction, digits: int = _DIGITS) -> Fraction:
     """Return the largest decimal of so many digits that is not above a non-negative number."""
-    context = decimal.Context(prec=digits, rounding=decimal.ROUND_DOWN)
-    return Fraction(context.divide(value.numerator, value.denominator))
+    return Fraction(_decimal(value, digits, decimal.ROUND_DOWN))
 
 
 def shown(value: Scalar) -> str:
     """Return a number for the eye, long ones to four digits."""
-    return f"{float(value):.{_DIGITS}g}" if isinstance(value, Fraction) and not _is_short(value) else text(value)
+    if not isinstance(value, Fraction) or _is_short(value):
+        return text(value)
+    return f"{_decimal(value, _DIGITS, decimal.ROUND_HALF_EVEN):g}"
+
+
+def _decimal(value: Fraction, digits: int, rounding: str) -> decimal.Decimal:
+    return decimal.Context(prec=digits, rounding=rounding).divide(value.numerator, value.denominator)
 
 
 def _is_short(value: Fraction) -> bool:
