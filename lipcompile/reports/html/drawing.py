@@ -1,0 +1,106 @@
+"""The graph as SVG: a column of rows from the input to the loss, and lanes at its left for what skips rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup
+
+from lipcompile.reports.document import Document
+from lipcompile.reports.formulas import count, text
+from lipcompile.reports.html.environment import environment
+from lipcompile.reports.html.layout import Bracket, Lane, Layout, layout
+from lipcompile.reports.html.marks import Mark, marks
+
+# Distances in CSS pixels: rows, lanes, the width of all lanes at most, what stands around the drawing.
+_ROW, _LANE, _LANES, _EDGE = 44.0, 14.0, 168.0, 20.0
+_RADIUS, _INSET = 7.0, 5.0
+# Widths of an average letter of the two lines of a row, and of the number of copies at the right.
+_LETTER, _SMALL_LETTER, _COPIES = 8.0, 6.9, 56.0
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """The box around rows that stand for several copies."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """Everything that is drawn, with its place: marks by their height, edges as outlines."""
+
+    width: float
+    height: float
+    x: float
+    marks: tuple[tuple[float, Mark], ...]
+    frames: tuple[Frame, ...]
+    paths: tuple[str, ...]
+
+
+def drawing(document: Document) -> Markup:
+    """Return the graph of an accepted model as an `svg` element, in the colours of the page."""
+    analysis = document.derivation.analysis
+    assert analysis is not None, "a rejected model has no graph"
+    found = layout(analysis.graph, analysis.depth.blocks)
+    placed = place(found, tuple(marks(document, analysis, found.rows)))
+    return Markup(environment().get_template("graph.svg.jinja").render(drawing=placed))
+
+
+def place(found: Layout, said: Sequence[Mark]) -> Drawing:
+    """Give rows, frames and edges their coordinates. There is one mark a row, and one more for the loss."""
+    step = min(_LANE, _LANES / found.columns) if found.columns else 0.0
+    x = _EDGE + found.columns * step + _RADIUS
+    width = x + max(_width(mark) for mark in said) + (_COPIES if found.brackets else 0.0)
+    ends = [*found.straight, (len(said) - 2, len(said) - 1)]
+    paths = [f"M{x:g} {_y(start):g}V{_y(end):g}" for start, end in ends]
+    for lane in found.lanes:
+        paths += _curves(lane, x, x - _RADIUS - (lane.column + 1) * step)
+    frames = tuple(_frame(bracket, width) for bracket in found.brackets)
+    return Drawing(
+        width,
+        _y(len(said) - 1) + _EDGE,
+        x,
+        tuple((_y(row), mark) for row, mark in enumerate(said)),
+        frames,
+        tuple(paths),
+    )
+
+
+def _y(row: int) -> float:
+    return _EDGE + row * _ROW
+
+
+def _width(mark: Mark) -> float:
+    return _EDGE + max(len(mark.name) * _LETTER, len(mark.detail) * _SMALL_LETTER)
+
+
+def _curves(lane: Lane, x: float, side: float) -> Iterator[str]:
+    """Yield the way of a value down its lane to the last reader, and from the lane to each reader before."""
+    *branches, last = lane.ends
+    bend, half = 0.3 * _ROW, 0.5 * _ROW
+    down = f"M{x:g} {_y(lane.start):g}C{x:g} {_y(lane.start) + bend:g} {side:g} {_y(lane.start) + half - bend:g}"
+    yield f"{down} {side:g} {_y(lane.start) + half:g}V{_y(last) - half:g}{_into(x, side, last)}"
+    for row in branches:
+        yield f"M{side:g} {_y(row) - half:g}{_into(x, side, row)}"
+
+
+def _into(x: float, side: float, row: int) -> str:
+    bend, half = 0.3 * _ROW, 0.5 * _ROW
+    return f"C{side:g} {_y(row) - half + bend:g} {x:g} {_y(row) - bend:g} {x:g} {_y(row):g}"
+
+
+def _frame(bracket: Bracket, width: float) -> Frame:
+    inset = 2.0 + bracket.depth * _INSET
+    top, bottom = _y(bracket.first) - _ROW / 2 + inset, _y(bracket.last) + _ROW / 2 - inset
+    return Frame(inset, top, width - 2 * inset, bottom - top, f"× {_count(bracket.count)}")
+
+
+def _count(copies: Any) -> str:
+    return count(copies) if isinstance(copies, int) else text(copies)

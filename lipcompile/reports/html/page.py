@@ -1,0 +1,92 @@
+"""The page: what a `Document` holds, laid out by the templates."""
+
+from __future__ import annotations
+
+import sympy
+from markupsafe import Markup
+
+from lipcompile import __version__
+from lipcompile.derivation import Block, Source
+from lipcompile.reports.document import PRIVACY_HINT, Document, Privacy
+from lipcompile.reports.html.drawing import drawing
+from lipcompile.reports.html.environment import environment
+from lipcompile.reports.html.findings import findings
+from lipcompile.reports.html.plots import Plot, Series, plot
+
+# The most lines of a source that a page shows.
+_LINES = 2000
+
+_REGIMES: dict[str | None, str] = {
+    None: "it depends on symbols without a value.",
+    "contractive": "with every copy, bounds of gradients shrink towards a limit, and early layers are told less.",
+    "critical": "bounds grow slowly with depth, and no gradient fades.",
+    "expansive": "bounds are multiplied with every copy.",
+    "mixed": "some parts of the network enlarge distances, and others shrink them.",
+}
+_EXACTNESS = {
+    True: "Its closed forms are what the rules give copy by copy.",
+    False: "Its closed forms are not below what the rules give copy by copy.",
+}
+
+
+def render(document: Document) -> str:
+    """Return one HTML file that needs no network and runs no script, for an accepted or a rejected model."""
+    derivation = document.derivation
+    lines, cut = _lines(derivation.source)
+    page = environment().get_template("page.html.jinja")
+    return page.render(
+        document=document,
+        version=__version__,
+        findings=list(findings(document.diagnostics.shown, derivation.source)),
+        drawing=drawing(document) if derivation.analysis else None,
+        largest=max((row.share or 0.0 for row in document.parameters.shown), default=0.0) or 1.0,
+        blocks=[(block, _depth(block, index)) for index, block in enumerate(document.blocks.shown)],
+        epsilon=_epsilon(document.privacy) if document.privacy else None,
+        privacy_hint=PRIVACY_HINT,
+        regimes=_REGIMES,
+        exactness=_EXACTNESS,
+        zero=sympy.Integer(0),
+        lines=lines,
+        cut=cut,
+    )
+
+
+def _lines(source: Source) -> tuple[list[str], int]:
+    """Return the first lines of a source, and how many more it has."""
+    lines = [line.expandtabs(4).rstrip("\r") for line in (source.text or "").rstrip("\n").split("\n")]
+    return (lines[:_LINES], max(0, len(lines) - _LINES)) if source.text else ([], 0)
+
+
+def _depth(block: Block, index: int) -> Markup | None:
+    if not block.curve:
+        return None
+    first, last = block.curve[0], block.curve[-1]
+    return plot(
+        Plot(
+            key=f"depth-{index}",
+            title=f"Bound of the whole gradient over the number of copies of {block.name}",
+            description=f"From {first[1]:.3g} with {first[0]} to {last[1]:.3g} with {last[0]}.",
+            x=f"copies of {block.name}",
+            y="gradient of one example, at most",
+            series=[Series(block.name, block.curve)],
+            log_y=True,
+            marked=block.repeats,
+        )
+    )
+
+
+def _epsilon(privacy: Privacy) -> Markup | None:
+    series = [Series(curve.accountant.upper(), curve.points) for curve in privacy.curves if curve.points]
+    if not series:
+        return None
+    ends = (f"{one.points[-1][1]:.4g} by {one.name}" for one in series)
+    return plot(
+        Plot(
+            key="epsilon",
+            title="ε over the number of steps, by accountant",
+            description=f"After {series[0].points[-1][0]} steps: {', '.join(ends)}.",
+            x="steps",
+            y=f"ε at δ = {privacy.delta:g}",
+            series=series,
+        )
+    )

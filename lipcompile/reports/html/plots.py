@@ -1,0 +1,168 @@
+"""Plots as SVG elements to stand in a page: matplotlib draws, the page's style sheet colours.
+
+matplotlib is told colours that stand for those of the page; they are replaced by its CSS variables, so that one
+plot serves light and dark. The same data give the same bytes.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from markupsafe import Markup
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Colours that nothing else has, and what the page has in their place.
+_INK, _MUTED, _LINE = "#010203", "#010204", "#010205"
+_SERIES = ("#010206", "#010207", "#010208")
+_COLOURS = {
+    _INK: "var(--ink)",
+    _MUTED: "var(--muted)",
+    _LINE: "var(--line)",
+    **{colour: f"var(--series-{index})" for index, colour in enumerate(_SERIES, start=1)},
+}
+# Not by colour alone: curves differ in their dashes too.
+_DASHES = ("solid", (0, (5, 2)), (0, (1.5, 1.5)))
+_SIZE = (4.2, 2.8)
+_SETTINGS: Any = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "lipcompile",
+    "font.family": "DejaVu Sans",
+    "font.size": 8.5,
+    "text.color": _INK,
+    "axes.edgecolor": _LINE,
+    "axes.labelcolor": _MUTED,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": _LINE,
+    "grid.linewidth": 0.6,
+    "xtick.color": _LINE,
+    "ytick.color": _LINE,
+    "xtick.labelcolor": _MUTED,
+    "ytick.labelcolor": _MUTED,
+    "legend.frameon": False,
+    "text.parse_math": False,
+}
+_SVG, _HREF = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}href"
+# What matplotlib writes and a page must not have: a style sheet of its own would style the page.
+_UNWANTED = (f"{_SVG}metadata", f"{_SVG}style")
+# Up to so many points each gets a dot; an axis over so large a range has ticks at powers of ten alone.
+_FEW, _WIDE = 16, 1e3
+_SHORTEST, _LONGEST = 1e-3, 1e6
+_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """A curve and its name: points in the order of x."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """What is plotted: y over whole numbers x. `key` is unique in the page; `marked` is an x to point out."""
+
+    key: str
+    title: str
+    description: str
+    x: str
+    y: str
+    series: Sequence[Series]
+    log_y: bool = False
+    marked: float | None = None
+
+
+def plot(wanted: Plot) -> Markup:
+    """Return a plot as an `svg` element with a title and a description. Every series needs a point."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context(_SETTINGS):
+        figure = Figure(figsize=_SIZE, layout="constrained")
+        _draw(figure.add_subplot(), wanted)
+        written = io.StringIO()
+        figure.savefig(written, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    return Markup(_adapted(ET.fromstring(written.getvalue()), wanted))
+
+
+def _draw(axes: Axes, wanted: Plot) -> None:
+    for series, colour, dashes in zip(wanted.series, _SERIES, _DASHES, strict=False):
+        xs, ys = zip(*series.points, strict=True)
+        marker = "o" if len(xs) <= _FEW else ""
+        axes.plot(xs, ys, color=colour, linestyle=dashes, linewidth=1.8, marker=marker, ms=3.5, label=series.name)
+    if wanted.marked is not None:
+        axes.axvline(wanted.marked, color=_MUTED, linewidth=0.9, linestyle=(0, (2, 2)))
+    axes.set_xlabel(wanted.x)
+    axes.set_ylabel(wanted.y)
+    _scale(axes, [y for series in wanted.series for _, y in series.points], log=wanted.log_y)
+    if len(wanted.series) > 1:
+        axes.legend(labelcolor=_INK)
+
+
+def _scale(axes: Axes, ys: Sequence[float], *, log: bool) -> None:
+    """Set the axes: whole numbers on x; on y a logarithm, if it is asked for and there is one of every number."""
+    from matplotlib.ticker import AutoLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
+
+    if log and min(ys) > 0:
+        axes.set_yscale("log")
+        ratio = max(ys) / min(ys)
+        fine = LogLocator(subs=(1.0, 2.0, 5.0)) if ratio < _WIDE else LogLocator()
+        axes.yaxis.set_major_locator(AutoLocator() if ratio < 10 else fine)
+        axes.yaxis.set_minor_locator(NullLocator())
+    else:
+        axes.set_ylim(bottom=0.0)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
+    axes.xaxis.set_major_formatter(FuncFormatter(_number))
+    axes.yaxis.set_major_formatter(FuncFormatter(_number))
+
+
+def _number(value: float, _position: object = None) -> str:
+    """Write a tick: 1,000 or 0.25, and 10⁻⁶ or 2·10⁹ where that is long."""
+    if value == 0 or _SHORTEST <= abs(value) < _LONGEST:
+        return f"{value:,.6g}"
+    mantissa, exponent = f"{value:.2e}".split("e")
+    power = f"10{str(int(exponent)).translate(_SUPERSCRIPTS)}"
+    return power if float(mantissa) == 1 else f"{float(mantissa):g}·{power}"
+
+
+def _adapted(root: ET.Element, wanted: Plot) -> str:
+    """Return what matplotlib wrote as part of a page: its colours, names of its own, and words."""
+    for parent in list(root.iter()):
+        for child in [c for c in parent if c.tag in _UNWANTED]:
+            parent.remove(child)
+        parent.tag = parent.tag.removeprefix(_SVG)
+        _rename(parent.attrib, wanted.key)
+    for name in ("width", "height", "version"):
+        del root.attrib[name]
+    label = f"{wanted.key}-title {wanted.key}-desc"
+    root.attrib |= {"xmlns": _SVG[1:-1], "class": "plot", "role": "img", "aria-labelledby": label}
+    root[:0] = [_words(wanted.key, "title", wanted.title), _words(wanted.key, "desc", wanted.description)]
+    return re.sub("#0102..", lambda found: _COLOURS[found[0]], ET.tostring(root, encoding="unicode"))
+
+
+def _words(key: str, tag: str, words: str) -> ET.Element:
+    element = ET.Element(tag, {"id": f"{key}-{tag}"})
+    element.text = words
+    return element
+
+
+def _rename(attributes: dict[str, str], key: str) -> None:
+    """Make an element's name, and those that it refers to, begin with `key`: ids are unique in a page."""
+    if _HREF in attributes:
+        attributes["href"] = attributes.pop(_HREF)
+    for name, value in attributes.items():
+        if name == "id":
+            attributes[name] = f"{key}-{value}"
+        elif value.startswith("#") and name == "href":
+            attributes[name] = f"#{key}-{value[1:]}"
+        else:
+            attributes[name] = value.replace("url(#", f"url(#{key}-")
