@@ -87,6 +87,14 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
+class Unsolved:
+    """A part of the graph, by the layers of each copy, that repeats without a closed form, and why."""
+
+    layers: tuple[tuple[str, ...], ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Depth:
     """How bounds grow with depth.
 
@@ -94,7 +102,7 @@ class Depth:
     formulas of depth use.
     gradient_bound: the bound of the whole gradient over the counts of all blocks; None without blocks.
     growth: its order in a depth T that all counts are proportional to, `O(sqrt(T))`; by cases if need be.
-    advice: what would make an expansive or contractive network critical.
+    advice: what would make an expansive or contractive network critical. unsolved: what else repeats.
     """
 
     regime: str | None
@@ -103,6 +111,7 @@ class Depth:
     gradient_bound: Bound | None = None
     growth: str | None = None
     advice: tuple[str, ...] = ()
+    unsolved: tuple[Unsolved, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,7 +90,13 @@ def _complete(derivation: Derivation) -> Analysis:
         raise _missing("LIP213", "a module needs its loss to be trained", "declare one: --loss cross_entropy")
     source, unbounded = analysis.graph.input, any(node.op.lipschitz is None for node in analysis.graph.nodes)
     domain = source.tokens or isinstance(source.norm, Fraction)
-    if not domain or analysis.total.value is None or (analysis.lipschitz.value is None and not unbounded):
+    rolled = any(node.op.name == "loop" for node in analysis.graph.nodes)
+    if (
+        rolled
+        or not domain
+        or analysis.total.value is None
+        or (analysis.lipschitz.value is None and not unbounded)
+    ):
         names = [d.name for d in analysis.definitions if d.expression is None and d.value is None]
         listed = ", ".join(names)
         raise _missing("LIP014", f"a module needs numbers, but {listed} has none", "use --input-norm or --set")

@@ -59,27 +59,34 @@ def power(step: Step[Any], count: Any) -> Step[Any]:
     cases = list(_cases(step, count, _Rates()))
     if len(cases) == 1:
         return cases[0][1]
-    conditions = [sympy.And(*case) if case else sympy.true for case, _ in cases]
     steps = [found for _, found in cases]
 
     def merged(parts: list[Coefficients[Any]]) -> dict[int, Any]:
         degrees = sorted({degree for part in parts for degree in part})
-        return {d: _piecewise([part.get(d, sympy.S.Zero) for part in parts], conditions) for d in degrees}
+        return {
+            d: _piecewise([part.get(d, sympy.S.Zero) for part in parts], [case for case, _ in cases])
+            for d in degrees
+        }
 
     last = steps[-1]
     return Step(
         norm=merged([one.norm for one in steps]),
-        lipschitz=_piecewise([one.lipschitz for one in steps], conditions),
+        lipschitz=last.lipschitz,  # l^n in every case
         squares={name: merged([one.squares[name] for one in steps]) for name in last.squares},
         shared={name: merged([one.shared[name] for one in steps]) for name in last.shared},
         exact=last.exact,
     )
 
 
-def _piecewise(values: list[Any], conditions: list[Any]) -> Any:
-    if all(value == values[-1] for value in values):
-        return values[-1]
-    return sympy.Piecewise(*zip(values, conditions, strict=True))
+def _piecewise(values: list[Any], cases: list[Case]) -> Any:
+    """Return the last value, and those before it in their cases, as far as it does not hold there as well."""
+    general = values[-1]
+    kept = [
+        (found, sympy.And(*case))
+        for found, case in zip(values[:-1], cases[:-1], strict=True)
+        if general.subs([(equation.lhs, equation.rhs) for equation in case]) != found
+    ]
+    return sympy.Piecewise(*kept, (general, True)) if kept else general
 
 
 def _cases(step: Step[Any], count: Any, rates: _Rates) -> Iterator[tuple[Case, Step[Any]]]:

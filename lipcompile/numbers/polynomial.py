@@ -212,13 +212,18 @@ class Polynomials(Generic[N]):
         return Polynomial(self.base, {0: self.base.log(x)})
 
     def minimum(self, *xs: Polynomial[N]) -> Polynomial[N]:
-        """Return the operand that `saturated` prefers of those known; single terms of one degree are compared."""
+        """Return the operand of those known that `saturated` prefers, then the simplest.
+
+        Single terms of one degree are compared.
+        """
         known = [x for x in xs if x.coefficients is not None]
         if len(known) < 2:
             return replace(known[0], exact=len(xs) == 1 and known[0].exact) if known else xs[0]
         degrees = {x.degree for x in known}
         wanted = min(degrees) if self.saturated else max(degrees)
-        chosen = [x for x in known if x.degree == wanted]
+        chosen = sorted(
+            (x for x in known if x.degree == wanted), key=lambda x: (x.root, len(x.coefficients or ()))
+        )
         if len(chosen) < len(known) or any(x.root or len(x.coefficients or ()) != 1 for x in chosen):
             return replace(chosen[0], exact=False, enlarged=True)
         coefficients = [(x.coefficients or {})[int(wanted)] for x in chosen]

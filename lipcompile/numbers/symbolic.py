@@ -123,7 +123,7 @@ class Symbolic:
 
     def sqrt(self, x: Formula | Fraction | int) -> Formula:
         """Write √x."""
-        return Formula(sympy.sqrt(_expression(x)))
+        return Formula(_root(_expression(x)))
 
     def exp(self, x: Formula) -> Formula:
         """Write e^x."""
@@ -197,6 +197,18 @@ def _common(terms: Sequence[Any]) -> Any:
         powers = term.as_powers_dict()
         shared = {b: min(e, powers[b]) for b, e in shared.items() if b in powers and powers[b].is_Integer}
     return sympy.Mul(*(b**e for b, e in shared.items()))
+
+
+def _root(square: Any) -> Any:
+    """Write √square, powers of symbols and numbers in front.
+
+    sympy would find that as well, but ask first for the signs of all that a long sum consists of.
+    """
+    number, factors = square.as_coeff_mul()
+    powers = [factor.as_base_exp() for factor in factors]
+    outside = [base ** (exponent / 2) for base, exponent in powers if base.is_Symbol]
+    inside = [factor for factor, (base, _) in zip(factors, powers, strict=True) if not base.is_Symbol]
+    return sympy.Mul(sympy.sqrt(number), *outside, sympy.sqrt(sympy.Mul(*inside)))
 
 
 def _extreme(kind: Any, xs: Iterable[Formula]) -> Any:

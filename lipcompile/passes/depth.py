@@ -16,7 +16,7 @@ import sympy
 from lipcompile.derivation import Block, Bound, Depth, finite
 from lipcompile.graph import Graph, Node
 from lipcompile.numbers.certified import Certified, Interval
-from lipcompile.numbers.step import value
+from lipcompile.numbers.step import Step, value
 from lipcompile.numbers.symbolic import Definition, Formula, Symbolic
 from lipcompile.passes.advice import advice
 from lipcompile.passes.bounds import derive
@@ -35,13 +35,14 @@ def growth(graph: Graph, slope: Mapping[str, Interval]) -> Depth:
     Without repetition there is a regime only, by the constants between bottlenecks: all 1 is critical, below
     contractive, above expansive. `slope` holds the Lipschitz constant of the output in each value.
     """
-    repeated = _chosen(rolled(graph))
+    repeated, unsolved = rolled(graph)
+    repeated = _chosen(repeated)
     found = loops(repeated)
     if not found:
         uppers = [slope[name].upper for name in bottlenecks(graph)]
         steps = [before / after for before, after in pairwise(uppers) if after > 0 and before < float("inf")]
-        return Depth(_together([_regime(step) for step in steps]))
-    return _Repeated(repeated, found).depth()
+        return Depth(_together([_regime(step) for step in steps]), unsolved=unsolved)
+    return replace(_Repeated(repeated, found).depth(), unsolved=unsolved)
 
 
 def _chosen(graph: Graph) -> Graph:
@@ -63,6 +64,9 @@ class _Repeated:
         self._num, self._certified = Symbolic(longest=LONGEST_INLINE), Certified()
         self._formulas = derive(graph, self._num)
         self._numbers = derive(graph, self._certified)
+        # What is bounded whatever the counts are does not grow.
+        self._always = Certified()
+        derive(_without_counts(graph), self._always)
         self._counts = frozenset(symbol for node in found for symbol in self._count(node).free_symbols)
 
     def depth(self) -> Depth:
@@ -90,9 +94,9 @@ class _Repeated:
         after = num.power(step, Formula(count - index), loop.name)
         entering = value(num, before.norm, self._formulas.norm[node.inputs[0]])
         leaving = after.lipschitz * self._formulas.cotangent[node.name]
-        own = {name: num.sqrt(value(num, k, entering)) * leaving for name, k in step.squares.items()}
-        shared = {name: value(num, k, entering) * leaving for name, k in step.shared.items()}
-        bounds = {name: _factored(k.expression) for name, k in {**own, **shared}.items()}
+        at_copy = {_X: entering.expression, _G: leaving.expression}
+        bounds = {name: k.subs(at_copy) for name, k in _of_one_copy(num, step).items()}
+        squares = sum(k**2 for k in _of_one_copy(num, step).values())
         rate, offset = (_bound(step.norm.get(d), numbers.norm.get(d)) for d in (1, 0))
         lipschitz = _bound(step.lipschitz, numbers.lipschitz)
         return Block(
@@ -107,8 +111,8 @@ class _Repeated:
             lipschitz=lipschitz,
             input_norm=_factored(entering.expression),
             cotangent=_factored(leaving.expression),
-            gradient=bounds,
-            total=_factored(sympy.sqrt(sum(k**2 for k in bounds.values()))),
+            gradient={name: _factored(k) for name, k in bounds.items()},
+            total=_factored(sympy.sqrt(sympy.expand(squares)).subs(at_copy)),
             exact=step.exact,
         )
 
@@ -153,7 +157,9 @@ class _Repeated:
         return ", ".join(f"{written(order, letter)} if {name}" for name, order in orders.items())
 
     def _orders(self, sample: Mapping[Any, Any]) -> Growth:
-        return Growth(self._counts, self._num.definitions, sample)
+        named = self._always.named.items()
+        bounded = frozenset(name for name, number in named if finite(number.upper) is not None)
+        return Growth(self._counts, self._num.definitions, bounded, sample)
 
     def _open_rates(self) -> set[Any]:
         """Return the symbols on which it depends whether rates are 1."""
@@ -162,6 +168,18 @@ class _Repeated:
         rates += [step.norm[1].expression for step in steps if 1 in step.norm]
         named = {d.expression: sympy.Symbol(name, positive=True) for name, d in self._num.definitions.items()}
         return {symbol for rate in rates for symbol in named.get(rate, rate).free_symbols}
+
+
+# The norm at the input and the cotangent at the output of one copy: positive, so that roots of squares are plain.
+_X, _G = sympy.Symbol("X", positive=True), sympy.Symbol("G", positive=True)
+
+
+def _of_one_copy(num: Symbolic, step: Step[Formula]) -> dict[str, Any]:
+    """Return the gradient bounds of the parameters of one copy, over `_X` and `_G`."""
+    norm = Formula(_X)
+    own = {name: sympy.sqrt(value(num, k, norm).expression) for name, k in step.squares.items()}
+    shared = {name: value(num, k, norm).expression for name, k in step.shared.items()}
+    return {name: k * _G for name, k in {**own, **shared}.items()}
 
 
 def _bound(formula: Formula | None, number: Interval | None) -> Bound:
@@ -190,7 +208,7 @@ def _together(regimes: Sequence[str | None]) -> str | None:
 
 def _factored(expression: Any) -> Any:
     """Put in front what terms have in common, below a root as well."""
-    outer = sympy.factor_terms(expression)
+    outer = sympy.powsimp(sympy.factor_terms(expression), combine="exp")
     return outer.replace(
         lambda e: e.is_Pow and e.exp == sympy.Rational(1, 2) and e.base.is_Add,
         lambda e: sympy.sqrt(sympy.factor_terms(e.base)),
@@ -199,9 +217,16 @@ def _factored(expression: Any) -> Any:
 
 def curves(graph: Graph, depth: Depth) -> Depth:
     """Return `depth` with the curve of each block: certified bounds of the whole gradient by number of copies."""
-    repeated = _chosen(rolled(graph))
-    points = {node.name: tuple(_curve(repeated, node)) for node in loops(repeated)}
+    repeated = _chosen(rolled(graph)[0])
+    points = {node.attributes.name: tuple(_curve(repeated, node)) for node in loops(repeated)}
     return replace(depth, blocks=tuple(replace(block, curve=points[block.name]) for block in depth.blocks))
+
+
+def _without_counts(graph: Graph) -> Graph:
+    for node in loops(graph):
+        loop = node.attributes
+        graph = with_loop(graph, replace(loop, count=replace(loop.count, value=None)))
+    return graph
 
 
 def _curve(graph: Graph, node: Node) -> Iterator[tuple[int, float]]:

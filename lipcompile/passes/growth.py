@@ -39,12 +39,14 @@ class NoOrderError(ValueError):
 class Growth:
     """Orders of expressions in T, the number of copies in every loop.
 
-    counts: the symbols of those numbers. definitions: what other names stand for. sample: a value of the rate that
-    formulas leave open, by which cases and the larger of two rates are decided.
+    counts: the symbols of those numbers. definitions: what other names stand for. bounded: names of what no number
+    of copies takes above some number. sample: a value of the rate that formulas leave open, by which cases and the
+    larger of two rates are decided.
     """
 
     counts: frozenset[Any]
     definitions: Mapping[str, Definition]
+    bounded: frozenset[str]
     sample: Mapping[Any, Any]
 
     def of(self, expression: Any) -> Order:
@@ -94,7 +96,12 @@ class Growth:
         if symbol in self.counts:
             return Order(sympy.S.One, sympy.S.One)
         definition = self.definitions.get(symbol.name)
-        if definition is None or definition.expression is None or symbol in self.sample:
+        if (
+            definition is None
+            or definition.expression is None
+            or symbol in self.sample
+            or symbol.name in self.bounded
+        ):
             return CONSTANT
         return self.of(definition.expression)
 
@@ -126,7 +133,7 @@ class Growth:
         if linear.total_degree() > 1:
             raise NoOrderError(f"of an exponent {exponent}")
         slope = sum(linear.coeff_monomial(symbol) for symbol in linear.gens)
-        return Order(base**slope, sympy.S.Zero)
+        return CONSTANT if base.subs(self.sample) == 1 else Order(base**slope, sympy.S.Zero)
 
     def _exp(self, expression: Any) -> Order:
         """e^-x of x >= 0."""

@@ -13,7 +13,7 @@ from typing import Any, TypeGuard, get_args
 from lipcompile.graph import Graph, Node
 from lipcompile.numbers import Count, N, Numbers, Step
 from lipcompile.numbers.certified import Certified
-from lipcompile.numbers.polynomial import Polynomial, Polynomials
+from lipcompile.numbers.polynomial import Polynomial, Polynomials, without_root
 from lipcompile.numbers.step import value
 from lipcompile.ops.record import (
     AnyOp,
@@ -92,7 +92,7 @@ def _step(loop: Loop, num: Numbers[N]) -> Step[N]:
             raise NotAffineError(f"`{node.name}` bounds the cotangent, copy by copy")
     domain = Polynomials(num, loop.name, loop.saturated)
     bounds = derive(body, domain)
-    norm = _polynomial(bounds.norm[body.output], f"the norm after `{body.output}`")
+    norm = _polynomial(without_root(bounds.norm[body.output]), f"the norm after `{body.output}`")
     if set(norm) - {0, 1}:
         raise NotAffineError(f"the norm after `{body.output}` grows faster than that of the input")
     lipschitz = bounds.cotangent[body.input.name]
@@ -100,7 +100,7 @@ def _step(loop: Loop, num: Numbers[N]) -> Step[N]:
         raise NotAffineError("the Lipschitz constant of a copy depends on the norm of its input")
     own = {name: k.squared() for name, k in bounds.gradient.items() if name not in loop.shared}
     shared = {name: k for name, k in bounds.gradient.items() if name in loop.shared}
-    numbers = [bounds.norm[body.output], lipschitz, *bounds.gradient.values()]
+    numbers = [without_root(bounds.norm[body.output]), lipschitz, *bounds.gradient.values()]
     return Step(
         norm=norm,
         lipschitz=lipschitz.constant,
@@ -177,7 +177,7 @@ def with_loop(graph: Graph, loop: Loop) -> Graph:
     """Return the graph with `loop` in place of the loop of its name."""
 
     def changed(node: Node) -> Node:
-        if node.name != loop.name:
+        if not is_loop(node) or node.attributes.name != loop.name:
             return node
         return replace(node, op=loop_op(loop), attributes=loop, site=replace(node.site, attributes=loop))
 
@@ -189,17 +189,17 @@ def with_count(graph: Graph, loop: Loop, count: int) -> Graph:
     return with_loop(graph, replace(loop, count=replace(loop.count, value=count)))
 
 
-def affine(loop: Loop) -> Loop | None:
-    """Return the loop with the side of minima that gives an affine step, None if neither does.
+def affine(loop: Loop) -> Loop:
+    """Return the loop with the side of minima that gives an affine step; raises NotAffineError if neither does.
 
     If both do, it is the growing side for a norm that never grows, else the saturated one.
     """
     growing, saturated = (replace(loop, saturated=side) for side in (GROWING, SATURATED))
     num = Certified()
-    try:
-        step = step_of(growing, num)
-    except NotAffineError:
-        return saturated if is_affine(saturated) else None
+    if not is_affine(growing):
+        step_of(saturated, num)
+        return saturated
+    step = step_of(growing, num)
     calm = step.linear and step.norm.get(1, num.of(0)).upper <= 1 + ROUNDING
     return growing if calm or not is_affine(saturated) else saturated
 

@@ -9,6 +9,7 @@ from lipcompile.diagnostics import Diagnostic, Severity
 from lipcompile.graph import Graph, Node
 from lipcompile.numbers import text
 from lipcompile.ops.normalisation import squared_slope
+from lipcompile.passes.loops import loops
 
 # The first digits of a code say which requirement an error breaks; what is not listed concerns the layers.
 _LOSS, _INPUT = "LIP21", "LIP20"
@@ -26,6 +27,9 @@ def examine(graph: Graph) -> Iterator[Diagnostic]:
     yield from _shared(graph)
     yield from _jumps(graph)
     yield from _steep_norms(graph)
+    for loop in loops(graph):
+        body = loop.attributes.body
+        yield from (*_shared(body), *_jumps(body), *_steep_norms(body))
 
 
 def requirements(graph: Graph | None, diagnostics: Sequence[Diagnostic]) -> Requirements:

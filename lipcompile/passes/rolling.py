@@ -12,10 +12,11 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from lipcompile.derivation import Unsolved
 from lipcompile.graph import Graph, Input, Node, Parameter
 from lipcompile.numbers import Count, Symbol
 from lipcompile.ops.record import Site
-from lipcompile.passes.loops import GROWING, Loop, affine, loop_op, loops, with_loop
+from lipcompile.passes.loops import GROWING, Loop, NotAffineError, affine, loop_op, loops, with_loop
 
 # Longer periods are not looked for: the search is linear in the nodes times this.
 LONGEST_PERIOD = 64
@@ -68,8 +69,11 @@ def stretches(graph: Graph) -> list[Stretch]:
     return found
 
 
-def rolled(graph: Graph) -> Graph:
-    """Return the graph with a loop in place of what stands at least twice in a row, loops in loops included."""
+def rolled(graph: Graph) -> tuple[Graph, tuple[Unsolved, ...]]:
+    """Return the graph with loops in place of what stands at least twice in a row, and what has no affine step.
+
+    Loops are put into loops. Longer periods than `LONGEST_PERIOD` stretches are not found.
+    """
     parts = stretches(graph)
     uses = _uses(graph)
     numbers: dict[Hashable, int] = {}
@@ -79,7 +83,7 @@ def rolled(graph: Graph) -> Graph:
     used = {name for node in nodes for name in node.parameters.values()}
     parameters = {name: p for name, p in {**graph.parameters, **rolling.stacked}.items() if name in used}
     found = replace(graph, nodes=tuple(nodes), parameters=parameters, output=rolling.output)
-    return _alone(found) if rolling.number == 1 else found
+    return _alone(found) if rolling.number == 1 else found, tuple(rolling.unsolved)
 
 
 def _alone(graph: Graph) -> Graph:
@@ -177,7 +181,9 @@ def _candidates(keys: Sequence[int]) -> Iterator[Run]:
 class _Rolling:
     """The rolled nodes of a graph under construction.
 
-    number: how many loops were found. stacked: the parameters of loops. output: the last value.
+    number: how many loops were found. stacked: the parameters of loops. unsolved: runs whose body has no affine
+    step.
+    output: the last value.
     """
 
     graph: Graph
@@ -185,6 +191,7 @@ class _Rolling:
     keys: Sequence[int]
     number: int = 0
     stacked: dict[str, Parameter] = field(default_factory=dict)
+    unsolved: list[Unsolved] = field(default_factory=list)
     output: str = ""
 
     def sequence(self, start: int, stop: int, source: str) -> list[Node]:
@@ -217,7 +224,7 @@ class _Rolling:
         """Return the loop that stands for a run, None if its body has no affine step."""
         before, stacked = self.number, dict(self.stacked)
         self.number += 1
-        name, symbol = f"repeat_{self.number}", f"T_{self.number}"
+        name, symbol = f"block_{self.number}", f"T_{self.number}"
         copies = [self.parts[i : i + run.period] for i in range(run.start, run.start + run.length, run.period)]
         body = self._body(run, name)
         names = tuple(tuple(node.name for stretch in copy for node in stretch) for copy in copies)
@@ -225,10 +232,13 @@ class _Rolling:
             p for copy in copies[1:] for stretch in copy for node in stretch for p in node.parameters.values()
         }
         shared = later.intersection(body.parameters)
-        loop = affine(Loop(name, body, Count(_copies(symbol, name), run.count), GROWING, names, frozenset(shared)))
-        if loop is None:
+        loop = Loop(name, body, Count(_copies(symbol, name), run.count), GROWING, names, frozenset(shared))
+        try:
+            return affine(loop)
+        except NotAffineError as error:
             self.number, self.stacked = before, stacked
-        return loop
+            self.unsolved.append(Unsolved(names, str(error)))
+            return None
 
     def _body(self, run: Run, name: str) -> Graph:
         """Return the first copy as a graph of its own."""

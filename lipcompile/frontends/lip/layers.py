@@ -26,11 +26,33 @@ UNIT = Constraint("spectral", Fraction(1))
 
 @dataclass(slots=True)
 class LayerLowering:
-    """Turns calls into nodes of `builder`."""
+    """Turns calls into nodes of `builder`.
+
+    closed: `share` labels on the other side of the border of a repetition whose count is open.
+    """
 
     builder: GraphBuilder
     options: ModelOptions
+    closed: set[str] = field(default_factory=set)
     _labelled: dict[str, Labelled] = field(default_factory=dict)
+
+    def inside(self, builder: GraphBuilder) -> LayerLowering:
+        """Return what lowers the body of such a repetition."""
+        return LayerLowering(builder, self.options, self.labels | self.closed)
+
+    @property
+    def labels(self) -> set[str]:
+        """The labels that the file gives."""
+        return {label for label in self._labelled if not label.startswith('"')}
+
+    def shared(self) -> set[str]:
+        """Return the parameters that have a label of the file."""
+        return {
+            f"{first.node}.{role}"
+            for label, first in self._labelled.items()
+            if label in self.labels
+            for role in first.choices
+        }
 
     def lower(self, call: ast.Call, current: Value, scope: Scope, target: str | None) -> Value:
         """Add the node of `call`, whose name is one of `registry.layers()`; raises `Problem`."""
@@ -117,6 +139,9 @@ class LayerLowering:
         self, label: str | None, op: AnyOp, own: dict[str, ParameterChoice], call: ast.Call
     ) -> dict[str, ParameterChoice]:
         """Let a layer with a `share` label use the parameters of the first layer that has it."""
+        if label in self.closed:
+            message = f"`{label}` is shared across the border of a repetition whose count is open"
+            raise Problem("LIP014", message, call.at, "give the count with --set, or use another label")
         if label is None or label not in self._labelled:
             return own
         first = self._labelled[label]
@@ -212,6 +237,9 @@ def operands_of(call: ast.Call, op: AnyOp, current: Value, scope: Scope) -> tupl
         if name.text not in scope.values:
             if name.text in scope.numbers:
                 break
+            if name.text in scope.hidden:
+                message = f"`{name.text}` stands outside of a repetition whose count is open"
+                raise Problem("LIP014", message, name.at, "give the count with --set: then every copy may read it")
             known = [*scope.values, *scope.numbers]
             raise Problem("LIP011", f"unknown name `{name.text}`", name.at, suggest(name.text, known))
         operands.append(scope.values[name.text])

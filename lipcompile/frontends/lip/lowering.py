@@ -13,9 +13,9 @@ from lipcompile.frontends.lip.layers import LayerLowering, operands_of, unknown_
 from lipcompile.frontends.lip.scope import Problem, Scope
 from lipcompile.frontends.losses import loss_attributes, unknown_loss
 from lipcompile.frontends.options import ModelOptions, parse_loss
-from lipcompile.graph import Graph, GraphBuilder, LossUse, Value
+from lipcompile.graph import Graph, GraphBuilder, LossUse, ParameterChoice, Value
 from lipcompile.names import is_derived
-from lipcompile.numbers import Scalar, Symbol, combine
+from lipcompile.numbers import Arithmetic, Count, Scalar, Symbol, combine, symbols_of
 from lipcompile.ops import LOSS_BY_NAME, OP_BY_NAME
 from lipcompile.ops.merge import CONCAT, MAXIMUM, MINIMUM, PRODUCT, SUM, Concat, Sum
 from lipcompile.ops.record import NoAttributes, Shape
@@ -23,6 +23,7 @@ from lipcompile.ops.registry import layers
 from lipcompile.ops.rules import feature_axis
 from lipcompile.ops.schema import Argument, ArgumentError, bind, suggest
 from lipcompile.ops.shape import Slice
+from lipcompile.passes.loops import GROWING, Loop, NotAffineError, affine, loop_op, loops
 
 # Merges of branches that take no arguments and no weights.
 _MERGES = {op.name: op for op in (PRODUCT, MAXIMUM, MINIMUM)}
@@ -49,6 +50,7 @@ class _Lowering:
     layers: LayerLowering = field(init=False)
     loss: LossUse | None = None
     nesting: int = 0
+    repeats: int = 0
 
     def __post_init__(self) -> None:
         self.layers = LayerLowering(self.builder, self.options)
@@ -189,11 +191,53 @@ class _Lowering:
         return self.layers.lower(call, current, scope, target)
 
     def _repeat(self, layer: ast.Repeat, current: Value, scope: Scope) -> Value:
+        if isinstance(scope.scalar(layer.count), Symbol | Arithmetic):
+            return self._open_repeat(layer, current, scope)
         count = scope.integer(layer.count, "a repeat count")
         for step in range(count):
             inner = replace(scope, path=(*scope.path, f"repeat@{layer.at.line}:{step}"))
             current = self._body(layer.body, current, inner)
         return current
+
+    def _open_repeat(self, layer: ast.Repeat, current: Value, scope: Scope) -> Value:
+        """Lower the body once, to a graph of its own, and stand a loop for its copies."""
+        if current.shape is None:
+            return POISONED
+        self.repeats += 1
+        name, count = f"repeat_{self.repeats}", scope.scalar(layer.count)
+        body, shared = self._copy(layer, name, current.shape, scope)
+        if body is None:
+            return POISONED
+        if body.shape(body.output) != current.shape:
+            message = f"one copy makes {list(body.shape(body.output))} of {list(current.shape)}"
+            raise Problem("LIP014", f"{message}, so that the next copies differ", layer.at, _give(count))
+        try:
+            loop = affine(Loop(name, body, Count(count, None), GROWING, (), shared))
+        except NotAffineError as error:
+            message = f"the bounds have no closed form in the number of copies: {error}"
+            raise Problem("LIP014", message, layer.at, _give(count)) from None
+        choices = {role: ParameterChoice(p.constraint, p.trainable) for role, p in body.parameters.items()}
+        return self.builder.add(
+            loop_op(loop), loop, [current], name=name, location=layer.at, parameters=choices, scope=scope.path
+        )
+
+    def _copy(
+        self, layer: ast.Repeat, name: str, shape: Shape, scope: Scope
+    ) -> tuple[Graph | None, frozenset[str]]:
+        """Return one copy as a graph, and those of its parameters that all copies share."""
+        outside, layers = self.builder, self.layers
+        self.builder = GraphBuilder(name, outside.diagnostics)
+        self.layers = layers.inside(self.builder)
+        entry = self.builder.input("entry", shape, None, trusted=False, location=layer.at)
+        hidden = replace(scope, values={}, hidden=scope.hidden | set(scope.values), path=(*scope.path, name))
+        output = self._body(layer.body, entry, hidden)
+        body = self.builder.finish(output, None)
+        shared = self.layers.shared()
+        if body is not None:
+            shared |= {node.parameters[role] for node in loops(body) for role in node.attributes.shared}
+        layers.closed |= self.layers.labels | self.layers.closed
+        self.builder, self.layers = outside, layers
+        return body, frozenset(shared)
 
     def _block(self, call: ast.Call, current: Value, scope: Scope) -> Value:
         """Lower a block's body with its parameters bound; it sees no names of its caller."""
@@ -291,6 +335,10 @@ class _Lowering:
             )
             for name, part in zip(targets, slices, strict=True)
         ]
+
+
+def _give(count: Scalar) -> str:
+    return f"give the count: --set {next(symbols_of(count)).name}=12"
 
 
 def _check_free(name: ast.Name) -> None:

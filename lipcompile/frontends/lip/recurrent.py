@@ -169,7 +169,7 @@ def lower(layers: LayerLowering, call: ast.Call, current: Value, scope: Scope, t
     gates, cell = CELLS[call.name.text]
     net = Unrolling(layers, ast.Call(call.name, tuple(arguments)), scope, target or call.name.text, record.width)
     x = net.dense("input", operands[0], gates, None if label is None else f"{label}.input")
-    own = f"{x.name if label is None else label}.state"
+    own = f'"{x.name}".state' if label is None else f"{label}.state"  # no label of a file has quotes
     states: list[State] = []
     for step in range(steps):
         now = replace(net, time=str(step))

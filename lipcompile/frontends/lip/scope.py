@@ -23,12 +23,16 @@ class Problem(Exception):  # noqa: N818
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What names mean at one point of a model. Inner scopes see outer names, never the other way round."""
+    """What names mean at one point of a model. Inner scopes see outer names, never the other way round.
+
+    hidden: tensors outside of a repetition whose count is open: its copies see what the copy before hands on.
+    """
 
     numbers: Mapping[str, Scalar] = field(default_factory=dict)
     values: Mapping[str, Value] = field(default_factory=dict)
     frozen: bool = False
     path: tuple[str, ...] = ()
+    hidden: frozenset[str] = frozenset()
 
     def with_value(self, name: str, value: Value) -> Scope:
         """Return the scope in which `name` is a tensor."""
