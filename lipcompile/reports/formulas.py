@@ -15,8 +15,12 @@ from sympy.printing.str import StrPrinter
 # Enough digits for any double at any number of decimals that is asked for.
 _EXACT = decimal.Context(prec=1200, rounding=decimal.ROUND_CEILING)
 _DIGITS, _LONGEST = 7, 400
+# So many terms take more than `_LONGEST` characters. Sums of more terms are not sorted for the eye.
+_MOST_TERMS = 128
 _SHORT = decimal.Context(prec=_DIGITS, rounding=decimal.ROUND_CEILING)
 _SMALLEST_FIXED, _LARGEST_FIXED = 1e-4, 1e9
+
+UNKNOWN = "\N{EN DASH}"
 
 # What a formula that is laid out has in place of parts that are too long.
 ELLIPSIS = Symbol("⋯", positive=True)
@@ -47,19 +51,34 @@ class _Text(StrPrinter):  # type: ignore[misc]
 @lru_cache(maxsize=4096)
 def text(expression: Any) -> str:
     """Return a formula on one line, in Python's notation: `3*L*X_0`, `sqrt(2)*X_0`."""
-    return str(_Text().doprint(expression))
+    return str(_Text(_order(expression)).doprint(expression))
 
 
 @lru_cache(maxsize=4096)
 def legible(expression: Any) -> str:
     """Return a formula for the eye: constants of many digits are rounded up to seven, a very long one is cut."""
-    shown = text(rounded(expression))
+    shown = text(rounded(_beginning(expression)))
     return shown if len(shown) <= _LONGEST else f"{shown[: _LONGEST - 1]}…"
+
+
+def _beginning(expression: Any) -> Any:
+    """Return a formula whose long sums end after more terms than are shown."""
+    long = {total: Add(*total.args[:_MOST_TERMS], evaluate=False) for total in _long_sums(expression)}
+    return expression.xreplace(long) if long else expression
+
+
+def _long_sums(expression: Any) -> list[Any]:
+    return [total for total in expression.atoms(Add) if len(total.args) > _MOST_TERMS]
+
+
+def _order(expression: Any) -> dict[str, str]:
+    """Return the setting of printers that keeps terms as they are stored where sorting costs more than printing."""
+    return {"order": "none"} if _long_sums(expression) else {}
 
 
 def rounded(expression: Any) -> Any:
     """Return a formula in which constants of many digits are rounded up to seven."""
-    long = {atom: _rounded(atom) for atom in expression.atoms(Rational) if _digits(atom) >= _DIGITS}
+    long = {atom: _rounded(atom) for atom in expression.atoms(Rational) if _digits(atom) > _DIGITS}
     return expression.xreplace(long) if long else expression
 
 
@@ -95,7 +114,7 @@ def _digits(number: Any) -> int:
 @lru_cache(maxsize=4096)
 def latex(expression: Any) -> str:
     """Return a formula in LaTeX, without math delimiters."""
-    return str(_Latex().doprint(expression))
+    return str(_Latex(_order(expression)).doprint(expression))
 
 
 def round_up(value: float, digits: int = 7) -> str:
@@ -110,6 +129,20 @@ def round_up(value: float, digits: int = 7) -> str:
     mantissa = _EXACT.scaleb(exact, -exact.adjusted())
     rounded = _EXACT.quantize(mantissa, Decimal(1).scaleb(-digits))
     return f"{_EXACT.scaleb(rounded, exact.adjusted()):.{digits}e}"
+
+
+def up(number: float | None, digits: int = 7) -> str:
+    """Return a number rounded up, or a dash where it is unknown."""
+    return UNKNOWN if number is None else round_up(number, digits)
+
+
+def percent(share: float | None) -> str:
+    """Return a share between 0 and 1 in per cent, to two digits: for the eye, not a bound."""
+    if share is None:
+        return UNKNOWN
+    if 0 < share < 0.001:
+        return "<0.1%"
+    return f"{100 * share:.0f}%" if share >= 0.0995 else f"{100 * share:.1f}%"
 
 
 def count(number: int) -> str:
