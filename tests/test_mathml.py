@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
+from itertools import pairwise
 from typing import Any
 
 import pytest
 from sympy import Eq, Function, ImmutableMatrix, Max, Min, Piecewise, Rational, Symbol, exp, oo, sqrt
 
 from lipcompile.numbers.symbolic import MaxOver
+from lipcompile.reports.formulas import concise
 from lipcompile.reports.mathml import mathml
 
 
@@ -86,3 +88,13 @@ def test_names_are_escaped() -> None:
 )
 def test_whatever_is_printed_is_well_formed(expression: Any) -> None:
     assert tree(expression).tag == "math"
+
+
+def test_what_is_left_out_of_a_sum_is_said_once() -> None:
+    """Twenty terms of six operations each are too long: some end, some go, and no ⋯ stands beside another."""
+    letters = [symbol(f"x{i}") for i in range(21)]
+    shown = words(concise(sum(3 * a**2 * (a * b + 2) ** 2 for a, b in pairwise(letters))))
+    terms = shown.replace("(", "").replace(")", "").split("+")
+    assert shown.count("⋯") > 1
+    assert all(term.count("⋯") <= 1 for term in terms)
+    assert terms.count("⋯") == 1

@@ -7,7 +7,7 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
-from sympy import Add, Float, Max, Min, Mul, Rational, Symbol, Tuple, default_sort_key
+from sympy import Add, Float, Max, Min, Mul, Pow, Rational, Symbol, Tuple, default_sort_key
 from sympy.logic.boolalg import Boolean
 from sympy.printing.latex import LatexPrinter
 from sympy.printing.str import StrPrinter
@@ -24,6 +24,7 @@ UNKNOWN = "\N{EN DASH}"
 
 # What a formula that is laid out has in place of parts that are too long.
 ELLIPSIS = Symbol("⋯", positive=True)
+_OF_MANY = (Add, Mul, Max, Min)
 _MOST_OPERATIONS, _MOST_OPERANDS = 100, 8
 
 
@@ -97,10 +98,18 @@ def _abridged(expression: Any, operations: int) -> Any:
     if operations < 1:
         return ELLIPSIS
     args = expression.args
-    if isinstance(expression, Add | Mul | Max | Min) and len(args) > _MOST_OPERANDS:
+    if isinstance(expression, _OF_MANY) and len(args) > _MOST_OPERANDS:
         args = (*sorted(args, key=default_sort_key)[:_MOST_OPERANDS], ELLIPSIS)
-    kept = [_abridged(arg, operations // len(args)) for arg in args]
-    return expression.func(*kept, **({} if isinstance(expression, Tuple) else {"evaluate": False}))
+    return _joined(expression, [_abridged(arg, operations // len(args)) for arg in args])
+
+
+def _joined(expression: Any, args: list[Any]) -> Any:
+    """Return `expression` of other operands: ⋯ stands once for all that are left out, and for powers of itself."""
+    if isinstance(expression, _OF_MANY):
+        args = [arg for arg in args if arg != ELLIPSIS] + [ELLIPSIS] * (ELLIPSIS in args)
+    if args[0] == ELLIPSIS and isinstance(expression, (*_OF_MANY, Pow)):
+        return ELLIPSIS
+    return expression.func(*args, **({} if isinstance(expression, Tuple) else {"evaluate": False}))
 
 
 def _rounded(number: Any) -> Any:
