@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from sympy import Symbol
 
 from lipcompile.numbers import text as scalar_text
 from lipcompile.reports.console import printable
-from lipcompile.reports.formulas import concise, count, dimensions, round_up
+from lipcompile.reports.formulas import concise, count, dimensions, percent, up
 from lipcompile.reports.mathml import mathml
 
-_UNKNOWN = "\N{EN DASH}"
+_CODE = re.compile("`([^`]+)`")
 
 
 @lru_cache(maxsize=1)
@@ -29,7 +30,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     own = {"count": count, "dimensions": dimensions, "exact": scalar_text, "math": math}
-    made.filters |= {**own, "percent": percent, "symbol": symbol, "up": up}
+    made.filters |= {**own, "percent": percent, "prose": prose, "symbol": symbol, "up": up}
     return made
 
 
@@ -43,20 +44,11 @@ def math(expression: Any) -> Markup:
     return Markup(mathml(concise(expression)))
 
 
+def prose(text: str) -> Markup:
+    """Return a sentence as markup: what stands between backticks is code."""
+    return Markup(_CODE.sub(r"<code>\1</code>", escape(printable(text))))
+
+
 def symbol(name: str) -> Markup:
     """Return a name that formulas use as MathML."""
     return Markup(mathml(Symbol(name)))
-
-
-def up(number: float | None, digits: int = 7) -> str:
-    """Return a number rounded up, or a dash where it is unknown."""
-    return _UNKNOWN if number is None else round_up(number, digits)
-
-
-def percent(share: float | None) -> str:
-    """Return a share between 0 and 1 in per cent, to two digits: for the eye, not a bound."""
-    if share is None:
-        return _UNKNOWN
-    if 0 < share < 0.001:
-        return "<0.1%"
-    return f"{100 * share:.0f}%" if share >= 0.0995 else f"{100 * share:.1f}%"

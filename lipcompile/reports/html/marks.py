@@ -9,8 +9,7 @@ from lipcompile.derivation import Analysis, Bound
 from lipcompile.graph import Input
 from lipcompile.numbers import text as scalar_text
 from lipcompile.reports.document import Document, shares
-from lipcompile.reports.formulas import count, dimensions, round_up, text
-from lipcompile.reports.html.environment import percent
+from lipcompile.reports.formulas import count, dimensions, percent, round_up, text
 from lipcompile.reports.html.flat import Part
 from lipcompile.reports.html.layout import Row
 
