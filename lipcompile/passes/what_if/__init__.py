@@ -23,7 +23,8 @@ __all__ = ["Change", "Progress", "Share", "changes", "dominating"]
 # Told after each candidate: its place, how many are done, and of how many.
 Progress = Callable[[str, int, int], None]
 
-_MOST = 12
+# Changes of scale are many and do much: they are not to push those of structure out.
+_MOST, _MOST_OF_A_KIND = 12, 6
 # Changes of less than that are rounding.
 _ROUNDING = 1e-6
 # Nodes to derive for single places in all, and how many places a family may try at least.
@@ -49,7 +50,7 @@ class Change:
 
 
 def changes(graph: Graph, progress: Progress | None = None) -> tuple[Change, ...]:
-    """Return the changes that make the total smaller, the most effective first, at most twelve.
+    """Return the changes that make the total smaller, the most effective first: at most twelve, six of a kind.
 
     Of changes that several places allow there are two: all of them together, and the best single one. Nothing is
     returned where the total is not known, as without an input norm or a loss.
@@ -59,7 +60,15 @@ def changes(graph: Graph, progress: Progress | None = None) -> tuple[Change, ...
         return ()
     subject = Subject(graph, _relative(before), before.loss_lipschitz.upper)
     found = _tried(_plan(subject), _Trial(graph, before.total, progress))
-    return tuple(sorted(found, key=lambda change: change.factor)[:_MOST])
+    return _best(sorted(found, key=lambda change: change.factor))
+
+
+def _best(ranked: Sequence[Change]) -> tuple[Change, ...]:
+    kept: list[Change] = []
+    for change in ranked:
+        if sum(other.kind == change.kind for other in kept) < _MOST_OF_A_KIND:
+            kept.append(change)
+    return tuple(kept[:_MOST])
 
 
 def _is_known(total: Interval) -> bool:

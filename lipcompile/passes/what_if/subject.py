@@ -60,7 +60,7 @@ class Subject:
         return found
 
     def trained(self, *arguments: str) -> Iterator[tuple[Node, list[tuple[Parameter, ParameterRule[Any]]]]]:
-        """Yield the trained parameters whose constraints these arguments declare, with the first node to use them."""
+        """Yield the trained parameters that these arguments constrain, with the first node that uses them."""
         found: dict[str, list[tuple[Parameter, ParameterRule[Any]]]] = {}
         for name, parameter in self.graph.parameters.items():
             owner = self.owners[name]
