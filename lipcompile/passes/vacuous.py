@@ -9,8 +9,8 @@ from lipcompile.derivation import Analysis
 from lipcompile.diagnostics import Diagnostic, Severity
 from lipcompile.passes.shares import dominating
 
-# Times L·max(1, X_0), the bound of a weight or bias between layers of gain 1. With noise multiplier 1 and batches of
-# 10⁴, noise at this bound has on every entry of the gradient a deviation of 10⁶/10⁴ = 100 times that; 10⁴ steps
+# Times L·max(1, X_0), the bound of a weight or bias between layers of gain 1. With noise multiplier 1 and batches
+# of 10⁴, noise at this bound has on every entry of the gradient a deviation of 10⁶/10⁴ = 100 times that; 10⁴ steps
 # average it down to once, on each of very many entries. See docs/what-if.md.
 LARGEST_USEFUL = 1e6
 _HELP = "`lipcompile report MODEL -o report.html` ranks the changes that make it smaller"
