@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from markupsafe import Markup
 
+from lipcompile.numbers import text as scalar_text
 from lipcompile.reports.document import Document
-from lipcompile.reports.formulas import count, text
+from lipcompile.reports.formulas import count
 from lipcompile.reports.html.environment import environment
 from lipcompile.reports.html.layout import Bracket, Lane, Layout, layout
 from lipcompile.reports.html.marks import Mark, marks
@@ -17,19 +17,20 @@ from lipcompile.reports.html.marks import Mark, marks
 # Distances in CSS pixels: rows, lanes, the width of all lanes at most, what stands around the drawing.
 _ROW, _LANE, _LANES, _EDGE = 44.0, 14.0, 168.0, 20.0
 _RADIUS, _INSET = 7.0, 5.0
-# Widths of an average letter of the two lines of a row, and of the number of copies at the right.
-_LETTER, _SMALL_LETTER, _COPIES = 8.0, 6.9, 56.0
+# Widths of an average letter of the two lines of a row.
+_LETTER, _SMALL_LETTER = 8.0, 6.9
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The box around rows that stand for several copies."""
+    """The box around rows that stand for several copies; `end` is where its label ends."""
 
     x: float
     y: float
     width: float
     height: float
     label: str
+    end: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +58,14 @@ def place(found: Layout, said: Sequence[Mark]) -> Drawing:
     """Give rows, frames and edges their coordinates. There is one mark a row, and one more for the loss."""
     step = min(_LANE, _LANES / found.columns) if found.columns else 0.0
     x = _EDGE + found.columns * step + _RADIUS
-    width = x + max(_width(mark) for mark in said) + (_COPIES if found.brackets else 0.0)
+    slot = max((_EDGE + len(_label(bracket)) * _LETTER for bracket in found.brackets), default=0.0)
+    slots = max((bracket.depth + 1 for bracket in found.brackets), default=0)
+    width = x + max(map(_width, said)) + slots * slot
     ends = [*found.straight, (len(said) - 2, len(said) - 1)]
     paths = [f"M{x:g} {_y(start):g}V{_y(end):g}" for start, end in ends]
     for lane in found.lanes:
         paths += _curves(lane, x, x - _RADIUS - (lane.column + 1) * step)
-    frames = tuple(_frame(bracket, width) for bracket in found.brackets)
+    frames = tuple(_frame(bracket, width, slot) for bracket in found.brackets)
     return Drawing(
         width,
         _y(len(said) - 1) + _EDGE,
@@ -96,11 +99,14 @@ def _into(x: float, side: float, row: int) -> str:
     return f"C{side:g} {_y(row) - half + bend:g} {x:g} {_y(row) - bend:g} {x:g} {_y(row):g}"
 
 
-def _frame(bracket: Bracket, width: float) -> Frame:
+def _frame(bracket: Bracket, width: float, slot: float) -> Frame:
+    """Return the box of a bracket; labels of boxes in one another stand side by side, `slot` apart."""
     inset = 2.0 + bracket.depth * _INSET
     top, bottom = _y(bracket.first) - _ROW / 2 + inset, _y(bracket.last) + _ROW / 2 - inset
-    return Frame(inset, top, width - 2 * inset, bottom - top, f"× {_count(bracket.count)}")
+    end = width - _INSET - 8.0 - bracket.depth * slot
+    return Frame(inset, top, width - 2 * inset, bottom - top, _label(bracket), end)
 
 
-def _count(copies: Any) -> str:
-    return count(copies) if isinstance(copies, int) else text(copies)
+def _label(bracket: Bracket) -> str:
+    copies = bracket.count
+    return f"× {count(copies) if isinstance(copies, int) else scalar_text(copies)}"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from lipcompile.graph import Graph, Node
+from lipcompile.numbers import Scalar
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Body:
 
     first: int
     stop: int
-    count: Any
+    count: int | Scalar
 
 
 @dataclass(slots=True)

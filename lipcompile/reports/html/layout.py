@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from lipcompile.derivation import Block
 from lipcompile.graph import Graph
+from lipcompile.numbers import Scalar
 from lipcompile.reports.html.flat import Flat, Part, flat
 
 # The most rows that are drawn of a graph.
@@ -34,7 +34,7 @@ class Bracket:
 
     first: int
     last: int
-    count: Any
+    count: int | Scalar
     depth: int = 0
 
 
@@ -118,7 +118,7 @@ def _found_brackets(blocks: Iterable[Block], rows: Sequence[Row]) -> Iterator[Br
     for block in blocks:
         inside = [index for name in block.layers[0] for index in place.get(name, ())]
         if inside:
-            yield Bracket(min(inside), max(inside), block.repeats)
+            yield Bracket(min(inside), max(inside), len(block.layers))
 
 
 def _open_brackets(whole: Flat, place: Mapping[str, int]) -> Iterator[Bracket]:
