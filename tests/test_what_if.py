@@ -23,8 +23,9 @@ from lipcompile.ops.record import Constraint, NoAttributes
 from lipcompile.passes import what_if
 from lipcompile.passes.shares import dominating
 from lipcompile.passes.what_if import Change, changes
-from lipcompile.passes.what_if.edit import rebuild
+from lipcompile.passes.what_if.edit import Patch, applied, rebuild
 from lipcompile.pipeline import check, load
+from tests.attacks.graphs import random_graph
 from tests.networks import Network, certified
 from tests.test_bounds import bounded_logits
 
@@ -390,6 +391,30 @@ def test_the_output_keeps_its_shape() -> None:
     net = Network((1, 6, 6))
     net.conv(2)
     assert strided(net.finish(loss=None)) is None
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_changed_graphs_are_well_typed(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random graphs with ops of all families: sites and parameters have the shapes that the rules give."""
+
+    def checked(graph: Graph, patch: Patch) -> Graph | None:
+        changed = applied(graph, patch)
+        if changed is not None:
+            assert_typed(changed)
+        return changed
+
+    monkeypatch.setattr(what_if, "applied", checked)
+    assert all(change.factor < 1 for change in changes(random_graph(seed)))
+
+
+def assert_typed(graph: Graph) -> None:
+    graph.verify()
+    for node in graph.nodes:
+        assert node.site.inputs == tuple(graph.shape(operand) for operand in node.inputs)
+        assert node.op.shape(node.attributes, node.site.inputs) == node.shape
+        for role, name in node.parameters.items():
+            shape = node.op.parameter(role).shape(node.attributes, node.site.inputs)
+            assert graph.parameters[name].shape == shape
 
 
 # Against the changed model, written out

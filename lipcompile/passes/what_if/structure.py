@@ -52,8 +52,7 @@ def families(subject: Subject) -> Iterator[Family]:
         yield Family(summary, [edit for node in subject.nodes for edit in found(node)])
 
 
-def _replaced(node: Node, op: AnyOp, attributes: Any, text: str) -> Edit:
-    kind: Kind = "scale" if node.op.name in _SUMS else "structure"
+def _replaced(node: Node, op: AnyOp, attributes: Any, text: str, kind: Kind = "structure") -> Edit:
     return Edit(kind, node.name, text, Patch(nodes={node.name: (op, attributes)}))
 
 
@@ -110,7 +109,8 @@ def _averaged(node: Node) -> Iterator[Edit]:
     op, attributes = OP_BY_NAME[_AVERAGES[node.op.name]], node.attributes
     if isinstance(attributes, Pool):
         attributes = AveragePool(**{f.name: getattr(attributes, f.name) for f in fields(attributes)})
-    yield _replaced(node, op, attributes, f"{op.name} in place of {node.op.name}")
+    kind: Kind = "scale" if node.op.name in _SUMS else "structure"
+    yield _replaced(node, op, attributes, f"{op.name} in place of {node.op.name}", kind)
 
 
 # Layers without windows
