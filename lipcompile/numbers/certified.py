@@ -44,7 +44,7 @@ class Interval:
     def __mul__(self, other: Interval | int) -> Interval:
         right = _ends(other)
         # Unknown means finite but unknown, so zero times unknown is zero (the library says [-∞, ∞]).
-        return Interval(_IV.mpf(0)) if self.ends == 0 or right == 0 else Interval(self.ends * right)
+        return Interval(_IV.zero) if _is_zero(self.ends) or _is_zero(right) else Interval(self.ends * right)
 
     __rmul__ = __mul__
 
@@ -59,9 +59,6 @@ class Interval:
         """The smallest double not below the interval; infinite where the number is unknown."""
         return _round_up(self.ends._mpi_[1])
 
-
-# Numbers of more or fewer binary digits are larger than all doubles, or smaller than all but 0.
-_LARGEST_EXPONENT, _SMALLEST_EXPONENT = 1024, -1074
 
 UNKNOWN = Interval(_IV.mpf([0, "inf"]))
 
@@ -164,6 +161,11 @@ def _is_one(number: Interval) -> bool:
     return bool(number.ends.a == 1 and number.ends.b == 1)
 
 
+def _is_zero(ends: Any) -> bool:
+    """Whether a number is exactly 0; comparing tuples is faster than comparing intervals."""
+    return bool(ends == 0 if isinstance(ends, int) else ends._mpi_ == _IV.zero._mpi_)
+
+
 def _ends(x: Interval | int) -> Any:
     return x if isinstance(x, int) else x.ends
 
@@ -172,13 +174,10 @@ def _round_up(number: tuple[int, int, int, int]) -> float:
     sign, mantissa, exponent, bits = number
     if mantissa == 0:
         return math.inf if exponent else 0.0  # mpmath writes the infinities with a zero mantissa
-    if exponent + bits > _LARGEST_EXPONENT:
-        return math.inf
-    if exponent + bits < _SMALLEST_EXPONENT:  # as a fraction it might not fit into memory
-        return 0.0 if sign else math.ulp(0.0)
-    exact = Fraction((-1) ** sign * int(mantissa)) * Fraction(2) ** exponent
+    signed = -int(mantissa) if sign else int(mantissa)
+    # What no double holds: binary digits after the 53rd, and those of less than the least double.
+    excess = max(bits - 53, -1074 - exponent, 0)
     try:
-        nearest = float(exact)
+        return math.ldexp(-(-signed >> excess), exponent + excess)
     except OverflowError:
         return math.inf
-    return nearest if nearest == exact or Fraction(nearest) > exact else math.nextafter(nearest, math.inf)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 import sympy
@@ -16,6 +17,8 @@ from lipcompile.numbers.step import Count, Step, changed
 
 # Above this many operations a named quantity is bound to its name instead of being written out.
 LONGEST_INLINE = 8
+# So is one with a number of more binary digits: those of 2^n would take time and space quadratic in n.
+LONGEST_NUMBER = 128
 
 
 class MaxOver(sympy.Function):  # type: ignore[misc]
@@ -111,8 +114,8 @@ class Symbolic:
         return Formula(sympy.oo)
 
     def let(self, name: str, value: Formula, meaning: str) -> Formula:
-        """Bind `value` to `name` if writing it out would take more than `longest` operations."""
-        if value.expression.count_ops() <= self.longest:
+        """Bind `value` to `name` if it has more than `longest` operations, or a number of many digits."""
+        if not _is_long(value.expression, self.longest):
             return value
         self.definitions[name] = Definition(name, meaning, expression=value.expression)
         return Formula(_symbol(name))
@@ -182,6 +185,14 @@ _OPERATIONS: dict[str, Callable[[Formula, Formula], Formula]] = {
     "*": lambda a, b: a * b,
     "/": lambda a, b: a / b,
 }
+
+
+@lru_cache(maxsize=1024)
+def _is_long(expression: Any, longest: int) -> bool:
+    if expression.count_ops() > longest:
+        return True
+    numbers = expression.atoms(sympy.Rational)
+    return any(max(abs(x.p), x.q).bit_length() > LONGEST_NUMBER for x in numbers)
 
 
 def _sum(terms: Sequence[Any]) -> Any:

@@ -55,7 +55,7 @@ def _table_in(part: RenderableType) -> Table | None:
 
 
 def _aligned(rows: Table, indent: str) -> Iterator[str]:
-    """Yield the lines of a table of one-line cells as rich lays it out where nothing wraps, in a tenth of its time."""
+    """Yield the lines of a table, laid out as rich does it where nothing wraps, in a tenth of its time."""
     columns = [
         [_plain_cell(cell) for cell in ((column.header, *column.cells) if rows.show_header else column.cells)]
         for column in rows.columns

@@ -73,7 +73,7 @@ def _long_sums(expression: Any) -> list[Any]:
 
 
 def _order(expression: Any) -> dict[str, str]:
-    """Return the setting of printers that keeps terms as they are stored where sorting costs more than printing."""
+    """Return the setting of printers that keeps the order of long sums: sorting costs more than printing."""
     return {"order": "none"} if _long_sums(expression) else {}
 
 
@@ -121,9 +121,13 @@ def _digits(number: Any) -> int:
 
 
 @lru_cache(maxsize=4096)
-def latex(expression: Any) -> str:
-    """Return a formula in LaTeX, without math delimiters."""
-    return str(_Latex(_order(expression)).doprint(expression))
+def latex(expression: Any, *, long_fractions: bool = True) -> str:
+    """Return a formula in LaTeX, without math delimiters.
+
+    Without `long_fractions`, part of a long numerator is written behind a fraction.
+    """
+    ratio = {} if long_fractions else {"long_frac_ratio": 2}
+    return str(_Latex({**_order(expression), **ratio}).doprint(expression))
 
 
 def round_up(value: float, digits: int = 7) -> str:
