@@ -97,6 +97,11 @@ class Privacy:
     curves: tuple[Curve, ...]
     target: float | None = None
 
+    def rows(self) -> list[tuple[int, tuple[float | None, ...]]]:
+        """Return the curves as a table: steps, and ε by each accountant, None where it has no answer."""
+        found = [dict(curve.points) for curve in self.curves]
+        return [(steps, tuple(points.get(steps) for points in found)) for steps in sorted(set().union(*found))]
+
 
 PRIVACY_HINT = (
     "--noise-multiplier, --sampling-rate, --steps and --delta, or the model's `train` block, give the curve"

@@ -1,0 +1,75 @@
+"""Long formulas in pieces: what occurs twice, and what is too long to be written at once, gets a name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+from sympy import Add, Dummy, Symbol, cse
+
+from lipcompile.reports.formulas import concise, rounded
+
+# Formulas of more operations are taken apart; parts of fewer are not worth a name.
+LONGEST_WHOLE, _SHORTEST_PART = 12, 3
+# In longer ones nobody looks for what occurs twice.
+_LONGEST_SHARED = 1000
+# A sum below a root cannot be broken into lines.
+_LONGEST_BELOW_ROOT = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """A formula over names of parts; each part rests on earlier ones only."""
+
+    whole: Any
+    parts: tuple[tuple[Any, Any], ...] = ()
+
+
+def is_short(expression: Any) -> bool:
+    """Whether a formula can stand in a line of text."""
+    return bool(expression.count_ops() <= LONGEST_WHOLE)
+
+
+def pieces(expression: Any) -> Pieces:
+    """Take a formula apart. Constants are rounded up; what is still too long is left out as by `concise`."""
+    if is_short(expression):
+        return Pieces(rounded(expression))
+    shown = rounded(expression) if expression.count_ops() <= _LONGEST_SHARED else concise(expression)
+    # What a maximum runs over means nothing outside of it.
+    bound = [symbol for symbol in shown.free_symbols if symbol.is_integer]
+    found, [whole] = cse([shown], symbols=_temporary(), ignore=bound)
+    parts: dict[Any, Any] = {}
+    trivial: dict[Any, Any] = {}
+    for name, part in found:
+        written = part.xreplace(trivial)
+        (trivial if written.count_ops() < _SHORTEST_PART else parts)[name] = written
+    whole = whole.xreplace(trivial)
+    for root, name in zip(sorted(whole.find(_is_long_root), key=str), _temporary(), strict=False):
+        parts[name] = root.base
+        whole = whole.xreplace({root.base: name})
+    return _named(concise(whole), {name: concise(part) for name, part in parts.items()})
+
+
+def _temporary() -> Iterator[Any]:
+    while True:
+        yield Dummy(positive=True)
+
+
+def _named(whole: Any, parts: dict[Any, Any]) -> Pieces:
+    """Give parts names that the formula does not have for anything else."""
+    taken = {symbol.name for expression in (whole, *parts.values()) for symbol in expression.free_symbols}
+    free = (name for name in map("c_{}".format, count(1)) if name not in taken)
+    names = {old: Symbol(next(free), positive=True) for old in parts}
+    return Pieces(whole.xreplace(names), tuple((names[old], part.xreplace(names)) for old, part in parts.items()))
+
+
+def _is_long_root(part: Any) -> bool:
+    return bool(
+        part.is_Pow
+        and part.exp.is_Rational
+        and not part.exp.is_Integer
+        and isinstance(part.base, Add)
+        and part.base.count_ops() > _LONGEST_BELOW_ROOT
+    )

@@ -1,0 +1,124 @@
+"""Templates of documents that are no HTML: what they write is escaped, except what is marked as `Raw`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from sympy import Symbol
+
+from lipcompile import __version__
+from lipcompile.derivation import Bound
+from lipcompile.numbers import text as scalar_text
+from lipcompile.reports import wording
+from lipcompile.reports.book import Book
+from lipcompile.reports.console import printable
+from lipcompile.reports.document import PRIVACY_HINT, Document, Rows
+from lipcompile.reports.formulas import count, dimensions, percent, up
+from lipcompile.reports.html.findings import findings
+from lipcompile.reports.pieces import Pieces, pieces
+
+# So many names of a list are written.
+_MOST_NAMES = 12
+
+
+class Raw(str):
+    """Text in the language of the document, which is written as it is."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Language:
+    """How a language writes what is not its own.
+
+    escape: any text. name: that of a layer or parameter. formula: a short one, in a line. at_most: a formula and
+    its number. reference: to a long formula by its number. entry: a long formula with its number, in lines.
+    syntax: of the template, as jinja2 calls it.
+    """
+
+    template: str
+    escape: Callable[[str], str]
+    name: Callable[[str], str]
+    formula: Callable[[Any], str]
+    at_most: Callable[[str, str], str]
+    reference: Callable[[int], str]
+    entry: Callable[[int, Pieces], list[str]]
+    syntax: Mapping[str, Any] = field(default_factory=dict)
+
+
+def fill(language: Language, document: Document) -> str:
+    """Return the text of the document; names in its sentences stand between backticks."""
+    book = Book()
+    environment = Environment(
+        loader=PackageLoader("lipcompile.reports"),
+        autoescape=False,
+        undefined=StrictUndefined,
+        finalize=lambda value: value if isinstance(value, Raw) else _prose(printable(str(value)), language),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        **language.syntax,
+    )
+    environment.filters |= {**_filters(language), **_formulas(language, book)}
+    return environment.get_template(language.template).render(
+        book=book,
+        document=document,
+        findings=list(findings(document.diagnostics.shown, document.derivation.source)),
+        privacy_hint=PRIVACY_HINT,
+        version=__version__,
+        wording=wording,
+    )
+
+
+def _filters(language: Language) -> dict[str, Callable[..., str]]:
+    return {
+        "copies": lambda number: f" × {count(number)}" if number > 1 else "",
+        "count": count,
+        "dimensions": dimensions,
+        "exact": scalar_text,
+        "left_out": _left_out,
+        "name": lambda name: Raw(language.name(printable(name))),
+        "percent": percent,
+        "plain": lambda number: f"{number:.6g}",
+        "several": lambda names: _several(names, language),
+        "up": up,
+    }
+
+
+def _formulas(language: Language, book: Book) -> dict[str, Callable[..., Any]]:
+    def math(expression: Any) -> Raw:
+        number = book.number(expression)
+        found = language.formula(pieces(expression).whole) if number is None else language.reference(number)
+        return Raw(found)
+
+    def bound(found: Bound) -> Raw:
+        formula = math(found.expression)
+        tells = found.value is not None and not found.expression.is_Integer
+        return Raw(language.at_most(formula, up(found.value))) if tells else formula
+
+    return {
+        "bound": bound,
+        "entry": lambda found, number: [Raw(line) for line in language.entry(number, found)],
+        "math": math,
+        "symbol": lambda name: Raw(language.formula(Symbol(name))),
+    }
+
+
+def _prose(text: str, language: Language) -> str:
+    """Escape a text; names in it stand at odd places between backticks."""
+    parts = text.split("`")
+    if len(parts) % 2 == 0:  # one backtick has no partner
+        return language.escape(text)
+    return "".join(language.name(part) if i % 2 else language.escape(part) for i, part in enumerate(parts))
+
+
+def _left_out(rows: Rows[Any], what: str) -> str:
+    return f"{count(rows.left_out)} more {what} are not shown; the JSON report has all." if rows.left_out else ""
+
+
+def _several(names: Sequence[str], language: Language) -> Raw:
+    more = len(names) - _MOST_NAMES
+    shown = ", ".join(map(language.name, names[:_MOST_NAMES]))
+    return Raw(f"{shown} and {count(more)} more" if more > 0 else shown)
