@@ -279,7 +279,7 @@ def test_the_same_whole_under_two_outer_parts_stays_apart() -> None:
 
 def test_many_terms_are_folded_early_and_the_value_is_kept() -> None:
     parts: dict[tuple[Part, ...], Interval] = {(Part("w", index, 200),): NUM.of(1) for index in range(100)}
-    many = total([Form(parts), _form(_=1)])
+    many = total(NUM, [Form(parts), _form(_=1)])
     kept = limited(NUM, many)
     assert len(kept.terms) <= MOST_TERMS
     assert bound(NUM, kept).upper == bound(NUM, many).upper == 11
@@ -316,7 +316,7 @@ def test_no_choice_of_parts_exceeds_a_fold(seed: int) -> None:
         return Form({path: NUM.of(Fraction(number(0.1, 3))) for path in chosen})
 
     forms = [drawn() for _ in range(1 + seed % 3)]
-    joint, together = disjoint(NUM, forms), total(forms)
+    joint, together = disjoint(NUM, forms), total(NUM, forms)
     for _ in range(20):
         fractions: dict[Part, float] = {}
         for whole in "abc":

@@ -178,7 +178,7 @@ class _Backward(Generic[N]):
         """Add up what the consumers hand back; slices of one tensor that overlap nowhere combine as √ΣG²."""
         slices = [form for form, node in received if node is not None and node.name in self._slices]
         others = [form for form, node in received if node is None or node.name not in self._slices]
-        return total([disjoint(self._num, slices), *others] if slices else others)
+        return total(self._num, [disjoint(self._num, slices), *others] if slices else others)
 
 
 def _gradients(graph: Graph, num: Numbers[N], forward: _Forward[N], backward: _Backward[N]) -> dict[str, N]:
@@ -201,7 +201,7 @@ def _added_up(num: Numbers[N], uses: Sequence[tuple[Node, N]], backward: _Backwa
     if len(uses) == 1:
         node, kappa = uses[0]
         return kappa * backward.bound[node.name]
-    return bound(num, total([backward.form[node.name].scaled(kappa) for node, kappa in uses]))
+    return bound(num, total(num, [backward.form[node.name].scaled(kappa) for node, kappa in uses]))
 
 
 def _identifiers(parameters: Iterable[str]) -> dict[str, str]:

@@ -50,13 +50,15 @@ class Form(Generic[N]):
         return Form({(*path, part): term for path, term in self.terms.items()})
 
 
-def total(forms: Sequence[Form[N]]) -> Form[N]:
+def total(num: Numbers[N], forms: Sequence[Form[N]]) -> Form[N]:
     """Return the sum, the triangle inequality for what shares no part."""
-    terms: dict[Path, N] = {}
+    if len(forms) == 1:
+        return forms[0]
+    terms: dict[Path, list[N]] = {}
     for form in forms:
         for path, term in form.terms.items():
-            terms[path] = terms[path] + term if path in terms else term
-    return Form(terms)
+            terms.setdefault(path, []).append(term)
+    return Form({path: num.sum(*found) for path, found in terms.items()})
 
 
 def bound(num: Numbers[N], form: Form[N]) -> N:
