@@ -78,7 +78,8 @@ def test_the_report_holds_what_the_rules_say(tmp_path: Path) -> None:
     assert found["model"]["parameters"] == 16 + 4 + 16 + 4
     exact = math.sqrt(0.5**2 + 1 + 0.75**2)
     assert exact <= found["total"]["gradient_bound"]["value"] <= exact * (1 + 1e-15)
-    assert found["symbols"] == [{"name": "X_0", "meaning": "bound of the input norm", "value": 0.5}]
+    meaning = "bound of the input norm"
+    assert found["symbols"] == [{"name": "X_0", "meaning": meaning, "formula": None, "latex": None, "value": 0.5}]
 
 
 def test_values_agree_with_their_formulas(tmp_path: Path) -> None:

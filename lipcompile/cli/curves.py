@@ -12,7 +12,7 @@ from lipcompile.diagnostics import InputError, input_error
 from lipcompile.reports.document import Curve, Privacy
 
 # A curve has about so many points. They lie closer together where it is steep: ε grows about as √steps.
-_POINTS = 16
+_POINTS = 12
 
 
 def asked(given: Mapping[str, Any], plan: Mapping[str, Any]) -> Question | None:

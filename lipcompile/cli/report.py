@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -90,16 +91,19 @@ def _document(derivation: Derivation, loaded: Loaded, given: Mapping[str, Any]) 
     from lipcompile.cli.curves import asked, privacy
     from lipcompile.cli.progress import CountWatch
     from lipcompile.cli.settings import planned
+    from lipcompile.passes.depth import curves
     from lipcompile.passes.what_if import changes
     from lipcompile.reports.document import document
 
     question = asked(given, planned(loaded))
     if derivation.analysis is None:
         return document(derivation)
+    graph, depth = derivation.analysis.graph, derivation.analysis.depth
+    analysis = replace(derivation.analysis, depth=curves(graph, depth))
     with CountWatch("changes") as watch:
-        suggestions = changes(derivation.analysis.graph, watch)
-    curves = None if question is None else privacy(find().accounting, question)
-    return document(derivation, suggestions=suggestions, privacy=curves)
+        suggestions = changes(graph, watch)
+    epsilon = None if question is None else privacy(find().accounting, question)
+    return document(replace(derivation, analysis=analysis), suggestions=suggestions, privacy=epsilon)
 
 
 def _rendered(document: Document, output: Path) -> str:

@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from lipcompile.derivation import Analysis, Block, Bound, Derivation, LayerBounds, Requirement
+from lipcompile.derivation import Analysis, Block, Bound, Depth, Derivation, LayerBounds, Requirement
 from lipcompile.diagnostics import Diagnostic, Location
 from lipcompile.graph import Node, Parameter
 from lipcompile.numbers.symbolic import Definition
 from lipcompile.reports.formulas import latex, text
 
+if TYPE_CHECKING:
+    from lipcompile.passes.what_if import Change, Share
+    from lipcompile.reports.document import Curve, Document, Privacy
+
 SCHEMA = "lipcompile.report/1"
 Json = dict[str, Any]
 
-_UNKNOWN: Json = {"formula": None, "latex": None, "value": None}
+_NO_FORMULA: Json = {"formula": None, "latex": None}
+_UNKNOWN: Json = {**_NO_FORMULA, "value": None}
 _ZERO: Json = {"formula": "0", "latex": "0", "value": 0.0}
+
+
+def render(document: Document) -> str:
+    """Return the text of a JSON file: the report, and what the document adds to the derivation."""
+    added: Json = {
+        "dominating": [_share(share) for share in document.dominating.shown],
+        "suggestions": [_suggestion(change) for change in document.suggestions.shown],
+        "privacy": None if document.privacy is None else _privacy(document.privacy),
+    }
+    whole = {**report(document.derivation), **added}
+    return json.dumps(whole, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def report(derivation: Derivation) -> Json:
@@ -78,7 +96,8 @@ def _location(location: Location | None) -> Json | None:
 
 
 def _symbol(definition: Definition) -> Json:
-    return {"name": definition.name, "meaning": definition.meaning, "value": definition.upper}
+    formula = _NO_FORMULA if definition.expression is None else _formula(definition.expression)
+    return {"name": definition.name, "meaning": definition.meaning, **formula, "value": definition.upper}
 
 
 def _layers(analysis: Analysis) -> list[Json]:
@@ -121,20 +140,79 @@ def _parameter(parameter: Parameter, layer: str, bound: Bound | None) -> Json:
 
 
 def _bound(bound: Bound) -> Json:
-    return {"formula": text(bound.expression), "latex": latex(bound.expression), "value": bound.value}
+    return {**_formula(bound.expression), "value": bound.value}
+
+
+def _formula(expression: Any) -> Json:
+    return {"formula": text(expression), "latex": latex(expression)}
 
 
 def _depth(analysis: Analysis | None) -> Json:
-    depth = analysis.depth if analysis else None
-    total = depth.gradient_bound if depth else None
+    depth = analysis.depth if analysis else Depth(None)
+    total = depth.gradient_bound
     return {
-        "regime": depth.regime if depth else None,
-        "blocks": [_block(block) for block in depth.blocks] if depth else [],
+        "regime": depth.regime,
+        "blocks": [_block(block) for block in depth.blocks],
+        "unsolved": [{"copies": _copies(found.layers), "reason": found.reason} for found in depth.unsolved],
+        "symbols": [_symbol(definition) for definition in depth.definitions],
         "formula": text(total.expression) if total else None,
-        "growth": depth.growth if depth else None,
+        "latex": latex(total.expression) if total else None,
+        "growth": depth.growth,
+        "advice": list(depth.advice),
     }
 
 
 def _block(block: Block) -> Json:
-    first = block.layers[0]
-    return {"layers": list(first), "repeats": block.repeats, "lipschitz": text(block.lipschitz.expression)}
+    return {
+        "name": block.name,
+        "layers": list(block.layers[0]),
+        "copies": _copies(block.layers),
+        "repeats": block.repeats,
+        "count": text(block.count),
+        "index": text(block.index),
+        "regime": block.regime,
+        "exact": block.exact,
+        "rate": _bound(block.rate),
+        "offset": _bound(block.offset),
+        "lipschitz": text(block.lipschitz.expression),
+        "lipschitz_bound": _bound(block.lipschitz),
+        "input_norm": _formula(block.input_norm),
+        "cotangent": _formula(block.cotangent),
+        "gradient": {name: _formula(bound) for name, bound in block.gradient.items()},
+        "gradient_bound": _formula(block.total),
+        "curve": [{"copies": copies, "gradient_bound": bound} for copies, bound in block.curve],
+    }
+
+
+def _copies(layers: Sequence[Sequence[str]]) -> list[list[str]]:
+    return [list(copy) for copy in layers]
+
+
+def _suggestion(change: Change) -> Json:
+    return {
+        "description": change.description,
+        "kind": change.kind,
+        "place": change.place,
+        "gradient_bound": change.total,
+        "factor": change.factor,
+    }
+
+
+def _share(share: Share) -> Json:
+    return {"parameters": list(share.names), "gradient_bound": share.bound, "share": share.share}
+
+
+def _privacy(privacy: Privacy) -> Json:
+    return {
+        "noise_multiplier": privacy.noise_multiplier,
+        "sampling_rate": privacy.sampling_rate,
+        "steps": privacy.steps,
+        "delta": privacy.delta,
+        "neighbours": privacy.neighbours,
+        "target_epsilon": privacy.target,
+        "accountants": {curve.accountant: _curve(curve) for curve in privacy.curves},
+    }
+
+
+def _curve(curve: Curve) -> Json:
+    return {"curve": [{"steps": steps, "epsilon": value} for steps, value in curve.points], "note": curve.note}
