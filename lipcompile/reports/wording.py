@@ -7,15 +7,16 @@ from collections.abc import Mapping
 VERDICTS: Mapping[bool, str] = {
     True: "This network can be trained privately without clipping gradients: the gradient of each example is "
     "bounded in advance.",
-    False: "This network cannot be trained so as it is. The findings say why, and what would mend it.",
+    False: "As it is, this network cannot be trained without clipping gradients. The findings say why, and what "
+    "would mend it.",
 }
 
 REGIMES: Mapping[str | None, str] = {
     None: "it depends on symbols without a value.",
-    "contractive": "with every copy, bounds of gradients shrink towards a limit, and early layers are told less.",
-    "critical": "bounds grow slowly with depth, and no gradient fades.",
-    "expansive": "bounds are multiplied with every copy.",
-    "mixed": "some parts of the network enlarge distances, and others shrink them.",
+    "contractive": "however deep the network, its bound stays below a limit, and gradients of early layers fade.",
+    "critical": "the bound grows at most as a power of the depth.",
+    "expansive": "the bound grows exponentially with depth.",
+    "mixed": "some parts of the network enlarge what passes through them, and others shrink it.",
 }
 
 # By whether a block's closed forms are exact.

@@ -46,7 +46,7 @@ def math(expression: Any) -> Markup:
 
 def prose(text: str) -> Markup:
     """Return a sentence as markup: what stands between backticks is code."""
-    return Markup(_CODE.sub(r"<code>\1</code>", escape(printable(text))))
+    return Markup(_CODE.sub(r"<code>\1</code>", str(escape(printable(text)))))
 
 
 def symbol(name: str) -> Markup:

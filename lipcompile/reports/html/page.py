@@ -7,6 +7,7 @@ from markupsafe import Markup
 
 from lipcompile import __version__
 from lipcompile.derivation import Block, Source
+from lipcompile.reports import wording
 from lipcompile.reports.document import PRIVACY_HINT, Document, Privacy
 from lipcompile.reports.html.drawing import drawing
 from lipcompile.reports.html.environment import environment
@@ -15,18 +16,6 @@ from lipcompile.reports.html.plots import Plot, Series, plot
 
 # The most lines of a source that a page shows.
 _LINES = 2000
-
-_REGIMES: dict[str | None, str] = {
-    None: "it depends on symbols without a value.",
-    "contractive": "with every copy, bounds of gradients shrink towards a limit, and early layers are told less.",
-    "critical": "bounds grow slowly with depth, and no gradient fades.",
-    "expansive": "bounds are multiplied with every copy.",
-    "mixed": "some parts of the network enlarge distances, and others shrink them.",
-}
-_EXACTNESS = {
-    True: "Its closed forms are what the rules give copy by copy.",
-    False: "Its closed forms are not below what the rules give copy by copy.",
-}
 
 
 def render(document: Document) -> str:
@@ -43,8 +32,7 @@ def render(document: Document) -> str:
         blocks=[(block, _depth(block, index)) for index, block in enumerate(document.blocks.shown)],
         epsilon=_epsilon(document.privacy) if document.privacy else None,
         privacy_hint=PRIVACY_HINT,
-        regimes=_REGIMES,
-        exactness=_EXACTNESS,
+        wording=wording,
         zero=sympy.Integer(0),
         lines=lines,
         cut=cut,

@@ -11,6 +11,7 @@ import re
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil, floor, log10
 from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
@@ -48,13 +49,18 @@ _SETTINGS: Any = {
     "xtick.labelcolor": _MUTED,
     "ytick.labelcolor": _MUTED,
     "legend.frameon": False,
+    "lines.linewidth": 1.8,
+    "lines.markersize": 3.5,
     "text.parse_math": False,
 }
 _SVG, _HREF = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}href"
 # What matplotlib writes and a page must not have: a style sheet of its own would style the page.
 _UNWANTED = (f"{_SVG}metadata", f"{_SVG}style")
-# Up to so many points each gets a dot; an axis over so large a range has ticks at powers of ten alone.
-_FEW, _WIDE = 16, 1e3
+# Up to so many points each gets a dot; an axis has about so many ticks, over more decades at powers of ten alone.
+_FEW, _TICKS, _WIDE = 16, 6, 3
+_LARGEST_POWER = 308
+# Decimals of a logarithm: what differs in later ones is rounding, and drawn flat.
+_VISIBLE = 9
 _SHORTEST, _LONGEST = 1e-3, 1e6
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -95,34 +101,51 @@ def plot(wanted: Plot) -> Markup:
 
 
 def _draw(axes: Axes, wanted: Plot) -> None:
+    ys = [y for series in wanted.series for _, y in series.points]
+    log = wanted.log_y and min(ys) > 0
     for series, colour, dashes in zip(wanted.series, _SERIES, _DASHES, strict=False):
-        xs, ys = zip(*series.points, strict=True)
-        marker = "o" if len(xs) <= _FEW else ""
-        axes.plot(xs, ys, color=colour, linestyle=dashes, linewidth=1.8, marker=marker, ms=3.5, label=series.name)
+        places = [x for x, _ in series.points]
+        # An axis of matplotlib's own logarithms overflows where bounds of deep networks do not.
+        heights = [round(log10(y), _VISIBLE) if log else y for _, y in series.points]
+        marker = "o" if len(places) <= _FEW else ""
+        axes.plot(places, heights, color=colour, linestyle=dashes, marker=marker, label=series.name)
     if wanted.marked is not None:
         axes.axvline(wanted.marked, color=_MUTED, linewidth=0.9, linestyle=(0, (2, 2)))
     axes.set_xlabel(wanted.x)
     axes.set_ylabel(wanted.y)
-    _scale(axes, [y for series in wanted.series for _, y in series.points], log=wanted.log_y)
+    _scale(axes, _ticks(min(ys), max(ys)) if log else None)
     if len(wanted.series) > 1:
         axes.legend(labelcolor=_INK)
 
 
-def _scale(axes: Axes, ys: Sequence[float], *, log: bool) -> None:
-    """Set the axes: whole numbers on x; on y a logarithm, if it is asked for and there is one of every number."""
-    from matplotlib.ticker import AutoLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
+def _scale(axes: Axes, ticks: Sequence[float] | None) -> None:
+    """Set the axes: whole numbers on x; on y ticks at logarithms of numbers, or anything from 0 on."""
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-    if log and min(ys) > 0:
-        axes.set_yscale("log")
-        ratio = max(ys) / min(ys)
-        fine = LogLocator(subs=(1.0, 2.0, 5.0)) if ratio < _WIDE else LogLocator()
-        axes.yaxis.set_major_locator(AutoLocator() if ratio < 10 else fine)
-        axes.yaxis.set_minor_locator(NullLocator())
-    else:
-        axes.set_ylim(bottom=0.0)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
     axes.xaxis.set_major_formatter(FuncFormatter(_number))
-    axes.yaxis.set_major_formatter(FuncFormatter(_number))
+    if ticks is not None:
+        labels = {_number(tick): log10(tick) for tick in ticks}
+        axes.set_yticks(list(labels.values()), list(labels))
+    else:
+        axes.yaxis.set_major_formatter(FuncFormatter(_number))
+        axes.set_ylim(bottom=0.0)
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Return numbers to mark between two positive ones on a logarithmic axis: powers of ten, or nearer ones."""
+    from matplotlib.ticker import MaxNLocator
+
+    first, last = floor(log10(low)), ceil(log10(high))
+    if last - first > _WIDE:
+        powers = range(first, last + 1, ceil((last - first) / _TICKS))
+        return [10.0**power for power in powers if low <= 10.0 ** min(power, _LARGEST_POWER) <= high]
+    usual = [factor * 10.0**power for power in range(first, last) for factor in (1, 2, 5)]
+    if len(found := [tick for tick in usual if low <= tick <= high]) > 2:
+        return found
+    unit = 10.0**first or low
+    near = MaxNLocator(nbins=_TICKS).tick_values(low / unit, high / unit)
+    return [unit * tick for tick in near if low <= unit * tick <= high] or [low]
 
 
 def _number(value: float, _position: object = None) -> str:
