@@ -20,6 +20,8 @@ from lipcompile.numbers.step import Coefficients, Step, changed
 
 # Σ coefficient·base^s·s^j, by (base, j).
 Series = Mapping[tuple[Any, int], Any]
+# Numbers that differ in the first half of so many digits are not the same.
+_DIGITS = 40
 # What is assumed of rates in one case: equations, in the order in which they were made.
 Case = tuple[Any, ...]
 
@@ -46,9 +48,16 @@ class _Rates:
             return False
         if (one.free_symbols or other.free_symbols) and one != 0 and other != 0:
             raise _Undecided(one, other)
-        same = (one - other).equals(0)
-        assert same is not None, f"{one} and {other} cannot be told apart"
-        return bool(same)
+        return _same_number(one, other)
+
+
+def _same_number(one: Any, other: Any) -> bool:
+    difference = one - other
+    if abs(difference.evalf(_DIGITS)) > sympy.Float(10) ** (-_DIGITS // 2) * abs(one.evalf(_DIGITS)):
+        return False
+    same = difference.equals(0)
+    assert same is not None, f"{one} and {other} cannot be told apart"
+    return bool(same)
 
 
 def power(step: Step[Any], count: Any) -> Step[Any]:

@@ -159,7 +159,7 @@ class _Lowering:
     def _results(self, statement: ast.Statement, current: Value, scope: Scope) -> list[Value]:
         targets, layer = statement.targets, statement.layer
         for name in targets:
-            if name.text in scope.values:
+            if name.text in scope.values or name.text in scope.hidden:
                 raise Problem("LIP013", f"`{name.text}` is defined twice", name.at, "choose another name")
         if isinstance(layer, ast.Call) and layer.name.text == "split":
             return self._split(layer, targets, current, scope)
