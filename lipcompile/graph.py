@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from lipcompile.diagnostics import Diagnostic, Location, Refusal
 from lipcompile.names import Names, identifier
-from lipcompile.numbers import Scalar
+from lipcompile.numbers import Scalar, combine
 from lipcompile.ops.record import AnyLoss, AnyOp, Constraint, ParameterRule, Shape, Site
 
 # numpy and networkx are imported where they are used: `check` starts faster without them.
@@ -43,18 +43,17 @@ class Input:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Parameter:
-    """A tensor of the model. `initial` is an imported value; without one the runtime draws it."""
+    """A tensor of the model. `initial` is an imported value; without one the runtime draws it.
+
+    copies: how many tensors of this shape it stands for, one in each copy of an open repetition.
+    """
 
     name: str
     shape: Shape
     constraint: Constraint
     trainable: bool = True
     initial: Array | None = None
-
-    @property
-    def size(self) -> int:
-        """Number of entries."""
-        return prod(self.shape)
+    copies: Scalar = Fraction(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +107,15 @@ class Graph:
         """The node of this name; raises KeyError."""
         return next(node for node in self.nodes if node.name == name)
 
+    def size(self, *, trained: bool = False) -> Scalar:
+        """Return the number of entries of all parameters, or of those that are trained."""
+        counted = [p for p in self.parameters.values() if p.trainable or not trained]
+        total: Scalar = Fraction(sum(prod(p.shape) for p in counted if p.copies == 1))
+        for p in counted:
+            if p.copies != 1:
+                total = combine("+", total, combine("*", p.copies, Fraction(prod(p.shape))))
+        return total
+
     def networkx(self) -> nx.DiGraph:
         """Return the graph of values, for path and structure algorithms."""
         import networkx as nx
@@ -156,6 +164,7 @@ class ParameterChoice:
     trainable: bool = True
     initial: Array | None = None
     shared: str | None = None
+    copies: Scalar = Fraction(1)
 
 
 @dataclass(slots=True)
@@ -300,7 +309,7 @@ class GraphBuilder:
     def _declare(self, node: str, role: str, shape: Shape, choice: ParameterChoice) -> str:
         name = choice.shared or f"{node}.{role}"
         self._parameters.setdefault(
-            name, Parameter(name, shape, choice.constraint, choice.trainable, choice.initial)
+            name, Parameter(name, shape, choice.constraint, choice.trainable, choice.initial, choice.copies)
         )
         return name
 

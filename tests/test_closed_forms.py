@@ -16,10 +16,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lipcompile import ModelOptions, pipeline
-from lipcompile.derivation import Analysis, Bound, Definition
+from lipcompile.derivation import Analysis, Bound
 from lipcompile.graph import Graph
 from lipcompile.numbers.certified import Certified
-from lipcompile.numbers.symbolic import MaxOver
+from lipcompile.numbers.symbolic import Definition, MaxOver
 from lipcompile.passes.bounds import derive
 from lipcompile.passes.sensitivity import analyse
 
@@ -102,7 +102,7 @@ def number(expression: Any, known: dict[str, Any]) -> Any:
 
 def close(found: Any, expected: float | None) -> bool:
     assert expected is not None
-    return abs(found / sympy.Float(expected, DIGITS) - 1) <= CLOSE
+    return bool(abs(found / sympy.Float(expected, DIGITS) - 1) <= CLOSE)
 
 
 def agree(source: str, depth: int, open_analysis: Analysis, folder: Path) -> Graph:

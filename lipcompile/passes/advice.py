@@ -40,7 +40,11 @@ def _changes(loop: Loop, rate: float) -> Iterator[str]:
         # In a chain of k layers the rate is u^k times the rest, which stays.
         ideal = Fraction(float(bound) * rate ** (-1 / len(weights))).limit_denominator(10**6)
         if _is_critical(replace(loop, body=_constrained(loop.body, ideal)), ROUNDING * 10**6):
-            yield f"{weights[0].constraint.kind}({float(ideal):.7g}) for each of its {len(weights)} weights"
+            yield f"{weights[0].constraint.kind}({float(ideal):.7g}) for {_its_weights(len(weights))}"
+
+
+def _its_weights(number: int) -> str:
+    return "its weight" if number == 1 else f"each of its {number} weights"
 
 
 def _averaged(body: Graph) -> Graph | None:

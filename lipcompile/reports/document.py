@@ -12,11 +12,13 @@ import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, Generic, Literal, TypeVar
 
 from lipcompile.derivation import NOT_REACHED, Analysis, Block, Bound, Derivation, LayerBounds, Requirements
 from lipcompile.diagnostics import Diagnostic
 from lipcompile.graph import Node, Parameter
+from lipcompile.numbers import Scalar
 from lipcompile.numbers.symbolic import Definition
 from lipcompile.passes.what_if import Change, Share, dominating
 
@@ -122,8 +124,8 @@ class Document:
     derivation: Derivation
     requirements: tuple[RequirementRow, ...]
     diagnostics: Rows[Diagnostic]
-    size: int = 0
-    trained: int = 0
+    size: Scalar = Fraction(0)
+    trained: Scalar = Fraction(0)
     symbols: Rows[Definition] = Rows()
     layers: Rows[LayerRow] = Rows()
     parameters: Rows[ParameterRow] = Rows()
@@ -150,13 +152,12 @@ def document(
     copies = _copies(analysis, limit)
     layers = _layers(analysis, copies, limit)
     parameters = _parameters(analysis, copies, limit)
-    sizes = [(p.size, p.trainable) for p in analysis.graph.parameters.values()]
     return Document(
         derivation,
         rows,
         diagnostics,
-        size=sum(size for size, _ in sizes),
-        trained=sum(size for size, trainable in sizes if trainable),
+        size=analysis.graph.size(),
+        trained=analysis.graph.size(trained=True),
         symbols=_symbols(analysis, layers.shown, parameters.shown, limit),
         layers=layers,
         parameters=parameters,

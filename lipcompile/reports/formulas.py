@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import decimal
 from decimal import Decimal
+from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
@@ -11,6 +12,9 @@ from sympy import Add, Float, Max, Min, Mul, Pow, Rational, Symbol, Tuple, defau
 from sympy.logic.boolalg import Boolean
 from sympy.printing.latex import LatexPrinter
 from sympy.printing.str import StrPrinter
+
+from lipcompile.numbers import Scalar
+from lipcompile.numbers import text as scalar_text
 
 # Enough digits for any double at any number of decimals that is asked for.
 _EXACT = decimal.Context(prec=1200, rounding=decimal.ROUND_CEILING)
@@ -21,6 +25,7 @@ _SHORT = decimal.Context(prec=_DIGITS, rounding=decimal.ROUND_CEILING)
 _SMALLEST_FIXED, _LARGEST_FIXED = 1e-4, 1e9
 
 UNKNOWN = "\N{EN DASH}"
+ONE = Fraction(1)
 
 # What a formula that is laid out has in place of parts that are too long.
 ELLIPSIS = Symbol("⋯", positive=True)
@@ -158,11 +163,16 @@ def percent(share: float | None) -> str:
     return f"{100 * share:.0f}%" if share >= 0.0995 else f"{100 * share:.1f}%"
 
 
-def count(number: int) -> str:
-    """Return an integer with thousands set apart: `1,234,567`."""
-    return f"{number:,}"
+def count(number: Scalar | int) -> str:
+    """Return an integer with thousands set apart: `1,234,567`; an open number as an expression."""
+    return (
+        f"{int(number):,}"
+        if isinstance(number, int | Fraction)
+        else scalar_text(number).removeprefix("(").removesuffix(")")
+    )
 
 
-def dimensions(shape: tuple[int, ...]) -> str:
-    """Return a shape as `64×32×3×3`; that of a single number is `()`."""
-    return "×".join(map(str, shape)) or "()"
+def dimensions(shape: tuple[int, ...], copies: Scalar = ONE) -> str:
+    """Return a shape as `64×32×3×3`, that of several tensors as `depth × 64×32`; that of a number is `()`."""
+    several = "" if copies == 1 else f"{scalar_text(copies)} × "
+    return several + ("×".join(map(str, shape)) or "()")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from lipcompile.derivation import Analysis, Block, Bound, Depth, Derivation, LayerBounds, Requirement
 from lipcompile.diagnostics import Diagnostic, Location
 from lipcompile.graph import Node, Parameter
+from lipcompile.numbers import text as scalar_text
 from lipcompile.numbers.symbolic import Definition
 from lipcompile.reports.formulas import latex, text
 
@@ -69,8 +71,13 @@ def _model(derivation: Derivation) -> Json:
         "source": source.path,
         "format": source.format,
         "sha256": source.sha256,
-        "parameters": sum(p.size for p in analysis.graph.parameters.values()) if analysis else None,
+        "parameters": _size(analysis) if analysis else None,
     }
+
+
+def _size(analysis: Analysis) -> int | None:
+    size = analysis.graph.size()
+    return size.numerator if isinstance(size, Fraction) else None
 
 
 def _requirement(requirement: Requirement) -> Json:
@@ -132,6 +139,7 @@ def _parameter(parameter: Parameter, layer: str, bound: Bound | None) -> Json:
         "name": parameter.name,
         "layer": layer,
         "shape": list(parameter.shape),
+        **({} if parameter.copies == 1 else {"copies": scalar_text(parameter.copies)}),
         "trainable": parameter.trainable,
         "constraint": str(parameter.constraint),
         **({"certified_by": parameter.constraint.method} if parameter.constraint.method else {}),

@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from lipcompile.derivation import NOT_REACHED, Analysis, Bound, Derivation, Requirement
+from lipcompile.derivation import NOT_REACHED, Analysis, Bound, Depth, Derivation, Requirement
 from lipcompile.diagnostics import Severity
 from lipcompile.graph import Parameter
 from lipcompile.numbers import text as scalar_text
@@ -25,6 +25,8 @@ _REQUIREMENTS = (
     ("R3", "Lipschitz layers", "lipschitz_layers"),
 )
 _INDENT = (0, 0, 0, 2)
+
+_MOST_LAYERS = 4
 
 # A longer formula of a name would push everything else off the screen.
 _LONGEST_FORMULA = 60
@@ -46,7 +48,7 @@ def _verdict(derivation: Derivation) -> Text:
     source, analysis = derivation.source, derivation.analysis
     mark = ("accepted", GOOD) if derivation.ok else ("rejected", BAD)
     errors = sum(d.severity == Severity.ERROR for d in derivation.diagnostics)
-    size = count(sum(p.size for p in analysis.graph.parameters.values())) if analysis else ""
+    size = count(analysis.graph.size()) if analysis else ""
     detail = f"{size} parameters" if analysis else f"{errors} error{'s' if errors != 1 else ''}"
     return styled(mark, ": ", (printable(source.name), STRONG), f" from {printable(source.path)}, {detail}")
 
@@ -67,7 +69,7 @@ def _mark(found: Requirement) -> tuple[str, str]:
 
 def _analysis(analysis: Analysis, *, verbose: bool) -> Iterator[RenderableType]:
     shown = analysis.definitions if verbose else _mentioned(analysis)
-    parts = [_parameters(analysis), _names(shown, verbose=verbose), _totals(analysis)]
+    parts = [_parameters(analysis), _names(shown, verbose=verbose), _totals(analysis), *_depth(analysis)]
     if verbose:
         parts.insert(1, _layers(analysis))
     for part in parts:
@@ -86,7 +88,9 @@ def _parameters(analysis: Analysis) -> Table:
     for name, parameter in analysis.graph.parameters.items():
         bound = analysis.parameters.get(name)
         cells = ("0", "not trained") if bound is None else (_value(bound), legible(bound.expression))
-        rows.add_row(printable(name), dimensions(parameter.shape), _constraint(parameter), *cells)
+        rows.add_row(
+            printable(name), dimensions(parameter.shape, parameter.copies), _constraint(parameter), *cells
+        )
     return rows
 
 
@@ -140,8 +144,42 @@ def _totals(analysis: Analysis) -> Table:
     totals = {"gradient bound, all parameters": analysis.total, "Lipschitz, input to logits": analysis.lipschitz}
     for what, bound in totals.items():
         rows.add_row(what, _value(bound), legible(bound.expression))
-    rows.add_row("growth with depth", "", analysis.depth.regime)
+    rows.add_row("growth with depth", "", ", ".join(_growth(analysis.depth)))
     return rows
+
+
+def _growth(depth: Depth) -> Iterator[str]:
+    yield depth.regime or "depends on symbols"
+    if depth.growth is not None:
+        yield depth.growth
+
+
+def _depth(analysis: Analysis) -> Iterator[RenderableType]:
+    """Yield what repeats, and the bound over the numbers of copies."""
+    depth = analysis.depth
+    if not depth.blocks and not depth.unsolved:
+        return
+    rows = table("repeats", "copies", "regime", "Lipschitz", "layers of one copy")
+    for block in depth.blocks:
+        copies = f"{block.count}" if block.repeats is None else f"{block.count} = {block.repeats}"
+        regime = block.regime or "depends on symbols"
+        rows.add_row(
+            block.name, copies, regime, legible(block.lipschitz.expression), _first_layers(block.layers[0])
+        )
+    for found in depth.unsolved:
+        layers = f"{_first_layers(found.layers[0])}; no closed form: {found.reason}"
+        rows.add_row("", str(len(found.layers)), "", "", layers)
+    yield rows
+    total, unrolled = depth.gradient_bound, any(block.repeats is not None for block in depth.blocks)
+    if total is not None and unrolled and _short(total.expression):
+        yield styled("gradient bound, by the numbers of copies: ", legible(total.expression))
+    for text in depth.advice:
+        yield styled(text)
+
+
+def _first_layers(layers: Sequence[str]) -> str:
+    shown = ", ".join(map(printable, layers[:_MOST_LAYERS]))
+    return shown if len(layers) <= _MOST_LAYERS else f"{shown}, … ({len(layers)})"
 
 
 def _value(bound: Bound) -> str:

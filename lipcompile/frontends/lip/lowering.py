@@ -216,7 +216,12 @@ class _Lowering:
         except NotAffineError as error:
             message = f"the bounds have no closed form in the number of copies: {error}"
             raise Problem("LIP014", message, layer.at, _give(count)) from None
-        choices = {role: ParameterChoice(p.constraint, p.trainable) for role, p in body.parameters.items()}
+        choices = {
+            role: ParameterChoice(
+                p.constraint, p.trainable, copies=p.copies if role in shared else _times(count, p.copies)
+            )
+            for role, p in body.parameters.items()
+        }
         return self.builder.add(
             loop_op(loop), loop, [current], name=name, location=layer.at, parameters=choices, scope=scope.path
         )
@@ -335,6 +340,10 @@ class _Lowering:
             )
             for name, part in zip(targets, slices, strict=True)
         ]
+
+
+def _times(count: Scalar, copies: Scalar) -> Scalar:
+    return count if copies == 1 else combine("*", count, copies)
 
 
 def _give(count: Scalar) -> str:
