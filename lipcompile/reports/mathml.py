@@ -13,7 +13,8 @@ from sympy.printing.pretty.pretty_symbology import greek_unicode
 _INVISIBLE = "\N{INVISIBLE TIMES}"
 _MINUS = "\N{MINUS SIGN}"
 # Fences of cases are borders: the braces of a font without mathematics do not grow with what they enclose.
-_OPEN = "border-left:1px solid;border-radius:.5em;padding:0 .4em"
+# A page whose tables collapse their borders would hand that on.
+_OPEN = "border-collapse:separate;border-left:1px solid;border-radius:.5em;padding:0 .4em"
 _CLOSED = f"{_OPEN};border-right:1px solid"
 _CELL = "text-align:left;padding:.15em .4em"
 

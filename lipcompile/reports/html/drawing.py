@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from lipcompile.numbers import text as scalar_text
 from lipcompile.reports.document import Document
 from lipcompile.reports.formulas import count
 from lipcompile.reports.html.environment import environment
@@ -108,5 +107,4 @@ def _frame(bracket: Bracket, width: float, slot: float) -> Frame:
 
 
 def _label(bracket: Bracket) -> str:
-    copies = bracket.count
-    return f"× {count(copies) if isinstance(copies, int) else scalar_text(copies)}"
+    return f"× {count(bracket.count)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
@@ -10,7 +11,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 from sympy import Symbol
 
+from lipcompile.numbers import Scalar
 from lipcompile.numbers import text as scalar_text
+from lipcompile.numbers.symbolic import Symbolic
 from lipcompile.reports.console import printable
 from lipcompile.reports.formulas import concise, count, dimensions, percent, up
 from lipcompile.reports.mathml import mathml
@@ -29,8 +32,8 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    own = {"count": count, "dimensions": dimensions, "exact": scalar_text, "math": math}
-    made.filters |= {**own, "percent": percent, "prose": prose, "symbol": symbol, "up": up}
+    own = {"count": count, "dimensions": dimensions, "math": math}
+    made.filters |= {**own, "percent": percent, "prose": prose, "quantity": quantity, "symbol": symbol, "up": up}
     return made
 
 
@@ -42,6 +45,13 @@ def _shown(value: Any) -> Any:
 def math(expression: Any) -> Markup:
     """Return a formula as MathML of bounded size."""
     return Markup(mathml(concise(expression)))
+
+
+def quantity(scalar: Scalar) -> str:
+    """Return a number of the model as people write it, or an expression over its symbols as MathML."""
+    if isinstance(scalar, Fraction):
+        return count(scalar) if scalar.denominator == 1 else scalar_text(scalar)
+    return math(Symbolic().of(scalar).expression)
 
 
 def prose(text: str) -> Markup:
