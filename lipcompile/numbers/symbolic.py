@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from functools import lru_cache
 from typing import Any
 
 import sympy
@@ -187,12 +186,19 @@ _OPERATIONS: dict[str, Callable[[Formula, Formula], Formula]] = {
 }
 
 
-@lru_cache(maxsize=1024)
 def _is_long(expression: Any, longest: int) -> bool:
-    if expression.count_ops() > longest:
-        return True
-    numbers = expression.atoms(sympy.Rational)
-    return any(max(abs(x.p), x.q).bit_length() > LONGEST_NUMBER for x in numbers)
+    """Whether an expression has more than `longest` operations, counted quickly and not too low, then by sympy."""
+    operations, waiting = 0, [expression]
+    while waiting:
+        part = waiting.pop()
+        if part.is_Rational:
+            if max(abs(part.p), part.q).bit_length() > LONGEST_NUMBER:
+                return True
+            operations += (part.p < 0) + (part.q != 1)
+        elif part.args:
+            operations += max(len(part.args) - 1, 1)
+            waiting += part.args
+    return operations > longest and expression.count_ops() > longest
 
 
 def _sum(terms: Sequence[Any]) -> Any:

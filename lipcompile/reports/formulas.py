@@ -11,6 +11,7 @@ from typing import Any
 from sympy import Add, Float, Max, Min, Mul, Pow, Rational, Symbol, Tuple, default_sort_key
 from sympy.logic.boolalg import Boolean
 from sympy.printing.latex import LatexPrinter
+from sympy.printing.printer import Printer
 from sympy.printing.str import StrPrinter
 
 from lipcompile.numbers import Scalar
@@ -33,7 +34,18 @@ _OF_MANY = (Add, Mul, Max, Min)
 _MOST_OPERATIONS, _MOST_OPERANDS = 100, 8
 
 
-class _Latex(LatexPrinter):  # type: ignore[misc]
+class _Sums(Printer):  # type: ignore[misc]
+    """Orders sums as sympy does; of a number and one more term without the evaluation that takes most of its time."""
+
+    def _as_ordered_terms(self, expr: Any, order: str | None = None) -> list[Any]:
+        first, *rest = expr.args
+        plain = len(rest) == 1 and first.is_Rational and not rest[0].is_number
+        if plain and order is None and self.order is None and not rest[0].could_extract_minus_sign():
+            return [rest[0], first]
+        return list(super()._as_ordered_terms(expr, order))
+
+
+class _Latex(_Sums, LatexPrinter):  # type: ignore[misc]
     """Prints `X_fc1` as X with the subscript fc1, whatever the subscript contains."""
 
     def _print_Symbol(self, expr: Any, style: str = "plain") -> str:  # noqa: ARG002, N802
@@ -47,7 +59,7 @@ class _Latex(LatexPrinter):  # type: ignore[misc]
         return f"{head}_{{{inner}}}" if len(inner) == 1 else rf"{head}_{{\mathrm{{{inner}}}}}"
 
 
-class _Text(StrPrinter):  # type: ignore[misc]
+class _Text(_Sums, StrPrinter):  # type: ignore[misc]
     """Prints infinity as people do."""
 
     def _print_Infinity(self, expr: Any) -> str:  # noqa: ARG002, N802
