@@ -35,7 +35,7 @@ _MOST_OPERATIONS, _MOST_OPERANDS = 100, 8
 
 
 class _Sums(Printer):  # type: ignore[misc]
-    """Orders sums as sympy does; of a number and one more term without the evaluation that takes most of its time."""
+    """Orders sums as sympy does; those of a number and one more term without evaluating them, which is slow."""
 
     def _as_ordered_terms(self, expr: Any, order: str | None = None) -> list[Any]:
         first, *rest = expr.args
