@@ -18,7 +18,7 @@ from tests.onnx_models import floats, model, node, save
 from tests.resnet_onnx import resnet
 
 # Elements of HTML that have no end tag.
-_VOID = frozenset(["meta", "link", "br", "hr", "img", "input"])
+_VOID = frozenset(["meta", "link", "br", "wbr", "hr", "img", "input"])
 
 DEEP = """
 model deep {

@@ -15,9 +15,10 @@ from lipcompile.numbers import Scalar
 from lipcompile.numbers import text as scalar_text
 from lipcompile.numbers.symbolic import Symbolic
 from lipcompile.reports.console import printable
-from lipcompile.reports.formulas import concise, count, dimensions, percent, up
+from lipcompile.reports.formulas import ELLIPSIS, concise, count, dimensions, percent, up
 from lipcompile.reports.mathml import mathml
 
+_JOINT = re.compile("([._])")
 _CODE = re.compile("`([^`]+)`")
 
 
@@ -32,8 +33,8 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    own = {"count": count, "dimensions": dimensions, "math": math}
-    made.filters |= {**own, "percent": percent, "prose": prose, "quantity": quantity, "symbol": symbol, "up": up}
+    filters = (abridged, count, dimensions, math, name, percent, prose, quantity, symbol, up)
+    made.filters |= {function.__name__: function for function in filters}
     return made
 
 
@@ -52,6 +53,16 @@ def quantity(scalar: Scalar) -> str:
     if isinstance(scalar, Fraction):
         return count(scalar) if scalar.denominator == 1 else scalar_text(scalar)
     return math(Symbolic().of(scalar).expression)
+
+
+def abridged(expression: Any) -> bool:
+    """Whether a formula is too long to be shown in full."""
+    return ELLIPSIS in concise(expression).free_symbols
+
+
+def name(text: str) -> Markup:
+    """Return the name of a layer or a parameter; a line may end behind its dots and underscores."""
+    return Markup(_JOINT.sub(r"\1<wbr>", str(escape(printable(text)))))
 
 
 def prose(text: str) -> Markup:
