@@ -168,7 +168,9 @@ def _plus(one: Series, other: Series) -> Series:
 def _times(one: Series, other: Series) -> Series:
     result: Series = {}
     for (base, i), coefficient in one.items():
-        result = _plus(result, {(base * b, i + j): coefficient * k for (b, j), k in other.items()})
+        for (b, j), k in other.items():
+            # One term at a time: products with the base 0 are alike.
+            result = _plus(result, {(base * b, i + j): coefficient * k})
     return result
 
 

@@ -1,0 +1,101 @@
+"""Powers of affine steps: the closed form against the step done so many times, and what holds of all powers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fractions import Fraction
+from functools import reduce
+from typing import Any
+
+import pytest
+import sympy
+
+from lipcompile.numbers import Count, Step, Symbol, closed_form
+from lipcompile.numbers.certified import Certified, Interval
+from lipcompile.numbers.step import changed, value
+
+T, ALPHA, BETA = sympy.symbols("T alpha beta", positive=True)
+HALF = sympy.Rational(1, 2)
+# Numbers with equal squares, products and powers among them, 0, 1, and symbols.
+NUMBERS = [sympy.S.Zero, sympy.S.One, HALF, sympy.Integer(2), sympy.sqrt(2), HALF**2, sympy.Integer(4)]
+OFFSET = sympy.Rational(3, 2)
+# Pairs of which at least one is open, and values of (alpha, beta) at which what they make coincides or not.
+OPEN = [
+    *((a, ALPHA) for a in (sympy.S.Zero, HALF, ALPHA, ALPHA**2, sympy.sqrt(ALPHA), BETA)),
+    (ALPHA, HALF),
+    (ALPHA, sympy.S.One),
+]
+POINTS = [(HALF, 3), (1, 1), (2, 1), (1, 2), (2, 2), (4, 2), (2, 4), (HALF, HALF**2)]
+
+
+def step(a: Any, c: Any, lipschitz: Any) -> Step[Any]:
+    """X ↦ aX + c, G ↦ lG, k² = 3X² + X/3 + 2 of an own parameter, k = 2X + 1/5 of a shared one."""
+    norm = {degree: coefficient for degree, coefficient in ((1, a), (0, c)) if coefficient != 0}
+    own = {2: sympy.Integer(3), 1: sympy.Rational(1, 3), 0: sympy.Integer(2)}
+    return Step(norm, lipschitz, {"own": own}, {"shared": {1: sympy.Integer(2), 0: sympy.Rational(1, 5)}}, True)
+
+
+def one_by_one(a: Any, c: Any, lipschitz: Any, n: int) -> dict[str, Any]:
+    """The bounds after n copies as polynomials in X, from the recurrence copy by copy."""
+    x = sympy.Symbol("X")
+    norms = reduce(lambda found, _: [*found, a * found[-1] + c], range(n), [x])
+    leaving = [lipschitz ** (n - 1 - s) for s in range(n)]
+    own = sum(g**2 * (3 * h**2 + h / 3 + 2) for g, h in zip(leaving, norms, strict=False))
+    shared = sum(g * (2 * h + sympy.Rational(1, 5)) for g, h in zip(leaving, norms, strict=False))
+    return {"norm": norms[-1], "own": own, "shared": shared, "lipschitz": lipschitz**n}
+
+
+def at(polynomial: Mapping[int, Any], known: Mapping[Any, Any]) -> Any:
+    """A polynomial of the closed form in X, with numbers for its symbols."""
+    x = sympy.Symbol("X")
+    return sum((k.subs(known) * x**degree for degree, k in polynomial.items()), start=sympy.S.Zero)
+
+
+def check(power: Step[Any], rates: tuple[Any, Any, Any], known: Mapping[Any, Any]) -> None:
+    a, c, lipschitz = (rate.subs(known) for rate in rates)
+    for n in (1, 2, 5):
+        expected = one_by_one(a, c, lipschitz, n)
+        values = {**known, T: n}
+        found = {"norm": power.norm, "own": power.squares["own"], "shared": power.shared["shared"]}
+        for name, polynomial in found.items():
+            difference = sympy.Poly(at(polynomial, values) - expected[name], sympy.Symbol("X"))
+            assert all(abs(k.evalf(40)) < 1e-25 for k in difference.all_coeffs()), (rates, known, n, name)
+        assert (power.lipschitz.subs(values) - expected["lipschitz"]).equals(0)
+
+
+@pytest.mark.parametrize("c", [sympy.S.Zero, OFFSET])
+@pytest.mark.parametrize("a", NUMBERS)
+def test_the_closed_form_is_the_step_done_n_times(a: Any, c: Any) -> None:
+    for lipschitz in NUMBERS[1:]:
+        check(closed_form.power(step(a, c, lipschitz), T), (a, c, lipschitz), {})
+
+
+@pytest.mark.parametrize(("a", "lipschitz"), OPEN)
+def test_cases_of_open_rates_hold_where_rates_coincide_and_elsewhere(a: Any, lipschitz: Any) -> None:
+    power = closed_form.power(step(a, OFFSET, lipschitz), T)
+    for alpha, beta in POINTS:
+        check(power, (a, OFFSET, lipschitz), {ALPHA: alpha, BETA: beta})
+
+
+def test_powers_of_any_number_of_copies_enclose_each() -> None:
+    num = Certified()
+    bounded = changed(step(sympy.S.One, HALF, sympy.S.One), lambda k: num.of(Fraction(int(k.p), int(k.q))))
+    every = num.power(bounded, Count(Symbol("n"), None), "loop")
+    # Nothing enters the first copy, and its offset enters the second one.
+    for n in range(1, 6):
+        once = num.power(bounded, Count(Fraction(n), n), "loop")
+        pairs = [(once.norm, every.norm), (once.squares["own"], every.squares["own"])]
+        pairs.append((once.shared["shared"], every.shared["shared"]))
+        assert all(_at_zero(num, found) <= _at_zero(num, enclosing) for found, enclosing in pairs)
+
+
+def _at_zero(num: Certified, polynomial: Mapping[int, Interval]) -> float:
+    return value(num, polynomial, num.of(0)).upper
+
+
+def test_nothing_is_known_of_a_gradient_that_only_later_copies_have() -> None:
+    num = Certified()
+    linear = Step({1: num.of(1), 0: num.of(1)}, num.of(1), {"w": {2: num.of(1)}}, {"v": {1: num.of(1)}}, True)
+    every = num.power(linear, Count(Symbol("n"), None), "loop")
+    assert _at_zero(num, every.squares["w"]) == float("inf")
+    assert _at_zero(num, every.shared["v"]) == float("inf")
