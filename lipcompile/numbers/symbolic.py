@@ -165,7 +165,9 @@ class Symbolic:
     def _count(self, count: Count) -> Formula:
         if isinstance(count.scalar, Symbol) and count.value is not None:
             symbol, value = count.scalar, Fraction(count.value)
-            self.definitions.setdefault(symbol.name, Definition(symbol.name, symbol.meaning, value=value))
+            self.definitions.setdefault(
+                symbol.name, Definition(symbol.name, symbol.meaning, None, value, float(value))
+            )
         return self.of(count.scalar)
 
     def _rate(self, rate: Any, name: str, index: int) -> Any:

@@ -8,7 +8,7 @@ rests on them.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -78,7 +78,9 @@ def rolled(graph: Graph) -> tuple[Graph, tuple[Unsolved, ...]]:
     uses = _uses(graph)
     numbers: dict[Hashable, int] = {}
     keys = [numbers.setdefault(_key(stretch, graph.parameters, uses), len(numbers)) for stretch in parts]
-    rolling = _Rolling(graph, parts, keys)
+    # Copies begin with layers that have weights rather than with the activations between them.
+    heads = {key for key, stretch in zip(keys, parts, strict=True) if any(node.parameters for node in stretch)}
+    rolling = _Rolling(graph, parts, keys, heads)
     nodes = rolling.sequence(0, len(parts), graph.input.name)
     used = {name for node in nodes for name in node.parameters.values()}
     parameters = {name: p for name, p in {**graph.parameters, **rolling.stacked}.items() if name in used}
@@ -151,9 +153,12 @@ def _hashable(attributes: Any) -> Hashable:
     return attributes  # type: ignore[no-any-return]
 
 
-def runs(keys: Sequence[int]) -> list[Run]:
-    """Return runs that do not overlap, in order: preferred are those that cover most, then short periods."""
-    candidates = sorted(_candidates(keys), key=lambda run: (-run.length, run.period, run.start))
+def runs(keys: Sequence[int], heads: Container[int] = ()) -> list[Run]:
+    """Return runs that do not overlap, in order: preferred are those that cover most, then short periods.
+
+    Where copies may begin at several places, they begin with one of the keys `heads` if they can.
+    """
+    candidates = sorted(_candidates(keys, heads), key=lambda run: (-run.length, run.period, run.start))
     taken = bytearray(len(keys))
     chosen = []
     for run in candidates:
@@ -164,7 +169,7 @@ def runs(keys: Sequence[int]) -> list[Run]:
     return sorted(chosen, key=lambda run: run.start)
 
 
-def _candidates(keys: Sequence[int]) -> Iterator[Run]:
+def _candidates(keys: Sequence[int], heads: Container[int]) -> Iterator[Run]:
     """Yield all longest runs of every period."""
     for period in range(1, min(LONGEST_PERIOD, len(keys) // 2) + 1):
         equal = 0
@@ -173,7 +178,9 @@ def _candidates(keys: Sequence[int]) -> Iterator[Run]:
                 equal += 1
                 continue
             if equal >= period:
-                yield Run(index - period - equal, period, equal // period + 1)
+                start = index - period - equal
+                starts = range(start, start + equal % period + 1)
+                yield Run(next((i for i in starts if keys[i] in heads), start), period, equal // period + 1)
             equal = 0
 
 
@@ -182,13 +189,13 @@ class _Rolling:
     """The rolled nodes of a graph under construction.
 
     number: how many loops were found. stacked: the parameters of loops. unsolved: runs whose body has no affine
-    step.
-    output: the last value.
+    step. output: the last value.
     """
 
     graph: Graph
     parts: Sequence[Stretch]
     keys: Sequence[int]
+    heads: Container[int]
     number: int = 0
     stacked: dict[str, Parameter] = field(default_factory=dict)
     unsolved: list[Unsolved] = field(default_factory=list)
@@ -197,7 +204,7 @@ class _Rolling:
     def sequence(self, start: int, stop: int, source: str) -> list[Node]:
         """Return the nodes that stand for stretches start … stop - 1, which read the value `source`."""
         nodes: list[Node] = []
-        next_run = {start + run.start: run for run in runs(self.keys[start:stop])}
+        next_run = {start + run.start: run for run in runs(self.keys[start:stop], self.heads)}
         index, current = start, source
         while index < stop:
             run = next_run.get(index)
