@@ -18,7 +18,6 @@ class Book:
         """Return the number of a long formula, None if it is short."""
         return None if is_short(expression) else self._numbers.setdefault(expression, len(self._numbers) + 1)
 
-    @property
     def entries(self) -> list[Pieces]:
-        """The formulas so far, by their numbers, in pieces."""
+        """Return the formulas so far, by their numbers, in pieces."""
         return [pieces(expression) for expression in self._numbers]

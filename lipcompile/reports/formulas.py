@@ -8,7 +8,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
-from sympy import Add, Float, Max, Min, Mul, Pow, Rational, Symbol, Tuple, default_sort_key
+from sympy import Add, Float, Max, Min, Mul, Pow, Rational, Symbol, Tuple, default_sort_key, preorder_traversal
 from sympy.logic.boolalg import Boolean
 from sympy.printing.latex import LatexPrinter
 from sympy.printing.printer import Printer
@@ -100,6 +100,16 @@ def rounded(expression: Any) -> Any:
     return expression.xreplace(long) if long else expression
 
 
+def is_longer(expression: Any, operations: int) -> bool:
+    """Whether a formula has more operations than that; quicker than counting those of a very long one."""
+    found = 0
+    for part in preorder_traversal(expression):
+        found += max(1, len(part.args) - 1) if part.args else 0
+        if found > operations:
+            return True
+    return False
+
+
 def concise(expression: Any) -> Any:
     """Return a formula to be laid out: constants of many digits are rounded up to seven, long parts become ⋯.
 
@@ -110,7 +120,7 @@ def concise(expression: Any) -> Any:
 
 def _abridged(expression: Any, operations: int) -> Any:
     """Return `expression` with about as many operations as allowed; the last and the deepest go first."""
-    if isinstance(expression, Boolean) or expression.count_ops() <= operations:
+    if isinstance(expression, Boolean) or not is_longer(expression, operations):
         return expression
     if operations < 1:
         return ELLIPSIS

@@ -9,10 +9,10 @@ from typing import Any
 
 from sympy import Add, Dummy, Symbol, cse
 
-from lipcompile.reports.formulas import concise, rounded
+from lipcompile.reports.formulas import concise, is_longer, rounded
 
 # Formulas of more operations are taken apart; parts of fewer are not worth a name.
-LONGEST_WHOLE, _SHORTEST_PART = 12, 3
+LONGEST_WHOLE, _LONGEST_INLINE = 12, 3
 # In longer ones nobody looks for what occurs twice.
 _LONGEST_SHARED = 1000
 # A sum below a root cannot be broken into lines.
@@ -29,14 +29,14 @@ class Pieces:
 
 def is_short(expression: Any) -> bool:
     """Whether a formula can stand in a line of text."""
-    return bool(expression.count_ops() <= LONGEST_WHOLE)
+    return not is_longer(expression, LONGEST_WHOLE)
 
 
 def pieces(expression: Any) -> Pieces:
     """Take a formula apart. Constants are rounded up; what is still too long is left out as by `concise`."""
     if is_short(expression):
         return Pieces(rounded(expression))
-    shown = rounded(expression) if expression.count_ops() <= _LONGEST_SHARED else concise(expression)
+    shown = concise(expression) if is_longer(expression, _LONGEST_SHARED) else rounded(expression)
     # What a maximum runs over means nothing outside of it.
     bound = [symbol for symbol in shown.free_symbols if symbol.is_integer]
     found, [whole] = cse([shown], symbols=_temporary(), ignore=bound)
@@ -44,7 +44,7 @@ def pieces(expression: Any) -> Pieces:
     trivial: dict[Any, Any] = {}
     for name, part in found:
         written = part.xreplace(trivial)
-        (trivial if written.count_ops() < _SHORTEST_PART else parts)[name] = written
+        (parts if is_longer(written, _LONGEST_INLINE) else trivial)[name] = written
     whole = whole.xreplace(trivial)
     for root, name in zip(sorted(whole.find(_is_long_root), key=str), _temporary(), strict=False):
         parts[name] = root.base
@@ -71,5 +71,5 @@ def _is_long_root(part: Any) -> bool:
         and part.exp.is_Rational
         and not part.exp.is_Integer
         and isinstance(part.base, Add)
-        and part.base.count_ops() > _LONGEST_BELOW_ROOT
+        and is_longer(part.base, _LONGEST_BELOW_ROOT)
     )
