@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import re
 import textwrap
+from collections.abc import Mapping
 from fractions import Fraction
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import lipcompile
 from lipcompile.derivation import Analysis, Derivation
@@ -247,12 +249,22 @@ def _qualified(program: str) -> str:
 
 def _footer(derivation: Derivation, graph: Graph, name: str) -> list[str]:
     """The certificate and the imported weights, below what people read."""
-    certificate = json.dumps(report(derivation), indent=1)
+    certificate = _listed(report(derivation))
     lines = ["", "", *_text_constant("_CERTIFICATE", certificate.replace("\\", "\\\\"))]
     initial = {n: p.initial for n, p in graph.parameters.items() if p.initial is not None}
     if initial:
         lines += ["", *_text_constant("_WEIGHTS", "\n".join(textwrap.wrap(encode_weights(initial), WIDTH)))]
     return [*lines, "", f"{name}.certificate = json.loads(_CERTIFICATE)", f"Model = {name}"]
+
+
+def _listed(certificate: Mapping[str, Any]) -> str:
+    """Return JSON with a line for each entry, and for each item of an entry that is a list."""
+    entries = []
+    for key, value in certificate.items():
+        items = [f"  {json.dumps(item)}" for item in value] if isinstance(value, list) else []
+        written = "[\n" + ",\n".join(items) + "\n ]" if items else json.dumps(value)
+        entries.append(f" {json.dumps(key)}: {written}")
+    return "{\n" + ",\n".join(entries) + "\n}"
 
 
 def _text_constant(name: str, text: str) -> list[str]:
