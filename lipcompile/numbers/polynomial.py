@@ -218,7 +218,8 @@ class Polynomials(Generic[N]):
         """
         known = [x for x in xs if x.coefficients is not None]
         if len(known) < 2:
-            return replace(known[0], exact=len(xs) == 1 and known[0].exact) if known else xs[0]
+            alone = len(xs) == 1 or not known
+            return xs[0] if alone else replace(known[0], exact=False, enlarged=True)
         degrees = {x.degree for x in known}
         wanted = min(degrees) if self.saturated else max(degrees)
         chosen = sorted(
@@ -258,7 +259,7 @@ class Polynomials(Generic[N]):
     def power(self, step: Step[Polynomial[N]], count: Count, name: str) -> Step[Polynomial[N]]:
         """Return the power in the base: the step of a part of a graph does not depend on what enters the graph."""
         raised = self.base.power(changed(step, _constant), count, name)
-        return changed(raised, lambda c: Polynomial(self.base, {0: c}))
+        return changed(raised, lambda c: Polynomial(self.base, {0: c}, exact=raised.exact))
 
 
 def _constant(number: Polynomial[N]) -> N:
