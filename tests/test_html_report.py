@@ -143,6 +143,20 @@ def test_a_very_deep_model_is_a_page_of_bounded_size(tmp_path: Path) -> None:
     assert len(pages[1]) < 1.1 * len(pages[0])
 
 
+def test_a_very_long_line_and_a_very_long_source_are_cut(tmp_path: Path) -> None:
+    text = f"# {'x' * 100_000}\n{DEEP}" + "\n#" * 3000
+    page = lip_page(tmp_path, text)
+    assert len(page) < len(lip_page(tmp_path, DEEP)) + 60_000
+    assert "more lines are not shown" in parsed(page).text
+
+
+def test_a_block_of_many_parameters_is_a_table_of_bounded_length(tmp_path: Path) -> None:
+    """Thirteen layers of a weight and a bias are 26 parameters."""
+    layers = "; ".join(f"dense({width}, bias=1)" for width in (*range(5, 17), 4))
+    text = f"model m {{ input x: tensor[4], norm <= 1\n repeat 3 {{ {layers}; relu }}\n dense(2) }}"
+    assert "2 more parameters" in parsed(lip_page(tmp_path, text)).text
+
+
 # Colours
 
 

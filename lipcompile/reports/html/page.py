@@ -14,8 +14,10 @@ from lipcompile.reports.html.environment import environment
 from lipcompile.reports.html.findings import findings
 from lipcompile.reports.html.plots import Plot, Series, plot
 
-# The most lines of a source that a page shows.
-_LINES = 2000
+# The most lines of a source that a page shows, and the most characters of a line.
+_LINES, _LONGEST_LINE = 2000, 1000
+# The most curves of blocks: a large model of many small repetitions would have hundreds.
+_CURVES = 8
 
 
 def render(document: Document) -> str:
@@ -29,7 +31,10 @@ def render(document: Document) -> str:
         findings=list(findings(document.diagnostics.shown, derivation.source)),
         drawing=drawing(document) if derivation.analysis else None,
         largest=max((row.share or 0.0 for row in document.parameters.shown), default=0.0) or 1.0,
-        blocks=[(block, _depth(block, index)) for index, block in enumerate(document.blocks.shown)],
+        blocks=[
+            (block, _depth(block, index) if index < _CURVES else None)
+            for index, block in enumerate(document.blocks.shown)
+        ],
         epsilon=_epsilon(document.privacy) if document.privacy else None,
         privacy_hint=PRIVACY_HINT,
         wording=wording,
@@ -41,8 +46,14 @@ def render(document: Document) -> str:
 
 def _lines(source: Source) -> tuple[list[str], int]:
     """Return the first lines of a source, and how many more it has."""
-    lines = [line.expandtabs(4).rstrip("\r") for line in (source.text or "").rstrip("\n").split("\n")]
-    return (lines[:_LINES], max(0, len(lines) - _LINES)) if source.text else ([], 0)
+    if source.text is None:
+        return [], 0
+    lines = source.text.rstrip("\n").split("\n")
+    return [_shortened(line.rstrip("\r").expandtabs(4)) for line in lines[:_LINES]], max(0, len(lines) - _LINES)
+
+
+def _shortened(line: str) -> str:
+    return line if len(line) <= _LONGEST_LINE else f"{line[:_LONGEST_LINE]}…"
 
 
 def _depth(block: Block, index: int) -> Markup | None:
