@@ -18,7 +18,7 @@ from typing import Any
 from mpmath.ctx_iv import MPIntervalContext
 
 from lipcompile.numbers.scalar import Arithmetic, Scalar, Symbol
-from lipcompile.numbers.step import Count, Step, then
+from lipcompile.numbers.step import Coefficients, Count, Step, then
 
 _IV: Any = MPIntervalContext()
 _IV.prec = 113
@@ -152,9 +152,14 @@ def _any_power(step: Step[Interval]) -> Step[Interval]:
     unchanged = step.linear and _is_one(step.norm.get(1, UNKNOWN))
     norm = step.norm if unchanged else dict.fromkeys(step.norm, UNKNOWN)
     lipschitz = step.lipschitz if _is_one(step.lipschitz) else UNKNOWN
-    squares = {name: dict.fromkeys(k, UNKNOWN) for name, k in step.squares.items()}
-    shared = {name: dict.fromkeys(k, UNKNOWN) for name, k in step.shared.items()}
+    squares = {name: _any_sum(k, step) for name, k in step.squares.items()}
+    shared = {name: _any_sum(k, step) for name, k in step.shared.items()}
     return Step(norm, lipschitz, squares, shared, step.exact)
+
+
+def _any_sum(k: Coefficients[Interval], step: Step[Interval]) -> dict[int, Interval]:
+    """Enclose what any number of copies add up: with an offset, later ones do not read 0 where the first does."""
+    return dict.fromkeys(range(max(k) + 1) if k and 0 in step.norm else k, UNKNOWN)
 
 
 def _is_one(number: Interval) -> bool:

@@ -40,8 +40,8 @@ class Growth:
     """Orders of expressions in T, the number of copies in every loop.
 
     counts: the symbols of those numbers. definitions: what other names stand for. bounded: names of what no number
-    of copies takes above some number. sample: a value of the rate that formulas leave open, by which cases and the
-    larger of two rates are decided.
+    of copies takes above some number. sample: a value of the rate that formulas leave open, if there is one: 1, or
+    a number that stands for all below 1, or for all above.
     """
 
     counts: frozenset[Any]
@@ -61,14 +61,14 @@ class Growth:
         raise NoOrderError(f"of {expression}")
 
     def largest(self, orders: Sequence[Order]) -> Order:
-        """Return the largest of orders."""
+        """Return the largest of orders; raises NoOrderError if that depends on the open rate."""
         found = orders[0]
         for order in orders[1:]:
-            found = order if self._key(order) > self._key(found) else found
+            found = self._larger(found, order)
         return found
 
     def smallest(self, expressions: Sequence[Any]) -> Order:
-        """Return the smallest order of those known."""
+        """Return the smallest order of those known, as far as they can be compared."""
         known = []
         for expression in expressions:
             try:
@@ -77,20 +77,66 @@ class Growth:
                 continue
         if not known:
             raise NoOrderError("of a minimum")
-        return min(known, key=self._key)
+        return self._smallest(known)
 
-    def case(self, expression: Any) -> Any:
-        """Return the case of a Piecewise that holds for the sample."""
+    def cases(self, expression: Any) -> list[Any]:
+        """Return what a Piecewise may be, for one value or another that the sample stands for."""
+        found = []
         for value, condition in expression.args:
-            if condition.subs(self.sample) == sympy.true:
-                return value
-        raise NoOrderError("of cases that depend on several symbols")
+            holds = self._holds(condition)
+            found += [] if holds is False else [value]
+            if holds:
+                break
+        return found
 
-    def _key(self, order: Order) -> tuple[Any, Any]:
-        rate = order.rate.subs(self.sample)
+    def _holds(self, condition: Any) -> bool | None:
+        """Whether a condition holds; None if for some values only."""
+        for rate, sample in self.sample.items():
+            if sample == 1:
+                condition = condition.subs(rate, 1)
+            for equation in condition.atoms(sympy.Eq):
+                meeting = equation.rhs if equation.lhs == rate else None
+                if meeting is not None and meeting.is_number and not _same_side(meeting, sample):
+                    return False
+        return None if condition not in (sympy.true, sympy.false) else condition == sympy.true
+
+    def _smallest(self, orders: Sequence[Order]) -> Order:
+        found = orders[0]
+        for order in orders[1:]:
+            found = order if self._compared(order, found) == -1 else found
+        return found
+
+    def _larger(self, one: Order, two: Order) -> Order:
+        compared = self._compared(one, two)
+        if compared is None:
+            one, two = (CONSTANT if self._decays(order) else order for order in (one, two))
+            compared = self._compared(one, two)
+        if compared is None:
+            raise NoOrderError("that is not the same for all rates")
+        return two if compared == -1 else one
+
+    def _compared(self, one: Order, two: Order) -> int | None:
+        """Return -1 if the first order is smaller, 1 if larger, None if neither is for all rates."""
+        signs = {_sign(number, 1) for number in self._apart(one.rate / two.rate)}
+        if signs == {0}:
+            return _sign(one.power, two.power)
+        signs -= {0}
+        return signs.pop() if len(signs) == 1 else None
+
+    def _decays(self, order: Order) -> bool:
+        signs = {_sign(number, 1) for number in self._apart(order.rate)}
+        return signs <= {-1, 0} and signs != {0}
+
+    def _apart(self, rate: Any) -> tuple[Any, ...]:
+        """Return numbers that stay on their sides of 1, whatever the open rate is; their product is a rate."""
+        numbers: list[Any] = []
+        for symbol, sample in self.sample.items():
+            exponent = rate.as_powers_dict()[symbol]
+            rate = rate / symbol**exponent
+            numbers.append(sample**exponent)
         if rate.free_symbols:
             raise NoOrderError("that depends on several rates")
-        return _exact(rate), order.power
+        return rate, *numbers
 
     def _symbol(self, symbol: Any) -> Order:
         if symbol in self.counts:
@@ -121,9 +167,9 @@ class Growth:
     def _power(self, expression: Any) -> Order:
         base, exponent = expression.as_base_exp()
         if not self._depends(exponent):
-            if exponent.is_number and exponent < 0:
-                return self._inverse(base, -exponent)
-            return self.of(base).raised(exponent)
+            if not exponent.is_number:
+                raise NoOrderError(f"of {expression}")
+            return self._inverse(base, -exponent) if exponent < 0 else self.of(base).raised(exponent)
         if self._depends(base) or exponent.free_symbols - self.counts:
             raise NoOrderError(f"of {expression}")
         return self._exponential(base, exponent)
@@ -142,21 +188,42 @@ class Growth:
         raise NoOrderError(f"of {expression}")
 
     def _inverse(self, base: Any, exponent: Any) -> Order:
-        """1/x^e with x a sum of non-negative terms is at most that of one of them that does not depend on T."""
-        if base.is_Add and all(_positive(term) for term in base.args):
-            if any(not self._depends(term) for term in base.args):
-                return CONSTANT
-        elif base.is_Symbol or base.is_Pow:
-            return self.of(base).raised(-exponent)
+        """1/x^e of x >= 0: what x is at least, not what it is at most, says how it grows."""
+        if base in self.counts:
+            return Order(sympy.S.One, -exponent)
+        if not self._depends(base):
+            return CONSTANT
+        if base.is_Symbol:
+            return self._inverse(self.definitions[base.name].expression, exponent)
+        if base.is_Mul:
+            return _product([self._inverse(factor, exponent) for factor in base.args])
+        if base.is_Pow:
+            return self._inverse_of_power(base, exponent)
+        if base.is_Add and all(term.is_nonnegative for term in base.args):
+            return self.smallest([term**-exponent for term in base.args])
         raise NoOrderError(f"of 1/({base})")
 
+    def _inverse_of_power(self, power: Any, exponent: Any) -> Order:
+        base, inner = power.as_base_exp()
+        if not self._depends(base):
+            return self._exponential(base, -inner * exponent)
+        if inner.is_number and inner > 0:
+            return self._inverse(base, inner * exponent)
+        raise NoOrderError(f"of 1/({power})")
 
-def _positive(term: Any) -> bool:
-    return bool(term.is_nonnegative)
+
+def _same_side(number: Any, sample: Any) -> bool:
+    return _sign(number, 1) == _sign(sample, 1)
 
 
-def _exact(rate: Any) -> Any:
-    return rate if rate.is_Rational else rate.evalf(50)
+def _sign(one: Any, other: Any) -> int:
+    """Return the sign of a difference; numbers that agree in 40 digits are taken for the same."""
+    difference = one - other
+    if not difference.is_Rational:
+        difference = difference.evalf(50)
+        if abs(difference) < sympy.Float(10) ** -40 * abs(one.evalf(50)):
+            return 0
+    return int(sympy.sign(difference))
 
 
 _RULES: Sequence[tuple[Any, Callable[[Growth, Any], Order]]] = (
@@ -166,7 +233,7 @@ _RULES: Sequence[tuple[Any, Callable[[Growth, Any], Order]]] = (
     (sympy.Pow, lambda growth, e: growth._power(e)),
     (sympy.Max, lambda growth, e: growth.largest([growth.of(term) for term in e.args])),
     (sympy.Min, lambda growth, e: growth.smallest(e.args)),
-    (sympy.Piecewise, lambda growth, e: growth.of(growth.case(e))),
+    (sympy.Piecewise, lambda growth, e: growth.largest([growth.of(case) for case in growth.cases(e)])),
     (MaxOver, lambda growth, e: growth.of(e.args[0])),
 )
 

@@ -1,0 +1,98 @@
+"""Loops with counts that are open: what is said of them holds for every count and every value of a symbol."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+import sympy
+
+from lipcompile import ModelOptions, pipeline
+from lipcompile.derivation import Analysis
+from lipcompile.passes.sensitivity import analyse
+
+
+def analysed(folder: Path, *lines: str, norm: str = "1", **bindings: Fraction) -> Analysis:
+    """Return the analysis of a network of [4], all of whose parameters are declared."""
+    path = folder / "net.lip"
+    declared = "param depth: int ; param u: real ; param X: real ; param G: real"
+    path.write_text(f"model net {{ {declared} ; input x: tensor[4], norm <= {norm}\n" + "\n".join(lines) + "\n}")
+    graph = pipeline.load(str(path), ModelOptions(bindings=bindings)).graph
+    assert graph is not None
+    return analyse(graph)
+
+
+def test_what_reads_the_offsets_of_copies_before_is_not_zero_where_the_input_is(tmp_path: Path) -> None:
+    """A layer of norm 0 hands on 0, but the biases of the copies do not: nothing is certified of their sum."""
+    found = analysed(
+        tmp_path,
+        "dense(4, constraint=spectral(0))",
+        "repeat depth { dense(4, bias=0.5) relu }",
+        "dense(1) ; loss kr",
+    )
+    assert found.parameters["repeat_1.dense.weight"].value is None
+    assert found.parameters["dense.weight"].value == 1
+    tied = analysed(
+        tmp_path,
+        "dense(4, constraint=spectral(0))",
+        'repeat depth { dense(4, bias=0.5, share="w") relu }',
+        "dense(1) ; loss kr",
+    )
+    assert tied.parameters["repeat_1.dense.weight"].value is None
+
+
+def test_parameters_may_be_called_as_formulas_of_one_copy_call_norm_and_cotangent(tmp_path: Path) -> None:
+    """X_t = X^(t-1)·X_0 + G·(X^(t-1) - 1)/(X - 1) at copy t, and the cotangent X^(depth - t)."""
+    found = analysed(
+        tmp_path,
+        "repeat depth { dense(4, constraint=spectral(X), bias=G) relu }",
+        "dense(1) ; loss kr",
+    )
+    [block] = found.depth.blocks
+    values = {"X": 2, "G": Fraction(1, 2), "X_0": 1, "depth": 5, "t": 3}
+    at = {sympy.Symbol(name, positive=True): sympy.Rational(str(value)) for name, value in values.items()}
+    assert block.input_norm.subs(at) == Fraction(11, 2)
+    assert block.gradient["dense.weight"].subs(at) == 22
+    assert block.gradient["dense.bias"].subs(at) == 4
+
+
+def test_no_order_is_given_that_depends_on_where_an_open_rate_lies(tmp_path: Path) -> None:
+    """Norms double from copy to copy, gradients grow by 2 + 2u: neither 2^T nor 2^T·T is a bound for u = 5."""
+    found = analysed(
+        tmp_path,
+        "repeat depth { dense(4, constraint=spectral(2)) ; "
+        "residual(add) { layer_norm(floor=1) ; dense(4, constraint=spectral(u)) } }",
+        "dense(1) ; loss kr",
+        norm="1000",
+    )
+    assert found.depth.growth is None
+
+
+def test_of_two_decaying_rates_none_has_to_be_the_larger(tmp_path: Path) -> None:
+    """0.9^T + u^T is below a constant for u < 1, whichever is larger, and O(u^T) for u > 1."""
+    found = analysed(
+        tmp_path,
+        "branch { repeat depth { dense(4, constraint=spectral(0.9)) } } "
+        "{ repeat depth { dense(4, constraint=spectral(u)) } } -> add",
+        "dense(1) ; loss kr",
+    )
+    assert found.depth.growth == ("O(1) if u < 1, O(sqrt(depth)) if u = 1, O(u**depth * sqrt(depth)) if u > 1")
+
+
+def test_a_rate_alone_has_an_order_in_each_case(tmp_path: Path) -> None:
+    found = analysed(
+        tmp_path, "repeat depth { dense(4, constraint=spectral(u), bias=0.5) relu }", "dense(1) ; loss kr"
+    )
+    assert found.depth.growth == ("O(1) if u < 1, O(depth**(3/2)) if u = 1, O(u**depth * sqrt(depth)) if u > 1")
+
+
+@pytest.mark.parametrize(
+    ("bound", "order"), [("0.5", "O(1)"), ("1", "O(sqrt(depth))"), ("2", "O(2**depth * sqrt(depth))")]
+)
+def test_orders_of_chains_without_biases(bound: str, order: str, tmp_path: Path) -> None:
+    """K² of copy t is (u^(depth-1)·X_0)², depth times; behind a first layer, whose K is u^depth·X_0."""
+    found = analysed(
+        tmp_path, f"repeat depth {{ dense(4, constraint=spectral({bound})) }}", "dense(1, bias=1) ; loss kr"
+    )
+    assert found.depth.growth == order
