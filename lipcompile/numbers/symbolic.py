@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
@@ -11,6 +11,7 @@ import sympy
 from sympy.printing.latex import LatexPrinter
 from sympy.printing.str import StrPrinter
 
+from lipcompile.numbers.extremes import extreme
 from lipcompile.numbers.scalar import Arithmetic, Scalar, Symbol
 from lipcompile.numbers.step import Count, Step, changed
 
@@ -137,11 +138,11 @@ class Symbolic:
 
     def minimum(self, *xs: Formula) -> Formula:
         """Write the minimum."""
-        return Formula(_extreme(sympy.Min, xs))
+        return Formula(extreme(sympy.Min, (x.expression for x in xs)))
 
     def maximum(self, *xs: Formula) -> Formula:
         """Write the maximum."""
-        return Formula(_extreme(sympy.Max, xs))
+        return Formula(extreme(sympy.Max, (x.expression for x in xs)))
 
     def max_over(self, start: int, stop: int, term: Callable[[Formula], Formula]) -> Formula:
         """Write the maximum over an integer range; a single term is written as such."""
@@ -174,7 +175,8 @@ class Symbolic:
         """Name a rate that is no number and no power of one symbol: cases are told apart by symbols."""
         if len(rate.free_symbols) == 0 or (len(rate.free_symbols) == 1 and _is_power(rate)):
             return rate
-        letter = f"{'al'[index]}_{name}"
+        # Not l, which is that of the output in the value `name`.
+        letter = f"{'ag'[index]}_{name}"
         meaning = ("growth of the norm", "Lipschitz constant")[index]
         self.definitions[letter] = Definition(letter, f"{meaning} of one copy of {name}", expression=rate)
         return _symbol(letter)
@@ -228,27 +230,6 @@ def _root(square: Any) -> Any:
     outside = [base ** (exponent / 2) for base, exponent in powers if base.is_Symbol]
     inside = [factor for factor, (base, _) in zip(factors, powers, strict=True) if not base.is_Symbol]
     return sympy.Mul(sympy.sqrt(number), *outside, sympy.sqrt(sympy.Mul(*inside)))
-
-
-def _extreme(kind: Any, xs: Iterable[Formula]) -> Any:
-    """Write a minimum or maximum without the operands that another one makes redundant.
-
-    sympy's own evaluation factors every pair of operands, which takes most of the time of a deep network.
-    """
-    kept: list[Any] = []
-    for one in (part for x in xs for part in kind.make_args(x.expression)):
-        if not any(_redundant(kind, one, other) for other in kept):
-            kept = [other for other in kept if not _redundant(kind, other, one)]
-            kept.append(one)
-    return kept[0] if len(kept) == 1 else kind(*kept, evaluate=False)
-
-
-def _redundant(kind: Any, one: Any, other: Any) -> bool:
-    """Whether `other` is never on the wrong side of `one`, as far as their ratio or the sign of terms shows."""
-    larger, smaller = (one, other) if kind is sympy.Min else (other, one)
-    if smaller.is_positive and (ratio := larger / smaller).is_number:
-        return bool((ratio - 1).is_extended_nonnegative)
-    return bool((larger - smaller).is_extended_nonnegative)
 
 
 def _is_power(expression: Any) -> bool:
