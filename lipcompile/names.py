@@ -27,7 +27,7 @@ RESERVED = frozenset([*_ATTRIBUTES.split(), *_FORWARD])
 
 # Names that formulas give to derived quantities: a parameter called so would be taken for one of them.
 _DERIVED = ("L", "L_R", "m", "t", "T")
-_DERIVED_NAME = re.compile(r"(?:[XKRMTqac]|[Gl]\d*)_.*")
+_DERIVED_NAME = re.compile(r"(?:[XKRMTqacg]|[Gl]\d*)_.*")
 
 
 def is_derived(name: str) -> bool:

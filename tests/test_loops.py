@@ -96,3 +96,17 @@ def test_orders_of_chains_without_biases(bound: str, order: str, tmp_path: Path)
         tmp_path, f"repeat depth {{ dense(4, constraint=spectral({bound})) }}", "dense(1, bias=1) ; loss kr"
     )
     assert found.depth.growth == order
+
+
+def test_no_two_quantities_have_one_name(tmp_path: Path) -> None:
+    """The constant of one copy, 2u + 2, is not that of the output in what the copies make, 1."""
+    found = analysed(
+        tmp_path,
+        "repeat depth { dense(4, constraint=spectral(2)) ; "
+        "residual(add) { layer_norm(floor=1) ; dense(4, constraint=spectral(u)) } }",
+        "dense(1) ; loss kr",
+        norm="1000",
+    )
+    [rate] = [d for d in found.definitions if d.meaning == "Lipschitz constant of one copy of repeat_1"]
+    assert rate.expression == 2 * sympy.Symbol("u", positive=True) + 2
+    assert rate.upper is None
