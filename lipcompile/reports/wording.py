@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from lipcompile.derivation import Depth
+
 VERDICTS: Mapping[bool, str] = {
     True: "This network can be trained privately without clipping gradients: the gradient of each example is "
     "bounded in advance.",
@@ -11,13 +13,21 @@ VERDICTS: Mapping[bool, str] = {
     "would mend it.",
 }
 
-REGIMES: Mapping[str | None, str] = {
+_REGIMES: Mapping[str | None, str] = {
     None: "it depends on symbols without a value.",
     "contractive": "however deep the network, its bound stays below a limit, and gradients of early layers fade.",
     "critical": "the bound grows at most as a power of the depth.",
     "expansive": "the bound grows exponentially with depth.",
     "mixed": "some parts of the network enlarge what passes through them, and others shrink it.",
 }
+
+_LAYERS = "by the constants of its layers. Nothing that has a closed form stands several times in a row."
+
+
+def regime(depth: Depth) -> str:
+    """Return what the regime of a network means; without blocks it says nothing of a deeper one."""
+    return _REGIMES[depth.regime] if depth.blocks else _LAYERS
+
 
 # By whether a block's closed forms are exact.
 EXACTNESS: Mapping[bool, str] = {
