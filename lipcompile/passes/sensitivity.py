@@ -10,6 +10,7 @@ import sympy
 from lipcompile.derivation import Analysis, Bound, LayerBounds, finite
 from lipcompile.graph import Graph
 from lipcompile.numbers.certified import Certified, Interval
+from lipcompile.numbers.extremes import extreme
 from lipcompile.numbers.symbolic import Definition, Formula, Symbolic
 from lipcompile.passes.bounds import Bounds, derive
 from lipcompile.passes.depth import growth
@@ -61,7 +62,7 @@ def _largest(bounds: list[Bound]) -> Bound:
     values = [bound.value for bound in bounds]
     known = [value for value in values if value is not None]
     largest = max(known) if len(known) == len(values) else None
-    return Bound(sympy.Max(*(bound.expression for bound in bounds)), largest)
+    return Bound(extreme(sympy.Max, (bound.expression for bound in bounds)), largest)
 
 
 def _used_definitions(definitions: tuple[Definition, ...], formulas: Bounds[Formula]) -> tuple[Definition, ...]:
