@@ -10,7 +10,15 @@ import sympy
 
 from lipcompile import ModelOptions, pipeline
 from lipcompile.derivation import Analysis
+from lipcompile.numbers.certified import Certified
+from lipcompile.ops import OP_BY_NAME
+from lipcompile.ops.record import NoAttributes
+from lipcompile.passes.bounds import derive
+from lipcompile.passes.loops import loops
+from lipcompile.passes.rolling import rolled
 from lipcompile.passes.sensitivity import analyse
+
+from .networks import Network
 
 
 def analysed(folder: Path, *lines: str, norm: str = "1", **bindings: Fraction) -> Analysis:
@@ -110,3 +118,18 @@ def test_no_two_quantities_have_one_name(tmp_path: Path) -> None:
     [rate] = [d for d in found.definitions if d.meaning == "Lipschitz constant of one copy of repeat_1"]
     assert rate.expression == 2 * sympy.Symbol("u", positive=True) + 2
     assert rate.upper is None
+
+
+def test_loops_that_are_found_are_called_as_nothing_else_is() -> None:
+    """An importer keeps the names of a file, of layers and of weights: any may be called block_1."""
+    net = Network((4,))
+    net.dense(4, shared="block_1__.weight")
+    for name in ("block_1", "input_block_1_", "tanh"):
+        net.end = net.builder.add(OP_BY_NAME["tanh"], NoAttributes(), [net.end], name=name)
+        net.dense(4)
+    graph = net.finish()
+    repeated, _ = rolled(graph)
+    repeated.verify()
+    [loop] = loops(repeated)
+    assert loop.name == "block_1___"
+    assert derive(repeated, Certified()).total.upper == derive(graph, Certified()).total.upper

@@ -80,7 +80,7 @@ def rolled(graph: Graph) -> tuple[Graph, tuple[Unsolved, ...]]:
     keys = [numbers.setdefault(_key(stretch, graph.parameters, uses), len(numbers)) for stretch in parts]
     # Copies begin with layers that have weights rather than with the activations between them.
     heads = {key for key, stretch in zip(keys, parts, strict=True) if any(node.parameters for node in stretch)}
-    rolling = _Rolling(graph, parts, keys, heads)
+    rolling = _Rolling(graph, parts, keys, heads, _names(graph))
     nodes = rolling.sequence(0, len(parts), graph.input.name)
     used = {name for node in nodes for name in node.parameters.values()}
     parameters = {name: p for name, p in {**graph.parameters, **rolling.stacked}.items() if name in used}
@@ -188,14 +188,15 @@ def _candidates(keys: Sequence[int], heads: Container[int]) -> Iterator[Run]:
 class _Rolling:
     """The rolled nodes of a graph under construction.
 
-    number: how many loops were found. stacked: the parameters of loops. unsolved: runs whose body has no affine
-    step. output: the last value.
+    heads: keys with which copies begin if they can. taken: names in the graph. number: how many loops were found.
+    stacked: the parameters of loops. unsolved: runs whose body has no affine step. output: the last value.
     """
 
     graph: Graph
     parts: Sequence[Stretch]
     keys: Sequence[int]
     heads: Container[int]
+    taken: frozenset[str]
     number: int = 0
     stacked: dict[str, Parameter] = field(default_factory=dict)
     unsolved: list[Unsolved] = field(default_factory=list)
@@ -231,7 +232,7 @@ class _Rolling:
         """Return the loop that stands for a run, None if its body has no affine step."""
         before, stacked = self.number, dict(self.stacked)
         self.number += 1
-        name, symbol = f"block_{self.number}", f"T_{self.number}"
+        name, symbol = self._name(self.number), f"T_{self.number}"
         copies = [self.parts[i : i + run.period] for i in range(run.start, run.start + run.length, run.period)]
         body = self._body(run, name)
         names = tuple(tuple(node.name for stretch in copy for node in stretch) for copy in copies)
@@ -247,6 +248,13 @@ class _Rolling:
             self.unsolved.append(Unsolved(names, str(error)))
             return None
 
+    def _name(self, number: int) -> str:
+        """Return a name that nothing in the graph has."""
+        name = f"block_{number}"
+        while name in self.taken or _entry(name) in self.taken:
+            name += "_"
+        return name
+
     def _body(self, run: Run, name: str) -> Graph:
         """Return the first copy as a graph of its own."""
         first = self.parts[run.start]
@@ -255,7 +263,7 @@ class _Rolling:
             for node in first
             if self._entered(run.start) in node.inputs
         )
-        entry = Input(f"input_{name}", shape, None)
+        entry = Input(_entry(name), shape, None)
         nodes = self.sequence(run.start, run.start + run.period, entry.name)
         used = dict.fromkeys(p for node in nodes for p in node.parameters.values())
         parameters = {p: self.stacked.get(p) or self.graph.parameters[p] for p in used}
@@ -269,6 +277,17 @@ class _Rolling:
             roles[name] = own
             self.stacked[own] = replace(parameter, name=own)
         return Node(loop.name, loop_op(loop), loop, (source,), Site(loop, (shape,), shape), roles)
+
+
+def _entry(name: str) -> str:
+    """Return the name of what the body of a loop reads."""
+    return f"input_{name}"
+
+
+def _names(graph: Graph) -> frozenset[str]:
+    """Return the names of values, and of the layers that parameters are named after."""
+    owners = (name.partition(".")[0] for name in graph.parameters)
+    return frozenset((graph.input.name, *(node.name for node in graph.nodes), *owners))
 
 
 def _reading(stretch: Stretch, entered: str, source: str) -> list[Node]:
