@@ -131,6 +131,23 @@ def test_copies_are_drawn_once() -> None:
     assert (bracket.first, bracket.last, bracket.count, bracket.depth) == (1, 3, 8, 0)
 
 
+def test_only_the_first_copy_is_asked_for_its_edges() -> None:
+    """Two branches, a layer and two, whose order differs from copy to copy: b reads nothing of a."""
+    network = Network((4,))
+    for longer_first in (False, True):
+        start, ends = network.end, {}
+        for longer in (longer_first, not longer_first):
+            network.end = start
+            network.dense(4)
+            ends[longer] = network.sort() if longer else network.end
+        network.add("add", Sum((ONE, ONE)), ends[False], ends[True])
+    graph = network.finish(None)
+    names = [node.name for node in graph.nodes]
+    found = layout(graph, [block((tuple(names[:4]), tuple(names[4:])))])
+    assert [row.parts[0].node.op.name for row in found.rows[1:]] == ["dense", "dense", "groupsort", "add"]
+    assert drawn(found) == {(0, 1), (0, 2), (2, 3), (1, 4), (3, 4)}
+
+
 def test_thousands_of_nodes_are_a_drawing_of_bounded_size() -> None:
     graph, repeated = residual(700)
     assert len(layout(graph, limit=40).rows) == 42
