@@ -2,8 +2,8 @@
 
 Each of them is a module with a function `render(document) -> str`, which returns the text of the file.
 
-Tables are bounded: of a large model the first copy of every block stands for all of them, and what is still too
-much is left out and counted. The JSON report leaves nothing out.
+Tables are bounded: of a large model one row stands for all copies of a layer, and what is still too much is left
+out and counted. The JSON report leaves nothing out.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from typing import Any, Generic, Literal, TypeVar
 
 from lipcompile.derivation import NOT_REACHED, Analysis, Block, Bound, Derivation, LayerBounds, Requirements
 from lipcompile.diagnostics import Diagnostic
-from lipcompile.graph import Node, Parameter
+from lipcompile.graph import Graph, Node, Parameter
 from lipcompile.numbers import Scalar
 from lipcompile.numbers.symbolic import Definition
 from lipcompile.passes.what_if import Change, Share, dominating
+from lipcompile.reports.copies import first_copies, grouped, layer_of_all, together
 
 # The most rows that a table has, and the most points that a curve is drawn through.
 LARGEST_TABLE = 100
@@ -56,7 +57,7 @@ class RequirementRow:
 
 @dataclass(frozen=True, slots=True)
 class LayerRow:
-    """A node and its bounds. It stands for itself, or is the first of `copies` copies of a block."""
+    """A node and its bounds. If it stands for `copies` copies, they hold of all of them: see `together`."""
 
     node: Node
     bounds: LayerBounds
@@ -67,8 +68,8 @@ class LayerRow:
 class ParameterRow:
     """A parameter, the first layer that uses it, and its bound: None if it is not trained.
 
-    share: K² over the sum of all K², to the nearest double; None unless both are known. It is the share of this
-    parameter alone, also where the row stands for `copies` copies.
+    share: K² over the sum of all K², to the nearest double; None unless both are known. If the row stands for
+    `copies` copies, the bound holds of each of them, and the share is that of all.
     """
 
     parameter: Parameter
@@ -149,9 +150,10 @@ def document(
     if derivation.analysis is None:
         return Document(derivation, rows, diagnostics, privacy=privacy)
     analysis = derivation.analysis
-    copies = _copies(analysis, limit)
-    layers = _layers(analysis, copies, limit)
-    parameters = _parameters(analysis, copies, limit)
+    large = len(analysis.graph.nodes) > limit
+    first = first_copies(analysis.depth.blocks) if large else {}
+    layers = _layers(analysis, first, limit)
+    parameters = _parameters(analysis, first, limit)
     return Document(
         derivation,
         rows,
@@ -188,41 +190,52 @@ def users(analysis: Analysis) -> dict[str, str]:
     return found
 
 
-def _copies(analysis: Analysis, limit: int) -> dict[str, int]:
-    """Return how many copies each layer stands for, 0 for one that another stands for; empty for a small model."""
-    if len(analysis.graph.nodes) <= limit:
-        return {}
-    found: dict[str, int] = {}
-    for block in analysis.depth.blocks:  # those inside others too: there factors multiply
-        for index, copy in enumerate(block.layers):
-            for name in copy:
-                found[name] = found.get(name, 1) * (0 if index else len(block.layers))
-    return found
-
-
-def _layers(analysis: Analysis, copies: Mapping[str, int], limit: int) -> Rows[LayerRow]:
+def _layers(analysis: Analysis, first: Mapping[str, str], limit: int) -> Rows[LayerRow]:
+    nodes = {node.name: node for node in analysis.graph.nodes}
+    bounds = {found.name: found for found in analysis.layers}
     rows = [
-        LayerRow(node, bounds, copies.get(node.name, 1))
-        for node, bounds in zip(analysis.graph.nodes, analysis.layers, strict=True)
-        if copies.get(node.name) != 0
+        LayerRow(nodes[name], layer_of_all([bounds[copy] for copy in copies]), len(copies))
+        for name, copies in grouped(nodes, first).items()
     ]
-    return _ends(rows, len(analysis.graph.nodes), limit)
+    half = limit // 2
+    shown = rows if len(rows) <= limit else [*rows[:half], *rows[len(rows) - half :]]
+    return Rows(tuple(shown), len(nodes) - sum(row.copies for row in shown))
 
 
-def _parameters(analysis: Analysis, copies: Mapping[str, int], limit: int) -> Rows[ParameterRow]:
-    """Keep the parameters of shown layers; of those that are still too many, the ones with the largest bounds."""
-    layer, share = users(analysis), shares(analysis.parameters)
-    rows = [
-        ParameterRow(
-            parameter, layer[name], analysis.parameters.get(name), share.get(name), copies.get(layer[name], 1)
-        )
-        for name, parameter in analysis.graph.parameters.items()
-        if copies.get(layer[name]) != 0
-    ]
+def _parameters(analysis: Analysis, first: Mapping[str, str], limit: int) -> Rows[ParameterRow]:
+    """Take copies together; of what is still too much keep those with the largest shares."""
+    share, groups = shares(analysis.parameters), _alike(analysis.graph, first)
+    rows = [_parameter(analysis, copies, layer, share) for (layer, *_), copies in groups.items()]
     largest = sorted(rows, key=lambda row: -(row.share or 0.0))[:limit]
     kept = {row.parameter.name for row in largest}
     shown = tuple(row for row in rows if row.parameter.name in kept)
-    return Rows(shown, len(analysis.graph.parameters) - len(shown))
+    return Rows(shown, len(analysis.graph.parameters) - sum(row.copies for row in shown))
+
+
+def _alike(graph: Graph, first: Mapping[str, str]) -> dict[tuple[str, str, str, bool], list[str]]:
+    """Return parameters by the layer of the first copy, their role, constraint and whether they are trained."""
+    groups: dict[tuple[str, str, str, bool], list[str]] = {}
+    seen: set[str] = set()
+    for node in graph.nodes:
+        for role, name in node.parameters.items():
+            if name not in seen:  # a shared one belongs to the first layer that uses it
+                seen.add(name)
+                parameter = graph.parameters[name]
+                key = (first.get(node.name, node.name), role, str(parameter.constraint), parameter.trainable)
+                groups.setdefault(key, []).append(name)
+    return groups
+
+
+def _parameter(analysis: Analysis, copies: Sequence[str], layer: str, share: Mapping[str, float]) -> ParameterRow:
+    bounds = [analysis.parameters[name] for name in copies if name in analysis.parameters]
+    parts = [share[name] for name in copies if name in share]
+    return ParameterRow(
+        analysis.graph.parameters[copies[0]],
+        layer,
+        bound=together(bounds) if bounds else None,
+        share=math.fsum(parts) if parts else None,
+        copies=len(copies),
+    )
 
 
 def shares(bounds: Mapping[str, Bound]) -> dict[str, float]:
@@ -273,10 +286,3 @@ def _mentioned(
 
 def _first(items: Sequence[T], limit: int) -> Rows[T]:
     return Rows(tuple(items[:limit]), max(0, len(items) - limit))
-
-
-def _ends(items: Sequence[T], total: int, limit: int) -> Rows[T]:
-    """Keep the first and the last of too many rows: how a network begins and how it ends."""
-    half = limit // 2
-    shown = items if len(items) <= limit else [*items[:half], *items[len(items) - half :]]
-    return Rows(tuple(shown), total - len(shown))

@@ -127,7 +127,8 @@ def _abridged(expression: Any, operations: int) -> Any:
     args = expression.args
     if isinstance(expression, _OF_MANY) and len(args) > _MOST_OPERANDS:
         args = (*sorted(args, key=default_sort_key)[:_MOST_OPERANDS], ELLIPSIS)
-    return _joined(expression, [_abridged(arg, operations // len(args)) for arg in args])
+    share = operations // max(1, sum(bool(arg.args) for arg in args))
+    return _joined(expression, [_abridged(arg, share) for arg in args])
 
 
 def _joined(expression: Any, args: list[Any]) -> Any:

@@ -16,7 +16,8 @@ _PLAIN_NAME = re.compile(r"[^`|]+")
 
 def render(document: Document) -> str:
     """Return the text of a Markdown file."""
-    return re.sub(r"\n{3,}", "\n\n", fill(_LANGUAGE, document)).strip() + "\n"
+    lines = "\n".join(line.rstrip() for line in fill(_LANGUAGE, document).splitlines())
+    return re.sub(r"\n{3,}", "\n\n", lines).strip() + "\n"
 
 
 def escape(text: str) -> str:

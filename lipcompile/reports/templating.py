@@ -22,6 +22,8 @@ from lipcompile.reports.pieces import Pieces, pieces
 
 # So many names of a list are written.
 _MOST_NAMES = 12
+# So many parts that repeat without a closed form are told of.
+_MOST_UNSOLVED = 8
 
 
 class Raw(str):
@@ -67,6 +69,7 @@ def fill(language: Language, document: Document) -> str:
         document=document,
         findings=list(findings(document.diagnostics.shown, document.derivation.source)),
         privacy_hint=PRIVACY_HINT,
+        unsolved=_MOST_UNSOLVED,
         version=__version__,
         wording=wording,
     )
@@ -74,6 +77,7 @@ def fill(language: Language, document: Document) -> str:
 
 def _filters(language: Language) -> dict[str, Callable[..., str]]:
     return {
+        "about_copies": lambda rows: wording.COPIES if any(row.copies > 1 for row in rows) else "",
         "copies": lambda number: f" × {count(number)}" if number > 1 else "",
         "count": count,
         "dimensions": dimensions,

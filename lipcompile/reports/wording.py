@@ -50,6 +50,10 @@ NUMBERS = (
     "something is at most are certified: they come from interval arithmetic, and are rounded up. Formulas are "
     "written for reading: constants of many digits are rounded, and parts that are too long are left out as ⋯."
 )
+COPIES = (
+    "A row with × stands for so many copies: its numbers hold of each of them, its share is that of all, and ⋯ "
+    "stands for formulas that differ from copy to copy, which Depth has."
+)
 PARTS = "What occurs several times in a formula has a name there, which means nothing elsewhere."
 
 EVERYTHING = "`lipcompile report -o FILE.json` has them in full."
