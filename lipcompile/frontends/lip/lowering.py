@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -81,7 +82,8 @@ class _Lowering:
                 return self._param(item, scope), current
             if isinstance(item, ast.InputLine):
                 value = self._input(item, scope, current)
-                return scope.with_value(item.name.text, value), value
+                scope.define(item.name.text, value)
+                return scope, value
             if isinstance(item, ast.LossLine):
                 self.loss = self._loss(item.call, scope)
         except Problem as problem:
@@ -145,6 +147,7 @@ class _Lowering:
 
     def _body(self, body: Sequence[ast.Statement], current: Value, scope: Scope) -> Value:
         """Lower statements in order and return the last value; names they define end with the body."""
+        scope = scope.inner()
         for statement in body:
             try:
                 results = self._results(statement, current, scope)
@@ -152,7 +155,7 @@ class _Lowering:
                 self._report(problem)
                 results = [POISONED] * max(len(statement.targets), 1)
             for name, value in zip(statement.targets, results, strict=False):
-                scope = scope.with_value(name.text, value)
+                scope.define(name.text, value)
             current = results[-1]
         return current
 
@@ -234,8 +237,9 @@ class _Lowering:
         self.builder = GraphBuilder(name, outside.diagnostics)
         self.layers = layers.inside(self.builder)
         entry = self.builder.input("entry", shape, None, trusted=False, location=layer.at)
-        hidden = replace(scope, values={}, hidden=scope.hidden | set(scope.values), path=(*scope.path, name))
-        output = self._body(layer.body, entry, hidden)
+        names = scope.hidden | set(scope.values)
+        inside = replace(scope, values=ChainMap(), hidden=names, path=(*scope.path, name))
+        output = self._body(layer.body, entry, inside)
         body = self.builder.finish(output, None)
         shared = self.layers.shared()
         if body is not None:
@@ -249,7 +253,7 @@ class _Lowering:
         if self.nesting >= DEEPEST_NESTING:
             raise Problem("LIP013", f"block `{call.name.text}` uses itself", call.at)
         block = self.blocks[call.name.text]
-        inner = Scope(self._bound(block, call, scope), {}, scope.frozen, (*scope.path, call.name.text))
+        inner = Scope(self._bound(block, call, scope), ChainMap(), scope.frozen, (*scope.path, call.name.text))
         self.nesting += 1
         try:
             return self._body(block.body, current, inner)

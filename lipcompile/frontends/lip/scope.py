@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -29,14 +30,18 @@ class Scope:
     """
 
     numbers: Mapping[str, Scalar] = field(default_factory=dict)
-    values: Mapping[str, Value] = field(default_factory=dict)
+    values: ChainMap[str, Value] = field(default_factory=ChainMap)
     frozen: bool = False
     path: tuple[str, ...] = ()
     hidden: frozenset[str] = frozenset()
 
-    def with_value(self, name: str, value: Value) -> Scope:
-        """Return the scope in which `name` is a tensor."""
-        return replace(self, values={**self.values, name: value})
+    def inner(self) -> Scope:
+        """Return a scope with room for names of its own."""
+        return replace(self, values=self.values.new_child())
+
+    def define(self, name: str, value: Value) -> None:
+        """Let `name` be a tensor from here on: a copy for each of many names would take quadratic time."""
+        self.values[name] = value
 
     def with_number(self, name: str, value: Scalar) -> Scope:
         """Return the scope in which `name` is a parameter."""
