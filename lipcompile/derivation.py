@@ -153,6 +153,13 @@ class Derivation:
         """Whether the model is accepted."""
         return self.requirements.ok and not any(d.severity == Severity.ERROR for d in self.diagnostics)
 
+    def _repr_html_(self) -> str:
+        """Return a table for notebooks: verdict, requirements, findings, bounds by parameter, the total."""
+        # On demand alone: nothing that derives ever renders.
+        from lipcompile.reports.notebook import table  # noqa: TID251
+
+        return table(self)
+
 
 def finite(upper: float) -> float | None:
     """Return a certified upper end, or None where it says nothing."""

@@ -32,18 +32,39 @@ class Subject:
 
 
 def subjects(analysis: Analysis) -> dict[str, Subject]:
-    """Return what closed forms can be asked of, by name: layers, their parameters, and blocks."""
-    found: dict[str, Subject] = {}
-    for block in analysis.depth.blocks:
-        found[block.name] = _block(block, analysis)
+    """Return what closed forms can be asked of, by name: layers, their parameters, and blocks.
+
+    A layer in the body of an open repetition is answered with the block.
+    """
+    blocks = {block.name: _block(block, analysis) for block in analysis.depth.blocks}
+    found = {name: blocks[block.name] for block in analysis.depth.blocks for name in block.layers[0]}
+    found |= blocks
     for name, layer in users(analysis).items():
-        shape = dimensions(analysis.graph.parameters[name].shape)
-        found[name] = Subject(f"parameter of {layer}, {shape}", _gradient(analysis, [name]), analysis.definitions)
+        parameter = analysis.graph.parameters[name]
+        title = f"parameter of {layer}, {dimensions(parameter.shape, parameter.copies)}, {parameter.constraint}"
+        title += "" if name in analysis.parameters else ", not trained"
+        found[name] = Subject(title, _gradient(analysis, [name]), analysis.definitions)
     for node, bounds in zip(analysis.graph.nodes, analysis.layers, strict=True):
         own = {"output norm": bounds.output_norm, "cotangent": bounds.cotangent, "Lipschitz": bounds.lipschitz}
         own |= _gradient(analysis, node.parameters.values())
-        found[node.name] = Subject(_title(node), own, analysis.definitions)
+        inside = blocks.get(node.name)
+        found[node.name] = _subject(node, own, analysis) if inside is None else _loop(node, own, analysis, inside)
     return found
+
+
+def _subject(node: Node, bounds: Mapping[str, Bound], analysis: Analysis) -> Subject:
+    return Subject(f"{node.op.name}, output {dimensions(node.shape)}", bounds, analysis.definitions)
+
+
+def _loop(node: Node, bounds: Mapping[str, Bound], analysis: Analysis, copy: Subject) -> Subject:
+    """Return what is known of all copies of an open repetition, and of one of them."""
+    known = {definition.name for definition in analysis.definitions}
+    new = (definition for definition in copy.definitions if definition.name not in known)
+    return Subject(
+        f"{node.op.name}, output {dimensions(node.shape)}, {copy.title}",
+        {**bounds, **copy.bounds},
+        (*analysis.definitions, *new),
+    )
 
 
 def closed_forms(name: str, subject: Subject) -> Iterator[RenderableType]:
@@ -65,10 +86,6 @@ def closed_forms(name: str, subject: Subject) -> Iterator[RenderableType]:
     yield Padding(_names(shown, left), _INDENT, expand=False)
 
 
-def _title(node: Node) -> str:
-    return f"{node.op.name}, output {dimensions(node.shape)}"
-
-
 def _gradient(analysis: Analysis, names: Iterable[str]) -> dict[str, Bound]:
     return {
         f"gradient bound of {name}": analysis.parameters[name] for name in names if name in analysis.parameters
@@ -80,7 +97,7 @@ def _block(block: Block, analysis: Analysis) -> Subject:
     bounds = {
         "rate of the norm": block.rate,
         "offset of the norm": block.offset,
-        "Lipschitz": block.lipschitz,
+        "Lipschitz of a copy": block.lipschitz,
         f"input norm of copy {t}": Bound(block.input_norm, None),
         f"cotangent of copy {t}": Bound(block.cotangent, None),
     }

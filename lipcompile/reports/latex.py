@@ -66,7 +66,7 @@ def escape(text: str) -> str:
     for character, following in pairwise(f"{text} "):
         written.append(_character(character))
         run = 0 if character == " " else run + 1
-        if character in _BREAKS or run == _LONGEST_RUN:
+        if (character in _BREAKS and not following.isdigit()) or run == _LONGEST_RUN:
             written.append(r"\B{}")
             run = 0
         elif character in _LIGATURES and following in _LIGATURES:
@@ -89,8 +89,8 @@ def _entry(number: int, formula: Pieces) -> list[str]:
 
 def _math(expression: Any) -> str:
     """Return a formula that may be broken into lines: not between brackets that grow."""
-    found = latex(expression, long_fractions=False).replace(r"\left(", r"\bigl(").replace(r"\right)", r"\bigr)")
-    found = found.replace(", ", r",\B ")
+    found = latex(expression, long_fractions=False).replace(", ", r",\B ").replace(r" \left(", r" \B\left(")
+    found = found.replace(r"\left(", r"\bigl(").replace(r"\right)", r"\bigr)")
     return re.sub(r"[^\x00-\x7f]+", lambda match: rf"\text{{{escape(match[0])}}}", found)
 
 

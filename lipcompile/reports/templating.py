@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -11,7 +12,9 @@ from sympy import Symbol
 
 from lipcompile import __version__
 from lipcompile.derivation import Bound
+from lipcompile.numbers import Scalar
 from lipcompile.numbers import text as scalar_text
+from lipcompile.numbers.symbolic import Symbolic
 from lipcompile.reports import wording
 from lipcompile.reports.book import Book
 from lipcompile.reports.console import printable
@@ -81,7 +84,6 @@ def _filters(language: Language) -> dict[str, Callable[..., str]]:
         "copies": lambda number: f" × {count(number)}" if number > 1 else "",
         "count": count,
         "dimensions": dimensions,
-        "exact": scalar_text,
         "left_out": _left_out,
         "name": lambda name: Raw(language.name(printable(name))),
         "percent": percent,
@@ -102,10 +104,16 @@ def _formulas(language: Language, book: Book) -> dict[str, Callable[..., Any]]:
         tells = found.value is not None and not found.expression.is_Integer
         return Raw(language.at_most(formula, up(found.value))) if tells else formula
 
+    def quantity(scalar: Scalar) -> str:
+        if isinstance(scalar, Fraction):
+            return count(scalar) if scalar.denominator == 1 else scalar_text(scalar)
+        return math(Symbolic().of(scalar).expression)
+
     return {
         "bound": bound,
         "entry": lambda found, number: [Raw(line) for line in language.entry(number, found)],
         "math": math,
+        "quantity": quantity,
         "symbol": lambda name: Raw(language.formula(Symbol(name))),
     }
 
