@@ -149,8 +149,7 @@ _OPERATIONS: dict[str, Callable[[Interval, Interval], Interval]] = {
 
 def _any_power(step: Step[Interval]) -> Step[Interval]:
     """Enclose all powers: a rate of exactly 1 stays so."""
-    unchanged = step.linear and _is_one(step.norm.get(1, UNKNOWN))
-    norm = step.norm if unchanged else dict.fromkeys(step.norm, UNKNOWN)
+    norm = {degree: k if degree == 1 and _is_one(k) else UNKNOWN for degree, k in step.norm.items()}
     lipschitz = step.lipschitz if _is_one(step.lipschitz) else UNKNOWN
     squares = {name: _any_sum(k, step) for name, k in step.squares.items()}
     shared = {name: _any_sum(k, step) for name, k in step.shared.items()}

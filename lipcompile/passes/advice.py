@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
+from math import log2
 
 from lipcompile.graph import Graph, Node
+from lipcompile.numbers import text
 from lipcompile.numbers.certified import Certified
 from lipcompile.ops.merge import SUM, Sum
 from lipcompile.ops.record import Constraint
@@ -15,6 +17,11 @@ from lipcompile.passes.loops import ROUNDING, Loop, NotAffineError, loops, step_
 
 # Constraints that scale with their bound.
 _SCALED = ("spectral", "frobenius")
+# A bound that is no short fraction is written with so many digits, and rounded down.
+DIGITS = 6
+NEARLY = 10.0**-DIGITS
+# With k weights in a row the rate misses 1 by k times as much.
+LONGEST_CHAIN = 10
 
 
 def advice(graph: Graph) -> Iterator[str]:
@@ -24,31 +31,64 @@ def advice(graph: Graph) -> Iterator[str]:
         rate = _largest_rate(loop)
         if rate is None or abs(rate - 1) <= ROUNDING:
             continue
-        found = list(_changes(loop, rate))
-        yield from (f"{loop.name} becomes critical with {text}" for text in found)
+        found = list(_changes(loop))
+        yield from (f"{loop.name} becomes {text}" for text in found)
         if not found and rate < 1:
             yield from _shrinking(loop)
 
 
-def _changes(loop: Loop, rate: float) -> Iterator[str]:
-    averaged = _averaged(loop.body)
-    if averaged is not None and _is_critical(replace(loop, body=averaged)):
-        yield "residual(mean) in place of residual(add)"
+def _changes(loop: Loop) -> Iterator[str]:
+    """Yield the changes of one kind that make the loop critical; if none does, those of both kinds together."""
+    means = "residual(mean) in place of residual(add)"
+    averaged = _averaged(loop)
+    alone = averaged is not None and _is_critical(averaged)
+    if alone:
+        yield f"critical with {means}"
+    bounded = _bounded(loop)
+    if bounded is not None:
+        yield bounded
+    elif averaged is not None and not alone and (both := _bounded(averaged)) is not None:
+        yield f"{both}, and {means}"
+
+
+def _bounded(loop: Loop) -> str | None:
+    """Return the one bound of its weights that makes the loop critical, up to rounding; None if there is none."""
     weights = [p for p in loop.body.parameters.values() if p.constraint.kind in _SCALED]
-    bounds = {p.constraint.bound for p in weights}
-    if len(bounds) == 1 and isinstance(bound := bounds.pop(), Fraction):
-        # In a chain of k layers the rate is u^k times the rest, which stays.
-        ideal = Fraction(float(bound) * rate ** (-1 / len(weights))).limit_denominator(10**6)
-        if _is_critical(replace(loop, body=_constrained(loop.body, ideal)), ROUNDING * 10**6):
-            yield f"{weights[0].constraint.kind}({float(ideal):.7g}) for {_its_weights(len(weights))}"
+    kinds = {(p.constraint.kind, p.constraint.bound) for p in weights}
+    if len(kinds) != 1 or not isinstance(bound := weights[0].constraint.bound, Fraction):
+        return None
+    ideal = _ideal(loop, bound)
+    written = None if ideal is None else _written(loop, weights[0].constraint.kind, bound, ideal)
+    return None if written is None else f"{written} for {_its_weights(len(weights))}"
+
+
+def _ideal(loop: Loop, bound: Fraction) -> float | None:
+    """Return the bound u with which the rate is 1 if it is a multiple of u^k, as with k weights in a row."""
+    rate, halved = _largest_rate(loop), _largest_rate(_constrained(loop, bound / 2))
+    if not rate or not halved or rate <= halved * (1 + ROUNDING):
+        return None
+    ideal = float(bound) * rate ** (-1 / log2(rate / halved))
+    return ideal if ideal < float("inf") else None
+
+
+def _written(loop: Loop, kind: str, bound: Fraction, ideal: float) -> str | None:
+    """Write a bound that makes the loop critical: a short fraction, or a decimal not above the ideal one."""
+    for exact in (Fraction(ideal).limit_denominator(1000), Fraction(1)):
+        if exact not in (0, bound) and _is_critical(_constrained(loop, exact)):
+            return f"critical with {kind}({text(exact)})"
+    below = Fraction(f"{ideal * (1 - NEARLY / 2):.{DIGITS + 1}g}")
+    rate = _largest_rate(_constrained(loop, below))
+    if rate is None or not (1 - NEARLY) ** LONGEST_CHAIN <= rate <= 1:
+        return None
+    return f"critical to {DIGITS} digits with {kind}({text(below)})"
 
 
 def _its_weights(number: int) -> str:
     return "its weight" if number == 1 else f"each of its {number} weights"
 
 
-def _averaged(body: Graph) -> Graph | None:
-    """Return the body with means in place of sums, None if there are none."""
+def _averaged(loop: Loop) -> Loop | None:
+    """Return the loop with means in place of sums, None if there are none."""
 
     def changed(node: Node) -> Node:
         weights = getattr(node.attributes, "weights", ())
@@ -57,21 +97,21 @@ def _averaged(body: Graph) -> Graph | None:
         mean = Sum((Fraction(1, len(weights)),) * len(weights))
         return replace(node, attributes=mean, site=replace(node.site, attributes=mean))
 
-    nodes = tuple(changed(node) for node in body.nodes)
-    return replace(body, nodes=nodes) if nodes != body.nodes else None
+    nodes = tuple(changed(node) for node in loop.body.nodes)
+    return replace(loop, body=replace(loop.body, nodes=nodes)) if nodes != loop.body.nodes else None
 
 
-def _constrained(body: Graph, bound: Fraction) -> Graph:
+def _constrained(loop: Loop, bound: Fraction) -> Loop:
     parameters = {
         name: replace(p, constraint=Constraint(p.constraint.kind, bound)) if p.constraint.kind in _SCALED else p
-        for name, p in body.parameters.items()
+        for name, p in loop.body.parameters.items()
     }
-    return replace(body, parameters=parameters)
+    return replace(loop, body=replace(loop.body, parameters=parameters))
 
 
-def _is_critical(loop: Loop, tolerance: float = ROUNDING) -> bool:
+def _is_critical(loop: Loop) -> bool:
     rate = _largest_rate(loop)
-    return rate is not None and abs(rate - 1) <= tolerance
+    return rate is not None and abs(rate - 1) <= ROUNDING
 
 
 def _largest_rate(loop: Loop) -> float | None:
@@ -86,9 +126,10 @@ def _largest_rate(loop: Loop) -> float | None:
 
 
 def _shrinking(loop: Loop) -> Iterator[str]:
-    """Name the layers of a contractive body whose own constants are below 1."""
+    """Name the layers of a contractive body whose own constants are below 1; shares of sums are no layers."""
     unit = replace(loop.body, input=replace(loop.body.input, norm=Fraction(1)))
     gains = derive(unit, Certified()).gain
-    small = [name for name, found in gains.items() if all(gain.upper < 1 - ROUNDING for gain in found)]
+    layers = [node.name for node in unit.nodes if node.op is not SUM]
+    small = [name for name in layers if all(gain.upper < 1 - ROUNDING for gain in gains[name])]
     if small:
-        yield f"{loop.name} is contractive because of {', '.join(small)}: constants of 1 would make it critical"
+        yield f"{loop.name} is contractive because Lipschitz constants in it are below 1: {', '.join(small)}"
