@@ -134,6 +134,7 @@ class Growth:
             exponent = rate.as_powers_dict()[symbol]
             rate = rate / symbol**exponent
             numbers.append(sample**exponent)
+        rate = known_number(rate, self.definitions)
         if rate.free_symbols:
             raise NoOrderError("that depends on several rates")
         return rate, *numbers
@@ -210,6 +211,19 @@ class Growth:
         if inner.is_number and inner > 0:
             return self._inverse(base, inner * exponent)
         raise NoOrderError(f"of 1/({power})")
+
+
+def known_number(expression: Any, definitions: Mapping[str, Definition]) -> Any:
+    """Return an expression with numbers for the names that stand for numbers, directly or through others."""
+    known = {}
+    for symbol in expression.free_symbols:
+        definition = definitions.get(symbol.name)
+        if definition is not None and definition.value is not None:
+            known[symbol] = sympy.Rational(definition.value.numerator, definition.value.denominator)
+        elif definition is not None and definition.expression is not None:
+            known[symbol] = known_number(definition.expression, definitions)
+    numbers = {symbol: number for symbol, number in known.items() if not number.free_symbols}
+    return expression.subs(numbers)
 
 
 def _same_side(number: Any, sample: Any) -> bool:
