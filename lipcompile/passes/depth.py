@@ -20,8 +20,18 @@ from lipcompile.numbers.step import Step, value
 from lipcompile.numbers.symbolic import Definition, Formula, Symbolic
 from lipcompile.passes.advice import advice
 from lipcompile.passes.bounds import derive
-from lipcompile.passes.growth import Growth, NoOrderError, written
-from lipcompile.passes.loops import GROWING, ROUNDING, SATURATED, is_affine, loops, step_of, with_count, with_loop
+from lipcompile.passes.growth import Growth, NoOrderError, known_number, written
+from lipcompile.passes.loops import (
+    GROWING,
+    ROUNDING,
+    SATURATED,
+    is_affine,
+    is_loop,
+    loops,
+    step_of,
+    with_count,
+    with_loop,
+)
 from lipcompile.passes.rolling import bottlenecks, rolled
 
 # Formulas of depth are written out up to so many operations.
@@ -67,6 +77,9 @@ class _Repeated:
         # What is bounded whatever the counts are does not grow.
         self._always = Certified()
         derive(_without_counts(graph), self._always)
+        # A loop hands on norms alone, and what it enlarges enters those behind it.
+        steps = [step_of(node.attributes, self._certified) for node in found]
+        self._exact = all(step.exact for step in steps) and not _reads_profiles(graph)
         self._counts = frozenset(symbol for node in found for symbol in self._count(node).free_symbols)
 
     def depth(self) -> Depth:
@@ -113,7 +126,7 @@ class _Repeated:
             cotangent=_factored(leaving.expression),
             gradient={name: _factored(k) for name, k in bounds.items()},
             total=_factored(sympy.sqrt(sympy.expand(squares)).subs(at_copy)),
-            exact=step.exact,
+            exact=self._exact,
         )
 
     def _definitions(self, blocks: Sequence[Block], total: Bound) -> tuple[Definition, ...]:
@@ -167,11 +180,13 @@ class _Repeated:
         rates = [step.lipschitz.expression for step in steps]
         rates += [step.norm[1].expression for step in steps if 1 in step.norm]
         named = {d.expression: sympy.Symbol(name, positive=True) for name, d in self._num.definitions.items()}
-        return {symbol for rate in rates for symbol in named.get(rate, rate).free_symbols}
+        symbols = {symbol for rate in rates for symbol in named.get(rate, rate).free_symbols}
+        return {symbol for symbol in symbols if known_number(symbol, self._num.definitions).free_symbols}
 
 
-# The norm at the input and the cotangent at the output of one copy: positive, so that roots of squares are plain.
-_X, _G = sympy.Symbol("X", positive=True), sympy.Symbol("G", positive=True)
+# The norm at the input and the cotangent at the output of one copy: positive, so that roots of squares are plain,
+# and no parameter of a model, whatever its name.
+_X, _G = sympy.Dummy("X", positive=True), sympy.Dummy("G", positive=True)
 
 
 def _of_one_copy(num: Symbolic, step: Step[Formula]) -> dict[str, Any]:
@@ -180,6 +195,13 @@ def _of_one_copy(num: Symbolic, step: Step[Formula]) -> dict[str, Any]:
     own = {name: sympy.sqrt(value(num, k, norm).expression) for name, k in step.squares.items()}
     shared = {name: value(num, k, norm).expression for name, k in step.shared.items()}
     return {name: k * _G for name, k in {**own, **shared}.items()}
+
+
+def _reads_profiles(graph: Graph) -> bool:
+    """Whether a rule reads rows or entries, in a body or outside."""
+    if graph.loss is not None and graph.loss.loss.reads:
+        return True
+    return any(node.op.reads or (is_loop(node) and _reads_profiles(node.attributes.body)) for node in graph.nodes)
 
 
 def _bound(formula: Formula | None, number: Interval | None) -> Bound:
