@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from heapq import heapify, heappop, heappush
 from typing import Any
 
 from lipcompile.derivation import Unsolved
@@ -109,22 +110,14 @@ def _uses(graph: Graph) -> dict[str, int]:
 def _key(stretch: Stretch, parameters: Mapping[str, Parameter], uses: Mapping[str, int]) -> Hashable:
     """Return what equal stretches have in common: ops, attributes, shapes, constraints, and how they are wired.
 
-    Nodes are numbered as they are met from the output backwards, operands in order, so that the order in which a
-    file lists branches does not count. A parameter that is used elsewhere goes by its name.
+    The order in which a file lists branches does not count. A parameter that is used elsewhere goes by its name.
     """
-    inside = {node.name: node for node in stretch}
-    order: dict[str, int] = {}
-    waiting = [stretch[-1].name]
-    while waiting:
-        name = waiting.pop()
-        if name not in order:
-            order[name] = len(order)
-            waiting += reversed([operand for operand in inside[name].inputs if operand in inside])
+    nodes = ordered(stretch)
+    order = {node.name: index for index, node in enumerate(nodes)}
     local = _uses_within(stretch)
     letters: dict[str, Hashable] = {}
     entries = []
-    for name in order:
-        node = inside[name]
+    for node in nodes:
         used = []
         for role, parameter in node.parameters.items():
             elsewhere = local[parameter] < uses[parameter]
@@ -134,6 +127,21 @@ def _key(stretch: Stretch, parameters: Mapping[str, Parameter], uses: Mapping[st
         operands = tuple(order.get(operand, -1) for operand in node.inputs)
         entries.append((node.op.name, _hashable(node.attributes), node.site.inputs, operands, tuple(used)))
     return tuple(entries)
+
+
+def ordered(stretch: Stretch) -> list[Node]:
+    """Return the nodes of a stretch in an order that its structure alone decides, operands first."""
+    inside = {node.name: node for node in stretch}
+    found: dict[str, Node] = {}
+    waiting = [(stretch[-1].name, False)]
+    while waiting:
+        name, ready = waiting.pop()
+        if ready:
+            found[name] = inside[name]
+        elif name not in found:
+            waiting.append((name, True))
+            waiting += [(operand, False) for operand in reversed(inside[name].inputs) if operand in inside]
+    return list(found.values())
 
 
 def _uses_within(stretch: Stretch) -> dict[str, int]:
@@ -156,21 +164,29 @@ def _hashable(attributes: Any) -> Hashable:
 def runs(keys: Sequence[int], heads: Container[int] = ()) -> list[Run]:
     """Return runs that do not overlap, in order: preferred are those that cover most, then short periods.
 
-    Where copies may begin at several places, they begin with one of the keys `heads` if they can.
+    Between them nothing stands twice in a row. Where copies may begin at several places, they begin with one of
+    the keys `heads` if they can.
     """
-    candidates = sorted(_candidates(keys, heads), key=lambda run: (-run.length, run.period, run.start))
+    waiting = [_ranked(*candidate) for candidate in _candidates(keys)]
+    heapify(waiting)
     taken = bytearray(len(keys))
     chosen = []
-    for run in candidates:
-        stop = run.start + run.length
-        if not (taken[run.start] or taken[stop - 1] or any(taken[run.start : stop])):
-            taken[run.start : stop] = b"\1" * run.length
+    while waiting:
+        _, period, start, stop = heappop(waiting)
+        free = list(_free(taken, start, stop))
+        if free == [(start, stop)]:
+            run = _aligned(keys, heads, period, start, stop)
+            taken[run.start : run.start + run.length] = b"\1" * run.length
             chosen.append(run)
+            continue
+        for first, end in free:
+            if end - first >= 2 * period:
+                heappush(waiting, _ranked(period, first, end))
     return sorted(chosen, key=lambda run: run.start)
 
 
-def _candidates(keys: Sequence[int], heads: Container[int]) -> Iterator[Run]:
-    """Yield all longest runs of every period."""
+def _candidates(keys: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Yield every period, and where it begins and ends, of at least two copies."""
     for period in range(1, min(LONGEST_PERIOD, len(keys) // 2) + 1):
         equal = 0
         for index in range(period, len(keys) + 1):
@@ -178,10 +194,32 @@ def _candidates(keys: Sequence[int], heads: Container[int]) -> Iterator[Run]:
                 equal += 1
                 continue
             if equal >= period:
-                start = index - period - equal
-                starts = range(start, start + equal % period + 1)
-                yield Run(next((i for i in starts if keys[i] in heads), start), period, equal // period + 1)
+                yield period, index - period - equal, index
             equal = 0
+
+
+def _ranked(period: int, start: int, stop: int) -> tuple[int, int, int, int]:
+    covered = (stop - start) // period * period
+    return -covered, period, start, stop
+
+
+def _free(taken: bytearray, start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """Yield the longest intervals within start … stop - 1 that are not taken."""
+    while start < stop:
+        end = taken.find(1, start, stop)
+        end = stop if end < 0 else end
+        if end > start:
+            yield start, end
+        start = taken.find(0, end, stop)
+        if start < 0:
+            return
+
+
+def _aligned(keys: Sequence[int], heads: Container[int], period: int, start: int, stop: int) -> Run:
+    """Return the run of as many copies as fit, begun with a head if one stands early enough."""
+    count = (stop - start) // period
+    starts = range(start, stop - count * period + 1)
+    return Run(next((i for i in starts if keys[i] in heads), start), period, count)
 
 
 @dataclass(slots=True)
@@ -235,7 +273,7 @@ class _Rolling:
         name, symbol = self._name(self.number), f"T_{self.number}"
         copies = [self.parts[i : i + run.period] for i in range(run.start, run.start + run.length, run.period)]
         body = self._body(run, name)
-        names = tuple(tuple(node.name for stretch in copy for node in stretch) for copy in copies)
+        names = tuple(tuple(node.name for stretch in copy for node in ordered(stretch)) for copy in copies)
         later = {
             p for copy in copies[1:] for stretch in copy for node in stretch for p in node.parameters.values()
         }
