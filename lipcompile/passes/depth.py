@@ -16,7 +16,7 @@ import sympy
 from lipcompile.derivation import Block, Bound, Depth, finite
 from lipcompile.graph import Graph, Node
 from lipcompile.numbers.certified import Certified, Interval
-from lipcompile.numbers.step import Step, value
+from lipcompile.numbers.step import Step, changed, value
 from lipcompile.numbers.symbolic import Definition, Formula, Symbolic
 from lipcompile.passes.advice import advice
 from lipcompile.passes.bounds import derive
@@ -25,6 +25,7 @@ from lipcompile.passes.loops import (
     GROWING,
     ROUNDING,
     SATURATED,
+    Loop,
     is_affine,
     is_loop,
     loops,
@@ -35,7 +36,9 @@ from lipcompile.passes.loops import (
 from lipcompile.passes.rolling import bottlenecks, rolled
 
 # Formulas of depth are written out up to so many operations.
-LONGEST_INLINE = 40
+LONGEST_INLINE = 16
+# Longer ones are left as they are: nobody reads them, and factors take more than linear time.
+_MOST_FACTORED = 200
 REGIMES = ("contractive", "critical", "expansive")
 
 
@@ -59,11 +62,17 @@ def _chosen(graph: Graph) -> Graph:
     """Take the side of minima that gives the smaller bound, loop by loop, where both give one and numbers tell."""
     for node in loops(graph):
         sides = [replace(node.attributes, saturated=side) for side in (GROWING, SATURATED)]
-        if all(is_affine(side) for side in sides):
+        if all(is_affine(side) for side in sides) and _differ(*sides):
             graphs = [with_loop(graph, side) for side in sides]
             totals = [derive(one, Certified()).total.upper for one in graphs]
             graph = graph if totals[0] == totals[1] else graphs[totals.index(min(totals))]
     return graph
+
+
+def _differ(one: Loop, other: Loop) -> bool:
+    """Whether the steps are not the same: most bodies have no minimum to choose a side of."""
+    steps = [changed(step_of(side, Certified()), lambda number: number.upper) for side in (one, other)]
+    return steps[0] != steps[1]
 
 
 class _Repeated:
@@ -230,6 +239,8 @@ def _together(regimes: Sequence[str | None]) -> str | None:
 
 def _factored(expression: Any) -> Any:
     """Put in front what terms have in common, below a root as well."""
+    if sympy.count_ops(expression) > _MOST_FACTORED:
+        return expression
     outer = sympy.powsimp(sympy.factor_terms(expression), combine="exp")
     return outer.replace(
         lambda e: e.is_Pow and e.exp == sympy.Rational(1, 2) and e.base.is_Add,
