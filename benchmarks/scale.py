@@ -1,0 +1,168 @@
+"""CPU time and memory of `lipcompile check` on deep networks, and how both grow with the number of layers.
+
+    python benchmarks/scale.py [--runs 3] [--sizes 1000 10000] [--json FILE]
+
+A chain has that many linear layers and as many activations; a network of residual blocks has half as many blocks,
+each of three nodes or four. Every run is a process of its own, text and JSON output, sizes and models interleaved;
+shown are medians of CPU seconds (user and system) and the largest memory. `grows` is the ratio of the times
+of the larger and the smaller size, `without start` the same after the time of a network of one block is taken off.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+WIDTH = 16
+LIMIT_SECONDS, LIMIT_MEGABYTES, LIMIT_RATIO = 20, 1000, 13
+
+
+def lip(body: str) -> Callable[[Path, int], None]:
+    """Return what writes a .lip model that repeats `body`."""
+
+    def write(path: Path, count: int) -> None:
+        head = f"model deep {{ input x: tensor[{WIDTH}], norm <= 1\n"
+        path.write_text(f"{head} repeat {count} {{ {body} }}\n dense(10)\n loss cross_entropy }}\n")
+
+    return write
+
+
+def onnx(*, bias: bool = False, shared: bool = False, merge: str = "") -> Callable[[Path, int], None]:
+    """Return what writes an ONNX model of `Gemm` and `Relu`, in residual blocks if their `merge` is given."""
+
+    def write(path: Path, count: int) -> None:
+        from onnx import TensorProto, helper, numpy_helper, save
+
+        random = np.random.default_rng(0)
+        weights, nodes, current = {}, [], "x"
+        if merge == "mean":
+            weights["half"] = np.array(0.5, np.float32)
+        for i in range(count):
+            place = 0 if shared else i
+            operands = [f"layers.{place}.weight", *([f"layers.{place}.bias"] if bias else [])]
+            for name, shape in zip(operands, ((WIDTH, WIDTH), (WIDTH,)), strict=False):
+                if name not in weights:
+                    weights[name] = (random.standard_normal(shape) / 8).astype(np.float32)
+            nodes.append(helper.make_node("Gemm", [current, *operands], [f"h{i}"], f"/layers.{i}/Gemm", transB=1))
+            nodes.append(helper.make_node("Relu", [f"h{i}"], [f"a{i}"], f"/layers.{i}/Relu"))
+            before, current = current, f"a{i}"
+            if merge:
+                nodes.append(helper.make_node("Add", [before, current], [f"s{i}"], f"/layers.{i}/Add"))
+                current = f"s{i}"
+            if merge == "mean":
+                nodes.append(helper.make_node("Mul", [current, "half"], [f"m{i}"], f"/layers.{i}/Mul"))
+                current = f"m{i}"
+        x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", WIDTH]) for name in ("x", current))
+        stored = [numpy_helper.from_array(array, name) for name, array in weights.items()]
+        graph = helper.make_graph(nodes, "deep", [x], [y], stored)
+        save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+
+    return write
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Networks of one kind: what writes them, how their file ends, and how many blocks have a given size."""
+
+    write: Callable[[Path, int], None]
+    suffix: str
+    per_size: float = 1.0
+
+
+KINDS = {
+    "dense, groupsort": Kind(lip("dense(16) groupsort(2)"), ".lip"),
+    "dense with bias, groupsort": Kind(lip("dense(16, bias=0.5) groupsort(2)"), ".lip"),
+    "residual add": Kind(lip("residual(add) { dense(16) groupsort(2) }"), ".lip", 0.5),
+    "residual mean": Kind(lip("residual(mean) { dense(16) groupsort(2) }"), ".lip", 0.5),
+    "ONNX: Gemm, Relu": Kind(onnx(), ".onnx"),
+    "ONNX: Gemm with bias, Relu": Kind(onnx(bias=True), ".onnx"),
+    "ONNX: one shared Gemm, Relu": Kind(onnx(bias=True, shared=True), ".onnx"),
+    "ONNX: residual add": Kind(onnx(merge="add"), ".onnx", 0.5),
+    "ONNX: residual mean": Kind(onnx(merge="mean"), ".onnx", 0.5),
+}
+FORMATS = ("text", "json")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one process took."""
+
+    seconds: float
+    megabytes: float
+
+
+def cost(model: Path, form: str) -> Cost:
+    """Check a model in a process of its own."""
+    options = ["--input-norm", "1", "--loss", "cross_entropy"] if model.suffix == ".onnx" else []
+    command = [sys.executable, "-m", "lipcompile", "check", str(model), *options, "--format", form]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode != 0:
+        raise SystemExit(f"{' '.join(command)} failed")
+    return Cost(usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1000)
+
+
+def measured(folder: Path, sizes: list[int], runs: int) -> Iterator[tuple[str, int, str, Cost]]:
+    """Write all models, and yield what each of the runs takes."""
+    models = {}
+    for number, (name, kind) in enumerate(KINDS.items()):
+        for size in sizes:
+            models[name, size] = folder / f"kind_{number}_{size}{kind.suffix}"
+            kind.write(models[name, size], max(1, int(size * kind.per_size)))
+    for _ in range(runs):
+        for (name, size), model in models.items():
+            for form in FORMATS:
+                yield name, size, form, cost(model, form)
+
+
+def medians(costs: list[Cost]) -> Cost:
+    """Return the median time and the largest memory."""
+    return Cost(statistics.median(one.seconds for one in costs), max(one.megabytes for one in costs))
+
+
+def row(name: str, form: str, start: Cost, small: Cost, large: Cost) -> str:
+    """Return one line of the table."""
+    grows = large.seconds / small.seconds
+    bare = (large.seconds - start.seconds) / (small.seconds - start.seconds)
+    within = large.seconds <= LIMIT_SECONDS and large.megabytes <= LIMIT_MEGABYTES and grows <= LIMIT_RATIO
+    return (
+        f"{name:28} {form:4} {small.seconds:6.2f} s {large.seconds:6.2f} s {large.megabytes:6.0f} MB"
+        f" {grows:6.1f} {bare:14.1f}  {'' if within else 'beyond the limit'}"
+    ).rstrip()
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--sizes", type=int, nargs=2, default=[1000, 10000], metavar=("SMALL", "LARGE"))
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    small, large = arguments.sizes
+    costs: dict[tuple[str, str, int], list[Cost]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, size, form, one in measured(Path(folder), [1, small, large], arguments.runs):
+            costs.setdefault((name, form, size), []).append(one)
+    found = {key: medians(ones) for key, ones in costs.items()}
+    print(f"{'':33} {small:8} {large:8} {'memory':>9} {'grows':>6} {'without start':>14}")
+    for name in KINDS:
+        for form in FORMATS:
+            print(row(name, form, *(found[name, form, size] for size in (1, small, large))))
+    if arguments.json:
+        entries = [{"model": m, "output": f, "size": n, **asdict(one)} for (m, f, n), one in found.items()]
+        arguments.json.write_text(json.dumps({"runs": arguments.runs, "medians": entries}, indent=2))
+
+
+if __name__ == "__main__":
+    main()
