@@ -7,6 +7,7 @@ from fractions import Fraction
 from functools import reduce
 from typing import Any
 
+import mpmath
 import pytest
 import sympy
 
@@ -75,6 +76,42 @@ def test_cases_of_open_rates_hold_where_rates_coincide_and_elsewhere(a: Any, lip
     power = closed_form.power(step(a, OFFSET, lipschitz), T)
     for alpha, beta in POINTS:
         check(power, (a, OFFSET, lipschitz), {ALPHA: alpha, BETA: beta})
+
+
+# (a, c, l), and of the order of K by docs/theory.md the rate and the powers of n, with own weights and shared ones.
+ORDERS = {
+    "both below 1": (("1/2", 1, "3/4"), "1", 0, 0),
+    "cotangents stay": (("1/2", 1, "1"), "1", 0.5, 1),
+    "both stay": (("1", 0, "1"), "1", 0.5, 1),
+    "both stay, with an offset": (("1", 1, "1"), "1", 1.5, 2),
+    "norms stay": (("1", 0, "3/4"), "1", 0, 0),
+    "norms stay, with an offset": (("1", 1, "3/4"), "1", 1, 1),
+    "norms explode": (("13/10", 1, "9/10"), "13/10", 0, 0),
+    "cotangents explode": (("9/10", 1, "13/10"), "13/10", 0, 0),
+    "cotangents explode, norms stay": (("1", 1, "13/10"), "13/10", 0, 0),
+    "both explode": (("13/10", 1, "13/10"), "13/10", 0.5, 1),
+}
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_orders_of_powers_are_those_of_the_table_in_theory(name: str) -> None:
+    """Slopes of log K - n·log(rate) in log n between 2000 and 4000 copies; lower orders leave thousandths."""
+    (a, c, lipschitz), rate, own, shared = ORDERS[name]
+    num = Certified()
+    norm = {degree: num.of(Fraction(k)) for degree, k in ((1, a), (0, c)) if k}
+    weight = {1: num.of(1)}
+    found = Step(norm, num.of(Fraction(lipschitz)), {"own": {2: num.of(1)}}, {"shared": weight}, True)
+    logarithms = []
+    for n in (2000, 4000):
+        power = num.power(found, Count(Fraction(n), n), "loop")
+        bounds = (
+            num.sqrt(value(num, power.squares["own"], num.of(1))),
+            value(num, power.shared["shared"], num.of(1)),
+        )
+        growth = n * mpmath.log(mpmath.mpf(Fraction(rate).numerator) / Fraction(rate).denominator)
+        logarithms.append([mpmath.log(mpmath.mpf(bound.ends.b._mpi_[1])) - growth for bound in bounds])
+    slopes = [float((after - before) / mpmath.log(2)) for before, after in zip(*logarithms, strict=True)]
+    assert slopes == pytest.approx([own, shared], abs=0.005)
 
 
 def test_powers_of_any_number_of_copies_enclose_each() -> None:

@@ -72,6 +72,20 @@ def square_of_theorem(
     return lipschitz**2 * total
 
 
+def closed_form_in_theory(
+    depth: int, u: Fraction, s: Fraction, b: Fraction, x: Fraction, lipschitz: Fraction
+) -> Fraction:
+    """K² as docs/theory.md has it."""
+    n, alpha = depth + 1, s * u
+    if alpha == 1:
+        cubic = Fraction(depth * n * (2 * depth + 1), 6)
+        return lipschitz**2 * (n * (1 + x**2) + s * b * x * depth * n + (s * b) ** 2 * cubic)
+    beta = s * b / (1 - alpha)
+    squares = (1 + beta**2) * (1 - alpha ** (2 * n)) / (1 - alpha**2)
+    mixed = 2 * beta * (x - beta) * alpha**depth * (1 - alpha**n) / (1 - alpha)
+    return lipschitz**2 * (squares + mixed + n * alpha ** (2 * depth) * (x - beta) ** 2)
+
+
 def root(square: Fraction) -> Any:
     with mpmath.workdps(60):
         return mpmath.sqrt(mpmath.mpf(square.numerator) / square.denominator)
@@ -123,6 +137,16 @@ def test_the_bound_is_the_sum_of_the_theorem_at_rate_one(
 ) -> None:
     s, u = pair
     assert_is_theorem(theorem, depth, u, s, b, x, lipschitz)
+
+
+@given(depth=st.integers(1, 40), u=rationals, s=rationals, b=rationals, x=rationals, lipschitz=rationals)
+def test_the_closed_form_in_theory_is_the_sum_of_the_theorem(
+    depth: int, u: Fraction, s: Fraction, b: Fraction, x: Fraction, lipschitz: Fraction
+) -> None:
+    for weight in (u, 1 / s):
+        assert closed_form_in_theory(depth, weight, s, b, x, lipschitz) == square_of_theorem(
+            depth, weight, s, b, x, lipschitz
+        )
 
 
 def test_the_only_cases_of_the_theorem_are_rate_one_and_the_rest(theorem: Analysis) -> None:
