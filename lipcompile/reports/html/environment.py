@@ -9,14 +9,16 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
-from sympy import Symbol
+from sympy import Eq, Symbol
 
 from lipcompile.numbers import Scalar
 from lipcompile.numbers import text as scalar_text
 from lipcompile.numbers.symbolic import Symbolic
+from lipcompile.reports import wording
 from lipcompile.reports.console import printable
-from lipcompile.reports.formulas import ELLIPSIS, concise, count, dimensions, percent, up
+from lipcompile.reports.formulas import ELLIPSIS, count, dimensions, percent, up
 from lipcompile.reports.mathml import mathml
+from lipcompile.reports.pieces import pieces
 
 _JOINT = re.compile("([._])")
 _CODE = re.compile("`([^`]+)`")
@@ -34,6 +36,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     filters = (abridged, count, dimensions, math, name, percent, prose, quantity, symbol, up)
+    made.globals["wording"] = wording
     made.filters |= {function.__name__: function for function in filters}
     return made
 
@@ -44,8 +47,12 @@ def _shown(value: Any) -> Any:
 
 
 def math(expression: Any) -> Markup:
-    """Return a formula as MathML of bounded size."""
-    return Markup(mathml(concise(expression)))
+    """Return a formula as MathML of bounded size, and below it the parts of a long one that have names."""
+    found = pieces(expression)
+    parts = (mathml(Eq(name, part, evaluate=False)) for name, part in found.parts)
+    return Markup(mathml(found.whole)) + Markup("").join(
+        Markup(f'<span class="part">{part}</span>') for part in parts
+    )
 
 
 def quantity(scalar: Scalar) -> str:
@@ -57,7 +64,8 @@ def quantity(scalar: Scalar) -> str:
 
 def abridged(expression: Any) -> bool:
     """Whether a formula is too long to be shown in full."""
-    return ELLIPSIS in concise(expression).free_symbols
+    found = pieces(expression)
+    return any(ELLIPSIS in formula.free_symbols for formula in (found.whole, *dict(found.parts).values()))
 
 
 def name(text: str) -> Markup:

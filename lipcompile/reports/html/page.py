@@ -7,7 +7,6 @@ from markupsafe import Markup
 
 from lipcompile import __version__
 from lipcompile.derivation import Block, Source
-from lipcompile.reports import wording
 from lipcompile.reports.document import PRIVACY_HINT, Document, Privacy
 from lipcompile.reports.html.drawing import drawing
 from lipcompile.reports.html.environment import environment
@@ -37,7 +36,6 @@ def render(document: Document) -> str:
         ],
         epsilon=_epsilon(document.privacy) if document.privacy else None,
         privacy_hint=PRIVACY_HINT,
-        wording=wording,
         zero=sympy.Integer(0),
         lines=lines,
         cut=cut,
