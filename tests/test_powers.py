@@ -78,7 +78,7 @@ def test_cases_of_open_rates_hold_where_rates_coincide_and_elsewhere(a: Any, lip
         check(power, (a, OFFSET, lipschitz), {ALPHA: alpha, BETA: beta})
 
 
-# (a, c, l), and of the order of K in docs/theory.md the rate and the powers of n, with own and with shared weights.
+# (a, c, l), and of the order of K in docs/theory.md the rate and the powers of n, with own and shared weights.
 ORDERS = {
     "both below 1": (("1/2", 1, "3/4"), "1", 0, 0),
     "cotangents stay": (("1/2", 1, "1"), "1", 0.5, 1),
