@@ -13,28 +13,21 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, TypeVar
 
-from lipcompile.derivation import NOT_REACHED, Analysis, Block, Bound, Derivation, LayerBounds, Requirements
+from lipcompile.derivation import Analysis, Block, Bound, Derivation, LayerBounds
 from lipcompile.diagnostics import Diagnostic
 from lipcompile.graph import Graph, Node, Parameter
 from lipcompile.numbers import Scalar
 from lipcompile.numbers.symbolic import Definition
 from lipcompile.passes.what_if import Change, Share, dominating
 from lipcompile.reports.copies import first_copies, grouped, layer_of_all, together
+from lipcompile.reports.requirements import RequirementRow, requirement_rows
 
 # The most rows that a table has, and the most points that a curve is drawn through.
 LARGEST_TABLE = 100
 _DOMINATING = 5
 T = TypeVar("T")
-
-State = Literal["holds", "fails", "not reached"]
-
-_TITLES = {
-    "lipschitz_loss": ("R1", "Lipschitz loss"),
-    "bounded_input": ("R2", "bounded input"),
-    "lipschitz_layers": ("R3", "Lipschitz layers"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +36,6 @@ class Rows(Generic[T]):
 
     shown: tuple[T, ...] = ()
     left_out: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class RequirementRow:
-    """One of R1 to R3: `number` is R1, `title` what it asks."""
-
-    number: str
-    title: str
-    state: State
-    detail: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,16 +152,6 @@ def document(
         suggestions=_first(suggestions, limit),
         privacy=privacy,
     )
-
-
-def requirement_rows(requirements: Requirements) -> tuple[RequirementRow, ...]:
-    """Return R1 to R3 with their titles."""
-    rows = []
-    for field, (number, title) in _TITLES.items():
-        found = getattr(requirements, field)
-        state: State = "not reached" if found.detail == NOT_REACHED else "holds" if found.ok else "fails"
-        rows.append(RequirementRow(number, title, state, found.detail))
-    return tuple(rows)
 
 
 def users(analysis: Analysis) -> dict[str, str]:

@@ -25,6 +25,8 @@ from lipcompile.reports.pieces import Pieces, pieces
 
 # So many names of a list are written.
 _MOST_NAMES = 12
+# So many parameters of a block have their formulas.
+_MOST_GRADIENTS = 24
 # So many parts that repeat without a closed form are told of.
 _MOST_UNSOLVED = 8
 
@@ -71,6 +73,7 @@ def fill(language: Language, document: Document) -> str:
         book=book,
         document=document,
         findings=list(findings(document.diagnostics.shown, document.derivation.source)),
+        most_gradients=_MOST_GRADIENTS,
         privacy_hint=PRIVACY_HINT,
         unsolved=_MOST_UNSOLVED,
         version=__version__,

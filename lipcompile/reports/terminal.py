@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from lipcompile.derivation import NOT_REACHED, Analysis, Bound, Depth, Derivation, Requirement
+from lipcompile.derivation import Analysis, Bound, Depth, Derivation
 from lipcompile.diagnostics import Severity
 from lipcompile.graph import Parameter
 from lipcompile.numbers import text as scalar_text
@@ -18,12 +18,9 @@ from lipcompile.numbers.symbolic import Definition
 from lipcompile.reports.console import BAD, GOOD, HINT, STRONG, printable, styled, table
 from lipcompile.reports.formulas import count, dimensions, legible, round_up
 from lipcompile.reports.messages import Sources, messages
+from lipcompile.reports.requirements import requirement_rows
 
-_REQUIREMENTS = (
-    ("R1", "Lipschitz loss", "lipschitz_loss"),
-    ("R2", "bounded input", "bounded_input"),
-    ("R3", "Lipschitz layers", "lipschitz_layers"),
-)
+_MARKS = {"holds": ("✓", GOOD), "fails": ("✗", BAD), "not reached": ("–", HINT)}
 _INDENT = (0, 0, 0, 2)
 
 _MOST_LAYERS = 4
@@ -55,16 +52,9 @@ def _verdict(derivation: Derivation) -> Text:
 
 def _requirements(derivation: Derivation) -> Table:
     rows = table("", "", "", "")
-    for number, title, name in _REQUIREMENTS:
-        found: Requirement = getattr(derivation.requirements, name)
-        rows.add_row(styled(_mark(found)), number, title, printable(found.detail))
+    for row in requirement_rows(derivation.requirements):
+        rows.add_row(styled(_MARKS[row.state]), row.number, row.title, printable(row.detail))
     return rows
-
-
-def _mark(found: Requirement) -> tuple[str, str]:
-    if found.detail == NOT_REACHED:
-        return "–", HINT
-    return ("✓", GOOD) if found.ok else ("✗", BAD)
 
 
 def _analysis(analysis: Analysis, *, verbose: bool) -> Iterator[RenderableType]:

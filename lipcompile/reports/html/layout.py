@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from lipcompile.derivation import Block
 from lipcompile.graph import Graph
 from lipcompile.numbers import Scalar
+from lipcompile.reports.copies import first_copies
 from lipcompile.reports.html.flat import Flat, Part, flat
 
 # The most rows that are drawn of a graph.
@@ -65,7 +66,7 @@ class Layout:
 def layout(graph: Graph, blocks: Sequence[Block] = (), limit: int = LARGEST_DRAWING) -> Layout:
     """Lay out a graph in at most `limit` rows behind its input, and one for what is left out."""
     whole, found = flat(graph), [block for block in blocks if block.repeats is not None]
-    first = _first_copies(found)
+    first = first_copies(found)
     rows = [Row(), *_shortened(_rows(whole.parts, first), limit)]
     place = {graph.input.name: 0, **{part.key: index for index, row in enumerate(rows) for part in row.parts}}
     edges = sorted({edge for edge in _edges(whole.parts, first, place) if edge[0] < edge[1]})
@@ -75,16 +76,6 @@ def layout(graph: Graph, blocks: Sequence[Block] = (), limit: int = LARGEST_DRAW
         lanes=assign((start, end) for start, end in edges if end > start + 1),
         brackets=_nested([*_found_brackets(found, rows), *_open_brackets(whole, place)]),
     )
-
-
-def _first_copies(blocks: Iterable[Block]) -> dict[str, str]:
-    """Return the layer of the first copy that stands for each layer of a later copy."""
-    return {
-        name: first
-        for block in blocks
-        for copy in block.layers[1:]
-        for first, name in zip(block.layers[0], copy, strict=True)
-    }
 
 
 def _rows(parts: Iterable[Part], first: Mapping[str, str]) -> list[Row]:
