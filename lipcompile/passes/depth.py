@@ -112,13 +112,9 @@ class _Repeated:
         loop, num = node.attributes, self._num
         step, numbers = step_of(loop, num), step_of(loop, self._certified)
         count, index = self._count(node), sympy.Symbol("t", positive=True)
-        before = num.power(step, Formula(index - 1), loop.name)
-        after = num.power(step, Formula(count - index), loop.name)
-        entering = value(num, before.norm, self._formulas.norm[node.inputs[0]])
-        leaving = after.lipschitz * self._formulas.cotangent[node.name]
-        at_copy = {_X: entering.expression, _G: leaving.expression}
-        bounds = {name: k.subs(at_copy) for name, k in _of_one_copy(num, step).items()}
-        squares = sum(k**2 for k in _of_one_copy(num, step).values())
+        at_copy = self._at_copy(node, step, count, index)
+        bounds = _of_one_copy(num, step)
+        squares = sum(k**2 for k in bounds.values())
         rate, offset = (_bound(step.norm.get(d), numbers.norm.get(d)) for d in (1, 0))
         lipschitz = _bound(step.lipschitz, numbers.lipschitz)
         return Block(
@@ -131,12 +127,20 @@ class _Repeated:
             rate=rate,
             offset=offset,
             lipschitz=lipschitz,
-            input_norm=_factored(entering.expression),
-            cotangent=_factored(leaving.expression),
-            gradient={name: _factored(k) for name, k in bounds.items()},
+            input_norm=_factored(at_copy[_X]),
+            cotangent=_factored(at_copy[_G]),
+            gradient={name: _factored(k.subs(at_copy)) for name, k in bounds.items()},
             total=_factored(sympy.sqrt(sympy.expand(squares)).subs(at_copy)),
             exact=self._exact,
         )
+
+    def _at_copy(self, node: Node, step: Step[Formula], count: Any, index: Any) -> dict[Any, Any]:
+        """Return the norm at the input of copy t, and the cotangent at its output."""
+        num, name = self._num, node.attributes.name
+        before, after = (num.power(step, Formula(times), name) for times in (index - 1, count - index))
+        entering = value(num, before.norm, self._formulas.norm[node.inputs[0]])
+        leaving = after.lipschitz * self._formulas.cotangent[node.name]
+        return {_X: entering.expression, _G: leaving.expression}
 
     def _definitions(self, blocks: Sequence[Block], total: Bound) -> tuple[Definition, ...]:
         """Return the names that the formulas use, directly or through others, with their numbers."""

@@ -6,7 +6,7 @@ Proof: docs/theory.md, "Repetition".
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeGuard, get_args
 
@@ -67,20 +67,21 @@ def is_loop(node: Node) -> TypeGuard[Node]:
 
 def step_of(loop: Loop, num: Numbers[N]) -> Step[N]:
     """Return what one copy does, with coefficients in the domain `num`; raises NotAffineError."""
-    key = ("step", loop.name, id(loop.body), loop.saturated)
-    if key not in num.memo:
-        num.memo[key] = _step(loop, num)
-    found: Any = num.memo[key]
-    return found  # type: ignore[no-any-return]
+    return _once(num, ("step", loop.name, id(loop.body), loop.saturated), lambda: _step(loop, num))
 
 
 def power_of(loop: Loop, num: Numbers[N]) -> Step[N]:
     """Return what all copies do."""
     key = ("power", loop.name, id(loop.body), loop.saturated, loop.count)
+    return _once(num, key, lambda: num.power(step_of(loop, num), loop.count, loop.name))
+
+
+def _once(num: Numbers[N], key: Hashable, find: Callable[[], Step[N]]) -> Step[N]:
+    """Find a step of the domain `num` when it is first asked for."""
     if key not in num.memo:
-        num.memo[key] = num.power(step_of(loop, num), loop.count, loop.name)
-    found: Any = num.memo[key]
-    return found  # type: ignore[no-any-return]
+        num.memo[key] = find()
+    known: Any = num.memo[key]
+    return known  # type: ignore[no-any-return]
 
 
 def _step(loop: Loop, num: Numbers[N]) -> Step[N]:
