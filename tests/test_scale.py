@@ -34,8 +34,8 @@ from lipcompile.reports.console import plain, table
 from tests.onnx_models import Array, floats, model, node, save
 
 SIZES = (100, 200, 400)
-# Work that is linear grows by 2 where sizes double twice, quadratic work by 4.
-MOST, NOISE = 2.4, 20_000
+# Where sizes double twice, linear work grows by 2 times as much, quadratic by 4 times; names begin somewhere between.
+MOST, NOISE = 2.6, 20_000
 
 BODIES = {
     "biases": "dense(8, bias=0.5) groupsort(2)",
@@ -76,7 +76,6 @@ class Work:
     """How much was done, and how much was written."""
 
     calls: int = 0
-    definitions: int = 0
     text: int = 0
     json: int = 0
 
@@ -114,7 +113,8 @@ def checked(path: Path) -> Work:
         text = plain(*terminal.report(derivation, lambda _: None, verbose=True))
         report = json.dumps(json_report.report(derivation))
     assert derivation.analysis is not None
-    work.definitions = len(derivation.analysis.definitions)
+    # Of a node there are X, G, l and one K a parameter; which of them get names depends on their lengths.
+    assert len(derivation.analysis.definitions) <= 5 * len(derivation.analysis.graph.nodes) + 10
     work.text, work.json = len(text), len(report)
     return work
 
@@ -122,9 +122,9 @@ def checked(path: Path) -> Work:
 def assert_linear(write: Callable[[int], Path]) -> None:
     checked(write(8))  # imports what is imported late, and builds what is built once
     small, middle, large = (checked(write(count)) for count in SIZES)
-    for what in ("calls", "definitions", "text", "json"):
+    for what in ("calls", "text", "json"):
         first, second, third = (getattr(work, what) for work in (small, middle, large))
-        allowed = MOST * (second - first) + (NOISE if what == "calls" else 10)
+        allowed = MOST * (second - first) + (NOISE if what == "calls" else 0)
         assert third - second <= allowed, f"{what}: {first}, {second}, {third}"
 
 
