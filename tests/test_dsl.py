@@ -231,11 +231,6 @@ def test_a_mistake_has_its_code_place_and_mend(tmp_path: Path, body: str, code: 
     assert found.location.line == 2
 
 
-def test_a_repeat_count_must_be_known(tmp_path: Path) -> None:
-    (found,) = problems(tmp_path, "model m { param n: int; input x: tensor[4]\n repeat n { dense(4) } }")
-    assert (found.code, found.help) == ("LIP014", "add --set n=…")
-
-
 @pytest.mark.parametrize(
     ("body", "regime"),
     [

@@ -1,0 +1,112 @@
+"""`repeat` with an open count in .lip: what it makes, and what it cannot have."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from lipcompile.__main__ import run
+from lipcompile.frontends.options import ModelOptions
+from lipcompile.numbers import Symbol
+from lipcompile.passes.loops import loops
+from tests.test_dsl import graph_of, problems, write
+
+OPEN = "model m { param n: int param width: int; input x: tensor[4], norm <= 1\n"
+
+
+def test_an_open_repeat_count_makes_one_node(tmp_path: Path) -> None:
+    graph = graph_of(tmp_path, OPEN + "stem = dense(4) repeat n { dense(4, bias=0.5) relu } dense(2) }")
+    assert [(node.name, node.op.name) for node in graph.nodes] == [
+        ("stem", "dense"),
+        ("repeat_1", "loop"),
+        ("dense", "dense"),
+    ]
+    [loop] = loops(graph)
+    assert (loop.attributes.count.scalar, loop.attributes.count.value) == (Symbol("n", "parameter n"), None)
+    assert [node.name for node in loop.attributes.body.nodes] == ["dense", "relu"]
+    assert list(graph.parameters) == [
+        "stem.weight",
+        "repeat_1.dense.weight",
+        "repeat_1.dense.bias",
+        "dense.weight",
+    ]
+
+
+def test_a_repeat_count_with_a_value_writes_copies(tmp_path: Path) -> None:
+    text = OPEN + "repeat n { dense(4) } repeat 2 * n { relu } }"
+    graph = graph_of(tmp_path, text, ModelOptions(bindings={"n": Fraction(2)}))
+    assert [node.op.name for node in graph.nodes] == ["dense"] * 2 + ["relu"] * 4
+
+
+def test_open_repetitions_nest_and_stand_in_branches(tmp_path: Path) -> None:
+    body = "branch { repeat n { dense(4) } } { repeat 2 * n { relu repeat n { abs dense(4) } } } -> add"
+    graph = graph_of(tmp_path, OPEN + body + " }")
+    outer = loops(graph)
+    assert [node.name for node in outer] == ["repeat_1", "repeat_2"]
+    assert [node.name for node in loops(outer[1].attributes.body)] == ["repeat_3"]
+    assert list(graph.parameters) == ["repeat_1.dense.weight", "repeat_2.repeat_3.dense.weight"]
+
+
+CLOSED_FORM = "the bounds have no closed form in the number of copies:"
+LET_IT_READ = "give the count with --set: then every copy may read it"
+LABEL = "`w` is shared across the border of a repetition whose count is open"
+RELABEL = "give the count with --set, or use another label"
+COUNT = "give the count: --set n=12"
+
+
+@pytest.mark.parametrize(
+    ("body", "message", "help_line"),
+    [
+        (
+            "stem = dense(4) repeat n { h = relu; add(h, stem) }",
+            "`stem` stands outside of a repetition whose count is open",
+            LET_IT_READ,
+        ),
+        (
+            "repeat n { h = relu; residual(mean) { add(h, x) } }",
+            "`x` stands outside of a repetition whose count is open",
+            LET_IT_READ,
+        ),
+        ("repeat n { dense(3) }", "one copy makes [3] of [4], so that the next copies differ", COUNT),
+        (
+            "repeat 2 * n { dense(4) clip_gradient(0.1) }",
+            f"{CLOSED_FORM} `clip_gradient_` bounds the cotangent, copy by copy",
+            COUNT,
+        ),
+        ("repeat n { frozen { sign } }", f"{CLOSED_FORM} `sign` is not Lipschitz", COUNT),
+        (
+            "repeat n { dense(4) gelu }",
+            f"{CLOSED_FORM} the norm after `gelu` is no polynomial in the norm of the input",
+            COUNT,
+        ),
+        (
+            "repeat n { branch { dense(4) } { softmax } -> multiply }",
+            f"{CLOSED_FORM} the Lipschitz constant of a copy depends on the norm of its input",
+            COUNT,
+        ),
+        ('dense(4, share="w") repeat n { dense(4, share="w") }', LABEL, RELABEL),
+        ('repeat n { dense(4, share="w") } dense(4, share="w")', LABEL, RELABEL),
+        ('repeat n { repeat n { dense(4, share="w") } dense(4, share="w") }', LABEL, RELABEL),
+        ("dense(width)", "`dense`: `features` must be known, but `width` has no value", "add --set width=…"),
+    ],
+)
+def test_what_an_open_count_cannot_have_is_refused(
+    tmp_path: Path, body: str, message: str, help_line: str
+) -> None:
+    (found,) = problems(tmp_path, OPEN + body + " }")
+    assert (found.code, found.message, found.help) == ("LIP014", message, help_line)
+    assert found.location is not None
+    assert found.location.line == 2
+
+
+@pytest.mark.parametrize("command", ["compile", "audit", "train"])
+def test_an_open_model_is_no_module(tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    train = "train { sampling poisson(batch=8, dataset=64) budget epsilon=3, delta=1e-2, epochs=1 }"
+    path = write(tmp_path, OPEN + "repeat n { dense(4) relu } dense(3) loss cross_entropy }\n" + train)
+    out = str(tmp_path / "out")
+    options = {"compile": ["-o", out], "train": ["--data", "none.npz", "--output", out], "audit": []}[command]
+    assert run([command, path, *options]) == 2
+    assert "error[LIP014]: a module needs numbers, but n has none" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
