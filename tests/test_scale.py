@@ -25,6 +25,7 @@ from rich.text import Text
 from lipcompile import pipeline
 from lipcompile.frontends.options import ModelOptions
 from lipcompile.names import Names
+from lipcompile.numbers import sums
 from lipcompile.numbers.certified import _round_up
 from lipcompile.numbers.extremes import extreme
 from lipcompile.numbers.symbolic import LONGEST_NUMBER
@@ -34,7 +35,7 @@ from lipcompile.reports.console import plain, table
 from tests.onnx_models import Array, floats, model, node, save
 
 SIZES = (100, 200, 400)
-# Where sizes double twice, linear work grows by 2 times as much, quadratic by 4 times; names begin somewhere between.
+# Where sizes double twice, linear work grows twice as much as at first, quadratic work four times.
 MOST, NOISE = 2.6, 20_000
 
 BODIES = {
@@ -177,6 +178,20 @@ def test_a_long_sum_is_printed_whole_for_programs_and_cut_for_people() -> None:
     assert all(f"K_{i}**2" in formulas.text(total) for i in range(300))
     assert formulas.legible(total).startswith("sqrt(K_0**2 + K_1**2 + ")
     assert formulas.legible(total).endswith("…")
+
+
+def test_the_total_of_a_long_chain_is_a_polynomial(tmp_path: Path) -> None:
+    """K of weight k is L·(X_0 + k/2), k = 0 … 20, that of the 20 biases L: Σk = 210, Σk²/4 + 20 = 717.5 + 20."""
+    analysis = pipeline.check(str(lip(tmp_path, BODIES["biases"], 20)), ModelOptions()).analysis
+    assert analysis is not None
+    assert formulas.text(analysis.total.expression) == "L*sqrt(21*X_0**2 + 210*X_0 + 1475/2)"
+
+
+def test_sums_with_negative_terms_are_not_multiplied_out() -> None:
+    """(1 - q)² + … near q = 1 would be the small difference of large numbers."""
+    q, x = (sympy.Symbol(name, positive=True) for name in "qx")
+    terms = [(1 - q) ** 2 * (x + i) for i in range(20)]
+    assert sums.total(terms) == (1 - q) ** 2 * 190 + 20 * x * (1 - q) ** 2
 
 
 def test_numbers_of_many_digits_get_a_name(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
@@ -14,6 +14,7 @@ from sympy.printing.str import StrPrinter
 from lipcompile.numbers.extremes import extreme
 from lipcompile.numbers.scalar import Arithmetic, Scalar, Symbol
 from lipcompile.numbers.step import Count, Step, changed
+from lipcompile.numbers.sums import total
 
 # Above this many operations a named quantity is bound to its name instead of being written out.
 LONGEST_INLINE = 8
@@ -122,7 +123,7 @@ class Symbolic:
 
     def sum(self, *xs: Formula) -> Formula:
         """Write the sum, what all its terms have in common in front."""
-        return Formula(_sum([x.expression for x in xs]))
+        return Formula(total([x.expression for x in xs]))
 
     def sqrt(self, x: Formula | Fraction | int) -> Formula:
         """Write √x."""
@@ -203,21 +204,6 @@ def _is_long(expression: Any, longest: int) -> bool:
             operations += max(len(part.args) - 1, 1)
             waiting += part.args
     return operations > longest and expression.count_ops() > longest
-
-
-def _sum(terms: Sequence[Any]) -> Any:
-    """Write the sum in time linear in the terms, common powers of symbols in front."""
-    common = _common(terms)
-    return sympy.Mul(common, sympy.Add(*(term / common for term in terms))) if common != 1 else sympy.Add(*terms)
-
-
-def _common(terms: Sequence[Any]) -> Any:
-    """Return the product of what all terms are multiples of, symbols alone."""
-    shared: dict[Any, Any] = {b: e for b, e in terms[0].as_powers_dict().items() if b.is_Symbol and e.is_Integer}
-    for term in terms[1:]:
-        powers = term.as_powers_dict()
-        shared = {b: min(e, powers[b]) for b, e in shared.items() if b in powers and powers[b].is_Integer}
-    return sympy.Mul(*(b**e for b, e in shared.items()))
 
 
 def _root(square: Any) -> Any:
