@@ -94,11 +94,17 @@ def _math(expression: Any) -> str:
     return re.sub(r"[^\x00-\x7f]+", lambda match: rf"\text{{{escape(match[0])}}}", found)
 
 
+def _formula(expression: Any) -> str:
+    """Return a formula that is broken into lines, or made smaller where it cannot be: a name, a root."""
+    found = rf"\({_math(expression)}\)"
+    return rf"\fit{{{found}}}" if expression.is_Symbol or r"\sqrt" in found else found
+
+
 _LANGUAGE = Language(
     template="report.tex.jinja",
     escape=escape,
     name=lambda name: rf"\texttt{{{escape(name)}}}",
-    formula=lambda expression: rf"\({_math(expression)}\)",
+    formula=_formula,
     at_most=lambda formula, number: rf"{formula}\newline \(\le\) {number}",
     reference=lambda number: rf"\hyperlink{{F{number}}}{{F{number}}}",
     entry=_entry,
