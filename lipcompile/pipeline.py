@@ -11,6 +11,7 @@ from lipcompile.frontends.options import Loaded, ModelOptions
 from lipcompile.graph import Graph
 from lipcompile.ops.registry import load_plugins
 from lipcompile.passes.canonical import canonical
+from lipcompile.passes.loops import frozen_inside
 from lipcompile.passes.requirements import examine, requirements
 from lipcompile.passes.sensitivity import analyse
 from lipcompile.passes.vacuous import vacuous
@@ -35,7 +36,7 @@ def load(model: str, options: ModelOptions) -> Loaded:
 
 def derive(loaded: Loaded, options: ModelOptions) -> Derivation:
     """Verify the requirements of a loaded model and derive its bounds if they hold."""
-    graph = loaded.graph.freeze(options.freeze) if loaded.graph else None
+    graph = frozen_inside(loaded.graph.freeze(options.freeze)) if loaded.graph else None
     found = list(loaded.diagnostics)
     if graph is not None:
         graph, notes = canonical(graph)

@@ -11,6 +11,7 @@ from lipcompile.__main__ import run
 from lipcompile.frontends.options import ModelOptions
 from lipcompile.numbers import Symbol
 from lipcompile.passes.loops import loops
+from lipcompile.pipeline import check
 from tests.test_dsl import graph_of, problems, write
 
 OPEN = "model m { param n: int param width: int; input x: tensor[4], norm <= 1\n"
@@ -110,3 +111,37 @@ def test_an_open_model_is_no_module(tmp_path: Path, command: str, capsys: pytest
     assert run([command, path, *options]) == 2
     assert "error[LIP014]: a module needs numbers, but n has none" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_what_is_frozen_from_outside_is_frozen_in_every_copy(tmp_path: Path) -> None:
+    body = "repeat n { dense(4, bias=0.5) relu repeat n { abs dense(4) } } dense(1) loss kr }"
+    options = ModelOptions(freeze=("repeat_1.dense.weight", "repeat_1.repeat_2.*"))
+    analysis = check(write(tmp_path, OPEN + body), options).analysis
+    assert analysis is not None
+    assert list(analysis.parameters) == ["repeat_1.dense.bias", "dense.weight"]
+    [block] = analysis.depth.blocks
+    assert list(block.gradient) == ["dense.bias"]
+    assert str(block.total) == "1"
+
+
+@pytest.mark.parametrize(
+    ("body", "warned"),
+    [
+        ("repeat n { layer_norm(eps=1e-5) dense(4) }", ["layer_norm"]),  # the copy before is trained
+        ("repeat n { repeat n { layer_norm(eps=1e-5) } dense(4) }", ["layer_norm"]),
+        ("dense(4) repeat n { layer_norm(eps=1e-5) }", ["layer_norm"]),
+        ("repeat n { layer_norm(eps=1e-5) } dense(4)", []),
+        ("repeat n { frozen { layer_norm(eps=1e-5) dense(4) } } dense(4)", []),
+    ],
+)
+def test_vacuous_norms_of_copies_are_warned_of(tmp_path: Path, body: str, warned: list[str]) -> None:
+    found = check(write(tmp_path, OPEN + body + " dense(1) loss kr }")).diagnostics
+    assert [d.node for d in found if d.code == "LIP112"] == warned
+
+
+def test_weights_shared_by_different_maps_are_refused_in_copies_of_copies(tmp_path: Path) -> None:
+    layers = """conv1d(2, kernel=1, share="w") a, b = split(2, axis=1) conv1d(a, 2, kernel=1, share="w")
+        c = relu concat(c, b, axis=1)"""
+    text = "model m { param n: int; input x: tensor[2, 4], norm <= 1\n"
+    text += f"repeat n {{ repeat n {{ {layers} }} }} flatten dense(1) loss kr }}"
+    assert [d.code for d in check(write(tmp_path, text)).diagnostics] == ["LIP308"]

@@ -190,6 +190,18 @@ def with_count(graph: Graph, loop: Loop, count: int) -> Graph:
     return with_loop(graph, replace(loop, count=replace(loop.count, value=count)))
 
 
+def frozen_inside(graph: Graph) -> Graph:
+    """Return the graph with what is frozen in it frozen in the bodies of its loops as well."""
+    for node in loops(graph):
+        loop, body = node.attributes, node.attributes.body
+        trained = {role for role, name in node.parameters.items() if graph.parameters[name].trainable}
+        parameters = {
+            role: replace(p, trainable=p.trainable and role in trained) for role, p in body.parameters.items()
+        }
+        graph = with_loop(graph, replace(loop, body=frozen_inside(replace(body, parameters=parameters))))
+    return graph
+
+
 def affine(loop: Loop) -> Loop:
     """Return the loop with the side of minima that gives an affine step; raises NotAffineError if neither does.
 

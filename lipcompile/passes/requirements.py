@@ -24,12 +24,19 @@ def examine(graph: Graph) -> Iterator[Diagnostic]:
     yield from _loss(graph)
     yield from _input(graph)
     yield from _parameters(graph)
+    yield from _layers(graph, frozenset())
+
+
+def _layers(graph: Graph, entering: frozenset[str]) -> Iterator[Diagnostic]:
+    """Yield what is wrong with layers, those in loops as well; trained parameters reach what is `entering`."""
+    trained = trained_values(graph, entering)
     yield from _shared(graph)
-    yield from _jumps(graph)
-    yield from _steep_norms(graph)
-    for loop in loops(graph):
-        body = loop.attributes.body
-        yield from (*_shared(body), *_jumps(body), *_steep_norms(body))
+    yield from _jumps(graph, trained)
+    yield from _steep_norms(graph, trained)
+    for node in loops(graph):
+        body = node.attributes.body
+        # What a copy trains stands before the next copy.
+        yield from _layers(body, frozenset({body.input.name} if node.name in trained else ()))
 
 
 def requirements(graph: Graph | None, diagnostics: Sequence[Diagnostic]) -> Requirements:
@@ -105,9 +112,8 @@ def _shared(graph: Graph) -> Iterator[Diagnostic]:
                 )
 
 
-def _jumps(graph: Graph) -> Iterator[Diagnostic]:
+def _jumps(graph: Graph, trained: frozenset[str]) -> Iterator[Diagnostic]:
     """R3: no trainable parameter stands upstream of an op that is not Lipschitz."""
-    trained = trained_values(graph)
     for node in graph.nodes:
         if node.op.lipschitz is None and any(operand in trained for operand in node.inputs):
             yield Diagnostic(
@@ -120,9 +126,8 @@ def _jumps(graph: Graph) -> Iterator[Diagnostic]:
             )
 
 
-def _steep_norms(graph: Graph) -> Iterator[Diagnostic]:
+def _steep_norms(graph: Graph, trained: frozenset[str]) -> Iterator[Diagnostic]:
     """A norm that divides by almost nothing makes the bounds of all trained parameters before it vacuous."""
-    trained = trained_values(graph)
     for node in graph.nodes:
         square = squared_slope(node.attributes)
         if square is not None and square > _STEEP**2 and node.inputs[0] in trained:
@@ -138,9 +143,9 @@ def _steep_norms(graph: Graph) -> Iterator[Diagnostic]:
             )
 
 
-def trained_values(graph: Graph) -> frozenset[str]:
-    """Return the values that a trainable parameter reaches: those that a cotangent must reach."""
-    found: set[str] = set()
+def trained_values(graph: Graph, entering: frozenset[str]) -> frozenset[str]:
+    """Return the values that a trainable parameter or what is `entering` reaches: those a cotangent must reach."""
+    found = set(entering)
     for node in graph.nodes:
         trained = any(graph.parameters[name].trainable for name in node.parameters.values())
         if trained or any(operand in found for operand in node.inputs):
