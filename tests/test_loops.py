@@ -95,6 +95,16 @@ def test_a_rate_alone_has_an_order_in_each_case(tmp_path: Path) -> None:
     assert found.depth.growth == ("O(1) if u < 1, O(depth**(3/2)) if u = 1, O(u**depth * sqrt(depth)) if u > 1")
 
 
+def test_copies_may_forget_what_they_read(tmp_path: Path) -> None:
+    """Behind a copy the norm is 1, before the last one no gradient arrives."""
+    found = analysed(
+        tmp_path,
+        "repeat depth { dense(4, constraint=spectral(0)) ; dense(4, constraint=spectral(1.25), bias=1) }",
+        "dense(1) ; loss kr",
+    )
+    assert found.depth.growth == "O(1)"
+
+
 @pytest.mark.parametrize(
     ("bound", "order"), [("0.5", "O(1)"), ("1", "O(sqrt(depth))"), ("2", "O(2**depth * sqrt(depth))")]
 )

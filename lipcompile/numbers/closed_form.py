@@ -24,31 +24,43 @@ Series = Mapping[tuple[Any, int], Any]
 _DIGITS = 40
 # What is assumed of rates in one case: equations, in the order in which they were made.
 Case = tuple[Any, ...]
+# A symbol and a value at which it makes two rates equal.
+Meeting = tuple[Any, Any]
 
 
 class _Undecided(Exception):  # noqa: N818
-    """Two rates may be equal or not: the sums differ."""
+    """Two rates may be equal or not, for a value of a symbol: the sums differ."""
 
-    def __init__(self, one: Any, other: Any) -> None:
-        super().__init__(one, other)
-        self.pair = (one, other)
+    def __init__(self, meeting: Meeting) -> None:
+        super().__init__(meeting)
+        self.meeting = meeting
 
 
 @dataclass(frozen=True, slots=True)
 class _Rates:
-    """Which rates are assumed to differ."""
+    """Which values symbols are assumed not to have."""
 
-    distinct: frozenset[tuple[Any, Any]] = frozenset()
+    excluded: frozenset[Meeting] = frozenset()
 
     def equal(self, one: Any, other: Any) -> bool:
         """Whether two rates are equal; raises _Undecided if that depends on symbols."""
         if one == other:
             return True
-        if (one, other) in self.distinct:
+        if one == 0 or other == 0 or not (one / other).free_symbols:
+            return _same_number(one, other)
+        meeting = _solved(one, other)
+        if meeting in self.excluded:
             return False
-        if (one.free_symbols or other.free_symbols) and one != 0 and other != 0:
-            raise _Undecided(one, other)
-        return _same_number(one, other)
+        raise _Undecided(meeting)
+
+    def without(self, meeting: Meeting) -> _Rates:
+        """Return the rates where the symbol does not have the value."""
+        return _Rates(self.excluded | {meeting})
+
+    def where(self, meeting: Meeting) -> _Rates:
+        """Return the rates where the symbol has the value."""
+        pairs = [[side.subs(*meeting) for side in other] for other in self.excluded]
+        return _Rates(frozenset(_solved(*pair) for pair in pairs if (pair[0] / pair[1]).free_symbols))
 
 
 def _same_number(one: Any, other: Any) -> bool:
@@ -102,14 +114,15 @@ def _cases(step: Step[Any], count: Any, rates: _Rates) -> Iterator[tuple[Case, S
     try:
         yield (), _power(step, count, rates)
     except _Undecided as undecided:
-        symbol, meeting = _solved(*undecided.pair)
-        same = changed(step, lambda coefficient: coefficient.subs(symbol, meeting))
-        yield from (((sympy.Eq(symbol, meeting), *case), found) for case, found in _cases(same, count, rates))
-        yield from _cases(step, count, _Rates(rates.distinct | {undecided.pair}))
+        meeting = undecided.meeting
+        same = changed(step, lambda coefficient: coefficient.subs(*meeting))
+        special = _cases(same, count, rates.where(meeting))
+        yield from (((sympy.Eq(*meeting), *case), found) for case, found in special)
+        yield from _cases(step, count, rates.without(meeting))
 
 
-def _solved(one: Any, other: Any) -> tuple[Any, Any]:
-    """Solve one = other, both products of powers of positive symbols, for a symbol."""
+def _solved(one: Any, other: Any) -> Meeting:
+    """Solve one = other, products of powers of positive symbols, for the first symbol that does not cancel."""
     ratio = one / other
     symbol = min(ratio.free_symbols, key=lambda found: found.name)
     exponent = ratio.as_powers_dict()[symbol]
@@ -176,6 +189,8 @@ def _times(one: Series, other: Series) -> Series:
 
 def _sum(j: int, r: Any, m: Any, n: Any, rates: _Rates) -> Any:
     """Return D_j(r, m)."""
+    if r == m == 0:
+        return m ** (n - 1) if j == 0 else sympy.S.Zero  # 0 but for n = 1
     if rates.equal(r, m):
         return m ** (n - 1) * _sum_of_powers(j).subs(_N, n)
     lower = sum(comb(j, i) * _sum(i, r, m, n, rates) for i in range(j))

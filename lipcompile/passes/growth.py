@@ -180,7 +180,8 @@ class Growth:
         if linear.total_degree() > 1:
             raise NoOrderError(f"of an exponent {exponent}")
         slope = sum(linear.coeff_monomial(symbol) for symbol in linear.gens)
-        return CONSTANT if base.subs(self.sample) == 1 else Order(base**slope, sympy.S.Zero)
+        forgotten = base == 0  # 0^0 = 1, else 0
+        return CONSTANT if forgotten or base.subs(self.sample) == 1 else Order(base**slope, sympy.S.Zero)
 
     def _exp(self, expression: Any) -> Order:
         """e^-x of x >= 0."""
