@@ -6,10 +6,13 @@ are evaluated by sympy in 60 digits, since their terms may cancel.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fractions import Fraction
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import mpmath
 import pytest
 import sympy
 from hypothesis import HealthCheck, given, settings
@@ -83,26 +86,39 @@ def analysed(source: str, folder: Path, **bindings: Fraction) -> Analysis:
 
 def evaluated(expression: Any, definitions: tuple[Definition, ...], **values: Any) -> Any:
     """The formula as a number of `DIGITS` digits, with `values` for the names that have none."""
-    known = {name: sympy.Rational(str(value)) for name, value in values.items()}
-    for definition in definitions:
-        if definition.value is not None:
-            known.setdefault(definition.name, sympy.Rational(str(definition.value)))
-        elif definition.expression is not None:
-            known[definition.name] = number(definition.expression, known)
-    return number(expression, known)
+    with mpmath.workdps(DIGITS):
+        known = {name: _real(Fraction(str(value))) for name, value in values.items()}
+        for definition in definitions:
+            if definition.value is not None:
+                known.setdefault(definition.name, _real(definition.value))
+            elif definition.expression is not None:
+                known[definition.name] = number(definition.expression, known)
+        return number(expression, known)
+
+
+def _real(value: Fraction) -> Any:
+    return mpmath.mpf(value.numerator) / value.denominator
 
 
 def number(expression: Any, known: dict[str, Any]) -> Any:
+    names, program = compiled(expression)
+    return mpmath.mpf(program(*(known[name] for name in names)))
+
+
+@cache
+def compiled(expression: Any) -> tuple[list[str], Callable[..., Any]]:
+    """The formula as a program on mpmath's numbers."""
     written_out = expression.replace(
         MaxOver, lambda term, m, start, last: sympy.Max(*(term.subs(m, k) for k in range(start, last + 1)))
     )
-    substitution = {symbol: known[symbol.name] for symbol in written_out.free_symbols}
-    return written_out.subs(substitution).evalf(DIGITS)
+    symbols = sorted(written_out.free_symbols, key=str)
+    return [symbol.name for symbol in symbols], sympy.lambdify(symbols, written_out, "mpmath")
 
 
 def close(found: Any, expected: float | None) -> bool:
     assert expected is not None
-    return bool(abs(found / sympy.Float(expected, DIGITS) - 1) <= CLOSE)
+    with mpmath.workdps(DIGITS):
+        return bool(abs(found / mpmath.mpf(expected) - 1) <= CLOSE)
 
 
 def agree(source: str, depth: int, open_analysis: Analysis, folder: Path) -> Graph:
