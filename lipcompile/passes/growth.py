@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
@@ -39,15 +39,32 @@ class NoOrderError(ValueError):
 class Growth:
     """Orders of expressions in T, the number of copies in every loop.
 
-    counts: the symbols of those numbers. definitions: what other names stand for. bounded: names of what no number
-    of copies takes above some number. sample: a value of the rate that formulas leave open, if there is one: 1, or
-    a number that stands for all below 1, or for all above.
+    counts: the symbols of those numbers. definitions: what other names stand for, each resting on earlier ones
+    only.
+    bounded: names of what no number of copies takes above some number. sample: a value of the rate that formulas
+    leave open, if there is one: 1, or a number that stands for all below 1, or for all above.
     """
 
     counts: frozenset[Any]
     definitions: Mapping[str, Definition]
     bounded: frozenset[str]
     sample: Mapping[Any, Any]
+    _dependent: set[Any] = field(default_factory=set)
+    _orders: dict[str, Order | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Go through the definitions in their order: chains of them are longer than calls may be deep."""
+        self._dependent.update(self.counts)
+        for name, definition in self.definitions.items():
+            if definition.expression is not None and self._depends(definition.expression):
+                self._dependent.add(sympy.Symbol(name, positive=True))
+                self._orders[name] = CONSTANT if name in self.bounded else self._known(definition.expression)
+
+    def _known(self, expression: Any) -> Order | None:
+        try:
+            return self.of(expression)
+        except NoOrderError:
+            return None
 
     def of(self, expression: Any) -> Order:
         """Return an order of |expression|, never too small; raises NoOrderError."""
@@ -69,12 +86,7 @@ class Growth:
 
     def smallest(self, expressions: Sequence[Any]) -> Order:
         """Return the smallest order of those known, as far as they can be compared."""
-        known = []
-        for expression in expressions:
-            try:
-                known.append(self.of(expression))
-            except NoOrderError:
-                continue
+        known = [order for order in map(self._known, expressions) if order is not None]
         if not known:
             raise NoOrderError("of a minimum")
         return self._smallest(known)
@@ -142,28 +154,16 @@ class Growth:
     def _symbol(self, symbol: Any) -> Order:
         if symbol in self.counts:
             return Order(sympy.S.One, sympy.S.One)
-        definition = self.definitions.get(symbol.name)
-        if (
-            definition is None
-            or definition.expression is None
-            or symbol in self.sample
-            or symbol.name in self.bounded
-        ):
+        if symbol in self.sample:
             return CONSTANT
-        return self.of(definition.expression)
+        order = self._orders.get(symbol.name, CONSTANT)
+        if order is None:
+            raise NoOrderError(f"of {symbol}")
+        return order
 
     def _depends(self, expression: Any) -> bool:
         """Whether the counts occur in an expression, or in what its names stand for."""
-        waiting, seen = list(expression.free_symbols), set()
-        while waiting:
-            symbol = waiting.pop()
-            if symbol in self.counts:
-                return True
-            definition = self.definitions.get(symbol.name)
-            if symbol not in seen and definition is not None and definition.expression is not None:
-                seen.add(symbol)
-                waiting += definition.expression.free_symbols
-        return False
+        return not self._dependent.isdisjoint(expression.free_symbols)
 
     def _power(self, expression: Any) -> Order:
         base, exponent = expression.as_base_exp()
