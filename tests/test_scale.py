@@ -237,3 +237,14 @@ def test_no_extreme_loses_an_operand_that_counts(seed: int) -> None:
         for _ in range(100):
             at = random.expovariate(1), random.expovariate(1)
             assert found(*at) == pytest.approx(whole(each(*at)), rel=1e-12, abs=1e-12)
+
+
+def test_long_chains_of_names_have_an_order(tmp_path: Path) -> None:
+    """Every layer another constraint, so that each norm has a name that rests on the one before; a block at the start."""
+    layers = [f"dense(4, constraint=spectral({901 + i % 199 * 2}/1000), bias=0.5) relu" for i in range(300)]
+    source = "repeat 3 { dense(4, bias=0.5) relu }\n" + "\n".join(layers)
+    path = tmp_path / "chain.lip"
+    path.write_text(f"model chain {{ input x: tensor[4], norm <= 1\n{source}\nloss multiclass_hinge }}")
+    analysis = pipeline.check(str(path)).analysis
+    assert analysis is not None
+    assert analysis.depth.growth == "O(T**(3/2))"
