@@ -240,7 +240,7 @@ def test_no_extreme_loses_an_operand_that_counts(seed: int) -> None:
 
 
 def test_long_chains_of_names_have_an_order(tmp_path: Path) -> None:
-    """Every layer another constraint, so that each norm has a name that rests on the one before; a block at the start."""
+    """Each layer has another constraint, so that each norm has a name that rests on the one before."""
     layers = [f"dense(4, constraint=spectral({901 + i % 199 * 2}/1000), bias=0.5) relu" for i in range(300)]
     source = "repeat 3 { dense(4, bias=0.5) relu }\n" + "\n".join(layers)
     path = tmp_path / "chain.lip"
