@@ -16,7 +16,7 @@ from typing import Any
 
 import sympy
 
-from lipcompile.numbers.step import Coefficients, Step, changed
+from lipcompile.numbers.step import Coefficients, Step, added, changed, scaled
 
 # Σ coefficient·base^s·s^j, by (base, j).
 Series = Mapping[tuple[Any, int], Any]
@@ -100,14 +100,16 @@ def power(step: Step[Any], count: Any) -> Step[Any]:
 
 
 def _piecewise(values: list[Any], cases: list[Case]) -> Any:
-    """Return the last value, and those before it in their cases, as far as it does not hold there as well."""
+    """Return the last value, and those before it in their cases, unless what follows holds there as well."""
     general = values[-1]
-    kept = [
-        (found, sympy.And(*case))
-        for found, case in zip(values[:-1], cases[:-1], strict=True)
-        if general.subs([(equation.lhs, equation.rhs) for equation in case]) != found
-    ]
-    return sympy.Piecewise(*kept, (general, True)) if kept else general
+    kept: list[tuple[Any, Case]] = []
+    for found, case in reversed(list(zip(values[:-1], cases[:-1], strict=True))):
+        follows = bool(kept) and kept[-1][0] == found and set(kept[-1][1]) <= set(case)
+        if not follows and general.subs([(equation.lhs, equation.rhs) for equation in case]) != found:
+            kept.append((found, case))
+    if not kept:
+        return general
+    return sympy.Piecewise(*((found, sympy.And(*case)) for found, case in reversed(kept)), (general, True))
 
 
 def _cases(step: Step[Any], count: Any, rates: _Rates) -> Iterator[tuple[Case, Step[Any]]]:
@@ -133,13 +135,20 @@ def _power(step: Step[Any], n: Any, rates: _Rates) -> Step[Any]:
     a, c = step.norm.get(1, sympy.S.Zero), step.norm.get(0, sympy.S.Zero)
     entering = _norm_series(a, c, rates)
 
+    @cache
+    def of_degree(degree: int, gain: Any) -> Mapping[int, Any]:
+        """Return Σ_s X_s^degree·gain^(n-1-s) by degree in X."""
+        return {
+            d: _tidy(sum(k * _sum(j, base, gain, n, rates) for (base, j), k in series.items()))
+            for d, series in _raised(entering, degree).items()
+        }
+
     def summed(of: Coefficients[Any], gain: Any) -> dict[int, Any]:
         found: dict[int, Any] = {}
         for degree, coefficient in of.items():
-            for d, series in _raised(entering, degree).items():
-                total = sum(k * _sum(j, base, gain, n, rates) for (base, j), k in series.items())
-                found[d] = found.get(d, sympy.S.Zero) + coefficient * total
-        return {degree: _tidy(value) for degree, value in found.items()}
+            found = added(found, scaled(coefficient, of_degree(degree, gain)))
+        # To look for common factors takes long where there are symbols.
+        return {d: _tidy(k) if k.free_symbols <= n.free_symbols else k for d, k in found.items()}
 
     offset = _tidy(c * _sum(0, a, sympy.S.One, n, rates)) if c != 0 else sympy.S.Zero
     return Step(
