@@ -130,6 +130,19 @@ def test_no_two_quantities_have_one_name(tmp_path: Path) -> None:
     assert rate.upper is None
 
 
+def test_one_function_written_in_two_ways_is_one_rate(tmp_path: Path) -> None:
+    """Forward a copy multiplies by u·X + u, backward by (X + 1)·u: as two rates, they would meet everywhere."""
+    found = analysed(
+        tmp_path,
+        "repeat depth { residual(add) { dense(4, constraint=spectral(X)) } dense(4, constraint=spectral(u)) }",
+        "dense(1) ; loss kr",
+    )
+    [rate] = [d for d in found.definitions if d.name.endswith("_repeat_1") and d.name[0] in "ag"]
+    assert rate.name == "a_repeat_1"
+    [block] = found.depth.blocks
+    assert not block.total.has(sympy.Piecewise)
+
+
 def test_loops_that_are_found_are_called_as_nothing_else_is() -> None:
     """An importer keeps the names of a file, of layers and of weights: any may be called block_1."""
     net = Network((4,))

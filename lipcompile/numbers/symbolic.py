@@ -20,6 +20,8 @@ from lipcompile.numbers.sums import total
 LONGEST_INLINE = 8
 # So is one with a number of more binary digits: those of 2^n would take time and space quadratic in n.
 LONGEST_NUMBER = 128
+# Whether two rates are one function is looked at up to so many operations.
+LONGEST_COMPARED = 80
 
 
 class MaxOver(sympy.Function):  # type: ignore[misc]
@@ -157,7 +159,7 @@ class Symbolic:
         from lipcompile.numbers import closed_form
 
         times = count if isinstance(count, Formula) else self._count(count)
-        plain = changed(step, lambda coefficient: coefficient.expression)
+        plain = self._with_one_rate(changed(step, lambda coefficient: coefficient.expression))
         rates = dict.fromkeys([plain.norm.get(1, sympy.S.Zero), plain.lipschitz])
         named = {rate: self._rate(rate, name, index) for index, rate in enumerate(rates)}
         norm = {d: named[rate] if d == 1 else rate for d, rate in plain.norm.items()}
@@ -172,6 +174,27 @@ class Symbolic:
             )
         return self.of(count.scalar)
 
+    def _with_one_rate(self, step: Step[Any]) -> Step[Any]:
+        """Write both rates alike if they are one function: formulas for different ones say 0/0 where they meet."""
+        rate, lipschitz = step.norm.get(1, sympy.S.Zero), step.lipschitz
+        if rate == lipschitz or not (rate.free_symbols and lipschitz.free_symbols):
+            return step
+        written_out = [self._written_out(expression) for expression in (rate, lipschitz)]
+        if None in written_out or not (written_out[0] - written_out[1]).equals(0):
+            return step
+        one = min(rate, lipschitz, key=lambda expression: expression.count_ops())
+        return replace(step, norm={**step.norm, 1: one}, lipschitz=one)
+
+    def _written_out(self, expression: Any) -> Any:
+        """Return an expression without names that stand for others; None if it has extremes or becomes long."""
+        while not (_is_long(expression, LONGEST_COMPARED) or expression.has(*_BRANCHING)):
+            definitions = [self.definitions[symbol.name] for symbol in expression.free_symbols]
+            known = {_symbol(d.name): d.expression for d in definitions if d.expression is not None}
+            if not known:
+                return expression
+            expression = expression.subs(known)
+        return None
+
     def _rate(self, rate: Any, name: str, index: int) -> Any:
         """Name a rate that is no number and no power of one symbol: cases are told apart by symbols."""
         if len(rate.free_symbols) == 0 or (len(rate.free_symbols) == 1 and _is_power(rate)):
@@ -183,6 +206,7 @@ class Symbolic:
         return _symbol(letter)
 
 
+_BRANCHING = (sympy.Min, sympy.Max, sympy.Piecewise, MaxOver)
 _OPERATIONS: dict[str, Callable[[Formula, Formula], Formula]] = {
     "+": lambda a, b: a + b,
     "-": lambda a, b: a - b,
