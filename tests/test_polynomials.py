@@ -127,3 +127,11 @@ def test_a_loop_in_a_loop_is_no_more_exact_than_that(tmp_path: Path) -> None:
     analysis = check(str(path)).analysis
     assert analysis is not None
     assert [block.exact for block in analysis.depth.blocks] == [False]
+
+
+def test_magnitudes_of_negative_constants() -> None:
+    num = domain()
+    negative = num.of(3) - num.of(5)
+    assert value(BASE, num.maximum(negative, 0 - negative).coefficients or {}, BASE.of(1)).upper == 2
+    assert value(BASE, num.maximum(num.of(0), negative).coefficients or {}, BASE.of(1)).upper == 0
+    assert value(BASE, num.maximum(norm(num), negative).coefficients or {}, BASE.of(1)).upper == 1

@@ -238,6 +238,9 @@ class Polynomials(Generic[N]):
 
     def _larger(self, one: Polynomial[N], two: Polynomial[N]) -> Polynomial[N]:
         first, second = one.coefficients or {}, two.coefficients or {}
+        if 0 in first or 0 in second:  # rules take magnitudes, the one place where numbers may be negative
+            nothing = {0: self.base.of(0)}
+            first, second = {**nothing, **first}, {**nothing, **second}
         both = {d: self.base.maximum(c, second[d]) for d, c in first.items() if d in second}
         larger = _like({**first, **second, **both}, one, two)
         one_term = len(larger.coefficients or {}) <= 1
