@@ -116,18 +116,20 @@ def smaller(number: Polynomial[Any], degree: int | None = None) -> Polynomial[An
     )
 
 
+def _smaller_squares(degree: int) -> Callable[[Step[Any]], Step[Any]]:
+    return lambda step: replace(step, squares={name: fewer(k, degree) for name, k in step.squares.items()})
+
+
+def _smaller_shared(degree: int) -> Callable[[Step[Any]], Step[Any]]:
+    return lambda step: replace(step, shared={name: fewer(k, degree) for name, k in step.shared.items()})
+
+
 STEPS: Mapping[str, Callable[[Step[Any]], Step[Any]]] = {
     "rate": lambda step: replace(step, norm=fewer(step.norm, 1)),
     "offset": lambda step: replace(step, norm=fewer(step.norm, 0)),
     "lipschitz": lambda step: replace(step, lipschitz=small(step.lipschitz)),
-    **{
-        f"squares {d}": lambda step, d=d: replace(step, squares={n: fewer(k, d) for n, k in step.squares.items()})
-        for d in (0, 1, 2)
-    },
-    **{
-        f"shared {d}": lambda step, d=d: replace(step, shared={n: fewer(k, d) for n, k in step.shared.items()})
-        for d in (0, 1)
-    },
+    **{f"squares {d}": _smaller_squares(d) for d in (0, 1, 2)},
+    **{f"shared {d}": _smaller_shared(d) for d in (0, 1)},
 }
 
 
