@@ -202,10 +202,16 @@ class _Repeated:
 _X, _G = sympy.Dummy("X", positive=True), sympy.Dummy("G", positive=True)
 
 
+def _root(expression: Any) -> Any:
+    """Return a root, written as such only if it is not that of a square: most bounds are affine in the norm."""
+    short = sympy.count_ops(expression) <= _MOST_FACTORED
+    return sympy.sqrt(sympy.factor(expression) if short else expression)
+
+
 def _of_one_copy(num: Symbolic, step: Step[Formula]) -> dict[str, Any]:
     """Return the gradient bounds of the parameters of one copy, over `_X` and `_G`."""
     norm = Formula(_X)
-    own = {name: sympy.sqrt(value(num, k, norm).expression) for name, k in step.squares.items()}
+    own = {name: _root(value(num, k, norm).expression) for name, k in step.squares.items()}
     shared = {name: value(num, k, norm).expression for name, k in step.shared.items()}
     return {name: k * _G for name, k in {**own, **shared}.items()}
 
