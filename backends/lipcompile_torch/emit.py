@@ -101,7 +101,8 @@ def _complete(derivation: Derivation) -> Analysis:
     ):
         names = [d.name for d in analysis.definitions if d.expression is None and d.value is None]
         listed = ", ".join(names)
-        raise _missing("LIP014", f"a module needs numbers, but {listed} has none", "use --input-norm or --set")
+        mend = f"give it: --set {names[-1]}=12" if rolled and names else "use --input-norm or --set"
+        raise _missing("LIP014", f"a module needs numbers, but {listed} has none", mend)
     return analysis
 
 

@@ -165,12 +165,13 @@ class _Repeated:
     def _growth(self, total: Any) -> str | None:
         """Return the order of the bound in the number of copies, in cases of the one rate that is open, if any."""
         letter = str(min(self._counts, key=str)) if len(self._counts) == 1 else "T"
+        where = self._where(letter)
         open_rates = self._open_rates()
         if len(open_rates) > 1:
             return None
         try:
             if not open_rates:
-                return written(self._orders({}).of(total), letter)
+                return written(self._orders({}).of(total), letter) + where
             [rate] = open_rates
             cases = {
                 f"{rate} < 1": sympy.Rational(1, 2),
@@ -180,7 +181,22 @@ class _Repeated:
             orders = {name: self._orders({rate: sample}).of(total) for name, sample in cases.items()}
         except NoOrderError:
             return None
-        return ", ".join(f"{written(order, letter)} if {name}" for name, order in orders.items())
+        return ", ".join(f"{written(order, letter)} if {name}" for name, order in orders.items()) + where
+
+    def _where(self, letter: str) -> str:
+        """Say which counts grow together, and which are held fixed: those of loops in loops."""
+        counts, fixed = (", ".join(sorted(map(str, symbols))) for symbols in (self._counts, self._inner_counts()))
+        together = f", {counts} = {letter}" if len(self._counts) > 1 else ""
+        return together + (f", for fixed {fixed}" if fixed else "")
+
+    def _inner_counts(self) -> set[Any]:
+        waiting = [node.attributes.body for node in self._loops]
+        found: set[Any] = set()
+        while waiting:
+            inner = loops(waiting.pop())
+            found |= {symbol for node in inner for symbol in self._count(node).free_symbols}
+            waiting += [node.attributes.body for node in inner]
+        return found - self._counts
 
     def _orders(self, sample: Mapping[Any, Any]) -> Growth:
         named = self._always.named.items()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.console import RenderableType
 from rich.padding import Padding
@@ -37,7 +37,11 @@ def subjects(analysis: Analysis) -> dict[str, Subject]:
     A layer in the body of an open repetition is answered with the block.
     """
     blocks = {block.name: _block(block, analysis) for block in analysis.depth.blocks}
-    found = {name: blocks[block.name] for block in analysis.depth.blocks for name in block.layers[0]}
+    found = {
+        name: replace(blocks[block.name], title=f"stands in {block.name}, {blocks[block.name].title}")
+        for block in analysis.depth.blocks
+        for name in block.layers[0]
+    }
     found |= blocks
     for name, layer in users(analysis).items():
         parameter = analysis.graph.parameters[name]

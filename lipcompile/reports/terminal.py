@@ -24,6 +24,7 @@ _MARKS = {"holds": ("✓", GOOD), "fails": ("✗", BAD), "not reached": ("–", 
 _INDENT = (0, 0, 0, 2)
 
 _MOST_LAYERS = 4
+_LONGEST_TOTAL = 200
 
 # A longer formula of a name would push everything else off the screen.
 _LONGEST_FORMULA = 60
@@ -59,7 +60,7 @@ def _requirements(derivation: Derivation) -> Table:
 
 def _analysis(analysis: Analysis, *, verbose: bool) -> Iterator[RenderableType]:
     shown = analysis.definitions if verbose else _mentioned(analysis)
-    parts = [_parameters(analysis), _names(shown, verbose=verbose), _totals(analysis), *_depth(analysis)]
+    parts = [_parameters(analysis), _names(shown, verbose=verbose), _totals(analysis), *_depth(analysis, verbose=verbose)]
     if verbose:
         parts.insert(1, _layers(analysis))
     for part in parts:
@@ -144,7 +145,7 @@ def _growth(depth: Depth) -> Iterator[str]:
         yield depth.growth
 
 
-def _depth(analysis: Analysis) -> Iterator[RenderableType]:
+def _depth(analysis: Analysis, *, verbose: bool) -> Iterator[RenderableType]:
     """Yield what repeats, and the bound over the numbers of copies."""
     depth = analysis.depth
     if not depth.blocks and not depth.unsolved:
@@ -161,10 +162,22 @@ def _depth(analysis: Analysis) -> Iterator[RenderableType]:
         rows.add_row("", str(len(found.layers)), "", "", layers)
     yield rows
     total, unrolled = depth.gradient_bound, any(block.repeats is not None for block in depth.blocks)
-    if total is not None and unrolled and _short(total.expression):
+    shown = [block.lipschitz.expression for block in depth.blocks]
+    if total is not None and unrolled and len(legible(total.expression)) <= _LONGEST_TOTAL:
         yield styled("gradient bound, by the numbers of copies: ", legible(total.expression))
+        shown.append(total.expression)
+    if names := _of_depth(analysis, shown):
+        yield _names(names, verbose=verbose)
     for text in depth.advice:
         yield styled(text)
+
+
+def _of_depth(analysis: Analysis, shown: Sequence[Any]) -> list[Definition]:
+    """Return the names in formulas of depth that the table of names does not have, or has for something else."""
+    used = {symbol.name for expression in shown for symbol in expression.free_symbols}
+    known = {definition.name: definition.expression for definition in analysis.definitions}
+    found = [definition for definition in analysis.depth.definitions if definition.name in used]
+    return [d for d in found if d.name not in known or d.expression != known[d.name]]
 
 
 def _first_layers(layers: Sequence[str]) -> str:
