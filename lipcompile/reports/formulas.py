@@ -155,7 +155,10 @@ def latex(expression: Any, *, long_fractions: bool = True) -> str:
     Without `long_fractions`, part of a long numerator is written behind a fraction.
     """
     ratio = {} if long_fractions else {"long_frac_ratio": 2}
-    return str(_Latex({**_order(expression), **ratio}).doprint(expression))
+    # Words beside each other are one word in mathematics.
+    words = any(len(symbol.name.partition("_")[0]) > 1 for symbol in expression.free_symbols)
+    space = {"mul_symbol": r"\,"} if words else {}
+    return str(_Latex({**_order(expression), **ratio, **space}).doprint(expression))
 
 
 def round_up(value: float, digits: int = 7) -> str:

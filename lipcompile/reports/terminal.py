@@ -60,7 +60,8 @@ def _requirements(derivation: Derivation) -> Table:
 
 def _analysis(analysis: Analysis, *, verbose: bool) -> Iterator[RenderableType]:
     shown = analysis.definitions if verbose else _mentioned(analysis)
-    parts = [_parameters(analysis), _names(shown, verbose=verbose), _totals(analysis), *_depth(analysis, verbose=verbose)]
+    parts: list[RenderableType] = [_parameters(analysis), _names(shown, verbose=verbose), _totals(analysis)]
+    parts += _depth(analysis, verbose=verbose)
     if verbose:
         parts.insert(1, _layers(analysis))
     for part in parts:
