@@ -19,6 +19,9 @@ from typing import Generic
 from lipcompile.numbers import N, Numbers, Scalar
 from lipcompile.numbers.step import Coefficients, Count, Step, added, changed, multiplied
 
+# Of products that grow faster nothing is kept: those of gates along a sequence would have thousands of terms.
+HIGHEST_DEGREE = 8
+
 
 @dataclass(frozen=True, slots=True)
 class Polynomial(Generic[N]):
@@ -84,7 +87,7 @@ class Polynomial(Generic[N]):
         two = self._lift(other)
         if self.zero or two.zero:
             return Polynomial(self.num, {})
-        if self.coefficients is None or two.coefficients is None:
+        if self.degree + two.degree > HIGHEST_DEGREE or self.coefficients is None or two.coefficients is None:
             return self.unknown()
         if self.root == two.root:
             return simplified(_like(multiplied(self.coefficients, two.coefficients), self, two, root=self.root))

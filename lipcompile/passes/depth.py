@@ -16,11 +16,12 @@ import sympy
 from lipcompile.derivation import Block, Bound, Depth, finite
 from lipcompile.graph import Graph, Node
 from lipcompile.numbers.certified import Certified, Interval
+from lipcompile.numbers.known import Known
 from lipcompile.numbers.step import Step, changed, value
 from lipcompile.numbers.symbolic import Definition, Formula, Symbolic
 from lipcompile.passes.advice import advice
 from lipcompile.passes.bounds import derive
-from lipcompile.passes.growth import Growth, NoOrderError, known_number, written
+from lipcompile.passes.growth import Growth, NoOrderError, written
 from lipcompile.passes.loops import (
     GROWING,
     ROUNDING,
@@ -201,7 +202,7 @@ class _Repeated:
     def _orders(self, sample: Mapping[Any, Any]) -> Growth:
         named = self._always.named.items()
         bounded = frozenset(name for name, number in named if finite(number.upper) is not None)
-        return Growth(self._counts, self._num.definitions, bounded, sample)
+        return Growth(self._counts, self._num.definitions, bounded, sample, Known(self._num.definitions))
 
     def _open_rates(self) -> set[Any]:
         """Return the symbols on which it depends whether rates are 1."""
@@ -210,7 +211,8 @@ class _Repeated:
         rates += [step.norm[1].expression for step in steps if 1 in step.norm]
         named = {d.expression: sympy.Symbol(name, positive=True) for name, d in self._num.definitions.items()}
         symbols = {symbol for rate in rates for symbol in named.get(rate, rate).free_symbols}
-        return {symbol for symbol in symbols if known_number(symbol, self._num.definitions).free_symbols}
+        known = Known(self._num.definitions)
+        return {symbol for symbol in symbols if known.number(symbol) is None}
 
 
 # The norm at the input and the cotangent at the output of one copy: positive, so that roots of squares are plain,

@@ -9,6 +9,7 @@ from typing import Any
 
 import sympy
 
+from lipcompile.numbers.known import CLOSE, DIGITS, Known
 from lipcompile.numbers.symbolic import Definition, MaxOver
 
 
@@ -40,15 +41,16 @@ class Growth:
     """Orders of expressions in T, the number of copies in every loop.
 
     counts: the symbols of those numbers. definitions: what other names stand for, each resting on earlier ones
-    only.
-    bounded: names of what no number of copies takes above some number. sample: a value of the rate that formulas
-    leave open, if there is one: 1, or a number that stands for all below 1, or for all above.
+    only; numbers: those of them that are numbers. bounded: names of what no number of copies takes above some
+    number. sample: a value of the rate that formulas leave open, if there is one: 1, or a number that stands for
+    all below 1, or for all above.
     """
 
     counts: frozenset[Any]
     definitions: Mapping[str, Definition]
     bounded: frozenset[str]
     sample: Mapping[Any, Any]
+    numbers: Known
     _dependent: set[Any] = field(default_factory=set)
     _orders: dict[str, Order | None] = field(default_factory=dict)
 
@@ -107,10 +109,17 @@ class Growth:
             if sample == 1:
                 condition = condition.subs(rate, 1)
             for equation in condition.atoms(sympy.Eq):
-                meeting = equation.rhs if equation.lhs == rate else None
-                if meeting is not None and meeting.is_number and not _same_side(meeting, sample):
+                meeting = self.numbers.number(equation.rhs) if equation.lhs == rate else None
+                if meeting is not None and not _same_side(meeting, sample):
                     return False
+        if any(self._never(equation) for equation in condition.atoms(sympy.Eq)):
+            return False
         return None if condition not in (sympy.true, sympy.false) else condition == sympy.true
+
+    def _never(self, equation: Any) -> bool:
+        """Whether an equation is one of numbers, and wrong."""
+        one, other = self.numbers.number(equation.lhs), self.numbers.number(equation.rhs)
+        return one is not None and other is not None and _sign(one, other) != 0
 
     def _smallest(self, orders: Sequence[Order]) -> Order:
         found = orders[0]
@@ -146,10 +155,10 @@ class Growth:
             exponent = rate.as_powers_dict()[symbol]
             rate = rate / symbol**exponent
             numbers.append(sample**exponent)
-        rate = known_number(rate, self.definitions)
-        if rate.free_symbols:
+        known = self.numbers.number(rate)
+        if known is None:
             raise NoOrderError("that depends on several rates")
-        return rate, *numbers
+        return known, *numbers
 
     def _symbol(self, symbol: Any) -> Order:
         if symbol in self.counts:
@@ -214,31 +223,14 @@ class Growth:
         raise NoOrderError(f"of 1/({power})")
 
 
-def known_number(expression: Any, definitions: Mapping[str, Definition]) -> Any:
-    """Return an expression with numbers for the names that stand for numbers, directly or through others."""
-    known = {}
-    for symbol in expression.free_symbols:
-        definition = definitions.get(symbol.name)
-        if definition is not None and definition.value is not None:
-            known[symbol] = sympy.Rational(definition.value.numerator, definition.value.denominator)
-        elif definition is not None and definition.expression is not None:
-            known[symbol] = known_number(definition.expression, definitions)
-    numbers = {symbol: number for symbol, number in known.items() if not number.free_symbols}
-    return expression.subs(numbers)
-
-
 def _same_side(number: Any, sample: Any) -> bool:
     return _sign(number, 1) == _sign(sample, 1)
 
 
 def _sign(one: Any, other: Any) -> int:
-    """Return the sign of a difference; numbers that agree in 40 digits are taken for the same."""
-    difference = one - other
-    if not difference.is_Rational:
-        difference = difference.evalf(50)
-        if abs(difference) < sympy.Float(10) ** -40 * abs(one.evalf(50)):
-            return 0
-    return int(sympy.sign(difference))
+    """Return the sign of a difference; numbers that agree in all digits looked at are taken for the same."""
+    difference = sympy.N(one - other, DIGITS)
+    return 0 if abs(difference) < CLOSE * abs(one) else int(sympy.sign(difference))
 
 
 _RULES: Sequence[tuple[Any, Callable[[Growth, Any], Order]]] = (
