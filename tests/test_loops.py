@@ -14,7 +14,7 @@ from lipcompile.numbers.certified import Certified
 from lipcompile.ops import OP_BY_NAME
 from lipcompile.ops.record import NoAttributes
 from lipcompile.passes.bounds import derive
-from lipcompile.passes.loops import loops
+from lipcompile.passes.loops import loops, with_count
 from lipcompile.passes.rolling import rolled
 from lipcompile.passes.sensitivity import analyse
 
@@ -141,6 +141,37 @@ def test_one_function_written_in_two_ways_is_one_rate(tmp_path: Path) -> None:
     assert rate.name == "a_repeat_1"
     [block] = found.depth.blocks
     assert not block.total.has(sympy.Piecewise)
+
+
+@pytest.mark.parametrize(("last", "order"), [("8", "O(c_repeat_1_4**depth * sqrt(depth))"), ("7", "O(1)")])
+def test_rates_of_many_digits_are_numbers(last: str, order: str, tmp_path: Path) -> None:
+    """√2·0.7071… is above 1 or below it by 1e-45; the formulas say neither what would hold at 1, nor 0/0."""
+    bound = f"0.70710678118654752440084436210484903928483593{last}"
+    found = analysed(
+        tmp_path,
+        "repeat depth { branch { dense(4) } { dense(4) } -> concat ; "
+        f"dense(4, constraint=spectral({bound}), bias=1) }}",
+        "dense(1) ; loss kr",
+    )
+    formulas = [found.total.expression, *(d.expression for d in found.definitions if d.expression is not None)]
+    assert not any(formula.has(sympy.Piecewise) for formula in formulas)
+    assert found.depth.growth == order
+
+
+def test_gates_along_a_sequence_have_a_closed_form(tmp_path: Path) -> None:
+    """Of products of gates of 16 steps, the bounded side alone is a polynomial of low degree."""
+    path = tmp_path / "gru.lip"
+    path.write_text(
+        "model net { param depth: int ; input x: tensor[16, 4], norm <= 1\n"
+        "repeat depth { gru(4, sequence=true) }\nflatten ; dense(1) ; loss kr }"
+    )
+    graph = pipeline.load(str(path), ModelOptions()).graph
+    assert graph is not None
+    [loop] = loops(graph)
+    numbers = derive(with_count(graph, loop.attributes, 3), Certified())
+    unrolled = pipeline.load(str(path), ModelOptions(bindings={"depth": Fraction(3)})).graph
+    assert unrolled is not None
+    assert numbers.total.upper >= derive(unrolled, Certified()).total.upper * (1 - 1e-12)
 
 
 def test_loops_that_are_found_are_called_as_nothing_else_is() -> None:

@@ -68,12 +68,12 @@ def check(power: Step[Any], rates: tuple[Any, Any, Any], known: Mapping[Any, Any
 @pytest.mark.parametrize("a", NUMBERS)
 def test_the_closed_form_is_the_step_done_n_times(a: Any, c: Any) -> None:
     for lipschitz in NUMBERS[1:]:
-        check(closed_form.power(step(a, c, lipschitz), T), (a, c, lipschitz), {})
+        check(closed_form.power(step(a, c, lipschitz), T, {}), (a, c, lipschitz), {})
 
 
 @pytest.mark.parametrize(("a", "lipschitz"), OPEN)
 def test_cases_of_open_rates_hold_where_rates_coincide_and_elsewhere(a: Any, lipschitz: Any) -> None:
-    power = closed_form.power(step(a, OFFSET, lipschitz), T)
+    power = closed_form.power(step(a, OFFSET, lipschitz), T, {})
     for alpha, beta in POINTS:
         check(power, (a, OFFSET, lipschitz), {ALPHA: alpha, BETA: beta})
 

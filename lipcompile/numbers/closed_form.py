@@ -9,13 +9,14 @@ if r = m, else by summation by parts (r - m)·D_j = n^j·r^n - [j = 0]·m^n - r�
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from math import comb
 from typing import Any
 
 import sympy
 
+from lipcompile.numbers.known import CLOSE, DIGITS
 from lipcompile.numbers.step import Coefficients, Step, added, changed, scaled
 
 # Σ coefficient·base^s·s^j, by (base, j).
@@ -38,8 +39,9 @@ class _Undecided(Exception):  # noqa: N818
 
 @dataclass(frozen=True, slots=True)
 class _Rates:
-    """Which values symbols are assumed not to have."""
+    """What is known of symbols: their numbers, and values which they are assumed not to have."""
 
+    numbers: Mapping[Any, Any]
     excluded: frozenset[Meeting] = frozenset()
 
     def equal(self, one: Any, other: Any) -> bool:
@@ -49,18 +51,25 @@ class _Rates:
         if one == 0 or other == 0 or not (one / other).free_symbols:
             return _same_number(one, other)
         meeting = _solved(one, other)
-        if meeting in self.excluded:
+        if meeting in self.excluded or self._apart(one / other):
             return False
         raise _Undecided(meeting)
 
+    def _apart(self, ratio: Any) -> bool:
+        """Whether a ratio of symbols that stand for numbers is not 1."""
+        if ratio.free_symbols - self.numbers.keys():
+            return False
+        return bool(abs(ratio.evalf(DIGITS, subs=self.numbers) - 1) > CLOSE)
+
     def without(self, meeting: Meeting) -> _Rates:
         """Return the rates where the symbol does not have the value."""
-        return _Rates(self.excluded | {meeting})
+        return replace(self, excluded=self.excluded | {meeting})
 
     def where(self, meeting: Meeting) -> _Rates:
         """Return the rates where the symbol has the value."""
         pairs = [[side.subs(*meeting) for side in other] for other in self.excluded]
-        return _Rates(frozenset(_solved(*pair) for pair in pairs if (pair[0] / pair[1]).free_symbols))
+        excluded = frozenset(_solved(*pair) for pair in pairs if (pair[0] / pair[1]).free_symbols)
+        return replace(self, excluded=excluded)
 
 
 def _same_number(one: Any, other: Any) -> bool:
@@ -72,12 +81,13 @@ def _same_number(one: Any, other: Any) -> bool:
     return bool(same)
 
 
-def power(step: Step[Any], count: Any) -> Step[Any]:
+def power(step: Step[Any], count: Any, numbers: Mapping[Any, Any]) -> Step[Any]:
     """Return the step `count` times, over sympy expressions; rates are numbers, symbols or powers of one symbol.
 
-    Where sums depend on whether rates are equal, coefficients are `Piecewise`, the special cases first.
+    Where sums depend on whether rates are equal, coefficients are `Piecewise`, the special cases first. `numbers`
+    are those of symbols that stand for one.
     """
-    cases = list(_cases(step, count, _Rates()))
+    cases = list(_cases(step, count, _Rates(numbers)))
     if len(cases) == 1:
         return cases[0][1]
     steps = [found for _, found in cases]

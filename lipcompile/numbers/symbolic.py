@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
@@ -12,6 +12,7 @@ from sympy.printing.latex import LatexPrinter
 from sympy.printing.str import StrPrinter
 
 from lipcompile.numbers.extremes import extreme
+from lipcompile.numbers.known import Known
 from lipcompile.numbers.scalar import Arithmetic, Scalar, Symbol
 from lipcompile.numbers.step import Count, Step, changed
 from lipcompile.numbers.sums import total
@@ -163,8 +164,15 @@ class Symbolic:
         rates = dict.fromkeys([plain.norm.get(1, sympy.S.Zero), plain.lipschitz])
         named = {rate: self._rate(rate, name, index) for index, rate in enumerate(rates)}
         norm = {d: named[rate] if d == 1 else rate for d, rate in plain.norm.items()}
-        raised = closed_form.power(replace(plain, norm=norm, lipschitz=named[plain.lipschitz]), times.expression)
+        named_step = replace(plain, norm=norm, lipschitz=named[plain.lipschitz])
+        raised = closed_form.power(named_step, times.expression, self._numbers(named.values()))
         return changed(raised, Formula)
+
+    def _numbers(self, rates: Iterable[Any]) -> dict[Any, Any]:
+        """Return the numbers of those symbols in rates that stand for one."""
+        known = Known(self.definitions)
+        found = {symbol: known.number(symbol) for rate in rates for symbol in rate.free_symbols}
+        return {symbol: number for symbol, number in found.items() if number is not None}
 
     def _count(self, count: Count) -> Formula:
         if isinstance(count.scalar, Symbol) and count.value is not None:
@@ -187,7 +195,7 @@ class Symbolic:
 
     def _written_out(self, expression: Any) -> Any:
         """Return an expression without names that stand for others; None if it has extremes or becomes long."""
-        while not (_is_long(expression, LONGEST_COMPARED) or expression.has(*_BRANCHING)):
+        while expression.count_ops() <= LONGEST_COMPARED and not expression.has(*_BRANCHING):
             definitions = [self.definitions[symbol.name] for symbol in expression.free_symbols]
             known = {_symbol(d.name): d.expression for d in definitions if d.expression is not None}
             if not known:
