@@ -174,6 +174,17 @@ def test_gates_along_a_sequence_have_a_closed_form(tmp_path: Path) -> None:
     assert numbers.total.upper >= derive(unrolled, Certified()).total.upper * (1 - 1e-12)
 
 
+def test_no_bound_is_advised_that_hardly_changes_the_rate(tmp_path: Path) -> None:
+    """Of the rate 1/2 + 2^-40·u, u = 2^39 would make 1: out of reach, and written as a power out of all range."""
+    found = analysed(
+        tmp_path,
+        "repeat depth { branch { dense(4, constraint=spectral(0.5)) scale(0.000000000001) }"
+        " { leaky_relu(0.5) } -> add ; leaky_relu(0.5) ; scale(0.5) }",
+        "dense(1) ; loss kr",
+    )
+    assert not any("spectral" in text for text in found.depth.advice)
+
+
 def test_loops_that_are_found_are_called_as_nothing_else_is() -> None:
     """An importer keeps the names of a file, of layers and of weights: any may be called block_1."""
     net = Network((4,))

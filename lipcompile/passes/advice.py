@@ -22,6 +22,8 @@ DIGITS = 6
 NEARLY = 10.0**-DIGITS
 # With k weights in a row the rate misses 1 by k times as much.
 LONGEST_CHAIN = 10
+# No bound is multiplied or divided by more than 2 to this.
+FARTHEST = 64
 
 
 def advice(graph: Graph) -> Iterator[str]:
@@ -67,8 +69,8 @@ def _ideal(loop: Loop, bound: Fraction) -> float | None:
     rate, halved = _largest_rate(loop), _largest_rate(_constrained(loop, bound / 2))
     if not rate or not halved or rate <= halved * (1 + ROUNDING):
         return None
-    ideal = float(bound) * rate ** (-1 / log2(rate / halved))
-    return ideal if ideal < float("inf") else None
+    doublings = -log2(rate) / log2(rate / halved)
+    return float(bound) * 2**doublings if abs(doublings) < FARTHEST else None
 
 
 def _written(loop: Loop, kind: str, bound: Fraction, ideal: float) -> str | None:
