@@ -185,6 +185,18 @@ def test_no_bound_is_advised_that_hardly_changes_the_rate(tmp_path: Path) -> Non
     assert not any("spectral" in text for text in found.depth.advice)
 
 
+def test_roots_are_those_of_numbers_above_zero(tmp_path: Path) -> None:
+    """K² of a bias is (l^(2n) - 1)/(l² - 1), l = 1 + √2: not √(1 - l^(2n)) times the root of what is below 0."""
+    found = analysed(
+        tmp_path,
+        "repeat depth { residual(add) { branch { dense(4) } { dense(4) } -> concat ; dense(4) } dense(4, bias=1) }",
+        "dense(1) ; loss kr",
+    )
+    formulas = [found.total.expression, *(d.expression for d in found.definitions if d.expression is not None)]
+    formulas += [bound.expression for bound in found.parameters.values()]
+    assert not any(formula.has(sympy.I) for formula in formulas)
+
+
 def test_loops_that_are_found_are_called_as_nothing_else_is() -> None:
     """An importer keeps the names of a file, of layers and of weights: any may be called block_1."""
     net = Network((4,))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
@@ -243,11 +243,25 @@ def _root(square: Any) -> Any:
 
     sympy would find that as well, but ask first for the signs of all that a long sum consists of.
     """
-    number, factors = square.as_coeff_mul()
+    number, factors = _with_positive_numbers(*square.as_coeff_mul())
     powers = [factor.as_base_exp() for factor in factors]
     outside = [base ** (exponent / 2) for base, exponent in powers if base.is_Symbol]
     inside = [factor for factor, (base, _) in zip(factors, powers, strict=True) if not base.is_Symbol]
     return sympy.Mul(sympy.sqrt(number), *outside, sympy.sqrt(sympy.Mul(*inside)))
+
+
+def _with_positive_numbers(number: Any, factors: Sequence[Any]) -> tuple[Any, list[Any]]:
+    """Hand the signs of the numbers in a product on to one of its sums: -(1 - 2^n)/3 has a root, its factors none."""
+    found = []
+    for factor in factors:
+        base, exponent = factor.as_base_exp()
+        negative = bool(base.is_number and base.is_negative and exponent.is_Integer)
+        number = number * (-1) ** exponent if negative else number
+        found.append((-base) ** exponent if negative else factor)
+    sums = [index for index, factor in enumerate(found) if factor.is_Add and not factor.is_number]
+    if number.is_negative and sums:
+        found[sums[0]], number = -found[sums[0]], -number
+    return number, found
 
 
 def _is_power(expression: Any) -> bool:
