@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sympy
+from sympy import Rational, Symbol, factor_terms, sqrt
 
 from lipcompile import ModelOptions, pipeline
 from lipcompile.derivation import Analysis
 from lipcompile.numbers.certified import Certified
+from lipcompile.numbers.symbolic import Formula, Symbolic
 from lipcompile.ops import OP_BY_NAME
 from lipcompile.ops.record import NoAttributes
 from lipcompile.passes.bounds import derive
@@ -185,16 +188,14 @@ def test_no_bound_is_advised_that_hardly_changes_the_rate(tmp_path: Path) -> Non
     assert not any("spectral" in text for text in found.depth.advice)
 
 
-def test_roots_are_those_of_numbers_above_zero(tmp_path: Path) -> None:
-    """K² of a bias is (l^(2n) - 1)/(l² - 1), l = 1 + √2: not √(1 - l^(2n)) times the root of what is below 0."""
-    found = analysed(
-        tmp_path,
-        "repeat depth { residual(add) { branch { dense(4) } { dense(4) } -> concat ; dense(4) } dense(4, bias=1) }",
-        "dense(1) ; loss kr",
-    )
-    formulas = [found.total.expression, *(d.expression for d in found.definitions if d.expression is not None)]
-    formulas += [bound.expression for bound in found.parameters.values()]
-    assert not any(formula.has(sympy.I) for formula in formulas)
+@pytest.mark.parametrize("ratio", [1 + sqrt(2), (8 + 3 * sqrt(41)) / 10, Rational(1, 2), 2 + Rational(1, 3)])
+def test_roots_of_sums_over_copies_are_above_zero(ratio: Any) -> None:
+    """Not √(1 - r^n) times the root of a number below 0, which is negative where r is above 1."""
+    n = Symbol("n", positive=True)
+    powers = (1 - ratio**n) / (1 - ratio), 7 * n * factor_terms((ratio**n - (2 * ratio) ** n) / -ratio)
+    for square in powers:
+        root = Symbolic().sqrt(Formula(square)).expression
+        assert root.subs(n, 3).evalf() == pytest.approx(square.subs(n, 3).evalf() ** 0.5)
 
 
 def test_loops_that_are_found_are_called_as_nothing_else_is() -> None:
