@@ -251,7 +251,7 @@ def _root(square: Any) -> Any:
 
 
 def _with_positive_numbers(number: Any, factors: Sequence[Any]) -> tuple[Any, list[Any]]:
-    """Hand the signs of the numbers in a product on to a sum in it: -(1 - 2^n) has a root, its factors have none."""
+    """Hand the signs of numbers in a product on to a sum in it: -(1 - 2^n) has a root, its factors have none."""
     found = []
     for factor in factors:
         base, exponent = factor.as_base_exp()
