@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 from lipcompile.derivation import Source
 from lipcompile.diagnostics import Diagnostic, Location, Refusal, Severity, input_error
 from lipcompile.frontends.onnx_import import file
-from lipcompile.frontends.onnx_import.context import Context, as_tensor
+from lipcompile.frontends.onnx_import.context import Blamed, Context, as_tensor
 from lipcompile.frontends.onnx_import.node import OnnxNode, describe, module_of
-from lipcompile.frontends.onnx_import.ops import IMPORTERS, refuse_unseen, unsupported
 from lipcompile.frontends.onnx_import.parameters import Parameters
-from lipcompile.frontends.onnx_import.values import Item, Known, checked, fold
+from lipcompile.frontends.onnx_import.sizes import checked
+from lipcompile.frontends.onnx_import.values import Known
+from lipcompile.frontends.onnx_import.visit import FOLDED_ALONE, Visitor
 from lipcompile.frontends.options import Loaded, ModelOptions, parse_loss, parse_number
 from lipcompile.graph import Graph, GraphBuilder, LossUse, Value
 from lipcompile.numbers import Scalar
@@ -24,21 +25,25 @@ from lipcompile.ops.record import Shape
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, ValueInfoProto
 
-_FOLDED_ALONE = ("Constant",)
-
 
 def load(path: Path, options: ModelOptions) -> Loaded:
     """Read an ONNX model; raises InputError if the file is not one (LIP001 to LIP007).
 
     What it cannot vouch for becomes diagnostics, and the graph is None.
     """
+    model, digest = file.read(path)
+    return imported(model, Source(path.stem, str(path), "onnx", digest), options)
+
+
+def imported(model: ModelProto, source: Source, options: ModelOptions) -> Loaded:
+    """Import a checked model in memory, whatever it was made from; raises InputError (LIP011)."""
     if options.bindings:
         name = next(iter(options.bindings))
         raise input_error("LIP011", f"--set: there is no parameter `{name}`", "ONNX models declare no parameters")
-    model, digest = file.read(path)
-    builder = GraphBuilder(path.stem)
-    graph = _Import(model, options, builder, Location(str(path))).run()
-    return Loaded(Source(path.stem, str(path), "onnx", digest), graph, tuple(builder.diagnostics))
+    builder = GraphBuilder(source.name)
+    at = Location(source.path) if source.format == "onnx" else None
+    graph = _Import(model, options, builder, at).run()
+    return Loaded(source, graph, tuple(builder.diagnostics))
 
 
 @dataclass(slots=True)
@@ -46,7 +51,7 @@ class _Import:
     model: ModelProto
     options: ModelOptions
     builder: GraphBuilder
-    at: Location
+    at: Location | None
 
     def run(self) -> Graph | None:
         """Import every node in order, then the output and the loss."""
@@ -57,10 +62,10 @@ class _Import:
             return None
         nodes = self._nodes()
         context = self._context(source, nodes)
-        shapes = _inferred_shapes(self.model)
+        visitor = Visitor(context, self.at, _inferred_shapes(self.model))
         for node in nodes:
-            self._visit(context, node, shapes)
-        output = self._as_output(context, output_name)
+            visitor.visit(node)
+        output = self._as_output(visitor, output_name)
         return self.builder.finish(output, self._loss())
 
     # The graph's ends
@@ -117,12 +122,15 @@ class _Import:
         )
         return None
 
-    def _as_output(self, context: Context, name: str) -> Value:
-        item = context.items.get(name)
+    def _as_output(self, visitor: Visitor, name: str) -> Value:
+        item = visitor.context.items.get(name)
         try:
             if item is None or isinstance(item, Known):
                 raise Refusal("LIP107", f"the output `{name}` does not depend on the input")
             return as_tensor(item, "the output")
+        except Blamed as blamed:
+            visitor.blame(blamed.unfinished)
+            return Value(name, None)
         except Refusal as refusal:
             return self.builder.refuse(refusal, name=name, op="output", location=self.at)
 
@@ -154,7 +162,7 @@ class _Import:
             output for proto in self.model.graph.node if proto.op_type == "Identity" for output in proto.output
         }
         nodes = [describe(proto, stored) for proto in self.model.graph.node]
-        return sorted(nodes, key=lambda node: node.op_type not in _FOLDED_ALONE)
+        return sorted(nodes, key=lambda node: node.op_type not in FOLDED_ALONE)
 
     def _context(self, source: ValueInfoProto, nodes: Sequence[OnnxNode]) -> Context:
         graph = self.model.graph
@@ -171,6 +179,7 @@ class _Import:
             version=file.opset(self.model) or 0,
             batch=sizes[0] or None,
             readers=readers,
+            makers={output: node for node in nodes for output in node.outputs if output},
             outputs=frozenset(output.name for output in graph.output),
             loss=(self._declared_loss() or "").partition(":")[0] or None,
         )
@@ -213,79 +222,6 @@ class _Import:
                 Diagnostic("LIP309", message, severity=Severity.NOTE, location=self.at)
             )
         return len(copies)
-
-    def _visit(self, context: Context, node: OnnxNode, shapes: Mapping[str, Shape]) -> None:
-        """Import one node; what is refused keeps its inferred shape, so that the rest can be looked at."""
-        if any(output in context.absorbed for output in node.outputs):
-            return
-        first = len(self.builder.diagnostics)
-        try:
-            self._store(context, node, self._import(context, node))
-        except Refusal as refusal:
-            operands = [item for name in node.proto.input if isinstance(item := context.items.get(name), Value)]
-            for index, output in enumerate(filter(None, node.outputs)):
-                shape = shapes.get(output) if operands else None
-                if index == 0:
-                    context.items[output] = self.builder.refuse(
-                        refusal, name=node.label, op=node.op_type, inputs=operands, shape=shape
-                    )
-                else:
-                    context.items[output] = Value(output, shape)
-        self._place(node, first)
-
-    def _place(self, node: OnnxNode, first: int) -> None:
-        """Let the diagnostics of a node name it as the file does."""
-        found = self.builder.diagnostics
-        found[first:] = [replace(d, node=node.label, op=node.op_type, location=self.at) for d in found[first:]]
-
-    def _import(self, context: Context, node: OnnxNode) -> Sequence[Item | None]:
-        """Return what the outputs of a node are."""
-        if node.proto.domain not in file.OFFICIAL_DOMAINS:
-            message = f"unsupported op {node.op_type} of the domain `{node.proto.domain}`"
-            raise Refusal(
-                "LIP109", message, "only standard ONNX operators are understood: export without extensions"
-            )
-        operands = [context.items.get(name) for name in node.proto.input]
-        standard = file.is_standard(node.op_type, context.version)
-        if any(isinstance(item, Value) and item.shape is None for item in operands):
-            refuse_unseen(node, standard=standard)
-            return [Value(output, None) for output in node.outputs]
-        given = [context.item(node, index) for index in range(len(node.proto.input))]
-        if all(item is None or isinstance(item, Known) for item in given) and _is_foldable(node, given):
-            return self._fold(context, node, [item for item in given if item is None or isinstance(item, Known)])
-        if node.op_type not in IMPORTERS:
-            raise unsupported(node.op_type, standard=standard)
-        result = IMPORTERS[node.op_type](context, node)
-        return result if isinstance(result, Sequence) else [result]
-
-    def _fold(self, context: Context, node: OnnxNode, operands: Sequence[Known | None]) -> Sequence[Item]:
-        """Evaluate a node on constants; its results may be weights as well."""
-        outputs = [name for name in node.outputs if name]
-        results = fold(node.proto, operands, context.version)
-        if node.op_type in _FOLDED_ALONE or self._is_separate(context, node):
-            results = [replace(result, sources=frozenset(outputs), moves=(), reused=False) for result in results]
-        again = [len(context.readers.get(name, ())) > 1 for name in outputs]
-        return [replace(result, reused=result.reused or more) for result, more in zip(results, again, strict=True)]
-
-    @staticmethod
-    def _is_separate(context: Context, node: OnnxNode) -> bool:
-        """Whether the node is a copy of `_merged_copies`."""
-        item = context.items.get(node.proto.input[0]) if node.proto.input else None
-        if node.op_type != "Identity" or not isinstance(item, Known) or not module_of(node.outputs[0]):
-            return False
-        return item.array.size > 0 and bool((item.array == item.array.flat[0]).all())
-
-    @staticmethod
-    def _store(context: Context, node: OnnxNode, results: Sequence[Item | None]) -> None:
-        named = [name for name in node.outputs if name]
-        outputs = node.outputs if len(results) == len(node.outputs) else named
-        for output, result in zip(outputs, results, strict=False):
-            if output and result is not None:
-                context.items[output] = result
-
-
-def _is_foldable(node: OnnxNode, given: Sequence[Item | None]) -> bool:
-    return bool(given) or node.op_type in _FOLDED_ALONE
 
 
 def _inferred_shapes(model: ModelProto) -> Mapping[str, Shape]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from lipcompile.diagnostics import Refusal
+from lipcompile.diagnostics import Location, Refusal
 
 if TYPE_CHECKING:
     from onnx import NodeProto
@@ -25,12 +25,18 @@ def module_of(tensor: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class OnnxNode:
-    """A node. `label` is what diagnostics call it, `name` what the graph calls it."""
+    """A node. `label` is what diagnostics call it, `name` what the graph calls it.
+
+    shown: what diagnostics call its operator: the class of a torch module, or the ONNX operator.
+    traced: the line of Python that it was exported from, as the file says: show it for a trusted source only.
+    """
 
     proto: NodeProto
     label: str
     name: str
     attributes: Mapping[str, Any]
+    shown: str
+    traced: Location | None = None
 
     @property
     def op_type(self) -> str:
@@ -76,10 +82,70 @@ def describe(proto: NodeProto, stored: Collection[str]) -> OnnxNode:
     """Decode a node; `stored` are the names of stored tensors, whose module gives the node its name."""
     from onnx import helper
 
+    scope = _scope(proto)
     modules = [module for tensor in proto.input if tensor in stored and (module := module_of(tensor))]
-    module = modules[0] if modules else ""
+    inside = [module for module in modules if scope.holds(module)]
+    module = scope.layer or (inside[0] if inside else scope.function)
     first = next((output for output in proto.output if output), proto.op_type)
     attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in proto.attribute}
     label = module or proto.name or first
     name = module or proto.name.strip("/") or proto.op_type.lower()
-    return OnnxNode(proto, label, name, attributes)
+    return OnnxNode(proto, label, name, attributes, scope.shown or proto.op_type, scope.traced)
+
+
+# What torch.onnx.export(dynamo=True) says of a node
+
+_QUOTED = re.compile(r"'([^']*)'")
+_FRAME = re.compile(r'File "([^"\n]+)", line (\d{1,9})')
+_LIBRARY = re.compile(r"[/\\](?:site|dist)-packages[/\\]|^<")
+_TORCH = re.compile(r"[/\\]torch[/\\]|^<")
+_LAYERS = "torch.nn.modules."
+
+
+@dataclass(frozen=True, slots=True)
+class _Scope:
+    """Where in a torch module a node comes from; all empty for a file that does not say.
+
+    module: its qualified name. layer: the same, if it is one of torch's own layers. function: what it calls there.
+    """
+
+    module: str = ""
+    layer: str = ""
+    function: str = ""
+    shown: str = ""
+    traced: Location | None = None
+
+    def holds(self, module: str) -> bool:
+        """Whether a module lies in this one, or is it."""
+        return f"{module}.".startswith(f"{self.module}." if self.module else "")
+
+
+def _scope(proto: NodeProto) -> _Scope:
+    told = {entry.key.removeprefix("pkg.torch.onnx."): entry.value for entry in proto.metadata_props}
+    scopes, classes = (_quoted(told.get(key, "")) for key in ("name_scopes", "class_hierarchy"))
+    if len(scopes) < 2 or len(classes) != len(scopes):
+        return _Scope()
+    module, kind = scopes[-2], classes[-2]
+    is_layer = kind.startswith(_LAYERS)
+    return _Scope(
+        module,
+        layer=module if is_layer else "",
+        function=f"{module}.{scopes[-1]}" if module else scopes[-1],
+        shown=kind.rpartition(".")[2] if is_layer else "",
+        traced=_traced(told.get("stack_trace", "")),
+    )
+
+
+def _quoted(listed: str) -> list[str]:
+    """Return the texts of a list that Python printed."""
+    return _QUOTED.findall(listed)
+
+
+def _traced(stack: str) -> Location | None:
+    """Return the innermost line of the user's own code, or else of a library that is not torch."""
+    frames = [Location(file, int(line)) for file, line in _FRAME.findall(stack)]
+    for foreign in (_LIBRARY, _TORCH):
+        own = [frame for frame in frames if not foreign.search(frame.file)]
+        if own:
+            return own[-1]
+    return None
