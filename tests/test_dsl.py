@@ -194,6 +194,40 @@ def test_all_mistakes_of_a_file_are_reported_and_what_hangs_off_them_is_not(tmp_
 
 
 @pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        # What rests on a declaration that was refused is not reported again.
+        ("model m { param n: int = 2.5; input x: tensor[4]\n dense(n * 2)\n repeat n { relu } }", ["LIP012"]),
+        ("model m { param n: float = 2; input x: tensor[n], norm <= n\n dense(n) loss bce }", ["LIP012"]),
+        ("model m { param n: int = q; input x: tensor[4]\n loss cross_entropy(temperature=n) }", ["LIP011"]),
+        ("model m { input x: tensr[4]\n a = dense(x, 2)\n add(a, x) }", ["LIP012"]),
+        # A wrong norm or loss keeps neither the layers from being examined, nor the other.
+        ('model m { input x: tensor[4], norm <= "a"\n dense(2.5)\n loss bce }', ["LIP011", "LIP012"]),
+        ("model m { input x: tensor[4]\n dens(2)\n loss cross_entropy(temperature=0) }", ["LIP212", "LIP011"]),
+    ],
+)
+def test_one_mistake_is_one_message(tmp_path: Path, text: str, expected: list[str]) -> None:
+    assert [found.code for found in problems(tmp_path, text)] == expected
+
+
+def test_all_mistakes_of_blocks_and_imports_are_reported(tmp_path: Path) -> None:
+    blocks = 'import "none.lip"\nimport "../x.lip"\nblock a() { relu }\nblock a() { relu }\n'
+    with pytest.raises(InputError) as caught:
+        load(write(tmp_path, blocks + HEAD + "a() }"), ModelOptions())
+    assert [found.code for found in caught.value.diagnostics] == ["LIP013", "LIP015", "LIP015"]
+
+
+def test_a_norm_given_for_tokens_is_refused(tmp_path: Path) -> None:
+    text = "model m { input x: tokens[4]\n embedding(9, 4) flatten dense(2) }"
+    (found,) = problems(tmp_path, text, ModelOptions(input_norm=Fraction(1)))
+    assert found.code == "LIP204"
+
+
+def test_the_mark_of_byte_order_is_no_character(tmp_path: Path) -> None:
+    assert graph_of(tmp_path, "\ufeff" + HEAD + "dense(2) }").shape("dense") == (2,)
+
+
+@pytest.mark.parametrize(
     ("body", "code", "help_line"),
     [
         ("grupsort(2)", "LIP011", "did you mean `groupsort`?"),

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lipcompile.derivation import Source
-from lipcompile.diagnostics import Diagnostic, InputError, input_error
+from lipcompile.diagnostics import Diagnostic, InputError, Location, input_error
 from lipcompile.frontends.lip import syntax as ast
 from lipcompile.frontends.lip.lowering import lower
 from lipcompile.frontends.lip.parser import parse
@@ -18,10 +18,7 @@ from lipcompile.ops.schema import suggest
 
 def load(path: Path, name: str | None, options: ModelOptions) -> Loaded:
     """Read the model `name` of a file (the only one by default); raises InputError if the text does not parse."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise input_error("LIP010", f"`{path}` is not a text file", "a .lip file is UTF-8 text") from None
+    text = _text(path, Location(str(path)))
     if options.constraint == "keep":
         message, mend = "--constraint keep needs imported weights", "a .lip file has none: use spectral:1.0"
         raise input_error("LIP005", message, mend)
@@ -39,48 +36,61 @@ def load(path: Path, name: str | None, options: ModelOptions) -> Loaded:
     return Loaded(source, None if wrong_settings else graph, (*problems, *wrong_settings), plan)
 
 
+def _text(path: Path, at: Location) -> str:
+    """Return the text of a file, without the mark that some editors begin it with; raises InputError at `at`."""
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise input_error("LIP010", f"`{path}` is not a text file", "a .lip file is UTF-8 text", at) from None
+    except OSError as error:
+        raise input_error("LIP001", f"`{path}` cannot be read: {error.strerror}", "check the path", at) from None
+
+
 def _choose(models: Sequence[ast.Model], name: str | None, path: Path) -> ast.Model:
-    names = [model.name.text for model in models]
+    names, at = [model.name.text for model in models], Location(str(path))
     if not models:
-        raise input_error("LIP016", f"`{path}` declares no model", "write model NAME { … }")
+        raise input_error("LIP016", f"`{path}` declares no model", "write model NAME { … }", at)
     if name is None and len(models) > 1:
-        raise input_error("LIP016", f"`{path}` declares several models", f"pick one: {path}::{names[0]}")
+        raise input_error("LIP016", f"`{path}` declares several models", f"pick one: {path}::{names[0]}", at)
     if name is not None and name not in names:
         help_line = suggest(name, names) or f"there are: {', '.join(names)}"
-        raise input_error("LIP016", f"`{path}` declares no model `{name}`", help_line)
+        raise input_error("LIP016", f"`{path}` declares no model `{name}`", help_line, at)
     return models[0] if name is None else models[names.index(name)]
 
 
 def _blocks(file: ast.File, path: Path) -> Mapping[str, ast.Block]:
-    """Collect the blocks of a file and of those it imports, each file once."""
+    """Collect the blocks of a file and of those it imports, each file once; raises InputError with all problems."""
     root = path.resolve().parent
     found: dict[str, ast.Block] = {}
+    problems: list[Diagnostic] = []
     pending, seen = [(file, path.resolve())], {path.resolve()}
     while pending:
         current, where = pending.pop()
         for block in current.blocks:
             if block.name.text in found:
-                raise _input_problem("LIP013", f"block `{block.name.text}` is declared twice", block.name)
-            found[block.name.text] = block
+                message = f"block `{block.name.text}` is declared twice"
+                problems.append(Diagnostic("LIP013", message, location=block.name.at))
+            found.setdefault(block.name.text, block)
         for target in current.imports:
-            imported = _imported(target, where.parent, root)
-            if imported not in seen:
-                seen.add(imported)
-                pending.append((parse(imported.read_text(encoding="utf-8"), str(imported)), imported))
+            try:
+                imported = _imported(target, where.parent, root)
+                if imported not in seen:
+                    seen.add(imported)
+                    pending.append((parse(_text(imported, target.at), str(imported)), imported))
+            except InputError as error:
+                problems += error.diagnostics
+    if problems:
+        raise InputError(tuple(problems))
     return found
 
 
 def _imported(target: ast.Constant, folder: Path, root: Path) -> Path:
     path = (folder / str(target.value)).resolve()
     if not path.is_relative_to(root):
-        raise _input_problem("LIP015", "an import must stay inside the model's folder", target)
+        raise input_error("LIP015", "an import must stay inside the model's folder", location=target.at)
     if not path.is_file():
-        raise _input_problem("LIP015", f"there is no file `{target.value}` to import", target)
+        raise input_error("LIP015", f"there is no file `{target.value}` to import", location=target.at)
     return path
-
-
-def _input_problem(code: str, message: str, where: ast.Name | ast.Constant) -> InputError:
-    return InputError((Diagnostic(code, message, location=where.at),))
 
 
 def _check_bindings(model: ast.Model, options: ModelOptions) -> None:

@@ -11,13 +11,14 @@ from lipcompile.diagnostics import Diagnostic, Refusal
 from lipcompile.frontends.lip import recurrent
 from lipcompile.frontends.lip import syntax as ast
 from lipcompile.frontends.lip.layers import LayerLowering, operands_of, unknown_layer
-from lipcompile.frontends.lip.scope import Problem, Scope
+from lipcompile.frontends.lip.scope import Problem, Scope, Unknowable
 from lipcompile.frontends.losses import loss_attributes, unknown_loss
 from lipcompile.frontends.options import ModelOptions, parse_loss
 from lipcompile.graph import Graph, GraphBuilder, LossUse, ParameterChoice, Value
 from lipcompile.names import is_derived
 from lipcompile.numbers import Arithmetic, Count, Scalar, Symbol, combine, symbols_of
 from lipcompile.ops import LOSS_BY_NAME, OP_BY_NAME
+from lipcompile.ops.loss_rules import check_numbers
 from lipcompile.ops.merge import CONCAT, MAXIMUM, MINIMUM, PRODUCT, SUM, Concat, Sum
 from lipcompile.ops.record import NoAttributes, Shape
 from lipcompile.ops.registry import layers
@@ -72,7 +73,8 @@ class _Lowering:
         return self.builder.finish(output, self.loss)
 
     def _report(self, problem: Problem) -> None:
-        self.builder.diagnostics.append(problem.diagnostic)
+        if not isinstance(problem, Unknowable):
+            self.builder.diagnostics.append(problem.diagnostic)
 
     # Declarations
 
@@ -88,6 +90,7 @@ class _Lowering:
                 self.loss = self._loss(item.call, scope)
         except Problem as problem:
             self._report(problem)
+            scope = _refused(item, scope)
         return scope, current
 
     def _param(self, item: ast.Param, scope: Scope) -> Scope:
@@ -113,15 +116,23 @@ class _Lowering:
             near = suggest(item.kind.text, ["tensor", "tokens"]) or "write tensor[…] or tokens[…]"
             raise Problem("LIP012", f"an input is a tensor or tokens, not `{item.kind.text}`", item.kind.at, near)
         tokens = item.kind.text == "tokens"
-        if tokens and (item.norm is not None or item.trusted):
+        if tokens and (item.norm is not None or item.trusted or self.options.input_norm is not None):
             raise Problem("LIP204", "tokens have no norm", item.name.at, "the rows of the embedding are bounded")
         shape = tuple(scope.integer(size, "a size") for size in item.shape)
         norm = None if item.norm is None else self._norm(item.norm, scope)
-        if self.options.input_norm is not None and not tokens:
+        if self.options.input_norm is not None:
             norm = self.options.input_norm
         return self.builder.input(item.name.text, shape, norm, item.trusted, item.name.at, tokens=tokens)
 
-    def _norm(self, expression: ast.Expression, scope: Scope) -> Scalar:
+    def _norm(self, expression: ast.Expression, scope: Scope) -> Scalar | None:
+        """Return the norm; a mistake in it is reported and leaves the shape, so that the layers can be examined."""
+        try:
+            return self._norm_value(expression, scope)
+        except Problem as problem:
+            self._report(problem)
+            return None
+
+    def _norm_value(self, expression: ast.Expression, scope: Scope) -> Scalar:
         """An undeclared name is a symbol of its own, unless --set gives it a value."""
         if isinstance(expression, ast.Name) and expression.text in self.options.bindings:
             return self.options.bindings[expression.text]
@@ -139,9 +150,13 @@ class _Lowering:
         positional = [scope.argument(argument.value) for argument in call.arguments if argument.name is None]
         named: dict[str, Argument] = {a.name.text: scope.argument(a.value) for a in call.arguments if a.name}
         try:
-            return LossUse(loss, loss_attributes(loss, positional, named), call.at)
+            attributes = loss_attributes(loss, positional, named)
+            check_numbers(attributes)  # now: there may be no logits to examine the loss with
         except ArgumentError as error:
             raise Problem("LIP012", f"`{name}`: {error.message}", call.at, error.help) from None
+        except Refusal as refusal:
+            raise Problem(refusal.code, refusal.message, call.at, refusal.help) from None
+        return LossUse(loss, attributes, call.at)
 
     # Statements
 
@@ -344,6 +359,15 @@ class _Lowering:
             )
             for name, part in zip(targets, slices, strict=True)
         ]
+
+
+def _refused(item: ast.Item, scope: Scope) -> Scope:
+    """Return the scope behind a declaration that was refused: its name is known, what rests on it is skipped."""
+    if isinstance(item, ast.Param) and item.name.text not in scope.numbers:
+        return scope.with_number(item.name.text, None)
+    if isinstance(item, ast.InputLine) and item.name.text not in scope.values:
+        scope.define(item.name.text, POISONED)
+    return scope
 
 
 def _times(count: Scalar, copies: Scalar) -> Scalar:

@@ -22,14 +22,22 @@ class Problem(Exception):  # noqa: N818
         self.diagnostic = Diagnostic(code, message, help, location=at, node=node)
 
 
+class Unknowable(Problem):
+    """What rests on a number whose declaration was refused: everything is said there."""
+
+    def __init__(self, name: ast.Name) -> None:
+        super().__init__("LIP011", f"`{name.text}` has no value, for its declaration was refused", name.at)
+
+
 @dataclass(frozen=True, slots=True)
 class Scope:
     """What names mean at one point of a model. Inner scopes see outer names, never the other way round.
 
+    numbers: parameters; None is one whose declaration was refused.
     hidden: tensors outside of a repetition whose count is open: its copies see what the copy before hands on.
     """
 
-    numbers: Mapping[str, Scalar] = field(default_factory=dict)
+    numbers: Mapping[str, Scalar | None] = field(default_factory=dict)
     values: ChainMap[str, Value] = field(default_factory=ChainMap)
     frozen: bool = False
     path: tuple[str, ...] = ()
@@ -43,7 +51,7 @@ class Scope:
         """Let `name` be a tensor from here on: a copy for each of many names would take quadratic time."""
         self.values[name] = value
 
-    def with_number(self, name: str, value: Scalar) -> Scope:
+    def with_number(self, name: str, value: Scalar | None) -> Scope:
         """Return the scope in which `name` is a parameter."""
         return replace(self, numbers={**self.numbers, name: value})
 
@@ -54,7 +62,7 @@ class Scope:
         if isinstance(expression, ast.Tuple):
             return tuple(self.argument(item) for item in expression.items)
         if isinstance(expression, ast.Name):
-            return self.numbers.get(expression.text, expression.text)
+            return self._named(expression)
         if isinstance(expression, ast.Binary):
             return self._arithmetic(expression)
         raise Problem("LIP012", f"`{expression.name.text}(…)` is no value here", expression.at)
@@ -80,6 +88,12 @@ class Scope:
         if value.denominator != 1 or value < 1:
             raise Problem("LIP012", f"{what} must be a positive integer, not {value}", expression.at)
         return int(value)
+
+    def _named(self, name: ast.Name) -> Scalar | str:
+        value = self.numbers.get(name.text, name.text)
+        if value is None:
+            raise Unknowable(name)
+        return value
 
     def _arithmetic(self, expression: ast.Binary) -> Scalar:
         left, right = self.scalar(expression.left), self.scalar(expression.right)
