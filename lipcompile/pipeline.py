@@ -55,11 +55,22 @@ def check(model: str, options: ModelOptions | None = None) -> Derivation:
 
 
 def _unmatched(graph: Graph, options: ModelOptions) -> list[Diagnostic]:
-    """Report globs of --freeze that match no parameter: a layer believed frozen would be trained."""
-    return [
+    """Report options that match no parameter: a layer believed frozen would be trained."""
+    found = [
         Diagnostic(
             "LIP306", f"--freeze `{glob}` matches no parameter", f"there are: {', '.join(graph.parameters)}"
         )
         for glob in options.freeze
         if not any(fnmatchcase(name, glob) for name in graph.parameters)
     ]
+    if options.bias_bound is not None and not _has_biases(graph):
+        found.append(
+            Diagnostic("LIP306", "--bias-bound: no layer of the model has a bias", "leave the option out")
+        )
+    return found
+
+
+def _has_biases(graph: Graph) -> bool:
+    """Whether a layer has a bias; in a repetition of open count, the role stands behind the name of its layer."""
+    roles = (role for node in graph.nodes for role in node.parameters)
+    return any(role.rpartition(".")[2] == "bias" for role in roles)

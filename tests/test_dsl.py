@@ -330,3 +330,11 @@ def test_a_slice_may_begin_with_the_first_entry_of_the_first_axis(tmp_path: Path
     assert graph_of(tmp_path, HEAD + "slice(axis=0, start=0, stop=3) }").nodes[0].shape == (3,)
     (found,) = problems(tmp_path, HEAD + "slice(axis=0, start=-1, stop=3) }")
     assert found.code == "LIP102"
+
+
+def test_a_bound_of_biases_that_do_not_exist_is_refused(tmp_path: Path) -> None:
+    without, chosen = check(write(tmp_path, HEAD + "dense(2) }"), ModelOptions(bias_bound=Fraction(1))), "LIP306"
+    assert [found.code for found in without.diagnostics if found.severity == "error"] == [chosen]
+    for body in ("dense(2, bias=0.5)", "bias(0.5)", "repeat depth { dense(4, bias=0.5) }"):
+        text = HEAD.replace("{", "{ param depth: int;", 1) + body + " }"
+        assert check(write(tmp_path, text), ModelOptions(bias_bound=Fraction(1))).ok

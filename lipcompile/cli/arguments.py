@@ -21,7 +21,7 @@ _OPTIONS = (
         metavar="KIND",
         help="Constraint of every weight: spectral:1.0, orthogonal, frobenius:2.0, or keep (imported norms).",
     ),
-    click.option("--bias-bound", metavar="B", help="Bound of the norm of every imported bias."),
+    click.option("--bias-bound", metavar="B", help="Bound of the norm of every bias."),
     click.option("--freeze", multiple=True, metavar="GLOB", help="Do not train matching parameters; repeatable."),
     click.option(
         "--set", "bindings", multiple=True, metavar="NAME=VALUE", help="Value of a .lip parameter; repeatable."

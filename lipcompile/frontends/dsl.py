@@ -59,7 +59,7 @@ def _choose(models: Sequence[ast.Model], name: str | None, path: Path) -> ast.Mo
 
 
 def _blocks(file: ast.File, path: Path) -> Mapping[str, ast.Block]:
-    """Collect the blocks of a file and of those it imports, each file once; raises InputError with all problems."""
+    """Collect the blocks of a file and of those it imports, each once; raises InputError with all problems."""
     root = path.resolve().parent
     found: dict[str, ast.Block] = {}
     problems: list[Diagnostic] = []

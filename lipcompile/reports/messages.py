@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from itertools import accumulate
 
 from rich.cells import cell_len
@@ -19,14 +20,17 @@ _TAB = "    "
 
 # The text of a file, None where there is none (a binary model, a file that is gone).
 Sources = Callable[[str], str | None]
+# Its lines, without their ends.
+Lines = Callable[[str], Sequence[str]]
 
 
 def messages(diagnostics: Sequence[Diagnostic], sources: Sources) -> Iterator[RenderableType]:
     """Yield the lines of every diagnostic, those alike once, and how to learn more about the codes of errors."""
+    lines = lines_of(sources)
     for index, (found, *others) in enumerate(alike(diagnostics)):
         if index:
             yield Text("")
-        yield from _message(found, sources)
+        yield from _message(found, lines)
         if others:
             yield styled((f"{_margin(found.location)} = ", HINT), _more(others))
     codes = list(dict.fromkeys(d.code for d in diagnostics if d.severity == Severity.ERROR))
@@ -34,6 +38,25 @@ def messages(diagnostics: Sequence[Diagnostic], sources: Sources) -> Iterator[Re
         more = " (or another code above)" if len(codes) > 1 else ""
         yield Text("")
         yield styled("for more, run ", (f"lipcompile explain {codes[0]}", STRONG), more)
+
+
+def lines_of(sources: Sources) -> Lines:
+    """Return what gives the lines of a file; each file is read once."""
+
+    @cache
+    def lines(file: str) -> Sequence[str]:
+        text = sources(file)
+        return [] if text is None else [line.rstrip("\r") for line in text.split("\n")]
+
+    return lines
+
+
+def line_at(location: Location, lines: Lines) -> str | None:
+    """Return the line that a location is in, None where there is none."""
+    if location.line is None:
+        return None
+    found = lines(location.file)
+    return found[location.line - 1] if location.line <= len(found) else None
 
 
 def alike(diagnostics: Sequence[Diagnostic]) -> list[list[Diagnostic]]:
@@ -52,18 +75,18 @@ def alike(diagnostics: Sequence[Diagnostic]) -> list[list[Diagnostic]]:
 
 
 def _more(others: Sequence[Diagnostic]) -> str:
-    names = [f"`{printable(found.node)}`" for found in (others[0], others[-1]) if found.node is not None]
-    which = "" if len(names) < 2 else f", {names[0]}" if len(others) == 1 else f", {names[0]} to {names[1]}"
-    return f"and {len(others)} more like it{which}"
+    ends = dict.fromkeys(found.node for found in (others[0], others[-1]))
+    names = " to ".join(f"`{printable(name)}`" for name in ends if name is not None)
+    return f"and {len(others)} more like it{', ' if names else ''}{names}"
 
 
-def _message(found: Diagnostic, sources: Sources) -> Iterator[Text]:
+def _message(found: Diagnostic, lines: Lines) -> Iterator[Text]:
     head = f"{found.severity.value}[{found.code}]"
     yield styled((head, _STYLES[found.severity]), (f": {printable(found.message)}", STRONG))
     margin = _margin(found.location)
     if found.location is not None:
         yield styled((f"{margin}--> ", HINT), _place(found, found.location))
-        yield from _snippet(found, found.location, sources, margin)
+        yield from _snippet(found, found.location, lines, margin)
     elif found.node is not None:
         yield styled((f"{margin}--> ", HINT), _node(found))
     if found.path:
@@ -88,8 +111,8 @@ def _node(found: Diagnostic) -> str:
     return f"node `{printable(found.node or '')}`{op}"
 
 
-def _snippet(found: Diagnostic, location: Location, sources: Sources, margin: str) -> Iterator[Text]:
-    line = _line(location, sources)
+def _snippet(found: Diagnostic, location: Location, lines: Lines, margin: str) -> Iterator[Text]:
+    line = line_at(location, lines)
     if line is None or location.line is None:
         return
     shown, before, width = _window(line, (location.column or 1) - 1, location.length)
@@ -98,12 +121,6 @@ def _snippet(found: Diagnostic, location: Location, sources: Sources, margin: st
     if location.column:
         yield styled((f"{margin} | ", HINT), " " * before, ("^" * width, _STYLES[found.severity]))
     yield styled((f"{margin} |", HINT))
-
-
-def _line(location: Location, sources: Sources) -> str | None:
-    text = sources(location.file) if location.line else None
-    lines = text.split("\n") if text is not None else []
-    return lines[location.line - 1].rstrip("\r") if location.line and location.line <= len(lines) else None
 
 
 def _window(line: str, column: int, length: int) -> tuple[str, int, int]:

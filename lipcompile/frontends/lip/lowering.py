@@ -125,7 +125,7 @@ class _Lowering:
         return self.builder.input(item.name.text, shape, norm, item.trusted, item.name.at, tokens=tokens)
 
     def _norm(self, expression: ast.Expression, scope: Scope) -> Scalar | None:
-        """Return the norm; a mistake in it is reported and leaves the shape, so that the layers can be examined."""
+        """Return the norm. A mistake in it is reported here: the layers can be examined without it."""
         try:
             return self._norm_value(expression, scope)
         except Problem as problem:
