@@ -26,6 +26,13 @@ _OPTIONS = (
     click.option(
         "--set", "bindings", multiple=True, metavar="NAME=VALUE", help="Value of a .lip parameter; repeatable."
     ),
+    click.option(
+        "--input-shape",
+        "shapes",
+        multiple=True,
+        metavar="[NAME=]N,…",
+        help="Shape of one example, such as 3,32,32: of a torch module, or of an .onnx file that leaves it open.",
+    ),
 )
 
 
@@ -35,7 +42,7 @@ def model_options(*, required: bool = True) -> Callable[[Command], Command]:
     def decorate(command: Command) -> Command:
         @functools.wraps(command)
         def collected(**given: Any) -> int:
-            names = ("input_norm", "loss", "constraint", "bias_bound", "freeze", "bindings")
+            names = ("input_norm", "loss", "constraint", "bias_bound", "freeze", "bindings", "shapes")
             values = {name: given.pop(name) for name in names}
             return command(options=_collect(**values), **given)
 
@@ -53,6 +60,7 @@ def _collect(
     bias_bound: str | None,
     freeze: tuple[str, ...],
     bindings: tuple[str, ...],
+    shapes: tuple[str, ...],
 ) -> ModelOptions:
     from lipcompile.frontends.options import ModelOptions, parse_constraint, parse_number
 
@@ -63,6 +71,7 @@ def _collect(
         bias_bound=None if bias_bound is None else parse_number(bias_bound, "--bias-bound"),
         freeze=freeze,
         bindings=_bindings(bindings),
+        input_shape=_shapes(shapes),
     )
 
 
@@ -78,4 +87,17 @@ def _bindings(texts: tuple[str, ...]) -> dict[str, Any]:
         if name.strip() in found:
             raise input_error("LIP005", f"--set: `{name.strip()}` is given twice")
         found[name.strip()] = parse_number(value.strip(), f"--set {name.strip()}")
+    return found
+
+
+def _shapes(texts: tuple[str, ...]) -> dict[str, Any]:
+    from lipcompile.diagnostics import input_error
+    from lipcompile.frontends.options import parse_shape
+
+    found: dict[str, Any] = {}
+    for name, shape in map(parse_shape, texts):
+        if name in found or ("" in found and name) or (found and not name):
+            mend = "name each of several inputs: --input-shape image=3,32,32 --input-shape mask=32,32"
+            raise input_error("LIP005", "--input-shape: which shape belongs to which input is not clear", mend)
+        found[name] = shape
     return found

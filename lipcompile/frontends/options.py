@@ -8,13 +8,15 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Literal
 
+from lipcompile import limits
 from lipcompile.derivation import Source
 from lipcompile.diagnostics import Diagnostic, InputError, input_error
 from lipcompile.frontends.losses import loss_attributes, unknown_loss
 from lipcompile.graph import Graph, LossUse
+from lipcompile.limits import Limits
 from lipcompile.numbers import Scalar
 from lipcompile.ops import LOSS_BY_NAME
-from lipcompile.ops.record import Constraint
+from lipcompile.ops.record import Constraint, Shape
 from lipcompile.ops.schema import Argument, ArgumentError
 
 # `keep`: the constraint of each imported weight is its own certified norm.
@@ -23,7 +25,11 @@ Keep = Literal["keep"]
 
 @dataclass(frozen=True, slots=True)
 class ModelOptions:
-    """Options that override what a model file says; None means `as the file says`."""
+    """Options that override what a model file says; None means `as the file says`.
+
+    input_shape: shapes of one example by the name of the input; the empty name stands for the only input. They fix
+    sizes that an ONNX file leaves open, and are the examples that a torch module is traced with.
+    """
 
     input_norm: Scalar | None = None
     loss: str | None = None
@@ -31,6 +37,8 @@ class ModelOptions:
     bias_bound: Fraction | None = None
     freeze: tuple[str, ...] = ()
     bindings: Mapping[str, Fraction] = field(default_factory=dict)
+    limits: Limits = field(default_factory=Limits)
+    input_shape: Mapping[str, Shape] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +77,25 @@ def parse_constraint(text: str) -> Constraint | Keep:
 def parse_number(text: str, option: str) -> Fraction:
     """Read a non-negative decimal number exactly; raises InputError (LIP005)."""
     try:
-        value = Fraction(text)
+        value = limits.exact(text, option)
     except (ValueError, ZeroDivisionError):
         raise input_error("LIP005", f"{option}: `{text}` is not a number") from None
     if value < 0:
         raise input_error("LIP005", f"{option}: `{text}` is negative")
     return value
+
+
+def parse_shape(text: str) -> tuple[str, Shape]:
+    """Read `3,32,32` or `name=3,32,32`: an input, its name empty if not given, and its shape; raises InputError."""
+    name, equals, sizes = text.rpartition("=")
+    parts = [part.strip() for part in sizes.removesuffix(",").split(",")]
+    if (equals and not name.strip()) or not all(_SIZE.fullmatch(part) for part in parts):
+        mend = "give the sizes of one example, without the batch: --input-shape 3,32,32"
+        raise input_error("LIP005", f"--input-shape: `{text}` is no shape", mend)
+    return name.strip(), tuple(map(int, parts))
+
+
+_SIZE = re.compile(r"0*[1-9]\d{0,9}", re.ASCII)
 
 
 def parse_loss(text: str) -> LossUse:
@@ -83,7 +104,7 @@ def parse_loss(text: str) -> LossUse:
     if name not in LOSS_BY_NAME:
         raise input_error("LIP210", f"unknown loss `{name}`", unknown_loss(name))
     loss = LOSS_BY_NAME[name]
-    pairs = [part.partition("=") for part in _BETWEEN_ARGUMENTS.split(rest) if part]
+    pairs = [part.partition("=") for part in _arguments(rest)]
     try:
         named = {key.strip(): _loss_argument(value.strip()) for key, _, value in pairs}
         return LossUse(loss, loss_attributes(loss, (), named))
@@ -91,18 +112,36 @@ def parse_loss(text: str) -> LossUse:
         raise input_error("LIP005", f"loss `{name}`: {error.message}", error.help) from None
 
 
-# Commas outside parentheses.
-_BETWEEN_ARGUMENTS = re.compile(r",(?![^(]*\))")
+def _arguments(text: str) -> list[str]:
+    """Split at the commas outside of parentheses, which do not nest."""
+    parts: list[str] = []
+    for index, piece in enumerate(re.split(r"(\([^()]*\))", text)):
+        first, *rest = [piece] if index % 2 else piece.split(",")
+        parts = [*parts[:-1], parts[-1] + first, *rest] if parts else [first, *rest]
+    return [part for part in parts if part]
 
 
 def _loss_argument(text: str) -> Argument:
     if text in ("true", "false"):
         return text == "true"
     if text.startswith("(") and text.endswith(")"):
-        return tuple(_loss_argument(part.strip()) for part in text[1:-1].split(",") if part.strip())
+        return tuple(_entry(part.strip()) for part in text[1:-1].split(",") if part.strip())
+    return _entry(text)
+
+
+def _entry(text: str) -> Argument:
     if text.startswith("-"):
         return -parse_number(text[1:], "--loss")
     return text if text.isidentifier() else parse_number(text, "--loss")
 
 
-__all__ = ["InputError", "Keep", "Loaded", "ModelOptions", "TrainingPlan", "parse_constraint", "parse_loss"]
+__all__ = [
+    "InputError",
+    "Keep",
+    "Loaded",
+    "ModelOptions",
+    "TrainingPlan",
+    "parse_constraint",
+    "parse_loss",
+    "parse_shape",
+]
