@@ -47,6 +47,9 @@ def run(arguments: Sequence[str]) -> int:
     except OSError as error:
         click.echo(f"error: {_reason(error)}", err=True)
         return UNUSABLE
+    except MemoryError:
+        click.echo("error: there is not enough memory for this model", err=True)
+        return UNUSABLE
     except Exception as error:
         return _unexpected(error)
     return int(code or 0)

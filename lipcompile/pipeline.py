@@ -20,10 +20,15 @@ from lipcompile.passes.vacuous import vacuous
 def load(model: str, options: ModelOptions) -> Loaded:
     """Read a model; `FILE.lip::name` picks one of several. Raises InputError if it is not a model at all."""
     load_plugins()
+    with options.limits.in_force():
+        return _load(model, options)
+
+
+def _load(model: str, options: ModelOptions) -> Loaded:
     path = Path(model.partition("::")[0])
     if path.suffix not in (".lip", ".onnx"):
         raise input_error("LIP001", f"`{model}` is neither a .lip nor an .onnx file", "give a path that ends so")
-    if not path.is_file():
+    if not _exists(path):
         raise input_error("LIP001", f"there is no file `{path}`", "check the path")
     if path.suffix == ".onnx":
         from lipcompile.frontends import onnx_model
@@ -34,8 +39,20 @@ def load(model: str, options: ModelOptions) -> Loaded:
     return dsl.load(path, model.partition("::")[2] or None, options)
 
 
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except ValueError:  # a null byte
+        return False
+
+
 def derive(loaded: Loaded, options: ModelOptions) -> Derivation:
     """Verify the requirements of a loaded model and derive its bounds if they hold."""
+    with options.limits.in_force():
+        return _derive(loaded, options)
+
+
+def _derive(loaded: Loaded, options: ModelOptions) -> Derivation:
     graph = frozen_inside(loaded.graph.freeze(options.freeze)) if loaded.graph else None
     found = list(loaded.diagnostics)
     if graph is not None:

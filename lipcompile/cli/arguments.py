@@ -33,6 +33,13 @@ _OPTIONS = (
         metavar="[NAME=]N,…",
         help="Shape of one example, such as 3,32,32: of a torch module, or of an .onnx file that leaves it open.",
     ),
+    click.option(
+        "--limit",
+        "limits",
+        multiple=True,
+        metavar="NAME=SIZE",
+        help="Change a limit of what is read, such as nodes=50000 (explain LIP018); repeatable.",
+    ),
 )
 
 
@@ -42,9 +49,10 @@ def model_options(*, required: bool = True) -> Callable[[Command], Command]:
     def decorate(command: Command) -> Command:
         @functools.wraps(command)
         def collected(**given: Any) -> int:
-            names = ("input_norm", "loss", "constraint", "bias_bound", "freeze", "bindings", "shapes")
-            values = {name: given.pop(name) for name in names}
-            return command(options=_collect(**values), **given)
+            names = ("input_norm", "loss", "constraint", "bias_bound", "freeze", "bindings", "shapes", "limits")
+            options = _collect(**{name: given.pop(name) for name in names})
+            with options.limits.in_force():
+                return command(options=options, **given)
 
         for option in reversed(_OPTIONS):
             collected = option(collected)
@@ -61,8 +69,10 @@ def _collect(
     freeze: tuple[str, ...],
     bindings: tuple[str, ...],
     shapes: tuple[str, ...],
+    limits: tuple[str, ...],
 ) -> ModelOptions:
     from lipcompile.frontends.options import ModelOptions, parse_constraint, parse_number
+    from lipcompile.limits import parse_limits
 
     return ModelOptions(
         input_norm=None if input_norm is None else parse_number(input_norm, "--input-norm"),
@@ -72,6 +82,7 @@ def _collect(
         freeze=freeze,
         bindings=_bindings(bindings),
         input_shape=_shapes(shapes),
+        limits=parse_limits(limits),
     )
 
 

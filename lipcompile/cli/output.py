@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lipcompile.diagnostics import input_error
+from lipcompile.diagnostics import InputError, input_error
 
 if TYPE_CHECKING:
     from lipcompile.diagnostics import Diagnostic
@@ -39,9 +39,11 @@ def serious(diagnostics: Sequence[Diagnostic]) -> list[Diagnostic]:
 
 def source_text(file: str) -> str | None:
     """Return the text of a source that a diagnostic points into, None if it cannot be read."""
+    from lipcompile.frontends import files
+
     try:
-        return Path(file).read_text(encoding="utf-8", errors="replace")
-    except OSError:
+        return files.read(Path(file), "text_size").decode("utf-8", errors="replace")
+    except (OSError, InputError):
         return None
 
 
