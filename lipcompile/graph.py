@@ -9,6 +9,7 @@ from fractions import Fraction
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from lipcompile import limits
 from lipcompile.diagnostics import Diagnostic, Location, Refusal
 from lipcompile.names import Names, identifier
 from lipcompile.numbers import Scalar, combine
@@ -176,7 +177,7 @@ class GraphBuilder:
     _input: Input | None = None
     _nodes: list[Node] = field(default_factory=list)
     _parameters: dict[str, Parameter] = field(default_factory=dict)
-    _operands: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    _made: dict[str, Node] = field(default_factory=dict)
     _names: Names = field(default_factory=Names)
 
     def input(
@@ -227,13 +228,18 @@ class GraphBuilder:
             chosen = self._choose(op, attributes, known, parameters or {}, name)
         except Refusal as refusal:
             return self.refuse(refusal, name=name, op=op.name, location=location, inputs=inputs)
+        limits.demand("nodes", len(self._nodes) + 1, "the model, written out, has", location)
         own = self.fresh(name)
         roles = {role: self._declare(own, role, *choice) for role, choice in chosen.items()}
         operands = tuple(value.name for value in inputs)
         site = Site(attributes, known, output)
-        self._nodes.append(Node(own, op, attributes, operands, site, roles, location, scope))
-        self._operands[own] = operands
+        self._made[own] = Node(own, op, attributes, operands, site, roles, location, scope)
+        self._nodes.append(self._made[own])
         return Value(own, output)
+
+    def made(self, value: Value) -> Node | None:
+        """Return the node that computes a value, None for the input and for what was refused."""
+        return self._made.get(value.name)
 
     def refuse(
         self,
@@ -319,7 +325,7 @@ class GraphBuilder:
         current = inputs[0].name if inputs else ""
         while current and len(path) < LONGEST_PATH:
             path.append(current)
-            current = next(iter(self._operands.get(current, ())), "")
+            current = next(iter(self._made[current].inputs), "") if current in self._made else ""
         return tuple(reversed([*path, "…"] if current else path))
 
 

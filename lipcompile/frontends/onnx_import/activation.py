@@ -81,11 +81,16 @@ def shrink(context: Context, node: OnnxNode) -> Value:
 
 def clip(context: Context, node: OnnxNode) -> Value:
     """x, cut to an interval; [0, ∞) makes it ReLU, no bound at all the identity."""
-    low = max(_bound(context, node, 1, "min", -LARGEST), -LARGEST)
-    high = min(_bound(context, node, 2, "max", LARGEST), LARGEST)
+    low, high = clip_bounds(context, node)
     if high == LARGEST and low in (-LARGEST, 0):
         return _one(context, node, "relu", NoAttributes()) if low == 0 else context.tensor(node)
     return _one(context, node, "hardtanh", Hardtanh(low, high))
+
+
+def clip_bounds(context: Context, node: OnnxNode) -> tuple[Fraction, Fraction]:
+    """Return the ends of the interval that a Clip cuts to, ±`LARGEST` where it does not."""
+    low, high = _bound(context, node, 1, "min", -LARGEST), _bound(context, node, 2, "max", LARGEST)
+    return max(low, -LARGEST), min(high, LARGEST)
 
 
 def _bound(context: Context, node: OnnxNode, index: int, name: str, absent: Fraction) -> Fraction:

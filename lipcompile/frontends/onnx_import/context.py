@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lipcompile.diagnostics import Refusal
 from lipcompile.frontends.onnx_import.file import OFFICIAL_DOMAINS
 from lipcompile.frontends.onnx_import.node import OnnxNode
 from lipcompile.frontends.onnx_import.parameters import Parameters
-from lipcompile.frontends.onnx_import.values import BATCH, Extreme, Item, Known, Strided
+from lipcompile.frontends.onnx_import.layout import FIRST, MIXES, Layout, Placed, placed
+from lipcompile.frontends.onnx_import.sizes import BATCH
+from lipcompile.frontends.onnx_import.values import Extreme, Item, Known, Strided, Unfinished
 from lipcompile.graph import GraphBuilder, Value
 from lipcompile.ops.record import AnyOp, Shape
 from lipcompile.ops.shape import Slice
 
-MIXES = "keep axis 0, the batch, as it is: every example must be computed by itself"
+# Also for the importers, which name it with what they refuse.
+__all__ = ["MIXES", "Blamed", "Context", "as_tensor", "shape_of"]
+
+
+class Blamed(Refusal):  # noqa: N818
+    """Another operator than the one that is visited is the reason to refuse."""
+
+    def __init__(self, unfinished: Unfinished) -> None:
+        refusal = unfinished.refusal
+        super().__init__(refusal.code, refusal.message, refusal.help)
+        self.unfinished = unfinished
 
 
 @dataclass(slots=True)
@@ -26,6 +38,7 @@ class Context:
     loss: its name, if one is declared.
     batch: the declared size of the batch, if it is fixed. absorbed: tensors that an earlier node has computed.
     parts: which slice of which tensor a value is. views: tensors reshaped for a MaxMin, by tensor and shape.
+    layout: where the tensors that the current node reads have their batch. makers: the node that puts out a tensor.
     """
 
     builder: GraphBuilder
@@ -33,12 +46,14 @@ class Context:
     version: int
     batch: int | None
     readers: Mapping[str, Sequence[OnnxNode]]
+    makers: Mapping[str, OnnxNode]
     outputs: frozenset[str]
     loss: str | None = None
     items: dict[str, Item] = field(default_factory=dict)
     absorbed: set[str] = field(default_factory=set)
     parts: dict[str, tuple[Value, Slice]] = field(default_factory=dict)
     views: dict[tuple[str, Shape], Value] = field(default_factory=dict)
+    layout: Layout = FIRST
 
     # Operands
 
@@ -53,7 +68,12 @@ class Context:
 
     def tensor(self, node: OnnxNode, index: int = 0) -> Value:
         """Return an operand that depends on the example; raises Refusal for anything else."""
-        return as_tensor(self.item(node, index), node.op_type)
+        item = self.item(node, index)
+        if isinstance(item, Placed) and item.layout == self.layout:
+            return item.value
+        if isinstance(item, Value | Placed) and self.layout != FIRST:
+            raise Refusal("LIP108", f"{node.op_type} meets tensors whose batch stands at different axes", MIXES)
+        return as_tensor(item, node.op_type)
 
     def shape(self, node: OnnxNode, index: int = 0) -> Shape:
         """Return the shape of such an operand, the batch axis left out."""
@@ -69,16 +89,45 @@ class Context:
     # Axes
 
     def axis(self, node: OnnxNode, axis: int, rank: int) -> int:
-        """Return the example's axis of an ONNX axis, for `rank` axes with the batch; refuse the batch axis."""
+        """Return the example's axis of an ONNX axis; refuse the batch axis.
+
+        `rank`: of the tensor with an axis for the batch, as if that were an axis of its own.
+        """
+        rank -= self.layout.outer + self.layout.inner
         if not -rank <= axis < rank:
             raise Refusal("LIP102", f"axis {axis} does not exist among {rank} axes")
-        if axis % rank == 0:
+        if axis % rank == self.layout.place:
             raise Refusal("LIP108", f"{node.op_type} acts on the batch axis: it mixes examples", MIXES)
-        return axis % rank - 1
+        return self.layout.of_example(axis % rank)
 
     def is_batch(self, size: int) -> bool:
         """Whether a size is that of the batch, unknown or declared."""
         return size == BATCH or (self.batch is not None and size == self.batch)
+
+    def of_one_example(self, known: Known, example: Shape) -> Known:
+        """Return a constant that meets a tensor, without the axis that meets the batch; refuse one that differs there.
+
+        The result has at most the axes of the example; a number has an axis of its own where the example has one.
+        """
+        array = known.array
+        from_end = self.layout.rank(example) - self.layout.place
+        if array.ndim >= from_end:
+            place = array.ndim - from_end
+            if array.shape[place] != 1:
+                message = f"a constant of shape {list(array.shape)} differs from example to example"
+                raise Refusal("LIP108", message, MIXES)
+            parts = self.layout.outer + self.layout.inner
+            array = array.reshape(*array.shape[:place], *(1,) * parts, *array.shape[place + 1 :])
+        if array.ndim == 0 and example:
+            array = array.reshape(1)
+        if array.ndim > len(example):
+            raise Refusal("LIP102", f"a constant of shape {list(known.array.shape)} does not fit {list(example)}")
+        return replace(known, array=array)
+
+    def resized(self, axis: int, by: int) -> None:
+        """Note that the result has `by` axes more than the operand, at or behind axis `axis` of the example."""
+        if axis < self.layout.axis:
+            self.layout = replace(self.layout, axis=self.layout.axis + by)
 
     # Results
 
@@ -98,7 +147,7 @@ class Context:
 
     def absorb(self, node: OnnxNode, value: Value) -> None:
         """Give the output of a later node, which need not be visited again."""
-        self.items[node.outputs[0]] = value
+        self.items[node.outputs[0]] = placed(value, self.layout)
         self.absorbed.add(node.outputs[0])
 
 
@@ -115,6 +164,13 @@ def as_tensor(item: Item | None, op_type: str) -> Value:
                 f"{op_type} of a maximum or minimum: supported only as MaxMin, where both are concatenated",
                 "use MaxMin (GroupSort with groups of 2), or relu",
             )
+        case Unfinished():
+            raise Blamed(item)
+        case Placed():
+            message = (
+                f"{op_type} finds the batch at axis {item.layout.place}, where it expects one of the example's"
+            )
+            raise Refusal("LIP108", message, MIXES)
         case Strided():
             raise Refusal("LIP110", "slices with steps are not yet supported", "reshape, then slice with step 1")
         case None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from lipcompile.diagnostics import Refusal
 from lipcompile.frontends.onnx_import.context import MIXES, Context, shape_of
 from lipcompile.frontends.onnx_import.node import OnnxNode, module_of
+from lipcompile.frontends.onnx_import.shape import permute
 from lipcompile.frontends.onnx_import.values import Known, floats, toggled
 from lipcompile.frontends.onnx_import.windows import per_axis, window_padding
 from lipcompile.graph import Value
@@ -56,7 +57,7 @@ def gemm(context: Context, node: OnnxNode) -> Value:
     """alpha·A·B + beta·C with examples as rows of A."""
     _one_example_per_row(context, node)
     operand = context.tensor(node)
-    if len(shape_of(operand)) != 1:
+    if context.layout.rank(shape_of(operand)) != 2:
         raise Refusal("LIP102", f"Gemm needs vectors, but an example here has shape {list(shape_of(operand))}")
     weight = _matrix(context, node, "the matrix B", transposed=not node.integer("transB", 0))
     weight = times(weight, node.number("alpha", ONE))
@@ -70,8 +71,9 @@ def gemm(context: Context, node: OnnxNode) -> Value:
 def _one_example_per_row(context: Context, node: OnnxNode) -> None:
     if isinstance(context.item(node, 0), Known):
         raise Refusal("LIP108", f"{node.op_type} multiplies the batch from the left: it mixes examples", MIXES)
-    if node.integer("transA", 0):
-        raise Refusal("LIP108", "transA=1 multiplies across the batch: it mixes examples", MIXES)
+    transposed = bool(node.integer("transA", 0)) if node.op_type == "Gemm" else False
+    if transposed or context.layout.place == context.layout.rank(context.shape(node)) - 1:
+        raise Refusal("LIP108", f"{node.op_type} multiplies across the batch: it mixes examples", MIXES)
 
 
 def _matrix(context: Context, node: OnnxNode, what: str, *, transposed: bool) -> Known:
@@ -109,11 +111,12 @@ def _then(known: Known, *move: Hashable) -> tuple[Hashable, ...]:
 
 
 def mat_mul(context: Context, node: OnnxNode) -> Value:
-    """A·B with a constant B, on the last axis of A; a bias added next becomes part of the layer."""
+    """A·B with a constant A or B, on one of the last two axes; a bias added next becomes part of the layer."""
     if not isinstance(context.item(node, 0), Known) and not isinstance(context.item(node, 1), Known):
+        context.tensor(node), context.tensor(node, 1)  # what is wrong with these is said first
         raise Refusal("LIP110", "a product of two tensors that depend on the example is not yet supported")
     if isinstance(context.item(node, 0), Known) and len(context.shape(node, 1)) > 1:
-        raise Refusal("LIP110", "a matrix from the left (token mixing) is not yet supported", "transpose first")
+        return _from_left(context, node)
     _one_example_per_row(context, node)
     operand = context.tensor(node)
     weight = _matrix(context, node, "the right operand", transposed=True)
@@ -126,6 +129,18 @@ def mat_mul(context: Context, node: OnnxNode) -> Value:
     value = parametric(context, name, replace(layer, bias=bias))
     context.absorb(adding, value)
     return value
+
+
+def _from_left(context: Context, node: OnnxNode) -> Value:
+    """W·X for each example: the layer acts on the last axis but one."""
+    operand, matrix = context.tensor(node, 1), context.known(node, 0, "the matrix")
+    rank = len(shape_of(operand))
+    if matrix is None or matrix.array.ndim != 2:
+        raise Refusal("LIP110", "the left operand of MatMul must be a constant matrix [out, in]")
+    context.axis(node, -2, rank + 1), context.axis(node, -1, rank + 1)
+    order = (*range(rank - 2), rank - 1, rank - 2)
+    layer = Affine(DENSE, Dense(matrix.array.shape[0]), permute(context, node, operand, order, "_t"), matrix, None)
+    return permute(context, node, parametric(context, node, layer), order, "_back")
 
 
 def _added(context: Context, node: OnnxNode, adding: OnnxNode, features: int) -> Known | None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 from lipcompile.diagnostics import Refusal
-from lipcompile.frontends.onnx_import.context import MIXES, Context, as_tensor, shape_of
+from lipcompile.frontends.onnx_import.context import MIXES, Context, shape_of
 from lipcompile.frontends.onnx_import.node import OnnxNode
 from lipcompile.frontends.onnx_import.normalisation import gain
 from lipcompile.frontends.onnx_import.shape import made_axes, permute, reshape_to, unsqueeze
@@ -37,11 +37,11 @@ def _combined(context: Context, node: OnnxNode, sign: Fraction) -> Value:
     """a + sign·b."""
     left, right = context.item(node, 0), context.item(node, 1)
     if isinstance(right, Known):
-        return _biased(context, node, as_tensor(left, node.op_type), _signed(right, sign))
-    tensor = as_tensor(right, node.op_type)
+        return _biased(context, node, context.tensor(node), _signed(right, sign))
+    tensor = context.tensor(node, 1)
     if isinstance(left, Known):
         return _biased(context, node, tensor if sign == 1 else scaled(context, node, tensor, sign), left)
-    return weighted_sum(context, node, [as_tensor(left, node.op_type), tensor], (ONE, sign))
+    return weighted_sum(context, node, [context.tensor(node), tensor], (ONE, sign))
 
 
 def _signed(known: Known, sign: Fraction) -> Known:
@@ -53,23 +53,9 @@ def _signed(known: Known, sign: Fraction) -> Known:
 
 def _biased(context: Context, node: OnnxNode, operand: Value, known: Known) -> Value:
     """Add a constant that is the same for every example."""
-    aligned = _of_one_example(known, shape_of(operand))
+    aligned = context.of_one_example(known, shape_of(operand))
     shape = BiasShape(tuple(aligned.array.shape))
     return context.parameters.add(BIAS, shape, operand, [("bias", aligned)], node.name)
-
-
-def _of_one_example(known: Known, example: Shape) -> Known:
-    """Return a constant without the batch axis; refuse one that differs from example to example."""
-    array = known.array
-    if array.ndim == len(example) + 1:
-        if array.shape[0] != 1:
-            raise Refusal(
-                "LIP108", f"a constant of shape {list(array.shape)} differs from example to example", MIXES
-            )
-        array = array[0]
-    if array.ndim == 0 and example:
-        array = array.reshape(1)
-    return replace(known, array=array)
 
 
 def scaled(context: Context, node: OnnxNode, operand: Value, factor: Fraction, suffix: str = "") -> Value:
@@ -97,15 +83,15 @@ def _check_ranks(operands: Sequence[Value]) -> None:
 def multiply(context: Context, node: OnnxNode) -> Value:
     """Two tensors, or a tensor times a constant number, or times one for each entry of some axes."""
     left, right = context.item(node, 0), context.item(node, 1)
-    tensor, known = (right, left) if isinstance(left, Known) else (left, right)
+    index, known = (1, left) if isinstance(left, Known) else (0, right)
     if not isinstance(known, Known):
-        operands = [as_tensor(left, node.op_type), as_tensor(right, node.op_type)]
+        operands = [context.tensor(node), context.tensor(node, 1)]
         _check_ranks(operands)
         return context.add(node, PRODUCT, NoAttributes(), operands)
-    value = as_tensor(tensor, node.op_type)
+    value = context.tensor(node, index)
     if known.array.size > 1:
         return gain(context, node, value, known)
-    return scaled(context, node, value, _number(known, value))
+    return scaled(context, node, value, _number(context, known, value))
 
 
 def divide(context: Context, node: OnnxNode) -> Value:
@@ -113,19 +99,17 @@ def divide(context: Context, node: OnnxNode) -> Value:
     divisor = context.item(node, 1)
     if not isinstance(divisor, Known):
         raise Refusal("LIP100", "a division by a tensor is not Lipschitz", "divide by a constant number")
-    number = _number(divisor, context.tensor(node))
+    number = _number(context, divisor, context.tensor(node))
     if number == 0:
         raise Refusal("LIP104", "a division by zero")
     return scaled(context, node, context.tensor(node), 1 / number)
 
 
-def _number(known: Known, operand: Value) -> Fraction:
+def _number(context: Context, known: Known, operand: Value) -> Fraction:
     if known.array.size != 1:
         message = f"a factor of shape {list(known.array.shape)} (one per entry) is not yet supported"
         raise Refusal("LIP110", message, "fold it into the layer before, or use one number")
-    _of_one_example(known, shape_of(operand))
-    if known.array.ndim > len(shape_of(operand)) + 1:
-        raise Refusal("LIP102", f"a factor of shape {list(known.array.shape)} adds axes to its operand")
+    context.of_one_example(known, shape_of(operand))
     return scalar(known)
 
 
@@ -156,7 +140,7 @@ def where(context: Context, node: OnnxNode) -> Value:
         raise Refusal("LIP100", message, "use a constant condition, maximum or relu")
     operands = [context.tensor(node, index) for index in (1, 2)]
     example = shape_of(operands[0])
-    mask = _of_one_example(condition, example).array
+    mask = context.of_one_example(condition, example).array
     sizes = zip(reversed(mask.shape), reversed(example), strict=False)
     if mask.ndim > len(example) or any(size not in (1, wanted) for size, wanted in sizes):
         raise Refusal("LIP102", f"a condition of shape {list(mask.shape)} does not fit {list(example)}")
@@ -172,7 +156,7 @@ def concat(context: Context, node: OnnxNode) -> Value:
     items = [context.item(node, index) for index in range(len(node.proto.input))]
     if len(items) == 2 and isinstance(items[0], Extreme) and isinstance(items[1], Extreme):
         return _max_min(context, node, items[0], items[1])
-    operands = [as_tensor(item, node.op_type) for item in items]
+    operands = [context.tensor(node, index) for index in range(len(items))]
     axis = context.axis(node, node.integer("axis", 1), len(shape_of(operands[0])) + 1)
     return context.add(node, CONCAT, Concat(axis), operands)
 
@@ -224,7 +208,7 @@ def _extreme(context: Context, node: OnnxNode, *, largest: bool) -> Item:
     pair = _interleaved(context, node, items) or _halves(context, node, items) if halved else None
     if pair is not None:
         return Extreme(largest, *pair)
-    operands = [as_tensor(item, node.op_type) for item in items]
+    operands = [context.tensor(node, index) for index in range(len(items))]
     if len(operands) == 1:
         return operands[0]
     return context.add(node, MAXIMUM if largest else MINIMUM, NoAttributes(), operands)
@@ -295,10 +279,10 @@ def unsqueezed(context: Context, node: OnnxNode) -> Item:
     item = context.item(node, 0)
     if not isinstance(item, Extreme):
         return unsqueeze(context, node)
-    made = made_axes(context, node, len(shape_of(item.base)))
-    if item.made is not None or len(made) != 1:
+    made = [axis - 1 for axis in made_axes(context, node, len(shape_of(item.base)))]
+    if item.made is not None or len(made) != 1 or made[0] < 0:
         raise Refusal("LIP110", "a maximum or minimum can be given one axis, to be stacked along")
-    return replace(item, made=made.pop())
+    return replace(item, made=made[0])
 
 
 def top_k(context: Context, node: OnnxNode) -> Value:

@@ -41,6 +41,7 @@ def gain(context: Context, node: OnnxNode, operand: Value, known: Known, *, froz
     `scale` has one axis of factors: several neighbouring axes become one, and several again.
     """
     example = shape_of(operand)
+    known = context.of_one_example(known, example)
     shape = _aligned(known.array.shape, example)
     varied = [axis for axis, size in enumerate(shape) if size > 1]
     first, last = (varied[0], varied[-1] + 1) if varied else (len(example) - 1, len(example))
@@ -58,12 +59,8 @@ def gain(context: Context, node: OnnxNode, operand: Value, known: Known, *, froz
 
 def _aligned(shape: Shape, example: Shape) -> Shape:
     """Return a shape that broadcasts into the example, with as many axes as it has."""
-    if len(shape) == len(example) + 1 and shape[0] > 1:
-        raise Refusal("LIP108", f"a constant of shape {list(shape)} differs from example to example", MIXES)
-    own = shape[-len(example) :] if example else ()
-    aligned = (*(1,) * (len(example) - len(own)), *own)
-    fits = all(size in (1, whole) for size, whole in zip(aligned, example, strict=True))
-    if len(shape) > len(example) + 1 or not fits:
+    aligned = (*(1,) * (len(example) - len(shape)), *shape)
+    if not all(size in (1, whole) for size, whole in zip(aligned, example, strict=True)):
         raise Refusal("LIP102", f"a constant of shape {list(shape)} does not fit an example {list(example)}")
     return aligned
 
@@ -113,8 +110,12 @@ def rms_normalization(context: Context, node: OnnxNode) -> Value:
 
 
 def _trailing(context: Context, node: OnnxNode) -> tuple[int, ...]:
-    rank = len(context.shape(node))
-    return tuple(range(context.axis(node, node.integer("axis", -1), rank + 1), rank))
+    """Return all axes of the example from `axis` on, of which the batch must not be one."""
+    example = context.shape(node)
+    axis, rank = node.integer("axis", -1), context.layout.rank(example)
+    if axis % rank <= context.layout.place:
+        raise Refusal("LIP108", f"{node.op_type} acts on the batch axis: it mixes examples", MIXES)
+    return tuple(range(context.axis(node, axis, len(example) + 1), len(example)))
 
 
 def group_normalization(context: Context, node: OnnxNode) -> Value:

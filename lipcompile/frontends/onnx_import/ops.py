@@ -101,6 +101,38 @@ IMPORTERS: Mapping[str, Importer] = {
     "Upsample": resample.upsample,
 }
 
+# Operators that act alike wherever the batch stands among the axes, as long as they do not act on it.
+CARRIED = frozenset(
+    (
+        *("Abs", "Add", "Cast", "Celu", "Clip", "Concat", "Div", "Dropout", "Elu", "Erf", "Exp", "Gather", "Gelu"),
+        *(
+            "Gemm",
+            "HardSigmoid",
+            "HardSwish",
+            "Identity",
+            "LayerNormalization",
+            "LeakyRelu",
+            "Log",
+            "MatMul",
+            "Max",
+        ),
+        *("Mean", "Min", "Mish", "Mul", "Neg", "Pow", "RMSNormalization", "Reciprocal", "ReduceL1", "ReduceL2"),
+        *("ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "Relu", "Selu", "Shrink"),
+        *("Sigmoid", "Sign", "Slice", "Softmax", "Softplus", "Softsign", "Split", "Sqrt", "Sub", "Sum", "Swish"),
+        *("Tanh",),
+    )
+)
+# Operators of which a spelling of a supported one may consist, though they have no bound by themselves.
+PARTS = frozenset(
+    (
+        *("Add", "Cast", "Clip", "Div", "Erf", "Exp", "IsNaN", "Log", "MatMul", "Max", "Mul", "Neg", "Pow"),
+        *("Reciprocal", "ReduceMean", "ReduceSum", "ReduceSumSquare", "Relu", "Sign", "Softmax", "Sqrt", "Sub"),
+        *("AveragePool", "Where", "Dropout", "Identity", "Abs", "Tanh", "Sigmoid", "Not", "Less", "Greater"),
+    )
+)
+# Operators that only change where entries stand.
+PLACING = frozenset(("Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze"))
+
 # Operators that no rule will ever cover, and why.
 _HOPELESS: Mapping[str, str] = {
     "ArgMax": "its output jumps: end the model at the logits",
@@ -132,7 +164,7 @@ def refuse_unseen(node: OnnxNode, *, standard: bool) -> None:
     """Refuse an operator that no operand could make acceptable; raises `Refusal`."""
     if node.op_type == "BatchNormalization":
         linear.refuse_training(node)
-    if node.op_type not in IMPORTERS and node.op_type not in _ARITHMETIC:
+    if node.op_type not in IMPORTERS and node.op_type not in _ARITHMETIC | PARTS:
         raise unsupported(node.op_type, standard=standard)
 
 

@@ -9,7 +9,8 @@ from lipcompile.diagnostics import Refusal
 from lipcompile.frontends.onnx_import.context import MIXES, Context, shape_of
 from lipcompile.frontends.onnx_import.node import OnnxNode
 from lipcompile.frontends.onnx_import.shape import cut, permute, reshape_to
-from lipcompile.frontends.onnx_import.values import BATCH, integers, scalar
+from lipcompile.frontends.onnx_import.sizes import is_formal
+from lipcompile.frontends.onnx_import.values import integers, scalar
 from lipcompile.graph import Value
 from lipcompile.ops import OP_BY_NAME
 from lipcompile.ops.counting import Mode
@@ -76,6 +77,7 @@ def gather(context: Context, node: OnnxNode) -> Value:
     if indices.array.ndim == 1 or value.shape is None:
         return value
     taken = tuple(int(size) for size in indices.array.shape)
+    context.resized(axis, len(taken) - 1)
     return reshape_to(context, node, value, (*value.shape[:axis], *taken, *value.shape[axis + 1 :]), "_entry")
 
 
@@ -97,7 +99,7 @@ def expand(context: Context, node: OnnxNode) -> Value:
         raise Refusal("LIP108", f"Expand to {len(sizes)} axes moves the batch axis", MIXES)
     missing = len(example) + 1 - len(sizes)
     first, rest = ((1, *sizes) if missing else sizes)[0], (sizes if missing else sizes[1:])
-    if not (first == 1 or context.is_batch(first)) or BATCH in rest:
+    if not (first == 1 or context.is_batch(first)) or any(map(is_formal, rest)):
         raise Refusal("LIP108", f"Expand to {list(sizes)} changes the batch", MIXES)
     return _expanded(context, node, operand, rest)
 

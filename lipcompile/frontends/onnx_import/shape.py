@@ -8,8 +8,10 @@ from math import prod
 
 from lipcompile.diagnostics import Refusal
 from lipcompile.frontends.onnx_import.context import MIXES, Context, shape_of
+from lipcompile.frontends.onnx_import.layout import FIRST, Placed, permuted, placed, reshaped
 from lipcompile.frontends.onnx_import.node import OnnxNode
-from lipcompile.frontends.onnx_import.values import BATCH, Item, Known, Strided, integers, scalar
+from lipcompile.frontends.onnx_import.sizes import is_formal, shown
+from lipcompile.frontends.onnx_import.values import Item, Known, Strided, integers, scalar
 from lipcompile.graph import Value
 from lipcompile.ops import OP_BY_NAME
 from lipcompile.ops.record import NoAttributes, Shape
@@ -40,50 +42,42 @@ def permute(context: Context, node: OnnxNode, operand: Value, axes: Sequence[int
     return context.add(node, OP_BY_NAME["transpose"], Transpose(tuple(axes)), [operand], suffix)
 
 
-def flatten(context: Context, node: OnnxNode) -> Value:
-    """All axes from `axis` on become one; those before it join the batch, so they may only be 1."""
-    example = context.shape(node)
-    rank = len(example) + 1
+def _with_sizes(context: Context, node: OnnxNode, target: Sequence[int]) -> Placed | Value:
+    """Give a tensor the sizes of the file, in which the batch may be anywhere."""
+    item = context.item(node, 0)
+    operand, layout = (item.value, item.layout) if isinstance(item, Placed) else (context.tensor(node), FIRST)
+    shape, new = reshaped(layout, shape_of(operand), target, context.batch)
+    return placed(reshape_to(context, node, operand, shape), new)
+
+
+def sizes_of(context: Context, node: OnnxNode) -> tuple[int, ...]:
+    """Return the sizes of the first operand in the file, the batch's as a formal number."""
+    item = context.item(node, 0)
+    if isinstance(item, Placed):
+        return item.layout.sizes(shape_of(item.value))
+    return FIRST.sizes(context.shape(node))
+
+
+def flatten(context: Context, node: OnnxNode) -> Placed | Value:
+    """Two axes: all before `axis` and all from it on. The batch may be in the first, before or behind others."""
+    sizes = sizes_of(context, node)
     axis = node.integer("axis", 1)
-    axis = axis + rank if axis < 0 else axis
-    if axis < 1 or prod(example[: axis - 1]) != 1:
-        raise Refusal("LIP108", f"Flatten with axis={axis} merges the batch axis with others", "use axis=1")
-    return reshape_to(context, node, context.tensor(node), (prod(example),))
+    axis = axis + len(sizes) if axis < 0 else axis
+    if not 0 <= axis <= len(sizes):
+        raise Refusal("LIP102", f"axis {axis} does not exist among {len(sizes)} axes")
+    return _with_sizes(context, node, (prod(sizes[:axis]), prod(sizes[axis:])))
 
 
-def reshape(context: Context, node: OnnxNode) -> Value:
-    """A constant shape that keeps axis 0: 0 copies a size (unless allowzero), -1 is what remains."""
-    operand = context.tensor(node)
-    target = context.known(node, 1, "the shape")
+def reshape(context: Context, node: OnnxNode) -> Placed | Value:
+    """A constant shape: 0 copies a size (unless allowzero), -1 is what remains."""
+    sizes, target = sizes_of(context, node), context.known(node, 1, "the shape")
     if target is None:
         raise Refusal("LIP102", "Reshape without a shape")
-    example = shape_of(operand)
-    wanted = _sizes(integers(target, "the shape"), example, copies=not node.integer("allowzero", 0))
-    return reshape_to(context, node, operand, _within_example(context, wanted, example))
-
-
-def _sizes(target: Sequence[int], example: Shape, *, copies: bool) -> tuple[int, ...]:
-    """Replace zeros by the sizes they copy."""
-    full = (BATCH, *example)
-    if copies and any(size == 0 and axis >= len(full) for axis, size in enumerate(target)):
-        raise Refusal("LIP102", f"the shape {list(target)} copies an axis that {list(example)} does not have")
-    return tuple(full[axis] if copies and size == 0 else size for axis, size in enumerate(target))
-
-
-def _within_example(context: Context, wanted: Sequence[int], example: Shape) -> Shape:
-    """Return the example's part of a new shape; refuse one that moves entries from example to example."""
-    entries, rest = prod(example), tuple(wanted[1:])
-    keeps = bool(wanted) and (context.is_batch(wanted[0]) or (wanted[0] == -1 and prod(rest) == entries))
-    if not keeps or any(size == BATCH for size in rest):
-        shown = ["batch" if size == BATCH else size for size in wanted]
-        raise Refusal(
-            "LIP108", f"reshaping {['batch', *example]} to {shown} merges or moves the batch axis", MIXES
-        )
-    known = prod(size for size in rest if size != -1)
-    fits = entries % known == 0 if -1 in rest and known > 0 else entries == known
-    if rest.count(-1) > 1 or not fits or any(size < 1 and size != -1 for size in rest):
-        raise Refusal("LIP102", f"{entries} entries of an example do not fit the shape {list(rest)}")
-    return tuple(entries // known if size == -1 else size for size in rest)
+    wanted, copies = integers(target, "the shape"), not node.integer("allowzero", 0)
+    if copies and any(size == 0 and axis >= len(sizes) for axis, size in enumerate(wanted)):
+        raise Refusal("LIP102", f"the shape {shown(wanted)} copies an axis that {shown(sizes)} does not have")
+    full = [sizes[axis] if copies and size == 0 else size for axis, size in enumerate(wanted)]
+    return _with_sizes(context, node, full)
 
 
 def _axes(context: Context, node: OnnxNode, index: int) -> tuple[int, ...] | None:
@@ -92,61 +86,68 @@ def _axes(context: Context, node: OnnxNode, index: int) -> tuple[int, ...] | Non
     return node.integers("axes") if operand is None else integers(operand, "the axes")
 
 
-def squeeze(context: Context, node: OnnxNode) -> Value:
+def squeeze(context: Context, node: OnnxNode) -> Placed | Value:
     """Drop axes of size 1, which must be named: without names, a batch of one would lose its axis."""
-    example, axes = context.shape(node), _axes(context, node, 1)
+    sizes, axes = sizes_of(context, node), _axes(context, node, 1)
     if axes is None:
         raise Refusal("LIP108", "Squeeze without axes drops the batch axis of a batch of one", "name the axes")
-    dropped = {context.axis(node, axis, len(example) + 1) for axis in axes}
-    if any(example[axis] != 1 for axis in dropped):
-        raise Refusal("LIP102", f"axes {sorted(axes)} of {['batch', *example]} are not all of size 1")
-    shape = tuple(size for axis, size in enumerate(example) if axis not in dropped)
-    return reshape_to(context, node, context.tensor(node), shape)
+    if any(not -len(sizes) <= axis < len(sizes) or sizes[axis] != 1 for axis in axes):
+        raise Refusal("LIP102", f"axes {sorted(axes)} of {shown(sizes)} are not all of size 1")
+    dropped = {axis % len(sizes) for axis in axes}
+    return _with_sizes(context, node, [size for axis, size in enumerate(sizes) if axis not in dropped])
 
 
 def made_axes(context: Context, node: OnnxNode, rank: int) -> set[int]:
-    """Return the axes of the example that an Unsqueeze of `rank` axes makes, counted in its result."""
+    """Return the file's axes that an Unsqueeze of `rank` axes makes, counted in its result."""
     axes = _axes(context, node, 1)
     if axes is None:
         raise Refusal("LIP102", "Unsqueeze without axes")
-    return {context.axis(node, axis, rank + len(axes)) for axis in axes}
+    count = rank + len(axes)
+    if any(not -count <= axis < count for axis in axes):
+        raise Refusal("LIP102", f"axes {list(axes)} do not exist among {count} axes")
+    return {axis % count for axis in axes}
 
 
-def unsqueeze(context: Context, node: OnnxNode) -> Value:
+def unsqueeze(context: Context, node: OnnxNode) -> Placed | Value:
     """Make axes of size 1."""
-    sizes = iter(context.shape(node))
-    made = made_axes(context, node, len(context.shape(node)) + 1)
-    count = len(context.shape(node)) + len(made)
-    shape = tuple(1 if axis in made else next(sizes) for axis in range(count))
-    return reshape_to(context, node, context.tensor(node), shape)
+    sizes = sizes_of(context, node)
+    made, rest = made_axes(context, node, len(sizes)), iter(sizes)
+    target = [1 if axis in made else next(rest) for axis in range(len(sizes) + len(made))]
+    return _with_sizes(context, node, target)
 
 
-def transpose(context: Context, node: OnnxNode) -> Value:
-    """A permutation that leaves axis 0 alone."""
-    rank = len(context.shape(node)) + 1
+def transpose(context: Context, node: OnnxNode) -> Placed | Value:
+    """A permutation of the axes, of which one is the batch."""
+    item, rank = context.item(node, 0), len(sizes_of(context, node))
     order = node.integers("perm") or tuple(reversed(range(rank)))
     if sorted(order) != list(range(rank)):
         raise Refusal("LIP102", f"{list(order)} is no permutation of {rank} axes")
-    if order[0] != 0:
-        raise Refusal("LIP108", f"the permutation {list(order)} moves the batch axis", MIXES)
-    return permute(context, node, context.tensor(node), [axis - 1 for axis in order[1:]])
+    operand, layout = (item.value, item.layout) if isinstance(item, Placed) else (context.tensor(node), FIRST)
+    axes, new = permuted(layout, shape_of(operand), order)
+    return placed(permute(context, node, operand, axes), new)
 
 
 def shape(context: Context, node: OnnxNode) -> Known:
-    """The sizes, the batch's as a marker."""
+    """The sizes, the batch's as a formal number."""
     import numpy as np
 
-    sizes = (BATCH, *context.shape(node))
+    sizes = sizes_of(context, node)
     end = node.attributes.get("end")
     return Known(np.array(sizes[slice(node.integer("start", 0), end)], dtype=np.int64))
 
 
-def cast(context: Context, node: OnnxNode) -> Value:
-    """Between single and double precision."""
+def is_copy(node: OnnxNode) -> bool:
+    """Whether a node hands its operand on, but for the precision of floating numbers."""
     from onnx import TensorProto
 
-    if node.integer("to", 0) not in (TensorProto.FLOAT, TensorProto.DOUBLE):
-        raise Refusal("LIP110", "casts to other types than float and double are not Lipschitz", "stay in float32")
+    floating = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
+    return node.op_type == "Identity" or (node.op_type == "Cast" and node.integer("to", 0) in floating)
+
+
+def cast(context: Context, node: OnnxNode) -> Value:
+    """Between floating precisions: the emitted module computes in one of its own."""
+    if not is_copy(node):
+        raise Refusal("LIP110", "casts to other types than floating ones are not Lipschitz", "stay in float32")
     return context.tensor(node)
 
 
@@ -187,7 +188,7 @@ def slice_(context: Context, node: OnnxNode) -> Item:
     """Constant bounds on axes of the example, step 1; half of the entries by step 2 may become a MaxMin."""
     operand = context.tensor(node)
     bounds = list(_bounds(context, node))
-    rank = len(shape_of(operand)) + 1
+    rank = context.layout.rank(shape_of(operand))
     if len({axis % rank for axis, *_ in bounds}) != len(bounds):
         raise Refusal("LIP102", "Slice names an axis twice")
     for axis, start, stop, step in bounds:
@@ -210,10 +211,15 @@ def _along(
     context: Context, node: OnnxNode, operand: Value, axis: int, start: int, stop: int, step: int
 ) -> int | None:
     """Return the example's axis, None for a slice that keeps the whole batch."""
-    rank = len(shape_of(operand)) + 1
-    if axis in (0, -rank) and start == 0 and step == 1 and stop >= _ENDLESS:
+    rank = context.layout.rank(shape_of(operand))
+    if (
+        axis in (context.layout.place, context.layout.place - rank)
+        and start == 0
+        and step == 1
+        and stop >= _ENDLESS
+    ):
         return None
-    return context.axis(node, axis, rank)
+    return context.axis(node, axis, len(shape_of(operand)) + 1)
 
 
 def _clamped(bound: int, size: int) -> int:
@@ -230,7 +236,7 @@ def _bounds(context: Context, node: OnnxNode) -> Iterator[tuple[int, int, int, i
     starts, stops, axes, steps = lists
     if starts is None or stops is None:
         raise Refusal("LIP102", "Slice without bounds")
-    if BATCH in (*starts, *stops):
+    if any(map(is_formal, (*starts, *stops))):
         raise Refusal("LIP108", "Slice has the batch size as a bound", MIXES)
     axes = axes if axes is not None else tuple(range(len(starts)))
     steps = steps if steps is not None else (1,) * len(starts)
@@ -239,11 +245,15 @@ def _bounds(context: Context, node: OnnxNode) -> Iterator[tuple[int, int, int, i
     yield from zip(axes, starts, stops, steps, strict=True)
 
 
+def drop_probability(context: Context, node: OnnxNode) -> Fraction:
+    """Return the constant ratio of a Dropout in training mode, 0 for inference; raises Refusal."""
+    ratio, training = context.known(node, 1, "the ratio"), context.known(node, 2, "training_mode")
+    if training is None or not training.array.reshape(-1).any():
+        return Fraction(0)
+    return Fraction(1, 2) if ratio is None else scalar(ratio)
+
+
 def dropout(context: Context, node: OnnxNode) -> Value:
     """Identity for inference; in training mode, dropout with a constant ratio."""
-    ratio, training = context.known(node, 1, "the ratio"), context.known(node, 2, "training_mode")
-    operand = context.tensor(node)
-    if training is None or not training.array.reshape(-1).any():
-        return operand
-    probability = Fraction(1, 2) if ratio is None else scalar(ratio)
-    return context.add(node, OP_BY_NAME["dropout"], Dropout(probability), [operand])
+    operand, probability = context.tensor(node), drop_probability(context, node)
+    return context.add(node, OP_BY_NAME["dropout"], Dropout(probability), [operand]) if probability else operand

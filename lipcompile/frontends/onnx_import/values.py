@@ -1,18 +1,20 @@
 """What the tensors of an ONNX file are to the importer: constants, tensors of one example, half a MaxMin.
 
-Shape arithmetic is folded. The batch size is unknown: it stands in a shape as the marker `BATCH`, which operators
-that only move entries may carry along, and with which nothing may compute.
+Shape arithmetic is folded. The batch size is unknown: it stands in a shape as a formal number (`sizes`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 from lipcompile.diagnostics import Refusal
+from lipcompile.frontends.onnx_import import sizes
+from lipcompile.frontends.onnx_import.layout import Placed
+from lipcompile.frontends.onnx_import.sizes import BATCH, checked, has_batch
 from lipcompile.graph import Value
 
 if TYPE_CHECKING:
@@ -21,8 +23,6 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-# No size, index or weight of a real model; `checked` refuses a file that holds it.
-BATCH = -(2**62)
 MOVES = frozenset(
     ("Identity", "Cast", "Unsqueeze", "Squeeze", "Concat", "Gather", "Slice", "Reshape", "Transpose", "Flatten")
 )
@@ -30,10 +30,28 @@ ARITHMETIC = frozenset(
     (
         *("Add", "Sub", "Mul", "Div", "Neg", "Abs", "Sqrt", "Reciprocal", "Pow", "Floor", "Ceil", "Min", "Max"),
         *("ReduceProd", "ReduceSum", "ReduceMean", "ReduceL2", "Constant", "ConstantOfShape", "Shape", "Equal"),
-        *("Where", "Split", "MatMul"),
+        *(
+            "Where",
+            "Split",
+            "MatMul",
+            "Expand",
+            "Tile",
+            "Range",
+            "Mod",
+            "Not",
+            "And",
+            "Or",
+            "Less",
+            "Greater",
+            "Trilu",
+        ),
     )
 )
 _LARGEST_CONSTANT = 2**27
+_LARGEST_LIST = 2**10  # sizes and bounds
+# What may be done with a constant that was copied for each example.
+_OF_COPIES = frozenset(("Identity", "Cast", "Transpose", "Unsqueeze"))
+KEEP = "keep the batch axis as it is: use -1"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,12 +59,14 @@ class Known:
     """A constant. Two constants of equal `sources` and `moves` are the same tensor.
 
     sources: the stored tensors it was computed from. moves: how. reused: whether any of it is used elsewhere too.
+    batched: whether one of its axes of size 1 stands for the batch, along which it was copied.
     """
 
     array: Array
     sources: frozenset[str] = frozenset()
     moves: tuple[Hashable, ...] = ()
     reused: bool = False
+    batched: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,19 +91,20 @@ class Extreme:
     made: int | None = None
 
 
-Item = Known | Value | Strided | Extreme
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """A tensor that no rule bounds: a part of a spelling of something that has one, or else the reason to refuse.
+
+    label, op_type, operands: of the operator that is to blame.
+    """
+
+    label: str
+    op_type: str
+    refusal: Refusal
+    operands: tuple[Value, ...]
 
 
-def checked(array: Array) -> Array:
-    """Return the array if it does not hold the marker of the batch size."""
-    if array.dtype.kind in "iu" and has_batch(array):
-        raise Refusal("LIP102", f"a constant holds {BATCH}, which is no size")
-    return array
-
-
-def has_batch(array: Array) -> bool:
-    """Whether an entry is the unknown batch size."""
-    return array.dtype.kind == "i" and bool((array == BATCH).any())
+Item = Known | Value | Placed | Strided | Extreme | Unfinished
 
 
 def integers(known: Known, what: str) -> tuple[int, ...]:
@@ -126,18 +147,52 @@ def fold(proto: NodeProto, operands: Sequence[Known | None], version: int) -> li
         raise Refusal(
             "LIP100", f"unsupported op {op_type} on constants", "simplify the file: fold constants while exporting"
         )
-    moved = [has_batch(operand.array) for operand in given]
-    if op_type == "Cast" and any(moved):
+    if any(operand.batched for operand in given) and op_type not in _OF_COPIES:
+        raise Refusal("LIP108", f"{op_type} computes with copies for each example", KEEP)
+    if any(has_batch(operand.array) for operand in given):
+        return _fold_formal(proto, operands, version)
+    arrays = [checked(array) for array in _evaluate(proto, operands, version)]
+    return _results(proto, given, arrays)
+
+
+def _fold_formal(proto: NodeProto, operands: Sequence[Known | None], version: int) -> list[Known]:
+    """Evaluate a node of which an operand contains the batch size; raises Refusal where that is not exact."""
+    given = [operand for operand in operands if operand is not None]
+    op_type, arrays = proto.op_type, [operand.array for operand in given]
+    if op_type == "Cast":
         return given
-    if any(moved) and (op_type not in MOVES or (op_type != "Concat" and any(moved[1:]))):
-        raise Refusal("LIP108", f"{op_type} computes with the batch size", "keep the batch axis as it is: use -1")
-    arrays = _evaluate(proto, operands, version)
-    if op_type not in MOVES:
-        arrays = [checked(array) for array in arrays]
-    sources = frozenset[str]().union(*(operand.sources for operand in given))
+    if op_type in ("Expand", "ConstantOfShape"):
+        return _copies(proto, given, version)
+    moves = op_type in MOVES and (op_type == "Concat" or not any(has_batch(array) for array in arrays[1:]))
+    if not moves and not sizes.allowed(op_type, arrays):
+        raise Refusal("LIP108", f"{op_type} computes with the batch size", KEEP)
+    return _results(proto, given, [sizes.check(array) for array in _evaluate(proto, operands, version)])
+
+
+def _copies(proto: NodeProto, given: Sequence[Known], version: int) -> list[Known]:
+    """Evaluate a node that copies a constant for each example: one copy stands for all of them."""
+    import numpy as np
+
+    target = given[-1].array
+    own = [size == BATCH for size in target.reshape(-1).tolist()]
+    if sum(own) != 1 or has_batch(np.where(own, 1, target)) or any(has_batch(known.array) for known in given[:-1]):
+        raise Refusal("LIP108", f"{proto.op_type} computes with the batch size", KEEP)
+    single = replace(given[-1], array=np.where(own, 1, target))
+    (array,) = _evaluate(proto, [*given[:-1], single], version)
+    if array.ndim != target.size or array.shape[own.index(True)] != 1:
+        raise Refusal("LIP108", f"{proto.op_type} makes examples that differ", KEEP)
+    return [replace(known, batched=True) for known in _results(proto, given, [checked(array)])]
+
+
+def _results(proto: NodeProto, given: Sequence[Known], arrays: Sequence[Array]) -> list[Known]:
+    found = frozenset[str]().union(*(operand.sources for operand in given))
     reused = any(operand.reused for operand in given if operand.sources)
+    batched = any(operand.batched for operand in given)
     moves = _moves(proto, given)
-    return [Known(array, sources, (*moves, *_which(index, arrays)), reused) for index, array in enumerate(arrays)]
+    return [
+        Known(array, found, (*moves, *_which(index, arrays)), reused, batched)
+        for index, array in enumerate(arrays)
+    ]
 
 
 def _which(index: int, arrays: Sequence[Array]) -> tuple[Hashable, ...]:
@@ -195,8 +250,23 @@ def _feeds(proto: NodeProto, operands: Sequence[Known | None]) -> dict[str, Arra
 
 
 def _check_size(proto: NodeProto, feeds: Mapping[str, Array]) -> None:
-    if (
-        proto.op_type == "ConstantOfShape"
-        and prod(map(int, next(iter(feeds.values())).reshape(-1))) > _LARGEST_CONSTANT
-    ):
+    """Refuse to build a constant from a few numbers that would not fit into memory."""
+    if _entries(proto.op_type, list(feeds.values())) > _LARGEST_CONSTANT:
         raise Refusal("LIP102", "a constant of this model is too large to be built")
+
+
+def _entries(op_type: str, arrays: Sequence[Array]) -> float:
+    """Return the number of entries that an operator makes of these operands, where it may be large."""
+    lists = [array.reshape(-1).tolist() for array in arrays if array.size <= _LARGEST_LIST]
+    if len(lists) != len(arrays) and op_type in ("ConstantOfShape", "Range"):
+        return _LARGEST_CONSTANT + 1
+    match op_type:
+        case "ConstantOfShape":
+            return prod(lists[0])
+        case "Expand":
+            return arrays[0].size * prod(max(abs(size), 1) for size in lists[-1])
+        case "Tile":
+            return arrays[0].size * prod(lists[-1])
+        case "Range" if len(lists) == 3 and lists[2][:1] not in ([], [0]):
+            return abs(lists[1][0] - lists[0][0]) / abs(lists[2][0])
+    return 0

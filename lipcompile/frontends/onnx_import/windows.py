@@ -11,6 +11,7 @@ from lipcompile.frontends.onnx_import.values import integers
 from lipcompile.graph import Value
 from lipcompile.ops import OP_BY_NAME
 from lipcompile.ops.pool import AveragePool, LpPool, Pool
+from lipcompile.ops.record import Shape
 from lipcompile.ops.reduce import GlobalPool, Reduce
 
 Importer = Callable[[Context, OnnxNode], Value]
@@ -58,9 +59,9 @@ def _same(size: int, kernel: int, stride: int, dilation: int, *, lower: bool) ->
     return (large, small) if lower else (small, large)
 
 
-def _pool(context: Context, node: OnnxNode) -> Pool:
+def pool_of(node: OnnxNode, example: Shape) -> Pool:
+    """Return the windows of a pool over an example; raises Refusal."""
     kernel = node.integers("kernel_shape")
-    example = context.shape(node)
     if not kernel or len(example) != len(kernel) + 1 or min(kernel) < 1:
         raise Refusal("LIP102", f"a window of {list(kernel or ())} does not fit an example of {list(example)}")
     stride, dilation = per_axis(node, "strides", len(kernel)), per_axis(node, "dilations", len(kernel))
@@ -74,12 +75,12 @@ def _pool(context: Context, node: OnnxNode) -> Pool:
 
 def max_pool(context: Context, node: OnnxNode) -> Value:
     """The maximum over windows; the indices, a second output, are not offered."""
-    return context.add(node, OP_BY_NAME["max_pool"], _pool(context, node), [context.tensor(node)])
+    return context.add(node, OP_BY_NAME["max_pool"], pool_of(node, context.shape(node)), [context.tensor(node)])
 
 
 def average_pool(context: Context, node: OnnxNode) -> Value:
     """The mean over windows; padding counts if the attribute says so."""
-    pool = _pool(context, node)
+    pool = pool_of(node, context.shape(node))
     window = (pool.kernel, pool.stride, pool.padding, pool.dilation, pool.ceil_mode)
     counts = bool(node.integer("count_include_pad", 0))
     return context.add(node, OP_BY_NAME["avg_pool"], AveragePool(*window, counts), [context.tensor(node)])
@@ -87,7 +88,7 @@ def average_pool(context: Context, node: OnnxNode) -> Value:
 
 def lp_pool(context: Context, node: OnnxNode) -> Value:
     """The p-norm of windows."""
-    pool, p = _pool(context, node), node.integer("p", 2)
+    pool, p = pool_of(node, context.shape(node)), node.integer("p", 2)
     if p == 2:
         return context.add(node, OP_BY_NAME["l2_pool"], pool, [context.tensor(node)])
     norm = LpPool(p, pool.kernel, pool.stride, pool.padding, pool.dilation, pool.ceil_mode)
@@ -127,6 +128,8 @@ def reduced(op: str) -> Importer:
         if not axes:
             return operand
         reduction = Reduce(axes, keep=bool(node.integer("keepdims", 1)))
+        for axis in axes if not reduction.keep else ():
+            context.resized(axis, -1)
         return context.add(node, OP_BY_NAME[op], reduction, [operand])
 
     return importer

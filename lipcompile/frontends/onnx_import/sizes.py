@@ -1,0 +1,107 @@
+"""Sizes that contain the unknown size of the batch: formal numbers a·BATCH + c with small whole a and c.
+
+The arithmetic of shapes runs on them as on ordinary integers. It is exact as long as a and c stay small, which `check`
+ensures, and as long as no operator compares, rounds or multiplies two of them, which `allowed` refuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from lipcompile.diagnostics import Refusal
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+
+BATCH = 2**40
+# No size, index or weight of a real model lies between these; `until the end` is written as a number beyond them.
+_LEAST, _BEYOND = 2**38, 2**62
+# Larger than any factor of the batch size or number added to it.
+_SMALL = 2**20
+
+
+def is_formal(size: int) -> bool:
+    """Whether a number contains the batch size."""
+    return _LEAST <= abs(size) < _BEYOND
+
+
+def has_batch(array: Array) -> bool:
+    """Whether an entry contains the batch size."""
+    if array.dtype.kind not in "iu" or array.size == 0:
+        return False
+    return any(is_formal(int(entry)) for entry in array.reshape(-1)) if array.size <= _SMALL else False
+
+
+def checked(array: Array) -> Array:
+    """Return the array if it holds no number that stands for the batch size; raises Refusal."""
+    import numpy as np
+
+    if array.dtype.kind in "iu" and array.size:
+        found = (np.abs(array.astype(object)) if array.size < 64 else np.abs(array)).reshape(-1)
+        if bool(((found >= _LEAST) & (found < _BEYOND)).any()):
+            raise Refusal("LIP102", f"a constant holds a whole number of {_LEAST} or more: it is no size")
+    return array
+
+
+def multiple(size: int) -> int:
+    """Return m of the size m·BATCH, 0 for a number without it; raises Refusal for any other formal number."""
+    if not is_formal(size):
+        return 0
+    if size < 0 or size % BATCH:
+        raise Refusal("LIP108", "a size is computed from the batch size: it differs from batch to batch")
+    return size // BATCH
+
+
+def allowed(op_type: str, arrays: Sequence[Array]) -> bool:
+    """Whether an operator of arithmetic is exact on these operands, of which at least one is formal."""
+    formal = [has_batch(array) for array in arrays]
+    match op_type:
+        case "Add" | "Sub" | "Neg" | "Shape":
+            return True
+        case "Mul":
+            return sum(formal) == 1 and all(_is_small(a) for a, f in zip(arrays, formal, strict=True) if not f)
+        case "Div":
+            return _divides(*arrays)
+        case "Equal":
+            return _differs(*arrays)
+        case "Where":
+            return not formal[0]
+    return False
+
+
+def _is_small(array: Array) -> bool:
+    return array.dtype.kind in "iu" and bool((abs(array) < _SMALL).all())
+
+
+def _divides(dividend: Array, divisor: Array) -> bool:
+    return bool((divisor != 0).all()) and bool((dividend % divisor == 0).all())
+
+
+def _differs(left: Array, right: Array) -> bool:
+    """Whether no batch size could make a formal number equal to what it is compared with: a negative number."""
+    import numpy as np
+
+    pairs = zip(*(side.reshape(-1).tolist() for side in np.broadcast_arrays(left, right)), strict=True)
+    return all(min(pair) < 0 < max(pair) for pair in pairs if any(map(is_formal, pair)))
+
+
+def check(array: Array) -> Array:
+    """Return a result of arithmetic, whose formal numbers must have stayed exact; raises Refusal."""
+    for entry in array.reshape(-1).tolist() if array.size <= _SMALL else ():
+        factor, rest = divmod(entry + BATCH // 2, BATCH) if is_formal(entry) else (0, 0)
+        if factor < 0 or factor > _SMALL or (factor and abs(rest - BATCH // 2) > _SMALL):
+            raise Refusal("LIP108", "a size is computed from the batch size: it differs from batch to batch")
+    return array
+
+
+def shown(sizes: Sequence[int]) -> list[int | str]:
+    """Return sizes for people: `batch` for the batch size, `8·batch` for a multiple of it."""
+    return [_shown(size) for size in sizes]
+
+
+def _shown(size: int) -> int | str:
+    factor, rest = divmod(size, BATCH) if is_formal(size) else (0, size)
+    return size if not factor else ("" if factor == 1 else f"{factor}·") + "batch" + (f"+{rest}" if rest else "")

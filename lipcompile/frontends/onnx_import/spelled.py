@@ -1,0 +1,252 @@
+"""What recognised spellings become: the graph's node for the bindings of a pattern, None where they do not fit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+from lipcompile.frontends.onnx_import.activation import clip_bounds
+from lipcompile.frontends.onnx_import.algebra import HALF, ONE, Found, equal
+from lipcompile.frontends.onnx_import.context import Context, shape_of
+from lipcompile.frontends.onnx_import.layout import FIRST, Placed
+from lipcompile.frontends.onnx_import.node import OnnxNode
+from lipcompile.frontends.onnx_import.shape import drop_probability, permute
+from lipcompile.frontends.onnx_import.values import Known
+from lipcompile.frontends.onnx_import.windows import pool_of, reduced_axes
+from lipcompile.graph import Value
+from lipcompile.ops import OP_BY_NAME
+from lipcompile.ops.activation import GELU
+from lipcompile.ops.dot_product import DotProduct
+from lipcompile.ops.merge import SUM, Sum
+from lipcompile.ops.normalisation import OverAxes
+from lipcompile.ops.record import AnyOp, NoAttributes
+from lipcompile.ops.reduce import Reduce
+from lipcompile.ops.softmax import Softmax
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+
+# Op, attributes and the factor in front of the pattern for which it is that op.
+_ELEMENTWISE: Mapping[str, tuple[AnyOp, Any, Fraction]] = {
+    "gelu": (OP_BY_NAME["gelu"], GELU("none"), HALF),
+    "gelu_tanh": (OP_BY_NAME["gelu"], GELU("tanh"), HALF),
+    **{
+        name: (OP_BY_NAME[name], NoAttributes(), ONE)
+        for name in ("silu", "mish", "softsign", "sigmoid", "softplus")
+    },
+    "hard_swish": (OP_BY_NAME["hard_swish"], NoAttributes(), Fraction(1, 6)),
+}
+
+
+# Bindings
+
+
+def _tensor(context: Context, found: Found, key: str) -> Value | None:
+    """Return a bound tensor; the batch of the result stands where it stands in it."""
+    item = context.items.get(str(found[key]))
+    if isinstance(item, Placed):
+        if context.layout not in (FIRST, item.layout):
+            return None
+        context.layout = item.layout
+        return item.value
+    return item if isinstance(item, Value) and item.shape is not None and context.layout == FIRST else None
+
+
+def _number(found: Found, key: str, default: Fraction = ONE) -> Fraction:
+    value = found.get(key, default)
+    assert isinstance(value, Fraction)
+    return value
+
+
+def _node(found: Found, key: str) -> OnnxNode | None:
+    value = found.get(key)
+    return value if isinstance(value, OnnxNode) else None
+
+
+def _times(context: Context, node: OnnxNode, value: Value, factor: Fraction, suffix: str = "_scaled") -> Value:
+    """Multiply by a number, unless it is 1 but for rounding."""
+    if value.shape is None or equal(factor, ONE):
+        return value
+    return context.add(node, SUM, Sum((factor,)), [value], suffix)
+
+
+# Activations
+
+
+def elementwise(name: str) -> Callable[[Context, OnnxNode, Found], Value | None]:
+    """Return the builder of an activation that a pattern with the factor `c` spells."""
+    op, attributes, natural = _ELEMENTWISE[name]
+
+    def build(context: Context, node: OnnxNode, found: Found) -> Value | None:
+        factor, operand = _number(found, "c"), _tensor(context, found, "x")
+        if operand is None or not _is_gate(context, found):
+            return None
+        usual = ONE if "sixths" in found else natural
+        return _times(context, node, context.add(node, op, attributes, [operand]), factor / usual)
+
+    return build
+
+
+def _is_gate(context: Context, found: Found) -> bool:
+    """Whether a bound Clip or HardSigmoid has the constants of the hard swish."""
+    clip, sixths = _node(found, "clip"), _node(found, "sixths")
+    if sixths is not None:
+        slope, middle = sixths.number("alpha", Fraction(1, 5)), sixths.number("beta", HALF)
+        return equal(slope, Fraction(1, 6)) and middle == HALF
+    return clip is None or clip_bounds(context, clip) == (0, 6)
+
+
+def quick_gelu(context: Context, node: OnnxNode, found: Found) -> Value | None:
+    """c·x·σ(a·x) = (c/a)·silu(a·x)."""
+    slope, operand = _number(found, "a"), _tensor(context, found, "x")
+    if operand is None or slope == 0:
+        return None
+    inner = _times(context, node, operand, slope, "_steeper")
+    value = context.add(node, OP_BY_NAME["silu"], NoAttributes(), [inner])
+    return _times(context, node, value, _number(found, "c") / slope)
+
+
+# Norms, softmax and roots of sums
+
+
+def _axes(context: Context, found: Found, *keys: str) -> tuple[int, ...] | None:
+    """Return the axes that all bound reductions keep and agree on."""
+    nodes = [node for key in keys if (node := _node(found, key)) is not None]
+    axes = {reduced_axes(context, node) for node in nodes}
+    kept = all(node.integer("keepdims", 1) for node in nodes)
+    return axes.pop() if kept and len(axes) == 1 else None
+
+
+def _norm(op: str) -> Callable[[Context, OnnxNode, Found], Value | None]:
+    def build(context: Context, node: OnnxNode, found: Found) -> Value | None:
+        operand = _tensor(context, found, "x")
+        axes = None if operand is None else _axes(context, found, "mean", "variance")
+        clipped = _node(found, "clipped")
+        if operand is None or not axes or (clipped is not None and len(clipped.proto.input) > 2):
+            return None
+        floor, eps = found.get("floor"), found.get("eps")
+        limits = [limit if isinstance(limit, Fraction) else None for limit in (floor, eps)]
+        made = context.add(node, OP_BY_NAME[op], OverAxes(limits[0], limits[1], axes), [operand])
+        return _times(context, node, made, _number(found, "c"))
+
+    return build
+
+
+layer_norm = _norm("layer_norm")
+rms_norm = _norm("rms_norm")
+
+
+def softmax(context: Context, node: OnnxNode, found: Found) -> Value | None:
+    """c·e^x/Σe^x along one axis, the largest entry subtracted or not."""
+    operand = _tensor(context, found, "x")
+    axes = None if operand is None else _axes(context, found, "sum", "largest")
+    if operand is None or axes is None or len(axes) != 1:
+        return None
+    made = context.add(node, OP_BY_NAME["softmax"], Softmax(axis=axes[0]), [operand])
+    return _times(context, node, made, _number(found, "c"))
+
+
+def pool_of_squares(context: Context, node: OnnxNode, found: Found) -> Value | None:
+    """c·√(k·mean of squares over windows of T entries) = c·√(k/T) times the L2 pool."""
+    pool, operand = _node(found, "pool"), _tensor(context, found, "x")
+    if pool is None or operand is None or context.layout != FIRST:
+        return None
+    window = pool_of(pool, shape_of(operand))
+    padded = any(map(any, window.padding)) or window.ceil_mode
+    if (padded and not pool.integer("count_include_pad", 0)) or window.ceil_mode:
+        return None
+    entries = math.prod(window.kernel)
+    made = context.add(node, OP_BY_NAME["l2_pool"], window, [operand])
+    return _rooted(context, node, made, found, Fraction(1, entries))
+
+
+def scaled_root(context: Context, node: OnnxNode, found: Found) -> Value | None:
+    """c·√(k·Σx²) over axes, or of the mean."""
+    reduction, operand = _node(found, "sum"), _tensor(context, found, "x")
+    if reduction is None or operand is None:
+        return None
+    axes, keep = reduced_axes(context, reduction), bool(reduction.integer("keepdims", 1))
+    if not axes:
+        return None
+    entries = math.prod(shape_of(operand)[axis] for axis in axes)
+    for axis in axes if not keep else ():
+        context.resized(axis, -1)
+    made = context.add(node, OP_BY_NAME["reduce_l2"], Reduce(axes, keep=keep), [operand])
+    share = Fraction(1, entries) if reduction.op_type == "ReduceMean" else ONE
+    return _rooted(context, node, made, found, share)
+
+
+def _rooted(context: Context, node: OnnxNode, made: Value, found: Found, share: Fraction) -> Value | None:
+    """Multiply by c·√(k·share)."""
+    inside = _number(found, "k") * share
+    if inside <= 0:
+        return None
+    factor = _number(found, "c")
+    if not equal(inside, ONE):
+        factor *= Fraction(math.sqrt(inside))
+    return _times(context, node, made, factor)
+
+
+# Attention
+
+
+def attention(context: Context, node: OnnxNode, found: Found) -> Value | None:
+    """softmax(scale·q·kᵀ + mask)·v, the mask a constant: nothing, or what comes later in a sequence."""
+    q, kt, v = (_tensor(context, found, key) for key in ("q", "kt", "v"))
+    weights = _node(found, "softmax")
+    if q is None or kt is None or v is None or weights is None or not _over_keys(context, weights, v):
+        return None
+    causal = _is_causal(context, found)
+    if causal is None or min(len(shape_of(value)) for value in (q, kt, v)) < 2:
+        return None
+    dropout = _node(found, "dropout")
+    dropped = Fraction(0) if dropout is None else drop_probability(context, dropout)
+    attributes = DotProduct(_number(found, "scale"), causal, dropped)
+    return context.add(node, OP_BY_NAME["dot_product_attention"], attributes, [q, _swapped(context, node, kt), v])
+
+
+def _over_keys(context: Context, softmax: OnnxNode, values: Value) -> bool:
+    """Whether the softmax runs over the last axis, and the batch is none of the last two."""
+    rank = context.layout.rank(shape_of(values))
+    axis = softmax.integer("axis", -1 if context.version >= 13 else 1)
+    return axis in (-1, rank - 1) and context.layout.place < rank - 2
+
+
+def _is_causal(context: Context, found: Found) -> bool | None:
+    """Return whether a row sees only the rows up to itself, False if it sees all, None for any other mask."""
+    import numpy as np
+
+    if "mask" in found:
+        known = context.items[str(found["mask"])]
+        assert isinstance(known, Known)
+        hidden, seen = known.array < -1e30, known.array == 0
+        if not bool((hidden | seen).all()):
+            return None
+    elif "seen" in found:
+        known = context.items[str(found["seen"])]
+        assert isinstance(known, Known)
+        seen = known.array.astype(bool)
+        if not bool(seen.all()) and _number(found, "low") > -(10**30):
+            return None
+    else:
+        return False
+    if bool(seen.all()):
+        return False
+    rows, columns = seen.shape[-2:] if seen.ndim >= 2 else (0, 0)
+    return True if rows == columns and bool((seen == np.tri(rows, dtype=bool)).all()) else None
+
+
+def _swapped(context: Context, node: OnnxNode, value: Value) -> Value:
+    """Return the tensor with its last two axes swapped, which undoes a swap that made it."""
+    made = context.builder.made(value)
+    swap = (*range(len(shape_of(value)) - 2), len(shape_of(value)) - 1, len(shape_of(value)) - 2)
+    if made is not None and made.op.name == "transpose" and made.attributes.axes == swap:
+        return Value(made.inputs[0], made.site.inputs[0])
+    if made is not None and made.op is SUM and len(made.inputs) == 1:
+        inner = _swapped(context, node, Value(made.inputs[0], made.site.inputs[0]))
+        return context.add(node, SUM, made.attributes, [inner], "_keys")
+    return permute(context, node, value, swap, "_keys")
