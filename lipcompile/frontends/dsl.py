@@ -8,6 +8,7 @@ from pathlib import Path
 
 from lipcompile.derivation import Source
 from lipcompile.diagnostics import Diagnostic, InputError, Location, input_error
+from lipcompile.frontends import files
 from lipcompile.frontends.lip import syntax as ast
 from lipcompile.frontends.lip.lowering import lower
 from lipcompile.frontends.lip.parser import parse
@@ -36,10 +37,13 @@ def load(path: Path, name: str | None, options: ModelOptions) -> Loaded:
     return Loaded(source, None if wrong_settings else graph, (*problems, *wrong_settings), plan)
 
 
-def _text(path: Path, at: Location) -> str:
-    """Return the text of a file, without the mark that some editors begin it with; raises InputError at `at`."""
+def _text(path: Path, at: Location, used: int = 0) -> str:
+    """Return the text of a file, without the mark that some editors begin it with; raises InputError at `at`.
+
+    `used` is the size of the files before it: a limit is set to all of them together.
+    """
     try:
-        return path.read_text(encoding="utf-8-sig")
+        return files.read(path, "text_size", used).decode("utf-8-sig")
     except UnicodeDecodeError:
         raise input_error("LIP010", f"`{path}` is not a text file", "a .lip file is UTF-8 text", at) from None
     except OSError as error:
@@ -63,7 +67,7 @@ def _blocks(file: ast.File, path: Path) -> Mapping[str, ast.Block]:
     root = path.resolve().parent
     found: dict[str, ast.Block] = {}
     problems: list[Diagnostic] = []
-    pending, seen = [(file, path.resolve())], {path.resolve()}
+    pending, seen, used = [(file, path.resolve())], {path.resolve()}, files.size(path)
     while pending:
         current, where = pending.pop()
         for block in current.blocks:
@@ -76,7 +80,9 @@ def _blocks(file: ast.File, path: Path) -> Mapping[str, ast.Block]:
                 imported = _imported(target, where.parent, root)
                 if imported not in seen:
                     seen.add(imported)
-                    pending.append((parse(_text(imported, target.at), str(imported)), imported))
+                    text = _text(imported, target.at, used)
+                    used += len(text.encode())
+                    pending.append((parse(text, str(imported)), imported))
             except InputError as error:
                 problems += error.diagnostics
     if problems:
@@ -85,7 +91,10 @@ def _blocks(file: ast.File, path: Path) -> Mapping[str, ast.Block]:
 
 
 def _imported(target: ast.Constant, folder: Path, root: Path) -> Path:
-    path = (folder / str(target.value)).resolve()
+    try:
+        path = (folder / str(target.value)).resolve()
+    except (OSError, ValueError):  # a circle of links, a null byte
+        raise input_error("LIP015", f"there is no file `{target.value}` to import", location=target.at) from None
     if not path.is_relative_to(root):
         raise input_error("LIP015", "an import must stay inside the model's folder", location=target.at)
     if not path.is_file():

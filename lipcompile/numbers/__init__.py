@@ -11,7 +11,7 @@ from fractions import Fraction
 from typing import Protocol
 
 from lipcompile.numbers.number import N, Number
-from lipcompile.numbers.scalar import Arithmetic, Scalar, Symbol, combine, symbols_of, text
+from lipcompile.numbers.scalar import Arithmetic, Scalar, Symbol, combine, size, symbols_of, text
 from lipcompile.numbers.step import Count, Step
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "Step",
     "Symbol",
     "combine",
+    "size",
     "symbols_of",
     "text",
 ]

@@ -6,7 +6,7 @@ A `Scalar` is what a model file says (a norm bound, a slope, a temperature) befo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Literal
 
@@ -35,6 +35,10 @@ class Arithmetic:
     operator: Operator
     left: Scalar
     right: Scalar
+    size: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", 1 + size(self.left) + size(self.right))
 
 
 Scalar = Fraction | Symbol | Arithmetic
@@ -45,6 +49,17 @@ def combine(operator: Operator, left: Scalar, right: Scalar) -> Scalar:
     if isinstance(left, Fraction) and isinstance(right, Fraction):
         return _FOLD[operator](left, right)
     return Arithmetic(operator, left, right)
+
+
+def size(scalar: Scalar) -> int:
+    """Return how many digits, symbols and operations a scalar is written with, about."""
+    if isinstance(scalar, Arithmetic):
+        return scalar.size
+    return 1 if isinstance(scalar, Symbol) else _digits(scalar.numerator) + _digits(scalar.denominator)
+
+
+def _digits(number: int) -> int:
+    return number.bit_length() * 3 // 10
 
 
 def symbols_of(scalar: Scalar) -> Iterator[Symbol]:

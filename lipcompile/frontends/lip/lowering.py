@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
+from lipcompile import limits
 from lipcompile.diagnostics import Diagnostic, Refusal
 from lipcompile.frontends.lip import recurrent
 from lipcompile.frontends.lip import syntax as ast
@@ -29,8 +30,6 @@ from lipcompile.passes.loops import GROWING, Loop, NotAffineError, affine, loop_
 
 # Merges of branches that take no arguments and no weights.
 _MERGES = {op.name: op for op in (PRODUCT, MAXIMUM, MINIMUM)}
-# No network nests its blocks deeper; one that does uses itself.
-DEEPEST_NESTING = 64
 POISONED = Value("poisoned", None)
 ONE = Fraction(1)
 
@@ -46,12 +45,16 @@ def lower(
 
 @dataclass(slots=True)
 class _Lowering:
+    """calls: the blocks that are being written out. depth: of statements in one another. written: all so far."""
+
     blocks: Mapping[str, ast.Block]
     options: ModelOptions
     builder: GraphBuilder
     layers: LayerLowering = field(init=False)
     loss: LossUse | None = None
-    nesting: int = 0
+    calls: tuple[str, ...] = ()
+    depth: int = 0
+    written: int = 0
     repeats: int = 0
 
     def __post_init__(self) -> None:
@@ -186,6 +189,15 @@ class _Lowering:
         return [self._layer(layer, current, scope, targets[0].text if targets else None)]
 
     def _layer(self, layer: ast.Layer, current: Value, scope: Scope, target: str | None) -> Value:
+        self.written, self.depth = self.written + 1, self.depth + 1
+        limits.demand("nodes", self.written, "the model, written out, has", layer.at)
+        limits.demand("depth", self.depth, "this is nested", layer.at)
+        try:
+            return self._written_out(layer, current, scope, target)
+        finally:
+            self.depth -= 1
+
+    def _written_out(self, layer: ast.Layer, current: Value, scope: Scope, target: str | None) -> Value:
         match layer:
             case ast.Call() if layer.name.text in self.blocks:
                 return self._block(layer, current, scope)
@@ -211,7 +223,7 @@ class _Lowering:
     def _repeat(self, layer: ast.Repeat, current: Value, scope: Scope) -> Value:
         if isinstance(scope.scalar(layer.count), Symbol | Arithmetic):
             return self._open_repeat(layer, current, scope)
-        count = scope.integer(layer.count, "a repeat count")
+        count = scope.integer(layer.count, "a repeat count") if layer.body else 0
         for step in range(count):
             inner = replace(scope, path=(*scope.path, f"repeat@{layer.at.line}:{step}"))
             current = self._body(layer.body, current, inner)
@@ -265,15 +277,15 @@ class _Lowering:
 
     def _block(self, call: ast.Call, current: Value, scope: Scope) -> Value:
         """Lower a block's body with its parameters bound; it sees no names of its caller."""
-        if self.nesting >= DEEPEST_NESTING:
+        if call.name.text in self.calls:
             raise Problem("LIP013", f"block `{call.name.text}` uses itself", call.at)
         block = self.blocks[call.name.text]
         inner = Scope(self._bound(block, call, scope), ChainMap(), scope.frozen, (*scope.path, call.name.text))
-        self.nesting += 1
+        outer, self.calls = self.calls, (*self.calls, call.name.text)
         try:
             return self._body(block.body, current, inner)
         finally:
-            self.nesting -= 1
+            self.calls = outer
 
     def _bound(self, block: ast.Block, call: ast.Call, scope: Scope) -> dict[str, Scalar]:
         names = [name.text for name, _ in block.parameters]

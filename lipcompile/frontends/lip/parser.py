@@ -6,9 +6,10 @@ import functools
 from fractions import Fraction
 from typing import Any
 
-from lark import Lark, Token, Transformer, v_args
-from lark.exceptions import UnexpectedCharacters, UnexpectedEOF, UnexpectedInput, UnexpectedToken
+from lark import Lark, Token, Transformer, Tree, v_args
+from lark.exceptions import UnexpectedCharacters, UnexpectedEOF, UnexpectedInput, UnexpectedToken, VisitError
 
+from lipcompile import limits
 from lipcompile.diagnostics import Diagnostic, InputError, Location
 from lipcompile.frontends.lip import syntax as ast
 from lipcompile.ops.schema import suggest
@@ -39,16 +40,34 @@ _WORDS = {
 }
 # Tokens that may follow nearly everything: listing them says nothing.
 _NOISE = {"SEMICOLON", "PLUS", "MINUS", "TIMES", "OVER"}
+# Levels of the syntax tree that one pair of braces takes.
+_LEVELS = 3
 
 
 def parse(text: str, file: str) -> ast.File:
-    """Parse a source; raises InputError (LIP010) at the first syntax error."""
+    """Parse a source; raises InputError at the first syntax error (LIP010) or what exceeds a limit (LIP018)."""
     try:
         tree = _lark().parse(text)
     except UnexpectedInput as error:
         raise InputError((_syntax_error(error, text, file),), text) from None
-    result: ast.File = _Builder(file).transform(tree)
+    _check_depth(tree, file)
+    try:
+        result: ast.File = _Builder(file).transform(tree)
+    except VisitError as error:
+        raise error.orig_exc from None
     return result
+
+
+def _check_depth(tree: Tree[Token], file: str) -> None:
+    """Raise InputError where parts of the text stand too deep inside one another: what follows is recursive."""
+    most = _LEVELS * limits.current().depth
+    pending: list[tuple[Tree[Token], int]] = [(tree, 0)]
+    while pending:
+        parent, depth = pending.pop()
+        if depth > most:
+            at = Location(file, parent.meta.line, parent.meta.column)
+            raise limits.exceeded("depth", "this is nested", at)
+        pending += ((child, depth + 1) for child in parent.children if isinstance(child, Tree))
 
 
 @functools.cache
@@ -99,7 +118,8 @@ class _Builder(Transformer[Token, Any]):
     SETTING = NAME
 
     def NUMBER(self, token: Token) -> ast.Constant:  # noqa: N802
-        return ast.Constant(Fraction(str(token)), self._at(token))
+        at = self._at(token)
+        return ast.Constant(limits.exact(str(token), "this number has", at), at)
 
     def STRING(self, token: Token) -> ast.Constant:  # noqa: N802
         return ast.Constant(str(token)[1:-1], self._at(token))

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
+from lipcompile import limits
 from lipcompile.diagnostics import Diagnostic, Location
 from lipcompile.frontends.lip import syntax as ast
 from lipcompile.graph import Value
-from lipcompile.numbers import Arithmetic, Scalar, Symbol, combine, symbols_of
+from lipcompile.numbers import Arithmetic, Scalar, Symbol, combine, size, symbols_of
 from lipcompile.ops.schema import Argument
 
 
@@ -99,7 +100,9 @@ class Scope:
         left, right = self.scalar(expression.left), self.scalar(expression.right)
         if expression.operator == "/" and right == Fraction(0):
             raise Problem("LIP012", "division by zero", expression.at)
-        return combine(expression.operator, left, right)
+        value = combine(expression.operator, left, right)
+        limits.demand("digits", size(value), "the value of this has", expression.at)
+        return value
 
 
 def _shown(expression: ast.Expression) -> str:
