@@ -52,10 +52,17 @@ class Names:
 
     def fresh(self, name: str) -> str:
         """Return `name`, or `name` with the least number from 2 that makes it new, and reserve it."""
+        candidate, self._last[name] = self._next(name)
+        self._taken.add(candidate)
+        return candidate
+
+    def peek(self, name: str) -> str:
+        """Return what `fresh` would, and reserve nothing."""
+        return self._next(name)[0]
+
+    def _next(self, name: str) -> tuple[str, int]:
         candidate, count = name, self._last.get(name, 1)
         while candidate in self._taken:
             count += 1
             candidate = f"{name}_{count}"
-        self._last[name] = count
-        self._taken.add(candidate)
-        return candidate
+        return candidate, count

@@ -248,9 +248,11 @@ def operands_of(call: ast.Call, op: AnyOp, current: Value, scope: Scope) -> tupl
     if most is not None and len(operands) > most:
         takes = "one tensor" if most == 1 else f"at most {most} tensors"
         raise Problem("LIP012", f"`{call.name.text}` takes {takes}, not {len(operands)}", call.at)
-    if (most is None or op.operands[0] > 1) and len(operands) < 2:
-        more = " or more" if most is None else ""
-        raise Problem("LIP012", f"`{call.name.text}` needs the names of two{more} tensors", call.at)
+    alone = any(argument.name is not None and argument.name.text == "weights" for argument in arguments)
+    least = 2 if most is None else op.operands[0]
+    if 1 < least and len(operands) < least and not alone:
+        needed = "two or more" if most is None else {2: "two", 3: "three"}.get(least, str(least))
+        raise Problem("LIP012", f"`{call.name.text}` needs the names of {needed} tensors", call.at)
     return operands or [current], arguments
 
 
@@ -307,9 +309,12 @@ def argument_problem(error: ArgumentError, call: ast.Call) -> Problem:
 
 
 def _sum(given: Given) -> Sum:
-    """One weight per operand: 1 for `add`, an equal share for `mean`."""
+    """One weight per operand: 1 for `add`, unless `weights` gives them, an equal share for `mean`."""
+    if given.spelling.name == "add" and "weights" in given.named:
+        weighted: Sum = given.bind()
+        return weighted
     if given.positional or given.named:
-        raise ArgumentError("add", "takes the names of tensors and nothing else")
+        raise ArgumentError("add", "takes the names of tensors, and `add` also weights=(…), a number for each")
     count = len(given.shapes)
     return Sum((Fraction(1, count if given.spelling.name == "mean" else 1),) * count)
 
@@ -334,9 +339,12 @@ def _integers(given: Given) -> Any:
 def _bias(given: Given) -> BiasShape:
     """One bias entry per feature: the last axis of a vector or a sequence, the channels of an image.
 
-    A `position` is a bias of the whole example.
+    A `position` is a bias of the whole example; `size` may say any other shape that broadcasts to the example's.
     """
     spelling = given.spelling.name
+    if spelling == "bias" and "size" in given.named:
+        sized: BiasShape = given.bind()
+        return sized
     if given.positional or given.named:
         raise ArgumentError(spelling, "takes the bound of its norm and nothing else", f"write {spelling}(0.5)")
     shape = given.shapes[0]
