@@ -14,10 +14,13 @@ import numpy as np
 import pytest
 import torch
 from lipcompile_torch.expressions import constructor
+from lipcompile_torch.runtime import functional
 
 from lipcompile.__main__ import run
 from lipcompile.derivation import Derivation
+from lipcompile.numbers.certified import Certified
 from lipcompile.ops.record import Constraint
+from lipcompile.passes.bounds import _Forward
 from lipcompile.pipeline import check
 from lipcompile.reports.json_report import report
 from tests.attacks.graphs import interpret
@@ -35,6 +38,17 @@ LAYERS = (
     "a = dense(x, 4) attention(a, x, 2)",
     "a = dense(x, 4) b = reshape(x, 3, 10) attention(a, b, 4)",
     "position(0.5) residual(mean) { attention(2) } frozen { attention(2) }",
+)
+HEADS = "q = dense(x, 6) k = dense(x, 6) v = dense(x, 8)"
+SPLIT = "{0}r = reshape({0}, 5, 2, {1}) {0}h = transpose({0}r, 1, 0, 2)"
+JOIN = "dot_product_attention(qh, kh, vh) transpose(1, 0, 2) reshape(5, -1)"
+DOT_PRODUCTS = (
+    "dot_product_attention(x, x, x)",
+    f"{HEADS} dot_product_attention(q, k, v)",
+    f"{HEADS} dot_product_attention(q, k, v, scale=0.5, causal=true)",
+    f"{HEADS} dot_product_attention(q, k, v, -0.25)",
+    "q = dense(x, 6) k = slice(q, axis=0, start=1, stop=3) dot_product_attention(q, k, k, causal=true)",
+    f"{HEADS} {SPLIT.format('q', 3)} {SPLIT.format('k', 3)} {SPLIT.format('v', 4)} {JOIN} dense(6)",
 )
 TOKENS = "input x: tokens[7] embedding(11, 6, bound=2) position(0.5) attention(2, causal=true)"
 
@@ -58,7 +72,7 @@ def assert_follows(derivation: Derivation, folder: Path, model: Any) -> None:
         assert 0 < bound <= bounds[name] * (1 + 1e-9), name
 
 
-@pytest.mark.parametrize("body", LAYERS)
+@pytest.mark.parametrize("body", [*LAYERS, *DOT_PRODUCTS])
 def test_attention_computes_its_definition_within_its_bounds(body: str, tmp_path: Path) -> None:
     derivation = derive(tmp_path, f"{SEQUENCE} {body} {HEAD}")
     assert derivation.analysis is not None
@@ -78,6 +92,53 @@ def test_dropout_of_attention_stays_within_its_bounds(tmp_path: Path) -> None:
     assert_within_bounds(model, "cross_entropy", examples=32)
     plain = derive(tmp_path, f"{SEQUENCE} attention(2) {HEAD}")
     assert model.lipschitz == pytest.approx(build(plain, tmp_path).lipschitz * 4 / 3)
+
+
+def test_dropout_of_given_queries_and_keys_stays_within_its_bounds(tmp_path: Path) -> None:
+    body = "q = dense(x, 6) dot_product_attention(q, x, q, scale=1/3{})"
+    model, _ = randomised(derive(tmp_path, f"{SEQUENCE} {body.format(', dropout=0.25')} {HEAD}"), tmp_path)
+    assert_within_bounds(model, "cross_entropy", examples=32)
+    plain = derive(tmp_path, f"{SEQUENCE} {body.format('')} {HEAD}")
+    assert model.lipschitz == pytest.approx(build(plain, tmp_path).lipschitz * 4 / 3)
+
+
+def test_attention_and_its_parts_compute_the_same(tmp_path: Path) -> None:
+    """The fused op, and projections, heads and a dot product one by one, bit by bit."""
+    one = derive(tmp_path, f"{SEQUENCE} a = attention(2) {HEAD}")
+    fused, weights = randomised(one, tmp_path)
+    parts = " ".join(f"{n} = dense(x, 6) {SPLIT.format(n, 3)}" for n in "qkv")
+    spelled = build(derive(tmp_path, f"{SEQUENCE} {parts} {JOIN} o = dense(6) {HEAD}"), tmp_path)
+    named = {"q.weight": "a.query", "k.weight": "a.key", "v.weight": "a.value", "o.weight": "a.output"}
+    spelled.load_state_dict({name: weights[named.get(name, name)] for name in spelled.state_dict()})
+    x = fused.clip_input(torch.randn(4, 5, 6, dtype=torch.double))
+    assert torch.equal(fused(x), spelled(x))
+
+
+def test_heads_keep_their_rows(tmp_path: Path) -> None:
+    """Rows of a split projection are parts of rows: R of every head is that of the tokens before, not X."""
+    body = f"clip_norm(3) q = dense(x, 6) {SPLIT.format('q', 3)} dot_product_attention(qh, qh, qh)"
+    joined = f"layer_norm(floor=1) r = dense(6) {SPLIT.format('r', 3)} dot_product_attention(rh, rh, rh)"
+    derivation = derive(tmp_path, f"{SEQUENCE} {body} transpose(1, 0, 2) reshape(5, 6) {joined} {HEAD}")
+    assert derivation.analysis is not None
+    rows = extents(derivation.analysis.graph)
+    assert rows["qh"] == pytest.approx(3)
+    assert rows["rh"] == pytest.approx(6**0.5)
+    assert rows["dot_product_attention"] == pytest.approx(3)
+    assert rows["reshape"] == pytest.approx(3 * 2**0.5)
+
+
+def extents(graph: Any) -> dict[str, float]:
+    """R of every value, from the certified pass."""
+    forward = _Forward(graph, Certified(), {})
+    forward.run()
+    return {name: extent.row.upper for name, extent in forward.extent.items()}
+
+
+def test_queries_and_keys_that_do_not_fit_are_no_broadcast() -> None:
+    """Torch would broadcast them, even over the batch."""
+    q, k = torch.zeros(1, 3, 2), torch.zeros(4, 5, 2)
+    with pytest.raises(ValueError, match="do not fit each other"):
+        functional.dot_product_attention(q, k, k)
 
 
 def test_different_constraints_of_one_attention_are_emitted_by_name(tmp_path: Path) -> None:
@@ -101,6 +162,16 @@ def test_different_constraints_of_one_attention_are_emitted_by_name(tmp_path: Pa
         ("input x: tensor[5, 6], norm <= 1\n attention(x, x, x, 2)", "takes at most 2 tensors, not 3"),
         ("input x: tensor[5, 6], norm <= 1\n attention(2, dropout=1)", "from 0 to below 1"),
         ("input x: tensor[5, 6], norm <= 1\n attention", "needs the argument `heads`"),
+        ("input x: tensor[5, 6], norm <= 1\n dot_product_attention(x, x)", "needs the names of three tensors"),
+        ("input x: tensor[5], norm <= 1\n dot_product_attention(x, x, x)", "[5], [5], [5] do not fit each other"),
+        (
+            "input x: tensor[5, 6], norm <= 1\n q = dense(x, 4) dot_product_attention(q, x, x)",
+            "[5, 4], [5, 6], [5, 6] do not fit each other",
+        ),
+        (
+            "input x: tensor[5, 6], norm <= 1\n dot_product_attention(x, x, x, dropout=1)",
+            "from 0 to below 1",
+        ),
         ("input x: tensor[5, 6], norm <= 1\n position(0.5, 3)", "takes the bound of its norm and nothing else"),
         ("input x: tokens[5]\n embedding(7)", "needs the argument `width`"),
         ("input x: tokens[5]\n embedding(7, 3, 1)", "takes at most 2 arguments"),

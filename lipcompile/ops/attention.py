@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 from lipcompile.diagnostics import Refusal
 from lipcompile.numbers import N, Numbers, Scalar
 from lipcompile.ops.linear import weight_rule
-from lipcompile.ops.record import AnyOp, Inputs, Shape, Site, Theta
+from lipcompile.ops.record import AnyOp, Extent, Inputs, Shape, Site, Theta
 from lipcompile.ops.rules import plain
 from lipcompile.ops.shape import Dropout, dropout_shape
 
@@ -50,25 +51,34 @@ def key_shape(attributes: Attention, inputs: tuple[Shape, ...]) -> Shape:
     return (inputs[0][1], inputs[-1][1])
 
 
-def seen(site: Site[Attention]) -> Sequence[int]:
-    """c_i, for every row i."""
-    rows = site.output[0]
-    return range(1, rows + 1) if site.attributes.causal else [site.inputs[-1][0]] * rows
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """Which keys rows of queries see: all, or, `causal`, the first i of them in row i."""
+
+    rows: int
+    keys: int
+    causal: bool
+
+    def seen(self) -> Sequence[int]:
+        """c_i, for every row i."""
+        return [min(i, self.keys) for i in range(1, self.rows + 1)] if self.causal else [self.keys] * self.rows
+
+    def blocks(self) -> Iterator[tuple[int, int]]:
+        """Yield (number of rows, keys that the first of them sees): causal rows are cut into O(log n) blocks."""
+        start = 0
+        while start < self.rows:
+            more = 1 + start // 2 if self.causal and start < self.keys else self.rows
+            stop = min(self.rows, start + more)
+            yield stop - start, min(start + 1, self.keys) if self.causal else self.keys
+            start = stop
 
 
-def blocks(site: Site[Attention]) -> Iterator[tuple[int, int]]:
-    """Yield (number of rows, keys that the first of them sees): a causal sequence is cut into O(log n) blocks."""
-    if not site.attributes.causal:
-        yield site.output[0], site.inputs[-1][0]
-        return
-    start, rows = 0, site.output[0]
-    while start < rows:
-        stop = min(rows, start + 1 + start // 2)
-        yield stop - start, start + 1
-        start = stop
+def sight(site: Site[Attention]) -> Sight:
+    """What the queries see of the context."""
+    return Sight(site.output[0], site.inputs[-1][0], site.attributes.causal)
 
 
-def kept(num: Numbers[N], site: Site[Attention]) -> N:
+def kept(num: Numbers[N], site: Site[Any]) -> N:
     """t = 1/(1 - dropout)."""
     return 1 / (1 - num.of(site.attributes.dropout))
 
@@ -78,20 +88,24 @@ def slope(num: Numbers[N], site: Site[Attention], theta: Theta[N]) -> N:
     return theta["query"] * theta["key"] / num.sqrt(site.output[1] // site.attributes.heads)
 
 
-def deviation(num: Numbers[N], x: Inputs[N]) -> N:
-    """m = min(R_c, X_c/√2): the largest standard deviation of the context along a line, for any weights."""
-    return num.minimum(x[-1].row, x[-1].norm / num.sqrt(2))
+def deviation(num: Numbers[N], tokens: Extent[N]) -> N:
+    """m = min(R, X/√2): the largest standard deviation of tokens along a line, for any weights."""
+    return num.minimum(tokens.row, tokens.norm / num.sqrt(2))
 
 
 def contrast(num: Numbers[N], site: Site[Attention], x: Inputs[N], theta: Theta[N]) -> N:
     """e^(-2s), s = u_Q·u_K·R_q·m/√d: the least ratio of two weights in a row."""
-    return num.exp(0 - 2 * (slope(num, site, theta) * x[0].row * deviation(num, x)))
+    return num.exp(0 - 2 * (slope(num, site, theta) * x[0].row * deviation(num, x[-1])))
 
 
 def mixing(num: Numbers[N], site: Site[Attention], x: Inputs[N], theta: Theta[N]) -> N:
     """p = √Σ_i 1/(1 + (c_i-1)·e^(-2s)): bounds the norm of the matrix of weights."""
-    least = contrast(num, site, x, theta)
-    return num.sqrt(total([rows / (1 + (keys - 1) * least) for rows, keys in blocks(site)]))
+    return concentration(num, sight(site), contrast(num, site, x, theta))
+
+
+def concentration(num: Numbers[N], seeing: Sight, least: N) -> N:
+    """√Σ_i 1/(1 + (c_i-1)·least): bounds the norm of a matrix of weights that differ by no more in a row."""
+    return num.sqrt(total([rows / (1 + (keys - 1) * least) for rows, keys in seeing.blocks()]))
 
 
 def total(terms: Sequence[N]) -> N:
@@ -101,7 +115,7 @@ def total(terms: Sequence[N]) -> N:
 
 def mixed(num: Numbers[N], site: Site[Attention], x: Inputs[N], theta: Theta[N], heads: int) -> N:
     """min(√(Σ_i min(heads, c_i))·R_c, p·X_c): bounds what `heads` heads, each its own mixture, gather."""
-    tokens = sum(min(heads, keys) for keys in seen(site))
+    tokens = sum(min(heads, keys) for keys in sight(site).seen())
     return num.minimum(num.sqrt(tokens) * x[-1].row, mixing(num, site, x, theta) * x[-1].norm)
 
 
@@ -113,7 +127,7 @@ def attention_norm(num: Numbers[N], site: Site[Attention], x: Inputs[N], theta: 
 
 def attention_row(num: Numbers[N], site: Site[Attention], x: Inputs[N], theta: Theta[N]) -> N:
     """R_out = t·u_O·u_V·min(√min(H, max c_i)·R_c, X_c)."""
-    tokens = min(site.attributes.heads, max(seen(site)))
+    tokens = min(site.attributes.heads, max(sight(site).seen()))
     gathered = num.minimum(num.sqrt(tokens) * x[-1].row, x[-1].norm)
     return kept(num, site) * theta["output"] * theta["value"] * gathered
 
@@ -130,7 +144,7 @@ def value_kappa(num: Numbers[N], site: Site[Attention], x: Inputs[N], theta: The
 
 def covariance(num: Numbers[N], site: Site[Attention], x: Inputs[N], theta: Theta[N]) -> N:
     """t·u_O·u_V·m²/√d: what a change of a row of queries, seen by the keys, does to the output."""
-    largest = deviation(num, x)
+    largest = deviation(num, x[-1])
     width = num.sqrt(site.output[1] // site.attributes.heads)
     return kept(num, site) * theta["output"] * theta["value"] * largest * largest / width
 
@@ -153,13 +167,13 @@ def query_lipschitz(num: Numbers[N], site: Site[Attention], x: Inputs[N], theta:
 def context_lipschitz(num: Numbers[N], site: Site[Attention], x: Inputs[N], theta: Theta[N]) -> N:
     """l_c = t·u_O·u_V·(p + u_Q·u_K·m·min(p·R_q, X_q/√2)/√d): what values and keys pass on."""
     values = mixing(num, site, x, theta)
-    keys = slope(num, site, theta) * deviation(num, x) * pull(num, x, values)
+    keys = slope(num, site, theta) * deviation(num, x[-1]) * pull(num, x[0], values)
     return kept(num, site) * theta["output"] * theta["value"] * (values + keys)
 
 
-def pull(num: Numbers[N], x: Inputs[N], mixed: N) -> N:
+def pull(num: Numbers[N], queries: Extent[N], mixed: N) -> N:
     """min(p·R_q, X_q/√2): how strongly a change of the keys is felt by all queries together."""
-    return num.minimum(mixed * x[0].row, x[0].norm / num.sqrt(2))
+    return num.minimum(mixed * queries.row, queries.norm / num.sqrt(2))
 
 
 def attention_lipschitz(num: Numbers[N], site: Site[Attention], x: Inputs[N], theta: Theta[N]) -> Sequence[N]:

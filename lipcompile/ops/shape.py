@@ -193,9 +193,11 @@ def transposed_row(num: Numbers[N], site: Site[Transpose], x: Inputs[N], theta: 
 
 
 def reshaped_row(num: Numbers[N], site: Site[Reshape], x: Inputs[N], theta: Theta[N]) -> N:
-    """R_out = R if the last axis keeps its size: rows then stay whole. Else X."""
-    before, after = site.inputs[0][-1:], site.output[-1:]
-    return x[0].row if before == after else x[0].norm
+    """R_out = R if rows stay whole or are cut evenly, √c·R if c of them are put end to end, else X."""
+    before, after = prod(site.inputs[0][-1:]), prod(site.output[-1:])
+    if before % after and after % before:
+        return x[0].norm
+    return num.sqrt(max(after // before, 1)) * x[0].row
 
 
 def dropped_row(num: Numbers[N], site: Site[Dropout], x: Inputs[N], theta: Theta[N]) -> N:

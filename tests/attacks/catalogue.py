@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from .families import (
     activation,
     attention,
+    dot_product,
     embedding,
     linear,
     losses,
@@ -33,6 +34,7 @@ ATTACKS: Mapping[str, Attack] = {
     **resample.ATTACKS,
     **merge.ATTACKS,
     **attention.ATTACKS,
+    **dot_product.ATTACKS,
     **embedding.ATTACKS,
     **normalisation.ATTACKS,
     **softmax.ATTACKS,

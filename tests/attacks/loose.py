@@ -39,6 +39,10 @@ UNSEEN: Mapping[str, Mapping[str, Mapping[str, str]]] = {
         "kappa:value": dict.fromkeys(("contrast", "slope", "deviation", "query", "key"), _CONTRAST),
         "kappa:output": dict.fromkeys(("contrast", "slope", "deviation", "query", "key"), _CONTRAST),
     },
+    "dot_product_attention": {
+        "norm": dict.fromkeys(("contrast", "factor", "magnitude", "deviation"), _CONTRAST),
+        "lipschitz": {"contrast": _CONTRAST},
+    },
     "softmax": {"lipschitz": dict.fromkeys(("gap", "softmax_entry", "x0.X", "x0.R"), _NORM_ONLY)},
 }
 

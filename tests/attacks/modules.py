@@ -297,7 +297,10 @@ class Writer:
     def joined(self, known: Sequence[tuple[str, Shape]], shape: Shape) -> str:
         """A merge of values with names, or attention from one to the other."""
         names = [self.rng.choice(known)[0] for _ in range(self.rng.choice((2, 2, 3)))]
-        merge = self.rng.choice((*MERGES, "attention"))
+        merge = self.rng.choice((*MERGES, "attention", "dot_product_attention"))
+        if merge == "dot_product_attention":
+            operands = ", ".join((names * 3)[:3])
+            return f"{merge}({operands}{self.rng.choice(('', ', scale=0.5', ', causal=true', ', dropout=0.3'))})"
         if merge == "attention":
             dropped = self.rng.choice(("", ", dropout=0.3"))
             heads = f"heads={self.rng.randint(1, 2)}{dropped}{self.tail_of_four()}"

@@ -9,11 +9,14 @@ import pytest
 import torch
 
 from lipcompile.numbers.certified import Certified
-from lipcompile.ops.attention import Attention, blocks, contrast, mixing, seen
-from lipcompile.ops.record import Extent, Site
+from lipcompile.ops import dot_product
+from lipcompile.ops.attention import Attention, Sight, contrast, mixing
+from lipcompile.ops.dot_product import DotProduct
+from lipcompile.ops.record import Extent
 
 from . import harness
 from .families.attention import balanced, eye, table, witness
+from .families.dot_product import use
 
 
 @pytest.mark.parametrize("second", [-3, 0.5])
@@ -30,6 +33,20 @@ def test_two_weights_differ_as_much_as_is_allowed(second: float) -> None:
     assert least <= ratio
     if second == -3:
         assert least == pytest.approx(ratio, rel=1e-12)
+
+
+@pytest.mark.parametrize("scale", [Fraction(1, 8), -Fraction(1, 8)])
+@pytest.mark.parametrize("second", [-3, 0.5])
+def test_given_scores_differ_as_much_as_is_allowed(scale: Fraction, second: float) -> None:
+    """The same without projections, for a factor of either sign."""
+    queries, keys = table((2, 0)), table((3, 0), (second, 0))
+    case, point = use(DotProduct(scale), queries, keys, eye(2))
+    num = Certified()
+    least = dot_product.contrast(num, case.site, [b.extent(num) for b in case.bounds]).upper
+    weights = harness.run(case, point)[0]
+    assert least <= float(weights.min() / weights.max()) * (1 + 1e-12)
+    if second == -3:
+        assert least == pytest.approx(float(weights.min() / weights.max()), rel=1e-12)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -57,12 +74,14 @@ def _weights(tokens: torch.Tensor, causal: bool) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 17, 1000])
-def test_blocks_of_a_causal_sequence_count_every_row_with_no_more_keys_than_it_sees(rows: int) -> None:
-    site = Site(Attention(1, causal=True), ((rows, 2),), (rows, 2))
-    counted = [keys for count, keys in blocks(site) for _ in range(count)]
+@pytest.mark.parametrize("keys", [1, 2, 10, 1000])
+@pytest.mark.parametrize("causal", [False, True])
+def test_blocks_count_every_row_with_no_more_keys_than_it_sees(rows: int, keys: int, causal: bool) -> None:
+    seeing = Sight(rows, keys, causal)
+    counted = [keys for count, keys in seeing.blocks() for _ in range(count)]
     assert len(counted) == rows
-    assert all(own <= keys for own, keys in zip(counted, seen(site), strict=True))
-    assert len(list(blocks(site))) <= 20
+    assert all(own <= keys for own, keys in zip(counted, seeing.seen(), strict=True))
+    assert len(list(seeing.blocks())) <= 20
 
 
 def test_certain_heads_do_not_overflow() -> None:

@@ -47,6 +47,7 @@ EXPRESSIONS: Mapping[str, Expression] = {
     **shape.EXPRESSIONS,
     **resample.EXPRESSIONS,
     **merge.EXPRESSIONS,
+    **attention.EXPRESSIONS,
     **normalisation.EXPRESSIONS,
 }
 

@@ -1,13 +1,13 @@
-"""Attention."""
+"""Attention, with and without projections."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from lipcompile.graph import Node
 
 from .layer import Layer, Parameters, constraint
-from .text import keywords, nearest
+from .text import Expression, keywords, nearest
 
 
 def _attention(node: Node, parameters: Parameters) -> list[str]:
@@ -29,4 +29,14 @@ def _constraints(parameters: Parameters) -> str:
     return "{" + ", ".join(f'"{role}": {text}' for role, text in written.items()) + "}"
 
 
+def _dot_product(node: Node, operands: Sequence[str]) -> str:
+    attributes = node.attributes
+    scale = [] if attributes.scale is None else [f"scale={nearest(attributes.scale)}"]
+    dropout = float(nearest(attributes.dropout))
+    optional = keywords({"causal": (attributes.causal, False), "dropout": (dropout, 0.0)})
+    training = ["training=self.training"] if dropout else []
+    return f"functional.dot_product_attention({', '.join([*operands, *scale, *optional, *training])})"
+
+
+EXPRESSIONS: Mapping[str, Expression] = {"dot_product_attention": _dot_product}
 LAYERS: Mapping[str, Layer] = {"attention": Layer(lambda node: "Attention", _attention)}

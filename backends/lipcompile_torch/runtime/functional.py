@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .dot_product import dot_product_attention as dot_product_attention
 from .normalisation import center as center
 from .normalisation import group_norm as group_norm
 from .normalisation import instance_norm as instance_norm

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (its name everywhere in this field)
 
 from .constraints import Constraint, RowBalls, Spectral
+from .dot_product import dot_product_attention
 from .layers import ConstrainedLayer
 from .operators import Dense, Rows
 
@@ -97,14 +97,6 @@ class Attention(ConstrainedLayer):
         """[B, n, features] to [B, heads, n, features / heads]."""
         return x.reshape(*x.shape[:2], self.heads, x.shape[2] // self.heads).transpose(1, 2)
 
-    def _weights(self, queries: Tensor, keys: Tensor) -> Tensor:
-        """Return what each row gives to each key, [B, heads, n, k]; a row of it sums to 1."""
-        scores = queries @ keys.mT / math.sqrt(queries.shape[-1])
-        if self.causal:
-            later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
-            scores = scores.masked_fill(later, -torch.inf)
-        return F.dropout(scores.softmax(-1), self.dropout, self.training)
-
     def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
         """Map [B, n, features] to [B, n, features]; with a context [B, k, context_features], look at that.
 
@@ -117,8 +109,11 @@ class Attention(ConstrainedLayer):
                 raise ValueError(f"expected sequences [B, n, {matrix.shape[1]}], got {tuple(part.shape)}")
         if self.causal and context is not x:
             raise ValueError("causal attention is of a sequence to itself")
-        weights = self._weights(self._split(F.linear(x, self.query)), self._split(F.linear(context, self.key)))
-        gathered = weights @ self._split(F.linear(context, self.value))
+        parts = (F.linear(x, self.query), F.linear(context, self.key), F.linear(context, self.value))
+        queries, keys, values = (self._split(part) for part in parts)
+        gathered = dot_product_attention(
+            queries, keys, values, causal=self.causal, dropout=self.dropout, training=self.training
+        )
         return F.linear(gathered.transpose(1, 2).flatten(2), self.output)
 
     def extra_repr(self) -> str:

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from lipcompile.diagnostics import Refusal
-from lipcompile.frontends.onnx_import import activation, linear, merge, normalisation, resample, shape, windows
+from lipcompile.frontends.onnx_import import (
+    activation,
+    attention,
+    linear,
+    merge,
+    normalisation,
+    resample,
+    shape,
+    windows,
+)
 from lipcompile.frontends.onnx_import.context import Context
 from lipcompile.frontends.onnx_import.node import OnnxNode
 from lipcompile.frontends.onnx_import.values import Item
@@ -27,6 +36,7 @@ def _elementwise(name: str) -> Importer:
 IMPORTERS: Mapping[str, Importer] = {
     "Abs": _elementwise("abs"),
     "Add": merge.add,
+    "Attention": attention.attention,
     "AveragePool": windows.average_pool,
     "BatchNormalization": normalisation.batch_normalization,
     "Cast": shape.cast,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from fractions import Fraction
+from math import prod
 from typing import Any
 
 import torch
@@ -31,7 +32,8 @@ from ..witness import (
 
 def _reshape(draw: Draw) -> Drawn:
     shape = draw.any_shape()
-    return Reshape((-1, shape[0])), [shape], {}
+    last = draw.rng.choice([size for size in range(1, prod(shape) + 1) if prod(shape) % size == 0])
+    return Reshape((-1, last)), [shape], {}
 
 
 def _transpose(draw: Draw) -> Drawn:
@@ -111,6 +113,18 @@ def _clip_gradient(cotangent: Fraction) -> Witness:
     return case, Point((x,))
 
 
+def first_pairs() -> Tensor:
+    """Nothing in the second half of each row, which a reshape may cut off."""
+    x = constant((2, 4, 4), 3)
+    x[..., 2:] = 0
+    return x
+
+
+def one_run() -> Tensor:
+    """The first three entries of [3, 2], which lie in two rows, and become one."""
+    return torch.tensor([[1, 1], [1, 0], [0, 0]], dtype=torch.float64)
+
+
 def first_rows() -> Tensor:
     """Nothing outside the first two rows: they become one row of twice the length, or one column."""
     x = torch.zeros(2, 4, 4, dtype=torch.float64)
@@ -124,7 +138,14 @@ ATTACKS: Mapping[str, Attack] = {
     "reshape": Attack(
         _reshape,
         unary(lambda a, x: x.reshape(a.shape)),
-        lambda: [at("reshape", Reshape((8, 4)), spread()), at("reshape", Reshape((4, 8)), first_rows())],
+        lambda: [
+            at("reshape", Reshape((8, 4)), spread()),
+            at("reshape", Reshape((2, 2, 2, 4)), spread()),
+            at("reshape", Reshape((16, 2)), first_pairs()),
+            at("reshape", Reshape((4, 8)), first_rows()),
+            at("reshape", Reshape((2, 3)), one_hot((3, 2), 0, 3)),
+            at("reshape", Reshape((2, 3)), constant((3, 2), 3) * one_run()),
+        ],
     ),
     "transpose": Attack(
         _transpose,
