@@ -167,9 +167,8 @@ def as_tensor(item: Item | None, op_type: str) -> Value:
         case Unfinished():
             raise Blamed(item)
         case Placed():
-            message = (
-                f"{op_type} finds the batch at axis {item.layout.place}, where it expects one of the example's"
-            )
+            merged = " among others" if item.layout.outer or item.layout.inner else ""
+            message = f"{op_type} needs the batch axis in front; here it stands at axis {item.layout.place}{merged}"
             raise Refusal("LIP108", message, MIXES)
         case Strided():
             raise Refusal("LIP110", "slices with steps are not yet supported", "reshape, then slice with step 1")

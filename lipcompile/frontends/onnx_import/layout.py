@@ -82,8 +82,8 @@ def reshaped(layout: Layout, example: Shape, target: Sequence[int], batch: int |
             shape = (*sizes[:place], *parts, *sizes[place + 1 :])
             return shape, Layout(place + (outer > 1), outer > 1, inner > 1)
     listed = f"{shown(layout.sizes(example))} to {shown(target)}"
-    if batch is not None and not found:
-        raise Refusal("LIP102", f"the reshape of {listed} does not keep the number of entries")
+    if not found and (batch is not None or any(map(multiple, target))):
+        raise Refusal("LIP102", f"the entries do not fit: reshaping {listed}")
     raise Refusal("LIP108", f"reshaping {listed} merges or moves the batch axis", MIXES)
 
 

@@ -10,7 +10,7 @@ from lipcompile.diagnostics import Refusal
 from lipcompile.frontends.onnx_import.context import MIXES, Context, shape_of
 from lipcompile.frontends.onnx_import.layout import FIRST, Placed, permuted, placed, reshaped
 from lipcompile.frontends.onnx_import.node import OnnxNode
-from lipcompile.frontends.onnx_import.sizes import is_formal, shown
+from lipcompile.frontends.onnx_import.sizes import BATCH, is_formal, multiple, shown
 from lipcompile.frontends.onnx_import.values import Item, Known, Strided, integers, scalar
 from lipcompile.graph import Value
 from lipcompile.ops import OP_BY_NAME
@@ -91,7 +91,9 @@ def squeeze(context: Context, node: OnnxNode) -> Placed | Value:
     sizes, axes = sizes_of(context, node), _axes(context, node, 1)
     if axes is None:
         raise Refusal("LIP108", "Squeeze without axes drops the batch axis of a batch of one", "name the axes")
-    if any(not -len(sizes) <= axis < len(sizes) or sizes[axis] != 1 for axis in axes):
+    if any(-len(sizes) <= axis < len(sizes) and multiple(sizes[axis]) for axis in axes) and context.batch != 1:
+        raise Refusal("LIP108", "Squeeze drops the batch axis", MIXES)
+    if any(not -len(sizes) <= axis < len(sizes) or sizes[axis] not in (1, BATCH) for axis in axes):
         raise Refusal("LIP102", f"axes {sorted(axes)} of {shown(sizes)} are not all of size 1")
     dropped = {axis % len(sizes) for axis in axes}
     return _with_sizes(context, node, [size for axis, size in enumerate(sizes) if axis not in dropped])

@@ -16,33 +16,36 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-BATCH = 2**40
-# No size, index or weight of a real model lies between these; `until the end` is written as a number beyond them.
-_LEAST, _BEYOND = 2**38, 2**62
-# Larger than any factor of the batch size or number added to it.
-_SMALL = 2**20
+# No power of two is near one of its multiples, and no size: files hold some such numbers for `until the end`.
+BATCH = 3 * 2**39 + 7
+_MOST = 2**20  # of a and of c
 
 
 def is_formal(size: int) -> bool:
     """Whether a number contains the batch size."""
-    return _LEAST <= abs(size) < _BEYOND
+    factor, rest = _parts(size)
+    return 0 < abs(factor) <= _MOST and abs(rest) <= _MOST
+
+
+def _parts(size: int) -> tuple[int, int]:
+    """Return (a, c) of the number a·BATCH + c, c as small as can be."""
+    factor = (size + BATCH // 2) // BATCH
+    return factor, size - factor * BATCH
 
 
 def has_batch(array: Array) -> bool:
     """Whether an entry contains the batch size."""
-    if array.dtype.kind not in "iu" or array.size == 0:
+    import numpy as np
+
+    if array.dtype.kind not in "iu":
         return False
-    return any(is_formal(int(entry)) for entry in array.reshape(-1)) if array.size <= _SMALL else False
+    return any(map(is_formal, array[np.abs(array) >= BATCH // 2].tolist()))
 
 
 def checked(array: Array) -> Array:
     """Return the array if it holds no number that stands for the batch size; raises Refusal."""
-    import numpy as np
-
-    if array.dtype.kind in "iu" and array.size:
-        found = (np.abs(array.astype(object)) if array.size < 64 else np.abs(array)).reshape(-1)
-        if bool(((found >= _LEAST) & (found < _BEYOND)).any()):
-            raise Refusal("LIP102", f"a constant holds a whole number of {_LEAST} or more: it is no size")
+    if has_batch(array):
+        raise Refusal("LIP102", f"a constant holds a whole number near {BATCH}, which is no size")
     return array
 
 
@@ -73,7 +76,7 @@ def allowed(op_type: str, arrays: Sequence[Array]) -> bool:
 
 
 def _is_small(array: Array) -> bool:
-    return array.dtype.kind in "iu" and bool((abs(array) < _SMALL).all())
+    return array.dtype.kind in "iu" and bool((abs(array) <= _MOST).all())
 
 
 def _divides(dividend: Array, divisor: Array) -> bool:
@@ -89,11 +92,10 @@ def _differs(left: Array, right: Array) -> bool:
 
 
 def check(array: Array) -> Array:
-    """Return a result of arithmetic, whose formal numbers must have stayed exact; raises Refusal."""
-    for entry in array.reshape(-1).tolist() if array.size <= _SMALL else ():
-        factor, rest = divmod(entry + BATCH // 2, BATCH) if is_formal(entry) else (0, 0)
-        if factor < 0 or factor > _SMALL or (factor and abs(rest - BATCH // 2) > _SMALL):
-            raise Refusal("LIP108", "a size is computed from the batch size: it differs from batch to batch")
+    """Return a result of arithmetic with formal numbers, which must have stayed exact; raises Refusal."""
+    entries = array.reshape(-1).tolist() if array.dtype.kind in "iu" else ()
+    if any(abs(entry) > _MOST and not is_formal(entry) for entry in entries):
+        raise Refusal("LIP108", "a size is computed from the batch size: it differs from batch to batch")
     return array
 
 
@@ -103,5 +105,7 @@ def shown(sizes: Sequence[int]) -> list[int | str]:
 
 
 def _shown(size: int) -> int | str:
-    factor, rest = divmod(size, BATCH) if is_formal(size) else (0, size)
-    return size if not factor else ("" if factor == 1 else f"{factor}·") + "batch" + (f"+{rest}" if rest else "")
+    factor, rest = _parts(size)
+    if not is_formal(size):
+        return size
+    return ("" if factor == 1 else f"{factor}·") + "batch" + (f"{rest:+}" if rest else "")

@@ -97,7 +97,7 @@ def _is_gate(context: Context, found: Found) -> bool:
     if sixths is not None:
         slope, middle = sixths.number("alpha", Fraction(1, 5)), sixths.number("beta", HALF)
         return equal(slope, Fraction(1, 6)) and middle == HALF
-    return clip is None or clip_bounds(context, clip) == (0, 6)
+    return clip is None or clip_bounds(context, clip) == (Fraction(0), Fraction(6))
 
 
 def quick_gelu(context: Context, node: OnnxNode, found: Found) -> Value | None:

@@ -255,7 +255,7 @@ def _check_size(proto: NodeProto, feeds: Mapping[str, Array]) -> None:
         raise Refusal("LIP102", "a constant of this model is too large to be built")
 
 
-def _entries(op_type: str, arrays: Sequence[Array]) -> float:
+def _entries(op_type: str, arrays: Sequence[Array]) -> Any:
     """Return the number of entries that an operator makes of these operands, where it may be large."""
     lists = [array.reshape(-1).tolist() for array in arrays if array.size <= _LARGEST_LIST]
     if len(lists) != len(arrays) and op_type in ("ConstantOfShape", "Range"):

@@ -1,4 +1,4 @@
-"""From nodes to items: each node is folded, recognised as the end of a spelling, imported, or refused with a reason."""
+"""From nodes to items: each is folded, recognised as the end of a spelling, imported, or refused with a reason."""
 
 from __future__ import annotations
 
@@ -95,9 +95,8 @@ class Visitor:
         layouts = {item.layout for item in operands if isinstance(item, Placed)}
         self.context.layout = layouts.pop() if len(layouts) == 1 and node.op_type in CARRIED else FIRST
         try:
-            found = spelled(self.context, node)
-            if found is None:
-                found = self._by_table(node, operands, standard=standard)
+            meant = spelled(self.context, node)
+            found = self._by_table(node, operands, standard=standard) if meant is None else meant
             results = found if isinstance(found, Sequence) else [found]
             return [_carried(item, self.context.layout) for item in results]
         finally:
