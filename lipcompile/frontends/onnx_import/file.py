@@ -8,10 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lipcompile.diagnostics import InputError, Location, input_error
+from lipcompile import limits
+from lipcompile.diagnostics import InputError, Location, Refusal, input_error
+from lipcompile.frontends import files
+from lipcompile.frontends.onnx_import import external, functions, structure, tensors, wire
 
 if TYPE_CHECKING:
-    from onnx import GraphProto, ModelProto, NodeProto, TensorProto
+    from onnx import ModelProto, NodeProto
 
 OFFICIAL_DOMAINS = ("", "ai.onnx")
 EXPORT_AGAIN = "export the model again"
@@ -24,20 +27,30 @@ _MAGIC = (
     (b"\x80\x02", "a Python pickle", "export the model with torch.onnx.export"),
 )
 _LARGEST_MESSAGE = 2**31 - 1  # of protobuf: a larger model is checked by its path
+# A smaller file cannot decode to much.
+_SURELY_SMALL = 2**19
+# Operands, attributes, types and shapes of a node, in a file that names everything.
+FIELDS_PER_NODE = 256
 
 
 def read(path: Path) -> tuple[ModelProto, str]:
     """Return the model of a file, its tensors in memory, and the file's sha256; raises InputError."""
     at = Location(str(path))
     try:
-        content = path.read_bytes()
+        content = files.read(path, "file_size")
     except OSError as error:
         raise input_error("LIP001", f"`{path}` cannot be read: {error.strerror}", "check the path", at) from None
-    model = _parse(content, at)
-    _load_external(model, path, at)
-    model = _inlined(model)
-    _check(model, path, len(content), at)
-    return model, hashlib.sha256(content).hexdigest()
+    model, size, digest = _parse(content, at), len(content), hashlib.sha256(content).hexdigest()
+    del content  # the model holds a copy
+    try:
+        size += external.load(tensors.stored_tensors(model), path.parent, size, at)
+        for tensor in tensors.stored_tensors(model):
+            tensors.check(tensor)
+        model = functions.inlined(model, at)
+    except Refusal as refusal:
+        raise input_error(refusal.code, refusal.message, refusal.help, at) from None
+    _check(model, path, size, at)
+    return model, digest
 
 
 def _parse(content: bytes, at: Location) -> ModelProto:
@@ -50,6 +63,7 @@ def _parse(content: bytes, at: Location) -> ModelProto:
             raise input_error("LIP002", f"this is {what}, not an ONNX model", mend, at)
     if _is_text(content):
         raise _text_error(content, at)
+    _check_fields(content, at)
     try:
         model = onnx.load_model_from_string(content)
     except Exception:  # protobuf's DecodeError, which has no typed home
@@ -61,11 +75,32 @@ def _parse(content: bytes, at: Location) -> ModelProto:
     return model
 
 
+def _check_fields(content: bytes, at: Location) -> None:
+    """Raise InputError if the content would decode to far more than its size, or is nested too deep to decode."""
+    from onnx import ModelProto
+
+    if len(content) < _SURELY_SMALL:
+        return
+    most = FIELDS_PER_NODE * limits.current().nodes
+    try:
+        found = wire.count_fields(content, ModelProto.DESCRIPTOR, most)
+    except RecursionError:
+        raise limits.exceeded("depth", "the messages of the file are nested", at) from None
+    except wire.MalformedError:
+        return  # for the decoder to say
+    if found > most:
+        raise limits.exceeded("nodes", f"the file has {found} fields, those of", at)
+
+
 def _has_damaged_names(model: ModelProto) -> bool:
     """Whether a string of the file is not UTF-8: such a field is read as bytes."""
     names: list[str | bytes] = [text for entry in model.metadata_props for text in (entry.key, entry.value)]
     names += [entry.domain for entry in model.opset_import]
-    for graph in graphs(model):
+    for function in model.functions:
+        names += [function.name, function.domain, function.overload]
+    for tensor in tensors.stored_tensors(model):
+        names += [text for entry in tensor.external_data for text in (entry.key, entry.value)]
+    for graph in tensors.graphs(model):
         names += [value.name for value in (*graph.input, *graph.output, *graph.value_info, *graph.initializer)]
         for node in graph.node:
             names += [node.name, node.op_type, node.domain, *node.input, *node.output]
@@ -99,55 +134,6 @@ def _undecodable(content: bytes, at: Location) -> InputError:
     return input_error("LIP002", "this is a binary file, but not an ONNX model", EXPORT_AGAIN, at)
 
 
-# Tensors outside the file
-
-
-def graphs(model: ModelProto) -> Iterator[GraphProto]:
-    """Yield the graph and every graph inside an attribute of a node."""
-    pending = [model.graph]
-    while pending:
-        graph = pending.pop()
-        yield graph
-        for node in graph.node:
-            for attribute in node.attribute:
-                pending += [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]
-
-
-def _stored_tensors(model: ModelProto) -> Iterator[TensorProto]:
-    for graph in graphs(model):
-        yield from graph.initializer
-        for node in graph.node:
-            for attribute in node.attribute:
-                if attribute.HasField("t"):
-                    yield attribute.t
-
-
-def _load_external(model: ModelProto, path: Path, at: Location) -> None:
-    """Read tensors kept in other files, which must lie in the folder of the model."""
-    from onnx.external_data_helper import load_external_data_for_model, uses_external_data
-
-    if not any(uses_external_data(tensor) for tensor in _stored_tensors(model)):
-        return
-    try:
-        load_external_data_for_model(model, str(path.resolve().parent))
-    except Exception as error:
-        message = f"weights kept outside the file cannot be read: {_first_line(error)}"
-        help_line = "keep the data files beside the model, or export it as one file"
-        raise input_error("LIP004", message, help_line, at) from None
-
-
-def _inlined(model: ModelProto) -> ModelProto:
-    """Replace calls of functions that the file defines by their bodies."""
-    if not model.functions:
-        return model
-    from onnx.inliner import inline_local_functions
-
-    try:
-        return inline_local_functions(model)
-    except Exception:  # the importer then names the functions as operators it does not know
-        return model
-
-
 # Checks
 
 
@@ -170,6 +156,7 @@ def is_standard(op_type: str, version: int) -> bool:
 def _check(model: ModelProto, path: Path, size: int, at: Location) -> None:
     from onnx import checker, defs
 
+    limits.demand("nodes", sum(len(graph.node) for graph in tensors.graphs(model)), "the graph has", at)
     version, newest = opset(model), defs.onnx_opset_version()
     if version is None:
         raise input_error("LIP003", "the ONNX model names no operator set: it is damaged", EXPORT_AGAIN, at)
@@ -179,6 +166,9 @@ def _check(model: ModelProto, path: Path, size: int, at: Location) -> None:
             "export it with opset_version=17" if version < 7 else "upgrade onnx, or export with opset_version=17"
         )
         raise input_error("LIP007", message, mend, at)
+    found = structure.problems(model.graph, at)
+    if found:
+        raise InputError(found)
     try:
         with _every_shape_present(model):
             checker.check_model(str(path) if size > _LARGEST_MESSAGE else model)
@@ -205,7 +195,7 @@ def _every_shape_present(model: ModelProto) -> Iterator[None]:
 
 
 def _standard_nodes(model: ModelProto) -> Iterator[NodeProto]:
-    return (node for graph in graphs(model) for node in graph.node if node.domain in OFFICIAL_DOMAINS)
+    return (node for graph in tensors.graphs(model) for node in graph.node if node.domain in OFFICIAL_DOMAINS)
 
 
 def _first_line(error: Exception) -> str:

@@ -1,0 +1,79 @@
+"""What a graph of an ONNX file must be to mean anything: every name is made once, before it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from lipcompile.diagnostics import Diagnostic, Location
+
+if TYPE_CHECKING:
+    from onnx import GraphProto, NodeProto
+
+_MEND = "export the model again"
+# Names that are told of a circle, and findings of a graph.
+_LONGEST, _MOST = 8, 20
+
+Finding = tuple[str, "NodeProto | None"]
+
+
+def problems(graph: GraphProto, at: Location) -> tuple[Diagnostic, ...]:
+    """Return what is wrong with the names and the order of a graph's nodes (LIP003), not those of subgraphs."""
+    found = [*_twice(graph), *_unmade(graph)]
+    circle = _circle(graph) if found else []
+    if circle:
+        around = " → ".join([*(f"`{name}`" for name in circle[:_LONGEST]), "…"])
+        found = [(f"tensors depend on one another in a circle: {around}", None)]
+    return tuple(_diagnostic(message, node, at) for message, node in found[:_MOST])
+
+
+def _diagnostic(message: str, node: NodeProto | None, at: Location) -> Diagnostic:
+    if node is None:
+        return Diagnostic("LIP003", message, _MEND, location=at)
+    name = node.name or next(iter(node.output), "")
+    return Diagnostic("LIP003", message, _MEND, node=name, op=node.op_type, location=at)
+
+
+def _given(graph: GraphProto) -> set[str]:
+    stored = [tensor.name for tensor in graph.initializer]
+    stored += [tensor.values.name for tensor in graph.sparse_initializer]
+    return {*stored, *(value.name for value in graph.input)}
+
+
+def _twice(graph: GraphProto) -> Iterator[Finding]:
+    for what, entries in (("stored tensor", graph.initializer), ("input", graph.input)):
+        seen = set[str]()
+        for entry in entries:
+            if entry.name in seen:
+                yield f"the {what} `{entry.name}` is declared twice", None
+            seen.add(entry.name)
+    made = _given(graph)
+    for node in graph.node:
+        for name in filter(None, node.output):
+            if name in made:
+                yield f"`{name}` is made twice", node
+            made.add(name)
+
+
+def _unmade(graph: GraphProto) -> Iterator[Finding]:
+    made = _given(graph)
+    for node in graph.node:
+        for name in node.input:
+            if name and name not in made:
+                yield f"`{name}` is read, and nothing makes it before", node
+        made.update(node.output)
+    for value in graph.output:
+        if value.name not in made:
+            yield f"nothing makes the output `{value.name}`", None
+
+
+def _circle(graph: GraphProto) -> Sequence[str]:
+    import networkx as nx
+
+    drawing = nx.DiGraph()
+    for node in graph.node:
+        drawing.add_edges_from((source, name) for source in node.input for name in node.output if source and name)
+    try:
+        return [source for source, _ in nx.find_cycle(drawing)]
+    except nx.NetworkXNoCycle:
+        return []
