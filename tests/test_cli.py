@@ -10,10 +10,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import click
+import jsonschema
 import numpy as np
 import pytest
 
@@ -21,6 +23,7 @@ from lipcompile import __main__, pipeline
 from lipcompile.cli import cli
 
 Capture = pytest.CaptureFixture[str]
+SCHEMA = json.loads(files("lipcompile.reports").joinpath("report.schema.json").read_text(encoding="utf-8"))
 
 MODEL = """
 model m {
@@ -149,10 +152,51 @@ def test_json_goes_to_stdout_alone(capsys: Capture) -> None:
 @pytest.mark.usefixtures("place")
 def test_unusable_input_leaves_stdout_empty(capsys: Capture) -> None:
     Path("cut.lip").write_text("model m {")
-    assert run("check cut.lip --format json") == 2
+    assert run("check cut.lip") == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert "error[LIP010]" in err
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("check cut.lip", "LIP010"),
+        ("check missing.lip", "LIP001"),
+        (f"check {'long' * 99}.lip", "LIP001"),
+        ("check latin.lip", "LIP010"),
+        ("check text.onnx", "LIP002"),
+        ("check model.lip --input-norm much", "LIP005"),
+        ("check model.lip planned.lip", "LIP005"),
+    ],
+)
+@pytest.mark.usefixtures("place")
+def test_what_cannot_be_read_is_json_on_stdout_and_text_on_stderr(
+    capsys: Capture, command: str, code: str
+) -> None:
+    Path("cut.lip").write_text("model m {")
+    Path("text.onnx").write_text("no model")
+    Path("latin.lip").write_bytes(b"model caf\xe9 {")
+    assert run(f"{command} --format json") == 2
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    assert jsonschema.Draft202012Validator(SCHEMA).is_valid(found)
+    assert (found["ok"], found["model"]) == (False, None)
+    assert [one["code"] for one in found["diagnostics"]] == [code]
+    assert f"error[{code}]" in err
+
+
+@pytest.mark.usefixtures("place")
+def test_several_models_are_checked_in_one_run_and_the_worst_counts(capsys: Capture) -> None:
+    Path("wrong.lip").write_text(MODEL.replace("groupsort", "grupsort"))
+    assert run("check model.lip planned.lip") == 0
+    assert capsys.readouterr().out.count("accepted: m from") == 2
+    assert run("check wrong.lip model.lip") == 1
+    assert run("check missing.lip wrong.lip model.lip") == 2
+    out, err = capsys.readouterr()
+    assert "rejected: m from wrong.lip" in out
+    assert "accepted: m from model.lip" in out
+    assert "LIP001" in err
 
 
 @pytest.mark.usefixtures("place")

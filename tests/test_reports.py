@@ -108,7 +108,7 @@ def test_a_rejected_model_has_every_key_too(tmp_path: Path) -> None:
     assert found["parameters"] == []
     assert found["total"]["gradient_bound"] == {"formula": None, "latex": None, "value": None}
     (diagnostic,) = found["diagnostics"]
-    assert diagnostic["location"] == {"file": str(tmp_path / "m.lip"), "line": 2, "column": 2}
+    assert diagnostic["location"] == {"file": str(tmp_path / "m.lip"), "line": 2, "column": 2, "end_column": 6}
 
 
 def test_the_schema_is_strict(tmp_path: Path) -> None:

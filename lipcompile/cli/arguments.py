@@ -43,8 +43,8 @@ _OPTIONS = (
 )
 
 
-def model_options(*, required: bool = True) -> Callable[[Command], Command]:
-    """Give a command the argument `model` and, collected in one `ModelOptions`, the keyword `options`."""
+def model_options(*, required: bool = True, several: bool = False) -> Callable[[Command], Command]:
+    """Give a command `model` (`models` if `several`) and, collected in one `ModelOptions`, `options`."""
 
     def decorate(command: Command) -> Command:
         @functools.wraps(command)
@@ -56,6 +56,8 @@ def model_options(*, required: bool = True) -> Callable[[Command], Command]:
 
         for option in reversed(_OPTIONS):
             collected = option(collected)
+        if several:
+            return click.argument("models", metavar="MODEL...", nargs=-1, required=required)(collected)
         return click.argument("model", required=required)(collected)
 
     return decorate

@@ -2,40 +2,74 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from lipcompile.cli.arguments import model_options
-from lipcompile.cli.output import print_json, source_text
+from lipcompile.cli.arguments import Command, model_options
+from lipcompile.cli.output import complain, print_json, source_text
+from lipcompile.diagnostics import InputError, input_error
 
 if TYPE_CHECKING:
+    from lipcompile.derivation import Derivation
+    from lipcompile.diagnostics import Diagnostic
     from lipcompile.frontends.options import ModelOptions
+    from lipcompile.reports.sarif import Checked
+
+ACCEPTED, REJECTED, UNUSABLE = 0, 1, 2
+
+
+def _machine_readable(command: Command) -> Command:
+    """Let what keeps the command from its models, such as a wrong option, be told in the format asked for."""
+
+    @functools.wraps(command)
+    def answered(**given: Any) -> int:
+        try:
+            return command(**given)
+        except InputError as error:
+            if given["form"] == "json":
+                from lipcompile.reports.json_report import unreadable
+
+                print_json(unreadable(error.diagnostics))
+            if given["form"] == "sarif":
+                _print_sarif([_checked(given["models"][0], error.diagnostics, readable=False)], UNUSABLE)
+            raise
+
+    return answered
 
 
 @click.command(short_help="Verify MODEL and derive its gradient bounds.")
-@model_options()
+@_machine_readable
+@model_options(several=True)
 @click.option(
-    "--format", "form", type=click.Choice(["text", "json"]), default="text", help="What to print on stdout."
+    "--format",
+    "form",
+    type=click.Choice(["text", "json", "sarif"]),
+    default="text",
+    help="What to print on stdout; sarif is for code scanning.",
 )
 @click.option("-v", "--verbose", is_flag=True, help="Also print every layer's bounds, and long formulas.")
-def check(model: str, options: ModelOptions, form: str, verbose: bool) -> int:
+def check(models: tuple[str, ...], options: ModelOptions, form: str, verbose: bool) -> int:
     """Verify that MODEL can be trained without clipping, and derive its gradient bounds.
 
     MODEL is a .lip file (FILE.lip::name picks one of several models) or an .onnx file. The exit code is 0 if all
-    requirements hold, 1 if the model is rejected, 2 if it cannot be read.
+    requirements hold, 1 if the model is rejected, 2 if it cannot be read; of several models, that of the worst.
 
     \b
     Examples:
       lipcompile check model.lip
       lipcompile check model.onnx --input-norm 1.0 --loss cross_entropy --format json
+      lipcompile check model.lip model.onnx --format sarif
     """
     with _uncollected():
-        return _check(model, options, form, verbose=verbose)
+        if form == "json":
+            return _json(models, options)
+        return _sarif(models, options) if form == "sarif" else _text(models, options, verbose=verbose)
 
 
 @contextmanager
@@ -50,17 +84,75 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def _check(model: str, options: ModelOptions, form: str, *, verbose: bool) -> int:
+def _derived(model: str, options: ModelOptions) -> Derivation:
+    """Check one model; raises InputError, also for a file that the system does not let us read."""
     from lipcompile import pipeline
 
-    derivation = pipeline.check(model, options)
-    if form == "json":
-        from lipcompile.reports.json_report import report as json_report
+    try:
+        return pipeline.check(model, options)
+    except OSError as error:
+        raise input_error("LIP001", f"`{model}` cannot be read: {error.strerror}", "check the path") from None
 
-        print_json(json_report(derivation))
-    else:
-        from lipcompile.reports.console import show
-        from lipcompile.reports.terminal import report
 
+def _code(derivation: Derivation) -> int:
+    return ACCEPTED if derivation.ok else REJECTED
+
+
+def _json(models: tuple[str, ...], options: ModelOptions) -> int:
+    from lipcompile.reports.json_report import report
+
+    if len(models) > 1:
+        message = f"--format json reports one model, not {len(models)}"
+        raise input_error("LIP005", message, "run the command once for each, or use --format sarif")
+    derivation = _derived(models[0], options)
+    print_json(report(derivation))
+    return _code(derivation)
+
+
+def _text(models: tuple[str, ...], options: ModelOptions, *, verbose: bool) -> int:
+    """Print a report for each model, an empty line between two; what cannot be read does not stop the others."""
+    from lipcompile.reports.console import show
+    from lipcompile.reports.terminal import report
+
+    worst = ACCEPTED
+    for index, model in enumerate(models):
+        try:
+            derivation = _derived(model, options)
+        except InputError as error:
+            complain(error.diagnostics)
+            worst = UNUSABLE
+            continue
+        if index:
+            sys.stdout.write("\n")
         show(sys.stdout, *report(derivation, source_text, verbose=verbose))
-    return 0 if derivation.ok else 1
+        worst = max(worst, _code(derivation))
+    return worst
+
+
+def _sarif(models: tuple[str, ...], options: ModelOptions) -> int:
+    """Print one log of all models; what cannot be read is a result in it, and told on stderr."""
+    found, worst = [], ACCEPTED
+    for model in models:
+        try:
+            derivation = _derived(model, options)
+        except InputError as error:
+            complain(error.diagnostics)
+            found.append(_checked(model, error.diagnostics, readable=False))
+            worst = UNUSABLE
+            continue
+        found.append(_checked(model, derivation.diagnostics))
+        worst = max(worst, _code(derivation))
+    _print_sarif(found, worst)
+    return worst
+
+
+def _checked(model: str, diagnostics: tuple[Diagnostic, ...], *, readable: bool = True) -> Checked:
+    from lipcompile.reports.sarif import Checked
+
+    return Checked(model.partition("::")[0], diagnostics, readable)
+
+
+def _print_sarif(checked: list[Checked], code: int) -> None:
+    from lipcompile.reports.sarif import log
+
+    print_json(log(checked, code, source_text))

@@ -18,15 +18,23 @@ _TABLES = ("files", "ops", "domain", "constraints", "privacy")
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """One code. `wrong` and `right` are programs in the .lip language unless `language` says otherwise."""
+    """One code. `wrong` and `right` are programs in the .lip language unless `language` says otherwise.
+
+    area: the table that it stands in.
+    severity: what `check` reports it as, unless it can be several: then the gravest.
+    command: the command that mends it, where there is one; MODEL stands for the model's file.
+    """
 
     code: str
+    area: str
     title: str
     kind: Kind
     why: str
     wrong: str
     right: str
     language: Literal["lip", "sh", "python"] = "lip"
+    severity: Literal["error", "warning", "note"] = "error"
+    command: str = ""
 
 
 @cache
@@ -38,5 +46,5 @@ def codes() -> Mapping[str, Code]:
         for code, entry in tomllib.loads(text).items():
             assert entry["kind"] in get_args(Kind), code
             assert code not in found, code
-            found[code] = Code(code, **entry)
+            found[code] = Code(code, table, **entry)
     return dict(sorted(found.items()))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -27,6 +28,8 @@ Axis = Annotated[int | None, "axis"]
 Index = Annotated[int, "index"]
 # A label of a target, of either sign; None is no label.
 Label = Annotated[int | None, "label"]
+
+_SUGGESTION = re.compile(r"did you mean `(\w+)`\?")
 
 Argument = Scalar | bool | str | tuple[Any, ...]
 
@@ -93,6 +96,12 @@ def suggest(name: str, known: Sequence[str], limit: int = 1) -> str:
     """Return `did you mean …?` for the nearest known name, or the empty string."""
     near = difflib.get_close_matches(name, known, n=limit, cutoff=0.5)
     return f"did you mean `{near[0]}`?" if near else ""
+
+
+def suggested(help_line: str) -> str | None:
+    """Return the name that a line of `suggest` proposes, None for another line."""
+    found = _SUGGESTION.fullmatch(help_line)
+    return found[1] if found else None
 
 
 def _fields(record: Any) -> dict[str, tuple[Any, bool]]:

@@ -7,12 +7,23 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from lipcompile.derivation import Analysis, Block, Bound, Depth, Derivation, LayerBounds, Requirement
+from lipcompile.codes import codes
+from lipcompile.derivation import (
+    NOT_REACHED,
+    Analysis,
+    Block,
+    Bound,
+    Depth,
+    Derivation,
+    LayerBounds,
+    Requirement,
+)
 from lipcompile.diagnostics import Diagnostic, Location
 from lipcompile.graph import Node, Parameter
 from lipcompile.numbers import text as scalar_text
 from lipcompile.numbers.symbolic import Definition
 from lipcompile.reports.formulas import latex, text
+from lipcompile.reports.messages import command
 
 if TYPE_CHECKING:
     from lipcompile.passes.what_if import Change, Share
@@ -64,6 +75,23 @@ def report(derivation: Derivation) -> Json:
     }
 
 
+def unreadable(diagnostics: Sequence[Diagnostic]) -> Json:
+    """Return the report of what is not a model at all: the same keys, and diagnostics of errors alone."""
+    missed = _requirement(Requirement(False, NOT_REACHED))
+    return {
+        "schema": SCHEMA,
+        "model": None,
+        "ok": False,
+        "requirements": dict.fromkeys(("lipschitz_loss", "bounded_input", "lipschitz_layers"), missed),
+        "diagnostics": [_diagnostic(found) for found in diagnostics],
+        "symbols": [],
+        "layers": [],
+        "parameters": [],
+        "total": {"lipschitz": _UNKNOWN, "gradient_bound": _UNKNOWN},
+        "depth": _depth(None),
+    }
+
+
 def _model(derivation: Derivation) -> Json:
     source, analysis = derivation.source, derivation.analysis
     return {
@@ -90,8 +118,11 @@ def _diagnostic(found: Diagnostic) -> Json:
         "severity": found.severity.value,
         "node": found.node,
         "op": found.op,
+        "path": list(found.path),
+        "kind": codes()[found.code].kind,
         "message": found.message,
         "help": found.help or None,
+        "command": command(found) or None,
         "location": _location(found.location),
     }
 
@@ -99,7 +130,8 @@ def _diagnostic(found: Diagnostic) -> Json:
 def _location(location: Location | None) -> Json | None:
     if location is None:
         return None
-    return {"file": location.file, "line": location.line, "column": location.column}
+    end = None if location.column is None else location.column + max(location.length, 1)
+    return {"file": location.file, "line": location.line, "column": location.column, "end_column": end}
 
 
 def _symbol(definition: Definition) -> Json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import accumulate
@@ -10,6 +11,7 @@ from rich.cells import cell_len
 from rich.console import RenderableType
 from rich.text import Text
 
+from lipcompile.codes import codes
 from lipcompile.diagnostics import Diagnostic, Location, Severity
 from lipcompile.reports.console import BAD, CAUTION, HINT, STRONG, printable, styled
 
@@ -59,6 +61,12 @@ def line_at(location: Location, lines: Lines) -> str | None:
     return found[location.line - 1] if location.line <= len(found) else None
 
 
+def command(found: Diagnostic, file: str = "MODEL") -> str:
+    """Return the command that mends a finding, in `file` unless it says where it is; empty if there is none."""
+    place = file if found.location is None else found.location.file
+    return codes()[found.code].command.replace("MODEL", place if place == "MODEL" else shlex.quote(place))
+
+
 def alike(diagnostics: Sequence[Diagnostic]) -> list[list[Diagnostic]]:
     """Return the diagnostics in groups that differ in their node alone, in the order of the first of each.
 
@@ -93,6 +101,8 @@ def _message(found: Diagnostic, lines: Lines) -> Iterator[Text]:
         yield styled((f"{margin} = ", HINT), "path: ", printable(" → ".join([*found.path, found.node or "…"])))
     if found.help:
         yield styled((f"{margin} = ", HINT), ("help", STRONG), f": {printable(found.help)}")
+    if run := command(found):
+        yield styled((f"{margin} = ", HINT), ("run", STRONG), f" {printable(run)}")
 
 
 def _margin(location: Location | None) -> str:
