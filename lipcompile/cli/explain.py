@@ -69,3 +69,6 @@ def _explanation(entry: Code) -> Iterator[RenderableType]:
         yield Text("")
         yield styled((label, style))
         yield Text(textwrap.indent(example.strip(), "    "))
+    if entry.command:
+        yield Text("")
+        yield styled("mend: ", (entry.command, STRONG))
