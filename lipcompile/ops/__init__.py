@@ -5,6 +5,7 @@ from __future__ import annotations
 from lipcompile.ops import (
     activation,
     attention,
+    class_token,
     conv_transpose,
     dot_product,
     embedding,
@@ -32,6 +33,7 @@ OPS: tuple[AnyOp, ...] = (
     *shape.OPS,
     *resample.OPS,
     *merge.OPS,
+    *class_token.OPS,
     *attention.OPS,
     *dot_product.OPS,
     *embedding.OPS,

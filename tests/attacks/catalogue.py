@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from .families import (
     activation,
     attention,
+    class_token,
     dot_product,
     embedding,
     linear,
@@ -33,6 +34,7 @@ ATTACKS: Mapping[str, Attack] = {
     **shape.ATTACKS,
     **resample.ATTACKS,
     **merge.ATTACKS,
+    **class_token.ATTACKS,
     **attention.ATTACKS,
     **dot_product.ATTACKS,
     **embedding.ATTACKS,

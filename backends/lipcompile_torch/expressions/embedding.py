@@ -1,4 +1,4 @@
-"""The embedding of tokens."""
+"""The embedding of tokens, and tokens beside them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from lipcompile.graph import Node
 
 from .layer import Layer, Parameters
-from .text import below
+from .text import below, keywords
 
 
 def _embedding(node: Node, parameters: Parameters) -> list[str]:
@@ -15,4 +15,13 @@ def _embedding(node: Node, parameters: Parameters) -> list[str]:
     return [*sizes, f"bound={below(parameters['table'].constraint.bound)}"]
 
 
-LAYERS: Mapping[str, Layer] = {"embedding": Layer(lambda node: "Embedding", _embedding)}
+def _class_token(node: Node, parameters: Parameters) -> list[str]:
+    attributes, tokens = node.attributes, parameters["tokens"]
+    optional = keywords({"axis": (attributes.axis, 0), "last": (attributes.last, False)})
+    return [f"{tokens.shape}", f"bound={below(tokens.constraint.bound)}", *optional]
+
+
+LAYERS: Mapping[str, Layer] = {
+    "embedding": Layer(lambda node: "Embedding", _embedding),
+    "class_token": Layer(lambda node: "ClassToken", _class_token),
+}

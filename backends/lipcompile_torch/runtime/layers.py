@@ -272,6 +272,7 @@ from .activations import Householder as Householder  # noqa: E402  (their base c
 from .activations import PReLU as PReLU  # noqa: E402
 from .activations import Scale as Scale  # noqa: E402
 from .token_layers import Attention as Attention  # noqa: E402
+from .token_layers import ClassToken as ClassToken  # noqa: E402
 from .token_layers import Embedding as Embedding  # noqa: E402
 from .transposed import ConvTranspose1d as ConvTranspose1d  # noqa: E402
 from .transposed import ConvTranspose2d as ConvTranspose2d  # noqa: E402

@@ -1,4 +1,4 @@
-"""Layers of sequences of tokens: an embedding, and attention. A sequence is [B, n, features]."""
+"""Layers of sequences of tokens: an embedding, trainable tokens, and attention. A sequence is [B, n, features]."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (its name everywhere in this field)
 
-from .constraints import Constraint, RowBalls, Spectral
+from .constraints import Ball, Constraint, RowBalls, Spectral
 from .dot_product import dot_product_attention
 from .layers import ConstrainedLayer
-from .operators import Dense, Rows
+from .operators import Dense, Rows, Translation
 
 Constraints = Constraint | Mapping[str, Constraint] | None
 """One constraint for all matrices, or one for each by its name."""
@@ -52,6 +52,44 @@ class Embedding(ConstrainedLayer):
     def extra_repr(self) -> str:
         """Return the sizes."""
         return ", ".join(map(str, self.table.shape))
+
+
+class ClassToken(ConstrainedLayer):
+    """Trainable entries before those of an example along an axis, or behind them.
+
+    Args:
+        shape: of ``tokens``: that of an example, but for the axis.
+        bound: ‖tokens‖ ≤ this, over all entries. They start at 0, as biases do.
+        axis: of an example, from 0.
+        last: behind the example's own entries.
+    """
+
+    tokens: Tensor
+
+    def __init__(
+        self, shape: tuple[int, ...], bound: float | Constraint, axis: int = 0, last: bool = False
+    ) -> None:
+        super().__init__()
+        self.axis, self.last = axis, last
+        constraint = bound if isinstance(bound, Constraint) else Ball(bound)
+        self._constrain("tokens", torch.zeros(shape), constraint, Translation())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [B, …] to [B, …], longer along the axis.
+
+        Raises:
+            ValueError: another shape than that of the tokens, outside of the axis.
+        """
+        own, along = list(self.tokens.shape), self.axis + 1
+        fits = list(x.shape[1:along]) == own[: self.axis] and list(x.shape[along + 1 :]) == own[along:]
+        if x.dim() != len(own) + 1 or not fits:
+            raise ValueError(f"tokens {tuple(own)} do not stand beside {tuple(x.shape)} along axis {self.axis}")
+        tokens = self.tokens.expand(len(x), *own)
+        return torch.cat([x, tokens] if self.last else [tokens, x], dim=along)
+
+    def extra_repr(self) -> str:
+        """Return the shape and the place."""
+        return f"{tuple(self.tokens.shape)}, axis={self.axis}, last={self.last}"
 
 
 class Attention(ConstrainedLayer):

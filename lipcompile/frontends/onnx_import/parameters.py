@@ -51,6 +51,11 @@ class Use:
         """What makes two tensors the same parameter."""
         return self.known.sources, self.known.moves
 
+    @property
+    def shifts(self) -> bool:
+        """Whether the tensor is added or put beside others: a bias, or tokens, in a ball."""
+        return self.op.parameter(self.role).constraints == ("ball",)
+
 
 @dataclass(slots=True)
 class Parameters:
@@ -113,7 +118,7 @@ class Parameters:
 
     def _constraint(self, use: Use, array: Array, trainable: bool) -> Constraint:
         wanted = self.options.constraint
-        if use.role == "bias":
+        if use.shifts:
             return Constraint("ball", self._bias_bound(array, trainable))
         if use.op.parameter(use.role).constraints == ("box",):
             keep = (wanted == "keep" or not trainable) and _is_finite(array)
@@ -139,7 +144,7 @@ class Parameters:
             return
         excess = _excess(use, choice.initial, choice.constraint.kind, bound)
         if excess:
-            mend = "--constraint keep or a larger --bias-bound" if use.role == "bias" else "--constraint keep"
+            mend = "--constraint keep or a larger --bias-bound" if use.shifts else "--constraint keep"
             message, help_line = f"`{parameter}` {excess}", f"{mend} keeps the imported values"
             self.builder.diagnostics.append(Diagnostic("LIP305", message, help_line, Severity.WARNING))
 
