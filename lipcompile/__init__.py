@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from lipcompile.frontends.options import ModelOptions
     from lipcompile.graph import Graph, GraphBuilder
     from lipcompile.ops.registry import register
-    from lipcompile.pipeline import check
+    from lipcompile.pipeline import check, from_module
     from lipcompile.reports.json_report import report
 
 __version__ = "0.1.0"
@@ -29,6 +29,7 @@ __all__ = [
     "Severity",
     "__version__",
     "check",
+    "from_module",
     "register",
     "report",
 ]
@@ -42,6 +43,7 @@ _HOMES = {
     "ModelOptions": "frontends.options",
     "Severity": "diagnostics",
     "check": "pipeline",
+    "from_module": "pipeline",
     "register": "ops.registry",
     "report": "reports.json_report",
 }

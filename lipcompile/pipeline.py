@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
+from fractions import Fraction
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lipcompile.derivation import Derivation
 from lipcompile.diagnostics import Diagnostic, Severity, input_error
@@ -16,6 +19,10 @@ from lipcompile.passes.requirements import examine, requirements
 from lipcompile.passes.sensitivity import analyse
 from lipcompile.passes.vacuous import vacuous
 
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.nn import Module
+
 
 def load(model: str, options: ModelOptions) -> Loaded:
     """Read a model; `FILE.lip::name` picks one of several. Raises InputError if it is not a model at all."""
@@ -27,13 +34,15 @@ def load(model: str, options: ModelOptions) -> Loaded:
 def _load(model: str, options: ModelOptions) -> Loaded:
     path = Path(model.partition("::")[0])
     if path.suffix not in (".lip", ".onnx"):
-        raise input_error("LIP001", f"`{model}` is neither a .lip nor an .onnx file", "give a path that ends so")
+        return _load_module(model, options)
     if not _exists(path):
         raise input_error("LIP001", f"there is no file `{path}`", "check the path")
     if path.suffix == ".onnx":
         from lipcompile.frontends import onnx_model
 
         return onnx_model.load(path, options)
+    if options.input_shape:
+        raise input_error("LIP005", "--input-shape: a .lip file says itself what its input is", "leave it out")
     from lipcompile.frontends import dsl
 
     return dsl.load(path, model.partition("::")[2] or None, options)
@@ -44,6 +53,18 @@ def _exists(path: Path) -> bool:
         return path.exists()
     except ValueError:  # a null byte
         return False
+
+
+def _load_module(model: str, options: ModelOptions) -> Loaded:
+    """Read `package.module:factory`; raises InputError (LIP001) if that is not what the text is."""
+    from lipcompile.frontends.torch_import.find import is_reference
+
+    if not is_reference(model):
+        message = f"`{model}` is neither a .lip nor an .onnx file, nor package.module:factory of a torch module"
+        raise input_error("LIP001", message, "give a path that ends so, or name a factory")
+    from lipcompile.frontends import torch_module
+
+    return torch_module.load(model, options)
 
 
 def derive(loaded: Loaded, options: ModelOptions) -> Derivation:
@@ -69,6 +90,45 @@ def check(model: str, options: ModelOptions | None = None) -> Derivation:
     """Load and derive: what `lipcompile check` does."""
     chosen = options or ModelOptions()
     return derive(load(model, chosen), chosen)
+
+
+def from_module(
+    module: Module,
+    example: Tensor | Sequence[Tensor] | Mapping[str, Tensor] | Sequence[int],
+    *,
+    input_norm: float | Fraction | None = None,
+    loss: str | None = None,
+    constraint: str | None = None,
+    bias_bound: float | Fraction | None = None,
+    freeze: Sequence[str] = (),
+) -> Derivation:
+    """Check a torch module: what `lipcompile check package.module:factory` does.
+
+    The module is traced as it is, in training mode or not, and left as it was. Nothing of `example` counts but its
+    shape and kind of numbers.
+
+    Args:
+        example: a batch of examples [B, …], one for each argument of `forward`, by position or by name; or the
+            shape of one example.
+        input_norm: bound of the norm of one example, clipped to; read as the decimal that Python prints.
+        loss, constraint, bias_bound, freeze: as on the command line: "cross_entropy:temperature=10", "keep".
+
+    Raises InputError if it is no module, or does not take such examples.
+    """
+    from lipcompile.frontends import torch_module
+    from lipcompile.frontends.options import parse_constraint, parse_number
+
+    load_plugins()
+    options = ModelOptions(
+        input_norm=None if input_norm is None else parse_number(str(input_norm), "input_norm"),
+        loss=loss,
+        constraint=None if constraint is None else parse_constraint(constraint),
+        bias_bound=None if bias_bound is None else parse_number(str(bias_bound), "bias_bound"),
+        freeze=tuple(freeze),
+    )
+    with options.limits.in_force():
+        loaded = torch_module.from_example(module, example, options)
+    return derive(loaded, options)
 
 
 def _unmatched(graph: Graph, options: ModelOptions) -> list[Diagnostic]:

@@ -13,7 +13,7 @@ from typing import Literal, get_args
 # near it can; usage: the input or the command is wrong.
 Kind = Literal["never", "not yet", "replace by", "usage"]
 
-_TABLES = ("files", "ops", "domain", "constraints", "privacy")
+_TABLES = ("files", "imports", "ops", "domain", "constraints", "privacy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class Code:
     """One code. `wrong` and `right` are programs in the .lip language unless `language` says otherwise.
 
     area: the table that it stands in.
-    severity: what `check` reports it as, unless it can be several: then the gravest.
+    severity: what `check` reports it as; of several, the gravest.
     command: the command that mends it, where there is one; MODEL stands for the model's file.
     """
 

@@ -86,7 +86,7 @@ def parse_number(text: str, option: str) -> Fraction:
 
 
 def parse_shape(text: str) -> tuple[str, Shape]:
-    """Read `3,32,32` or `name=3,32,32`: an input, its name empty if not given, and its shape; raises InputError."""
+    """Read `3,32,32` or `name=3,32,32`: the input, empty if it is not named, and its shape; raises InputError."""
     name, equals, sizes = text.rpartition("=")
     parts = [part.strip() for part in sizes.removesuffix(",").split(",")]
     if (equals and not name.strip()) or not all(_SIZE.fullmatch(part) for part in parts):

@@ -82,7 +82,7 @@ def describe(proto: NodeProto, stored: Collection[str]) -> OnnxNode:
     """Decode a node; `stored` are the names of stored tensors, whose module gives the node its name."""
     from onnx import helper
 
-    scope = _scope(proto)
+    scope = scope_of(proto)
     modules = [module for tensor in proto.input if tensor in stored and (module := module_of(tensor))]
     inside = [module for module in modules if scope.holds(module)]
     module = scope.layer or (inside[0] if inside else scope.function)
@@ -100,10 +100,12 @@ _FRAME = re.compile(r'File "([^"\n]+)", line (\d{1,9})')
 _LIBRARY = re.compile(r"[/\\](?:site|dist)-packages[/\\]|^<")
 _TORCH = re.compile(r"[/\\]torch[/\\]|^<")
 _LAYERS = "torch.nn.modules."
+# Into these the exporter merges a batch normalisation behind them, and calls them by its name.
+_MERGING = frozenset(("Conv", "ConvTranspose", "Gemm"))
 
 
 @dataclass(frozen=True, slots=True)
-class _Scope:
+class Scope:
     """Where in a torch module a node comes from; all empty for a file that does not say.
 
     module: its qualified name. layer: the same, if it is one of torch's own layers. function: what it calls there.
@@ -120,19 +122,20 @@ class _Scope:
         return f"{module}.".startswith(f"{self.module}." if self.module else "")
 
 
-def _scope(proto: NodeProto) -> _Scope:
+def scope_of(proto: NodeProto) -> Scope:
+    """Return where in a torch module a node comes from."""
     told = {entry.key.removeprefix("pkg.torch.onnx."): entry.value for entry in proto.metadata_props}
     scopes, classes = (_quoted(told.get(key, "")) for key in ("name_scopes", "class_hierarchy"))
     if len(scopes) < 2 or len(classes) != len(scopes):
-        return _Scope()
+        return Scope()
     module, kind = scopes[-2], classes[-2]
-    is_layer = kind.startswith(_LAYERS)
-    return _Scope(
+    is_layer = kind.startswith(_LAYERS) and not (proto.op_type in _MERGING and "batchnorm" in kind)
+    return Scope(
         module,
         layer=module if is_layer else "",
         function=f"{module}.{scopes[-1]}" if module else scopes[-1],
         shown=kind.rpartition(".")[2] if is_layer else "",
-        traced=_traced(told.get("stack_trace", "")),
+        traced=traced_line(told.get("stack_trace", "")),
     )
 
 
@@ -141,7 +144,7 @@ def _quoted(listed: str) -> list[str]:
     return _QUOTED.findall(listed)
 
 
-def _traced(stack: str) -> Location | None:
+def traced_line(stack: str) -> Location | None:
     """Return the innermost line of the user's own code, or else of a library that is not torch."""
     frames = [Location(file, int(line)) for file, line in _FRAME.findall(stack)]
     for foreign in (_LIBRARY, _TORCH):

@@ -1,0 +1,81 @@
+"""The torch front end: an nn.Module becomes an ONNX model in memory, and goes the way of every other one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from lipcompile.derivation import Source
+from lipcompile.diagnostics import Diagnostic, input_error
+from lipcompile.frontends import onnx_model
+from lipcompile.frontends.options import Loaded, ModelOptions
+from lipcompile.frontends.torch_import.find import find
+from lipcompile.frontends.torch_import.tracing import Example, Untraceable, traced
+from lipcompile.frontends.torch_import.translation import digest, translated
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.nn import Module
+
+# What mends a module rather than a file, by the code of the problem.
+_MENDS = {
+    "LIP101": "call .eval() on it, which folds it into the layer before; `lipcompile fix` replaces it",
+}
+_NO_DIGEST = "0" * 64
+
+
+def load(reference: str, options: ModelOptions) -> Loaded:
+    """Import `package.module:factory`, trace it on --input-shape; raises InputError (LIP020 to LIP023)."""
+    if not options.input_shape:
+        message = f"`{reference}` is a torch module: the shape of its examples is not known"
+        raise input_error("LIP023", message, "give it, without the batch: --input-shape 3,32,32")
+    examples = [Example(name, shape) for name, shape in options.input_shape.items()]
+    return _loaded(find(reference), examples, reference.rpartition(":")[2].rpartition(".")[2], reference, options)
+
+
+def from_example(module: Module, example: Any, options: ModelOptions) -> Loaded:
+    """Trace a module on an example: a tensor [B, …], several of them, or the shape of one example."""
+    from torch.nn import Module
+
+    if not isinstance(module, Module):
+        raise input_error("LIP022", f"an object of type {type(module).__qualname__} is no torch.nn.Module")
+    kind = type(module)
+    return _loaded(module, _examples(example), kind.__name__, f"{kind.__module__}.{kind.__qualname__}", options)
+
+
+def _examples(example: Any) -> list[Example]:
+    from torch import Tensor
+
+    if isinstance(example, Tensor):
+        return [_like("", example)]
+    if isinstance(example, Mapping) and all(isinstance(one, Tensor) for one in example.values()):
+        return [_like(str(name), one) for name, one in example.items()]
+    if isinstance(example, Sequence) and example:
+        if all(isinstance(one, Tensor) for one in example):
+            return [_like("", one) for one in example]
+        if all(isinstance(size, int) and size > 0 for size in example):
+            return [Example("", tuple(example))]
+    mend = "give a tensor [batch, …], a tuple of tensors, or the shape of one example, such as (3, 32, 32)"
+    raise input_error("LIP023", "the example is neither a batch of examples nor a shape", mend)
+
+
+def _like(name: str, tensor: Tensor) -> Example:
+    if tensor.dim() == 0:
+        raise input_error("LIP023", "an example has no batch axis: it is one number", "give a tensor [batch, …]")
+    return Example(name, tuple(tensor.shape[1:]), tensor.dtype)
+
+
+def _loaded(module: Module, examples: Sequence[Example], name: str, path: str, options: ModelOptions) -> Loaded:
+    try:
+        program, _ = traced(module, examples)
+        model = translated(program)
+    except Untraceable as refused:
+        return Loaded(Source(name, path, "torch", _NO_DIGEST), None, (refused.diagnostic,))
+    source = Source(name, path, "torch", digest(model))
+    loaded = onnx_model.imported(model, source, replace(options, input_shape={}))
+    return replace(loaded, diagnostics=tuple(map(_mended, loaded.diagnostics)))
+
+
+def _mended(found: Diagnostic) -> Diagnostic:
+    return replace(found, help=_MENDS.get(found.code, found.help))
