@@ -45,16 +45,21 @@ class Limits:
     @contextmanager
     def in_force(self) -> Iterator[None]:
         """Let these be the limits of what is done inside."""
-        token, frames = _current.set(self), sys.getrecursionlimit()
+        token, spent, frames = _current.set(self), _spent.set({}), sys.getrecursionlimit()
         sys.setrecursionlimit(max(frames, _BASE + _FRAMES * self.depth))
         try:
             yield
         finally:
             sys.setrecursionlimit(frames)
+            _spent.reset(spent)
             _current.reset(token)
 
 
 _current: ContextVar[Limits] = ContextVar("limits", default=Limits())  # noqa: B039  # it is frozen
+
+
+# What was spent of the limits that are set to a sum.
+_spent: ContextVar[dict[str, int]] = ContextVar("spent")
 
 
 def current() -> Limits:
@@ -67,6 +72,19 @@ def demand(name: str, amount: int, what: str, at: Location | None = None) -> Non
     most = getattr(current(), name)
     if amount > most:
         raise exceeded(name, what, at)
+
+
+def spent(name: str) -> int:
+    """Return how much of a limit was spent since the limits came into force."""
+    return (_spent.get(None) or {}).get(name, 0)
+
+
+def spend(name: str, amount: int, what: str) -> None:
+    """Add to what was spent, and raise InputError (LIP018) if that is above the limit; below 0 it makes room."""
+    total, sums = spent(name) + amount, _spent.get(None)
+    demand(name, total, what)
+    if sums is not None:  # limits are in force
+        sums[name] = total
 
 
 def exceeded(name: str, what: str, at: Location | None = None) -> InputError:

@@ -47,6 +47,7 @@ def read(path: Path) -> tuple[ModelProto, str]:
         for tensor in tensors.stored_tensors(model):
             tensors.check(tensor)
         model = functions.inlined(model, at)
+        limits.spend("constants", -4 * size, "")  # what is computed from weights is about their size
     except Refusal as refusal:
         raise input_error(refusal.code, refusal.message, refusal.help, at) from None
     _check(model, path, size, at)

@@ -5,15 +5,15 @@ Shape arithmetic is folded. The batch size is unknown: it stands in a shape as a
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 from lipcompile.diagnostics import Refusal
-from lipcompile.frontends.onnx_import import sizes
+from lipcompile.frontends.onnx_import import memory, sizes
 from lipcompile.frontends.onnx_import.layout import Placed
+from lipcompile.frontends.onnx_import.node import OnnxNode
 from lipcompile.frontends.onnx_import.sizes import BATCH, checked, has_batch
 from lipcompile.graph import Value
 
@@ -47,8 +47,6 @@ ARITHMETIC = frozenset(
         ),
     )
 )
-_LARGEST_CONSTANT = 2**27
-_LARGEST_LIST = 2**10  # sizes and bounds
 # What may be done with a constant that was copied for each example.
 _OF_COPIES = frozenset(("Identity", "Cast", "Transpose", "Unsqueeze"))
 KEEP = "keep the batch axis as it is: use -1"
@@ -95,11 +93,10 @@ class Extreme:
 class Unfinished:
     """A tensor that no rule bounds: a part of a spelling of something that has one, or else the reason to refuse.
 
-    label, op_type, operands: of the operator that is to blame.
+    node, operands: of the operator that is to blame.
     """
 
-    label: str
-    op_type: str
+    node: OnnxNode
     refusal: Refusal
     operands: tuple[Value, ...]
 
@@ -227,7 +224,7 @@ def _evaluate(proto: NodeProto, operands: Sequence[Known | None], version: int) 
     from onnx.reference import ReferenceEvaluator
 
     feeds = _feeds(proto, operands)
-    _check_size(proto, feeds)
+    memory.expect(proto, list(feeds.values()))
     inputs = [helper.make_empty_tensor_value_info(name) for name in feeds]
     outputs = [helper.make_empty_tensor_value_info(name) for name in proto.output if name]
     graph = helper.make_graph([proto], "constant", inputs, outputs)
@@ -238,7 +235,9 @@ def _evaluate(proto: NodeProto, operands: Sequence[Known | None], version: int) 
     except Exception as error:
         text = (str(error).splitlines() or [type(error).__name__])[0][:120]
         raise Refusal("LIP102", f"{proto.op_type} of constants cannot be evaluated: {text}") from None
-    return [np.asarray(array) for array in found]
+    results = [np.asarray(array) for array in found]
+    memory.count(results, feeds)
+    return results
 
 
 def _feeds(proto: NodeProto, operands: Sequence[Known | None]) -> dict[str, Array]:
@@ -247,26 +246,3 @@ def _feeds(proto: NodeProto, operands: Sequence[Known | None]) -> dict[str, Arra
         for name, operand in zip(proto.input, operands, strict=True)
         if name and operand is not None
     }
-
-
-def _check_size(proto: NodeProto, feeds: Mapping[str, Array]) -> None:
-    """Refuse to build a constant from a few numbers that would not fit into memory."""
-    if _entries(proto.op_type, list(feeds.values())) > _LARGEST_CONSTANT:
-        raise Refusal("LIP102", "a constant of this model is too large to be built")
-
-
-def _entries(op_type: str, arrays: Sequence[Array]) -> Any:
-    """Return the number of entries that an operator makes of these operands, where it may be large."""
-    lists = [array.reshape(-1).tolist() for array in arrays if array.size <= _LARGEST_LIST]
-    if len(lists) != len(arrays) and op_type in ("ConstantOfShape", "Range"):
-        return _LARGEST_CONSTANT + 1
-    match op_type:
-        case "ConstantOfShape":
-            return prod(lists[0])
-        case "Expand":
-            return arrays[0].size * prod(max(abs(size), 1) for size in lists[-1])
-        case "Tile":
-            return arrays[0].size * prod(lists[-1])
-        case "Range" if len(lists) == 3 and lists[2][:1] not in ([], [0]):
-            return abs(lists[1][0] - lists[0][0]) / abs(lists[2][0])
-    return 0
