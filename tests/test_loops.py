@@ -188,6 +188,71 @@ def test_no_bound_is_advised_that_hardly_changes_the_rate(tmp_path: Path) -> Non
     assert not any("spectral" in text for text in found.depth.advice)
 
 
+@pytest.mark.parametrize(("bound", "regime"), [("1/2 - u", "contractive"), ("1 - u", None), ("2 - u", None)])
+def test_what_an_open_rate_is_at_most_is_no_regime_unless_below_1(
+    bound: str, regime: str | None, tmp_path: Path
+) -> None:
+    """At u = 3/4 the rate 1 - u is below 1, and at u = 1 so is 2 - u."""
+    found = analysed(tmp_path, f"repeat depth {{ dense(4, constraint=spectral({bound})) }}", "dense(1) ; loss kr")
+    assert found.depth.regime == regime
+
+
+def test_formulas_of_open_rates_say_where_they_hold(tmp_path: Path) -> None:
+    found = analysed(
+        tmp_path,
+        "repeat depth { dense(4, constraint=spectral(1 - u)) ; dense(4, constraint=spectral(1 + u)) }",
+        "repeat depth { residual(add) { dense(4, constraint=spectral(u)) } ; dense(4) }",
+        "dense(1) ; loss kr",
+    )
+    meanings = {definition.name: definition.meaning for definition in found.definitions}
+    assert meanings["u"] == "parameter u, above 0"
+    assert meanings["depth"] == "parameter depth, above 0"
+    assert meanings["a_repeat_1"] == "growth of the norm of one copy of repeat_1, above 0"
+    assert meanings["a_repeat_2"] == "growth of the norm of one copy of repeat_2"
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_formulas_hold_where_an_open_rate_is_zero(depth: int, tmp_path: Path) -> None:
+    """A copy with ‖W‖ <= 0 hands on its bias alone, and only the last one's gets a gradient."""
+    found = analysed(
+        tmp_path, "repeat depth { dense(4, constraint=spectral(u), bias=G) relu }", "dense(1) ; loss kr"
+    )
+    at = {Symbol("X_0", positive=True): 1, Symbol("u", positive=True): 0, Symbol("G", positive=True): 2}
+    known = {**at, Symbol("depth", positive=True): depth}
+    named = [definition for definition in found.definitions if definition.expression is not None]
+    names = {Symbol(d.name, positive=True): d.expression.subs(known) for d in named}
+    squares = {name: bound.expression.subs(known).subs(names) ** 2 for name, bound in found.parameters.items()}
+    assert squares == {
+        "repeat_1.dense.weight": 1 if depth == 1 else 4,
+        "repeat_1.dense.bias": 1,
+        "dense.weight": 4,
+    }
+
+
+N = Symbol("n", positive=True)
+POWERS = (1 - Rational(7, 3) ** N), (1 - sqrt(2) ** N)
+ROOTED = [
+    -(POWERS[0] ** 3),
+    -5 / POWERS[1],
+    -sqrt(2) / POWERS[0] ** 3 * sympy.exp(-N),
+    POWERS[0] * POWERS[1] ** -3 * N,
+    POWERS[0] ** 3 / ((1 - sqrt(2)) * (3 - sqrt(2))),
+    POWERS[0] ** 2 / (2 - sqrt(3)),
+    -(N + 1) * POWERS[0],
+    sympy.S.Zero,
+]
+
+
+@pytest.mark.parametrize("square", ROOTED)
+def test_roots_of_numbers_above_zero_are_above_zero(square: Any) -> None:
+    """Negative factors in pairs, as sums, as powers of sums and as numbers."""
+    root = Symbolic().sqrt(Formula(square)).expression
+    for count in (1, 2, 5):
+        value = square.subs(N, count).evalf()
+        assert value >= 0
+        assert root.subs(N, count).evalf() == pytest.approx(value**0.5)
+
+
 @pytest.mark.parametrize("ratio", [1 + sqrt(2), (8 + 3 * sqrt(41)) / 10, Rational(1, 2), 2 + Rational(1, 3)])
 def test_roots_of_sums_over_copies_are_above_zero(ratio: Any) -> None:
     """Not √(1 - r^n) times the root of a number below 0, which is negative where r is above 1."""

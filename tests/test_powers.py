@@ -27,6 +27,8 @@ OPEN = [
     (ALPHA, sympy.S.One),
 ]
 POINTS = [(HALF, 3), (1, 1), (2, 1), (1, 2), (2, 2), (4, 2), (2, 4), (HALF, HALF**2)]
+# No rate is divided by; √α and α are as far as that goes.
+ZEROS = [(0, 1), (0, 2), (1, 0), (2, 0), (0, 0)]
 
 
 def step(a: Any, c: Any, lipschitz: Any) -> Step[Any]:
@@ -74,7 +76,7 @@ def test_the_closed_form_is_the_step_done_n_times(a: Any, c: Any) -> None:
 @pytest.mark.parametrize(("a", "lipschitz"), OPEN)
 def test_cases_of_open_rates_hold_where_rates_coincide_and_elsewhere(a: Any, lipschitz: Any) -> None:
     power = closed_form.power(step(a, OFFSET, lipschitz), T, {})
-    for alpha, beta in POINTS:
+    for alpha, beta in [*POINTS, *(ZEROS if a != sympy.sqrt(ALPHA) else ())]:
         check(power, (a, OFFSET, lipschitz), {ALPHA: alpha, BETA: beta})
 
 

@@ -18,6 +18,7 @@ import sympy
 
 from lipcompile.numbers.known import CLOSE, DIGITS
 from lipcompile.numbers.step import Coefficients, Step, added, changed, scaled
+from lipcompile.numbers.sums import common
 
 # Σ coefficient·base^s·s^j, by (base, j).
 Series = Mapping[tuple[Any, int], Any]
@@ -208,10 +209,13 @@ def _times(one: Series, other: Series) -> Series:
 
 def _sum(j: int, r: Any, m: Any, n: Any, rates: _Rates) -> Any:
     """Return D_j(r, m)."""
-    if r == m == 0:
-        return m ** (n - 1) if j == 0 else sympy.S.Zero  # 0 but for n = 1
+    if r == 0 or m == 0:  # one term, 0^0 = 1
+        return (r + m) ** (n - 1) * ((n - 1) ** j if r != 0 or j == 0 else 0)
     if rates.equal(r, m):
         return m ** (n - 1) * _sum_of_powers(j).subs(_N, n)
+    shared = common([r, m])
+    if shared != 1:  # in front of the sum, so that nothing is divided by a rate that may be 0
+        return shared ** (n - 1) * _sum(j, r / shared, m / shared, n, rates)
     lower = sum(comb(j, i) * _sum(i, r, m, n, rates) for i in range(j))
     return (n**j * r**n - (m**n if j == 0 else 0) - r * lower) / (r - m)
 

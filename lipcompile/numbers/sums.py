@@ -15,12 +15,12 @@ Polynomial = Mapping[Any, Any]
 
 def total(terms: Sequence[Any]) -> Any:
     """Write the sum of one or more expressions, with powers of symbols that all of them share in front."""
-    common = _common(terms)
-    rest = terms if common == 1 else [term / common for term in terms]
-    return sympy.Mul(common, _added(rest))
+    shared = common(terms)
+    rest = terms if shared == 1 else [term / shared for term in terms]
+    return sympy.Mul(shared, _added(rest))
 
 
-def _common(terms: Sequence[Any]) -> Any:
+def common(terms: Sequence[Any]) -> Any:
     """Return the product of what all terms are multiples of, symbols alone."""
     shared: dict[Any, Any] = {b: e for b, e in terms[0].as_powers_dict().items() if b.is_Symbol and e.is_Integer}
     for term in terms[1:]:

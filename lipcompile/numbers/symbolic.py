@@ -98,7 +98,7 @@ class Symbolic:
     def of(self, value: Scalar | int) -> Formula:
         """Write an exact scalar as a rational number or over its symbols."""
         if isinstance(value, Symbol):
-            self.definitions.setdefault(value.name, Definition(value.name, value.meaning))
+            self.definitions.setdefault(value.name, Definition(value.name, f"{value.meaning}, above 0"))
             return Formula(_symbol(value.name))
         if isinstance(value, Arithmetic):
             left, right = self.of(value.left), self.of(value.right)
@@ -210,7 +210,8 @@ class Symbolic:
         # Not l, which is that of the output in the value `name`.
         letter = f"{'ag'[index]}_{name}"
         meaning = ("growth of the norm", "Lipschitz constant")[index]
-        self.definitions[letter] = Definition(letter, f"{meaning} of one copy of {name}", expression=rate)
+        where = "" if rate.is_positive else ", above 0"
+        self.definitions[letter] = Definition(letter, f"{meaning} of one copy of {name}{where}", expression=rate)
         return _symbol(letter)
 
 
@@ -251,17 +252,23 @@ def _root(square: Any) -> Any:
 
 
 def _with_positive_numbers(number: Any, factors: Sequence[Any]) -> tuple[Any, list[Any]]:
-    """Hand the signs of numbers in a product on to a sum in it: -(1 - 2^n) has a root, its factors have none."""
+    """Hand the signs of numbers in a product on: -(1 - 2^n)·r has a root, its factors have none.
+
+    They go into a sum, or stand beside the powers of sums.
+    """
     found = []
     for factor in factors:
         base, exponent = factor.as_base_exp()
         negative = bool(base.is_number and base.is_negative and exponent.is_Integer)
         number = number * (-1) ** exponent if negative else number
         found.append((-base) ** exponent if negative else factor)
+    if not number.is_negative:
+        return number, found
     sums = [index for index, factor in enumerate(found) if factor.is_Add and not factor.is_number]
-    if number.is_negative and sums:
-        found[sums[0]], number = -found[sums[0]], -number
-    return number, found
+    if not sums:
+        return -number, [*found, sympy.S.NegativeOne]
+    found[sums[0]] = -found[sums[0]]
+    return -number, found
 
 
 def _is_power(expression: Any) -> bool:

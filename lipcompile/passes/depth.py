@@ -124,16 +124,22 @@ class _Repeated:
             count=count,
             index=index,
             repeats=loop.count.value,
-            regime=_larger_regime(rate, lipschitz),
+            regime=self._regime(rate, lipschitz),
             rate=rate,
             offset=offset,
             lipschitz=lipschitz,
             input_norm=_factored(at_copy[_X]),
             cotangent=_factored(at_copy[_G]),
             gradient={name: _factored(k.subs(at_copy)) for name, k in bounds.items()},
-            total=_factored(sympy.sqrt(sympy.expand(squares)).subs(at_copy)),
+            total=_factored(sympy.sqrt(sympy.expand(squares, power_exp=False)).subs(at_copy)),
             exact=self._exact,
         )
+
+    def _regime(self, *rates: Bound) -> str | None:
+        """Return the regime; what is certified of open rates are upper ends, which only say that they contract."""
+        found, known = _larger_regime(*rates), Known(self._num.definitions)
+        is_open = any(known.number(rate.expression) is None for rate in rates)
+        return None if is_open and found != REGIMES[0] else found
 
     def _at_copy(self, node: Node, step: Step[Formula], count: Any, index: Any) -> dict[Any, Any]:
         """Return the norm at the input of copy t, and the cotangent at its output."""
@@ -223,7 +229,8 @@ _X, _G = sympy.Dummy("X", positive=True), sympy.Dummy("G", positive=True)
 def _root(expression: Any) -> Any:
     """Return a root, written as such only if it is not that of a square: most bounds are affine in the norm."""
     short = sympy.count_ops(expression) <= _MOST_FACTORED
-    return sympy.sqrt(sympy.factor(expression) if short else expression)
+    # Factors come as a^(2n)/a²: no formula divides by a rate, which may be 0.
+    return sympy.sqrt(sympy.powsimp(sympy.factor(expression), combine="exp") if short else expression)
 
 
 def _of_one_copy(num: Symbolic, step: Step[Formula]) -> dict[str, Any]:
