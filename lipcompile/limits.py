@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 
-from lipcompile.diagnostics import InputError, Location, input_error
+from lipcompile.diagnostics import InputError, Location, Refusal, input_error
 
 # Frames of Python that one level of nesting takes, and those for the rest of a command.
 _FRAMES, _BASE = 12, 1000
@@ -72,6 +72,13 @@ def demand(name: str, amount: int, what: str, at: Location | None = None) -> Non
     most = getattr(current(), name)
     if amount > most:
         raise exceeded(name, what, at)
+
+
+def refuse_above(name: str, amount: int, what: str) -> None:
+    """As `demand`, for the rules of an op: raises Refusal (LIP018), which finds its place by itself."""
+    if amount > getattr(current(), name):
+        found = exceeded(name, what).diagnostics[0]
+        raise Refusal(found.code, found.message, found.help)
 
 
 def spent(name: str) -> int:

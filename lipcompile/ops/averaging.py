@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     Integers = NDArray[np.int64]
     Floats = NDArray[np.float64]
 
-_DENSE = 512
+# The most rows, and entries, of a matrix that is worked on as a whole.
+_DENSE, _LARGEST = 512, 2**22
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +71,11 @@ def averaging_gram(axis: tuple[Average, ...]) -> Fraction:
     import numpy as np  # here, because `check` starts faster without it
 
     outputs = np.repeat(np.arange(len(axis)), [len(average.entries) for average in axis])
-    entries = np.concatenate([np.array(average.entries) for average in axis])
+    named = np.concatenate([np.array(average.entries) for average in axis])
+    entries = np.unique(named, return_inverse=True)[1]  # entries that nothing reads would only take memory
     divisors = [average.divisor for average in axis]
-    choose = _above_perron if len(axis) <= _DENSE else _by_powers
+    dense = len(axis) <= _DENSE and len(axis) * entries.max() <= _LARGEST
+    choose = _above_perron if dense else _by_powers
     z = [max(int(weight), 1) for weight in choose(outputs, entries, np.array(divisors, dtype=np.float64))]
     totals = _twice(outputs, entries, np.array(z, dtype=object))
     pairs = zip(totals, z, divisors, strict=True)

@@ -13,6 +13,7 @@ from functools import lru_cache
 from math import prod
 from typing import Literal
 
+from lipcompile import limits
 from lipcompile.diagnostics import Refusal
 
 Mode = Literal["zeros", "circular", "reflect", "replicate"]
@@ -43,6 +44,7 @@ def copies(size: int, padding: tuple[int, int], mode: Mode) -> int:
 
 def refuse_padding(size: int, padding: tuple[int, int], mode: Mode, axis: int) -> None:
     """Refuse what no padding mode defines: wrapping around or reflecting more than once; raises `Refusal`."""
+    refuse_long(size + sum(padding), f"axis {axis} of size {size}, padded,")
     if mode == "circular" and max(padding) > size:
         raise Refusal(
             "LIP103",
@@ -55,6 +57,11 @@ def refuse_padding(size: int, padding: tuple[int, int], mode: Mode, axis: int) -
             f"padding {padding} by reflection needs more entries than axis {axis} of size {size} has",
             "pad by less than the size of the axis",
         )
+
+
+def refuse_long(places: int, what: str) -> None:
+    """Refuse an axis that is too long to be gone through place by place; raises `Refusal` (LIP018)."""
+    limits.refuse_above("counts", places, f"{what} has")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +109,16 @@ def count_axis(window: Window) -> Counts:
     reads (m): pairs that read one entry. taps (v): entries that one output reads. repeats (r): outputs that
     read one entry through the same tap (1 if the padding is zeros).
     """
-    pairs = tuple(window.pairs())
-    by_output = Counter(output for output, _, _ in pairs)
+    by_entry, by_output, by_tap = Counter[int](), Counter[int](), Counter[tuple[int, int]]()
+    for output, tap, entry in window.pairs():
+        by_entry[entry] += 1
+        by_output[output] += 1
+        if window.mode != "zeros":
+            by_tap[tap, entry] += 1
     return Counts(
-        reads=max(Counter(entry for _, _, entry in pairs).values(), default=0),
+        reads=max(by_entry.values(), default=0),
         taps=max(by_output.values(), default=0),
-        repeats=max(Counter((tap, entry) for _, tap, entry in pairs).values(), default=0),
+        repeats=max(by_tap.values(), default=1 if by_entry else 0),
         fewest_taps=min((by_output[output] for output in range(window.outputs)), default=0),
     )
 
@@ -145,5 +156,6 @@ def windows_of(
                 f"of size {window.size} with padding {window.padding}",
                 "use a smaller kernel or more padding",
             )
+        refuse_long(window.outputs * window.kernel, f"a window of {window.kernel} taps along axis {axis}")
         refuse_padding(window.size, window.padding, mode, axis)
     return windows

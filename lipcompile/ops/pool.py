@@ -118,6 +118,8 @@ def average_shape(pool: Pool, inputs: tuple[Shape, ...]) -> Shape:
 def adaptive_shape(pool: AdaptivePool, inputs: tuple[Shape, ...]) -> Shape:
     """[channels, *spatial] -> [channels, *size]."""
     _check_rank(len(pool.size), inputs[0])
+    for axis, (size, outputs) in enumerate(zip(inputs[0][1:], pool.size, strict=True)):
+        counting.refuse_long(size + 2 * outputs, f"a pool of axis {axis}, of size {size}, to {outputs} entries")
     return (inputs[0][0], *pool.size)
 
 

@@ -23,6 +23,8 @@ Interpolation = Literal["nearest", "bilinear", "bicubic"]
 Row = tuple[tuple[int, Fraction], ...]
 # Integers below this, times weights below 2, are doubles.
 LARGEST_DENOMINATOR = 2**50
+# The most entries of a matrix whose norm is proved.
+LARGEST_MATRIX = 2**22
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,10 @@ def upsample_shape(attributes: Upsample, inputs: tuple[Shape, ...]) -> Shape:
         raise Refusal(
             "LIP102", "nearest upsampling has no corners to align", 'choose mode="bilinear" or "bicubic"'
         )
-    spatial = zip(example[1:], attributes.factor, strict=True)
+    spatial = list(zip(example[1:], attributes.factor, strict=True))
+    for axis, (size, factor) in enumerate(spatial):
+        if attributes.mode != "nearest":
+            counting.refuse_long(size * factor, f"axis {axis} of size {size}, {factor} times as long,")
     return (example[0], *(size * factor for size, factor in spatial))
 
 
@@ -203,7 +208,7 @@ def interpolation_gram(size: int, factor: int, mode: Interpolation, align_corner
     for row in rows:
         columns.update({entry: abs(weight) for entry, weight in row})
     schur = largest_sum(size, factor, mode, align_corners) * max(columns.values())
-    return min(schur, _proved_norm(rows, size) ** 2)
+    return schur if len(rows) * size > LARGEST_MATRIX else min(schur, _proved_norm(rows, size) ** 2)
 
 
 def _proved_norm(rows: tuple[Row, ...], size: int) -> Fraction:
