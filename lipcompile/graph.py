@@ -237,6 +237,10 @@ class GraphBuilder:
         self._nodes.append(self._made[own])
         return Value(own, output)
 
+    def holds_tokens(self, value: Value) -> bool:
+        """Whether a value is the input of a model of tokens."""
+        return self._input is not None and self._input.tokens and value.name == self._input.name
+
     def made(self, value: Value) -> Node | None:
         """Return the node that computes a value, None for the input and for what was refused."""
         return self._made.get(value.name)
@@ -301,8 +305,7 @@ class GraphBuilder:
 
     def _check_kinds(self, op: AnyOp, inputs: Sequence[Value]) -> None:
         """Raise `Refusal` where an op of reals meets tokens, or the other way round."""
-        source = self._input
-        tokens = [source is not None and source.tokens and value.name == source.name for value in inputs]
+        tokens = [self.holds_tokens(value) for value in inputs]
         if op.takes == "reals" and any(tokens):
             raise Refusal(
                 "LIP204", f"`{op.name}` cannot compute with tokens", "begin with embedding(entries, width)"

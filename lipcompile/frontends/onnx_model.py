@@ -12,6 +12,8 @@ from lipcompile.derivation import Source
 from lipcompile.diagnostics import Diagnostic, Location, Refusal, Severity, input_error
 from lipcompile.frontends.onnx_import import file
 from lipcompile.frontends.onnx_import.context import Blamed, Context, as_tensor
+from lipcompile.frontends.onnx_import.inputs import Source as InputSource
+from lipcompile.frontends.onnx_import.inputs import declare, sources
 from lipcompile.frontends.onnx_import.node import OnnxNode, describe, module_of
 from lipcompile.frontends.onnx_import.parameters import Parameters
 from lipcompile.frontends.onnx_import.sizes import checked
@@ -23,7 +25,7 @@ from lipcompile.numbers import Scalar
 from lipcompile.ops.record import Shape
 
 if TYPE_CHECKING:
-    from onnx import GraphProto, ModelProto, ValueInfoProto
+    from onnx import GraphProto, ModelProto
 
 
 def load(path: Path, options: ModelOptions) -> Loaded:
@@ -56,12 +58,12 @@ class _Import:
     def run(self) -> Graph | None:
         """Import every node in order, then the output and the loss."""
         graph = self.model.graph
-        source = self._input(graph)
+        found = self._sources(graph)
         output_name = self._output(graph)
-        if source is None or output_name is None:
+        if found is None or output_name is None:
             return None
         nodes = self._nodes()
-        context = self._context(source, nodes)
+        context = self._context(found, nodes)
         visitor = Visitor(context, self.at, _inferred_shapes(self.model))
         for node in nodes:
             visitor.visit(node)
@@ -73,45 +75,13 @@ class _Import:
     def _refuse(self, code: str, message: str, help_line: str = "") -> None:
         self.builder.diagnostics.append(Diagnostic(code, message, help_line, location=self.at))
 
-    def _input(self, graph: GraphProto) -> ValueInfoProto | None:
-        """Return the only input that is not a weight."""
-        weights = {tensor.name for tensor in graph.initializer}
-        inputs = [value for value in graph.input if value.name not in weights]
-        if len(inputs) != 1:
-            names = ", ".join(f"`{value.name}`" for value in inputs) or "none"
-            message = f"a model needs exactly one input, the batch of examples; this one has {names}"
-            self._refuse("LIP105", message, "store the other inputs as weights, or join them into one")
+    def _sources(self, graph: GraphProto) -> list[InputSource] | None:
+        """Return the inputs of the file, None if they are refused."""
+        try:
+            return sources(graph, self.options.input_shape)
+        except Refusal as refusal:
+            self._refuse(refusal.code, refusal.message, refusal.help)
             return None
-        return inputs[0] if self._is_float(inputs[0]) and self._has_sizes(inputs[0]) else None
-
-    def _is_float(self, value: ValueInfoProto) -> bool:
-        from onnx import TensorProto
-
-        kind = value.type.tensor_type.elem_type
-        if kind in (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16):
-            return True
-        named = TensorProto.DataType.Name(kind) if kind in TensorProto.DataType.values() else str(kind)
-        message = f"the input `{value.name}` holds {named}, not real numbers: it has no norm to bound"
-        self._refuse("LIP105", message, "begin the model behind the embedding or the cast")
-        return False
-
-    def _has_sizes(self, value: ValueInfoProto) -> bool:
-        """Check that every axis but the first, the batch, has a size."""
-        dims = value.type.tensor_type.shape.dim
-        if not dims:
-            message = f"the input `{value.name}` has no batch axis: its shape is not declared, or it is one number"
-            self._refuse("LIP106", message, "export it with the shape [batch, …]")
-            return False
-        open_axes = [axis for axis, dim in enumerate(dims) if axis and dim.dim_value < 1]
-        if not open_axes:
-            return True
-        shown = ", ".join(str(dim.dim_value or dim.dim_param or "?") for dim in dims)
-        self._refuse(
-            "LIP106",
-            f"the input `{value.name}` [{shown}] leaves the size of axis {open_axes[0]} open",
-            "only axis 0, the batch, may be open: export the model with fixed sizes for the others",
-        )
-        return False
 
     def _output(self, graph: GraphProto) -> str | None:
         if len(graph.output) == 1:
@@ -164,10 +134,11 @@ class _Import:
         nodes = [describe(proto, stored) for proto in self.model.graph.node]
         return sorted(nodes, key=lambda node: node.op_type not in FOLDED_ALONE)
 
-    def _context(self, source: ValueInfoProto, nodes: Sequence[OnnxNode]) -> Context:
+    def _context(self, found: Sequence[InputSource], nodes: Sequence[OnnxNode]) -> Context:
         graph = self.model.graph
-        sizes = [dim.dim_value for dim in source.type.tensor_type.shape.dim]
-        value = self.builder.input(source.name, tuple(sizes[1:]), self._norm(), False, self.at)
+        values = declare(self.builder, found, self._norm(), self.at)
+        if len(found) > 1:
+            self._tell_order(found)
         readers: defaultdict[str, list[OnnxNode]] = defaultdict(list)
         for node in nodes:
             for name in node.proto.input:
@@ -177,15 +148,20 @@ class _Import:
             builder=self.builder,
             parameters=Parameters(self.builder, self.options, stored),
             version=file.opset(self.model) or 0,
-            batch=sizes[0] or None,
+            batch=found[0].batch,
             readers=readers,
             makers={output: node for node in nodes for output in node.outputs if output},
             outputs=frozenset(output.name for output in graph.output),
             loss=(self._declared_loss() or "").partition(":")[0] or None,
         )
-        context.items[source.name] = value
+        context.items |= values
         self._store_weights(context)
         return context
+
+    def _tell_order(self, found: Sequence[InputSource]) -> None:
+        parts = ", ".join(f"`{source.name}` {list(source.shape)}" for source in found)
+        message = f"the inputs {parts} are consecutive parts of one input: its norm bounds them together"
+        self.builder.diagnostics.append(Diagnostic("LIP113", message, severity=Severity.NOTE, location=self.at))
 
     def _store_weights(self, context: Context) -> None:
         from onnx import numpy_helper

@@ -120,9 +120,10 @@ class Parameters:
         wanted = self.options.constraint
         if use.shifts:
             return Constraint("ball", self._bias_bound(array, trainable))
-        if use.op.parameter(use.role).constraints == ("box",):
+        (first, *_) = use.op.parameter(use.role).constraints
+        if first in ("box", "rows"):
             keep = (wanted == "keep" or not trainable) and _is_finite(array)
-            return Constraint("box", _roomy(_largest(array)) if keep else Fraction(1))
+            return Constraint(first, _roomy(_stored_norm(first, array)) if keep else Fraction(1))
         if isinstance(wanted, Constraint):
             return wanted
         measured = _norm(use, array) if wanted == "keep" else None
@@ -156,8 +157,8 @@ def _roomy(norm: Fraction) -> Fraction:
 def _excess(use: Use, array: Array, kind: str, bound: Fraction) -> str:
     """Return why the tensor is outside its constraint, or the empty string."""
     stored = norms.euclidean_norm(array)
-    if kind == "box":
-        norm = _largest(array)
+    if kind in ("box", "rows"):
+        norm = _stored_norm(kind, array)
     elif kind in ("frobenius", "ball"):
         norm = stored
     elif stored * _gathers(use) <= bound:
@@ -201,6 +202,13 @@ def _norm(use: Use, array: Array) -> norms.Measured | None:
     if array.shape != use.op.parameter("weight").shape(use.attributes, (use.example,)):
         return None
     return norms.convolution_norm(array, _windows(use), use.attributes.groups)
+
+
+def _stored_norm(kind: str, array: Array) -> Fraction:
+    """Return the largest entry, or the largest norm of a row: the last axis."""
+    if kind == "box":
+        return _largest(array)
+    return max((norms.euclidean_norm(row) for row in array.reshape(-1, array.shape[-1])), default=Fraction(0))
 
 
 def _largest(array: Array) -> Fraction:

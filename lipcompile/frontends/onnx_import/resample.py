@@ -10,10 +10,11 @@ from lipcompile.frontends.onnx_import.context import MIXES, Context, shape_of
 from lipcompile.frontends.onnx_import.node import OnnxNode
 from lipcompile.frontends.onnx_import.shape import cut, permute, reshape_to
 from lipcompile.frontends.onnx_import.sizes import is_formal
-from lipcompile.frontends.onnx_import.values import integers, scalar
+from lipcompile.frontends.onnx_import.values import Known, integers, scalar
 from lipcompile.graph import Value
 from lipcompile.ops import OP_BY_NAME
 from lipcompile.ops.counting import Mode
+from lipcompile.ops.embedding import Embedding
 from lipcompile.ops.record import Shape
 from lipcompile.ops.resample import Expand, Gather, Interpolation, Pad, Upsample
 from lipcompile.ops.shape import Block, Slice
@@ -62,7 +63,9 @@ def _sides(context: Context, node: OnnxNode, rank: int) -> Pairs:
 
 
 def gather(context: Context, node: OnnxNode) -> Value:
-    """Constant indices along an axis of the example; a run of consecutive ones is a slice."""
+    """Constant indices along an axis of the example (a run of them is a slice), or rows of a table by tokens."""
+    if isinstance(context.item(node, 0), Known):
+        return _embedding(context, node)
     operand = context.tensor(node)
     indices = context.known(node, 1, "the indices")
     axis = context.axis(node, node.integer("axis", 0), len(shape_of(operand)) + 1)
@@ -79,6 +82,16 @@ def gather(context: Context, node: OnnxNode) -> Value:
     taken = tuple(int(size) for size in indices.array.shape)
     context.resized(axis, len(taken) - 1)
     return reshape_to(context, node, value, (*value.shape[:axis], *taken, *value.shape[axis + 1 :]), "_entry")
+
+
+def _embedding(context: Context, node: OnnxNode) -> Value:
+    """Rows of a constant table [entries, width], selected by the tokens of the input."""
+    table, tokens = context.known(node, 0, "the table"), context.tensor(node, 1)
+    if table is None or table.array.ndim != 2 or node.integer("axis", 0) != 0:
+        raise Refusal("LIP110", "tokens may select rows of a constant table [entries, width], nothing else yet")
+    entries, width = (int(size) for size in table.array.shape)
+    op = OP_BY_NAME["embedding"]
+    return context.parameters.add(op, Embedding(entries, width), tokens, [("table", table)], node.name)
 
 
 def _index(index: int, size: int) -> int:

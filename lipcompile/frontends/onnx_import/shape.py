@@ -147,8 +147,14 @@ def is_copy(node: OnnxNode) -> bool:
 
 
 def cast(context: Context, node: OnnxNode) -> Value:
-    """Between floating precisions: the emitted module computes in one of its own."""
-    if not is_copy(node):
+    """Between floating precisions, for the emitted module computes in one of its own; between kinds of tokens."""
+    from onnx import TensorProto
+
+    whole = (TensorProto.INT32, TensorProto.INT64)
+    if context.builder.holds_tokens(context.tensor(node)):
+        if node.integer("to", 0) not in whole:
+            raise Refusal("LIP204", "tokens are cast to numbers", "look them up in an embedding: Gather(table, x)")
+    elif not is_copy(node):
         raise Refusal("LIP110", "casts to other types than floating ones are not Lipschitz", "stay in float32")
     return context.tensor(node)
 

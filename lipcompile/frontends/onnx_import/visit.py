@@ -26,9 +26,9 @@ class Visitor:
     """Visits the nodes of a file in order. `shapes`: of one example, where the file tells them."""
 
     context: Context
-    at: Location
+    at: Location | None
     shapes: Mapping[str, Shape]
-    _blamed: set[str] = field(default_factory=set)
+    _blamed: set[tuple[str, ...]] = field(default_factory=set)
 
     def visit(self, node: OnnxNode) -> None:
         """Import one node; what is refused keeps its inferred shape, so that the rest can be looked at."""
@@ -44,14 +44,15 @@ class Visitor:
             return
         except Refusal as refusal:
             self._refuse(node, refusal)
-        found[first:] = [replace(d, node=node.label, op=node.op_type, location=self.at) for d in found[first:]]
+        at = self.at or node.traced
+        found[first:] = [replace(d, node=node.label, op=node.shown, location=at) for d in found[first:]]
 
     def blame(self, unfinished: Unfinished) -> None:
         """Report an operator that has turned out to be part of no spelling, once."""
-        if unfinished.label in self._blamed:
+        if unfinished.node.outputs in self._blamed:
             return
-        self._blamed.add(unfinished.label)
-        name, op, at = unfinished.label, unfinished.op_type, self.at
+        self._blamed.add(unfinished.node.outputs)
+        name, op, at = unfinished.node.label, unfinished.node.shown, self.at or unfinished.node.traced
         self.context.builder.refuse(unfinished.refusal, name=name, op=op, location=at, inputs=unfinished.operands)
 
     def _refuse(self, node: OnnxNode, refusal: Refusal) -> None:
@@ -59,9 +60,9 @@ class Visitor:
         operands = self._operands(node)
         tensors = [tensor for item in operands if (tensor := _tensor(item)) is not None]
         if node.op_type in PARTS and refusal.code in _ALONE and tensors:
-            self._store(node, [Unfinished(node.label, node.op_type, refusal, tuple(tensors))] * len(node.outputs))
+            self._store(node, [Unfinished(node, refusal, tuple(tensors))] * len(node.outputs))
             return
-        self.context.builder.refuse(refusal, name=node.label, op=node.op_type, inputs=tensors)
+        self.context.builder.refuse(refusal, name=node.label, op=node.shown, inputs=tensors)
         self._poison(node)
 
     def _poison(self, node: OnnxNode) -> None:
