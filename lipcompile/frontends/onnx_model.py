@@ -37,14 +37,19 @@ def load(path: Path, options: ModelOptions) -> Loaded:
     return imported(model, Source(path.stem, str(path), "onnx", digest), options)
 
 
-def imported(model: ModelProto, source: Source, options: ModelOptions) -> Loaded:
-    """Import a checked model in memory, whatever it was made from; raises InputError (LIP011)."""
+def imported(
+    model: ModelProto, source: Source, options: ModelOptions, frozen: frozenset[str] = frozenset()
+) -> Loaded:
+    """Import a checked model in memory, whatever it was made from; raises InputError (LIP011).
+
+    `frozen` are the names of stored tensors that are known not to be trained.
+    """
     if options.bindings:
         name = next(iter(options.bindings))
         raise input_error("LIP011", f"--set: there is no parameter `{name}`", "ONNX models declare no parameters")
     builder = GraphBuilder(source.name)
     at = Location(source.path) if source.format == "onnx" else None
-    graph = _Import(model, options, builder, at).run()
+    graph = _Import(model, options, builder, at, frozen).run()
     return Loaded(source, graph, tuple(builder.diagnostics))
 
 
@@ -54,6 +59,7 @@ class _Import:
     options: ModelOptions
     builder: GraphBuilder
     at: Location | None
+    frozen: frozenset[str]
 
     def run(self) -> Graph | None:
         """Import every node in order, then the output and the loss."""
@@ -146,7 +152,7 @@ class _Import:
         stored = frozenset(tensor.name for tensor in graph.initializer)
         context = Context(
             builder=self.builder,
-            parameters=Parameters(self.builder, self.options, stored),
+            parameters=Parameters(self.builder, self.options, stored, self.frozen),
             version=file.opset(self.model) or 0,
             batch=found[0].batch,
             readers=readers,

@@ -59,11 +59,12 @@ class Use:
 
 @dataclass(slots=True)
 class Parameters:
-    """The parameters of a model so far. `stored` are the names of its initializers."""
+    """The parameters of a model so far. `stored` are the names of its initializers, `frozen` some not to train."""
 
     builder: GraphBuilder
     options: ModelOptions
     stored: frozenset[str]
+    frozen: frozenset[str] = frozenset()
     _owners: dict[str, tuple[Key, str, Array]] = field(default_factory=dict)
 
     def add(
@@ -114,6 +115,8 @@ class Parameters:
 
     def _is_trainable(self, use: Use) -> bool:
         """A single number written into the graph, and not stored among the weights, is no parameter."""
+        if use.known.sources and use.known.sources <= self.frozen:
+            return False
         return use.known.array.size > 1 or bool(use.known.sources & self.stored)
 
     def _constraint(self, use: Use, array: Array, trainable: bool) -> Constraint:
