@@ -30,7 +30,7 @@ class Limits:
     nodes: of the graph, with blocks, functions and repetitions written out.
     depth: of blocks, brackets, subgraphs and functions inside one another.
     constants: bytes of tensors that an ONNX file has computed, beside four times those that it stores.
-    counts: positions times taps of a window, and entries of a resampled axis, which are gone through one by one.
+    counts: positions times taps of a window, or 32 for each entry of an interpolated axis: gone through one by one.
     digits: decimal digits of a number, its exponent written out, or operations in a formula that has symbols.
     """
 
@@ -39,7 +39,7 @@ class Limits:
     nodes: int = 10_000
     depth: int = 64
     constants: int = 2**28
-    counts: int = 2**19
+    counts: int = 2**20
     digits: int = 400
 
     @contextmanager

@@ -25,6 +25,8 @@ Row = tuple[tuple[int, Fraction], ...]
 LARGEST_DENOMINATOR = 2**50
 # The most entries of a matrix whose norm is proved.
 LARGEST_MATRIX = 2**22
+# What a row of exact weights costs, in entries that are merely counted.
+_WORK = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,8 @@ def upsample_shape(attributes: Upsample, inputs: tuple[Shape, ...]) -> Shape:
     spatial = list(zip(example[1:], attributes.factor, strict=True))
     for axis, (size, factor) in enumerate(spatial):
         if attributes.mode != "nearest":
-            counting.refuse_long(size * factor, f"axis {axis} of size {size}, {factor} times as long,")
+            made = f"{_WORK} for each entry, axis {axis} of size {size}, {factor} times as long,"
+            counting.refuse_long(_WORK * size * factor, made)
     return (example[0], *(size * factor for size, factor in spatial))
 
 
