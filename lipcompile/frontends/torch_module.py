@@ -16,6 +16,7 @@ from lipcompile.frontends.torch_import.translation import digest, translated
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.export import ExportedProgram
     from torch.nn import Module
 
 # What mends a module rather than a file, by the code of the problem.
@@ -73,8 +74,15 @@ def _loaded(module: Module, examples: Sequence[Example], name: str, path: str, o
     except Untraceable as refused:
         return Loaded(Source(name, path, "torch", _NO_DIGEST), None, (refused.diagnostic,))
     source = Source(name, path, "torch", digest(model))
-    loaded = onnx_model.imported(model, source, replace(options, input_shape={}))
+    loaded = onnx_model.imported(model, source, replace(options, input_shape={}), _frozen(module, program))
     return replace(loaded, diagnostics=tuple(map(_mended, loaded.diagnostics)))
+
+
+def _frozen(module: Module, program: ExportedProgram) -> frozenset[str]:
+    """Return the names of the tensors that the module does not train: buffers, and parameters without gradient."""
+    parameters = module.named_parameters(remove_duplicate=False)
+    trained = {name for name, parameter in parameters if parameter.requires_grad}
+    return frozenset({*program.state_dict, *program.constants} - trained)
 
 
 def _mended(found: Diagnostic) -> Diagnostic:
