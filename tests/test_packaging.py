@@ -23,7 +23,7 @@ def run(program: str) -> subprocess.CompletedProcess[str]:
 def place(package: str) -> Path:
     if package in PLACES:
         return PLACES[package]
-    root = ROOT / "backends" if package.startswith("lipcompile_torch") else ROOT
+    root = ROOT / "backends" if package.startswith(("lipcompile_torch", "lipcompile_onnx")) else ROOT
     return root.joinpath(*package.split("."))
 
 
@@ -31,7 +31,11 @@ def test_every_package_on_disk_is_listed_and_installed() -> None:
     listed = CONFIG["tool"]["setuptools"]["packages"]
     found = {
         ".".join(path.parent.relative_to(root).parts)
-        for root, top in ((ROOT, "lipcompile"), (ROOT / "backends", "lipcompile_torch"))
+        for root, top in (
+            (ROOT, "lipcompile"),
+            (ROOT / "backends", "lipcompile_torch"),
+            (ROOT / "backends", "lipcompile_onnx"),
+        )
         for path in (root / top).rglob("__init__.py")
     }
     assert set(listed) == found | {"lipcompile.grammar"}
@@ -70,6 +74,8 @@ def test_nothing_else_is_importable(module: str) -> None:
         ("import lipcompile.reports.document, lipcompile.reports.json_report", ("jinja2", "matplotlib", "torch")),
         ("import lipcompile_torch, lipcompile_torch.accounting", ("torch", "lipcompile", "dp_accounting")),
         ("import lipcompile_torch.emit", ("torch",)),
+        ("import lipcompile_onnx", ("onnx",)),
+        ("import lipcompile_onnx.emit", ("torch", "onnxruntime")),
         ("from lipcompile_torch import LipschitzModule, PrivacyEngine, layers, losses", ("lipcompile", "onnx")),
         ("import lipcompile_torch.runtime.training", ("lipcompile", "onnx")),
     ],

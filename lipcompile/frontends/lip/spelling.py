@@ -105,6 +105,12 @@ def loss_call(use: LossUse) -> str:
     return f"{use.loss.name}({written})" if written else use.loss.name
 
 
+def loss_text(use: LossUse) -> str:
+    """Return the loss as the command line and the metadata of ONNX files write it: `name:argument=value,…`."""
+    written = ",".join(f"{name}={value}" for name, value in _changed(use.attributes, use.loss.attributes, (), 0))
+    return f"{use.loss.name}:{written}" if written else use.loss.name
+
+
 def _arguments(node: Node, spelling: Spelling) -> tuple[list[str], list[str]]:
     """Return the arguments without and with names."""
     attributes, example = node.attributes, node.site.inputs[0] if node.site.inputs else ()
