@@ -250,7 +250,7 @@ def operands_of(call: ast.Call, op: AnyOp, current: Value, scope: Scope) -> tupl
         raise Problem("LIP012", f"`{call.name.text}` takes {takes}, not {len(operands)}", call.at)
     alone = any(argument.name is not None and argument.name.text == "weights" for argument in arguments)
     least = 2 if most is None else op.operands[0]
-    if 1 < least and len(operands) < least and not alone:
+    if least > 1 and len(operands) < least and not alone:
         needed = "two or more" if most is None else {2: "two", 3: "three"}.get(least, str(least))
         raise Problem("LIP012", f"`{call.name.text}` needs the names of {needed} tensors", call.at)
     return operands or [current], arguments

@@ -9,6 +9,7 @@ from fractions import Fraction
 
 from lipcompile import limits
 from lipcompile.diagnostics import Diagnostic, Refusal
+from lipcompile.frontends.cells import CELLS
 from lipcompile.frontends.lip import recurrent
 from lipcompile.frontends.lip import syntax as ast
 from lipcompile.frontends.lip.layers import LayerLowering, operands_of, unknown_layer
@@ -214,7 +215,7 @@ class _Lowering:
                 return self._merge(layer.merge, outputs, scope)
 
     def _call(self, call: ast.Call, current: Value, scope: Scope, target: str | None) -> Value:
-        if call.name.text in recurrent.CELLS:
+        if call.name.text in CELLS:
             return recurrent.lower(self.layers, call, current, scope, target)
         if call.name.text not in layers():
             raise unknown_layer(call.name, list(self.blocks))
