@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from lipcompile.derivation import Source
 from lipcompile.diagnostics import Diagnostic, Location, Refusal, Severity, input_error
 from lipcompile.frontends.onnx_import import file
-from lipcompile.frontends.onnx_import.context import Blamed, Context, as_tensor
+from lipcompile.frontends.onnx_import.context import Blamed, Context, as_tensor, is_merged
 from lipcompile.frontends.onnx_import.inputs import Source as InputSource
 from lipcompile.frontends.onnx_import.inputs import declare, sources
 from lipcompile.frontends.onnx_import.node import OnnxNode, describe, module_of
@@ -180,30 +180,33 @@ class _Import:
                 self._refuse("LIP304", f"the stored tensor `{tensor.name}` cannot be used: {message}")
                 context.items[tensor.name] = Value(tensor.name, None)
                 continue
-            separate = self._merged_copies(
-                context, tensor.name, array.size > 0 and bool((array == array.flat[0]).all())
-            )
+            known = Known(array, frozenset([tensor.name]))
+            separate = self._merged_copies(context, tensor.name, known)
             reused = len(context.readers[tensor.name]) - separate > 1
-            context.items[tensor.name] = Known(array, frozenset([tensor.name]), (), reused)
+            context.items[tensor.name] = replace(known, reused=reused)
         if self.model.graph.sparse_initializer:
             self._refuse("LIP110", "sparse weights are not yet supported", "store them densely")
 
-    def _merged_copies(self, context: Context, name: str, constant: bool) -> int:
+    def _merged_copies(self, context: Context, name: str, known: Known) -> int:
         """Give copies of a constant tensor that are named like weights their independence back; count them.
 
         Exporters store equal tensors once, and copy: biases that start at zero are equal without being tied.
         """
+        constant = known.array.size > 0 and bool((known.array == known.array.flat[0]).all())
         copies = [
-            node
+            node.outputs[0]
             for node in context.readers[name]
             if node.op_type == "Identity" and constant and module_of(node.outputs[0])
         ]
-        for copy in (node.outputs[0] for node in copies if node.outputs[0].endswith((".weight", ".bias"))):
+        merged = [
+            f"{node.layer}.{name.rpartition('.')[2]}" for node in context.readers[name] if is_merged(node, known)
+        ]
+        for copy in (copy for copy in (*copies, *merged) if copy.endswith((".weight", ".bias"))):
             message = f"`{copy}` is stored as a copy of `{name}`, of equal entries: taken as a weight of its own"
             self.builder.diagnostics.append(
                 Diagnostic("LIP309", message, severity=Severity.NOTE, location=self.at)
             )
-        return len(copies)
+        return len(copies) + len(merged)
 
 
 def _inferred_shapes(model: ModelProto) -> Mapping[str, Shape]:

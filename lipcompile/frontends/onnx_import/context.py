@@ -8,7 +8,7 @@ from typing import Any
 
 from lipcompile.diagnostics import Refusal
 from lipcompile.frontends.onnx_import.file import OFFICIAL_DOMAINS
-from lipcompile.frontends.onnx_import.node import OnnxNode
+from lipcompile.frontends.onnx_import.node import OnnxNode, module_of
 from lipcompile.frontends.onnx_import.parameters import Parameters
 from lipcompile.frontends.onnx_import.layout import FIRST, MIXES, Layout, Placed, placed
 from lipcompile.frontends.onnx_import.sizes import BATCH
@@ -64,7 +64,8 @@ class Context:
             return None
         if name not in self.items:
             raise Refusal("LIP110", f"`{name}`, a second output, is not supported", "use the first output only")
-        return self.items[name]
+        found = self.items[name]
+        return own(node, found) if isinstance(found, Known) else found
 
     def tensor(self, node: OnnxNode, index: int = 0) -> Value:
         """Return an operand that depends on the example; raises Refusal for anything else."""
@@ -151,6 +152,25 @@ class Context:
         self.absorbed.add(node.outputs[0])
 
 
+def own(node: OnnxNode, known: Known) -> Known:
+    """Return a stored tensor as the layer's own, where the file holds it under the name of another layer's.
+
+    Exporters store equal tensors once. Weights that begin as ones or zeros are equal without being tied.
+    """
+    if not is_merged(node, known):
+        return known
+    (source,) = known.sources
+    return replace(known, sources=frozenset([f"{node.layer}.{source.rpartition('.')[2]}"]), reused=False)
+
+
+def is_merged(node: OnnxNode, known: Known) -> bool:
+    """Whether a constant tensor has the name of another layer than the one that reads it."""
+    modules = [module_of(source) for source in known.sources]
+    if not node.layer or len(modules) != 1 or modules[0] in (None, node.layer) or known.array.size == 0:
+        return False
+    return bool((known.array == known.array.flat[0]).all())
+
+
 def as_tensor(item: Item | None, op_type: str) -> Value:
     """Return the tensor of an item; raises Refusal if it is none."""
     match item:
@@ -168,7 +188,9 @@ def as_tensor(item: Item | None, op_type: str) -> Value:
             raise Blamed(item)
         case Placed():
             merged = " among others" if item.layout.outer or item.layout.inner else ""
-            message = f"{op_type} needs the batch axis in front; here it stands at axis {item.layout.place}{merged}"
+            message = (
+                f"{op_type} needs the batch axis in front; here it stands at axis {item.layout.place}{merged}"
+            )
             raise Refusal("LIP108", message, MIXES)
         case Strided():
             raise Refusal("LIP110", "slices with steps are not yet supported", "reshape, then slice with step 1")

@@ -28,6 +28,7 @@ class OnnxNode:
     """A node. `label` is what diagnostics call it, `name` what the graph calls it.
 
     shown: what diagnostics call its operator: the class of a torch module, or the ONNX operator.
+    layer: the layer of torch that it is, if the file says so: it reads no weights but its own.
     traced: the line of Python that it was exported from, as the file says: show it for a trusted source only.
     """
 
@@ -36,6 +37,7 @@ class OnnxNode:
     name: str
     attributes: Mapping[str, Any]
     shown: str
+    layer: str = ""
     traced: Location | None = None
 
     @property
@@ -90,7 +92,7 @@ def describe(proto: NodeProto, stored: Collection[str]) -> OnnxNode:
     attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in proto.attribute}
     label = module or proto.name or first
     name = module or proto.name.strip("/") or proto.op_type.lower()
-    return OnnxNode(proto, label, name, attributes, scope.shown or proto.op_type, scope.traced)
+    return OnnxNode(proto, label, name, attributes, scope.shown or proto.op_type, scope.layer, scope.traced)
 
 
 # What torch.onnx.export(dynamo=True) says of a node
