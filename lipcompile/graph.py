@@ -192,8 +192,8 @@ class GraphBuilder:
     ) -> Value:
         """Declare the example; a norm that bounds nothing and a shape without entries are refused."""
         if isinstance(norm, Fraction) and norm <= 0:
-            message = "the input norm must be positive"
-            self.diagnostics.append(Diagnostic("LIP202", message, node=name, op="input", location=location))
+            message, mend = "the input norm must be positive", "write norm <= 1.0, say"
+            self.diagnostics.append(Diagnostic("LIP202", message, mend, node=name, op="input", location=location))
         if prod(shape) < 1:
             message = "the input has no entries"
             self.diagnostics.append(Diagnostic("LIP203", message, node=name, op="input", location=location))

@@ -96,7 +96,8 @@ def _imported(target: ast.Constant, folder: Path, root: Path) -> Path:
     except (OSError, ValueError):  # a circle of links, a null byte
         raise input_error("LIP015", f"there is no file `{target.value}` to import", location=target.at) from None
     if not path.is_relative_to(root):
-        raise input_error("LIP015", "an import must stay inside the model's folder", location=target.at)
+        mend = "copy the file into the folder"
+        raise input_error("LIP015", "an import must stay inside the model's folder", mend, target.at)
     if not path.is_file():
         raise input_error("LIP015", f"there is no file `{target.value}` to import", location=target.at)
     return path

@@ -27,6 +27,8 @@ def several_classes(attributes: Any, logits: Shape) -> None:
 def _mend(logits: Shape) -> str:
     if len(logits) == 2 and logits[1] > 1:
         return "put flatten before the last dense layer, or take token_cross_entropy: a label for every token"
+    if len(logits) == 1:
+        return "one logit takes the loss bce"
     return "dense acts on the last axis: put flatten before the last one"
 
 

@@ -13,7 +13,7 @@ from lipcompile.passes.shares import dominating
 # of 10⁴, noise at this bound has on every entry of the gradient a deviation of 10⁶/10⁴ = 100 times that; 10⁴ steps
 # average it down to once, on each of very many entries. See docs/what-if.md.
 LARGEST_USEFUL = 1e6
-_HELP = "`lipcompile report MODEL -o report.html` ranks the changes that make it smaller"
+_HELP = "a report ranks the changes that make it smaller"
 
 
 def vacuous(analysis: Analysis) -> Iterator[Diagnostic]:

@@ -1,0 +1,270 @@
+"""For every diagnostic code an input that provokes it, as small as can be, and the command that reads it.
+
+A code whose example in the table is a .lip program needs no entry here: its wrong example is the input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from lipcompile.codes import codes
+from lipcompile.diagnostics import Diagnostic
+from lipcompile.graph import GraphBuilder, ParameterChoice
+from lipcompile.ops.linear import DENSE, Dense
+from lipcompile.ops.record import Constraint
+from tests.onnx_models import Array, floats, ints, model, node, save
+
+Make = Callable[[Path], object]
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+GOOD = """
+model m {
+    input x: tensor[4], norm <= 1
+    dense(2)
+    loss cross_entropy
+}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A command behind `lipcompile`, run in a folder that `make` filled; `exit` is its exit code.
+
+    If `api` is given it provokes the diagnostic instead: no command can.
+    """
+
+    command: str
+    make: Make
+    exit: int = 1
+    api: Callable[[], Sequence[Diagnostic]] | None = None
+
+
+def texts(**files: str) -> Make:
+    """Write .lip files, by their names without the ending."""
+
+    def make(folder: Path) -> None:
+        for name, text in files.items():
+            (folder / f"{name}.lip").write_text(text, encoding="utf-8")
+
+    return make
+
+
+def network(
+    nodes: Sequence[onnx.NodeProto],
+    shape: Sequence[int | str],
+    weights: Mapping[str, Array] | None = None,
+    *,
+    opset: int = 17,
+    outputs: Sequence[str] = ("y",),
+) -> Make:
+    """Write model.onnx."""
+    return lambda folder: save(model(nodes, shape, weights, opset=opset, outputs=outputs), folder)
+
+
+def good(folder: Path) -> None:
+    """Write model.lip, which nothing is wrong with."""
+    texts(model=GOOD)(folder)
+
+
+def example(code: str) -> Make:
+    """Write the wrong example of the table as model.lip."""
+    return texts(model=codes()[code].wrong)
+
+
+# Files
+
+
+def no_onnx(folder: Path) -> None:
+    (folder / "model.onnx").write_text("<!doctype html>", encoding="utf-8")
+
+
+def truncated(folder: Path) -> None:
+    (folder / "model.onnx").write_bytes((EXAMPLES / "mlp.onnx").read_bytes()[:1000])
+
+
+def without_its_data(folder: Path) -> None:
+    made = model([node("Gemm", "x w", "y")], ("n", 6), {"w": floats(6, 6)})
+    onnx.save_model(
+        made,
+        folder / "model.onnx",
+        save_as_external_data=True,
+        location="weights.data",
+        size_threshold=0,
+    )
+    (folder / "weights.data").unlink()
+
+
+def two_models(folder: Path) -> None:
+    texts(zoo="model small { input x: tensor[2] }\nmodel large { input x: tensor[4] }\n")(folder)
+
+
+def broken_plugin(folder: Path) -> None:
+    """Write what an installed distribution looks like whose entry point leads nowhere."""
+    good(folder)
+    installed = folder / "my_ops-1.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: my-ops\nVersion: 1.0\n", encoding="utf-8")
+    (installed / "entry_points.txt").write_text("[lipcompile.ops]\nshrink = my_ops:SHRINK\n", encoding="utf-8")
+
+
+# Graphs of ONNX
+
+BATCH_NORM = {name: np.ones(6, np.float32) for name in ("bn1.weight", "bn1.bias", "bn1.mean", "bn1.var")}
+
+
+TWICE = 2 * np.eye(6, dtype=np.float32)
+
+
+def without_inputs(folder: Path) -> None:
+    made = model([node("Gemm", "x w", "y")], (1, 6), {"w": floats(6, 6), "x": floats(1, 6)})
+    del made.graph.input[:]
+    save(made, folder)
+
+
+def copied_bias(folder: Path) -> None:
+    """A bias of zeros, stored once, that two layers use: as torch's exporter writes it."""
+    nodes = [
+        node("Identity", "first.bias", "second.bias"),
+        node("Gemm", "x first.weight first.bias", "h"),
+        node("Gemm", "h second.weight second.bias", "y"),
+    ]
+    weights = {"first.weight": floats(6, 6), "second.weight": floats(6, 6, seed=1), "first.bias": np.zeros(6)}
+    save(model(nodes, ("n", 6), {name: w.astype(np.float32) for name, w in weights.items()}), folder)
+
+
+def wrong_constraint() -> Sequence[Diagnostic]:
+    """A ball is a constraint of biases: no front end offers it for a weight."""
+    builder = GraphBuilder("m")
+    source = builder.input("x", (4,), Fraction(1), False, None)
+    choice = ParameterChoice(Constraint("ball", Fraction(1)))
+    builder.add(DENSE, Dense(2), [source], name="out", parameters={"weight": choice})
+    return builder.diagnostics
+
+
+def empty_input() -> Sequence[Diagnostic]:
+    """Front ends ask for sizes above 0 before the graph does."""
+    builder = GraphBuilder("m")
+    builder.input("x", (0,), Fraction(1), False, None)
+    return builder.diagnostics
+
+
+# Training
+
+TRAINED = f"{GOOD}train {{ sampling poisson(batch=4, dataset=8); budget epsilon=3, delta=1e-3, epochs=1 }}\n"
+
+
+def planned(folder: Path, width: int = 4) -> None:
+    texts(model=TRAINED)(folder)
+    np.savez(
+        folder / "data.npz",
+        x_train=floats(8, width),
+        y_train=np.arange(8) % 2,
+        x_test=floats(4, width),
+        y_test=np.arange(4) % 2,
+    )
+
+
+def of_another_width(folder: Path) -> None:
+    planned(folder, width=5)
+
+
+def no_archive(folder: Path) -> None:
+    planned(folder)
+    (folder / "data.npz").write_bytes(b"no archive")
+
+
+def an_earlier_run(folder: Path) -> None:
+    planned(folder)
+    (folder / "run").mkdir()
+    (folder / "run" / "ledger.jsonl").touch()
+
+
+CHECK, TRAIN = (
+    "check model.onnx --input-norm 1 --loss cross_entropy",
+    "train model.lip --data data.npz --output run",
+)
+
+CASES: Mapping[str, Case] = {
+    "LIP001": Case("check missing.lip", good, 2),
+    "LIP002": Case("check model.onnx", no_onnx, 2),
+    "LIP003": Case("check model.onnx", truncated, 2),
+    "LIP004": Case("check model.onnx", without_its_data, 2),
+    "LIP005": Case("check model.lip --constraint spectral=1", good, 2),
+    "LIP006": Case("compile model.lip -o model.py --backend jax", good, 2),
+    "LIP007": Case("check model.onnx", network([node("Relu", "x", "y")], ("n", 6), opset=6), 2),
+    "LIP008": Case("check model.lip", broken_plugin, 2),
+    "LIP010": Case("check model.lip", example("LIP010"), 2),
+    "LIP015": Case("check model.lip", example("LIP015"), 2),
+    "LIP016": Case("check zoo.lip", two_models, 2),
+    "LIP018": Case("check model.lip --limit nodes=50000", example("LIP018"), 2),
+    "LIP100": Case(CHECK, network([node("Exp", "x", "h"), node("Relu", "h", "y")], ("n", 6))),
+    "LIP101": Case(
+        CHECK,
+        network(
+            [
+                node("Gemm", "x fc.weight", "h"),
+                node("BatchNormalization", "h bn1.weight bn1.bias bn1.mean bn1.var", "y _ _", training_mode=1),
+            ],
+            ("n", 6),
+            {"fc.weight": floats(6, 6), **BATCH_NORM},
+        ),
+    ),
+    "LIP105": Case(CHECK, without_inputs),
+    "LIP106": Case(CHECK, network([node("Relu", "x", "y")], ("n", 3, "length"))),
+    "LIP107": Case(CHECK, network([node("Relu", "x", "y"), node("Abs", "x", "z")], ("n", 6), outputs=("y", "z"))),
+    "LIP108": Case(CHECK, network([node("ReduceMean", "x", "y", axes=[0])], ("n", 6))),
+    "LIP109": Case(CHECK, network([node("FusedLayer", "x", "y", domain="com.example")], ("n", 6))),
+    "LIP110": Case(
+        CHECK,
+        network(
+            [node("Slice", "x a e b c", "h"), node("Relu", "h", "y")],
+            ("n", 6),
+            {"a": ints(0), "e": ints(9), "b": ints(1), "c": ints(2)},
+        ),
+    ),
+    "LIP112": Case("check model.lip", example("LIP112"), 0),
+    "LIP201": Case("check model.lip", example("LIP201"), 0),
+    "LIP203": Case("", good, api=empty_input),
+    "LIP213": Case("check model.lip", example("LIP213"), 0),
+    "LIP214": Case(
+        CHECK, network([node("Gemm", "x w", "h"), node("Softmax", "h", "y")], ("n", 6), {"w": floats(6, 6)})
+    ),
+    "LIP215": Case("check model.lip", example("LIP215"), 0),
+    "LIP301": Case("", good, api=wrong_constraint),
+    "LIP303": Case(CHECK, network([node("Gemm", "x w", "y")], ("n", 5), {"w": floats(6, 6)})),
+    "LIP304": Case(
+        CHECK, network([node("Gemm", "x w", "y")], ("n", 6), {"w": np.full((6, 6), np.nan, np.float32)})
+    ),
+    "LIP305": Case(CHECK, network([node("Gemm", "x fc.weight", "y")], ("n", 6), {"fc.weight": TWICE}), 0),
+    "LIP306": Case("check model.lip --freeze 'hiden.*'", good),
+    "LIP307": Case("check model.lip", example("LIP307"), 0),
+    "LIP308": Case(
+        CHECK,
+        network([node("Gemm", "x w", "h"), node("Gemm", "h w", "y", transB=1)], ("n", 6), {"w": floats(6, 6)}),
+    ),
+    "LIP309": Case(CHECK, copied_bias, 0),
+    "LIP310": Case("check model.lip", example("LIP310"), 0),
+    "LIP401": Case("budget --epsilon 0.0001 --delta 1e-30 --sampling-rate 0.5 --steps 1000000", good, 2),
+    "LIP402": Case(TRAIN, no_archive, 2),
+    "LIP403": Case(TRAIN, of_another_width, 2),
+    "LIP405": Case(TRAIN, an_earlier_run, 2),
+}
+
+# Codes that no command can provoke, and why they are there.
+BY_API_ALONE = {
+    "LIP203": "front ends ask for sizes above 0 first; graphs can be built by Python programs",
+    "LIP301": "front ends offer each parameter its own constraints; graphs can be built by Python programs",
+}
+
+
+def case_of(code: str) -> Case | None:
+    """Return the case of a code: its own, or that its wrong example in the table is checked."""
+    if code in CASES or codes()[code].language != "lip":
+        return CASES.get(code)
+    return Case("check model.lip", example(code))
