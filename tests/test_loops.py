@@ -218,10 +218,10 @@ def test_formulas_hold_where_an_open_rate_is_zero(depth: int, tmp_path: Path) ->
         tmp_path, "repeat depth { dense(4, constraint=spectral(u), bias=G) relu }", "dense(1) ; loss kr"
     )
     at = {Symbol("X_0", positive=True): 1, Symbol("u", positive=True): 0, Symbol("G", positive=True): 2}
-    known = {**at, Symbol("depth", positive=True): depth}
+    count = {Symbol("depth", positive=True): depth}  # known last: its powers of u would hide 0/0
     named = [definition for definition in found.definitions if definition.expression is not None]
-    names = {Symbol(d.name, positive=True): d.expression.subs(known) for d in named}
-    squares = {name: bound.expression.subs(known).subs(names) ** 2 for name, bound in found.parameters.items()}
+    names = {Symbol(d.name, positive=True): d.expression.subs(at).subs(count) for d in named}
+    squares = {name: bound.expression.subs(names).subs(at) ** 2 for name, bound in found.parameters.items()}
     assert squares == {
         "repeat_1.dense.weight": 1 if depth == 1 else 4,
         "repeat_1.dense.bias": 1,
