@@ -12,9 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+from onnx import TensorProto, helper
 
 from lipcompile.codes import codes
-from lipcompile.diagnostics import Diagnostic
+from lipcompile.diagnostics import Diagnostic, InputError
+from lipcompile.frontends.lip.printer import print_model
 from lipcompile.graph import GraphBuilder, ParameterChoice
 from lipcompile.ops.linear import DENSE, Dense
 from lipcompile.ops.record import Constraint
@@ -154,6 +156,52 @@ def empty_input() -> Sequence[Diagnostic]:
     return builder.diagnostics
 
 
+def nothing_but_a_number() -> Sequence[Diagnostic]:
+    """An example without axes: ONNX has it, .lip does not."""
+    builder = GraphBuilder("m")
+    graph = builder.finish(builder.input("x", (), Fraction(1), False, None), None)
+    assert graph is not None
+    try:
+        print_model(graph)
+    except InputError as error:
+        return error.diagnostics
+    return ()
+
+
+def two_inputs(folder: Path) -> None:
+    made = model([node("Add", "x u", "y")], ("n", 6))
+    made.graph.input.append(helper.make_tensor_value_info("u", TensorProto.FLOAT, ("n", 6)))
+    save(made, folder)
+
+
+# Modules of torch: each file has a name of its own, for Python keeps what it imported
+
+
+def module(code: str, body: str) -> Make:
+    """Write a Python module in which `network` is a class or a function with this body."""
+    return lambda folder: (folder / f"net_{code}.py").write_text(_NETWORK.format(body=body), encoding="utf-8")
+
+
+_NETWORK = """
+import torch
+from torch import nn
+
+class Network(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x):
+        {body}
+"""
+UNTRACEABLE = "return torch.from_numpy(self.layer(x).detach().numpy() * 2)"
+
+
+def reading(code: str, name: str = "Network", shape: int = 4) -> str:
+    """Return the command that reads such a module."""
+    return f"check net_{code}:{name} --input-shape {shape} --input-norm 1 --loss cross_entropy"
+
+
 # Training
 
 TRAINED = f"{GOOD}train {{ sampling poisson(batch=4, dataset=8); budget epsilon=3, delta=1e-3, epochs=1 }}\n"
@@ -203,6 +251,11 @@ CASES: Mapping[str, Case] = {
     "LIP015": Case("check model.lip", example("LIP015"), 2),
     "LIP016": Case("check zoo.lip", two_models, 2),
     "LIP018": Case("check model.lip --limit nodes=50000", example("LIP018"), 2),
+    "LIP017": Case("", good, api=nothing_but_a_number),
+    "LIP020": Case(reading("020", "Netwrk"), module("020", "return self.layer(x)"), 2),
+    "LIP021": Case(reading("021"), lambda folder: (folder / "net_021.py").write_text("1 / 0\n"), 2),
+    "LIP022": Case(reading("022", "nn"), module("022", "return self.layer(x)"), 2),
+    "LIP023": Case(reading("023", shape=5), module("023", "return self.layer(x)"), 2),
     "LIP100": Case(CHECK, network([node("Exp", "x", "h"), node("Relu", "h", "y")], ("n", 6))),
     "LIP101": Case(
         CHECK,
@@ -229,6 +282,9 @@ CASES: Mapping[str, Case] = {
         ),
     ),
     "LIP112": Case("check model.lip", example("LIP112"), 0),
+    "LIP113": Case(CHECK, two_inputs, 0),
+    "LIP120": Case(reading("120"), module("120", "return self.layer(x) if x.sum() > 0 else self.layer(-x)")),
+    "LIP121": Case(reading("121"), module("121", UNTRACEABLE)),
     "LIP201": Case("check model.lip", example("LIP201"), 0),
     "LIP203": Case("", good, api=empty_input),
     "LIP213": Case("check model.lip", example("LIP213"), 0),
@@ -258,6 +314,7 @@ CASES: Mapping[str, Case] = {
 
 # Codes that no command can provoke, and why they are there.
 BY_API_ALONE = {
+    "LIP017": "writing a model raises it; what can be read and rewritten so far can be written, too",
     "LIP203": "front ends ask for sizes above 0 first; graphs can be built by Python programs",
     "LIP301": "front ends offer each parameter its own constraints; graphs can be built by Python programs",
 }

@@ -166,9 +166,10 @@ class _Run:
 
 def _region(at: Location, line: str | None) -> Json:
     """Return the place in a file. For a whole file it is its beginning: code scanning wants a line."""
-    if at.line is None or at.column is None:
-        number = at.line or 1
-        return {"startLine": number, "startColumn": 1, "endLine": number, "endColumn": 1}
+    if at.line is None:
+        return {"startLine": 1, "startColumn": 1, "endLine": 1, "endColumn": 1}
+    if at.column is None:
+        return {"startLine": at.line, "startColumn": 1, "endLine": at.line, "endColumn": len(line or "") + 1}
     end = at.column + max(at.length, 1)
     if line is not None:  # a complaint about the end of a file points behind its last character
         end = max(at.column, min(end, len(line) + 1))
