@@ -23,6 +23,10 @@ class Backend(Protocol):
         """The module that relates (ε, δ), noise and steps; needs no framework."""
 
     @property
+    def agreement(self) -> Any:
+        """The module that compares an emitted program with its original; imports the framework."""
+
+    @property
     def audit(self) -> Any:
         """The module that attacks the bounds of an emitted program; imports the framework."""
 

@@ -40,6 +40,11 @@ class TorchBackend:
         return import_module("lipcompile_torch.accounting")
 
     @property
+    def agreement(self) -> ModuleType:
+        """`lipcompile_torch.runtime.agreement`."""
+        return import_module("lipcompile_torch.runtime.agreement")
+
+    @property
     def audit(self) -> ModuleType:
         """`lipcompile_torch.runtime.audit`."""
         return import_module("lipcompile_torch.runtime.audit")

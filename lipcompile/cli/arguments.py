@@ -63,6 +63,16 @@ def model_options(*, required: bool = True, several: bool = False) -> Callable[[
     return decorate
 
 
+def verify_option(*, default: bool) -> Callable[[Command], Command]:
+    """Give a command the keyword `verify_import`: whether an import is compared with its original."""
+    return click.option(
+        "--verify-import/--no-verify-import",
+        default=default,
+        show_default=True,
+        help="Run an imported model beside its original, on random inputs, and compare.",
+    )
+
+
 def _collect(
     input_norm: str | None,
     loss: str | None,

@@ -5,13 +5,15 @@ from __future__ import annotations
 import functools
 import gc
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from lipcompile.cli.arguments import Command, model_options
+from lipcompile.cli.arguments import Command, model_options, verify_option
 from lipcompile.cli.output import complain, print_json, source_text
 from lipcompile.diagnostics import InputError, input_error
 
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from lipcompile.reports.sarif import Checked
 
 ACCEPTED, REJECTED, UNUSABLE = 0, 1, 2
+
+Derived = Callable[[str], "Derivation"]
 
 
 def _machine_readable(command: Command) -> Command:
@@ -54,11 +58,13 @@ def _machine_readable(command: Command) -> Command:
     help="What to print on stdout; sarif is for code scanning.",
 )
 @click.option("-v", "--verbose", is_flag=True, help="Also print every layer's bounds, and long formulas.")
-def check(models: tuple[str, ...], options: ModelOptions, form: str, verbose: bool) -> int:
+@verify_option(default=False)
+def check(models: tuple[str, ...], options: ModelOptions, form: str, verbose: bool, verify_import: bool) -> int:
     """Verify that MODEL can be trained without clipping, and derive its gradient bounds.
 
-    MODEL is a .lip file (FILE.lip::name picks one of several models) or an .onnx file. The exit code is 0 if all
-    requirements hold, 1 if the model is rejected, 2 if it cannot be read; of several models, that of the worst.
+    MODEL is a .lip file (FILE.lip::name picks one of several models), an .onnx file, or package.module:factory, a
+    torch module with --input-shape. The exit code is 0 if all requirements hold, 1 if the model is rejected, 2 if
+    it cannot be read; of several models, that of the worst.
 
     \b
     Examples:
@@ -66,10 +72,11 @@ def check(models: tuple[str, ...], options: ModelOptions, form: str, verbose: bo
       lipcompile check model.onnx --input-norm 1.0 --loss cross_entropy --format json
       lipcompile check model.lip model.onnx --format sarif
     """
+    derived = partial(_derived, options=options, verify=verify_import)
     with _uncollected():
         if form == "json":
-            return _json(models, options)
-        return _sarif(models, options) if form == "sarif" else _text(models, options, verbose=verbose)
+            return _json(models, derived)
+        return _sarif(models, derived) if form == "sarif" else _text(models, derived, verbose=verbose)
 
 
 @contextmanager
@@ -84,32 +91,44 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def _derived(model: str, options: ModelOptions) -> Derivation:
+def _derived(model: str, options: ModelOptions, *, verify: bool) -> Derivation:
     """Check one model; raises InputError, also for a file that the system does not let us read."""
     from lipcompile import pipeline
 
     try:
-        return pipeline.check(model, options)
+        if not verify:
+            return pipeline.check(model, options)
+        return _verified(model, options)
     except OSError as error:
         raise input_error("LIP001", f"`{model}` cannot be read: {error.strerror}", "check the path") from None
+
+
+def _verified(model: str, options: ModelOptions) -> Derivation:
+    """Check one model, and what it was imported from."""
+    from lipcompile import pipeline
+    from lipcompile.backend import find
+    from lipcompile.cli.verification import verified
+
+    loaded = pipeline.load(model, options)
+    return verified(loaded, pipeline.derive(loaded, options), find())
 
 
 def _code(derivation: Derivation) -> int:
     return ACCEPTED if derivation.ok else REJECTED
 
 
-def _json(models: tuple[str, ...], options: ModelOptions) -> int:
+def _json(models: tuple[str, ...], derived: Derived) -> int:
     from lipcompile.reports.json_report import report
 
     if len(models) > 1:
         message = f"--format json reports one model, not {len(models)}"
         raise input_error("LIP005", message, "run the command once for each, or use --format sarif")
-    derivation = _derived(models[0], options)
+    derivation = derived(models[0])
     print_json(report(derivation))
     return _code(derivation)
 
 
-def _text(models: tuple[str, ...], options: ModelOptions, *, verbose: bool) -> int:
+def _text(models: tuple[str, ...], derived: Derived, *, verbose: bool) -> int:
     """Print a report for each model, an empty line between two; what cannot be read does not stop the others."""
     from lipcompile.reports.console import show
     from lipcompile.reports.terminal import report
@@ -117,7 +136,7 @@ def _text(models: tuple[str, ...], options: ModelOptions, *, verbose: bool) -> i
     worst = ACCEPTED
     for index, model in enumerate(models):
         try:
-            derivation = _derived(model, options)
+            derivation = derived(model)
         except InputError as error:
             complain(error.diagnostics)
             worst = UNUSABLE
@@ -129,12 +148,12 @@ def _text(models: tuple[str, ...], options: ModelOptions, *, verbose: bool) -> i
     return worst
 
 
-def _sarif(models: tuple[str, ...], options: ModelOptions) -> int:
+def _sarif(models: tuple[str, ...], derived: Derived) -> int:
     """Print one log of all models; what cannot be read is a result in it, and told on stderr."""
     found, worst = [], ACCEPTED
     for model in models:
         try:
-            derivation = _derived(model, options)
+            derivation = derived(model)
         except InputError as error:
             complain(error.diagnostics)
             found.append(_checked(model, error.diagnostics, readable=False))
@@ -149,7 +168,14 @@ def _sarif(models: tuple[str, ...], options: ModelOptions) -> int:
 def _checked(model: str, diagnostics: tuple[Diagnostic, ...], *, readable: bool = True) -> Checked:
     from lipcompile.reports.sarif import Checked
 
-    return Checked(model.partition("::")[0], diagnostics, readable)
+    return Checked(_file(model), diagnostics, readable)
+
+
+def _file(model: str) -> str:
+    """Return the file of a model; that of `package.module:factory` is the file of the module, if it is here."""
+    path, home = model.partition("::")[0], model.partition(":")[0]
+    module = Path(*home.split(".")).with_suffix(".py")
+    return str(module) if home != path and module.is_file() else path
 
 
 def _print_sarif(checked: list[Checked], code: int) -> None:

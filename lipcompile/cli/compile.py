@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from lipcompile.cli.arguments import model_options
+from lipcompile.cli.arguments import model_options, verify_option
 from lipcompile.cli.output import complain, refuse_source, serious, write_text
 
 if TYPE_CHECKING:
     from lipcompile.derivation import Derivation
-    from lipcompile.frontends.options import ModelOptions
+    from lipcompile.frontends.options import Loaded, ModelOptions
 
 
 @click.command("compile", short_help="Emit a training module for MODEL.")
@@ -31,10 +31,14 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Let the bounds follow the norms of the current weights: less noise when these shrink.",
 )
-def compile_(model: str, options: ModelOptions, output: Path, backend: str, follow_weights: bool) -> int:
+@verify_option(default=True)
+def compile_(
+    model: str, options: ModelOptions, output: Path, backend: str, follow_weights: bool, verify_import: bool
+) -> int:
     """Check MODEL, and emit a module that trains under the derived bounds.
 
-    The file needs the runtime package lipcompile_torch, and no compiler.
+    The file needs the runtime package lipcompile_torch, and no compiler. What was imported is run beside it on
+    random inputs first, and nothing is written if the two differ.
 
     \b
     Example:
@@ -45,13 +49,30 @@ def compile_(model: str, options: ModelOptions, output: Path, backend: str, foll
 
     emitter = find(backend)
     refuse_source(model, output)
-    derivation = pipeline.check(model, options)
+    loaded = pipeline.load(model, options)
+    derivation = pipeline.derive(loaded, options)
     complain(serious(derivation.diagnostics))
     if not derivation.ok:
         return 1
-    write_text(output, emitter.emit(derivation, follow_weights))
+    text = emitter.emit(derivation, follow_weights)
+    if verify_import and not _agrees(loaded, derivation, text if backend == "torch" else None):
+        return 1
+    write_text(output, text)
     click.echo(_summary(derivation, output), err=True)
     return 0
+
+
+def _agrees(loaded: Loaded, derivation: Derivation, text: str | None) -> bool:
+    """Compare an import, as a module of torch, with its original, and say what came out."""
+    from lipcompile.backend import find
+    from lipcompile.cli.verification import verified
+
+    found = verified(loaded, derivation, find(), text)
+    new = found.diagnostics[len(derivation.diagnostics) :]
+    for note in (one for one in new if one.severity == "note"):
+        click.echo(note.message, err=True)
+    complain(serious(new))
+    return found.ok
 
 
 def _summary(derivation: Derivation, output: Path) -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from lipcompile import limits
 from lipcompile.derivation import Source
@@ -18,6 +18,9 @@ from lipcompile.numbers import Scalar
 from lipcompile.ops import LOSS_BY_NAME
 from lipcompile.ops.record import Constraint, Shape
 from lipcompile.ops.schema import Argument, ArgumentError
+
+if TYPE_CHECKING:
+    from lipcompile.frontends.original import Original
 
 # `keep`: the constraint of each imported weight is its own certified norm.
 Keep = Literal["keep"]
@@ -50,12 +53,16 @@ class TrainingPlan:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What a front end makes of a file. `graph` is None exactly if a diagnostic is an error."""
+    """What a front end makes of a file. `graph` is None exactly if a diagnostic is an error.
+
+    original: gives what was imported, as something that computes; None for a model that says itself what it is.
+    """
 
     source: Source
     graph: Graph | None
     diagnostics: tuple[Diagnostic, ...]
     training: TrainingPlan | None = None
+    original: Callable[[], Original] | None = None
 
 
 def parse_constraint(text: str) -> Constraint | Keep:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lipcompile.derivation import Source
 from lipcompile.diagnostics import Diagnostic, input_error
 from lipcompile.frontends import onnx_model
 from lipcompile.frontends.options import Loaded, ModelOptions
+from lipcompile.frontends.original import OriginalError
 from lipcompile.frontends.torch_import.find import find
+from lipcompile.frontends.torch_import.run import ModuleRun, precision
 from lipcompile.frontends.torch_import.tracing import Example, Untraceable, traced
 from lipcompile.frontends.torch_import.translation import digest, translated
 
 if TYPE_CHECKING:
+    from onnx import ModelProto
     from torch import Tensor
     from torch.export import ExportedProgram
     from torch.nn import Module
@@ -69,13 +73,26 @@ def _like(name: str, tensor: Tensor) -> Example:
 
 def _loaded(module: Module, examples: Sequence[Example], name: str, path: str, options: ModelOptions) -> Loaded:
     try:
-        program, _ = traced(module, examples)
+        program, taken = traced(module, examples)
         model = translated(program)
     except Untraceable as refused:
         return Loaded(Source(name, path, "torch", _NO_DIGEST), None, (refused.diagnostic,))
     source = Source(name, path, "torch", digest(model))
     loaded = onnx_model.imported(model, source, replace(options, input_shape={}), _frozen(module, program))
-    return replace(loaded, diagnostics=tuple(map(_mended, loaded.diagnostics)))
+    return replace(
+        loaded,
+        diagnostics=tuple(map(_mended, loaded.diagnostics)),
+        original=partial(_original, module, taken, model),
+    )
+
+
+def _original(module: Module, examples: Sequence[Example], model: ModelProto) -> ModuleRun:
+    from lipcompile.frontends.onnx_import.inputs import sources
+
+    inputs = sources(model.graph, {})
+    if any(one.name and one.name != source.name for one, source in zip(examples, inputs, strict=True)):
+        raise OriginalError("torch.export has another order of the inputs than --input-shape")
+    return ModuleRun(module, examples, inputs[0].batch, precision(module))
 
 
 def _frozen(module: Module, program: ExportedProgram) -> frozenset[str]:

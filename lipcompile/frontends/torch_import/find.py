@@ -10,8 +10,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from lipcompile.diagnostics import InputError, input_error
+from lipcompile.frontends.quiet import stdout_to_stderr
 from lipcompile.frontends.torch_import.places import place_of, summary
-from lipcompile.frontends.torch_import.quiet import stdout_to_stderr
 from lipcompile.ops.schema import suggest
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from itertools import count, product
 from typing import TYPE_CHECKING, Any
 
 from lipcompile.diagnostics import Diagnostic, InputError, Location, input_error
+from lipcompile.frontends.quiet import silence
 from lipcompile.frontends.torch_import.places import place_of, summary
-from lipcompile.frontends.torch_import.quiet import silence
 from lipcompile.ops.record import Shape
 
 if TYPE_CHECKING:
@@ -85,13 +85,13 @@ def batch(module: Module, examples: Sequence[Example], size: int) -> tuple[tuple
 
     device = next((parameter.device for parameter in module.parameters()), None)
     made = [
-        (example.name, torch.zeros(size, *example.shape, dtype=example.kind or _real(module), device=device))
+        (example.name, torch.zeros(size, *example.shape, dtype=example.kind or real(module), device=device))
         for example in examples
     ]
     return tuple(one for name, one in made if not name), {name: one for name, one in made if name}
 
 
-def _real(module: Module) -> dtype:
+def real(module: Module) -> dtype:
     """Return the kind of numbers that a module computes with."""
     import torch
 

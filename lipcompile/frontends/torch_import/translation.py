@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from lipcompile.diagnostics import Diagnostic
 from lipcompile.frontends.onnx_import.node import scope_of, traced_line
+from lipcompile.frontends.quiet import silence
 from lipcompile.frontends.torch_import.places import summary
-from lipcompile.frontends.torch_import.quiet import silence
 from lipcompile.frontends.torch_import.tracing import Untraceable, untraceable
 
 if TYPE_CHECKING:
