@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from lipcompile.frontends.onnx_import.inputs import Source as InputSource
 from lipcompile.frontends.onnx_import.inputs import declare, sources
 from lipcompile.frontends.onnx_import.node import OnnxNode, describe, module_of
 from lipcompile.frontends.onnx_import.parameters import Parameters
+from lipcompile.frontends.onnx_import.session import opened
 from lipcompile.frontends.onnx_import.sizes import checked
 from lipcompile.frontends.onnx_import.values import Known
 from lipcompile.frontends.onnx_import.visit import FOLDED_ALONE, Visitor
@@ -34,7 +36,8 @@ def load(path: Path, options: ModelOptions) -> Loaded:
     What it cannot vouch for becomes diagnostics, and the graph is None.
     """
     model, digest = file.read(path)
-    return imported(model, Source(path.stem, str(path), "onnx", digest), options)
+    loaded = imported(model, Source(path.stem, str(path), "onnx", digest), options)
+    return replace(loaded, original=partial(opened, path, model, options.input_shape))
 
 
 def imported(
