@@ -163,6 +163,18 @@ def test_formulas_in_text_and_latex() -> None:
     assert latex(sympy.Symbol("depth")) == r"\mathrm{depth}"
 
 
+def test_constants_are_not_rounded_up_where_that_makes_a_formula_smaller() -> None:
+    """In differences, inverses and conditions: 1 - r^n with a larger r is below what it stands for."""
+    x, n = sympy.symbols("x n", positive=True)
+    long = sympy.Rational(123456789, 10**9)
+    case = sympy.Piecewise((n, sympy.Eq(x, long)), (long * x, True))
+    assert legible(3 * (1 - long**n)) == "3 - 3*(123456789/1000000000)**n"
+    assert legible(1 / (x + long)) == "1/(x + 123456789/1000000000)"
+    assert legible(long ** (1 - n)) == "(123456789/1000000000)**(1 - n)"
+    assert legible(long * x - 1) == "0.1234568*x - 1"
+    assert legible(case) == "Piecewise((n, Eq(x, 123456789/1000000000)), (0.1234568*x, True))"
+
+
 def test_long_constants_are_shown_short_and_rounded_up() -> None:
     constant, x = sympy.Rational(18664216801881, 10**13), sympy.Symbol("X_0", positive=True)
     assert text(constant * x) == "18664216801881*X_0/10000000000000"

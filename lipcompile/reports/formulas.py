@@ -8,7 +8,20 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
-from sympy import Add, Float, Max, Min, Mul, Pow, Rational, Symbol, Tuple, default_sort_key, preorder_traversal
+from sympy import (
+    Add,
+    Float,
+    Max,
+    Min,
+    Mul,
+    Pow,
+    Rational,
+    Symbol,
+    Tuple,
+    default_sort_key,
+    exp,
+    preorder_traversal,
+)
 from sympy.logic.boolalg import Boolean
 from sympy.printing.latex import LatexPrinter
 from sympy.printing.printer import Printer
@@ -95,9 +108,25 @@ def _order(expression: Any) -> dict[str, str]:
 
 
 def rounded(expression: Any) -> Any:
-    """Return a formula in which constants of many digits are rounded up to seven."""
+    """Return a formula in which constants of many digits are rounded up to seven.
+
+    What would not be larger for that stays as it is: what it stands in may bound something.
+    """
     long = {atom: _rounded(atom) for atom in expression.atoms(Rational) if _digits(atom) > _DIGITS}
-    return expression.xreplace(long) if long else expression
+    if not long:
+        return expression
+    kept = {part: part for part in expression.atoms(Add, Pow, exp, Boolean) if _may_fall(part)}
+    return expression.xreplace({**long, **kept})
+
+
+def _may_fall(part: Any) -> bool:
+    """Whether a part may get smaller where a constant in it gets larger: differences, inverses, conditions."""
+    if isinstance(part, Add):
+        return any(not term.is_Rational and term.as_coeff_Mul()[0] < 0 for term in part.args)
+    if isinstance(part, Boolean):
+        return True
+    exponent = part.as_base_exp()[1]
+    return bool(exponent.as_coeff_Mul()[0] < 0 or (exponent.is_Add and _may_fall(exponent)))
 
 
 def is_longer(expression: Any, operations: int) -> bool:
