@@ -12,6 +12,8 @@ from lipcompile.diagnostics import Location
 # Opening a pipe must not wait for a writer. Windows has neither.
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
+_CHUNK = 2**20
+
 
 class IrregularFileError(OSError):
     """A folder, a pipe, a socket or a device in place of a file."""
@@ -27,10 +29,11 @@ def read(path: Path, limit: str, used: int = 0) -> bytes:
     """
     most = getattr(limits.current(), limit) - used
     with os.fdopen(_opened(path), "rb") as stream:
-        content = stream.read(min(os.fstat(stream.fileno()).st_size, most) + 1)  # no more, should it grow
-        content += stream.read(max(0, most + 1 - len(content))) if len(content) <= most else b""
+        content = bytearray(stream.read(min(os.fstat(stream.fileno()).st_size, most) + 1))
+        while len(content) <= most and (more := stream.read(_CHUNK)):  # of files that do not say their size
+            content += more
     limits.demand(limit, used + len(content), f"`{path}` and what it reads hold", Location(str(path)))
-    return content
+    return bytes(content)
 
 
 def read_part(path: Path, offset: int, length: int) -> bytes | None:
