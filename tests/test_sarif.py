@@ -127,7 +127,7 @@ def test_no_change_is_proposed_of_a_word_that_is_right(capsys: Capture) -> None:
 
 
 def test_nodes_of_a_graph_are_logical_locations(place: Path, capsys: Capture) -> None:
-    nodes = [node("Relu", "x", "h"), node("Exp", "h", "i"), node("Exp", "x", "j"), node("Add", "i j", "y")]
+    nodes = [node("Relu", "x", "h"), node("Exp", "h", "i"), node("Abs", "i", "j"), node("Exp", "j", "y")]
     save(model(nodes, ("n", 6)), place, "m.onnx")
     results = run_of(capsys, "m.onnx", 1)["results"]
     assert [result["ruleId"] for result in results] == ["LIP100", "LIP100"]
