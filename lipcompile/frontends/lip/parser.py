@@ -119,7 +119,7 @@ class _Builder(Transformer[Token, Any]):
 
     def NUMBER(self, token: Token) -> ast.Constant:  # noqa: N802
         at = self._at(token)
-        return ast.Constant(limits.exact(str(token), "this number has", at), at)
+        return ast.Constant(limits.exact(str(token), "this number", at), at)
 
     def STRING(self, token: Token) -> ast.Constant:  # noqa: N802
         return ast.Constant(str(token)[1:-1], self._at(token))
