@@ -127,16 +127,21 @@ def test_no_change_is_proposed_of_a_word_that_is_right(capsys: Capture) -> None:
 
 
 def test_nodes_of_a_graph_are_logical_locations(place: Path, capsys: Capture) -> None:
-    nodes = [node("Relu", "x", "h"), node("Exp", "h", "i"), node("Abs", "i", "j"), node("Exp", "j", "y")]
+    nodes = [node("Relu", "x", "h"), node("ThresholdedRelu", "h", "i"), node("ThresholdedRelu", "i", "y")]
     save(model(nodes, ("n", 6)), place, "m.onnx")
     results = run_of(capsys, "m.onnx", 1)["results"]
     assert [result["ruleId"] for result in results] == ["LIP100", "LIP100"]
     first = results[0]["locations"][0]
     assert first["logicalLocations"] == [
-        {"name": "Exp_i", "fullyQualifiedName": "x/Relu_h/Exp_i", "kind": "node", "properties": {"op": "Exp"}}
+        {
+            "name": "ThresholdedRelu_i",
+            "fullyQualifiedName": "x/Relu_h/ThresholdedRelu_i",
+            "kind": "node",
+            "properties": {"op": "ThresholdedRelu"},
+        }
     ]
     assert results[0]["properties"] == {"kind": "replace by", "path": ["x", "Relu_h"]}
-    assert "path: x → Relu_h → Exp_i" in results[0]["message"]["text"]
+    assert "path: x → Relu_h → ThresholdedRelu_i" in results[0]["message"]["text"]
     assert region(results[0]) == {"startLine": 1, "startColumn": 1, "endLine": 1, "endColumn": 1}
     assert fingerprint(results[0]) != fingerprint(results[1])
 
