@@ -1,8 +1,9 @@
 """Patterns over the arithmetic of a file, whatever way it is written in.
 
-Exporters write 0.5·x·(1 + erf(x/√2)) as any tree of products, quotients and constants. Here a tensor is taken apart
-into products c·t₁^e₁·t₂^e₂… and sums a + Σ cᵢ·tᵢ of a given number of other tensors, with exact coefficients; a
-pattern is matched against every way to do so. What a pattern binds are names of tensors, nodes and numbers.
+Exporters write 0.5·x·(1 + erf(x/√2)) as any tree of products, quotients and constants. Here a tensor is taken
+apart into products c·t₁^e₁·t₂^e₂… and sums a + Σ cᵢ·tᵢ of a given number of other tensors, with exact
+coefficients; a pattern is matched against every way to do so. What a pattern binds are names of tensors, nodes
+and numbers.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ Sums = Iterator[tuple[Fraction, tuple[tuple[Fraction, str], ...]]]
 class Pattern(Protocol):
     """What a tensor may be; yields the bindings of every way in which it is that."""
 
-    def match(self, context: Context, name: str, found: Found, /) -> Iterator[Found]: ...
+    def match(self, context: Context, name: str, found: Found, /) -> Iterator[Found]:
+        """Yield `found` with the bindings of each match of the tensor `name`."""
+        ...
 
 
 # Reading the file

@@ -8,9 +8,9 @@ from typing import Any
 
 from lipcompile.diagnostics import Refusal
 from lipcompile.frontends.onnx_import.file import OFFICIAL_DOMAINS
+from lipcompile.frontends.onnx_import.layout import FIRST, MIXES, Layout, Placed, placed
 from lipcompile.frontends.onnx_import.node import OnnxNode, module_of
 from lipcompile.frontends.onnx_import.parameters import Parameters
-from lipcompile.frontends.onnx_import.layout import FIRST, MIXES, Layout, Placed, placed
 from lipcompile.frontends.onnx_import.sizes import BATCH
 from lipcompile.frontends.onnx_import.values import Extreme, Item, Known, Strided, Unfinished
 from lipcompile.graph import GraphBuilder, Value
@@ -21,7 +21,7 @@ from lipcompile.ops.shape import Slice
 __all__ = ["MIXES", "Blamed", "Context", "as_tensor", "shape_of"]
 
 
-class Blamed(Refusal):  # noqa: N818
+class Blamed(Refusal):
     """Another operator than the one that is visited is the reason to refuse."""
 
     def __init__(self, unfinished: Unfinished) -> None:
@@ -38,7 +38,8 @@ class Context:
     loss: its name, if one is declared.
     batch: the declared size of the batch, if it is fixed. absorbed: tensors that an earlier node has computed.
     parts: which slice of which tensor a value is. views: tensors reshaped for a MaxMin, by tensor and shape.
-    layout: where the tensors that the current node reads have their batch. makers: the node that puts out a tensor.
+    layout: where the tensors that the current node reads have their batch. makers: the node that puts out a
+    tensor.
     """
 
     builder: GraphBuilder
@@ -106,7 +107,7 @@ class Context:
         return size == BATCH or (self.batch is not None and size == self.batch)
 
     def of_one_example(self, known: Known, example: Shape) -> Known:
-        """Return a constant that meets a tensor, without the axis that meets the batch; refuse one that differs there.
+        """Return a constant that meets a tensor, without the axis of the batch; refuse one that varies along it.
 
         The result has at most the axes of the example; a number has an axis of its own where the example has one.
         """
@@ -118,7 +119,7 @@ class Context:
                 message = f"a constant of shape {list(array.shape)} differs from example to example"
                 raise Refusal("LIP108", message, MIXES)
             parts = self.layout.outer + self.layout.inner
-            array = array.reshape(*array.shape[:place], *(1,) * parts, *array.shape[place + 1 :])
+            array = array.reshape((*array.shape[:place], *(1,) * parts, *array.shape[place + 1 :]))
         if array.ndim == 0 and example:
             array = array.reshape(1)
         if array.ndim > len(example):

@@ -1,9 +1,9 @@
 """Where the batch stands among the axes of a tensor, and what reshapes and permutations make of it.
 
-The importer sees the tensors of one example. In the file, each has one axis more: usually the first. Exporters also
-move it (sequences before the batch, as recurrent layers want them) and merge it with its neighbours (the heads of an
-attention, the tokens before a linear layer). A `Layout` tells exactly where it is, so that an operator that would mix
-examples is known from one that merely counts its axes differently.
+The importer sees the tensors of one example. In the file, each has one axis more: usually the first. Exporters
+also move it (sequences before the batch, as recurrent layers want them) and merge it with its neighbours (the
+heads of an attention, the tokens before a linear layer). A `Layout` tells exactly where it is, so that an
+operator that would mix examples is known from one that merely counts its axes differently.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def _filled(sizes: Sequence[int], entries: int) -> Shape | None:
     return tuple(entries // known if size == -1 else size for size in sizes)
 
 
-def permuted(layout: Layout, example: Shape, order: Sequence[int]) -> tuple[list[int], Layout]:
+def permuted(layout: Layout, order: Sequence[int]) -> tuple[list[int], Layout]:
     """Return the permutation of the example's axes and the new layout."""
     axes: list[int] = []
     place = 0

@@ -7,7 +7,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 from lipcompile.diagnostics import Refusal
-from lipcompile.frontends.onnx_import.context import MIXES, Context, shape_of
+from lipcompile.frontends.onnx_import.context import Context, shape_of
 from lipcompile.frontends.onnx_import.node import OnnxNode
 from lipcompile.frontends.onnx_import.normalisation import gain
 from lipcompile.frontends.onnx_import.shape import made_axes, permute, reshape_to, unsqueeze
@@ -252,7 +252,7 @@ def _view(context: Context, node: OnnxNode, source: Value, shape: Shape) -> Valu
 
 def extreme_of_axis(context: Context, node: OnnxNode) -> Item:
     """ReduceMax and ReduceMin; over an axis of size 2, with the other beside it, half of a MaxMin."""
-    operand, axes = context.tensor(node), reduced_axes(context, node)
+    operand, axes = context.tensor(node), reduced_axes(context, node, context.shape(node))
     if len(axes) != 1 or shape_of(operand)[axes[0]] != 2 or not _has_other_half(context, node):
         return reduced("reduce_max" if node.op_type == "ReduceMax" else "reduce_min")(context, node)
     made = axes[0] if node.integer("keepdims", 1) else None

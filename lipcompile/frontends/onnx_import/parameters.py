@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import isqrt
 from typing import TYPE_CHECKING, Any
@@ -66,6 +66,21 @@ class Parameters:
     stored: frozenset[str]
     frozen: frozenset[str] = frozenset()
     _owners: dict[str, tuple[Key, str, Array]] = field(default_factory=dict)
+    _cut: dict[str, Hashable] = field(default_factory=dict)
+
+    def part(self, known: Known, array: Array, label: str, cut: Hashable, origin: str) -> Known:
+        """Return a part of a constant as a parameter; raises Refusal if the constant has another use as well.
+
+        `cut` tells how the constant is cut: its parts do not overlap, and equal cuts mean equal parts. `origin`
+        names a constant that is computed from no stored tensor.
+        """
+        for source in sorted(known.sources):
+            if source in self._owners or self._cut.setdefault(source, (cut, known.moves)) != (cut, known.moves):
+                raise _used_in_another_way(source, self._owners[source][1] if source in self._owners else "")
+        own = {source: f"{source}[{label}]" for source in known.sources or (origin,)}
+        self.stored |= {name for source, name in own.items() if source in self.stored}
+        self.frozen |= {name for source, name in own.items() if source in self.frozen}
+        return replace(known, array=array, sources=frozenset(own.values()))
 
     def add(
         self,
@@ -100,11 +115,9 @@ class Parameters:
             key, owner, other = self._owners[source]
             if key == use.key and owner.endswith(f".{use.role}") and np.array_equal(array, other):
                 return owner
-            raise Refusal(
-                "LIP308",
-                f"the stored tensor `{source}` is used here in another way than as `{owner}`",
-                "give each layer a tensor of its own",
-            )
+            raise _used_in_another_way(source, owner)
+        for source in sorted(use.known.sources & self._cut.keys()):
+            raise _used_in_another_way(source, "")
         return None
 
     def _register(self, use: Use, choice: ParameterChoice, parameter: str) -> None:
@@ -151,6 +164,12 @@ class Parameters:
             mend = "--constraint keep or a larger --bias-bound" if use.shifts else "--constraint keep"
             message, help_line = f"`{parameter}` {excess}", f"{mend} keeps the imported values"
             self.builder.diagnostics.append(Diagnostic("LIP305", message, help_line, Severity.WARNING))
+
+
+def _used_in_another_way(source: str, owner: str) -> Refusal:
+    elsewhere = f"than as `{owner}`" if owner else "than elsewhere"
+    message = f"the stored tensor `{source}` is used here in another way {elsewhere}"
+    return Refusal("LIP308", message, "give each layer a tensor of its own")
 
 
 def _roomy(norm: Fraction) -> Fraction:

@@ -1,7 +1,7 @@
 """Sizes that contain the unknown size of the batch: formal numbers a·BATCH + c with small whole a and c.
 
-The arithmetic of shapes runs on them as on ordinary integers. It is exact as long as a and c stay small, which `check`
-ensures, and as long as no operator compares, rounds or multiplies two of them, which `allowed` refuses.
+The arithmetic of shapes runs on them as on ordinary integers. It is exact as long as a and c stay small, which
+`check` ensures, and as long as no operator compares, rounds or multiplies two of them, which `allowed` refuses.
 """
 
 from __future__ import annotations

@@ -113,10 +113,10 @@ def quick_gelu(context: Context, node: OnnxNode, found: Found) -> Value | None:
 # Norms, softmax and roots of sums
 
 
-def _axes(context: Context, found: Found, *keys: str) -> tuple[int, ...] | None:
+def _axes(context: Context, operand: Value, found: Found, *keys: str) -> tuple[int, ...] | None:
     """Return the axes that all bound reductions keep and agree on."""
     nodes = [node for key in keys if (node := _node(found, key)) is not None]
-    axes = {reduced_axes(context, node) for node in nodes}
+    axes = {reduced_axes(context, node, shape_of(operand)) for node in nodes}
     kept = all(node.integer("keepdims", 1) for node in nodes)
     return axes.pop() if kept and len(axes) == 1 else None
 
@@ -124,7 +124,7 @@ def _axes(context: Context, found: Found, *keys: str) -> tuple[int, ...] | None:
 def _norm(op: str) -> Callable[[Context, OnnxNode, Found], Value | None]:
     def build(context: Context, node: OnnxNode, found: Found) -> Value | None:
         operand = _tensor(context, found, "x")
-        axes = None if operand is None else _axes(context, found, "mean", "variance")
+        axes = None if operand is None else _axes(context, operand, found, "mean", "variance")
         clipped = _node(found, "clipped")
         if operand is None or not axes or (clipped is not None and len(clipped.proto.input) > 2):
             return None
@@ -143,7 +143,7 @@ rms_norm = _norm("rms_norm")
 def softmax(context: Context, node: OnnxNode, found: Found) -> Value | None:
     """c·e^x/Σe^x along one axis, the largest entry subtracted or not."""
     operand = _tensor(context, found, "x")
-    axes = None if operand is None else _axes(context, found, "sum", "largest")
+    axes = None if operand is None else _axes(context, operand, found, "sum", "largest")
     if operand is None or axes is None or len(axes) != 1:
         return None
     made = context.add(node, OP_BY_NAME["softmax"], Softmax(axis=axes[0]), [operand])
@@ -169,7 +169,7 @@ def scaled_root(context: Context, node: OnnxNode, found: Found) -> Value | None:
     reduction, operand = _node(found, "sum"), _tensor(context, found, "x")
     if reduction is None or operand is None:
         return None
-    axes, keep = reduced_axes(context, reduction), bool(reduction.integer("keepdims", 1))
+    axes, keep = reduced_axes(context, reduction, shape_of(operand)), bool(reduction.integer("keepdims", 1))
     if not axes:
         return None
     entries = math.prod(shape_of(operand)[axis] for axis in axes)
@@ -230,7 +230,8 @@ def _is_causal(context: Context, found: Found) -> bool | None:
         known = context.items[str(found["seen"])]
         assert isinstance(known, Known)
         seen = known.array.astype(bool)
-        if not bool(seen.all()) and _number(found, "low") > -(10**30):
+        low = context.items[str(found["low"])]
+        if not isinstance(low, Known) or not bool((low.array < -1e30).all()):
             return None
     else:
         return False

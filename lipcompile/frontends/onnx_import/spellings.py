@@ -1,16 +1,19 @@
 """Operators that a file spells out in arithmetic: which patterns mean which op.
 
-A pattern is tried at the last node of a spelling. What the nodes before it would mean by themselves (a square root has
-no slope at 0, say) does not matter then: they are `Unfinished`, and refused only if something else reads them.
+A pattern is tried at the last node of a spelling. What the nodes before it would mean by themselves (a square
+root has no slope at 0, say) does not matter then: they are `Unfinished`, and refused only if something else
+reads them.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 
+from lipcompile.diagnostics import Refusal
 from lipcompile.frontends.onnx_import.algebra import (
     HALF,
     ONE,
@@ -141,7 +144,7 @@ SCORES = either(
     Op("Add", (times(Op("MatMul", (Tensor("q"), Tensor("kt"))), factor="scale"), Constant("mask")), commutes=True),
     Op(
         "Where",
-        (Constant("seen"), times(Op("MatMul", (Tensor("q"), Tensor("kt"))), factor="scale"), Single("low")),
+        (Constant("seen"), times(Op("MatMul", (Tensor("q"), Tensor("kt"))), factor="scale"), Constant("low")),
     ),
 )
 WEIGHTS = Op("Softmax", (SCORES,), key="softmax")
@@ -190,7 +193,17 @@ def spelled(context: Context, node: OnnxNode) -> Value | None:
     """Return what a spelling that ends in this node means, None if none does."""
     for spelling in _BY_LAST.get(node.op_type, ()):
         for found in spelling.pattern.match(context, node.outputs[0], {}):
-            value = spelling.build(context, node, found)
+            value = _built(context, node, spelling, found)
             if value is not None:
                 return value
+    return None
+
+
+def _built(context: Context, node: OnnxNode, spelling: Spelling, found: Found) -> Value | None:
+    layout = context.layout
+    with suppress(Refusal):  # what is wrong with the operators by themselves is said when they are imported
+        value = spelling.build(context, node, found)
+        if value is not None:
+            return value
+    context.layout = layout
     return None

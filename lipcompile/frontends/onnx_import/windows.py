@@ -110,21 +110,20 @@ def global_pool(op: str) -> Importer:
     return lambda context, node: context.add(node, OP_BY_NAME[op], GlobalPool(keep=True), [context.tensor(node)])
 
 
-def reduced_axes(context: Context, node: OnnxNode) -> tuple[int, ...]:
+def reduced_axes(context: Context, node: OnnxNode, example: Shape) -> tuple[int, ...]:
     """Return the axes of the example that a reduction removes, from its attribute or its operand, sorted."""
     operand = context.known(node, 1, "the axes")
-    rank = len(context.shape(node)) + 1
     axes = node.integers("axes") if operand is None else integers(operand, "the axes")
     if not axes:
-        axes = () if node.integer("noop_with_empty_axes", 0) else tuple(range(rank))
-    return tuple(sorted({context.axis(node, axis, rank) for axis in axes}))
+        axes = () if node.integer("noop_with_empty_axes", 0) else tuple(range(context.layout.rank(example)))
+    return tuple(sorted({context.axis(node, axis, len(example) + 1) for axis in axes}))
 
 
 def reduced(op: str) -> Importer:
     """Return the importer of a reduction over axes of the example."""
 
     def importer(context: Context, node: OnnxNode) -> Value:
-        operand, axes = context.tensor(node), reduced_axes(context, node)
+        operand, axes = context.tensor(node), reduced_axes(context, node, context.shape(node))
         if not axes:
             return operand
         reduction = Reduce(axes, keep=bool(node.integer("keepdims", 1)))
