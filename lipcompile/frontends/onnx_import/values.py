@@ -47,8 +47,9 @@ ARITHMETIC = frozenset(
         ),
     )
 )
-# What may be done with a constant that was copied for each example.
-_OF_COPIES = frozenset(("Identity", "Cast", "Transpose", "Unsqueeze"))
+# What may be done with a constant that was copied for each example. (A slice that leaves one copy leaves what
+# broadcasts to the same; one that leaves nothing of what stands for all is refused.)
+_OF_COPIES = frozenset(("Identity", "Cast", "Slice", "Transpose", "Unsqueeze"))
 KEEP = "keep the batch axis as it is: use -1"
 
 
@@ -144,11 +145,14 @@ def fold(proto: NodeProto, operands: Sequence[Known | None], version: int) -> li
         raise Refusal(
             "LIP100", f"unsupported op {op_type} on constants", "simplify the file: fold constants while exporting"
         )
-    if any(operand.batched for operand in given) and op_type not in _OF_COPIES:
+    copies = any(operand.batched for operand in given)
+    if copies and op_type not in _OF_COPIES:
         raise Refusal("LIP108", f"{op_type} computes with copies for each example", KEEP)
     if any(has_batch(operand.array) for operand in given):
         return _fold_formal(proto, operands, version)
     arrays = [checked(array) for array in _evaluate(proto, operands, version)]
+    if copies and not all(array.size for array in arrays):
+        raise Refusal("LIP108", f"{op_type} takes single copies of those for each example", KEEP)
     return _results(proto, given, arrays)
 
 
