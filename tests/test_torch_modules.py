@@ -1,0 +1,538 @@
+"""The torch front end: modules by name and in memory, in their own names; what cannot be imported is told."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+
+import lipcompile
+from lipcompile import __main__
+from lipcompile.diagnostics import InputError, Severity
+from lipcompile.frontends.onnx_import.session import parts
+from lipcompile.frontends.torch_import.tracing import Example, traced
+from lipcompile.frontends.torch_import.translation import digest, translated
+from lipcompile.pipeline import from_module
+
+Capture = pytest.CaptureFixture[str]
+NAMES = (f"user_module_{number}" for number in count())
+
+PREAMBLE = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+class Net(nn.Module):
+    def __init__(self, width=8):
+        super().__init__()
+        self.stem = nn.Conv2d(3, width, 3, bias=False)
+        self.head = nn.Linear(width, 5)
+    def forward(self, image):
+        return self.head(F.relu(self.stem(image)).mean((2, 3)))
+"""
+
+
+@pytest.fixture
+def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Writes a module of the user's into the current folder and returns its name."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    written = []
+
+    def write(code: str) -> str:
+        name = next(NAMES)
+        Path(f"{name}.py").write_text(PREAMBLE + code, encoding="utf-8")
+        written.append(name)
+        return name
+
+    yield write
+    for name in written:
+        sys.modules.pop(name, None)
+
+
+def checked(capsys: Capture, reference: str, *options: str, code: int = 0) -> dict[str, Any]:
+    arguments = ["check", reference, "--format", "json", *(options or ("--input-shape", "3,8,8"))]
+    assert __main__.run(arguments) == code
+    out, err = capsys.readouterr()
+    assert err == ""
+    answer: dict[str, Any] = json.loads(out)
+    return answer
+
+
+def refused(capsys: Capture, reference: str, *options: str) -> dict[str, Any]:
+    """The only diagnostic of a model that cannot be used: exit code 2."""
+    arguments = ["check", reference, *(options or ("--input-shape", "3,8,8"))]
+    assert __main__.run(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "Traceback" not in err
+    with pytest.raises(InputError) as raised:
+        lipcompile.check(reference, _options(options or ("--input-shape", "3,8,8")))
+    (found,) = raised.value.diagnostics
+    assert found.code in err
+    return {"code": found.code, "message": found.message, "help": found.help, "location": found.location}
+
+
+def _options(texts: tuple[str, ...]) -> Any:
+    from lipcompile.frontends.options import ModelOptions, parse_shape
+
+    return ModelOptions(input_shape=dict(parse_shape(text) for text in texts if not text.startswith("--")))
+
+
+# Where a module comes from
+
+
+@pytest.mark.parametrize(
+    ("code", "name"),
+    [
+        ("", "Net"),  # a class
+        ("def make():\n    return Net(4)", "make"),  # a function
+        ("NET = Net()", "NET"),  # an object
+        ("make = lambda: Net()", "make"),
+        ("class Zoo:\n    @staticmethod\n    def small():\n        return Net(2)", "Zoo.small"),
+        ("ZOO = nn.ModuleDict({'a': Net()})", "ZOO.a"),
+        ("from functools import partial\nmake = partial(Net, width=3)", "make"),
+    ],
+)
+def test_everything_that_gives_a_module(user: Any, capsys: Capture, code: str, name: str) -> None:
+    found = checked(capsys, f"{user(code)}:{name}")
+    assert found["model"]["format"] == "torch"
+    assert found["model"]["name"] == name.rpartition(".")[2]
+    names = [one["name"] for one in found["parameters"]]
+    assert names == ["stem.weight", "head.weight", "head.bias"]
+
+
+def test_modules_inside_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    Path("pack_of_tests/inner").mkdir(parents=True)
+    Path("pack_of_tests/inner/nets.py").write_text(PREAMBLE)
+    assert checked(capsys, "pack_of_tests.inner.nets:Net")["ok"]
+
+
+@pytest.mark.parametrize(
+    ("code", "name", "expected", "message", "line"),
+    [
+        ("", "Nett", "LIP020", "has no attribute `Nett`", None),
+        ("def make():\n    return Net().stem.bogus", "make", "LIP021", "AttributeError", 14),
+        ("def make():\n    return missing_name", "make", "LIP021", "NameError: name 'missing_name'", 14),
+        ("raise SystemExit(3)", "Net", "LIP021", "SystemExit: 3", 13),
+        ("import no_such_package_anywhere", "Net", "LIP021", "No module named 'no_such_package_anywhere'", 13),
+        ("def broken(:", "Net", "LIP021", "SyntaxError", 13),
+        ("def make(width, depth, other=3):\n    return Net(width)", "make", "LIP022", "width, depth", None),
+        ("def make():\n    return {'model': Net()}", "make", "LIP022", "of type dict", None),
+        ("NUMBER = 3", "NUMBER", "LIP022", "of type int", None),
+        ("import torch.optim as o", "o", "LIP022", "of type module", None),
+    ],
+)
+def test_factories_that_fail(
+    user: Any, capsys: Capture, code: str, name: str, expected: str, message: str, line: int | None
+) -> None:
+    home = user(code)
+    found = refused(capsys, f"{home}:{name}")
+    assert found["code"] == expected
+    assert message in found["message"]
+    assert (found["location"] and found["location"].line) == line
+    if line is not None:
+        assert Path(found["location"].file).name == f"{home}.py"
+
+
+def test_a_module_of_python_that_is_not_there(capsys: Capture) -> None:
+    found = refused(capsys, "no_such_module_anywhere.inner:Net")
+    assert found["code"] == "LIP020"
+    assert "`no_such_module_anywhere`" in found["message"]
+
+
+def test_a_near_name_is_suggested(user: Any, capsys: Capture) -> None:
+    assert refused(capsys, f"{user('')}:Nett")["help"] == "did you mean `Net`?"
+
+
+def test_what_is_no_reference_is_no_model(capsys: Capture) -> None:
+    for text in ("model.pt", "a:b:c", "a b:c", "1a:b", ":b", "a:"):
+        assert __main__.run(["check", text]) == 2
+        assert "LIP001" in capsys.readouterr().err
+
+
+def test_prints_of_the_user_do_not_mix_with_json(user: Any, capsys: Capture) -> None:
+    name = user("print('hello')\ndef make():\n    print('made')\n    return Net()")
+    assert __main__.run(["check", f"{name}:make", "--input-shape", "3,8,8", "--format", "json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["ok"]
+    assert err == "hello\nmade\n"
+
+
+def test_every_command_reads_modules_quietly(user: Any) -> None:
+    name = user("def make():\n    return Net().eval()")
+    common = [f"{name}:make", "--input-shape", "3,8,8", "--input-norm", "1", "--loss", "cross_entropy"]
+    for arguments in (["check", *common, "--format", "json"], ["compile", *common, "-o", "out.py"]):
+        result = subprocess.run(
+            [sys.executable, "-m", "lipcompile", *arguments], capture_output=True, text=True, check=False
+        )
+        assert result.returncode == 0, result.stderr
+        told = [line for line in result.stderr.splitlines() if line and not line[0].isdigit()]
+        expected = (" ", "warning[", "the import computes", "wrote")
+        assert [line for line in told if not line.startswith(expected)] == []
+    assert json.loads(result.stdout or "{}") == {}
+    assert "class Make" in Path("out.py").read_text()
+
+
+# Shapes
+
+
+def test_a_module_needs_a_shape(user: Any) -> None:
+    with pytest.raises(InputError) as raised:
+        lipcompile.check(f"{user('')}:Net")
+    assert raised.value.diagnostics[0].code == "LIP023"
+
+
+def test_a_shape_that_does_not_fit(user: Any, capsys: Capture) -> None:
+    found = refused(capsys, f"{user('')}:Net", "--input-shape", "4,8,8")
+    assert found["code"] == "LIP023"
+    assert "[B, 4, 8, 8]" in found["message"]
+    assert found["location"].line == 12
+
+
+@pytest.mark.parametrize("shape", ["3,-1,8", "3,0", "", "3,,4", "a,b", "=3", "3;4"])
+def test_what_is_no_shape(capsys: Capture, shape: str) -> None:
+    assert __main__.run(["check", "m:f", "--input-shape", shape]) == 2
+    assert "LIP005" in capsys.readouterr().err
+
+
+def test_shapes_belong_to_inputs(capsys: Capture) -> None:
+    for texts in (("3", "4"), ("x=3", "4"), ("x=3", "x=4")):
+        options = [part for text in texts for part in ("--input-shape", text)]
+        assert __main__.run(["check", "m:f", *options]) == 2
+        assert "LIP005" in capsys.readouterr().err
+
+
+def test_a_lip_file_has_its_shape(tmp_path: Path, capsys: Capture) -> None:
+    path = tmp_path / "m.lip"
+    path.write_text("model m {\n input x: tensor[4], norm <= 1\n dense(2)\n}")
+    assert __main__.run(["check", str(path), "--input-shape", "4"]) == 2
+    assert "LIP005" in capsys.readouterr().err
+
+
+# In memory
+
+
+class Norms(nn.Module):
+    """Two norms whose gains and shifts are equal, and not tied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.LayerNorm(6), nn.LayerNorm(6)
+        self.head = nn.Linear(6, 4)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.head(self.second(torch.relu(self.first(x))))
+        return y
+
+
+def sizes(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
+
+
+def trained(derivation: Any) -> int:
+    return int(derivation.analysis.graph.size(trained=True))
+
+
+def test_equal_weights_are_not_tied() -> None:
+    derivation = from_module(Norms(), (6,))
+    assert derivation.ok
+    assert trained(derivation) == sizes(Norms()) == 4 * 6 + 6 * 4 + 4
+    assert not [found for found in derivation.diagnostics if found.code == "LIP309"]
+
+
+class Tied(nn.Module):
+    """Two layers with one weight; their biases are equal, and not tied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.second.weight = self.first.weight
+        nn.init.zeros_(self.first.bias)
+        nn.init.zeros_(self.second.bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.second(torch.relu(self.first(x)))
+        return y
+
+
+def test_tied_weights_are_one_parameter() -> None:
+    derivation = from_module(Tied(), torch.zeros(2, 6))
+    assert trained(derivation) == sizes(Tied()) == 6 * 6 + 6 + 6
+
+
+def test_a_convolution_without_a_bias_gets_none() -> None:
+    derivation = from_module(
+        nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), nn.Flatten(), nn.Linear(16, 2)), (3, 4, 4)
+    )
+    assert derivation.analysis is not None
+    assert trained(derivation) == 4 * 3 * 9 + 16 * 2 + 2
+
+
+class Positions(nn.Module):
+    """A buffer, a frozen layer and a trained one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("offset", torch.arange(6.0))
+        self.frozen, self.trained = nn.Linear(6, 6), nn.Linear(6, 2)
+        self.frozen.requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert isinstance(self.offset, torch.Tensor)
+        y: torch.Tensor = self.trained(torch.relu(self.frozen(x + self.offset)))
+        return y
+
+
+def test_what_the_module_does_not_train_is_frozen() -> None:
+    module = Positions()
+    derivation = from_module(module, (6,), input_norm=1.0, loss="cross_entropy")
+    assert derivation.ok
+    assert trained(derivation) == sizes(module) == 6 * 2 + 2
+
+
+class Mode(nn.Module):
+    """Batch normalisation and dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Dropout(0.5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.body(x)
+        return y
+
+
+def test_batch_norm_in_training_mode_is_refused() -> None:
+    """torch.onnx writes it as if it were in evaluation mode."""
+    derivation = from_module(Mode(), (6,))
+    (error,) = [found for found in derivation.diagnostics if found.severity == Severity.ERROR]
+    assert error.code == "LIP101"
+    assert (error.node, error.op) == ("body.1", "BatchNorm1d")
+    assert ".eval()" in error.help
+    assert error.location is not None
+    assert Path(error.location.file).name == Path(__file__).name
+    assert "self.body(x)" in Path(__file__).read_text().splitlines()[(error.location.line or 0) - 1]
+
+
+def test_batch_norm_without_statistics_of_its_own_is_refused_always() -> None:
+    module = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6, track_running_stats=False)).eval()
+    codes = {found.code for found in from_module(module, (6,)).diagnostics if found.severity == Severity.ERROR}
+    assert "LIP101" in codes  # and that a mean is taken over the batch
+
+
+def test_evaluation_mode_folds_it() -> None:
+    assert from_module(Mode().eval(), (6,)).ok
+
+
+def test_the_module_is_left_as_it_was() -> None:
+    module = Mode()
+    module.body[0].eval()
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    example = torch.ones(4, 6)
+    from_module(module, example)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
+    assert [part.training for part in module.modules()] == [True, True, False, True, True]
+    assert torch.equal(example, torch.ones(4, 6))
+
+
+def test_names_are_the_modules_own() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bad = nn.BatchNorm1d(6)
+            self.lin = nn.Linear(6, 6)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + F.gelu(self.lin(self.bad(x)))
+
+    derivation = from_module(nn.Sequential(nn.Sequential(Block(), Block())), (6,))
+    errors = [found for found in derivation.diagnostics if found.severity == Severity.ERROR]
+    assert [error.node for error in errors] == ["0.0.bad", "0.1.bad"]
+
+
+def test_options_of_from_module() -> None:
+    module = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 2, bias=False))
+    free = from_module(module, (4,))
+    assert free.ok
+    derivation = from_module(module, (4,), input_norm=0.1, loss="multiclass_hinge", freeze=["*0.weight"])
+    assert derivation.analysis is not None
+    (bound,) = derivation.analysis.parameters.values()
+    # The hinge of 2 classes has constant 1/√2, a frozen layer of norm 1 hands on ‖x‖ <= 1/10.
+    assert bound.value == pytest.approx(0.1 / 2**0.5)
+    kept = from_module(module, (4,), constraint="keep")
+    assert kept.analysis is not None
+    first = next(iter(kept.analysis.graph.parameters.values()))
+    largest = np.linalg.norm(module[0].weight.detach().double().numpy(), 2)
+    assert float(first.constraint.bound) == pytest.approx(largest, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "example",
+    [
+        torch.zeros(3, 6),
+        (torch.zeros(1, 6),),
+        [torch.zeros(5, 6)],
+        {"input": torch.zeros(2, 6)},
+        (6,),
+        torch.Size([6]),
+    ],
+)
+def test_examples(example: Any) -> None:
+    derivation = from_module(nn.Sequential(nn.Linear(6, 2)), example)
+    assert derivation.ok
+    assert derivation.analysis is not None
+    assert derivation.analysis.graph.input.shape == (6,)
+
+
+@pytest.mark.parametrize("example", [torch.tensor(1.0), "3,4", None, (), (0, 3), object()])
+def test_what_is_no_example(example: Any) -> None:
+    with pytest.raises(InputError) as raised:
+        from_module(nn.Linear(6, 2), example)
+    assert raised.value.diagnostics[0].code == "LIP023"
+
+
+def test_what_is_no_module() -> None:
+    with pytest.raises(InputError) as raised:
+        from_module(lambda x: x, (6,))  # type: ignore[arg-type]
+    assert raised.value.diagnostics[0].code == "LIP022"
+
+
+def test_tokens_are_recognised() -> None:
+    module = nn.Sequential(nn.Embedding(7, 4), nn.Flatten(), nn.Linear(12, 2))
+    _, (taken,) = traced(module, [Example("", (3,))])
+    assert taken.kind == torch.int64
+    derivation = from_module(module, (3,), loss="cross_entropy")
+    assert derivation.ok, derivation.diagnostics
+    assert derivation.analysis is not None
+    assert derivation.analysis.graph.input.tokens
+
+
+# What has no graph
+
+
+class Branch(nn.Module):
+    """Decides by its data."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.sum() > 0:
+            return x
+        return -x
+
+
+class Foreign(nn.Module):
+    """Leaves torch."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(np.tanh(x.detach().numpy()))
+
+
+class Exotic(nn.Module):
+    """Has no ONNX operators."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.svdvals(x.reshape(-1, 2, 2))
+
+
+class Pair(nn.Module):
+    """Two outputs."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x, -x
+
+
+@pytest.mark.parametrize(
+    ("module", "code", "line"),
+    [
+        (Branch(), "LIP120", "if x.sum() > 0:"),
+        (Foreign(), "LIP121", "np.tanh"),
+        (Exotic(), "LIP100", None),
+        (Pair(), "LIP107", None),
+    ],
+)
+def test_what_cannot_be_imported_is_rejected(module: nn.Module, code: str, line: str | None) -> None:
+    derivation = from_module(module, (4,))
+    assert not derivation.ok
+    (error,) = [found for found in derivation.diagnostics if found.severity == Severity.ERROR]
+    assert error.code == code
+    if line is not None:
+        assert error.location is not None
+        assert line in Path(error.location.file).read_text().splitlines()[(error.location.line or 0) - 1]
+
+
+def test_a_loop_over_the_batch_mixes_examples() -> None:
+    class Loop(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.stack([self.layer(row) for row in x])
+
+    derivation = from_module(Loop(), (4,))
+    assert {found.code for found in derivation.diagnostics if found.severity == Severity.ERROR} == {"LIP108"}
+
+
+def test_one_tensor_for_two_inputs_is_two_inputs() -> None:
+    """torch.export takes one object given twice for one input."""
+
+    class Both(nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return x - y
+
+    same = torch.zeros(2, 4)
+    derivation = from_module(Both(), (same, same))
+    assert derivation.analysis is not None
+    assert derivation.analysis.graph.input.shape == (8,)
+
+
+# Boundaries
+
+
+def test_nothing_is_said(capsys: Capture) -> None:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        from_module(Mode().eval(), (6,))
+        from_module(Branch(), (6,))
+    assert told == []
+    assert capsys.readouterr() == ("", "")
+    assert logging.root.manager.disable == 0
+
+
+def test_the_digest_is_of_what_is_computed() -> None:
+    torch.manual_seed(0)
+    module = nn.Linear(4, 2)
+    digests = [digest(translated(traced(module, [Example("", (4,))])[0])) for _ in range(2)]
+    with torch.no_grad():
+        module.bias[0] += 1
+    digests.append(digest(translated(traced(module, [Example("", (4,))])[0])))
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_parts_of_several_inputs() -> None:
+    x = np.arange(20.0).reshape(2, 10)
+    first, second = parts(x, [(2, 2), (6,)])
+    assert first.tolist() == [[[0, 1], [2, 3]], [[10, 11], [12, 13]]]
+    assert second.tolist() == [[4, 5, 6, 7, 8, 9], [14, 15, 16, 17, 18, 19]]
+
+
+def test_importing_the_compiler_loads_no_torch() -> None:
+    program = "import lipcompile, lipcompile.pipeline, lipcompile.cli, sys\nlipcompile.from_module\n"
+    program += "print([name for name in ('torch', 'onnx', 'onnxscript', 'onnxruntime') if name in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
