@@ -81,7 +81,9 @@ class Writer:
         return self.op("Reshape", x, self.integers(0, *shape))
 
     def reduce(self, op_type: str, x: str, axes: Sequence[int], *, keep: bool) -> str:
-        """Reduce axes of the example."""
+        """Reduce axes of the example. For the runtimes, no axes are all of them, the batch among them."""
+        if not axes:
+            return self.op("Abs" if op_type == "ReduceL2" else "Identity", x)
         return self.op(op_type, x, self.integers(*(axis + 1 for axis in axes)), keepdims=int(keep))
 
     def times(self, x: str, value: Scalar, rounding: Rounding = "nearest") -> str:

@@ -76,14 +76,24 @@ def _local_response(writer: Writer, node: Node, x: Sequence[str]) -> str:
     """LRN; for even sizes its window is not torch's, and the sum is written out."""
     local = node.attributes
     if local.size % 2:
-        numbers = {"alpha": local.alpha, "beta": local.beta, "bias": local.k}
-        return writer.op("LRN", x[0], size=local.size, **{n: float(float32(v)) for n, v in numbers.items()})
+        return _lrn(writer, node, x[0])
     channels, rank = node.shape[0], len(node.shape)
     pads = [0, local.size // 2, *(0,) * rank, (local.size - 1) // 2, *(0,) * (rank - 1)]
     squares = writer.op("Pad", writer.op("Mul", x[0], x[0]), writer.integers(*pads))
     total = writer.op("Sum", *(writer.part(squares, 0, tap, tap + channels) for tap in range(local.size)))
     divisor = writer.op("Add", writer.times(total, local.alpha / local.size), writer.number(local.k))
     return writer.op("Div", x[0], writer.op("Pow", divisor, writer.number(local.beta)))
+
+
+def _lrn(writer: Writer, node: Node, x: str) -> str:
+    """LRN, which runtimes have for images alone."""
+    local, shape = node.attributes, node.shape
+    numbers = {"alpha": local.alpha, "beta": local.beta, "bias": local.k}
+    given = {name: float(float32(value)) for name, value in numbers.items()}
+    if len(shape) == 3:
+        return writer.op("LRN", x, size=local.size, **given)
+    image = writer.reshape(x, (shape[0], prod(shape[1:]), 1))
+    return writer.reshape(writer.op("LRN", image, size=local.size, **given), shape)
 
 
 EMITTERS: Mapping[str, Emit] = {

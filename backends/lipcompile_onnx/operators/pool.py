@@ -12,7 +12,7 @@ import numpy as np
 from lipcompile.graph import Node
 from lipcompile.ops.averaging import adaptive, averages
 from lipcompile.ops.pool import counted, windows
-from lipcompile_onnx.writer import Emit, Writer
+from lipcompile_onnx.writer import Array, Emit, Writer
 
 from .resample import padded_with
 
@@ -34,47 +34,67 @@ def _padding(node: Node) -> Pairs:
     return tuple(window.padding for window in windows(node.site))
 
 
+def _fits(node: Node, padding: Pairs) -> bool:
+    """Whether runtimes take the padding: each side is less than the kernel."""
+    return all(max(sides) < taps for sides, taps in zip(padding, node.attributes.kernel, strict=True))
+
+
+def _inside(writer: Writer, node: Node, x: str, fill: float) -> tuple[str, Pairs]:
+    """Return the operand of a pool and the padding that the pool itself adds; what does not fit is added here.
+
+    The reshape keeps onnxruntime from moving the padding back into the pool, which it then refuses.
+    """
+    padding = _padding(node)
+    if _fits(node, padding):
+        return x, padding
+    channels, *sizes = node.site.inputs[0]
+    grown = tuple(size + low + high for size, (low, high) in zip(sizes, padding, strict=True))
+    added = padded_with(writer, x, padding, fill, len(node.shape))
+    return writer.reshape(added, (channels, *grown)), ((0, 0),) * len(padding)
+
+
 def _pool(op_type: str, fill: float, **attributes: Any) -> Emit:
-    """Return the emitter of a pool whose padding counts as `fill`; runtimes pad by less than the kernel."""
+    """Return the emitter of a pool whose padding counts as `fill`."""
 
     def emit(writer: Writer, node: Node, x: Sequence[str]) -> str:
-        source, padding, kernel = x[0], _padding(node), node.attributes.kernel
-        if any(max(sides) >= taps for sides, taps in zip(padding, kernel, strict=True)):
-            source = padded_with(writer, source, padding, fill, len(node.shape))
-            padding = ((0, 0),) * len(padding)
-        power = {"p": node.attributes.p} if hasattr(node.attributes, "p") else {}
+        source, padding = _inside(writer, node, x[0], fill)
+        power = {"p": node.attributes.p} if node.op.name == "lp_pool" else {}
         return writer.op(op_type, source, **_window(node, padding, dilated=True), **attributes, **power)
 
     return emit
 
 
+# Averages
+
+
 def _average(writer: Writer, node: Node, x: Sequence[str]) -> str:
-    """Averages over all taps, over those on the axis, or sums over what is counted."""
+    """Averages over all taps, over those on the axis, or over all with a factor for each window."""
     padding, counts = _padding(node), counted(node.site)
     pairs = list(zip(padding, counts, strict=True))
     if all(low <= before and high <= after for (low, high), (before, after) in pairs):
-        return _mean(writer, node, x[0], padding, counts_padding=True)
-    if not any(before or after for before, after in counts):
-        return _mean(writer, node, x[0], padding, counts_padding=False)
-    shares = [
-        np.array([taps_of / average.divisor for average in averages(window, sides)])
-        for window, sides, taps_of in zip(windows(node.site), counts, node.attributes.kernel, strict=True)
-    ]
-    factors = np.ones(())
-    for share in shares:
-        factors = factors[..., None] * share
-    made = _mean(writer, node, x[0], padding, counts_padding=True)
-    return writer.op("Mul", made, writer.constant(factors.astype(np.float32)))
+        return _mean(writer, node, x[0])
+    if not any(before or after for before, after in counts) and _fits(node, padding):
+        window = _window(node, padding, dilated=False)
+        return writer.op("AveragePool", x[0], **window, count_include_pad=0)
+    return writer.op("Mul", _mean(writer, node, x[0]), writer.constant(_factors(node, counts)))
 
 
-def _mean(writer: Writer, node: Node, x: str, padding: Pairs, *, counts_padding: bool) -> str:
-    window = _window(node, padding, dilated=False)
-    return writer.op("AveragePool", x, **window, count_include_pad=int(counts_padding))
+def _factors(node: Node, counts: Pairs) -> Array:
+    """Return, for each window, the number of its taps over that of those that its divisor counts."""
+    factors = np.ones((), dtype=np.float32)
+    for window, sides, taps in zip(windows(node.site), counts, node.attributes.kernel, strict=True):
+        factors = factors[..., None] * np.array([taps / average.divisor for average in averages(window, sides)])
+    return factors.astype(np.float32)
+
+
+def _mean(writer: Writer, node: Node, x: str) -> str:
+    """The mean over all taps."""
+    source, padding = _inside(writer, node, x, 0.0)
+    return writer.op("AveragePool", source, **_window(node, padding, dilated=False), count_include_pad=1)
 
 
 def _sum(writer: Writer, node: Node, x: Sequence[str]) -> str:
-    made = _mean(writer, node, x[0], _padding(node), counts_padding=True)
-    return writer.times(made, Fraction(prod(node.attributes.kernel)))
+    return writer.times(_mean(writer, node, x[0]), Fraction(prod(node.attributes.kernel)))
 
 
 def _adaptive(writer: Writer, node: Node, x: Sequence[str]) -> str:
