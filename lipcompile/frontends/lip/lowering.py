@@ -361,7 +361,7 @@ class _Lowering:
         named = {argument.name.text: argument.value for argument in arguments if argument.name}
         counts = [argument.value for argument in arguments if argument.name is None]
         parts = scope.integer(counts[0], "the number of parts") if counts else len(targets)
-        if len(counts) > 1 or set(named) - {"axis"} or parts != len(targets):
+        if len(counts) > 1 or set(named) - {"axis"} or not targets or parts != len(targets):
             raise Problem("LIP012", "`split` is written a, b = split(x, 2, axis=0), one name a part", call.at)
         if operands[0].shape is None:
             return [POISONED] * parts

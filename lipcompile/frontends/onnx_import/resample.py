@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
+from typing import Any
 
 from lipcompile.diagnostics import Refusal
 from lipcompile.frontends.onnx_import.context import MIXES, Context, shape_of
@@ -195,7 +196,7 @@ def upsample(context: Context, node: OnnxNode) -> Value:
         raise Refusal(
             "LIP110", "Upsample other than with nearest entries is not yet supported", "export with Resize"
         )
-    factors = _whole(node, [Fraction(float(scale)) for scale in given], shape_of(operand))
+    factors = _whole(node, _exact(given), shape_of(operand))
     return _upsampled(context, node, operand, factors, "nearest", align_corners=False)
 
 
@@ -223,7 +224,7 @@ def _factors(context: Context, node: OnnxNode, example: Shape) -> tuple[int, ...
         raise Refusal("LIP110", "Resize of chosen axes, or by a policy, is not yet supported", "give all scales")
     scales, sizes = context.known(node, 2, "the scales"), context.known(node, 3, "the sizes")
     if scales is not None and scales.array.size:
-        return _whole(node, [Fraction(float(scale)) for scale in scales.array.reshape(-1)], example)
+        return _whole(node, _exact(scales.array.reshape(-1)), example)
     if sizes is None:
         raise Refusal("LIP102", "Resize without scales and sizes")
     wanted = integers(sizes, "the sizes")
@@ -231,6 +232,13 @@ def _factors(context: Context, node: OnnxNode, example: Shape) -> tuple[int, ...
         raise Refusal("LIP108", f"Resize to {list(wanted)} changes the batch", MIXES)
     ratios = [Fraction(new, old) for new, old in zip(wanted[1:], example, strict=True)]
     return _whole(node, [Fraction(1), *ratios], example)
+
+
+def _exact(scales: Iterable[Any]) -> list[Fraction]:
+    try:
+        return [Fraction(float(scale)) for scale in scales]
+    except (ValueError, OverflowError):  # text, NaN, infinity
+        raise Refusal("LIP102", "a scale is no finite number") from None
 
 
 def _whole(node: OnnxNode, scales: Sequence[Fraction], example: Shape) -> tuple[int, ...]:
