@@ -6,20 +6,25 @@ A code whose example in the table is a .lip program needs no entry here: its wro
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
+from lipcompile.backend import find
+from lipcompile.cli.verification import verified
 from lipcompile.codes import codes
 from lipcompile.diagnostics import Diagnostic, InputError
 from lipcompile.frontends.lip.printer import print_model
+from lipcompile.frontends.options import ModelOptions
 from lipcompile.graph import GraphBuilder, ParameterChoice
 from lipcompile.ops.linear import DENSE, Dense
 from lipcompile.ops.record import Constraint
+from lipcompile.pipeline import derive, load
 from tests.onnx_models import Array, floats, ints, model, node, save
 
 Make = Callable[[Path], object]
@@ -168,6 +173,24 @@ def nothing_but_a_number() -> Sequence[Diagnostic]:
     return ()
 
 
+class Doubled:
+    """An original that is not what was imported."""
+
+    runner, batch, precision = "somebody else", None, "float32"
+
+    def __call__(self, x: Array) -> Array:
+        return 2 * x
+
+
+def a_wrong_import() -> Sequence[Diagnostic]:
+    """No import is known to be wrong: identity, held against something else."""
+    with TemporaryDirectory() as folder:
+        path = save(model([node("Identity", "x", "y")], ("n", 6)), Path(folder))
+        loaded = replace(load(str(path), ModelOptions()), original=Doubled)
+        found = verified(loaded, derive(loaded, ModelOptions()), find()).diagnostics
+    return [replace(one, location=None) for one in found if one.code == "LIP320"]
+
+
 def two_inputs(folder: Path) -> None:
     made = model([node("Add", "x u", "y")], ("n", 6))
     made.graph.input.append(helper.make_tensor_value_info("u", TensorProto.FLOAT, ("n", 6)))
@@ -297,6 +320,8 @@ CASES: Mapping[str, Case] = {
     "LIP304": Case(
         CHECK, network([node("Gemm", "x w", "y")], ("n", 6), {"w": np.full((6, 6), np.nan, np.float32)})
     ),
+    "LIP320": Case("", good, api=a_wrong_import),
+    "LIP321": Case(f"{CHECK} --verify-import", network([node("Relu", "x", "y")], ("n", 6)), 0),
     "LIP305": Case(CHECK, network([node("Gemm", "x fc.weight", "y")], ("n", 6), {"fc.weight": TWICE}), 0),
     "LIP306": Case("check model.lip --freeze 'hiden.*'", good),
     "LIP307": Case("check model.lip", example("LIP307"), 0),
@@ -317,6 +342,7 @@ BY_API_ALONE = {
     "LIP017": "writing a model raises it; what can be read and rewritten so far can be written, too",
     "LIP203": "front ends ask for sizes above 0 first; graphs can be built by Python programs",
     "LIP301": "front ends offer each parameter its own constraints; graphs can be built by Python programs",
+    "LIP320": "no model is known whose import is wrong",
 }
 
 
