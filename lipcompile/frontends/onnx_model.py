@@ -41,11 +41,12 @@ def load(path: Path, options: ModelOptions) -> Loaded:
 
 
 def imported(
-    model: ModelProto, source: Source, options: ModelOptions, frozen: frozenset[str] = frozenset()
+    model: ModelProto, source: Source, options: ModelOptions, frozen: frozenset[str] | None = None
 ) -> Loaded:
     """Import a checked model in memory, whatever it was made from; raises InputError (LIP011).
 
-    `frozen` are the names of stored tensors that are known not to be trained.
+    `frozen` are the names of stored tensors that are known not to be trained; None if the model's names say nothing
+    of that, nor of which tensors are one.
     """
     if options.bindings:
         name = next(iter(options.bindings))
@@ -62,7 +63,7 @@ class _Import:
     options: ModelOptions
     builder: GraphBuilder
     at: Location | None
-    frozen: frozenset[str]
+    frozen: frozenset[str] | None
 
     def run(self) -> Graph | None:
         """Import every node in order, then the output and the loss."""
@@ -155,7 +156,9 @@ class _Import:
         stored = frozenset(tensor.name for tensor in graph.initializer)
         context = Context(
             builder=self.builder,
-            parameters=Parameters(self.builder, self.options, stored, self.frozen),
+            parameters=Parameters(
+                self.builder, self.options, stored, self.frozen or frozenset(), self.frozen is not None
+            ),
             version=file.opset(self.model) or 0,
             batch=found[0].batch,
             readers=readers,
@@ -202,7 +205,9 @@ class _Import:
             if node.op_type == "Identity" and constant and module_of(node.outputs[0])
         ]
         merged = [
-            f"{node.layer}.{name.rpartition('.')[2]}" for node in context.readers[name] if is_merged(node, known)
+            f"{node.layer}.{name.rpartition('.')[2]}" 
+            for node in context.readers[name]
+            if self.frozen is None and is_merged(node, known)
         ]
         for copy in (copy for copy in (*copies, *merged) if copy.endswith((".weight", ".bias"))):
             message = f"`{copy}` is stored as a copy of `{name}`, of equal entries: taken as a weight of its own"

@@ -59,12 +59,16 @@ class Use:
 
 @dataclass(slots=True)
 class Parameters:
-    """The parameters of a model so far. `stored` are the names of its initializers, `frozen` some not to train."""
+    """The parameters of a model so far. `stored` are the names of its initializers, `frozen` some not to train.
+
+    told: names say which tensors are one; otherwise an exporter may have merged equal ones.
+    """
 
     builder: GraphBuilder
     options: ModelOptions
     stored: frozenset[str]
     frozen: frozenset[str] = frozenset()
+    told: bool = False
     _owners: dict[str, tuple[Key, str, Array]] = field(default_factory=dict)
     _cut: dict[str, Hashable] = field(default_factory=dict)
 
@@ -140,9 +144,9 @@ class Parameters:
         if first in ("box", "rows"):
             keep = (wanted == "keep" or not trainable) and _is_finite(array)
             return Constraint(first, _roomy(_stored_norm(first, array)) if keep else Fraction(1))
-        if isinstance(wanted, Constraint):
+        if isinstance(wanted, Constraint) and trainable:
             return wanted
-        measured = _norm(use, array) if wanted == "keep" else None
+        measured = _norm(use, array) if wanted == "keep" or not trainable else None
         if measured is None:
             return Constraint("spectral", Fraction(1))
         return Constraint("spectral", _roomy(measured.bound), measured.method)
