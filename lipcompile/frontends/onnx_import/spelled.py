@@ -20,9 +20,10 @@ from lipcompile.ops import OP_BY_NAME
 from lipcompile.ops.activation import GELU
 from lipcompile.ops.dot_product import DotProduct
 from lipcompile.ops.merge import SUM, Sum
-from lipcompile.ops.normalisation import OverAxes
+from lipcompile.ops.normalisation import Center, OverAxes
 from lipcompile.ops.record import AnyOp, NoAttributes
 from lipcompile.ops.reduce import Reduce
+from lipcompile.ops.shape import ClipNorm
 from lipcompile.ops.softmax import Softmax
 
 if TYPE_CHECKING:
@@ -138,6 +139,25 @@ def _norm(op: str) -> Callable[[Context, OnnxNode, Found], Value | None]:
 
 layer_norm = _norm("layer_norm")
 rms_norm = _norm("rms_norm")
+
+
+def center(context: Context, node: OnnxNode, found: Found) -> Value | None:
+    """x - μ over axes of the example."""
+    operand = _tensor(context, found, "x")
+    axes = None if operand is None else _axes(context, operand, found, "mean")
+    return (
+        None if operand is None or not axes else context.add(node, OP_BY_NAME["center"], Center(axes), [operand])
+    )
+
+
+def clip_norm(context: Context, node: OnnxNode, found: Found) -> Value | None:
+    """c·x/max(r, ‖x‖) = c/r times the projection on the ball of radius r, the norm that of the whole example."""
+    operand, radius = _tensor(context, found, "x"), _number(found, "floor")
+    axes = None if operand is None else _axes(context, operand, found, "norm")
+    if operand is None or axes is None or radius <= 0 or len(axes) != len(shape_of(operand)):
+        return None
+    made = context.add(node, OP_BY_NAME["clip_norm"], ClipNorm(radius), [operand])
+    return _times(context, node, made, _number(found, "c") / radius)
 
 
 def softmax(context: Context, node: OnnxNode, found: Found) -> Value | None:

@@ -31,6 +31,8 @@ from lipcompile.frontends.onnx_import.context import Context
 from lipcompile.frontends.onnx_import.node import OnnxNode
 from lipcompile.frontends.onnx_import.spelled import (
     attention,
+    center,
+    clip_norm,
     elementwise,
     layer_norm,
     pool_of_squares,
@@ -136,6 +138,9 @@ def floored(square: Pattern) -> tuple[Pattern, ...]:
     )
 
 
+# The larger of a norm and a radius, by which a projection on a ball divides
+LONGEST = Op("Max", (Op("ReduceL2", (X,), key="norm"), Single("floor")), commutes=True)
+
 # Attention and softmax
 
 SCORES = either(
@@ -168,6 +173,8 @@ SPELLINGS: Sequence[Spelling] = (
     Spelling(_QUOTIENT, over(X, plus("eps", (1, MEAN_SQUARE)), -HALF), rms_norm),
     *(Spelling(_QUOTIENT, over(CENTRED, divisor), layer_norm) for divisor in floored(VARIANCE)),
     *(Spelling(_QUOTIENT, over(X, divisor), rms_norm) for divisor in floored(MEAN_SQUARE)),
+    Spelling(("Sub",), CENTRED, center),
+    Spelling(_QUOTIENT, over(X, LONGEST), clip_norm),
     Spelling(("Sqrt", "Pow"), rooted(Op("AveragePool", (squared(X),), key="pool")), pool_of_squares),
     Spelling(("Sqrt", "Pow"), rooted(Op("ReduceSum", (squared(X),), key="sum")), scaled_root),
     Spelling(("Sqrt", "Pow"), rooted(Op("ReduceMean", (squared(X),), key="sum")), scaled_root),
