@@ -51,7 +51,7 @@ def test_what_is_said_of_a_code(
     assert case is not None
     case.make(tmp_path)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)  # type: ignore[no-untyped-call]
+    monkeypatch.syspath_prepend(tmp_path)
     load_plugins.cache_clear()
     text, report, sarif = by_api(case.api()) if case.api else by_command(case, capsys)
     load_plugins.cache_clear()
@@ -61,6 +61,7 @@ def test_what_is_said_of_a_code(
     data = next(found for found in report["diagnostics"] if found["code"] == code)
     result = next(found for found in sarif["runs"][0]["results"] if found["ruleId"] == code)
     assert said.startswith(f"{data['severity']}[{code}]: ")
+    assert sarif["runs"][0]["tool"]["driver"]["rules"][result.pop("ruleIndex")]["id"] == code
     assert result["level"] == data["severity"] == codes()[code].severity
     command = f"$ lipcompile {case.command}  # exit code {case.exit}" if case.command else "by API"
     found = [command, said, *(json.dumps(part, indent=2, ensure_ascii=False) for part in (data, result))]

@@ -64,7 +64,8 @@ def uri(result: Json) -> str:
 def marked(text: str, place: Json) -> str:
     """Return what a region of one line covers."""
     assert place["startLine"] == place["endLine"]
-    return text.split("\n")[place["startLine"] - 1][place["startColumn"] - 1 : place["endColumn"] - 1]
+    line = text.split("\n")[place["startLine"] - 1]
+    return str(line[place["startColumn"] - 1 : place["endColumn"] - 1])
 
 
 def fingerprint(result: Json) -> str:
