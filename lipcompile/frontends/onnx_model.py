@@ -45,8 +45,8 @@ def imported(
 ) -> Loaded:
     """Import a checked model in memory, whatever it was made from; raises InputError (LIP011).
 
-    `frozen` are the names of stored tensors that are known not to be trained; None if the model's names say nothing
-    of that, nor of which tensors are one.
+    `frozen` are the names of stored tensors that are known not to be trained; None if the names say nothing of
+    that, nor of which tensors are one.
     """
     if options.bindings:
         name = next(iter(options.bindings))
@@ -142,6 +142,8 @@ class _Import:
             output for proto in self.model.graph.node if proto.op_type == "Identity" for output in proto.output
         }
         nodes = [describe(proto, stored) for proto in self.model.graph.node]
+        if self.frozen is not None:  # nothing was merged: a layer that reads another's weights is tied to it
+            nodes = [replace(node, layer="") for node in nodes]
         return sorted(nodes, key=lambda node: node.op_type not in FOLDED_ALONE)
 
     def _context(self, found: Sequence[InputSource], nodes: Sequence[OnnxNode]) -> Context:
@@ -156,9 +158,7 @@ class _Import:
         stored = frozenset(tensor.name for tensor in graph.initializer)
         context = Context(
             builder=self.builder,
-            parameters=Parameters(
-                self.builder, self.options, stored, self.frozen or frozenset(), self.frozen is not None
-            ),
+            parameters=Parameters(self.builder, self.options, stored, self.frozen or frozenset()),
             version=file.opset(self.model) or 0,
             batch=found[0].batch,
             readers=readers,
@@ -205,9 +205,7 @@ class _Import:
             if node.op_type == "Identity" and constant and module_of(node.outputs[0])
         ]
         merged = [
-            f"{node.layer}.{name.rpartition('.')[2]}" 
-            for node in context.readers[name]
-            if self.frozen is None and is_merged(node, known)
+            f"{node.layer}.{name.rpartition('.')[2]}" for node in context.readers[name] if is_merged(node, known)
         ]
         for copy in (copy for copy in (*copies, *merged) if copy.endswith((".weight", ".bias"))):
             message = f"`{copy}` is stored as a copy of `{name}`, of equal entries: taken as a weight of its own"

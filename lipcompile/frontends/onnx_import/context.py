@@ -158,7 +158,7 @@ def own(node: OnnxNode, known: Known) -> Known:
 
     Exporters store equal tensors once. Weights that begin as ones or zeros are equal without being tied.
     """
-    if self.parameters.told or not is_merged(node, known):
+    if not is_merged(node, known):
         return known
     (source,) = known.sources
     return replace(known, sources=frozenset([f"{node.layer}.{source.rpartition('.')[2]}"]), reused=False)

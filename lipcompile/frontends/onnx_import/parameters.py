@@ -59,16 +59,12 @@ class Use:
 
 @dataclass(slots=True)
 class Parameters:
-    """The parameters of a model so far. `stored` are the names of its initializers, `frozen` some not to train.
-
-    told: names say which tensors are one; otherwise an exporter may have merged equal ones.
-    """
+    """The parameters of a model so far. `stored` are the names of its initializers, `frozen` some not to train."""
 
     builder: GraphBuilder
     options: ModelOptions
     stored: frozenset[str]
     frozen: frozenset[str] = frozenset()
-    told: bool = False
     _owners: dict[str, tuple[Key, str, Array]] = field(default_factory=dict)
     _cut: dict[str, Hashable] = field(default_factory=dict)
 
