@@ -245,6 +245,10 @@ def sizes(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
 
 
+def decimal(bound: Any) -> float:
+    return float(bound)
+
+
 def trained(derivation: Any) -> int:
     return int(derivation.analysis.graph.size(trained=True))
 
@@ -276,6 +280,13 @@ def test_tied_weights_are_one_parameter() -> None:
     assert trained(derivation) == sizes(Tied()) == 6 * 6 + 6 + 6
 
 
+def test_tied_weights_of_equal_entries_stay_tied() -> None:
+    """In a file these would be taken for copies."""
+    module = Tied()
+    module.second.bias = module.first.bias
+    assert trained(from_module(module, (6,))) == sizes(module) == 6 * 6 + 6
+
+
 def test_a_convolution_without_a_bias_gets_none() -> None:
     derivation = from_module(
         nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), nn.Flatten(), nn.Linear(16, 2)), (3, 4, 4)
@@ -304,6 +315,18 @@ def test_what_the_module_does_not_train_is_frozen() -> None:
     derivation = from_module(module, (6,), input_norm=1.0, loss="cross_entropy")
     assert derivation.ok
     assert trained(derivation) == sizes(module) == 6 * 2 + 2
+
+
+@pytest.mark.parametrize("constraint", [None, "spectral:0.5", "keep"])
+def test_frozen_layers_are_kept_as_they_are(constraint: str | None) -> None:
+    module = Positions()
+    with torch.no_grad():
+        module.frozen.weight.copy_(3 * torch.eye(6))
+    derivation = from_module(module, (6,), constraint=constraint)
+    assert derivation.analysis is not None
+    frozen = [one for one in derivation.analysis.graph.parameters.values() if not one.trainable]
+    bounds = {one.name: decimal(one.constraint.bound) for one in frozen if "weight" in one.name}
+    assert list(bounds.values()) == [pytest.approx(3, rel=1e-5)]
 
 
 class Mode(nn.Module):
@@ -373,13 +396,13 @@ def test_options_of_from_module() -> None:
     derivation = from_module(module, (4,), input_norm=0.1, loss="multiclass_hinge", freeze=["*0.weight"])
     assert derivation.analysis is not None
     (bound,) = derivation.analysis.parameters.values()
-    # The hinge of 2 classes has constant 1/√2, a frozen layer of norm 1 hands on ‖x‖ <= 1/10.
+    # The hinge of 2 classes has constant 1/√2, the first layer of norm at most 1 hands on ‖x‖ <= 1/10.
     assert bound.value == pytest.approx(0.1 / 2**0.5)
     kept = from_module(module, (4,), constraint="keep")
     assert kept.analysis is not None
     first = next(iter(kept.analysis.graph.parameters.values()))
-    largest = np.linalg.norm(module[0].weight.detach().double().numpy(), 2)
-    assert float(first.constraint.bound) == pytest.approx(largest, rel=1e-5)
+    largest = np.linalg.norm(next(module.parameters()).detach().double().numpy(), 2)
+    assert decimal(first.constraint.bound) == pytest.approx(largest, rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -482,7 +505,8 @@ def test_a_loop_over_the_batch_mixes_examples() -> None:
             self.layer = nn.Linear(4, 2)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.stack([self.layer(row) for row in x])
+            rows: torch.Tensor = torch.stack([self.layer(row) for row in x])
+            return rows
 
     derivation = from_module(Loop(), (4,))
     assert {found.code for found in derivation.diagnostics if found.severity == Severity.ERROR} == {"LIP108"}

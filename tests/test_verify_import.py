@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Callable
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -292,9 +293,13 @@ def test_rounding_does_not(subject: Subject) -> None:
     assert agreement.measure(subject.program, rounded).agrees
 
 
+def constant(value: float, x: Array) -> Array:
+    return np.full((len(x), 3), value)
+
+
 def test_what_is_no_number_never_agrees(subject: Subject) -> None:
     for value in (np.nan, np.inf):
-        found = agreement.measure(subject.program, lambda x, value=value: np.full((len(x), 3), value))
+        found = agreement.measure(subject.program, partial(constant, value))
         assert not found.agrees
 
 

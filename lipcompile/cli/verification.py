@@ -70,15 +70,14 @@ def _compared(original: Original, derivation: Derivation, backend: Backend, text
 
 
 def _told(found: Any, runner: str) -> Diagnostic:
-    measured = (
-        f"largest difference {found.absolute:.1e}, {found.relative:.1e} of the largest output of its example, on "
-        f"{found.examples} random inputs"
-    )
+    measured = f"{found.absolute:.1e} ({found.relative:.1e} of an example's largest output)"
     if found.agrees:
-        return _note(f"the import computes what {runner} computes: {measured}")
+        return _note(
+            f"the import computes what {runner} computes, up to {measured} on {found.examples} random inputs"
+        )
     return _error(
-        f"the import is wrong: it does not compute what {runner} computes: {measured}; rounding explains "
-        f"{found.tolerance:.0e}"
+        f"the import is wrong: on {found.examples} random inputs it differs from what {runner} computes by up to "
+        f"{measured}; rounding would explain {found.tolerance:.0e} of it"
     )
 
 

@@ -76,7 +76,7 @@ def measure(
     x = _examples(module, vocabulary, np.random.default_rng(seed), batch or len(_SCALES))
     rounded = torch.from_numpy(x) if vocabulary else torch.from_numpy(x).to(getattr(torch, precision))
     fed = rounded if vocabulary else rounded.double()
-    wanted = np.concatenate([original(part.numpy()) for part in fed.split(batch or len(fed))])
+    wanted = np.concatenate([original(part.numpy()) for part in torch.split(fed, batch or len(fed))])
     single = _output(module, fed if vocabulary else fed.float(), log_probabilities)
     double = _output(module.double(), fed, log_probabilities)
     if wanted.shape != double.shape:

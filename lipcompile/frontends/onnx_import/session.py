@@ -73,7 +73,7 @@ def opened(path: Path, model: ModelProto, given: Mapping[str, Shape]) -> Session
     types = {value.name: value.type.tensor_type.elem_type for value in model.graph.input}
     kinds = {source.name: helper.tensor_dtype_to_np_dtype(types[source.name]) for source in found}
     reasons = []
-    for runner, start in _starts().items():
+    for runner, start in _starts():
         try:
             with silence_native():
                 run = start(path, model)
@@ -105,12 +105,12 @@ def _zeros(found: Sequence[Source]) -> Array:
     return np.zeros((batch, sum(prod(source.shape) for source in found)))
 
 
-def _starts() -> dict[str, Callable[[Path, ModelProto], Run]]:
+def _starts() -> list[tuple[str, Callable[[Path, ModelProto], Run]]]:
     """Return who may run a model, in the order to be tried."""
     import torch
 
-    gpu = {"onnxruntime on the GPU": _on_gpu} if torch.cuda.is_available() else {}
-    return {**gpu, "onnxruntime": _on_processor, "the ONNX reference": _by_reference}
+    gpu = [("onnxruntime", _on_gpu)] if torch.cuda.is_available() else []
+    return [*gpu, ("onnxruntime", _on_processor), ("the ONNX reference", _by_reference)]
 
 
 def _on_gpu(path: Path, _: ModelProto) -> Run:
