@@ -79,9 +79,9 @@ def lower(layers: LayerLowering, call: ast.Call, current: Value, scope: Scope, t
     layer = _Layer(layers, ast.Call(call.name, tuple(arguments)), scope, cell, record.width, label)
     net = Unrolling(layer.node, layer.dense, target or call.name.text, record.width)
     outputs = [state.output for state in unrolled(net, cell, operands[0], range(steps))]
-    if record.sequence:
+    if record.sequence and steps > 1:
         return net.add(CONCAT, Concat(0), outputs)
-    return net.reshaped("", outputs[-1], (record.width,))
+    return net.reshaped("", outputs[-1], (1, record.width) if record.sequence else (record.width,))
 
 
 def _read(call: ast.Call, arguments: Sequence[ast.Argument], scope: Scope) -> tuple[Recurrence, str | None]:

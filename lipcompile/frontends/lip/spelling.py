@@ -60,7 +60,9 @@ def _is_position(node: Node) -> bool:
 
 
 def features_of(example: Shape) -> Shape:
-    """Return the shape of one number for each feature, that broadcasts to the example's."""
+    """Return the shape of one number for each feature, that broadcasts to the example's; a number has one."""
+    if not example:
+        return (1,)
     axis = feature_axis(None, example)
     return (example[axis], *(1 for _ in example[axis + 1 :]))
 
