@@ -128,6 +128,9 @@ def declare(
     """
     if len(found) == 1:
         (only,) = found
+        if only.tokens and norm is not None:
+            refusal = Refusal("LIP204", "tokens have no norm", "leave --input-norm out: the table bounds its rows")
+            builder.refuse(refusal, name=only.name, op="input", location=at)
         value = builder.input(only.name, only.shape, norm, False, at, tokens=only.tokens)
         return {only.name: placed(value, only.layout)}
     total = sum(prod(source.shape) for source in found)
