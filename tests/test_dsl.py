@@ -201,6 +201,10 @@ def test_all_mistakes_of_a_file_are_reported_and_what_hangs_off_them_is_not(tmp_
         ("model m { param n: float = 2; input x: tensor[n], norm <= n\n dense(n) loss bce }", ["LIP012"]),
         ("model m { param n: int = q; input x: tensor[4]\n loss cross_entropy(temperature=n) }", ["LIP011"]),
         ("model m { input x: tensr[4]\n a = dense(x, 2)\n add(a, x) }", ["LIP012"]),
+        # Behind a residual the shape is known, and arguments of constraints need none.
+        ("model m { input x: tensor[4]\n residual(add) { dense(3) }\n dense(2.5) }", ["LIP102", "LIP012"]),
+        ("model m { input x: tensor[4]\n repeat 2 { residual(add) { dnse(4) } }\n dense(9) }", ["LIP011"] * 2),
+        ("model m { input x: tensor[4]\n dnse(4)\n dense(2, constraint=frobenius) }", ["LIP011", "LIP012"]),
         # A wrong norm or loss keeps neither the layers from being examined, nor the other.
         ('model m { input x: tensor[4], norm <= "a"\n dense(2.5)\n loss bce }', ["LIP011", "LIP012"]),
         ("model m { input x: tensor[4]\n dens(2)\n loss cross_entropy(temperature=0) }", ["LIP212", "LIP011"]),

@@ -58,16 +58,16 @@ class LayerLowering:
         """Add the node of `call`, whose name is one of `registry.layers()`; raises `Problem`."""
         op, spelling = layers()[call.name.text]
         operands, arguments = operands_of(call, op, current, scope)
-        shapes = tuple(operand.shape for operand in operands if operand.shape is not None)
-        if len(shapes) != len(operands):
-            _check_names(op, call, arguments)
-            return Value(call.name.text, None)
         named = {argument.name.text: argument.value for argument in arguments if argument.name}
         positional = [scope.argument(argument.value) for argument in arguments if argument.name is None]
         label = _label(op, named, scope, call)
         parameters = self._parameters(op, call, named, positional, scope)
         values = {name: scope.argument(expression) for name, expression in named.items()}
         values |= {name: Fraction(value) for name, value in spelling.preset}
+        shapes = tuple(operand.shape for operand in operands if operand.shape is not None)
+        if len(shapes) != len(operands):
+            _check_names(op, call, arguments)
+            return Value(call.name.text, None)
         given = Given(op, spelling, tuple(positional), values, shapes)
         value = self.builder.add(
             op,

@@ -309,10 +309,14 @@ class _Lowering:
         return bound
 
     def _residual(self, layer: ast.Residual, current: Value, scope: Scope) -> Value:
-        """h ↦ (1-t)·h + t·f(h) for convex(t), h + f(h) for add, their mean for mean."""
+        """h ↦ (1-t)·h + t·f(h) for convex(t), h + f(h) for add, their mean for mean.
+
+        A residual keeps the shape of its input: behind one that was refused, the rest is examined.
+        """
         weights = self._residual_weights(layer.merge, scope)
         output = self._body(layer.body, current, scope)
-        return self._sum([current, output], weights, layer.merge, scope)
+        result = self._sum([current, output], weights, layer.merge, scope)
+        return result if result.shape is not None else Value(result.name, current.shape)
 
     def _residual_weights(self, merge: ast.Call, scope: Scope) -> tuple[Scalar, ...]:
         kind, arguments = merge.name.text, merge.arguments
