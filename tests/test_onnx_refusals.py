@@ -192,7 +192,13 @@ def test_weights_listed_as_inputs_are_weights(tmp_path: Path) -> None:
 
 def test_tokens_are_no_vectors(tmp_path: Path) -> None:
     made = model([node("Cast", "x", "y", to=TensorProto.FLOAT)], ("n", 6), kind=TensorProto.INT64)
-    assert [d.code for d in load(made, tmp_path).diagnostics] == ["LIP204"]
+    loaded = onnx_model.load(save(made, tmp_path), ModelOptions())
+    assert [d.message for d in loaded.diagnostics] == ["tokens are cast to numbers"]
+
+
+def test_tokens_have_no_norm(tmp_path: Path) -> None:
+    made = model([node("Gather", "w x", "y")], ("n", 6), SQUARE, kind=TensorProto.INT64)
+    assert [(d.code, d.message) for d in load(made, tmp_path).diagnostics] == [("LIP204", "tokens have no norm")]
 
 
 def test_truth_values_are_no_input(tmp_path: Path) -> None:

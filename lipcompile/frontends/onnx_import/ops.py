@@ -18,13 +18,13 @@ from lipcompile.frontends.onnx_import import (
 )
 from lipcompile.frontends.onnx_import.context import Context
 from lipcompile.frontends.onnx_import.node import OnnxNode
+from lipcompile.frontends.onnx_import.refused import refusal_of
 from lipcompile.frontends.onnx_import.values import Item
 from lipcompile.graph import Value
 from lipcompile.ops import OP_BY_NAME
 from lipcompile.ops.record import NoAttributes
-from lipcompile.ops.schema import suggest
 
-Importer = Callable[[Context, OnnxNode], Item | Sequence[Item] | None]
+Importer = Callable[[Context, OnnxNode], Item | Sequence[Item | None] | None]
 
 
 def _elementwise(name: str) -> Importer:
@@ -147,27 +147,6 @@ PARTS = frozenset(
 # Operators that only change where entries stand.
 PLACING = frozenset(("Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze"))
 
-# Operators that no rule will ever cover, and why.
-_HOPELESS: Mapping[str, str] = {
-    "ArgMax": "its output jumps: end the model at the logits",
-    "Ceil": "it jumps",
-    "Einsum": "a product of two tensors",
-    "Exp": "its slope is unbounded",
-    "Floor": "it jumps",
-    "If": "control flow that depends on data",
-    "Log": "its slope is unbounded near 0",
-    "Loop": "control flow that depends on data",
-    "LpNormalization": "its slope is unbounded near 0",
-    "MeanVarianceNormalization": "it divides by a deviation without a floor",
-    "Pow": "its slope is unbounded",
-    "Reciprocal": "its slope is unbounded near 0",
-    "Round": "it jumps",
-    "Scan": "control flow that depends on data",
-    "Sqrt": "its slope is unbounded near 0",
-    "ThresholdedRelu": "it jumps at its threshold",
-}
-
-
 # Operators of shape arithmetic: fine on constants, so nothing is said of them where an operand is unknown.
 _ARITHMETIC = frozenset(
     ["ConstantOfShape", "Equal", "Floor", "Ceil", "Mod", "Range", "ReduceProd", "Size", "Where"]
@@ -184,8 +163,4 @@ def refuse_unseen(node: OnnxNode, *, standard: bool) -> None:
 
 def unsupported(op_type: str, *, standard: bool) -> Refusal:
     """Return what is said of an operator without importer; `standard` tells whether ONNX defines it at all."""
-    if op_type in _HOPELESS:
-        return Refusal("LIP100", f"unsupported op {op_type}: {_HOPELESS[op_type]}", "replace it, or leave it out")
-    near = suggest(op_type, list(IMPORTERS)) or f"supported: {', '.join(IMPORTERS)}"
-    known = "" if standard else ", which this operator set does not define"
-    return Refusal("LIP100", f"unsupported op {op_type}{known}", near)
+    return refusal_of(op_type, list(IMPORTERS), standard=standard)

@@ -9,6 +9,7 @@ from lipcompile.diagnostics import Location, Refusal
 from lipcompile.frontends.onnx_import import file
 from lipcompile.frontends.onnx_import.context import Blamed, Context
 from lipcompile.frontends.onnx_import.layout import FIRST, Layout, Placed, placed
+from lipcompile.frontends.onnx_import.mending import mended
 from lipcompile.frontends.onnx_import.node import OnnxNode, module_of
 from lipcompile.frontends.onnx_import.ops import CARRIED, IMPORTERS, PARTS, PLACING, refuse_unseen, unsupported
 from lipcompile.frontends.onnx_import.spellings import spelled
@@ -43,7 +44,11 @@ class Visitor:
             self._poison(node)
             return
         except Refusal as refusal:
-            self._refuse(node, refusal)
+            instead = mended(self.context, node, refusal)
+            if instead is None:
+                self._refuse(node, refusal)
+            else:
+                self._store(node, [placed(instead, self.context.layout)])
         at = self.at or node.traced
         found[first:] = [replace(d, node=node.label, op=node.shown, location=at) for d in found[first:]]
 
@@ -105,7 +110,7 @@ class Visitor:
 
     def _by_table(
         self, node: OnnxNode, operands: Sequence[Item], *, standard: bool
-    ) -> Item | Sequence[Item] | None:
+    ) -> Item | Sequence[Item | None] | None:
         unfinished = next((item for item in operands if isinstance(item, Unfinished)), None)
         if unfinished is not None:
             if node.op_type not in PARTS | PLACING:
