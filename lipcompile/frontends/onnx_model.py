@@ -51,6 +51,8 @@ def imported(
     if options.bindings:
         name = next(iter(options.bindings))
         raise input_error("LIP011", f"--set: there is no parameter `{name}`", "ONNX models declare no parameters")
+    if options.mends is not None:
+        options.mends.prepare(model)
     builder = GraphBuilder(source.name)
     at = Location(source.path) if source.format == "onnx" else None
     graph = _Import(model, options, builder, at, frozen).run()

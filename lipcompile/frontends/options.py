@@ -12,6 +12,7 @@ from lipcompile import limits
 from lipcompile.derivation import Source
 from lipcompile.diagnostics import Diagnostic, InputError, input_error
 from lipcompile.frontends.losses import loss_attributes, unknown_loss
+from lipcompile.frontends.mends import Mends
 from lipcompile.graph import Graph, LossUse
 from lipcompile.limits import Limits
 from lipcompile.numbers import Scalar
@@ -31,7 +32,8 @@ class ModelOptions:
     """Options that override what a model file says; None means `as the file says`.
 
     input_shape: shapes of one example by the name of the input; the empty name stands for the only input. They fix
-    sizes that an ONNX file leaves open, and are the examples that a torch module is traced with.
+    sizes that an ONNX file leaves open, and are the examples that a torch module is traced with. mends: what `fix` puts
+    in the place of what is refused.
     """
 
     input_norm: Scalar | None = None
@@ -42,6 +44,7 @@ class ModelOptions:
     bindings: Mapping[str, Fraction] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
     input_shape: Mapping[str, Shape] = field(default_factory=dict)
+    mends: Mends | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

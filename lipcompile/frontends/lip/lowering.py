@@ -13,6 +13,7 @@ from lipcompile.frontends.cells import CELLS
 from lipcompile.frontends.lip import recurrent
 from lipcompile.frontends.lip import syntax as ast
 from lipcompile.frontends.lip.layers import LayerLowering, operands_of, unknown_layer
+from lipcompile.frontends.lip.mending import mended
 from lipcompile.frontends.lip.scope import Problem, Scope, Unknowable
 from lipcompile.frontends.losses import loss_attributes, unknown_loss
 from lipcompile.frontends.options import ModelOptions, parse_loss
@@ -218,6 +219,8 @@ class _Lowering:
         if call.name.text in CELLS:
             return recurrent.lower(self.layers, call, current, scope, target)
         if call.name.text not in layers():
+            if self.options.mends is not None and self.options.mends.names(call.name.text):
+                return mended(self.layers, self.options.mends, call, current, scope, target)
             raise unknown_layer(call.name, list(self.blocks))
         return self.layers.lower(call, current, scope, target)
 

@@ -73,7 +73,7 @@ def shift(context: Context, node: OnnxNode, operand: Value, known: Known, *, fro
     )
 
 
-def _affine(context: Context, node: OnnxNode, made: Value, shape: Shape) -> Value:
+def affine(context: Context, node: OnnxNode, made: Value, shape: Shape) -> Value:
     """Apply the operands 1 and 2 of a norm, reshaped to `shape`; what a norm without them stores is left out."""
     for index, apply, neutral in ((1, gain, 1), (2, shift, 0)):
         known = context.known(node, index, ("", "the scale", "the bias")[index])
@@ -99,14 +99,14 @@ def layer_normalization(context: Context, node: OnnxNode) -> Value:
     """(x - μ)/√(σ² + ε) over all axes from one on, times a scale, plus a bias."""
     axes = _trailing(context, node)
     made = _norm(context, node, "layer_norm", OverAxes(None, node.number("epsilon", EPSILON), axes))
-    return _affine(context, node, made, context.shape(node)[axes[0] :])
+    return affine(context, node, made, context.shape(node)[axes[0] :])
 
 
 def rms_normalization(context: Context, node: OnnxNode) -> Value:
     """x/√(ρ² + ε) over all axes from one on, times a scale."""
     axes = _trailing(context, node)
     made = _norm(context, node, "rms_norm", OverAxes(None, node.number("epsilon", EPSILON), axes))
-    return _affine(context, node, made, context.shape(node)[axes[0] :])
+    return affine(context, node, made, context.shape(node)[axes[0] :])
 
 
 def _trailing(context: Context, node: OnnxNode) -> tuple[int, ...]:
@@ -127,20 +127,20 @@ def group_normalization(context: Context, node: OnnxNode) -> Value:
         message = "GroupNormalization before operator set 21 has one scale for each group: not yet supported"
         raise Refusal("LIP110", message, "export it with opset_version=21, where each channel has its own")
     attributes = GroupNorm(groups, None, node.number("epsilon", EPSILON))
-    return _affine(context, node, _norm(context, node, "group_norm", attributes), _per_channel(example))
+    return affine(context, node, _norm(context, node, "group_norm", attributes), per_channel(example))
 
 
 def instance_normalization(context: Context, node: OnnxNode) -> Value:
     """(x - μ)/√(σ² + ε) over each channel, times a scale, plus a bias."""
     made = _norm(context, node, "instance_norm", InstanceNorm(None, node.number("epsilon", EPSILON)))
-    return _affine(context, node, made, _per_channel(context.shape(node)))
+    return affine(context, node, made, per_channel(context.shape(node)))
 
 
 def _norm(context: Context, node: OnnxNode, op: str, attributes: Any) -> Value:
     return context.add(node, OP_BY_NAME[op], attributes, [context.tensor(node)])
 
 
-def _per_channel(example: Shape) -> Shape:
+def per_channel(example: Shape) -> Shape:
     return (example[0], *(1 for _ in example[1:])) if example else ()
 
 
@@ -178,7 +178,7 @@ def batch_normalization(context: Context, node: OnnxNode) -> Value:
 
 def _frozen(array: Array, operand: Value) -> Known:
     """Return computed numbers, one for each channel, as a constant that is no stored weight."""
-    return Known(array.reshape(_per_channel(shape_of(operand))))
+    return Known(array.reshape(per_channel(shape_of(operand))))
 
 
 # Softmax

@@ -1,0 +1,38 @@
+"""Layers that `fix` puts in the place of nodes that are refused."""
+
+from __future__ import annotations
+
+from lipcompile.diagnostics import Refusal
+from lipcompile.frontends.mends import Mends, groups_of
+from lipcompile.frontends.onnx_import.context import Context, shape_of
+from lipcompile.frontends.onnx_import.node import OnnxNode
+from lipcompile.frontends.onnx_import.normalisation import affine, per_channel
+from lipcompile.graph import Value
+from lipcompile.ops import OP_BY_NAME
+from lipcompile.ops.normalisation import Center, GroupNorm
+
+
+def mended(context: Context, node: OnnxNode, refusal: Refusal) -> Value | None:
+    """Return what takes the place of a refused node, None where nothing does, or nobody asked for it."""
+    mends = context.parameters.options.mends
+    if mends is None or refusal.code != "LIP101" or node.op_type != "BatchNormalization":
+        return None
+    try:
+        return _normalised(context, node, mends)
+    except Refusal:
+        return None
+
+
+def _normalised(context: Context, node: OnnxNode, mends: Mends) -> Value:
+    """A norm of one example, or its centring, with the factors and the shift of the batch normalisation."""
+    operand = context.tensor(node)
+    example = shape_of(operand)
+    if mends.batch_norm == "center":
+        made, text = context.add(node, OP_BY_NAME["center"], Center(), [operand]), "center"
+    else:
+        norm = GroupNorm(groups_of(example), floor=mends.floor)
+        made = context.add(node, OP_BY_NAME["group_norm"], norm, [operand])
+        text = f"group_norm({norm.groups}, floor={mends.floor})"
+    if made.shape is not None:
+        mends.note(node.label, f"batch norm -> {text}, its factors and its shift")
+    return affine(context, node, made, per_channel(example))
