@@ -73,7 +73,7 @@ class Mends:
 
 
 def groups_of(example: Shape) -> int:
-    """Return the number of groups of a norm that takes the place of a batch normalisation: channels in pairs at least.
+    """Return how many groups of channels a norm has that replaces a batch normalisation: of two channels at least.
 
     Vectors are one group: small groups of single entries would keep little but signs.
     """

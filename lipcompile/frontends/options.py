@@ -32,8 +32,8 @@ class ModelOptions:
     """Options that override what a model file says; None means `as the file says`.
 
     input_shape: shapes of one example by the name of the input; the empty name stands for the only input. They fix
-    sizes that an ONNX file leaves open, and are the examples that a torch module is traced with. mends: what `fix` puts
-    in the place of what is refused.
+    sizes that an ONNX file leaves open, and are the examples that a torch module is traced with. mends: what `fix`
+    puts in the place of what is refused.
     """
 
     input_norm: Scalar | None = None

@@ -26,6 +26,8 @@ def mended(context: Context, node: OnnxNode, refusal: Refusal) -> Value | None:
 def _normalised(context: Context, node: OnnxNode, mends: Mends) -> Value:
     """A norm of one example, or its centring, with the factors and the shift of the batch normalisation."""
     operand = context.tensor(node)
+    if operand.shape is None:
+        return operand
     example = shape_of(operand)
     if mends.batch_norm == "center":
         made, text = context.add(node, OP_BY_NAME["center"], Center(), [operand]), "center"
