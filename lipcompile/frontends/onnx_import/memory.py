@@ -1,4 +1,4 @@
-"""How large the results of operators on constants are, told before they are computed, and what all of them take."""
+"""How large results of operators on constants are, told before they are computed, and what all of them take."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ def entries(op_type: str, arrays: Sequence[Array], axis: int = 0) -> int:
         case "Concat":
             return sum(array.size for array in arrays)
         case "Tile" if len(arrays) == 2:
-            return arrays[0].size * _product(arrays[1])
+            return int(arrays[0].size) * _product(arrays[1])
         case "Range":
             return _steps(arrays)
         case "Gather" if len(arrays) == 2 and -arrays[0].ndim <= axis < arrays[0].ndim:
-            return arrays[0].size // max(arrays[0].shape[axis], 1) * arrays[1].size
+            return int(arrays[0].size // max(arrays[0].shape[axis], 1) * arrays[1].size)
         case "MatMul" if len(arrays) == 2:
             return _rows(arrays[0]) * _rows(arrays[1].T)
     return _broadcast([array.shape for array in arrays])

@@ -145,11 +145,13 @@ def depth_to_space(context: Context, node: OnnxNode) -> Value:
 
 
 def space_to_depth(context: Context, node: OnnxNode) -> Value:
-    """Squares of pixels become blocks of channels, depth first."""
-    operand, r = context.tensor(node), _block(node)
+    """Squares of pixels become blocks of channels: columns first (CRD) as in torch, or depth first (DCR)."""
+    operand, r, mode = context.tensor(node), _block(node), node.text("mode", "DCR")
     channels, *_ = _image(node, operand)
+    if mode not in ("DCR", "CRD"):
+        raise Refusal("LIP102", f"SpaceToDepth has no mode {mode}")
     value = context.add(node, OP_BY_NAME["space_to_depth"], Block(r), [operand], "_blocks")
-    if value.shape is None:
+    if value.shape is None or mode == "CRD":
         return value
     return _regrouped(context, node, value, (channels, r * r), value.shape[1:])
 

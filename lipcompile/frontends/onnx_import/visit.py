@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from lipcompile.diagnostics import Location, Refusal
-from lipcompile.frontends.onnx_import import file
+from lipcompile.frontends.onnx_import import file, reviewed
 from lipcompile.frontends.onnx_import.context import Blamed, Context
 from lipcompile.frontends.onnx_import.layout import FIRST, Layout, Placed, placed
 from lipcompile.frontends.onnx_import.mending import mended
@@ -98,6 +98,7 @@ class Visitor:
 
     def _computed(self, node: OnnxNode, operands: Sequence[Item], *, standard: bool) -> Sequence[Item | None]:
         """Import a node that depends on the example; its results have their batch where its operands have it."""
+        reviewed.check(node.op_type, self.context.version)
         layouts = {item.layout for item in operands if isinstance(item, Placed)}
         self.context.layout = layouts.pop() if len(layouts) == 1 and node.op_type in CARRIED else FIRST
         try:

@@ -16,6 +16,8 @@ from lipcompile.ops.reduce import GlobalPool, Reduce
 
 Importer = Callable[[Context, OnnxNode], Value]
 Pairs = tuple[tuple[int, int], ...]
+# Reductions that also do something to each entry.
+_OF_ENTRIES = ("reduce_l1", "reduce_l2")
 
 
 def per_axis(node: OnnxNode, name: str, rank: int) -> tuple[int, ...]:
@@ -124,6 +126,9 @@ def reduced(op: str) -> Importer:
 
     def importer(context: Context, node: OnnxNode) -> Value:
         operand, axes = context.tensor(node), reduced_axes(context, node, context.shape(node))
+        if not axes and op in _OF_ENTRIES:
+            message = f"runtimes disagree on {node.op_type} over no axis: absolute values, or nothing"
+            raise Refusal("LIP110", message, "name the axes")
         if not axes:
             return operand
         reduction = Reduce(axes, keep=bool(node.integer("keepdims", 1)))
