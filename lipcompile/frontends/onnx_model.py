@@ -160,7 +160,7 @@ class _Import:
         stored = frozenset(tensor.name for tensor in graph.initializer)
         context = Context(
             builder=self.builder,
-            parameters=Parameters(self.builder, self.options, stored, self.frozen or frozenset()),
+            parameters=Parameters(self.builder, self.options, stored, self.frozen),
             version=file.opset(self.model) or 0,
             batch=found[0].batch,
             readers=readers,
@@ -188,7 +188,7 @@ class _Import:
                 self._refuse("LIP304", f"the stored tensor `{tensor.name}` cannot be used: {message}")
                 context.items[tensor.name] = Value(tensor.name, None)
                 continue
-            known = Known(array, frozenset([tensor.name]))
+            known = Known(array, context.parameters.sources([tensor.name]))
             separate = self._merged_copies(context, tensor.name, known)
             reused = len(context.readers[tensor.name]) - separate > 1
             context.items[tensor.name] = replace(known, reused=reused)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import isqrt
@@ -59,14 +59,21 @@ class Use:
 
 @dataclass(slots=True)
 class Parameters:
-    """The parameters of a model so far. `stored` are the names of its initializers, `frozen` some not to train."""
+    """The parameters of a model so far. `stored` are the names of its initializers.
+
+    frozen: the constants that are not trained, where that is known of all; these have no sources.
+    """
 
     builder: GraphBuilder
     options: ModelOptions
     stored: frozenset[str]
-    frozen: frozenset[str] = frozenset()
+    frozen: frozenset[str] | None = None
     _owners: dict[str, tuple[Key, str, Array]] = field(default_factory=dict)
     _cut: dict[str, Hashable] = field(default_factory=dict)
+
+    def sources(self, names: Iterable[str]) -> frozenset[str]:
+        """Return those of some constants that may be trained: what makes a weight of what is computed of them."""
+        return frozenset(names) - (self.frozen or frozenset())
 
     def part(self, known: Known, array: Array, label: str, cut: Hashable, origin: str) -> Known:
         """Return a part of a constant as a parameter; raises Refusal if the constant has another use as well.
@@ -79,7 +86,8 @@ class Parameters:
                 raise _used_in_another_way(source, self._owners[source][1] if source in self._owners else "")
         own = {source: f"{source}[{label}]" for source in known.sources or (origin,)}
         self.stored |= {name for source, name in own.items() if source in self.stored}
-        self.frozen |= {name for source, name in own.items() if source in self.frozen}
+        if self.frozen is not None and not known.sources:
+            self.frozen |= {*own.values()}
         return replace(known, array=array, sources=frozenset(own.values()))
 
     def add(
@@ -128,8 +136,8 @@ class Parameters:
 
     def _is_trainable(self, use: Use) -> bool:
         """A single number written into the graph, and not stored among the weights, is no parameter."""
-        if use.known.sources and use.known.sources <= self.frozen:
-            return False
+        if self.frozen is not None:
+            return bool(use.known.sources - self.frozen)
         return use.known.array.size > 1 or bool(use.known.sources & self.stored)
 
     def _constraint(self, use: Use, array: Array, trainable: bool) -> Constraint:
