@@ -275,6 +275,14 @@ class Tied(nn.Module):
         return y
 
 
+def test_what_the_exporter_makes_is_no_weight() -> None:
+    """A group norm is written as an instance norm with a gain of ones, a recurrent layer with states of zeros."""
+    module = nn.Sequential(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.SiLU(), nn.Flatten(), nn.Linear(16, 2))
+    derivation = from_module(module, (2, 4, 4))
+    assert derivation.ok, derivation.diagnostics
+    assert trained(derivation) == sizes(module)
+
+
 def test_tied_weights_are_one_parameter() -> None:
     derivation = from_module(Tied(), torch.zeros(2, 6))
     assert trained(derivation) == sizes(Tied()) == 6 * 6 + 6 + 6

@@ -20,7 +20,6 @@ from lipcompile.frontends.torch_import.translation import digest, translated
 if TYPE_CHECKING:
     from onnx import ModelProto
     from torch import Tensor
-    from torch.export import ExportedProgram
     from torch.nn import Module
 
 # What mends a module rather than a file, by the code of the problem.
@@ -78,7 +77,7 @@ def _loaded(module: Module, examples: Sequence[Example], name: str, path: str, o
     except Untraceable as refused:
         return Loaded(Source(name, path, "torch", _NO_DIGEST), None, (refused.diagnostic,))
     source = Source(name, path, "torch", digest(model))
-    loaded = onnx_model.imported(model, source, replace(options, input_shape={}), _frozen(module, program))
+    loaded = onnx_model.imported(model, source, replace(options, input_shape={}), _frozen(module, model))
     return replace(
         loaded,
         diagnostics=tuple(map(_mended, loaded.diagnostics)),
@@ -95,11 +94,12 @@ def _original(module: Module, examples: Sequence[Example], model: ModelProto) ->
     return ModuleRun(module, examples, inputs[0].batch, precision(module))
 
 
-def _frozen(module: Module, program: ExportedProgram) -> frozenset[str]:
-    """Return the names of the tensors that the module does not train: buffers, and parameters without gradient."""
+def _frozen(module: Module, model: ModelProto) -> frozenset[str]:
+    """Return the names of all constants but those that the module trains: buffers, and what the exporter made."""
     parameters = module.named_parameters(remove_duplicate=False)
     trained = {name for name, parameter in parameters if parameter.requires_grad}
-    return frozenset({*program.state_dict, *program.constants} - trained)
+    made = {name for node in model.graph.node if node.op_type == "Constant" for name in node.output}
+    return frozenset({tensor.name for tensor in model.graph.initializer} | made) - trained
 
 
 def _mended(found: Diagnostic) -> Diagnostic:
