@@ -126,7 +126,8 @@ class Visitor:
         outputs = [name for name in node.outputs if name]
         results = fold(node.proto, operands, self.context.version)
         if node.op_type in FOLDED_ALONE or self._is_separate(node):
-            results = [replace(result, sources=self.context.parameters.sources(outputs), moves=(), reused=False) for result in results]
+            sources = self.context.parameters.sources(outputs)
+            results = [replace(result, sources=sources, moves=(), reused=False) for result in results]
         again = [len(self.context.readers.get(name, ())) > 1 for name in outputs]
         return [replace(result, reused=result.reused or more) for result, more in zip(results, again, strict=True)]
 
