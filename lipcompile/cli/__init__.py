@@ -11,6 +11,7 @@ from lipcompile.cli.check import check
 from lipcompile.cli.compile import compile_
 from lipcompile.cli.demo import demo
 from lipcompile.cli.explain import explain
+from lipcompile.cli.fix import fix
 from lipcompile.cli.report import report
 from lipcompile.cli.train import train
 
@@ -27,5 +28,5 @@ def cli() -> None:
     """
 
 
-for _command in (check, compile_, report, budget, train, audit, explain, demo):
+for _command in (check, fix, compile_, report, budget, train, audit, explain, demo):
     cli.add_command(_command)

@@ -1,0 +1,98 @@
+"""`lipcompile fix`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from lipcompile.cli.arguments import model_options
+from lipcompile.cli.output import complain, refuse_source
+
+if TYPE_CHECKING:
+    from lipcompile.fixing import Outcome
+    from lipcompile.frontends.options import ModelOptions
+
+_KINDS = click.Choice(["norm", "residual", "attention", "pool", "groupsort"])
+
+
+@click.command(short_help="Rewrite MODEL until its gradient has a useful bound.")
+@model_options()
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    required=True,
+    metavar="FILE.{lip,onnx}",
+    help="File to write; it is kept only if it passes `check`.",
+)
+@click.option(
+    "--batch-norm",
+    type=click.Choice(["group_norm", "center", "fold"]),
+    default="group_norm",
+    show_default=True,
+    help="What takes its place: a norm of one example, its centring, or the stored statistics.",
+)
+@click.option(
+    "--floor", default="1", show_default=True, metavar="α", help="Norms divide by at least this: slope 1/α."
+)
+@click.option("--also", multiple=True, type=_KINDS, help="Make this change in any case; repeatable.")
+@click.option("--never", multiple=True, type=_KINDS, help="Do not make this change; repeatable.")
+def fix(
+    model: str,
+    options: ModelOptions,
+    output: Path,
+    batch_norm: str,
+    floor: str,
+    also: tuple[str, ...],
+    never: tuple[str, ...],
+) -> int:
+    """Rewrite what has no bound, or a hopeless one, as the nearest thing that has one.
+
+    Batch normalisation is always replaced. While the bound is of no use, above 10^6 times L·max(1, X_0), norms get
+    a floor, sums of branches become means, and tokens of attention get a bounded length, in this order. Every
+    change is listed with the bound before and after it, and so are those that were not needed. The exit code is 0
+    if a file was written that passes `check`, 1 if something remains that no change mends.
+
+    \b
+    Examples:
+      lipcompile fix model.onnx --input-norm 1.0 --loss cross_entropy -o fixed.onnx
+      lipcompile fix model.lip -o fixed.lip --also groupsort
+    """
+    from lipcompile.fixing import Wishes
+    from lipcompile.fixing import fix as fixed
+    from lipcompile.frontends.mends import Mends
+    from lipcompile.frontends.options import parse_number
+    from lipcompile.passes.fix import Wanted
+
+    refuse_source(model, output)
+    least = parse_number(floor, "--floor")
+    if least <= 0:
+        raise click.UsageError("--floor must be positive")
+    mends = Mends(batch_norm, least)  # type: ignore[arg-type]
+    outcome = fixed(model, options, Wishes(mends, Wanted(least), also, never), output)
+    return _tell(outcome, output)
+
+
+def _tell(outcome: Outcome, output: Path) -> int:
+    from lipcompile.reports.fixes import fixes
+
+    complain([found for found in outcome.diagnostics if found.severity == "error"])
+    for line in fixes(outcome):
+        click.echo(line)
+    if outcome.check is not None and not outcome.check.ok:
+        complain([found for found in outcome.check.diagnostics if found.severity == "error"])
+    if outcome.ok:
+        click.echo(_summary(outcome, output), err=True)
+    return 0 if outcome.ok else 1
+
+
+def _summary(outcome: Outcome, output: Path) -> str:
+    from lipcompile.reports.formulas import round_up
+
+    assert outcome.check is not None
+    assert outcome.check.analysis is not None
+    total = outcome.check.analysis.total.value
+    bound = "its bound is open" if total is None else f"gradient of one example at most {round_up(total)}"
+    return f"wrote {output}: it passes check, {bound}"

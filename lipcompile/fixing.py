@@ -1,0 +1,124 @@
+"""`lipcompile fix`: a model is read with mends, changed where its bound needs it, written, and read again.
+
+A file is kept if it passes `check`; otherwise there is none.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from lipcompile import pipeline
+from lipcompile.derivation import Derivation
+from lipcompile.diagnostics import Diagnostic, input_error
+from lipcompile.frontends.mends import Mended, Mends
+from lipcompile.frontends.options import ModelOptions
+from lipcompile.graph import Graph
+from lipcompile.passes.canonical import canonical
+from lipcompile.passes.fix import Fixed, Wanted, fixed
+from lipcompile.passes.loops import frozen_inside
+
+SUFFIXES = (".lip", ".onnx")
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What the user decides: how to mend, kinds of changes to make anyway, and kinds not to make."""
+
+    mends: Mends
+    wanted: Wanted
+    also: Collection[str] = ()
+    never: Collection[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What was done. `diagnostics` are of the model that was read; `fixed` is None if an error among them remains.
+
+    check: of the file that was written, None if none was; it was kept exactly if that is `ok`. notes: what the
+    file does not say.
+    """
+
+    diagnostics: tuple[Diagnostic, ...]
+    mended: tuple[Mended, ...] = ()
+    fixed: Fixed | None = None
+    check: Derivation | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether a file was written that passes."""
+        return self.check is not None and self.check.ok
+
+
+def fix(model: str, options: ModelOptions, wishes: Wishes, output: Path) -> Outcome:
+    """Write a model that passes `check`, as near to `model` as its bound allows, or say why not.
+
+    Raises:
+        InputError: the model cannot be read at all, or the format has no words for it (LIP017).
+        OSError: the file cannot be written.
+    """
+    if output.suffix not in SUFFIXES:
+        raise input_error("LIP005", f"-o: `{output}` ends in neither .lip nor .onnx", "name the file so")
+    options = replace(options, mends=wishes.mends)
+    loaded = pipeline.load(model, options)
+    mended = tuple(wishes.mends.made)
+    if loaded.graph is None:
+        return Outcome(loaded.diagnostics, mended)
+    with options.limits.in_force():
+        graph, _ = canonical(frozen_inside(loaded.graph.freeze(options.freeze)))
+        found = pipeline.derive(loaded, options)
+        if not found.ok:
+            return Outcome(found.diagnostics, mended)
+        result = fixed(graph, wishes.wanted, wishes.also, wishes.never)
+    checked = _written(result.graph, options, output)
+    return Outcome(found.diagnostics, mended, result, checked, _unsaid(result.graph, output))
+
+
+def _written(graph: Graph, options: ModelOptions, output: Path) -> Derivation:
+    """Write a graph beside its place, check that file, and move it into its place if it passes."""
+    temporary = output.with_name(f".{output.stem}.{os.getpid()}{output.suffix}")
+    try:
+        _write(graph, temporary)
+        found = pipeline.check(str(temporary), _rereading(options, output))
+        if found.ok:
+            temporary.replace(output)
+        return replace(found, source=replace(found.source, name=graph.name, path=str(output)))
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def _write(graph: Graph, path: Path) -> None:
+    if path.suffix == ".lip":
+        from lipcompile.frontends.lip.printer import print_model
+
+        path.write_text(print_model(graph, "Written by lipcompile fix."), encoding="utf-8")
+        return
+    from lipcompile_onnx import save, to_onnx
+
+    save(to_onnx(graph, training=True), path)
+
+
+def _rereading(options: ModelOptions, output: Path) -> ModelOptions:
+    """Return the options to read a written file with: .lip says all, ONNX not what is done to weights."""
+    if output.suffix == ".lip":
+        return ModelOptions(limits=options.limits)
+    return replace(options, mends=None, input_norm=None, loss=None, bindings={}, input_shape={})
+
+
+def _unsaid(graph: Graph, output: Path) -> tuple[str, ...]:
+    """Return what the format does not say of a graph."""
+    parameters = graph.parameters.values()
+    found = []
+    if output.suffix == ".lip" and any(p.initial is not None for p in parameters):
+        found.append("a .lip file holds the architecture, not the numbers: -o FILE.onnx keeps imported weights")
+    if output.suffix == ".onnx":
+        if any(node.op.name == "clip_gradient" for node in graph.nodes):
+            found.append("ONNX cannot say clip_gradient: it is left out, and the bound is that without it")
+        if any(p.initial is None for p in parameters):
+            found.append("weights without values start at random ones, from a fixed seed")
+    return tuple(found)

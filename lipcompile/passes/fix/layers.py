@@ -1,0 +1,97 @@
+"""Changes of single layers: norms, sums of branches, pools, activations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+from lipcompile.diagnostics import Refusal
+from lipcompile.graph import Graph, Node
+from lipcompile.ops import OP_BY_NAME
+from lipcompile.ops.activation import GroupSort
+from lipcompile.ops.merge import SUM, Sum
+from lipcompile.ops.pool import Pool
+from lipcompile.ops.rules import feature_axis
+from lipcompile.passes.fix.edit import Changed, Wanted, replaced
+from lipcompile.passes.what_if.edit import Replacement
+
+_NORMS = ("layer_norm", "rms_norm", "group_norm", "instance_norm")
+
+
+def floored(graph: Graph, wanted: Wanted) -> Changed:
+    """Divide by max(floor, σ) in place of √(σ² + eps): the slope is 1/floor at most, that of eps=1e-5 is 316."""
+    found = {
+        node.name: (node.op, replace(node.attributes, floor=wanted.floor, eps=None))
+        for node in graph.nodes
+        if node.op.name in _NORMS and node.attributes.eps is not None
+    }
+    return replaced(graph, found)
+
+
+def averaged(graph: Graph, wanted: Wanted) -> Changed:
+    """Take the mean of a sum's operands: h + f(h) doubles the bound at every block, (h + f(h))/2 keeps it."""
+    found: dict[str, Replacement] = {}
+    for node in graph.nodes:
+        count = len(node.inputs)
+        if node.op is SUM and len(set(node.inputs)) > 1 and all(weight == 1 for weight in node.attributes.weights):
+            found[node.name] = (SUM, Sum((Fraction(1, count),) * count))
+    return replaced(graph, found)
+
+
+# Pools
+
+
+def pooled(graph: Graph, wanted: Wanted) -> Changed:
+    """Pool by √Σx² in place of maxima, which keeps norms; windows that overlap become as wide as their steps.
+
+    Not where another shape would come out: windows stay as they are there.
+    """
+    found = {node.name: new for node in graph.nodes for new in _of_squares(node)}
+    return replaced(graph, found)
+
+
+def _of_squares(node: Node) -> Iterator[Replacement]:
+    if node.op.name == "global_max_pool":
+        yield OP_BY_NAME["global_l2_pool"], node.attributes
+    if node.op.name == "max_pool":
+        yield OP_BY_NAME["l2_pool"], _apart(node)
+
+
+def _apart(node: Node) -> Pool:
+    """Return windows that do not overlap, if their outputs have the same shape."""
+    pool: Pool = node.attributes
+    axes = len(pool.kernel)
+    narrow = Pool(pool.stride, pool.stride, ((0, 0),) * axes, (1,) * axes)
+    overlaps = any(taps > step for taps, step in zip(pool.kernel, pool.stride, strict=True))
+    return narrow if overlaps and _shape(node, narrow) == node.shape else pool
+
+
+def _shape(node: Node, attributes: Any) -> tuple[int, ...] | None:
+    try:
+        return node.op.shape(attributes, node.site.inputs)
+    except Refusal:
+        return None
+
+
+# Activations
+
+
+def sorted_in_pairs(graph: Graph, wanted: Wanted) -> Changed:
+    """Sort pairs of features in place of ReLU: gradients pass it without getting smaller."""
+    found: dict[str, Replacement] = {}
+    not_made: dict[str, str] = {}
+    for node in graph.nodes:
+        if node.op.name == "relu":
+            features = _features(node)
+            if features % 2 == 0:
+                found[node.name] = (OP_BY_NAME["groupsort"], GroupSort(2))
+            else:
+                not_made[node.name] = f"its {features} features do not pair up"
+    return replaced(graph, found, not_made)
+
+
+def _features(node: Node) -> int:
+    shape = node.site.inputs[0]
+    return shape[feature_axis(None, shape)] if shape else 1

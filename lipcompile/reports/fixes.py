@@ -1,0 +1,89 @@
+"""What `lipcompile fix` did, for a terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from lipcompile.derivation import Derivation
+from lipcompile.fixing import Outcome
+from lipcompile.passes.fix import Fix, Fixed, Left
+from lipcompile.passes.what_if.edit import listed
+from lipcompile.reports.formulas import round_up
+
+# Places that are listed of each change.
+_SHOWN = 8
+_OPTIONS = {"LIP201": "--input-norm 1.0", "LIP213": "--loss cross_entropy"}
+
+
+def fixes(outcome: Outcome) -> Iterator[str]:
+    """Yield lines: each change with its places and its effect, what is left, what is asked for."""
+    yield from _mended(outcome)
+    if outcome.fixed is None:
+        return
+    for made in outcome.fixed.made:
+        yield from _made(made)
+    if not outcome.mended and not outcome.fixed.made:
+        yield f"nothing had to be changed: {_bound(outcome.fixed.total)}"
+    for left in outcome.fixed.left:
+        yield from _left(left, outcome.fixed)
+    yield from _asked(outcome)
+    yield from (f"note: {note}" for note in outcome.notes)
+
+
+def _mended(outcome: Outcome) -> Iterator[str]:
+    texts = dict.fromkeys(mended.text for mended in outcome.mended)
+    for text in texts:
+        places = [mended.place for mended in outcome.mended if mended.text == text]
+        yield _headed(text, places)
+    if texts and outcome.fixed is not None:
+        first = outcome.fixed.made[0].before if outcome.fixed.made else outcome.fixed.total
+        yield f"    there was no bound; with this it is {_shown(first)}"
+
+
+def _made(made: Fix) -> Iterator[str]:
+    yield _headed(made.kind.title, made.places)
+    yield f"    {_shown(made.before)} becomes {_shown(made.after)}"
+    yield from _reasons(made.not_made)
+
+
+def _left(left: Left, fixed: Fixed) -> Iterator[str]:
+    if left.places:
+        effect = f"{_shown(fixed.total)} would become {_shown(left.after)}"
+        yield f"left as it is: {left.kind.title} ({len(left.places)}); --also {left.kind.name}: {effect}"
+    yield from _reasons(left.not_made)
+
+
+def _reasons(not_made: Mapping[str, str]) -> Iterator[str]:
+    for place, why in not_made.items():
+        yield f"    not at {place}: {why}"
+
+
+def _headed(title: str, places: Sequence[str]) -> str:
+    return f"{title}: {listed(places, shown=_SHOWN)}"
+
+
+def _asked(outcome: Outcome) -> Iterator[str]:
+    check: Derivation | None = outcome.check
+    asked = [_OPTIONS[d.code] for d in outcome.diagnostics if d.code in _OPTIONS]
+    if asked and outcome.fixed is not None:
+        given = (
+            "X_0 = 1"
+            if len(asked) == 1 and "norm" in asked[0]
+            else "L = 1"
+            if len(asked) == 1
+            else "X_0 = 1, L = 1"
+        )
+        yield f"please declare {' and '.join(asked)}, as fits your data: the numbers above are for {given}"
+    if outcome.fixed is not None and not outcome.fixed.useful:
+        yield "the bound is still too large to be of use: lipcompile report ranks further changes"
+    if check is not None and not check.ok:
+        yield "what was written does not pass: no file is kept"
+
+
+def _bound(total: float) -> str:
+    return f"the gradient of one example is at most {_shown(total)}"
+
+
+def _shown(total: float) -> str:
+    return round_up(total) if math.isfinite(total) else "a bound that no double holds"
