@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
+import json
+import pickle
+import selectors
+import subprocess
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
 
-from tests.fuzz.cases import Seed, case
-from tests.fuzz.runs import Outcome, execute, limit_memory
+from tests.fuzz.cases import Seed
+from tests.fuzz.runs import Outcome
 
+ROOT = Path(__file__).parent.parent.parent
 # A process answers this soon, in seconds of the clock (others may need the machine). So many cases are its life.
 PATIENCE, LIFE = 180, 400
 
@@ -58,79 +60,68 @@ class Figures:
 
 @dataclass
 class Worker:
-    """A process, and the case that it is at."""
+    """A process, the numbers of its cases, and the place of the one that it is at."""
 
-    process: Any
-    results: Connection
-    numbers: Sequence[int]
+    process: subprocess.Popen[str]
+    numbers: range
     at: int = 0
+
+    def answer(self) -> Outcome | None:
+        """Return the outcome of the case that it is at; None if the process has died."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        return Outcome(**json.loads(line)) if line else None
+
+    def lost(self, fault: str) -> Outcome:
+        """Return the outcome of a case that has none."""
+        self.process.kill()
+        code = self.process.wait()
+        shown = f"{fault} ({code})" if fault == DIED else fault
+        return Outcome(self.numbers[self.at], "?", -1, 0, 0, (), shown)
+
+
+DIED = "the process died"
 
 
 def campaign(
-    seed: int, numbers: Sequence[int], corpus: list[Seed], jobs: int, told: Callable[[Figures], None]
+    seed: int, numbers: range, corpus: Sequence[Seed], jobs: int, told: Callable[[Figures], None]
 ) -> Figures:
     """Run the cases of these numbers in `jobs` processes; `told` hears of the figures now and then."""
     figures, pending = Figures(), [numbers[start : start + LIFE] for start in range(0, len(numbers), LIFE)]
     pending.reverse()
-    workers: list[Worker] = []
-    while pending or workers:
-        while pending and len(workers) < jobs:
-            workers.append(_started(seed, pending.pop(), corpus))
-        ready = wait([worker.results for worker in workers], timeout=PATIENCE)
-        for worker in [w for w in workers if w.results in ready or not ready]:
-            outcome = _received(worker) if ready else None
-            if outcome is None:  # it has died, or none answers
-                outcome = _lost(worker, "no answer" if not ready else "the process died")
-                _stopped(worker)
-                workers.remove(worker)
-                rest = worker.numbers[worker.at + 1 :]
-                pending += [rest] if rest else []
-            else:
-                worker.at += 1
-                if worker.at == len(worker.numbers):
-                    _stopped(worker)
-                    workers.remove(worker)
-            figures.add(outcome)
-            if figures.cases % 1000 == 0:
-                told(figures)
+    with tempfile.NamedTemporaryFile(suffix=".corpus") as shared, selectors.DefaultSelector() as selector:
+        shared.write(pickle.dumps(corpus))
+        shared.flush()
+        while pending or selector.get_map():
+            while pending and len(selector.get_map()) < jobs:
+                worker = _started(seed, pending.pop(), shared.name)
+                selector.register(worker.process.stdout, selectors.EVENT_READ, worker)  # type: ignore[arg-type]
+            ready = selector.select(PATIENCE)
+            for key, _ in ready or [(key, 0) for key in selector.get_map().values()]:
+                figures.add(_next(key.data, selector, pending, answers=bool(ready)))
+                if figures.cases % 1000 == 0:
+                    told(figures)
     return figures
 
 
-def _started(seed: int, numbers: Sequence[int], corpus: list[Seed]) -> Worker:
-    context = multiprocessing.get_context("spawn")  # nothing of this process counts as memory of that
-    results, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_work, args=(sender, seed, numbers, corpus), daemon=True)
-    process.start()
-    sender.close()
-    return Worker(process, results, numbers)
-
-
-def _work(sender: Connection, seed: int, numbers: Sequence[int], corpus: list[Seed]) -> None:
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    limit_memory()
-    with tempfile.TemporaryDirectory() as folder:
-        for number in numbers:
-            sender.send(execute(case(seed, number, corpus), Path(folder)))
-
-
-def _received(worker: Worker) -> Outcome | None:
-    try:
-        outcome: Outcome = worker.results.recv()
-    except EOFError:
-        return None
+def _next(worker: Worker, selector: selectors.BaseSelector, pending: list[range], *, answers: bool) -> Outcome:
+    """Return the outcome of a worker's case, and let what cannot go on be done by another."""
+    outcome = worker.answer() if answers else None
+    going_on = outcome is not None
+    if outcome is None:
+        outcome = worker.lost(DIED if answers else "no answer")
+    worker.at += 1
+    rest = worker.numbers[worker.at :]
+    if not going_on or not rest:
+        assert worker.process.stdout is not None
+        selector.unregister(worker.process.stdout)
+        worker.process.stdout.close()
+        worker.process.wait()
+        pending += [rest] if rest else []
     return outcome
 
 
-def _lost(worker: Worker, fault: str) -> Outcome:
-    worker.process.join(timeout=1)
-    code = worker.process.exitcode
-    return Outcome(worker.numbers[worker.at], "?", -1, 0, 0, (), f"{fault} ({code})" if code else fault)
-
-
-def _stopped(worker: Worker) -> None:
-    worker.results.close()
-    if worker.process.is_alive():
-        worker.process.join(timeout=5)
-    if worker.process.is_alive():
-        worker.process.kill()
-        worker.process.join()
+def _started(seed: int, numbers: range, corpus: str) -> Worker:
+    command = [sys.executable, "-m", "tests.fuzz.worker", str(seed), str(numbers.start), str(numbers.stop), corpus]
+    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    return Worker(process, numbers)

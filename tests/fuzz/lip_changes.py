@@ -20,10 +20,12 @@ NUMBERS = (
         "7",
         "16",
         "64",
+        "300",
         "1000",
+        "4000",
         "65536",
         "10000000",
-        "99999999999999999999",
+        "9" * 20,
         "0.5",
         "1.0",
         "2.5",
@@ -37,29 +39,7 @@ WORDS = (
     *("split", "constraint", "spectral", "orthogonal", "frobenius", "fixed", "bias", "share", "axis", "kernel"),
     *("stride", "padding", "groups", "size", "bound", "circular", "reflect", "zeros", "x", "depth", "X_0", "L"),
 )
-SIGNS = (
-    "{",
-    "}",
-    "(",
-    ")",
-    "[",
-    "]",
-    ",",
-    ";",
-    "=",
-    "+",
-    "-",
-    "*",
-    "/",
-    "<=",
-    "->",
-    ":",
-    '"',
-    "#",
-    ".",
-    "\n",
-    " ",
-)
+SIGNS = (*"{}()[],;=+-*/:#.", "<=", "->", '"', "\n", " ")
 ODD = ("\x00", "\x1b[31m", "\u202e", "é", "𝔁", "\ufeff", "\r", "\t", "\x7f", "\x85", "\u2028", "\\", "%", "`")
 
 # The share of changes that the grammar mostly forbids.
