@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 from math import exp
 from pathlib import Path
 
@@ -63,7 +64,7 @@ def test_the_norm_of_several_inputs_bounds_them_together(tmp_path: Path) -> None
     nodes = [node("Concat", "x u", "both", axis=1), node("Gemm", "both w", "y")]
     made = model(nodes, ("n", 1), {"w": np.array([[3, 0], [4, 0]], np.float32)})
     path = save(with_inputs(made, u=(TensorProto.FLOAT, ("n", 1))), tmp_path)
-    options = replace(KEEP, input_norm=1, loss="cross_entropy")
+    options = replace(KEEP, input_norm=Fraction(1), loss="cross_entropy")
     derivation = derive(onnx_model.load(path, options), options)
     assert derivation.analysis is not None
     steepest = 2**0.5 / (1 + exp(-(2**0.5) * 5))  # of the cross entropy of two logits of norm 5
