@@ -235,7 +235,7 @@ def test_permutations_of_the_file_are_those_of_the_example(seed: int) -> None:
     for layout, example in layouts(seed):
         examples = draw.normal(size=(5, *example))
         order = [int(axis) for axis in draw.permutation(layout.rank(example))]
-        axes, new = permuted(layout, order)
+        axes, new = permuted(layout, order, None)
         moved = examples.transpose(0, *(axis + 1 for axis in axes))
         assert np.array_equal(in_file(layout, examples).transpose(order), in_file(new, moved))
 

@@ -51,6 +51,7 @@ class Layout:
 
 
 FIRST = Layout()
+IN_FIRST = Layout(inner=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,8 @@ def reshaped(layout: Layout, example: Shape, target: Sequence[int], batch: int |
     then it is o·B·(m/o).
     """
     before, found = prod(example[: layout.axis]), _readings(target, prod(example), batch)
+    if batch == 1 and found:
+        return _alone(before, target, prod(example))
     for place, sizes in found:
         front, factor = prod(sizes[:place]), sizes[place]
         if before % front == 0 and factor % (before // front) == 0:
@@ -85,6 +88,20 @@ def reshaped(layout: Layout, example: Shape, target: Sequence[int], batch: int |
     if not found and (batch is not None or any(map(multiple, target))):
         raise Refusal("LIP102", f"the entries do not fit: reshaping {listed}")
     raise Refusal("LIP108", f"reshaping {listed} merges or moves the batch axis", MIXES)
+
+
+def _alone(before: int, target: Sequence[int], entries: int) -> tuple[Shape, Layout]:
+    """Return the shape and the layout for a batch of one, which may be thought of anywhere.
+
+    Best is an axis of its own, with as many entries before it as there were; else it is part of the first.
+    """
+    full = _filled([multiple(size) or size for size in target], entries)
+    assert full is not None
+    own = [axis for axis, size in enumerate(full) if size == 1]
+    if not own:
+        return full, IN_FIRST
+    place = next((axis for axis in own if prod(full[:axis]) == before), own[0])
+    return (*full[:place], *full[place + 1 :]), Layout(place)
 
 
 def _readings(target: Sequence[int], entries: int, batch: int | None) -> list[tuple[int, Shape]]:
@@ -118,8 +135,8 @@ def _filled(sizes: Sequence[int], entries: int) -> Shape | None:
     return tuple(entries // known if size == -1 else size for size in sizes)
 
 
-def permuted(layout: Layout, order: Sequence[int]) -> tuple[list[int], Layout]:
-    """Return the permutation of the example's axes and the new layout."""
+def permuted(layout: Layout, order: Sequence[int], batch: int | None) -> tuple[list[int], Layout]:
+    """Return the permutation of the example's axes and the new layout; a batch of one stays part of the first."""
     axes: list[int] = []
     place = 0
     for axis in order:
@@ -129,4 +146,6 @@ def permuted(layout: Layout, order: Sequence[int]) -> tuple[list[int], Layout]:
             axes += [layout.axis] * layout.inner
         else:
             axes.append(layout.of_example(axis))
+    if batch == 1 and layout == IN_FIRST:
+        return axes, layout
     return axes, Layout(place, layout.outer, layout.inner)

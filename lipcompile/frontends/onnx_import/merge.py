@@ -11,13 +11,14 @@ from lipcompile.frontends.onnx_import.context import Context, shape_of
 from lipcompile.frontends.onnx_import.node import OnnxNode
 from lipcompile.frontends.onnx_import.normalisation import gain
 from lipcompile.frontends.onnx_import.shape import made_axes, permute, reshape_to, unsqueeze
+from lipcompile.frontends.onnx_import.tokens import joined
 from lipcompile.frontends.onnx_import.values import Extreme, Item, Known, Strided, integers, scalar
 from lipcompile.frontends.onnx_import.windows import reduced, reduced_axes
 from lipcompile.graph import Value
 from lipcompile.ops import OP_BY_NAME
 from lipcompile.ops.activation import FullSort
 from lipcompile.ops.linear import BIAS, BiasShape
-from lipcompile.ops.merge import CONCAT, MAXIMUM, MINIMUM, PRODUCT, SUM, WHERE, Concat, Sum, Where
+from lipcompile.ops.merge import MAXIMUM, MINIMUM, PRODUCT, SUM, WHERE, Sum, Where
 from lipcompile.ops.record import NoAttributes, Shape
 
 ONE = Fraction(1)
@@ -156,9 +157,9 @@ def concat(context: Context, node: OnnxNode) -> Value:
     items = [context.item(node, index) for index in range(len(node.proto.input))]
     if len(items) == 2 and isinstance(items[0], Extreme) and isinstance(items[1], Extreme):
         return _max_min(context, node, items[0], items[1])
-    operands = [context.tensor(node, index) for index in range(len(items))]
-    axis = context.axis(node, node.integer("axis", 1), len(shape_of(operands[0])) + 1)
-    return context.add(node, CONCAT, Concat(axis), operands)
+    parts = [item if isinstance(item, Known) else context.tensor(node, i) for i, item in enumerate(items)]
+    rank = next(len(shape_of(part)) for part in parts if isinstance(part, Value)) + 1
+    return joined(context, node, parts, context.axis(node, node.integer("axis", 1), rank))
 
 
 def _max_min(context: Context, node: OnnxNode, first: Extreme, second: Extreme) -> Value:

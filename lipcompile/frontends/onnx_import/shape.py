@@ -125,7 +125,7 @@ def transpose(context: Context, node: OnnxNode) -> Placed | Value:
     if sorted(order) != list(range(rank)):
         raise Refusal("LIP102", f"{list(order)} is no permutation of {rank} axes")
     operand, layout = (item.value, item.layout) if isinstance(item, Placed) else (context.tensor(node), FIRST)
-    axes, new = permuted(layout, order)
+    axes, new = permuted(layout, order, context.batch)
     return placed(permute(context, node, operand, axes), new)
 
 
