@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from lipcompile.__main__ import run
+from lipcompile.cli import cli
 from lipcompile.codes import codes
 from lipcompile.diagnostics import InputError
 from lipcompile.pipeline import check
@@ -42,6 +43,14 @@ def test_entries_say_what_they_must(code: str) -> None:
     assert entry.wrong.strip() != entry.right.strip()
     assert 1 <= len(entry.why.strip().splitlines()) <= 8
     assert all(len(line) <= 125 for line in entry.why.splitlines())
+
+
+def test_commands_that_mend_are_commands() -> None:
+    for entry in codes().values():
+        if entry.command:
+            program, name, model, *options = entry.command.split()
+            assert (program, model, options[0]) == ("lipcompile", "MODEL", "-o")
+            assert "-o" in {flag for option in cli.commands[name].params for flag in option.opts}
 
 
 @pytest.mark.parametrize("code", [entry.code for entry in EXECUTABLE])
