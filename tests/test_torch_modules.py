@@ -477,7 +477,8 @@ class Exotic(nn.Module):
     """Has no ONNX operators."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.linalg.svdvals(x.reshape(-1, 2, 2))
+        values: torch.Tensor = torch.linalg.svdvals(x.reshape(-1, 2, 2))
+        return values
 
 
 class Pair(nn.Module):
