@@ -27,25 +27,11 @@ MOVES = frozenset(
     ("Identity", "Cast", "Unsqueeze", "Squeeze", "Concat", "Gather", "Slice", "Reshape", "Transpose", "Flatten")
 )
 ARITHMETIC = frozenset(
-    (
-        *("Add", "Sub", "Mul", "Div", "Neg", "Abs", "Sqrt", "Reciprocal", "Pow", "Floor", "Ceil", "Min", "Max"),
-        *("ReduceProd", "ReduceSum", "ReduceMean", "ReduceL2", "Constant", "ConstantOfShape", "Shape", "Equal"),
-        *(
-            "Where",
-            "Split",
-            "MatMul",
-            "Expand",
-            "Tile",
-            "Range",
-            "Mod",
-            "Not",
-            "And",
-            "Or",
-            "Less",
-            "Greater",
-            "Trilu",
-        ),
-    )
+    """
+    Abs Add And Ceil Clip Constant ConstantOfShape Div Equal Erf Exp Expand Floor Greater Less Log MatMul Max Min Mod
+    Mul Neg Not Or Pow Range Reciprocal ReduceL1 ReduceL2 ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum
+    ReduceSumSquare Relu Shape Sigmoid Sign Softmax Split Sqrt Sub Tanh Tile Trilu Where
+    """.split()
 )
 # What may be done with a constant that was copied for each example. (A slice that leaves one copy leaves what
 # broadcasts to the same; one that leaves nothing of what stands for all is refused.)
@@ -124,6 +110,11 @@ def scalar(known: Known) -> Fraction:
     return Fraction(value)
 
 
+def is_floating(array: Array) -> bool:
+    """Whether an array holds real numbers."""
+    return array.dtype.kind == "f" or array.dtype.name == "bfloat16"
+
+
 def floats(array: Array, what: str) -> Array:
     """Return a stored tensor in float32 or float64, exactly; raises Refusal for other kinds of numbers."""
     import numpy as np
@@ -186,8 +177,9 @@ def _copies(proto: NodeProto, given: Sequence[Known], version: int) -> list[Know
 
 
 def _results(proto: NodeProto, given: Sequence[Known], arrays: Sequence[Array]) -> list[Known]:
-    found = frozenset[str]().union(*(operand.sources for operand in given))
-    reused = any(operand.reused for operand in given if operand.sources)
+    weights = [operand for operand in given if operand.array.dtype.kind not in "iub"] or given  # no axes, no sizes
+    found = frozenset[str]().union(*(operand.sources for operand in weights))
+    reused = any(operand.reused for operand in weights if operand.sources)
     batched = any(operand.batched for operand in given)
     moves = _moves(proto, given)
     return [
