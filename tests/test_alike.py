@@ -27,11 +27,11 @@ def test_copies_of_a_layer_are_one_message() -> None:
         "warning[LIP112]: `n` stretches",
         " --> m.lip:3:5",
         "  = help: floor",
-        "  = run lipcompile fix m.lip -o FILE",
+        "  = run lipcompile fix m.lip -o FILE --also norm",
         "  = and 2 more like it, `n_2` to `n_3`",
     ]
     assert told([steep("n"), steep("n_2")])[-1] == "  = and 1 more like it, `n_2`"
-    assert told([steep("n")])[-1] == "  = run lipcompile fix m.lip -o FILE"
+    assert told([steep("n")])[-1] == "  = run lipcompile fix m.lip -o FILE --also norm"
 
 
 def test_what_differs_is_told_apart() -> None:
