@@ -93,7 +93,7 @@ def _blocks(file: ast.File, path: Path) -> Mapping[str, ast.Block]:
 def _imported(target: ast.Constant, folder: Path, root: Path) -> Path:
     try:
         path = (folder / str(target.value)).resolve()
-    except (OSError, ValueError):  # a circle of links, a null byte
+    except (OSError, RuntimeError, ValueError):  # a circle of links, a null byte
         raise input_error("LIP015", f"there is no file `{target.value}` to import", location=target.at) from None
     if not path.is_relative_to(root):
         mend = "copy the file into the folder"

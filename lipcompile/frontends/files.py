@@ -28,11 +28,14 @@ def read(path: Path, limit: str, used: int = 0) -> bytes:
     `used` are bytes of other files that count as well.
     """
     most = getattr(limits.current(), limit) - used
+    what, at = f"`{path}` and what it reads hold", Location(str(path))
     with os.fdopen(_opened(path), "rb") as stream:
-        content = bytearray(stream.read(min(os.fstat(stream.fileno()).st_size, most) + 1))
+        length = os.fstat(stream.fileno()).st_size
+        limits.demand(limit, used + length, what, at)
+        content = bytearray(stream.read(length + 1))
         while len(content) <= most and (more := stream.read(_CHUNK)):  # of files that do not say their size
             content += more
-    limits.demand(limit, used + len(content), f"`{path}` and what it reads hold", Location(str(path)))
+    limits.demand(limit, used + len(content), what, at)
     return bytes(content)
 
 

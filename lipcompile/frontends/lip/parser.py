@@ -60,7 +60,7 @@ def parse(text: str, file: str) -> ast.File:
 
 def _check_depth(tree: Tree[Token], file: str) -> None:
     """Raise InputError where parts of the text stand too deep inside one another: what follows is recursive."""
-    most = _LEVELS * limits.current().depth
+    most = _LEVELS * (limits.current().depth + 2)  # with those of a model and a call
     pending: list[tuple[Tree[Token], int]] = [(tree, 0)]
     while pending:
         parent, depth = pending.pop()

@@ -67,7 +67,7 @@ def _inside(location: str, folder: Path) -> Path:
     """Return the path of a data file; links are followed, but not out of the folder."""
     try:
         path = (folder / location).resolve()
-    except (OSError, ValueError):  # a circle of links, a null byte
+    except (OSError, RuntimeError, ValueError):  # a circle of links, a null byte
         raise Refusal("LIP004", f"`{location}` is no path of a data file", _DAMAGED) from None
     if Path(location).is_absolute() or not path.is_relative_to(folder) or path == folder:
         message = f"weights are kept in `{location}`, outside of the model's folder: it is not opened"

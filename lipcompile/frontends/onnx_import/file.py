@@ -30,7 +30,7 @@ _LARGEST_MESSAGE = 2**31 - 1  # of protobuf: a larger model is checked by its pa
 # A smaller file cannot decode to much.
 _SURELY_SMALL = 2**19
 # Operands, attributes, types and shapes of a node, in a file that names everything.
-FIELDS_PER_NODE = 256
+FIELDS_PER_NODE = 100
 
 
 def read(path: Path) -> tuple[ModelProto, str]:
@@ -69,6 +69,7 @@ def _parse(content: bytes, at: Location) -> ModelProto:
         model = onnx.load_model_from_string(content)
     except Exception:  # protobuf's DecodeError, which has no typed home
         raise _undecodable(content, at) from None
+    _check_nodes(model, at)
     if _has_damaged_names(model):
         raise _undecodable(content, at)
     if not model.ir_version or not (model.graph.node or model.graph.output):
@@ -91,6 +92,11 @@ def _check_fields(content: bytes, at: Location) -> None:
         return  # for the decoder to say
     if found > most:
         raise limits.exceeded("nodes", f"the file has {found} fields, those of", at)
+
+
+def _check_nodes(model: ModelProto, at: Location) -> None:
+    limits.demand("nodes", len(model.graph.node), "the graph has", at)
+    limits.demand("nodes", sum(len(graph.node) for graph in tensors.graphs(model)), "the graph has", at)
 
 
 def _has_damaged_names(model: ModelProto) -> bool:
@@ -157,7 +163,7 @@ def is_standard(op_type: str, version: int) -> bool:
 def _check(model: ModelProto, path: Path, size: int, at: Location) -> None:
     from onnx import checker, defs
 
-    limits.demand("nodes", sum(len(graph.node) for graph in tensors.graphs(model)), "the graph has", at)
+    _check_nodes(model, at)
     version, newest = opset(model), defs.onnx_opset_version()
     if version is None:
         raise input_error("LIP003", "the ONNX model names no operator set: it is damaged", EXPORT_AGAIN, at)

@@ -9,6 +9,7 @@ from typing import Any
 Descriptor = Any
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_LONG = 128  # from here on, a number takes several bytes
 _WIDTHS = {_FIXED64: 8, _FIXED32: 4}
 # What protobuf itself decodes at most.
 DEEPEST = 100
@@ -61,10 +62,11 @@ def _fields(content: bytes, start: int, end: int) -> Iterator[tuple[int, int, in
     """Yield number and bounds of the fields between two places; the first bound is -1 where there are none."""
     at = start
     while at < end:
-        key, at = _varint(content, at, end)
+        key, at = (content[at], at + 1) if content[at] < _LONG else _varint(content, at, end)
         number, wire = key >> 3, key & 7
         if wire == _BYTES:
-            length, at = _varint(content, at, end)
+            short = at < end and content[at] < _LONG
+            length, at = (content[at], at + 1) if short else _varint(content, at, end)
             yield number, at, at + length
             at += length
         elif wire == _VARINT:
@@ -85,7 +87,7 @@ def _varint(content: bytes, at: int, end: int) -> tuple[int, int]:
         byte = content[at]
         at += 1
         value |= (byte & 127) << shift
-        if byte < 128:
+        if byte < _LONG:
             return value, at
         shift += 7
     raise MalformedError
