@@ -15,6 +15,7 @@ from lipcompile.frontends.onnx_import import file
 from lipcompile.frontends.onnx_import.context import Blamed, Context, as_tensor, is_merged
 from lipcompile.frontends.onnx_import.inputs import Source as InputSource
 from lipcompile.frontends.onnx_import.inputs import declare, sources
+from lipcompile.frontends.onnx_import.naming import named
 from lipcompile.frontends.onnx_import.node import OnnxNode, describe, module_of
 from lipcompile.frontends.onnx_import.parameters import Parameters
 from lipcompile.frontends.onnx_import.session import opened
@@ -143,7 +144,7 @@ class _Import:
         stored |= {
             output for proto in self.model.graph.node if proto.op_type == "Identity" for output in proto.output
         }
-        nodes = [describe(proto, stored) for proto in self.model.graph.node]
+        nodes = named([describe(proto, stored) for proto in self.model.graph.node])
         if self.frozen is not None:  # nothing was merged: a layer that reads another's weights is tied to it
             nodes = [replace(node, layer="") for node in nodes]
         return sorted(nodes, key=lambda node: node.op_type not in FOLDED_ALONE)

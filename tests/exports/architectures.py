@@ -37,7 +37,9 @@ class Architecture:
 
 
 def _train(module: nn.Module) -> None:
-    """Give every normalisation factors, shifts and statistics that are not those it starts with."""
+    """Give what starts as a constant, or as a copy, numbers of its own: all weights, and statistics."""
+    for weight in module.parameters():
+        weight.data.add_(0.05 * torch.randn_like(weight))
     for part in module.modules():
         if isinstance(part, _BatchNorm):
             assert part.running_mean is not None

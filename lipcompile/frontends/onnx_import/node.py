@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from onnx import NodeProto
 
 # How torch names the tensors of a module: features.0.weight belongs to features.0.
-_OF_MODULE = re.compile(r"^(\w+(?:\.\w+)*)\.(?:weight|bias|running_mean|running_var)$", re.ASCII)
+_OF_MODULE = re.compile(
+    r"^(\w+(?:\.\w+)*)(?:\.(?:weight|bias|running_mean|running_var)|(?<=\.in_proj)_(?:weight|bias))$", re.ASCII
+)
 
 
 def module_of(tensor: str) -> str | None:
@@ -29,6 +31,8 @@ class OnnxNode:
 
     shown: what diagnostics call its operator: the class of a torch module, or the ONNX operator.
     layer: the layer of torch that it is, if the file says so: it reads no weights but its own.
+    group: that layer, or the function that was called, if the file says so. call: the function, in either case.
+    reads: whether `name` is of weights that it reads.
     traced: the line of Python that it was exported from, as the file says: show it for a trusted source only.
     """
 
@@ -38,6 +42,9 @@ class OnnxNode:
     attributes: Mapping[str, Any]
     shown: str
     layer: str = ""
+    group: str = ""
+    call: str = ""
+    reads: bool = False
     traced: Location | None = None
 
     @property
@@ -87,12 +94,16 @@ def describe(proto: NodeProto, stored: Collection[str]) -> OnnxNode:
     scope = scope_of(proto)
     modules = [module for tensor in proto.input if tensor in stored and (module := module_of(tensor))]
     inside = [module for module in modules if scope.holds(module)]
-    module = scope.layer or (inside[0] if inside else scope.function)
+    parts = [module for module in inside if module.startswith(f"{scope.layer}.")] if scope.layer else inside
+    group = scope.layer or scope.function
+    module = parts[0] if parts else group
     first = next((output for output in proto.output if output), proto.op_type)
     attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in proto.attribute}
     label = module or proto.name or first
     name = module or proto.name.strip("/") or proto.op_type.lower()
-    return OnnxNode(proto, label, name, attributes, scope.shown or proto.op_type, scope.layer, scope.traced)
+    reads = bool(parts) or scope.layer in inside
+    shown = scope.shown or proto.op_type
+    return OnnxNode(proto, label, name, attributes, shown, scope.layer, group, scope.function, reads, scope.traced)
 
 
 # What torch.onnx.export(dynamo=True) says of a node
@@ -131,9 +142,10 @@ def scope_of(proto: NodeProto) -> Scope:
     if len(scopes) < 2 or len(classes) != len(scopes):
         return Scope()
     module, kind = scopes[-2], classes[-2]
-    is_layer = kind.startswith(_LAYERS) and not (proto.op_type in _MERGING and "batchnorm" in kind)
+    merged = proto.op_type in _MERGING and "batchnorm" in kind
+    is_layer = kind.startswith(_LAYERS) and not merged
     return Scope(
-        module,
+        module.rpartition(".")[0] if merged else module,
         layer=module if is_layer else "",
         function=f"{module}.{scopes[-1]}" if module else scopes[-1],
         shown=kind.rpartition(".")[2] if is_layer else "",

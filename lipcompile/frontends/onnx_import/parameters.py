@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from lipcompile import norms
 from lipcompile.diagnostics import Diagnostic, Refusal, Severity
+from lipcompile.frontends.onnx_import.node import module_of
 from lipcompile.frontends.onnx_import.values import Known, floats
 from lipcompile.frontends.options import ModelOptions
 from lipcompile.graph import GraphBuilder, ParameterChoice, Value
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
 
 # Ops whose weight is a kernel: windows tell what map it is.
 KERNELS = frozenset((CONV.name, CONV_TRANSPOSE.name))
+
+# A name that people give; exporters end theirs in numbers.
+_GIVEN = re.compile(r"(?!.*(?:^|_)\d+$)[A-Za-z]\w*(?:\.\w+)*", re.ASCII)
 
 Key = tuple[frozenset[str], tuple[Hashable, ...]]
 
@@ -101,6 +106,7 @@ class Parameters:
         frozen: bool = False,
     ) -> Value:
         """Add a node with parameters; a tensor that another node has already is the same parameter."""
+        name = self._own_name(tensors) or name
         uses = [Use(op, attributes, operand.shape or (), role, known) for role, known in tensors]
         choices = {use.role: self._choice(use, trainable=not frozen and self._is_trainable(use)) for use in uses}
         value = self.builder.add(op, attributes, [operand], name=name, parameters=choices)
@@ -108,6 +114,14 @@ class Parameters:
             for use in uses:
                 self._register(use, choices[use.role], f"{value.name}.{use.role}")
         return value
+
+    def _own_name(self, tensors: Sequence[tuple[str, Known]]) -> str:
+        """Return what a stored tensor is called that is no layer's: positions, a class token. Empty for others."""
+        (role, known), *others = tensors
+        source = next(iter(known.sources), "")
+        alone = len(known.sources) == 1 and not others and role != "weight"
+        given = source in self.stored and _GIVEN.fullmatch(source) and not module_of(source)
+        return source if alone and given else ""
 
     def _choice(self, use: Use, *, trainable: bool) -> ParameterChoice:
         array = floats(use.known.array, f"the {use.role}")
