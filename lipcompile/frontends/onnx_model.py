@@ -77,7 +77,7 @@ class _Import:
             return None
         nodes = self._nodes()
         context = self._context(found, nodes)
-        visitor = Visitor(context, self.at, _inferred_shapes(self.model))
+        visitor = Visitor(context, self.at, _declared_shapes(graph))
         for node in nodes:
             visitor.visit(node)
         output = self._as_output(visitor, output_name)
@@ -97,22 +97,25 @@ class _Import:
             return None
 
     def _output(self, graph: GraphProto) -> str | None:
-        if len(graph.output) == 1:
-            return str(graph.output[0].name)
-        names = ", ".join(f"`{value.name}`" for value in graph.output) or "none"
-        self._refuse(
-            "LIP107", f"a model needs exactly one output, the logits; this one has {names}", "drop the others"
-        )
-        return None
+        """Return the output; of several, which are refused, the first: there may be more to say."""
+        names = [str(value.name) for value in graph.output]
+        if len(names) != 1:
+            shown = ", ".join(f"`{name}`" for name in names) or "none"
+            message = f"a model needs exactly one output, the logits; this one has {shown}"
+            self._refuse("LIP107", message, "drop the others")
+        return names[0] if names else None
 
     def _as_output(self, visitor: Visitor, name: str) -> Value:
         item = visitor.context.items.get(name)
         try:
             if item is None or isinstance(item, Known):
                 raise Refusal("LIP107", f"the output `{name}` does not depend on the input")
-            return as_tensor(item, "the output")
-        except Blamed as blamed:
-            visitor.blame(blamed.unfinished)
+            output = as_tensor(item, "the output")
+            if self.builder.holds_tokens(output):
+                raise Refusal("LIP204", "the output is the tokens themselves", "look them up in an embedding")
+            return output
+        except Blamed:
+            visitor.blame([name])
             return Value(name, None)
         except Refusal as refusal:
             return self.builder.refuse(refusal, name=name, op="output", location=self.at)
@@ -218,14 +221,8 @@ class _Import:
         return len(copies) + len(merged)
 
 
-def _inferred_shapes(model: ModelProto) -> Mapping[str, Shape]:
+def _declared_shapes(graph: GraphProto) -> Mapping[str, Shape]:
     """Return shapes of tensors of one example, where the file tells: used behind a refused node only."""
-    from onnx import shape_inference
-
-    try:
-        graph = shape_inference.infer_shapes(model).graph
-    except Exception:  # inference is a courtesy: without it, what follows a refused node is skipped
-        graph = model.graph
     found = {}
     for value in (*graph.value_info, *graph.output):
         sizes = [dim.dim_value for dim in value.type.tensor_type.shape.dim]

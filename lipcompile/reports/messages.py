@@ -19,6 +19,8 @@ _STYLES = {Severity.ERROR: BAD, Severity.WARNING: CAUTION, Severity.NOTE: HINT}
 # A longer line of a source is shown around its caret only.
 _WIDEST = 120
 _TAB = "    "
+# Warnings that tell a number of each weight: a deep model has one for each.
+_MEASURED = frozenset(("LIP305", "LIP309"))
 
 # The text of a file, None where there is none (a binary model, a file that is gone).
 Sources = Callable[[str], str | None]
@@ -77,7 +79,8 @@ def alike(diagnostics: Sequence[Diagnostic]) -> list[list[Diagnostic]]:
     for index, found in enumerate(diagnostics):
         told = found.severity == Severity.ERROR and (found.location is None or found.location.line is None)
         message = found.message.replace(f"`{found.node}`", "")
-        key = index if told else (found.code, found.severity, found.op, found.location, message, found.help)
+        of_node = () if found.code in _MEASURED else (found.op, message)
+        key = index if told else (found.code, found.severity, found.location, found.help, *of_node)
         groups.setdefault(key, []).append(found)
     return list(groups.values())
 

@@ -22,12 +22,10 @@ __all__ = ["MIXES", "Blamed", "Context", "as_tensor", "shape_of"]
 
 
 class Blamed(Refusal):
-    """Another operator than the one that is visited is the reason to refuse."""
+    """Another operator than the one that is visited is the reason to refuse: one that an operand comes from."""
 
-    def __init__(self, unfinished: Unfinished) -> None:
-        refusal = unfinished.refusal
-        super().__init__(refusal.code, refusal.message, refusal.help)
-        self.unfinished = unfinished
+    def __init__(self) -> None:
+        super().__init__("LIP100", "an operand has no bound")
 
 
 @dataclass(slots=True)
@@ -186,7 +184,7 @@ def as_tensor(item: Item | None, op_type: str) -> Value:
                 "use MaxMin (GroupSort with groups of 2), or relu",
             )
         case Unfinished():
-            raise Blamed(item)
+            raise Blamed
         case Placed():
             merged = " among others" if item.layout.outer or item.layout.inner else ""
             message = (
