@@ -15,6 +15,7 @@ from lipcompile.frontends.onnx_import import file
 from lipcompile.frontends.onnx_import.context import Blamed, Context, as_tensor, is_merged
 from lipcompile.frontends.onnx_import.inputs import Source as InputSource
 from lipcompile.frontends.onnx_import.inputs import declare, sources
+from lipcompile.frontends.onnx_import.naming import named
 from lipcompile.frontends.onnx_import.node import OnnxNode, describe, module_of
 from lipcompile.frontends.onnx_import.parameters import Parameters
 from lipcompile.frontends.onnx_import.session import opened
@@ -96,22 +97,25 @@ class _Import:
             return None
 
     def _output(self, graph: GraphProto) -> str | None:
-        if len(graph.output) == 1:
-            return str(graph.output[0].name)
-        names = ", ".join(f"`{value.name}`" for value in graph.output) or "none"
-        self._refuse(
-            "LIP107", f"a model needs exactly one output, the logits; this one has {names}", "drop the others"
-        )
-        return None
+        """Return the output; of several, which are refused, the first: there may be more to say."""
+        names = [str(value.name) for value in graph.output]
+        if len(names) != 1:
+            shown = ", ".join(f"`{name}`" for name in names) or "none"
+            message = f"a model needs exactly one output, the logits; this one has {shown}"
+            self._refuse("LIP107", message, "drop the others")
+        return names[0] if names else None
 
     def _as_output(self, visitor: Visitor, name: str) -> Value:
         item = visitor.context.items.get(name)
         try:
             if item is None or isinstance(item, Known):
                 raise Refusal("LIP107", f"the output `{name}` does not depend on the input")
-            return as_tensor(item, "the output")
-        except Blamed as blamed:
-            visitor.blame(blamed.unfinished)
+            output = as_tensor(item, "the output")
+            if self.builder.holds_tokens(output):
+                raise Refusal("LIP204", "the output is the tokens themselves", "look them up in an embedding")
+            return output
+        except Blamed:
+            visitor.blame([name])
             return Value(name, None)
         except Refusal as refusal:
             return self.builder.refuse(refusal, name=name, op="output", location=self.at)
@@ -143,7 +147,7 @@ class _Import:
         stored |= {
             output for proto in self.model.graph.node if proto.op_type == "Identity" for output in proto.output
         }
-        nodes = [describe(proto, stored) for proto in self.model.graph.node]
+        nodes = named([describe(proto, stored) for proto in self.model.graph.node])
         if self.frozen is not None:  # nothing was merged: a layer that reads another's weights is tied to it
             nodes = [replace(node, layer="") for node in nodes]
         return sorted(nodes, key=lambda node: node.op_type not in FOLDED_ALONE)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from lipcompile.diagnostics import Location, Refusal
@@ -39,8 +39,8 @@ class Visitor:
         first = len(found)
         try:
             self._store(node, self._import(node))
-        except Blamed as blamed:
-            self.blame(blamed.unfinished)
+        except Blamed:
+            self.blame(node.proto.input)
             self._poison(node)
             return
         except Refusal as refusal:
@@ -52,13 +52,26 @@ class Visitor:
         at = self.at or node.traced
         found[first:] = [replace(d, node=node.label, op=node.shown, location=at) for d in found[first:]]
 
-    def blame(self, unfinished: Unfinished) -> None:
-        """Report an operator that has turned out to be part of no spelling, once."""
-        if unfinished.node.outputs in self._blamed:
-            return
-        self._blamed.add(unfinished.node.outputs)
-        name, op, at = unfinished.node.label, unfinished.node.shown, self.at or unfinished.node.traced
-        self.context.builder.refuse(unfinished.refusal, name=name, op=op, location=at, inputs=unfinished.operands)
+    def blame(self, names: Iterable[str]) -> None:
+        """Report what these tensors come from that has no bound: it has turned out to be part of no spelling."""
+        waiting, causes = list(names), []
+        while waiting:
+            name = waiting.pop()
+            item, node = self.context.items.get(name), self.context.makers.get(name)
+            if not isinstance(item, Unfinished) or node is None or node.outputs in self._blamed:
+                continue
+            self._blamed.add(node.outputs)
+            causes.append((node, item))
+            waiting += node.proto.input
+        for node, item in reversed(causes):
+            if item.node is node:
+                self._report(node, item.refusal, item.operands)
+            elif node.op_type not in IMPORTERS:
+                self._report(node, unsupported(node.op_type, standard=True), ())
+
+    def _report(self, node: OnnxNode, refusal: Refusal, operands: Sequence[Value]) -> None:
+        at = self.at or node.traced
+        self.context.builder.refuse(refusal, name=node.label, op=node.shown, location=at, inputs=operands)
 
     def _refuse(self, node: OnnxNode, refusal: Refusal) -> None:
         """Keep a possible part of a spelling in mind; report anything else."""
@@ -117,7 +130,7 @@ class Visitor:
         unfinished = next((item for item in operands if isinstance(item, Unfinished)), None)
         if unfinished is not None:
             if node.op_type not in PARTS | PLACING:
-                raise Blamed(unfinished)
+                raise Blamed
             return [unfinished] * len(node.outputs)
         if node.op_type not in IMPORTERS:
             raise unsupported(node.op_type, standard=standard)
