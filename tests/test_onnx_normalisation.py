@@ -117,9 +117,3 @@ def test_a_last_log_softmax_joins_its_loss(tmp_path: Path, loss: str) -> None:
     assert derivation.analysis is not None
     assert [found.op.name for found in derivation.analysis.graph.nodes] == ["dense"]
     assert [found.code for found in derivation.diagnostics if found.severity == Severity.NOTE] == ["LIP215"]
-
-
-def test_softmax_over_several_axes_is_refused(tmp_path: Path) -> None:
-    made = model([node("Softmax", "x", "h"), node("Relu", "h", "y")], ("n", 2, 3), opset=11)
-    loaded = onnx_model.load(save(made, tmp_path), ModelOptions())
-    assert [found.code for found in loaded.diagnostics if found.severity == Severity.ERROR] == ["LIP110"]

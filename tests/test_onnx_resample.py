@@ -145,12 +145,6 @@ REFUSED: list[tuple[str, str, Nodes, Weights]] = [
     ("LIP102", "multiple", [node("DepthToSpace", "x", "h", blocksize=3)], {}),
     ("LIP102", "outside", [node("Gather", "x i", "h", axis=1)], {"i": ints(4, 0)}),
     ("LIP103", "reflection", [node("Pad", "x p", "h", mode="reflect")], {"p": ints(0, 0, 3, 0, 0, 0, 0, 0)}),
-    (
-        "LIP110",
-        "zeros",
-        [node("Pad", "x p v", "h")],
-        {"p": ints(0, 0, 1, 0, 0, 0, 0, 0), "v": np.array(1, np.float32)},
-    ),
 ]
 
 

@@ -68,8 +68,8 @@ ALONG = {
 REDUCTIONS = frozenset(f"Reduce{kind}" for kind in (
     *("L1", "L2", "LogSum", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare"),
 ))  # fmt: skip
-# Operators of the last axes, whatever stands before them.
-LAST = frozenset(("Trilu", "Det"))
+# Operators of the last axes, whatever stands before them, and one that looks at kinds only.
+LAST = frozenset(("Trilu", "Det", "CastLike"))
 
 
 @dataclass(slots=True)

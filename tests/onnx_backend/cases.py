@@ -42,6 +42,7 @@ def node_cases() -> Iterator[Case]:
         found = collect_testcases(None)
     for case in found:
         for inputs, outputs in case.data_sets or ():
+            assert case.model is not None
             yield Case(case.name, "node", case.model, _arrays(inputs), _arrays(outputs))
 
 

@@ -8,12 +8,14 @@ from dataclasses import replace
 from fractions import Fraction
 
 from lipcompile.diagnostics import Refusal
+from lipcompile.frontends.onnx_import.constants import scaled
 from lipcompile.frontends.onnx_import.context import Context, shape_of
 from lipcompile.frontends.onnx_import.node import OnnxNode
 from lipcompile.frontends.onnx_import.values import scalar
 from lipcompile.graph import Value
 from lipcompile.ops import OP_BY_NAME
 from lipcompile.ops.activation import CELU, ELU, GELU, HardShrink, HardSigmoid, Hardtanh, LeakyReLU
+from lipcompile.ops.merge import SUM, Sum
 from lipcompile.ops.parametric import PRELU, PerFeature
 from lipcompile.ops.record import NoAttributes, Shape
 
@@ -44,11 +46,12 @@ def celu(context: Context, node: OnnxNode) -> Value:
 
 
 def selu(context: Context, node: OnnxNode) -> Value:
-    """SELU with its own constants, up to their rounding to float32."""
-    for name, value in _SELU.items():
-        if abs(node.number(name, value) / value - 1) > Fraction(1, 10**6):
-            raise Refusal("LIP110", f"Selu with another {name} is not yet supported", "leave its attributes out")
-    return _one(context, node, "selu", NoAttributes())
+    """SELU with its own constants, up to their rounding to float32; with others, gamma times ELU."""
+    given = {name: node.number(name, value) for name, value in _SELU.items()}
+    if all(abs(given[name] / value - 1) <= Fraction(1, 10**6) for name, value in _SELU.items()):
+        return _one(context, node, "selu", NoAttributes())
+    inner = context.add(node, OP_BY_NAME["elu"], ELU(given["alpha"]), [context.tensor(node)], "_elu")
+    return inner if inner.shape is None else scaled(context, node, inner, given["gamma"])
 
 
 def gelu(context: Context, node: OnnxNode) -> Value:
@@ -60,10 +63,15 @@ def gelu(context: Context, node: OnnxNode) -> Value:
 
 
 def swish(context: Context, node: OnnxNode) -> Value:
-    """x·σ(x)."""
-    if node.number("alpha", ONE) != 1:
-        raise Refusal("LIP110", "Swish with an alpha other than 1 is not yet supported", "leave alpha out")
-    return _one(context, node, "silu", NoAttributes())
+    """x·σ(αx) = silu(αx)/α."""
+    alpha, operand = node.number("alpha", ONE), context.tensor(node)
+    if alpha == 1:
+        return _one(context, node, "silu", NoAttributes())
+    if alpha == 0:
+        return scaled(context, node, operand, Fraction(1, 2))
+    steeper = scaled(context, node, operand, alpha, "_steeper")
+    made = context.add(node, OP_BY_NAME["silu"], NoAttributes(), [steeper], "_silu")
+    return made if made.shape is None else scaled(context, node, made, 1 / alpha)
 
 
 def hard_sigmoid(context: Context, node: OnnxNode) -> Value:
@@ -73,10 +81,15 @@ def hard_sigmoid(context: Context, node: OnnxNode) -> Value:
 
 
 def shrink(context: Context, node: OnnxNode) -> Value:
-    """x, or 0 near 0."""
-    if node.number("bias", Fraction(0)) != 0:
-        raise Refusal("LIP110", "Shrink with a bias is not yet supported", "leave the bias out")
-    return _one(context, node, "hard_shrink", HardShrink(node.number("lambd", Fraction(1, 2))))
+    """x, or 0 near 0; if what remains is moved by the threshold, x minus x cut to it, which does not jump."""
+    bias, threshold = node.number("bias", Fraction(0)), node.number("lambd", Fraction(1, 2))
+    if bias == 0:
+        return _one(context, node, "hard_shrink", HardShrink(threshold))
+    if bias != threshold:
+        raise Refusal("LIP110", "Shrink with a bias other than lambd is not yet supported", "use bias = lambd")
+    operand = context.tensor(node)
+    cut = context.add(node, OP_BY_NAME["hardtanh"], Hardtanh(-threshold, threshold), [operand], "_cut")
+    return context.add(node, SUM, Sum((ONE, -ONE)), [operand, cut])
 
 
 def clip(context: Context, node: OnnxNode) -> Value:

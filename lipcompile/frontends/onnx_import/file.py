@@ -160,6 +160,13 @@ def is_standard(op_type: str, version: int) -> bool:
     return True
 
 
+def is_withdrawn(op_type: str, version: int) -> bool:
+    """Whether this version of ONNX names the operator only to forbid it."""
+    from onnx import defs
+
+    return is_standard(op_type, version) and bool(defs.get_schema(op_type, version).deprecated)
+
+
 def _check(model: ModelProto, path: Path, size: int, at: Location) -> None:
     from onnx import checker, defs
 
@@ -180,6 +187,10 @@ def _check(model: ModelProto, path: Path, size: int, at: Location) -> None:
         with _every_shape_present(model):
             checker.check_model(str(path) if size > _LARGEST_MESSAGE else model)
     except Exception as error:
+        gone = next((node.op_type for node in _standard_nodes(model) if is_withdrawn(node.op_type, version)), None)
+        if gone is not None:
+            message = f"operator set {version} has no {gone}: the standard has withdrawn it"
+            raise input_error("LIP007", message, "export the model with a newer opset_version", at) from None
         if all(is_standard(node.op_type, version) for node in _standard_nodes(model)):
             raise input_error(
                 "LIP003", f"not a valid ONNX model: {_first_line(error)}", EXPORT_AGAIN, at

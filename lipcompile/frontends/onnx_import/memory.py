@@ -22,7 +22,8 @@ _KEEPING = frozenset(
     (
         *("Identity", "Cast", "Unsqueeze", "Squeeze", "Slice", "Reshape", "Transpose", "Flatten", "Split"),
         *("Neg", "Abs", "Sqrt", "Reciprocal", "Floor", "Ceil", "Not", "Trilu", "Shape", "Constant"),
-        *("ReduceProd", "ReduceSum", "ReduceMean", "ReduceL2"),
+        *("ReduceProd", "ReduceSum", "ReduceMean", "ReduceL2", "CumSum", "EyeLike"),
+        *("ScatterElements", "ScatterND"),
     )
 )
 
@@ -59,6 +60,13 @@ def entries(op_type: str, arrays: Sequence[Array], axis: int = 0) -> int:
             return _steps(arrays)
         case "Gather" if len(arrays) == 2 and -arrays[0].ndim <= axis < arrays[0].ndim:
             return int(arrays[0].size // max(arrays[0].shape[axis], 1) * arrays[1].size)
+        case "GatherND" if len(arrays) == 2 and arrays[0].ndim and arrays[1].ndim:
+            rows = arrays[1].size // max(arrays[1].shape[-1], 1)
+            return int(rows * (arrays[0].size // max(arrays[0].shape[0], 1)))
+        case "GatherElements":
+            return int(arrays[-1].size)
+        case "NonZero":
+            return int(arrays[0].size * max(arrays[0].ndim, 1))
         case "MatMul" if len(arrays) == 2:
             return _rows(arrays[0]) * _rows(arrays[1].T)
     return _broadcast([array.shape for array in arrays])

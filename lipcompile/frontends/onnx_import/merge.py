@@ -7,10 +7,13 @@ from dataclasses import replace
 from fractions import Fraction
 
 from lipcompile.diagnostics import Refusal
+from lipcompile.frontends.onnx_import.constants import alike, broadcast, divided, fitted, limited, scaled, widened
 from lipcompile.frontends.onnx_import.context import Context, shape_of
+from lipcompile.frontends.onnx_import.layout import FIRST
+from lipcompile.frontends.onnx_import.linear import times
 from lipcompile.frontends.onnx_import.node import OnnxNode
-from lipcompile.frontends.onnx_import.normalisation import gain
-from lipcompile.frontends.onnx_import.shape import made_axes, permute, reshape_to, unsqueeze
+from lipcompile.frontends.onnx_import.normalisation import factored
+from lipcompile.frontends.onnx_import.shape import cut, made_axes, permute, reshape_to, unsqueeze
 from lipcompile.frontends.onnx_import.tokens import joined
 from lipcompile.frontends.onnx_import.values import Extreme, Item, Known, Strided, integers, scalar
 from lipcompile.frontends.onnx_import.windows import reduced, reduced_axes
@@ -18,8 +21,9 @@ from lipcompile.graph import Value
 from lipcompile.ops import OP_BY_NAME
 from lipcompile.ops.activation import FullSort
 from lipcompile.ops.linear import BIAS, BiasShape
-from lipcompile.ops.merge import MAXIMUM, MINIMUM, PRODUCT, SUM, WHERE, Sum, Where
+from lipcompile.ops.merge import MAXIMUM, MINIMUM, PRODUCT, SUM, Sum
 from lipcompile.ops.record import NoAttributes, Shape
+from lipcompile.ops.shape import Slice
 
 ONE = Fraction(1)
 
@@ -54,14 +58,9 @@ def _signed(known: Known, sign: Fraction) -> Known:
 
 def _biased(context: Context, node: OnnxNode, operand: Value, known: Known) -> Value:
     """Add a constant that is the same for every example."""
-    aligned = context.of_one_example(known, shape_of(operand))
-    shape = BiasShape(tuple(aligned.array.shape))
-    return context.parameters.add(BIAS, shape, operand, [("bias", aligned)], node.name)
-
-
-def scaled(context: Context, node: OnnxNode, operand: Value, factor: Fraction, suffix: str = "") -> Value:
-    """A tensor times a number."""
-    return context.add(node, SUM, Sum((factor,)), [operand], suffix)
+    operand, aligned = fitted(context, node, operand, known)
+    shape, name = BiasShape(tuple(aligned.array.shape)), f"{node.name}_shift" if node.reads else node.name
+    return context.parameters.add(BIAS, shape, operand, [("bias", aligned)], name)
 
 
 def weighted_sum(
@@ -69,7 +68,14 @@ def weighted_sum(
 ) -> Value:
     """Σ α_i·h_i."""
     _check_ranks(operands)
-    return context.add(node, SUM, Sum(weights), operands)
+    return context.add(node, SUM, Sum(weights), _one_of_whole_size(context, node, operands))
+
+
+def _one_of_whole_size(context: Context, node: OnnxNode, operands: Sequence[Value]) -> Sequence[Value]:
+    """Copy the first tensor along the axes of the others, where none has the shape of all of them together."""
+    shapes = [shape_of(operand) for operand in operands]
+    whole = broadcast(shapes)
+    return operands if whole in shapes else [widened(context, node, operands[0], whole), *operands[1:]]
 
 
 def _check_ranks(operands: Sequence[Value]) -> None:
@@ -88,18 +94,20 @@ def multiply(context: Context, node: OnnxNode) -> Value:
     if not isinstance(known, Known):
         operands = [context.tensor(node), context.tensor(node, 1)]
         _check_ranks(operands)
-        return context.add(node, PRODUCT, NoAttributes(), operands)
+        return context.add(node, PRODUCT, NoAttributes(), _one_of_whole_size(context, node, operands))
     value = context.tensor(node, index)
     if known.array.size > 1:
-        return gain(context, node, value, known)
+        return factored(context, node, *fitted(context, node, value, known))
     return scaled(context, node, value, _number(context, known, value))
 
 
 def divide(context: Context, node: OnnxNode) -> Value:
-    """A tensor divided by a constant number."""
+    """A tensor divided by a constant number, or by one for each entry of some axes."""
     divisor = context.item(node, 1)
     if not isinstance(divisor, Known):
         raise Refusal("LIP100", "a division by a tensor is not Lipschitz", "divide by a constant number")
+    if divisor.array.size > 1:
+        return divided(context, node, context.tensor(node), divisor)
     number = _number(context, divisor, context.tensor(node))
     if number == 0:
         raise Refusal("LIP104", "a division by zero")
@@ -107,9 +115,7 @@ def divide(context: Context, node: OnnxNode) -> Value:
 
 
 def _number(context: Context, known: Known, operand: Value) -> Fraction:
-    if known.array.size != 1:
-        message = f"a factor of shape {list(known.array.shape)} (one per entry) is not yet supported"
-        raise Refusal("LIP110", message, "fold it into the layer before, or use one number")
+    """Return the one entry of a constant; raises Refusal."""
     context.of_one_example(known, shape_of(operand))
     return scalar(known)
 
@@ -120,33 +126,29 @@ def negate(context: Context, node: OnnxNode) -> Value:
 
 
 def total(context: Context, node: OnnxNode) -> Value:
-    """The sum of any number of tensors."""
-    operands = [context.tensor(node, index) for index in range(len(node.proto.input))]
-    return weighted_sum(context, node, operands, (ONE,) * len(operands))
+    """The sum of any number of tensors and constants."""
+    return _average(context, node, ONE)
 
 
 def mean(context: Context, node: OnnxNode) -> Value:
-    """The mean of any number of tensors."""
-    operands = [context.tensor(node, index) for index in range(len(node.proto.input))]
-    return weighted_sum(context, node, operands, (ONE / len(operands),) * len(operands))
+    """The mean of any number of tensors and constants."""
+    return _average(context, node, ONE / len(node.proto.input))
 
 
-def where(context: Context, node: OnnxNode) -> Value:
-    """Entries of one tensor where a constant condition holds, of another elsewhere."""
-    import numpy as np
+def _average(context: Context, node: OnnxNode, weight: Fraction) -> Value:
+    """weight·Σ h_i; constants are biases."""
+    operands, constants = _sorted_out(context, node)
+    value = weighted_sum(context, node, operands, (weight,) * len(operands))
+    for known in constants:
+        value = _biased(context, node, value, times(known, weight)) if value.shape is not None else value
+    return value
 
-    condition = context.item(node, 0)
-    if not isinstance(condition, Known):
-        message = "unsupported op Where: it jumps where a condition that depends on the example changes"
-        raise Refusal("LIP100", message, "use a constant condition, maximum or relu")
-    operands = [context.tensor(node, index) for index in (1, 2)]
-    example = shape_of(operands[0])
-    mask = context.of_one_example(condition, example).array
-    sizes = zip(reversed(mask.shape), reversed(example), strict=False)
-    if mask.ndim > len(example) or any(size not in (1, wanted) for size, wanted in sizes):
-        raise Refusal("LIP102", f"a condition of shape {list(mask.shape)} does not fit {list(example)}")
-    chosen = np.broadcast_to(mask.astype(bool), example).reshape(-1)
-    return context.add(node, WHERE, Where(tuple(bool(entry) for entry in chosen)), operands)
+
+def _sorted_out(context: Context, node: OnnxNode) -> tuple[list[Value], list[Known]]:
+    """Return the operands that depend on the example, and those that do not."""
+    items = [context.item(node, index) for index in range(len(node.proto.input))]
+    tensors = [context.tensor(node, index) for index, item in enumerate(items) if not isinstance(item, Known)]
+    return tensors, [item for item in items if isinstance(item, Known)]
 
 
 # Concatenation and MaxMin
@@ -205,14 +207,18 @@ def minimum(context: Context, node: OnnxNode) -> Item:
 
 def _extreme(context: Context, node: OnnxNode, *, largest: bool) -> Item:
     items = [context.item(node, index) for index in range(len(node.proto.input))]
-    halved = _has_other_half(context, node)
+    halved = context.layout == FIRST and _has_other_half(context, node)
     pair = _interleaved(context, node, items) or _halves(context, node, items) if halved else None
     if pair is not None:
         return Extreme(largest, *pair)
-    operands = [context.tensor(node, index) for index in range(len(items))]
-    if len(operands) == 1:
-        return operands[0]
-    return context.add(node, MAXIMUM if largest else MINIMUM, NoAttributes(), operands)
+    operands, constants = _sorted_out(context, node)
+    _check_ranks(operands)
+    value, *others = alike(context, node, operands)
+    if others:
+        value = context.add(node, MAXIMUM if largest else MINIMUM, NoAttributes(), [value, *others])
+    for known in constants:
+        value = limited(context, node, value, known, largest=largest) if value.shape is not None else value
+    return value
 
 
 def _interleaved(context: Context, node: OnnxNode, items: Sequence[Item | None]) -> tuple[Value, int] | None:
@@ -254,7 +260,8 @@ def _view(context: Context, node: OnnxNode, source: Value, shape: Shape) -> Valu
 def extreme_of_axis(context: Context, node: OnnxNode) -> Item:
     """ReduceMax and ReduceMin; over an axis of size 2, with the other beside it, half of a MaxMin."""
     operand, axes = context.tensor(node), reduced_axes(context, node, context.shape(node))
-    if len(axes) != 1 or shape_of(operand)[axes[0]] != 2 or not _has_other_half(context, node):
+    halved = context.layout == FIRST and _has_other_half(context, node)
+    if len(axes) != 1 or shape_of(operand)[axes[0]] != 2 or not halved:
         return reduced("reduce_max" if node.op_type == "ReduceMax" else "reduce_min")(context, node)
     made = axes[0] if node.integer("keepdims", 1) else None
     return Extreme(node.op_type == "ReduceMax", operand, axes[0], made)
@@ -287,11 +294,14 @@ def unsqueezed(context: Context, node: OnnxNode) -> Item:
 
 
 def top_k(context: Context, node: OnnxNode) -> Value:
-    """All entries of an axis, in order: a full sort."""
+    """The largest or smallest entries of an axis, in order: a part of a full sort."""
     operand = context.tensor(node)
     axis = context.axis(node, node.integer("axis", -1), len(shape_of(operand)) + 1)
     known = context.known(node, 1, "k")
     count = node.integer("k", 0) if known is None else integers(known, "k")[0]
-    if count != shape_of(operand)[axis] or not node.integer("sorted", 1):
-        raise Refusal("LIP110", "TopK is supported only as a sort of a whole axis", "use max pooling or GroupSort")
-    return _sorted(context, node, operand, axis, descending=bool(node.integer("largest", 1)))
+    if not node.integer("sorted", 1):
+        raise Refusal("LIP110", "TopK with sorted=0 puts out entries in an order that is not said", "sort them")
+    if not 1 <= count <= shape_of(operand)[axis]:
+        raise Refusal("LIP102", f"there are no {count} entries along an axis of size {shape_of(operand)[axis]}")
+    ordered = _sorted(context, node, operand, axis, descending=bool(node.integer("largest", 1)))
+    return ordered if ordered.shape is None else cut(context, node, ordered, Slice(axis, 0, count), "_first")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from math import prod
@@ -19,7 +20,7 @@ from lipcompile.ops.linear import BIAS, BiasShape
 from lipcompile.ops.local_response import LocalResponse
 from lipcompile.ops.normalisation import GroupNorm, InstanceNorm, OverAxes
 from lipcompile.ops.parametric import PerFeature
-from lipcompile.ops.record import Shape
+from lipcompile.ops.record import AnyOp, Shape
 from lipcompile.ops.softmax import LogSoftmax, Softmax
 
 if TYPE_CHECKING:
@@ -36,12 +37,17 @@ _OF_LOG_PROBABILITIES = ("nll", "cross_entropy", "token_cross_entropy")
 
 
 def gain(context: Context, node: OnnxNode, operand: Value, known: Known, *, frozen: bool = False) -> Value:
-    """Multiply by a constant whose last axes meet those of the example: one factor for each entry of some axes.
+    """Multiply by a constant whose last axes meet those of the tensor: one factor for each entry of some axes."""
+    known = context.of_one_example(known, shape_of(operand))
+    return factored(context, node, operand, known, frozen=frozen)
+
+
+def factored(context: Context, node: OnnxNode, operand: Value, known: Known, *, frozen: bool = False) -> Value:
+    """As `gain`, by a constant without an axis for the batch.
 
     `scale` has one axis of factors: several neighbouring axes become one, and several again.
     """
     example = shape_of(operand)
-    known = context.of_one_example(known, example)
     shape = _aligned(known.array.shape, example)
     varied = [axis for axis, size in enumerate(shape) if size > 1]
     first, last = (varied[0], varied[-1] + 1) if varied else (len(example) - 1, len(example))
@@ -119,13 +125,13 @@ def _trailing(context: Context, node: OnnxNode) -> tuple[int, ...]:
 
 
 def group_normalization(context: Context, node: OnnxNode) -> Value:
-    """(x - μ)/√(σ² + ε) over runs of channels, times a scale, plus a bias, one of each for each channel."""
+    """(x - μ)/√(σ² + ε) over runs of channels, times a scale, plus a bias, one of each for each channel.
+
+    Its first definition, with a scale for each group, was withdrawn: files of the sets 18 to 20 are not valid.
+    """
     groups, example = node.integer("num_groups", 0), context.shape(node)
     if groups < 1:
         raise Refusal("LIP102", f"GroupNormalization cannot have {groups} groups")
-    if context.version < 21 and groups != example[0]:
-        message = "GroupNormalization before operator set 21 has one scale for each group: not yet supported"
-        raise Refusal("LIP110", message, "export it with opset_version=21, where each channel has its own")
     attributes = GroupNorm(groups, None, node.number("epsilon", EPSILON))
     return affine(context, node, _norm(context, node, "group_norm", attributes), per_channel(example))
 
@@ -141,6 +147,7 @@ def _norm(context: Context, node: OnnxNode, op: str, attributes: Any) -> Value:
 
 
 def per_channel(example: Shape) -> Shape:
+    """Return the shape of one number for each channel, which broadcasts into the example."""
     return (example[0], *(1 for _ in example[1:])) if example else ()
 
 
@@ -188,14 +195,14 @@ def softmax(context: Context, node: OnnxNode) -> Value:
     """Softmax inside a network; at the output it belongs to the loss."""
     if any(output in context.outputs for output in node.outputs):
         raise _ends_in(node, "drop it: the loss contains it")
-    return context.add(node, OP_BY_NAME["softmax"], Softmax(axis=_axis(context, node)), [context.tensor(node)])
+    return _along_axis(context, node, lambda axis: (OP_BY_NAME["softmax"], Softmax(axis=axis)))
 
 
 def log_softmax(context: Context, node: OnnxNode) -> Value:
     """Log-softmax inside a network, or before a loss that takes it in."""
     if any(output in context.outputs for output in node.outputs) and context.loss not in _OF_LOG_PROBABILITIES:
         raise _ends_in(node, "drop it, or declare what it is for: --loss nll")
-    return context.add(node, OP_BY_NAME["log_softmax"], LogSoftmax(_axis(context, node)), [context.tensor(node)])
+    return _along_axis(context, node, lambda axis: (OP_BY_NAME["log_softmax"], LogSoftmax(axis)))
 
 
 def _ends_in(node: OnnxNode, mend: str) -> Refusal:
@@ -203,11 +210,14 @@ def _ends_in(node: OnnxNode, mend: str) -> Refusal:
     return Refusal("LIP214", message, mend)
 
 
-def _axis(context: Context, node: OnnxNode) -> int:
-    """Return the axis of the example; before operator set 13 all axes from it on were one."""
-    rank = len(context.shape(node))
-    axis = context.axis(node, node.integer("axis", -1 if context.version >= 13 else 1), rank + 1)
-    if context.version < 13 and axis != rank - 1:
-        message = f"{node.op_type} over several axes, as before operator set 13, is not yet supported"
-        raise Refusal("LIP110", message, "flatten first, or export it with opset_version=17")
-    return axis
+def _along_axis(context: Context, node: OnnxNode, of: Callable[[int], tuple[AnyOp, Any]]) -> Value:
+    """Add an op of one axis; before operator set 13, all axes from that on were one."""
+    operand, example = context.tensor(node), context.shape(node)
+    axis = context.axis(node, node.integer("axis", -1 if context.version >= 13 else 1), len(example) + 1)
+    if context.version < 13 and context.layout.place > axis:
+        raise Refusal("LIP108", f"{node.op_type} runs over the batch axis: it mixes examples", MIXES)
+    if context.version >= 13 or axis == len(example) - 1:
+        return context.add(node, *of(axis), [operand])
+    flat = reshape_to(context, node, operand, (*example[:axis], prod(example[axis:])), "_joined")
+    made = context.add(node, *of(axis), [flat])
+    return made if made.shape is None else reshape_to(context, node, made, example, "_split")

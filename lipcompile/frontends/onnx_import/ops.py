@@ -8,6 +8,8 @@ from lipcompile.diagnostics import Refusal
 from lipcompile.frontends.onnx_import import (
     activation,
     attention,
+    constants,
+    copies,
     linear,
     merge,
     normalisation,
@@ -41,8 +43,10 @@ IMPORTERS: Mapping[str, Importer] = {
     "AveragePool": windows.average_pool,
     "BatchNormalization": normalisation.batch_normalization,
     "Cast": shape.cast,
+    "CastLike": shape.cast_like,
     "Celu": activation.celu,
     "Clip": activation.clip,
+    "Compress": copies.compress,
     "Concat": merge.concat,
     "Conv": linear.conv,
     "ConvTranspose": linear.conv_transpose,
@@ -80,6 +84,7 @@ IMPORTERS: Mapping[str, Importer] = {
     "Neg": merge.negate,
     "PRelu": activation.p_relu,
     "Pad": resample.pad,
+    "Pow": constants.power,
     "RMSNormalization": normalisation.rms_normalization,
     "RNN": recurrent.recurrent,
     "ReduceL1": windows.reduced("reduce_l1"),
@@ -89,6 +94,7 @@ IMPORTERS: Mapping[str, Importer] = {
     "ReduceMean": windows.reduced("reduce_mean"),
     "ReduceMin": merge.extreme_of_axis,
     "ReduceSum": windows.reduced("reduce_sum"),
+    "ReduceSumSquare": constants.sum_of_squares,
     "Relu": _elementwise("relu"),
     "Reshape": shape.reshape,
     "Resize": resample.resize,
@@ -97,6 +103,7 @@ IMPORTERS: Mapping[str, Importer] = {
     "Shrink": activation.shrink,
     "Sigmoid": _elementwise("sigmoid"),
     "Sign": _elementwise("sign"),
+    "Size": shape.size,
     "Slice": shape.slice_,
     "Softmax": normalisation.softmax,
     "Softplus": _elementwise("softplus"),
@@ -108,10 +115,12 @@ IMPORTERS: Mapping[str, Importer] = {
     "Sum": merge.total,
     "Swish": activation.swish,
     "Tanh": _elementwise("tanh"),
+    "Tile": copies.tile,
     "TopK": merge.top_k,
     "Transpose": shape.transpose,
+    "Trilu": constants.triangle,
     "Unsqueeze": merge.unsqueezed,
-    "Where": merge.where,
+    "Where": constants.where,
     "Upsample": resample.upsample,
 }
 
@@ -133,7 +142,7 @@ CARRIED = frozenset(
         *("Mean", "Min", "Mish", "Mul", "Neg", "Pow", "RMSNormalization", "Reciprocal", "ReduceL1", "ReduceL2"),
         *("ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "Relu", "Selu", "Shrink"),
         *("Sigmoid", "Sign", "Slice", "Softmax", "Softplus", "Softsign", "Split", "Sqrt", "Sub", "Sum", "Swish"),
-        *("Tanh",),
+        *("Compress", "ReduceSumSquare", "Tanh", "TopK", "Trilu", "Where"),
     )
 )
 # Operators of which a spelling of a supported one may consist, though they have no bound by themselves.

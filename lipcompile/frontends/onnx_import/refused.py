@@ -36,7 +36,7 @@ NEVER: Mapping[str, str] = {
     **dict.fromkeys(("BitShift", "BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor", "BitCast"), _JUMPS),
     **dict.fromkeys(("And", "Equal", "Greater", "GreaterOrEqual", "IsInf", "IsNaN", "Less"), _COMPARES),
     **dict.fromkeys(("LessOrEqual", "Not", "Or", "Xor"), _COMPARES),
-    **dict.fromkeys(("Cosh", "Exp", "Pow", "Sinh", "Tan"), _UNBOUNDED),
+    **dict.fromkeys(("Cosh", "Exp", "Sinh", "Tan"), _UNBOUNDED),
     **dict.fromkeys(("Log", "LpNormalization", "Reciprocal", "ReduceLogSum", "Sqrt"), _NEAR_ZERO),
     **dict.fromkeys(("Acos", "Acosh", "Asin", "Atanh"), _NEAR_ONE),
     **dict.fromkeys(("If", "Loop", "Scan", "SequenceMap"), _CONTROL),
@@ -69,7 +69,6 @@ LATER: Mapping[str, str] = {
     **dict.fromkeys(("Scatter", "ScatterElements", "ScatterND", "TensorScatter"), _PLACES),
     **dict.fromkeys(("GatherElements", "GatherND"), "entries taken from given places: Gather takes whole slices"),
     "CenterCropPad": "export it as Slice and Pad",
-    "Compress": "entries taken by a mask: Gather and Slice take them by their places",
     "EyeLike": "a matrix of the size of another",
     "OneHot": "tokens select rows of an embedding: Gather",
 }

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lipcompile.diagnostics import Refusal
+from lipcompile.frontends.onnx_import.constants import plus_entries
 from lipcompile.frontends.onnx_import.context import MIXES, Context, shape_of
 from lipcompile.frontends.onnx_import.node import OnnxNode
 from lipcompile.frontends.onnx_import.shape import cut, permute, reshape_to
@@ -20,6 +22,11 @@ from lipcompile.ops.record import Shape
 from lipcompile.ops.resample import Expand, Gather, Interpolation, Pad, Upsample
 from lipcompile.ops.shape import Block, Slice
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+
 Pairs = tuple[tuple[int, int], ...]
 _PADDING: Mapping[str, Mode] = {
     "constant": "zeros",
@@ -30,25 +37,62 @@ _PADDING: Mapping[str, Mode] = {
 
 
 def pad(context: Context, node: OnnxNode) -> Value:
-    """Zeros, reflected, repeated or wrapped entries around the spatial axes."""
-    operand = context.tensor(node)
-    rank = len(shape_of(operand)) + 1
-    mode, value = node.text("mode", "constant"), context.known(node, 2, "the padding value")
-    filled = node.number("value", Fraction(0)) if value is None else scalar(value)
-    if mode not in _PADDING or (mode == "constant" and filled != 0):
-        raise Refusal(
-            "LIP110",
-            f"padding ({mode}, {float(filled)}) is not yet supported",
-            "pad with zeros, edges or reflections",
-        )
-    sides = _sides(context, node, rank)
+    """A number, or reflected, repeated or wrapped entries around the axes of an example; negative sides cut."""
+    operand, mode = context.tensor(node), node.text("mode", "constant")
+    sides = _sides(context, node, len(shape_of(operand)) + 1)
+    filled = _filling(context, node) if mode == "constant" else Fraction(0)
+    if mode not in _PADDING:
+        raise Refusal("LIP102", f"Pad has no mode {mode}")
     if sides[0] != (0, 0):
         raise Refusal("LIP108", "Pad adds examples to the batch", MIXES)
-    if any(low < 0 or high < 0 for low, high in sides) or (rank > 1 and sides[1] != (0, 0)):
-        raise Refusal("LIP110", f"padding {sides[1:]}: negative sides and channels are not yet supported")
-    if not any(map(any, sides)):
+    operand = _cropped(context, node, operand, sides[1:])
+    around = tuple((max(low, 0), max(high, 0)) for low, high in sides[1:])
+    if not any(map(any, around)) or operand.shape is None:
         return operand
-    return context.add(node, OP_BY_NAME["pad"], Pad(sides[2:], _PADDING[mode]), [operand])
+    return _framed(context, node, operand, around, _PADDING[mode], filled)
+
+
+def _framed(
+    context: Context, node: OnnxNode, operand: Value, around: Pairs, mode: Mode, filled: Fraction
+) -> Value:
+    """Pad all axes: channels are padded as an axis of an image of one channel."""
+    first, *spatial = around
+    if first == (0, 0) and spatial:
+        padded = context.add(node, OP_BY_NAME["pad"], Pad(tuple(spatial), mode), [operand])
+    else:
+        apart = reshape_to(context, node, operand, (1, *shape_of(operand)), "_apart")
+        padded = context.add(node, OP_BY_NAME["pad"], Pad(around, mode), [apart])
+        padded = padded if padded.shape is None else reshape_to(context, node, padded, padded.shape[1:], "_whole")
+    if padded.shape is None or not filled:
+        return padded
+    return plus_entries(context, node, padded, _frame(padded.shape, around, filled), "_filled")
+
+
+def _filling(context: Context, node: OnnxNode) -> Fraction:
+    """Return the number to pad with: an attribute in old operator sets, an operand in new ones."""
+    known = context.known(node, 2, "the padding value")
+    if known is not None and not math.isfinite(float(known.array.reshape(-1)[0])):
+        raise Refusal("LIP104", "the number to pad with is not finite", "pad with a number, or shrink the window")
+    return node.number("value", Fraction(0)) if known is None else scalar(known)
+
+
+def _cropped(context: Context, node: OnnxNode, operand: Value, sides: Pairs) -> Value:
+    """Cut off what negative sides take away."""
+    for axis, ((low, high), size) in enumerate(zip(sides, shape_of(operand), strict=True)):
+        part = Slice(axis, max(-low, 0), size + min(high, 0))
+        if part.start >= part.stop:
+            raise Refusal("LIP102", f"Pad takes all of an axis of size {size} away")
+        operand = operand if operand.shape is None else cut(context, node, operand, part, f"_cut{axis}")
+    return operand
+
+
+def _frame(shape: Shape, around: Pairs, filled: Fraction) -> Array:
+    """Return a number at the entries that padding has made, and 0 inside."""
+    import numpy as np
+
+    frame = np.full(shape, float(filled), np.float32)
+    frame[tuple(slice(low, size - high) for (low, high), size in zip(around, shape, strict=True))] = 0
+    return frame
 
 
 def _sides(context: Context, node: OnnxNode, rank: int) -> Pairs:
@@ -238,9 +282,12 @@ def _factors(context: Context, node: OnnxNode, example: Shape) -> tuple[int, ...
 
 def _exact(scales: Iterable[Any]) -> list[Fraction]:
     try:
-        return [Fraction(float(scale)) for scale in scales]
+        found = [Fraction(float(scale)) for scale in scales]
     except (ValueError, OverflowError):  # text, NaN, infinity
         raise Refusal("LIP102", "a scale is no finite number") from None
+    if any(is_formal(int(scale)) for scale in found):
+        raise Refusal("LIP108", "a scale is computed from the batch size", MIXES)
+    return found
 
 
 def _whole(node: OnnxNode, scales: Sequence[Fraction], example: Shape) -> tuple[int, ...]:

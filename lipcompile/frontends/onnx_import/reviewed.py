@@ -1,7 +1,7 @@
 """Which definition of each operator the importers follow: the newest operator set that changed it, and was read.
 
 A later set may add an attribute or an operand, as SpaceToDepth got its `mode`; an importer that does not know it
-would take the node for what it was. Most changes add types of tensors, and mean nothing here; but that must be read.
+would take the node for what it was. Most changes add types of tensors, and mean nothing here: but one must look.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from math import prod
 
@@ -10,11 +11,12 @@ from lipcompile.diagnostics import Refusal
 from lipcompile.frontends.onnx_import.context import MIXES, Context, shape_of
 from lipcompile.frontends.onnx_import.layout import FIRST, Placed, permuted, placed, reshaped
 from lipcompile.frontends.onnx_import.node import OnnxNode
-from lipcompile.frontends.onnx_import.sizes import BATCH, is_formal, multiple, shown
-from lipcompile.frontends.onnx_import.values import Item, Known, Strided, integers, scalar
+from lipcompile.frontends.onnx_import.sizes import BATCH, has_batch, is_formal, multiple, shown
+from lipcompile.frontends.onnx_import.values import Item, Known, Strided, integers, is_floating, scalar
 from lipcompile.graph import Value
 from lipcompile.ops import OP_BY_NAME
 from lipcompile.ops.record import NoAttributes, Shape
+from lipcompile.ops.resample import Gather
 from lipcompile.ops.shape import Dropout, Reshape, Slice, Transpose
 
 # What exporters write for `until the end`.
@@ -138,6 +140,13 @@ def shape(context: Context, node: OnnxNode) -> Known:
     return Known(np.array(sizes[slice(node.integer("start", 0), end)], dtype=np.int64))
 
 
+def size(context: Context, node: OnnxNode) -> Known:
+    """The number of entries, a multiple of the batch's size."""
+    import numpy as np
+
+    return Known(np.array(prod(sizes_of(context, node)), dtype=np.int64))
+
+
 def is_copy(node: OnnxNode) -> bool:
     """Whether a node hands its operand on, but for the precision of floating numbers."""
     from onnx import TensorProto
@@ -157,6 +166,17 @@ def cast(context: Context, node: OnnxNode) -> Value:
     elif not is_copy(node):
         raise Refusal("LIP110", "casts to other types than floating ones are not Lipschitz", "stay in float32")
     return context.tensor(node)
+
+
+def cast_like(context: Context, node: OnnxNode) -> Item:
+    """A tensor or constant in the precision of another one: the emitted module has one precision for all."""
+    item, model = context.item(node, 0), context.item(node, 1)
+    whole = isinstance(model, Value) and context.builder.holds_tokens(model)
+    if whole or (isinstance(model, Known) and not is_floating(model.array)) or item is None:
+        raise Refusal("LIP110", "casts to other types than floating ones are not Lipschitz", "stay in float32")
+    if not isinstance(item, Known) or is_floating(item.array) or has_batch(item.array):
+        return item
+    return replace(item, array=item.array.astype("float64"))
 
 
 # Parts
@@ -193,7 +213,7 @@ def _part_sizes(context: Context, node: OnnxNode, size: int) -> tuple[int, ...]:
 
 
 def slice_(context: Context, node: OnnxNode) -> Item:
-    """Constant bounds on axes of the example, step 1; half of the entries by step 2 may become a MaxMin."""
+    """Constant bounds on axes of the example; half of the entries by step 2 may become a MaxMin."""
     operand = context.tensor(node)
     bounds = list(_bounds(context, node))
     rank = context.layout.rank(shape_of(operand))
@@ -204,15 +224,33 @@ def slice_(context: Context, node: OnnxNode) -> Item:
         if along is None:
             continue
         size = shape_of(operand)[along]
-        if step == 2 and len(bounds) == 1 and start in (0, 1) and stop >= size and size % 2 == 0:
+        alternating = step == 2 and len(bounds) == 1 and start in (0, 1) and stop >= size and size % 2 == 0
+        if alternating and context.layout == FIRST and _is_compared(context, node):
             return Strided(operand, along, start)
-        if step != 1:
-            raise Refusal("LIP110", f"slices with step {step} are not yet supported", "use step 1")
-        part = Slice(along, _clamped(start, size), _clamped(stop, size))
-        operand = cut(context, node, operand, part)
+        if step == 1:
+            operand = cut(context, node, operand, Slice(along, _clamped(start, size), _clamped(stop, size)))
+        else:
+            operand = _in_steps(context, node, operand, along, slice(start, stop, step))
         if operand.shape is None:
             return operand
     return operand
+
+
+def _is_compared(context: Context, node: OnnxNode) -> bool:
+    """Whether only maxima and minima read a slice: it is a part of a MaxMin, or will be refused as none."""
+    readers = context.readers.get(node.outputs[0], ())
+    seen = node.outputs[0] in context.outputs
+    return bool(readers) and not seen and all(reader.op_type in ("Max", "Min") for reader in readers)
+
+
+def _in_steps(context: Context, node: OnnxNode, operand: Value, axis: int, part: slice) -> Value:
+    """Add a selection of every so manieth entry, backwards for negative steps."""
+    if part.step == 0:
+        raise Refusal("LIP102", "Slice with a step of 0")
+    places = tuple(range(*part.indices(shape_of(operand)[axis])))
+    if not places:
+        raise Refusal("LIP102", f"Slice takes no entry of an axis of size {shape_of(operand)[axis]}")
+    return context.add(node, OP_BY_NAME["gather"], Gather(places, axis), [operand])
 
 
 def _along(

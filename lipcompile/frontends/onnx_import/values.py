@@ -26,13 +26,16 @@ if TYPE_CHECKING:
 MOVES = frozenset(
     ("Identity", "Cast", "Unsqueeze", "Squeeze", "Concat", "Gather", "Slice", "Reshape", "Transpose", "Flatten")
 )
-ARITHMETIC = frozenset(
-    """
-    Abs Add And Ceil Clip Constant ConstantOfShape Div Equal Erf Exp Expand Floor Greater Less Log MatMul Max Min Mod
-    Mul Neg Not Or Pow Range Reciprocal ReduceL1 ReduceL2 ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum
-    ReduceSumSquare Relu Shape Sigmoid Sign Softmax Split Sqrt Sub Tanh Tile Trilu Where
-    """.split()
-)
+# Deterministic, and no larger than `memory.expect` says: everything else is refused on constants as well.
+_ARITHMETIC = """
+    Abs Acos Acosh Add And Asin Asinh Atan Atanh BitwiseAnd BitwiseNot BitwiseOr BitwiseXor CastLike Ceil Clip
+    Constant ConstantOfShape Cos Cosh CumSum DequantizeLinear Div Elu Equal Erf Exp Expand EyeLike Floor
+    GatherElements GatherND Greater GreaterOrEqual IsInf IsNaN LeakyRelu Less LessOrEqual Log LogSoftmax MatMul Max
+    Mean Min Mod Mul Neg NonZero Not Or Pow Range Reciprocal ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp
+    ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare Relu Round ScatterElements ScatterND Shape
+    Sigmoid Sign Sin Sinh Size Softmax Softplus Split Sqrt Sub Sum Tan Tanh Tile Trilu Where Xor
+"""
+ARITHMETIC = frozenset(_ARITHMETIC.split())
 # What may be done with a constant that was copied for each example. (A slice that leaves one copy leaves what
 # broadcasts to the same; one that leaves nothing of what stands for all is refused.)
 _OF_COPIES = frozenset(("Identity", "Cast", "Slice", "Transpose", "Unsqueeze"))
@@ -95,6 +98,8 @@ def integers(known: Known, what: str) -> tuple[int, ...]:
     """Return the entries of an integer constant, in which `BATCH` may occur."""
     if known.array.dtype.kind not in "iu":
         raise Refusal("LIP102", f"{what} must hold integers, not {known.array.dtype}")
+    if known.batched:
+        raise Refusal("LIP108", f"{what} are copies for each example", KEEP)
     return tuple(int(entry) for entry in known.array.reshape(-1))
 
 
@@ -104,6 +109,8 @@ def scalar(known: Known) -> Fraction:
 
     if known.array.size != 1:
         raise Refusal("LIP102", f"expected one number, not an array of shape {list(known.array.shape)}")
+    if has_batch(known.array):
+        raise Refusal("LIP108", "a number is computed from the batch size: it differs from batch to batch", KEEP)
     value = float(known.array.reshape(-1)[0])
     if not math.isfinite(value):
         raise Refusal("LIP304", "a constant is NaN or infinite", "export the model again before training diverged")
@@ -151,14 +158,21 @@ def _fold_formal(proto: NodeProto, operands: Sequence[Known | None], version: in
     """Evaluate a node of which an operand contains the batch size; raises Refusal where that is not exact."""
     given = [operand for operand in operands if operand is not None]
     op_type, arrays = proto.op_type, [operand.array for operand in given]
-    if op_type == "Cast":
+    if op_type == "Cast" and not _to_truth(proto):
         return given
     if op_type in ("Expand", "ConstantOfShape"):
         return _copies(proto, given, version)
-    moves = op_type in MOVES and (op_type == "Concat" or not any(has_batch(array) for array in arrays[1:]))
+    moves = op_type in MOVES - {"Cast"} and (op_type == "Concat" or not any(has_batch(array) for array in arrays[1:]))
     if not moves and not sizes.allowed(op_type, arrays):
         raise Refusal("LIP108", f"{op_type} computes with the batch size", KEEP)
     return _results(proto, given, [sizes.check(array) for array in _evaluate(proto, operands, version)])
+
+
+def _to_truth(proto: NodeProto) -> bool:
+    """Whether a Cast asks which numbers are 0, as a number computed from the batch size may be or not be."""
+    from onnx import TensorProto
+
+    return any(attribute.name == "to" and attribute.i == TensorProto.BOOL for attribute in proto.attribute)
 
 
 def _copies(proto: NodeProto, given: Sequence[Known], version: int) -> list[Known]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from lipcompile.diagnostics import Refusal
-from lipcompile.frontends.onnx_import.context import Context
+from lipcompile.frontends.onnx_import.context import Context, shape_of
 from lipcompile.frontends.onnx_import.node import OnnxNode
 from lipcompile.frontends.onnx_import.values import integers
 from lipcompile.graph import Value
@@ -83,6 +83,8 @@ def max_pool(context: Context, node: OnnxNode) -> Value:
 def average_pool(context: Context, node: OnnxNode) -> Value:
     """The mean over windows; padding counts if the attribute says so."""
     pool = pool_of(node, context.shape(node))
+    if any(step > 1 for step in pool.dilation):
+        raise Refusal("LIP110", "AveragePool with dilations is not yet supported", "use a convolution")
     window = (pool.kernel, pool.stride, pool.padding, pool.dilation, pool.ceil_mode)
     counts = bool(node.integer("count_include_pad", 0))
     return context.add(node, OP_BY_NAME["avg_pool"], AveragePool(*window, counts), [context.tensor(node)])
@@ -123,17 +125,18 @@ def reduced_axes(context: Context, node: OnnxNode, example: Shape) -> tuple[int,
 
 def reduced(op: str) -> Importer:
     """Return the importer of a reduction over axes of the example."""
+    return lambda context, node: reduction_of(context, node, context.tensor(node), op)
 
-    def importer(context: Context, node: OnnxNode) -> Value:
-        operand, axes = context.tensor(node), reduced_axes(context, node, context.shape(node))
-        if not axes and op in _OF_ENTRIES:
-            message = f"runtimes disagree on {node.op_type} over no axis: absolute values, or nothing"
-            raise Refusal("LIP110", message, "name the axes")
-        if not axes:
-            return operand
-        reduction = Reduce(axes, keep=bool(node.integer("keepdims", 1)))
-        for axis in axes if not reduction.keep else ():
-            context.resized(axis, -1)
-        return context.add(node, OP_BY_NAME[op], reduction, [operand])
 
-    return importer
+def reduction_of(context: Context, node: OnnxNode, operand: Value, op: str) -> Value:
+    """Reduce a tensor of the shape of the first operand, as the node says."""
+    axes = reduced_axes(context, node, shape_of(operand))
+    if not axes and op in _OF_ENTRIES:
+        message = f"runtimes disagree on {node.op_type} over no axis: absolute values, or nothing"
+        raise Refusal("LIP110", message, "name the axes")
+    if not axes:
+        return operand
+    reduction = Reduce(axes, keep=bool(node.integer("keepdims", 1)))
+    for axis in reversed(axes) if not reduction.keep else ():
+        context.resized(axis, -1)
+    return context.add(node, OP_BY_NAME[op], reduction, [operand])

@@ -1,0 +1,193 @@
+"""Forms of operators that real files use beside the usual ones: what is imported computes the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from onnx import TensorProto
+
+from lipcompile.diagnostics import InputError
+from lipcompile.frontends import onnx_model
+from lipcompile.frontends.options import ModelOptions
+from tests.onnx_models import Array, floats, ints, model, node, save
+from tests.test_onnx_semantics import KEEP, agree, emitted
+
+FLAT = node("Flatten", "h", "y")
+Case = tuple[Sequence[onnx.NodeProto], tuple[int, ...], Mapping[str, Array]]
+
+
+def number(value: float) -> Array:
+    return np.array(value, np.float32)
+
+
+def chequered(*shape: int) -> Array:
+    """A condition that holds at every second entry."""
+    return np.asarray(np.arange(np.prod(shape)) % 2 == 0).reshape(shape)
+
+
+HALVES = node("Split", "x s", "a b", axis=1)
+PADDED: Mapping[str, Array] = {"p": ints(0, 1, 0, 2, 0, 0, 1, 1)}
+CROPPED: Mapping[str, Array] = {"p": ints(0, 0, -1, 2, 0, 0, -2, 0)}
+STEPS: Mapping[str, Array] = {"a": ints(0), "e": ints(9), "b": ints(1), "c": ints(3)}
+BACKWARDS: Mapping[str, Array] = {"a": ints(-1), "e": ints(-(2**63)), "b": ints(2), "c": ints(-1)}
+TWO_AXES: Mapping[str, Array] = {"a": ints(5, 1), "e": ints(0, 9), "b": ints(1, 2), "c": ints(-2, 1)}
+SLICED = node("Slice", "x a e b c", "h")
+
+CASES: dict[str, Case] = {
+    "a constant longer than the example": ([node("Add", "x c", "h"), FLAT], (3, 1), {"c": floats(3, 4)}),
+    "factors longer than the example": ([node("Mul", "x c", "h"), FLAT], (3, 1), {"c": floats(1, 3, 4)}),
+    "tensors that are both copied": (
+        [node("Transpose", "x", "t", perm=[0, 2, 1]), node("Add", "x t", "h"), FLAT],
+        (3, 1),
+        {},
+    ),
+    "a product of tensors that are both copied": (
+        [node("Transpose", "x", "t", perm=[0, 2, 1]), node("Mul", "x t", "h"), FLAT],
+        (3, 1),
+        {},
+    ),
+    "a maximum of tensors of different shapes": (
+        [HALVES, node("Max", "a b", "y")],
+        (5,),
+        {"s": ints(1, 4)},
+    ),
+    "divided entry by entry": ([node("Div", "x c", "y")], (4,), {"c": number(2) + np.abs(floats(4))}),
+    "divided channel by channel": (
+        [node("Div", "x c", "h"), FLAT],
+        (2, 3),
+        {"c": number(2) + np.abs(floats(1, 2, 1))},
+    ),
+    "a sum with constants": ([node("Sum", "c x d x", "y")], (4,), {"c": floats(4), "d": floats(1)}),
+    "a mean with constants": ([node("Mean", "x c", "y")], (4,), {"c": floats(4)}),
+    "a maximum with constants": ([node("Max", "x c", "y")], (4,), {"c": floats(4)}),
+    "a maximum of tensors and a number": ([node("Max", "x c d", "y")], (4,), {"c": number(0.1), "d": floats(4)}),
+    "a minimum with a number": ([node("Min", "c x", "y")], (4,), {"c": number(-0.2)}),
+    "chosen from a constant": ([node("Where", "c x d", "y")], (4,), {"c": chequered(4), "d": floats(4)}),
+    "masked by a number": ([node("Where", "c d x", "h"), FLAT], (2, 3), {"c": chequered(3), "d": number(-5)}),
+    "a lower triangle": ([node("Trilu", "x", "h", upper=0), FLAT], (3, 4), {}),
+    "an upper triangle, shifted": ([node("Trilu", "x k", "h"), FLAT], (2, 3, 3), {"k": np.array(1)}),
+    "squares": ([node("Pow", "x c", "y")], (4,), {"c": number(2)}),
+    "cubes": ([node("Pow", "x c", "y")], (4,), {"c": ints(3)}),
+    "sums of squares": ([node("ReduceSumSquare", "x", "y", axes=[2], keepdims=0)], (3, 4), {}),
+    "tiles": ([node("Tile", "x r", "h"), FLAT], (2, 3), {"r": ints(1, 3, 2)}),
+    "tiles once": ([node("Tile", "x r", "y")], (3,), {"r": ints(1, 1)}),
+    "compressed": ([node("Compress", "x c", "y", axis=1)], (4,), {"c": np.array([True, False, True])}),
+    "slices in steps": ([SLICED, FLAT], (8, 2), STEPS),
+    "slices backwards": ([SLICED, FLAT], (2, 5), BACKWARDS),
+    "slices of two axes in steps": ([SLICED, FLAT], (6, 3), TWO_AXES),
+    "every second entry": ([SLICED, FLAT], (6,), {**STEPS, "c": ints(2)}),
+    "the largest entries": ([node("TopK", "x k", "y i")], (6,), {"k": ints(3)}),
+    "the smallest entries": ([node("TopK", "x k", "h i", axis=1, largest=0), FLAT], (6, 2), {"k": ints(2)}),
+    "channels padded": ([node("Pad", "x p", "h"), FLAT], (2, 3, 4), PADDED),
+    "padded by a number": ([node("Pad", "x p c", "h"), FLAT], (2, 3, 4), {**PADDED, "c": number(0.7)}),
+    "vectors padded": ([node("Pad", "x p", "y")], (4,), {"p": ints(0, 2, 0, 1)}),
+    "channels reflected": ([node("Pad", "x p", "h", mode="reflect"), FLAT], (3, 3, 4), PADDED),
+    "selu with other numbers": ([node("Selu", "x", "y", alpha=2.0, gamma=0.5)], (4,), {}),
+    "soft shrinkage": ([node("Shrink", "x", "y", lambd=0.3, bias=0.3)], (9,), {}),
+}
+OLD: dict[str, tuple[int, Case]] = {
+    "sums of squares, axes as an operand": (
+        18,
+        ([node("ReduceSumSquare", "x a", "y", keepdims=0)], (3, 4), {"a": ints(-1)}),
+    ),
+    "swish with a factor": (24, ([node("Swish", "x", "y", alpha=1.7)], (4,), {})),
+    "swish with the factor 0": (24, ([node("Swish", "x", "y", alpha=0.0)], (4,), {})),
+    "as another tensor": (19, ([node("CastLike", "x c", "y")], (4,), {"c": number(1)})),
+}
+
+
+# What the reference implementation gets wrong or does not do, and onnxruntime does.
+UNLIKE_REFERENCE: dict[str, tuple[int, Case]] = {
+    "softmax of all axes": (11, ([node("Softmax", "x", "h"), FLAT], (2, 3), {})),
+    "log-softmax of the last axes": (11, ([node("LogSoftmax", "x", "h", axis=2), FLAT], (2, 3, 4), {})),
+    "cut and padded": (17, ([node("Pad", "x p", "h"), FLAT], (2, 5, 3), CROPPED)),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_forms(case: str, tmp_path: Path) -> None:
+    nodes, shape, weights = CASES[case]
+    agree(model(nodes, ("n", *shape), weights), tmp_path)
+
+
+@pytest.mark.parametrize("case", OLD)
+def test_forms_of_one_operator_set(case: str, tmp_path: Path) -> None:
+    opset, (nodes, shape, weights) = OLD[case]
+    agree(model(nodes, ("n", *shape), weights, opset=opset), tmp_path)
+
+
+@pytest.mark.parametrize("case", UNLIKE_REFERENCE)
+def test_forms_beside_the_reference(case: str, tmp_path: Path) -> None:
+    opset, (nodes, shape, weights) = UNLIKE_REFERENCE[case]
+    made = model(nodes, ("n", *shape), weights, opset=opset)
+    module = emitted(onnx_model.load(save(made, tmp_path), KEEP), tmp_path)
+    session = onnxruntime.InferenceSession(made.SerializeToString(), providers=["CPUExecutionProvider"])
+    x = np.random.default_rng(1).standard_normal((3, *shape)).astype(np.float32)
+    (expected,) = session.run(None, {"x": x})
+    np.testing.assert_allclose(module(torch.from_numpy(x)).detach().numpy(), expected, rtol=2e-5, atol=2e-6)
+
+
+def test_a_withdrawn_operator_is_told(tmp_path: Path) -> None:
+    made = model([node("GroupNormalization", "x s s", "y", num_groups=2)], ("n", 4, 5), {"s": floats(2)}, opset=18)
+    with pytest.raises(InputError) as raised:
+        onnx_model.load(save(made, tmp_path), ModelOptions())
+    assert [(d.code, d.message) for d in raised.value.diagnostics] == [
+        ("LIP007", "operator set 18 has no GroupNormalization: the standard has withdrawn it")
+    ]
+
+
+def test_what_a_constant_does_is_not_trained(tmp_path: Path) -> None:
+    nodes = [node("Where", "c x d", "h"), node("Max", "h d", "g"), node("Div", "g e", "y")]
+    weights = {"c": chequered(4), "d": floats(4), "e": number(2) + np.abs(floats(4))}
+    loaded = agree(model(nodes, ("n", 4), weights), tmp_path)
+    assert loaded.graph is not None
+    assert len(loaded.graph.parameters) == 5  # a mask, what fills it, twice the limit, the divisors
+    assert not any(parameter.trainable for parameter in loaded.graph.parameters.values())
+
+
+def test_the_number_of_entries_is_folded(tmp_path: Path) -> None:
+    nodes = [
+        node("Size", "x", "n"),
+        node("Shape", "x", "s"),
+        node("Gather", "s i", "b"),
+        node("Div", "n b", "c"),
+        node("CastLike", "c x", "f"),
+        node("ReduceSum", "x a", "t", keepdims=0),
+        node("Div", "t f", "y"),
+    ]
+    weights = {"i": np.array(0), "a": ints(1)}
+    agree(model(nodes, (3, 4, 2), weights), tmp_path)
+
+
+def test_the_tokens_themselves_are_no_output(tmp_path: Path) -> None:
+    made = model([node("Identity", "x", "y")], ("n", 4), kind=TensorProto.INT64)
+    found = onnx_model.load(save(made, tmp_path), ModelOptions()).diagnostics
+    assert [(d.code, d.message) for d in found] == [("LIP204", "the output is the tokens themselves")]
+
+
+def test_a_changed_operator_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lipcompile.frontends.onnx_import import reviewed
+
+    monkeypatch.setattr(reviewed, "NEWEST", {**reviewed.NEWEST, "ReduceSum": 11})
+    nodes = [node("Mul", "x x", "s"), node("ReduceSum", "s a", "t", keepdims=0), node("Sqrt", "t", "y")]
+    found = onnx_model.load(save(model(nodes, ("n", 4), {"a": ints(1)}), tmp_path), ModelOptions()).diagnostics
+    assert [(d.code, d.node) for d in found if d.severity == "error"] == [("LIP007", "ReduceSum_t")]
+    assert "operator set 13" in found[0].message
+
+
+def test_norms_over_no_axis_are_refused(tmp_path: Path) -> None:
+    made = model([node("ReduceL1", "x", "y", noop_with_empty_axes=1)], ("n", 4), opset=18)
+    found = onnx_model.load(save(made, tmp_path), ModelOptions()).diagnostics
+    assert [(d.code, d.help) for d in found] == [("LIP110", "name the axes")]
+
+
+def test_a_softmax_of_the_batch_behind_the_last_axis_is_refused(tmp_path: Path) -> None:
+    nodes = [node("Transpose", "x", "t", perm=[1, 0]), node("Softmax", "t", "s", axis=0), node("Relu", "s", "y")]
+    found = onnx_model.load(save(model(nodes, ("n", 4), opset=11), tmp_path), ModelOptions()).diagnostics
+    assert [(d.code, d.node) for d in found if d.severity == "error"][0] == ("LIP108", "Softmax_s")
