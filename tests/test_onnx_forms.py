@@ -190,4 +190,4 @@ def test_norms_over_no_axis_are_refused(tmp_path: Path) -> None:
 def test_a_softmax_of_the_batch_behind_the_last_axis_is_refused(tmp_path: Path) -> None:
     nodes = [node("Transpose", "x", "t", perm=[1, 0]), node("Softmax", "t", "s", axis=0), node("Relu", "s", "y")]
     found = onnx_model.load(save(model(nodes, ("n", 4), opset=11), tmp_path), ModelOptions()).diagnostics
-    assert [(d.code, d.node) for d in found if d.severity == "error"][0] == ("LIP108", "Softmax_s")
+    assert next((d.code, d.node) for d in found if d.severity == "error") == ("LIP108", "Softmax_s")
