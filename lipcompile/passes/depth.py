@@ -228,9 +228,13 @@ _X, _G = sympy.Dummy("X", positive=True), sympy.Dummy("G", positive=True)
 
 def _root(expression: Any) -> Any:
     """Return a root, written as such only if it is not that of a square: most bounds are affine in the norm."""
-    short = sympy.count_ops(expression) <= _MOST_FACTORED
+    if sympy.count_ops(expression) > _MOST_FACTORED:
+        return sympy.sqrt(expression)
+    # An exponential of a fraction would be a power of that of its denominator's inverse: of a degree of millions.
+    opaque = {found: sympy.Dummy(positive=True) for found in expression.atoms(sympy.exp)}
     # Factors come as a^(2n)/a²: no formula divides by a rate, which may be 0.
-    return sympy.sqrt(sympy.powsimp(sympy.factor(expression), combine="exp") if short else expression)
+    factored = sympy.powsimp(sympy.factor(expression.xreplace(opaque)), combine="exp")
+    return sympy.sqrt(factored.xreplace({dummy: found for found, dummy in opaque.items()}))
 
 
 def _of_one_copy(num: Symbolic, step: Step[Formula]) -> dict[str, Any]:
