@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,13 +10,7 @@ import torch
 from lipcompile_torch.runtime.layers import ClassToken
 
 from lipcompile.frontends import onnx_model
-from lipcompile.frontends.onnx_import import ops
-from lipcompile.frontends.onnx_import.context import Context
-from lipcompile.frontends.onnx_import.node import OnnxNode
-from lipcompile.frontends.onnx_import.tokens import beside
-from lipcompile.frontends.onnx_import.values import Known
 from lipcompile.frontends.options import ModelOptions
-from lipcompile.graph import Value
 from lipcompile.pipeline import check
 from tests.attacks.graphs import interpret
 from tests.onnx_models import Array, floats, model, node, save
@@ -79,22 +71,8 @@ def test_what_does_not_fit_is_refused(call: str, message: str, tmp_path: Path) -
 # ONNX
 
 
-def concatenating(last: bool) -> Any:
-    """The importer of a Concat of the first operand and a constant of a batch of one."""
-
-    def concat(context: Context, described: OnnxNode) -> Value:
-        found = context.known(described, 0 if not last else 1, "tokens")
-        assert isinstance(found, Known)
-        operand = context.tensor(described, int(not last))
-        return beside(context, described, operand, replace(found, array=found.array[0]), last=last)
-
-    return concat
-
-
 @pytest.mark.parametrize("last", [False, True])
-def test_a_constant_becomes_tokens(last: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ops, "IMPORTERS", {**ops.IMPORTERS, "Concat": concatenating(last)})
-    monkeypatch.setattr("lipcompile.frontends.onnx_import.visit.IMPORTERS", ops.IMPORTERS)
+def test_a_constant_becomes_tokens(last: bool, tmp_path: Path) -> None:
     weights: dict[str, Array] = {"cls": floats(1, 2, 3)}
     nodes = [node("Concat", "x cls" if last else "cls x", "h", axis=1), node("Flatten", "h", "y")]
     made = save(model(nodes, [1, 4, 3], weights), tmp_path)
@@ -112,8 +90,7 @@ def test_a_constant_becomes_tokens(last: bool, tmp_path: Path, monkeypatch: pyte
     assert {p.constraint.bound for p in by_default.parameters.values()} == {1}
 
 
-def test_a_constant_that_does_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lipcompile.frontends.onnx_import.visit.IMPORTERS", {"Concat": concatenating(False)})
+def test_a_constant_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     nodes = [node("Concat", "cls x", "y", axis=1)]
     loaded = onnx_model.load(save(model(nodes, [1, 4, 3], {"cls": floats(1, 2, 2)}), tmp_path), KEEP)
     messages = [diagnostic.message for diagnostic in loaded.diagnostics]

@@ -84,9 +84,9 @@ def _heads(places: Sequence[_Place]) -> list[_Place]:
         if known is None or known.node.op_type not in _LAYERS or place.node.op_type in _LAYERS:
             last[place.module] = place
         calls[place.module][place.call] = place
-    ends = {module: [place.node.op_type for place in found.values()] for module, found in calls.items()}
-    again = [place for module, found in calls.items() if len(set(ends[module])) == 1 for place in found.values()]
-    return [*last.values(), *again]
+    again = [list(ends.values()) for ends in calls.values() if len(ends) > 1]
+    alike = [ends for ends in again if len({end.node.op_type for end in ends}) == 1]
+    return [*last.values(), *(end for ends in alike for end in ends)]
 
 
 def _name(place: _Place, *, is_head: bool) -> str:
