@@ -18,6 +18,7 @@ from lipcompile.frontends.onnx_import.context import Context
 from lipcompile.frontends.onnx_import.file import OFFICIAL_DOMAINS
 from lipcompile.frontends.onnx_import.node import OnnxNode
 from lipcompile.frontends.onnx_import.shape import is_copy
+from lipcompile.frontends.onnx_import.sizes import has_batch
 from lipcompile.frontends.onnx_import.values import Known
 
 ONE, HALF = Fraction(1), Fraction(1, 2)
@@ -62,9 +63,11 @@ def maker(context: Context, name: str) -> OnnxNode | None:
 
 
 def number(context: Context, name: str) -> Fraction | None:
-    """Return the value of a constant of one finite entry."""
+    """Return the value of a constant of one finite entry, which gives no tensor an axis that it does not have."""
     item = context.items.get(name)
     if not isinstance(item, Known) or item.array.size != 1 or item.array.dtype.kind not in "fiu":
+        return None
+    if item.array.ndim > 1 or item.batched or has_batch(item.array):
         return None
     value = float(item.array.reshape(-1)[0])
     return Fraction(value) if abs(value) < float("inf") else None
@@ -230,13 +233,16 @@ class Constant:
 
     def match(self, context: Context, name: str, found: Found, /) -> Iterator[Found]:
         """Bind the constant."""
-        if isinstance(context.items.get(name), Known):
+        if isinstance(context.items.get(name), Known) and found.get(self.key, name) == name:
             yield {**found, self.key: name}
 
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """The result of an operator; further operands, such as axes, are left to who reads the node bound to `key`."""
+    """The result of an operator; further operands, such as axes, are left to who reads the node bound to `key`.
+
+    Where a key is bound twice, the nodes do the same, if perhaps to different tensors.
+    """
 
     op_type: str
     operands: tuple[Pattern, ...]
@@ -246,7 +252,7 @@ class Op:
     def match(self, context: Context, name: str, found: Found, /) -> Iterator[Found]:
         """Match the operands in order, or in any order."""
         node = maker(context, name)
-        if node is None or node.op_type != self.op_type or len(node.proto.input) < len(self.operands):
+        if node is None or node.op_type != self.op_type or not self._takes(context, node, found):
             return
         bound: Found = {**found, self.key: node} if self.key else found
         count = len(self.operands)
@@ -254,6 +260,46 @@ class Op:
         for order in orders:
             names = [node.proto.input[index] for index in order]
             yield from _all(context, self.operands, names, bound)
+
+
+    def _takes(self, context: Context, node: OnnxNode, found: Found) -> bool:
+        """Whether a node has the operands, no others that count, and agrees with what the key is bound to."""
+        old, count = found.get(self.key), len(self.operands)
+        given = len(node.proto.input)
+        return (given == count if self.commutes else given >= count) and (
+            not isinstance(old, OnnxNode) or _do_the_same(context, old, node, count)
+        )
+
+
+def _do_the_same(context: Context, left: OnnxNode, right: OnnxNode, first: int) -> bool:
+    """Whether two nodes have the same attributes and the same operands from one on."""
+    import numpy as np
+
+    if left.outputs == right.outputs:
+        return True
+    operands = [[context.items.get(name) for name in node.proto.input[first:]] for node in (left, right)]
+    return (
+        left.attributes == right.attributes
+        and len(operands[0]) == len(operands[1])
+        and all(
+            isinstance(a, Known) and isinstance(b, Known) and np.array_equal(a.array, b.array)
+            for a, b in zip(*operands, strict=True)
+        )
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Same:
+    """What a pattern matches, and everywhere the very same tensor."""
+
+    key: str
+    pattern: Pattern
+
+    def match(self, context: Context, name: str, found: Found, /) -> Iterator[Found]:
+        """Match the pattern, unless the name is bound to another tensor."""
+        name = origin(context, name)
+        if found.get(self.key, name) == name:
+            yield from self.pattern.match(context, name, {**found, self.key: name})
 
 
 @dataclass(frozen=True, slots=True)

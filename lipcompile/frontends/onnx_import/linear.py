@@ -102,7 +102,7 @@ def times(known: Known, factor: Fraction) -> Known:
 
     if factor == ONE:
         return known
-    array = known.array.astype(np.float64) * float(factor)
+    array = floats(known.array, "a constant").astype(np.float64) * float(factor)
     return replace(known, array=array, moves=_then(known, "times", factor))
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from lipcompile import norms
 from lipcompile.diagnostics import Diagnostic, Refusal, Severity
 from lipcompile.frontends.onnx_import.node import module_of
-from lipcompile.frontends.onnx_import.values import Known, floats
+from lipcompile.frontends.onnx_import.values import KEEP, Known, floats
 from lipcompile.frontends.options import ModelOptions
 from lipcompile.graph import GraphBuilder, ParameterChoice, Value
 from lipcompile.numbers import text
@@ -124,6 +124,8 @@ class Parameters:
         return source if alone and given else ""
 
     def _choice(self, use: Use, *, trainable: bool) -> ParameterChoice:
+        if use.known.batched:
+            raise Refusal("LIP108", f"the {use.role} is made of copies for each example", KEEP)
         array = floats(use.known.array, f"the {use.role}")
         shared = self._shared(use, array) if trainable else None
         constraint = self._constraint(use, array, trainable)

@@ -80,15 +80,25 @@ def _is_small(array: Array) -> bool:
 
 
 def _divides(dividend: Array, divisor: Array) -> bool:
-    return bool((divisor != 0).all()) and bool((dividend % divisor == 0).all())
+    """Whether every quotient is whole, and is that of the formal numbers: not so for divisors near BATCH."""
+    divisors = divisor.reshape(-1).tolist()
+    exact = all(0 < abs(entry) <= _MOST or is_formal(entry) for entry in divisors)
+    return exact and bool((dividend % divisor == 0).all())
 
 
 def _differs(left: Array, right: Array) -> bool:
-    """Whether no batch size could make a formal number equal to what it is compared with: a negative number."""
+    """Whether no batch size could make a formal number equal to what it is compared with.
+
+    That is known of a·BATCH + c with a > 0 and c ≥ 0, and a negative number.
+    """
     import numpy as np
 
     pairs = zip(*(side.reshape(-1).tolist() for side in np.broadcast_arrays(left, right)), strict=True)
-    return all(min(pair) < 0 < max(pair) for pair in pairs if any(map(is_formal, pair)))
+    return all(_is_apart(*sorted(pair)) for pair in pairs if any(map(is_formal, pair)))
+
+
+def _is_apart(low: int, high: int) -> bool:
+    return low < 0 and not is_formal(low) and is_formal(high) and _parts(high)[1] >= 0
 
 
 def check(array: Array) -> Array:

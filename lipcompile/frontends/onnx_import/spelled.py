@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
+from lipcompile.diagnostics import Refusal
 from lipcompile.frontends.onnx_import.activation import clip_bounds
 from lipcompile.frontends.onnx_import.algebra import HALF, ONE, Found, equal
 from lipcompile.frontends.onnx_import.context import Context, shape_of
@@ -21,7 +22,7 @@ from lipcompile.ops.activation import GELU
 from lipcompile.ops.dot_product import DotProduct
 from lipcompile.ops.merge import SUM, Sum
 from lipcompile.ops.normalisation import Center, OverAxes
-from lipcompile.ops.record import AnyOp, NoAttributes
+from lipcompile.ops.record import AnyOp, NoAttributes, Shape
 from lipcompile.ops.reduce import Reduce
 from lipcompile.ops.shape import ClipNorm
 from lipcompile.ops.softmax import Softmax
@@ -193,7 +194,7 @@ def scaled_root(context: Context, node: OnnxNode, found: Found) -> Value | None:
     if not axes:
         return None
     entries = math.prod(shape_of(operand)[axis] for axis in axes)
-    for axis in axes if not keep else ():
+    for axis in reversed(axes) if not keep else ():
         context.resized(axis, -1)
     made = context.add(node, OP_BY_NAME["reduce_l2"], Reduce(axes, keep=keep), [operand])
     share = Fraction(1, entries) if reduction.op_type == "ReduceMean" else ONE
@@ -220,8 +221,10 @@ def attention(context: Context, node: OnnxNode, found: Found) -> Value | None:
     weights = _node(found, "softmax")
     if q is None or kt is None or v is None or weights is None or not _over_keys(context, weights, v):
         return None
-    causal = _is_causal(context, found)
-    if causal is None or min(len(shape_of(value)) for value in (q, kt, v)) < 2:
+    if min(len(shape_of(value)) for value in (q, kt, v)) < 2:
+        return None
+    causal = _is_causal(context, found, (*shape_of(q)[:-1], shape_of(kt)[-1]))
+    if causal is None:
         return None
     dropout = _node(found, "dropout")
     dropped = Fraction(0) if dropout is None else drop_probability(context, dropout)
@@ -236,29 +239,44 @@ def _over_keys(context: Context, softmax: OnnxNode, values: Value) -> bool:
     return axis in (-1, rank - 1) and context.layout.place < rank - 2
 
 
-def _is_causal(context: Context, found: Found) -> bool | None:
+def _is_causal(context: Context, found: Found, scores: Shape) -> bool | None:
     """Return whether a row sees only the rows up to itself, False if it sees all, None for any other mask."""
     import numpy as np
 
-    if "mask" in found:
-        known = context.items[str(found["mask"])]
-        assert isinstance(known, Known)
-        hidden, seen = known.array < -1e30, known.array == 0
-        if not bool((hidden | seen).all()):
-            return None
-    elif "seen" in found:
-        known = context.items[str(found["seen"])]
-        assert isinstance(known, Known)
-        seen = known.array.astype(bool)
-        low = context.items[str(found["low"])]
-        if not isinstance(low, Known) or not bool((low.array < -1e30).all()):
-            return None
-    else:
-        return False
+    seen = _seen(context, found, scores)
+    if seen is None:
+        return None
     if bool(seen.all()):
         return False
-    rows, columns = seen.shape[-2:] if seen.ndim >= 2 else (0, 0)
+    rows, columns = scores[-2:]
     return True if rows == columns and bool((seen == np.tri(rows, dtype=bool)).all()) else None
+
+
+def _seen(context: Context, found: Found, scores: Shape) -> Array | None:
+    """Return which scores of an example a mask leaves, None if it does anything else."""
+    import numpy as np
+
+    if "mask" in found:
+        mask = _of_scores(context, found, "mask", scores)
+        seen = mask == 0
+        return seen if bool(((mask < -1e30) | seen).all()) else None
+    if "seen" in found:
+        hidden = _of_scores(context, found, "low", scores) < -1e30
+        return _of_scores(context, found, "seen", scores).astype(bool) if bool(hidden.all()) else None
+    return np.ones(scores, dtype=bool)
+
+
+def _of_scores(context: Context, found: Found, key: str, scores: Shape) -> Array:
+    """Return a constant for each score of an example; raises Refusal where it has more than those."""
+    import numpy as np
+
+    known = context.items[str(found[key])]
+    assert isinstance(known, Known)
+    aligned = context.of_one_example(known, scores).array
+    try:
+        return np.broadcast_to(aligned, scores)
+    except ValueError:
+        raise Refusal("LIP102", f"a mask of shape {list(aligned.shape)} does not fit {list(scores)}") from None
 
 
 def _swapped(context: Context, node: OnnxNode, value: Value) -> Value:

@@ -23,6 +23,7 @@ from lipcompile.frontends.onnx_import.algebra import (
     Op,
     Pattern,
     Product,
+    Same,
     Single,
     Sum,
     Tensor,
@@ -152,12 +153,15 @@ SCORES = either(
         (Constant("seen"), times(Op("MatMul", (Tensor("q"), Tensor("kt"))), factor="scale"), Constant("low")),
     ),
 )
-WEIGHTS = Op("Softmax", (SCORES,), key="softmax")
+WEIGHTS = Same("weights", Op("Softmax", (SCORES,), key="softmax"))
 SAFE_WEIGHTS = Op("Where", (Op("IsNaN", (WEIGHTS,)), Single(Fraction(0)), WEIGHTS))
 PLAIN_WEIGHTS = either(WEIGHTS, SAFE_WEIGHTS)
-EXPONENTIAL = either(
-    Op("Exp", (plus(0, (1, X), (-1, Op("ReduceMax", (X,), key="largest"))),)),
-    Op("Exp", (X,)),
+EXPONENTIAL = Same(
+    "powers",
+    either(
+        Op("Exp", (plus(0, (1, X), (-1, Op("ReduceMax", (X,), key="largest"))),)),
+        Op("Exp", (X,)),
+    ),
 )
 
 _QUOTIENT = ("Mul", "Div")

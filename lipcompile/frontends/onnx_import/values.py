@@ -162,7 +162,8 @@ def _fold_formal(proto: NodeProto, operands: Sequence[Known | None], version: in
         return given
     if op_type in ("Expand", "ConstantOfShape"):
         return _copies(proto, given, version)
-    moves = op_type in MOVES - {"Cast"} and (op_type == "Concat" or not any(has_batch(array) for array in arrays[1:]))
+    sizes_move = op_type == "Concat" or not any(has_batch(array) for array in arrays[1:])
+    moves = op_type in MOVES - {"Cast"} and sizes_move
     if not moves and not sizes.allowed(op_type, arrays):
         raise Refusal("LIP108", f"{op_type} computes with the batch size", KEEP)
     return _results(proto, given, [sizes.check(array) for array in _evaluate(proto, operands, version)])
