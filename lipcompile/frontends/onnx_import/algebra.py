@@ -261,7 +261,6 @@ class Op:
             names = [node.proto.input[index] for index in order]
             yield from _all(context, self.operands, names, bound)
 
-
     def _takes(self, context: Context, node: OnnxNode, found: Found) -> bool:
         """Whether a node has the operands, no others that count, and agrees with what the key is bound to."""
         old, count = found.get(self.key), len(self.operands)
