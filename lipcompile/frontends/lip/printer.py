@@ -1,7 +1,8 @@
 """A graph as .lip text. Reading it gives the graph again: the same ops, constraints and bounds.
 
 Parameters keep their names, and so do values that are read by name. The order of the operands of a sum, and names
-of values that are handed on to the next statement, may change. Numbers of imported weights have no place in .lip.
+of values that are handed on to the next statement, may change; a bias that is shared where its weight is not
+becomes a layer. Numbers of imported weights have no place in .lip.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 from lipcompile.diagnostics import Diagnostic, InputError, Refusal
+from lipcompile.frontends.lip.apart import apart
 from lipcompile.frontends.lip.outline import MERGES, Fork, Item, Outline, Step
 from lipcompile.frontends.lip.spelling import call, loss_call, spelling_of, unspeakable
 from lipcompile.graph import Graph, Input, Node
@@ -39,7 +41,7 @@ def print_model(graph: Graph, comment: str = "") -> str:
     """
     comments = [f"# {line}".rstrip() for line in comment.splitlines()]
     try:
-        body = _model(graph)
+        body = _model(apart(graph))
     except Refusal as refusal:
         raise InputError((Diagnostic(refusal.code, refusal.message, refusal.help),)) from None
     name = _free(identifier(graph.name), set())
