@@ -134,6 +134,25 @@ def without_inputs(folder: Path) -> None:
     save(made, folder)
 
 
+def trained_statistics(folder: Path) -> None:
+    """A batch normalisation of a module in training mode, as torch's second exporter writes it."""
+    normalised = node("BatchNormalization", "x scale shift mean variance", "h")
+    call = (
+        "%bn : [num_users=3] = call_function[target=torch.ops.aten._native_batch_norm_legit_functional.default]"
+        "(args = (%x, %weight, %bias, %mean, %variance, True, 0.1, 1e-05), kwargs = {})"
+    )
+    told = {
+        "name_scopes": "['', 'block.bn', '_native_batch_norm_legit_functional']",
+        "class_hierarchy": "['Net', 'torch.nn.modules.batchnorm.BatchNorm1d', 'aten.batch_norm.default']",
+        "fx_node": call,
+    }
+    for key, value in told.items():
+        normalised.metadata_props.add(key=f"pkg.torch.onnx.{key}", value=value)
+    weights = {"scale": floats(6), "shift": floats(6), "mean": floats(6), "variance": abs(floats(6))}
+    nodes = [normalised, node("Gemm", "h weight", "y", transB=1)]
+    save(model(nodes, ("n", 6), {**weights, "weight": floats(2, 6)}), folder)
+
+
 def copied_bias(folder: Path) -> None:
     """A bias of zeros, stored once, that two layers use: as torch's exporter writes it."""
     nodes = [
@@ -299,6 +318,7 @@ CASES: Mapping[str, Case] = {
     "LIP110": Case(CHECK, network([node("LRN", "x", "y", size=4)], ("n", 6, 3))),
     "LIP112": Case("check model.lip", example("LIP112"), 0),
     "LIP113": Case(CHECK, two_inputs, 0),
+    "LIP114": Case(CHECK, trained_statistics, 0),
     "LIP120": Case(reading("120"), module("120", "return self.layer(x) if x.sum() > 0 else self.layer(-x)")),
     "LIP121": Case(reading("121"), module("121", UNTRACEABLE)),
     "LIP201": Case("check model.lip", example("LIP201"), 0),

@@ -20,6 +20,7 @@ from lipcompile.frontends.onnx_import.node import OnnxNode, describe, module_of
 from lipcompile.frontends.onnx_import.parameters import Parameters
 from lipcompile.frontends.onnx_import.session import opened
 from lipcompile.frontends.onnx_import.sizes import checked
+from lipcompile.frontends.onnx_import.training import evaluated
 from lipcompile.frontends.onnx_import.values import Known
 from lipcompile.frontends.onnx_import.visit import FOLDED_ALONE, Visitor
 from lipcompile.frontends.options import Loaded, ModelOptions, parse_loss, parse_number
@@ -76,6 +77,7 @@ class _Import:
         if found is None or output_name is None:
             return None
         nodes = self._nodes()
+        self.builder.diagnostics += evaluated(nodes, self.at)
         context = self._context(found, nodes)
         visitor = Visitor(context, self.at, _declared_shapes(graph))
         for node in nodes:
@@ -108,7 +110,9 @@ class _Import:
     def _as_output(self, visitor: Visitor, name: str) -> Value:
         item = visitor.context.items.get(name)
         try:
-            if item is None or isinstance(item, Known):
+            if item is None:
+                raise Refusal("LIP110", f"`{name}`, a second output, is not supported", "use the first output only")
+            if isinstance(item, Known):
                 raise Refusal("LIP107", f"the output `{name}` does not depend on the input")
             output = as_tensor(item, "the output")
             if self.builder.holds_tokens(output):
