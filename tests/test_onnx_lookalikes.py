@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 import pytest
 
+from lipcompile.diagnostics import InputError
 from lipcompile.frontends import onnx_model
 from lipcompile.frontends.onnx_import.sizes import BATCH
 from tests.onnx_models import Array, floats, ints, model, node, save
@@ -310,3 +311,19 @@ GENUINE: dict[str, Case] = {
 def test_what_is_near_them_is_still_understood(case: Case, tmp_path: Path) -> None:
     nodes, shape, weights = case
     agree(model(nodes, ("n", *shape), weights), tmp_path)
+
+
+# Operator sets
+
+
+def test_two_versions_of_the_operators_are_refused(tmp_path: Path) -> None:
+    made = model([node("Relu", "x", "y")], ("n", 4), opset=13)
+    made.opset_import.append(onnx.helper.make_opsetid("ai.onnx", 11))
+    with pytest.raises(InputError, match="two versions"):
+        onnx_model.load(save(made, tmp_path), KEEP)
+
+
+def test_softmax_of_constants_as_it_once_was_is_not_evaluated_as_it_is_now(tmp_path: Path) -> None:
+    nodes = [node("Softmax", "w", "shares"), node("Add", "x shares", "y")]
+    made = model(nodes, ("n", 2, 3, 4), {"w": floats(2, 3, 4)}, opset=11)
+    assert onnx_model.load(save(made, tmp_path), KEEP).graph is None

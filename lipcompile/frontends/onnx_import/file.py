@@ -174,6 +174,8 @@ def _check(model: ModelProto, path: Path, size: int, at: Location) -> None:
     version, newest = opset(model), defs.onnx_opset_version()
     if version is None:
         raise input_error("LIP003", "the ONNX model names no operator set: it is damaged", EXPORT_AGAIN, at)
+    if len({entry.version for entry in model.opset_import if entry.domain in OFFICIAL_DOMAINS}) > 1:
+        raise input_error("LIP003", "the ONNX model names two versions of the operator set", EXPORT_AGAIN, at)
     if not 7 <= version <= newest:
         message = f"the model uses operator set {version}; sets 7 to {newest} are understood"
         mend = (

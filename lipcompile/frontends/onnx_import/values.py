@@ -143,6 +143,9 @@ def fold(proto: NodeProto, operands: Sequence[Known | None], version: int) -> li
         raise Refusal(
             "LIP100", f"unsupported op {op_type} on constants", "simplify the file: fold constants while exporting"
         )
+    if op_type in ("Softmax", "LogSoftmax") and version < 13:
+        message = f"{op_type} on constants, as before operator set 13, is not yet supported"
+        raise Refusal("LIP110", message, "fold constants while exporting")
     copies = any(operand.batched for operand in given)
     if copies and op_type not in _OF_COPIES:
         raise Refusal("LIP108", f"{op_type} computes with copies for each example", KEEP)
