@@ -1,0 +1,293 @@
+"""`lipcompile fix`: what it changes, what that does to the bound, and that the result passes `check`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lipcompile import pipeline
+from lipcompile.__main__ import run
+from lipcompile.fixing import Outcome, Wishes, fix
+from lipcompile.frontends.mends import BATCH_NORMS, Mends, groups_of
+from lipcompile.frontends.options import ModelOptions
+from lipcompile.passes.fix import Wanted
+from lipcompile.pipeline import check
+
+from .fix_models import ResNet, ViT, export
+
+SAID = ModelOptions(input_norm=Fraction(1), loss="cross_entropy")
+
+
+def wishes(batch_norm: Any = "group_norm", **others: Any) -> Wishes:
+    return Wishes(Mends(batch_norm), Wanted(), **others)
+
+
+def written(body: str, folder: Path, loss: str = "hinge") -> Path:
+    path = folder / "model.lip"
+    path.write_text(f"model m {{ input x: tensor[4], norm <= 1\n {body}\n loss {loss} }}")
+    return path
+
+
+def fixed_text(body: str, folder: Path, *, loss: str = "hinge", **others: Any) -> tuple[Outcome, list[str]]:
+    """Fix a model; return what was done, and the statements of the result."""
+    output = folder / "fixed.lip"
+    outcome = fix(str(written(body, folder, loss)), ModelOptions(), wishes(**others), output)
+    assert outcome.ok
+    return outcome, [line.strip() for line in output.read_text().splitlines()][3:-2]
+
+
+# Batch norm, against torch
+
+
+class Instead(nn.Module):
+    """What stands in the place of a batch norm, computed by torch."""
+
+    def __init__(self, norm: nn.BatchNorm2d, kind: str) -> None:
+        super().__init__()
+        self.kind, self.norm = kind, norm
+
+    def forward(self, x: Tensor) -> Any:
+        groups = 1 if self.kind == "center" else groups_of(tuple(x.shape[1:]))
+        parts = x.reshape(x.shape[0], groups, -1)
+        parts = parts - parts.mean(2, keepdim=True)
+        if self.kind == "group_norm":
+            parts = parts / parts.square().mean(2, keepdim=True).sqrt().clamp(min=1.0)
+        channel = (1, -1, 1, 1)
+        return parts.reshape(x.shape) * self.norm.weight.reshape(channel) + self.norm.bias.reshape(channel)
+
+
+def changed(module: nn.Module, kind: str) -> nn.Module:
+    """Return the module with its batch norms replaced, or with their statistics for `fold`."""
+    if kind == "fold":
+        return module.eval()
+    for name, child in list(module.named_children()):
+        if isinstance(child, nn.BatchNorm2d):
+            setattr(module, name, Instead(child, kind))
+        else:
+            changed(child, kind)
+    return module
+
+
+def resnet() -> ResNet:
+    """A network whose batch norms have factors, shifts and statistics of their own."""
+    torch.manual_seed(1)
+    module = ResNet()
+    for norm in module.modules():
+        if isinstance(norm, nn.BatchNorm2d):
+            for tensor in (norm.weight.data, norm.bias.data, norm.running_mean, norm.running_var):
+                assert tensor is not None
+                tensor.uniform_(0.5, 1.5)
+    return module
+
+
+@pytest.mark.parametrize("kind", BATCH_NORMS)
+def test_a_residual_network_with_batch_norms(tmp_path: Path, kind: str) -> None:
+    """The result passes, has a finite bound, and computes what torch does with the same layers replaced."""
+    module, output = resnet(), tmp_path / "fixed.onnx"
+    source = export(module, 32, tmp_path / "resnet.onnx", dynamo=False)
+    outcome = fix(str(source), SAID, wishes(kind), output)
+    assert outcome.ok
+    assert len({mended.place for mended in outcome.mended}) == len(outcome.mended) == 10
+    analysis = check(str(output)).analysis
+    assert analysis is not None
+    assert analysis.total.value is not None
+    assert math.isfinite(analysis.total.value)
+    x = torch.randn(3, 3, 32, 32)
+    with torch.no_grad():
+        expected = changed(stored_in(source, module), kind)(x).numpy()
+    session = onnxruntime.InferenceSession(output, providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {"x": x.numpy()})
+    assert np.allclose(found, expected, rtol=1e-3, atol=1e-4)
+
+
+def stored_in(path: Path, module: nn.Module) -> nn.Module:
+    """Give a module the tensors of a file: tracing it in training mode has moved its statistics."""
+    found = {t.name: onnx.numpy_helper.to_array(t).copy() for t in onnx.load(path).graph.initializer}
+    own = module.state_dict()
+    module.load_state_dict({name: torch.from_numpy(found[name]) if name in found else own[name] for name in own})
+    return module
+
+
+def test_a_residual_network_of_the_other_exporter(tmp_path: Path) -> None:
+    """It folds batch norms by itself, whatever the mode: nothing has to be changed."""
+    source = export(resnet(), 32, tmp_path / "resnet.onnx", dynamo=True)
+    outcome = fix(str(source), SAID, wishes(), tmp_path / "fixed.lip")
+    assert outcome.ok
+    assert not outcome.mended
+
+
+@pytest.mark.parametrize("dynamo", [False, True], ids=["torchscript", "dynamo"])
+@pytest.mark.parametrize("first", [False, True], ids=["post", "pre"])
+def test_a_vision_transformer(tmp_path: Path, first: bool, dynamo: bool) -> None:
+    """Its layer norms divide by √(σ² + 1e-5): five of them, 316⁵ times as steep as with a floor of 1."""
+    source = export(ViT(first=first, token=False), 8, tmp_path / "vit.onnx", dynamo=dynamo)
+    for output in (tmp_path / "fixed.lip", tmp_path / "fixed.onnx"):
+        outcome = fix(str(source), SAID, wishes(), output)
+        assert outcome.ok
+        assert outcome.fixed is not None
+        (norms,) = outcome.fixed.made
+        assert (norms.kind.name, len(norms.places)) == ("norm", 5)
+        assert norms.after < 1e6 < 1e12 < norms.before
+        derivation = check(str(output))
+        assert derivation.analysis is not None
+        assert derivation.analysis.total.value == pytest.approx(norms.after, rel=1e-5)
+
+
+def test_bounded_tokens_make_attention_less_steep(tmp_path: Path) -> None:
+    source = export(ViT(first=True, token=False), 8, tmp_path / "vit.onnx", dynamo=False)
+    outcome = fix(str(source), SAID, wishes(also=("attention",)), tmp_path / "fixed.lip")
+    assert outcome.ok
+    assert outcome.fixed is not None
+    tokens = outcome.fixed.made[-1]
+    assert (tokens.kind.name, len(tokens.places)) == ("attention", 2)
+    assert tokens.after < tokens.before
+    assert (tmp_path / "fixed.lip").read_text().count("rms_norm(floor=1/3)") == 2  # 3 = ⌈√8⌉
+
+
+# One change at a time, by hand
+
+
+def test_sums_become_means(tmp_path: Path) -> None:
+    """x + Wx and then a row: K = 1 and 2. (x + Wx)/2: K = 1/2 and 1."""
+    outcome, lines = fixed_text("residual(add) { dense(4) }; dense(1)", tmp_path, also=("residual",))
+    assert outcome.fixed is not None
+    (made,) = outcome.fixed.made
+    assert [made.before, made.after] == pytest.approx([5**0.5, 1.25**0.5])
+    assert lines == ["residual(mean) { dense(4) }", "dense(1)"]
+
+
+def test_what_is_not_needed_is_not_done_but_told(tmp_path: Path) -> None:
+    outcome, lines = fixed_text("residual(add) { dense(4) }; dense(1)", tmp_path)
+    assert outcome.fixed is not None
+    assert not outcome.fixed.made
+    (left,) = outcome.fixed.left
+    assert left.after == pytest.approx(1.25**0.5)
+    assert lines == ["residual(add) { dense(4) }", "dense(1)"]
+
+
+def test_a_useless_bound_is_brought_down(tmp_path: Path) -> None:
+    """20 blocks that double: 2²⁰ is above 10⁶, so that means are taken; never if they are forbidden."""
+    body = "repeat 20 { residual(add) { dense(4) } }; dense(1)"
+    outcome, _ = fixed_text(body, tmp_path)
+    assert outcome.fixed is not None
+    assert [made.kind.name for made in outcome.fixed.made] == ["residual"]
+    assert outcome.fixed.useful
+    outcome, _ = fixed_text(body, tmp_path, never=("residual",))
+    assert outcome.fixed is not None
+    assert not outcome.fixed.made
+    assert not outcome.fixed.useful
+
+
+def test_norms_get_a_floor(tmp_path: Path) -> None:
+    """W, a norm of slope 10⁸, a row: K = 10⁸·X and min(2, 10⁸·X); with the floor 1, K = X and X."""
+    outcome, lines = fixed_text("dense(4); layer_norm(eps=1e-16); dense(1)", tmp_path)
+    assert outcome.fixed is not None
+    (made,) = outcome.fixed.made
+    assert [made.before, made.after] == pytest.approx([1e8, 2**0.5], rel=1e-6)
+    assert lines == ["dense(4)", "layer_norm(floor=1)", "dense(1)"]
+
+
+def test_pools_of_squares(tmp_path: Path) -> None:
+    """Windows that overlap in four ways are 2-Lipschitz; apart they are 1-Lipschitz."""
+    body = "reshape(1, 2, 2); pad(4); dense(10); max_pool(3, stride=2, padding=1); flatten; dense(1)"
+    outcome, lines = fixed_text(body, tmp_path, also=("pool",))
+    assert outcome.fixed is not None
+    (made,) = outcome.fixed.made
+    assert made.before / made.after == pytest.approx(2)
+    assert "l2_pool(2)" in lines
+
+
+def test_sorting_needs_pairs(tmp_path: Path) -> None:
+    outcome, lines = fixed_text("dense(3); relu; dense(4); relu; dense(1)", tmp_path, also=("groupsort",))
+    assert outcome.fixed is not None
+    (made,) = outcome.fixed.made
+    assert made.places == ("relu_2",)
+    assert made.not_made == {"relu": "its 3 features do not pair up"}
+    assert lines == ["dense(3)", "relu", "dense(4)", "groupsort", "dense(1)"]
+
+
+def test_batch_norm_of_lip(tmp_path: Path) -> None:
+    _, lines = fixed_text("dense(6); bn = batch_norm(6, eps=0.1); relu; dense(1)", tmp_path)
+    assert lines == ["dense(6)", "group_norm(1, floor=1)", "scale", "bn = bias(1)", "relu", "dense(1)"]
+    _, lines = fixed_text("dense(6); BatchNorm1d; dense(1)", tmp_path, batch_norm="center")
+    assert lines == ["dense(6)", "center", "scale", "bias(1)", "dense(1)"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "groups"), [((64, 8, 8), 16), ((8, 4, 4), 4), ((6, 4), 1), ((7, 4), 1), ((64,), 1), ((2, 3), 1)]
+)
+def test_groups_have_two_channels_at_least(shape: tuple[int, ...], groups: int) -> None:
+    assert groups_of(shape) == groups
+
+
+# What is kept, asked for and refused
+
+
+def test_a_result_that_does_not_pass_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = pipeline.check
+
+    def rejecting(*arguments: Any) -> Any:
+        found = honest(*arguments)
+        wrong = replace(found.requirements.lipschitz_loss, ok=False)
+        return replace(found, requirements=replace(found.requirements, lipschitz_loss=wrong))
+
+    monkeypatch.setattr(pipeline, "check", rejecting)
+    source = written("dense(1)", tmp_path)
+    assert not fix(str(source), ModelOptions(), wishes(), tmp_path / "fixed.lip").ok
+    assert sorted(tmp_path.iterdir()) == [source]
+
+
+def command(*arguments: str | Path) -> int:
+    return run(["fix", *map(str, arguments)])
+
+
+def test_missing_declarations_are_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "m.lip"
+    path.write_text("model m { input x: tensor[4] dense(2) }")
+    assert command(path, "-o", tmp_path / "fixed.lip") == 0
+    assert "please declare --loss cross_entropy and --input-norm 1.0" in capsys.readouterr().out
+    assert command(path, "-o", tmp_path / "fixed.lip", "--input-norm", "2", "--loss", "nll") == 0
+    assert "please" not in capsys.readouterr().out
+    assert "norm <= 2" in (tmp_path / "fixed.lip").read_text()
+
+
+def test_what_nothing_mends_is_told_and_nothing_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = written("dense(4); batch_norm; nonsense; dense(1)", tmp_path)
+    assert command(source, "-o", tmp_path / "fixed.lip") == 1
+    told = capsys.readouterr()
+    assert "unknown layer `nonsense`" in told.err
+    assert "batch norm -> group_norm(1, floor=1), scale, bias(1): line 2" in told.out
+    assert not (tmp_path / "fixed.lip").exists()
+
+
+def test_each_change_is_told_with_its_effect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = written("residual(add) { dense(4) }; dense(1)", tmp_path)
+    assert command(source, "-o", tmp_path / "fixed.onnx", "--also", "residual") == 0
+    told = capsys.readouterr()
+    assert told.out.splitlines()[:2] == [
+        "sums of branches -> their means: add",
+        "    2.2360680 becomes 1.1180340",
+    ]
+    assert "weights without values start at random ones" in told.out
+    assert "it passes check, gradient of one example at most 1.1180340" in told.err
+
+
+@pytest.mark.parametrize(
+    "arguments", [("-o", "fixed.txt"), ("-o", "model.lip"), ("-o", "x.lip", "--floor", "0"), ("--also", "magic")]
+)
+def test_usage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]) -> None:
+    monkeypatch.chdir(tmp_path)
+    written("dense(1)", tmp_path)
+    assert command("model.lip", *arguments) == 2
