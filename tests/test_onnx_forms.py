@@ -102,6 +102,61 @@ OLD: dict[str, tuple[int, Case]] = {
 }
 
 
+EQUATIONS: dict[str, tuple[str, tuple[int, ...], Mapping[str, Array]]] = {
+    "a permutation": ("bij->bji", (2, 3), {}),
+    "a sum": ("bijk->bkj", (2, 3, 4), {}),
+    "an implied result": ("acbd", (2, 3, 4), {}),
+    "a dense layer": ("bi,oi->bo", (3,), {"w": floats(4, 3)}),
+    "a dense layer, transposed": ("bti,io->bto", (2, 3), {"w": floats(3, 4)}),
+    "a layer of the axis in the middle": ("bci,oc->boi", (3, 2), {"w": floats(4, 3)}),
+    "two axes contracted": ("bhtd,hdo->bto", (2, 3, 4), {"w": floats(2, 4, 5)}),
+    "two axes made": ("btd,hdo->bhto", (2, 3), {"w": floats(2, 3, 4)}),
+    "an ellipsis": ("...d,dk->...k", (2, 3), {"w": floats(3, 4)}),
+    "factors": ("bij,j->bji", (2, 3), {"w": floats(3)}),
+    "factors of two axes, turned": ("bij,ji->bij", (2, 3), {"w": floats(3, 2)}),
+    "an outer product": ("bi,j->bij", (2,), {"w": floats(3)}),
+    "an inner product": ("bi,i->b", (3,), {"w": floats(3)}),
+    "sums of both": ("bij,ko->bio", (2, 3), {"w": floats(2, 4)}),
+}
+
+
+@pytest.mark.parametrize("case", EQUATIONS)
+def test_einsum(case: str, tmp_path: Path) -> None:
+    equation, shape, weights = EQUATIONS[case]
+    operands = " ".join(["x", *weights])
+    agree(model([node("Einsum", operands, "y", equation=equation)], ("n", *shape), weights), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("code", "equation", "operands"),
+    [
+        ("LIP108", "bi->i", "x"),
+        ("LIP108", "bi->ib", "x"),
+        ("LIP108", "bi,ob->bo", "x w"),
+        ("LIP110", "bi,bi->b", "x x"),
+        ("LIP110", "bi,ij,jk->bk", "x w w"),
+        ("LIP110", "bi,ii->bi", "x w"),
+        ("LIP110", "bi,ij->bij", "x w"),
+        ("LIP102", "bi,ij->bj", "x v"),
+        ("LIP102", "bi,oik->bo", "x w"),
+        ("LIP102", "bi->bo", "x"),
+    ],
+)
+def test_einsum_refused(code: str, equation: str, operands: str, tmp_path: Path) -> None:
+    weights = {"w": floats(3, 3), "v": floats(2, 3)}
+    made = model([node("Einsum", operands, "y", equation=equation)], ("n", 3), weights)
+    found = onnx_model.load(save(made, tmp_path), ModelOptions()).diagnostics
+    assert [d.code for d in found if d.severity == "error"] == [code]
+
+
+def test_a_matrix_of_einsum_is_the_weight_itself(tmp_path: Path) -> None:
+    weights = {"w": floats(3, 3)}
+    nodes = [node("Einsum", "x w", "h", equation="bi,io->bo"), node("Gemm", "h w", "y")]
+    loaded = agree(model(nodes, ("n", 3), weights), tmp_path)
+    assert loaded.graph is not None
+    assert len(loaded.graph.parameters) == 1
+
+
 # What the reference implementation gets wrong or does not do, and onnxruntime does.
 UNLIKE_REFERENCE: dict[str, tuple[int, Case]] = {
     "softmax of all axes": (11, ([node("Softmax", "x", "h"), FLAT], (2, 3), {})),

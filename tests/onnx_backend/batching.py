@@ -35,7 +35,6 @@ ENTRYWISE = frozenset(
             "Atan",
             "Atanh",
             "Cast",
-            "CastLike",
             "Ceil",
             "Celu",
             "Clip",
@@ -85,7 +84,8 @@ class Batched:
 
     def write(self, node: onnx.NodeProto) -> None:
         """Add one node, changed if it sees the example; raises NotPresentable."""
-        if not any(name in self.depends for name in node.input):
+        looked_at = node.input[:1] if node.op_type == "CastLike" else node.input
+        if not any(name in self.depends for name in looked_at):
             self.nodes.append(node)
             return
         if node.domain not in ("", "ai.onnx") or any(attribute.HasField("g") for attribute in node.attribute):

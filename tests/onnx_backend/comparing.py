@@ -27,6 +27,7 @@ LARGEST = 2.0**64  # of data: squares of larger numbers are infinite in float32
 COARSE = 2.0**-7  # of references in 16 bits: two units in the last place of bfloat16
 # Of one reading: not even presented to the importer, refused by it, with random numbers of its own, or compared.
 ABSENT, REFUSED, RANDOM, EQUAL, UNEQUAL = "absent", "refused", "random", "equal", "unequal"
+LIKELIEST = ("batch in front", "batch as axis 0", "batch as axis 1")
 NOTHING = "no real or whole numbers that could be an example"
 
 
@@ -57,12 +58,13 @@ class Outcome:
 
     @property
     def deciding(self) -> Verdict:
-        """The verdict that says why: of refusals, the last one of the first choice of an example."""
+        """The verdict that says why: that of the first choice of an example, with the likeliest batch."""
         found = [verdict for verdict in self.verdicts if verdict.kind == self.kind]
         if not found:
             return Verdict(ABSENT, "", "", NOTHING)
         first = found[0].how.partition(",")[0]
-        return [verdict for verdict in found if verdict.how.startswith(first)][-1]
+        same = [verdict for verdict in found if verdict.how.startswith(first)]
+        return min(same, key=lambda verdict: next(i for i, place in enumerate(LIKELIEST) if place in verdict.how))
 
 
 def outcomes(case: Case, folder: Path) -> list[Outcome]:

@@ -172,6 +172,10 @@ def _check(model: ModelProto, path: Path, size: int, at: Location) -> None:
 
     _check_nodes(model, at)
     version, newest = opset(model), defs.onnx_opset_version()
+    if version is None and model.opset_import:
+        names = ", ".join(f"`{entry.domain}`" for entry in model.opset_import)
+        message = f"the model uses only operators of {names}, none of the standard"
+        raise input_error("LIP109", message, "only standard ONNX operators are understood", at)
     if version is None:
         raise input_error("LIP003", "the ONNX model names no operator set: it is damaged", EXPORT_AGAIN, at)
     if len({entry.version for entry in model.opset_import if entry.domain in OFFICIAL_DOMAINS}) > 1:
@@ -203,8 +207,9 @@ def _check(model: ModelProto, path: Path, size: int, at: Location) -> None:
 @contextmanager
 def _every_shape_present(model: ModelProto) -> Iterator[None]:
     """Pretend that inputs and outputs declare shapes: the checker insists, the importer does not."""
-    types = [value.type.tensor_type for value in (*model.graph.input, *model.graph.output)]
-    bare = [kind for kind in types if not kind.HasField("shape")]
+    types = [value.type for value in (*model.graph.input, *model.graph.output)]
+    bare = [kind.tensor_type for kind in types if kind.HasField("tensor_type")]
+    bare = [kind for kind in bare if not kind.HasField("shape")]
     for kind in bare:
         kind.shape.SetInParent()
     try:

@@ -62,6 +62,9 @@ def _named(inputs: Sequence[ValueInfoProto], given: Mapping[str, Shape]) -> Mapp
 
 def _source(value: ValueInfoProto, given: Shape | None) -> Source:
     """Read the declaration of one input."""
+    if not value.type.HasField("tensor_type"):
+        message = f"the input `{value.name}` is no tensor, but a {value.type.WhichOneof('value') or 'mystery'}"
+        raise Refusal("LIP105", message.removesuffix("_type"), "give the model one tensor")
     dims = list(value.type.tensor_type.shape.dim)
     if not dims and given is None:
         message = f"the input `{value.name}` has no batch axis: its shape is not declared, or it is one number"

@@ -103,10 +103,11 @@ def times(known: Known, factor: Fraction) -> Known:
     if factor == ONE:
         return known
     array = floats(known.array, "a constant").astype(np.float64) * float(factor)
-    return replace(known, array=array, moves=_then(known, "times", factor))
+    return replace(known, array=array, moves=then(known, "times", factor))
 
 
-def _then(known: Known, *move: Hashable) -> tuple[Hashable, ...]:
+def then(known: Known, *move: Hashable) -> tuple[Hashable, ...]:
+    """Return how a constant was computed, with one step more."""
     return (*known.moves, move) if known.sources else known.moves
 
 
@@ -265,8 +266,8 @@ def _folded(context: Context, node: OnnxNode, layer: Affine) -> Affine | None:
     move = ("normalised", node.outputs[0])
     return replace(
         layer,
-        weight=replace(layer.weight, array=weight.astype(kind), moves=_then(layer.weight, *move)),
-        bias=replace(base, array=bias, moves=_then(base, *move)),
+        weight=replace(layer.weight, array=weight.astype(kind), moves=then(layer.weight, *move)),
+        bias=replace(base, array=bias, moves=then(base, *move)),
     )
 
 

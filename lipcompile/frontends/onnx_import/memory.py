@@ -65,6 +65,9 @@ def entries(op_type: str, arrays: Sequence[Array], axis: int = 0) -> int:
             return int(rows * (arrays[0].size // max(arrays[0].shape[0], 1)))
         case "GatherElements":
             return int(arrays[-1].size)
+        case "Pad" if len(arrays) > 1:
+            more = sum(_sizes(arrays[1]))
+            return prod(size + more for size in arrays[0].shape)
         case "NonZero":
             return int(arrays[0].size * max(arrays[0].ndim, 1))
         case "MatMul" if len(arrays) == 2:

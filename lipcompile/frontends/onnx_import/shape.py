@@ -164,7 +164,7 @@ def cast(context: Context, node: OnnxNode) -> Value:
         if node.integer("to", 0) not in whole:
             raise Refusal("LIP204", "tokens are cast to numbers", "look them up in an embedding: Gather(table, x)")
     elif not is_copy(node):
-        raise Refusal("LIP110", "casts to other types than floating ones are not Lipschitz", "stay in float32")
+        raise Refusal("LIP100", "a cast to whole numbers or truth values jumps", "stay in float32")
     return context.tensor(node)
 
 
@@ -173,7 +173,7 @@ def cast_like(context: Context, node: OnnxNode) -> Item:
     item, model = context.item(node, 0), context.item(node, 1)
     whole = isinstance(model, Value) and context.builder.holds_tokens(model)
     if whole or (isinstance(model, Known) and not is_floating(model.array)) or item is None:
-        raise Refusal("LIP110", "casts to other types than floating ones are not Lipschitz", "stay in float32")
+        raise Refusal("LIP100", "a cast to whole numbers or truth values jumps", "stay in float32")
     if not isinstance(item, Known) or is_floating(item.array) or has_batch(item.array):
         return item
     return replace(item, array=item.array.astype("float64"))
@@ -207,6 +207,8 @@ def _part_sizes(context: Context, node: OnnxNode, size: int) -> tuple[int, ...]:
     count = len(node.outputs)
     width = -(-size // count)
     sizes = given or tuple(min(width, size - index * width) for index in range(count))
+    if sum(sizes) == size and len(sizes) == count and min(sizes) == 0:
+        raise Refusal("LIP110", "Split with an empty part is not yet supported", "leave the empty part out")
     if sum(sizes) != size or len(sizes) != count or min(sizes) < 1:
         raise Refusal("LIP102", f"an axis of size {size} does not split into {count} parts of sizes {list(sizes)}")
     return sizes

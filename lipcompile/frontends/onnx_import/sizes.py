@@ -62,7 +62,7 @@ def allowed(op_type: str, arrays: Sequence[Array]) -> bool:
     """Whether an operator of arithmetic is exact on these operands, of which at least one is formal."""
     formal = [has_batch(array) for array in arrays]
     match op_type:
-        case "Add" | "Sub" | "Neg" | "Shape":
+        case "Add" | "Sub" | "Neg" | "Shape" | "Size":
             return True
         case "Mul":
             return sum(formal) == 1 and all(_is_small(a) for a, f in zip(arrays, formal, strict=True) if not f)
