@@ -11,22 +11,32 @@ import torch
 from lipcompile.frontends.quiet import silence_native
 from tests.exports.architectures import ARCHITECTURES
 
+# Operator sets that the exporters are asked for; the second one writes 18 where it is asked for less.
+OPSETS = {"torchscript": (9, 13, 17, 20), "dynamo": (18, 20, 23)}
+USUAL = {"torchscript": 17, "dynamo": 18}
+# What torch.onnx raises for an operator that the operator set has no words for.
+NO_WORDS = (torch.onnx.errors.UnsupportedOperatorError, torch.onnx.errors.SymbolicValueError)
+
 
 @dataclass(frozen=True)
 class Export:
-    """What is exported how. dynamo: by torch.export, or by tracing with TorchScript. fixed: a batch of one."""
+    """What is exported how. exporter: `dynamo` is that of torch.export. fixed: a batch of one."""
 
     name: str
-    dynamo: bool
+    exporter: str
     opset: int
     fixed: bool = False
 
     def __str__(self) -> str:
-        kind = "dynamo" if self.dynamo else "torchscript"
-        return f"{self.name}-{kind}-{self.opset}{'-fixed' if self.fixed else ''}"
+        return f"{self.name}-{self.exporter}-{self.opset}{'-fixed' if self.fixed else ''}"
+
+    @property
+    def dynamo(self) -> bool:
+        """Whether torch.export traces the module."""
+        return self.exporter == "dynamo"
 
     def write(self, folder: Path) -> Path:
-        """Export the architecture; raises whatever the exporter raises."""
+        """Export the architecture; raises one of `NO_WORDS` where the operator set has no words for it."""
         architecture = ARCHITECTURES[self.name]
         path = folder / f"{self}.onnx"
         example = torch.zeros(1 if self.fixed or not self.dynamo else 2, *architecture.shape)
@@ -47,3 +57,8 @@ class Export:
                 **options,
             )
         return path
+
+
+def exports(name: str, exporter: str) -> list[Export]:
+    """Return every way in which an exporter is asked to write an architecture."""
+    return [Export(name, exporter, opset, fixed) for opset in OPSETS[exporter] for fixed in (False, True)]

@@ -13,7 +13,7 @@ import torch
 
 from lipcompile.cli.programs import instantiate
 from lipcompile.derivation import Derivation
-from lipcompile.diagnostics import Severity
+from lipcompile.diagnostics import Diagnostic, Severity
 from lipcompile.frontends.options import ModelOptions
 from lipcompile.frontends.quiet import silence_native
 from lipcompile.pipeline import check
@@ -26,43 +26,41 @@ INPUT_NORM = Fraction(1)
 
 @dataclass(frozen=True)
 class Verdict:
-    """codes: of all diagnostics. bound: of the whole gradient. unit: L·max(1, X_0)."""
+    """codes: of all diagnostics. nodes: of the graph. bound: of the whole gradient, over L·max(1, X_0) `share`."""
 
-    export: Export
-    codes: tuple[str, ...]
     accepted: bool
-    nodes: int
-    bound: float
-    unit: float
+    codes: tuple[str, ...]
+    nodes: int = 0
+    bound: float = math.nan
+    share: float = math.nan
 
 
-def options(name: str) -> ModelOptions:
-    """Return what is said of a model on the command line; each constraint is the norm that the weight has."""
-    return ModelOptions(input_norm=INPUT_NORM, loss=ARCHITECTURES[name].loss, constraint="keep")
+def options(name: str, *, keep: bool = True) -> ModelOptions:
+    """Return what is said of a model on the command line; with `keep`, weights are bounded by what they are."""
+    return ModelOptions(input_norm=INPUT_NORM, loss=ARCHITECTURES[name].loss, constraint="keep" if keep else None)
 
 
-def derived(export: Export, path: Path) -> Derivation:
+def derived(export: Export, path: Path, *, keep: bool = True) -> Derivation:
     """Check an exported file."""
-    return check(str(path), options(export.name))
+    return check(str(path), options(export.name, keep=keep))
 
 
-def verdict(export: Export, derivation: Derivation) -> Verdict:
+def verdict(derivation: Derivation) -> Verdict:
     """Summarise a derivation."""
     codes = tuple(sorted({found.code for found in derivation.diagnostics}))
     analysis = derivation.analysis
     if analysis is None:
-        return Verdict(export, codes, False, 0, math.nan, math.nan)
+        return Verdict(False, codes)
     total, loss = analysis.total.value, analysis.loss_lipschitz.value
     assert total is not None
     assert loss is not None
-    return Verdict(
-        export, codes, derivation.ok, len(analysis.graph.nodes), total, loss * max(1.0, float(INPUT_NORM))
-    )
+    unit = loss * max(1.0, float(INPUT_NORM))
+    return Verdict(derivation.ok, codes, len(analysis.graph.nodes), total, total / unit)
 
 
-def errors(derivation: Derivation) -> set[str]:
-    """Return the codes of what a model is refused for."""
-    return {found.code for found in derivation.diagnostics if found.severity == Severity.ERROR}
+def errors(derivation: Derivation) -> list[Diagnostic]:
+    """Return what a model is refused for."""
+    return [found for found in derivation.diagnostics if found.severity == Severity.ERROR]
 
 
 def emitted(derivation: Derivation) -> Any:

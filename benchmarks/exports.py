@@ -1,0 +1,195 @@
+"""What is said of common architectures, as either exporter of torch writes them: docs/architectures.md.
+
+    python -m benchmarks.exports [--only NAME …] [--inputs 6] [--write]
+
+Exports every architecture of tests/exports by both exporters, in several operator sets, with an open batch and with a
+batch of one; checks each file with `--constraint keep`, compares the emitted module with onnxruntime, and attacks its
+bounds at the imported weights. Prints the tables of the page; with --write they replace those of the page. The exit
+code is 1 if a verdict is not the expected one, an output differs, or a bound is exceeded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
+
+from lipcompile.fixing import Wishes, fix
+from lipcompile.frontends.mends import Mends
+from lipcompile.passes.fix import Wanted
+from lipcompile.reports.formulas import round_up
+from tests.exports.architectures import ARCHITECTURES
+from tests.exports.attack import Attained
+from tests.exports.exporting import NO_WORDS, OPSETS, USUAL, Export, exports
+from tests.exports.verdicts import Verdict, attained, derived, difference, emitted, options, verdict
+
+PAGE = Path(__file__).parent.parent / "docs" / "architectures.md"
+BEGIN, END = "<!-- begin: python -m benchmarks.exports --write -->", "<!-- end -->"
+# The largest difference to onnxruntime, of the largest output.
+AGREE = 1e-5
+
+
+@dataclass
+class Row:
+    """One architecture by one exporter."""
+
+    name: str
+    exporter: str
+    verdicts: dict[Export, Verdict] = field(default_factory=dict)
+    unwritten: list[Export] = field(default_factory=list)
+    differences: list[float] = field(default_factory=list)
+    attacks: list[Attained] = field(default_factory=list)
+
+    @property
+    def usual(self) -> Verdict:
+        """The verdict for the usual operator set and an open batch."""
+        return self.verdicts[Export(self.name, self.exporter, USUAL[self.exporter])]
+
+    def faults(self) -> Iterator[str]:
+        """Yield what is not as it must be."""
+        expected = ARCHITECTURES[self.name].expected(self.exporter)
+        for export, found in self.verdicts.items():
+            if (found.accepted, found.codes) != expected:
+                yield f"{export}: {found}, expected {expected}"
+        yield from (f"{self.name}, {self.exporter}: {one}" for one in self.attacks if not one.sound)
+        yield from (
+            f"{self.name}, {self.exporter}: outputs differ by {one}" for one in self.differences if one > AGREE
+        )
+
+
+def examined(name: str, exporter: str, inputs: int, folder: Path) -> Row:
+    """Export, check, compare and attack one architecture by one exporter."""
+    row = Row(name, exporter)
+    for export in exports(name, exporter):
+        try:
+            path = export.write(folder)
+        except NO_WORDS:
+            row.unwritten.append(export)
+            continue
+        derivation = derived(export, path)
+        row.verdicts[export] = verdict(derivation)
+        if derivation.ok:
+            row.differences.append(difference(path, emitted(derivation)))
+            row.attacks.append(attained(derivation, inputs))
+    return row
+
+
+# Tables
+
+
+def of_verdicts(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield the rows of the table of verdicts."""
+    yield line("architecture", "exporter", "operator sets", "verdict", "nodes", "diagnostics", "difference")
+    yield line("---", "---", "---", "---", "--:", "---", "--:")
+    for row in rows:
+        found = row.usual
+        nodes = sorted({one.nodes for one in row.verdicts.values()})
+        yield line(
+            ARCHITECTURES[row.name].title,
+            row.exporter,
+            _opsets(row),
+            "accepted" if found.accepted else "refused",
+            "–".join(map(str, dict.fromkeys((nodes[0], nodes[-1])))) if found.accepted else "",
+            ", ".join(found.codes) or "none",
+            f"{max(row.differences):.0e}" if row.differences else "",
+        )
+
+
+def _opsets(row: Row) -> str:
+    unwritten = {export.opset for export in row.unwritten}
+    return ", ".join(str(opset) for opset in OPSETS[row.exporter] if opset not in unwritten)
+
+
+@dataclass(frozen=True)
+class Mended:
+    """Bounds of an architecture with the usual constraints, None if there is none, and after `lipcompile fix`."""
+
+    constrained: float | None
+    fixed: float
+
+
+def mended(name: str, folder: Path) -> Mended:
+    """Check an architecture with the usual constraints, and fix it, with all changes that make its bound smaller."""
+    export = Export(name, "torchscript", USUAL["torchscript"])
+    path = export.write(folder)
+    found = verdict(derived(export, path, keep=False))
+    wishes = Wishes(Mends(), Wanted(Fraction(1)), also=("norm", "residual", "attention"))
+    outcome = fix(str(path), options(name, keep=False), wishes, folder / "fixed.lip")
+    assert outcome.check is not None
+    return Mended(found.bound if found.accepted else None, verdict(outcome.check).bound)
+
+
+def of_bounds(rows: Sequence[Row], mends: Mapping[str, Mended]) -> Iterator[str]:
+    """Yield the rows of the table of bounds: those of one exporter, which are those of the other one, too."""
+    yield line("architecture", "K", "K / L", "of a K_p", "of K", "of the slope", "K, norms ≤ 1", "K, fixed")
+    yield line("---", *["--:"] * 7)
+    for row in rows:
+        if row.exporter == "torchscript":
+            found, after = row.usual, mends[row.name]
+            cells = [number(value) for value in (found.bound, found.share)]
+            ends = [number(value) for value in (after.constrained, after.fixed)]
+            yield line(ARCHITECTURES[row.name].title, *cells, *_shares(row), *ends)
+
+
+def _shares(row: Row) -> list[str]:
+    """Return the largest shares that attacks attained."""
+    if not row.attacks:
+        return ["", "", ""]
+    shares = [max(getattr(one, share) for one in row.attacks) for share in ("parameter", "total", "slope")]
+    return [f"{share:.0e}" if share < 0.01 else f"{share:.0%}" for share in shares]
+
+
+def number(value: float | None) -> str:
+    """Write a bound, rounded up."""
+    return "none" if value is None or math.isnan(value) else round_up(value, 1 if value < 1e6 else 2)
+
+
+def line(*cells: str) -> str:
+    """Write a row of a table."""
+    return f"| {' | '.join(cells)} |"
+
+
+def tables(rows: Sequence[Row], mends: Mapping[str, Mended]) -> str:
+    """Return what stands between the marks of the page."""
+    verdicts, bounds = "\n".join(of_verdicts(rows)), "\n".join(of_bounds(rows, mends))
+    return f"## Verdicts\n\n{verdicts}\n\n## Bounds\n\n{bounds}\n"
+
+
+def written(page: str, part: str) -> str:
+    """Return the page with its part replaced."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n\n{part}\n{END}{after}"
+
+
+def main() -> int:
+    """Examine, print or write; return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=list(ARCHITECTURES), default=list(ARCHITECTURES))
+    parser.add_argument("--inputs", type=int, default=6, help="inputs of an attack")
+    parser.add_argument("--write", action="store_true", help="rewrite docs/architectures.md")
+    arguments = parser.parse_args()
+    rows, mends = [], {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name in arguments.only:
+            for exporter in OPSETS:
+                rows.append(examined(name, exporter, arguments.inputs, Path(folder)))
+                print(f"{name}, {exporter}: {len(rows[-1].verdicts)} files", file=sys.stderr)
+            mends[name] = mended(name, Path(folder))
+    part = tables(rows, mends)
+    if arguments.write:
+        PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), part), encoding="utf-8")
+    else:
+        print(part)
+    faults = [fault for row in rows for fault in row.faults()]
+    print(*faults, sep="\n", end="", file=sys.stderr)
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
