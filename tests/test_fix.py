@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -228,6 +229,18 @@ def test_batch_norm_of_lip(tmp_path: Path) -> None:
 )
 def test_groups_have_two_channels_at_least(shape: tuple[int, ...], groups: int) -> None:
     assert groups_of(shape) == groups
+
+
+def test_the_worked_example_of_the_docs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (Path(__file__).parent.parent / "docs" / "fix.md").read_text(encoding="utf-8")
+    _, model, _, told, _ = page.split("```")
+    monkeypatch.chdir(tmp_path)
+    Path("small.lip").write_text(model.lstrip())
+    (line,) = re.findall(r"`lipcompile (fix small.lip .*?)`", page)
+    assert run(line.split()) == 0
+    assert capsys.readouterr().out.strip() == told.strip()
 
 
 # What is kept, asked for and refused
