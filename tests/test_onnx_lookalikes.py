@@ -259,7 +259,15 @@ LAYOUTS: dict[str, Case] = {
     ),
 }
 
-CASES = {**BATCH_AS_NUMBER, **COPIED, **SPELLED, **MASKS, **LAYOUTS}
+RANKS: dict[str, Case] = {
+    "a choice between tensors of different ranks": (
+        [node("Squeeze", "x one", "less"), node("Where", "mask less x", "y")],
+        (1, 4),
+        {"one": ints(1), "mask": np.array([True, True, False, False])},
+    ),
+}
+
+CASES = {**RANKS, **BATCH_AS_NUMBER, **COPIED, **SPELLED, **MASKS, **LAYOUTS}
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())

@@ -43,6 +43,15 @@ def broadcast(shapes: Sequence[Shape]) -> Shape:
         raise Refusal("LIP102", f"tensors of shapes {listed} do not fit each other") from None
 
 
+def check_ranks(operands: Sequence[Value]) -> None:
+    """With fewer axes, an operand would meet the batch axis of the others with an axis of its own."""
+    if len({len(shape_of(operand)) for operand in operands}) != 1:
+        listed = " and ".join(str(["batch", *shape_of(operand)]) for operand in operands)
+        raise Refusal(
+            "LIP108", f"broadcasting {listed} mixes examples", "bring the tensors to the same rank first"
+        )
+
+
 def widened(context: Context, node: OnnxNode, operand: Value, shape: Shape, suffix: str = "_copies") -> Value:
     """Copy a tensor along axes of size 1 until it has this shape."""
     if operand.shape in (None, shape):
@@ -51,7 +60,8 @@ def widened(context: Context, node: OnnxNode, operand: Value, shape: Shape, suff
 
 
 def alike(context: Context, node: OnnxNode, operands: Sequence[Value]) -> list[Value]:
-    """Bring tensors of one rank to one shape."""
+    """Bring tensors to one shape; raises Refusal (LIP108) if they are not of one rank."""
+    check_ranks(operands)
     shape = broadcast([shape_of(operand) for operand in operands])
     return [widened(context, node, operand, shape, f"_copies{i}") for i, operand in enumerate(operands)]
 

@@ -7,7 +7,16 @@ from dataclasses import replace
 from fractions import Fraction
 
 from lipcompile.diagnostics import Refusal
-from lipcompile.frontends.onnx_import.constants import alike, broadcast, divided, fitted, limited, scaled, widened
+from lipcompile.frontends.onnx_import.constants import (
+    alike,
+    broadcast,
+    check_ranks,
+    divided,
+    fitted,
+    limited,
+    scaled,
+    widened,
+)
 from lipcompile.frontends.onnx_import.context import Context, shape_of
 from lipcompile.frontends.onnx_import.layout import FIRST
 from lipcompile.frontends.onnx_import.linear import times
@@ -67,7 +76,7 @@ def weighted_sum(
     context: Context, node: OnnxNode, operands: Sequence[Value], weights: tuple[Fraction, ...]
 ) -> Value:
     """Σ α_i·h_i."""
-    _check_ranks(operands)
+    check_ranks(operands)
     return context.add(node, SUM, Sum(weights), _one_of_whole_size(context, node, operands))
 
 
@@ -78,22 +87,13 @@ def _one_of_whole_size(context: Context, node: OnnxNode, operands: Sequence[Valu
     return operands if whole in shapes else [widened(context, node, operands[0], whole), *operands[1:]]
 
 
-def _check_ranks(operands: Sequence[Value]) -> None:
-    """With fewer axes, an operand would meet the batch axis of the others with an axis of its own."""
-    if len({len(shape_of(operand)) for operand in operands}) != 1:
-        listed = " and ".join(str(["batch", *shape_of(operand)]) for operand in operands)
-        raise Refusal(
-            "LIP108", f"broadcasting {listed} mixes examples", "bring the tensors to the same rank first"
-        )
-
-
 def multiply(context: Context, node: OnnxNode) -> Value:
     """Two tensors, or a tensor times a constant number, or times one for each entry of some axes."""
     left, right = context.item(node, 0), context.item(node, 1)
     index, known = (1, left) if isinstance(left, Known) else (0, right)
     if not isinstance(known, Known):
         operands = [context.tensor(node), context.tensor(node, 1)]
-        _check_ranks(operands)
+        check_ranks(operands)
         return context.add(node, PRODUCT, NoAttributes(), _one_of_whole_size(context, node, operands))
     value = context.tensor(node, index)
     if known.array.size > 1:
@@ -212,7 +212,6 @@ def _extreme(context: Context, node: OnnxNode, *, largest: bool) -> Item:
     if pair is not None:
         return Extreme(largest, *pair)
     operands, constants = _sorted_out(context, node)
-    _check_ranks(operands)
     value, *others = alike(context, node, operands)
     if others:
         value = context.add(node, MAXIMUM if largest else MINIMUM, NoAttributes(), [value, *others])
