@@ -2,10 +2,10 @@
 
     python -m benchmarks.exports [--only NAME …] [--inputs 6] [--write]
 
-Exports every architecture of tests/exports by both exporters, in several operator sets, with an open batch and with a
-batch of one; checks each file with `--constraint keep`, compares the emitted module with onnxruntime, and attacks its
-bounds at the imported weights. Prints the tables of the page; with --write they replace those of the page. The exit
-code is 1 if a verdict is not the expected one, an output differs, or a bound is exceeded.
+Exports every architecture of tests/exports by both exporters, in several operator sets, with an open batch and
+a batch of one; checks each file with `--constraint keep`, compares the emitted module with onnxruntime, and
+attacks its bounds at the imported weights. Prints the tables of the page; with --write they replace those of
+the page. The exit code is 1 if a verdict is not the expected one, an output differs, or a bound is exceeded.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Mended:
 
 
 def mended(name: str, folder: Path) -> Mended:
-    """Check an architecture with the usual constraints, and fix it, with all changes that make its bound smaller."""
+    """Check an architecture with the usual constraints, and fix it, with all that makes its bound smaller."""
     export = Export(name, "torchscript", USUAL["torchscript"])
     path = export.write(folder)
     found = verdict(derived(export, path, keep=False))

@@ -1,0 +1,133 @@
+"""Common architectures by both exporters of torch: verdicts, outputs and bounds of docs/architectures.md.
+
+CI takes each architecture once by each exporter; `pytest -m nightly tests/test_exports.py` takes every file.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from lipcompile.diagnostics import Severity
+from tests.exports.architectures import ARCHITECTURES
+from tests.exports.exporting import NO_WORDS, OPSETS, USUAL, Export, exports
+from tests.exports.verdicts import attained, derived, difference, emitted, errors, verdict
+
+PAGE = (Path(__file__).parent.parent / "docs" / "architectures.md").read_text(encoding="utf-8")
+VERDICTS, BOUNDS = (
+    [[cell.strip() for cell in row.strip("|").split("|")] for row in part.splitlines() if row.startswith("|")][2:]
+    for part in PAGE.partition("## Verdicts")[2].split("## Bounds")
+)
+# Also for other versions of torch, whose weights are rounded otherwise.
+AGREE = 1e-5
+ROUNDED = 0.01
+
+USUAL_EXPORTS = [Export(name, exporter, USUAL[exporter]) for name in ARCHITECTURES for exporter in OPSETS]
+ALL_EXPORTS = [export for name in ARCHITECTURES for exporter in OPSETS for export in exports(name, exporter)]
+
+
+def row_of(export: Export) -> list[str]:
+    """The row of the table of verdicts."""
+    key = [ARCHITECTURES[export.name].title, export.exporter]
+    (found,) = [row for row in VERDICTS if row[:2] == key]
+    return found
+
+
+def bound_of(name: str) -> str:
+    """The bound in the other table."""
+    (found,) = [row[1] for row in BOUNDS if row[0] == ARCHITECTURES[name].title]
+    return found
+
+
+def assert_as_the_page_says(export: Export, path: Path, inputs: int) -> None:
+    """Check a file, run it, and attack its bounds."""
+    architecture, (_, _, opsets, accepted, nodes, codes, _) = ARCHITECTURES[export.name], row_of(export)
+    derivation = derived(export, path)
+    found = verdict(derivation)
+    assert (found.accepted, found.codes) == architecture.expected(export.exporter)
+    assert found.accepted == (accepted == "accepted")
+    assert (", ".join(found.codes) or "none") == codes
+    assert str(export.opset) in opsets.split(", ")
+    if not found.accepted:
+        return
+    least, _, most = nodes.partition("–")
+    assert int(least) <= found.nodes <= int(most or least)
+    if bound_of(export.name) != "none":
+        assert found.bound == pytest.approx(float(bound_of(export.name)), rel=ROUNDED)
+    assert difference(path, emitted(derivation)) <= AGREE
+    attack = attained(derivation, inputs)
+    assert attack.sound, attack
+
+
+@pytest.mark.parametrize("export", USUAL_EXPORTS, ids=str)
+def test_each_architecture_by_both_exporters(export: Export, tmp_path: Path) -> None:
+    assert_as_the_page_says(export, export.write(tmp_path), inputs=2)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("export", ALL_EXPORTS, ids=str)
+def test_every_file(export: Export, tmp_path: Path) -> None:
+    try:
+        path = export.write(tmp_path)
+    except NO_WORDS:
+        assert str(export.opset) not in row_of(export)[2].split(", ")
+        return
+    assert_as_the_page_says(export, path, inputs=20)
+
+
+def test_the_page_has_a_row_for_each() -> None:
+    titles = [architecture.title for architecture in ARCHITECTURES.values()]
+    assert [row[:2] for row in VERDICTS] == [[title, exporter] for title in titles for exporter in OPSETS]
+    assert [row[0] for row in BOUNDS] == titles
+
+
+def test_attacks_of_the_page_exceed_no_bound() -> None:
+    shares = [cell for row in BOUNDS for cell in row[3:6] if cell]
+    assert len(shares) == 3 * (len(ARCHITECTURES) - 1)
+    assert all(re.fullmatch(r"\d\d?%|[1-9]e-\d\d|100%", share) for share in shares)
+
+
+def test_a_refusal_names_every_module_and_the_mend(tmp_path: Path) -> None:
+    export = Export("resnet_train", "torchscript", USUAL["torchscript"])
+    found = errors(derived(export, export.write(tmp_path)))
+    blocks = [f"layer{stage}.{block}.bn{index}" for stage in (1, 2) for block in (0, 1) for index in (1, 2)]
+    assert {one.node for one in found} == {"bn1", "layer2.0.downsample.1", *blocks}
+    assert all(one.op == "BatchNormalization" and "evaluation mode" in one.help for one in found)
+
+
+def test_a_file_that_forgot_the_training_mode_names_the_first_module(tmp_path: Path) -> None:
+    export = Export("resnet_train", "dynamo", USUAL["dynamo"])
+    (found,) = derived(export, export.write(tmp_path)).diagnostics
+    assert (found.code, found.severity, found.node) == ("LIP114", Severity.WARNING, "bn1")
+    assert "`bn1` and 9 more" in found.message
+
+
+PARAMETERS = {
+    "resnet": ("conv1", "layer1_0_conv1", "layer1_0_conv2", "layer2_0_downsample_0", "fc"),
+    "unet": ("down1_0", "down1_3", "up2", "merge1_0", "head"),
+    "efficientnet": ("features_0_0", "features_1_block_0", "features_1_block_6_fc1", "classifier_1"),
+    "vit_torch": ("patch_embed", "encoder_layers_1_self_attn_in_proj", "encoder_layers_1_linear2", "head"),
+}
+
+
+@pytest.mark.parametrize("exporter", OPSETS)
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_parameters_are_called_what_the_modules_are(name: str, exporter: str, tmp_path: Path) -> None:
+    export = Export(name, exporter, USUAL[exporter])
+    module = emitted(derived(export, export.write(tmp_path)))
+    found = {parameter for parameter, _ in module.named_parameters()}
+    assert {f"{layer}.weight" for layer in PARAMETERS[name]} <= found
+    assert name != "vit_torch" or {"cls_token.tokens", "pos_embed.bias"} <= found
+
+
+def test_both_exporters_give_the_same_parameters(tmp_path: Path) -> None:
+    for name in ("lenet", "densenet", "mixer", "vit", "lstm"):
+        modules = [
+            emitted(derived(export, export.write(tmp_path)))
+            for export in (Export(name, exporter, USUAL[exporter]) for exporter in OPSETS)
+        ]
+        assert [key for key, _ in modules[0].named_parameters()] == [
+            key for key, _ in modules[1].named_parameters()
+        ]
