@@ -131,7 +131,7 @@ def test_a_residual_network_of_the_other_exporter(tmp_path: Path) -> None:
 @pytest.mark.parametrize("first", [False, True], ids=["post", "pre"])
 def test_a_vision_transformer(tmp_path: Path, first: bool, dynamo: bool) -> None:
     """Its layer norms divide by √(σ² + 1e-5): five of them, 316⁵ times as steep as with a floor of 1."""
-    source = export(ViT(first=first, token=False), 8, tmp_path / "vit.onnx", dynamo=dynamo)
+    source = export(ViT(first=first, token=True), 8, tmp_path / "vit.onnx", dynamo=dynamo)
     for output in (tmp_path / "fixed.lip", tmp_path / "fixed.onnx"):
         outcome = fix(str(source), SAID, wishes(), output)
         assert outcome.ok
@@ -145,7 +145,7 @@ def test_a_vision_transformer(tmp_path: Path, first: bool, dynamo: bool) -> None
 
 
 def test_bounded_tokens_make_attention_less_steep(tmp_path: Path) -> None:
-    source = export(ViT(first=True, token=False), 8, tmp_path / "vit.onnx", dynamo=False)
+    source = export(ViT(first=True, token=True), 8, tmp_path / "vit.onnx", dynamo=False)
     outcome = fix(str(source), SAID, wishes(also=("attention",)), tmp_path / "fixed.lip")
     assert outcome.ok
     assert outcome.fixed is not None

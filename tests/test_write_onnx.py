@@ -145,7 +145,8 @@ ROUND_TRIPS = {
         residual(add) { dense(2); relu }; residual(mean) { dense(2) }; a = dense(2); b = dense(2); maximum(a, b)
         branch { dense(2) } { tanh } -> concat; multiply_it = sigmoid; multiply(multiply_it, multiply_it)
         slice(0, 0, 2); gather((0, 1, 1)); pad(((1, 0),)); flatten; dense(3)""",
-    "projections": "input x: tensor[4, 3], norm <= 2\n center; center(axes=(0,)); clip_norm(0.5); flatten; dense(3)",
+    "projections": """input x: tensor[4, 3], norm <= 2
+        center; center(axes=(0,)); clip_norm(0.5); class_token; flatten; dense(3)""",
     "shared": """input x: tensor[4], norm <= 2
         dense(4, share="a"); tanh; dense(4, share="a"); relu; dense(3)""",
 }

@@ -67,7 +67,7 @@ def _asked(outcome: Outcome) -> Iterator[str]:
     check: Derivation | None = outcome.check
     asked = [_OPTIONS[d.code] for d in outcome.diagnostics if d.code in _OPTIONS]
     if asked and outcome.fixed is not None:
-        yield f"please declare {' and '.join(asked)}, as fits your data: the numbers here take 1 for what is missing"
+        yield f"please declare {' and '.join(asked)}, as fits your data: until then, 1 stands for each"
     if outcome.fixed is not None and not outcome.fixed.useful:
         yield "the bound is still too large to be of use: lipcompile report ranks further changes"
     if check is not None and not check.ok:

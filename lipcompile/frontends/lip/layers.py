@@ -208,7 +208,7 @@ _ELSEWHERE: Mapping[str, str] = {
     **dict.fromkeys(("avgpool", "avg_pool2d", "avgpool2d"), "write avg_pool(2)"),
     **dict.fromkeys(
         ("batchnorm", "batch_norm", "batchnorm1d", "batchnorm2d"),
-        "it couples examples (LIP101): write group_norm(1, floor=0.5), scale(1) and bias(1), or let `lipcompile fix` do so",
+        "it couples examples (LIP101): write group_norm(1, floor=1), scale and bias(1), as `lipcompile fix` does",
     ),
     **dict.fromkeys(("layernorm", "norm"), "write layer_norm(floor=0.5)"),
     **dict.fromkeys(("groupnorm",), "write group_norm(4, floor=0.5)"),
