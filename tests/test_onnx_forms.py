@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -100,6 +101,38 @@ OLD: dict[str, tuple[int, Case]] = {
     "swish with the factor 0": (24, ([node("Swish", "x", "y", alpha=0.0)], (4,), {})),
     "as another tensor": (19, ([node("CastLike", "x c", "y")], (4,), {"c": number(1)})),
 }
+
+
+LENGTH = node("ReduceL2", "x a", "n")
+LONGER = [LENGTH, node("Clip", "n e _", "m"), node("Shape", "x", "s"), node("Expand", "m s", "l")]
+DIRECTION = [*LONGER, node("Div", "x l", "h"), FLAT]
+
+
+def test_directions_with_a_floor(tmp_path: Path) -> None:
+    weights = {"a": ints(-1), "e": number(1.5)}
+    loaded = agree(model(DIRECTION, ("n", 3, 4), weights, opset=18), tmp_path)
+    assert loaded.graph is not None
+    assert [made.op.name for made in loaded.graph.nodes] == ["rms_norm", "add", "flatten"]
+    assert loaded.graph.nodes[0].attributes.floor == Fraction(3, 4)  # 1.5/√4
+
+
+def test_directions_of_a_whole_example(tmp_path: Path) -> None:
+    weights = {"a": ints(1, 2), "e": number(1.5)}
+    nodes = [LENGTH, node("Clip", "n e", "m"), node("Div", "x m", "h"), FLAT]
+    loaded = agree(model(nodes, ("n", 3, 4), weights, opset=18), tmp_path)
+    assert loaded.graph is not None
+    assert loaded.graph.nodes[0].op.name == "clip_norm"
+
+
+@pytest.mark.parametrize("change", ["a ceiling", "wider copies"])
+def test_what_is_not_quite_a_direction_is_refused(change: str, tmp_path: Path) -> None:
+    weights = {"a": ints(-1), "e": number(1.5), "c": number(2), "w": ints(1, 2, 3, 4)}
+    cut, wide = node("Clip", "n e c", "m"), node("Expand", "m w", "l")
+    nodes = [cut if change == "a ceiling" and made.op_type == "Clip" else made for made in DIRECTION]
+    nodes = [wide if change == "wider copies" and made.op_type == "Expand" else made for made in nodes]
+    shape = ("n", 3, 4) if change == "a ceiling" else ("n", 1, 3, 4)
+    found = onnx_model.load(save(model(nodes, shape, weights, opset=18), tmp_path), ModelOptions()).diagnostics
+    assert [(d.code, d.node) for d in found if d.severity == "error"] == [("LIP100", "Div_h")]
 
 
 EQUATIONS: dict[str, tuple[str, tuple[int, ...], Mapping[str, Array]]] = {

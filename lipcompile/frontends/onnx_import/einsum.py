@@ -1,8 +1,8 @@
 """The importer of Einsum: sums and permutations of one tensor, and its products with one constant.
 
-The letters of an equation are the axes; the batch is the first letter of the tensor's term and of the result, and
-occurs nowhere else. Letters that the tensor shares with the constant and that the result lacks are contracted: that
-is a dense layer. Letters that all three share are factors.
+The letters of an equation are the axes; the batch is the first letter of the tensor's term and of the result,
+and occurs nowhere else. Letters that the tensor shares with the constant and that the result lacks are
+contracted: that is a dense layer. Letters that all three share are factors.
 """
 
 from __future__ import annotations

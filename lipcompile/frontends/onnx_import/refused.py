@@ -18,6 +18,7 @@ _TEXT = "it computes with text"
 _LOSS = "the loss is not part of the network"
 _FINDS = "which entries it returns depends on their values, and jumps"
 _BOUNDED = "its slope is bounded, but no rule covers it"
+_UNCOVERED = "no rule covers it"
 _LINEAR = "it is linear, but no rule covers it"
 _SEQUENCES = "sequences and optional values are not followed"
 _DRAWS = "random numbers other than those of dropout"
@@ -58,8 +59,9 @@ NEVER: Mapping[str, str] = {
 LATER: Mapping[str, str] = {
     **dict.fromkeys(("Asinh", "Atan", "Cos", "Erf", "Sin"), _BOUNDED),
     **dict.fromkeys(("AffineGrid", "Col2Im", "CumSum", "DFT", "ReverseSequence", "STFT"), _LINEAR),
-    **dict.fromkeys(("CausalConvWithState", "RotaryEmbedding", "SwiGLU"), _BOUNDED),
-    **dict.fromkeys(("DeformConv", "GridSample", "LinearAttention", "RoiAlign"), "no rule covers it"),
+    **dict.fromkeys(("CausalConvWithState", "DeformConv", "GridSample", "LinearAttention"), _UNCOVERED),
+    **dict.fromkeys(("RoiAlign", "SwiGLU"), _UNCOVERED),
+    "RotaryEmbedding": _LINEAR,
     **dict.fromkeys(("CumProd", "Det", "ReduceProd"), "a product of entries of one tensor"),
     **dict.fromkeys(("Optional", "OptionalGetElement", "OptionalHasElement"), _SEQUENCES),
     **dict.fromkeys(("ConcatFromSequence", "SequenceAt", "SequenceConstruct", "SequenceEmpty"), _SEQUENCES),

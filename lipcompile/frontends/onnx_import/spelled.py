@@ -127,8 +127,7 @@ def _norm(op: str) -> Callable[[Context, OnnxNode, Found], Value | None]:
     def build(context: Context, node: OnnxNode, found: Found) -> Value | None:
         operand = _tensor(context, found, "x")
         axes = None if operand is None else _axes(context, operand, found, "mean", "variance")
-        clipped = _node(found, "clipped")
-        if operand is None or not axes or (clipped is not None and len(clipped.proto.input) > 2):
+        if operand is None or not axes or not _has_no_ceiling(found):
             return None
         floor, eps = found.get("floor"), found.get("eps")
         limits = [limit if isinstance(limit, Fraction) else None for limit in (floor, eps)]
@@ -151,14 +150,37 @@ def center(context: Context, node: OnnxNode, found: Found) -> Value | None:
     )
 
 
+def _has_no_ceiling(found: Found) -> bool:
+    """Whether a bound Clip, if there is one, has a lower end only."""
+    clipped = _node(found, "clipped")
+    return clipped is None or not any(clipped.proto.input[2:])
+
+
 def clip_norm(context: Context, node: OnnxNode, found: Found) -> Value | None:
-    """c·x/max(r, ‖x‖) = c/r times the projection on the ball of radius r, the norm that of the whole example."""
+    """c·x/max(r, ‖x‖) = c/r times the projection on the ball of radius r, the norm that of the whole example.
+
+    The norm over n entries along some axes only is √n·ρ: then it is c/√n times the rms norm with the floor r/√n.
+    """
     operand, radius = _tensor(context, found, "x"), _number(found, "floor")
     axes = None if operand is None else _axes(context, operand, found, "norm")
-    if operand is None or axes is None or radius <= 0 or len(axes) != len(shape_of(operand)):
+    if operand is None or not axes or radius <= 0 or not _has_no_ceiling(found):
         return None
+    copies = _node(found, "copies")
+    if copies is not None and _shape_made(context, copies) != shape_of(operand):
+        return None
+    if len(axes) != len(shape_of(operand)):
+        root = Fraction(math.sqrt(math.prod(shape_of(operand)[axis] for axis in axes)))
+        made = context.add(node, OP_BY_NAME["rms_norm"], OverAxes(radius / root, None, axes), [operand])
+        return _times(context, node, made, _number(found, "c") / root)
     made = context.add(node, OP_BY_NAME["clip_norm"], ClipNorm(radius), [operand])
     return _times(context, node, made, _number(found, "c") / radius)
+
+
+def _shape_made(context: Context, node: OnnxNode) -> Shape | None:
+    """Return the shape, of one example, of what a node has put out, if that is a tensor."""
+    item = context.items.get(node.outputs[0])
+    value = item.value if isinstance(item, Placed) else item
+    return value.shape if isinstance(value, Value) else None
 
 
 def softmax(context: Context, node: OnnxNode, found: Found) -> Value | None:

@@ -140,7 +140,12 @@ def floored(square: Pattern) -> tuple[Pattern, ...]:
 
 
 # The larger of a norm and a radius, by which a projection on a ball divides
-LONGEST = Op("Max", (Op("ReduceL2", (X,), key="norm"), Single("floor")), commutes=True)
+NORM = Op("ReduceL2", (X,), key="norm")
+LONGER = either(
+    Op("Max", (NORM, Single("floor")), commutes=True),
+    Op("Clip", (NORM, Single("floor")), key="clipped"),
+)
+LONGEST = either(LONGER, Op("Expand", (LONGER,), key="copies"))
 
 # Attention and softmax
 

@@ -195,6 +195,7 @@ def _copies(proto: NodeProto, given: Sequence[Known], version: int) -> list[Know
 
 
 def _results(proto: NodeProto, given: Sequence[Known], arrays: Sequence[Array]) -> list[Known]:
+    given = given[:1] if proto.op_type == "CastLike" else given  # of the second, the kind of numbers counts
     weights = [operand for operand in given if operand.array.dtype.kind not in "iub"] or given  # no axes, no sizes
     found = frozenset[str]().union(*(operand.sources for operand in weights))
     reused = any(operand.reused for operand in weights if operand.sources)
