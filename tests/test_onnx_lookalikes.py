@@ -7,6 +7,7 @@ function, or examples of one batch would have met.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -335,3 +336,21 @@ def test_softmax_of_constants_as_it_once_was_is_not_evaluated_as_it_is_now(tmp_p
     nodes = [node("Softmax", "w", "shares"), node("Add", "x shares", "y")]
     made = model(nodes, ("n", 2, 3, 4), {"w": floats(2, 3, 4)}, opset=11)
     assert onnx_model.load(save(made, tmp_path), KEEP).graph is None
+
+
+# The axis that the file calls a batch
+
+
+def test_the_axis_that_is_called_a_batch_is_one_behind_an_open_first_axis_too(tmp_path: Path) -> None:
+    options = replace(KEEP, input_shape={"": (5, 3)})
+    kept = model([node("Transpose", "x", "y", perm=[1, 0, 2])], ("steps", "batch", 3))
+    assert onnx_model.load(save(kept, tmp_path), options).graph is not None
+    mixed = model([node("ReduceMean", "x", "y", axes=[1])], ("steps", "batch", 3))
+    assert onnx_model.load(save(mixed, tmp_path), options).graph is None
+
+
+@pytest.mark.parametrize("first", ["n", "batch_dim", "bs"])
+def test_a_first_axis_that_is_called_one_as_well_is_the_batch(first: str, tmp_path: Path) -> None:
+    options = replace(KEEP, input_shape={"": (5, 3)})
+    made = model([node("ReduceMean", "x", "y", axes=[1])], (first, "batch", 3))
+    assert onnx_model.load(save(made, tmp_path), options).graph is not None

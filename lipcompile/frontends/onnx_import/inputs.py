@@ -87,9 +87,12 @@ def _source(value: ValueInfoProto, given: Shape | None) -> Source:
 
 
 def _batch_axis(names: Sequence[str], sizes: Sequence[int]) -> int:
-    """The first axis, unless its size is fixed and another axis that is open is called a batch."""
+    """The first axis, unless one other axis is called a batch, by its full name or where the first is fixed."""
     called = [axis for axis, name in enumerate(names) if name.lower() in _BATCH_NAMES]
-    return called[0] if called and sizes[0] > 0 and len(called) == 1 else 0
+    if len(called) != 1:
+        return 0
+    plainly = names[called[0]].lower() in ("batch", "batch_size") and "batch" not in names[0].lower()
+    return called[0] if sizes[0] > 0 or plainly else 0
 
 
 def _open_axis(dims: Sequence[object], place: int) -> int:
