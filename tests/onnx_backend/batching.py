@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -73,10 +74,10 @@ LAST = frozenset(("Trilu", "Det", "CastLike"))
 
 @dataclass(slots=True)
 class Batched:
-    """Writes the nodes of a model with a batch axis. ranks: of tensors as they were. depends: on the example."""
+    """Writes the nodes of a model with a batch axis. shapes: of tensors as they were. depends: on the example."""
 
     version: int
-    ranks: Mapping[str, int]
+    shapes: Mapping[str, tuple[int, ...]]
     depends: set[str]
     constants: Mapping[str, Array]
     nodes: list[onnx.NodeProto] = field(default_factory=list)
@@ -111,6 +112,10 @@ class Batched:
         return _RULES[op_type]
 
     # Pieces
+
+    def rank(self, name: str) -> int:
+        """Return the number of axes that a tensor has without the batch."""
+        return len(self.shapes[name])
 
     def constant(self, *values: int) -> str:
         """Store a vector of integers."""
@@ -164,12 +169,12 @@ def _unchanged(self: Batched, node: onnx.NodeProto) -> None:
 
 def _entrywise(self: Batched, node: onnx.NodeProto) -> None:
     """Bring operands with fewer axes to the largest rank, behind the batch axis."""
-    ranks = [self.ranks[name] for name in node.input if name]
+    ranks = [self.rank(name) for name in node.input if name]
     most = max(ranks)
     if node.op_type == "MatMul" and min(ranks) < 2:
         raise NotPresentable("MatMul of a vector")
     for index, name in enumerate(node.input):
-        missing = most - self.ranks.get(name, most)
+        missing = most - self.rank(name) if name else 0
         if name in self.depends and missing:
             node.input[index] = self.unsqueezed(name, range(1, 1 + missing))
 
@@ -183,7 +188,7 @@ def _along(self: Batched, node: onnx.NodeProto) -> None:
 
 def _axes(self: Batched, node: onnx.NodeProto) -> None:
     """Shift the axes of a reduction, an attribute or an operand; all of them are named where none was."""
-    rank, given = self.ranks[node.input[0]], attribute(node, "axes")
+    rank, given = self.rank(node.input[0]), attribute(node, "axes")
     as_operand = len(node.input) > 1 and node.input[1]
     axes = self.integers(node.input[1]) if as_operand else list(given or ())
     if not axes and attribute(node, "noop_with_empty_axes", 0):
@@ -210,7 +215,7 @@ def _made_axes(self: Batched, node: onnx.NodeProto) -> None:
 
 
 def _transpose(self: Batched, node: onnx.NodeProto) -> None:
-    order = attribute(node, "perm", list(reversed(range(self.ranks[node.input[0]]))))
+    order = attribute(node, "perm", list(reversed(range(self.rank(node.input[0])))))
     set_attribute(node, "perm", [0, *(axis + 1 for axis in order)])
 
 
@@ -225,12 +230,21 @@ def _reshape(self: Batched, node: onnx.NodeProto) -> None:
     node.input[1] = self.joined(0, node.input[1])
 
 
+def _flatten(self: Batched, node: onnx.NodeProto) -> None:
+    """A reshape to two axes behind the batch."""
+    shape, axis = self.shapes[node.input[0]], attribute(node, "axis", 1)
+    sides = [prod(part) for part in (shape[:axis], shape[axis:])]
+    node.op_type = "Reshape"
+    node.input.append(self.constant(0, *sides))
+    del node.attribute[:]
+
+
 def _copies(self: Batched, node: onnx.NodeProto) -> None:
     """Expand and Tile: once along the batch."""
-    if len(node.input) != 2 or self.ranks[node.input[1]] != 1:
+    if len(node.input) != 2 or self.rank(node.input[1]) != 1:
         raise NotPresentable(node.op_type)
     count = len(self.constants[node.input[1]]) if node.input[1] in self.constants else None
-    rank = self.ranks[node.input[0]]
+    rank = self.rank(node.input[0])
     if count is None or count > rank:
         raise NotPresentable("a computed shape, or one of more axes")
     if count == rank:
@@ -238,7 +252,7 @@ def _copies(self: Batched, node: onnx.NodeProto) -> None:
 
 
 def _pad(self: Batched, node: onnx.NodeProto) -> None:
-    rank = self.ranks[node.input[0]]
+    rank = self.rank(node.input[0])
     if len(node.input) > 3 and node.input[3]:
         node.input[3] = self.constant(*(shifted(axis) for axis in self.integers(node.input[3])))
     elif len(node.input) > 1:
@@ -278,7 +292,7 @@ def _shape(self: Batched, node: onnx.NodeProto) -> None:
     """The sizes behind the batch; this node itself is not written."""
     if node.attribute:
         raise NotPresentable("some of a shape")
-    own = self.constant(*range(1, self.ranks[node.input[0]] + 1))
+    own = self.constant(*range(1, self.rank(node.input[0]) + 1))
     self.nodes.append(
         helper.make_node("Gather", [self.add("Shape", [node.input[0]]), own], list(node.output), axis=0)
     )
@@ -288,7 +302,7 @@ def _cumulative(self: Batched, node: onnx.NodeProto) -> None:
     name = node.input[1]
     values = [shifted(axis) for axis in self.integers(name)]
     node.input[1] = (
-        self.add("Squeeze", [self.constant(*values)]) if self.ranks[name] == 0 else self.constant(*values)
+        self.add("Squeeze", [self.constant(*values)]) if self.rank(name) == 0 else self.constant(*values)
     )
 
 
@@ -313,6 +327,7 @@ _RULES: Mapping[str, Callable[[Batched, onnx.NodeProto], None]] = {
     "CumSum": _cumulative,
     "Einsum": _einsum,
     "Expand": _copies,
+    "Flatten": _flatten,
     "Pad": _pad,
     "Reshape": _reshape,
     "Shape": _shape,
@@ -346,14 +361,14 @@ def intermediates(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> dict[st
 def in_front(model: onnx.ModelProto, feeds: Mapping[str, Array], examples: Sequence[str]) -> onnx.ModelProto:
     """Return the model with a batch axis, of open size, in front of these inputs; raises NotPresentable."""
     known = intermediates(model, feeds)
-    ranks = {name: array.ndim for name, array in known.items()}
+    shapes = {name: array.shape for name, array in known.items()}
     stored = {tensor.name for tensor in model.graph.initializer}
     fixed = stored | {
         name for node in model.graph.node if node.op_type == "Constant" for name in node.output if name
     }
     constants = {name: known[name] for name in fixed if name in known}
     version = next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 0)
-    writer = Batched(version, ranks, set(examples), constants)
+    writer = Batched(version, shapes, set(examples), constants)
     for node in model.graph.node:
         writer.write(node)
     made = onnx.ModelProto()

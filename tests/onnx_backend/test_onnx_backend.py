@@ -1,0 +1,77 @@
+"""Whatever is imported of the onnx package's test cases computes what they expect; what is refused is recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from onnx import defs
+
+from lipcompile.frontends.onnx_import import reviewed
+from lipcompile.frontends.onnx_import.ops import IMPORTERS, PARTS, PLACING
+from lipcompile.frontends.onnx_import.refused import LATER, NEVER, OF_CONSTANTS
+from tests.onnx_backend import cases, record
+from tests.onnx_backend.cases import Case
+from tests.onnx_backend.comparing import UNEQUAL, Outcome, outcomes
+
+
+def agree(found: Iterable[Case], folder: Path) -> None:
+    """Compare cases with their references, and their outcomes with the record."""
+    seen = [outcome for case in found for outcome in outcomes(case, folder)]
+    assert not [(o.name, o.deciding) for o in seen if o.kind == UNEQUAL]
+    known = record.recorded()
+    if known is not None:
+        assert _changes(seen, set(known)) == []
+
+
+def _changes(seen: Iterable[Outcome], known: set[str]) -> list[str]:
+    return [text for text in map(record.line, seen) if text not in known]
+
+
+def test_stored_models(tmp_path: Path) -> None:
+    agree(cases.stored_cases(), tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore")  # of the code that makes the cases
+def test_operators(tmp_path: Path) -> None:
+    agree((case for case in cases.node_cases() if "_expanded" not in case.name), tmp_path)
+
+
+@pytest.mark.nightly
+@pytest.mark.filterwarnings("ignore")
+def test_operators_written_out(tmp_path: Path) -> None:
+    agree((case for case in cases.node_cases() if "_expanded" in case.name), tmp_path)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", sorted(path.stem for path in (cases.DATA / "light").glob("*.onnx")))
+def test_networks_of_full_size(name: str, tmp_path: Path) -> None:
+    agree((case for case in cases.light_cases() if case.name == name), tmp_path)
+
+
+# What the tables say of operators
+
+
+def schemas() -> dict[str, int]:
+    """The operators of the standard's own domain, with the newest set that changed each."""
+    versions: dict[str, int] = {}
+    for schema in defs.get_all_schemas_with_history():
+        if schema.domain == "":
+            versions[schema.name] = max(versions.get(schema.name, 0), schema.since_version)
+    return versions
+
+
+def test_every_operator_is_imported_or_refused_with_a_reason() -> None:
+    tables = [set(IMPORTERS), set(NEVER), set(LATER), set(OF_CONSTANTS)]
+    known = set().union(*tables)
+    assert sum(map(len, tables)) == len(known)  # none is in two
+    if defs.onnx_opset_version() == record.NEWEST_SET:
+        assert known == set(schemas())
+
+
+def test_the_newest_definition_of_every_imported_operator_has_been_read() -> None:
+    assert (set(IMPORTERS) | PARTS | PLACING) <= set(reviewed.NEWEST) | {"Erf"}
+    if defs.onnx_opset_version() == record.NEWEST_SET:
+        newest = schemas()
+        assert {name: newest[name] for name in reviewed.NEWEST} == reviewed.NEWEST
