@@ -354,3 +354,30 @@ def test_a_first_axis_that_is_called_one_as_well_is_the_batch(first: str, tmp_pa
     options = replace(KEEP, input_shape={"": (5, 3)})
     made = model([node("ReduceMean", "x", "y", axes=[1])], (first, "batch", 3))
     assert onnx_model.load(save(made, tmp_path), options).graph is not None
+
+
+# A constant that is trained in one place and used as it is in another
+
+TRAINED = node("Mul", "h w", "y")
+AS_IT_IS = {
+    "divisor": [node("Div", "x w", "h")],
+    "limit": [node("Max", "x w", "h")],
+    "filling": [node("Where", "mask x w", "h")],
+}
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["held first", "trained first"])
+@pytest.mark.parametrize("nodes", AS_IT_IS.values(), ids=AS_IT_IS.keys())
+def test_a_weight_is_not_trained_here_and_held_there(
+    nodes: Sequence[onnx.NodeProto], first: bool, tmp_path: Path
+) -> None:
+    weights = {"w": np.array([1, 2, 3, 4], np.float32), "mask": np.array([True, False, True, False])}
+    held = onnx.NodeProto()
+    held.CopyFrom(nodes[0])
+    chain = [held, TRAINED]
+    if not first:
+        held.input[list(held.input).index("x")] = "h"
+        held.output[0] = "y"
+        chain = [node("Mul", "x w", "h"), held]
+    loaded = onnx_model.load(save(model(chain, ("n", 4), weights), tmp_path), KEEP)
+    assert [d.code for d in loaded.diagnostics] == ["LIP308"]

@@ -104,6 +104,7 @@ def divided(context: Context, node: OnnxNode, operand: Value, divisor: Known) ->
     array = floats(aligned.array, "the divisor").astype(np.float64)
     if operand.shape is None:
         return operand
+    context.parameters.hold(divisor)
     if not bool(array.all()):
         raise Refusal("LIP104", "a division by zero")
     return times_entries(context, node, operand, np.broadcast_to(1 / array, operand.shape), "_divided")
@@ -142,6 +143,7 @@ def where(context: Context, node: OnnxNode) -> Value:
     operand, other = fitted(context, node, context.tensor(node, index), known[0])
     if operand.shape is None:
         return operand
+    context.parameters.hold(known[0])
     kept = mask_of(context, condition, operand.shape)
     return masked(context, node, operand, kept if index == 1 else ~kept, other.array)
 
@@ -179,6 +181,7 @@ def limited(context: Context, node: OnnxNode, operand: Value, known: Known, *, l
     operand, aligned = fitted(context, node, operand, known)
     if operand.shape is None:
         return operand
+    context.parameters.hold(known)
     limit = np.broadcast_to(floats(aligned.array, "a limit"), operand.shape)
     sign = 1 if largest else -1
     above = plus_entries(context, node, _signed(context, node, operand, sign, "_turned"), -sign * limit, "_over")

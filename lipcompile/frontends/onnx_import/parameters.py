@@ -75,6 +75,7 @@ class Parameters:
     frozen: frozenset[str] | None = None
     _owners: dict[str, tuple[Key, str, Array]] = field(default_factory=dict)
     _cut: dict[str, Hashable] = field(default_factory=dict)
+    _held: set[str] = field(default_factory=set)
 
     def sources(self, names: Iterable[str]) -> frozenset[str]:
         """Return those of some constants that may be trained: what makes a weight of what is computed of them."""
@@ -94,6 +95,17 @@ class Parameters:
         if self.frozen is not None and not known.sources:
             self.frozen |= {*own.values()}
         return replace(known, array=array, sources=frozenset(own.values()))
+
+    def hold(self, known: Known) -> None:
+        """Note that a constant is used as it is, and not trained; raises Refusal if it is trained elsewhere.
+
+        Single numbers are exempt: exporters store the ones and halves of unrelated formulas once.
+        """
+        if known.array.size < 2:
+            return
+        for source in sorted(known.sources & self._owners.keys()):
+            raise _used_in_another_way(source, self._owners[source][1])
+        self._held |= known.sources
 
     def add(
         self,
@@ -140,7 +152,7 @@ class Parameters:
             if key == use.key and owner.endswith(f".{use.role}") and np.array_equal(array, other):
                 return owner
             raise _used_in_another_way(source, owner)
-        for source in sorted(use.known.sources & self._cut.keys()):
+        for source in sorted(use.known.sources & (self._cut.keys() | self._held)):
             raise _used_in_another_way(source, "")
         return None
 
