@@ -174,7 +174,9 @@ def own(node: OnnxNode, known: Known) -> Known:
 def is_merged(node: OnnxNode, known: Known) -> bool:
     """Whether a constant tensor has the name of another layer than the one that reads it."""
     modules = [module_of(source) for source in known.sources]
-    if not node.layer or len(modules) != 1 or modules[0] in (None, node.layer) or known.array.size == 0:
+    if not node.layer or len(modules) != 1 or modules[0] is None or known.array.size == 0:
+        return False
+    if f"{modules[0]}.".startswith(f"{node.layer}."):
         return False
     return bool((known.array == known.array.flat[0]).all())
 

@@ -147,7 +147,7 @@ def _from_left(context: Context, node: OnnxNode) -> Value:
 def _added(context: Context, node: OnnxNode, adding: OnnxNode, features: int) -> Known | None:
     """Return the constant of the following Add, if it is exactly one number per output."""
     index = 1 if adding.proto.input[0] == node.outputs[0] else 0
-    found = context.items.get(adding.proto.input[index])
+    found = context.item(adding, index) if adding.proto.input[index] in context.items else None
     return found if isinstance(found, Known) and found.array.shape == (features,) else None
 
 
