@@ -25,7 +25,7 @@ WEIGHTS: Mapping[str, Array] = {
 }
 
 
-# Before, the reference implementation of BatchNormalization is wrong or fails; behind, onnxruntime lacks some sets.
+# Before, the reference implementation of BatchNormalization is wrong or fails; behind, onnxruntime lacks sets.
 BY_REFERENCE = 14
 
 
