@@ -315,6 +315,12 @@ GENUINE: dict[str, Case] = {
     ),
 }
 
+GENUINE["a convolution whose kernel is read by another one that nothing reads"] = (
+    [node("Conv", "x w", "unread", strides=[3]), node("Conv", "x w", "h", pads=[1, 1]), node("Flatten", "h", "y")],
+    (2, 5),
+    {"w": np.abs(floats(2, 2, 3))},
+)
+
 
 @pytest.mark.parametrize("case", GENUINE.values(), ids=GENUINE.keys())
 def test_what_is_near_them_is_still_understood(case: Case, tmp_path: Path) -> None:

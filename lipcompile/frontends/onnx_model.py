@@ -20,6 +20,7 @@ from lipcompile.frontends.onnx_import.node import OnnxNode, describe, module_of
 from lipcompile.frontends.onnx_import.parameters import Parameters
 from lipcompile.frontends.onnx_import.session import opened
 from lipcompile.frontends.onnx_import.sizes import checked
+from lipcompile.frontends.onnx_import.structure import reaching
 from lipcompile.frontends.onnx_import.training import evaluated
 from lipcompile.frontends.onnx_import.values import Known
 from lipcompile.frontends.onnx_import.visit import FOLDED_ALONE, Visitor
@@ -111,7 +112,9 @@ class _Import:
         item = visitor.context.items.get(name)
         try:
             if item is None:
-                raise Refusal("LIP110", f"`{name}`, a second output, is not supported", "use the first output only")
+                raise Refusal(
+                    "LIP110", f"`{name}`, a second output, is not supported", "use the first output only"
+                )
             if isinstance(item, Known):
                 raise Refusal("LIP107", f"the output `{name}` does not depend on the input")
             output = as_tensor(item, "the output")
@@ -151,7 +154,7 @@ class _Import:
         stored |= {
             output for proto in self.model.graph.node if proto.op_type == "Identity" for output in proto.output
         }
-        nodes = named([describe(proto, stored) for proto in self.model.graph.node])
+        nodes = named([describe(proto, stored) for proto in reaching(self.model.graph)])
         if self.frozen is not None:  # nothing was merged: a layer that reads another's weights is tied to it
             nodes = [replace(node, layer="") for node in nodes]
         return sorted(nodes, key=lambda node: node.op_type not in FOLDED_ALONE)

@@ -27,6 +27,18 @@ def problems(graph: GraphProto, at: Location) -> tuple[Diagnostic, ...]:
     return tuple(_diagnostic(message, node, at) for message, node in found[:_MOST])
 
 
+def reaching(graph: GraphProto) -> list[NodeProto]:
+    """Return the nodes that the outputs are computed from: weights that others read are not used twice."""
+    makers = {name: node for node in graph.node for name in node.output if name}
+    waiting, needed = [value.name for value in graph.output], set[str]()
+    while waiting:
+        name = waiting.pop()
+        if name not in needed and name in makers:
+            waiting += makers[name].input
+        needed.add(name)
+    return [node for node in graph.node if needed.intersection(node.output)]
+
+
 def _diagnostic(message: str, node: NodeProto | None, at: Location) -> Diagnostic:
     if node is None:
         return Diagnostic("LIP003", message, _MEND, location=at)
