@@ -11,6 +11,7 @@ from typing import Any
 from sympy import (
     Add,
     Float,
+    Function,
     Max,
     Min,
     Mul,
@@ -70,6 +71,24 @@ class _Latex(_Sums, LatexPrinter):  # type: ignore[misc]
             return str(head)
         inner = subscript.replace("_", r"\_")
         return f"{head}_{{{inner}}}" if len(inner) == 1 else rf"{head}_{{\mathrm{{{inner}}}}}"
+
+    def _print_Mul(self, expr: Any) -> str:  # noqa: N802
+        """Hide exponents from sympy, which would simplify them to see whether they are constant: for minutes."""
+        if isinstance(expr, Mul) and any(_is_open(factor) for factor in expr.args):
+            factors = [_Exponential(factor.args[0]) if _is_open(factor) else factor for factor in expr.args]
+            expr = Mul(*factors, evaluate=False)
+        return str(super()._print_Mul(expr))
+
+    def _print__Exponential(self, expr: Any, exponent: Any = None) -> str:  # noqa: N802
+        return str(self._do_exponent(f"e^{{{self._print(expr.args[0])}}}", exponent))
+
+
+class _Exponential(Function):  # type: ignore[misc]
+    """The exponential function, for the eye alone."""
+
+
+def _is_open(factor: Any) -> bool:
+    return isinstance(factor, exp) and bool(factor.free_symbols)
 
 
 class _Text(_Sums, StrPrinter):  # type: ignore[misc]
