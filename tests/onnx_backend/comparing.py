@@ -18,15 +18,20 @@ from lipcompile.diagnostics import Diagnostic, InputError, Severity
 from lipcompile.frontends import onnx_model
 from lipcompile.frontends.options import Loaded, ModelOptions, parse_loss
 from lipcompile.graph import Graph
+from lipcompile.limits import Limits
 from lipcompile.pipeline import derive
 from tests.onnx_backend.cases import Array, Case
 from tests.onnx_backend.presenting import Presented, behind, presentations
+from tests.onnx_backend.probing import exceeded
 
 TOLERANCE = 1e-4
 LARGEST = 2.0**64  # of data: squares of larger numbers are infinite in float32
 COARSE = 2.0**-7  # of references in 16 bits: two units in the last place of bfloat16
 # Of one reading: not even presented to the importer, refused by it, with random numbers of its own, or compared.
 ABSENT, REFUSED, RANDOM, EQUAL, UNEQUAL = "absent", "refused", "random", "equal", "unequal"
+EXCEEDED = "exceeded"  # equal, but with a larger gradient or slope than its bounds allow
+WRONG = (UNEQUAL, EXCEEDED)
+LIMITS = Limits(constants=2**32)  # the large networks compute their weights while they are imported
 LIKELIEST = ("batch in front", "batch as axis 0", "batch as axis 1")
 NOTHING = "no real or whole numbers that could be an example"
 
@@ -54,7 +59,7 @@ class Outcome:
     def kind(self) -> str:
         """The worst of what was accepted; else `refused`, or `absent` where nothing was refused either."""
         found = {verdict.kind for verdict in self.verdicts}
-        return next((kind for kind in (UNEQUAL, EQUAL, RANDOM, REFUSED) if kind in found), ABSENT)
+        return next((kind for kind in (*WRONG, EQUAL, RANDOM, REFUSED) if kind in found), ABSENT)
 
     @property
     def deciding(self) -> Verdict:
@@ -100,7 +105,8 @@ def _verdict(presented: Presented, folder: Path) -> Verdict:
     path = folder / "model.onnx"
     path.write_bytes(presented.model.SerializeToString())
     try:
-        loaded = onnx_model.load(path, options)
+        with LIMITS.in_force():
+            loaded = onnx_model.load(path, options)
     except InputError as error:
         return _refused(how, error.diagnostics)
     if loaded.graph is None:
@@ -124,7 +130,10 @@ def _compared(presented: Presented, loaded: Loaded, options: ModelOptions, folde
     wrong = weights_differ(module, graph) or _difference(presented, _run(module, presented, graph))
     if wrong and any(node.op.name == "dropout" for node in graph.nodes):
         return Verdict(RANDOM, presented.how, "", "dropout in training mode draws numbers of its own")
-    return Verdict(UNEQUAL if wrong else EQUAL, presented.how, "", wrong)
+    if wrong:
+        return Verdict(UNEQUAL, presented.how, "", wrong)
+    over = exceeded(module, torch.from_numpy(presented.feeds[0][0].astype(np.int64)) if presented.tokens else None)
+    return Verdict(EXCEEDED if over else EQUAL, presented.how, "", over)
 
 
 def emitted(text: str, folder: Path) -> Any:

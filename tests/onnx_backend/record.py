@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import onnx
 
-from tests.onnx_backend.comparing import Outcome
+from tests.onnx_backend.comparing import Outcome, Verdict
 
 PATH = Path(__file__).parents[2] / "docs" / "onnx-test-cases.txt"
 NEWEST_SET = 28  # of the onnx version that is recorded
@@ -32,3 +32,20 @@ def recorded() -> Sequence[str] | None:
     """Return the recorded lines; None if they are of another version of onnx, whose cases are others."""
     text = PATH.read_text(encoding="utf-8")
     return text.splitlines()[1:] if text.startswith(HEAD.format(version=onnx.__version__)) else None
+
+
+def brief(text: str) -> str:
+    """Return a line without the reason: what becomes of a case, in whichever words."""
+    name, kind, *rest = text.split(" ", 3)
+    return " ".join([name, kind, *(part for part in rest[:1] if part.startswith("LIP"))])
+
+
+def of_family(family: str) -> Iterator[Outcome]:
+    """Yield recorded outcomes, without the readings that led to them."""
+    for text in recorded() or ():
+        name, kind, *rest = text.split(" ", 3)
+        if name.startswith(f"{family}/"):
+            code, reason = (*rest, "", "")[:2]
+            yield Outcome(
+                name.removeprefix(f"{family}/"), family, (), (Verdict(kind, "as recorded", code, reason),)
+            )

@@ -13,20 +13,18 @@ from lipcompile.frontends.onnx_import.ops import IMPORTERS, PARTS, PLACING
 from lipcompile.frontends.onnx_import.refused import LATER, NEVER, OF_CONSTANTS
 from tests.onnx_backend import cases, record
 from tests.onnx_backend.cases import Case
-from tests.onnx_backend.comparing import UNEQUAL, Outcome, outcomes
+from tests.onnx_backend.comparing import WRONG, outcomes
 
 
 def agree(found: Iterable[Case], folder: Path) -> None:
     """Compare cases with their references, and their outcomes with the record."""
     seen = [outcome for case in found for outcome in outcomes(case, folder)]
-    assert not [(o.name, o.deciding) for o in seen if o.kind == UNEQUAL]
+    assert not [(o.name, o.deciding) for o in seen if o.kind in WRONG]
     known = record.recorded()
     if known is not None:
-        assert _changes(seen, set(known)) == []
-
-
-def _changes(seen: Iterable[Outcome], known: set[str]) -> list[str]:
-    return [text for text in map(record.line, seen) if text not in known]
+        expected = {record.brief(text) for text in known}
+        lines = [record.line(outcome) for outcome in seen]
+        assert [text for text in lines if record.brief(text) not in expected] == []
 
 
 def test_stored_models(tmp_path: Path) -> None:
