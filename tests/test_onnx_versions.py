@@ -165,6 +165,32 @@ def test_weights_in_every_guise(form: str, tmp_path: Path) -> None:
     agree(model([first, node("Gemm", "x v", "y")], ("n", 4), used), tmp_path)
 
 
+def test_fillings_of_one_shape_are_two_weights(tmp_path: Path) -> None:
+    filled = {"value": numpy_helper.from_array(np.array([0.5], np.float32))}
+    nodes = [
+        node("ConstantOfShape", "s", "v", **filled),
+        node("ConstantOfShape", "s", "w", **filled),
+        node("Gemm", "x v", "h"),
+        node("Gemm", "h w", "y"),
+    ]
+    loaded = agree(model(nodes, ("n", 3), {"s": ints(3, 3)}), tmp_path)
+    assert loaded.graph is not None
+    assert [p.trainable for p in loaded.graph.parameters.values()] == [True, True]
+
+
+def test_zeros_of_the_shape_of_a_weight_are_not_that_weight(tmp_path: Path) -> None:
+    nodes = [
+        node("Shape", "w", "s"),
+        node("Slice", "s a e", "t"),
+        node("ConstantOfShape", "t", "z"),
+        node("Add", "x z", "h"),
+        node("Gemm", "h w", "y"),
+    ]
+    loaded = agree(model(nodes, ("n", 3), {"w": floats(3, 2), "a": ints(0), "e": ints(1)}), tmp_path)
+    assert loaded.graph is not None
+    assert sorted(p.shape for p in loaded.graph.parameters.values()) == [(2, 3), (3,)]
+
+
 # Control flow and functions
 
 

@@ -197,7 +197,7 @@ def _copies(proto: NodeProto, given: Sequence[Known], version: int) -> list[Know
 def _results(proto: NodeProto, given: Sequence[Known], arrays: Sequence[Array]) -> list[Known]:
     given = given[:1] if proto.op_type == "CastLike" else given  # of the second, the kind of numbers counts
     weights = [operand for operand in given if operand.array.dtype.kind not in "iub"] or given  # no axes, no sizes
-    found = frozenset[str]().union(*(operand.sources for operand in weights))
+    found = _sources(proto, frozenset[str]().union(*(operand.sources for operand in weights)))
     reused = any(operand.reused for operand in weights if operand.sources)
     batched = any(operand.batched for operand in given)
     moves = _moves(proto, given)
@@ -205,6 +205,13 @@ def _results(proto: NodeProto, given: Sequence[Known], arrays: Sequence[Array]) 
         Known(array, found, (*moves, *_which(index, arrays)), reused, batched)
         for index, array in enumerate(arrays)
     ]
+
+
+def _sources(proto: NodeProto, found: frozenset[str]) -> frozenset[str]:
+    """Return what a result is made of: a shape is no part of a weight, two fillings of one shape are two weights."""
+    if proto.op_type in ("Shape", "Size"):
+        return frozenset()
+    return frozenset(proto.output) if proto.op_type == "ConstantOfShape" and found else found
 
 
 def _which(index: int, arrays: Sequence[Array]) -> tuple[Hashable, ...]:
