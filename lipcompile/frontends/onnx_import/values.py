@@ -208,7 +208,7 @@ def _results(proto: NodeProto, given: Sequence[Known], arrays: Sequence[Array]) 
 
 
 def _sources(proto: NodeProto, found: frozenset[str]) -> frozenset[str]:
-    """Return what a result is made of: a shape is no part of a weight, two fillings of one shape are two weights."""
+    """Return what a result is made of: no weight of its shape; two fillings of one shape are two weights."""
     if proto.op_type in ("Shape", "Size"):
         return frozenset()
     return frozenset(proto.output) if proto.op_type == "ConstantOfShape" and found else found
