@@ -231,3 +231,12 @@ def test_automatic_pads_that_runtimes_read_differently_are_refused(
     pool = node("MaxPool", "x", "y", kernel_shape=[2, 2], auto_pad="SAME_UPPER", **attributes)
     (found,) = errors(load(model([pool], ("n", 1, 6, 6)), tmp_path))
     assert (found.code, found.help) == ("LIP110", "export the model with explicit pads")
+
+
+def test_operands_that_are_missing_or_no_numbers_are_refused(tmp_path: Path) -> None:
+    """Found by fuzzing: a product of one operand below a spelling, and the difference to a truth value."""
+    gelu = [node("Mystery", "x", "m"), node("Mul", "x", "h"), node("Erf", "h", "e"), node("Mul", "x e", "z")]
+    gelu.append(node("Add", "z m", "y"))
+    assert load(model(gelu, ("n", 6)), tmp_path).graph is None
+    truth = model([node("Sub", "x t", "y")], ("n", 6), {"t": np.array([True])})
+    assert load(truth, tmp_path).graph is None

@@ -59,9 +59,15 @@ class Sight:
     keys: int
     causal: bool
 
-    def seen(self) -> Sequence[int]:
-        """c_i, for every row i."""
-        return [min(i, self.keys) for i in range(1, self.rows + 1)] if self.causal else [self.keys] * self.rows
+    def largest(self) -> int:
+        """max c_i."""
+        return min(self.rows, self.keys) if self.causal else self.keys
+
+    def met(self, heads: int) -> int:
+        """Σ_i min(heads, c_i)."""
+        most = min(heads, self.largest())
+        # The first rows of a causal sequence see 1, 2, 3, … keys.
+        return self.rows * most - (most * (most - 1) // 2 if self.causal else 0)
 
     def blocks(self) -> Iterator[tuple[int, int]]:
         """Yield (number of rows, keys that the first of them sees): causal rows are cut into O(log n) blocks."""
@@ -115,7 +121,7 @@ def total(terms: Sequence[N]) -> N:
 
 def mixed(num: Numbers[N], site: Site[Attention], x: Inputs[N], theta: Theta[N], heads: int) -> N:
     """min(√(Σ_i min(heads, c_i))·R_c, p·X_c): bounds what `heads` heads, each its own mixture, gather."""
-    tokens = sum(min(heads, keys) for keys in sight(site).seen())
+    tokens = sight(site).met(heads)
     return num.minimum(num.sqrt(tokens) * x[-1].row, mixing(num, site, x, theta) * x[-1].norm)
 
 
@@ -127,7 +133,7 @@ def attention_norm(num: Numbers[N], site: Site[Attention], x: Inputs[N], theta: 
 
 def attention_row(num: Numbers[N], site: Site[Attention], x: Inputs[N], theta: Theta[N]) -> N:
     """R_out = t·u_O·u_V·min(√min(H, max c_i)·R_c, X_c)."""
-    tokens = min(site.attributes.heads, max(sight(site).seen()))
+    tokens = min(site.attributes.heads, sight(site).largest())
     gathered = num.minimum(num.sqrt(tokens) * x[-1].row, x[-1].norm)
     return kept(num, site) * theta["output"] * theta["value"] * gathered
 

@@ -20,12 +20,11 @@ from lipcompile.ops.loss_rules import (
     table_of_logits,
 )
 from lipcompile.ops.record import AnyLoss, Extent, NoAttributes, Shape
+from lipcompile.ops.rules import MANY
 from lipcompile.ops.schema import Label
 
 ONE = Fraction(1)
 ZERO = Fraction(0)
-# Classes beyond which a bound with a term for each of them costs time and gains nothing.
-MANY = 1000
 
 
 @dataclass(frozen=True, slots=True)

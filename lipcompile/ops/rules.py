@@ -25,6 +25,9 @@ from lipcompile.ops.record import (
     scaled_by_lipschitz,
 )
 
+# Classes beyond which a bound with a term for each of them costs time and gains little.
+MANY = 1000
+
 
 def feature_axis(axis: int | None, example: Shape) -> int:
     """The axis, from 0: as given, else the last of an example with up to two axes, else the first (channels)."""

@@ -9,7 +9,7 @@ from fractions import Fraction
 from lipcompile.diagnostics import Refusal
 from lipcompile.numbers import N, Numbers, Scalar
 from lipcompile.ops.record import AnyOp, Extent, Inputs, Shape, Site, Theta
-from lipcompile.ops.rules import feature_axis, plain
+from lipcompile.ops.rules import MANY, feature_axis, plain
 from lipcompile.ops.schema import Axis
 
 
@@ -73,12 +73,17 @@ def span(num: Numbers[N], site: Site[Softmax] | Site[LogSoftmax], x: Extent[N]) 
 
 
 def longest(num: Numbers[N], count: int, ratio: N) -> N:
-    """S: the largest ‖p‖ of K probabilities with q·p_i <= p_j: m are the largest, the others q times that."""
+    """S: the largest ‖p‖ of K probabilities with q·p_i <= p_j: m are the largest, the others q times that.
+
+    With very many classes it is 1.
+    """
 
     def vertex(m: N) -> N:
         total = m + (count - m) * ratio
         return (m + (count - m) * ratio * ratio) / (total * total)
 
+    if count > MANY:
+        return num.of(1)
     return num.sqrt(num.minimum(num.of(1), num.max_over(1, count, vertex)))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from itertools import product
 from random import Random
 
 import pytest
@@ -73,6 +74,11 @@ def _weights(tokens: torch.Tensor, causal: bool) -> torch.Tensor:
     return scores.softmax(1)
 
 
+def seen(rows: int, keys: int, *, causal: bool) -> list[int]:
+    """c_i: row i sees min(i, k) keys, or all k."""
+    return [min(i, keys) if causal else keys for i in range(1, rows + 1)]
+
+
 @pytest.mark.parametrize("rows", [1, 2, 3, 17, 1000])
 @pytest.mark.parametrize("keys", [1, 2, 10, 1000])
 @pytest.mark.parametrize("causal", [False, True])
@@ -80,7 +86,7 @@ def test_blocks_count_every_row_with_no_more_keys_than_it_sees(rows: int, keys: 
     seeing = Sight(rows, keys, causal)
     counted = [keys for count, keys in seeing.blocks() for _ in range(count)]
     assert len(counted) == rows
-    assert all(own <= keys for own, keys in zip(counted, seeing.seen(), strict=True))
+    assert all(own <= count for own, count in zip(counted, seen(rows, keys, causal=causal), strict=True))
     assert len(list(seeing.blocks())) <= 20
 
 
@@ -91,3 +97,12 @@ def test_certain_heads_do_not_overflow() -> None:
     theta = {role: num.of(c.bound) for role, c in case.constraints.items()}
     x = [Extent(*[num.of(1)] * 3)] * 2
     assert mixing(num, case.site, x, theta).upper == pytest.approx(2**0.5)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_what_heads_meet_is_a_sum_over_rows(causal: bool) -> None:
+    """Σ_i min(H, c_i) and max c_i, by going through the rows: row i sees min(i, k) keys, or all k."""
+    for rows, keys, heads in product(range(1, 7), range(1, 7), range(1, 5)):
+        sight, counts = Sight(rows, keys, causal), seen(rows, keys, causal=causal)
+        assert sight.met(heads) == sum(min(heads, count) for count in counts)
+        assert sight.largest() == max(counts)

@@ -28,6 +28,8 @@ TOLERANCE = Fraction(1, 10**6)
 # Constants and signs between two operators of a pattern: exporters write a few.
 DEEPEST = 6
 
+_OF_TWO = frozenset(("Add", "Div", "Mul", "Pow", "Sub"))
+
 Found = Mapping[str, "str | OnnxNode | Fraction"]
 Number = Fraction | str
 # A tensor and its exponent: 1, -1, 1/2 or -1/2.
@@ -57,9 +59,11 @@ def origin(context: Context, name: str) -> str:
 
 
 def maker(context: Context, name: str) -> OnnxNode | None:
-    """Return the standard operator that computes a tensor from the example."""
+    """Return the standard operator that computes a tensor from the example, if it has its operands."""
     node = context.makers.get(origin(context, name))
-    return node if node is not None and node.proto.domain in OFFICIAL_DOMAINS else None
+    if node is None or node.proto.domain not in OFFICIAL_DOMAINS:
+        return None
+    return node if len(node.proto.input) >= (2 if node.op_type in _OF_TWO else 1) else None
 
 
 def number(context: Context, name: str) -> Fraction | None:

@@ -24,7 +24,7 @@ from lipcompile.frontends.onnx_import.node import OnnxNode
 from lipcompile.frontends.onnx_import.normalisation import factored
 from lipcompile.frontends.onnx_import.shape import cut, made_axes, permute, reshape_to, unsqueeze
 from lipcompile.frontends.onnx_import.tokens import joined
-from lipcompile.frontends.onnx_import.values import Extreme, Item, Known, Strided, integers, scalar
+from lipcompile.frontends.onnx_import.values import Extreme, Item, Known, Strided, floats, integers, scalar
 from lipcompile.frontends.onnx_import.windows import reduced, reduced_axes
 from lipcompile.graph import Value
 from lipcompile.ops import OP_BY_NAME
@@ -62,7 +62,7 @@ def _signed(known: Known, sign: Fraction) -> Known:
     if sign == 1:
         return known
     moves = (*known.moves, "negated") if known.sources else ()
-    return replace(known, array=-known.array, moves=moves)
+    return replace(known, array=-floats(known.array, "the operand"), moves=moves)
 
 
 def _biased(context: Context, node: OnnxNode, operand: Value, known: Known) -> Value:
