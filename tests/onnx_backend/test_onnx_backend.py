@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 from onnx import defs
 
+from lipcompile.diagnostics import InputError, Severity
 from lipcompile.frontends.onnx_import import reviewed
 from lipcompile.frontends.onnx_import.ops import IMPORTERS, PARTS, PLACING
 from lipcompile.frontends.onnx_import.refused import LATER, NEVER, OF_CONSTANTS
+from lipcompile.pipeline import check
 from tests.onnx_backend import cases, record
 from tests.onnx_backend.cases import Case
 from tests.onnx_backend.comparing import WRONG, outcomes
@@ -46,6 +48,21 @@ def test_operators_written_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", sorted(path.stem for path in (cases.DATA / "light").glob("*.onnx")))
 def test_networks_of_full_size(name: str, tmp_path: Path) -> None:
     agree((case for case in cases.light_cases() if case.name == name), tmp_path)
+
+
+@pytest.mark.nightly
+@pytest.mark.filterwarnings("ignore")
+def test_every_case_as_it_ships_is_accepted_or_refused_with_a_reason(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    for case in (*cases.stored_cases(), *cases.node_cases()):
+        path.write_bytes(case.model.SerializeToString())
+        try:
+            derivation = check(str(path))
+        except InputError as error:
+            found, accepted = error.diagnostics, False
+        else:
+            found, accepted = derivation.diagnostics, derivation.ok
+        assert accepted or any(d.severity == Severity.ERROR and d.message for d in found), case.name
 
 
 # What the tables say of operators
