@@ -153,7 +153,7 @@ def _shares(row: Row) -> list[str]:
 
 def number(value: float | None) -> str:
     """Write a bound, rounded up."""
-    return "none" if value is None or math.isnan(value) else round_up(value, 1 if value < 1e6 else 2)
+    return "none" if value is None or math.isnan(value) else round_up(value, 2)
 
 
 def line(*cells: str) -> str:
