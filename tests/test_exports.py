@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from lipcompile import from_module
 from lipcompile.diagnostics import Severity
 from tests.exports.architectures import ARCHITECTURES
 from tests.exports.exporting import NO_WORDS, OPSETS, USUAL, Export, exports
@@ -102,6 +103,15 @@ def test_a_file_that_forgot_the_training_mode_names_the_first_module(tmp_path: P
     (found,) = derived(export, export.write(tmp_path)).diagnostics
     assert (found.code, found.severity, found.node) == ("LIP114", Severity.WARNING, "bn1")
     assert "`bn1` and 9 more" in found.message
+
+
+@pytest.mark.parametrize("name", ["resnet", "vit_torch", "lstm", "unet"])
+def test_modules_themselves_have_the_bounds_of_their_files(name: str) -> None:
+    one = ARCHITECTURES[name]
+    derivation = from_module(one.module(), one.shape, input_norm=1, loss=one.loss, constraint="keep")
+    found = verdict(derivation)
+    assert (found.accepted, found.codes) == one.said
+    assert found.bound == pytest.approx(float(bound_of(name)), rel=ROUNDED)
 
 
 PARAMETERS = {
