@@ -30,7 +30,7 @@ class Limits:
     nodes: of the graph, with blocks, functions and repetitions written out.
     depth: of blocks, brackets, subgraphs and functions inside one another.
     constants: bytes of tensors that an ONNX file has computed, beside four times those that it stores.
-    counts: positions times taps of a window, or 32 for each entry of an interpolated axis: gone through one by one.
+    counts: positions times taps of a window, or 32 for each entry of an interpolated axis: gone through in turn.
     digits: decimal digits of a number, its exponent written out, or operations in a formula that has symbols.
     """
 

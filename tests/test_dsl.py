@@ -240,7 +240,10 @@ def test_the_mark_of_byte_order_is_no_character(tmp_path: Path) -> None:
         (
             "BatchNorm",
             "LIP011",
-            "it couples examples (LIP101): write group_norm(1, floor=1), scale and bias(1), as `lipcompile fix` does",
+            (
+                "it couples examples (LIP101): write group_norm(1, floor=1), scale and bias(1), "
+                "as `lipcompile fix` does"
+            ),
         ),
         ("dense(a, 2)", "LIP011", ""),
         ("dense(2, biass=1)", "LIP012", "did you mean `bias`?"),

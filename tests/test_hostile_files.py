@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -320,10 +321,12 @@ def test_data_elsewhere_are_looked_after_wherever_a_tensor_may_stand(kind: str, 
     far.external_data.add(key="location", value="../secret.bin")
     sparse = onnx.SparseTensorProto(values=far, dims=[4])
     constant = onnx.NodeProto(op_type="Constant", output=["w"])
-    field = {"name": "value", "type": onnx.AttributeProto.TENSOR, "t": far}
     if kind == "sparse attribute":
-        field = {"name": "sparse_value", "type": onnx.AttributeProto.SPARSE_TENSOR, "sparse_tensor": sparse}
-    constant.attribute.append(onnx.AttributeProto(**field))
+        sparse_kind = onnx.AttributeProto.SPARSE_TENSOR
+        field = onnx.AttributeProto(name="sparse_value", type=sparse_kind, sparse_tensor=sparse)
+    else:
+        field = onnx.AttributeProto(name="value", type=onnx.AttributeProto.TENSOR, t=far)
+    constant.attribute.append(field)
     made = model([node("Relu", "x", "y")], ("n", 6))
     if kind == "sparse initializer":
         made.graph.sparse_initializer.append(sparse)
@@ -553,7 +556,8 @@ def test_too_many_nodes(tmp_path: Path) -> None:
 
 
 def test_text_in_place_of_numbers(tmp_path: Path) -> None:
-    text = helper.make_tensor("w", TensorProto.STRING, [1], [b"__import__('os').system('touch pwned')"])
+    entries: list[Any] = [b"__import__('os').system('touch pwned')"]
+    text = helper.make_tensor("w", TensorProto.STRING, [1], entries)
     made = model([node("Gemm", "x w", "y")], ("n", 6))
     made.graph.initializer.append(text)
     assert "error" in {found.severity for found in told(save(made, tmp_path))}

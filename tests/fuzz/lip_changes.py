@@ -96,8 +96,10 @@ def _alike(random: Random, token: str) -> str:
     if token[0].isdigit():
         return random.choice(NUMBERS)
     if token[0].isalpha():
-        return random.choice((*layers(), *SUGAR, *LOSS_BY_NAME, *WORDS))
-    return random.choice(SIGNS)
+        words: tuple[str, ...] = (*layers(), *SUGAR, *LOSS_BY_NAME, *WORDS)
+        return random.choice(words)
+    sign: str = random.choice(SIGNS)
+    return sign
 
 
 def _number(random: Random, tokens: Tokens, _others: Sequence[str]) -> Tokens:

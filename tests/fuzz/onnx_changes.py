@@ -122,14 +122,16 @@ def changed(random: Random, content: bytes, other: bytes) -> bytes:
                 random.choice(_CHANGES if random.random() < ROUGH else _SOFT)(random, model)
         except (ValueError, TypeError):  # a value that protobuf does not take
             continue
-    return model.SerializeToString()
+    mutant: bytes = model.SerializeToString()
+    return mutant
 
 
 # Nodes and edges
 
 
 def _node(random: Random, model: Model) -> onnx.NodeProto:
-    return random.choice(model.graph.node) if model.graph.node else model.graph.node.add()
+    node: onnx.NodeProto = random.choice(model.graph.node) if model.graph.node else model.graph.node.add()
+    return node
 
 
 def _earlier(random: Random, model: Model, node: onnx.NodeProto) -> str:
@@ -145,7 +147,7 @@ def _earlier(random: Random, model: Model, node: onnx.NodeProto) -> str:
 def _name(random: Random, model: Model) -> str:
     """Return a name of the graph, mostly."""
     graph = model.graph
-    names = [name for node in graph.node for name in (*node.input, *node.output)]
+    names: list[str] = [name for node in graph.node for name in (*node.input, *node.output)]
     names += [entry.name for entry in (*graph.initializer, *graph.input, *graph.output)]
     return random.choice([*names, *names, *names, *TEXTS, random.choice(ODD_TEXTS)])
 
@@ -186,7 +188,8 @@ def _declared(op_type: str) -> dict[str, int]:
     """Return the kinds of the attributes that the newest version of an operator takes."""
     if not onnx.defs.has(op_type):
         return {}
-    return {name: int(entry.type) for name, entry in onnx.defs.get_schema(op_type).attributes.items()}
+    attributes: Any = onnx.defs.get_schema(op_type).attributes
+    return {name: int(entry.type) for name, entry in attributes.items()}
 
 
 def _domain(random: Random, model: Model) -> None:
@@ -318,7 +321,7 @@ def _tensor(random: Random, name: str) -> TensorProto:
     )
     sizes = [random.randint(0, 4) for _ in range(random.randint(0, 3))]
     values = {TensorProto.INT64: INTEGERS, TensorProto.STRING: (b"a", b"\xff"), TensorProto.BOOL: (0, 1)}
-    entries = [random.choice(values.get(kind, FLOATS[:6])) for _ in range(math.prod(sizes))]
+    entries: list[Any] = [random.choice(values.get(kind, FLOATS[:6])) for _ in range(math.prod(sizes))]
     return helper.make_tensor(name, kind, sizes, entries)
 
 
