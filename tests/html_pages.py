@@ -139,7 +139,7 @@ def rejected_page(folder: Path) -> str:
     nodes = [
         node("Conv", "x w", "c"),
         node("Unheard", "c", "<img_src=x_onerror=alert(1)>", domain="com.example"),
-        node("Softplus", "c", "y"),
+        node("Softplus", "<img_src=x_onerror=alert(1)>", "y"),
     ]
     nodes[1].name = "</text><script>alert(2)</script>"
     made = model(nodes, ("n", 1, 6, 6), {"w": floats(2, 1, 3, 3)})

@@ -121,7 +121,12 @@ def _next(worker: Worker, selector: selectors.BaseSelector, pending: list[range]
     return outcome
 
 
+# The tests are found behind what is installed: the folder holds a part of the package only.
+_WORKER = f"import runpy, sys; sys.path.append({str(ROOT)!r}); runpy.run_module('tests.fuzz.worker', None, '__main__')"
+
+
 def _started(seed: int, numbers: range, corpus: str) -> Worker:
-    command = [sys.executable, "-m", "tests.fuzz.worker", str(seed), str(numbers.start), str(numbers.stop), corpus]
+    arguments = [str(seed), str(numbers.start), str(numbers.stop), corpus]
+    command = [sys.executable, "-P", "-c", _WORKER, *arguments]
     process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
     return Worker(process, numbers)

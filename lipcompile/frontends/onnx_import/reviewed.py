@@ -14,6 +14,7 @@ _BY_VERSION: Mapping[int, str] = {
     1: "Not",
     9: "Shrink",
     10: "Upsample",
+    11: "Compress",
     13: (
         "Abs Clip Concat Erf Exp Expand Gather Gemm Greater LRN Less Log LogSoftmax MatMul Max Mean Min "
         "Neg Reciprocal ReduceSum Sigmoid Sign Slice Softmax Sqrt Sum Tanh Tile"
