@@ -122,7 +122,9 @@ def _next(worker: Worker, selector: selectors.BaseSelector, pending: list[range]
 
 
 # The tests are found behind what is installed: the folder holds a part of the package only.
-_WORKER = f"import runpy, sys; sys.path.append({str(ROOT)!r}); runpy.run_module('tests.fuzz.worker', None, '__main__')"
+_WORKER = (
+    f"import runpy, sys; sys.path.append({str(ROOT)!r}); runpy.run_module('tests.fuzz.worker', None, '__main__')"
+)
 
 
 def _started(seed: int, numbers: range, corpus: str) -> Worker:
