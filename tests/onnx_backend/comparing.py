@@ -69,7 +69,7 @@ class Outcome:
             return Verdict(ABSENT, "", "", NOTHING)
         first = found[0].how.partition(",")[0]
         same = [verdict for verdict in found if verdict.how.startswith(first)]
-        return min(same, key=lambda verdict: next(i for i, place in enumerate(LIKELIEST) if place in verdict.how))
+        return max(same, key=lambda verdict: [place in verdict.how for place in LIKELIEST])
 
 
 def outcomes(case: Case, folder: Path) -> list[Outcome]:

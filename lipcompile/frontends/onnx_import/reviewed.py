@@ -14,7 +14,6 @@ _BY_VERSION: Mapping[int, str] = {
     1: "Not",
     9: "Shrink",
     10: "Upsample",
-    11: "Compress",
     13: (
         "Abs Clip Concat Erf Exp Expand Gather Gemm Greater LRN Less Log LogSoftmax MatMul Max Mean Min "
         "Neg Reciprocal ReduceSum Sigmoid Sign Slice Softmax Sqrt Sum Tanh Tile"
@@ -34,7 +33,7 @@ _BY_VERSION: Mapping[int, str] = {
     23: "RMSNormalization",
     24: "Swish TopK",
     25: "Attention CastLike Flatten Identity Pad Reshape Shape Size Squeeze Transpose Unsqueeze",
-    28: "Cast Celu DepthToSpace Einsum ReduceLogSumExp SpaceToDepth",
+    28: "Cast Celu Compress DepthToSpace Einsum ReduceLogSumExp SpaceToDepth",
 }
 NEWEST: Mapping[str, int] = {name: version for version, names in _BY_VERSION.items() for name in names.split()}
 
