@@ -197,6 +197,7 @@ class GraphBuilder:
         if prod(shape) < 1:
             message = "the input has no entries"
             self.diagnostics.append(Diagnostic("LIP203", message, node=name, op="input", location=location))
+        limits.demand("entries", prod(shape), f"the input `{name}` has", location)
         self._input = Input(self.fresh(name), shape, norm, trusted, tokens, location)
         return Value(self._input.name, shape)
 
@@ -225,6 +226,7 @@ class GraphBuilder:
         try:
             self._check_kinds(op, inputs)
             output = op.shape(attributes, known)
+            limits.refuse_above("entries", prod(output), f"the output of `{name}` has")
             chosen = self._choose(op, attributes, known, parameters or {}, name)
         except Refusal as refusal:
             return self.refuse(refusal, name=name, op=op.name, location=location, inputs=inputs)
@@ -297,6 +299,7 @@ class GraphBuilder:
         for rule in op.parameters:
             if rule.role in choices:
                 shape = rule.shape(attributes, shapes)
+                limits.refuse_above("entries", prod(shape), f"the {rule.role} of `{node}` has")
                 _check_choice(rule, shape, choices[rule.role], node)
                 chosen[rule.role] = (shape, choices[rule.role])
             elif not rule.optional:

@@ -32,6 +32,8 @@ class Limits:
     constants: bytes of tensors that an ONNX file has computed, beside four times those that it stores.
     counts: positions times taps of a window, or 32 for each entry of an interpolated axis: gone through in turn.
     digits: decimal digits of a number, its exponent written out, or operations in a formula that has symbols.
+    entries: of a tensor or a weight.
+    terms: of the formulas of one derivation, all that it writes on the way counted.
     """
 
     file_size: int = 2**31
@@ -41,6 +43,8 @@ class Limits:
     constants: int = 2**28
     counts: int = 2**20
     digits: int = 400
+    entries: int = 2**40
+    terms: int = 200_000
 
     @contextmanager
     def in_force(self) -> Iterator[None]:
@@ -140,6 +144,8 @@ _UNITS = {
     "constants": "bytes",
     "counts": "places",
     "digits": "digits or operations",
+    "entries": "entries",
+    "terms": "terms",
 }
 
 

@@ -108,9 +108,7 @@ def test_axes_that_are_too_long_to_count_are_refused_at_their_layer(layer: str, 
 
 
 def test_long_axes_that_need_no_counting_are_accepted(tmp_path: Path) -> None:
-    text = (
-        "model m { input x: tensor[3, 100000000], norm <= 1\n dense(100000000, bias=0.5) relu dense(2) flatten }"
-    )
+    text = "model m { input x: tensor[3, 100000000], norm <= 1\n dense(1000, bias=0.5) relu dense(2) flatten }"
     assert check(str(lip(tmp_path, text))).ok
 
 

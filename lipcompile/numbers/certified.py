@@ -104,8 +104,11 @@ class Certified:
         return Interval(_IV.sqrt(_IV.mpf([max(ends.a, 0), max(ends.b, 0)])))
 
     def exp(self, x: Interval) -> Interval:
-        """Enclose e^x."""
-        return Interval(_IV.exp(x.ends))
+        """Enclose e^x; of numbers that are too large for the library, what is known without it."""
+        try:
+            return Interval(_IV.exp(x.ends))
+        except OverflowError:
+            return Interval(_IV.mpf([0, 1])) if x.ends.b <= 0 else UNKNOWN
 
     def log(self, x: int) -> Interval:
         """Enclose ln x."""

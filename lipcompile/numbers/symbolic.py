@@ -11,6 +11,7 @@ import sympy
 from sympy.printing.latex import LatexPrinter
 from sympy.printing.str import StrPrinter
 
+from lipcompile import limits
 from lipcompile.numbers.extremes import extreme
 from lipcompile.numbers.known import Known
 from lipcompile.numbers.scalar import Arithmetic, Scalar, Symbol
@@ -49,6 +50,9 @@ class Formula:
     """A sympy expression that stands for a non-negative real number."""
 
     expression: Any
+
+    def __post_init__(self) -> None:
+        limits.spend("terms", 1 + len(self.expression.args), "the formulas of this model have")
 
     def __add__(self, other: Formula | int) -> Formula:
         return Formula(self.expression + _expression(other))
