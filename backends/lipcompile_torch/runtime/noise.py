@@ -9,16 +9,18 @@ Subsampling amplifies that one mechanism, never each parameter by itself.
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
+from .normals import Normals, TorchNormals
 from .precision import rounding_slack
 
-Allocation = Literal["global", "per_layer", "optimal"]
+Rule = Literal["global", "per_layer", "optimal"]
+Allocation = Rule | Mapping[str, float]  # a rule, or weights by parameter name or pattern
 
 _OUTWARD = 1e-12  # covers the rounding of the formulas below, which is some 1e-15 per parameter
 
@@ -32,7 +34,13 @@ def allocate(
     `global`      s_p = σ·√ΣK²                                      the same everywhere
     `per_layer`   s_p = σ·√P·K_p, P parameters with K_p > 0         proportional to each bound
     `optimal`     s_p² = σ²·(K_p/√n_p)·Σ_j K_j·√n_j                  least total noise energy Σ n_p·s_p²
+    weights w     s_p = σ·w_p·√Σ(K_j/w_j)²                           proportional to weights of your own
     ============  ================================================  ======================================
+
+    Weights are a mapping from names to positive numbers, of which only ratios matter. A name is a parameter's or a
+    pattern (`*`, `?`, `[…]` as in a shell, case matters); a name in full goes before patterns: `{"*": 1, "head.weight":
+    0.1}`. Every parameter needs exactly one weight, those with K_p = 0 as well, since bounds may change in training.
+    Weights must not be chosen by looking at the private data.
 
     Formal guarantees: `effective_multiplier` of the result is at least σ and exceeds it by less than 1e-9.
     A parameter with K_p = 0 has no entry: its gradient is zero, and must be set to zero since rounding may differ.
@@ -43,11 +51,13 @@ def allocate(
         noise_multiplier: σ > 0.
 
     Raises:
-        ValueError: a bound that is negative or not finite, an unknown allocation, or a result out of range.
+        ValueError: a bound that is negative or not finite, an unknown allocation, a result out of range; weights that
+            are not positive, match no parameter, or leave a parameter without a weight or with several.
     """
     _check_bounds(bounds)
+    rule = allocation if isinstance(allocation, str) else parameter_weights(allocation, bounds)
     active = {name: bound for name, bound in bounds.items() if bound > 0}
-    stds = {name: noise_multiplier * share for name, share in _shares(allocation, active, sizes).items()}
+    stds = {name: noise_multiplier * share for name, share in _shares(rule, active, sizes).items()}
     if not active:
         return stds
     inward = max(1.0, noise_multiplier / effective_multiplier(active, stds))
@@ -64,8 +74,37 @@ def effective_multiplier(bounds: Mapping[str, float], stds: Mapping[str, float])
     return 1 / distance if distance else math.inf
 
 
+def parameter_weights(weights: Mapping[str, float], names: Iterable[str]) -> dict[str, float]:
+    """Return w_p for each of these parameters; see `allocate` for what names and patterns mean and refuse."""
+    present = list(names)
+    for pattern, weight in weights.items():
+        if not 0 < weight < math.inf:
+            raise ValueError(f"the noise weight of {pattern!r} is {weight}: weights are finite and positive")
+        if not any(_matches(name, pattern) for name in present):
+            raise ValueError(f"the noise weight {pattern!r} matches no parameter: there are {', '.join(present)}")
+    return {name: weights[_entry(name, weights)] for name in present}
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return name == pattern or fnmatchcase(name, pattern)
+
+
+def _entry(name: str, weights: Mapping[str, float]) -> str:
+    """Return the key that gives a parameter its weight."""
+    if name in weights:
+        return name
+    patterns = [pattern for pattern in weights if fnmatchcase(name, pattern)]
+    if len(patterns) != 1:
+        found = f"several noise weights, {', '.join(map(repr, patterns))}" if patterns else "no noise weight"
+        raise ValueError(f"parameter {name} has {found}: give it one by its full name, e.g. {{{name!r}: 1.0}}")
+    return patterns[0]
+
+
 def _shares(allocation: Allocation, bounds: Mapping[str, float], sizes: Mapping[str, int]) -> dict[str, float]:
-    """Return s_p/σ."""
+    """Return s_p/σ; weights are by full name."""
+    if isinstance(allocation, Mapping):
+        total = math.hypot(*(bound / allocation[name] for name, bound in bounds.items()))
+        return {name: allocation[name] * total for name in bounds}
     if allocation == "global":
         total = math.hypot(*bounds.values())
         return dict.fromkeys(bounds, total)
@@ -76,7 +115,9 @@ def _shares(allocation: Allocation, bounds: Mapping[str, float], sizes: Mapping[
         # The root of each factor: their product may leave the range of doubles.
         factor = math.sqrt(total)
         return {name: math.sqrt(bound / math.sqrt(sizes[name])) * factor for name, bound in bounds.items()}
-    raise ValueError(f"unknown noise allocation {allocation!r}: use one of {', '.join(get_args(Allocation))}")
+    raise ValueError(
+        f"unknown noise allocation {allocation!r}: use one of {', '.join(get_args(Rule))}, or weights by parameter name"
+    )
 
 
 def _check_bounds(bounds: Mapping[str, float]) -> None:
@@ -86,30 +127,25 @@ def _check_bounds(bounds: Mapping[str, float]) -> None:
 
 
 class NoiseSource:
-    """Gaussian noise on every device, from the operating system's entropy unless a seed is given.
+    """Adds Gaussian noise to gradients: standard normals of a source, scaled.
 
-    On the CPU a seed fills only 32 bits of torch's generator (seeds 5 and 5 + 2^40 give the same numbers), few
-    enough to try them all, so its whole state of 19,968 bits is drawn afresh for every step; on other devices
-    64 bits are. A seed makes a run repeatable, and its noise known to whoever knows the seed: NOT private.
+    Args:
+        seed: makes the noise repeatable and NOT private, see `normals.TorchNormals`.
+        normals: where the normals come from; None: torch's generators.
     """
 
-    def __init__(self, seed: int | None = None) -> None:
-        self._seed = seed
-        self._generators: dict[torch.device, torch.Generator] = {}
+    def __init__(self, seed: int | None = None, normals: Normals | None = None) -> None:
+        self._normals: Normals = TorchNormals(seed) if normals is None else normals
 
     def refresh(self) -> None:
         """Take new entropy for the next step; without effect on a seeded source."""
-        if self._seed is None:
-            for generator in self._generators.values():
-                _take_entropy(generator)
+        self._normals.refresh()
 
     def perturb_(self, parameter: Tensor, std: float, normaliser: float) -> None:
         """Add N(0, (std·(1 + slack)/normaliser)²) to the gradient of a parameter, in place.
 
         A missing gradient counts as zero and a sparse one is made dense: they get their noise all the same. The
         noise is drawn and added in float64 and the sum rounded to the parameter's dtype, which is post-processing.
-        Torch's float32 normals stop at √(2·24·ln 2) = 5.77 standard deviations, within reach of a large network's
-        training run; float64's at √(2·53·ln 2) = 8.57.
 
         Args:
             parameter: trainable tensor of any shape; its `.grad` is replaced.
@@ -117,23 +153,10 @@ class NoiseSource:
             normaliser: b, what the gradient is already divided by.
         """
         scale = std * (1 + rounding_slack(parameter.dtype)) / normaliser
-        device = parameter.device
-        noise = torch.randn(
-            parameter.shape, dtype=torch.float64, device=device, generator=self._generator(device)
-        ).mul_(scale)
+        noise = self._normals.draw(parameter.shape, parameter.device).mul_(scale)
         if parameter.grad is not None:
             noise.add_(_dense(parameter.grad))
         parameter.grad = noise.to(parameter.dtype)
-
-    def _generator(self, device: torch.device) -> torch.Generator:
-        if device not in self._generators:
-            generator = torch.Generator(device)
-            if self._seed is None:
-                _take_entropy(generator)
-            else:
-                generator.manual_seed(self._seed)
-            self._generators[device] = generator
-        return self._generators[device]
 
 
 def zero_gradient_(parameter: Tensor) -> None:
@@ -141,27 +164,5 @@ def zero_gradient_(parameter: Tensor) -> None:
     parameter.grad = torch.zeros_like(parameter)
 
 
-def fresh_generator() -> torch.Generator:
-    """Return a CPU generator whose whole state comes from the operating system's entropy."""
-    generator = torch.Generator()
-    _take_entropy(generator)
-    return generator
-
-
 def _dense(gradient: Tensor) -> Tensor:
     return gradient.to_dense() if gradient.layout is not torch.strided else gradient
-
-
-_WORDS = 624  # of the Mersenne twister
-
-
-def _take_entropy(generator: torch.Generator) -> None:
-    generator.manual_seed(int.from_bytes(os.urandom(8), "little"))
-    if generator.device.type != "cpu":
-        return
-    # Layout of the state: seed, flags, position, then one 32-bit word in each of 624 64-bit slots. After
-    # `manual_seed` the position asks for the next block, which is computed from all the words.
-    state = generator.get_state()
-    words = torch.frombuffer(bytearray(os.urandom(4 * _WORDS)), dtype=torch.int32).to(torch.int64) & 0xFFFFFFFF
-    state.view(torch.int64)[3 : 3 + _WORDS] = words
-    generator.set_state(state)

@@ -18,7 +18,7 @@ from torch.utils.data import (
     default_collate,
 )
 
-from .noise import fresh_generator
+from .normals import fresh_generator
 
 
 class SamplingError(ValueError):
