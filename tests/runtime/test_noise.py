@@ -68,6 +68,61 @@ def test_trap_07_per_layer_noise_at_sigma_each_would_be_a_weaker_mechanism() -> 
     assert all(std == pytest.approx(3 * bounds[name]) for name, std in stds.items())
 
 
+def test_weights_by_hand() -> None:
+    # w = (1, 2): √((3/1)² + (4/2)²) = √13. The frozen-out c needs a weight too, and gets no noise.
+    stds = allocate({"a": 1.0, "b": 2.0, "c": 1.0}, BOUNDS, SIZES, 2.0)
+    assert stds == pytest.approx({"a": 2 * math.sqrt(13), "b": 4 * math.sqrt(13)})
+    assert allocate({"*": 10.0, "b": 20.0}, BOUNDS, SIZES, 2.0) == pytest.approx(stds)  # only ratios matter
+    assert allocate({"[ac]": 0.5, "b": 1.0}, BOUNDS, SIZES, 2.0) == pytest.approx(stds)
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    st.lists(st.tuples(st.floats(1e-12, 1e12), st.floats(1e-12, 1e12)), min_size=1, max_size=40),
+    st.floats(0.05, 1e6),
+)
+def test_weights_give_the_noise_multiplier_and_their_own_ratios(
+    parts: list[tuple[float, float]], sigma: float
+) -> None:
+    bounds = {str(i): bound for i, (bound, _) in enumerate(parts)}
+    weights = {str(i): weight for i, (_, weight) in enumerate(parts)}
+    stds = allocate(weights, bounds, dict.fromkeys(bounds, 1), sigma)
+    assert sigma <= effective_multiplier(bounds, stds) <= sigma * (1 + 1e-9)
+    for name, std in stds.items():
+        assert std / stds["0"] == pytest.approx(weights[name] / weights["0"], rel=1e-9)
+
+
+def test_weights_contain_the_rules() -> None:
+    sizes = {"a": 100, "b": 1}
+    bounds = {"a": 3.0, "b": 4.0}
+    for rule, weights in (
+        ("global", {"*": 1.0}),
+        ("per_layer", bounds),
+        ("optimal", {"a": math.sqrt(3 / 10), "b": math.sqrt(4 / 1)}),
+    ):
+        expected = allocate(rule, bounds, sizes, 1.5)  # type: ignore[arg-type]
+        assert allocate(weights, bounds, sizes, 1.5) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ({"a": 1.0, "b": 1.0}, "parameter c has no noise weight"),
+        ({"*": 1.0, "[ab]": 1.0}, "parameter a has several noise weights"),
+        ({"*": 1.0, "d": 1.0}, "'d' matches no parameter: there are a, b, c"),
+        ({"*": 0.0}, "weight of '\\*' is 0.0"),
+        ({"*": -1.0}, "finite and positive"),
+        ({"*": math.nan}, "finite and positive"),
+        ({"*": math.inf}, "finite and positive"),
+        ({"*": 1.0, "A": 1.0}, "'A' matches no parameter"),
+        ({}, "parameter a has no noise weight"),
+    ],
+)
+def test_weights_that_say_nothing_clear_are_refused(weights: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        allocate(weights, BOUNDS, SIZES, 1.0)
+
+
 def test_extreme_bounds_do_not_leave_the_range_of_doubles() -> None:
     bounds, sizes = {"a": 1e-200, "b": 3e-200}, {"a": 10, "b": 10**9}
     for allocation in ALLOCATIONS:

@@ -38,9 +38,9 @@ def allocate(
     ============  ================================================  ======================================
 
     Weights are a mapping from names to positive numbers, of which only ratios matter. A name is a parameter's or a
-    pattern (`*`, `?`, `[…]` as in a shell, case matters); a name in full goes before patterns: `{"*": 1, "head.weight":
-    0.1}`. Every parameter needs exactly one weight, those with K_p = 0 as well, since bounds may change in training.
-    Weights must not be chosen by looking at the private data.
+    pattern (`*`, `?`, `[…]` as in a shell); a name in full goes before patterns: `{"*": 1, "head.weight": 0.1}`.
+    Every parameter needs exactly one weight, those with K_p = 0 too, since bounds may change in training. Weights
+    must not be chosen by looking at the private data.
 
     Formal guarantees: `effective_multiplier` of the result is at least σ and exceeds it by less than 1e-9.
     A parameter with K_p = 0 has no entry: its gradient is zero, and must be set to zero since rounding may differ.
@@ -51,8 +51,8 @@ def allocate(
         noise_multiplier: σ > 0.
 
     Raises:
-        ValueError: a bound that is negative or not finite, an unknown allocation, a result out of range; weights that
-            are not positive, match no parameter, or leave a parameter without a weight or with several.
+        ValueError: a bound that is negative or not finite, an unknown allocation, a result out of range; weights
+            that are not positive, match no parameter, or leave a parameter without a weight or with several.
     """
     _check_bounds(bounds)
     rule = allocation if isinstance(allocation, str) else parameter_weights(allocation, bounds)
@@ -115,9 +115,8 @@ def _shares(allocation: Allocation, bounds: Mapping[str, float], sizes: Mapping[
         # The root of each factor: their product may leave the range of doubles.
         factor = math.sqrt(total)
         return {name: math.sqrt(bound / math.sqrt(sizes[name])) * factor for name, bound in bounds.items()}
-    raise ValueError(
-        f"unknown noise allocation {allocation!r}: use one of {', '.join(get_args(Rule))}, or weights by parameter name"
-    )
+    rules = ", ".join(get_args(Rule))
+    raise ValueError(f"unknown noise allocation {allocation!r}: use one of {rules}, or weights by parameter name")
 
 
 def _check_bounds(bounds: Mapping[str, float]) -> None:
