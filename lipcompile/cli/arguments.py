@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -61,6 +62,12 @@ def model_options(*, required: bool = True, several: bool = False) -> Callable[[
         return click.argument("model", required=required)(collected)
 
     return decorate
+
+
+def output_option(metavar: str, text: str, *, required: bool = True) -> Callable[[Command], Command]:
+    """Give a command the keyword `output`: the file to write, whose suffixes `metavar` shows."""
+    path = click.Path(dir_okay=False, path_type=Path)
+    return click.option("-o", "--output", type=path, required=required, metavar=metavar, help=text)
 
 
 def verify_option(*, default: bool) -> Callable[[Command], Command]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from lipcompile.cli.arguments import model_options, verify_option
+from lipcompile.cli.arguments import model_options, output_option, verify_option
 from lipcompile.cli.output import complain, refuse_source, serious, write_text
 
 if TYPE_CHECKING:
@@ -17,14 +17,7 @@ if TYPE_CHECKING:
 
 @click.command("compile", short_help="Emit a training module for MODEL.")
 @model_options()
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    required=True,
-    metavar="FILE.py",
-    help="File to write; it is replaced as a whole, or left alone.",
-)
+@output_option("FILE.py", "File to write; it is replaced as a whole, or left alone.")
 @click.option("--backend", default="torch", show_default=True, help="What to emit a program for.")
 @click.option(
     "--follow-weights",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from lipcompile.cli.arguments import model_options
+from lipcompile.cli.arguments import model_options, output_option
 from lipcompile.cli.output import complain, refuse_source
 
 if TYPE_CHECKING:
@@ -19,14 +19,7 @@ _KINDS = click.Choice(["norm", "residual", "attention", "pool", "groupsort"])
 
 @click.command(short_help="Rewrite MODEL until its gradient has a useful bound.")
 @model_options()
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    required=True,
-    metavar="FILE.{lip,onnx}",
-    help="File to write; it is kept only if it passes `check`.",
-)
+@output_option("FILE.{lip,onnx}", "File to write; it is kept only if it passes `check`.")
 @click.option(
     "--batch-norm",
     type=click.Choice(["group_norm", "center", "fold"]),

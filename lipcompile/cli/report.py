@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lipcompile.cli.arguments import model_options
+from lipcompile.cli.arguments import model_options, output_option
 from lipcompile.cli.output import complain, refuse_source, serious, write_text
 from lipcompile.cli.privacy import privacy_options
 
@@ -26,13 +26,7 @@ _RENDERINGS = {".html": "html", ".md": "markdown", ".tex": "latex", ".json": "js
 
 @click.command(short_help="Write the full derivation of MODEL, for people.")
 @model_options()
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE.{html,md,tex,json}",
-    help="File to write; its suffix says in which form.",
-)
+@output_option("FILE.{html,md,tex,json}", "File to write; its suffix says in which form.", required=False)
 @click.option("--layer", metavar="NAME", help="Print the closed forms of a layer, a parameter or a block.")
 @privacy_options
 def report(
