@@ -1,0 +1,52 @@
+"""Privacy accounting: the one small interface to dp-accounting.
+
+Notation (the same in every signature):
+
+====================  ======  =========================================================================
+`sampling_rate`       q       probability that an example enters a step's batch (Poisson sampling)
+`noise_multiplier`    σ       noise standard deviation on the SUM of gradients, over the per-example bound K
+`epsilon`, `delta`    ε, δ    the guarantee
+====================  ======  =========================================================================
+
+What is counted are charges: uses of a release, which is one step (`Mechanism`, `WithoutReplacement`) or one epoch
+(`RandomAllocation`).
+
+σ is std/K under BOTH neighbouring relations; this package translates. Adding or removing one example moves the sum
+by at most K, replacing one by at most 2K. In dp-accounting 0.6 the PLD accountant doubles the sensitivity itself
+(`AdjacencyType.REPLACE` shifts both Gaussians away from zero) and so takes std/K, while the RDP accountant
+takes std over the true sensitivity, std/(2K), and knows no Poisson sampling under that relation.
+
+Importing this package loads neither torch nor dp-accounting, which takes a second: functions import it.
+"""
+
+from __future__ import annotations
+
+from .calibration import (
+    LARGEST_NOISE_MULTIPLIER,
+    LARGEST_STEP_COUNT,
+    SMALLEST_NOISE_MULTIPLIER,
+    calibrate_noise_multiplier,
+    calibrate_steps,
+)
+from .composition import check_supported, epsilon
+from .guarantee import Accountant, BudgetError, NeighbouringRelation
+from .releases import Mechanism, RandomAllocation, Release, Run, WithoutReplacement, release_from
+
+__all__ = [
+    "LARGEST_NOISE_MULTIPLIER",
+    "LARGEST_STEP_COUNT",
+    "SMALLEST_NOISE_MULTIPLIER",
+    "Accountant",
+    "BudgetError",
+    "Mechanism",
+    "NeighbouringRelation",
+    "RandomAllocation",
+    "Release",
+    "Run",
+    "WithoutReplacement",
+    "calibrate_noise_multiplier",
+    "calibrate_steps",
+    "check_supported",
+    "epsilon",
+    "release_from",
+]

@@ -1,0 +1,146 @@
+"""Calibration: the noise, or the number of charges, that a budget allows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from .composition import epsilon
+from .guarantee import Accountant, BudgetError, NeighbouringRelation, check_target
+from .pld import like_poisson, resolved_charges
+from .releases import Mechanism, Release, Run
+
+LARGEST_NOISE_MULTIPLIER = 1e6
+SMALLEST_NOISE_MULTIPLIER = 0.05
+LARGEST_STEP_COUNT = 10**9
+_TOLERANCE = 1e-4  # calibration stops this close (relatively) to the best value, on its private side
+
+
+def calibrate_noise_multiplier(
+    target_epsilon: float,
+    target_delta: float,
+    release: Callable[[float], Release] | float,
+    charges: int,
+    relation: NeighbouringRelation = NeighbouringRelation.ADD_REMOVE,
+    accountant: Accountant = "pld",
+    past: Sequence[Run] = (),
+) -> float:
+    """Return the smallest σ, up to 0.01 % of σ or of ε, that meets the target after `past` and `charges` more.
+
+    `release` says what is charged at a given σ, as in `partial(WithoutReplacement, 256, 60000)`; a number stands
+    for Poisson sampling at that rate. ε must fall as σ grows.
+
+    Formal guarantees: `epsilon` was evaluated at the returned σ itself and was at most `target_epsilon`.
+
+    Raises:
+        BudgetError: a target that is no budget, that `past` has spent already, or that needs an absurd σ.
+    """
+    check_target(target_epsilon, target_delta)
+    if charges < 1:
+        raise BudgetError(f"cannot calibrate noise for {charges} steps: at least one step is needed")
+    at = release if callable(release) else partial(Mechanism, release)
+
+    def spent(sigma: float) -> float:
+        return epsilon([*past, (at(sigma), charges)], target_delta, relation, accountant)
+
+    def roughly(sigma: float) -> float:
+        alike, times = like_poisson(at(sigma), relation.moves)
+        return epsilon([(alike, times * charges)], target_delta, accountant="rdp")
+
+    _check_past(past, target_epsilon, target_delta, relation, accountant)
+    # PLD's evaluations are slow: its search starts from an answer of RDP.
+    guess = 1.0 if accountant == "rdp" else _smallest(roughly, 1.0, target_epsilon, target_delta)
+    return _smallest(spent, guess, target_epsilon, target_delta)
+
+
+def calibrate_steps(
+    target_epsilon: float,
+    target_delta: float,
+    release: Release,
+    relation: NeighbouringRelation = NeighbouringRelation.ADD_REMOVE,
+    accountant: Accountant = "pld",
+    past: Sequence[Run] = (),
+) -> int:
+    """Return how many further charges of `release` the budget allows after `past`: the largest such number.
+
+    At most `LARGEST_STEP_COUNT`. May be 0.
+
+    Raises:
+        BudgetError: a target that is no budget, or that `past` exceeds already.
+    """
+    check_target(target_epsilon, target_delta)
+    _check_past(past, target_epsilon, target_delta, relation, accountant)
+
+    def allowed(charges: int) -> bool:
+        return epsilon([*past, (release, charges)], target_delta, relation, accountant) <= target_epsilon
+
+    resolved = resolved_charges(release, target_delta, past) if accountant == "pld" else math.inf
+    return _largest(allowed, int(min(LARGEST_STEP_COUNT, resolved)))
+
+
+def _check_past(
+    past: Sequence[Run],
+    target_epsilon: float,
+    target_delta: float,
+    relation: NeighbouringRelation,
+    accountant: Accountant,
+) -> None:
+    spent = epsilon(past, target_delta, relation, accountant)
+    if spent > target_epsilon:
+        raise BudgetError(
+            f"the steps already taken cost epsilon = {spent:.4g} at delta = {target_delta:g}, more than the "
+            f"target {target_epsilon:g}: no further step is possible within it"
+        )
+
+
+def _smallest(spent: Callable[[float], float], guess: float, target_epsilon: float, target_delta: float) -> float:
+    """Return σ with spent(σ) <= target, as small as the tolerance and `SMALLEST_NOISE_MULTIPLIER` allow."""
+    high = min(max(guess, SMALLEST_NOISE_MULTIPLIER), LARGEST_NOISE_MULTIPLIER)
+    low, over = high, 0.0
+    while (under := spent(high)) > target_epsilon:
+        if high >= LARGEST_NOISE_MULTIPLIER:
+            raise BudgetError(
+                f"epsilon = {target_epsilon:g} at delta = {target_delta:g} would need a noise multiplier above "
+                f"{LARGEST_NOISE_MULTIPLIER:g}: raise epsilon or delta, or train for fewer steps"
+            )
+        # ε falls about as 1/σ.
+        factor = min(max(1.5, 1.1 * under / target_epsilon), 1e3)
+        low, over, high = high, under, min(high * factor, LARGEST_NOISE_MULTIPLIER)
+    while over <= target_epsilon:
+        if high <= SMALLEST_NOISE_MULTIPLIER:
+            return high
+        low = max(high / 1.15, SMALLEST_NOISE_MULTIPLIER)
+        over = spent(low)
+        if over <= target_epsilon:
+            high, under = low, over
+    return _narrow(spent, low, over, high, under, target_epsilon)
+
+
+def _narrow(
+    spent: Callable[[float], float], low: float, over: float, high: float, under: float, target: float
+) -> float:
+    """Shrink [low, high], spent(low) > target >= spent(high), by log-log secants; return the upper end."""
+    while (width := math.log(high / low)) > _TOLERANCE and under < target * (1 - _TOLERANCE):
+        share = 0.5
+        if under > 0 and math.isfinite(over):
+            # A little above the root, where the answer lies.
+            share = math.log(over / target) / math.log(over / under) + 0.3 * _TOLERANCE / width
+        middle = low * math.exp(width * min(max(share, 0.1), 0.9))
+        if (value := spent(middle)) > target:
+            low, over = middle, value
+        else:
+            high, under = middle, value
+    return high
+
+
+def _largest(allowed: Callable[[int], bool], cap: int) -> int:
+    """Return the largest n <= cap with allowed(n), for a monotone predicate that allows 0."""
+    low, high = 0, 1
+    while high <= cap and allowed(high):
+        low, high = high, 2 * high
+    high = min(high, cap + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if allowed(middle) else (low, middle)
+    return low
