@@ -161,6 +161,28 @@ def test_rates_of_many_digits_are_numbers(last: str, order: str, tmp_path: Path)
     assert found.depth.growth == order
 
 
+def test_exponentials_of_fractions_are_not_factored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sympy would take e^(-3183099/5000000) for a power, of degree 3183099, of another number: for hours.
+
+    Four entries of at most tanh(…) < 1 leave gelu with at most Φ(1) each, bounded by (1 + √(1 - e^(-0.6366198)))/2.
+    """
+    factored: list[Any] = []
+    honest = sympy.factor
+
+    def watched(expression: Any) -> Any:
+        assert not expression.has(sympy.exp)
+        factored.append(expression)
+        return honest(expression)
+
+    monkeypatch.setattr(sympy, "factor", watched)
+    found = analysed(tmp_path, "repeat depth { tanh ; gelu ; dense(4) }", "dense(1) ; loss kr")
+    [block] = found.depth.blocks
+    [bound] = block.gradient.values()
+    late = bound.subs({block.index: 1, block.count: 1})
+    assert late - (1 + sqrt(1 - sympy.exp(-Rational("0.6366198")))) == 0
+    assert factored
+
+
 def test_gates_along_a_sequence_have_a_closed_form(tmp_path: Path) -> None:
     """Of products of gates of 16 steps, the bounded side alone is a polynomial of low degree."""
     path = tmp_path / "gru.lip"
