@@ -119,6 +119,8 @@ REFUSED: list[Case] = [
     ("LIP308", "another way", [node("Mul", "w c", "v"), *TWO_LAYERS], ("n", 6), SQUARE | {"c": floats(1)}),
     ("LIP109", "com.example", [node("MatMul", "x w", "h"), FOREIGN_ADD], ("n", 6), SQUARE | {"b": floats(6)}),
     ("LIP102", "twice", [node("Slice", "x a e b", "y")], ("n", 6), ONE_AXIS_TWICE),
+    ("LIP102", "twice", [node("Unsqueeze", "x a", "y")], ("n", 6), {"a": ints(1, 1)}),
+    ("LIP102", "twice", [node("Unsqueeze", "x a", "y")], ("n", 6), {"a": ints(1, -3)}),
     ("LIP107", "does not depend", [node("Abs", "w", "y")], ("n", 6), SQUARE),
     ("LIP106", "axis 2", [node("Relu", "x", "y")], ("n", 3, "length"), {}),
     ("LIP106", "no batch axis", [node("Relu", "x", "y")], (), {}),

@@ -109,7 +109,10 @@ def made_axes(context: Context, node: OnnxNode, rank: int) -> set[int]:
     count = rank + len(axes)
     if any(not -count <= axis < count for axis in axes):
         raise Refusal("LIP102", f"axes {list(axes)} do not exist among {count} axes")
-    return {axis % count for axis in axes}
+    made = {axis % count for axis in axes}
+    if len(made) < len(axes):
+        raise Refusal("LIP102", f"Unsqueeze names an axis twice: {list(axes)}")
+    return made
 
 
 def unsqueeze(context: Context, node: OnnxNode) -> Placed | Value:
