@@ -64,10 +64,16 @@ def _rows(x: Tensor) -> Tensor:
 class _SortPairs(torch.autograd.Function):
     """Sort two tensors entry by entry; the cotangents go back the way the values came."""
 
+    generate_vmap_rule = True  # for gradients of one example at a time
+
     @staticmethod
-    def forward(ctx: Any, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(first > second)
+    def forward(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
         return torch.minimum(first, second), torch.maximum(first, second)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Any) -> None:  # noqa: ARG004
+        first, second = inputs
+        ctx.save_for_backward(first > second)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, Tensor]:
@@ -156,12 +162,17 @@ def householder(x: Tensor, angle: Tensor | float, axis: int = 0) -> Tensor:
 class _ClipNorm(torch.autograd.Function):
     """Projection of each example on a ball; non-finite examples become zero."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, radius: float) -> Tensor:
-        ctx.radius = radius
-        ctx.save_for_backward(x)
+    def forward(x: Tensor, radius: float) -> Tensor:
         scale, finite = _clip_scale(x, radius)
         return torch.where(_columns(finite, x), x * _columns(scale.to(x.dtype), x), torch.zeros_like(x))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:  # noqa: ARG004
+        x, ctx.radius = inputs
+        ctx.save_for_backward(x)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None]:
@@ -209,10 +220,15 @@ def clip_norm(x: Tensor, radius: float) -> Tensor:
 class _ClipGradient(torch.autograd.Function):
     """Identity whose cotangent is clipped example by example."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, bound: float) -> Tensor:
-        ctx.bound = bound
+    def forward(x: Tensor, bound: float) -> Tensor:  # noqa: ARG004
         return x.view_as(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:  # noqa: ARG004
+        _, ctx.bound = inputs
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None]:

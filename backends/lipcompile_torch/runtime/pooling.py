@@ -123,12 +123,17 @@ class _Root(torch.autograd.Function):
     trusted.
     """
 
+    generate_vmap_rule = True  # for gradients of one example at a time
+
     @staticmethod
-    def forward(ctx: Any, squares: Tensor, taps: int) -> Tensor:
-        root = squares.sqrt()
-        ctx.save_for_backward(root)
+    def forward(squares: Tensor, taps: int) -> Tensor:  # noqa: ARG004
+        return squares.sqrt()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
+        squares, taps = inputs
+        ctx.save_for_backward(output)
         ctx.floor = (taps * torch.finfo(squares.dtype).tiny / torch.finfo(squares.dtype).eps) ** 0.5
-        return root
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None]:
