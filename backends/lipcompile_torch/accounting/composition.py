@@ -25,8 +25,8 @@ def epsilon(
 
     Formal guarantees: an upper bound of the true ε, by Rényi divergence (Mironov et al. 2019; without replacement
     Wang et al. 2019, Theorem 27) or by a privacy loss distribution rounded pessimistically (Doroshenko et al.
-    2022), for adaptively chosen releases of these parameters. The order of runs does not matter. `inf` if some step has
-    no noise, or if δ is below what the accountant resolves.
+    2022), for adaptively chosen releases of these parameters. The order of runs does not matter. `inf` if some
+    step has no noise, or if δ is below what the accountant resolves.
 
     Raises:
         BudgetError: δ outside (0, 1), a negative count, or what `check_supported` refuses.
