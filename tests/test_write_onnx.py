@@ -90,6 +90,13 @@ def test_a_network_of_every_family_is_computed(tmp_path: Path, name: str) -> Non
     onnx.checker.check_model(to_onnx(graph_of(derivation)), full_check=True)
 
 
+@pytest.mark.parametrize("given", ["alpha=0, k=4", "beta=0, k=3", "beta=0"])
+def test_a_response_that_does_not_depend_on_its_neighbours_is_computed(tmp_path: Path, given: str) -> None:
+    """Runtimes refuse LRN with alpha or beta 0."""
+    body = f"input x: tensor[4, 3, 3], norm <= 2\n lrn(3, {given}); lrn(2, {given}); flatten; dense(3)"
+    check_agreement(compiled(f"{body}\n loss cross_entropy", tmp_path), seed=0)
+
+
 def attack(folder: Path, seeds: range) -> set[str]:
     """Check random models and return the ops that were met."""
     met: set[str] = set()

@@ -73,8 +73,13 @@ def _log_softmax(writer: Writer, node: Node, x: Sequence[str]) -> str:
 
 
 def _local_response(writer: Writer, node: Node, x: Sequence[str]) -> str:
-    """LRN; for even sizes its window is not torch's, and the sum is written out."""
+    """LRN; for even sizes its window is not torch's, and the sum is written out.
+
+    With alpha or beta 0, which runtimes refuse, it is a multiplication.
+    """
     local = node.attributes
+    if not local.alpha * local.beta:
+        return writer.op("Identity", writer.times(x[0], Fraction(float(local.k) ** -float(local.beta))))
     if local.size % 2:
         return _lrn(writer, node, x[0])
     channels, rank = node.shape[0], len(node.shape)
