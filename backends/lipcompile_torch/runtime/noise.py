@@ -55,7 +55,7 @@ def allocate(
             that are not positive, match no parameter, or leave a parameter without a weight or with several.
     """
     _check_bounds(bounds)
-    rule = allocation if isinstance(allocation, str) else parameter_weights(allocation, bounds)
+    rule = allocation if isinstance(allocation, str) else values_by_name(allocation, bounds, "noise weight")
     active = {name: bound for name, bound in bounds.items() if bound > 0}
     stds = {name: noise_multiplier * share for name, share in _shares(rule, active, sizes).items()}
     if not active:
@@ -74,28 +74,34 @@ def effective_multiplier(bounds: Mapping[str, float], stds: Mapping[str, float])
     return 1 / distance if distance else math.inf
 
 
-def parameter_weights(weights: Mapping[str, float], names: Iterable[str]) -> dict[str, float]:
-    """Return w_p for each of these parameters; see `allocate` for what names and patterns mean and refuse."""
+def values_by_name(given: Mapping[str, float], names: Iterable[str], what: str) -> dict[str, float]:
+    """Return the positive number of each of these parameters; see `allocate` for names and patterns and refusals.
+
+    Args:
+        given: by name or pattern.
+        names: of all parameters.
+        what: is given, for messages: "noise weight".
+    """
     present = list(names)
-    for pattern, weight in weights.items():
-        if not 0 < weight < math.inf:
-            raise ValueError(f"the noise weight of {pattern!r} is {weight}: weights are finite and positive")
+    for pattern, value in given.items():
+        if not 0 < value < math.inf:
+            raise ValueError(f"the {what} of {pattern!r} is {value}: it must be finite and positive")
         if not any(_matches(name, pattern) for name in present):
-            raise ValueError(f"the noise weight {pattern!r} matches no parameter: there are {', '.join(present)}")
-    return {name: weights[_entry(name, weights)] for name in present}
+            raise ValueError(f"the {what} {pattern!r} matches no parameter: there are {', '.join(present)}")
+    return {name: given[_entry(name, given, what)] for name in present}
 
 
 def _matches(name: str, pattern: str) -> bool:
     return name == pattern or fnmatchcase(name, pattern)
 
 
-def _entry(name: str, weights: Mapping[str, float]) -> str:
-    """Return the key that gives a parameter its weight."""
-    if name in weights:
+def _entry(name: str, given: Mapping[str, float], what: str) -> str:
+    """Return the key that a parameter's number is found under."""
+    if name in given:
         return name
-    patterns = [pattern for pattern in weights if fnmatchcase(name, pattern)]
+    patterns = [pattern for pattern in given if fnmatchcase(name, pattern)]
     if len(patterns) != 1:
-        found = f"several noise weights, {', '.join(map(repr, patterns))}" if patterns else "no noise weight"
+        found = f"several {what}s, {', '.join(map(repr, patterns))}" if patterns else f"no {what}"
         raise ValueError(f"parameter {name} has {found}: give it one by its full name, e.g. {{{name!r}: 1.0}}")
     return patterns[0]
 
@@ -140,6 +146,10 @@ class NoiseSource:
         """Take new entropy for the next step; without effect on a seeded source."""
         self._normals.refresh()
 
+    def widening(self, noise_multiplier: float, entries: int) -> float:
+        """Return the factor by which the scales of a step must grow, see `normals.Normals.widening`."""
+        return self._normals.widening(noise_multiplier, entries)
+
     def perturb_(self, parameter: Tensor, std: float, normaliser: float) -> None:
         """Add N(0, (std·(1 + slack)/normaliser)²) to the gradient of a parameter, in place.
 
@@ -152,10 +162,10 @@ class NoiseSource:
             normaliser: b, what the gradient is already divided by.
         """
         scale = std * (1 + rounding_slack(parameter.dtype)) / normaliser
-        noise = self._normals.draw(parameter.shape, parameter.device).mul_(scale)
+        noise = self._normals.draw(parameter.shape, parameter.device)
         if parameter.grad is not None:
-            noise.add_(_dense(parameter.grad))
-        parameter.grad = noise.to(parameter.dtype)
+            noise.add_(self._normals.prepare(_dense(parameter.grad).double() / scale))
+        parameter.grad = noise.mul_(scale).to(parameter.dtype)
 
 
 def zero_gradient_(parameter: Tensor) -> None:

@@ -1,12 +1,26 @@
-"""Where independent standard normals come from: the noise of a step is these, scaled."""
+"""Where independent standard normals come from: the noise of a step is these, scaled.
+
+Use, for a gradient g whose noise has standard deviation s:
+
+    released = s·(normals.prepare(g / s) + normals.draw(g.shape, g.device))
+
+with every s times `normals.widening(σ, entries)` beforehand. For `TorchNormals` both do nothing;
+`SecureNormals` rounds to its grid, so that sum and noise are integers times 2^-40 and no bit of the sum tells
+more than the Gaussian mechanism does, and widens by what the rounding may add to the sensitivity.
+"""
 
 from __future__ import annotations
 
+import math
 import os
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+from .discrete_gaussian import GRID_BITS, Words, draw
 
 
 class Normals(Protocol):
@@ -15,6 +29,22 @@ class Normals(Protocol):
     What draws between two calls of `refresh` share, if anything, is no more than a generator's state; a source
     without a seed takes new entropy from the operating system at every `refresh`.
     """
+
+    def prepare(self, scaled: Tensor) -> Tensor:
+        """Return a float64 tensor as it must be for a draw to be added to it: gradient over noise scale."""
+        ...  # pragma: no cover
+
+    def widening(self, noise_multiplier: float, entries: int) -> float:
+        """Return the factor, at least 1, by which all scales grow to make up for `prepare`.
+
+        Args:
+            noise_multiplier: σ of the step.
+            entries: over how many entries, of all parameters, noise is spread.
+
+        Raises:
+            ValueError: no factor makes up for it.
+        """
+        ...  # pragma: no cover
 
     def refresh(self) -> None:
         """Take new entropy for the next step; without effect on a seeded source."""
@@ -31,7 +61,7 @@ class TorchNormals:
     enough to try them all, so its whole state of 19,968 bits is drawn afresh for every step; on other devices
     64 bits are. A seed makes a run repeatable, and its noise known to whoever knows the seed: NOT private.
 
-    Torch's float64 normals stop at √(2·53·ln 2) = 8.57; its float32 ones would stop at √(2·24·ln 2) = 5.77 standard
+    Torch's float64 normals stop at √(2·53·ln 2) = 8.57, its float32 ones would at √(2·24·ln 2) = 5.77 standard
     deviations, within reach of a large network's training run.
     """
 
@@ -44,6 +74,14 @@ class TorchNormals:
         if self._seed is None:
             for generator in self._generators.values():
                 _take_entropy(generator)
+
+    def prepare(self, scaled: Tensor) -> Tensor:
+        """Return the tensor itself."""
+        return scaled
+
+    def widening(self, noise_multiplier: float, entries: int) -> float:  # noqa: ARG002
+        """Return 1."""
+        return 1.0
 
     def draw(self, shape: torch.Size, device: torch.device) -> Tensor:
         """Return independent standard normals of a shape, in float64 on a device."""
@@ -58,6 +96,84 @@ class TorchNormals:
                 generator.manual_seed(self._seed)
             self._generators[device] = generator
         return self._generators[device]
+
+
+class SecureNormals:
+    """Normals that neither prediction of the generator nor floating point gives away; `secure=True` of the engine.
+
+    The bits are ChaCha20's (RFC 8439, of the package cryptography, extra `secure`), under a new 256-bit key
+    from the operating system for every 32,768 draws at most. Nothing is kept from one draw to the next, so
+    there is no counter to repeat, no state to find in a checkpoint, and a forked process shares nothing. The
+    normals are integers times 2^-40, see `discrete_gaussian`; none exceeds 13.05.
+
+    Formal guarantees, taking the bits for random ones: for a tensor u that `prepare` returned, u + draw is
+    within total variation 2^-84 an entry of round(u + Z), Z standard normal and the rounding to multiples of
+    2^-40: of post-processing of a Gaussian mechanism. So over a run of N noisy entries (parameters times steps)
+    δ grows by at most (1 + e^ε)·N·2^-84: for 10^7 parameters and 10^6 steps, by 6e-13·(1 + e^ε). Where the sum
+    is rounded to doubles, or to the parameter's dtype, that is post-processing again. It does not cover noise
+    that mixes draws of several steps (correlated streams), timing, nor rounding in the gradients themselves,
+    for which there is `precision.rounding_slack`.
+
+    Raises:
+        ImportError: the package cryptography is missing.
+    """
+
+    def __init__(self) -> None:
+        _keystream()  # what is missing, is missed now
+
+    def refresh(self) -> None:
+        """Nothing to do: every draw has its own key."""
+
+    def prepare(self, scaled: Tensor) -> Tensor:
+        """Return the tensor rounded to multiples of 2^-40, which moves each entry by 2^-41 at most."""
+        return scaled.mul(2.0**GRID_BITS).round_().mul_(2.0**-GRID_BITS)
+
+    def widening(self, noise_multiplier: float, entries: int) -> float:
+        """Return 1/(1 - σ·2^-40·√n): rounding n entries of two neighbouring sums adds 2^-40·√n to their distance.
+
+        With scales that much larger the distance is at most (1 - σ·2^-40·√n)/σ + 2^-40·√n = 1/σ.
+
+        Raises:
+            ValueError: σ·√n is 2^40 or more.
+        """
+        added = noise_multiplier * 2.0**-GRID_BITS * math.sqrt(entries)
+        if not added < 1:
+            raise ValueError(
+                f"noise multiplier {noise_multiplier:g} over {entries} entries is too fine for secure noise, a "
+                "multiple of 2^-40 of its scale: use a smaller noise multiplier"
+            )
+        return 1 / (1 - added) * (1 + 2.0**-50)
+
+    def draw(self, shape: torch.Size, device: torch.device) -> Tensor:
+        """Return independent standard normals of a shape, in float64 on a device."""
+        draws = np.empty(math.prod(shape))
+        for start in range(0, draws.size, _DRAWS_PER_KEY):
+            part = draws[start : start + _DRAWS_PER_KEY]
+            part[:] = draw(part.size, _keystream())
+        return torch.from_numpy(draws).reshape(shape).to(device)
+
+
+_DRAWS_PER_KEY = 1 << 15  # what is worked on at once fits the processor's cache
+_ZEROS = bytes(16 * _DRAWS_PER_KEY)
+
+
+def _keystream() -> Words:
+    """Return a source of random words under a new key."""
+    try:
+        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+    except ImportError as error:
+        raise ImportError(
+            "secure noise needs the package cryptography: pip install 'lipcompile[secure]'"
+        ) from error
+    # The key is used for this stream alone, so counter and nonce may start at zero.
+    encryptor = Cipher(algorithms.ChaCha20(os.urandom(32), bytes(16)), mode=None).encryptor()
+
+    def words(count: int) -> NDArray[np.uint64]:
+        found = np.empty(count, np.uint64)
+        encryptor.update_into(memoryview(_ZEROS)[: found.nbytes], found.view(np.uint8).data)
+        return found
+
+    return words
 
 
 def fresh_generator() -> torch.Generator:
