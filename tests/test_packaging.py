@@ -73,6 +73,7 @@ def test_nothing_else_is_importable(module: str) -> None:
         ),
         ("import lipcompile.reports.document, lipcompile.reports.json_report", ("jinja2", "matplotlib", "torch")),
         ("import lipcompile_torch, lipcompile_torch.accounting", ("torch", "lipcompile", "dp_accounting")),
+        ("import lipcompile_torch.factorisation", ("torch", "lipcompile", "numpy", "scipy")),
         ("import lipcompile_torch.emit", ("torch",)),
         ("import lipcompile_onnx", ("onnx",)),
         ("import lipcompile_onnx.emit", ("torch", "onnxruntime")),

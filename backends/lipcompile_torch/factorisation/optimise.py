@@ -28,7 +28,7 @@ def optimal_banded(
 ) -> BandedToeplitz:
     """Return the banded Toeplitz strategy of least error of prefix sums.
 
-    McKenna 2024, "Scaling up the banded matrix factorization mechanism for differentially private ML", Section 3:
+    McKenna 2024, "Scaling up the banded matrix factorization mechanism for differentially private ML":
     minimise ‖c‖²·(mean or max of the squared row norms of AC⁻¹) over c, with c_0 = 1.
 
     Args:
@@ -68,7 +68,7 @@ def optimal_blt(
 ) -> Blt:
     """Return the buffered linear Toeplitz strategy of least error of prefix sums under (k, b)-min-separation.
 
-    McMahan et al. 2024, Section 3: minimise sensitivity²·(mean or max of the squared row norms of AC⁻¹).
+    McMahan et al. 2024: minimise sensitivity²·(mean or max of the squared row norms of AC⁻¹).
 
     Args:
         steps: n.

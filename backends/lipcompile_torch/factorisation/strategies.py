@@ -35,10 +35,9 @@ class Strategy(ABC):
 
     Formal guarantees: what `stream` returns is C'⁻¹Z for a C' = C / `sensitivity` whose true sensitivity under
     `participation` is at most 1. So adding s·(C'⁻¹Z)_t to the gradient of step t, for per-example gradients of
-    norm at most K and s = σ·K, makes every `round_steps` steps a Gaussian mechanism of noise multiplier σ: Poisson
-    sampled for `Cyclic`, plain else. s and K may depend on earlier releases, if their ratio does not (Denisov et al.
-    2022, "Improved differential privacy for SGD via optimal private linear operators on adaptive streams", Theorem
-    2.1).
+    norm at most K and s = σ·K, makes `round_steps` steps one Gaussian mechanism of noise multiplier σ, sampled if
+    the participation is. s and K may depend on earlier releases, if their ratio does not (Denisov et al. 2022,
+    "Improved differential privacy for SGD via optimal private linear operators on adaptive streams", Theorem 2.1).
     """
 
     steps: int

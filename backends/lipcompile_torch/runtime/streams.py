@@ -119,7 +119,7 @@ class BandedStream(_Correlated):
     """C⁻¹Z for banded Toeplitz C: x_t = (z_t - Σ_{0<j<bands} c_j·x_{t-j})/c_0, times `scale`.
 
     Keeps the last bands - 1 outputs of each parameter in a ring (Choquette-Choo et al. 2023, "(Amplified) banded
-    matrix factorization", Algorithm 8).
+    matrix factorization", Algorithm 9).
 
     Args:
         coefficients: c.
