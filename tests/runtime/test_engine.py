@@ -22,7 +22,7 @@ from lipcompile_torch.accounting import (
 from lipcompile_torch.runtime import layers
 from lipcompile_torch.runtime.checks import PrivacyError
 from lipcompile_torch.runtime.ledger import read_ledger
-from lipcompile_torch.runtime.noise import Allocation
+from lipcompile_torch.runtime.noise import Rule
 from lipcompile_torch.runtime.precision import rounding_slack
 from torch.optim import SGD, Adam, AdamW, lr_scheduler
 
@@ -54,7 +54,7 @@ class Wide(Net):  # type: ignore[misc, valid-type]
 
 
 @pytest.mark.parametrize("noise", ["global", "per_layer", "optimal"])
-def test_released_noise_has_the_standard_deviation_of_the_analysis(noise: Allocation) -> None:
+def test_released_noise_has_the_standard_deviation_of_the_analysis(noise: Rule) -> None:
     # 60 steps with σ = 10⁴, where noise drowns the signal. The sample variance of n normals is within 6·√(2/n) of
     # the truth but for 2e-9 of seeds.
     module, optimizer, loader = seeded(Recorder, module=Wide(), noise=noise, noise_multiplier=1e4, seed=4)

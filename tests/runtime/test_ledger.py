@@ -12,11 +12,12 @@ import time
 from pathlib import Path
 
 import pytest
-from lipcompile_torch.accounting import Mechanism, NeighbouringRelation, epsilon
+from lipcompile_torch.accounting import Mechanism, NeighbouringRelation, RandomAllocation, epsilon
 from lipcompile_torch.runtime.ledger import Ledger, LedgerError, read_ledger
 
 ADD = NeighbouringRelation.ADD_REMOVE
 MECHANISM, OTHER = Mechanism(0.1, 1.5), Mechanism(0.2, 0.75)
+EPOCH = RandomAllocation(5, 1.5)
 HERE = Path(__file__).parent
 
 
@@ -261,3 +262,66 @@ def test_killing_training_never_leaves_more_changes_than_steps(path: Path, tmp_p
         assert read_ledger(path).total_steps >= seen
     # At most one step a kill was counted and not marked, and one more if its line was cut off.
     assert 3 <= seen <= read_ledger(path).total_steps <= seen + 6
+
+
+# --- rounds: one charge for several steps ---
+
+
+def rounds(path: Path, steps: int = 3) -> Ledger:
+    ledger = Ledger(path, ADD, 100)
+    ledger.declare(EPOCH)
+    ledger.open_round(EPOCH)
+    for _ in range(steps):
+        ledger.record_inner_step(EPOCH)
+    return ledger
+
+
+def test_a_round_is_charged_once_for_all_its_steps(path: Path) -> None:
+    ledger = rounds(path)
+    ledger.open_round(EPOCH)
+    ledger.record_inner_step(EPOCH)
+    ledger.close()
+    record = read_ledger(path)
+    assert (record.charges, record.steps, record.total_steps) == ({EPOCH: 2}, {EPOCH: 4}, 4)
+    assert record.runs == [(EPOCH, 2)]
+
+
+def test_steps_of_a_round_need_one_that_was_opened_here(path: Path) -> None:
+    ledger = Ledger(path, ADD, 100)
+    ledger.declare(EPOCH)
+    with pytest.raises(LedgerError, match="no round of"):
+        ledger.record_inner_step(EPOCH)
+    ledger.close()
+    rounds(path).close()
+    again = Ledger(path, ADD, 100)
+    with pytest.raises(LedgerError, match="no round of"):  # the round of a process ends with it
+        again.record_inner_step(EPOCH)
+    again.close()
+
+
+def test_every_truncation_of_a_round_counts_no_charge_too_few(path: Path, tmp_path: Path) -> None:
+    rounds(path).close()
+    content = path.read_bytes()
+    ends = [i + 1 for i, byte in enumerate(content) if byte == ord("\n")]
+    declared, opened = ends[1], ends[2]
+    for length in range(declared + 1, len(content)):
+        cut = tmp_path / "cut.jsonl"
+        cut.write_bytes(content[:length])
+        record = read_ledger(cut)
+        inside = length >= opened
+        tail = content[max(end for end in ends if end <= length) : length]
+        known = tail.startswith(b'{"kind": "inner"') or not tail
+        assert record.charges[EPOCH] == (inside if known else 1 + inside)
+        mended = Ledger(cut, ADD, 100)
+        assert mended.record.charges == record.charges
+        mended.close()
+        assert read_ledger(cut).charges == record.charges
+
+
+def test_an_inner_step_without_its_round_is_no_ledger(path: Path) -> None:
+    ledger = Ledger(path, ADD, 100)
+    ledger.declare(EPOCH)
+    ledger._append({"kind": "inner", "step": 1, **EPOCH.fields()})
+    ledger.close()
+    with pytest.raises(LedgerError, match="line 3"):
+        read_ledger(path)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from lipcompile_torch.runtime.sampler import PoissonLoader, SamplingError
+from lipcompile_torch.runtime.sampler import PrivateLoader, SamplingError
 from torch import Tensor
 from torch.utils.data import (
     DataLoader,
@@ -38,9 +38,9 @@ def tensors(count: int) -> TensorDataset:
     return TensorDataset(torch.arange(count, dtype=torch.float32)[:, None].expand(count, 3), torch.arange(count))
 
 
-def poisson(dataset: Any, batch_size: int, *, seed: int | None = 0, **options: Any) -> PoissonLoader:
+def poisson(dataset: Any, batch_size: int, *, seed: int | None = 0, **options: Any) -> PrivateLoader:
     limit = options.pop("max_physical_batch", None)
-    return PoissonLoader(DataLoader(dataset, batch_size=batch_size, **options), limit, seed)
+    return PrivateLoader(DataLoader(dataset, batch_size=batch_size, **options), limit, seed)
 
 
 def test_inclusions_are_independent_with_probability_q() -> None:
@@ -50,7 +50,7 @@ def test_inclusions_are_independent_with_probability_q() -> None:
     trials, q = 4000, 0.1
     drawn = torch.zeros(trials, 50, dtype=torch.float64)
     for row in drawn:
-        row[loader.draw()] = 1
+        row[loader.scheme.batch(0)] = 1
     error = math.sqrt(q * (1 - q) / trials)
     assert float((drawn.mean(0) - q).abs().max()) < 6 * error
     sizes = drawn.sum(1)
@@ -87,7 +87,7 @@ def test_empty_batches_are_yielded_with_shape_and_type(dataset: Any) -> None:
 def test_pieces_of_a_logical_batch_are_the_batch(dataset: Any, workers: int) -> None:
     whole = poisson(dataset, 10, seed=3)
     split = poisson(dataset, 10, seed=3, max_physical_batch=4, num_workers=workers)
-    expected = [whole.draw().tolist() for _ in range(len(whole))]
+    expected = [whole.scheme.batch(0).tolist() for _ in range(len(whole))]
     found: list[list[int]] = []
     for x, y in split:
         assert split.current is not None
@@ -124,17 +124,17 @@ def test_unseeded_loaders_differ_also_under_one_global_seed() -> None:
     drawn = []
     for _ in range(2):
         torch.manual_seed(0)
-        drawn.append(poisson(tensors(1000), 100, seed=None).draw().tolist())
+        drawn.append(poisson(tensors(1000), 100, seed=None).scheme.batch(0).tolist())
     assert drawn[0] != drawn[1]
-    assert poisson(tensors(99), 9).draw().tolist() == poisson(tensors(99), 9).draw().tolist()
+    assert poisson(tensors(99), 9).scheme.batch(0).tolist() == poisson(tensors(99), 9).scheme.batch(0).tolist()
 
 
 def test_small_rates_are_not_rounded() -> None:
     # Float32 uniforms are multiples of 2^-24: below q = 1e-8 there is only 0, which is 6 times too likely.
     loader = poisson(tensors(10), 1)
-    loader.sampling_rate = 1e-8
-    loader.size = 10**7
-    total = sum(len(loader.draw()) for _ in range(20))
+    loader.scheme.batch_size = 0.1  # type: ignore[assignment]  # q = 1e-8
+    loader.scheme.size = 10**7
+    total = sum(len(loader.scheme.batch(0)) for _ in range(20))
     assert total <= 14  # Poisson(2): above 14 with probability 1e-8; at 2^-24 it would be Poisson(12)
 
 
@@ -176,7 +176,7 @@ class Stream(IterableDataset[Tensor]):
 )
 def test_loaders_that_cannot_be_sampled_are_refused_with_the_mend(loader: Any, said: str) -> None:
     with pytest.raises(SamplingError, match=said):
-        PoissonLoader(loader())
+        PrivateLoader(loader())
 
 
 def test_ordered_and_shuffled_loaders_are_both_resampled() -> None:

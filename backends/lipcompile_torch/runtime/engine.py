@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar, Unpack
 
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader
 from ..accounting import (
     Accountant,
     BudgetError,
-    Mechanism,
     NeighbouringRelation,
+    Release,
     Run,
     calibrate_noise_multiplier,
     check_supported,
@@ -23,7 +23,8 @@ from .ledger import Ledger
 from .module import LipschitzModule
 from .noise import Allocation, NoiseSource, allocate
 from .optimizer import PrivateOptimizer
-from .sampler import PoissonLoader
+from .sampler import PrivateLoader
+from .sampling import Sampling, scheme_maker
 
 Module = TypeVar("Module", bound=LipschitzModule)
 
@@ -32,11 +33,27 @@ class SeededWarning(UserWarning):
     """A fixed seed was given: the run is repeatable, and not private."""
 
 
+class How(TypedDict, total=False):
+    """How noise and batches are made: the options that `make_private` and `make_private_with_epsilon` share.
+
+    Args:
+        noise: how the noise is shared among parameters, see `noise.allocate`; "global" by default.
+        sampling: how batches are drawn and accounted, see `sampling`; "poisson" by default.
+        max_physical_batch: most examples at once; larger batches arrive in pieces whose gradients add up.
+        seed: makes the run repeatable and NOT private.
+    """
+
+    noise: Allocation
+    sampling: Sampling
+    max_physical_batch: int | None
+    seed: int | None
+
+
 class PrivacyEngine:
     """Makes training private, and knows what it has cost.
 
-    The gradient of a step is the sum over a Poisson sample divided by the FIXED expected batch size b, plus noise
-    in proportion to the module's proved bounds. The sampling rate is q = b/N: under add/remove this treats N, the
+    The gradient of a step is the sum over a random sample divided by the FIXED expected batch size b, plus noise
+    in proportion to the module's proved bounds. Under add/remove this treats N, the
     number of examples, as public.
 
     What reaches `module(x)` must be the examples as they were drawn, each on its own. The engine sees what flows
@@ -73,11 +90,9 @@ class PrivacyEngine:
         optimizer: Optimizer,
         data_loader: DataLoader[Any],
         noise_multiplier: float,
-        noise: Allocation = "global",
-        max_physical_batch: int | None = None,
-        seed: int | None = None,
         max_steps: int | None = None,
-    ) -> tuple[Module, PrivateOptimizer, PoissonLoader]:
+        **how: Unpack[How],
+    ) -> tuple[Module, PrivateOptimizer, PrivateLoader]:
         """Return the module and a private optimizer and loader to train it with.
 
         The module is the same object, with its normaliser set to b and its weights projected.
@@ -85,12 +100,10 @@ class PrivacyEngine:
         Args:
             module: an emitted module.
             optimizer: any optimizer of one gradient a step, over the module's parameters.
-            data_loader: its batch size is the EXPECTED batch size b; its order is replaced by Poisson sampling.
+            data_loader: its batch size is the EXPECTED batch size b; its order is replaced by the sampling.
             noise_multiplier: σ > 0, noise standard deviation over the per-example bound of the whole gradient.
-            noise: how the noise is shared among parameters, see `noise.allocate`.
-            max_physical_batch: most examples at once; larger batches arrive in pieces whose gradients add up.
-            seed: makes the run repeatable and NOT private.
-            max_steps: refuse further steps with `BudgetError`.
+            max_steps: refuse further steps with `BudgetError`; correlated noise is planned for so many.
+            how: noise and sampling, see `How`.
 
         Raises:
             PrivacyError: the module, or the optimizer for it, cannot be trained privately.
@@ -98,21 +111,21 @@ class PrivacyEngine:
             BudgetError: σ is no noise multiplier, or this accountant cannot count such steps.
             LedgerError: the ledger is damaged, in use, or belongs to other data.
         """
-        checks.check_module(module)
-        checks.check_optimizer(optimizer, module)
-        loader = PoissonLoader(data_loader, max_physical_batch, None if seed is None else seed + 1)
-        mechanism = self._mechanism(loader, noise_multiplier)
+        _check_parts(module, optimizer)
+        seed = how.get("seed")
+        loader = self._loader(data_loader, how)
+        release = self._release(loader, noise_multiplier)
         sizes = {name: parameter.numel() for name, parameter in checks.trainable(module).items()}
+        noise = how.get("noise", "global")
         allocate(noise, module.gradient_bounds(), sizes, noise_multiplier)  # what it refuses, it refuses now
+        source = NoiseSource(seed)
         ledger = self.open_ledger(loader.size)
-        ledger.declare(mechanism, seeded=seed is not None)
+        ledger.declare(release, seeded=seed is not None)
         if seed is not None:
             warnings.warn("a fixed seed makes the noise predictable: this run is NOT private", SeededWarning, 2)
         module.normaliser = float(loader.expected_batch_size)
         module.project_()
-        private = PrivateOptimizer(
-            optimizer, module, loader, ledger, mechanism, noise, NoiseSource(seed), max_steps
-        )
+        private = PrivateOptimizer(optimizer, module, loader, ledger, release, noise, source, max_steps)
         loader.before_batch = private.begin_batch
         module.guard_layers()
         self._planned.append(private)
@@ -127,10 +140,8 @@ class PrivacyEngine:
         target_epsilon: float,
         target_delta: float,
         epochs: int,
-        noise: Allocation = "global",
-        max_physical_batch: int | None = None,
-        seed: int | None = None,
-    ) -> tuple[Module, PrivateOptimizer, PoissonLoader]:
+        **how: Unpack[How],
+    ) -> tuple[Module, PrivateOptimizer, PrivateLoader]:
         """As `make_private`, with σ calibrated so that `epochs` epochs cost at most (ε, δ).
 
         What the ledger holds already counts against the target, and so do the steps that were planned by earlier
@@ -140,9 +151,8 @@ class PrivacyEngine:
         Raises:
             BudgetError: a budget that cannot be met; see also `make_private`.
         """
-        checks.check_module(module)
-        checks.check_optimizer(optimizer, module)
-        loader = PoissonLoader(data_loader, max_physical_batch)
+        _check_parts(module, optimizer)
+        loader = self._loader(data_loader, how)
         if target_delta * loader.size >= 1:
             warnings.warn(
                 f"delta = {target_delta:g} is at least 1 / {loader.size} examples: it would allow publishing one",
@@ -153,8 +163,8 @@ class PrivacyEngine:
         sigma = calibrate_noise_multiplier(
             target_epsilon,
             target_delta,
-            loader.sampling_rate,
-            steps,
+            loader.scheme.release,
+            loader.scheme.charges(steps),
             self.relation,
             self.accountant,
             [*self.open_ledger(loader.size).record.runs, *self._pending()],
@@ -164,10 +174,8 @@ class PrivacyEngine:
             optimizer=optimizer,
             data_loader=data_loader,
             noise_multiplier=sigma,
-            noise=noise,
-            max_physical_batch=max_physical_batch,
-            seed=seed,
             max_steps=steps,
+            **how,
         )
 
     def get_epsilon(self, delta: float) -> float:
@@ -175,25 +183,32 @@ class PrivacyEngine:
         return 0.0 if self.ledger is None else self.ledger.epsilon(delta, self.accountant)
 
     def _pending(self) -> list[Run]:
-        """Return the steps that earlier calls may still take; raises BudgetError if their number is open."""
-        if any(optimizer.steps_left is None for optimizer in self._planned):
+        """Return the charges that earlier calls may still make; raises BudgetError if their number is open."""
+        left = [optimizer.charges_left for optimizer in self._planned]
+        if None in left:
             raise BudgetError(
                 "an earlier make_private of this engine set no number of steps: no budget can be promised; give "
                 "it max_steps, or use another engine"
             )
-        return [(o.mechanism, o.steps_left) for o in self._planned if o.steps_left]
+        return [run for run in left if run is not None and run[1]]
 
     def close(self) -> None:
         """Release the ledger file for other processes."""
         if self.ledger is not None:
             self.ledger.close()
 
-    def _mechanism(self, loader: PoissonLoader, noise_multiplier: float) -> Mechanism:
-        mechanism = Mechanism(loader.sampling_rate, noise_multiplier)
+    def _loader(self, data_loader: DataLoader[Any], how: How) -> PrivateLoader:
+        seed, sampling = how.get("seed"), how.get("sampling", "poisson")
+        maker = scheme_maker(sampling, self.relation)
+        limit = how.get("max_physical_batch")
+        return PrivateLoader(data_loader, limit, None if seed is None else seed + 1, maker)
+
+    def _release(self, loader: PrivateLoader, noise_multiplier: float) -> Release:
         if noise_multiplier == 0:
             raise BudgetError("noise multiplier 0 gives no privacy: train with the plain optimizer instead")
-        check_supported({mechanism: 1}, 0.5, self.relation, self.accountant)
-        return mechanism
+        release = loader.scheme.release(noise_multiplier)
+        check_supported({release: 1}, 0.5, self.relation, self.accountant)
+        return release
 
     def open_ledger(self, dataset_size: int) -> Ledger:
         """Return the ledger, opened and locked on first use; `make_private` does this by itself.
@@ -204,6 +219,12 @@ class PrivacyEngine:
         if self.ledger is None:
             self.ledger = Ledger(self._path, self.relation, dataset_size)
         return self.ledger
+
+
+def _check_parts(module: object, optimizer: Optimizer) -> None:
+    checks.check_module(module)
+    assert isinstance(module, LipschitzModule)
+    checks.check_optimizer(optimizer, module)
 
 
 def _relation(neighbours: str) -> NeighbouringRelation:

@@ -1,8 +1,15 @@
 """The privacy ledger: what was released, on disk before it is released.
 
 A ledger is a file of JSON lines, only ever appended to. Line 1 is the header; a `mechanism` line declares a
-sampling rate and a noise multiplier before the first step that uses them; a `step` line stands for one training
-step. Each line ends in the SHA-256 of the previous line's hash and of its own content, so that a changed, lost or
+release before its first use. What is accounted are charges:
+
+=========  =========================================================================================
+`step`     one training step, which is a use of the release by itself
+`round`    one use of the release that covers several training steps: an epoch, a run
+`inner`    one training step of the round that was opened last; charges nothing
+=========  =========================================================================================
+
+Each line ends in the SHA-256 of the previous line's hash and of its own content, so that a changed, lost or
 moved line shows. The chain does not show the loss of whole lines at the end: a checkpoint remembers the hash it
 was saved at.
 
@@ -23,10 +30,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..accounting import Accountant, Mechanism, NeighbouringRelation, Run, epsilon
+from ..accounting import Accountant, NeighbouringRelation, Release, Run, epsilon, release_from
 
 SCHEMA = "lipcompile.ledger/1"
 _GENESIS = "0" * 64
+# What a line of each kind adds: uses of its release, training steps.
+_COUNTS = {"step": (1, 1), "round": (1, 0), "inner": (0, 1)}
+_INNER = b'{"kind": "inner"'
 
 
 class LedgerError(RuntimeError):
@@ -40,23 +50,28 @@ class LedgerRecord:
     Args:
         relation: neighbouring relation that the steps are accounted under.
         dataset_size: N, treated as public.
-        steps: steps by mechanism. A line that was cut off while being written counts as one step of EVERY declared
-            mechanism: it may have been any of them.
-        declared: every mechanism declared, in order.
+        steps: training steps by release.
+        charges: uses of each release: what was spent. A line that was cut off while being written counts as one
+            step and one use of EVERY declared release, since it may have been any of them, unless its beginning
+            shows that it belonged to a round, which is charged already.
+        declared: every release declared, in order.
         seeded: some run had a fixed seed: its steps count, but its noise is known to whoever knows the seed.
         interrupted: the last line is incomplete.
         hashes: hash of every complete line, in order.
         length: bytes of the complete lines.
+        recovered: the releases that a cut-off line counts for.
     """
 
     relation: NeighbouringRelation
     dataset_size: int
-    steps: Counter[Mechanism] = field(default_factory=Counter)
-    declared: list[Mechanism] = field(default_factory=list)
+    steps: Counter[Release] = field(default_factory=Counter)
+    charges: Counter[Release] = field(default_factory=Counter)
+    declared: list[Release] = field(default_factory=list)
     seeded: bool = False
     interrupted: bool = False
     hashes: list[str] = field(default_factory=list)
     length: int = 0
+    recovered: tuple[Release, ...] = ()
 
     @property
     def total_steps(self) -> int:
@@ -65,8 +80,13 @@ class LedgerRecord:
 
     @property
     def runs(self) -> list[Run]:
-        """The steps, as accounting takes them."""
-        return list(self.steps.items())
+        """The charges, as accounting takes them."""
+        return list(self.charges.items())
+
+    def count(self, release: Release, charges: int, steps: int) -> None:
+        """Add uses and training steps of a release."""
+        self.charges[release] += charges
+        self.steps[release] += steps
 
     def epsilon(self, delta: float, accountant: Accountant = "pld") -> float:
         """Return ε at δ of everything recorded; see `accounting.epsilon`."""
@@ -103,6 +123,7 @@ class Ledger:
     ) -> None:
         self.path = None if path is None else Path(path)
         self.record = LedgerRecord(relation, dataset_size)
+        self._open: Release | None = None
         self._file = -1
         if self.path is None:
             self._append(_header(relation, dataset_size))
@@ -135,34 +156,57 @@ class Ledger:
     def _mend(self, old_length: int) -> None:
         """Write the steps that a cut-off line may have been over it; at no time are there fewer."""
         self.record.interrupted = False
-        self.record.steps.subtract(self.record.declared)  # counted when read; `record_step` counts them again
-        for mechanism in self.record.declared:
-            self.record_step(mechanism, recovered=True)
+        for release in self.record.recovered:  # counted when read; their lines count them again
+            self.record.count(release, -1, -1)
+        for release in self.record.recovered:
+            self._write("step", release, recovered=True)
+        self.record.recovered = ()
         if self.record.length < old_length:
             os.ftruncate(self._file, self.record.length)
             os.fsync(self._file)
 
-    def declare(self, mechanism: Mechanism, seeded: bool = False) -> None:
-        """Announce a mechanism before its first step, durably."""
-        self._append({"kind": "mechanism", **_fields(mechanism), "seeded": seeded, "time": time.time()})
+    def declare(self, release: Release, seeded: bool = False) -> None:
+        """Announce a release before its first use, durably."""
+        self._append({"kind": "mechanism", **release.fields(), "seeded": seeded, "time": time.time()})
         self.record.seeded |= seeded
-        if mechanism not in self.record.declared:
-            self.record.declared.append(mechanism)
+        if release not in self.record.declared:
+            self.record.declared.append(release)
 
-    def record_step(self, mechanism: Mechanism, recovered: bool = False) -> None:
-        """Count one step of a declared mechanism.
+    def record_step(self, release: Release) -> None:
+        """Count one training step that is one use of a declared release.
 
         Formal guarantees: on return the line is on the disk (fsync). If writing fails the step is not counted or
         is counted once too often, never too seldom, provided the caller takes the step only after the return.
 
         Raises:
-            LedgerError: the mechanism was not declared.
+            LedgerError: the release was not declared.
             OSError: the line could not be written.
         """
-        if mechanism not in self.record.declared:
-            raise LedgerError(f"{mechanism} was not declared in this ledger")
-        note = {"recovered": True} if recovered else {}
-        self._append({"kind": "step", "step": self.record.total_steps + 1, **_fields(mechanism), **note})
+        self._write("step", release)
+
+    def open_round(self, release: Release) -> None:
+        """Charge one use of a release that covers the steps to come; as durable as `record_step`.
+
+        A round ends with the process: steps of another one need a round of their own.
+        """
+        self._write("round", release)
+        self._open = release
+
+    def record_inner_step(self, release: Release) -> None:
+        """Note one training step of the round that this ledger opened last; as durable as `record_step`.
+
+        Raises:
+            LedgerError: that round is another release's, or none was opened since the file was.
+        """
+        if release != self._open:
+            raise LedgerError(f"no round of {release} is open: its steps are not charged")
+        self._write("inner", release)
+
+    def _write(self, kind: str, release: Release, **notes: bool) -> None:
+        if release not in self.record.declared:
+            raise LedgerError(f"{release} was not declared in this ledger")
+        number = {} if kind == "round" else {"step": self.record.total_steps + 1}
+        self._append({"kind": kind, **number, **release.fields(), **notes})
 
     def epsilon(self, delta: float, accountant: Accountant = "pld") -> float:
         """Return ε at δ of everything recorded; see `accounting.epsilon`."""
@@ -187,8 +231,8 @@ class Ledger:
             _write_all(self._file, line, self.record.length)
         self.record.length += len(line)
         self.record.hashes.append(digest)
-        if body["kind"] == "step":
-            self.record.steps[_mechanism(body)] += 1
+        if body["kind"] in _COUNTS:
+            self.record.count(release_from(body), *_COUNTS[body["kind"]])
         if self._file >= 0:
             os.fsync(self._file)
 
@@ -207,14 +251,6 @@ def _header(relation: NeighbouringRelation, dataset_size: int) -> dict[str, Any]
         "id": identity,
         "time": time.time(),
     }
-
-
-def _fields(mechanism: Mechanism) -> dict[str, float]:
-    return {"sampling_rate": mechanism.sampling_rate, "noise_multiplier": mechanism.noise_multiplier}
-
-
-def _mechanism(body: dict[str, Any]) -> Mechanism:
-    return Mechanism(float(body["sampling_rate"]), float(body["noise_multiplier"]))
 
 
 def _line(body: dict[str, Any], previous: str) -> tuple[bytes, str]:
@@ -242,8 +278,11 @@ def _parse(content: bytes, name: str) -> LedgerRecord:
     assert record is not None
     record.length = len(content) - len(tail)
     record.interrupted = bool(tail)
-    if tail:  # a mechanism is on the disk before its first step: without one no step can have been cut off
-        record.steps.update(record.declared)
+    if tail and not tail.startswith(_INNER):
+        # A release is on the disk before its first use: without one no use can have been cut off.
+        record.recovered = tuple(record.declared)
+        for release in record.recovered:
+            record.count(release, 1, 1)
     return record
 
 
@@ -275,13 +314,13 @@ def _new_record(body: dict[str, Any]) -> LedgerRecord:
 
 
 def _take(record: LedgerRecord, body: dict[str, Any]) -> None:
-    mechanism = _mechanism(body)
-    if body["kind"] == "step" and mechanism in record.declared:
-        record.steps[mechanism] += 1
-    elif body["kind"] == "mechanism":
+    release = release_from(body)
+    if body["kind"] == "mechanism":
         record.seeded |= bool(body["seeded"])
-        if mechanism not in record.declared:
-            record.declared.append(mechanism)
+        if release not in record.declared:
+            record.declared.append(release)
+    elif release in record.declared and (body["kind"] != "inner" or record.charges[release]):
+        record.count(release, *_COUNTS[body["kind"]])
     else:
         raise ValueError
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
-from typing import Literal, get_args
+from typing import Literal, Protocol, get_args
 
 import torch
 from torch import Tensor
@@ -131,41 +131,74 @@ def _check_bounds(bounds: Mapping[str, float]) -> None:
             raise ValueError(f"the gradient bound of {name} is {bound}: noise needs a finite bound >= 0")
 
 
+class Stream(Protocol):
+    """What correlates the noise of a parameter from step to step."""
+
+    def next(self, name: str, normal: Tensor) -> Tensor:
+        """Return this step's noise for a parameter, made of this step's standard normals and earlier ones."""
+        ...  # pragma: no cover
+
+
 class NoiseSource:
-    """Adds Gaussian noise to gradients: standard normals of a source, scaled.
+    """Gaussian noise for the parameters, independent or correlated from step to step.
 
     Args:
         seed: makes the noise repeatable and NOT private, see `normals.TorchNormals`.
-        normals: where the normals come from; None: torch's generators.
+        normals: where independent standard normals come from; None: torch's generators.
+        stream: what makes noise of them that is correlated from step to step (matrix factorisation); None:
+            nothing.
     """
 
-    def __init__(self, seed: int | None = None, normals: Normals | None = None) -> None:
+    def __init__(
+        self, seed: int | None = None, normals: Normals | None = None, stream: Stream | None = None
+    ) -> None:
         self._normals: Normals = TorchNormals(seed) if normals is None else normals
+        self._stream = stream
+        self._step = 0
 
-    def refresh(self) -> None:
-        """Take new entropy for the next step; without effect on a seeded source."""
+    def begin_step(self, step: int, parameters: Mapping[str, Tensor]) -> None:
+        """Prepare for the noise of a step of the run, from 0 on; steps that were left out get theirs, unused.
+
+        Correlated noise is a function of the number of the step: an example that takes part in steps so far apart
+        must meet rows of the factorisation so far apart.
+        """
         self._normals.refresh()
+        while self._stream is not None and self._step < step:
+            for name, parameter in parameters.items():
+                self.discard(name, parameter)
+            self._step += 1
+        self._step = step + 1
 
     def widening(self, noise_multiplier: float, entries: int) -> float:
         """Return the factor by which the scales of a step must grow, see `normals.Normals.widening`."""
         return self._normals.widening(noise_multiplier, entries)
 
-    def perturb_(self, parameter: Tensor, std: float, normaliser: float) -> None:
-        """Add N(0, (std·(1 + slack)/normaliser)²) to the gradient of a parameter, in place.
+    def perturb_(self, name: str, parameter: Tensor, std: float, normaliser: float) -> None:
+        """Add noise of standard deviation std·(1 + slack)/normaliser to the gradient of a parameter, in place.
 
         A missing gradient counts as zero and a sparse one is made dense: they get their noise all the same. The
         noise is drawn and added in float64 and the sum rounded to the parameter's dtype, which is post-processing.
 
         Args:
+            name: of the parameter.
             parameter: trainable tensor of any shape; its `.grad` is replaced.
             std: s_p, on the sum of per-example gradients.
             normaliser: b, what the gradient is already divided by.
         """
         scale = std * (1 + rounding_slack(parameter.dtype)) / normaliser
-        noise = self._normals.draw(parameter.shape, parameter.device)
+        noise = self._draw(name, parameter)
         if parameter.grad is not None:
             noise.add_(self._normals.prepare(_dense(parameter.grad).double() / scale))
         parameter.grad = noise.mul_(scale).to(parameter.dtype)
+
+    def discard(self, name: str, parameter: Tensor) -> None:
+        """Let a step pass without noise for a parameter, which a stream must know of."""
+        if self._stream is not None:
+            self._draw(name, parameter)
+
+    def _draw(self, name: str, parameter: Tensor) -> Tensor:
+        normal = self._normals.draw(parameter.shape, parameter.device)
+        return normal if self._stream is None else self._stream.next(name, normal)
 
 
 def zero_gradient_(parameter: Tensor) -> None:

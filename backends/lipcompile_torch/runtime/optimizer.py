@@ -7,13 +7,13 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from ..accounting import BudgetError, Mechanism
+from ..accounting import BudgetError, Release, Run
 from . import checks
 from .checks import PrivacyError
 from .ledger import Ledger
 from .module import LipschitzModule
 from .noise import Allocation, NoiseSource, allocate, zero_gradient_
-from .sampler import LogicalBatch, PoissonLoader
+from .sampler import LogicalBatch, PrivateLoader
 
 
 class PrivateOptimizer(Optimizer):
@@ -22,19 +22,19 @@ class PrivateOptimizer(Optimizer):
     Everything else (`param_groups`, `state`, `state_dict`, hooks) is the wrapped optimizer's, so learning rate
     schedulers work on either. Built by `PrivacyEngine.make_private`.
 
-    Formal guarantees: each `step` that changes a parameter is one Poisson-subsampled Gaussian mechanism with the
-    recorded sampling rate and at least the recorded noise multiplier, given that the module's gradient bounds
-    hold; its ledger line is durable before any parameter changes, and stays if anything fails afterwards. A batch
-    is released at most once.
+    Formal guarantees: each `step` that changes a parameter is a step of the recorded release, with at least the
+    recorded noise multiplier, given that the module's gradient bounds hold; its ledger line, and that of the
+    charge that covers it, are durable before any parameter changes, and stay if anything fails afterwards. A
+    batch is released at most once.
     """
 
     def __init__(
         self,
         optimizer: Optimizer,
         module: LipschitzModule,
-        loader: PoissonLoader,
+        loader: PrivateLoader,
         ledger: Ledger,
-        mechanism: Mechanism,
+        release: Release,
         allocation: Allocation,
         noise: NoiseSource,
         max_steps: int | None = None,
@@ -44,10 +44,12 @@ class PrivateOptimizer(Optimizer):
         self._module = module
         self._loader = loader
         self._ledger = ledger
-        self._mechanism = mechanism
+        self._release_kind = release
         self._allocation: Allocation = allocation
         self._noise = noise
         self._steps_left = max_steps
+        self._charges_left = None if max_steps is None else loader.scheme.charges(max_steps)
+        self._round: int | None = None
         self._parameters = checks.trainable(module)
         self._contents = checks.current_contents(self._parameters)
         self._accumulating = False
@@ -84,7 +86,7 @@ class PrivateOptimizer(Optimizer):
         return getattr(self.optimizer, name)
 
     def __repr__(self) -> str:
-        return f"PrivateOptimizer({self._mechanism}, {self._allocation}, {self.optimizer!r})"
+        return f"PrivateOptimizer({self._release_kind}, {self._allocation}, {self.optimizer!r})"
 
     def state_dict(self) -> dict[str, Any]:
         """Return the wrapped optimizer's state; it was computed from noisy gradients."""
@@ -103,12 +105,12 @@ class PrivateOptimizer(Optimizer):
     @property
     def noise_multiplier(self) -> float:
         """σ of every step."""
-        return self._mechanism.noise_multiplier
+        return self._release_kind.noise_multiplier
 
     @property
-    def mechanism(self) -> Mechanism:
-        """The mechanism of every step."""
-        return self._mechanism
+    def charges_left(self) -> Run | None:
+        """The release and how many more uses of it the budget allows; None if no budget was set."""
+        return None if self._charges_left is None else (self._release_kind, self._charges_left)
 
     @property
     def steps_left(self) -> int | None:
@@ -162,7 +164,7 @@ class PrivateOptimizer(Optimizer):
             return
         stds = self._allocate(batch)
         self._count()
-        self._release(stds)
+        self._release(stds, batch.step)
 
     def abandon_batch(self) -> None:
         """Give up the current batch without a step, after an interruption. It is counted as a step all the same.
@@ -188,7 +190,7 @@ class PrivateOptimizer(Optimizer):
         checks.check_flow(module.gate, batch, module.loss_lipschitz * (1 + slack))
         checks.check_gradients(self._parameters, bounds, batch.examples / normaliser, slack)
         sizes = {name: parameter.numel() for name, parameter in self._parameters.items()}
-        stds = allocate(self._allocation, bounds, sizes, self._mechanism.noise_multiplier)
+        stds = allocate(self._allocation, bounds, sizes, self.noise_multiplier)
         # The noise carries the slack of each parameter's dtype by itself; that of the computation comes on top.
         return {name: std * (1 + module.gate.slack) for name, std in stds.items()}
 
@@ -199,17 +201,40 @@ class PrivateOptimizer(Optimizer):
                 "the privacy budget is used up: all the steps it was calibrated for have been taken; train with a "
                 "larger epsilon, or for more epochs with more noise, from the start"
             )
-        self._ledger.record_step(self._mechanism)
+        batch = self._loader.current
+        assert batch is not None
+        if self._loader.scheme.round_steps == 1:
+            self._ledger.record_step(self._release_kind)
+            self._spend_charge()
+        else:
+            self._count_in_round(batch.round)
         self._loader.close()
         if self._steps_left is not None:
             self._steps_left -= 1
 
-    def _release(self, stds: dict[str, float]) -> None:
-        self._noise.refresh()
+    def _count_in_round(self, number: int) -> None:
+        if number != self._round:
+            if self._charges_left == 0:
+                raise BudgetError(
+                    "the privacy budget is used up: a round (an epoch, or a turn of all groups) that is broken off is "
+                    "charged whole; iterate to the end of the loader"
+                )
+            self._ledger.open_round(self._release_kind)
+            self._round = number
+            self._spend_charge()
+        self._ledger.record_inner_step(self._release_kind)
+
+    def _spend_charge(self) -> None:
+        if self._charges_left is not None:
+            self._charges_left -= 1
+
+    def _release(self, stds: dict[str, float], step: int) -> None:
+        self._noise.begin_step(step, self._parameters)
         for name, parameter in self._parameters.items():
             if name in stds:
-                self._noise.perturb_(parameter, stds[name], self._loader.expected_batch_size)
+                self._noise.perturb_(name, parameter, stds[name], self._loader.expected_batch_size)
             else:
+                self._noise.discard(name, parameter)
                 zero_gradient_(parameter)
         self._releasing = True
         try:

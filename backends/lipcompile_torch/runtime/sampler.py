@@ -1,4 +1,4 @@
-"""Poisson sampling: what the accounting assumes, and what a shuffled loader does not do."""
+"""The private loader: batches drawn by a scheme that the accounting knows, which a shuffled loader is not."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from torch.utils.data import (
 )
 
 from .normals import fresh_generator
+from .sampling import Poisson, SchemeMaker
 
 
 class SamplingError(ValueError):
@@ -33,24 +34,29 @@ class LogicalBatch:
         examples: how many examples were drawn; 0 is a batch like any other.
         position: index of the physical batch that was yielded last.
         complete: the physical batch that was yielded last is the last of this logical batch.
+        step, round: its number in the run, and that of the charge that covers it; see `sampling.Drawn`.
     """
 
     examples: int
+    step: int = 0
+    round: int = 0
     position: int = 0
     complete: bool = False
 
 
-class PoissonLoader:
-    """Yields batches into which each example entered independently with probability q, afresh at every step.
+class PrivateLoader:
+    """Yields batches drawn by a sampling scheme; by default each example enters independently, afresh at every step.
 
-    The batch size varies and may be 0. A batch of more than `max_physical_batch` examples arrives in pieces, whose
+    The batch size may vary and be 0. A batch of more than `max_physical_batch` examples arrives in pieces, whose
     gradients add up to that of the whole. An epoch is a FIXED number of steps, `round(N/b)` and at least 1.
 
-    Formal guarantees: for the examples of the wrapped data set, inclusions are independent Bernoulli(q) up to the
-    53 bits of the uniform numbers; nothing about a batch is resampled, dropped or padded.
+    Formal guarantees: batches are those of the scheme, for the examples of the wrapped data set; nothing about a
+        batch is resampled, dropped or padded.
 
     Attributes:
-        sampling_rate: q = b/N. N, the size of the data set, is thereby treated as public.
+        scheme: how batches are drawn.
+        size: N, the number of examples, treated as public.
+        sampling_rate: q = b/N.
         expected_batch_size: b, the wrapped loader's batch size.
         current: the logical batch in use, None before the first and after `close`.
         before_batch: called just before the first piece of each logical batch is yielded.
@@ -59,13 +65,19 @@ class PoissonLoader:
         loader: its data set, batch size, `collate_fn` and worker settings are used; its order is not.
         max_physical_batch: most examples of one piece; None: no limit.
         seed: None: the operating system's entropy. A seed makes the batches repeatable and is not private.
+        scheme: what makes the sampling scheme, see `sampling.scheme_maker`.
 
     Raises:
         SamplingError: the loader has no fixed batch size, streams its data, or selects them by its own sampler.
+        BudgetError: the scheme cannot be, for these sizes.
     """
 
     def __init__(
-        self, loader: DataLoader[Any], max_physical_batch: int | None = None, seed: int | None = None
+        self,
+        loader: DataLoader[Any],
+        max_physical_batch: int | None = None,
+        seed: int | None = None,
+        scheme: SchemeMaker = Poisson,
     ) -> None:
         _check(loader, max_physical_batch)
         self.dataset = loader.dataset
@@ -76,7 +88,8 @@ class PoissonLoader:
         self.current: LogicalBatch | None = None
         self.before_batch: Callable[[], None] = _nothing
         self._loader = loader
-        self._generator = fresh_generator() if seed is None else torch.Generator().manual_seed(seed)
+        generator = fresh_generator() if seed is None else torch.Generator().manual_seed(seed)
+        self.scheme = scheme(self.size, self.expected_batch_size, generator)
 
     @property
     def batch_size(self) -> int:
@@ -85,55 +98,50 @@ class PoissonLoader:
 
     def __len__(self) -> int:
         """Return the number of steps of an epoch."""
-        return max(1, round(self.size / self.expected_batch_size))
+        return self.scheme.steps_per_epoch
 
     def __iter__(self) -> Iterator[Any]:
-        for batch, size, position, complete in self._pieces():
-            if position == 0:
+        for batch, piece in self._pieces():
+            if piece.position == 0:
                 self.before_batch()
-                self.current = LogicalBatch(size)
+                self.current = LogicalBatch(piece.examples, piece.step, piece.round)
             if self.current is None:
                 raise SamplingError("the rest of a logical batch was asked for after its step: iterate afresh")
-            self.current.position, self.current.complete = position, complete
+            self.current.position, self.current.complete = piece.position, piece.complete
             yield batch
 
     def close(self) -> None:
         """Mark the current logical batch as used up."""
         self.current = None
 
-    def draw(self) -> Tensor:
-        """Return the indices of one logical batch, int64 [n]; n is Binomial(N, q)."""
-        uniform = torch.rand(self.size, dtype=torch.float64, generator=self._generator)
-        return (uniform < self.sampling_rate).nonzero().flatten()
-
-    def _plan(self) -> Iterator[tuple[Tensor, int, int, bool]]:
-        """Yield (indices, examples of the logical batch, position in it, is its last piece) for one epoch."""
-        for _ in range(len(self)):
-            drawn = self.draw()
-            pieces = torch.split(drawn, self.max_physical_batch or max(len(drawn), 1))
+    def _plan(self) -> Iterator[tuple[Tensor, LogicalBatch]]:
+        """Yield (indices, what piece of which logical batch they are) for one epoch."""
+        for drawn in self.scheme.epoch():
+            pieces = torch.split(drawn.indices, self.max_physical_batch or max(len(drawn.indices), 1))
             for position, piece in enumerate(pieces):
-                yield piece, len(drawn), position, position == len(pieces) - 1
+                last = position == len(pieces) - 1
+                yield piece, LogicalBatch(len(drawn.indices), drawn.step, drawn.round, position, last)
 
-    def _pieces(self) -> Iterator[tuple[Any, int, int, bool]]:
+    def _pieces(self) -> Iterator[tuple[Any, LogicalBatch]]:
         plain = self._loader.collate_fn is default_collate and self._loader.num_workers == 0
         if plain and isinstance(self.dataset, TensorDataset) and not self._loader.pin_memory:
             tensors = self.dataset.tensors
-            for indices, examples, position, complete in self._plan():
-                yield tuple(t[indices.to(t.device)] for t in tensors), examples, position, complete
+            for indices, piece in self._plan():
+                yield tuple(t[indices.to(t.device)] for t in tensors), piece
         else:
             yield from self._fetched()
 
-    def _fetched(self) -> Iterator[tuple[Any, int, int, bool]]:
+    def _fetched(self) -> Iterator[tuple[Any, LogicalBatch]]:
         # Workers fetch ahead of the training loop, in order: what was planned waits here for its batch.
-        waiting: deque[tuple[int, int, bool]] = deque()
+        waiting: deque[LogicalBatch] = deque()
 
         def plan() -> Iterator[list[int]]:
-            for indices, examples, position, complete in self._plan():
-                waiting.append((examples, position, complete))
+            for indices, piece in self._plan():
+                waiting.append(piece)
                 yield indices.tolist()
 
         for batch in self._inner(plan()):
-            yield (batch, *waiting.popleft())
+            yield batch, waiting.popleft()
 
     def _inner(self, plan: Iterator[list[int]]) -> DataLoader[Any]:
         theirs = self._loader
@@ -190,7 +198,7 @@ def _nothing() -> None:
 def _check(loader: DataLoader[Any], max_physical_batch: int | None) -> None:
     if isinstance(loader.dataset, IterableDataset) or not hasattr(loader.dataset, "__len__"):
         raise SamplingError(
-            "the data set is a stream: Poisson sampling needs to pick examples by index; use a map-style data set"
+            "the data set is a stream: private sampling needs to pick examples by index; use a map-style data set"
         )
     if loader.batch_size is None:
         raise SamplingError(
@@ -199,7 +207,7 @@ def _check(loader: DataLoader[Any], max_physical_batch: int | None) -> None:
         )
     if not _visits_all_equally(loader):
         raise SamplingError(
-            f"the data loader selects examples by {type(loader.sampler).__name__}, which Poisson sampling of the "
+            f"the data loader selects examples by {type(loader.sampler).__name__}, which private sampling of the "
             "whole data set would replace: choose examples with torch.utils.data.Subset instead"
         )
     if not 0 < loader.batch_size <= len(loader.dataset):

@@ -22,7 +22,7 @@ from .ledger import LedgerError
 from .module import LipschitzModule
 from .noise import Allocation
 from .optimizer import PrivateOptimizer
-from .sampler import PoissonLoader
+from .sampler import PrivateLoader
 
 _EVALUATION_BATCH = 1024
 CHECKPOINT = "checkpoint.pt"
@@ -198,10 +198,10 @@ class _Run:
 
     def _prepare(
         self, train_set: TensorDataset, saved: Checkpoint | None
-    ) -> tuple[Plan, PrivateOptimizer, PoissonLoader]:
+    ) -> tuple[Plan, PrivateOptimizer, PrivateLoader]:
         config = self.config
         source: DataLoader[Any] = DataLoader(train_set, batch_size=config.batch_size)
-        per_epoch = len(PoissonLoader(source))
+        per_epoch = len(PrivateLoader(source))
         rate = config.batch_size / len(train_set)
         done = self.ledger.record.total_steps
         plan = Plan(config.epochs * per_epoch, done, per_epoch, self._sigma(rate, per_epoch, saved), rate)

@@ -1,0 +1,135 @@
+"""Schemes of sampling: that batches are those that the accounting assumes, and what is charged for them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from lipcompile_torch.accounting import (
+    BudgetError,
+    Mechanism,
+    NeighbouringRelation,
+    RandomAllocation,
+    WithoutReplacement,
+)
+from lipcompile_torch.runtime.sampling import Sampling, Scheme, scheme_maker
+
+ADD, REPLACE = NeighbouringRelation.ADD_REMOVE, NeighbouringRelation.REPLACE_ONE
+N, B = 60, 9  # round(60/9) = 7 steps an epoch
+
+
+def scheme(
+    sampling: Sampling, relation: Any = REPLACE, groups: int = 1, size: int = N, batch: int = B, seed: int = 0
+) -> Scheme:
+    return scheme_maker(sampling, relation, groups)(size, batch, torch.Generator().manual_seed(seed))
+
+
+def epochs(drawn_from: Scheme, count: int) -> list[list[list[int]]]:
+    return [[drawn.indices.tolist() for drawn in drawn_from.epoch()] for _ in range(count)]
+
+
+def frequencies_fit(counts: list[int], trials: int, probability: float) -> bool:
+    """Whether every count lies within 6 standard deviations: for 60 counts, not so in 1e-7 of cases."""
+    deviation = math.sqrt(trials * probability * (1 - probability))
+    return all(abs(count - trials * probability) <= 6 * deviation for count in counts)
+
+
+def test_a_fixed_size_has_no_repetition_and_every_pair_is_as_likely() -> None:
+    drawn = [batch for epoch in epochs(scheme("fixed_size"), 300) for batch in epoch]
+    assert {len(batch) for batch in drawn} == {B}
+    assert all(len(set(batch)) == B for batch in drawn)
+    singles, pairs = (
+        Counter(i for b in drawn for i in b),
+        Counter((i, 1 - i) for b in drawn for i in b if 1 - i in b),
+    )
+    assert frequencies_fit([singles[i] for i in range(N)], len(drawn), B / N)
+    assert frequencies_fit([pairs[0, 1]], len(drawn), B * (B - 1) / (N * (N - 1)))
+
+
+@pytest.mark.parametrize("sampling", ["shuffle", "balls_in_bins"])
+def test_every_example_enters_exactly_one_step_of_an_epoch(sampling: Sampling) -> None:
+    drawn = epochs(scheme(sampling), 400)
+    assert all(sorted(i for batch in epoch for i in batch) == list(range(N)) for epoch in drawn)
+    first = Counter(i for epoch in drawn for i in epoch[0])
+    assert {len(epoch) for epoch in drawn} == {7}
+    assert frequencies_fit([first[i] for i in range(N)], 400, (1 / 7 if sampling == "balls_in_bins" else 9 / 60))
+
+
+def test_shuffled_batches_have_equal_sizes_and_bins_have_not() -> None:
+    assert {len(batch) for batch in epochs(scheme("shuffle"), 1)[0]} == {8, 9}
+    sizes = [len(batch) for epoch in epochs(scheme("balls_in_bins"), 50) for batch in epoch]
+    assert len(set(sizes)) > 5
+
+
+def test_bins_are_chosen_independently() -> None:
+    # Examples 0 and 1 meet in a bin with probability 1/7: 1,000 epochs, 6 standard deviations, 2e-9.
+    meetings = sum(any({0, 1} <= set(batch) for batch in epoch) for epoch in epochs(scheme("balls_in_bins"), 1000))
+    assert frequencies_fit([meetings], 1000, 1 / 7)
+
+
+def test_cyclic_groups_take_turns_at_the_same_expected_batch_size() -> None:
+    drawn_from = scheme("cyclic_poisson", groups=3)
+    drawn = [drawn for _ in range(400) for drawn in drawn_from.epoch()]
+    turns: dict[int, set[int]] = {}
+    for one in drawn:
+        for index in one.indices.tolist():
+            turns.setdefault(index, set()).add(one.step % 3)
+    assert all(len(own) == 1 for own in turns.values())
+    mean = sum(len(one.indices) for one in drawn) / len(drawn)
+    assert abs(mean - B) < 6 * math.sqrt(B / len(drawn)) + 0.1  # 2e-9; Poisson-like variance at most B
+    assert [one.round for one in drawn[:7]] == [0, 0, 0, 1, 1, 1, 2]
+
+
+@pytest.mark.parametrize(("relation", "balanced"), [(REPLACE, True), (ADD, False)])
+def test_a_fixed_order_repeats_and_is_balanced_only_where_sizes_are_public(relation: Any, balanced: bool) -> None:
+    first, second, third = epochs(scheme("fixed_order", relation), 3)
+    assert first == second == third
+    assert sorted(i for batch in first for i in batch) == list(range(N))
+    assert (max(map(len, first)) - min(map(len, first)) <= 1) is balanced
+
+
+def test_an_epoch_that_is_broken_off_is_followed_by_a_round_of_its_own() -> None:
+    drawn_from = scheme("shuffle")
+    broken = drawn_from.epoch()
+    started = [next(broken) for _ in range(3)]
+    again = list(drawn_from.epoch())
+    assert {one.round for one in started} == {0}
+    assert [(one.step, one.round) for one in again] == [(7 + step, 1) for step in range(7)]
+
+
+def test_turns_and_orders_go_on_where_an_epoch_was_broken_off() -> None:
+    for sampling in ("cyclic_poisson", "fixed_order"):
+        drawn_from = scheme(sampling, groups=3)
+        broken = drawn_from.epoch()
+        next(broken)
+        assert [one.step for one in drawn_from.epoch()] == list(range(1, 8))
+
+
+@pytest.mark.parametrize(
+    ("sampling", "groups", "release", "charges"),
+    [
+        ("poisson", 1, Mechanism(9 / 60, 2.0), 20),
+        ("fixed_size", 1, WithoutReplacement(9, 60, 2.0), 20),
+        ("shuffle", 1, Mechanism(1.0, 2.0), 3),
+        ("balls_in_bins", 1, RandomAllocation(7, 2.0), 3),
+        ("cyclic_poisson", 4, Mechanism(36 / 60, 2.0), 5),
+        ("fixed_order", 1, Mechanism(1.0, 2.0), 1),
+    ],
+)
+def test_what_is_charged(sampling: Sampling, groups: int, release: object, charges: int) -> None:
+    chosen = scheme(sampling, groups=groups)
+    assert chosen.release(2.0) == release
+    assert chosen.charges(20) == charges
+    assert chosen.charges(0) == 0
+
+
+def test_schemes_without_an_analysis_are_refused_with_the_reason() -> None:
+    with pytest.raises(BudgetError, match=r"moves others to other batches.*replace_one"):
+        scheme_maker("shuffle", ADD)
+    with pytest.raises(BudgetError, match="at most 6 bands"):
+        scheme("cyclic_poisson", groups=7)
+    with pytest.raises(BudgetError, match="unknown sampling 'ordered'"):
+        scheme_maker("ordered", ADD)  # type: ignore[arg-type]
