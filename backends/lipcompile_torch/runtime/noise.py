@@ -11,13 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
-from typing import Literal, Protocol, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from .normals import Normals, TorchNormals
 from .precision import rounding_slack
+from .streams import Stream
 
 Rule = Literal["global", "per_layer", "optimal"]
 Allocation = Rule | Mapping[str, float]  # a rule, or weights by parameter name or pattern
@@ -129,14 +130,6 @@ def _check_bounds(bounds: Mapping[str, float]) -> None:
     for name, bound in bounds.items():
         if not 0 <= bound < math.inf:
             raise ValueError(f"the gradient bound of {name} is {bound}: noise needs a finite bound >= 0")
-
-
-class Stream(Protocol):
-    """What correlates the noise of a parameter from step to step."""
-
-    def next(self, name: str, normal: Tensor) -> Tensor:
-        """Return this step's noise for a parameter, made of this step's standard normals and earlier ones."""
-        ...  # pragma: no cover
 
 
 class NoiseSource:

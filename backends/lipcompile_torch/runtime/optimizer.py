@@ -216,8 +216,8 @@ class PrivateOptimizer(Optimizer):
         if number != self._round:
             if self._charges_left == 0:
                 raise BudgetError(
-                    "the privacy budget is used up: a round (an epoch, or a turn of all groups) that is broken off is "
-                    "charged whole; iterate to the end of the loader"
+                    "the privacy budget is used up: a round (an epoch, or a turn of all groups) that is broken "
+                    "off is charged whole; iterate to the end of the loader"
                 )
             self._ledger.open_round(self._release_kind)
             self._round = number

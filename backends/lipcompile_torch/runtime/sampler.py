@@ -45,7 +45,7 @@ class LogicalBatch:
 
 
 class PrivateLoader:
-    """Yields batches drawn by a sampling scheme; by default each example enters independently, afresh at every step.
+    """Yields batches drawn by a sampling scheme; by default each example enters each step independently.
 
     The batch size may vary and be 0. A batch of more than `max_physical_batch` examples arrives in pieces, whose
     gradients add up to that of the whole. An epoch is a FIXED number of steps, `round(N/b)` and at least 1.

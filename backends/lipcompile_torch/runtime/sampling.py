@@ -1,22 +1,21 @@
 """How the examples of each training step are drawn, and what release that is to the accounting.
 
-====================  ==================================================  ========================================
+====================  ==================================================  ====================================
 scheme                batches                                             one charge
-====================  ==================================================  ========================================
+====================  ==================================================  ====================================
 `poisson`             each example with probability q, at every step      a step: Poisson-sampled Gaussian
 `fixed_size`          b examples without replacement, at every step       a step: without replacement
-`shuffle`             a random order of all, cut into batches, an epoch   an epoch: plain Gaussian, no
-amplification `balls_in_bins`       each example in one step of the epoch, uniformly    an epoch: random
-allocation `cyclic_poisson`      Poisson of one group after the other, `groups`      `groups` steps: Poisson of
-rate q·groups `fixed_order`         each example in the same step of every epoch        the whole run: plain
-Gaussian ====================  ==================================================
-========================================
+`shuffle`             all in a random order, cut, in every epoch          an epoch: plain Gaussian
+`balls_in_bins`       each example in one step of the epoch, uniformly    an epoch: random allocation
+`cyclic_poisson`      Poisson of one group after the other, `groups`      `groups` steps: Poisson, q·groups
+`fixed_order`         each example in the same step of every epoch        the whole run: plain Gaussian
+====================  ==================================================  ====================================
 
 A release that covers several steps is charged before its first one: to see fewer of them is post-processing.
 
-Under add/remove the data sets differ in their number of examples, so where an example goes must not depend on
-how many
-others there are: `shuffle`, whose batches are cut by number, is refused there, `balls_in_bins` is its counterpart.
+Under add/remove the data sets differ in their number of examples, so where an example goes must not depend on how
+many others there are: `shuffle`, whose batches are cut by number, is refused there, `balls_in_bins` is its
+counterpart.
 """
 
 from __future__ import annotations
@@ -109,7 +108,7 @@ class Scheme(ABC):
 
 
 class Poisson(Scheme):
-    """Each example enters each step with probability q = b/N, independently, up to the 53 bits of a uniform number."""
+    """Each example enters each step with probability q = b/N, independently, up to the 53 bits of a uniform."""
 
     @property
     def rate(self) -> float:
@@ -206,8 +205,8 @@ class CyclicPoisson(Scheme):
         self.rate = batch_size * groups / size
         if self.rate > 1:
             raise BudgetError(
-                f"{groups} bands with batches of {batch_size} of {size} examples: each of {groups} groups would have "
-                f"fewer examples than a batch; use at most {size // batch_size} bands, or smaller batches"
+                f"{groups} bands with batches of {batch_size} of {size} examples: a group would have fewer "
+                f"examples than a batch; use at most {size // batch_size} bands, or smaller batches"
             )
         self.round_steps = self.groups = groups
         self._group = self._bins(groups)
@@ -264,8 +263,8 @@ def scheme_maker(sampling: Sampling, relation: NeighbouringRelation, groups: int
     """
     if sampling == "shuffle" and relation is NeighbouringRelation.ADD_REMOVE:
         raise BudgetError(
-            "shuffled batches are cut by number: an example more moves others to other batches, and no analysis under "
-            "add_remove covers that; use neighbours='replace_one', or sampling='balls_in_bins' or 'poisson'"
+            "shuffled batches are cut by number: an example more moves others to other batches, and no analysis "
+            "under add_remove covers that; use neighbours='replace_one', or sampling='balls_in_bins' or 'poisson'"
         )
     if sampling == "cyclic_poisson":
         return lambda size, batch, generator: CyclicPoisson(size, batch, generator, groups)
