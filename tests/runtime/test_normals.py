@@ -152,7 +152,7 @@ def test_without_the_package_the_mend_is_named(monkeypatch: pytest.MonkeyPatch) 
 def released(source: Normals, gradient: float, n: int, scale: float = 1.0) -> Tensor:
     parameter = nn.Parameter(torch.zeros(n, dtype=torch.float64))
     parameter.grad = torch.full((n,), gradient, dtype=torch.float64)
-    NoiseSource(normals=source).perturb_(parameter, scale, 1.0)
+    NoiseSource(normals=source).perturb_("w", parameter, scale, 1.0)
     assert parameter.grad is not None
     return parameter.grad
 

@@ -18,10 +18,13 @@ from ..accounting import (
     calibrate_noise_multiplier,
     check_supported,
 )
+from ..factorisation import Strategy
 from . import checks
+from .correlation import Correlation, check_participation, chosen_strategy, sampling_for
 from .ledger import Ledger
 from .module import LipschitzModule
 from .noise import Allocation, NoiseSource, allocate
+from .normals import Normals, SecureNormals
 from .optimizer import PrivateOptimizer
 from .sampler import PrivateLoader
 from .sampling import Sampling, scheme_maker
@@ -41,12 +44,17 @@ class How(TypedDict, total=False):
         sampling: how batches are drawn and accounted, see `sampling`; "poisson" by default.
         max_physical_batch: most examples at once; larger batches arrive in pieces whose gradients add up.
         seed: makes the run repeatable and NOT private.
+        correlation: what correlates the noise from step to step, see `correlation.Correlation`; it chooses the
+            sampling that it is proved for. None: noise is independent.
+        secure: noise from a cryptographic generator, exact on a grid, see `normals.SecureNormals`: slower.
     """
 
     noise: Allocation
-    sampling: Sampling
+    sampling: Sampling | None
     max_physical_batch: int | None
     seed: int | None
+    correlation: Correlation | None
+    secure: bool
 
 
 class PrivacyEngine:
@@ -113,12 +121,12 @@ class PrivacyEngine:
         """
         _check_parts(module, optimizer)
         seed = how.get("seed")
-        loader = self._loader(data_loader, how)
+        strategy, loader = self._prepare(data_loader, max_steps, how)
         release = self._release(loader, noise_multiplier)
         sizes = {name: parameter.numel() for name, parameter in checks.trainable(module).items()}
         noise = how.get("noise", "global")
         allocate(noise, module.gradient_bounds(), sizes, noise_multiplier)  # what it refuses, it refuses now
-        source = NoiseSource(seed)
+        source = NoiseSource(seed, _normals(how), None if strategy is None else strategy.stream())
         ledger = self.open_ledger(loader.size)
         ledger.declare(release, seeded=seed is not None)
         if seed is not None:
@@ -152,14 +160,14 @@ class PrivacyEngine:
             BudgetError: a budget that cannot be met; see also `make_private`.
         """
         _check_parts(module, optimizer)
-        loader = self._loader(data_loader, how)
+        steps = epochs * len(PrivateLoader(data_loader))
+        strategy, loader = self._prepare(data_loader, steps, how)
         if target_delta * loader.size >= 1:
             warnings.warn(
                 f"delta = {target_delta:g} is at least 1 / {loader.size} examples: it would allow publishing one",
                 UserWarning,
                 2,
             )
-        steps = epochs * len(loader)
         sigma = calibrate_noise_multiplier(
             target_epsilon,
             target_delta,
@@ -175,7 +183,7 @@ class PrivacyEngine:
             data_loader=data_loader,
             noise_multiplier=sigma,
             max_steps=steps,
-            **how,
+            **(how if strategy is None else how | {"correlation": strategy}),
         )
 
     def get_epsilon(self, delta: float) -> float:
@@ -197,11 +205,19 @@ class PrivacyEngine:
         if self.ledger is not None:
             self.ledger.close()
 
-    def _loader(self, data_loader: DataLoader[Any], how: How) -> PrivateLoader:
-        seed, sampling = how.get("seed"), how.get("sampling", "poisson")
-        maker = scheme_maker(sampling, self.relation)
-        limit = how.get("max_physical_batch")
-        return PrivateLoader(data_loader, limit, None if seed is None else seed + 1, maker)
+    def _prepare(
+        self, data_loader: DataLoader[Any], steps: int | None, how: How
+    ) -> tuple[Strategy | None, PrivateLoader]:
+        """Return what correlates the noise, if anything, and the loader."""
+        seed, limit, wanted = how.get("seed"), how.get("max_physical_batch"), how.get("correlation")
+        per_epoch = len(PrivateLoader(data_loader, limit))
+        strategy = None if wanted is None else chosen_strategy(wanted, steps, per_epoch)
+        sampling, groups = sampling_for(strategy, how.get("sampling"))
+        maker = scheme_maker(sampling, self.relation, groups)
+        loader = PrivateLoader(data_loader, limit, None if seed is None else seed + 1, maker)
+        if strategy is not None:
+            check_participation(strategy, loader.scheme)
+        return strategy, loader
 
     def _release(self, loader: PrivateLoader, noise_multiplier: float) -> Release:
         if noise_multiplier == 0:
@@ -219,6 +235,16 @@ class PrivacyEngine:
         if self.ledger is None:
             self.ledger = Ledger(self._path, self.relation, dataset_size)
         return self.ledger
+
+
+def _normals(how: How) -> Normals | None:
+    if not how.get("secure"):
+        return None
+    if how.get("seed") is not None:
+        raise BudgetError("secure noise comes from the operating system's entropy: leave the seed out")
+    if how.get("correlation") is not None:
+        raise BudgetError("secure noise lies on a grid, which correlating it would leave: use one of the two")
+    return SecureNormals()
 
 
 def _check_parts(module: object, optimizer: Optimizer) -> None:

@@ -149,6 +149,11 @@ class NoiseSource:
         self._stream = stream
         self._step = 0
 
+    @property
+    def steps(self) -> int | None:
+        """How many steps there is noise for; None for any number."""
+        return None if self._stream is None else self._stream.steps
+
     def begin_step(self, step: int, parameters: Mapping[str, Tensor]) -> None:
         """Prepare for the noise of a step of the run, from 0 on; steps that were left out get theirs, unused.
 

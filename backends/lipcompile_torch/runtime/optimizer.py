@@ -192,7 +192,10 @@ class PrivateOptimizer(Optimizer):
         sizes = {name: parameter.numel() for name, parameter in self._parameters.items()}
         stds = allocate(self._allocation, bounds, sizes, self.noise_multiplier)
         # The noise carries the slack of each parameter's dtype by itself; that of the computation comes on top.
-        return {name: std * (1 + module.gate.slack) for name, std in stds.items()}
+        factor = (1 + module.gate.slack) * self._noise.widening(
+            self.noise_multiplier, sum(sizes[name] for name in stds)
+        )
+        return {name: std * factor for name, std in stds.items()}
 
     def _count(self) -> None:
         """Write the ledger line; from here on the batch counts as released, whatever happens."""
@@ -203,6 +206,11 @@ class PrivateOptimizer(Optimizer):
             )
         batch = self._loader.current
         assert batch is not None
+        if self._noise.steps is not None and batch.step >= self._noise.steps:
+            raise BudgetError(
+                f"the noise is correlated over {self._noise.steps} steps, and this is a later one: batches that "
+                "were drawn ahead by workers and then left count too; iterate to the end of the loader"
+            )
         if self._loader.scheme.round_steps == 1:
             self._ledger.record_step(self._release_kind)
             self._spend_charge()
