@@ -50,8 +50,8 @@ def _columns(scale: Tensor, x: Tensor) -> Tensor:
     return scale.reshape(-1, *(1,) * (x.dim() - 1))
 
 
-def _norms(x: Tensor) -> Tensor:
-    """Return the norm of each example, [B], accumulated in float64."""
+def example_norms(x: Tensor) -> Tensor:
+    """Return the norm of each example of [B, …], [B], accumulated in float64."""
     norms: Tensor = torch.linalg.vector_norm(_rows(x), dim=1, dtype=torch.float64)
     return norms
 
@@ -179,7 +179,8 @@ class _ClipNorm(torch.autograd.Function):
         (x,) = ctx.saved_tensors
         scale, finite = _clip_scale(x, ctx.radius)
         live = _columns(finite, x)
-        unit = torch.where(live, x / _columns(_norms(x).clamp_min(ctx.radius).to(x.dtype), x), torch.zeros_like(x))
+        lengths = example_norms(x).clamp_min(ctx.radius)
+        unit = torch.where(live, x / _columns(lengths.to(x.dtype), x), torch.zeros_like(x))
         radial = _rows(unit * cotangents[0]).sum(dim=1) * (scale < 1)
         gradient = (cotangents[0] - unit * _columns(radial, x)) * _columns(scale.to(x.dtype), x)
         return torch.where(live, gradient, torch.zeros_like(x)), None
@@ -187,13 +188,23 @@ class _ClipNorm(torch.autograd.Function):
 
 def _clip_scale(x: Tensor, radius: float) -> tuple[Tensor, Tensor]:
     """Return the factor of each example [B], float64 and rounded down, and whether the example is finite."""
-    norms = _norms(x)
-    slack = (_rows(x).shape[1] + 2) * 2.0**-53
-    shrink = 1 - 2 * torch.finfo(x.dtype).eps - 3 * slack
+    norms = example_norms(x)
+    return clip_scale(norms, _rows(x).shape[1], x.dtype, radius), norms.isfinite()
+
+
+def clip_scale(norms: Tensor, entries: int, dtype: torch.dtype, radius: float) -> Tensor:
+    """Return the factor that takes each example, of a norm measured in float64, into the ball: see `clip_norm`.
+
+    Args:
+        norms: [B], float64, each off by a relative (entries + 2)·2⁻⁵³ at most.
+        entries: of an example.
+        dtype: what the examples, and their products with the factor, are rounded to.
+    """
+    slack = (entries + 2) * 2.0**-53
+    shrink = 1 - 2 * torch.finfo(dtype).eps - 3 * slack
     limit = radius * (1 - slack)
     quotient = radius * shrink / norms.clamp_min(limit)  # second derivatives are finite at 0
-    scale = torch.where(norms > limit, quotient, torch.ones_like(norms))
-    return scale, norms.isfinite()
+    return torch.where(norms > limit, quotient, torch.ones_like(norms))
 
 
 def clip_norm(x: Tensor, radius: float) -> Tensor:

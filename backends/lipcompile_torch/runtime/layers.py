@@ -28,6 +28,7 @@ class Gate(Protocol):
     """What a layer needs to know of its module."""
 
     running: int
+    aside: bool
 
 
 class ConstrainedLayer(nn.Module):

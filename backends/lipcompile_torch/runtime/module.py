@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self, cast
 
@@ -35,6 +36,7 @@ class GateRecord:
             that forward pass: 0 if it was nothing else. None if nothing flowed back.
         slack: relative rounding slack of the lowest precision that an output was computed in.
         running: how many forward passes of the module are under way.
+        aside: outputs pass by the gate: what computes them one example at a time lets them through it together.
     """
 
     examples: int = 0
@@ -42,6 +44,16 @@ class GateRecord:
     foreign: Tensor | None = None
     slack: float = 0.0
     running: int = 0
+    aside: bool = False
+
+    @contextmanager
+    def bypassed(self) -> Iterator[None]:
+        """Set ``aside`` meanwhile."""
+        self.aside = True
+        try:
+            yield
+        finally:
+            self.aside = False
 
     def reset(self) -> None:
         """Forget what flowed back."""
@@ -202,7 +214,7 @@ class LipschitzModule(nn.Module):
 
     def release(self, output: Tensor) -> Tensor:
         """Return ``output`` through the gate, which notes what flows back."""
-        if not torch.is_grad_enabled():
+        if self.gate.aside or not torch.is_grad_enabled():
             return output
         self.gate.slack = max(self.gate.slack, working_slack(output))
         passage = _Passage()

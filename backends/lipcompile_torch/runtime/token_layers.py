@@ -43,11 +43,15 @@ class Embedding(ConstrainedLayer):
         """
         if x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
             raise ValueError(f"expected tokens, which are whole numbers, got {x.dtype}")
+        if self.gate is None or not self.gate.aside:  # else the batch has been here already
+            self._check_rows(x)
+        return F.embedding(x.long(), self.table)
+
+    def _check_rows(self, x: Tensor) -> None:
         entries = len(self.table)
         low, high = (int(end) for end in x.aminmax()) if x.numel() else (0, 0)
         if low < 0 or high >= entries:
             raise ValueError(f"tokens from {low} to {high}: the table has rows 0 to {entries - 1}")
-        return F.embedding(x.long(), self.table)
 
     def extra_repr(self) -> str:
         """Return the sizes."""
