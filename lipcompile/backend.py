@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.metadata import entry_points
 from typing import Any, Protocol
 
@@ -12,10 +13,16 @@ from lipcompile.diagnostics import input_error
 class Backend(Protocol):
     """Turns derivations into programs and runs them. Importing a backend must not import its framework."""
 
-    def emit(self, derivation: Derivation, follow_weights: bool = False) -> str:
+    def emit(
+        self,
+        derivation: Derivation,
+        follow_weights: bool = False,
+        noise_strategy: Mapping[str, Any] | None = None,
+    ) -> str:
         """Return the text of a module that trains under the derived bounds; raises InputError if it cannot.
 
-        With `follow_weights` the module evaluates its bounds at the certified norms of the current weights.
+        With `follow_weights` the module evaluates its bounds at the certified norms of the current weights. With a
+        `noise_strategy` of `factorisation`, as data, it says how its noise is correlated over the steps.
         """
 
     @property
@@ -33,6 +40,14 @@ class Backend(Protocol):
     @property
     def data(self) -> Any:
         """The module that reads training data; needs no framework."""
+
+    @property
+    def factorisation(self) -> Any:
+        """The module that finds strategies of correlated noise; needs no framework."""
+
+    @property
+    def ledger(self) -> Any:
+        """The module that reads what a training has spent; needs no framework."""
 
     @property
     def training(self) -> Any:

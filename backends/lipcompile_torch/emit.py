@@ -17,7 +17,7 @@ from lipcompile.derivation import Analysis, Derivation
 from lipcompile.diagnostics import Diagnostic, InputError
 from lipcompile.graph import Graph, Input
 from lipcompile.numbers.traced import Traced, reference
-from lipcompile.passes.bounds import derive
+from lipcompile.passes.bounds import derive, linear_in_loss
 from lipcompile.reports.formulas import round_up
 from lipcompile.reports.json_report import report
 
@@ -30,9 +30,14 @@ WIDTH = 110
 class TorchBackend:
     """The `torch` backend of the compiler."""
 
-    def emit(self, derivation: Derivation, follow_weights: bool = False) -> str:
+    def emit(
+        self,
+        derivation: Derivation,
+        follow_weights: bool = False,
+        noise_strategy: Mapping[str, Any] | None = None,
+    ) -> str:
         """Return the module's text; see `emit`."""
-        return emit(derivation, follow_weights)
+        return emit(derivation, follow_weights, noise_strategy)
 
     @property
     def accounting(self) -> ModuleType:
@@ -55,6 +60,16 @@ class TorchBackend:
         return import_module("lipcompile_torch.runtime.data")
 
     @property
+    def factorisation(self) -> ModuleType:
+        """`lipcompile_torch.factorisation`."""
+        return import_module("lipcompile_torch.factorisation")
+
+    @property
+    def ledger(self) -> ModuleType:
+        """`lipcompile_torch.runtime.ledger`."""
+        return import_module("lipcompile_torch.runtime.ledger")
+
+    @property
     def training(self) -> ModuleType:
         """`lipcompile_torch.runtime.training`."""
         return import_module("lipcompile_torch.runtime.training")
@@ -63,16 +78,20 @@ class TorchBackend:
 BACKEND = TorchBackend()
 
 
-def emit(derivation: Derivation, follow_weights: bool = False) -> str:
+def emit(
+    derivation: Derivation, follow_weights: bool = False, noise_strategy: Mapping[str, Any] | None = None
+) -> str:
     """Return one Python file that defines `Model`, a `LipschitzModule` without constructor arguments.
 
     With `follow_weights` its bounds are evaluated at the certified norms of the current weights instead of the
-    bounds of their constraints. Raises InputError if the model is rejected, or leaves a number open.
+    bounds of their constraints. `noise_strategy` is data for `factorisation.strategy_from`, which it carries.
+    Raises InputError if the model is rejected, or leaves a number open.
     """
     analysis = _complete(derivation)
     graph = analysis.graph
     body = [
         *_attributes(analysis),
+        *([] if noise_strategy is None else _literal("noise_strategy", noise_strategy)),
         "",
         *_constructor(graph),
         "",
@@ -175,10 +194,24 @@ def _attributes(analysis: Analysis) -> list[str]:
         *_domain(analysis.graph.input),
         f"lipschitz = {_number(analysis.lipschitz.value)}",
         f"loss_lipschitz = {analysis.loss_lipschitz.value!r}",
+        f"bounds_linear_in_loss = {linear_in_loss(analysis.graph)}",
         "bounds = {",
         *bounds,
         "}",
     ]
+
+
+def _literal(name: str, entries: Mapping[str, Any]) -> list[str]:
+    """Write a dictionary, its long lists with an item to a line, as formatters do."""
+    lines = [f"{name} = {{"]
+    for key, value in entries.items():
+        line = f"    {json.dumps(key)}: {json.dumps(value)},"
+        if len(line) + 4 <= WIDTH or not isinstance(value, list):
+            lines.append(line)
+        else:
+            items = [f"        {json.dumps(item)}," for item in value]
+            lines += [f"    {json.dumps(key)}: [", *items, "    ],"]
+    return [*lines, "}"]
 
 
 def _domain(source: Input) -> list[str]:
@@ -231,7 +264,7 @@ def _following_bounds(graph: Graph) -> list[str]:
     """Write the rules themselves, evaluated at norms of the current weights."""
     domain = Traced()
     current = {name: reference(f"u['{name}']") for name in graph.parameters}
-    bounds = derive(graph, domain, current)
+    bounds = derive(graph, domain, current, clip=reference("self.loss_limit"))
     source = [] if graph.input.norm is None else [f"    X_0 = {below(graph.input.norm)}"]
     return [
         "def gradient_bounds(self) -> dict[str, float]:",

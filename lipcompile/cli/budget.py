@@ -65,6 +65,7 @@ def _report(asked: Question, answers: Mapping[str, Answer]) -> dict[str, Any]:
         "schema": SCHEMA,
         "neighbours": asked.neighbours,
         "sampling_rate": asked.sampling_rate,
+        "steps_per_mechanism": asked.round_steps,
         "delta": asked.delta,
         "solved_for": asked.unknown,
         "accountants": {name: asdict(answer) for name, answer in answers.items()},
@@ -79,6 +80,9 @@ def _print(asked: Question, answers: Mapping[str, Answer]) -> None:
         numbers = [_number(getattr(found, column), column == asked.unknown) for column in COLUMNS]
         rows.add_row(name, *numbers, found.note or "")
     head = f"δ = {asked.delta:g}, sampling rate {asked.sampling_rate:.6g}, neighbours {asked.neighbours}"
+    if asked.round_steps != 1:
+        covered = f"{asked.round_steps} steps" if asked.round_steps else "all steps"
+        head += f"; {covered}, with correlated noise, count as one of rate {asked.charged_rate:.6g}"
     tail = f"{asked.unknown.replace('_', ' ')} is computed" + ("" if asked.unknown == "steps" else ", rounded up")
     show(sys.stdout, styled(head), styled(""), rows, styled(""), styled(tail))
 

@@ -39,6 +39,7 @@ def compile_(
     """
     from lipcompile import pipeline
     from lipcompile.backend import find
+    from lipcompile.cli.settings import noise_strategy, planned
 
     emitter = find(backend)
     refuse_source(model, output)
@@ -47,7 +48,7 @@ def compile_(
     complain(serious(derivation.diagnostics))
     if not derivation.ok:
         return 1
-    text = emitter.emit(derivation, follow_weights)
+    text = emitter.emit(derivation, follow_weights, noise_strategy(planned(loaded), emitter))
     if verify_import and not _agrees(loaded, derivation, text if backend == "torch" else None):
         return 1
     write_text(output, text)

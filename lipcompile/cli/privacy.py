@@ -32,7 +32,11 @@ _OPTIONS: dict[str, tuple[Any, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A budget with one number missing: `unknown` is None there."""
+    """A budget with one number missing: `unknown` is None there.
+
+    round_steps: how many steps are one mechanism, which samples at so many times the rate (`noise correlated`);
+        None if the whole run is one, without sampling (`noise blt`).
+    """
 
     neighbours: str
     sampling_rate: float
@@ -41,6 +45,19 @@ class Question:
     noise_multiplier: float | None
     steps: int | None
     unknown: Unknown
+    round_steps: int | None = 1
+
+    @property
+    def charged_rate(self) -> float:
+        """The sampling rate of one mechanism."""
+        return 1.0 if self.round_steps is None else self.sampling_rate * self.round_steps
+
+    @property
+    def charges(self) -> int | None:
+        """How many mechanisms the steps are."""
+        if self.steps is None:
+            return None
+        return 1 if self.round_steps is None else -(-self.steps // self.round_steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +96,10 @@ def ask(given: Mapping[str, Any], plan: Mapping[str, Any]) -> Question:
     if len(unknown) > 1:
         listed = " and ".join(unknown)
         raise setting_error(f"{listed} are unknown: two of epsilon, noise_multiplier and steps are needed")
-    return Question(settings["neighbours"], rate, settings["delta"], unknown=unknown[0], **asked)
+    rounds = _round_steps(plan, settings["neighbours"], unknown[0])
+    return Question(
+        settings["neighbours"], rate, settings["delta"], unknown=unknown[0], round_steps=rounds, **asked
+    )
 
 
 def answer(accounting: Any, accountant: str, asked: Question) -> Answer:
@@ -87,14 +107,18 @@ def answer(accounting: Any, accountant: str, asked: Question) -> Answer:
     relation = accounting.NeighbouringRelation(asked.neighbours)
 
     def mechanism() -> Any:
-        return accounting.Mechanism(asked.sampling_rate, asked.noise_multiplier)
+        return accounting.Mechanism(asked.charged_rate, asked.noise_multiplier)
+
+    def steps() -> Any:
+        charges = accounting.calibrate_steps(asked.epsilon, asked.delta, mechanism(), relation, accountant)
+        return charges * (asked.round_steps or 1)
 
     solve: dict[Unknown, Callable[[], Any]] = {
-        "epsilon": lambda: accounting.epsilon([(mechanism(), asked.steps)], asked.delta, relation, accountant),
+        "epsilon": lambda: accounting.epsilon([(mechanism(), asked.charges)], asked.delta, relation, accountant),
         "noise_multiplier": lambda: accounting.calibrate_noise_multiplier(
-            asked.epsilon, asked.delta, asked.sampling_rate, asked.steps, relation, accountant
+            asked.epsilon, asked.delta, asked.charged_rate, asked.charges, relation, accountant
         ),
-        "steps": lambda: accounting.calibrate_steps(asked.epsilon, asked.delta, mechanism(), relation, accountant),
+        "steps": steps,
     }
 
     known = {name: getattr(asked, name) for name in solve}
@@ -128,6 +152,25 @@ def _asked(
         if asked[name] is None and list(asked.values()).count(None) > 1:
             asked[name] = value
     return asked
+
+
+def _round_steps(plan: Mapping[str, Any], neighbours: str, unknown: Unknown) -> int | None:
+    """Return `Question.round_steps`; raises InputError (LIP404) where the analysis does not hold."""
+    from lipcompile.cli.settings import setting_error
+
+    kind = plan.get("correlation", {}).get("kind")
+    if kind != "blt":
+        return int(plan["correlation"]["bands"]) if kind else 1
+    if neighbours != "replace_one":
+        raise setting_error(
+            "`noise blt` counts on a fixed order of the data, which one example more would shift: "
+            "it is analysed for the neighbours replace_one"
+        )
+    if unknown == "steps":
+        raise setting_error(
+            "with `noise blt` the whole run is one mechanism, however many steps it has: give them"
+        )
+    return None
 
 
 def _rate(given: Mapping[str, Any], settings: Mapping[str, Any]) -> float:

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from lipcompile.diagnostics import InputError, input_error
 
 if TYPE_CHECKING:
-    from lipcompile.frontends.options import Loaded
+    from lipcompile.backend import Backend
+    from lipcompile.frontends.options import Loaded, Setting
 
 # Keys of the `train` block that are called otherwise in the training configuration.
 _NAMES = {"batch": "batch_size", "lr": "learning_rate", "physical_batch": "max_physical_batch"}
-_WHOLE = ("batch_size", "dataset", "epochs", "max_physical_batch")
+_WHOLE = ("batch_size", "dataset", "epochs", "max_physical_batch", "bands", "buffers")
 
 
 def planned(loaded: Loaded | None) -> dict[str, Any]:
-    """Return the settings of a model's `train` block as ordinary numbers; raises InputError (LIP404)."""
+    """Return the settings of a model's `train` block as ordinary numbers; raises InputError (LIP404).
+
+    `correlation` is a mapping as `{"kind": "correlated", "bands": 16}` or `{"kind": "blt"}`.
+    """
     settings = loaded.training.settings if loaded and loaded.training else {}
-    return {_NAMES.get(key, key): _number(_NAMES.get(key, key), value) for key, value in settings.items()}
+    plan = {_NAMES.get(key, key): _number(_NAMES.get(key, key), value) for key, value in settings.items()}
+    _check_sampling(plan.get("sampling", "poisson"), plan.get("correlation", {}).get("kind"))
+    return plan
 
 
 def merged(given: Mapping[str, Any], plan: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -27,6 +32,28 @@ def merged(given: Mapping[str, Any], plan: Mapping[str, Any], defaults: Mapping[
     return {
         name: value if value is not None else plan.get(name, defaults.get(name)) for name, value in given.items()
     }
+
+
+def noise_strategy(plan: Mapping[str, Any], backend: Backend) -> Mapping[str, Any] | None:
+    """Return the strategy of a plan's correlated noise as data, optimised; None if its noise is independent.
+
+    Raises InputError (LIP404) if the plan leaves the number of steps open, or asks for what cannot be.
+    """
+    if "correlation" not in plan:
+        return None
+    missing = [name for name in ("epochs", "batch_size", "dataset") if name not in plan]
+    if missing:
+        mend = "write them into the model's `train` block: `sampling` and `budget`"
+        raise input_error(
+            "LIP404", f"correlated noise is made for so many steps: {', '.join(missing)} needed", mend
+        )
+    steps_per_epoch = max(1, round(plan["dataset"] / plan["batch_size"]))
+    try:
+        strategy = backend.factorisation.planned_strategy(plan["correlation"], plan["epochs"], steps_per_epoch)
+    except ValueError as error:
+        raise setting_error(str(error)) from None
+    data: Mapping[str, Any] = strategy.to_dict()
+    return data
 
 
 def demand(settings: Mapping[str, Any], names: tuple[str, ...]) -> None:
@@ -41,9 +68,21 @@ def setting_error(message: str) -> InputError:
     return input_error("LIP404", message, "give it as an option, or in the model's `train` block")
 
 
-def _number(name: str, value: str | Fraction) -> str | int | float:
+def _check_sampling(sampling: str, correlation: str | None) -> None:
+    """Refuse noise for which the sampling has no analysis; raises InputError (LIP404)."""
+    if (sampling == "fixed_order") != (correlation == "blt"):
+        raise input_error(
+            "LIP404",
+            f"`sampling {sampling}` does not go with `noise {correlation or 'independent'}`: it has no analysis",
+            "`noise blt` goes with `sampling fixed_order`, any other noise with `sampling poisson`",
+        )
+
+
+def _number(name: str, value: Setting) -> Any:
     if isinstance(value, str):
         return value
+    if isinstance(value, Mapping):
+        return {key: _number(key, part) for key, part in value.items()}
     if name in _WHOLE:
         if value.denominator != 1 or value < 1:
             raise input_error("LIP404", f"`{name}` must be a whole number of at least 1, not {float(value)}")

@@ -70,7 +70,7 @@ def train(model: str, options: ModelOptions, data: Path, output: Path, **given: 
     """
     from lipcompile import pipeline
     from lipcompile.backend import find
-    from lipcompile.cli.settings import demand, merged, planned
+    from lipcompile.cli.settings import demand, merged, planned, setting_error
     from lipcompile.cli.training import CHECKPOINT, Run, execute, print_result
 
     loaded = pipeline.load(model, options)
@@ -79,6 +79,10 @@ def train(model: str, options: ModelOptions, data: Path, output: Path, **given: 
     if not derivation.ok:
         return 1
     plan = planned(loaded)
+    if "correlation" in plan:
+        raise setting_error(
+            "`train` draws independent noise only: the plan's `noise` is correlated over the steps"
+        )
     settings = merged(given, plan, DEFAULTS)
     demand(settings, ("epsilon", "delta"))
     run = Run(derivation, data, settings, output, plan.get("dataset"))

@@ -47,11 +47,17 @@ class ModelOptions:
     mends: Mends | None = field(default=None, compare=False)
 
 
+Setting = str | Fraction | Mapping[str, str | Fraction]
+
+
 @dataclass(frozen=True, slots=True)
 class TrainingPlan:
-    """The `train` block of a model: numbers by name, all optional (see the language reference)."""
+    """The `train` block of a model: numbers by name, all optional (see the language reference).
 
-    settings: Mapping[str, str | Fraction]
+    `correlation`, of the noise, is a mapping: its `kind`, and the numbers that were given with it.
+    """
+
+    settings: Mapping[str, Setting]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 
 from lipcompile.diagnostics import Diagnostic
 from lipcompile.frontends.lip import syntax as ast
 from lipcompile.frontends.lip.scope import Problem, Scope
-from lipcompile.frontends.options import TrainingPlan
+from lipcompile.frontends.options import Setting, TrainingPlan
 from lipcompile.ops.schema import suggest
 
-Settings = dict[str, str | Fraction]
-
 NEIGHBOURS = ("add_remove", "replace_one")
+SAMPLINGS = ("poisson", "fixed_order")
 NOISES = ("global", "per_layer", "optimal")
+# How noise is correlated over the steps, and the number that says how much: must it be given?
+CORRELATIONS: Mapping[str, tuple[str, bool]] = {"correlated": ("bands", True), "blt": ("buffers", False)}
 OPTIMIZERS: Mapping[str, tuple[str, ...]] = {"sgd": ("lr", "momentum"), "adam": ("lr",)}
 SCHEDULES = ("constant", "cosine")
 
 
 def training_plan(lines: Sequence[ast.TrainLine]) -> tuple[TrainingPlan | None, tuple[Diagnostic, ...]]:
     """Return the settings of a `train` block (None without one) and what is wrong with them."""
-    settings: Settings = {}
+    settings: dict[str, Setting] = {}
     problems: list[Diagnostic] = []
     for line in lines:
         try:
@@ -59,49 +61,71 @@ def _numbers(
         yield name, value
 
 
-def _neighbours(line: ast.TrainLine) -> Iterator[tuple[str, str | Fraction]]:
+def _neighbours(line: ast.TrainLine) -> Iterator[tuple[str, Setting]]:
     yield "neighbours", _word(line, NEIGHBOURS)
 
 
-def _noise(line: ast.TrainLine) -> Iterator[tuple[str, str | Fraction]]:
-    yield "noise", _word(line, NOISES)
+def _noise(line: ast.TrainLine) -> Iterator[tuple[str, Setting]]:
+    """Read how noise is shared, and how it is correlated over the steps; either may be left out."""
+    for argument in line.values:
+        value = argument.value
+        if isinstance(value, ast.Name) and value.text in NOISES and not argument.name:
+            yield "noise", value.text
+            continue
+        call = _called(replace(line, values=(argument,)), tuple(CORRELATIONS), NOISES)
+        yield "correlation", _correlation(line, call)
 
 
-def _schedule(line: ast.TrainLine) -> Iterator[tuple[str, str | Fraction]]:
+def _correlation(line: ast.TrainLine, call: ast.Call) -> Setting:
+    kind = call.name.text
+    count, needed = CORRELATIONS[kind]
+    numbers = list(_numbers(call.arguments, (count,), line))
+    if needed and not numbers:
+        raise Problem("LIP404", f"`{kind}` needs `{count}`", call.at, f"for example `{kind}({count}=16)`")
+    if len(numbers) > 1:
+        raise Problem("LIP013", f"`{count}` is set twice", call.at)
+    if any(number.denominator != 1 or number < 1 for _, number in numbers):
+        raise Problem("LIP404", f"`{count}` must be a whole number of at least 1", call.at)
+    return {"kind": kind, **dict(numbers)}
+
+
+def _schedule(line: ast.TrainLine) -> Iterator[tuple[str, Setting]]:
     yield "schedule", _word(line, SCHEDULES)
 
 
-def _budget(line: ast.TrainLine) -> Iterator[tuple[str, str | Fraction]]:
+def _budget(line: ast.TrainLine) -> Iterator[tuple[str, Setting]]:
     yield from _numbers(line.values, ("epsilon", "delta", "epochs", "noise_multiplier"), line)
 
 
-def _physical_batch(line: ast.TrainLine) -> Iterator[tuple[str, str | Fraction]]:
+def _physical_batch(line: ast.TrainLine) -> Iterator[tuple[str, Setting]]:
     value = Scope().integer(line.values[0].value, "`physical_batch`")
     yield "physical_batch", Fraction(value)
 
 
-def _sampling(line: ast.TrainLine) -> Iterator[tuple[str, str | Fraction]]:
-    call = _called(line, ("poisson",))
+def _sampling(line: ast.TrainLine) -> Iterator[tuple[str, Setting]]:
+    call = _called(line, SAMPLINGS)
     yield "sampling", call.name.text
     yield from _numbers(call.arguments, ("batch", "dataset"), line)
 
 
-def _optimizer(line: ast.TrainLine) -> Iterator[tuple[str, str | Fraction]]:
+def _optimizer(line: ast.TrainLine) -> Iterator[tuple[str, Setting]]:
     call = _called(line, tuple(OPTIMIZERS))
     yield "optimizer", call.name.text
     yield from _numbers(call.arguments, OPTIMIZERS[call.name.text], line)
 
 
-def _called(line: ast.TrainLine, choices: Sequence[str]) -> ast.Call:
+def _called(line: ast.TrainLine, choices: Sequence[str], words: Sequence[str] = ()) -> ast.Call:
+    """Return the call; `words` are other values that the line may have, for the message."""
     value = line.values[0].value
     call = ast.Call(value, ()) if isinstance(value, ast.Name) else value
     if len(line.values) == 1 and isinstance(call, ast.Call) and call.name.text in choices:
         return call
-    near = suggest(call.name.text, choices) if isinstance(call, ast.Call) else ""
-    raise Problem("LIP404", f"`{line.key.text}` is one of {', '.join(choices)}", value.at, near)
+    known = (*words, *choices)
+    near = suggest(call.name.text, known) if isinstance(call, ast.Call) else ""
+    raise Problem("LIP404", f"`{line.key.text}` is one of {', '.join(known)}", value.at, near)
 
 
-_READERS: Mapping[str, Callable[[ast.TrainLine], Iterator[tuple[str, str | Fraction]]]] = {
+_READERS: Mapping[str, Callable[[ast.TrainLine], Iterator[tuple[str, Setting]]]] = {
     "neighbours": _neighbours,
     "noise": _noise,
     "schedule": _schedule,

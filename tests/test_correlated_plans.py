@@ -1,0 +1,167 @@
+"""Correlated noise in the `train` block: what it may say, what it costs, and what is emitted for it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lipcompile_torch import accounting
+from lipcompile_torch.accounting import Mechanism, NeighbouringRelation, epsilon
+from lipcompile_torch.factorisation import optimal_banded, optimal_blt, strategy_from
+from lipcompile_torch.factorisation.participation import Cyclic
+
+from lipcompile import __main__
+from lipcompile.cli.privacy import _OPTIONS, Answer, answer, ask
+from lipcompile.cli.programs import instantiate
+from lipcompile.cli.settings import planned
+from lipcompile.diagnostics import InputError
+from lipcompile.frontends.options import ModelOptions
+from lipcompile.pipeline import load
+
+Capture = pytest.CaptureFixture[str]
+MODEL = "model m { input x: tensor[4], norm <= 1\n dense(8) groupsort(2) dense(2) loss cross_entropy }\n"
+
+
+@pytest.fixture(autouse=True)
+def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def write(noise: str, sampling: str = "poisson", more: str = "", epochs: str = ", epochs=2") -> str:
+    """Write a model whose plan has 20 steps in each of 2 epochs."""
+    plan = f"sampling {sampling}(batch=20, dataset=400)\n noise {noise}\n budget epsilon=3, delta=1e-4{epochs}"
+    Path("model.lip").write_text(f"{MODEL}train {{ {plan}\n {more} }}")
+    return "model.lip"
+
+
+def run(command: str) -> int:
+    return __main__.run(shlex.split(command))
+
+
+@pytest.mark.parametrize(
+    ("noise", "sampling", "expected"),
+    [
+        ("optimal", "poisson", {"noise": "optimal"}),
+        ("correlated(bands=4)", "poisson", {"correlation": {"kind": "correlated", "bands": 4}}),
+        ("blt", "fixed_order", {"correlation": {"kind": "blt"}}),
+        (
+            "optimal, blt(buffers=3)",
+            "fixed_order",
+            {"noise": "optimal", "correlation": {"kind": "blt", "buffers": 3}},
+        ),
+    ],
+)
+def test_what_a_plan_says_of_noise(noise: str, sampling: str, expected: dict[str, Any]) -> None:
+    plan = planned(load(write(noise, sampling), ModelOptions()))
+    assert {key: plan[key] for key in plan if key in ("noise", "correlation")} == expected
+
+
+@pytest.mark.parametrize(
+    ("noise", "message"),
+    [
+        ("correlated", "`correlated` needs `bands`"),
+        ("correlated(4)", "`noise` takes bands"),
+        ("correlated(bands=0)", "whole number of at least 1"),
+        ("correlated(bands=2.5)", "whole number of at least 1"),
+        ("correlated(bands=2, bands=3)", "`bands` is set twice"),
+        ("correlated(buffers=2)", "`noise` takes bands"),
+        ("correlated(bands=2), blt", "`correlation` is set twice"),
+        ("optimal, global", "`noise` is set twice"),
+        ("corelated(bands=2)", "one of global, per_layer, optimal, correlated, blt"),
+        ("bands=2", "one of global, per_layer, optimal, correlated, blt"),
+    ],
+)
+def test_what_a_plan_may_not_say_of_noise(noise: str, message: str, capsys: Capture) -> None:
+    assert run(f"budget {write(noise)}") != 0
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("noise", "sampling"), [("blt", "poisson"), ("optimal", "fixed_order")])
+def test_noise_that_the_sampling_has_no_analysis_for_is_refused(noise: str, sampling: str) -> None:
+    loaded = load(write(noise, sampling), ModelOptions())
+    with pytest.raises(InputError, match="no analysis"):
+        planned(loaded)
+
+
+def rdp(path: str, **given: Any) -> Answer:
+    """What the RDP accountant answers; the plan's ε holds where nothing else is given."""
+    question = ask({**dict.fromkeys(_OPTIONS), **given}, planned(load(path, ModelOptions())))
+    return answer(accounting, "rdp", question)
+
+
+def test_the_budget_of_cyclic_sampling() -> None:
+    # 40 steps of rate 20/400 with 3 bands: ⌈40/3⌉ = 14 mechanisms of rate 3/20.
+    path = write("correlated(bands=3)")
+    assert rdp(path, noise_multiplier=2.0).epsilon == epsilon(
+        [(Mechanism(0.05 * 3, 2.0), 14)], 1e-4, accountant="rdp"
+    )
+    steps = rdp(path, noise_multiplier=2.0, epsilon=3.0).steps
+    assert steps is not None
+    assert steps % 3 == 0
+    for charges, within in ((steps // 3, True), (steps // 3 + 1, False)):
+        assert (epsilon([(Mechanism(0.05 * 3, 2.0), charges)], 1e-4, accountant="rdp") <= 3) is within
+    sigma = rdp(path).noise_multiplier
+    assert sigma is not None
+    assert rdp(path, noise_multiplier=sigma).epsilon == pytest.approx(3, rel=1e-3)
+
+
+def test_the_budget_of_a_fixed_order(capsys: Capture) -> None:
+    path = write("blt", "fixed_order", "neighbours replace_one")
+    expected = epsilon([(Mechanism(1.0, 4.0), 1)], 1e-4, NeighbouringRelation.REPLACE_ONE, "rdp")
+    assert rdp(path, noise_multiplier=4.0).epsilon == expected
+    for options, message in (
+        ("--neighbours add_remove", "replace_one"),
+        ("--noise-multiplier 4 --epsilon 2", "one"),
+    ):
+        assert run(f"budget {path} {options}") == 2
+        assert message in capsys.readouterr().err
+
+
+def test_what_a_budget_counts_is_told(capsys: Capture) -> None:
+    assert run(f"budget --noise-multiplier 4 {write('correlated(bands=3)')}") == 0
+    assert "3 steps, with correlated noise, count as one of rate 0.15" in capsys.readouterr().out
+    assert (
+        run(f"budget --noise-multiplier 4 --format json {write('blt', 'fixed_order', 'neighbours replace_one')}")
+        == 0
+    )
+    assert json.loads(capsys.readouterr().out)["steps_per_mechanism"] is None
+
+
+def test_more_bands_than_batches_cannot_be_accounted(capsys: Capture) -> None:
+    assert run(f"budget {write('correlated(bands=21)')}") == 2
+    assert "sampling rate 1.05" in capsys.readouterr().err
+
+
+def compiled(path: str) -> Any:
+    assert run(f"compile {path} -o module.py") == 0
+    return instantiate(Path("module.py"), Path("module.py").read_text())
+
+
+def test_what_is_compiled_carries_the_strategy() -> None:
+    module = compiled(write("correlated(bands=4)"))
+    assert strategy_from(module.noise_strategy) == optimal_banded(40, 4, Cyclic(4))
+    wide = compiled(write("correlated(bands=20)"))
+    assert strategy_from(wide.noise_strategy) == optimal_banded(40, 20, Cyclic(20))
+    fixed = compiled(write("blt(buffers=2)", "fixed_order"))
+    assert strategy_from(fixed.noise_strategy) == optimal_blt(40, 20, 2, 2)
+
+
+def test_independent_noise_leaves_no_trace() -> None:
+    assert getattr(compiled(write("optimal")), "noise_strategy", None) is None
+    assert "noise_strategy" not in Path("module.py").read_text()
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        (lambda: write("correlated(bands=21)"), "21 bands need 21 batches"),
+        (lambda: write("correlated(bands=4)", epochs=""), "epochs needed"),
+    ],
+)
+def test_a_strategy_that_cannot_be_is_refused(path: Any, message: str, capsys: Capture) -> None:
+    assert run(f"compile {path()} -o module.py") == 2
+    assert message in capsys.readouterr().err
+    assert not Path("module.py").exists()
