@@ -80,6 +80,7 @@ CUBED = "Mul x x -> s\nMul s x -> t\nMul cube t -> k\n"
 FACTORED = "Mul x x -> s\nMul s cube -> k\nAdd k one -> f\n"
 MEAN = "ReduceMean s -> v axes=-1\n"
 TWICE = "ReduceMean x -> m2 axes=-1\nSub x m2 -> c2\nPow c2 two -> s\n"
+SUM = "Mul x x -> s\nReduceSum s last -> v\n"
 SQUARE_POOL = "AveragePool s -> p kernel_shape=3,3 strides=3,3\n"
 SPELT: Sequence[tuple[str, str, tuple[int, ...]]] = (
     ("gelu", GELU + "Mul x p -> q\nMul q half -> y", (6,)),
@@ -108,6 +109,11 @@ SPELT: Sequence[tuple[str, str, tuple[int, ...]]] = (
     ("layer_norm", CENTRED + SQUARES + "Sqrt v -> r\nMax r floor -> g\nDiv c g -> y", (4, 6)),
     ("layer_norm", CENTRED + SQUARES + "Sqrt v -> r\nClip r floor -> g\nDiv c g -> y", (4, 6)),
     ("rms_norm", "Mul x x -> s\nReduceMean s -> v axes=-1\nAdd v eps -> w\nSqrt w -> r\nDiv x r -> y", (4, 6)),
+    ("rms_norm", f"{SUM}Add v eps -> w\nSqrt w -> r\nDiv x r -> y", (4, 6)),
+    ("rms_norm", f"{SUM}Add v eps -> w\nSqrt w -> r\nReciprocal r -> i\nMul i x -> y", (6,)),
+    ("rms_norm", "ReduceSumSquare x -> v axes=1\nAdd v eps -> w\nPow w mhalf -> i\nMul x i -> y", (4, 6)),
+    ("rms_norm", f"{SUM}Sqrt v -> r\nMax r floor -> g\nDiv x g -> y", (4, 6)),
+    ("clip_norm", f"{SUM}Sqrt v -> r\nClip r floor -> g\nDiv x g -> y", (6,)),
     ("l2_pool", f"Pow x two -> s\n{SQUARE_POOL}Mul p nine -> q\nSqrt q -> y", (2, 6, 6)),
     ("l2_pool", f"Mul x x -> s\n{SQUARE_POOL}Sqrt p -> y", (2, 6, 6)),
     ("reduce_l2", "Mul x x -> s\nReduceSum s axes1 -> p keepdims=0\nSqrt p -> y", (4, 6)),
@@ -170,6 +176,9 @@ MISSES: Sequence[tuple[str, str, tuple[int, ...]]] = (
     ("Sqrt", "Sqrt x -> y", (6,)),
     ("Sqrt", "Sqrt x -> r\nRelu r -> y", (6,)),
     ("Div", "Abs x -> b\nAdd b half -> p\nDiv x p -> y", (6,)),
+    ("Sqrt", f"{SUM}Add v zero -> w\nSqrt w -> r\nDiv x r -> y", (6,)),
+    ("Div", "ReduceL2 x -> r axes=-1\nAdd r eps -> w\nDiv x w -> y", (6,)),
+    ("Div", f"Mul x x -> s\n{MEAN}Sqrt v -> r\nDiv x r -> y", (6,)),
     ("MatMul", QK + "Add s window -> t\nSoftmax t -> w axis=-1\nMatMul w x -> h\nFlatten h -> y", (2, 4, 6)),
     ("MatMul", QK + "Softmax s -> w axis=2\nMatMul w x -> h\nFlatten h -> y", (2, 4, 6)),
     ("Exp", "Exp x -> e\nReduceSum e last -> s keepdims=1\nAdd s one -> t\nDiv e t -> y", (6,)),

@@ -22,6 +22,7 @@ from lipcompile.frontends.onnx_import.layout import FIRST
 from lipcompile.frontends.onnx_import.linear import times
 from lipcompile.frontends.onnx_import.node import OnnxNode
 from lipcompile.frontends.onnx_import.normalisation import factored
+from lipcompile.frontends.onnx_import.refused import DIRECTIONS
 from lipcompile.frontends.onnx_import.shape import cut, made_axes, permute, reshape_to, unsqueeze
 from lipcompile.frontends.onnx_import.tokens import joined
 from lipcompile.frontends.onnx_import.values import Extreme, Item, Known, Strided, floats, integers, scalar
@@ -35,6 +36,8 @@ from lipcompile.ops.record import NoAttributes, Shape
 from lipcompile.ops.shape import Slice
 
 ONE = Fraction(1)
+# Operators between a sum and the norm that is made of it: a factor, a shift, a root, a limit, copies.
+_STEPS_FROM_A_SUM = 6
 
 
 def add(context: Context, node: OnnxNode) -> Value:
@@ -105,13 +108,25 @@ def divide(context: Context, node: OnnxNode) -> Value:
     """A tensor divided by a constant number, or by one for each entry of some axes."""
     divisor = context.item(node, 1)
     if not isinstance(divisor, Known):
-        raise Refusal("LIP100", "a division by a tensor is not Lipschitz", "divide by a constant number")
+        by_size = _comes_of_a_reduction(context, node.proto.input[1])
+        mend = "divide by a constant number" if not by_size else DIRECTIONS
+        raise Refusal("LIP100", "a division by a tensor is not Lipschitz", mend)
     if divisor.array.size > 1:
         return divided(context, node, context.tensor(node), divisor)
     number = _number(context, divisor, context.tensor(node))
     if number == 0:
         raise Refusal("LIP104", "a division by zero")
     return scaled(context, node, context.tensor(node), 1 / number)
+
+
+def _comes_of_a_reduction(context: Context, name: str) -> bool:
+    """Whether a tensor is, as a norm or a deviation is, made of sums, means or maxima over axes."""
+    for _ in range(_STEPS_FROM_A_SUM):
+        maker = context.makers.get(name)
+        if maker is None or maker.op_type.startswith("Reduce"):
+            return maker is not None
+        name = next((read for read in maker.proto.input if read in context.makers), "")
+    return False
 
 
 def _number(context: Context, known: Known, operand: Value) -> Fraction:

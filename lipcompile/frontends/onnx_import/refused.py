@@ -23,12 +23,22 @@ _LINEAR = "it is linear, but no rule covers it"
 _SEQUENCES = "sequences and optional values are not followed"
 _DRAWS = "random numbers other than those of dropout"
 _PLACES = "entries put at given places"
+_FLOORLESS = "it divides by a norm without a floor"
+_DEVIATION = "it divides by a deviation without a floor"
+DIRECTIONS = (
+    "divide by the larger of the Euclidean norm and a floor, as F.normalize(x, eps=0.5) does, or by "
+    "√(Σx² + eps): the slope is 1/floor, or 1/√eps"
+)
 
+# By reason, or by operator.
 _MENDS: Mapping[str, str] = {
     _CONTROL: "export the model with its loops and choices written out",
     _ROUNDS: "train the model before it is quantised",
     _LOSS: "end the model at the logits, and say --loss cross_entropy, nll or another",
     _COMPARES: "use relu, clip or a sigmoid instead of a comparison",
+    _FLOORLESS: DIRECTIONS,
+    _DEVIATION: "use layer_norm or instance_norm, which add eps to the variance: the slope is 1/√eps",
+    "Sqrt": "roots of sums of squares are imported, and of Σx² + eps as a divisor of x",
     _SEQUENCES: "export the model with tensors of fixed shapes",
 }
 
@@ -38,7 +48,7 @@ NEVER: Mapping[str, str] = {
     **dict.fromkeys(("And", "Equal", "Greater", "GreaterOrEqual", "IsInf", "IsNaN", "Less"), _COMPARES),
     **dict.fromkeys(("LessOrEqual", "Not", "Or", "Xor"), _COMPARES),
     **dict.fromkeys(("Cosh", "Exp", "Sinh", "Tan"), _UNBOUNDED),
-    **dict.fromkeys(("Log", "LpNormalization", "Reciprocal", "ReduceLogSum", "Sqrt"), _NEAR_ZERO),
+    **dict.fromkeys(("Log", "Reciprocal", "ReduceLogSum", "Sqrt"), _NEAR_ZERO),
     **dict.fromkeys(("Acos", "Acosh", "Asin", "Atanh"), _NEAR_ONE),
     **dict.fromkeys(("If", "Loop", "Scan", "SequenceMap"), _CONTROL),
     **dict.fromkeys(("ConvInteger", "DequantizeLinear", "DynamicQuantizeLinear", "MatMulInteger"), _ROUNDS),
@@ -52,7 +62,8 @@ NEVER: Mapping[str, str] = {
     "Hardmax": "its output jumps: end the model at the logits",
     "ImageDecoder": "it reads the bytes of an image file",
     "MaxRoiPool": "which entries it pools depends on their values, and jumps",
-    "MeanVarianceNormalization": "it divides by a deviation without a floor",
+    "LpNormalization": _FLOORLESS,
+    "MeanVarianceNormalization": _DEVIATION,
     "ThresholdedRelu": "it jumps at its threshold",
 }
 
@@ -88,7 +99,7 @@ def refusal_of(op_type: str, known: list[str], *, standard: bool) -> Refusal:
     """
     reason = NEVER.get(op_type)
     if reason is not None:
-        mend = _MENDS.get(reason, "replace it, or leave it out")
+        mend = _MENDS.get(op_type) or _MENDS.get(reason, "replace it, or leave it out")
         return Refusal("LIP100", f"unsupported op {op_type}: {reason}", mend)
     reason = LATER.get(op_type)
     if reason is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
@@ -129,8 +129,9 @@ def _norm(op: str) -> Callable[[Context, OnnxNode, Found], Value | None]:
         axes = None if operand is None else _axes(context, operand, found, "mean", "variance")
         if operand is None or not axes or not _has_no_ceiling(found):
             return None
-        floor, eps = found.get("floor"), found.get("eps")
-        limits = [limit if isinstance(limit, Fraction) else None for limit in (floor, eps)]
+        limits = [limit if isinstance(limit := found.get(key), Fraction) else None for key in ("floor", "eps")]
+        if not any(limits):
+            return None
         made = context.add(node, OP_BY_NAME[op], OverAxes(limits[0], limits[1], axes), [operand])
         return _times(context, node, made, _number(found, "c"))
 
@@ -169,11 +170,27 @@ def clip_norm(context: Context, node: OnnxNode, found: Found) -> Value | None:
     if copies is not None and _shape_made(context, copies) != shape_of(operand):
         return None
     if len(axes) != len(shape_of(operand)):
-        root = Fraction(math.sqrt(math.prod(shape_of(operand)[axis] for axis in axes)))
+        root = Fraction(math.sqrt(_entries(operand, axes)))
         made = context.add(node, OP_BY_NAME["rms_norm"], OverAxes(radius / root, None, axes), [operand])
         return _times(context, node, made, _number(found, "c") / root)
     made = context.add(node, OP_BY_NAME["clip_norm"], ClipNorm(radius), [operand])
     return _times(context, node, made, _number(found, "c") / radius)
+
+
+def direction(context: Context, node: OnnxNode, found: Found) -> Value | None:
+    """c·x/√(Σx² + ε) = c/√n times the rms norm with ε/n, over n entries."""
+    operand, eps = _tensor(context, found, "x"), _number(found, "eps")
+    axes = None if operand is None else _axes(context, operand, found, "norm")
+    if operand is None or not axes or eps <= 0:
+        return None
+    entries = _entries(operand, axes)
+    made = context.add(node, OP_BY_NAME["rms_norm"], OverAxes(None, eps / entries, axes), [operand])
+    return _times(context, node, made, _number(found, "c") / Fraction(math.sqrt(entries)))
+
+
+def _entries(operand: Value, axes: Sequence[int]) -> int:
+    """Return the number of entries along some axes."""
+    return math.prod(shape_of(operand)[axis] for axis in axes)
 
 
 def _shape_made(context: Context, node: OnnxNode) -> Shape | None:
@@ -215,7 +232,7 @@ def scaled_root(context: Context, node: OnnxNode, found: Found) -> Value | None:
     axes, keep = reduced_axes(context, reduction, shape_of(operand)), bool(reduction.integer("keepdims", 1))
     if not axes:
         return None
-    entries = math.prod(shape_of(operand)[axis] for axis in axes)
+    entries = _entries(operand, axes)
     for axis in reversed(axes) if not keep else ():
         context.resized(axis, -1)
     made = context.add(node, OP_BY_NAME["reduce_l2"], Reduce(axes, keep=keep), [operand])

@@ -34,6 +34,7 @@ from lipcompile.frontends.onnx_import.spelled import (
     attention,
     center,
     clip_norm,
+    direction,
     elementwise,
     layer_norm,
     pool_of_squares,
@@ -140,7 +141,8 @@ def floored(square: Pattern) -> tuple[Pattern, ...]:
 
 
 # The larger of a norm and a radius, by which a projection on a ball divides
-NORM = Op("ReduceL2", (X,), key="norm")
+SUM_SQUARE = either(Op("ReduceSum", (squared(X),), key="norm"), Op("ReduceSumSquare", (X,), key="norm"))
+NORM = either(Op("ReduceL2", (X,), key="norm"), Product(ONE, ((SUM_SQUARE, HALF),)))
 LONGER = either(
     Op("Max", (NORM, Single("floor")), commutes=True),
     Op("Clip", (NORM, Single("floor")), key="clipped"),
@@ -184,6 +186,7 @@ SPELLINGS: Sequence[Spelling] = (
     *(Spelling(_QUOTIENT, over(X, divisor), rms_norm) for divisor in floored(MEAN_SQUARE)),
     Spelling(("Sub",), CENTRED, center),
     Spelling(_QUOTIENT, over(X, LONGEST), clip_norm),
+    Spelling(_QUOTIENT, over(X, plus("eps", (1, SUM_SQUARE)), -HALF), direction),
     Spelling(("Sqrt", "Pow"), rooted(Op("AveragePool", (squared(X),), key="pool")), pool_of_squares),
     Spelling(("Sqrt", "Pow"), rooted(Op("ReduceSum", (squared(X),), key="sum")), scaled_root),
     Spelling(("Sqrt", "Pow"), rooted(Op("ReduceMean", (squared(X),), key="sum")), scaled_root),
