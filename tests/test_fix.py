@@ -23,6 +23,9 @@ from lipcompile.frontends.mends import BATCH_NORMS, Mends, groups_of
 from lipcompile.frontends.options import ModelOptions
 from lipcompile.passes.fix import Wanted
 from lipcompile.pipeline import check
+from tests.onnx_models import floats, save
+from tests.onnx_models import model as onnx_model
+from tests.onnx_models import node as onnx_node
 
 from .fix_models import ResNet, ViT, export
 
@@ -196,6 +199,68 @@ def test_norms_get_a_floor(tmp_path: Path) -> None:
     (made,) = outcome.fixed.made
     assert [made.before, made.after] == pytest.approx([1e8, 2**0.5], rel=1e-6)
     assert lines == ["dense(4)", "layer_norm(floor=1)", "dense(1)"]
+
+
+@pytest.mark.parametrize(
+    ("direction", "changed"),
+    [
+        ("clip_norm(1e-8); add(weights=(1e8,))", ["clip_norm(1)", "add(weights=(1,))"]),
+        ("rms_norm(floor=0.5e-8); add(weights=(0.5,))", ["rms_norm(floor=0.5)", "add(weights=(0.5,))"]),
+    ],
+)
+def test_directions_get_a_floor(tmp_path: Path, direction: str, changed: list[str]) -> None:
+    """W, x/max(1e-8, ‖x‖), a row: K = 10⁸ and 1; with the floor 1, K = 1 and 1."""
+    outcome, lines = fixed_text(f"dense(4); {direction}; dense(1)", tmp_path)
+    assert outcome.fixed is not None
+    (made,) = outcome.fixed.made
+    assert [made.before, made.after] == pytest.approx([1e8, 2**0.5], rel=1e-6)
+    assert len(made.places) == 1
+    assert lines == ["dense(4)", *changed, "dense(1)"]
+
+
+def test_directions_with_a_floor_stay_as_they_are(tmp_path: Path) -> None:
+    body = "dense(4); rms_norm(floor=0.5); add(weights=(0.5,)); clip_norm(3); add(weights=(1/3,)); dense(1)"
+    outcome, _ = fixed_text(body, tmp_path, also=("norm",))
+    assert outcome.fixed is not None
+    assert not outcome.fixed.made
+
+
+@pytest.mark.parametrize(("last", "size", "loss"), [("softmax", 3, "cross_entropy"), ("sigmoid", 1, "bce")])
+def test_a_last_softmax_is_left_out_where_the_loss_has_its_own(
+    tmp_path: Path, last: str, size: int, loss: str
+) -> None:
+    """Its effect is the bounds of the two models, checked by themselves."""
+    alone, _ = fixed_text(f"dense({size})", tmp_path, loss=loss)
+    checked = check(str(written(f"dense({size}); {last}", tmp_path, loss)))
+    assert [found.code for found in checked.diagnostics] == ["LIP214"]
+    outcome, lines = fixed_text(f"dense({size}); {last}", tmp_path, loss=loss)
+    assert outcome.fixed is not None
+    assert alone.fixed is not None
+    assert checked.analysis is not None
+    (made,) = outcome.fixed.made
+    assert made.places == (last,)
+    assert (made.before, made.after) == (checked.analysis.total.value, alone.fixed.total)
+    assert lines == [f"dense({size})"]
+    _, lines = fixed_text(f"dense({size}); {last}", tmp_path, loss=loss, never=("softmax",))
+    assert lines == [f"dense({size})", last]
+
+
+def test_a_softmax_that_no_loss_repeats_stays(tmp_path: Path) -> None:
+    _, lines = fixed_text("dense(3); softmax", tmp_path, loss="nll")
+    assert lines == ["dense(3)", "softmax"]
+
+
+@pytest.mark.parametrize("last", ["Softmax", "LogSoftmax"])
+def test_a_last_softmax_of_a_file(tmp_path: Path, last: str) -> None:
+    made = [onnx_node("Gemm", "x w", "h"), onnx_node(last, "h", "y")]
+    source = save(onnx_model(made, ("n", 4), {"w": floats(4, 3)}), tmp_path)
+    outcome = fix(str(source), replace(SAID, loss="multi_margin"), wishes(), tmp_path / "fixed.onnx")
+    assert outcome.ok
+    (mended,) = outcome.mended
+    assert mended.text == f"last {last} -> left out, as the loss has its own"
+    fixed_graph = check(str(tmp_path / "fixed.onnx")).analysis
+    assert fixed_graph is not None
+    assert [node.op.name for node in fixed_graph.graph.nodes] == ["dense"]
 
 
 def test_pools_of_squares(tmp_path: Path) -> None:

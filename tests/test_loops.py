@@ -164,7 +164,7 @@ def test_rates_of_many_digits_are_numbers(last: str, order: str, tmp_path: Path)
 def test_exponentials_of_fractions_are_not_factored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sympy would take e^(-3183099/5000000) for a power, of degree 3183099, of another number: for hours.
 
-    Four entries of at most tanh(…) < 1 leave gelu with at most Φ(1) each, bounded by (1 + √(1 - e^(-0.6366198)))/2.
+    Entries of at most tanh(…) < 1 leave gelu with at most Φ(1), which is below (1 + √(1 - e^(-0.6366198)))/2.
     """
     factored: list[Any] = []
     honest = sympy.factor

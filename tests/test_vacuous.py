@@ -62,3 +62,10 @@ def test_beyond_doubles(tmp_path: Path) -> None:
 def test_copies_dominate_together(tmp_path: Path) -> None:
     (found,) = notes(tmp_path, "1", between="repeat 24 { residual(add) { dense(4) } }")
     assert "and its 23 copies have" in found.message
+    assert "`lipcompile fix MODEL -o FILE` brings it down; a report" in found.help  # by means
+
+
+def test_what_is_not_mended_is_not_said_to_be(tmp_path: Path) -> None:
+    """No change that is made unasked lowers the constraint of a weight."""
+    (found,) = notes(tmp_path, "1000000")
+    assert found.help == "a report ranks the changes that make it smaller"

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from lipcompile.fixing import Outcome
     from lipcompile.frontends.options import ModelOptions
 
-_KINDS = click.Choice(["norm", "residual", "attention", "pool", "groupsort"])
+_KINDS = click.Choice(["softmax", "norm", "residual", "attention", "pool", "groupsort"])
 
 
 @click.command(short_help="Rewrite MODEL until its gradient has a useful bound.")
@@ -43,10 +43,11 @@ def fix(
 ) -> int:
     """Rewrite what has no bound, or a hopeless one, as the nearest thing that has one.
 
-    Batch normalisation is always replaced. While the bound is of no use, above 10^6 times L·max(1, X_0), norms get
-    a floor, sums of branches become means, and tokens of attention get a bounded length, in this order. Every
-    change is listed with the bound before and after it, and so are those that were not needed. The exit code is 0
-    if a file was written that passes `check`, 1 if something remains that no change mends.
+    Batch normalisation is always replaced, and a last softmax left out where the loss has its own. While the bound
+    is of no use, above 10^6 times L·max(1, X_0), norms get a floor, sums of branches become means, and tokens of
+    attention get a bounded length, in this order. Every change is listed with the bound before and after it, and
+    so are those that were not needed. The exit code is 0 if a file was written that passes `check`, 1 if something
+    remains that no change mends.
 
     \b
     Examples:

@@ -8,8 +8,8 @@ from lipcompile.derivation import NOT_REACHED, Requirement, Requirements
 from lipcompile.diagnostics import Diagnostic, Severity
 from lipcompile.graph import Graph, Node
 from lipcompile.numbers import text
-from lipcompile.ops.normalisation import squared_slope
 from lipcompile.passes.loops import loops
+from lipcompile.passes.steep import stretches
 
 # The first digits of a code say which requirement an error breaks; what is not listed concerns the layers.
 _LOSS, _INPUT = "LIP21", "LIP20"
@@ -17,6 +17,8 @@ _LOSS, _INPUT = "LIP21", "LIP20"
 _OF_LOGITS = ("cross_entropy", "token_cross_entropy", "bce")
 # A norm that stretches by more is warned of.
 _STEEP = 10
+_OF_DEVIATIONS = "give it a floor of the size of usual deviations: floor=0.5 multiplies by 2"
+_OF_LENGTHS = "divide by a floor at least, of the size of usual lengths: F.normalize(x, eps=0.5) multiplies by 2"
 
 
 def examine(graph: Graph) -> Iterator[Diagnostic]:
@@ -64,18 +66,24 @@ def _loss(graph: Graph) -> Iterator[Diagnostic]:
             "declare one: --loss cross_entropy",
             Severity.NOTE,
         )
-    elif graph.loss.loss.name in _OF_LOGITS and graph.output != graph.input.name:
-        last = graph.node(graph.output)
-        if last.op.name in ("sigmoid", "softmax"):
-            yield Diagnostic(
-                "LIP214",
-                f"`{last.name}` makes probabilities, but {graph.loss.loss.name} takes logits, and makes its own",
-                f"leave the last {last.op.name} out",
-                Severity.WARNING,
-                node=last.name,
-                op=last.op.name,
-                location=last.location,
-            )
+    elif (last := probabilities(graph)) is not None:
+        yield Diagnostic(
+            "LIP214",
+            f"`{last.name}` makes probabilities, but {graph.loss.loss.name} takes logits, and makes its own",
+            f"leave the last {last.op.name} out: `lipcompile fix` does",
+            Severity.WARNING,
+            node=last.name,
+            op=last.op.name,
+            location=last.location,
+        )
+
+
+def probabilities(graph: Graph) -> Node | None:
+    """Return the last node if it makes probabilities for a loss that makes them itself."""
+    if graph.loss is None or graph.loss.loss.name not in _OF_LOGITS or graph.output == graph.input.name:
+        return None
+    last = graph.node(graph.output)
+    return last if last.op.name in ("sigmoid", "softmax") else None
 
 
 def _input(graph: Graph) -> Iterator[Diagnostic]:
@@ -128,14 +136,14 @@ def _jumps(graph: Graph, trained: frozenset[str]) -> Iterator[Diagnostic]:
 
 def _steep_norms(graph: Graph, trained: frozenset[str]) -> Iterator[Diagnostic]:
     """A norm that divides by almost nothing makes the bounds of all trained parameters before it vacuous."""
-    for node in graph.nodes:
-        square = squared_slope(node.attributes)
-        if square is not None and square > _STEEP**2 and node.inputs[0] in trained:
+    for found in stretches(graph):
+        node = found.node
+        if found.square > _STEEP**2 and node.inputs[0] in trained:
             yield Diagnostic(
                 "LIP112",
                 f"vacuous: `{node.name}` multiplies the bounds of all that is trained before it by "
-                f"{float(square) ** 0.5:.4g}",
-                "give it a floor of the size of usual deviations: floor=0.5 multiplies by 2",
+                f"{float(found.square) ** 0.5:.4g}",
+                _OF_LENGTHS if found.is_direction else _OF_DEVIATIONS,
                 Severity.WARNING,
                 node=node.name,
                 op=node.op.name,

@@ -7,13 +7,11 @@ from math import floor, log10
 
 from lipcompile.derivation import Analysis
 from lipcompile.diagnostics import Diagnostic, Severity
+from lipcompile.passes.fix import helps
 from lipcompile.passes.shares import dominating
+from lipcompile.passes.useful import LARGEST_USEFUL
 
-# Times L·max(1, X_0), the bound of a weight or bias between layers of gain 1. With noise multiplier 1 and batches
-# of 10⁴, noise at this bound has on every entry of the gradient a deviation of 10⁶/10⁴ = 100 times that; 10⁴ steps
-# average it down to once, on each of very many entries. See docs/what-if.md.
-LARGEST_USEFUL = 1e6
-_HELP = "a report ranks the changes that make it smaller"
+_RANKED = "a report ranks the changes that make it smaller"
 
 
 def vacuous(analysis: Analysis) -> Iterator[Diagnostic]:
@@ -22,7 +20,7 @@ def vacuous(analysis: Analysis) -> Iterator[Diagnostic]:
     if total is None:
         if _overflows(analysis):
             message = "vacuous: the bound of the whole gradient is too large for a double"
-            yield Diagnostic("LIP310", message, _HELP, Severity.NOTE)
+            yield Diagnostic("LIP310", message, _help(analysis), Severity.NOTE)
         return
     unit = (loss or 0.0) * max(1.0, _input_norm(analysis))
     if 0 < unit * LARGEST_USEFUL < total:
@@ -40,6 +38,12 @@ def _input_norm(analysis: Analysis) -> float:
     return next((found.upper for found in analysis.definitions if found.name == "X_0" and found.upper), 0.0)
 
 
+def _help(analysis: Analysis) -> str:
+    """Say that `fix` mends it, where it does."""
+    fixable = "`lipcompile fix MODEL -o FILE` brings it down; " if helps(analysis.graph) else ""
+    return fixable + _RANKED
+
+
 def _note(analysis: Analysis, ratio: float) -> Diagnostic:
     share = dominating(analysis)[0]
     node = next(node for node in analysis.graph.nodes if share.names[0] in node.parameters.values())
@@ -48,7 +52,7 @@ def _note(analysis: Analysis, ratio: float) -> Diagnostic:
         "LIP310",
         f"vacuous: the bound of the whole gradient is more than 10^{floor(log10(ratio))} times L·max(1, X_0); "
         f"`{share.names[0]}`{copies} {share.share:.0%} of its square",
-        _HELP,
+        _help(analysis),
         Severity.NOTE,
         node=node.name,
         op=node.op.name,

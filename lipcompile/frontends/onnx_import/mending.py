@@ -1,6 +1,8 @@
-"""Layers that `fix` puts in the place of nodes that are refused."""
+"""What `fix` puts in the place of nodes that are refused: other layers, or nothing."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping
 
 from lipcompile.diagnostics import Refusal
 from lipcompile.frontends.mends import Mends, groups_of
@@ -15,10 +17,11 @@ from lipcompile.ops.normalisation import Center, GroupNorm
 def mended(context: Context, node: OnnxNode, refusal: Refusal) -> Value | None:
     """Return what takes the place of a refused node, None where nothing does, or nobody asked for it."""
     mends = context.parameters.options.mends
-    if mends is None or refusal.code != "LIP101" or node.op_type != "BatchNormalization":
+    make = _MENDING.get(refusal.code)
+    if mends is None or make is None:
         return None
     try:
-        return _normalised(context, node, mends)
+        return make(context, node, mends)
     except Refusal:
         return None
 
@@ -38,3 +41,15 @@ def _normalised(context: Context, node: OnnxNode, mends: Mends) -> Value:
     if made.shape is not None:
         mends.note(node.label, f"batch norm -> {text}, its factors and its shift")
     return affine(context, node, made, per_channel(example))
+
+
+def _left_out(context: Context, node: OnnxNode, mends: Mends) -> Value:
+    """Hand on the logits."""
+    logits = context.tensor(node)
+    if logits.shape is not None:
+        mends.note(node.label, f"last {node.op_type} -> left out, as the loss has its own")
+    return logits
+
+
+# By the code of the refusal.
+_MENDING: Mapping[str, Callable[[Context, OnnxNode, Mends], Value]] = {"LIP101": _normalised, "LIP214": _left_out}

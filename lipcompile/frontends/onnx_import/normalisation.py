@@ -194,14 +194,14 @@ def _frozen(array: Array, operand: Value) -> Known:
 def softmax(context: Context, node: OnnxNode) -> Value:
     """Softmax inside a network; at the output it belongs to the loss."""
     if any(output in context.outputs for output in node.outputs):
-        raise _ends_in(node, "drop it: the loss contains it")
+        raise _ends_in(node, "drop it, as `lipcompile fix` does: the loss contains it")
     return _along_axis(context, node, lambda axis: (OP_BY_NAME["softmax"], Softmax(axis=axis)))
 
 
 def log_softmax(context: Context, node: OnnxNode) -> Value:
     """Log-softmax inside a network, or before a loss that takes it in."""
     if any(output in context.outputs for output in node.outputs) and context.loss not in _OF_LOG_PROBABILITIES:
-        raise _ends_in(node, "drop it, or declare what it is for: --loss nll")
+        raise _ends_in(node, "declare what it is for, --loss nll, or drop it, as `lipcompile fix` does")
     return _along_axis(context, node, lambda axis: (OP_BY_NAME["log_softmax"], LogSoftmax(axis)))
 
 

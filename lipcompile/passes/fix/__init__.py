@@ -5,41 +5,38 @@ Each kind of change is tried in the whole graph at once, and its total is derive
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from fractions import Fraction
+from dataclasses import dataclass
+from typing import Literal
 
-from lipcompile.graph import Graph, LossUse
-from lipcompile.numbers.certified import Certified
-from lipcompile.ops import LOSS_BY_NAME
-from lipcompile.ops.record import NoAttributes
-from lipcompile.passes.bounds import derive
+from lipcompile.diagnostics import Severity
+from lipcompile.graph import Graph
 from lipcompile.passes.fix import layers, tokens
 from lipcompile.passes.fix.edit import Changed, Wanted
 from lipcompile.passes.requirements import examine
-from lipcompile.passes.vacuous import LARGEST_USEFUL
+from lipcompile.passes.useful import Standing, complete, standing
 
-__all__ = ["KINDS", "Fix", "Fixed", "Kind", "Left", "Wanted", "fixed", "total_of"]
+__all__ = ["KINDS", "Fix", "Fixed", "Kind", "Left", "Wanted", "fixed", "helps"]
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of change. needed: whether it is made by itself where the bound is useless without."""
+    """A kind of change. made: in any case, where the bound is useless without it, or only if it is asked for."""
 
     name: str
     title: str
     make: Callable[[Graph, Wanted], Changed]
-    needed: bool
+    made: Literal["always", "if needed", "if asked for"]
 
 
 # In the order in which they are tried.
 KINDS: Sequence[Kind] = (
-    Kind("norm", "norms with eps -> norms with a floor", layers.floored, needed=True),
-    Kind("residual", "sums of branches -> their means", layers.averaged, needed=True),
-    Kind("attention", "attention -> attention to tokens of bounded length", tokens.bounded, needed=True),
-    Kind("pool", "max pools -> L2 pools", layers.pooled, needed=False),
-    Kind("groupsort", "ReLU -> GroupSort of pairs", layers.sorted_in_pairs, needed=False),
+    Kind("softmax", "last softmax or sigmoid -> left out, as the loss has its own", layers.of_logits, "always"),
+    Kind("norm", "norms that divide by almost nothing -> norms with a floor", layers.floored, "if needed"),
+    Kind("residual", "sums of branches -> their means", layers.averaged, "if needed"),
+    Kind("attention", "attention -> attention to tokens of bounded length", tokens.bounded, "if needed"),
+    Kind("pool", "max pools -> L2 pools", layers.pooled, "if asked for"),
+    Kind("groupsort", "ReLU -> GroupSort of pairs", layers.sorted_in_pairs, "if asked for"),
 )
 
 
@@ -82,54 +79,41 @@ class Fixed:
     assumed: bool
 
 
-def fixed(graph: Graph, wanted: Wanted, also: Collection[str] = (), never: Collection[str] = ()) -> Fixed:
+def fixed(
+    graph: Graph,
+    wanted: Wanted,
+    also: Collection[str] = (),
+    never: Collection[str] = (),
+    kinds: Sequence[Kind] = KINDS,
+) -> Fixed:
     """Return the graph with the changes of kinds in `also` and those that its bound needs, but none in `never`."""
     made: list[Fix] = []
     left: list[Left] = []
-    for kind in KINDS:
+    before = standing(graph)
+    for kind in kinds:
         changed = kind.make(graph, wanted)
         if not (changed.places or changed.not_made) or _is_refused(changed.graph):
             continue
-        before, after = total_of(graph), total_of(changed.graph)
-        if (
-            changed.places
-            and kind.name not in never
-            and (kind.name in also or _is_needed(kind, graph, before, after))
-        ):
-            made.append(Fix(kind, changed.places, before, after, changed.not_made))
-            graph = changed.graph
+        after = standing(changed.graph) if changed.places else before
+        if changed.places and kind.name not in never and (kind.name in also or _is_due(kind, before, after)):
+            made.append(Fix(kind, changed.places, before.total, after.total, changed.not_made))
+            graph, before = changed.graph, after
         else:
-            left.append(Left(kind, changed.places, after, changed.not_made))
-    total = total_of(graph)
-    return Fixed(graph, tuple(made), tuple(left), total, _is_useful(graph, total), _complete(graph) is not graph)
+            left.append(Left(kind, changed.places, after.total, changed.not_made))
+    assumed = complete(graph) is not graph
+    return Fixed(graph, tuple(made), tuple(left), before.total, before.useful, assumed)
 
 
-def _is_needed(kind: Kind, graph: Graph, before: float, after: float) -> bool:
-    return kind.needed and not _is_useful(graph, before) and after < before
+def helps(graph: Graph) -> bool:
+    """Whether what is changed unasked brings the bound below the threshold."""
+    return fixed(graph, Wanted(), kinds=[kind for kind in KINDS if kind.made != "if asked for"]).useful
+
+
+def _is_due(kind: Kind, before: Standing, after: Standing) -> bool:
+    needed = kind.made == "if needed" and not before.useful and after.total < before.total
+    return needed or kind.made == "always"
 
 
 def _is_refused(graph: Graph) -> bool:
     """Whether a change has made something that could not be trained."""
-    return any(found.severity == "error" for found in examine(graph))
-
-
-def total_of(graph: Graph) -> float:
-    """Return the certified bound of the whole gradient, as if what is not declared were X_0 = 1 and L = 1."""
-    return derive(_complete(graph), Certified()).total.upper
-
-
-def _is_useful(graph: Graph, total: float) -> bool:
-    """Whether a total is below the threshold of `passes.vacuous`, in units of L·max(1, X_0)."""
-    loss = derive(_complete(graph), Certified()).loss_lipschitz.upper
-    norm = graph.input.norm
-    unit = loss * max(1.0, float(norm) if isinstance(norm, Fraction) else 1.0)
-    return math.isfinite(total) and total <= LARGEST_USEFUL * unit
-
-
-def _complete(graph: Graph) -> Graph:
-    """Return the graph with an input norm and a loss, where it has none."""
-    if graph.input.norm is None and not graph.input.tokens:
-        graph = replace(graph, input=replace(graph.input, norm=Fraction(1)))
-    if graph.loss is None:
-        graph = replace(graph, loss=LossUse(LOSS_BY_NAME["kr"], NoAttributes()))
-    return graph
+    return any(found.severity == Severity.ERROR for found in examine(graph))

@@ -1,8 +1,8 @@
-"""Changes of single layers: norms, sums of branches, pools, activations."""
+"""Changes of single layers: the last one, norms, sums of branches, pools, activations."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -14,20 +14,63 @@ from lipcompile.ops.activation import GroupSort
 from lipcompile.ops.merge import SUM, Sum
 from lipcompile.ops.pool import Pool
 from lipcompile.ops.rules import feature_axis
+from lipcompile.ops.shape import ClipNorm
 from lipcompile.passes.fix.edit import Changed, Wanted, replaced
+from lipcompile.passes.requirements import probabilities
+from lipcompile.passes.steep import Stretch, stretches
 from lipcompile.passes.what_if.edit import Replacement
 
-_NORMS = ("layer_norm", "rms_norm", "group_norm", "instance_norm")
+
+def of_logits(graph: Graph, wanted: Wanted) -> Changed:
+    """Leave out a last softmax or sigmoid where the loss has its own: it would flatten what is learnt."""
+    last = probabilities(graph)
+    if last is None or last.inputs[0] == graph.input.name:
+        return Changed(graph)
+    read = any(last.name in node.inputs for node in graph.nodes)
+    nodes = graph.nodes if read else tuple(node for node in graph.nodes if node is not last)
+    return Changed(replace(graph, nodes=nodes, output=last.inputs[0]), (last.name,))
+
+
+# Norms
 
 
 def floored(graph: Graph, wanted: Wanted) -> Changed:
-    """Divide by max(floor, σ) in place of √(σ² + eps): the slope is 1/floor at most, that of eps=1e-5 is 316."""
-    found = {
-        node.name: (node.op, replace(node.attributes, floor=wanted.floor, eps=None))
-        for node in graph.nodes
-        if node.op.name in _NORMS and node.attributes.eps is not None
-    }
-    return replaced(graph, found)
+    """Divide by max(floor, σ) in place of √(σ² + eps): the slope is 1/floor at most, that of eps=1e-5 is 316.
+
+    Lower floors are raised. x/max(r, ‖x‖) gets the radius `floor`.
+    """
+    found: dict[str, Replacement] = {}
+    places = []
+    for stretch in stretches(graph):
+        changes = _directed(stretch, wanted) if stretch.is_direction else _floored(stretch, wanted)
+        places += [stretch.node.name] if changes else []
+        found |= changes
+    changed = replaced(graph, found)
+    return replace(changed, places=tuple(places) if changed.places else ())
+
+
+def _floored(stretch: Stretch, wanted: Wanted) -> Mapping[str, Replacement]:
+    """Give a norm a floor, by which a factor below 1 behind it is divided: c·x/max(c·floor, ρ)."""
+    node = stretch.node
+    floor = wanted.floor * min(Fraction(1), stretch.factor)
+    if node.attributes.eps is None and node.attributes.floor >= floor:
+        return {}
+    return {node.name: (node.op, replace(node.attributes, floor=floor, eps=None))}
+
+
+def _directed(stretch: Stretch, wanted: Wanted) -> Mapping[str, Replacement]:
+    """Take another radius, and another factor, so that what is longer than both radii stays as it is."""
+    node, behind = stretch.node, stretch.behind
+    if behind is None or not isinstance(node.attributes.radius, Fraction):
+        return {}
+    length = node.attributes.radius * behind.attributes.weights[0]
+    radius = wanted.floor * min(Fraction(1), abs(length))
+    if stretch.factor <= abs(length) / radius:
+        return {}
+    return {node.name: (node.op, ClipNorm(radius)), behind.name: (behind.op, Sum((length / radius,)))}
+
+
+# Sums
 
 
 def averaged(graph: Graph, wanted: Wanted) -> Changed:
