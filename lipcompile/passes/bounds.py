@@ -38,15 +38,21 @@ class Bounds(Generic[N]):
     total: N
 
 
-def derive(graph: Graph, num: Numbers[N], current: Mapping[str, N] | None = None) -> Bounds[N]:
+def derive(
+    graph: Graph, num: Numbers[N], current: Mapping[str, N] | None = None, clip: N | None = None
+) -> Bounds[N]:
     """Evaluate all rules of `graph` in the domain `num`.
 
     `current` gives bounds of the parameters as they are (operator norm of a weight, length of a bias), by name, to
-    be used in place of what their constraints allow: bounds that follow the weights.
+    be used in place of what their constraints allow: bounds that follow the weights. `clip` is what training clips
+    the gradient of each example's loss in the output to: cotangents and gradients are those of min(L, clip).
     """
     forward = _Forward(graph, num, current or {})
     forward.run()
-    seed = _loss_lipschitz(graph, num, forward.extent[graph.output])
+    constant = _loss_lipschitz(graph, num, forward.extent[graph.output])
+    seed = (
+        constant if clip is None else num.let("L_C", num.minimum(constant, clip), "bound of the loss's gradient")
+    )
     backward = _Backward(graph, num, forward.gain, through_clips=True)
     backward.run(seed, "G", "bound of the cotangent at")
     slope = _Backward(graph, num, forward.gain, through_clips=False)
@@ -54,7 +60,15 @@ def derive(graph: Graph, num: Numbers[N], current: Mapping[str, N] | None = None
     gradient = _gradients(graph, num, forward, backward)
     norm = {name: extent.norm for name, extent in forward.extent.items()}
     largest = root_of_squares(num, list(gradient.values()))
-    return Bounds(norm, forward.gain, backward.bound, slope.bound, gradient, seed, largest)
+    return Bounds(norm, forward.gain, backward.bound, slope.bound, gradient, constant, largest)
+
+
+def linear_in_loss(graph: Graph) -> bool:
+    """Whether cotangents and gradients are proportional to L: every op hands on a fixed multiple of what it gets.
+
+    Then all that is done to them is positively homogeneous: sums, products with gains and κ, roots of squares.
+    """
+    return all(node.op.cotangent is scaled_by_lipschitz for node in graph.nodes)
 
 
 class _Forward(Generic[N]):

@@ -17,10 +17,13 @@ from torch import Tensor, nn
 
 from . import functional
 from .layers import ConstrainedLayer
+from .loss_clipping import clip_cotangents
 from .precision import working_slack
 from .weights import decode_weights
 
 __all__ = ["GateRecord", "LipschitzModule", "decode_weights"]
+
+_OUTWARD = 1 + 1e-12  # covers the rounding of a quotient, and of L itself, which is certified to more digits
 
 
 @dataclass
@@ -36,6 +39,8 @@ class GateRecord:
             that forward pass: 0 if it was nothing else. None if nothing flowed back.
         slack: relative rounding slack of the lowest precision that an output was computed in.
         running: how many forward passes of the module are under way.
+        within_clip: number of examples whose cotangent was within the clip of the loss's gradient, 0-dim; None if
+            nothing was clipped.
         aside: outputs pass by the gate: what computes them one example at a time lets them through it together.
     """
 
@@ -44,6 +49,7 @@ class GateRecord:
     foreign: Tensor | None = None
     slack: float = 0.0
     running: int = 0
+    within_clip: Tensor | None = None
     aside: bool = False
 
     @contextmanager
@@ -58,6 +64,7 @@ class GateRecord:
     def reset(self) -> None:
         """Forget what flowed back."""
         self.examples, self.largest, self.foreign, self.slack = 0, None, None, 0.0
+        self.within_clip = None
 
     def record(self, cotangent: Tensor, normaliser: float, sent: Tensor | None) -> None:
         """Note a cotangent [B, …] at the end of a forward pass, and what the criterion sent there."""
@@ -66,6 +73,10 @@ class GateRecord:
         norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.promote_types(rows.dtype, torch.float32))
         self.largest = _largest(norms * normaliser, self.largest)
         self.note_foreign(norms.new_full((1,), math.inf) if sent is None else (cotangent - sent).abs())
+
+    def note_within_clip(self, count: Tensor) -> None:
+        """Note how many more examples were within the clip."""
+        self.within_clip = count if self.within_clip is None else self.within_clip + count.to(self.within_clip)
 
     def note_foreign(self, difference: Tensor) -> None:
         """Note a difference from what the criterion would have sent."""
@@ -99,18 +110,22 @@ class _Gate(torch.autograd.Function):
 
 
 class _Entrance(torch.autograd.Function):
-    """Where the criterion takes an output: remembers what it sends back. A second criterion is not remembered."""
+    """Where the criterion takes an output: clips what it sends back, if the module says so, and remembers it.
+
+    A second criterion is not remembered.
+    """
 
     @staticmethod
-    def forward(ctx: Any, output: Tensor, passage: _Passage) -> Tensor:
-        ctx.passage = passage
+    def forward(ctx: Any, output: Tensor, module: LipschitzModule, passage: _Passage) -> Tensor:
+        ctx.module, ctx.passage = module, passage
         return output.view_as(output)
 
     @staticmethod
-    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None, None]:
+        sent = ctx.module.clip_loss_gradient(cotangents[0])
         if ctx.passage.sent is None:
-            ctx.passage.sent = cotangents[0]
-        return cotangents[0], None
+            ctx.passage.sent = sent
+        return sent, None, None
 
 
 class _Total(torch.autograd.Function):
@@ -144,7 +159,10 @@ class LipschitzModule(nn.Module):
         certificate: the derivation this module was emitted from.
         bounds: K_p, bound of ‖∂ loss of one example / ∂p‖, by parameter name; exactly the trainable
             parameters.
+        bounds_linear_in_loss: the bounds are proportional to L: nothing inside clips gradients.
         normaliser: b, what :meth:`criterion` divides the sum over the batch by; set by the engine.
+        loss_clip: C, what the gradient of each example's loss in its output is clipped to on its way back, or
+            None; set by the engine before each batch, and not to be changed within one.
         gate: what flowed back; read and reset by the engine at every step.
 
     Formal guarantees: after :meth:`project_` and for inputs of ``input_shape``, ‖∂ per_example_loss[i]/∂p‖ ≤
@@ -160,10 +178,12 @@ class LipschitzModule(nn.Module):
     loss_lipschitz: ClassVar[float]
     certificate: ClassVar[Mapping[str, Any]]
     bounds: ClassVar[Mapping[str, float]]
+    bounds_linear_in_loss: ClassVar[bool] = False  # of whom nobody said it
 
     def __init__(self) -> None:
         super().__init__()
         self.normaliser: float = 1.0
+        self.loss_clip: float | None = None
         self.gate = GateRecord()
         self._blueprint: dict[str, Any] = {}
         self.register_load_state_dict_post_hook(_project_after_loading)  # type: ignore[no-untyped-call]
@@ -179,7 +199,7 @@ class LipschitzModule(nn.Module):
         """
         passage = getattr(output, "passage", None)
         if passage is not None and torch.is_grad_enabled():
-            output = _Entrance.apply(output, passage)  # type: ignore[no-untyped-call]
+            output = _Entrance.apply(output, self, passage)  # type: ignore[no-untyped-call]
         total = self.per_example_loss(output, target).sum() / self.normaliser
         return _Total.apply(total, self) if total.requires_grad else total  # type: ignore[no-untyped-call]
 
@@ -235,9 +255,32 @@ class LipschitzModule(nn.Module):
         for _, layer in self._constrained():
             layer.gate = self.gate
 
+    @property
+    def loss_limit(self) -> float:
+        """C, or infinity if the loss's gradient is not clipped."""
+        return math.inf if self.loss_clip is None else self.loss_clip
+
+    def clip_loss_gradient(self, cotangent: Tensor) -> Tensor:
+        """Return what the criterion sends back, [B, …], with each example clipped to C/normaliser over all its
+        entries, a non-finite one set to zero; untouched if there is no clip.
+        """
+        if self.loss_clip is None:
+            return cotangent
+        clipped, within = clip_cotangents(cotangent, self.loss_clip / self.normaliser)
+        self.gate.note_within_clip(within)
+        return clipped
+
     def gradient_bounds(self) -> dict[str, float]:
-        """Return K_p by parameter name, for weights in their constraint sets."""
-        return dict(self.bounds)
+        """Return K_p by parameter name, for weights in their constraint sets, of the loss as :attr:`loss_clip`
+        leaves it.
+
+        With bounds linear in L that is K_p·C/L, rounded up, for C < L. Else it is K_p: what clips inside may bind
+        at L and not at C, so K_p·C/L need not be a bound.
+        """
+        if not self.bounds_linear_in_loss or self.loss_limit >= self.loss_lipschitz:
+            return dict(self.bounds)
+        share = self.loss_limit / self.loss_lipschitz * _OUTWARD
+        return {name: bound * share for name, bound in self.bounds.items()}
 
     def certified_norms(self) -> dict[str, float]:
         """Return a certified norm of each parameter as it is now, by name."""
