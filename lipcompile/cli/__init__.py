@@ -12,6 +12,7 @@ from lipcompile.cli.compile import compile_
 from lipcompile.cli.demo import demo
 from lipcompile.cli.explain import explain
 from lipcompile.cli.fix import fix
+from lipcompile.cli.ledger import ledger
 from lipcompile.cli.report import report
 from lipcompile.cli.train import train
 
@@ -28,5 +29,5 @@ def cli() -> None:
     """
 
 
-for _command in (check, fix, compile_, report, budget, train, audit, explain, demo):
+for _command in (check, fix, compile_, report, budget, train, ledger, audit, explain, demo):
     cli.add_command(_command)

@@ -300,7 +300,7 @@ def _verified(line: bytes, previous: str, where: str) -> tuple[dict[str, Any], s
 def _explained(where: str) -> Iterator[None]:
     try:
         yield
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise LedgerError(
             f"{where}: this line is not what was written; the ledger was changed or damaged, and what it says of "
             "the privacy spent cannot be trusted"

@@ -1,0 +1,145 @@
+"""`lipcompile ledger`."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from lipcompile.cli.output import print_json
+from lipcompile.diagnostics import InputError, input_error
+
+if TYPE_CHECKING:
+    from lipcompile.backend import Backend
+
+SCHEMA = "lipcompile.ledger-report/1"
+_ACCOUNTANTS = ("rdp", "pld")
+
+
+@dataclass(frozen=True, slots=True)
+class _Spent:
+    """What one accountant says was spent; `note` says why it cannot say."""
+
+    epsilon: float | None
+    note: str | None = None
+
+
+@click.command(short_help="Say what a training has spent.")
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--delta", type=float, help="δ to give ε at; by default a tenth of one over the number of examples.")
+@click.option("--accountant", type=click.Choice(_ACCOUNTANTS), help="Ask this one alone; both by default.")
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="What to print.")
+def ledger(file: Path, delta: float | None, accountant: str | None, form: str) -> int:
+    """Say what the ledger FILE, or that of the folder FILE, has spent so far. It is read, never changed.
+
+    What is charged is printed beside ε by each accountant. A training that is going on can be looked at. The exit
+    code is 1 if no accountant has an ε for what was charged, 2 if the ledger cannot be trusted.
+
+    \b
+    Examples:
+      lipcompile ledger run/ledger.jsonl --delta 1e-5
+      lipcompile ledger run --format json
+    """
+    from lipcompile.backend import find
+
+    backend = find()
+    path = file / "ledger.jsonl" if file.is_dir() else file
+    record = _read(path, backend)
+    chosen = _delta(delta, record.dataset_size)
+    asked = _ACCOUNTANTS if accountant is None else (accountant,)
+    spent = {name: _spent(record, chosen, name, backend) for name in asked}
+    if form == "json":
+        print_json(_report(path, record, chosen, spent))
+    else:
+        _print(path, record, chosen, spent)
+    return 0 if any(found.epsilon is not None for found in spent.values()) else 1
+
+
+def _read(path: Path, backend: Backend) -> Any:
+    """Return what the ledger says; raises InputError (LIP405)."""
+    if path.exists() and not path.is_file():  # a pipe or a device may have no end
+        raise _unreadable(path, "it is no file")
+    try:
+        return backend.ledger.read_ledger(path)
+    except OSError as error:
+        raise _unreadable(path, error.strerror or str(error)) from None
+    except backend.ledger.LedgerError as error:
+        raise input_error("LIP405", str(error)) from None
+
+
+def _unreadable(path: Path, reason: str) -> InputError:
+    mend = "give the ledger.jsonl that `train` or the engine wrote, or its folder"
+    return input_error("LIP405", f"`{path}` cannot be read as a ledger: {reason}", mend)
+
+
+def _delta(given: float | None, examples: int) -> float:
+    if given is None:
+        return float(f"{0.1 / max(1, examples):.1g}")
+    if not 0 < given < 1:
+        raise input_error("LIP401", f"δ = {given:g} is not strictly between 0 and 1", "use --delta 1e-5")
+    return given
+
+
+def _spent(record: Any, delta: float, accountant: str, backend: Backend) -> _Spent:
+    try:
+        epsilon = record.epsilon(delta, accountant)
+    except backend.accounting.BudgetError as error:
+        return _Spent(None, str(error))
+    if not math.isfinite(epsilon):
+        return _Spent(None, "no finite epsilon: there was too little noise for this delta")
+    return _Spent(epsilon)
+
+
+def _report(path: Path, record: Any, delta: float, spent: Mapping[str, _Spent]) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "ledger": str(path),
+        "chain": {"intact": True, "lines": len(record.hashes), "head": record.hashes[-1]},
+        "interrupted": record.interrupted,
+        "private": not record.seeded,
+        "neighbours": record.relation.value,
+        "dataset_size": record.dataset_size,
+        "delta": delta,
+        "steps": record.total_steps,
+        "charged": [
+            {"release": release.fields(), "charges": record.charges[release], "steps": record.steps[release]}
+            for release in record.declared
+        ],
+        "accountants": {name: asdict(found) for name, found in spent.items()},
+    }
+
+
+def _print(path: Path, record: Any, delta: float, spent: Mapping[str, _Spent]) -> None:
+    from lipcompile.reports.console import BAD, CAUTION, printable, show, styled, table
+    from lipcompile.reports.formulas import round_up
+
+    lines = [
+        styled(f"{printable(str(path))}: {len(record.hashes)} lines, no line changed or missing between them"),
+        styled(f"{record.dataset_size} examples, neighbours {record.relation.value}, {record.total_steps} steps"),
+    ]
+    if record.interrupted:
+        lines.append(styled(("the last line is incomplete: whatever it may have charged is counted", CAUTION)))
+    if record.seeded:
+        lines.append(styled(("NOT PRIVATE: a seed was fixed, so the noise is predictable", BAD)))
+    charged = table("charges", "steps", "of", right=("charges", "steps"))
+    for release in record.declared:
+        charged.add_row(str(record.charges[release]), str(record.steps[release]), _described(release))
+    ask = table("accountant", "epsilon", "")
+    for name, found in spent.items():
+        ask.add_row(name, "–" if found.epsilon is None else round_up(found.epsilon, 4), found.note or "")
+    tail = styled(f"at δ = {delta:g}, rounded up")
+    show(sys.stdout, *lines, styled(""), charged, styled(""), ask, styled(""), tail)
+
+
+def _described(release: Any) -> str:
+    fields = release.fields().items()
+    return ", ".join(f"{name.replace('_', ' ')} {_number(value)}" for name, value in fields)
+
+
+def _number(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

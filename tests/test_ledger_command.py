@@ -1,0 +1,213 @@
+"""`lipcompile ledger`: what was spent, from the ledger alone; what is no ledger is a diagnostic."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lipcompile_torch.accounting import (
+    Mechanism,
+    NeighbouringRelation,
+    RandomAllocation,
+    Release,
+    WithoutReplacement,
+)
+from lipcompile_torch.runtime.ledger import Ledger
+
+from lipcompile import __main__
+
+Capture = pytest.CaptureFixture[str]
+ADD, REPLACE = NeighbouringRelation.ADD_REMOVE, NeighbouringRelation.REPLACE_ONE
+POISSON, PLAIN, EPOCH = Mechanism(0.1, 1.5), Mechanism(1.0, 4.0), RandomAllocation(5, 1.25)
+FIXED = WithoutReplacement(10, 100, 1.5)
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to work in."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def run(arguments: str) -> int:
+    return __main__.run(["ledger", *shlex.split(arguments)])
+
+
+def write(*releases: Release, relation: NeighbouringRelation = ADD, uses: int = 2, seeded: bool = False) -> Path:
+    """Write a ledger in which each release was used so often; of a round three steps are taken."""
+    path = Path("ledger.jsonl")
+    ledger = Ledger(path, relation, 100)
+    for release in releases:
+        ledger.declare(release, seeded)
+        for _ in range(uses):
+            if isinstance(release, RandomAllocation):
+                ledger.open_round(release)
+                for _ in range(3):
+                    ledger.record_inner_step(release)
+            else:
+                ledger.record_step(release)
+    ledger.close()
+    return path
+
+
+def reported(capsys: Capture, options: str = "", code: int = 0) -> Any:
+    assert run(f"ledger.jsonl --format json {options}") == code
+    out, err = capsys.readouterr()
+    assert err == ""
+    return json.loads(out)
+
+
+def test_the_report_says_what_was_charged(capsys: Capture) -> None:
+    write(POISSON, EPOCH)
+    found = reported(capsys, "--delta 1e-5")
+    assert found["schema"] == "lipcompile.ledger-report/1"
+    assert found["charged"] == [
+        {"release": {"sampling_rate": 0.1, "noise_multiplier": 1.5}, "charges": 2, "steps": 2},
+        {"release": {"sampling": "allocation", "steps": 5, "noise_multiplier": 1.25}, "charges": 2, "steps": 6},
+    ]
+    assert (found["steps"], found["dataset_size"], found["neighbours"]) == (8, 100, "add_remove")
+    assert (found["private"], found["interrupted"], found["delta"]) == (True, False, 1e-5)
+    lines = Path("ledger.jsonl").read_text().splitlines()
+    last = json.loads(lines[-1])["hash"]
+    assert found["chain"] == {"intact": True, "lines": len(lines), "head": last}
+
+
+def test_epsilon_is_that_of_the_gaussian_mechanism(capsys: Capture) -> None:
+    """Four releases of σ = 4 are one of σ = 2; its δ at ε is exact (Balle and Wang 2018, Theorem 8)."""
+    write(PLAIN, uses=4)
+    found = reported(capsys, "--delta 1e-5")["accountants"]
+    epsilon = found["pld"]["epsilon"]
+    assert gaussian_delta(epsilon, 2.0) == pytest.approx(1e-5, rel=1e-3)
+    assert epsilon <= found["rdp"]["epsilon"] < 1.2 * epsilon
+
+
+def gaussian_delta(epsilon: float, sigma: float) -> float:
+    def phi(x: float) -> float:
+        return 0.5 * math.erfc(-x / math.sqrt(2))
+
+    return phi(0.5 / sigma - epsilon * sigma) - math.exp(epsilon) * phi(-0.5 / sigma - epsilon * sigma)
+
+
+def test_delta_has_a_default_below_one_over_the_examples(capsys: Capture) -> None:
+    write(POISSON)
+    assert reported(capsys, "--accountant rdp")["delta"] == 0.001
+
+
+def test_an_accountant_without_an_analysis_says_why(capsys: Capture) -> None:
+    write(FIXED, relation=REPLACE)
+    found = reported(capsys)["accountants"]
+    assert found["rdp"]["epsilon"] > 0
+    assert found["pld"]["epsilon"] is None
+    assert "fixed size" in found["pld"]["note"]
+    alone = reported(capsys, "--accountant pld", code=1)["accountants"]
+    assert alone == {"pld": found["pld"]}
+
+
+def test_what_no_accountant_covers_is_still_listed(capsys: Capture) -> None:
+    write(FIXED, POISSON, relation=REPLACE)
+    assert run("ledger.jsonl") == 1
+    out = capsys.readouterr().out
+    assert out.count("no theorem") == 2
+    assert "sampling fixed_size, batch size 10, dataset size 100, noise multiplier 1.5" in out
+
+
+def test_steps_without_noise_have_no_epsilon(capsys: Capture) -> None:
+    write(Mechanism(0.1, 0.0))
+    found = reported(capsys, "--accountant rdp", code=1)["accountants"]["rdp"]
+    assert found == {"epsilon": None, "note": "no finite epsilon: there was too little noise for this delta"}
+
+
+def test_nothing_spent_is_zero(capsys: Capture) -> None:
+    write()
+    assert reported(capsys)["accountants"]["pld"]["epsilon"] == 0
+    assert run("ledger.jsonl") == 0
+
+
+def test_a_seed_and_a_cut_off_line_are_pointed_out(capsys: Capture) -> None:
+    path = write(POISSON, seeded=True)
+    path.write_bytes(path.read_bytes()[:-7])
+    before = path.read_bytes()
+    found = reported(capsys, "--accountant rdp")
+    assert (found["private"], found["interrupted"], found["steps"]) == (False, True, 2)
+    assert run("ledger.jsonl --accountant rdp") == 0
+    out = capsys.readouterr().out
+    assert "NOT PRIVATE" in out
+    assert "the last line is incomplete" in out
+    assert path.read_bytes() == before  # it is read, not mended
+
+
+def test_the_text_rounds_epsilon_up(capsys: Capture) -> None:
+    write(POISSON)
+    exact = reported(capsys, "--accountant rdp")["accountants"]["rdp"]["epsilon"]
+    assert run("ledger.jsonl --accountant rdp") == 0
+    shown = re.search(r"^rdp +([\d.]+)$", capsys.readouterr().out, re.MULTILINE)
+    assert shown
+    assert exact <= float(shown[1]) < exact + 1e-4
+
+
+def test_the_folder_of_a_run_and_a_ledger_in_use_can_be_read(place: Path, capsys: Capture) -> None:
+    write(POISSON)
+    running = Ledger("ledger.jsonl", ADD, 100)
+    running.record_step(POISSON)
+    assert run(f"{place} --accountant rdp") == 0
+    assert "3 steps" in capsys.readouterr().out
+    running.close()
+
+
+def refused(arguments: str, capsys: Capture, code: str = "LIP405") -> str:
+    assert run(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"error[{code}]: ")
+    return err
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\n", b"hello\n", b'{"hash": 1}\n', b"\xff\xfe\n", b"[" * 100_000 + b"\n", b'{"kind": "header"'],
+    ids=["empty", "blank", "text", "header", "bytes", "deep", "cut"],
+)
+def test_other_files_are_refused(content: bytes, capsys: Capture) -> None:
+    Path("other").write_bytes(content)
+    refused("other", capsys)
+
+
+def test_what_cannot_be_opened_is_refused(place: Path, capsys: Capture) -> None:
+    assert "No such file" in refused("missing.jsonl", capsys)
+    assert "No such file" in refused(str(place), capsys)
+    assert "it is no file" in refused("/dev/zero", capsys)
+
+
+@pytest.mark.parametrize("delta", ["0", "1", "-1", "nan", "inf"])
+def test_a_delta_that_is_none_is_refused(delta: str, capsys: Capture) -> None:
+    write(POISSON)
+    refused(f"ledger.jsonl --delta {delta}", capsys, "LIP401")
+
+
+def test_changed_ledgers_are_refused_wherever_they_were_changed(capsys: Capture) -> None:
+    path = write(POISSON, EPOCH)
+    content = path.read_bytes()
+    rng = random.Random(0)
+    for position in rng.sample(range(len(content) - 1), 40):
+        altered = bytearray(content)
+        altered[position] ^= 1 << rng.randrange(8)
+        path.write_bytes(altered)
+        refused("ledger.jsonl", capsys)
+
+
+def test_no_framework_is_loaded() -> None:
+    write(POISSON)
+    program = (
+        "import sys\nfrom lipcompile.__main__ import run\n"
+        "assert run(['ledger', 'ledger.jsonl']) == 0\nprint(*sys.modules, file=sys.stderr)"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert not set(result.stderr.split()) & {"torch", "onnx", "onnxruntime"}
