@@ -121,7 +121,8 @@ def check_flow(gate: GateRecord, batch: LogicalBatch, limit: float) -> None:
     Args:
         gate: what flowed back since the batch was drawn.
         batch: what was drawn.
-        limit: L·(1 + slack), the most that the cotangent of one example times the normaliser can be.
+        limit: min(L, C)·(1 + slack), the most that the cotangent of one example times the normaliser can be; C is
+            what the loss's gradient is clipped to.
     """
     if gate.examples != batch.examples:
         raise PrivacyError(

@@ -187,7 +187,8 @@ class PrivateOptimizer(Optimizer):
                 "do not change it"
             )
         slack = max(checks.slack(self._parameters), module.gate.slack)
-        checks.check_flow(module.gate, batch, module.loss_lipschitz * (1 + slack))
+        limit = min(module.loss_lipschitz, module.loss_limit) * (1 + slack)
+        checks.check_flow(module.gate, batch, limit)
         checks.check_gradients(self._parameters, bounds, batch.examples / normaliser, slack)
         sizes = {name: parameter.numel() for name, parameter in self._parameters.items()}
         stds = allocate(self._allocation, bounds, sizes, self.noise_multiplier)
