@@ -96,7 +96,7 @@ def ask(given: Mapping[str, Any], plan: Mapping[str, Any]) -> Question:
     if len(unknown) > 1:
         listed = " and ".join(unknown)
         raise setting_error(f"{listed} are unknown: two of epsilon, noise_multiplier and steps are needed")
-    rounds = _round_steps(plan, settings["neighbours"], unknown[0])
+    rounds = _round_steps(plan, unknown[0])
     return Question(
         settings["neighbours"], rate, settings["delta"], unknown=unknown[0], round_steps=rounds, **asked
     )
@@ -154,18 +154,13 @@ def _asked(
     return asked
 
 
-def _round_steps(plan: Mapping[str, Any], neighbours: str, unknown: Unknown) -> int | None:
-    """Return `Question.round_steps`; raises InputError (LIP404) where the analysis does not hold."""
+def _round_steps(plan: Mapping[str, Any], unknown: Unknown) -> int | None:
+    """Return `Question.round_steps`; raises InputError (LIP404) if the steps are what is asked for."""
     from lipcompile.cli.settings import setting_error
 
     kind = plan.get("correlation", {}).get("kind")
     if kind != "blt":
         return int(plan["correlation"]["bands"]) if kind else 1
-    if neighbours != "replace_one":
-        raise setting_error(
-            "`noise blt` counts on a fixed order of the data, which one example more would shift: "
-            "it is analysed for the neighbours replace_one"
-        )
     if unknown == "steps":
         raise setting_error(
             "with `noise blt` the whole run is one mechanism, however many steps it has: give them"

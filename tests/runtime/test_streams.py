@@ -182,6 +182,21 @@ def test_outputs_are_not_changed_by_later_steps_nor_normals_by_any() -> None:
         assert torch.equal(normal, torch.ones(2, dtype=torch.float64))
 
 
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_what_is_done_to_an_output_does_not_come_back(strategy: Strategy) -> None:
+    class Spoiled(Independent):
+        def __init__(self) -> None:
+            self.inner = strategy.stream()
+
+        def next(self, name: str, normal: Tensor) -> Tensor:
+            output = self.inner.next(name, normal)
+            kept = output.clone()
+            output.fill_(7.0)
+            return kept
+
+    check_exact(strategy, Spoiled())
+
+
 def test_a_parameter_stays_as_it_is() -> None:
     stream = optimal_banded(STEPS, 3).stream()
     stream.next("a", torch.zeros(2, dtype=torch.float64))
