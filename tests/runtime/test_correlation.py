@@ -33,7 +33,7 @@ def private(engine: PrivacyEngine, noise_multiplier: float = 1.0, max_steps: int
     return HELP["private"](engine=engine, **options)
 
 
-def train(module: Any, optimizer: Any, loader: Any, steps: int) -> None:
+def train(module: Any, optimizer: Any, loader: Any, *, steps: int) -> None:
     taken = 0
     while taken < steps:
         for x, y in loader:
@@ -49,7 +49,8 @@ def train(module: Any, optimizer: Any, loader: Any, steps: int) -> None:
 )
 def test_what_is_charged(correlation: Any, release: Mechanism, charges: int, tmp_path: Path) -> None:
     engine = PrivacyEngine(ledger=tmp_path / "ledger.jsonl")
-    train(*private(engine, correlation=correlation), 11)  # of 4 steps a turn: 2 whole turns and a begun one
+    triple = private(engine, correlation=correlation)
+    train(*triple, steps=11)  # of 4 steps a turn: 2 whole turns and a begun one
     engine.close()
     record = read_ledger(tmp_path / "ledger.jsonl")
     assert record.charges == {release: charges}
@@ -74,7 +75,7 @@ def test_released_noise_is_correlated_as_the_strategy_says(correlation: Any) -> 
                 torch.cat([p.grad.flatten() for p in module.parameters()]).double()
             )
         )
-        train(module, optimizer, loader, 16)
+        train(module, optimizer, loader, steps=16)
         seen.append(torch.stack(released))
     total = 1e4 * math.hypot(*Net.bounds.values()) / B
     entries = (torch.cat(seen, dim=1) / total).numpy()
@@ -90,7 +91,7 @@ def test_noise_follows_the_number_of_the_step_over_steps_that_were_left_out() ->
     with pytest.warns(SeededWarning):
         module, optimizer, loader = private(PrivacyEngine(), correlation=BANDED, seed=0)
     loader.scheme.drawn = 3  # as if workers had drawn three steps ahead for an epoch that was broken off
-    train(module, optimizer, loader, 1)
+    train(module, optimizer, loader, steps=1)
     assert optimizer._noise._step == 4
     assert {memory.taken for memory in optimizer._noise._stream._memories.values()} == {4}
 
@@ -100,7 +101,7 @@ def test_steps_beyond_the_plan_are_refused_before_they_are_counted() -> None:
     module, optimizer, loader = private(engine, correlation=BANDED)
     loader.scheme.drawn = 16
     with pytest.raises(BudgetError, match="correlated over 16 steps"):
-        train(module, optimizer, loader, 1)
+        train(module, optimizer, loader, steps=1)
     assert engine.ledger is not None
     assert engine.ledger.record.total_steps == 0
 

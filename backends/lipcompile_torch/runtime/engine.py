@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Callable, Mapping
 from typing import Any, TypedDict, TypeVar, Unpack
 
+from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
@@ -20,10 +22,14 @@ from ..accounting import (
 )
 from ..factorisation import Strategy
 from . import checks
+from .checks import PrivacyError
+from .clipped import ClippedGradients, PerExampleLoss
 from .correlation import Correlation, check_participation, chosen_strategy, sampling_for
+from .gradients import Gradients, LipschitzGradients, PerExampleGradients
 from .ledger import Ledger
+from .loss_clipping import AdaptiveClip, LossClip, LossClipping
 from .module import LipschitzModule
-from .noise import Allocation, NoiseSource, allocate
+from .noise import Allocation, NoiseSource
 from .normals import Normals, SecureNormals
 from .optimizer import PrivateOptimizer
 from .sampler import PrivateLoader
@@ -46,6 +52,8 @@ class How(TypedDict, total=False):
         seed: makes the run repeatable and NOT private.
         correlation: what correlates the noise from step to step, see `correlation.Correlation`; it chooses the
             sampling that it is proved for. None: noise is independent.
+        loss_clip: clips the gradient of each example's loss in its output to C, in place of L, which bounds it
+            otherwise: a number, a function of the step, or `loss_clipping.AdaptiveClip`.
         secure: noise from a cryptographic generator, exact on a grid, see `normals.SecureNormals`: slower.
     """
 
@@ -54,6 +62,7 @@ class How(TypedDict, total=False):
     max_physical_batch: int | None
     seed: int | None
     correlation: Correlation | None
+    loss_clip: LossClip | None
     secure: bool
 
 
@@ -120,24 +129,76 @@ class PrivacyEngine:
             LedgerError: the ledger is damaged, in use, or belongs to other data.
         """
         _check_parts(module, optimizer)
+        clip = how.get("loss_clip")
+
+        def gradients(normaliser: float) -> Gradients:
+            clipping = None if clip is None else LossClipping(clip, noise_multiplier, normaliser)
+            return LipschitzGradients(module, optimizer, how.get("noise", "global"), normaliser, clipping)
+
+        private, loader = self._assemble(optimizer, data_loader, gradients, noise_multiplier, max_steps, how)
+        return module, private, loader
+
+    def make_private_by_clipping(
+        self,
+        *,
+        module: nn.Module,
+        optimizer: Optimizer,
+        data_loader: DataLoader[Any],
+        noise_multiplier: float,
+        clipping: float | Mapping[str, float],
+        per_example_loss: PerExampleLoss | None = None,
+        chunk_size: int | None = None,
+        max_steps: int | None = None,
+        **how: Unpack[How],
+    ) -> tuple[ClippedGradients, PrivateOptimizer, PrivateLoader]:
+        """As `make_private`, by clipping the gradient of every example: slower, and for any module.
+
+        In the loop, `clipped.backward(x, y)` stands in the place of the criterion's `backward()`.
+
+        Args:
+            clipping, per_example_loss, chunk_size: see `clipped.ClippedGradients`.
+
+        Raises:
+            PrivacyError, ValueError: see there, and `make_private`.
+        """
+        normaliser = float(data_loader.batch_size or 1)
+        checks.check_optimizer(optimizer, module)
+        if how.get("loss_clip") is not None:
+            raise PrivacyError("per-example gradients are clipped already: leave loss_clip out")
+        clipped = ClippedGradients(
+            module, clipping, normaliser=normaliser, per_example_loss=per_example_loss, chunk_size=chunk_size
+        )
+
+        def gradients(_: float) -> Gradients:
+            return PerExampleGradients(clipped, optimizer, how.get("noise", "global"))
+
+        private, loader = self._assemble(optimizer, data_loader, gradients, noise_multiplier, max_steps, how)
+        return clipped, private, loader
+
+    def _assemble(
+        self,
+        optimizer: Optimizer,
+        data_loader: DataLoader[Any],
+        make_gradients: Callable[[float], Gradients],
+        noise_multiplier: float,
+        max_steps: int | None,
+        how: How,
+    ) -> tuple[PrivateOptimizer, PrivateLoader]:
         seed = how.get("seed")
         strategy, loader = self._prepare(data_loader, max_steps, how)
         release = self._release(loader, noise_multiplier)
-        sizes = {name: parameter.numel() for name, parameter in checks.trainable(module).items()}
-        noise = how.get("noise", "global")
-        allocate(noise, module.gradient_bounds(), sizes, noise_multiplier)  # what it refuses, it refuses now
+        gradients = make_gradients(float(loader.expected_batch_size))
         source = NoiseSource(seed, _normals(how), None if strategy is None else strategy.stream())
+        gradients.check(noise_multiplier)
         ledger = self.open_ledger(loader.size)
         ledger.declare(release, seeded=seed is not None)
         if seed is not None:
-            warnings.warn("a fixed seed makes the noise predictable: this run is NOT private", SeededWarning, 2)
-        module.normaliser = float(loader.expected_batch_size)
-        module.project_()
-        private = PrivateOptimizer(optimizer, module, loader, ledger, release, noise, source, max_steps)
+            warnings.warn("a fixed seed makes the noise predictable: this run is NOT private", SeededWarning, 3)
+        gradients.start()
+        private = PrivateOptimizer(optimizer, gradients, loader, ledger, release, source, max_steps)
         loader.before_batch = private.begin_batch
-        module.guard_layers()
         self._planned.append(private)
-        return module, private, loader
+        return private, loader
 
     def make_private_with_epsilon(
         self,
@@ -161,21 +222,14 @@ class PrivacyEngine:
         """
         _check_parts(module, optimizer)
         steps = epochs * len(PrivateLoader(data_loader))
-        strategy, loader = self._prepare(data_loader, steps, how)
-        if target_delta * loader.size >= 1:
-            warnings.warn(
-                f"delta = {target_delta:g} is at least 1 / {loader.size} examples: it would allow publishing one",
-                UserWarning,
-                2,
-            )
-        sigma = calibrate_noise_multiplier(
-            target_epsilon,
-            target_delta,
-            loader.scheme.release,
-            loader.scheme.charges(steps),
-            self.relation,
-            self.accountant,
-            [*self.open_ledger(loader.size).record.runs, *self._pending()],
+        strategy, _ = self._prepare(data_loader, steps, how)
+        chosen = how if strategy is None else how | {"correlation": strategy}
+        sigma = self.calibrate(
+            data_loader=data_loader,
+            target_epsilon=target_epsilon,
+            target_delta=target_delta,
+            epochs=epochs,
+            **chosen,
         )
         return self.make_private(
             module=module,
@@ -183,7 +237,35 @@ class PrivacyEngine:
             data_loader=data_loader,
             noise_multiplier=sigma,
             max_steps=steps,
-            **(how if strategy is None else how | {"correlation": strategy}),
+            **chosen,
+        )
+
+    def calibrate(
+        self,
+        *,
+        data_loader: DataLoader[Any],
+        target_epsilon: float,
+        target_delta: float,
+        epochs: int,
+        **how: Unpack[How],
+    ) -> float:
+        """Return the σ with which `epochs` epochs cost at most (ε, δ); see `make_private_with_epsilon`."""
+        steps = epochs * len(PrivateLoader(data_loader))
+        _, loader = self._prepare(data_loader, steps, how)
+        if target_delta * loader.size >= 1:
+            warnings.warn(
+                f"delta = {target_delta:g} is at least 1 / {loader.size} examples: it would allow publishing one",
+                UserWarning,
+                2,
+            )
+        return calibrate_noise_multiplier(
+            target_epsilon,
+            target_delta,
+            loader.scheme.release,
+            loader.scheme.charges(steps),
+            self.relation,
+            self.accountant,
+            [*self.open_ledger(loader.size).record.runs, *self._pending()],
         )
 
     def get_epsilon(self, delta: float) -> float:
@@ -217,6 +299,11 @@ class PrivacyEngine:
         loader = PrivateLoader(data_loader, limit, None if seed is None else seed + 1, maker)
         if strategy is not None:
             check_participation(strategy, loader.scheme)
+            if isinstance(how.get("loss_clip"), AdaptiveClip):
+                raise BudgetError(
+                    "an adaptive clip releases a count at every step, whose noise would have to be correlated "
+                    "too: with correlated noise use a fixed or scheduled loss_clip"
+                )
         return strategy, loader
 
     def _release(self, loader: PrivateLoader, noise_multiplier: float) -> Release:

@@ -189,6 +189,10 @@ class NoiseSource:
             noise.add_(self._normals.prepare(_dense(parameter.grad).double() / scale))
         parameter.grad = noise.mul_(scale).to(parameter.dtype)
 
+    def added(self, name: str, scaled: Tensor) -> Tensor:
+        """Return a float64 tensor, in units of its noise, with this step's noise of that name added."""
+        return self._normals.prepare(scaled) + self._draw(name, scaled)
+
     def discard(self, name: str, parameter: Tensor) -> None:
         """Let a step pass without noise for a parameter, which a stream must know of."""
         if self._stream is not None:

@@ -10,9 +10,9 @@ from torch.optim import Optimizer
 from ..accounting import BudgetError, Release, Run
 from . import checks
 from .checks import PrivacyError
+from .gradients import Gradients
 from .ledger import Ledger
-from .module import LipschitzModule
-from .noise import Allocation, NoiseSource, allocate, zero_gradient_
+from .noise import NoiseSource, zero_gradient_
 from .sampler import LogicalBatch, PrivateLoader
 
 
@@ -31,27 +31,24 @@ class PrivateOptimizer(Optimizer):
     def __init__(
         self,
         optimizer: Optimizer,
-        module: LipschitzModule,
+        gradients: Gradients,
         loader: PrivateLoader,
         ledger: Ledger,
         release: Release,
-        allocation: Allocation,
         noise: NoiseSource,
         max_steps: int | None = None,
     ) -> None:
         # Not super().__init__(): groups and state live in the wrapped optimizer alone, see the properties.
         self.optimizer = optimizer
-        self._module = module
+        self._gradients = gradients
         self._loader = loader
         self._ledger = ledger
         self._release_kind = release
-        self._allocation: Allocation = allocation
         self._noise = noise
         self._steps_left = max_steps
         self._charges_left = None if max_steps is None else loader.scheme.charges(max_steps)
         self._round: int | None = None
-        self._parameters = checks.trainable(module)
-        self._contents = checks.current_contents(self._parameters)
+        self._parameters = checks.trainable(gradients.module)
         self._accumulating = False
         self._releasing = False
         optimizer.register_step_pre_hook(self._refuse_raw_step)
@@ -86,7 +83,7 @@ class PrivateOptimizer(Optimizer):
         return getattr(self.optimizer, name)
 
     def __repr__(self) -> str:
-        return f"PrivateOptimizer({self._release_kind}, {self._allocation}, {self.optimizer!r})"
+        return f"PrivateOptimizer({self._release_kind}, {self.optimizer!r})"
 
     def state_dict(self) -> dict[str, Any]:
         """Return the wrapped optimizer's state; it was computed from noisy gradients."""
@@ -133,9 +130,7 @@ class PrivateOptimizer(Optimizer):
                 "call optimizer.abandon_batch() and go on"
             )
         self._clear()
-        if checks.current_contents(self._parameters) != self._contents:
-            self._module.project_()
-            self._contents = checks.current_contents(self._parameters)
+        self._gradients.begin()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients; does nothing while the pieces of one logical batch are being added up."""
@@ -162,9 +157,9 @@ class PrivateOptimizer(Optimizer):
         if not batch.complete:
             self._accumulating = True
             return
-        stds = self._allocate(batch)
-        self._count()
-        self._release(stds, batch.step)
+        stds = self._gradients.stds(batch, self.noise_multiplier, self._noise)
+        self._count(batch)
+        self._release(stds, batch)
 
     def abandon_batch(self) -> None:
         """Give up the current batch without a step, after an interruption. It is counted as a step all the same.
@@ -172,41 +167,16 @@ class PrivateOptimizer(Optimizer):
         The decision must not depend on the data: never abandon a batch for what is in it.
         """
         if self._loader.current is not None:
-            self._count()
+            self._count(self._loader.current)
             self._clear()
 
-    def _allocate(self, batch: LogicalBatch) -> dict[str, float]:
-        """Check everything that the accounting assumes of this step; return s_p."""
-        module, normaliser = self._module, self._loader.expected_batch_size
-        checks.check_unchanged(module, self.optimizer, self._parameters, self._contents)
-        bounds = module.gradient_bounds()
-        checks.check_bounds(self._parameters, bounds)
-        if module.normaliser != normaliser:
-            raise PrivacyError(
-                f"the module's normaliser is {module.normaliser}, not the expected batch size {normaliser}: "
-                "do not change it"
-            )
-        slack = max(checks.slack(self._parameters), module.gate.slack)
-        limit = min(module.loss_lipschitz, module.loss_limit) * (1 + slack)
-        checks.check_flow(module.gate, batch, limit)
-        checks.check_gradients(self._parameters, bounds, batch.examples / normaliser, slack)
-        sizes = {name: parameter.numel() for name, parameter in self._parameters.items()}
-        stds = allocate(self._allocation, bounds, sizes, self.noise_multiplier)
-        # The noise carries the slack of each parameter's dtype by itself; that of the computation comes on top.
-        factor = (1 + module.gate.slack) * self._noise.widening(
-            self.noise_multiplier, sum(sizes[name] for name in stds)
-        )
-        return {name: std * factor for name, std in stds.items()}
-
-    def _count(self) -> None:
+    def _count(self, batch: LogicalBatch) -> None:
         """Write the ledger line; from here on the batch counts as released, whatever happens."""
         if self._steps_left == 0:
             raise BudgetError(
                 "the privacy budget is used up: all the steps it was calibrated for have been taken; train with a "
                 "larger epsilon, or for more epochs with more noise, from the start"
             )
-        batch = self._loader.current
-        assert batch is not None
         if self._noise.steps is not None and batch.step >= self._noise.steps:
             raise BudgetError(
                 f"the noise is correlated over {self._noise.steps} steps, and this is a later one: batches that "
@@ -237,8 +207,8 @@ class PrivateOptimizer(Optimizer):
         if self._charges_left is not None:
             self._charges_left -= 1
 
-    def _release(self, stds: dict[str, float], step: int) -> None:
-        self._noise.begin_step(step, self._parameters)
+    def _release(self, stds: dict[str, float], batch: LogicalBatch) -> None:
+        self._noise.begin_step(batch.step, self._parameters)
         for name, parameter in self._parameters.items():
             if name in stds:
                 self._noise.perturb_(name, parameter, stds[name], self._loader.expected_batch_size)
@@ -250,14 +220,13 @@ class PrivateOptimizer(Optimizer):
             self.optimizer.step()
         finally:
             self._releasing = False
-        self._module.project_()
-        self._contents = checks.current_contents(self._parameters)
+        self._gradients.settle(batch, self._noise)
         self._clear()
 
     def _clear(self, set_to_none: bool = True) -> None:
         """Forget gradients and what is known of them together, so that the two always agree."""
         self._accumulating = False
-        self._module.gate.reset()
+        self._gradients.reset()
         for parameter in self._parameters.values():
             if set_to_none or parameter.grad is None:
                 parameter.grad = None
