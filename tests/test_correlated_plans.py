@@ -57,6 +57,8 @@ def run(command: str) -> int:
 def test_what_a_plan_says_of_noise(noise: str, sampling: str, expected: dict[str, Any]) -> None:
     plan = planned(load(write(noise, sampling), ModelOptions()))
     assert {key: plan[key] for key in plan if key in ("noise", "correlation")} == expected
+    proved = {"correlated": "cyclic_poisson", "blt": "fixed_order", "independent": "poisson"}
+    assert plan["sampling"] == proved[expected.get("correlation", {"kind": "independent"})["kind"]]
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,13 @@ def test_sensitivity_is_that_of_the_worst_of_all_patterns(strategy: Strategy) ->
     check_covers(strategy, strategy.sensitivity)
 
 
+@pytest.mark.nightly
+@settings(deadline=None, max_examples=300)
+@given(st.one_of(banded(13), blt(13)))
+def test_sensitivity_is_that_of_the_worst_of_many_more_patterns(strategy: Strategy) -> None:
+    check_covers(strategy, strategy.sensitivity)
+
+
 @settings(deadline=None, max_examples=20)
 @given(st.one_of(banded(), blt()))
 def test_a_sensitivity_that_is_smaller_by_a_twentieth_is_noticed(strategy: Strategy) -> None:

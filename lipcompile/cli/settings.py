@@ -23,8 +23,7 @@ def planned(loaded: Loaded | None) -> dict[str, Any]:
     """
     settings = loaded.training.settings if loaded and loaded.training else {}
     plan = {_NAMES.get(key, key): _number(_NAMES.get(key, key), value) for key, value in settings.items()}
-    _check_sampling(plan.get("sampling", "poisson"), plan.get("correlation", {}).get("kind"))
-    return plan
+    return {**plan, **_sampling(plan)}
 
 
 def merged(given: Mapping[str, Any], plan: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -68,14 +67,22 @@ def setting_error(message: str) -> InputError:
     return input_error("LIP404", message, "give it as an option, or in the model's `train` block")
 
 
-def _check_sampling(sampling: str, correlation: str | None) -> None:
-    """Refuse noise for which the sampling has no analysis; raises InputError (LIP404)."""
-    if (sampling == "fixed_order") != (correlation == "blt"):
+def _sampling(plan: Mapping[str, Any]) -> dict[str, str]:
+    """Return the `sampling` that a plan comes down to, if it says any; raises InputError (LIP404).
+
+    Correlated noise is proved for one sampling each: Poisson sampling of groups in turn, and a fixed order.
+    """
+    said, noise = plan.get("sampling"), plan.get("correlation", {}).get("kind", "independent")
+    allowed = {"correlated": ("poisson", "cyclic_poisson"), "blt": ("fixed_order",)}.get(noise)
+    if said is None:
+        return {}
+    if (allowed is None and said in ("cyclic_poisson", "fixed_order")) or (allowed and said not in allowed):
         raise input_error(
             "LIP404",
-            f"`sampling {sampling}` does not go with `noise {correlation or 'independent'}`: it has no analysis",
-            "`noise blt` goes with `sampling fixed_order`, any other noise with `sampling poisson`",
+            f"`sampling {said}` does not go with `noise {noise}`: it has no analysis",
+            "`noise blt` goes with `sampling fixed_order`, `noise correlated` with `sampling poisson`",
         )
+    return {"sampling": allowed[-1] if allowed else said}
 
 
 def _number(name: str, value: Setting) -> Any:
