@@ -366,3 +366,17 @@ def test_the_line_is_on_disk_before_any_parameter_changes_and_stays(tmp_path: Pa
 def test_a_seed_is_marked_in_the_ledger(tmp_path: Path) -> None:
     seeded(seed=0, engine=PrivacyEngine(ledger=tmp_path / "l"))
     assert read_ledger(tmp_path / "l").seeded
+
+
+def test_fixed_norms_scale_weights_up_as_well_as_down_and_stay_certified() -> None:
+    module, optimizer, loader = seeded(noise_multiplier=0.01, seed=0, fixed_norm=True)
+    with torch.no_grad():
+        module.inner.weight.mul_(0.1)  # as an average of weights may be: loaded between two steps
+    for x, y in loader:
+        backward(module, x, y)
+        optimizer.step()
+        norms = module.certified_norms()
+        assert all(1 - 1e-5 < norms[name] <= 1 for name in ("inner.weight", "outer.weight"))
+        assert norms["inner.bias"] <= 0.1
+        exact = torch.linalg.matrix_norm(module.inner.weight.detach().double(), 2)
+        assert 1 - 1e-5 < float(exact) <= 1

@@ -15,7 +15,7 @@ from lipcompile_torch.runtime import layers
 from lipcompile_torch.runtime.checks import PrivacyError
 from lipcompile_torch.runtime.constraints import Spectral
 from lipcompile_torch.runtime.precision import rounding_slack
-from lipcompile_torch.runtime.sampler import SamplingError
+from lipcompile_torch.runtime.sampling import SamplingError
 from torch import nn
 from torch.optim import LBFGS, SGD, Optimizer, SparseAdam
 

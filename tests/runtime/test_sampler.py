@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from lipcompile_torch.runtime.sampler import PrivateLoader, SamplingError
+from lipcompile_torch.runtime.sampler import PrivateLoader
+from lipcompile_torch.runtime.sampling import SamplingError
 from torch import Tensor
 from torch.utils.data import (
     DataLoader,

@@ -15,7 +15,7 @@ from lipcompile_torch.accounting import (
     RandomAllocation,
     WithoutReplacement,
 )
-from lipcompile_torch.runtime.sampling import Sampling, Scheme, scheme_maker
+from lipcompile_torch.runtime.sampling import Sampling, SamplingError, Scheme, scheme_maker
 
 ADD, REPLACE = NeighbouringRelation.ADD_REMOVE, NeighbouringRelation.REPLACE_ONE
 N, B = 60, 9  # round(60/9) = 7 steps an epoch
@@ -104,6 +104,17 @@ def test_turns_and_orders_go_on_where_an_epoch_was_broken_off() -> None:
         broken = drawn_from.epoch()
         next(broken)
         assert [one.step for one in drawn_from.epoch()] == list(range(1, 8))
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "balls_in_bins", "fixed_order"])
+def test_an_older_iteration_does_not_go_on_beside_a_newer_one(sampling: Sampling) -> None:
+    # Two at a time could meet one partition twice, which is no random allocation.
+    drawn_from = scheme(sampling)
+    older = drawn_from.epoch()
+    next(older)
+    next(drawn_from.epoch())
+    with pytest.raises(SamplingError, match="another iteration"):
+        next(older)
 
 
 @pytest.mark.parametrize(

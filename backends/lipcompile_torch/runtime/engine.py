@@ -54,6 +54,7 @@ class How(TypedDict, total=False):
             sampling that it is proved for. None: noise is independent.
         loss_clip: clips the gradient of each example's loss in its output to C, in place of L, which bounds it
             otherwise: a number, a function of the step, or `loss_clipping.AdaptiveClip`.
+        fixed_norm: after every step scale weights to the bounds of their constraints, up as well as down.
         secure: noise from a cryptographic generator, exact on a grid, see `normals.SecureNormals`: slower.
     """
 
@@ -63,6 +64,7 @@ class How(TypedDict, total=False):
     seed: int | None
     correlation: Correlation | None
     loss_clip: LossClip | None
+    fixed_norm: bool
     secure: bool
 
 
@@ -133,7 +135,9 @@ class PrivacyEngine:
 
         def gradients(normaliser: float) -> Gradients:
             clipping = None if clip is None else LossClipping(clip, noise_multiplier, normaliser)
-            return LipschitzGradients(module, optimizer, how.get("noise", "global"), normaliser, clipping)
+            return LipschitzGradients(
+                module, optimizer, how.get("noise", "global"), normaliser, clipping, how.get("fixed_norm", False)
+            )
 
         private, loader = self._assemble(optimizer, data_loader, gradients, noise_multiplier, max_steps, how)
         return module, private, loader

@@ -58,6 +58,7 @@ class LipschitzGradients:
         allocation: how noise is shared among them.
         normaliser: b.
         clipping: of the loss's gradient; None: L bounds it.
+        fixed_norm: scale weights to the bounds of their constraints, not only down to them.
     """
 
     def __init__(
@@ -67,8 +68,10 @@ class LipschitzGradients:
         allocation: Allocation,
         normaliser: float,
         clipping: LossClipping | None = None,
+        fixed_norm: bool = False,
     ) -> None:
         self.module = module
+        self._fixed_norm = fixed_norm
         self._optimizer, self._allocation = optimizer, allocation
         self._normaliser, self.clipping = normaliser, clipping
         self._clip: float | None = None
@@ -140,6 +143,8 @@ class LipschitzGradients:
 
     def _project(self) -> None:
         self.module.project_()
+        if self._fixed_norm:
+            self.module.fill_()
         self._contents = checks.current_contents(self._parameters)
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (its name everywhere in this field)
 
-from .constraints import Ball, Constraint, Spectral
+from .constraints import Ball, Constraint, Frobenius, Spectral
 from .operators import Convolution, Operator, Padding, PaddingMode, Translation
 from .operators import Dense as DenseMap
 from .resampling import pad
@@ -92,6 +92,21 @@ class ConstrainedLayer(nn.Module):
             projected = constraint.project(parameter.detach(), operator)
             if projected.data_ptr() != parameter.data_ptr():
                 parameter.copy_(projected)
+
+    @torch.no_grad()
+    def fill_(self) -> None:
+        """Scale every trained weight whose norm is constrained, up or down, to the bound of its constraint.
+
+        Biases stay as they are: their bounds say how far they may go, not how long they should be.
+
+        Raises:
+            ValueError: a parameter is not finite.
+        """
+        for name, (constraint, operator) in self._constraints.items():
+            if isinstance(constraint, Spectral | Frobenius) and not isinstance(constraint, Ball):
+                parameter = self.get_parameter(name)
+                if parameter.requires_grad:
+                    parameter.copy_(constraint.fill(parameter.detach(), operator))
 
     def certified_norms(self) -> dict[str, float]:
         """Return a certified bound of the current norm of each parameter: operator norm of a weight, length

@@ -302,6 +302,13 @@ class LipschitzModule(nn.Module):
         for _, layer in self._constrained():
             layer.project_()
 
+    def fill_(self) -> None:
+        """Scale every trained weight to the bound of its constraint, certified, as "fixed norm" in Barczewski and
+        Ramon (2024) has it; like any map into Θ, post-processing. Call it on projected weights.
+        """
+        for _, layer in self._constrained():
+            layer.fill_()
+
     def _constrained(self) -> list[tuple[str, ConstrainedLayer]]:
         return [(name, part) for name, part in self.named_modules() if isinstance(part, ConstrainedLayer)]
 

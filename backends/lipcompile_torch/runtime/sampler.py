@@ -19,11 +19,7 @@ from torch.utils.data import (
 )
 
 from .normals import fresh_generator
-from .sampling import Poisson, SchemeMaker
-
-
-class SamplingError(ValueError):
-    """A loader that cannot be sampled as the accounting assumes, or was not used as it must be."""
+from .sampling import Poisson, SamplingError, SchemeMaker
 
 
 @dataclass(slots=True)

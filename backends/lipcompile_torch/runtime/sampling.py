@@ -41,6 +41,10 @@ from ..accounting import (
 Sampling = Literal["poisson", "fixed_size", "shuffle", "balls_in_bins", "cyclic_poisson", "fixed_order"]
 
 
+class SamplingError(ValueError):
+    """A loader that cannot be sampled as the accounting assumes, or was not used as it must be."""
+
+
 @dataclass(frozen=True, slots=True)
 class Drawn:
     """The examples of one step.
@@ -77,6 +81,7 @@ class Scheme(ABC):
         self.size, self.batch_size, self.generator = size, batch_size, generator
         self.steps_per_epoch = max(1, round(size / batch_size))
         self.drawn = 0
+        self._iterations = 0
 
     def charges(self, steps: int) -> int:
         """Return how many charges that many steps take, in whole epochs and without interruption."""
@@ -89,8 +94,19 @@ class Scheme(ABC):
         """Return what is charged."""
 
     def epoch(self) -> Iterator[Drawn]:
-        """Draw the steps of one epoch, `steps_per_epoch` in number; a batch may be empty."""
+        """Draw the steps of one epoch, `steps_per_epoch` in number; a batch may be empty.
+
+        Raises:
+            SamplingError: another epoch was begun meanwhile.
+        """
+        self._iterations += 1
+        current = self._iterations
         for _ in range(self.steps_per_epoch):
+            if self._iterations != current:
+                raise SamplingError(
+                    "another iteration over the loader has begun: two at a time would mix the steps of two "
+                    "epochs; go on with the newer one"
+                )
             step = self.drawn
             self.drawn += 1
             yield Drawn(self.batch(step), step, step // self.round_steps if self.round_steps else 0)
