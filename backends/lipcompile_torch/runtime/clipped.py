@@ -295,10 +295,10 @@ def _lengths(clipping: float | Mapping[str, float], names: Iterable[str]) -> tup
 
 def _scaled_sum(gradients: Tensor, scales: Tensor) -> Tensor:
     """Return Σ_i scale_i·gradient_i over [B, …], in float64; gradients of scale 0 need not be finite."""
-    columns = scales.to(gradients.dtype).reshape(-1, *(1,) * (gradients.dim() - 1))
+    rows = gradients.reshape(len(gradients), -1)
     if not bool((scales > 0).all()):
-        gradients = gradients.masked_fill(columns == 0, 0.0)
-    return (gradients * columns).sum(dim=0, dtype=torch.float64)
+        rows = rows.masked_fill((scales == 0)[:, None], 0.0)
+    return (scales @ rows.double()).view(gradients.shape[1:])
 
 
 def _same(one: Tensor, other: Tensor, tolerance: float) -> bool:
