@@ -184,3 +184,22 @@ def test_a_large_batch_may_arrive_in_pieces() -> None:
 def test_a_loss_clip_beside_per_example_clipping_is_refused() -> None:
     with pytest.raises(PrivacyError, match="clipped already"):
         by_clipping(Net(), loss_clip=0.1)
+
+
+def test_the_state_of_the_clip_is_saved_with_the_optimizer() -> None:
+    def build(clip: Any) -> Any:
+        return private(module=Linear(), noise_multiplier=1.0, loss_clip=clip)
+
+    module, optimizer, loader = build(AdaptiveClip(1.0))
+    for x, y in loader:
+        backward(module, x, y)
+        optimizer.step()
+    state = optimizer.state_dict()
+    assert state["loss_clip"]["steps"] == len(loader)
+    other_module, other, other_loader = build(AdaptiveClip(1.0))
+    other.load_state_dict(state)
+    next(iter(other_loader))
+    assert other_module.loss_clip == state["loss_clip"]["value"] != 1.0
+    for clip, found in ((Cosine(1.0, 0.5, 10), state), (AdaptiveClip(1.0), {**state, "loss_clip": {}})):
+        with pytest.raises(ValueError, match="another kind of clip"):
+            build(clip)[1].load_state_dict(found)

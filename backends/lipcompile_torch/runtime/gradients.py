@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import nn
 from torch.optim import Optimizer
@@ -47,6 +47,13 @@ class Gradients(Protocol):
 
     def settle(self, batch: LogicalBatch, noise: NoiseSource) -> None:
         """Release what else belongs to the step, and put the weights back into their sets."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run goes on from, beside weights and the optimizer's state; all of it released."""
+        ...  # pragma: no cover
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state, among other entries; raise ValueError if it is that of another clip."""
 
 
 class LipschitzGradients:
@@ -122,7 +129,7 @@ class LipschitzGradients:
 
     def _widened(self, bounds: Mapping[str, float], sigma: float, noise: NoiseSource) -> dict[str, float]:
         stds = self._share(bounds, sigma)
-        entries = sum(self._parameters[name].numel() for name in stds)
+        entries = 1 + sum(self._parameters[name].numel() for name in stds)  # one for the count of an adaptive clip
         # The noise carries the slack of each parameter's dtype by itself; that of the computation comes on top.
         self._factor = noise.widening(self._multiplier(sigma), entries)
         return {name: std * (1 + self.module.gate.slack) * self._factor for name, std in stds.items()}
@@ -140,6 +147,15 @@ class LipschitzGradients:
         if self.clipping is not None:
             self.clipping.advance(self.module.gate, lambda u: noise.added("loss clip", u), self._factor)
         self._project()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the clip's state, if there is one."""
+        return {} if self.clipping is None else {"loss_clip": self.clipping.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Set the clip to where it was; a run without one has no use for a state."""
+        if self.clipping is not None:
+            self.clipping.load_state_dict(state.get("loss_clip", {}))
 
     def _project(self) -> None:
         self.module.project_()
@@ -197,3 +213,10 @@ class PerExampleGradients:
         """Project a compiled module."""
         if isinstance(self.module, LipschitzModule):
             self.module.project_()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing: every batch begins anew."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """There is nothing to load."""

@@ -86,11 +86,16 @@ class PrivateOptimizer(Optimizer):
         return f"PrivateOptimizer({self._release_kind}, {self.optimizer!r})"
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the wrapped optimizer's state; it was computed from noisy gradients."""
-        return self.optimizer.state_dict()
+        """Return the state of the wrapped optimizer and of a clip; both are computed from what was released."""
+        return {**self.optimizer.state_dict(), **self._gradients.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the wrapped optimizer's state."""
+        """Load the wrapped optimizer's state and the clip's.
+
+        Raises:
+            ValueError: the state of other parameters, or of another clip.
+        """
+        self._gradients.load_state_dict(state_dict)
         self.optimizer.load_state_dict(state_dict)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:  # noqa: ARG002
