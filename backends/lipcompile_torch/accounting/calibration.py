@@ -45,7 +45,7 @@ def calibrate_noise_multiplier(
         return epsilon([*past, (at(sigma), charges)], target_delta, relation, accountant)
 
     def roughly(sigma: float) -> float:
-        alike, times = like_poisson(at(sigma), relation.moves)
+        alike, times = like_poisson(at(sigma), relation)
         return epsilon([(alike, times * charges)], target_delta, accountant="rdp")
 
     _check_past(past, target_epsilon, target_delta, relation, accountant)
@@ -75,7 +75,7 @@ def calibrate_steps(
     def allowed(charges: int) -> bool:
         return epsilon([*past, (release, charges)], target_delta, relation, accountant) <= target_epsilon
 
-    resolved = resolved_charges(release, target_delta, past) if accountant == "pld" else math.inf
+    resolved = resolved_charges(release, target_delta, relation, past) if accountant == "pld" else math.inf
     return _largest(allowed, int(min(LARGEST_STEP_COUNT, resolved)))
 
 

@@ -9,10 +9,11 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
+from .allocation import MISSING, available
 from .guarantee import Accountant, BudgetError, NeighbouringRelation, check_accountant, check_delta
 from .pld import check_resolution, pld_epsilon
 from .rdp import rdp_epsilon
-from .releases import Mechanism, Release, Run, WithoutReplacement
+from .releases import Mechanism, RandomAllocation, Release, Run
 
 
 def epsilon(
@@ -53,20 +54,15 @@ def check_supported(
         if reason := _refusal(release, relation, accountant):
             raise BudgetError(reason)
     if accountant == "pld":
-        check_resolution(runs, delta)
+        check_resolution(runs, delta, relation)
 
 
 def _refusal(release: Release, relation: NeighbouringRelation, accountant: str) -> str | None:
     replaced = relation is NeighbouringRelation.REPLACE_ONE
-    if isinstance(release, WithoutReplacement) and not replaced:
-        return (
-            "batches of fixed size have no theorem under add_remove, which changes the number of examples: "
-            "use neighbours='replace_one'"
-        )
-    if isinstance(release, WithoutReplacement) and accountant == "pld":
-        return "the pld accountant has no theorem for batches of fixed size: use accountant='rdp'"
     if isinstance(release, Mechanism) and release.sampling_rate < 1 and replaced and accountant == "rdp":
         return "the rdp accountant has no theorem for Poisson sampling under replace_one: use accountant='pld'"
+    if isinstance(release, RandomAllocation) and not replaced and accountant == "pld" and not available():
+        return MISSING
     return None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from enum import Enum
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 Accountant = Literal["rdp", "pld"]
 
@@ -23,6 +23,14 @@ class NeighbouringRelation(Enum):
     def moves(self) -> int:
         """By how many times the per-example bound K one person can move a sum over the data set."""
         return 2 if self is NeighbouringRelation.REPLACE_ONE else 1
+
+    @property
+    def theirs(self) -> Any:
+        """The relation as dp-accounting names it."""
+        from dp_accounting import NeighboringRelation
+
+        replaced = self is NeighbouringRelation.REPLACE_ONE
+        return NeighboringRelation.REPLACE_ONE if replaced else NeighboringRelation.ADD_OR_REMOVE_ONE
 
 
 def check_accountant(accountant: str) -> None:

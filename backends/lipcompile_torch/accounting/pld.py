@@ -1,4 +1,4 @@
-"""The accountant of privacy loss distributions: tight up to its grid, and slower."""
+"""The accountant of privacy loss distributions (PLDs): tight up to its grid, and slower."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from .allocation import allocation_pld
+from .fixed_size import fixed_size_pld
 from .guarantee import BudgetError, NeighbouringRelation
 from .rdp import rdp_epsilon
 from .releases import Mechanism, RandomAllocation, Release, Run
 
 if TYPE_CHECKING:
-    from dp_accounting import DpEvent
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 _INTERVAL = 1e-4  # dp-accounting's default grid of privacy losses
 _FINE_EPSILON = 20.0  # larger budgets are computed on a proportionally coarser, still pessimistic, grid
@@ -25,65 +27,98 @@ _SMALLEST_DELTA = 1e-12
 
 def pld_epsilon(runs: Counter[Release], delta: float, relation: NeighbouringRelation, notes: list[str]) -> float:
     """Return ε at δ of supported runs; `notes` receives the warnings of dp-accounting meanwhile."""
-    from dp_accounting import NeighboringRelation
-    from dp_accounting.pld import PLDAccountant
+    interval = _interval(runs, delta, relation, notes)
+    return float(composed_pld(runs, delta, relation, interval).get_epsilon_for_delta(delta))
 
-    theirs = {
-        NeighbouringRelation.ADD_REMOVE: NeighboringRelation.ADD_OR_REMOVE_ONE,
-        NeighbouringRelation.REPLACE_ONE: NeighboringRelation.REPLACE_ONE,
-    }[relation]
-    accountant = PLDAccountant(theirs, _interval(runs, delta, relation, notes))
+
+def composed_pld(
+    runs: Mapping[Release, int], delta: float, relation: NeighbouringRelation, interval: float
+) -> PrivacyLossDistribution:
+    """Return the PLD of supported runs, all with noise, on a grid of this interval; it dominates at every ε.
+
+    Where it is to be precise is said by δ: only random allocation, whose own grid is costly, looks at it.
+    """
+    from dp_accounting.pld.privacy_loss_distribution import identity
+
+    composed = identity(interval)
     for release, count in runs.items():
-        accountant.compose(_event(release), count)
-    return float(accountant.get_epsilon(delta))
+        composed = composed.compose(_composed(release, count, delta, relation, interval))
+    return composed
 
 
-def check_resolution(runs: Mapping[Release, int], delta: float) -> None:
+def check_resolution(runs: Mapping[Release, int], delta: float, relation: NeighbouringRelation) -> None:
     """Raise BudgetError if rounding alone would decide ε at so small a δ."""
-    steps = sum(count for release, count in runs.items() if _sampled(release))
+    steps = sum(count for release, count in runs.items() if not is_gaussian(release, relation))
     if steps and delta < max(_SMALLEST_DELTA, _DELTA_PER_STEP * steps):
         raise BudgetError(
             f"delta = {delta:g} is below what the pld accountant resolves for {steps} steps: use accountant='rdp'"
         )
 
 
-def resolved_charges(release: Release, delta: float, past: Iterable[Run]) -> float:
+def resolved_charges(release: Release, delta: float, relation: NeighbouringRelation, past: Iterable[Run]) -> float:
     """Return how many charges after `past` leave δ within what this accountant resolves."""
-    if not _sampled(release):
+    if is_gaussian(release, relation):
         return math.inf
-    return math.floor(delta / _DELTA_PER_STEP) - sum(count for before, count in past if _sampled(before))
+    before = sum(count for release, count in past if not is_gaussian(release, relation))
+    return math.floor(delta / _DELTA_PER_STEP) - before
 
 
-def like_poisson(release: Release, moves: int) -> tuple[Mechanism, int]:
+def is_gaussian(release: Release, relation: NeighbouringRelation) -> bool:
+    """Whether a release is charged as a plain Gaussian mechanism at std/K, whose composition has a closed form.
+
+    A random allocation is under replace-one: the example is in one batch of the epoch, and its replacement in the
+    same; what the choice of the batch amplifies is proved under add/remove alone.
+    """
+    replaced = relation is NeighbouringRelation.REPLACE_ONE
+    if isinstance(release, RandomAllocation):
+        return release.steps == 1 or replaced
+    # One example more in the data set exchanges, at this size of batches, one example for another.
+    return release.sampling_rate == 1 and (replaced or isinstance(release, Mechanism))
+
+
+def like_poisson(release: Release, relation: NeighbouringRelation) -> tuple[Mechanism, int]:
     """Return charges under add/remove that cost about as much: to begin a search with, never to account."""
-    sigma = release.noise_multiplier / moves
+    sigma = release.noise_multiplier / relation.moves
+    if is_gaussian(release, relation):
+        return Mechanism(1, sigma), 1
+    if isinstance(release, RandomAllocation):
+        return Mechanism(1 / release.steps, sigma), release.steps
     if isinstance(release, Mechanism):
         return Mechanism(release.sampling_rate, sigma), 1
-    if isinstance(release, RandomAllocation):
-        return Mechanism(1, sigma), 1
-    return Mechanism(release.batch_size / release.dataset_size, sigma), 1
+    return Mechanism(release.sampling_rate, release.noise_multiplier / 2), 1
 
 
-def _sampled(release: Release) -> bool:
-    """Whether the PLD of a release is composed numerically; that of plain Gaussians has a closed form."""
-    return isinstance(release, Mechanism) and release.sampling_rate < 1
+def _composed(
+    release: Release, count: int, delta: float, relation: NeighbouringRelation, interval: float
+) -> PrivacyLossDistribution:
+    """Return the PLD of `count` charges, on the grid of this interval."""
+    from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 
-
-def _event(release: Release) -> DpEvent:
-    """Return a release as dp-accounting's PLD takes it: with std/K under every relation."""
-    from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
-
-    gaussian = GaussianDpEvent(release.noise_multiplier)
-    if isinstance(release, Mechanism) and release.sampling_rate < 1:
-        return PoissonSampledDpEvent(release.sampling_rate, gaussian)
-    return gaussian
+    if is_gaussian(release, relation):
+        # Gaussians compose to a Gaussian; dp-accounting takes std/K, whatever the relation.
+        sigma = release.noise_multiplier / math.sqrt(count)
+        return from_gaussian_mechanism(
+            sigma, value_discretization_interval=interval, neighboring_relation=relation.theirs
+        )
+    if isinstance(release, Mechanism):
+        step = from_gaussian_mechanism(
+            release.noise_multiplier,
+            value_discretization_interval=interval,
+            sampling_prob=release.sampling_rate,
+            neighboring_relation=relation.theirs,
+        )
+    elif isinstance(release, RandomAllocation):
+        step = allocation_pld(release, count, delta, interval)
+    else:
+        step = fixed_size_pld(release, relation, interval)
+    return step.self_compose(count)
 
 
 def _interval(runs: Counter[Release], delta: float, relation: NeighbouringRelation, notes: list[str]) -> float:
     """Choose the grid: PLD's memory grows with ε / interval, and any interval errs on the private side."""
     alike: Counter[Release] = Counter()
     for release, count in runs.items():
-        mechanism, times = like_poisson(release, relation.moves)
+        mechanism, times = like_poisson(release, relation)
         alike[mechanism] += count * times
     rough = rdp_epsilon(alike, delta, NeighbouringRelation.ADD_REMOVE, notes)
     return _INTERVAL * max(1.0, min(rough, 1e9) / _FINE_EPSILON)

@@ -8,28 +8,26 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from .guarantee import NeighbouringRelation
-from .releases import Mechanism, RandomAllocation, Release
+from .releases import RandomAllocation, Release, WithoutReplacement
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
+_MOST_NOISE = (
+    1e6  # dp-accounting fails without replacement at 1e9; less noise than there is errs on the private side
+)
+
 
 def rdp_epsilon(runs: Counter[Release], delta: float, relation: NeighbouringRelation, notes: list[str]) -> float:
     """Return ε at δ of supported runs; `notes` receives the warnings of dp-accounting meanwhile."""
-    from dp_accounting import NeighboringRelation
     from dp_accounting.rdp import RdpAccountant
     from dp_accounting.rdp.rdp_privacy_accountant import DEFAULT_RDP_ORDERS
 
-    theirs = {
-        NeighbouringRelation.ADD_REMOVE: NeighboringRelation.ADD_OR_REMOVE_ONE,
-        NeighbouringRelation.REPLACE_ONE: NeighboringRelation.REPLACE_ONE,
-    }[relation]
-
     def at(orders: Sequence[float]) -> float:
         notes.clear()
-        accountant = RdpAccountant(orders, theirs)
+        accountant = RdpAccountant(orders, relation.theirs)
         for release, count in runs.items():
-            accountant.compose(_event(release, relation.moves), count)
+            accountant.compose(_event(release, relation), count)
         return float(accountant.get_epsilon(delta))
 
     result = at(DEFAULT_RDP_ORDERS)
@@ -40,17 +38,32 @@ def rdp_epsilon(runs: Counter[Release], delta: float, relation: NeighbouringRela
     return min((value for value, void in proved if not void), default=math.inf)
 
 
-def _event(release: Release, moves: int) -> DpEvent:
+def _event(release: Release, relation: NeighbouringRelation) -> DpEvent:
     """Return a release as dp-accounting's RDP takes it: with std over the true sensitivity."""
+    from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
+
+    if isinstance(release, WithoutReplacement):
+        return _fixed_size(release, relation)
+    gaussian = GaussianDpEvent(release.noise_multiplier / relation.moves)
+    # One batch of an epoch of random allocation holds the example. And without sampling there is no amplification.
+    if isinstance(release, RandomAllocation) or release.sampling_rate == 1:
+        return gaussian
+    return PoissonSampledDpEvent(release.sampling_rate, gaussian)
+
+
+def _fixed_size(release: WithoutReplacement, relation: NeighbouringRelation) -> DpEvent:
+    """Return batches of fixed size, in which an example is exchanged for another under both relations: 2K.
+
+    Under add/remove Poisson sampling of that rate and sensitivity dominates them, see `fixed_size`.
+    """
     from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SampledWithoutReplacementDpEvent
 
-    gaussian = GaussianDpEvent(release.noise_multiplier / moves)
-    if isinstance(release, RandomAllocation):  # one batch of an epoch holds the example: no amplification proved
+    gaussian = GaussianDpEvent(min(release.noise_multiplier, _MOST_NOISE) / 2)
+    if release.sampling_rate == 1:
         return gaussian
-    if isinstance(release, Mechanism):
-        # No sampling: no amplification, and the exact Gaussian is cheaper.
-        return gaussian if release.sampling_rate == 1 else PoissonSampledDpEvent(release.sampling_rate, gaussian)
-    return SampledWithoutReplacementDpEvent(release.dataset_size, release.batch_size, gaussian)
+    if relation is NeighbouringRelation.REPLACE_ONE:
+        return SampledWithoutReplacementDpEvent(release.dataset_size, release.batch_size, gaussian)
+    return PoissonSampledDpEvent(release.sampling_rate, gaussian)
 
 
 def _rounded_below_zero(notes: list[str]) -> bool:

@@ -41,7 +41,8 @@ class Mechanism:
 class WithoutReplacement:
     """One training step: a batch of B of N examples, uniform among all such batches, then a Gaussian mechanism.
 
-    Steps draw their batches independently of each other. N is public.
+    Steps draw their batches independently of each other. N is public; of two data sets that differ in one example
+    it is the size of the larger.
 
     Raises:
         BudgetError: not 1 <= B <= N, or σ negative or not finite.
@@ -58,6 +59,11 @@ class WithoutReplacement:
                 f"{self.dataset_size}: its size is between 1 and the number of examples"
             )
         _check_noise(self.noise_multiplier)
+
+    @property
+    def sampling_rate(self) -> float:
+        """The probability B/N that an example enters a step's batch."""
+        return self.batch_size / self.dataset_size
 
     def fields(self) -> dict[str, Any]:
         """Return what `release_from` makes an equal release of, as a JSON object."""
