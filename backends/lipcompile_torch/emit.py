@@ -13,9 +13,10 @@ from types import ModuleType
 from typing import Any
 
 import lipcompile
-from lipcompile.derivation import Analysis, Derivation
+from lipcompile.derivation import Analysis, Derivation, finite
 from lipcompile.diagnostics import Diagnostic, InputError
 from lipcompile.graph import Graph, Input
+from lipcompile.numbers.certified import Certified
 from lipcompile.numbers.traced import Traced, reference
 from lipcompile.passes.bounds import derive, linear_in_loss
 from lipcompile.reports.formulas import round_up
@@ -188,17 +189,26 @@ def _imports(program: str, others: list[str]) -> list[str]:
 
 
 def _attributes(analysis: Analysis) -> list[str]:
-    bounds = [f'    "{name}": {bound.value!r},' for name, bound in analysis.parameters.items()]
     return [
         f"input_shape = {analysis.graph.input.shape}",
         *_domain(analysis.graph.input),
         f"lipschitz = {_number(analysis.lipschitz.value)}",
         f"loss_lipschitz = {analysis.loss_lipschitz.value!r}",
-        f"bounds_linear_in_loss = {linear_in_loss(analysis.graph)}",
-        "bounds = {",
-        *bounds,
-        "}",
+        *_dictionary("bounds", {name: bound.value for name, bound in analysis.parameters.items()}),
+        *_unclipped_bounds(analysis.graph),
     ]
+
+
+def _unclipped_bounds(graph: Graph) -> list[str]:
+    """Write the bounds that are proportional to L: those of the module, if nothing inside clips gradients."""
+    if linear_in_loss(graph):
+        return ["unclipped_bounds = bounds"]
+    found = derive(graph, Certified(), through_clips=False).gradient
+    return _dictionary("unclipped_bounds", {name: finite(bound.upper) for name, bound in found.items()})
+
+
+def _dictionary(name: str, numbers: Mapping[str, float | None]) -> list[str]:
+    return [f"{name} = {{", *(f'    "{key}": {_number(value)},' for key, value in numbers.items()), "}"]
 
 
 def _literal(name: str, entries: Mapping[str, Any]) -> list[str]:

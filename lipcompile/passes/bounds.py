@@ -39,13 +39,18 @@ class Bounds(Generic[N]):
 
 
 def derive(
-    graph: Graph, num: Numbers[N], current: Mapping[str, N] | None = None, clip: N | None = None
+    graph: Graph,
+    num: Numbers[N],
+    current: Mapping[str, N] | None = None,
+    clip: N | None = None,
+    through_clips: bool = True,
 ) -> Bounds[N]:
     """Evaluate all rules of `graph` in the domain `num`.
 
     `current` gives bounds of the parameters as they are (operator norm of a weight, length of a bias), by name, to
     be used in place of what their constraints allow: bounds that follow the weights. `clip` is what training clips
     the gradient of each example's loss in the output to: cotangents and gradients are those of min(L, clip).
+    Without `through_clips`, gradient clips inside are not counted on: then both are proportional to that minimum.
     """
     forward = _Forward(graph, num, current or {})
     forward.run()
@@ -53,7 +58,7 @@ def derive(
     seed = (
         constant if clip is None else num.let("L_C", num.minimum(constant, clip), "bound of the loss's gradient")
     )
-    backward = _Backward(graph, num, forward.gain, through_clips=True)
+    backward = _Backward(graph, num, forward.gain, through_clips=through_clips)
     backward.run(seed, "G", "bound of the cotangent at")
     slope = _Backward(graph, num, forward.gain, through_clips=False)
     slope.run(num.of(1), "l", "Lipschitz constant of the output in")
@@ -64,7 +69,7 @@ def derive(
 
 
 def linear_in_loss(graph: Graph) -> bool:
-    """Whether cotangents and gradients are proportional to L: every op hands on a fixed multiple of what it gets.
+    """Whether cotangents and gradients are proportional to L: no op but hands on a fixed multiple of what it gets.
 
     Then all that is done to them is positively homogeneous: sums, products with gains and κ, roots of squares.
     """

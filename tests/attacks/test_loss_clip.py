@@ -96,7 +96,7 @@ def run(seeds: range, folder: Path) -> None:
         found = subject(random_model(seed), folder, seed)
         if found is None:
             continue
-        accepted, inner = accepted + 1, inner + (not found.model.bounds_linear_in_loss)
+        accepted, inner = accepted + 1, inner + (found.model.unclipped_bounds != found.model.bounds)
         if some := list(faults(found))[:4]:
             broken[seed] = some
     assert not broken, broken
@@ -134,8 +134,8 @@ def test_a_bound_scaled_in_spite_of_an_inner_clip_is_exceeded(
 ) -> None:
     found = subject(INNER.split("\n"), tmp_path, 0)
     assert found is not None
-    assert found.model.bounds_linear_in_loss is False
-    monkeypatch.setattr(type(found.model), "bounds_linear_in_loss", True)
+    assert found.model.unclipped_bounds != found.model.bounds
+    monkeypatch.setattr(type(found.model), "unclipped_bounds", found.model.bounds)
     assert any("derivation" in fault for fault in faults(found))
     assert any(fault.startswith("K(") for fault in faults(found))
 

@@ -25,7 +25,7 @@ B, SLACK = 20, 1 + rounding_slack(torch.float32)
 
 
 class Linear(Net):  # type: ignore[misc,valid-type]
-    bounds_linear_in_loss = True
+    unclipped_bounds = Net.bounds
 
 
 def released(optimizer: Any) -> list[torch.Tensor]:

@@ -7,7 +7,7 @@ import math
 import runpy
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ Net, L = helper["Net"], helper["L"]
 
 
 class LinearNet(Net):  # type: ignore[misc,valid-type]
-    bounds_linear_in_loss = True
+    unclipped_bounds = Net.bounds
 
 
 def examples(count: int = 6) -> tuple[Tensor, Tensor]:
@@ -116,7 +116,7 @@ def test_no_clipped_cotangent_is_longer_than_its_bound(dtype: torch.dtype) -> No
 # --- bounds and checks ---
 
 
-def test_bounds_are_scaled_only_if_they_are_linear_in_the_loss() -> None:
+def test_bounds_are_scaled_only_where_they_are_known_without_inner_clips() -> None:
     linear, unknown = LinearNet(), Net()
     for clip, share in ((0.5 * L, 0.5), (L, 1.0), (3 * L, 1.0), (None, 1.0)):
         linear.loss_clip = unknown.loss_clip = clip
@@ -124,6 +124,17 @@ def test_bounds_are_scaled_only_if_they_are_linear_in_the_loss() -> None:
         assert linear.gradient_bounds() == pytest.approx(expected, rel=2e-12)
         assert all(linear.gradient_bounds()[name] >= bound for name, bound in expected.items())
         assert unknown.gradient_bounds() == Net.bounds
+
+
+def test_an_inner_clip_and_one_of_the_loss_bound_together() -> None:
+    # Inside, cotangents are clipped to a third of what L would bring: at C = L/2 that still binds, at L/6 no more.
+    class Inner(Net):  # type: ignore[misc,valid-type]
+        unclipped_bounds: ClassVar = {name: 3 * bound for name, bound in Net.bounds.items()}
+
+    module = Inner()
+    for clip, share in ((L / 2, 1.0), (L / 6, 0.5)):
+        module.loss_clip = clip
+        assert module.gradient_bounds() == pytest.approx({name: share * b for name, b in Net.bounds.items()})
 
 
 def test_the_gate_refuses_a_cotangent_above_the_clip(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,7 +159,8 @@ class LipschitzModule(nn.Module):
         certificate: the derivation this module was emitted from.
         bounds: K_p, bound of ‖∂ loss of one example / ∂p‖, by parameter name; exactly the trainable
             parameters.
-        bounds_linear_in_loss: the bounds are proportional to L: nothing inside clips gradients.
+        unclipped_bounds: the same if gradient clips inside are not counted on, and so proportional to L; None if
+            nobody derived them.
         normaliser: b, what :meth:`criterion` divides the sum over the batch by; set by the engine.
         loss_clip: C, what the gradient of each example's loss in its output is clipped to on its way back, or
             None; set by the engine before each batch, and not to be changed within one.
@@ -178,7 +179,7 @@ class LipschitzModule(nn.Module):
     loss_lipschitz: ClassVar[float]
     certificate: ClassVar[Mapping[str, Any]]
     bounds: ClassVar[Mapping[str, float]]
-    bounds_linear_in_loss: ClassVar[bool] = False  # of whom nobody said it
+    unclipped_bounds: ClassVar[Mapping[str, float] | None] = None
 
     def __init__(self) -> None:
         super().__init__()
@@ -274,13 +275,14 @@ class LipschitzModule(nn.Module):
         """Return K_p by parameter name, for weights in their constraint sets, of the loss as :attr:`loss_clip`
         leaves it.
 
-        With bounds linear in L that is K_p·C/L, rounded up, for C < L. Else it is K_p: what clips inside may bind
-        at L and not at C, so K_p·C/L need not be a bound.
+        Formal guarantees: for C < L the least of K_p at L and C/L times the unclipped bound, rounded up. The
+        first is a bound since every rule is monotone in what arrives at the output; the second since without clips
+        inside every rule is positively homogeneous, and clips lower cotangents only.
         """
-        if not self.bounds_linear_in_loss or self.loss_limit >= self.loss_lipschitz:
+        if self.unclipped_bounds is None or self.loss_limit >= self.loss_lipschitz:
             return dict(self.bounds)
         share = self.loss_limit / self.loss_lipschitz * _OUTWARD
-        return {name: bound * share for name, bound in self.bounds.items()}
+        return {name: min(bound, share * self.unclipped_bounds[name]) for name, bound in self.bounds.items()}
 
     def certified_norms(self) -> dict[str, float]:
         """Return a certified norm of each parameter as it is now, by name."""
