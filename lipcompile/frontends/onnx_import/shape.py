@@ -29,8 +29,8 @@ def identity(context: Context, node: OnnxNode) -> Item | None:
 
 
 def reshape_to(context: Context, node: OnnxNode, operand: Value, shape: Shape, suffix: str = "") -> Value:
-    """Add what turns the operand into this shape: nothing, a flatten or a reshape."""
-    if shape == shape_of(operand):
+    """Add what turns the operand into this shape: nothing, a flatten or a reshape; nothing to a poisoned one."""
+    if operand.shape is None or operand.shape == shape:
         return operand
     if len(shape) == 1:
         return context.add(node, OP_BY_NAME["flatten"], NoAttributes(), [operand], suffix)

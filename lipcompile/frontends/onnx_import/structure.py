@@ -18,8 +18,8 @@ Finding = tuple[str, "NodeProto | None"]
 
 
 def problems(graph: GraphProto, at: Location) -> tuple[Diagnostic, ...]:
-    """Return what is wrong with the names and the order of a graph's nodes (LIP003), not those of subgraphs."""
-    found = [*_twice(graph), *_unmade(graph)]
+    """Return what is wrong with a graph's names, its order and its attributes (LIP003), not those of subgraphs."""
+    found = [*_twice(graph), *_unmade(graph), *_outside_functions(graph)]
     circle = _circle(graph) if found else []
     if circle:
         around = " → ".join([*(f"`{name}`" for name in circle[:_LONGEST]), "…"])
@@ -65,6 +65,15 @@ def _twice(graph: GraphProto) -> Iterator[Finding]:
             if name in made:
                 yield f"`{name}` is made twice", node
             made.add(name)
+
+
+def _outside_functions(graph: GraphProto) -> Iterator[Finding]:
+    """What refers to the attributes of a function, although calls of functions are written out."""
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.ref_attr_name:
+                refers = f"`{attribute.name}` is the attribute `{attribute.ref_attr_name}` of a function"
+                yield f"{refers}, and {node.op_type} stands in none", node
 
 
 def _unmade(graph: GraphProto) -> Iterator[Finding]:
