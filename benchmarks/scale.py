@@ -1,6 +1,6 @@
 """CPU time and memory of `lipcompile check` on deep networks, and how both grow with the number of layers.
 
-    python benchmarks/scale.py [--runs 3] [--sizes 1000 10000] [--json FILE]
+    python benchmarks/scale.py [--runs 3] [--sizes 1000 10000] [--only ONNX …] [--json FILE]
 
 A chain has that many linear layers and as many activations; a network of residual blocks has half as many blocks,
 each of three nodes or four. Every run is a process of its own, text and JSON output, sizes and models interleaved;
@@ -25,6 +25,8 @@ import numpy as np
 
 WIDTH = 16
 LIMIT_SECONDS, LIMIT_MEGABYTES, LIMIT_RATIO = 20, 1000, 13
+# Networks this deep are read only if one says so.
+BEYOND = ("--limit", "nodes=1000000", "--limit", "terms=100000000")
 
 
 def lip(body: str) -> Callable[[Path, int], None]:
@@ -104,7 +106,7 @@ class Cost:
 def cost(model: Path, form: str) -> Cost:
     """Check a model in a process of its own."""
     options = ["--input-norm", "1", "--loss", "cross_entropy"] if model.suffix == ".onnx" else []
-    command = [sys.executable, "-m", "lipcompile", "check", str(model), *options, "--format", form]
+    command = [sys.executable, "-m", "lipcompile", "check", str(model), *options, *BEYOND, "--format", form]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
@@ -113,10 +115,12 @@ def cost(model: Path, form: str) -> Cost:
     return Cost(usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1000)
 
 
-def measured(folder: Path, sizes: list[int], runs: int) -> Iterator[tuple[str, int, str, Cost]]:
+def measured(
+    folder: Path, kinds: dict[str, Kind], sizes: list[int], runs: int
+) -> Iterator[tuple[str, int, str, Cost]]:
     """Write all models, and yield what each of the runs takes."""
     models = {}
-    for number, (name, kind) in enumerate(KINDS.items()):
+    for number, (name, kind) in enumerate(kinds.items()):
         for size in sizes:
             models[name, size] = folder / f"kind_{number}_{size}{kind.suffix}"
             kind.write(models[name, size], max(1, int(size * kind.per_size)))
@@ -147,16 +151,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--sizes", type=int, nargs=2, default=[1000, 10000], metavar=("SMALL", "LARGE"))
+    parser.add_argument("--only", nargs="+", default=[""], metavar="PART", help="kinds whose names have a part")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     small, large = arguments.sizes
+    kinds = {name: kind for name, kind in KINDS.items() if any(part in name for part in arguments.only)}
     costs: dict[tuple[str, str, int], list[Cost]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        for name, size, form, one in measured(Path(folder), [1, small, large], arguments.runs):
+        for name, size, form, one in measured(Path(folder), kinds, [1, small, large], arguments.runs):
             costs.setdefault((name, form, size), []).append(one)
     found = {key: medians(ones) for key, ones in costs.items()}
     print(f"{'':33} {small:8} {large:8} {'memory':>9} {'grows':>6} {'without start':>14}")
-    for name in KINDS:
+    for name in kinds:
         for form in FORMATS:
             print(row(name, form, *(found[name, form, size] for size in (1, small, large))))
     if arguments.json:
