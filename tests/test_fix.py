@@ -192,6 +192,21 @@ def test_a_useless_bound_is_brought_down(tmp_path: Path) -> None:
     assert not outcome.fixed.useful
 
 
+def test_bounds_beyond_doubles_are_brought_down_by_several_changes(tmp_path: Path) -> None:
+    """Attention to tokens of length 10²⁰⁰, and norms of slope 10³⁰⁰ together: a double holds neither alone."""
+    path = tmp_path / "long.lip"
+    norms = "layer_norm(eps=1e-200); " * 3
+    path.write_text(
+        f"model m {{ input x: tensor[3, 4], norm <= 1e200\n dense(4); attention(1); {norms} flatten; dense(1)\n"
+        " loss kr }"
+    )
+    outcome = fix(str(path), ModelOptions(), wishes(), tmp_path / "fixed.lip")
+    assert outcome.fixed is not None
+    assert [made.kind.name for made in outcome.fixed.made] == ["norm", "attention"]
+    assert [math.isinf(made.after) for made in outcome.fixed.made] == [True, False]
+    assert outcome.fixed.useful
+
+
 def test_norms_get_a_floor(tmp_path: Path) -> None:
     """W, a norm of slope 10⁸, a row: K = 10⁸·X and min(2, 10⁸·X); with the floor 1, K = X and X."""
     outcome, lines = fixed_text("dense(4); layer_norm(eps=1e-16); dense(1)", tmp_path)

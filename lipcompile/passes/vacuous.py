@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import floor, log10
+from math import floor, inf, log10
 
 from lipcompile.derivation import Analysis
 from lipcompile.diagnostics import Diagnostic, Severity
@@ -40,8 +40,9 @@ def _input_norm(analysis: Analysis) -> float:
 
 def _help(analysis: Analysis) -> str:
     """Say that `fix` mends it, where it does."""
-    fixable = "`lipcompile fix MODEL -o FILE` brings it down; " if helps(analysis.graph) else ""
-    return fixable + _RANKED
+    total = analysis.total.value
+    mended = helps(analysis.graph, inf if total is None else total)
+    return f"`lipcompile fix MODEL -o FILE` brings it down; {_RANKED}" if mended else _RANKED
 
 
 def _note(analysis: Analysis, ratio: float) -> Diagnostic:

@@ -5,6 +5,7 @@ Each kind of change is tried in the whole graph at once, and its total is derive
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -85,11 +86,15 @@ def fixed(
     also: Collection[str] = (),
     never: Collection[str] = (),
     kinds: Sequence[Kind] = KINDS,
+    before: Standing | None = None,
 ) -> Fixed:
-    """Return the graph with the changes of kinds in `also` and those that its bound needs, but none in `never`."""
+    """Return the graph with the changes of kinds in `also` and those that its bound needs, but none in `never`.
+
+    before: how the graph stands, if that is known.
+    """
     made: list[Fix] = []
     left: list[Left] = []
-    before = standing(graph)
+    before = before or standing(graph)
     for kind in kinds:
         changed = kind.make(graph, wanted)
         if not (changed.places or changed.not_made) or _is_refused(changed.graph):
@@ -104,14 +109,16 @@ def fixed(
     return Fixed(graph, tuple(made), tuple(left), before.total, before.useful, assumed)
 
 
-def helps(graph: Graph) -> bool:
-    """Whether what is changed unasked brings the bound below the threshold."""
-    return fixed(graph, Wanted(), kinds=[kind for kind in KINDS if kind.made != "if asked for"]).useful
+def helps(graph: Graph, total: float) -> bool:
+    """Whether what is changed unasked brings a useless bound of the whole gradient below the threshold."""
+    unasked = [kind for kind in KINDS if kind.made != "if asked for"]
+    return fixed(graph, Wanted(), kinds=unasked, before=Standing(total, useful=False)).useful
 
 
 def _is_due(kind: Kind, before: Standing, after: Standing) -> bool:
-    needed = kind.made == "if needed" and not before.useful and after.total < before.total
-    return needed or kind.made == "always"
+    """Whether a change is made unasked: what is beyond doubles on both sides of it may have been made smaller."""
+    smaller = after.total < before.total or math.isinf(after.total)
+    return kind.made == "always" or (kind.made == "if needed" and not before.useful and smaller)
 
 
 def _is_refused(graph: Graph) -> bool:
