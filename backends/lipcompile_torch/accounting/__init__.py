@@ -25,28 +25,41 @@ from .calibration import (
     LARGEST_NOISE_MULTIPLIER,
     LARGEST_STEP_COUNT,
     SMALLEST_NOISE_MULTIPLIER,
+    calibrate_batch_size,
     calibrate_noise_multiplier,
     calibrate_steps,
 )
+from .comparison import COMPARISONS, Comparison, comparison_epsilon, comparison_noise, comparison_steps
 from .composition import check_supported, epsilon
+from .gaussian import Formula, gaussian_delta, gaussian_epsilon, gaussian_noise
 from .guarantee import Accountant, BudgetError, NeighbouringRelation
 from .releases import Mechanism, RandomAllocation, Release, Run, WithoutReplacement, release_from
 
 __all__ = [
+    "COMPARISONS",
     "LARGEST_NOISE_MULTIPLIER",
     "LARGEST_STEP_COUNT",
     "SMALLEST_NOISE_MULTIPLIER",
     "Accountant",
     "BudgetError",
+    "Comparison",
+    "Formula",
     "Mechanism",
     "NeighbouringRelation",
     "RandomAllocation",
     "Release",
     "Run",
     "WithoutReplacement",
+    "calibrate_batch_size",
     "calibrate_noise_multiplier",
     "calibrate_steps",
     "check_supported",
+    "comparison_epsilon",
+    "comparison_noise",
+    "comparison_steps",
     "epsilon",
+    "gaussian_delta",
+    "gaussian_epsilon",
+    "gaussian_noise",
     "release_from",
 ]

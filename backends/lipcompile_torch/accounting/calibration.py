@@ -50,8 +50,8 @@ def calibrate_noise_multiplier(
 
     _check_past(past, target_epsilon, target_delta, relation, accountant)
     # PLD's evaluations are slow: its search starts from an answer of RDP.
-    guess = 1.0 if accountant == "rdp" else _smallest(roughly, 1.0, target_epsilon, target_delta)
-    return _smallest(spent, guess, target_epsilon, target_delta)
+    guess = 1.0 if accountant == "rdp" else smallest(roughly, 1.0, target_epsilon, target_delta)
+    return smallest(spent, guess, target_epsilon, target_delta)
 
 
 def calibrate_steps(
@@ -76,7 +76,33 @@ def calibrate_steps(
         return epsilon([*past, (release, charges)], target_delta, relation, accountant) <= target_epsilon
 
     resolved = resolved_charges(release, target_delta, relation, past) if accountant == "pld" else math.inf
-    return _largest(allowed, int(min(LARGEST_STEP_COUNT, resolved)))
+    return largest(allowed, int(min(LARGEST_STEP_COUNT, resolved)))
+
+
+def calibrate_batch_size(
+    target_epsilon: float,
+    target_delta: float,
+    run: Callable[[int], Run],
+    most: int,
+    relation: NeighbouringRelation = NeighbouringRelation.ADD_REMOVE,
+    accountant: Accountant = "pld",
+    past: Sequence[Run] = (),
+) -> int:
+    """Return the largest batch size up to `most` that the budget allows after `past`; 0 if none.
+
+    `run` says what is charged, and how often, for batches of a given size. ε should grow with it; where it does
+    not, as the number of steps of an epoch is a whole number, a size a little larger may be allowed as well.
+
+    Formal guarantees: `epsilon` was evaluated at the returned size itself and was at most `target_epsilon`.
+
+    Raises:
+        BudgetError: a target that is no budget, or that `past` exceeds already.
+    """
+    check_target(target_epsilon, target_delta)
+    _check_past(past, target_epsilon, target_delta, relation, accountant)
+    return largest(
+        lambda size: epsilon([*past, run(size)], target_delta, relation, accountant) <= target_epsilon, most
+    )
 
 
 def _check_past(
@@ -94,8 +120,12 @@ def _check_past(
         )
 
 
-def _smallest(spent: Callable[[float], float], guess: float, target_epsilon: float, target_delta: float) -> float:
-    """Return σ with spent(σ) <= target, as small as the tolerance and `SMALLEST_NOISE_MULTIPLIER` allow."""
+def smallest(spent: Callable[[float], float], guess: float, target_epsilon: float, target_delta: float) -> float:
+    """Return σ with spent(σ) <= target, as small as the tolerance and `SMALLEST_NOISE_MULTIPLIER` allow.
+
+    Raises:
+        BudgetError: `LARGEST_NOISE_MULTIPLIER` would not do.
+    """
     high = min(max(guess, SMALLEST_NOISE_MULTIPLIER), LARGEST_NOISE_MULTIPLIER)
     low, over = high, 0.0
     while (under := spent(high)) > target_epsilon:
@@ -134,7 +164,7 @@ def _narrow(
     return high
 
 
-def _largest(allowed: Callable[[int], bool], cap: int) -> int:
+def largest(allowed: Callable[[int], bool], cap: int) -> int:
     """Return the largest n <= cap with allowed(n), for a monotone predicate that allows 0."""
     low, high = 0, 1
     while high <= cap and allowed(high):

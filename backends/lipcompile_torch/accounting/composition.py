@@ -33,7 +33,7 @@ def epsilon(
         BudgetError: δ outside (0, 1), a negative count, or what `check_supported` refuses.
     """
     check_delta(delta)
-    merged = _merge(runs)
+    merged = merge(runs)
     check_supported(merged, delta, relation, accountant)
     if not merged:
         return 0.0
@@ -66,8 +66,12 @@ def _refusal(release: Release, relation: NeighbouringRelation, accountant: str) 
     return None
 
 
-def _merge(runs: Iterable[Run]) -> Counter[Release]:
-    """Add up the counts of equal releases: composition does not depend on the order."""
+def merge(runs: Iterable[Run]) -> Counter[Release]:
+    """Add up the counts of equal releases: composition does not depend on the order.
+
+    Raises:
+        BudgetError: a negative count.
+    """
     merged: Counter[Release] = Counter()
     for release, count in runs:
         if count < 0:
