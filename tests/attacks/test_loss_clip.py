@@ -57,20 +57,23 @@ def example_faults(found: Subject, x: Tensor, y: Tensor) -> Iterator[str]:
         for name, size in sizes.items():
             yield from over(f"K({name}) at {share}·L", size, static[name])
             yield from over(f"K({name}) at {share}·L that follows", size, follow[name])
-            yield from over(f"what follows of {name} at {share}·L", follow[name], static[name], 1e-9)
+            if linear_in_loss(found.graph):
+                yield from over(f"what follows of {name} at {share}·L", follow[name], static[name], 1e-9)
     model.loss_clip = None
 
 
 def derivation_faults(graph: Graph, found: Subject) -> Iterator[str]:
-    """Static bounds are those of the derivation at min(L, C), and nowhere below."""
-    for share in SHARES:
+    """Without clips inside, static bounds are those of the derivation at min(L, C), and nowhere below.
+
+    With one they may be below: behind it the derivation no longer knows which cotangents are parts of one.
+    """
+    for share in SHARES if linear_in_loss(graph) else ():
         found.model.loss_clip = share * found.model.loss_lipschitz
         num = Certified()
         exact = derive(graph, num, clip=num.of(Fraction(found.model.loss_clip))).gradient
         for name, bound in static_bounds(found).items():
             yield from over(f"the derivation of {name} at {share}·L", exact[name].upper, bound, 0.0)
-            if linear_in_loss(graph):
-                yield from over(f"K({name}) at {share}·L", bound, exact[name].upper, 1e-11)
+            yield from over(f"K({name}) at {share}·L", bound, exact[name].upper, 1e-11)
     found.model.loss_clip = None
 
 
@@ -136,7 +139,6 @@ def test_a_bound_scaled_in_spite_of_an_inner_clip_is_exceeded(
     assert found is not None
     assert found.model.unclipped_bounds != found.model.bounds
     monkeypatch.setattr(type(found.model), "unclipped_bounds", found.model.bounds)
-    assert any("derivation" in fault for fault in faults(found))
     assert any(fault.startswith("K(") for fault in faults(found))
 
 
