@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
-from lipcompile_torch import accounting
-from lipcompile_torch.accounting import Mechanism, NeighbouringRelation, epsilon
+import torch
+from lipcompile_torch import PrivacyEngine, accounting
+from lipcompile_torch.accounting import BudgetError, Mechanism, NeighbouringRelation, epsilon
 from lipcompile_torch.factorisation import optimal_banded, optimal_blt, strategy_from
 from lipcompile_torch.factorisation.participation import Cyclic
+from torch.utils.data import DataLoader, TensorDataset
 
 from lipcompile import __main__
 from lipcompile.cli.privacy import _OPTIONS, Answer, answer, ask
@@ -123,7 +126,7 @@ def test_the_budget_of_a_fixed_order(capsys: Capture) -> None:
 
 def test_what_a_budget_counts_is_told(capsys: Capture) -> None:
     assert run(f"budget --noise-multiplier 4 {write('correlated(bands=3)')}") == 0
-    assert "3 steps, with correlated noise, count as one of rate 0.15" in capsys.readouterr().out
+    assert "3 steps count as one of rate 0.15" in capsys.readouterr().out
     assert (
         run(f"budget --noise-multiplier 4 --format json {write('blt', 'fixed_order', 'neighbours replace_one')}")
         == 0
@@ -150,8 +153,30 @@ def test_what_is_compiled_carries_the_strategy() -> None:
     assert strategy_from(fixed.noise_strategy) == optimal_blt(40, 20, 2, 2)
 
 
+def test_an_engine_follows_what_was_compiled() -> None:
+    module = compiled(write("correlated(bands=4)"))
+
+    def private(**how: Any) -> Any:
+        data = TensorDataset(torch.randn(400, 4), torch.zeros(400, dtype=torch.int64))
+        _, optimizer, _ = PrivacyEngine("rdp").make_private(
+            module=module,
+            optimizer=torch.optim.SGD(module.parameters(), lr=0.1),
+            data_loader=DataLoader(data, batch_size=20),
+            noise_multiplier=1.0,
+            **how,
+        )
+        return optimizer
+
+    assert private(max_steps=40).charges_left == (Mechanism(0.2, 1.0), 10)
+    assert private(max_steps=40, correlation=None).charges_left == (Mechanism(0.05, 1.0), 40)
+    with pytest.raises(BudgetError, match="correlated over 40 steps, and 41 are planned"):
+        private(max_steps=41)
+    with pytest.raises(BudgetError, match="give max_steps"):
+        private()
+
+
 def test_independent_noise_leaves_no_trace() -> None:
-    assert getattr(compiled(write("optimal")), "noise_strategy", None) is None
+    assert compiled(write("optimal")).noise_strategy is None
     assert "noise_strategy" not in Path("module.py").read_text()
 
 

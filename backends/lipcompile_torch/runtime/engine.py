@@ -51,7 +51,8 @@ class How(TypedDict, total=False):
         max_physical_batch: most examples at once; larger batches arrive in pieces whose gradients add up.
         seed: makes the run repeatable and NOT private.
         correlation: what correlates the noise from step to step, see `correlation.Correlation`; it chooses the
-            sampling that it is proved for. None: noise is independent.
+            sampling that it is proved for. By default what the module was compiled with, its `noise_strategy`;
+            None: noise is independent.
         loss_clip: clips the gradient of each example's loss in its output to C, in place of L, which bounds it
             otherwise: a number, a function of the step, or `loss_clipping.AdaptiveClip`.
         fixed_norm: after every step scale weights to the bounds of their constraints, up as well as down.
@@ -131,6 +132,7 @@ class PrivacyEngine:
             LedgerError: the ledger is damaged, in use, or belongs to other data.
         """
         _check_parts(module, optimizer)
+        how = _correlated(module, how)
         clip = how.get("loss_clip")
 
         def gradients(normaliser: float) -> Gradients:
@@ -225,6 +227,7 @@ class PrivacyEngine:
             BudgetError: a budget that cannot be met; see also `make_private`.
         """
         _check_parts(module, optimizer)
+        how = _correlated(module, how)
         steps = epochs * len(PrivateLoader(data_loader))
         strategy, _ = self._prepare(data_loader, steps, how)
         chosen = how if strategy is None else how | {"correlation": strategy}
@@ -326,6 +329,11 @@ class PrivacyEngine:
         if self.ledger is None:
             self.ledger = Ledger(self._path, self.relation, dataset_size)
         return self.ledger
+
+
+def _correlated(module: LipschitzModule, how: How) -> How:
+    """Return the options, with the correlation that the module was compiled with unless they have their own."""
+    return how if "correlation" in how else how | {"correlation": module.noise_strategy}
 
 
 def _normals(how: How) -> Normals | None:

@@ -161,6 +161,8 @@ class LipschitzModule(nn.Module):
             parameters.
         unclipped_bounds: the same if gradient clips inside are not counted on, and so proportional to L; None if
             nobody derived them.
+        noise_strategy: how noise is correlated from step to step, as `factorisation.strategy_from` reads it, if
+            the model's `train` block says so: the engine follows it unless it is told otherwise.
         normaliser: b, what :meth:`criterion` divides the sum over the batch by; set by the engine.
         loss_clip: C, what the gradient of each example's loss in its output is clipped to on its way back, or
             None; set by the engine before each batch, and not to be changed within one.
@@ -180,6 +182,7 @@ class LipschitzModule(nn.Module):
     certificate: ClassVar[Mapping[str, Any]]
     bounds: ClassVar[Mapping[str, float]]
     unclipped_bounds: ClassVar[Mapping[str, float] | None] = None
+    noise_strategy: ClassVar[Mapping[str, Any] | None] = None
 
     def __init__(self) -> None:
         super().__init__()
