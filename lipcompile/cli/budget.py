@@ -64,6 +64,7 @@ def _report(asked: Question, answers: Mapping[str, Answer]) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "neighbours": asked.neighbours,
+        "sampling": asked.sampling,
         "sampling_rate": asked.sampling_rate,
         "steps_per_mechanism": asked.round_steps,
         "delta": asked.delta,
@@ -79,10 +80,12 @@ def _print(asked: Question, answers: Mapping[str, Answer]) -> None:
     for name, found in answers.items():
         numbers = [_number(getattr(found, column), column == asked.unknown) for column in COLUMNS]
         rows.add_row(name, *numbers, found.note or "")
-    head = f"δ = {asked.delta:g}, sampling rate {asked.sampling_rate:.6g}, neighbours {asked.neighbours}"
+    head = f"δ = {asked.delta:g}, {asked.sampling} sampling of rate {asked.sampling_rate:.6g}, neighbours "
+    head += asked.neighbours
     if asked.round_steps != 1:
         covered = f"{asked.round_steps} steps" if asked.round_steps else "all steps"
-        head += f"; {covered}, with correlated noise, count as one of rate {asked.charged_rate:.6g}"
+        one = "allocation" if asked.sampling == "balls_in_bins" else f"of rate {asked.charged_rate:.6g}"
+        head += f"; {covered} count as one {one}"
     tail = f"{asked.unknown.replace('_', ' ')} is computed" + ("" if asked.unknown == "steps" else ", rounded up")
     show(sys.stdout, styled(head), styled(""), rows, styled(""), styled(tail))
 

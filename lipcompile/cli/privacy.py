@@ -27,6 +27,7 @@ _OPTIONS: dict[str, tuple[Any, str]] = {
     "steps": (click.IntRange(1), "Number of training steps."),
     "epochs": (click.IntRange(1), "Number of passes over the data, in place of --steps."),
     "neighbours": (click.Choice(["add_remove", "replace_one"]), "What one person changes."),
+    "sampling": (click.Choice(["poisson", "fixed_size", "shuffle", "balls_in_bins"]), "How batches are drawn."),
 }
 
 
@@ -34,8 +35,11 @@ _OPTIONS: dict[str, tuple[Any, str]] = {
 class Question:
     """A budget with one number missing: `unknown` is None there.
 
-    round_steps: how many steps are one mechanism, which samples at so many times the rate (`noise correlated`);
-        None if the whole run is one, without sampling (`noise blt`).
+    round_steps: how many steps are one release: of an epoch (`shuffle`, `balls_in_bins`), or of all groups, which
+        is sampled at so many times the rate (`noise correlated`); None if the whole run is one, without sampling
+        (`noise blt`).
+    sampling: how batches are drawn.
+    sizes: of a batch and of the data set, where they are known.
     """
 
     neighbours: str
@@ -46,15 +50,18 @@ class Question:
     steps: int | None
     unknown: Unknown
     round_steps: int | None = 1
+    sampling: str = "poisson"
+    sizes: tuple[int, int] | None = None
 
     @property
     def charged_rate(self) -> float:
-        """The sampling rate of one mechanism."""
-        return 1.0 if self.round_steps is None else self.sampling_rate * self.round_steps
+        """The sampling rate of one release, if it is a mechanism."""
+        whole = self.round_steps is None or self.sampling == "shuffle"
+        return 1.0 if whole else self.sampling_rate * (self.round_steps or 1)
 
     @property
     def charges(self) -> int | None:
-        """How many mechanisms the steps are."""
+        """How many releases the steps are."""
         if self.steps is None:
             return None
         return 1 if self.round_steps is None else -(-self.steps // self.round_steps)
@@ -84,7 +91,7 @@ def privacy_options(command: Command) -> Command:
 
 def ask(given: Mapping[str, Any], plan: Mapping[str, Any]) -> Question:
     """Return what is asked; the plan supplies what is not given. Raises InputError (LIP404)."""
-    from lipcompile.cli.settings import demand, merged, setting_error
+    from lipcompile.cli.settings import demand, merged, resolved_sampling, setting_error
 
     settings = merged(given, {"dataset_size": plan.get("dataset"), **plan}, {"neighbours": "add_remove"})
     demand(settings, ("delta",))
@@ -96,9 +103,17 @@ def ask(given: Mapping[str, Any], plan: Mapping[str, Any]) -> Question:
     if len(unknown) > 1:
         listed = " and ".join(unknown)
         raise setting_error(f"{listed} are unknown: two of epsilon, noise_multiplier and steps are needed")
-    rounds = _round_steps(plan, unknown[0])
+    correlation, neighbours = plan.get("correlation"), settings["neighbours"]
+    sampling = resolved_sampling(settings["sampling"], correlation) or "poisson"
     return Question(
-        settings["neighbours"], rate, settings["delta"], unknown=unknown[0], round_steps=rounds, **asked
+        neighbours,
+        rate,
+        settings["delta"],
+        unknown=unknown[0],
+        round_steps=_round_steps(sampling, correlation, neighbours, rate, unknown[0]),
+        sampling=sampling,
+        sizes=_sizes(sampling, given, settings),
+        **asked,
     )
 
 
@@ -106,17 +121,19 @@ def answer(accounting: Any, accountant: str, asked: Question) -> Answer:
     """Let one accountant (of a backend's `accounting`) complete a question."""
     relation = accounting.NeighbouringRelation(asked.neighbours)
 
-    def mechanism() -> Any:
-        return accounting.Mechanism(asked.charged_rate, asked.noise_multiplier)
+    release = functools.partial(_release, accounting, asked)
 
     def steps() -> Any:
-        charges = accounting.calibrate_steps(asked.epsilon, asked.delta, mechanism(), relation, accountant)
+        one = release(asked.noise_multiplier)
+        charges = accounting.calibrate_steps(asked.epsilon, asked.delta, one, relation, accountant)
         return charges * (asked.round_steps or 1)
 
     solve: dict[Unknown, Callable[[], Any]] = {
-        "epsilon": lambda: accounting.epsilon([(mechanism(), asked.charges)], asked.delta, relation, accountant),
+        "epsilon": lambda: accounting.epsilon(
+            [(release(asked.noise_multiplier), asked.charges)], asked.delta, relation, accountant
+        ),
         "noise_multiplier": lambda: accounting.calibrate_noise_multiplier(
-            asked.epsilon, asked.delta, asked.charged_rate, asked.charges, relation, accountant
+            asked.epsilon, asked.delta, release, asked.charges, relation, accountant
         ),
         "steps": steps,
     }
@@ -154,17 +171,45 @@ def _asked(
     return asked
 
 
-def _round_steps(plan: Mapping[str, Any], unknown: Unknown) -> int | None:
-    """Return `Question.round_steps`; raises InputError (LIP404) if the steps are what is asked for."""
+def _release(accounting: Any, asked: Question, noise_multiplier: Any) -> Any:
+    """Return what is charged at this σ."""
+    if asked.sampling == "balls_in_bins":
+        return accounting.RandomAllocation(asked.round_steps, noise_multiplier)
+    if asked.sampling == "fixed_size" and asked.sizes:
+        return accounting.WithoutReplacement(*asked.sizes, noise_multiplier)
+    return accounting.Mechanism(asked.charged_rate, noise_multiplier)
+
+
+def _round_steps(
+    sampling: str, correlation: Mapping[str, Any] | None, neighbours: str, rate: float, unknown: Unknown
+) -> int | None:
+    """Return `Question.round_steps`; raises InputError (LIP404) where there is none."""
     from lipcompile.cli.settings import setting_error
 
-    kind = plan.get("correlation", {}).get("kind")
-    if kind != "blt":
-        return int(plan["correlation"]["bands"]) if kind else 1
-    if unknown == "steps":
+    if correlation and correlation["kind"] == "blt":
+        if unknown == "steps":
+            raise setting_error(
+                "with `noise blt` the whole run is one mechanism, however many steps it has: give them"
+            )
+        return None
+    if sampling == "shuffle" and neighbours != "replace_one":
         raise setting_error(
-            "with `noise blt` the whole run is one mechanism, however many steps it has: give them"
+            "shuffled batches are cut by number, and one example more moves others: they are analysed for the "
+            "neighbours replace_one; for add_remove there is `sampling balls_in_bins`"
         )
+    if sampling in ("shuffle", "balls_in_bins"):
+        return max(1, round(1 / rate)) if rate > 0 else 1
+    return int(correlation["bands"]) if correlation else 1
+
+
+def _sizes(sampling: str, given: Mapping[str, Any], settings: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Return the sizes of a batch and of the data set, without which batches of fixed size have no analysis."""
+    from lipcompile.cli.settings import setting_error
+
+    if given["sampling_rate"] is None:
+        return int(settings["batch_size"]), int(settings["dataset_size"])
+    if sampling == "fixed_size":
+        raise setting_error("batches of fixed size need --batch-size and --dataset-size in place of a rate")
     return None
 
 

@@ -23,7 +23,8 @@ def planned(loaded: Loaded | None) -> dict[str, Any]:
     """
     settings = loaded.training.settings if loaded and loaded.training else {}
     plan = {_NAMES.get(key, key): _number(_NAMES.get(key, key), value) for key, value in settings.items()}
-    return {**plan, **_sampling(plan)}
+    said = resolved_sampling(plan.get("sampling"), plan.get("correlation"))
+    return plan if said is None else {**plan, "sampling": said}
 
 
 def merged(given: Mapping[str, Any], plan: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -67,22 +68,23 @@ def setting_error(message: str) -> InputError:
     return input_error("LIP404", message, "give it as an option, or in the model's `train` block")
 
 
-def _sampling(plan: Mapping[str, Any]) -> dict[str, str]:
-    """Return the `sampling` that a plan comes down to, if it says any; raises InputError (LIP404).
+def resolved_sampling(said: str | None, correlation: Mapping[str, Any] | None) -> str | None:
+    """Return the sampling that settings come down to, if they say any; raises InputError (LIP404).
 
     Correlated noise is proved for one sampling each: Poisson sampling of groups in turn, and a fixed order.
     """
-    said, noise = plan.get("sampling"), plan.get("correlation", {}).get("kind", "independent")
+    noise = correlation["kind"] if correlation else "independent"
     allowed = {"correlated": ("poisson", "cyclic_poisson"), "blt": ("fixed_order",)}.get(noise)
     if said is None:
-        return {}
+        return None
     if (allowed is None and said in ("cyclic_poisson", "fixed_order")) or (allowed and said not in allowed):
         raise input_error(
             "LIP404",
             f"`sampling {said}` does not go with `noise {noise}`: it has no analysis",
-            "`noise blt` goes with `sampling fixed_order`, `noise correlated` with `sampling poisson`",
+            "`noise blt` goes with `sampling fixed_order`, `noise correlated` with `sampling poisson`, and "
+            "independent noise with any sampling but fixed_order",
         )
-    return {"sampling": allowed[-1] if allowed else said}
+    return allowed[-1] if allowed else said
 
 
 def _number(name: str, value: Setting) -> Any:

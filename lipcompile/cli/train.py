@@ -20,6 +20,8 @@ DEFAULTS = {
     "momentum": 0.9,
     "schedule": "constant",
     "noise": "per_layer",
+    "fixed_norm": False,
+    "secure": False,
     "neighbours": "add_remove",
     "accountant": "pld",
     "device": "auto",
@@ -52,11 +54,43 @@ DEFAULTS = {
 @click.option("--momentum", type=float, help="Of sgd; 0.9 by default.")
 @click.option("--schedule", type=click.Choice(["constant", "cosine"]), help="Of the learning rate.")
 @click.option("--noise", type=click.Choice(["global", "per_layer", "optimal"]), help="How noise is shared.")
+@click.option(
+    "--noise-weight",
+    "weights",
+    multiple=True,
+    metavar="NAME=W",
+    help="In place of --noise: share of the noise of a parameter, or of all that a pattern matches; repeatable.",
+)
+@click.option(
+    "--correlation",
+    metavar="KIND",
+    help="Correlate the noise from step to step: bands:16, blt, blt:4 (buffers); none: leave it independent.",
+)
+@click.option(
+    "--sampling",
+    type=click.Choice(["poisson", "fixed_size", "shuffle", "balls_in_bins", "fixed_order"]),
+    help="How batches are drawn; poisson by default, or what the noise needs. What is charged follows from it.",
+)
+@click.option(
+    "--loss-clip", type=float, metavar="C", help="Clip each example's gradient of the loss in the output to C."
+)
+@click.option(
+    "--fixed-norm", is_flag=True, default=None, help="Scale weights up to their bounds, not only down to them."
+)
+@click.option(
+    "--secure", is_flag=True, default=None, help="Noise from a cryptographic generator: slower (extra `secure`)."
+)
 @click.option("--neighbours", type=click.Choice(["add_remove", "replace_one"]), help="What one person changes.")
 @click.option("--accountant", type=click.Choice(["pld", "rdp"]), help="pld by default.")
 @click.option("--max-physical-batch", type=click.IntRange(1), help="Most examples computed at once.")
 @click.option("--seed", type=int, help="Makes the run repeatable, and NOT private.")
-@click.option("--resume", is_flag=True, default=None, help="Go on with the run in DIR.")
+@click.option(
+    "--resume",
+    is_flag=True,
+    default=None,
+    help="Go on with the run in DIR. An epoch that was broken off is charged whole, except with poisson and "
+    "fixed_size sampling.",
+)
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), help="auto by default.")
 def train(model: str, options: ModelOptions, data: Path, output: Path, **given: Any) -> int:
     """Compile MODEL and train it privately, to a budget.
@@ -70,7 +104,7 @@ def train(model: str, options: ModelOptions, data: Path, output: Path, **given: 
     """
     from lipcompile import pipeline
     from lipcompile.backend import find
-    from lipcompile.cli.settings import demand, merged, planned, setting_error
+    from lipcompile.cli.settings import planned
     from lipcompile.cli.training import CHECKPOINT, Run, execute, print_result
 
     loaded = pipeline.load(model, options)
@@ -79,12 +113,7 @@ def train(model: str, options: ModelOptions, data: Path, output: Path, **given: 
     if not derivation.ok:
         return 1
     plan = planned(loaded)
-    if "correlation" in plan:
-        raise setting_error(
-            "`train` draws independent noise only: the plan's `noise` is correlated over the steps"
-        )
-    settings = merged(given, plan, DEFAULTS)
-    demand(settings, ("epsilon", "delta"))
+    settings = _settings(given, plan)
     run = Run(derivation, data, settings, output, plan.get("dataset"))
     try:
         print_result(execute(run, find()), run)
@@ -93,3 +122,48 @@ def train(model: str, options: ModelOptions, data: Path, output: Path, **given: 
             click.echo("interrupted: the same command with --resume goes on", err=True)
         raise
     return 0
+
+
+def _settings(given: dict[str, Any], plan: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of the backend's training configuration; raises InputError (LIP404)."""
+    from lipcompile.cli.settings import demand, merged, resolved_sampling
+
+    given["noise"] = _noise(given["noise"], given.pop("weights"))
+    given["correlation"] = _correlation(given["correlation"])
+    if given["correlation"] is not None and "correlation" in plan:
+        plan = {**plan, "sampling": None}  # it was that of the plan's noise
+    settings = merged(given, plan, DEFAULTS)
+    demand(settings, ("epsilon", "delta"))
+    settings["correlation"] = settings["correlation"] or None
+    settings["sampling"] = resolved_sampling(settings["sampling"], settings["correlation"])
+    return settings
+
+
+def _noise(rule: str | None, weights: tuple[str, ...]) -> str | dict[str, float] | None:
+    """Return how noise is shared, as the backend takes it."""
+    if rule is not None and weights:
+        raise click.UsageError("--noise and --noise-weight say the same twice: leave one out")
+    return dict(map(_weight, weights)) or rule
+
+
+def _weight(text: str) -> tuple[str, float]:
+    name, _, value = text.rpartition("=")
+    try:
+        return name, float(value)
+    except ValueError:
+        raise click.UsageError(f"--noise-weight: `{text}` is not NAME=W, such as head.weight=0.5") from None
+
+
+def _correlation(text: str | None) -> dict[str, Any] | None:
+    """Return a correlation as the backend takes it; empty if there is to be none."""
+    if text is None:
+        return None
+    kind, colon, number = text.partition(":")
+    count = int(number) if number.isascii() and number.isdecimal() else 0
+    if text == "none":
+        return {}
+    if kind == "bands" and count:
+        return {"kind": "correlated", "bands": count}
+    if kind == "blt" and (count or not colon):
+        return {"kind": "blt", **({"buffers": count} if count else {})}
+    raise click.UsageError(f"--correlation: `{text}` is none of bands:N, blt, blt:N and none, N at least 1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import os
@@ -15,14 +16,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lipcompile_torch.accounting import BudgetError
+from lipcompile_torch import PrivacyEngine
+from lipcompile_torch.accounting import BudgetError, Mechanism, RandomAllocation, WithoutReplacement
 from lipcompile_torch.runtime.checkpoint import CheckpointError, read_checkpoint
 from lipcompile_torch.runtime.data import Arrays
 from lipcompile_torch.runtime.engine import SeededWarning
 from lipcompile_torch.runtime.ledger import LedgerError, read_ledger
+from lipcompile_torch.runtime.planning import Plan, ShortenedWarning
 from lipcompile_torch.runtime.training import (
     EpochSummary,
-    Plan,
     Silent,
     TrainConfig,
     evaluate,
@@ -153,8 +155,6 @@ def test_a_run_is_resumed_with_its_own_settings(tmp_path: Path, changes: Any) ->
 
 
 def test_steps_of_another_model_in_the_ledger_stop_a_resumed_run(tmp_path: Path) -> None:
-    from lipcompile_torch import PrivacyEngine
-
     with pytest.raises(KeyboardInterrupt):
         train(Net(), arrays(), config(tmp_path), Recorder(interrupt_at=5))
     engine = PrivacyEngine("rdp", ledger=tmp_path / "ledger.jsonl")
@@ -207,6 +207,121 @@ def test_impossible_budgets_leave_nothing_in_the_way(tmp_path: Path) -> None:
 def test_settings_that_mean_nothing_are_refused(tmp_path: Path, changes: Any) -> None:
     with pytest.raises(ValueError, match=r"must|unknown"):
         train(Net(), arrays(), config(tmp_path, **changes))
+
+
+# --- how batches are drawn and noise is made ---
+
+# Runs of 3 epochs of 10 steps, b/N = 0.1, their settings, and what is charged how often at σ.
+WAYS: dict[str, tuple[dict[str, Any], Any, int]] = {
+    "poisson": ({}, lambda sigma: Mechanism(0.1, sigma), 30),
+    "fixed_size": ({"neighbours": "replace_one"}, lambda sigma: WithoutReplacement(30, 300, sigma), 30),
+    "shuffle": ({"neighbours": "replace_one"}, lambda sigma: Mechanism(1.0, sigma), 3),
+    "balls_in_bins": ({}, lambda sigma: RandomAllocation(10, sigma), 3),
+    "cyclic_poisson": (
+        {"sampling": None, "correlation": {"kind": "correlated", "bands": 4}},
+        lambda sigma: Mechanism(0.4, sigma),
+        8,  # ⌈30/4⌉ turns of the groups
+    ),
+    "fixed_order": (
+        {"sampling": None, "correlation": {"kind": "blt", "buffers": 2}},
+        lambda sigma: Mechanism(1.0, sigma),
+        1,
+    ),
+}
+
+
+def way(sampling: str) -> dict[str, Any]:
+    """Return the settings of a row of `WAYS`, under which σ is about what it is with Poisson sampling."""
+    return {"sampling": sampling, "epsilon": 20.0, **WAYS[sampling][0]}
+
+
+@pytest.mark.parametrize("sampling", WAYS)
+def test_every_way_of_sampling_spends_its_budget(tmp_path: Path, sampling: str) -> None:
+    _, release, charges = WAYS[sampling]
+    seen = Recorder()
+    result = train(Net(), arrays(), config(tmp_path, **way(sampling)), seen)
+    record = read_ledger(result.ledger)
+    assert record.runs == [(release(result.noise_multiplier), charges)]
+    assert (record.total_steps, [epoch.steps for epoch in seen.epochs]) == (30, [10, 20, 30])
+    assert 19.9 < result.epsilon == record.epsilon(1e-5, "rdp") <= 20
+
+
+@pytest.mark.parametrize(
+    ("sampling", "interrupted_at", "ends_at"),
+    [
+        ("fixed_size", 14, 30),
+        ("shuffle", 10, 30),  # between two epochs nothing is broken off
+        ("shuffle", 14, 24),  # the second epoch is charged whole, one is left
+        ("balls_in_bins", 1, 21),
+        ("cyclic_poisson", 12, 30),
+        ("cyclic_poisson", 13, 29),  # four turns are charged, four of four steps each are left
+        ("cyclic_poisson", 14, 30),
+    ],
+)
+def test_a_resumed_run_takes_the_whole_rounds_that_are_left(
+    tmp_path: Path, sampling: str, interrupted_at: int, ends_at: int
+) -> None:
+    settings = config(tmp_path, **way(sampling))
+    with pytest.raises(KeyboardInterrupt):
+        train(Net(), arrays(), settings, Recorder(interrupt_at=interrupted_at))
+    seen = Recorder()
+    shortened = pytest.warns(ShortenedWarning, match=f"{ends_at} in all in place of 30")
+    with shortened if ends_at < 30 else contextlib.nullcontext():
+        result = train(Net(), arrays(), dataclasses.replace(settings, resume=True), seen)
+    assert seen.steps == list(range(interrupted_at + 1, ends_at + 1))
+    assert seen.plans[0].total_steps == result.steps == ends_at
+    assert result.epsilon <= 20
+    assert read_ledger(result.ledger).charges.total() == WAYS[sampling][2]
+
+
+def test_a_run_that_is_one_release_cannot_be_resumed_and_says_so(tmp_path: Path) -> None:
+    settings = config(tmp_path, **way("fixed_order"))
+    with pytest.raises(KeyboardInterrupt):
+        train(Net(), arrays(), settings, Recorder(interrupt_at=14))
+    with pytest.warns(ShortenedWarning, match="0 steps are left, 14 in all"):
+        result = train(Net(), arrays(), dataclasses.replace(settings, resume=True))
+    assert (result.steps, read_ledger(result.ledger).charges.total()) == (14, 1)
+    assert not math.isnan(result.test_accuracy)
+
+
+def test_pieces_of_batches_do_not_change_what_is_charged(tmp_path: Path) -> None:
+    result = train(Net(), arrays(), config(tmp_path, max_physical_batch=7, **way("balls_in_bins")))
+    assert read_ledger(result.ledger).charges.total() == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sampling": "shuffle"}, "use neighbours='replace_one'"),
+        ({"sampling": "fixed_order"}, "serves correlated noise alone"),
+        ({**WAYS["cyclic_poisson"][0], "sampling": "shuffle"}, "cyclic_poisson sampling only"),
+        ({"correlation": {"kind": "correlated", "bands": 11}}, "11 bands"),
+    ],
+)
+def test_ways_without_an_analysis_are_refused(tmp_path: Path, changes: Any, message: str) -> None:
+    with pytest.raises(BudgetError, match=message):
+        train(Net(), arrays(), config(tmp_path, **changes))
+
+
+def test_secure_noise_weights_and_clips_reach_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cryptography")
+    weights = {"*": 1.0, "outer.weight": 0.5}
+    options = {"secure": True, "noise": weights, "loss_clip": 0.5, "fixed_norm": True}
+    asked: list[dict[str, Any]] = []
+    make_private = PrivacyEngine.make_private
+
+    def spy(engine: PrivacyEngine, **given: Any) -> Any:
+        asked.append(given)
+        return make_private(engine, **given)
+
+    monkeypatch.setattr(PrivacyEngine, "make_private", spy)
+    settings = config(tmp_path, epochs=1, **options)
+    assert train(Net(), arrays(), settings).steps == 10
+    assert {name: asked[0][name] for name in options} == options
+    with pytest.raises(BudgetError, match="another noise"):
+        train(Net(), arrays(), dataclasses.replace(settings, resume=True, noise={"*": 1.0}))
+    with pytest.raises(ValueError, match="matches no parameter"):
+        train(Net(), arrays(), config(tmp_path / "other", noise={"*": 1.0, "outter": 2.0}))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -14,7 +15,7 @@ from torch import Tensor
 from torch.optim import SGD, Adam, Optimizer
 from torch.utils.data import DataLoader, TensorDataset
 
-from ..accounting import Accountant, BudgetError, Mechanism, calibrate_noise_multiplier, epsilon
+from ..accounting import Accountant, BudgetError, epsilon
 from .checkpoint import Checkpoint, CheckpointError, read_checkpoint, restore, save_checkpoint
 from .data import Arrays
 from .engine import PrivacyEngine
@@ -22,7 +23,9 @@ from .ledger import LedgerError
 from .module import LipschitzModule
 from .noise import Allocation
 from .optimizer import PrivateOptimizer
+from .planning import Course, Plan, ShortenedWarning, course
 from .sampler import PrivateLoader
+from .sampling import Sampling
 
 _EVALUATION_BATCH = 1024
 CHECKPOINT = "checkpoint.pt"
@@ -37,13 +40,19 @@ class TrainConfig:
         epsilon: ε to spend on the whole training.
         delta: δ; below 1 / number of examples.
         epochs: expected passes over the data; each has round(N / batch_size) steps.
-        batch_size: EXPECTED batch size b of Poisson sampling.
+        batch_size: b; of samplings whose batches vary in size, the EXPECTED one.
         output: folder for `checkpoint.pt` and `ledger.jsonl`.
         optimizer: "adam" or "sgd".
         learning_rate: > 0.
         momentum: of sgd.
         schedule: learning rate "constant", or falling to 0 by half a "cosine".
-        noise: how noise is shared among parameters.
+        noise: how noise is shared among parameters: a rule, or weights by name or pattern, see `noise.allocate`.
+        sampling: how batches are drawn and accounted, see `sampling`; None: "poisson", or what correlation needs.
+        correlation: how noise is correlated from step to step: {"kind": "correlated", "bands": 16}, {"kind":
+            "blt"}, or a strategy as data; None: it is independent.
+        loss_clip: clips the gradient of each example's loss in its output to C; None: L bounds it.
+        fixed_norm: scale weights to the bounds of their constraints, up as well as down.
+        secure: noise from a cryptographic generator, see `normals.SecureNormals`.
         neighbours: "add_remove" or "replace_one".
         accountant: "pld" or "rdp".
         max_physical_batch: most examples computed at once.
@@ -62,23 +71,17 @@ class TrainConfig:
     momentum: float = 0.9
     schedule: Literal["constant", "cosine"] = "constant"
     noise: Allocation = "per_layer"
+    sampling: Sampling | None = None
+    correlation: Mapping[str, Any] | None = None
+    loss_clip: float | None = None
+    fixed_norm: bool = False
+    secure: bool = False
     neighbours: str = "add_remove"
     accountant: Accountant = "pld"
     max_physical_batch: int | None = None
     seed: int | None = None
     resume: bool = False
     device: Literal["auto", "cpu", "cuda"] = "auto"
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What the budget buys: steps in all, how many are in the ledger already, σ, and q."""
-
-    total_steps: int
-    steps_done: int
-    steps_per_epoch: int
-    noise_multiplier: float
-    sampling_rate: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +145,9 @@ def train(
     """Train a module privately within a budget, which holds also over crashes and resumed runs.
 
     A step that the ledger counts is gone, also if its effect was lost with a crash: a resumed run takes only the
-    steps that are left. On KeyboardInterrupt the state is saved before the exception goes on.
+    steps that are left. Where a charge covers a round of several steps (an epoch, or all of the run), one that was
+    broken off is gone whole: a resumed run takes as many whole rounds as are left, and a `ShortenedWarning` says
+    so. On KeyboardInterrupt the state is saved before the exception goes on.
 
     Formal guarantees: the ledger's ε at `config.delta` never exceeds `config.epsilon`.
 
@@ -200,11 +205,16 @@ class _Run:
         self, train_set: TensorDataset, saved: Checkpoint | None
     ) -> tuple[Plan, PrivateOptimizer, PrivateLoader]:
         config = self.config
+        way = course(
+            len(train_set),
+            config.batch_size,
+            config.epochs,
+            self.engine.relation,
+            config.sampling,
+            config.correlation,
+        )
+        plan = way.plan(self._sigma(way, saved), self.ledger.record)
         source: DataLoader[Any] = DataLoader(train_set, batch_size=config.batch_size)
-        per_epoch = len(PrivateLoader(source))
-        rate = config.batch_size / len(train_set)
-        done = self.ledger.record.total_steps
-        plan = Plan(config.epochs * per_epoch, done, per_epoch, self._sigma(rate, per_epoch, saved), rate)
         _, optimizer, loader = self.engine.make_private(
             module=self.module,
             optimizer=_optimizer(config, self.module),
@@ -213,20 +223,22 @@ class _Run:
             noise=config.noise,
             max_physical_batch=config.max_physical_batch,
             seed=config.seed,
-            max_steps=max(0, plan.total_steps - done),
+            max_steps=plan.steps_left,
+            sampling=way.sampling,
+            correlation=way.strategy,
+            loss_clip=config.loss_clip,
+            fixed_norm=config.fixed_norm,
+            secure=config.secure,
         )
         if saved:
             restore(saved, self.module, optimizer, self.ledger)
-            self._check_budget(plan)
+            self._check_budget(way, plan)
         return plan, optimizer, loader
 
-    def _sigma(self, rate: float, per_epoch: int, saved: Checkpoint | None) -> float:
+    def _sigma(self, way: Course, saved: Checkpoint | None) -> float:
         config = self.config
         if saved is None:
-            steps, relation = config.epochs * per_epoch, self.engine.relation
-            return calibrate_noise_multiplier(
-                config.epsilon, config.delta, rate, steps, relation, config.accountant
-            )
+            return way.calibrated(config.epsilon, config.delta, self.engine.relation, config.accountant)
         begun = saved.notes.get("settings", {})
         changed = [name for name, value in _identity(config).items() if begun.get(name) != value]
         if changed:
@@ -235,14 +247,22 @@ class _Run:
             )
         return float(saved.notes["noise_multiplier"])
 
-    def _check_budget(self, plan: Plan) -> None:
-        left = (Mechanism(plan.sampling_rate, plan.noise_multiplier), max(0, plan.total_steps - plan.steps_done))
-        runs = [*self.ledger.record.runs, left]
-        total = epsilon(runs, self.config.delta, self.engine.relation, self.config.accountant)
-        if total > self.config.epsilon:
+    def _check_budget(self, way: Course, plan: Plan) -> None:
+        config = self.config
+        runs = [*self.ledger.record.runs, way.left(plan)]
+        total = epsilon(runs, config.delta, self.engine.relation, config.accountant)
+        if total > config.epsilon:
             raise BudgetError(
-                f"going on would cost epsilon = {total:.4g}, more than {self.config.epsilon:g}: the ledger holds "
+                f"going on would cost epsilon = {total:.4g}, more than {config.epsilon:g}: the ledger holds "
                 "steps of other runs"
+            )
+        if plan.total_steps < plan.intended_steps:
+            warnings.warn(
+                f"{plan.steps_left} steps are left, {plan.total_steps} in all in place of {plan.intended_steps}: "
+                "an epoch (with correlated noise a turn of all groups, or the run) that was broken off is charged "
+                "whole",
+                ShortenedWarning,
+                2,
             )
 
     def go(self) -> None:
@@ -270,8 +290,13 @@ class _Run:
             if self.loader.current is None:
                 steps = self.ledger.record.total_steps
                 yield steps
-                if not self.optimizer.steps_left or steps % self.plan.steps_per_epoch == 0:
+                if not self.optimizer.steps_left or self._epoch_is_full(steps):
                     return
+
+    def _epoch_is_full(self, steps: int) -> bool:
+        """Whether an epoch ends here though the loader goes on, as after a resumed part of one."""
+        whole = self.loader.scheme.round_steps == self.plan.steps_per_epoch
+        return not whole and steps % self.plan.steps_per_epoch == 0
 
     def _set_learning_rate(self) -> None:
         progress = self.ledger.record.total_steps / self.plan.total_steps
@@ -339,7 +364,7 @@ def predict(output: Tensor) -> Tensor:
 
 def _identity(config: TrainConfig) -> dict[str, Any]:
     """Return the settings that a resumed run must share: those that budget and course of training rest on."""
-    free = {"output", "resume", "device", "max_physical_batch", "seed"}
+    free = {"output", "resume", "device", "max_physical_batch", "seed", "secure"}
     return {name: value for name, value in asdict(config).items() if name not in free}
 
 

@@ -13,7 +13,7 @@ from lipcompile.frontends.options import Setting, TrainingPlan
 from lipcompile.ops.schema import suggest
 
 NEIGHBOURS = ("add_remove", "replace_one")
-SAMPLINGS = ("poisson", "fixed_order")
+SAMPLINGS = ("poisson", "fixed_size", "shuffle", "balls_in_bins", "fixed_order")
 NOISES = ("global", "per_layer", "optimal")
 # How noise is correlated over the steps, and the number that says how much: must it be given?
 CORRELATIONS: Mapping[str, tuple[str, bool]] = {"correlated": ("bands", True), "blt": ("buffers", False)}

@@ -1,0 +1,112 @@
+"""What a budget buys: the steps and the noise of a run, and what is left of them when it is resumed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..accounting import Accountant, NeighbouringRelation, Run, calibrate_noise_multiplier
+from ..factorisation import Strategy
+from .correlation import chosen_strategy, sampling_for
+from .ledger import LedgerRecord
+from .sampling import Sampling, Scheme, scheme_maker
+
+
+class ShortenedWarning(UserWarning):
+    """A resumed run ends before its last epoch: what was broken off had been charged whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the budget buys.
+
+    Args:
+        total_steps: steps in all, those in the ledger included. Fewer than `intended_steps` if rounds were broken
+            off: a round is charged whole, and the budget was made for that many rounds.
+        steps_done: in the ledger already.
+        steps_per_epoch: round(N / b).
+        noise_multiplier: σ.
+        intended_steps: steps of all epochs.
+    """
+
+    total_steps: int
+    steps_done: int
+    steps_per_epoch: int
+    noise_multiplier: float
+    intended_steps: int
+
+    @property
+    def steps_left(self) -> int:
+        """How many steps are still to be taken."""
+        return self.total_steps - self.steps_done
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """How a run goes, whatever its noise: what is charged for how many steps.
+
+    Args:
+        scheme: how batches are drawn; this one draws none.
+        strategy: what correlates the noise, planned for all epochs.
+        steps: of all epochs.
+        sampling: name of the scheme; None: that of the strategy.
+    """
+
+    scheme: Scheme
+    strategy: Strategy | None
+    steps: int
+    sampling: Sampling | None
+
+    def calibrated(
+        self, target_epsilon: float, delta: float, relation: NeighbouringRelation, accountant: Accountant
+    ) -> float:
+        """Return the σ at which the whole run costs at most (ε, δ); raises BudgetError."""
+        charges = self.scheme.charges(self.steps)
+        return calibrate_noise_multiplier(
+            target_epsilon, delta, self.scheme.release, charges, relation, accountant
+        )
+
+    def plan(self, noise_multiplier: float, record: LedgerRecord) -> Plan:
+        """Return what is left of the run once the ledger's charges are taken off those that it was made for."""
+        done, scheme = record.total_steps, self.scheme
+        charges = max(0, scheme.charges(self.steps) - record.charges.total())
+        fit = min(1, charges) * self.steps if scheme.round_steps is None else charges * scheme.round_steps
+        left = min(max(0, self.steps - done), fit)
+        return Plan(done + left, done, scheme.steps_per_epoch, noise_multiplier, self.steps)
+
+    def left(self, plan: Plan) -> Run:
+        """Return what is still to be charged."""
+        return self.scheme.release(plan.noise_multiplier), self.scheme.charges(plan.steps_left)
+
+
+def course(
+    size: int,
+    batch_size: int,
+    epochs: int,
+    relation: NeighbouringRelation,
+    sampling: Sampling | None = None,
+    correlation: Mapping[str, Any] | None = None,
+) -> Course:
+    """Return the course of a run.
+
+    Args:
+        size: N, number of examples.
+        batch_size: b, expected.
+        epochs: each of round(N / b) steps.
+        relation: neighbouring relation of the guarantee.
+        sampling: see `sampling`; None: Poisson, or what the correlation needs.
+        correlation: what correlates the noise, see `correlation.Correlation`; None: nothing.
+
+    Raises:
+        BudgetError: a combination for which there is no analysis.
+    """
+    per_epoch = max(1, round(size / batch_size))
+    steps = epochs * per_epoch
+    strategy = None if correlation is None else chosen_strategy(correlation, steps, per_epoch)
+    name, groups = sampling_for(strategy, sampling)
+    return Course(
+        scheme_maker(name, relation, groups)(size, batch_size, torch.Generator()), strategy, steps, sampling
+    )

@@ -1,0 +1,228 @@
+"""`lipcompile train` and `budget`: how batches are drawn and noise is made, from options and the `train` block."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from lipcompile_torch.accounting import (
+    Mechanism,
+    NeighbouringRelation,
+    RandomAllocation,
+    Release,
+    WithoutReplacement,
+    epsilon,
+)
+from lipcompile_torch.runtime.ledger import LedgerRecord, read_ledger
+
+from lipcompile import __main__
+from lipcompile.cli.progress import Watch
+
+Capture = pytest.CaptureFixture[str]
+REPLACE = NeighbouringRelation.REPLACE_ONE
+MODEL = "model m { input x: tensor[4], norm <= 1\n dense(8) groupsort(2) dense(2) loss cross_entropy }\n"
+LEDGER = Path("run/ledger.jsonl")
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Work in a folder with data of two classes, told apart by the sign of the first entry."""
+    monkeypatch.chdir(tmp_path)
+    x = np.random.default_rng(0).standard_normal((40, 4)).astype(np.float32)
+    y = (x[:, 0] > 0).astype(np.int64)
+    np.savez("data.npz", x_train=x, y_train=y, x_test=x[:10], y_test=y[:10])
+    return tmp_path
+
+
+def write(sampling: str = "poisson", more: str = "") -> None:
+    """Write a model whose plan has 2 epochs of 4 steps, b/N = 1/4."""
+    plan = f"sampling {sampling}(batch=10, dataset=40)\n budget epsilon=20, delta=1e-3, epochs=2\n {more}"
+    Path("model.lip").write_text(f"{MODEL}train {{ {plan} }}")
+
+
+def run(command: str) -> int:
+    return __main__.run(shlex.split(command))
+
+
+def train(options: str = "") -> LedgerRecord:
+    assert run(f"train model.lip --data data.npz --output run --accountant rdp {options}") == 0
+    return read_ledger(LEDGER)
+
+
+def refused(options: str, capsys: Capture) -> str:
+    capsys.readouterr()
+    assert run(f"train model.lip --data data.npz --output run --accountant rdp {options}") == 2
+    assert not Path("run").exists()
+    out, err = capsys.readouterr()
+    assert out == ""
+    return err
+
+
+# What 8 steps of each kind charge.
+CHARGED: dict[str, tuple[type[Release], int]] = {
+    "poisson": (Mechanism, 8),
+    "fixed_size": (WithoutReplacement, 8),
+    "shuffle": (Mechanism, 2),
+    "balls_in_bins": (RandomAllocation, 2),
+}
+
+
+@pytest.mark.parametrize("sampling", CHARGED)
+def test_the_plan_says_how_batches_are_drawn(sampling: str) -> None:
+    relation = "add_remove" if sampling in ("poisson", "balls_in_bins") else "replace_one"
+    write(sampling, f"neighbours {relation}")
+    record = train()
+    ((release, charges),) = record.runs
+    assert (type(release), charges, record.total_steps) == (*CHARGED[sampling], 8)
+    if isinstance(release, Mechanism):
+        assert release.sampling_rate == (0.25 if sampling == "poisson" else 1.0)
+
+
+def test_options_go_before_the_plan() -> None:
+    write("shuffle", "neighbours replace_one")
+    ((release, charges),) = train("--sampling balls_in_bins --neighbours add_remove").runs
+    assert (type(release), charges) == (RandomAllocation, 2)
+
+
+@pytest.mark.parametrize(
+    ("plan", "option", "rate", "charges"),
+    [
+        (("poisson", "noise correlated(bands=3)"), "", 0.75, 3),  # ⌈8/3⌉ turns
+        (("poisson", ""), "--correlation bands:2", 0.5, 4),
+        (("fixed_order", "noise optimal, blt(buffers=2)"), "", 1.0, 1),
+        (("fixed_order", "noise blt"), "--correlation bands:2", 0.5, 4),
+        (("fixed_order", "noise blt"), "--correlation none", 0.25, 8),
+        (("shuffle", "noise optimal"), "--correlation blt:2 --sampling fixed_order", 1.0, 1),
+    ],
+)
+def test_correlated_noise_is_charged_by_its_rounds(
+    plan: tuple[str, str], option: str, rate: float, charges: int
+) -> None:
+    write(*plan)
+    ((release, count),) = train(option).runs
+    assert isinstance(release, Mechanism)
+    assert (release.sampling_rate, count) == (rate, charges)
+
+
+def test_a_broken_off_epoch_shortens_the_resumed_run_and_says_so(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write("balls_in_bins")
+
+    def interrupted(_: Watch, steps: int) -> None:
+        if steps == 2:
+            raise KeyboardInterrupt
+
+    command = "train model.lip --data data.npz --output run --accountant rdp"
+    with monkeypatch.context() as patch:
+        patch.setattr(Watch, "stepped", interrupted)
+        assert run(command) == 130
+    assert "the same command with --resume goes on" in capsys.readouterr().err
+    assert run(f"{command} --resume") == 0
+    out, err = capsys.readouterr()
+    assert "warning: 4 steps are left, 6 in all in place of 8" in err
+    assert "after 6 steps" in out
+    assert read_ledger(LEDGER).charges.total() == 2
+
+
+def test_weights_of_the_noise(capsys: Capture) -> None:
+    write()
+    train("--noise-weight '*=1' --noise-weight dense.weight=0.5")
+    Path("run").rename("first")
+    assert "matches no parameter" in refused("--noise-weight '*=1' --noise-weight nothing=2", capsys)
+    assert "say the same twice" in refused("--noise optimal --noise-weight '*=1'", capsys)
+    for text in ("head", "head=", "head=much"):
+        assert "is not NAME=W" in refused(f"--noise-weight {text}", capsys)
+
+
+def test_secure_noise_clips_and_pieces(capsys: Capture) -> None:
+    pytest.importorskip("cryptography")
+    write()
+    record = train("--secure --loss-clip 0.5 --fixed-norm --max-physical-batch 3")
+    assert (record.total_steps, record.seeded) == (8, False)
+    Path("run").rename("first")
+    assert "leave the seed out" in refused("--secure --seed 1", capsys)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "bands", "bands:0", "bands:x", "bands:-1", "blt:", "blt:0", "tree", "none:1"]
+)
+def test_correlations_that_are_none_are_refused(text: str, capsys: Capture) -> None:
+    write()
+    assert "--correlation" in refused(f"--correlation '{text}'", capsys)
+
+
+@pytest.mark.parametrize(
+    ("plan", "options", "message"),
+    [
+        ("poisson", "--sampling shuffle", "neighbours='replace_one'"),
+        ("poisson", "--sampling fixed_order", "does not go with `noise independent`"),
+        ("poisson", "--correlation blt", "does not go with `noise blt`"),
+        ("shuffle", "--correlation bands:2", "does not go with `noise correlated`"),
+        ("poisson", "--correlation bands:9", "9 bands"),
+    ],
+)
+def test_combinations_without_an_analysis_are_refused(
+    plan: str, options: str, message: str, capsys: Capture
+) -> None:
+    write(plan)
+    assert message in refused(options, capsys)
+
+
+# budget
+
+
+def budget(options: str, capsys: Capture) -> Any:
+    assert run(f"budget model.lip --format json {options}") == 0
+    return json.loads(capsys.readouterr().out)["accountants"]["rdp"]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "release", "charges"),
+    [
+        ("fixed_size", WithoutReplacement(10, 40, 3.0), 8),
+        ("shuffle", Mechanism(1.0, 3.0), 2),
+        ("balls_in_bins", RandomAllocation(4, 3.0), 2),
+    ],
+)
+def test_the_budget_of_a_sampling(sampling: str, release: Release, charges: int, capsys: Capture) -> None:
+    write(sampling, "neighbours replace_one")
+    expected = epsilon([(release, charges)], 1e-3, REPLACE, "rdp")
+    assert budget("--noise-multiplier 3 --epochs 2", capsys)["epsilon"] == expected
+    options = f"--noise-multiplier 3 --epochs 2 --sampling {sampling} --neighbours replace_one"
+    write()
+    assert budget(options, capsys)["epsilon"] == expected
+
+
+def test_a_budget_buys_whole_epochs(capsys: Capture) -> None:
+    write("balls_in_bins")
+    steps = budget("--noise-multiplier 3 --epsilon 5", capsys)["steps"]
+    assert steps % 4 == 0
+    for charges, within in ((steps // 4, True), (steps // 4 + 1, False)):
+        spent = epsilon([(RandomAllocation(4, 3.0), charges)], 1e-3, accountant="rdp")
+        assert (spent <= 5) is within
+
+
+def test_training_spends_what_the_budget_says(capsys: Capture) -> None:
+    write("balls_in_bins")
+    ((release, _),) = train().runs
+    capsys.readouterr()
+    assert budget("", capsys)["noise_multiplier"] == pytest.approx(release.noise_multiplier, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--sampling shuffle", "neighbours replace_one"),
+        ("--sampling fixed_size --sampling-rate 0.25", "--batch-size and --dataset-size"),
+    ],
+)
+def test_budgets_without_an_analysis_are_refused(options: str, message: str, capsys: Capture) -> None:
+    write()
+    assert run(f"budget model.lip --noise-multiplier 3 --epochs 2 {options}") == 2
+    assert re.search(rf"error\[LIP404\].*{message}", capsys.readouterr().err)
