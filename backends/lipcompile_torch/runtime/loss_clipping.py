@@ -54,7 +54,8 @@ class AdaptiveClip:
     """C that follows a quantile of the norms of the loss's gradients, from a noisy count after every step.
 
     C ← C·exp(-η·(b̃ - γ)), b̃ the noisy fraction of examples within C: Andrew et al. 2021, Algorithm 1, but divided
-    by the FIXED expected batch size. Count and gradient are one Gaussian mechanism: see `gradient_multiplier`.
+    by the FIXED expected batch size. Count and gradient are one Gaussian mechanism: see `gradient_multiplier`. It
+    holds C, so one instance serves one run.
 
     Args:
         initial: C of the first step, in the units of the loss's gradient in the logits.
