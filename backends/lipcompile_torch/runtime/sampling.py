@@ -208,7 +208,7 @@ class CyclicPoisson(Scheme):
     """Groups of examples take turns; at its turn each example of a group enters with probability q·groups.
 
     An example takes part in steps whose numbers differ by multiples of `groups`: what banded noise of at most as
-    many bands needs (Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization", Theorem 1: the run
+    many bands needs (Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization", Theorem 4: the run
     is then as private as ⌈T/groups⌉ steps of Poisson sampling at rate q·groups). Examples choose their groups
     independently, once for the run.
 
