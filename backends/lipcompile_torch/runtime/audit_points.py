@@ -75,7 +75,7 @@ class Terrain:
             output: Tensor = functional_call(self.module, dict(point.weights), (point.x,))
         return output
 
-    def _gradients(self, point: Point, curved: bool) -> tuple[Tensor, dict[str, Tensor]]:
+    def gradients(self, point: Point, curved: bool) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the output and the gradient of the loss in every trained parameter."""
         output = self.output(point)
         loss = self.module.per_example_loss(output, point.target).sum()
@@ -94,7 +94,7 @@ class Terrain:
 
     def squares(self, point: Point) -> dict[str, float]:
         """Return the squared norm of the gradient of every trained parameter."""
-        _, gradients = self._gradients(self._tracked(point), curved=False)
+        _, gradients = self.gradients(self._tracked(point), curved=False)
         return {name: float(gradient.square().sum()) for name, gradient in gradients.items()}
 
     def certified_squares(self, point: Point) -> dict[str, float]:
@@ -115,7 +115,7 @@ class Terrain:
     def look(self, point: Point, objective: Sequence[str]) -> Look:
         """Return value and slopes of an objective."""
         point = self._tracked(point)
-        output, gradients = self._gradients(point, curved=True)
+        output, gradients = self.gradients(point, curved=True)
         squares = {name: gradient.square().sum() for name, gradient in gradients.items()}
         value = torch.stack([squares[name] for name in objective]).sum()
         blocks = {name: block for name, block in _blocks(point).items() if block.requires_grad}
@@ -134,7 +134,7 @@ class Terrain:
             if name == INPUT:
                 x = self.bounded_input(x / self.module.input_norm + size * unit(slopes[name]))
             elif name == TARGET:
-                target = self._bounded_target(target + size * self._target_scale(target) * unit(slopes[name]))
+                target = self.bounded_target(target + size * self._target_scale(target) * unit(slopes[name]))
             else:
                 weights[name] = self.domains[name].step(weights[name], slopes[name], size)
         return replace(point, x=x, target=target, weights=weights)
@@ -155,7 +155,8 @@ class Terrain:
         bound = self.admissible.target_norm
         return bound if math.isfinite(bound) else 1 + float(target.norm())
 
-    def _bounded_target(self, target: Tensor) -> Tensor:
+    def bounded_target(self, target: Tensor) -> Tensor:
+        """Return the target within its norm."""
         return target / max(1.0, float(target.norm()) / self.admissible.target_norm)
 
     def targets(self, output: Tensor, count: int) -> Iterator[Tensor]:
