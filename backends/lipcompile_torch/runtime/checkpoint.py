@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from .ledger import Ledger, LedgerError, sync_folder
 from .module import LipschitzModule
+from .sharding import cut_like, is_shard, whole_state
 
 SCHEMA = "lipcompile.checkpoint/1"
 
@@ -49,19 +51,23 @@ def save_checkpoint(
 ) -> None:
     """Write a checkpoint atomically: after a power cut there is the old one or the new one.
 
-    It holds nothing that was not released with noise: gradients are not stored.
+    It holds nothing that was not released with noise: gradients are not stored. Of several processes, which all
+    call this, rank 0 writes; what is sharded is stored whole, so that another number of them can go on from it.
 
     Raises:
         OSError: it could not be written; the old one is untouched.
     """
-    target = Path(path)
     content = {
         "schema": SCHEMA,
         "steps": ledger.record.total_steps,
         "ledger_head": ledger.head,
         "notes": dict(notes or {}),
-        "states": {"module": module.state_dict(), "optimizer": optimizer.state_dict()},
+        "states": whole_state({"module": module.state_dict(), "optimizer": optimizer.state_dict()}),
     }
+    ledger.world.first("save a checkpoint", lambda: _write(Path(path), content))
+
+
+def _write(target: Path, content: Mapping[str, Any]) -> None:
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
@@ -110,8 +116,30 @@ def restore(checkpoint: Checkpoint, module: LipschitzModule, optimizer: Optimize
             "with the checkpoint"
         )
     try:
-        module.load_state_dict(checkpoint.states["module"])
+        module.load_state_dict(_cut(checkpoint.states["module"], module.state_dict()))
         module.project_()
-        optimizer.load_state_dict(checkpoint.states["optimizer"])
+        optimizer.load_state_dict(_cut_optimizer(checkpoint.states["optimizer"], optimizer))
     except (RuntimeError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"the checkpoint does not fit this module and optimizer: {error}") from error
+
+
+def _cut(state: Mapping[str, Any], like: Mapping[str, Any]) -> dict[str, Any]:
+    """Return whole tensors cut into shards where those of the same name are."""
+    return {
+        name: cut_like(value, like[name]) if is_shard(like.get(name)) else value for name, value in state.items()
+    }
+
+
+def _cut_optimizer(state: Mapping[str, Any], optimizer: Optimizer) -> dict[str, Any]:
+    parameters = dict(enumerate(parameter for group in optimizer.param_groups for parameter in group["params"]))
+    cut = {
+        number: {name: _cut_moment(value, parameters.get(number)) for name, value in moments.items()}
+        for number, moments in state["state"].items()
+    }
+    return {**state, "state": cut}
+
+
+def _cut_moment(value: Any, parameter: Tensor | None) -> Any:
+    if is_shard(parameter) and isinstance(value, Tensor) and value.shape == parameter.shape:
+        return cut_like(value, parameter)
+    return value

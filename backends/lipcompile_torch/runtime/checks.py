@@ -13,6 +13,7 @@ from torch.optim import LBFGS, Optimizer, SparseAdam
 from .module import GateRecord, LipschitzModule
 from .precision import rounding_slack
 from .sampler import LogicalBatch
+from .sharding import foreign_hooks, local
 
 
 class PrivacyError(RuntimeError):
@@ -38,9 +39,9 @@ def check_module(module: object) -> None:
 
 
 def check_hooks(module: nn.Module) -> None:
-    """Refuse hooks: they may change what a layer computes, or take features out of it."""
+    """Refuse hooks but FSDP's: they may change what a layer computes, or take features out of it."""
     for name, part in module.named_modules():
-        if part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks:
+        if foreign_hooks(part):
             raise PrivacyError(f"{name or 'the module'} has hooks, which the bounds know nothing of: remove them")
 
 
@@ -102,9 +103,9 @@ _WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 def current_contents(parameters: Mapping[str, nn.Parameter]) -> Contents:
     """Return a fingerprint of the parameters: torch's count of in-place changes, and a sum of their bits.
 
-    The sum sees what the count does not: writes through `.data`.
+    The sum sees what the count does not: writes through `.data`. Of a sharded parameter it is that of the shard.
     """
-    bits = [p.detach().reshape(-1).view(_WORDS[p.element_size()]) for p in parameters.values()]
+    bits = [local(p.detach()).reshape(-1).view(_WORDS[p.element_size()]) for p in parameters.values()]
     device = bits[0].device
     sums = torch.stack([words.sum(dtype=torch.int64).to(device) for words in bits]).tolist()
     return tuple((parameter._version, total) for parameter, total in zip(parameters.values(), sums, strict=True))
@@ -152,25 +153,30 @@ def _why(flowed: int, drawn: int) -> str:
     return "examples were dropped, or a piece of the batch had no backward(); use every batch as it comes"
 
 
+def gradient_norms(parameters: Mapping[str, nn.Parameter]) -> dict[str, float]:
+    """Return the Euclidean norm of each gradient that is not missing, of a sharded one that of the shard."""
+    norms = {name: _norm(local(p.grad)) for name, p in parameters.items() if p.grad is not None}
+    if not norms:
+        return {}
+    device = next(iter(norms.values())).device
+    values = torch.stack([norm.to(device) for norm in norms.values()]).tolist()  # one wait for the device
+    return dict(zip(norms, values, strict=True))
+
+
 def check_gradients(
-    parameters: Mapping[str, nn.Parameter], bounds: Mapping[str, float], examples_share: float, slack: float
+    norms: Mapping[str, float], bounds: Mapping[str, float], examples_share: float, slack: float
 ) -> None:
     """Refuse gradients that are not finite, or too long for a sum of that many bounded gradients.
 
     The second cannot happen to the gradient of the criterion: it shows a term that did not pass the module's end.
 
     Args:
-        parameters: trainable parameters; a missing gradient is zero.
+        norms: of the gradients, by name; a missing one is zero.
         bounds: K_p by the same names.
         examples_share: number of examples of the batch over the normaliser b.
         slack: relative rounding slack.
     """
-    norms = {name: _norm(parameter.grad) for name, parameter in parameters.items() if parameter.grad is not None}
-    if not norms:
-        return
-    device = next(iter(norms.values())).device
-    values = torch.stack([norm.to(device) for norm in norms.values()]).tolist()  # one wait for the device
-    for name, norm in zip(norms, values, strict=True):
+    for name, norm in norms.items():
         if not math.isfinite(norm):
             raise PrivacyError(
                 f"the gradient of {name} is not finite: noise does not hide that; look for NaN or infinity in "

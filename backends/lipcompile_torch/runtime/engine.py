@@ -25,6 +25,7 @@ from . import checks
 from .checks import PrivacyError
 from .clipped import ClippedGradients, PerExampleLoss
 from .correlation import Correlation, check_participation, chosen_strategy, sampling_for
+from .distributed import check_same, current_world
 from .gradients import Gradients, LipschitzGradients, PerExampleGradients
 from .ledger import Ledger
 from .loss_clipping import AdaptiveClip, LossClip, LossClipping
@@ -32,10 +33,11 @@ from .module import LipschitzModule
 from .noise import Allocation, NoiseSource
 from .normals import Normals, SecureNormals
 from .optimizer import PrivateOptimizer
+from .reduction import without_ddp
 from .sampler import PrivateLoader
 from .sampling import Sampling, scheme_maker
 
-Module = TypeVar("Module", bound=LipschitzModule)
+Module = TypeVar("Module", bound=nn.Module)
 
 
 class SeededWarning(UserWarning):
@@ -99,6 +101,7 @@ class PrivacyEngine:
         self.accountant: Accountant = accountant
         self.relation = _relation(neighbours)
         check_supported({}, 0.5, self.relation, accountant)
+        self.world = current_world()
         self.ledger: Ledger | None = None
         self._path = ledger
         self._planned: list[PrivateOptimizer] = []
@@ -131,14 +134,20 @@ class PrivacyEngine:
             BudgetError: σ is no noise multiplier, or this accountant cannot count such steps.
             LedgerError: the ledger is damaged, in use, or belongs to other data.
         """
-        _check_parts(module, optimizer)
-        how = _correlated(module, how)
+        inner = _lipschitz(without_ddp(module, self.world), optimizer)
+        how = _correlated(inner, how)
         clip = how.get("loss_clip")
 
         def gradients(normaliser: float) -> Gradients:
             clipping = None if clip is None else LossClipping(clip, noise_multiplier, normaliser)
             return LipschitzGradients(
-                module, optimizer, how.get("noise", "global"), normaliser, clipping, how.get("fixed_norm", False)
+                inner,
+                optimizer,
+                how.get("noise", "global"),
+                normaliser,
+                clipping,
+                how.get("fixed_norm", False),
+                self.world,
             )
 
         private, loader = self._assemble(optimizer, data_loader, gradients, noise_multiplier, max_steps, how)
@@ -172,11 +181,15 @@ class PrivacyEngine:
         if how.get("loss_clip") is not None:
             raise PrivacyError("per-example gradients are clipped already: leave loss_clip out")
         clipped = ClippedGradients(
-            module, clipping, normaliser=normaliser, per_example_loss=per_example_loss, chunk_size=chunk_size
+            without_ddp(module, self.world),
+            clipping,
+            normaliser=normaliser,
+            per_example_loss=per_example_loss,
+            chunk_size=chunk_size,
         )
 
         def gradients(_: float) -> Gradients:
-            return PerExampleGradients(clipped, optimizer, how.get("noise", "global"))
+            return PerExampleGradients(clipped, optimizer, how.get("noise", "global"), self.world)
 
         private, loader = self._assemble(optimizer, data_loader, gradients, noise_multiplier, max_steps, how)
         return clipped, private, loader
@@ -192,9 +205,11 @@ class PrivacyEngine:
     ) -> tuple[PrivateOptimizer, PrivateLoader]:
         seed = how.get("seed")
         strategy, loader = self._prepare(data_loader, max_steps, how)
+        self._agree(loader, noise_multiplier, max_steps, how)
         release = self._release(loader, noise_multiplier)
         gradients = make_gradients(float(loader.expected_batch_size))
-        source = NoiseSource(seed, _normals(how), None if strategy is None else strategy.stream())
+        own_seed = None if seed is None else seed + 2 * self.world.rank  # the sampler's is one more than rank 0's
+        source = NoiseSource(own_seed, _normals(how), None if strategy is None else strategy.stream())
         gradients.check(noise_multiplier)
         ledger = self.open_ledger(loader.size)
         ledger.declare(release, seeded=seed is not None)
@@ -226,8 +241,7 @@ class PrivacyEngine:
         Raises:
             BudgetError: a budget that cannot be met; see also `make_private`.
         """
-        _check_parts(module, optimizer)
-        how = _correlated(module, how)
+        how = _correlated(_lipschitz(without_ddp(module, self.world), optimizer), how)
         steps = epochs * len(PrivateLoader(data_loader))
         strategy, _ = self._prepare(data_loader, steps, how)
         chosen = how if strategy is None else how | {"correlation": strategy}
@@ -265,15 +279,29 @@ class PrivacyEngine:
                 UserWarning,
                 2,
             )
-        return calibrate_noise_multiplier(
-            target_epsilon,
-            target_delta,
-            loader.scheme.release,
-            loader.scheme.charges(steps),
-            self.relation,
-            self.accountant,
-            [*self.open_ledger(loader.size).record.runs, *self._pending()],
+        spent = [*self.open_ledger(loader.size).record.runs, *self._pending()]
+        return self.world.first(
+            "calibrate the noise",
+            lambda: calibrate_noise_multiplier(
+                target_epsilon,
+                target_delta,
+                loader.scheme.release,
+                loader.scheme.charges(steps),
+                self.relation,
+                self.accountant,
+                spent,
+            ),
         )
+
+    def _agree(self, loader: PrivateLoader, sigma: float, max_steps: int | None, how: How) -> None:
+        """Refuse, with RankError, another plan on another process."""
+        plan = {
+            "noise": (sigma, how.get("noise"), how.get("secure"), how.get("seed")),
+            "batches": (loader.size, loader.batch_size, loader.max_physical_batch, type(loader.scheme)),
+            "accounting": (self.relation, self.accountant, max_steps),
+        }
+        views = self.world.each("make a module private", lambda: plan)
+        check_same(views, dict.fromkeys(plan, "call make_private alike on every rank"))
 
     def get_epsilon(self, delta: float) -> float:
         """Return ε at δ of every step in the ledger, this engine's and earlier ones; 0 before any step."""
@@ -303,7 +331,7 @@ class PrivacyEngine:
         strategy = None if wanted is None else chosen_strategy(wanted, steps, per_epoch)
         sampling, groups = sampling_for(strategy, how.get("sampling"))
         maker = scheme_maker(sampling, self.relation, groups)
-        loader = PrivateLoader(data_loader, limit, None if seed is None else seed + 1, maker)
+        loader = PrivateLoader(data_loader, limit, None if seed is None else seed + 1, maker, self.world)
         if strategy is not None:
             check_participation(strategy, loader.scheme)
             if isinstance(how.get("loss_clip"), AdaptiveClip):
@@ -327,7 +355,7 @@ class PrivacyEngine:
             LedgerError: it is damaged, in use, or was kept for other data.
         """
         if self.ledger is None:
-            self.ledger = Ledger(self._path, self.relation, dataset_size)
+            self.ledger = Ledger(self._path, self.relation, dataset_size, self.world)
         return self.ledger
 
 
@@ -346,10 +374,11 @@ def _normals(how: How) -> Normals | None:
     return SecureNormals()
 
 
-def _check_parts(module: object, optimizer: Optimizer) -> None:
+def _lipschitz(module: object, optimizer: Optimizer) -> LipschitzModule:
     checks.check_module(module)
     assert isinstance(module, LipschitzModule)
     checks.check_optimizer(optimizer, module)
+    return module
 
 
 def _relation(neighbours: str) -> NeighbouringRelation:

@@ -5,20 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from . import checks
 from .checks import PrivacyError
 from .clipped import ClippedGradients
+from .distributed import ALONE, World, check_same
 from .loss_clipping import LossClipping
-from .module import LipschitzModule
+from .module import GateRecord, LipschitzModule
 from .noise import Allocation, NoiseSource, allocate
+from .reduction import Reduction
 from .sampler import LogicalBatch
+from .sharding import is_shard, settle
 
 
 class Gradients(Protocol):
-    """The sum of the gradients of a batch in `.grad`, divided by the fixed normaliser."""
+    """The sum of the gradients of a batch in `.grad`, divided by the fixed normaliser.
+
+    Attributes:
+        total: the sum over all processes.
+    """
+
+    total: Reduction
 
     @property
     def module(self) -> nn.Module:
@@ -38,10 +48,11 @@ class Gradients(Protocol):
         """Forget what has flowed back."""
 
     def stds(self, batch: LogicalBatch, noise_multiplier: float, noise: NoiseSource) -> dict[str, float]:
-        """Return s_p, the noise on the sum of gradients, by the names of the parameters whose bound is positive.
+        """Sum over all processes; return s_p, the noise on that sum, for every parameter with a positive bound.
 
         Raises:
             PrivacyError: what is in `.grad` is not the bounded sum over this batch.
+            RankError: that is so on another process, or it does not do the same as this one.
         """
         ...  # pragma: no cover
 
@@ -56,6 +67,14 @@ class Gradients(Protocol):
         """Go on from a state, among other entries; raise ValueError if it is that of another clip."""
 
 
+_MENDS = {
+    "batches": "their samplers draw differently; give every rank the same data set, loader and version of torch",
+    "weights": "load, average or change weights on every rank alike",
+    "bounds": "bounds follow weights, so that replicas need the same weights and the same arithmetic",
+    "settings": "do not change the module's settings, or change them on every rank",
+}
+
+
 class LipschitzGradients:
     """Gradients of a compiled module's criterion, bounded by its formulas, at the logits perhaps by a clip.
 
@@ -66,6 +85,7 @@ class LipschitzGradients:
         normaliser: b.
         clipping: of the loss's gradient; None: L bounds it.
         fixed_norm: scale weights to the bounds of their constraints, not only down to them.
+        world: the processes that train the module together.
     """
 
     def __init__(
@@ -76,46 +96,72 @@ class LipschitzGradients:
         normaliser: float,
         clipping: LossClipping | None = None,
         fixed_norm: bool = False,
+        world: World = ALONE,
     ) -> None:
         self.module = module
         self._fixed_norm = fixed_norm
         self._optimizer, self._allocation = optimizer, allocation
         self._normaliser, self.clipping = normaliser, clipping
         self._clip: float | None = None
+        self._gate_slack = 0.0
         self._parameters = checks.trainable(module)
+        self.total = Reduction(module, world)
 
     def check(self, noise_multiplier: float) -> None:
         """Share the noise by way of trial."""
+        self.total.check()
         self._share(self.module.gradient_bounds(), noise_multiplier)
 
     def start(self) -> None:
-        """Set the module's normaliser, project its weights, guard its layers."""
+        """Set the module's normaliser, share and project its weights, guard its layers."""
         self.module.normaliser = self._normaliser
+        self.total.share_weights_()
         self.module.guard_layers()
         self._project()
 
     def begin(self) -> None:
         """Put weights that were changed since the last step (loaded, averaged) back into their constraint sets."""
-        if checks.current_contents(self._parameters) != self._contents:
+        settle(self.module)
+        if any(self.total.world.each("draw a batch", self._weights_changed)):
             self._project()
         self._clip = None if self.clipping is None else self.clipping.current
         self.module.loss_clip = self._clip
 
+    def _weights_changed(self) -> bool:
+        return checks.current_contents(self._parameters) != self._contents
+
     def reset(self) -> None:
         """Empty the gate."""
         self.module.gate.reset()
+        self.total.reset()
 
     def stds(self, batch: LogicalBatch, noise_multiplier: float, noise: NoiseSource) -> dict[str, float]:
         """Check everything that the accounting assumes of this step; return s_p."""
-        module = self.module
+        settle(self.module)
+        bounds = self.module.gradient_bounds()
+        views = self.total.world.each("take a step", lambda: self._view(batch, bounds))
+        check_same(views, _MENDS)
+        self._gate_slack = max(view["slack"] for view in views)
+        slack = max(checks.slack(self._parameters), self._gate_slack)
+        self.total.sum_()
+        checks.check_gradients(self.total.norms(), bounds, batch.total / self._normaliser, slack)
+        return self._widened(bounds, noise_multiplier, noise)
+
+    def _view(self, batch: LogicalBatch, bounds: Mapping[str, float]) -> dict[str, Any]:
+        """Check what flowed back here; return what the other processes must find too."""
+        module, own_slack = self.module, max(checks.slack(self._parameters), self.module.gate.slack)
+        self.total.check()
         checks.check_unchanged(module, self._optimizer, self._parameters, self._contents)
         self._check_settings()
-        bounds = module.gradient_bounds()
         checks.check_bounds(self._parameters, bounds)
-        slack = max(checks.slack(self._parameters), module.gate.slack)
-        checks.check_flow(module.gate, batch, min(module.loss_lipschitz, module.loss_limit) * (1 + slack))
-        checks.check_gradients(self._parameters, bounds, batch.examples / self._normaliser, slack)
-        return self._widened(bounds, noise_multiplier, noise)
+        checks.check_flow(module.gate, batch, min(module.loss_lipschitz, module.loss_limit) * (1 + own_slack))
+        return {
+            "slack": module.gate.slack,
+            "batches": (batch.step, batch.round, batch.total, batch.digest),
+            "weights": self.total.weights(),
+            "bounds": dict(bounds),
+            "settings": (module.normaliser, module.loss_clip),
+        }
 
     def _check_settings(self) -> None:
         module = self.module
@@ -132,7 +178,7 @@ class LipschitzGradients:
         entries = 1 + sum(self._parameters[name].numel() for name in stds)  # one for the count of an adaptive clip
         # The noise carries the slack of each parameter's dtype by itself; that of the computation comes on top.
         self._factor = noise.widening(self._multiplier(sigma), entries)
-        return {name: std * (1 + self.module.gate.slack) * self._factor for name, std in stds.items()}
+        return {name: std * (1 + self._gate_slack) * self._factor for name, std in stds.items()}
 
     def _share(self, bounds: Mapping[str, float], sigma: float) -> dict[str, float]:
         sizes = {name: parameter.numel() for name, parameter in self._parameters.items()}
@@ -142,11 +188,21 @@ class LipschitzGradients:
         """Return what is left of σ for the gradient."""
         return sigma if self.clipping is None else self.clipping.gradient_multiplier
 
-    def settle(self, batch: LogicalBatch, noise: NoiseSource) -> None:  # noqa: ARG002  # the gate counted it
+    def settle(self, batch: LogicalBatch, noise: NoiseSource) -> None:
         """Move the clip, if there is one, and project."""
         if self.clipping is not None:
-            self.clipping.advance(self.module.gate, lambda u: noise.added("loss clip", u), self._factor)
+            self.clipping.advance(self._counted(batch), lambda u: self._released(u, noise), self._factor)
         self._project()
+
+    def _counted(self, batch: LogicalBatch) -> GateRecord:
+        """Return how many examples were within the clip, over all processes."""
+        within = self.module.gate.within_clip
+        counts = self.total.world.each("count examples", lambda: 0 if within is None else int(within))
+        return GateRecord(examples=batch.total, within_clip=torch.tensor(sum(counts)))
+
+    def _released(self, count: Tensor, noise: NoiseSource) -> Tensor:
+        """Return a count with noise that one process draws for all."""
+        return self.total.world.first("release a count", lambda: noise.added("loss clip", count))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the clip's state, if there is one."""
@@ -167,9 +223,12 @@ class LipschitzGradients:
 class PerExampleGradients:
     """Clipped per-example gradients: what `ClippedGradients` added up, whatever stands in `.grad`."""
 
-    def __init__(self, clipped: ClippedGradients, optimizer: Optimizer, allocation: Allocation) -> None:
+    def __init__(
+        self, clipped: ClippedGradients, optimizer: Optimizer, allocation: Allocation, world: World = ALONE
+    ) -> None:
         self.clipped, self._optimizer, self._allocation = clipped, optimizer, allocation
         self._parameters = checks.trainable(clipped.module)
+        self.total = Reduction(clipped.module, world)
 
     @property
     def module(self) -> nn.Module:
@@ -178,25 +237,43 @@ class PerExampleGradients:
 
     def check(self, noise_multiplier: float) -> None:
         """Share the noise by way of trial."""
+        if any(map(is_shard, self._parameters.values())):
+            raise PrivacyError(
+                "per-example gradients need whole parameters: replicate the module, do not shard it"
+            )
         self.clipped.stds(noise_multiplier, self._allocation)
 
     def start(self) -> None:
-        """Prepare a compiled module; any other stays as it is."""
+        """Share the weights, and prepare a compiled module; any other stays as it is."""
+        self.total.share_weights_()
         if isinstance(self.module, LipschitzModule):
             self.module.normaliser = self.clipped.normaliser
             self.module.project_()
 
     def begin(self) -> None:
         """Nothing depends on the weights."""
+        self.total.world.each("draw a batch", lambda: None)
 
     def reset(self) -> None:
         """Begin a new sum."""
         self.clipped.reset()
+        self.total.reset()
         if isinstance(self.module, LipschitzModule):
             self.module.gate.reset()
 
     def stds(self, batch: LogicalBatch, noise_multiplier: float, noise: NoiseSource) -> dict[str, float]:
         """Check that the whole batch went in; return s_p."""
+        views = self.total.world.each("take a step", lambda: self._view(batch))
+        check_same(views, {name: _MENDS[name] for name in ("batches", "weights")})
+        self.total.sum_()
+        stds = self.clipped.stds(noise_multiplier, self._allocation)
+        entries = sum(self._parameters[name].numel() for name in stds)
+        factor = noise.widening(noise_multiplier, entries)
+        return {name: std * factor for name, std in stds.items()}
+
+    def _view(self, batch: LogicalBatch) -> dict[str, Any]:
+        """Put the sum of this process in place; return what the others must find too."""
+        self.total.check()
         if self.clipped.examples != batch.examples:
             raise PrivacyError(
                 f"{batch.examples} examples were drawn for this step but {self.clipped.examples} went into "
@@ -204,10 +281,8 @@ class PerExampleGradients:
             )
         checks.check_optimizer(self._optimizer, self.module)
         self.clipped.deposit_()
-        stds = self.clipped.stds(noise_multiplier, self._allocation)
-        entries = sum(self._parameters[name].numel() for name in stds)
-        factor = noise.widening(noise_multiplier, entries)
-        return {name: std * factor for name, std in stds.items()}
+        batches = (batch.step, batch.round, batch.total, batch.digest)
+        return {"batches": batches, "weights": self.total.weights()}
 
     def settle(self, batch: LogicalBatch, noise: NoiseSource) -> None:  # noqa: ARG002  # nothing else is released
         """Project a compiled module."""

@@ -8,6 +8,7 @@ and channels are as in torch.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -19,6 +20,7 @@ from .constraints import Ball, Constraint, Frobenius, Spectral
 from .operators import Convolution, Operator, Padding, PaddingMode, Translation
 from .operators import Dense as DenseMap
 from .resampling import pad
+from .sharding import replace_, whole
 
 BiasBound = float | Constraint | None
 """‖bias‖ ≤ a float, or a constraint of its own, or no bias."""
@@ -88,10 +90,7 @@ class ConstrainedLayer(nn.Module):
             ValueError: a parameter is not finite.
         """
         for name, (constraint, operator) in self._constraints.items():
-            parameter = self.get_parameter(name)
-            projected = constraint.project(parameter.detach(), operator)
-            if projected.data_ptr() != parameter.data_ptr():
-                parameter.copy_(projected)
+            replace_(self.get_parameter(name), partial(constraint.project, operator=operator))
 
     @torch.no_grad()
     def fill_(self) -> None:
@@ -106,14 +105,14 @@ class ConstrainedLayer(nn.Module):
             if isinstance(constraint, Spectral | Frobenius) and not isinstance(constraint, Ball):
                 parameter = self.get_parameter(name)
                 if parameter.requires_grad:
-                    parameter.copy_(constraint.fill(parameter.detach(), operator))
+                    replace_(parameter, partial(constraint.fill, operator=operator))
 
     def certified_norms(self) -> dict[str, float]:
         """Return a certified bound of the current norm of each parameter: operator norm of a weight, length
         of a bias.
         """
         return {
-            name: operator.norm(self.get_parameter(name)).bound
+            name: operator.norm(whole(self.get_parameter(name))).bound
             for name, (_, operator) in self._constraints.items()
         }
 

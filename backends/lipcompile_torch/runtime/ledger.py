@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from ..accounting import Accountant, NeighbouringRelation, Release, Run, epsilon, release_from
+from .distributed import ALONE, World
 
 SCHEMA = "lipcompile.ledger/1"
 _GENESIS = "0" * 64
@@ -108,10 +109,14 @@ def read_ledger(path: str | os.PathLike[str]) -> LedgerRecord:
 class Ledger:
     """An open ledger, in a file or in memory.
 
+    Of several processes, which all do the same to it together, rank 0 alone has the file, and the others hear from
+    it that a line is on the disk. They keep the same record in memory.
+
     Args:
         path: the file, made if missing and locked until `close`; None: kept in memory, and lost with the process.
         relation: under which steps are accounted; must be that of an existing file.
         dataset_size: N; must be that of an existing file.
+        world: the processes that share the ledger.
 
     Raises:
         LedgerError: the file is damaged, another process is writing it, or it was kept for other data.
@@ -119,26 +124,36 @@ class Ledger:
     """
 
     def __init__(
-        self, path: str | os.PathLike[str] | None, relation: NeighbouringRelation, dataset_size: int
+        self,
+        path: str | os.PathLike[str] | None,
+        relation: NeighbouringRelation,
+        dataset_size: int,
+        world: World = ALONE,
     ) -> None:
         self.path = None if path is None else Path(path)
+        self.world = world
         self.record = LedgerRecord(relation, dataset_size)
         self._open: Release | None = None
         self._file = -1
+        self._closed = False
+        self.record = world.first("open the ledger", lambda: self._start(relation, dataset_size))
+
+    def _start(self, relation: NeighbouringRelation, dataset_size: int) -> LedgerRecord:
         if self.path is None:
-            self._append(_header(relation, dataset_size))
-            return
+            self._store(_header(relation, dataset_size))
+            return self.record
         self._file = _open_locked(self.path)
         try:
-            self._start(relation, dataset_size)
+            self._read(relation, dataset_size)
         except BaseException:
             self.close()
             raise
+        return self.record
 
-    def _start(self, relation: NeighbouringRelation, dataset_size: int) -> None:
+    def _read(self, relation: NeighbouringRelation, dataset_size: int) -> None:
         content = Path(str(self.path)).read_bytes()
         if not content:
-            self._append(_header(relation, dataset_size))
+            self._store(_header(relation, dataset_size))
             sync_folder(Path(str(self.path)).parent)
             return
         self.record = _parse(content, str(self.path))
@@ -159,7 +174,7 @@ class Ledger:
         for release in self.record.recovered:  # counted when read; their lines count them again
             self.record.count(release, -1, -1)
         for release in self.record.recovered:
-            self._write("step", release, recovered=True)
+            self._store(self._line_of("step", release, recovered=True))
         self.record.recovered = ()
         if self.record.length < old_length:
             os.ftruncate(self._file, self.record.length)
@@ -167,7 +182,8 @@ class Ledger:
 
     def declare(self, release: Release, seeded: bool = False) -> None:
         """Announce a release before its first use, durably."""
-        self._append({"kind": "mechanism", **release.fields(), "seeded": seeded, "time": time.time()})
+        declaration = {"kind": "mechanism", **release.fields(), "seeded": seeded, "time": time.time()}
+        self._append(self.world.first("declare a release", lambda: declaration))
         self.record.seeded |= seeded
         if release not in self.record.declared:
             self.record.declared.append(release)
@@ -202,11 +218,14 @@ class Ledger:
             raise LedgerError(f"no round of {release} is open: its steps are not charged")
         self._write("inner", release)
 
-    def _write(self, kind: str, release: Release, **notes: bool) -> None:
+    def _write(self, kind: str, release: Release) -> None:
+        self._append(self._line_of(kind, release))
+
+    def _line_of(self, kind: str, release: Release, **notes: bool) -> dict[str, Any]:
         if release not in self.record.declared:
             raise LedgerError(f"{release} was not declared in this ledger")
         number = {} if kind == "round" else {"step": self.record.total_steps + 1}
-        self._append({"kind": kind, **number, **release.fields(), **notes})
+        return {"kind": kind, **number, **release.fields(), **notes}
 
     def epsilon(self, delta: float, accountant: Accountant = "pld") -> float:
         """Return ε at δ of everything recorded; see `accounting.epsilon`."""
@@ -219,12 +238,16 @@ class Ledger:
 
     def close(self) -> None:
         """Release the file and its lock. A ledger in memory stays as it is."""
+        self._closed = True
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
     def _append(self, body: dict[str, Any]) -> None:
-        if self.path is not None and self._file < 0:
+        self.world.each("write the ledger", lambda: self._store(body))
+
+    def _store(self, body: dict[str, Any]) -> None:
+        if self.path is not None and self._closed:
             raise LedgerError(f"{self.path} was closed: open it again before the next step")
         line, digest = _line(body, self.record.hashes[-1] if self.record.hashes else _GENESIS)
         if self._file >= 0:

@@ -19,6 +19,7 @@ from . import functional
 from .layers import ConstrainedLayer
 from .loss_clipping import clip_cotangents
 from .precision import working_slack
+from .sharding import plain_type
 from .weights import decode_weights
 
 __all__ = ["GateRecord", "LipschitzModule", "decode_weights"]
@@ -345,7 +346,7 @@ class LipschitzModule(nn.Module):
 
     def _check_blueprint(self) -> None:
         """Compare the layers with those that were there first, at the end of ``__init__``."""
-        layers = {name: (type(layer), dict(layer.constraints)) for name, layer in self._constrained()}
+        layers = {name: (plain_type(layer), dict(layer.constraints)) for name, layer in self._constrained()}
         self._blueprint = self._blueprint or layers
         names = layers.keys() | self._blueprint.keys()
         changed = sorted(name for name in names if layers.get(name) != self._blueprint.get(name))

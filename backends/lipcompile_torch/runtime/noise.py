@@ -18,6 +18,7 @@ from torch import Tensor
 
 from .normals import Normals, TorchNormals
 from .precision import rounding_slack
+from .sharding import local, shard_like
 from .streams import Stream
 
 Rule = Literal["global", "per_layer", "optimal"]
@@ -179,15 +180,15 @@ class NoiseSource:
 
         Args:
             name: of the parameter.
-            parameter: trainable tensor of any shape; its `.grad` is replaced.
+            parameter: trainable tensor of any shape; its `.grad` is replaced. A shard gets noise of its own.
             std: s_p, on the sum of per-example gradients.
             normaliser: b, what the gradient is already divided by.
         """
         scale = std * (1 + rounding_slack(parameter.dtype)) / normaliser
-        noise = self._draw(name, parameter)
+        noise = self._draw(name, local(parameter))
         if parameter.grad is not None:
-            noise.add_(self._normals.prepare(_dense(parameter.grad).double() / scale))
-        parameter.grad = noise.mul_(scale).to(parameter.dtype)
+            noise.add_(self._normals.prepare(dense(local(parameter.grad)).double() / scale))
+        parameter.grad = shard_like(noise.mul_(scale).to(parameter.dtype), parameter)
 
     def added(self, name: str, scaled: Tensor) -> Tensor:
         """Return a float64 tensor, in units of its noise, with this step's noise of that name added."""
@@ -196,7 +197,7 @@ class NoiseSource:
     def discard(self, name: str, parameter: Tensor) -> None:
         """Let a step pass without noise for a parameter, which a stream must know of."""
         if self._stream is not None:
-            self._draw(name, parameter)
+            self._draw(name, local(parameter))
 
     def _draw(self, name: str, parameter: Tensor) -> Tensor:
         normal = self._normals.draw(parameter.shape, parameter.device)
@@ -208,5 +209,6 @@ def zero_gradient_(parameter: Tensor) -> None:
     parameter.grad = torch.zeros_like(parameter)
 
 
-def _dense(gradient: Tensor) -> Tensor:
+def dense(gradient: Tensor) -> Tensor:
+    """Return a gradient as a dense tensor."""
     return gradient.to_dense() if gradient.layout is not torch.strided else gradient

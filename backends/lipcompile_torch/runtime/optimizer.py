@@ -148,6 +148,7 @@ class PrivateOptimizer(Optimizer):
 
         Raises:
             PrivacyError: what flowed back is not what was drawn, or not bounded as analysed; nothing was released.
+            RankError: another process refuses the step, or does not take it; nothing was released.
             BudgetError: the steps of the budget are used up.
             OSError: the ledger could not be written.
         """
@@ -213,13 +214,15 @@ class PrivateOptimizer(Optimizer):
             self._charges_left -= 1
 
     def _release(self, stds: dict[str, float], batch: LogicalBatch) -> None:
-        self._noise.begin_step(batch.step, self._parameters)
-        for name, parameter in self._parameters.items():
+        mine = self._gradients.total.mine
+        self._noise.begin_step(batch.step, mine)
+        for name, parameter in mine.items():
             if name in stds:
                 self._noise.perturb_(name, parameter, stds[name], self._loader.expected_batch_size)
             else:
                 self._noise.discard(name, parameter)
                 zero_gradient_(parameter)
+        self._gradients.total.spread_()
         self._releasing = True
         try:
             self.optimizer.step()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch.utils.data import (
     default_collate,
 )
 
+from .distributed import ALONE, World
 from .normals import fresh_generator
 from .sampling import Poisson, SamplingError, SchemeMaker
 
@@ -27,10 +29,12 @@ class LogicalBatch:
     """The examples of one training step, which may arrive in several physical batches.
 
     Args:
-        examples: how many examples were drawn; 0 is a batch like any other.
+        examples: how many examples this process got of those that were drawn; 0 is a batch like any other.
         position: index of the physical batch that was yielded last.
         complete: the physical batch that was yielded last is the last of this logical batch.
         step, round: its number in the run, and that of the charge that covers it; see `sampling.Drawn`.
+        total: how many examples were drawn, for all processes.
+        digest: of the examples that were drawn, for all processes; empty if there is but one process.
     """
 
     examples: int
@@ -38,6 +42,8 @@ class LogicalBatch:
     round: int = 0
     position: int = 0
     complete: bool = False
+    total: int = 0
+    digest: bytes = b""
 
 
 class PrivateLoader:
@@ -45,6 +51,8 @@ class PrivateLoader:
 
     The batch size may vary and be 0. A batch of more than `max_physical_batch` examples arrives in pieces, whose
     gradients add up to that of the whole. An epoch is a FIXED number of steps, `round(N/b)` and at least 1.
+    Of several processes all draw the same batch, and each gets every so-manieth example of it, which may be none,
+    in as many pieces as the others do.
 
     Formal guarantees: batches are those of the scheme, for the examples of the wrapped data set; nothing about a
         batch is resampled, dropped or padded.
@@ -62,6 +70,7 @@ class PrivateLoader:
         max_physical_batch: most examples of one piece; None: no limit.
         seed: None: the operating system's entropy. A seed makes the batches repeatable and is not private.
         scheme: what makes the sampling scheme, see `sampling.scheme_maker`.
+        world: the processes that share the batches; all make their loaders together.
 
     Raises:
         SamplingError: the loader has no fixed batch size, streams its data, or selects them by its own sampler.
@@ -74,6 +83,7 @@ class PrivateLoader:
         max_physical_batch: int | None = None,
         seed: int | None = None,
         scheme: SchemeMaker = Poisson,
+        world: World = ALONE,
     ) -> None:
         _check(loader, max_physical_batch)
         self.dataset = loader.dataset
@@ -83,8 +93,9 @@ class PrivateLoader:
         self.max_physical_batch = max_physical_batch
         self.current: LogicalBatch | None = None
         self.before_batch: Callable[[], None] = _nothing
-        self._loader = loader
+        self._loader, self._world = loader, world
         generator = fresh_generator() if seed is None else torch.Generator().manual_seed(seed)
+        generator.set_state(world.first("begin sampling", generator.get_state))
         self.scheme = scheme(self.size, self.expected_batch_size, generator)
 
     @property
@@ -100,7 +111,7 @@ class PrivateLoader:
         for batch, piece in self._pieces():
             if piece.position == 0:
                 self.before_batch()
-                self.current = LogicalBatch(piece.examples, piece.step, piece.round)
+                self.current = replace(piece)
             if self.current is None:
                 raise SamplingError("the rest of a logical batch was asked for after its step: iterate afresh")
             self.current.position, self.current.complete = piece.position, piece.complete
@@ -113,10 +124,23 @@ class PrivateLoader:
     def _plan(self) -> Iterator[tuple[Tensor, LogicalBatch]]:
         """Yield (indices, what piece of which logical batch they are) for one epoch."""
         for drawn in self.scheme.epoch():
-            pieces = torch.split(drawn.indices, self.max_physical_batch or max(len(drawn.indices), 1))
+            pieces, digest = self._share(drawn.indices), self._digest(drawn.indices)
+            batch = LogicalBatch(sum(map(len, pieces)), drawn.step, drawn.round, total=len(drawn.indices))
             for position, piece in enumerate(pieces):
                 last = position == len(pieces) - 1
-                yield piece, LogicalBatch(len(drawn.indices), drawn.step, drawn.round, position, last)
+                yield piece, replace(batch, position=position, complete=last, digest=digest)
+
+    def _share(self, indices: Tensor) -> list[Tensor]:
+        """Return what this process gets of a batch, in the pieces that rank 0, which gets most, needs at least."""
+        share = indices[self._world.rank :: self._world.size]
+        most = max(1, -(-len(indices) // self._world.size))
+        limit = self.max_physical_batch or most
+        return [share[start : start + limit] for start in range(0, most, limit)]
+
+    def _digest(self, indices: Tensor) -> bytes:
+        if self._world is ALONE:
+            return b""
+        return hashlib.blake2b(indices.numpy().tobytes(), digest_size=16).digest()
 
     def _pieces(self) -> Iterator[tuple[Any, LogicalBatch]]:
         plain = self._loader.collate_fn is default_collate and self._loader.num_workers == 0

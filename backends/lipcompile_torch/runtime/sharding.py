@@ -1,0 +1,131 @@
+"""Parameters that torch's FSDP2 (`torch.distributed.fsdp.fully_shard`) has cut into shards, one on each process.
+
+What holds of a sharded parameter holds of the whole: its constraint set, its bound, its noise scale. What is done
+entry by entry is done to the shard. What needs the whole gathers it, and every process cuts its shard from the
+SAME result, rank 0's.
+
+FSDP's module keeps the hooks and the averaging that `fully_shard` gave it; both are known here and checked.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+
+def is_shard(tensor: object) -> TypeGuard[DTensor]:
+    """Whether a tensor is one of torch's distributed tensors."""
+    home = sys.modules.get("torch.distributed.tensor")  # slow to import, and without it there are none
+    return home is not None and isinstance(tensor, home.DTensor)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return the shard that lies here; of a tensor that is not sharded, itself."""
+    return tensor.to_local() if is_shard(tensor) else tensor
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return the tensor put together from all shards, which all processes call; any other tensor as it is."""
+    return tensor.full_tensor() if is_shard(tensor) else tensor
+
+
+def cut_like(full: Tensor, parameter: Tensor) -> Tensor:
+    """Return a tensor sharded like a parameter, from rank 0's whole one; all processes call it."""
+    if not is_shard(parameter):
+        return full
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(full.to(parameter.device), parameter.device_mesh, parameter.placements)
+
+
+def shard_like(shard: Tensor, parameter: Tensor) -> Tensor:
+    """Return the tensor like a parameter, sharded as it is, of which this is the shard that lies here."""
+    if not is_shard(parameter):
+        return shard
+    from torch.distributed.tensor import DTensor
+
+    mesh, placements = parameter.device_mesh, parameter.placements
+    return DTensor.from_local(
+        shard, mesh, placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
+    )
+
+
+def replace_(parameter: Tensor, change: Callable[[Tensor], Tensor]) -> None:
+    """Put `change` of the whole parameter in its place, which it leaves alone if it is given back as it was."""
+    before = whole(parameter.detach())
+    after = change(before)
+    if is_shard(parameter) or after.data_ptr() != before.data_ptr():
+        parameter.copy_(cut_like(after, parameter))
+
+
+def whole_state(state: Any) -> Any:
+    """Return a state dict whose sharded tensors are whole; all processes call it."""
+    return pytree.tree_map(lambda value: whole(value) if isinstance(value, Tensor) else value, state)
+
+
+# --- FSDP's modules ----------------------------------------------------------------------------------------------
+
+
+def plain_type(part: nn.Module) -> type[nn.Module]:
+    """Return the class of a module before `fully_shard` put another before it."""
+    kind = type(part)
+    return kind.__mro__[2] if _is_fsdp(part) else kind  # class FSDPNet(FSDPModule, Net)
+
+
+def foreign_hooks(part: nn.Module) -> bool:
+    """Whether a module has hooks that are not FSDP's own."""
+    own = _own_hooks(part)
+    hooks = (part._forward_hooks, part._forward_pre_hooks, part._backward_hooks, part._backward_pre_hooks)
+    return any(number not in own for table in hooks for number in table)
+
+
+def settle(module: nn.Module) -> None:
+    """Let the parameters of FSDP's modules be their shards, which after a forward pass alone they are not."""
+    for part in module.modules():
+        if _is_fsdp(part):
+            part.reshard()  # type: ignore[operator]
+
+
+def forget_gradients(module: nn.Module) -> None:
+    """Drop what flowed back into whole parameters and was not reduced: it belongs to no batch any more."""
+    for group in fsdp_groups(module):
+        for parameter in group.fsdp_params:
+            parameter.unsharded_accumulated_grad = None
+            if getattr(parameter, "_unsharded_param", None) is not None:
+                parameter._unsharded_param.grad = None
+
+
+def _is_fsdp(part: nn.Module) -> bool:
+    home = sys.modules.get("torch.distributed.fsdp")  # see `is_shard`
+    return home is not None and isinstance(part, home.FSDPModule)
+
+
+def cut_once(parameter: DTensor, ranks: int) -> bool:
+    """Whether a parameter is cut along one axis into as many shards as there are ranks."""
+    from torch.distributed.tensor import Shard
+
+    mesh = parameter.device_mesh
+    return mesh.ndim == 1 and mesh.size() == ranks and type(parameter.placements[0]) is Shard
+
+
+def fsdp_groups(module: nn.Module) -> Iterator[Any]:
+    """Yield FSDP's groups of parameters, of which torch has no public name."""
+    for part in module.modules():
+        if _is_fsdp(part):
+            state: Any = part._get_fsdp_state()  # type: ignore[operator]
+            yield from getattr(state, "_fsdp_param_groups", None) or filter(None, [state._fsdp_param_group])
+
+
+def _own_hooks(part: nn.Module) -> set[int]:
+    if not _is_fsdp(part):
+        return set()
+    state: Any = part._get_fsdp_state()  # type: ignore[operator]
+    pair = (state._pre_forward_hook_handle, state._post_forward_hook_handle)
+    return {handle.id for several in pair for handle in getattr(several, "handles", (several,))}
