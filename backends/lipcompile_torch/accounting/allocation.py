@@ -28,8 +28,8 @@ MISSING = (
     "the pld accountant needs the package PLD_accounting for random allocation: install lipcompile[allocation], "
     "or use accountant='rdp', which counts every epoch as one plain Gaussian mechanism"
 )
-# Every epoch costs about 0.3 of this resolution too much, in ε: a tenth of ε over √epochs is 3 % of the total.
-_SHARE = 0.1
+# Every epoch costs up to this resolution too much, in ε: so much of ε over √epochs is 3 % of the total.
+_SHARE = 0.03
 # Of the losses of one batch, over 1/σ: 14/σ of them matter, which makes 15000 points and some seconds with numba.
 _FINEST = 1e-3
 _LOST = 1e-3  # share of δ that cutting off tails may add
