@@ -50,6 +50,10 @@ class Backend(Protocol):
         """The module that reads what a training has spent; needs no framework."""
 
     @property
+    def privacy_audit(self) -> Any:
+        """The module that audits what training an emitted program claims of privacy; imports the framework."""
+
+    @property
     def training(self) -> Any:
         """The module that trains an emitted program; imports the framework."""
 

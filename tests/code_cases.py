@@ -16,6 +16,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from lipcompile.backend import find
+from lipcompile.cli.privacy_audit import refutation
 from lipcompile.cli.verification import verified
 from lipcompile.codes import codes
 from lipcompile.diagnostics import Diagnostic, InputError
@@ -275,6 +276,11 @@ def an_earlier_run(folder: Path) -> None:
     (folder / "run" / "ledger.jsonl").touch()
 
 
+def a_refuted_claim() -> Sequence[Diagnostic]:
+    """No engine is known whose claim is refuted."""
+    return [refutation(claimed=4.0, bound=4.712, delta=1e-5, confidence=0.95)]
+
+
 CHECK, TRAIN = (
     "check model.onnx --input-norm 1 --loss cross_entropy",
     "train model.lip --data data.npz --output run",
@@ -348,6 +354,7 @@ CASES: Mapping[str, Case] = {
     "LIP402": Case(TRAIN, no_archive, 2),
     "LIP403": Case(TRAIN, of_another_width, 2),
     "LIP405": Case(TRAIN, an_earlier_run, 2),
+    "LIP406": Case("", good, api=a_refuted_claim),
 }
 
 # Codes that no command can provoke, and why they are there.
@@ -356,6 +363,7 @@ BY_API_ALONE = {
     "LIP203": "front ends ask for sizes above 0 first; graphs can be built by Python programs",
     "LIP301": "front ends offer each parameter its own constraints; graphs can be built by Python programs",
     "LIP320": "no model is known whose import is wrong",
+    "LIP406": "no engine is known whose claim is refuted",
 }
 
 

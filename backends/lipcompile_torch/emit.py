@@ -71,6 +71,11 @@ class TorchBackend:
         return import_module("lipcompile_torch.runtime.ledger")
 
     @property
+    def privacy_audit(self) -> ModuleType:
+        """`lipcompile_torch.runtime.privacy_audit`."""
+        return import_module("lipcompile_torch.runtime.privacy_audit")
+
+    @property
     def training(self) -> ModuleType:
         """`lipcompile_torch.runtime.training`."""
         return import_module("lipcompile_torch.runtime.training")

@@ -11,6 +11,7 @@ import click
 
 from lipcompile.cli.arguments import model_options
 from lipcompile.cli.output import complain, print_json, serious
+from lipcompile.diagnostics import input_error
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -33,15 +34,50 @@ _TARGETS = {
 }
 
 
-@click.command(short_help="Attack the bounds of MODEL: is what they claim attained, or exceeded?")
+# Of --privacy alone: names as the backend's configuration has them, and what is taken if they are not given.
+PRIVACY = {
+    "epsilon": 4.0,
+    "delta": 1e-5,
+    "canaries": 1000,
+    "runs": None,
+    "batch_size": None,
+    "dataset_size": None,
+    "noise": "global",
+    "neighbours": "add_remove",
+    "confidence": 0.95,
+}
+
+
+@click.command(short_help="Attack the bounds or the privacy of MODEL: is what they claim attained, or exceeded?")
 @model_options()
+@click.option("--privacy", is_flag=True, help="Attack what the engine claims of privacy, by canaries.")
+@click.option("--restarts", type=click.IntRange(1), help="Ascents of the whole gradient; 4 by default.")
 @click.option(
-    "--restarts", type=click.IntRange(1), default=4, show_default=True, help="Ascents of the whole gradient."
+    "--steps",
+    type=click.IntRange(1),
+    help="Most steps of an ascent, 60 by default; with --privacy, of a training, 2.",
 )
-@click.option("--steps", type=click.IntRange(1), default=60, show_default=True, help="Most steps of an ascent.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of everything random.")
+@click.option("--epsilon", type=float, help="Claimed ε that the noise is calibrated to; 4 by default.")
+@click.option("--delta", type=float, help="Claimed δ; 1e-5 by default.")
+@click.option("--canaries", type=click.IntRange(1), help="Coins to guess; 1000 by default.")
+@click.option("--runs", type=click.IntRange(1), help="Trainings that share the canaries; by default one each.")
+@click.option("--batch-size", type=click.IntRange(1), help="Expected batch size; by default the whole data set.")
+@click.option("--dataset-size", type=click.IntRange(1), help="Examples of a training; by default its canaries.")
+@click.option("--noise", type=click.Choice(["global", "per_layer", "optimal"]), help="How noise is shared.")
+@click.option("--neighbours", type=click.Choice(["add_remove", "replace_one"]), help="What one person changes.")
+@click.option("--confidence", type=float, help="Of the lower bound of ε; 0.95 by default.")
+@click.option("--seed", type=int, help="Of everything random: 0 by default; with --privacy, fresh every time.")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="What to print.")
-def audit(model: str, options: ModelOptions, restarts: int, steps: int, seed: int, form: str) -> int:
+def audit(
+    model: str,
+    options: ModelOptions,
+    privacy: bool,
+    restarts: int | None,
+    steps: int | None,
+    seed: int | None,
+    form: str,
+    **given: Any,
+) -> int:
     """Attack the gradient bounds of MODEL by ascent over its input, its target and its weights.
 
     The attack runs in float64, on weights certified to lie in their constraint sets, and measures true gradients
@@ -49,24 +85,57 @@ def audit(model: str, options: ModelOptions, restarts: int, steps: int, seed: in
     means that no smaller bound is possible. A low ratio means more noise than needed, or that the attack was too
     weak: give it more steps.
 
+    With --privacy, train MODEL on canaries that attain its bounds, guess from the noisy gradients which ones were
+    there, and derive a lower bound of ε. If it is above the claim, the exit code is 1. At 95 % confidence that
+    happens to a sound engine in at most one of twenty audits.
+
     \b
-    Example:
+    Examples:
       lipcompile audit model.lip --restarts 2
+      lipcompile audit model.lip --privacy --canaries 200 --seed 0
     """
     from lipcompile import pipeline
     from lipcompile.backend import find
 
+    _check_options(privacy, {"restarts": restarts, **given})
     derivation = pipeline.check(model, options)
     complain(serious(derivation.diagnostics))
     if not derivation.ok:
         return 1
-    found = _attacked(derivation, find(), {"restarts": restarts, "steps": steps, "seed": seed})
+    if privacy:
+        chosen = {name: PRIVACY[name] if value is None else value for name, value in given.items()}
+        return _privacy(model, derivation, find(), {**chosen, "steps": steps or 2, "seed": seed}, form)
+    effort = {"restarts": restarts or 4, "steps": steps or 60, "seed": seed or 0}
+    found = _attacked(derivation, find(), effort)
     if form == "json":
-        print_json(_report(model, found, seed))
+        print_json(_report(model, found, effort["seed"]))
     else:
         from lipcompile.reports.console import show
 
         show(sys.stdout, *_text(found))
+    return 0 if found.sound else 1
+
+
+def _check_options(privacy: bool, given: Mapping[str, Any]) -> None:
+    """Refuse options that the kind of audit does not have; raises InputError (LIP005)."""
+    for name, value in given.items():
+        if value is not None and (name in PRIVACY) != privacy:
+            flag = f"--{name.replace('_', '-')}"
+            where = "with --privacy alone" if name in PRIVACY else "of an audit of bounds, not of --privacy"
+            raise input_error("LIP005", f"{flag} is an option {where}")
+
+
+def _privacy(model: str, derivation: Derivation, backend: Backend, settings: Mapping[str, Any], form: str) -> int:
+    from lipcompile.cli.privacy_audit import audited, print_audit
+    from lipcompile.cli.programs import instantiate
+
+    text = backend.emit(derivation)
+    assert derivation.analysis is not None
+    admissible = _admissible(backend.audit, derivation.analysis.graph)
+    found = audited(backend.privacy_audit, instantiate(Path("audited.py"), text), admissible, settings)
+    if found is None:
+        return 1
+    print_audit(model, found, settings, form)
     return 0 if found.sound else 1
 
 

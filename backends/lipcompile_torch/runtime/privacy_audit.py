@@ -20,15 +20,18 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, TensorDataset
 
-from ..accounting import Mechanism, NeighbouringRelation, calibrate_noise_multiplier, epsilon
+from ..accounting import BudgetError, Mechanism, NeighbouringRelation, calibrate_noise_multiplier, epsilon
 from ..accounting.curve import privacy_curve
 from .audit_points import Admissible
 from .canaries import Canaries, choose, flattened, scores
+from .checks import PrivacyError
 from .engine import PrivacyEngine, SeededWarning
 from .guesses import Claim, Guesses, largest_refuted, p_value
 from .guessing import Watch, lower_epsilon, play
 from .module import LipschitzModule
 from .noise import Allocation, allocate
+
+__all__ = ["BudgetError", "Onlooker", "PrivacyAudit", "PrivacyAuditConfig", "PrivacyError", "audit_privacy"]
 
 _EPSILONS = [*np.linspace(0, 8, 81), *np.linspace(8.5, 40, 64)]  # at which privacy curves are taken
 
@@ -120,6 +123,7 @@ class PrivacyAudit:
         confidence: of each lower bound.
         separation: how far the gradients of a pair were apart, as a share of what the bounds allow.
         noise_multiplier: σ.
+        sampling_rate: q.
     """
 
     game: Guesses
@@ -131,6 +135,7 @@ class PrivacyAudit:
     confidence: float
     separation: float
     noise_multiplier: float
+    sampling_rate: float
 
     @property
     def share(self) -> float:
@@ -178,6 +183,7 @@ def audit_privacy(
         confidence=config.confidence,
         separation=training.canaries.separation * sigma / 2,
         noise_multiplier=sigma,
+        sampling_rate=rate,
     )
 
 
