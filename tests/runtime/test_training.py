@@ -135,6 +135,20 @@ def test_steps_lost_in_a_crash_are_not_taken_again(tmp_path: Path) -> None:
     assert result.epsilon <= 8.0
 
 
+def test_a_run_that_ended_before_its_first_step_begins_when_it_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut(*_: Any) -> None:
+        raise RuntimeError("power cut")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("lipcompile_torch.runtime.training.save_checkpoint", cut)
+        with pytest.raises(RuntimeError, match="power cut"):
+            train(Net(), arrays(), config(tmp_path, epochs=1))
+    assert not (tmp_path / "checkpoint.pt").exists()
+    assert train(Net(), arrays(), config(tmp_path, epochs=1, resume=True)).steps == 10
+
+
 def test_an_earlier_run_is_not_overwritten(tmp_path: Path) -> None:
     train(Net(), arrays(), config(tmp_path))
     with pytest.raises(LedgerError, match="resume it, or choose another output folder"):

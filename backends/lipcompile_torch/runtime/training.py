@@ -149,7 +149,8 @@ def train(
     broken off is gone whole: a resumed run takes as many whole rounds as are left, and a `ShortenedWarning` says
     so. On KeyboardInterrupt the state is saved before the exception goes on.
 
-    Formal guarantees: the ledger's ε at `config.delta` never exceeds `config.epsilon`.
+    Formal guarantees: no step is taken after which ε of the ledger at `config.delta` could exceed
+    `config.epsilon`.
 
     Raises:
         BudgetError, PrivacyError, SamplingError, LedgerError, CheckpointError: see there.
@@ -179,6 +180,7 @@ class _Run:
         )
         self.checkpoint_path, self.ledger_path = config.output / CHECKPOINT, config.output / LEDGER
         self.engine = PrivacyEngine(config.accountant, self.ledger_path, config.neighbours)
+        self.begun = self.ledger_path.exists()
         try:
             self.ledger = self.engine.open_ledger(len(train_set))
             self.plan, self.optimizer, self.loader = self._prepare(train_set, self._saved())
@@ -188,7 +190,10 @@ class _Run:
         self.accuracy = math.nan
 
     def _saved(self) -> Checkpoint | None:
-        """Return the checkpoint to resume from; refuse to train anew over an older run's ledger."""
+        """Return the checkpoint to resume from, None to begin; refuse to begin over an older run's ledger.
+
+        A run that ended before its first checkpoint took no step, and is begun anew when it is resumed.
+        """
         if self.config.resume and self.checkpoint_path.exists():
             return read_checkpoint(self.checkpoint_path)
         if self.ledger.record.total_steps:
@@ -197,7 +202,7 @@ class _Run:
                 + (", but its checkpoint is missing: " if self.config.resume else ": resume it, or ")
                 + "choose another output folder"
             )
-        if self.config.resume:
+        if self.config.resume and not self.begun:
             raise CheckpointError(f"there is nothing to resume in {self.config.output}")
         return None
 
@@ -251,7 +256,7 @@ class _Run:
         config = self.config
         runs = [*self.ledger.record.runs, way.left(plan)]
         total = epsilon(runs, config.delta, self.engine.relation, config.accountant)
-        if total > config.epsilon:
+        if plan.steps_left and total > config.epsilon:
             raise BudgetError(
                 f"going on would cost epsilon = {total:.4g}, more than {config.epsilon:g}: the ledger holds "
                 "steps of other runs"
