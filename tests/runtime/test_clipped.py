@@ -180,6 +180,19 @@ def test_only_the_clipped_sum_is_deposited() -> None:
     assert all(torch.equal(part, expected[name]) for name, part in gradient(module).items())
 
 
+def test_a_piece_that_fails_half_way_counts_for_nothing() -> None:
+    module, (x, y) = convolutions(), images(6)
+    sums = clipped(module, 0.5, chunk_size=2)
+    with pytest.raises((IndexError, RuntimeError), match="out of bounds"):
+        sums.backward(x, torch.cat((y[:5], torch.tensor([7]))))  # a label beyond the classes, in the last chunk
+    assert sums.examples == 0
+    sums.backward(x, y)
+    found = gradient(module)
+    fresh = clipped(module, 0.5, chunk_size=2)
+    fresh.backward(x, y)
+    assert all(torch.equal(part, found[name]) for name, part in gradient(module).items())
+
+
 def test_frozen_parameters_get_no_gradient_and_count_for_nothing() -> None:
     module, (x, y) = convolutions(), images(5)
     module.get_parameter("0.weight").requires_grad_(False)

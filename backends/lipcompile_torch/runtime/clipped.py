@@ -138,13 +138,14 @@ class ClippedGradients:
         if len(inputs) != len(targets):
             raise ValueError(f"{len(inputs)} inputs and {len(targets)} targets: one target for each example")
         self._check_module()
-        total = torch.zeros((), device=inputs.device)
+        total, sums = torch.zeros((), device=inputs.device), self._sums
         for start in range(0, len(inputs), self._chunk_size):
             chunk = slice(start, start + self._chunk_size)
             loss, gradients = self._per_example_gradients(inputs[chunk], targets[chunk])
-            self._add(gradients)
+            sums = self._added(sums, gradients)
             total = total + loss
-        self.examples += len(inputs)
+        # All at once: a piece that fails on its way and is tried again must not count twice.
+        self._sums, self.examples = sums, self.examples + len(inputs)
         self.deposit_()
         return total
 
@@ -211,14 +212,15 @@ class ClippedGradients:
 
     # --- clipping ---
 
-    def _add(self, gradients: dict[str, Tensor]) -> None:
-        """Clip gradients [B, *parameter] and add them to the sums."""
+    def _added(self, sums: dict[str, Tensor], gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return sums with gradients [B, *parameter] added, clipped."""
         # Converted once: torch's norm in float64 of float32 entries takes thrice the time of both.
         rows = {name: gradient.reshape(len(gradient), -1).double() for name, gradient in gradients.items()}
         scales = self._scales({name: example_norms(row) for name, row in rows.items()})
-        for name, row in rows.items():
-            total = _scaled_sum(row, scales[name]).view_as(self._parameters[name])
-            self._sums[name] = self._sums[name] + total if name in self._sums else total
+        totals = {
+            name: _scaled_sum(row, scales[name]).view_as(self._parameters[name]) for name, row in rows.items()
+        }
+        return {name: sums[name] + total if name in sums else total for name, total in totals.items()}
 
     def _scales(self, norms: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return what to multiply each example's part by, [B], float64; 0 if its gradient is not finite."""
