@@ -38,7 +38,7 @@ class GateRecord:
             cotangent was. None if nothing flowed back.
         foreign: how far what flowed back is from what the module's own criterion, unscaled, sends back into
             that forward pass: 0 if it was nothing else. None if nothing flowed back.
-        slack: relative rounding slack of the lowest precision that an output was computed in.
+        slack: relative rounding slack of the lowest precision of a forward pass that anything flowed back into.
         running: how many forward passes of the module are under way.
         within_clip: number of examples whose cotangent was within the clip of the loss's gradient, 0-dim; None if
             nothing was clipped.
@@ -91,8 +91,9 @@ def _largest(values: Tensor, known: Tensor | None) -> Tensor:
 
 @dataclass
 class _Passage:
-    """One forward pass: what the criterion sent back into it."""
+    """One forward pass: its rounding slack, and what the criterion sent back into it."""
 
+    slack: float
     sent: Tensor | None = None
 
 
@@ -106,7 +107,9 @@ class _Gate(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None, None]:
-        ctx.module.gate.record(cotangents[0], ctx.module.normaliser, ctx.passage.sent)
+        gate, passage = ctx.module.gate, ctx.passage
+        gate.slack = max(gate.slack, passage.slack)
+        gate.record(cotangents[0], ctx.module.normaliser, passage.sent)
         return cotangents[0], None, None
 
 
@@ -241,8 +244,7 @@ class LipschitzModule(nn.Module):
         """Return ``output`` through the gate, which notes what flows back."""
         if self.gate.aside or not torch.is_grad_enabled():
             return output
-        self.gate.slack = max(self.gate.slack, working_slack(output))
-        passage = _Passage()
+        passage = _Passage(working_slack(output))
         released: Any = _Gate.apply(output, self, passage)  # type: ignore[no-untyped-call]
         released.passage = passage  # no operation hands it on: the criterion knows the output itself by it
         return cast(Tensor, released)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch.optim import Optimizer
 
 from ..accounting import BudgetError, Release, Run
@@ -143,8 +144,11 @@ class PrivateOptimizer(Optimizer):
         if not self._accumulating and (current is None or current.position == 0):
             self._clear(set_to_none)
 
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Take one private step, or, if more pieces of the logical batch are to come, do nothing.
+
+        A closure is called exactly once, before anything else, and what it returns is returned: it stands for the
+        forward and backward pass over the batch that was drawn. The wrapped optimizer never sees it.
 
         Raises:
             PrivacyError: what flowed back is not what was drawn, or not bounded as analysed; nothing was released.
@@ -152,8 +156,11 @@ class PrivateOptimizer(Optimizer):
             BudgetError: the steps of the budget are used up.
             OSError: the ledger could not be written.
         """
-        if closure is not None:
-            raise PrivacyError("closures evaluate a batch more than once and are refused: call step() without one")
+        loss = None if closure is None else torch.enable_grad()(closure)()
+        self._step()
+        return loss
+
+    def _step(self) -> None:
         batch = self._loader.current
         if batch is None:
             raise PrivacyError(
