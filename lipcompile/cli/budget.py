@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,11 +14,12 @@ from lipcompile.cli.arguments import model_options
 from lipcompile.cli.output import complain, print_json
 from lipcompile.cli.privacy import (
     ACCOUNTANTS,
-    COLUMNS,
     Answer,
     Question,
     answer,
+    answer_batch,
     ask,
+    batch_question,
     privacy_options,
     refuse_if_none,
 )
@@ -26,21 +28,50 @@ if TYPE_CHECKING:
     from lipcompile.frontends.options import Loaded, ModelOptions
 
 SCHEMA = "lipcompile.budget/1"
+_COLUMNS = ("epsilon", "noise_multiplier", "steps", "batch_size")
 
 
-@click.command(short_help="Relate ε, noise and steps.")
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What was asked, what is `unknown` of it, and the answers by analysis."""
+
+    question: Question
+    unknown: str
+    accountants: Mapping[str, Answer]
+    comparisons: Mapping[str, Answer]
+
+
+@click.command(short_help="Relate ε, noise, steps and batch size.")
 @model_options(required=False)
 @privacy_options
+@click.option("--sensitivity", type=float, metavar="K", help="The per-example bound: prints the deviation σK too.")
+@click.option(
+    "--plot", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Draw ε; FILE.svg or FILE.png."
+)
+@click.option(
+    "--against", type=click.Choice(["steps", "noise"]), default="steps", help="What the plot has across; steps."
+)
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="What to print.")
-def budget(model: str | None, options: ModelOptions, form: str, given: Mapping[str, Any]) -> int:
-    """Relate ε, noise and steps at δ, by the RDP and the PLD accountant side by side.
+def budget(
+    model: str | None,
+    options: ModelOptions,
+    form: str,
+    sensitivity: float | None,
+    plot: Path | None,
+    against: str,
+    given: Mapping[str, Any],
+) -> int:
+    """Relate ε, noise, steps and batch size at δ, by the RDP and the PLD accountant and others side by side.
 
-    Two of ε, noise multiplier and steps give the third. The `train` block of MODEL supplies what is not given.
+    Two of ε, noise multiplier and steps give the third; all three, without a batch size, give the largest batch.
+    The `train` block of MODEL supplies what is not given.
 
     \b
     Examples:
       lipcompile budget --epsilon 3 --delta 1e-5 --batch-size 512 --dataset-size 60000 --epochs 20
-      lipcompile budget --noise-multiplier 1.1 --delta 1e-5 --sampling-rate 0.01 --steps 1000
+      lipcompile budget --noise-multiplier 1.1 --delta 1e-5 --sampling-rate 0.01 --steps 1000 --plot spent.svg
+      lipcompile budget --epsilon 2 --noise-multiplier 1 --epochs 10 --delta 1e-5 --dataset-size 60000
+      lipcompile budget --epsilon 0.5 --delta 1e-6 --sampling-rate 1 --steps 1 --sensitivity 100
     """
     from lipcompile import pipeline
     from lipcompile.backend import find
@@ -50,17 +81,57 @@ def budget(model: str | None, options: ModelOptions, form: str, given: Mapping[s
     if loaded and loaded.graph is None:
         complain(loaded.diagnostics)
         return 1
-    question = ask(given, planned(loaded))
-    answers = {name: answer(find().accounting, name, question) for name in ACCOUNTANTS}
-    refuse_if_none(answers)
+    _check(sensitivity, plot)
+    accounting = find().accounting
+    found = _found(accounting, given, planned(loaded))
+    refuse_if_none(found.accountants)
+    if plot is not None:
+        from lipcompile.cli.budget_plot import draw
+
+        draw(accounting, found.question, found.accountants, against, plot)
     if form == "json":
-        print_json(_report(question, answers))
+        print_json(_report(found, sensitivity))
     else:
-        _print(question, answers)
+        _print(found, sensitivity)
     return 0
 
 
-def _report(asked: Question, answers: Mapping[str, Answer]) -> dict[str, Any]:
+def _check(sensitivity: float | None, plot: Path | None) -> None:
+    if sensitivity is not None and not 0 < sensitivity < float("inf"):
+        raise click.UsageError(f"--sensitivity: {sensitivity} is not a positive number")
+    if plot is not None and plot.suffix not in (".svg", ".png"):
+        raise click.UsageError(f"--plot: the name of {plot} ends neither in .svg nor in .png")
+
+
+def _found(accounting: Any, given: Mapping[str, Any], plan: Mapping[str, Any]) -> Found:
+    """Raises InputError."""
+    if (at := batch_question(given, plan)) is not None:
+        return _found_batch(accounting, at, given["epsilon"], given["dataset_size"] or plan["dataset"])
+    question = ask(given, plan)
+    accountants = _watched(lambda name: answer(accounting, name, question))
+    comparisons = {name: answer(accounting, name, question) for name in accounting.COMPARISONS}
+    return Found(question, question.unknown, accountants, comparisons)
+
+
+def _found_batch(accounting: Any, at: Callable[[int], Question], epsilon: float, most: int) -> Found:
+    accountants = _watched(lambda name: answer_batch(accounting, name, at, epsilon, most))
+    sizes = [found.batch_size for found in reversed(accountants.values()) if found.batch_size]
+    return Found(at(sizes[0] if sizes else most), "batch_size", accountants, {})
+
+
+def _watched(work: Callable[[str], Answer]) -> dict[str, Answer]:
+    """Return the answer of every accountant; the search of PLD takes seconds, which a terminal shows."""
+    from lipcompile.cli.progress import spinner
+
+    answers = {}
+    for name in ACCOUNTANTS:
+        with spinner(f"{name} accountant"):
+            answers[name] = work(name)
+    return answers
+
+
+def _report(found: Found, sensitivity: float | None) -> dict[str, Any]:
+    asked = found.question
     return {
         "schema": SCHEMA,
         "neighbours": asked.neighbours,
@@ -68,26 +139,49 @@ def _report(asked: Question, answers: Mapping[str, Answer]) -> dict[str, Any]:
         "sampling_rate": asked.sampling_rate,
         "steps_per_mechanism": asked.round_steps,
         "delta": asked.delta,
-        "solved_for": asked.unknown,
-        "accountants": {name: asdict(answer) for name, answer in answers.items()},
+        "solved_for": found.unknown,
+        "sensitivity": sensitivity,
+        "accountants": {name: asdict(one) for name, one in found.accountants.items()},
+        "comparisons": {name: asdict(one) for name, one in found.comparisons.items()},
     }
 
 
-def _print(asked: Question, answers: Mapping[str, Answer]) -> None:
-    from lipcompile.reports.console import show, styled, table
+def _print(found: Found, sensitivity: float | None) -> None:
+    from lipcompile.reports.console import show, styled
 
-    rows = table("accountant", "epsilon", "noise multiplier", "steps", "", right=("steps",))
-    for name, found in answers.items():
-        numbers = [_number(getattr(found, column), column == asked.unknown) for column in COLUMNS]
-        rows.add_row(name, *numbers, found.note or "")
+    tail = f"{found.unknown.replace('_', ' ')} is computed"
+    tail += ", rounded up" if found.unknown in ("epsilon", "noise_multiplier") else ""
+    parts: list[Any] = [styled(_head(found.question)), styled("")]
+    parts += [_table("accountant", found.accountants, found.unknown, sensitivity), styled("")]
+    if found.comparisons:
+        parts += [styled("for comparison, every charge a plain Gaussian (`advanced` amplifies by sampling):")]
+        parts += [_table("analysis", found.comparisons, found.unknown, sensitivity), styled("")]
+    show(sys.stdout, *parts, styled(tail))
+
+
+def _head(asked: Question) -> str:
     head = f"δ = {asked.delta:g}, {asked.sampling} sampling of rate {asked.sampling_rate:.6g}, neighbours "
     head += asked.neighbours
     if asked.round_steps != 1:
         covered = f"{asked.round_steps} steps" if asked.round_steps else "all steps"
         one = "allocation" if asked.sampling == "balls_in_bins" else f"of rate {asked.charged_rate:.6g}"
         head += f"; {covered} count as one {one}"
-    tail = f"{asked.unknown.replace('_', ' ')} is computed" + ("" if asked.unknown == "steps" else ", rounded up")
-    show(sys.stdout, styled(head), styled(""), rows, styled(""), styled(tail))
+    return head
+
+
+def _table(kind: str, answers: Mapping[str, Answer], unknown: str, sensitivity: float | None) -> Any:
+    from lipcompile.reports.console import table
+
+    columns = [name for name in _COLUMNS if any(getattr(one, name) is not None for one in answers.values())]
+    titles = [name.replace("_", " ") for name in columns] + ([] if sensitivity is None else ["deviation"])
+    rows = table(kind, *titles, "", right=("steps", "batch size"))
+    for name, one in answers.items():
+        numbers = [_number(getattr(one, column), column == unknown) for column in columns]
+        if sensitivity is not None:
+            noise = one.noise_multiplier
+            numbers.append(_number(None if noise is None else noise * sensitivity, unknown == "noise_multiplier"))
+        rows.add_row(name, *numbers, one.note or "")
+    return rows
 
 
 def _number(value: float | None, computed: bool) -> str:
@@ -95,4 +189,4 @@ def _number(value: float | None, computed: bool) -> str:
 
     if value is None:
         return "–"
-    return round_up(value, 4) if computed and isinstance(value, float) else f"{value:.15g}"
+    return round_up(value, 5) if computed and isinstance(value, float) else f"{value:.15g}"

@@ -60,6 +60,11 @@ class Question:
         return 1.0 if whole else self.sampling_rate * (self.round_steps or 1)
 
     @property
+    def batch_size(self) -> int | None:
+        """The size of a batch, or the expected one, if it is known."""
+        return self.sizes[0] if self.sizes else None
+
+    @property
     def charges(self) -> int | None:
         """How many releases the steps are."""
         if self.steps is None:
@@ -69,12 +74,13 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One accountant's completion of a question; `note` says why it has none."""
+    """One analysis's completion of a question; `note` says why it has none. The batch size is that asked for."""
 
     epsilon: float | None
     noise_multiplier: float | None
     steps: int | None
     note: str | None = None
+    batch_size: int | None = None
 
 
 def privacy_options(command: Command) -> Command:
@@ -99,7 +105,10 @@ def ask(given: Mapping[str, Any], plan: Mapping[str, Any]) -> Question:
     asked = _asked(given, plan, _steps(given, rate), _steps(settings, rate))
     unknown = [name for name in COLUMNS if asked[name] is None]
     if not unknown:
-        raise setting_error("--epsilon, --noise-multiplier and --steps are all given: leave one out")
+        raise setting_error(
+            "--epsilon, --noise-multiplier and --steps are all given: leave one out, or for the largest batch "
+            "--batch-size and --sampling-rate"
+        )
     if len(unknown) > 1:
         listed = " and ".join(unknown)
         raise setting_error(f"{listed} are unknown: two of epsilon, noise_multiplier and steps are needed")
@@ -117,35 +126,73 @@ def ask(given: Mapping[str, Any], plan: Mapping[str, Any]) -> Question:
     )
 
 
-def answer(accounting: Any, accountant: str, asked: Question) -> Answer:
-    """Let one accountant (of a backend's `accounting`) complete a question."""
-    relation = accounting.NeighbouringRelation(asked.neighbours)
+def batch_question(given: Mapping[str, Any], plan: Mapping[str, Any]) -> Callable[[int], Question] | None:
+    """Return the question for ε at every batch size, if the batch size is what is asked for.
 
-    release = functools.partial(_release, accounting, asked)
+    It is if ε, the noise and the steps or epochs are given as options, and neither a batch size nor a rate. Raises
+    InputError (LIP404).
+    """
+    from lipcompile.cli.settings import demand, merged
 
-    def steps() -> Any:
-        one = release(asked.noise_multiplier)
-        charges = accounting.calibrate_steps(asked.epsilon, asked.delta, one, relation, accountant)
-        return charges * (asked.round_steps or 1)
+    known = all(given[name] is not None for name in ("epsilon", "noise_multiplier"))
+    counted = given["steps"] is not None or given["epochs"] is not None
+    if not (known and counted) or given["batch_size"] is not None or given["sampling_rate"] is not None:
+        return None
+    demand(merged(given, {"dataset_size": plan.get("dataset"), **plan}, {}), ("dataset_size",))
+    plan = {name: value for name, value in plan.items() if name not in ("epsilon", "noise_multiplier")}
+    return lambda size: ask({**given, "epsilon": None, "batch_size": size}, plan)
 
-    solve: dict[Unknown, Callable[[], Any]] = {
-        "epsilon": lambda: accounting.epsilon(
-            [(release(asked.noise_multiplier), asked.charges)], asked.delta, relation, accountant
-        ),
-        "noise_multiplier": lambda: accounting.calibrate_noise_multiplier(
-            asked.epsilon, asked.delta, release, asked.charges, relation, accountant
-        ),
-        "steps": steps,
-    }
 
-    known = {name: getattr(asked, name) for name in solve}
+def answer(accounting: Any, analysis: str, asked: Question) -> Answer:
+    """Let one analysis complete a question: an accountant of a backend's `accounting`, or a comparison there."""
+    known: dict[str, Any] = {name: getattr(asked, name) for name in COLUMNS}
     try:
-        found = solve[asked.unknown]()
+        found = _solution(accounting, analysis, asked)
     except accounting.BudgetError as error:
-        return Answer(**known, note=str(error))
+        return Answer(**known, note=str(error), batch_size=asked.batch_size)
     if not math.isfinite(found):
-        return Answer(**known, note="no finite epsilon: there is too little noise for this delta")
-    return Answer(**{**known, asked.unknown: found})
+        note = "no finite epsilon: there is too little noise for this delta"
+        return Answer(**known, note=note, batch_size=asked.batch_size)
+    return Answer(**{**known, asked.unknown: found}, batch_size=asked.batch_size)
+
+
+def answer_batch(
+    accounting: Any, accountant: str, asked: Callable[[int], Question], epsilon: float, most: int
+) -> Answer:
+    """Let one accountant find the largest batch, of `most` examples at most, that ε allows."""
+    sample = asked(most)
+    relation = accounting.NeighbouringRelation(sample.neighbours)
+
+    def run(size: int) -> Any:
+        question = asked(size)
+        return _release(accounting, question, question.noise_multiplier), question.charges
+
+    size, note = 0, None
+    try:
+        size = accounting.calibrate_batch_size(epsilon, sample.delta, run, most, relation, accountant)
+    except accounting.BudgetError as error:
+        note = str(error)
+    if size == 0:
+        return Answer(epsilon, sample.noise_multiplier, sample.steps, note or "not even a batch of 1 is possible")
+    return Answer(epsilon, sample.noise_multiplier, asked(size).steps, batch_size=size)
+
+
+def _solution(accounting: Any, analysis: str, asked: Question) -> float:
+    """Return the number that is unknown; raises the BudgetError of the accounting."""
+    relation = accounting.NeighbouringRelation(asked.neighbours)
+    release = functools.partial(_release, accounting, asked)
+    compared = analysis in accounting.COMPARISONS
+    by = (analysis,) if compared else ()
+    last = () if compared else (analysis,)
+    if asked.unknown == "epsilon":
+        spend = functools.partial(accounting.comparison_epsilon, *by) if compared else accounting.epsilon
+        return float(spend([(release(asked.noise_multiplier), asked.charges)], asked.delta, relation, *last))
+    if asked.unknown == "noise_multiplier":
+        noise = accounting.comparison_noise if compared else accounting.calibrate_noise_multiplier
+        return float(noise(*by, asked.epsilon, asked.delta, release, asked.charges, relation, *last))
+    steps = accounting.comparison_steps if compared else accounting.calibrate_steps
+    charges = steps(*by, asked.epsilon, asked.delta, release(asked.noise_multiplier), relation, *last)
+    return int(charges) * (asked.round_steps or 1)
 
 
 def refuse_if_none(answers: Mapping[str, Answer]) -> None:

@@ -8,7 +8,15 @@ from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from lipcompile.reports.console import printable
 from lipcompile.reports.formulas import round_up
@@ -37,6 +45,20 @@ class _Bar:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._bar.stop()
+
+
+def spinner(what: str) -> Progress:
+    """Return a context in which something turns on stderr, if that is a terminal: for work of unknown length."""
+    turning = Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        TimeElapsedColumn(),
+        console=Console(stderr=True, markup=False, highlight=False),
+        transient=True,
+        disable=not sys.stderr.isatty(),
+    )
+    turning.add_task(what, total=None)
+    return turning
 
 
 class Watch(_Bar):

@@ -44,13 +44,12 @@ def calibrate_noise_multiplier(
     def spent(sigma: float) -> float:
         return epsilon([*past, (at(sigma), charges)], target_delta, relation, accountant)
 
-    def roughly(sigma: float) -> float:
-        alike, times = like_poisson(at(sigma), relation)
-        return epsilon([(alike, times * charges)], target_delta, accountant="rdp")
-
     _check_past(past, target_epsilon, target_delta, relation, accountant)
     # PLD's evaluations are slow: its search starts from an answer of RDP.
-    guess = 1.0 if accountant == "rdp" else smallest(roughly, 1.0, target_epsilon, target_delta)
+    guess = 1.0
+    if accountant != "rdp":
+        rough = partial(_roughly, target_delta, relation)
+        guess = smallest(lambda sigma: rough((at(sigma), charges)), guess, target_epsilon, target_delta)
     return smallest(spent, guess, target_epsilon, target_delta)
 
 
@@ -72,11 +71,9 @@ def calibrate_steps(
     check_target(target_epsilon, target_delta)
     _check_past(past, target_epsilon, target_delta, relation, accountant)
 
-    def allowed(charges: int) -> bool:
-        return epsilon([*past, (release, charges)], target_delta, relation, accountant) <= target_epsilon
-
     resolved = resolved_charges(release, target_delta, relation, past) if accountant == "pld" else math.inf
-    return largest(allowed, int(min(LARGEST_STEP_COUNT, resolved)))
+    cap = int(min(LARGEST_STEP_COUNT, resolved))
+    return _most(lambda n: (release, n), cap, target_epsilon, target_delta, relation, accountant, past)
 
 
 def calibrate_batch_size(
@@ -100,9 +97,33 @@ def calibrate_batch_size(
     """
     check_target(target_epsilon, target_delta)
     _check_past(past, target_epsilon, target_delta, relation, accountant)
-    return largest(
-        lambda size: epsilon([*past, run(size)], target_delta, relation, accountant) <= target_epsilon, most
-    )
+    return _most(run, most, target_epsilon, target_delta, relation, accountant, past)
+
+
+def _most(
+    run: Callable[[int], Run],
+    cap: int,
+    target_epsilon: float,
+    target_delta: float,
+    relation: NeighbouringRelation,
+    accountant: Accountant,
+    past: Sequence[Run],
+) -> int:
+    """Return the largest n <= cap such that run(n) is allowed after `past`; 0 if none."""
+
+    def allowed(n: int) -> bool:
+        return epsilon([*past, run(n)], target_delta, relation, accountant) <= target_epsilon
+
+    guess = 0
+    if accountant != "rdp":
+        guess = largest(lambda n: _roughly(target_delta, relation, run(n)) <= target_epsilon, cap)
+    return largest(allowed, cap, guess)
+
+
+def _roughly(delta: float, relation: NeighbouringRelation, run: Run) -> float:
+    """Return about the ε of a run, quickly, to start slow searches from."""
+    alike, times = like_poisson(run[0], relation)
+    return epsilon([(alike, times * run[1])], delta, accountant="rdp")
 
 
 def _check_past(
@@ -164,11 +185,18 @@ def _narrow(
     return high
 
 
-def largest(allowed: Callable[[int], bool], cap: int) -> int:
-    """Return the largest n <= cap with allowed(n), for a monotone predicate that allows 0."""
-    low, high = 0, 1
+def largest(allowed: Callable[[int], bool], cap: int, guess: int = 0) -> int:
+    """Return the largest n <= cap with allowed(n), for a monotone predicate that allows 0; sooner near a guess."""
+    low, stride = 0, 1
+    if 0 < guess <= cap:
+        if allowed(guess):
+            low, stride = guess, max(1, guess // 16)
+        else:
+            cap = guess - 1
+    high = low + stride
     while high <= cap and allowed(high):
-        low, high = high, 2 * high
+        low, stride = high, 2 * stride
+        high = low + stride
     high = min(high, cap + 1)
     while high - low > 1:
         middle = (low + high) // 2

@@ -69,7 +69,7 @@ def gaussian_epsilon(formula: Formula, noise_multiplier: float, delta: float) ->
     while not suffices(high):
         if high >= _BELOW[formula]:
             raise BudgetError(
-                f"the {formula} formula is proved for epsilon {_SAID[formula]}, which needs more noise"
+                f"the {formula} formula is proved for epsilon {_SAID[formula]} only, which needs more noise"
             )
         high = min(2 * high, _BELOW[formula])
     low = 0.0
@@ -102,8 +102,7 @@ def _check_range(formula: Formula, epsilon: float, delta: float) -> None:
     limit = _BELOW[formula]
     if epsilon > limit or delta > _LARGEST_DELTA:
         raise BudgetError(
-            f"the {formula} formula is proved for epsilon {_SAID[formula]} and delta <= {_LARGEST_DELTA}, not for "
-            f"epsilon = {epsilon:g}, delta = {delta:g}: use the analytic one"
+            f"the {formula} formula is proved for epsilon {_SAID[formula]} and delta <= {_LARGEST_DELTA} only"
         )
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from .allocation import allocation_pld
 from .fixed_size import fixed_size_pld
 from .guarantee import BudgetError, NeighbouringRelation
 from .rdp import rdp_epsilon
-from .releases import Mechanism, RandomAllocation, Release, Run
+from .releases import Mechanism, RandomAllocation, Release, Run, WithoutReplacement
 
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
@@ -100,18 +101,26 @@ def _composed(
         return from_gaussian_mechanism(
             sigma, value_discretization_interval=interval, neighboring_relation=relation.theirs
         )
-    if isinstance(release, Mechanism):
-        step = from_gaussian_mechanism(
-            release.noise_multiplier,
-            value_discretization_interval=interval,
-            sampling_prob=release.sampling_rate,
-            neighboring_relation=relation.theirs,
-        )
-    elif isinstance(release, RandomAllocation):
-        step = allocation_pld(release, count, delta, interval)
-    else:
-        step = fixed_size_pld(release, relation, interval)
-    return step.self_compose(count)
+    if isinstance(release, RandomAllocation):
+        return allocation_pld(release, count, delta, interval).self_compose(count)
+    return _one_step(release, relation, interval).self_compose(count)
+
+
+@lru_cache(maxsize=32)
+def _one_step(
+    release: Mechanism | WithoutReplacement, relation: NeighbouringRelation, interval: float
+) -> PrivacyLossDistribution:
+    """Return the PLD of one sampled step: half of the time of a question, and the same for every count."""
+    from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
+
+    if isinstance(release, WithoutReplacement):
+        return fixed_size_pld(release, relation, interval)
+    return from_gaussian_mechanism(
+        release.noise_multiplier,
+        value_discretization_interval=interval,
+        sampling_prob=release.sampling_rate,
+        neighboring_relation=relation.theirs,
+    )
 
 
 def _interval(runs: Counter[Release], delta: float, relation: NeighbouringRelation, notes: list[str]) -> float:
