@@ -88,8 +88,7 @@ class Processes(World):
             mine = (doing, compute(), None)
         except Exception as error:
             failure, mine = error, (doing, None, f"{type(error).__name__}: {error}")
-        all_of_them: list[Any] = [None] * self.size
-        dist.all_gather_object(all_of_them, mine, self._control)
+        all_of_them = self._gathered(mine)
         if failure is not None:
             raise failure
         for rank, (_, _, error_there) in enumerate(all_of_them):
@@ -97,6 +96,17 @@ class Processes(World):
                 raise RankError(f"rank {rank} failed, so no rank goes on: {error_there}")
         self._check_places([place for place, _, _ in all_of_them])
         return [value for _, value, _ in all_of_them]
+
+    def _gathered(self, mine: object) -> list[Any]:
+        found: list[Any] = [None] * self.size
+        try:
+            dist.all_gather_object(found, mine, self._control)
+        except RuntimeError as error:
+            raise RankError(
+                "a process of this training is gone or does not answer, so no rank goes on: look for the first "
+                "error among the ranks, and resume all of them from a checkpoint"
+            ) from error
+        return found
 
     def _check_places(self, places: list[str]) -> None:
         for rank, place in enumerate(places):

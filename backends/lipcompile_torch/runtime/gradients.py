@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from . import checks
 from .checks import PrivacyError
 from .clipped import ClippedGradients
-from .distributed import ALONE, World, check_same
+from .distributed import ALONE, RankError, World, check_same
 from .loss_clipping import LossClipping
 from .module import GateRecord, LipschitzModule
 from .noise import Allocation, NoiseSource, allocate
@@ -73,6 +73,13 @@ _MENDS = {
     "bounds": "bounds follow weights, so that replicas need the same weights and the same arithmetic",
     "settings": "do not change the module's settings, or change them on every rank",
 }
+
+
+def _check_agreement(views: Sequence[Mapping[str, Any]], batch: LogicalBatch) -> None:
+    check_same(views, {name: mend for name, mend in _MENDS.items() if name in views[0]})
+    shared = sum(view["examples"] for view in views)
+    if shared != batch.total:
+        raise RankError(f"{batch.total} examples were drawn, and all ranks together got {shared} of them")
 
 
 class LipschitzGradients:
@@ -140,7 +147,7 @@ class LipschitzGradients:
         settle(self.module)
         bounds = self.module.gradient_bounds()
         views = self.total.world.each("take a step", lambda: self._view(batch, bounds))
-        check_same(views, _MENDS)
+        _check_agreement(views, batch)
         self._gate_slack = max(view["slack"] for view in views)
         slack = max(checks.slack(self._parameters), self._gate_slack)
         self.total.sum_()
@@ -157,6 +164,7 @@ class LipschitzGradients:
         checks.check_flow(module.gate, batch, min(module.loss_lipschitz, module.loss_limit) * (1 + own_slack))
         return {
             "slack": module.gate.slack,
+            "examples": batch.examples,
             "batches": (batch.step, batch.round, batch.total, batch.digest),
             "weights": self.total.weights(),
             "bounds": dict(bounds),
@@ -264,7 +272,7 @@ class PerExampleGradients:
     def stds(self, batch: LogicalBatch, noise_multiplier: float, noise: NoiseSource) -> dict[str, float]:
         """Check that the whole batch went in; return s_p."""
         views = self.total.world.each("take a step", lambda: self._view(batch))
-        check_same(views, {name: _MENDS[name] for name in ("batches", "weights")})
+        _check_agreement(views, batch)
         self.total.sum_()
         stds = self.clipped.stds(noise_multiplier, self._allocation)
         entries = sum(self._parameters[name].numel() for name in stds)
@@ -282,7 +290,7 @@ class PerExampleGradients:
         checks.check_optimizer(self._optimizer, self.module)
         self.clipped.deposit_()
         batches = (batch.step, batch.round, batch.total, batch.digest)
-        return {"batches": batches, "weights": self.total.weights()}
+        return {"examples": batch.examples, "batches": batches, "weights": self.total.weights()}
 
     def settle(self, batch: LogicalBatch, noise: NoiseSource) -> None:  # noqa: ARG002  # nothing else is released
         """Project a compiled module."""

@@ -19,7 +19,7 @@ from . import functional
 from .layers import ConstrainedLayer
 from .loss_clipping import clip_cotangents
 from .precision import working_slack
-from .sharding import plain_type
+from .sharding import is_fsdp, plain_type
 from .weights import decode_weights
 
 __all__ = ["GateRecord", "LipschitzModule", "decode_weights"]
@@ -103,7 +103,7 @@ class _Gate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, output: Tensor, module: LipschitzModule, passage: _Passage) -> Tensor:
         ctx.module, ctx.passage = module, passage
-        return output.view_as(output)
+        return output.clone() if is_fsdp(module) else output.view_as(output)  # FSDP warns of views
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None, None]:

@@ -76,7 +76,7 @@ def whole_state(state: Any) -> Any:
 def plain_type(part: nn.Module) -> type[nn.Module]:
     """Return the class of a module before `fully_shard` put another before it."""
     kind = type(part)
-    return kind.__mro__[2] if _is_fsdp(part) else kind  # class FSDPNet(FSDPModule, Net)
+    return kind.__mro__[2] if is_fsdp(part) else kind  # class FSDPNet(FSDPModule, Net)
 
 
 def foreign_hooks(part: nn.Module) -> bool:
@@ -89,7 +89,7 @@ def foreign_hooks(part: nn.Module) -> bool:
 def settle(module: nn.Module) -> None:
     """Let the parameters of FSDP's modules be their shards, which after a forward pass alone they are not."""
     for part in module.modules():
-        if _is_fsdp(part):
+        if is_fsdp(part):
             part.reshard()  # type: ignore[operator]
 
 
@@ -102,7 +102,8 @@ def forget_gradients(module: nn.Module) -> None:
                 parameter._unsharded_param.grad = None
 
 
-def _is_fsdp(part: nn.Module) -> bool:
+def is_fsdp(part: nn.Module) -> bool:
+    """Whether `fully_shard` was called on a module."""
     home = sys.modules.get("torch.distributed.fsdp")  # see `is_shard`
     return home is not None and isinstance(part, home.FSDPModule)
 
@@ -118,13 +119,13 @@ def cut_once(parameter: DTensor, ranks: int) -> bool:
 def fsdp_groups(module: nn.Module) -> Iterator[Any]:
     """Yield FSDP's groups of parameters, of which torch has no public name."""
     for part in module.modules():
-        if _is_fsdp(part):
+        if is_fsdp(part):
             state: Any = part._get_fsdp_state()  # type: ignore[operator]
             yield from getattr(state, "_fsdp_param_groups", None) or filter(None, [state._fsdp_param_group])
 
 
 def _own_hooks(part: nn.Module) -> set[int]:
-    if not _is_fsdp(part):
+    if not is_fsdp(part):
         return set()
     state: Any = part._get_fsdp_state()  # type: ignore[operator]
     pair = (state._pre_forward_hook_handle, state._post_forward_hook_handle)

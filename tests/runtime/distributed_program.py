@@ -1,0 +1,397 @@
+"""What the tests of several processes run in each of them: one rank, all scenarios, results in a file.
+
+`python distributed_program.py FOLDER RANK SIZE`; a scenario is a function of the folder below, in order. What it
+returns, or the exception it ends with, is saved under its name.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from runpy import run_path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from lipcompile_torch import PrivacyEngine
+from lipcompile_torch.factorisation import planned_strategy
+from lipcompile_torch.runtime import layers
+from lipcompile_torch.runtime.checkpoint import read_checkpoint, restore, save_checkpoint
+from lipcompile_torch.runtime.distributed import Processes
+from lipcompile_torch.runtime.loss_clipping import AdaptiveClip
+from lipcompile_torch.runtime.reduction import Reduction
+from lipcompile_torch.runtime.sampler import PrivateLoader
+from torch import Tensor
+from torch import distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import SGD, Adam
+
+HELP = run_path(str(Path(__file__).with_name("private_net.py")))
+Net, make_loader = HELP["Net"], HELP["loader"]
+KINDS = ("ours", "ddp", "fsdp")
+SIZE, BATCH = 12, 2  # batches so small that ranks often get nothing
+
+
+class Wide(Net):  # type: ignore[misc, valid-type]
+    """The same network with 512 hidden units, for statistics from few steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = layers.Dense(4, 512, bias=0.1)
+        self.outer = layers.Dense(512, 3)
+        self.project_()
+
+
+class Recording(SGD):
+    """SGD that keeps the gradients it is given, whole."""
+
+    def __init__(self, params: Any, lr: float = 0.5) -> None:
+        super().__init__(params, lr=lr)
+        self.seen: list[list[Tensor]] = []
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.seen.append([whole(p.grad).clone() for g in self.param_groups for p in g["params"]])
+        super().step(closure)
+
+
+def whole(tensor: Any) -> Any:
+    """Return a tensor put together from its shards; not by the code under test."""
+    return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach()
+
+
+def weights(module: Any) -> dict[str, Tensor]:
+    return {name: whole(parameter).clone() for name, parameter in module.named_parameters()}
+
+
+class Training:
+    """A module under an engine: `inner` is the emitted module, `outer` what is called.
+
+    Replicas start from other weights on every rank, as they do if nobody sets a seed; shards from the same.
+    """
+
+    def __init__(self, kind: str = "ours", net: Any = Net, build: Any = Recording, **options: Any) -> None:
+        alone = not dist.is_initialized()
+        torch.manual_seed(0 if kind == "fsdp" or alone else dist.get_rank())
+        self.inner = self.outer = net()
+        if kind == "fsdp" and not alone:
+            from torch.distributed.fsdp import fully_shard  # slow to import
+
+            fully_shard(self.inner.inner)
+            fully_shard(self.inner)
+        elif kind == "ddp" and not alone:
+            self.outer = DistributedDataParallel(self.inner)
+        self.engine = options.pop("engine", None) or PrivacyEngine(ledger=options.pop("ledger", None))
+        options = {"data_loader": make_loader(SIZE, BATCH), "noise_multiplier": 1.0, **options}
+        plain = build(self.inner.parameters())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a fixed seed is not private
+            private: tuple[Any, Any, Any] = self.engine.make_private(module=self.outer, optimizer=plain, **options)
+        self.outer, self.optimizer, self.loader = private
+
+    def backward(self, x: Tensor, y: Tensor, scale: float = 1.0) -> None:
+        (scale * self.inner.criterion(self.outer(x), y)).backward()
+
+    def train(self, epochs: int = 1) -> None:
+        for _ in range(epochs):
+            for x, y in self.loader:
+                self.backward(x, y)
+                self.optimizer.step()
+
+    def result(self) -> dict[str, Any]:
+        seen = getattr(self.optimizer.optimizer, "seen", [])
+        return {"weights": weights(self.inner), "seen": seen}
+
+
+# --- scenarios ---
+
+
+def summed(kind: str) -> dict[str, Any]:
+    """Hardly any noise: what is released is the sum over the batch."""
+    training = Training(kind, noise_multiplier=1e-9, seed=7, max_physical_batch=1)
+    training.train()
+    return training.result()
+
+
+def noisy(kind: str, **options: Any) -> dict[str, Any]:
+    """Noise that drowns the gradient."""
+    training = Training(kind, net=Wide, noise_multiplier=1e4, **{"seed": 4, **options})
+    training.train()
+    return training.result()
+
+
+def correlated(kind: str) -> dict[str, Any]:
+    """Noise that is correlated from step to step, and what turns independent normals into it."""
+    strategy = planned_strategy({"kind": "correlated", "bands": 3}, epochs=1, steps_per_epoch=SIZE // BATCH)
+    stream = strategy.stream()
+    rows = [stream.next("unit", row) for row in torch.eye(strategy.steps, dtype=torch.float64)]
+    return {**noisy(kind, correlation=strategy, max_steps=strategy.steps), "mixing": torch.stack(rows)}
+
+
+def clipped_one_by_one() -> dict[str, Any]:
+    torch.manual_seed(0)
+    module, engine = Net(), PrivacyEngine()
+    plain = Recording(module.parameters())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        options = {"data_loader": make_loader(SIZE, BATCH), "noise_multiplier": 1e-9, "clipping": 0.1, "seed": 7}
+        private: tuple[Any, Any, Any] = engine.make_private_by_clipping(module=module, optimizer=plain, **options)
+        clipped, optimizer, loader = private
+    for x, y in loader:
+        clipped.backward(x, y)
+        optimizer.step()
+    return {"weights": weights(module), "seen": plain.seen}
+
+
+def learned(kind: str, folder: Path) -> dict[str, Any]:
+    """Real noise, a ledger, and a checkpoint that another process group goes on from."""
+    path, saved = folder / f"{kind}.jsonl", folder / f"{kind}.pt"
+    first = Training(kind, build=lambda ps: Adam(ps, lr=0.1), ledger=path, loss_clip=AdaptiveClip(0.5))
+    first.train()
+    assert first.engine.ledger is not None
+    save_checkpoint(saved, first.inner, first.optimizer, first.engine.ledger)
+    moments = [whole(first.optimizer.state[p]["exp_avg"]).clone() for p in first.inner.parameters()]
+    clip = first.optimizer.state_dict()["loss_clip"]
+    before = {**first.result(), "norms": first.inner.certified_norms(), "moments": moments, "clip": clip}
+    first.engine.close()
+    again = Training(kind, build=lambda ps: Adam(ps, lr=0.1), ledger=path, loss_clip=AdaptiveClip(0.5))
+    assert again.engine.ledger is not None
+    restore(read_checkpoint(saved), again.inner, again.optimizer, again.engine.ledger)
+    before["restored"] = weights(again.inner)
+    states = [again.optimizer.state[p] for p in again.inner.parameters()]
+    before["restored_moments"] = [whole(state["exp_avg"]).clone() for state in states]
+    again.train()
+    before["after"], before["steps"] = weights(again.inner), again.engine.ledger.record.total_steps
+    before["head"] = again.engine.ledger.head
+    return before
+
+
+def message(act: Callable[[], Any]) -> str:
+    try:
+        act()
+    except Exception as error:  # what it is, the test says
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def one_rank_scales_its_loss() -> dict[str, Any]:
+    training = Training()
+    x, y = next(iter(training.loader))
+    before = weights(training.inner)
+    training.backward(x, y, scale=2.0 if dist.get_rank() == 1 else 1.0)
+    found = {"error": message(training.optimizer.step), "moved": not same(before, weights(training.inner))}
+    assert training.engine.ledger is not None
+    found["counted"] = training.engine.ledger.record.total_steps
+    training.optimizer.abandon_batch()  # and training goes on
+    training.train()
+    return {**found, "steps": training.engine.ledger.record.total_steps}
+
+
+def a_penalty_on_all_ranks() -> list[str]:
+    training = Training()
+    x, y = next(iter(training.loader))
+    training.backward(x, y)
+    (1e3 * training.inner.outer.weight.square().sum()).backward()
+    return [message(training.optimizer.step), message(training.optimizer.step)]
+
+
+def one_rank_gives_up_its_batch() -> str:
+    training = Training()
+    x, y = next(iter(training.loader))
+    training.backward(x, y)
+    return message(training.optimizer.step if dist.get_rank() else training.optimizer.abandon_batch)
+
+
+def one_rank_loads_weights() -> str:
+    training = Training()
+    if dist.get_rank() == 1:
+        with torch.no_grad():
+            training.inner.inner.bias.fill_(0.01)
+    return message(training.train)
+
+
+def one_rank_asks_for_less_noise() -> str:
+    return message(lambda: Training(noise_multiplier=1.0 + dist.get_rank()))
+
+
+def the_disk_is_full(folder: Path) -> dict[str, Any]:
+    training = Training(ledger=folder / "full.jsonl")
+    x, y = next(iter(training.loader))
+    training.backward(x, y)
+    before = weights(training.inner)
+    with patch("os.fsync", side_effect=OSError(28, "No space left on device")):
+        error = message(training.optimizer.step)
+    return {"error": error, "moved": not same(before, weights(training.inner))}
+
+
+def refused_wrappers() -> dict[str, str]:
+    def hooked() -> None:
+        module = DistributedDataParallel(Net())
+        module.register_comm_hook(None, default_hooks.fp16_compress_hook)
+        private(module)
+
+    def private(module: Any) -> None:
+        options = {"data_loader": make_loader(SIZE, BATCH), "noise_multiplier": 1.0}
+        PrivacyEngine().make_private(module=module, optimizer=SGD(module.parameters(), lr=0.1), **options)
+
+    def half() -> None:
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+        private(fully_shard(Net(), mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16)))
+
+    return {"hooked": message(hooked), "half": message(half)}
+
+
+def shards_that_are_not_summed() -> dict[str, str]:
+    found = {}
+    for setting, value in (("set_requires_gradient_sync", False), ("set_gradient_divide_factor", 1.0)):
+        training = Training("fsdp")
+        x, y = next(iter(training.loader))
+        if setting == "set_requires_gradient_sync":
+            getattr(training.inner, setting)(value)
+        training.backward(x, y)
+        if setting != "set_requires_gradient_sync":
+            getattr(training.inner, setting)(value)
+        found[setting] = message(training.optimizer.step)
+    return found
+
+
+def evaluated_between() -> dict[str, Any]:
+    """A forward pass alone leaves FSDP's parameters whole."""
+    training = Training("fsdp")
+    for x, y in training.loader:
+        with torch.no_grad():
+            training.outer(torch.eye(4))
+        training.backward(x, y)
+        with torch.no_grad():
+            training.outer(torch.eye(4))
+        training.optimizer.step()
+    return training.result()
+
+
+# --- planted faults ---
+
+
+fault = partial(patch.object, create=True)
+
+
+def every_rank_adds_noise() -> dict[str, Any]:
+    """Each rank draws for all parameters, and the results are averaged: too little noise."""
+
+    def average(self: Reduction) -> None:
+        for parameter in self._parameters.values():
+            dist.all_reduce(parameter.grad)
+            assert parameter.grad is not None
+            parameter.grad /= self.world.size
+
+    everything = property(lambda self: self._parameters, lambda *_: None)
+    with fault(Reduction, "mine", everything), fault(Reduction, "spread_", average):
+        return noisy("ours")
+
+
+def the_same_noise_for_all_shards() -> dict[str, Any]:
+    def alike(self: Any, seed: int | None = None) -> None:  # noqa: ARG001
+        self._seed, self._generators = 4, {}
+
+    from lipcompile_torch.runtime.normals import TorchNormals
+
+    with fault(TorchNormals, "__init__", alike):
+        return noisy("fsdp")
+
+
+def a_mean_for_a_sum(kind: str) -> dict[str, Any]:
+    if kind == "fsdp":
+        with fault(Reduction, "sum_", lambda self: None):  # noqa: ARG005
+            return summed(kind)
+    plain = Processes.reduce_
+
+    def mean(self: Processes, tensor: Tensor, owner: int) -> None:
+        plain(self, tensor, owner)
+        tensor /= self.size
+
+    with fault(Processes, "reduce_", mean):
+        return summed(kind)
+
+
+def every_rank_samples_for_itself() -> str:
+    plain = Processes.first
+
+    def own(self: Processes, doing: str, compute: Callable[[], Any]) -> Any:
+        if doing == "begin sampling":
+            return torch.Generator().manual_seed(self.rank).get_state()
+        return plain(self, doing, compute)
+
+    with fault(Processes, "first", own):
+        return message(lambda: summed("ours"))
+
+
+def every_rank_takes_the_whole_batch() -> str:
+    with fault(PrivateLoader, "_share", lambda self, indices: [indices]):  # noqa: ARG005
+        return message(Training().train)
+
+
+def one_rank_dies(folder: Path, keep: Callable[[], None]) -> dict[str, Any]:
+    training = Training(ledger=folder / "death.jsonl")
+    x, y = next(iter(training.loader))
+    before = weights(training.inner)
+    training.backward(x, y)
+    if dist.get_rank() == dist.get_world_size() - 1:
+        keep()
+        os._exit(0)
+    return {"error": message(training.optimizer.step), "moved": not same(before, weights(training.inner))}
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+def scenarios(folder: Path) -> dict[str, Callable[[], Any]]:
+    return {
+        **{f"summed {kind}": partial(summed, kind) for kind in KINDS},
+        **{f"noisy {kind}": partial(noisy, kind) for kind in KINDS},
+        **{f"learned {kind}": partial(learned, kind, folder) for kind in ("ours", "fsdp")},
+        **{f"correlated {kind}": partial(correlated, kind) for kind in ("ours", "fsdp")},
+        **{f"fault mean {kind}": partial(a_mean_for_a_sum, kind) for kind in ("ours", "fsdp")},
+        "evaluated": evaluated_between,
+        "unseeded": partial(noisy, "fsdp", seed=None),
+        "secure": partial(noisy, "ours", seed=None, secure=True),
+        "clipped": clipped_one_by_one,
+        "scaled": one_rank_scales_its_loss,
+        "penalty": a_penalty_on_all_ranks,
+        "given up": one_rank_gives_up_its_batch,
+        "loaded": one_rank_loads_weights,
+        "unequal": one_rank_asks_for_less_noise,
+        "full": partial(the_disk_is_full, folder),
+        "wrappers": refused_wrappers,
+        "unsummed": shards_that_are_not_summed,
+        "fault noise": every_rank_adds_noise,
+        "fault shards": the_same_noise_for_all_shards,
+        "fault sampling": every_rank_samples_for_itself,
+        "fault share": every_rank_takes_the_whole_batch,
+    }
+
+
+def main(folder: Path, rank: int, size: int) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
+    results: dict[str, Any] = {}
+
+    def keep() -> None:
+        torch.save(results, folder / f"{rank}.pt")
+
+    for name, act in scenarios(folder).items():
+        try:
+            results[name] = act()
+        except Exception as error:
+            results[name] = error
+    results["death"] = one_rank_dies(folder, keep)
+    keep()
+    os._exit(0)  # without farewell to a group that lacks a member
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
