@@ -127,7 +127,10 @@ class Processes(World):
 
     def spread_(self, tensor: Tensor, owner: int) -> None:
         """See `World.spread_`."""
-        dist.broadcast(tensor, src=owner)
+        dense = tensor.contiguous()  # channels may lie last, and differ in that between ranks
+        dist.broadcast(dense, src=owner)
+        if dense is not tensor:
+            tensor.copy_(dense)
 
 
 def current_world() -> World:
