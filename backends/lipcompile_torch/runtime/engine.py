@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, TypedDict, TypeVar, Unpack
 
 from torch import nn
@@ -27,7 +28,7 @@ from .clipped import ClippedGradients, PerExampleLoss
 from .correlation import Correlation, check_participation, chosen_strategy, sampling_for
 from .distributed import check_same, current_world
 from .gradients import Gradients, LipschitzGradients, PerExampleGradients
-from .ledger import Ledger
+from .ledger import Ledger, LedgerError, read_ledger
 from .loss_clipping import AdaptiveClip, LossClip, LossClipping
 from .module import LipschitzModule
 from .noise import Allocation, NoiseSource
@@ -305,7 +306,14 @@ class PrivacyEngine:
 
     def get_epsilon(self, delta: float) -> float:
         """Return ε at δ of every step in the ledger, this engine's and earlier ones; 0 before any step."""
-        return 0.0 if self.ledger is None else self.ledger.epsilon(delta, self.accountant)
+        if self.ledger is not None:
+            return self.ledger.epsilon(delta, self.accountant)
+        if self._path is None or not Path(self._path).exists():
+            return 0.0
+        record = read_ledger(self._path)
+        if record.relation is not self.relation:
+            raise LedgerError(f"{self._path} was kept under {record.relation.value}, not {self.relation.value}")
+        return record.epsilon(delta, self.accountant)
 
     def _pending(self) -> list[Run]:
         """Return the charges that earlier calls may still make; raises BudgetError if their number is open."""
