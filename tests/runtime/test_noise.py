@@ -201,7 +201,7 @@ def test_unseeded_noise_never_repeats_and_seeded_noise_does() -> None:
     source = NoiseSource()
     seen = [draws(source)]
     for _ in range(3):
-        source.begin_step(0, {})
+        source.begin_step(0)
         seen.append(draws(source))
     seen.append(draws(NoiseSource()))
     assert all(not torch.equal(one, other) for one, other in pairwise(seen))

@@ -19,6 +19,7 @@ from .noise import Allocation, NoiseSource, allocate
 from .reduction import Reduction
 from .sampler import LogicalBatch
 from .sharding import is_shard, settle
+from .unaltered import GradientWatch
 
 
 class Gradients(Protocol):
@@ -112,6 +113,8 @@ class LipschitzGradients:
         self._clip: float | None = None
         self._gate_slack = 0.0
         self._parameters = checks.trainable(module)
+        self._watch = GradientWatch(self._parameters)
+        self._batch: object = None
         self.total = Reduction(module, world)
 
     def check(self, noise_multiplier: float) -> None:
@@ -133,6 +136,7 @@ class LipschitzGradients:
             self._project()
         self._clip = None if self.clipping is None else self.clipping.current
         self.module.loss_clip = self._clip
+        self._batch = self.module.gate.batch = object()
 
     def _weights_changed(self) -> bool:
         return checks.current_contents(self._parameters) != self._contents
@@ -140,6 +144,7 @@ class LipschitzGradients:
     def reset(self) -> None:
         """Empty the gate."""
         self.module.gate.reset()
+        self._watch.reset()
         self.total.reset()
 
     def stds(self, batch: LogicalBatch, noise_multiplier: float, noise: NoiseSource) -> dict[str, float]:
@@ -152,6 +157,8 @@ class LipschitzGradients:
         slack = max(checks.slack(self._parameters), self._gate_slack)
         self.total.sum_()
         checks.check_gradients(self.total.norms(), bounds, batch.total / self._normaliser, slack)
+        if self.total.world is ALONE:  # DDP writes into gradients once they are there
+            self._watch.check()
         return self._widened(bounds, noise_multiplier, noise)
 
     def _view(self, batch: LogicalBatch, bounds: Mapping[str, float]) -> dict[str, Any]:
@@ -160,6 +167,7 @@ class LipschitzGradients:
         self.total.check()
         checks.check_unchanged(module, self._optimizer, self._parameters, self._contents)
         self._check_settings()
+        self._watch.check_hooks()
         checks.check_bounds(self._parameters, bounds)
         checks.check_flow(module.gate, batch, min(module.loss_lipschitz, module.loss_limit) * (1 + own_slack))
         return {
@@ -173,6 +181,11 @@ class LipschitzGradients:
 
     def _check_settings(self) -> None:
         module = self.module
+        if module.gate.batch is not self._batch:
+            raise PrivacyError(
+                "another batch was drawn for this module since, by another optimizer's loader: take the steps of "
+                "one after those of the other; call abandon_batch() and go on"
+            )
         if module.normaliser != self._normaliser:
             raise PrivacyError(
                 f"the module's normaliser is {module.normaliser}, not the expected batch size {self._normaliser}: "

@@ -32,6 +32,7 @@ from typing import Any
 
 from ..accounting import Accountant, NeighbouringRelation, Release, Run, epsilon, release_from
 from .distributed import ALONE, World
+from .unaltered import Singular
 
 SCHEMA = "lipcompile.ledger/1"
 _GENESIS = "0" * 64
@@ -106,7 +107,7 @@ def read_ledger(path: str | os.PathLike[str]) -> LedgerRecord:
     return _parse(Path(path).read_bytes(), str(path))
 
 
-class Ledger:
+class Ledger(Singular):
     """An open ledger, in a file or in memory.
 
     Of several processes, which all do the same to it together, rank 0 alone has the file, and the others hear from
@@ -135,6 +136,7 @@ class Ledger:
         self.record = LedgerRecord(relation, dataset_size)
         self._open: Release | None = None
         self._file = -1
+        self._process = os.getpid()
         self._closed = False
         self.record = world.first("open the ledger", lambda: self._start(relation, dataset_size))
 
@@ -247,6 +249,11 @@ class Ledger:
         self.world.each("write the ledger", lambda: self._store(body))
 
     def _store(self, body: dict[str, Any]) -> None:
+        if os.getpid() != self._process:
+            raise LedgerError(
+                "the ledger was opened by another process, of which this one is a fork: both would count for "
+                "themselves, and write over each other's lines; make the engine in the process that trains"
+            )
         if self.path is not None and self._closed:
             raise LedgerError(f"{self.path} was closed: open it again before the next step")
         line, digest = _line(body, self.record.hashes[-1] if self.record.hashes else _GENESIS)

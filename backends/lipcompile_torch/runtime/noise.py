@@ -149,24 +149,22 @@ class NoiseSource:
         self._normals: Normals = TorchNormals(seed) if normals is None else normals
         self._stream = stream
         self._step = 0
+        self._taken: dict[str, int] = {}
 
     @property
     def steps(self) -> int | None:
         """How many steps there is noise for; None for any number."""
         return None if self._stream is None else self._stream.steps
 
-    def begin_step(self, step: int, parameters: Mapping[str, Tensor]) -> None:
-        """Prepare for the noise of a step of the run, from 0 on; steps that were left out get theirs, unused.
+    def begin_step(self, step: int) -> None:
+        """Prepare for the noise of a step of the run, from 0 on.
 
         Correlated noise is a function of the number of the step: an example that takes part in steps so far apart
-        must meet rows of the factorisation so far apart.
+        must meet rows of the factorisation so far apart, of each parameter. So the rows of steps that were left
+        out, or broke off before a parameter's turn, or in which it had no noise, are passed over.
         """
         self._normals.refresh()
-        while self._stream is not None and self._step < step:
-            for name, parameter in parameters.items():
-                self.discard(name, parameter)
-            self._step += 1
-        self._step = step + 1
+        self._step = step
 
     def widening(self, noise_multiplier: float, entries: int) -> float:
         """Return the factor by which the scales of a step must grow, see `normals.Normals.widening`."""
@@ -194,14 +192,18 @@ class NoiseSource:
         """Return a float64 tensor, in units of its noise, with this step's noise of that name added."""
         return self._normals.prepare(scaled) + self._draw(name, scaled)
 
-    def discard(self, name: str, parameter: Tensor) -> None:
-        """Let a step pass without noise for a parameter, which a stream must know of."""
-        if self._stream is not None:
-            self._draw(name, local(parameter))
-
     def _draw(self, name: str, parameter: Tensor) -> Tensor:
-        normal = self._normals.draw(parameter.shape, parameter.device)
-        return normal if self._stream is None else self._stream.next(name, normal)
+        if self._stream is None:
+            return self._normals.draw(parameter.shape, parameter.device)
+        while self._taken.get(name, 0) < self._step:
+            self._next(self._stream, name, parameter)
+        return self._next(self._stream, name, parameter)
+
+    def _next(self, stream: Stream, name: str, parameter: Tensor) -> Tensor:
+        noise = stream.next(name, self._normals.draw(parameter.shape, parameter.device))
+        # Last: where an interruption comes before, a row is passed over and none is used for an earlier step.
+        self._taken[name] = self._taken.get(name, 0) + 1
+        return noise
 
 
 def zero_gradient_(parameter: Tensor) -> None:

@@ -15,9 +15,10 @@ from .gradients import Gradients
 from .ledger import Ledger
 from .noise import NoiseSource, zero_gradient_
 from .sampler import LogicalBatch, PrivateLoader
+from .unaltered import Singular
 
 
-class PrivateOptimizer(Optimizer):
+class PrivateOptimizer(Singular, Optimizer):
     """Wraps an optimizer: `step` checks the gradient, counts it, adds noise, lets the optimizer step, projects.
 
     Everything else (`param_groups`, `state`, `state_dict`, hooks) is the wrapped optimizer's, so learning rate
@@ -222,14 +223,14 @@ class PrivateOptimizer(Optimizer):
 
     def _release(self, stds: dict[str, float], batch: LogicalBatch) -> None:
         mine = self._gradients.total.mine
-        self._noise.begin_step(batch.step, mine)
+        self._noise.begin_step(batch.step)
         for name, parameter in mine.items():
             if name in stds:
                 self._noise.perturb_(name, parameter, stds[name], self._loader.expected_batch_size)
             else:
-                self._noise.discard(name, parameter)
                 zero_gradient_(parameter)
         self._gradients.total.spread_()
+        self._forget_others()
         self._releasing = True
         try:
             self.optimizer.step()
@@ -237,6 +238,14 @@ class PrivateOptimizer(Optimizer):
             self._releasing = False
         self._gradients.settle(batch, self._noise)
         self._clear()
+
+    def _forget_others(self) -> None:
+        """Drop gradients that the optimizer would apply and that have no noise: of what was frozen since."""
+        trained = set(map(id, self._parameters.values()))
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if id(parameter) not in trained:
+                    parameter.grad = None
 
     def _clear(self, set_to_none: bool = True) -> None:
         """Forget gradients and what is known of them together, so that the two always agree."""

@@ -1,0 +1,180 @@
+"""Ways around the accounting that plausible use would find: each is refused, or counted."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from runpy import run_path
+from typing import Any
+
+import pytest
+import torch
+from lipcompile_torch import PrivacyEngine
+from lipcompile_torch.accounting import Mechanism, NeighbouringRelation, epsilon
+from lipcompile_torch.factorisation import BandedToeplitz, MinSeparation
+from lipcompile_torch.runtime.checks import PrivacyError
+from lipcompile_torch.runtime.ledger import Ledger, LedgerError, read_ledger
+from lipcompile_torch.runtime.noise import NoiseSource
+from torch import nn
+from torch.optim import SGD
+
+HELP = run_path(str(Path(__file__).with_name("private_net.py")))
+Net, make_loader, private, backward = (HELP[n] for n in ("Net", "loader", "private", "backward"))
+
+
+def scale_all(module: nn.Module) -> None:
+    for parameter in module.parameters():
+        assert parameter.grad is not None
+        parameter.grad *= 0.5
+
+
+def replace_one(module: nn.Module) -> None:
+    parameter = next(module.parameters())
+    assert parameter.grad is not None
+    parameter.grad = parameter.grad / (1 + parameter.grad.norm())
+
+
+TAMPERING: list[Callable[[nn.Module], Any]] = [
+    lambda module: nn.utils.clip_grad_norm_(module.parameters(), 0.1),
+    lambda module: nn.utils.clip_grad_value_(module.parameters(), 0.01),
+    scale_all,
+    replace_one,
+]
+
+
+@pytest.mark.parametrize("tamper", TAMPERING, ids=["norm", "value", "scaled", "replaced"])
+def test_gradients_that_were_changed_after_backward_are_refused(tamper: Callable[[nn.Module], Any]) -> None:
+    """Clipping a sum by its norm couples parameters: one example moves each by the others' share as well."""
+    module, optimizer, loader = private()
+    x, y = next(iter(loader))
+    backward(module, x, y)
+    tamper(module)
+    with pytest.raises(PrivacyError, match="changed between backward"):
+        optimizer.step()
+    optimizer.zero_grad()  # the way out
+    backward(module, x, y)
+    optimizer.step()
+
+
+def test_hooks_on_parameters_are_refused() -> None:
+    for register in ("register_hook", "register_post_accumulate_grad_hook"):
+        module, optimizer, loader = private()
+        x, y = next(iter(loader))
+        getattr(module.outer.weight, register)(lambda gradient: None)  # noqa: ARG005
+        backward(module, x, y)
+        with pytest.raises(PrivacyError, match=r"outer\.weight has hooks"):
+            optimizer.step()
+
+
+def test_gradients_of_pieces_add_up_unchanged() -> None:
+    module, optimizer, loader = private(max_physical_batch=3)
+    for x, y in loader:
+        optimizer.zero_grad(set_to_none=False)
+        backward(module, x, y)
+        optimizer.step()
+    assert optimizer.steps_left is None
+
+
+def test_a_step_on_the_batch_of_another_plan_is_refused() -> None:
+    """Of two optimizers of one module each must get what was drawn, and is charged, for it."""
+    engine, module = PrivacyEngine(), Net()
+    plans = [private(engine=engine, module=module) for _ in range(2)]
+    (_, first, loader), (_, _, other) = plans
+    next(iter(loader))
+    x, y = next(iter(other))
+    first._loader.current.examples = len(x)  # as happens by chance
+    first._loader.current.total = len(x)
+    backward(module, x, y)
+    with pytest.raises(PrivacyError, match="another batch was drawn"):
+        first.step()
+
+
+def test_epsilon_of_a_ledger_that_is_not_open_yet_is_what_the_file_says(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    engine = PrivacyEngine(ledger=path)
+    assert engine.get_epsilon(1e-5) == 0
+    module, optimizer, loader = private(engine=engine)
+    for x, y in loader:
+        backward(module, x, y)
+        optimizer.step()
+    engine.close()
+    wanted = epsilon([(Mechanism(0.1, 1.0), 10)], 1e-5)
+    assert PrivacyEngine(ledger=path).get_epsilon(1e-5) == pytest.approx(wanted)
+    with pytest.raises(LedgerError, match="add_remove"):
+        PrivacyEngine(ledger=path, neighbours="replace_one").get_epsilon(1e-5)
+
+
+def test_what_counts_is_not_copied() -> None:
+    """A copy would take steps that the engine's ledger does not see."""
+    engine = PrivacyEngine()
+    module, optimizer, loader = private(engine=engine)
+    for original in (optimizer, loader, engine, engine.ledger):
+        for twin in (copy.copy, copy.deepcopy, pickle.dumps):
+            if twin is copy.copy and original is not engine.ledger:
+                continue  # shares the ledger
+            with pytest.raises(TypeError, match="cannot be copied"):
+                twin(original)
+    assert type(copy.deepcopy(module)) is Net  # weights may be
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_forked_process_does_not_write_over_the_lines_of_the_other(tmp_path: Path) -> None:
+    path, release = tmp_path / "ledger.jsonl", Mechanism(0.1, 1.0)
+    ledger = Ledger(path, NeighbouringRelation.ADD_REMOVE, 100)
+    ledger.declare(release)
+    child = os.fork()
+    if child == 0:
+        try:
+            ledger.record_step(release)
+        except LedgerError:
+            os._exit(7)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    ledger.record_step(release)
+    ledger.close()
+    assert read_ledger(path).total_steps == 1
+
+
+def test_correlated_noise_keeps_step_after_a_step_that_broke_off() -> None:
+    """Row t of C⁻¹Z goes to step t for every parameter, also if step t - 1 ended before some had theirs."""
+    strategy = BandedToeplitz((1.0, 0.5), 4, MinSeparation(2, 2))
+    one, two = nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(3))
+    source = NoiseSource(seed=3, stream=strategy.stream())
+    source.begin_step(0)
+    source.perturb_("one", one, 1.0, 1.0)  # interrupted here, before "two"
+    taken = []
+    for step in (1, 2, 3):
+        source.begin_step(step)
+        for name, parameter in (("one", one), ("two", two)):
+            parameter.grad = None
+            source.perturb_(name, parameter, 1.0, 1.0)
+        memories = source._stream._memories  # type: ignore[union-attr]
+        taken.append({name: memory.taken for name, memory in memories.items()})
+    assert taken == [{"one": step + 1, "two": step + 1} for step in (1, 2, 3)]
+
+
+def test_gradients_of_parameters_that_are_not_trained_are_not_applied() -> None:
+    """What flowed back into a parameter before it was frozen has no noise on it."""
+    first = nn.Linear(4, 8)
+    module = nn.Sequential(first, nn.ReLU(), nn.Linear(8, 3))
+    x, y = HELP["data"](200).tensors
+    torch.autograd.backward(nn.functional.cross_entropy(module(x), y))
+    first.requires_grad_(False)
+    optimizer = SGD(module.parameters(), 0.1)
+    clipped, private_optimizer, loader = PrivacyEngine().make_private_by_clipping(
+        module=module,
+        optimizer=optimizer,
+        data_loader=make_loader(),
+        noise_multiplier=1.0,
+        clipping=1.0,
+        per_example_loss=lambda output, target: nn.functional.cross_entropy(output, target, reduction="none"),
+    )
+    before = first.weight.detach().clone()
+    for inputs, targets in loader:
+        clipped.backward(inputs, targets)
+        private_optimizer.step()
+    assert torch.equal(first.weight, before)
