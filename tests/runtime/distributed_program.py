@@ -358,7 +358,7 @@ def scenarios(folder: Path) -> dict[str, Callable[[], Any]]:
         **{f"fault mean {kind}": partial(a_mean_for_a_sum, kind) for kind in ("ours", "fsdp")},
         "evaluated": evaluated_between,
         "unseeded": partial(noisy, "fsdp", seed=None),
-        "secure": partial(noisy, "ours", seed=None, secure=True),
+        "secure": partial(noisy, "fsdp", seed=None, secure=True),
         "clipped": clipped_one_by_one,
         "scaled": one_rank_scales_its_loss,
         "penalty": a_penalty_on_all_ranks,

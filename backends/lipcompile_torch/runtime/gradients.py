@@ -151,7 +151,7 @@ class LipschitzGradients:
         """Check everything that the accounting assumes of this step; return s_p."""
         settle(self.module)
         bounds = self.module.gradient_bounds()
-        views = self.total.world.each("take a step", lambda: self._view(batch, bounds))
+        views = self.total.world.each("take a step", lambda: self._view(batch, bounds, noise_multiplier))
         _check_agreement(views, batch)
         self._gate_slack = max(view["slack"] for view in views)
         slack = max(checks.slack(self._parameters), self._gate_slack)
@@ -161,7 +161,7 @@ class LipschitzGradients:
             self._watch.check()
         return self._widened(bounds, noise_multiplier, noise)
 
-    def _view(self, batch: LogicalBatch, bounds: Mapping[str, float]) -> dict[str, Any]:
+    def _view(self, batch: LogicalBatch, bounds: Mapping[str, float], sigma: float) -> dict[str, Any]:
         """Check what flowed back here; return what the other processes must find too."""
         module, own_slack = self.module, max(checks.slack(self._parameters), self.module.gate.slack)
         self.total.check()
@@ -176,7 +176,7 @@ class LipschitzGradients:
             "batches": (batch.step, batch.round, batch.total, batch.digest),
             "weights": self.total.weights(),
             "bounds": dict(bounds),
-            "settings": (module.normaliser, module.loss_clip),
+            "settings": (module.normaliser, module.loss_clip, self._multiplier(sigma)),
         }
 
     def _check_settings(self) -> None:
