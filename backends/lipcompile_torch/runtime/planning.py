@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from ..accounting import Accountant, NeighbouringRelation, Run, calibrate_noise_multiplier
+from ..accounting import (
+    Accountant,
+    BudgetError,
+    NeighbouringRelation,
+    Run,
+    calibrate_noise_multiplier,
+    epsilon,
+)
 from ..factorisation import Strategy
 from .correlation import chosen_strategy, sampling_for
 from .ledger import LedgerRecord
@@ -17,6 +25,20 @@ from .sampling import Sampling, Scheme, scheme_maker
 
 class ShortenedWarning(UserWarning):
     """A resumed run ends before its last epoch: what was broken off had been charged whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """(ε, δ) of a whole training, under a neighbouring relation, and who counts."""
+
+    epsilon: float
+    delta: float
+    relation: NeighbouringRelation
+    accountant: Accountant
+
+    def spent(self, runs: list[Run]) -> float:
+        """Return ε at δ of `runs`; raises BudgetError if there is no analysis."""
+        return epsilon(runs, self.delta, self.relation, self.accountant)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +82,11 @@ class Course:
     steps: int
     sampling: Sampling | None
 
-    def calibrated(
-        self, target_epsilon: float, delta: float, relation: NeighbouringRelation, accountant: Accountant
-    ) -> float:
-        """Return the σ at which the whole run costs at most (ε, δ); raises BudgetError."""
+    def calibrated(self, budget: Budget) -> float:
+        """Return the σ at which the whole run keeps to the budget; raises BudgetError."""
         charges = self.scheme.charges(self.steps)
         return calibrate_noise_multiplier(
-            target_epsilon, delta, self.scheme.release, charges, relation, accountant
+            budget.epsilon, budget.delta, self.scheme.release, charges, budget.relation, budget.accountant
         )
 
     def plan(self, noise_multiplier: float, record: LedgerRecord) -> Plan:
@@ -77,9 +97,27 @@ class Course:
         left = min(max(0, self.steps - done), fit)
         return Plan(done + left, done, scheme.steps_per_epoch, noise_multiplier, self.steps)
 
-    def left(self, plan: Plan) -> Run:
-        """Return what is still to be charged."""
-        return self.scheme.release(plan.noise_multiplier), self.scheme.charges(plan.steps_left)
+    def check_resumed(self, plan: Plan, record: LedgerRecord, budget: Budget) -> None:
+        """Look at what is left of a run that is resumed; warn with `ShortenedWarning` if it is not all.
+
+        Raises:
+            BudgetError: it would exceed the budget, since the ledger holds the steps of other runs.
+        """
+        left = (self.scheme.release(plan.noise_multiplier), self.scheme.charges(plan.steps_left))
+        total = budget.spent([*record.runs, left])
+        if plan.steps_left and total > budget.epsilon:
+            raise BudgetError(
+                f"going on would cost epsilon = {total:.4g}, more than {budget.epsilon:g}: the ledger holds "
+                "steps of other runs"
+            )
+        if plan.total_steps < plan.intended_steps:
+            warnings.warn(
+                f"{plan.steps_left} steps are left, {plan.total_steps} in all in place of {plan.intended_steps}: "
+                "an epoch (with correlated noise a turn of all groups, or the run) that was broken off is charged "
+                "whole",
+                ShortenedWarning,
+                3,
+            )
 
 
 def course(

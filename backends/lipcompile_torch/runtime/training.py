@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from torch import Tensor
 from torch.optim import SGD, Adam, Optimizer
 from torch.utils.data import DataLoader, TensorDataset
 
-from ..accounting import Accountant, BudgetError, epsilon
+from ..accounting import Accountant, BudgetError
 from .checkpoint import Checkpoint, CheckpointError, read_checkpoint, restore, save_checkpoint
 from .data import Arrays
 from .engine import PrivacyEngine
@@ -23,7 +22,7 @@ from .ledger import LedgerError
 from .module import LipschitzModule
 from .noise import Allocation
 from .optimizer import PrivateOptimizer
-from .planning import Course, Plan, ShortenedWarning, course
+from .planning import Budget, Course, Plan, course
 from .sampler import PrivateLoader
 from .sampling import Sampling
 
@@ -180,6 +179,7 @@ class _Run:
         )
         self.checkpoint_path, self.ledger_path = config.output / CHECKPOINT, config.output / LEDGER
         self.engine = PrivacyEngine(config.accountant, self.ledger_path, config.neighbours)
+        self.budget = Budget(config.epsilon, config.delta, self.engine.relation, config.accountant)
         self.begun = self.ledger_path.exists()
         try:
             self.ledger = self.engine.open_ledger(len(train_set))
@@ -237,13 +237,13 @@ class _Run:
         )
         if saved:
             restore(saved, self.module, optimizer, self.ledger)
-            self._check_budget(way, plan)
+            way.check_resumed(plan, self.ledger.record, self.budget)
         return plan, optimizer, loader
 
     def _sigma(self, way: Course, saved: Checkpoint | None) -> float:
         config = self.config
         if saved is None:
-            return way.calibrated(config.epsilon, config.delta, self.engine.relation, config.accountant)
+            return way.calibrated(self.budget)
         begun = saved.notes.get("settings", {})
         changed = [name for name, value in _identity(config).items() if begun.get(name) != value]
         if changed:
@@ -251,24 +251,6 @@ class _Run:
                 f"the run to resume had another {', '.join(changed)}: resume it with the settings it began with"
             )
         return float(saved.notes["noise_multiplier"])
-
-    def _check_budget(self, way: Course, plan: Plan) -> None:
-        config = self.config
-        runs = [*self.ledger.record.runs, way.left(plan)]
-        total = epsilon(runs, config.delta, self.engine.relation, config.accountant)
-        if plan.steps_left and total > config.epsilon:
-            raise BudgetError(
-                f"going on would cost epsilon = {total:.4g}, more than {config.epsilon:g}: the ledger holds "
-                "steps of other runs"
-            )
-        if plan.total_steps < plan.intended_steps:
-            warnings.warn(
-                f"{plan.steps_left} steps are left, {plan.total_steps} in all in place of {plan.intended_steps}: "
-                "an epoch (with correlated noise a turn of all groups, or the run) that was broken off is charged "
-                "whole",
-                ShortenedWarning,
-                2,
-            )
 
     def go(self) -> None:
         """Take the steps that are left."""
