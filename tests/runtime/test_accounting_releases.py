@@ -284,6 +284,18 @@ def test_random_allocation_amplifies_and_composes_with_other_releases() -> None:
     assert ten == pytest.approx(epsilon([(Mechanism(1 / 20, 2.0), 200)], DELTA), rel=0.15)
 
 
+def test_replacement_in_random_allocation_is_a_removal_and_an_addition() -> None:
+    epoch, count = RandomAllocation(20, 2.0), 3
+    found = epsilon([(epoch, count)], DELTA, REPLACE)
+    # (ε, δ) under add/remove is (2ε, (1 + e^ε) δ) under replace-one: with these numbers, more than a third less.
+    once = epsilon([(epoch, count)], DELTA / (1 + math.exp(found / 2)), ADD)
+    assert found == pytest.approx(2 * once, rel=1e-2)
+    assert found < 0.6 * epsilon([(epoch, count)], DELTA, REPLACE, "rdp")
+    # Where that does not help, one Gaussian mechanism of sensitivity 2K bounds the epoch.
+    one = epsilon([(Mechanism(1.0, 0.01), 1)], DELTA, REPLACE)
+    assert epsilon([(RandomAllocation(100, 0.01), 1)], DELTA, REPLACE) == one
+
+
 def test_what_the_package_cannot_compute_names_the_bound_that_holds() -> None:
     with pytest.raises(BudgetError, match=r"PLD_accounting computes no .* use accountant='rdp'"):
         epsilon([(RandomAllocation(100, 0.01), 1)], DELTA)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from .allocation import allocation_pld
+from .allocation import allocation_pld, available
 from .fixed_size import fixed_size_pld
 from .guarantee import BudgetError, NeighbouringRelation
 from .rdp import rdp_epsilon
@@ -24,12 +24,47 @@ _FINE_EPSILON = 20.0  # larger budgets are computed on a proportionally coarser,
 # refused.
 _DELTA_PER_STEP = 1e-15
 _SMALLEST_DELTA = 1e-12
+_LARGEST_EXPONENT = 700.0
+_TOLERANCE = 1e-6  # relative, of ε by two changes
 
 
 def pld_epsilon(runs: Counter[Release], delta: float, relation: NeighbouringRelation, notes: list[str]) -> float:
     """Return ε at δ of supported runs; `notes` receives the warnings of dp-accounting meanwhile."""
     interval = _interval(runs, delta, relation, notes)
-    return float(composed_pld(runs, delta, relation, interval).get_epsilon_for_delta(delta))
+    direct = float(composed_pld(runs, delta, relation, interval).get_epsilon_for_delta(delta))
+    if relation is NeighbouringRelation.REPLACE_ONE and all(isinstance(one, RandomAllocation) for one in runs):
+        return min(direct, _by_two_changes(runs, delta, direct, notes))
+    return direct
+
+
+def _by_two_changes(runs: Counter[Release], delta: float, direct: float, notes: list[str]) -> float:
+    """Return ε of replacing as removing and adding: 2ε at (1 + e^ε) δ (Dwork and Roth 2014, Theorem 2.2).
+
+    Random allocation is amplified under add/remove alone, which this carries over. `inf` if it cannot help.
+    """
+    added = NeighbouringRelation.ADD_REMOVE
+    if not available() or math.isinf(direct):
+        return math.inf
+    try:
+        composed = composed_pld(runs, delta / 10, added, _interval(runs, delta, added, notes))
+    except BudgetError:
+        return math.inf
+    slack = _SMALLEST_DELTA + _DELTA_PER_STEP * sum(runs.values())
+
+    def suffices(epsilon: float) -> bool:
+        once = max(0.0, float(composed.get_delta_for_epsilon(epsilon))) + slack
+        return once <= delta / (1 + math.exp(epsilon))
+
+    # Large ε are beyond what rounding lets δ be known to, so the search comes from below.
+    low, high = 0.0, direct / 1000
+    while not suffices(high):
+        low, high = high, 1.2 * high
+        if high > min(direct / 2, _LARGEST_EXPONENT):
+            return math.inf
+    while high - low > _TOLERANCE * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if suffices(middle) else (middle, high)
+    return 2 * high
 
 
 def composed_pld(
@@ -68,7 +103,7 @@ def is_gaussian(release: Release, relation: NeighbouringRelation) -> bool:
     """Whether a release is charged as a plain Gaussian mechanism at std/K, whose composition has a closed form.
 
     A random allocation is under replace-one: the example is in one batch of the epoch, and its replacement in the
-    same; what the choice of the batch amplifies is proved under add/remove alone.
+    same; what the choice of the batch amplifies is proved under add/remove alone. See also `pld_epsilon`.
     """
     replaced = relation is NeighbouringRelation.REPLACE_ONE
     if isinstance(release, RandomAllocation):
@@ -80,8 +115,6 @@ def is_gaussian(release: Release, relation: NeighbouringRelation) -> bool:
 def like_poisson(release: Release, relation: NeighbouringRelation) -> tuple[Mechanism, int]:
     """Return charges under add/remove that cost about as much: to begin a search with, never to account."""
     sigma = release.noise_multiplier / relation.moves
-    if is_gaussian(release, relation):
-        return Mechanism(1, sigma), 1
     if isinstance(release, RandomAllocation):
         return Mechanism(1 / release.steps, sigma), release.steps
     if isinstance(release, Mechanism):
@@ -127,7 +160,8 @@ def _interval(runs: Counter[Release], delta: float, relation: NeighbouringRelati
     """Choose the grid: PLD's memory grows with ε / interval, and any interval errs on the private side."""
     alike: Counter[Release] = Counter()
     for release, count in runs.items():
-        mechanism, times = like_poisson(release, relation)
+        plain = Mechanism(1, release.noise_multiplier / relation.moves), 1
+        mechanism, times = plain if is_gaussian(release, relation) else like_poisson(release, relation)
         alike[mechanism] += count * times
     rough = rdp_epsilon(alike, delta, NeighbouringRelation.ADD_REMOVE, notes)
     return _INTERVAL * max(1.0, min(rough, 1e9) / _FINE_EPSILON)
