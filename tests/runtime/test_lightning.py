@@ -17,9 +17,10 @@ from lipcompile_torch.runtime.planning import ShortenedWarning
 from torch import nn
 from torch.optim import SGD
 
-lightning = pytest.importorskip("lightning.pytorch")
-from lightning.pytorch.callbacks import ModelCheckpoint  # noqa: E402
-from lipcompile_torch.lightning import PrivacyCallback  # noqa: E402  # needs lightning
+pytest.importorskip("lightning")
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lipcompile_torch.lightning import PrivacyCallback  # needs lightning
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")  # of Lightning's, with a new torch
 
@@ -28,7 +29,7 @@ Net, make_loader, weights = HELP["Net"], HELP["loader"], HELP["weights"]
 BUDGET: dict[str, Any] = {"target_epsilon": 8.0, "target_delta": 1e-5}
 
 
-class Lit(lightning.LightningModule):  # type: ignore[misc]
+class Lit(LightningModule):  # type: ignore[misc]
     """What a user has written for ordinary training, around an emitted module."""
 
     def __init__(self, interrupt_at: int | None = None) -> None:
@@ -63,7 +64,7 @@ class ByHand(Lit):
 def trainer(callback: Any, folder: Path, epochs: int = 2, more: Any = None, **options: Any) -> Any:
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
     options = {**quiet, "enable_checkpointing": more is not None, "default_root_dir": folder, **options}
-    return lightning.Trainer(max_epochs=epochs, callbacks=[callback, more] if more else [callback], **options)
+    return Trainer(max_epochs=epochs, callbacks=[callback, more] if more else [callback], **options)
 
 
 def private(path: Path | None = None, **how: Any) -> Any:
