@@ -178,12 +178,23 @@ def message(act: Callable[[], Any]) -> str:
     return "nothing"
 
 
+def after_backward(**options: Any) -> Training:
+    training = Training(**options)
+    x, y = next(iter(training.loader))
+    training.backward(x, y)
+    return training
+
+
+def attempt(training: Training) -> dict[str, Any]:
+    before, error = weights(training.inner), message(training.optimizer.step)
+    return {"error": error, "moved": not same(before, weights(training.inner))}
+
+
 def one_rank_scales_its_loss() -> dict[str, Any]:
     training = Training()
     x, y = next(iter(training.loader))
-    before = weights(training.inner)
     training.backward(x, y, scale=2.0 if dist.get_rank() == 1 else 1.0)
-    found = {"error": message(training.optimizer.step), "moved": not same(before, weights(training.inner))}
+    found = attempt(training)
     assert training.engine.ledger is not None
     found["counted"] = training.engine.ledger.record.total_steps
     training.optimizer.abandon_batch()  # and training goes on
@@ -192,17 +203,20 @@ def one_rank_scales_its_loss() -> dict[str, Any]:
 
 
 def a_penalty_on_all_ranks() -> list[str]:
-    training = Training()
-    x, y = next(iter(training.loader))
-    training.backward(x, y)
+    training = after_backward()
     (1e3 * training.inner.outer.weight.square().sum()).backward()
     return [message(training.optimizer.step), message(training.optimizer.step)]
 
 
+def one_rank_clips_the_sum() -> str:
+    training = after_backward()
+    if dist.get_rank() == 1:
+        torch.nn.utils.clip_grad_norm_(training.inner.parameters(), 1e-3)
+    return message(training.optimizer.step)
+
+
 def one_rank_gives_up_its_batch() -> str:
-    training = Training()
-    x, y = next(iter(training.loader))
-    training.backward(x, y)
+    training = after_backward()
     return message(training.optimizer.step if dist.get_rank() else training.optimizer.abandon_batch)
 
 
@@ -219,13 +233,9 @@ def one_rank_asks_for_less_noise() -> str:
 
 
 def the_disk_is_full(folder: Path) -> dict[str, Any]:
-    training = Training(ledger=folder / "full.jsonl")
-    x, y = next(iter(training.loader))
-    training.backward(x, y)
-    before = weights(training.inner)
+    training = after_backward(ledger=folder / "full.jsonl")
     with patch("os.fsync", side_effect=OSError(28, "No space left on device")):
-        error = message(training.optimizer.step)
-    return {"error": error, "moved": not same(before, weights(training.inner))}
+        return attempt(training)
 
 
 def refused_wrappers() -> dict[str, str]:
@@ -335,14 +345,11 @@ def every_rank_takes_the_whole_batch() -> str:
 
 
 def one_rank_dies(folder: Path, keep: Callable[[], None]) -> dict[str, Any]:
-    training = Training(ledger=folder / "death.jsonl")
-    x, y = next(iter(training.loader))
-    before = weights(training.inner)
-    training.backward(x, y)
+    training = after_backward(ledger=folder / "death.jsonl")
     if dist.get_rank() == dist.get_world_size() - 1:
         keep()
         os._exit(0)
-    return {"error": message(training.optimizer.step), "moved": not same(before, weights(training.inner))}
+    return attempt(training)
 
 
 def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
@@ -362,6 +369,7 @@ def scenarios(folder: Path) -> dict[str, Callable[[], Any]]:
         "clipped": clipped_one_by_one,
         "scaled": one_rank_scales_its_loss,
         "penalty": a_penalty_on_all_ranks,
+        "clipped sum": one_rank_clips_the_sum,
         "given up": one_rank_gives_up_its_batch,
         "loaded": one_rank_loads_weights,
         "unequal": one_rank_asks_for_less_noise,

@@ -288,6 +288,12 @@ def test_an_error_of_one_rank_is_an_error_of_all(run: Run) -> None:
         assert found["steps"] == 1 + STEPS  # the abandoned one, and an epoch
 
 
+def test_a_gradient_that_one_rank_changed_is_refused_by_all(run: Run) -> None:
+    for rank, error in enumerate(run["clipped sum"]):
+        assert error.startswith("PrivacyError" if rank == 1 else "RankError: rank 1 failed")
+        assert "was changed between backward() and step()" in error
+
+
 def test_a_sum_that_was_refused_is_not_summed_again(run: Run) -> None:
     for first, second in run["penalty"]:
         assert "norm" in first

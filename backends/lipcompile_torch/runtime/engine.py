@@ -135,14 +135,13 @@ class PrivacyEngine:
             BudgetError: σ is no noise multiplier, or this accountant cannot count such steps.
             LedgerError: the ledger is damaged, in use, or belongs to other data.
         """
-        inner = _lipschitz(without_ddp(module, self.world), optimizer)
-        how = _correlated(inner, how)
+        how = _correlated(_lipschitz(without_ddp(module, self.world), optimizer), how)
         clip = how.get("loss_clip")
 
         def gradients(normaliser: float) -> Gradients:
             clipping = None if clip is None else LossClipping(clip, noise_multiplier, normaliser)
             return LipschitzGradients(
-                inner,
+                module,  # type: ignore[arg-type]  # just checked
                 optimizer,
                 how.get("noise", "global"),
                 normaliser,

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from . import checks
@@ -16,7 +17,7 @@ from .distributed import ALONE, RankError, World, check_same
 from .loss_clipping import LossClipping
 from .module import GateRecord, LipschitzModule
 from .noise import Allocation, NoiseSource, allocate
-from .reduction import Reduction
+from .reduction import Reduction, without_ddp
 from .sampler import LogicalBatch
 from .sharding import is_shard, settle
 from .unaltered import GradientWatch
@@ -87,7 +88,7 @@ class LipschitzGradients:
     """Gradients of a compiled module's criterion, bounded by its formulas, at the logits perhaps by a clip.
 
     Args:
-        module: emitted.
+        module: emitted; DDP may be around it.
         optimizer: that holds its parameters.
         allocation: how noise is shared among them.
         normaliser: b.
@@ -98,7 +99,7 @@ class LipschitzGradients:
 
     def __init__(
         self,
-        module: LipschitzModule,
+        module: LipschitzModule | DistributedDataParallel,
         optimizer: Optimizer,
         allocation: Allocation,
         normaliser: float,
@@ -106,16 +107,17 @@ class LipschitzGradients:
         fixed_norm: bool = False,
         world: World = ALONE,
     ) -> None:
-        self.module = module
+        self.module: LipschitzModule = without_ddp(module, world)
+        self._watched = self.module is module  # DDP writes into gradients once they are there
         self._fixed_norm = fixed_norm
         self._optimizer, self._allocation = optimizer, allocation
         self._normaliser, self.clipping = normaliser, clipping
         self._clip: float | None = None
         self._gate_slack = 0.0
-        self._parameters = checks.trainable(module)
+        self._parameters = checks.trainable(self.module)
         self._watch = GradientWatch(self._parameters)
         self._batch: object = None
-        self.total = Reduction(module, world)
+        self.total = Reduction(self.module, world)
 
     def check(self, noise_multiplier: float) -> None:
         """Share the noise by way of trial."""
@@ -157,7 +159,7 @@ class LipschitzGradients:
         slack = max(checks.slack(self._parameters), self._gate_slack)
         self.total.sum_()
         checks.check_gradients(self.total.norms(), bounds, batch.total / self._normaliser, slack)
-        if self.total.world is ALONE:  # DDP writes into gradients once they are there
+        if self.total.world is ALONE:
             self._watch.check()
         return self._widened(bounds, noise_multiplier, noise)
 
@@ -170,6 +172,8 @@ class LipschitzGradients:
         self._watch.check_hooks()
         checks.check_bounds(self._parameters, bounds)
         checks.check_flow(module.gate, batch, min(module.loss_lipschitz, module.loss_limit) * (1 + own_slack))
+        if self._watched and self.total.world is not ALONE:  # there, the sum is what must be left alone
+            self._watch.check()
         return {
             "slack": module.gate.slack,
             "examples": batch.examples,

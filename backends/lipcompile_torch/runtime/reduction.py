@@ -67,17 +67,9 @@ class Reduction:
 
         Half precision is summed in float32. What FSDP averaged becomes the sum again; DDP's averages need nothing
         undone, since the sum of R equal means is the sum.
-
-        Raises:
-            PrivacyError: they were summed before; another sum would count every example twice.
         """
         if self.world is ALONE:
             return
-        if self._summed:
-            raise PrivacyError(
-                "the gradient was summed over all processes and then refused: call zero_grad() and backward() "
-                "again, or abandon_batch(), on every rank"
-            )
         self._summed = True
         for name, parameter in self._parameters.items():
             if name in self._owners:
@@ -112,13 +104,19 @@ class Reduction:
         return [bits for name, (_, bits) in contents if name in self._owners]
 
     def check(self) -> None:
-        """Refuse shards whose gradients are not the mean over all ranks of all that flowed back.
+        """Refuse gradients that were summed before, and shards of which it is not known what the sum is.
 
         Raises:
-            PrivacyError: hybrid or tensor-parallel meshes, another reduction than FSDP's own, mixed precision.
+            PrivacyError: another sum would count every example twice; hybrid or tensor-parallel meshes, another
+            reduction than FSDP's own, mixed precision.
             RankError: see `World.check_current`.
         """
         self.world.check_current()
+        if self._summed:
+            raise PrivacyError(
+                "the gradient was summed over all processes and then refused: call zero_grad() and backward() "
+                "again, or abandon_batch(), on every rank"
+            )
         for name, parameter in self._parameters.items():
             if is_shard(parameter) and not cut_once(parameter, self.world.size):
                 raise PrivacyError(
