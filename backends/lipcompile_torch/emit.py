@@ -67,8 +67,8 @@ class TorchBackend:
 
     @property
     def ledger(self) -> ModuleType:
-        """`lipcompile_torch.runtime.ledger`."""
-        return import_module("lipcompile_torch.runtime.ledger")
+        """`lipcompile_torch.runtime.ledger_record`."""
+        return import_module("lipcompile_torch.runtime.ledger_record")
 
     @property
     def privacy_audit(self) -> ModuleType:

@@ -18,93 +18,18 @@ Steps carry no time: the hour stands in headers and declarations for the reader'
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import json
 import os
 import secrets
 import time
-from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..accounting import Accountant, NeighbouringRelation, Release, Run, epsilon, release_from
+from ..accounting import Accountant, NeighbouringRelation, Release, release_from
 from .distributed import ALONE, World
+from .ledger_record import COUNTS, GENESIS, SCHEMA, LedgerError, LedgerRecord, parse, read_ledger, sealed
 from .unaltered import Singular
 
-SCHEMA = "lipcompile.ledger/1"
-_GENESIS = "0" * 64
-# What a line of each kind adds: uses of its release, training steps.
-_COUNTS = {"step": (1, 1), "round": (1, 0), "inner": (0, 1)}
-_INNER = b'{"kind": "inner"'
-
-
-class LedgerError(RuntimeError):
-    """A ledger that is damaged, in use by another process, or that belongs to something else."""
-
-
-@dataclass
-class LedgerRecord:
-    """What a ledger says.
-
-    Args:
-        relation: neighbouring relation that the steps are accounted under.
-        dataset_size: N, treated as public.
-        steps: training steps by release.
-        charges: uses of each release: what was spent. A line that was cut off while being written counts as one
-            step and one use of EVERY declared release, since it may have been any of them, unless its beginning
-            shows that it belonged to a round, which is charged already.
-        declared: every release declared, in order.
-        seeded: some run had a fixed seed: its steps count, but its noise is known to whoever knows the seed.
-        interrupted: the last line is incomplete.
-        hashes: hash of every complete line, in order.
-        length: bytes of the complete lines.
-        recovered: the releases that a cut-off line counts for.
-    """
-
-    relation: NeighbouringRelation
-    dataset_size: int
-    steps: Counter[Release] = field(default_factory=Counter)
-    charges: Counter[Release] = field(default_factory=Counter)
-    declared: list[Release] = field(default_factory=list)
-    seeded: bool = False
-    interrupted: bool = False
-    hashes: list[str] = field(default_factory=list)
-    length: int = 0
-    recovered: tuple[Release, ...] = ()
-
-    @property
-    def total_steps(self) -> int:
-        """How many steps were recorded, counting those that may have happened."""
-        return self.steps.total()
-
-    @property
-    def runs(self) -> list[Run]:
-        """The charges, as accounting takes them."""
-        return list(self.charges.items())
-
-    def count(self, release: Release, charges: int, steps: int) -> None:
-        """Add uses and training steps of a release."""
-        self.charges[release] += charges
-        self.steps[release] += steps
-
-    def epsilon(self, delta: float, accountant: Accountant = "pld") -> float:
-        """Return ε at δ of everything recorded; see `accounting.epsilon`."""
-        return epsilon(self.runs, delta, self.relation, accountant)
-
-
-def read_ledger(path: str | os.PathLike[str]) -> LedgerRecord:
-    """Read and verify a ledger without locking it.
-
-    Formal guarantees: every step whose line reached the disk is counted, also if that line is cut off.
-
-    Raises:
-        LedgerError: the file is not a ledger, or some line other than a cut-off last one is not what was written.
-        OSError: it cannot be read.
-    """
-    return _parse(Path(path).read_bytes(), str(path))
+__all__ = ["Ledger", "LedgerError", "LedgerRecord", "read_ledger", "sync_folder"]
 
 
 class Ledger(Singular):
@@ -158,7 +83,7 @@ class Ledger(Singular):
             self._store(_header(relation, dataset_size))
             sync_folder(Path(str(self.path)).parent)
             return
-        self.record = _parse(content, str(self.path))
+        self.record = parse(content, str(self.path))
         self._check_belongs(relation, dataset_size)
         if self.record.interrupted:
             self._mend(len(content))
@@ -256,18 +181,15 @@ class Ledger(Singular):
             )
         if self.path is not None and self._closed:
             raise LedgerError(f"{self.path} was closed: open it again before the next step")
-        line, digest = _line(body, self.record.hashes[-1] if self.record.hashes else _GENESIS)
+        line, digest = sealed(body, self.record.hashes[-1] if self.record.hashes else GENESIS)
         if self._file >= 0:
             _write_all(self._file, line, self.record.length)
         self.record.length += len(line)
         self.record.hashes.append(digest)
-        if body["kind"] in _COUNTS:
-            self.record.count(release_from(body), *_COUNTS[body["kind"]])
+        if body["kind"] in COUNTS:
+            self.record.count(release_from(body), *COUNTS[body["kind"]])
         if self._file >= 0:
             os.fsync(self._file)
-
-
-# --- lines -------------------------------------------------------------------------------------------------------
 
 
 def _header(relation: NeighbouringRelation, dataset_size: int) -> dict[str, Any]:
@@ -281,78 +203,6 @@ def _header(relation: NeighbouringRelation, dataset_size: int) -> dict[str, Any]
         "id": identity,
         "time": time.time(),
     }
-
-
-def _line(body: dict[str, Any], previous: str) -> tuple[bytes, str]:
-    """Return a line, newline included, and its hash."""
-    digest = hashlib.sha256((previous + json.dumps(body)).encode()).hexdigest()
-    return (json.dumps({**body, "hash": digest}) + "\n").encode(), digest
-
-
-def _parse(content: bytes, name: str) -> LedgerRecord:
-    *lines, tail = content.split(b"\n")
-    if not lines:
-        raise LedgerError(
-            f"{name} has no complete header: it is no ledger, or was cut off before any step and can be deleted"
-        )
-    record: LedgerRecord | None = None
-    previous = _GENESIS
-    for number, line in enumerate(lines, 1):
-        body, previous = _verified(line, previous, f"{name}, line {number}")
-        with _explained(f"{name}, line {number}"):
-            if record is None:
-                record = _new_record(body)
-            else:
-                _take(record, body)
-            record.hashes.append(previous)
-    assert record is not None
-    record.length = len(content) - len(tail)
-    record.interrupted = bool(tail)
-    if tail and not tail.startswith(_INNER):
-        # A release is on the disk before its first use: without one no use can have been cut off.
-        record.recovered = tuple(record.declared)
-        for release in record.recovered:
-            record.count(release, 1, 1)
-    return record
-
-
-def _verified(line: bytes, previous: str, where: str) -> tuple[dict[str, Any], str]:
-    with _explained(where):
-        body = json.loads(line)
-        del body["hash"]
-        expected, digest = _line(body, previous)
-        if expected != line + b"\n":
-            raise ValueError
-        return body, digest
-
-
-@contextlib.contextmanager
-def _explained(where: str) -> Iterator[None]:
-    try:
-        yield
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise LedgerError(
-            f"{where}: this line is not what was written; the ledger was changed or damaged, and what it says of "
-            "the privacy spent cannot be trusted"
-        ) from error
-
-
-def _new_record(body: dict[str, Any]) -> LedgerRecord:
-    if body["kind"] != "header" or body["schema"] != SCHEMA:
-        raise ValueError
-    return LedgerRecord(NeighbouringRelation(body["relation"]), int(body["dataset_size"]))
-
-
-def _take(record: LedgerRecord, body: dict[str, Any]) -> None:
-    release = release_from(body)
-    if body["kind"] == "mechanism":
-        record.seeded |= bool(body["seeded"])
-        if release not in record.declared:
-            record.declared.append(release)
-    elif release in record.declared and (body["kind"] != "inner" or record.charges[release]):
-        record.count(release, *_COUNTS[body["kind"]])
-    else:
-        raise ValueError
 
 
 # --- files -------------------------------------------------------------------------------------------------------
