@@ -173,18 +173,17 @@ def test_prints_of_the_user_do_not_mix_with_json(user: Any, capsys: Capture) -> 
     assert err == "hello\nmade\n"
 
 
-def test_every_command_reads_modules_quietly(user: Any) -> None:
+def test_a_process_that_reads_a_module_is_quiet(user: Any) -> None:
+    """What torch says while it exports, from Python or below it, is not for users."""
     name = user("def make():\n    return Net().eval()")
     common = [f"{name}:make", "--input-shape", "3,8,8", "--input-norm", "1", "--loss", "cross_entropy"]
-    for arguments in (["check", *common, "--format", "json"], ["compile", *common, "-o", "out.py"]):
-        result = subprocess.run(
-            [sys.executable, "-m", "lipcompile", *arguments], capture_output=True, text=True, check=False
-        )
-        assert result.returncode == 0, result.stderr
-        told = [line for line in result.stderr.splitlines() if line and not line[0].isdigit()]
-        expected = (" ", "warning[", "the import computes", "wrote")
-        assert [line for line in told if not line.startswith(expected)] == []
-    assert json.loads(result.stdout or "{}") == {}
+    command = [sys.executable, "-m", "lipcompile", "compile", *common, "-o", "out.py"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    told = [line for line in result.stderr.splitlines() if line and not line[0].isdigit()]
+    expected = (" ", "warning[", "the import computes", "wrote")
+    assert [line for line in told if not line.startswith(expected)] == []
+    assert not result.stdout
     assert "class Make" in Path("out.py").read_text()
 
 
