@@ -19,7 +19,6 @@ from unittest.mock import patch
 import torch
 from lipcompile_torch import PrivacyEngine
 from lipcompile_torch.factorisation import planned_strategy
-from lipcompile_torch.runtime import layers
 from lipcompile_torch.runtime.checkpoint import read_checkpoint, restore, save_checkpoint
 from lipcompile_torch.runtime.distributed import Processes
 from lipcompile_torch.runtime.loss_clipping import AdaptiveClip
@@ -31,93 +30,25 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Adam
 
-HELP = run_path(str(Path(__file__).with_name("private_net.py")))
-Net, make_loader = HELP["Net"], HELP["loader"]
+HERE = run_path(str(Path(__file__).with_name("distributed_training.py")))
+Net, Wide, Training, Recording, make_loader, weights, whole, SIZE, BATCH = (
+    HERE[name]
+    for name in ("Net", "Wide", "Training", "Recording", "make_loader", "weights", "whole", "SIZE", "BATCH")
+)
 KINDS = ("ours", "ddp", "fsdp")
-SIZE, BATCH = 12, 2  # batches so small that ranks often get nothing
-
-
-class Wide(Net):  # type: ignore[misc, valid-type]
-    """The same network with 512 hidden units, for statistics from few steps."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = layers.Dense(4, 512, bias=0.1)
-        self.outer = layers.Dense(512, 3)
-        self.project_()
-
-
-class Recording(SGD):
-    """SGD that keeps the gradients it is given, whole."""
-
-    def __init__(self, params: Any, lr: float = 0.5) -> None:
-        super().__init__(params, lr=lr)
-        self.seen: list[list[Tensor]] = []
-
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        self.seen.append([whole(p.grad).clone() for g in self.param_groups for p in g["params"]])
-        super().step(closure)
-
-
-def whole(tensor: Any) -> Any:
-    """Return a tensor put together from its shards; not by the code under test."""
-    return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach()
-
-
-def weights(module: Any) -> dict[str, Tensor]:
-    return {name: whole(parameter).clone() for name, parameter in module.named_parameters()}
-
-
-class Training:
-    """A module under an engine: `inner` is the emitted module, `outer` what is called.
-
-    Replicas start from other weights on every rank, as they do if nobody sets a seed; shards from the same.
-    """
-
-    def __init__(self, kind: str = "ours", net: Any = Net, build: Any = Recording, **options: Any) -> None:
-        alone = not dist.is_initialized()
-        torch.manual_seed(0 if kind == "fsdp" or alone else dist.get_rank())
-        self.inner = self.outer = net()
-        if kind == "fsdp" and not alone:
-            from torch.distributed.fsdp import fully_shard  # slow to import
-
-            fully_shard(self.inner.inner)
-            fully_shard(self.inner)
-        elif kind == "ddp" and not alone:
-            self.outer = DistributedDataParallel(self.inner)
-        self.engine = options.pop("engine", None) or PrivacyEngine(ledger=options.pop("ledger", None))
-        options = {"data_loader": make_loader(SIZE, BATCH), "noise_multiplier": 1.0, **options}
-        plain = build(self.inner.parameters())
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a fixed seed is not private
-            private: tuple[Any, Any, Any] = self.engine.make_private(module=self.outer, optimizer=plain, **options)
-        self.outer, self.optimizer, self.loader = private
-
-    def backward(self, x: Tensor, y: Tensor, scale: float = 1.0) -> None:
-        (scale * self.inner.criterion(self.outer(x), y)).backward()
-
-    def train(self, epochs: int = 1) -> None:
-        for _ in range(epochs):
-            for x, y in self.loader:
-                self.backward(x, y)
-                self.optimizer.step()
-
-    def result(self) -> dict[str, Any]:
-        seen = getattr(self.optimizer.optimizer, "seen", [])
-        return {"weights": weights(self.inner), "seen": seen}
 
 
 # --- scenarios ---
 
 
-def summed(kind: str) -> dict[str, Any]:
+def summed(kind: str) -> Any:
     """Hardly any noise: what is released is the sum over the batch."""
     training = Training(kind, noise_multiplier=1e-9, seed=7, max_physical_batch=1)
     training.train()
     return training.result()
 
 
-def noisy(kind: str, **options: Any) -> dict[str, Any]:
+def noisy(kind: str, **options: Any) -> Any:
     """Noise that drowns the gradient."""
     training = Training(kind, net=Wide, noise_multiplier=1e4, **{"seed": 4, **options})
     training.train()
@@ -178,14 +109,14 @@ def message(act: Callable[[], Any]) -> str:
     return "nothing"
 
 
-def after_backward(**options: Any) -> Training:
+def after_backward(**options: Any) -> Any:
     training = Training(**options)
     x, y = next(iter(training.loader))
     training.backward(x, y)
     return training
 
 
-def attempt(training: Training) -> dict[str, Any]:
+def attempt(training: Any) -> dict[str, Any]:
     before, error = weights(training.inner), message(training.optimizer.step)
     return {"error": error, "moved": not same(before, weights(training.inner))}
 
@@ -270,7 +201,7 @@ def shards_that_are_not_summed() -> dict[str, str]:
     return found
 
 
-def evaluated_between() -> dict[str, Any]:
+def evaluated_between() -> Any:
     """A forward pass alone leaves FSDP's parameters whole."""
     training = Training("fsdp")
     for x, y in training.loader:
@@ -289,7 +220,7 @@ def evaluated_between() -> dict[str, Any]:
 fault = partial(patch.object, create=True)
 
 
-def every_rank_adds_noise() -> dict[str, Any]:
+def every_rank_adds_noise() -> Any:
     """Each rank draws for all parameters, and the results are averaged: too little noise."""
 
     def average(self: Reduction) -> None:
@@ -303,7 +234,7 @@ def every_rank_adds_noise() -> dict[str, Any]:
         return noisy("ours")
 
 
-def the_same_noise_for_all_shards() -> dict[str, Any]:
+def the_same_noise_for_all_shards() -> Any:
     def alike(self: Any, seed: int | None = None) -> None:  # noqa: ARG001
         self._seed, self._generators = 4, {}
 
@@ -313,7 +244,7 @@ def the_same_noise_for_all_shards() -> dict[str, Any]:
         return noisy("fsdp")
 
 
-def a_mean_for_a_sum(kind: str) -> dict[str, Any]:
+def a_mean_for_a_sum(kind: str) -> Any:
     if kind == "fsdp":
         with fault(Reduction, "sum_", lambda self: None):  # noqa: ARG005
             return summed(kind)

@@ -19,6 +19,8 @@ from torch.utils import _pytree as pytree
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
+_FSDP = "torch.distributed.fsdp"  # slow to import, like tensors; without it there are no modules of its
+
 
 def is_shard(tensor: object) -> TypeGuard[DTensor]:
     """Whether a tensor is one of torch's distributed tensors."""
@@ -88,9 +90,8 @@ def foreign_hooks(part: nn.Module) -> bool:
 
 def settle(module: nn.Module) -> None:
     """Let the parameters of FSDP's modules be their shards, which after a forward pass alone they are not."""
-    for part in module.modules():
-        if is_fsdp(part):
-            part.reshard()  # type: ignore[operator]
+    for part in _fsdp_parts(module):
+        part.reshard()
 
 
 def forget_gradients(module: nn.Module) -> None:
@@ -104,7 +105,7 @@ def forget_gradients(module: nn.Module) -> None:
 
 def is_fsdp(part: nn.Module) -> bool:
     """Whether `fully_shard` was called on a module."""
-    home = sys.modules.get("torch.distributed.fsdp")  # see `is_shard`
+    home = sys.modules.get(_FSDP)
     return home is not None and isinstance(part, home.FSDPModule)
 
 
@@ -118,10 +119,13 @@ def cut_once(parameter: DTensor, ranks: int) -> bool:
 
 def fsdp_groups(module: nn.Module) -> Iterator[Any]:
     """Yield FSDP's groups of parameters, of which torch has no public name."""
-    for part in module.modules():
-        if is_fsdp(part):
-            state: Any = part._get_fsdp_state()  # type: ignore[operator]
-            yield from getattr(state, "_fsdp_param_groups", None) or filter(None, [state._fsdp_param_group])
+    for part in _fsdp_parts(module):
+        state = part._get_fsdp_state()
+        yield from getattr(state, "_fsdp_param_groups", None) or filter(None, [state._fsdp_param_group])
+
+
+def _fsdp_parts(module: nn.Module) -> list[Any]:
+    return [part for part in module.modules() if is_fsdp(part)] if _FSDP in sys.modules else []
 
 
 def _own_hooks(part: nn.Module) -> set[int]:

@@ -1,0 +1,90 @@
+"""A training under an engine, alone or one of several processes, for the tests of both; load it with `runpy`."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from runpy import run_path
+from typing import Any
+
+import torch
+from lipcompile_torch import PrivacyEngine
+from lipcompile_torch.runtime import layers
+from torch import Tensor
+from torch import distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import SGD
+
+HELP = run_path(str(Path(__file__).with_name("private_net.py")))
+Net, make_loader = HELP["Net"], HELP["loader"]
+SIZE, BATCH = 12, 2  # batches so small that ranks often get nothing
+
+
+class Wide(Net):  # type: ignore[misc, valid-type]
+    """The same network with 512 hidden units, for statistics from few steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = layers.Dense(4, 512, bias=0.1)
+        self.outer = layers.Dense(512, 3)
+        self.project_()
+
+
+class Recording(SGD):
+    """SGD that keeps the gradients it is given, whole."""
+
+    def __init__(self, params: Any, lr: float = 0.5) -> None:
+        super().__init__(params, lr=lr)
+        self.seen: list[list[Tensor]] = []
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.seen.append([whole(p.grad).clone() for g in self.param_groups for p in g["params"]])
+        super().step(closure)
+
+
+def whole(tensor: Any) -> Any:
+    """Return a tensor put together from its shards; not by the code under test."""
+    return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach()
+
+
+def weights(module: Any) -> dict[str, Tensor]:
+    return {name: whole(parameter).clone() for name, parameter in module.named_parameters()}
+
+
+class Training:
+    """A module under an engine: `inner` is the emitted module, `outer` what is called.
+
+    Replicas start from other weights on every rank, as they do if nobody sets a seed; shards from the same.
+    """
+
+    def __init__(self, kind: str = "ours", net: Any = Net, build: Any = Recording, **options: Any) -> None:
+        alone = not dist.is_initialized()
+        torch.manual_seed(0 if kind == "fsdp" or alone else dist.get_rank())
+        self.inner = self.outer = net()
+        if kind == "fsdp" and not alone:
+            from torch.distributed.fsdp import fully_shard  # slow to import
+
+            fully_shard(self.inner.inner)
+            fully_shard(self.inner)
+        elif kind == "ddp" and not alone:
+            self.outer = DistributedDataParallel(self.inner)
+        self.engine = options.pop("engine", None) or PrivacyEngine(ledger=options.pop("ledger", None))
+        options = {"data_loader": make_loader(SIZE, BATCH), "noise_multiplier": 1.0, **options}
+        plain = build(self.inner.parameters())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a fixed seed is not private
+            private: tuple[Any, Any, Any] = self.engine.make_private(module=self.outer, optimizer=plain, **options)
+        self.outer, self.optimizer, self.loader = private
+
+    def backward(self, x: Tensor, y: Tensor, scale: float = 1.0) -> None:
+        (scale * self.inner.criterion(self.outer(x), y)).backward()
+
+    def train(self, epochs: int = 1) -> None:
+        for _ in range(epochs):
+            for x, y in self.loader:
+                self.backward(x, y)
+                self.optimizer.step()
+
+    def result(self) -> dict[str, Any]:
+        seen = getattr(self.optimizer.optimizer, "seen", [])
+        return {"weights": weights(self.inner), "seen": seen}
