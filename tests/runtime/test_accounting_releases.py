@@ -82,7 +82,7 @@ COMPOSED: dict[str, tuple[Accountant, NeighbouringRelation, list[tuple[Release, 
             (Mechanism(0.01, 1.2), 300, poisson(0.01, 1.2)),
             (Mechanism(0.02, 2.0), 50, poisson(0.02, 2.0)),
             (Mechanism(1.0, 30.0), 7, GaussianDpEvent(30.0)),
-            (WithoutReplacement(5, 100, 4.0), 20, poisson(0.05, 2.0)),
+            (WithoutReplacement(5, 100, 12.0), 20, poisson(0.05, 6.0)),
         ],
     ),
     "rdp replace": (
@@ -100,8 +100,8 @@ COMPOSED: dict[str, tuple[Accountant, NeighbouringRelation, list[tuple[Release, 
         "pld",
         REPLACE,
         [
-            (Mechanism(0.01, 1.2), 300, poisson(0.01, 1.2)),
-            (Mechanism(0.03, 2.0), 50, poisson(0.03, 2.0)),
+            (Mechanism(0.01, 3.0), 300, poisson(0.01, 3.0)),
+            (Mechanism(0.03, 6.0), 50, poisson(0.03, 6.0)),
             (Mechanism(1.0, 30.0), 7, GaussianDpEvent(30.0)),
             (RandomAllocation(50, 40.0), 3, GaussianDpEvent(40.0)),
             (WithoutReplacement(500, 500, 60.0), 2, GaussianDpEvent(60.0)),
@@ -307,10 +307,10 @@ def test_what_the_package_cannot_compute_names_the_bound_that_holds() -> None:
 @pytest.mark.parametrize(
     ("release", "relation", "accountant", "charges"),
     [
-        (partial(WithoutReplacement, 10, 1000), REPLACE, "rdp", 10),
-        (partial(WithoutReplacement, 10, 1000), REPLACE, "pld", 10),
+        (partial(WithoutReplacement, 500, 1000), REPLACE, "rdp", 1),
+        pytest.param(partial(WithoutReplacement, 500, 1000), REPLACE, "pld", 1000, marks=pytest.mark.nightly),
         (partial(WithoutReplacement, 100, 100), ADD, "rdp", 10),
-        (partial(RandomAllocation, 2), ADD, "pld", 1),
+        pytest.param(partial(RandomAllocation, 2), ADD, "pld", 1000, marks=pytest.mark.nightly),
         (partial(RandomAllocation, 4), REPLACE, "rdp", 2),
     ],
 )
