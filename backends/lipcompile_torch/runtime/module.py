@@ -92,9 +92,10 @@ def _largest(values: Tensor, known: Tensor | None) -> Tensor:
 
 @dataclass
 class _Passage:
-    """One forward pass: its rounding slack, and what the criterion sent back into it."""
+    """One forward pass: its slack, torch's count of changes to its output, and what the criterion sent back."""
 
     slack: float
+    version: int
     sent: Tensor | None = None
 
 
@@ -202,12 +203,11 @@ class LipschitzModule(nn.Module):
         """Return the loss of each example, [B]."""
 
     def criterion(self, output: Tensor, target: Tensor) -> Tensor:
-        """Return the sum of the losses over the batch, divided by the fixed normaliser; 0-dim. Call
-        ``backward()`` on it, unscaled, and give it what ``forward`` returned, untouched: the engine refuses
-        steps whose gradient came about otherwise.
+        """Return the sum of the losses over the batch, divided by the fixed normaliser; 0-dim. Give it what
+        ``forward`` returned, untouched, and call ``backward()`` on it, unscaled, or the engine refuses the step.
         """
         passage = getattr(output, "passage", None)
-        if passage is not None and torch.is_grad_enabled():
+        if passage is not None and passage.version == output._version and torch.is_grad_enabled():
             output = _Entrance.apply(output, self, passage)  # type: ignore[no-untyped-call]
         total = self.per_example_loss(output, target).sum() / self.normaliser
         return _Total.apply(total, self) if total.requires_grad else total  # type: ignore[no-untyped-call]
@@ -245,7 +245,7 @@ class LipschitzModule(nn.Module):
         """Return ``output`` through the gate, which notes what flows back."""
         if self.gate.aside or not torch.is_grad_enabled():
             return output
-        passage = _Passage(working_slack(output))
+        passage = _Passage(working_slack(output), output._version)
         released: Any = _Gate.apply(output, self, passage)  # type: ignore[no-untyped-call]
         released.passage = passage  # no operation hands it on: the criterion knows the output itself by it
         return cast(Tensor, released)
