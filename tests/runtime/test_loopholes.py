@@ -16,8 +16,10 @@ from lipcompile_torch import PrivacyEngine
 from lipcompile_torch.accounting import Mechanism, NeighbouringRelation, epsilon
 from lipcompile_torch.factorisation import BandedToeplitz, MinSeparation
 from lipcompile_torch.runtime.checks import PrivacyError
+from lipcompile_torch.runtime.data import Arrays
 from lipcompile_torch.runtime.ledger import Ledger, LedgerError, read_ledger
 from lipcompile_torch.runtime.noise import NoiseSource
+from lipcompile_torch.runtime.training import TrainConfig, train
 from torch import nn
 from torch.optim import SGD
 
@@ -57,6 +59,17 @@ def test_gradients_that_were_changed_after_backward_are_refused(tamper: Callable
     optimizer.zero_grad()  # the way out
     backward(module, x, y)
     optimizer.step()
+
+
+def test_an_output_that_was_written_over_is_refused() -> None:
+    """Centred in place over the batch, out of sight of autograd: each example's loss then depends on all."""
+    module, _, loader = private()
+    x, y = next(iter(loader))
+    output = module(x)
+    with torch.no_grad():
+        output -= output.mean(0)
+    with pytest.raises(RuntimeError, match="has been modified inplace"):
+        module.criterion(output, y)
 
 
 def test_hooks_on_parameters_are_refused() -> None:
@@ -118,6 +131,20 @@ def test_what_counts_is_not_copied() -> None:
             with pytest.raises(TypeError, match="cannot be copied"):
                 twin(original)
     assert type(copy.deepcopy(module)) is Net  # weights may be
+
+
+def test_a_run_does_not_begin_over_a_charge_without_steps(tmp_path: Path) -> None:
+    """A kill between the line of a round and that of its first step leaves one, perhaps at another σ."""
+    release = Mechanism(1.0, 0.5)
+    ledger = Ledger(tmp_path / "ledger.jsonl", NeighbouringRelation.REPLACE_ONE, 150)
+    ledger.declare(release)
+    ledger.open_round(release)
+    ledger.close()
+    x, y = (tensor.numpy() for tensor in HELP["data"](200).tensors)
+    settings: Any = {"epochs": 2, "batch_size": 30, "neighbours": "replace_one", "sampling": "shuffle"}
+    config = TrainConfig(epsilon=1.0, delta=1e-5, output=tmp_path, accountant="rdp", device="cpu", **settings)
+    with pytest.raises(LedgerError, match="earlier run"):
+        train(Net(), Arrays(x[:150], y[:150], x[150:], y[150:]), config)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")

@@ -196,7 +196,7 @@ class _Run:
         """
         if self.config.resume and self.checkpoint_path.exists():
             return read_checkpoint(self.checkpoint_path)
-        if self.ledger.record.total_steps:
+        if self.ledger.record.charges:
             raise LedgerError(
                 f"{self.ledger_path} holds the steps of an earlier run"
                 + (", but its checkpoint is missing: " if self.config.resume else ": resume it, or ")
