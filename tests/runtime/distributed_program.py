@@ -63,6 +63,20 @@ def correlated(kind: str) -> dict[str, Any]:
     return {**noisy(kind, correlation=strategy, max_steps=strategy.steps), "mixing": torch.stack(rows)}
 
 
+class Following(Net):  # type: ignore[misc, valid-type]
+    """Bounds that follow the weights: ‖δ‖ ≤ √2·‖outer‖ at the inner layer."""
+
+    def gradient_bounds(self) -> dict[str, float]:
+        norms, bounds = self.certified_norms(), self.bounds
+        return {**bounds, **{name: bounds[name] * norms["outer.weight"] for name in bounds if "inner" in name}}
+
+
+def following(kind: str) -> Any:
+    training = Training(kind, net=Following, noise_multiplier=1e-9, seed=7)
+    training.train()
+    return training.result()
+
+
 def clipped_one_by_one() -> dict[str, Any]:
     torch.manual_seed(0)
     module, engine = Net(), PrivacyEngine()
@@ -295,6 +309,7 @@ def scenarios(folder: Path) -> dict[str, Callable[[], Any]]:
         **{f"correlated {kind}": partial(correlated, kind) for kind in ("ours", "fsdp")},
         **{f"fault mean {kind}": partial(a_mean_for_a_sum, kind) for kind in ("ours", "fsdp")},
         "evaluated": evaluated_between,
+        "following": partial(following, "fsdp"),
         "unseeded": partial(noisy, "fsdp", seed=None),
         "secure": partial(noisy, "fsdp", seed=None, secure=True),
         "clipped": clipped_one_by_one,

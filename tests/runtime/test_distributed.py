@@ -93,6 +93,12 @@ def test_the_gradient_is_that_of_one_process_over_all_steps(run: Run, alone: Any
     assert any(float(gradient.abs().max()) > 0.01 for gradient in alone["seen"][0])
 
 
+def test_bounds_that_follow_sharded_weights_see_them_whole(run: Run) -> None:
+    expected = HERE["following"]("ours")
+    for found in run["following"]:
+        assert_same_training(found, expected)
+
+
 @pytest.mark.parametrize("kind", ["ours", "fsdp"])
 def test_a_mean_in_place_of_the_sum_would_show(run: Run, alone: Any, kind: str) -> None:
     for found in run[f"fault mean {kind}"]:
@@ -344,3 +350,20 @@ def test_an_engine_that_knows_of_one_process_refuses_to_be_one_of_many(tmp_path:
         assert fresh.engine.ledger.record.total_steps == STEPS
     finally:
         torch.distributed.destroy_process_group()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("options", [[], ["--shard"]])
+def test_the_example_trains_under_torchrun(tmp_path: Path, options: list[str]) -> None:
+    root = Path(__file__).parent.parent.parent
+    emitted, digits = tmp_path / "digits.py", root / "lipcompile" / "data" / "digits.lip"
+    subprocess.run([sys.executable, "-m", "lipcompile", "compile", str(digits), "-o", str(emitted)], check=True)
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    example = [str(root / "examples" / "distributed.py"), str(emitted), "--epochs", "5", "--output", str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, *launch, *example, *options], capture_output=True, text=True, check=True, timeout=600
+    )
+    assert "2 processes: accuracy" in done.stdout
+    assert "ε = 3.000" in done.stdout or "ε = 2.99" in done.stdout
+    assert read_ledger(tmp_path / "ledger.jsonl").total_steps == 5 * 3
+    assert read_checkpoint(tmp_path / "checkpoint.pt").steps == 5 * 3

@@ -83,6 +83,8 @@ class PrivacyEngine:
     back, not how inputs were made: statistics of the batch in preprocessing, mixup, an example used in place of
     another, couple examples without its noticing.
 
+    Of several processes every one makes an engine, after `init_process_group`, and does the same with it.
+
     Args:
         accountant: "pld" (tighter) or "rdp".
         ledger: file that every step is written to before it is taken; an existing one is continued, and its steps
