@@ -301,8 +301,8 @@ def main() -> None:
             found[row.name] = {"left out": str(error)}
             print(f"{row.name:30} left out: {error}", flush=True)
     if arguments.json:
-        settings = {"epsilon": EPSILON, "delta": DELTA, "epochs": EPOCHS, "batch": BATCH, "seeds": arguments.seeds}
-        write(arguments.json, settings, found)
+        settings = {"epsilon": EPSILON, "delta": DELTA, "epochs": EPOCHS, "batch": BATCH, "rates": list(RATES)}
+        write(arguments.json, settings | {"seeds": arguments.seeds}, found)
 
 
 if __name__ == "__main__":
