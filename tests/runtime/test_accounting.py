@@ -19,8 +19,8 @@ from lipcompile_torch.accounting import (
     check_supported,
     epsilon,
 )
-from scipy.optimize import brentq  # type: ignore[import-untyped]
-from scipy.stats import norm  # type: ignore[import-untyped]
+from scipy.optimize import brentq
+from scipy.stats import norm
 
 ADD, REPLACE = NeighbouringRelation.ADD_REMOVE, NeighbouringRelation.REPLACE_ONE
 MNIST = (Mechanism(256 / 60000, 1.1), 14062)
