@@ -19,6 +19,7 @@ from lipcompile_torch.runtime.checks import PrivacyError
 from lipcompile_torch.runtime.data import Arrays
 from lipcompile_torch.runtime.ledger import Ledger, LedgerError, read_ledger
 from lipcompile_torch.runtime.noise import NoiseSource
+from lipcompile_torch.runtime.precision import rounding_slack
 from lipcompile_torch.runtime.training import TrainConfig, train
 from torch import nn
 from torch.optim import SGD
@@ -70,6 +71,23 @@ def test_an_output_that_was_written_over_is_refused() -> None:
         output -= output.mean(0)
     with pytest.raises(RuntimeError, match="has been modified inplace"):
         module.criterion(output, y)
+
+
+def test_processors_that_are_told_to_round_float32_products_are_paid_for_in_noise() -> None:
+    """As bfloat16: oneDNN then takes it inside, on processors that have it."""
+    module, _, loader = private()
+    x, y = next(iter(loader))
+    before = torch.get_float32_matmul_precision()
+    slacks = []
+    try:
+        for precision in ("highest", "high", "medium"):
+            torch.set_float32_matmul_precision(precision)
+            module.gate.reset()
+            backward(module, x, y)
+            slacks.append(module.gate.slack)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert slacks == [rounding_slack(torch.float32), 5e-3, rounding_slack(torch.bfloat16)]
 
 
 def test_hooks_on_parameters_are_refused() -> None:

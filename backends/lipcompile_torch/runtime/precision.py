@@ -36,7 +36,7 @@ def working_slack(output: torch.Tensor) -> float:
     """Return the rounding slack of the precision that computes now: that of ``output``, of autocast, of TF32.
 
     Parameters in float32 say nothing of the products they enter: autocast rounds operands to its own dtype, and
-    on NVIDIA devices TF32 to ten bits of mantissa.
+    on NVIDIA devices TF32 to ten bits of mantissa; on processors oneDNN may do either, where it is told to.
     """
     device = output.device.type
     slacks = [rounding_slack(output.dtype)]
@@ -44,7 +44,28 @@ def working_slack(output: torch.Tensor) -> float:
         slacks.append(rounding_slack(torch.get_autocast_dtype(device)))
     if device == "cuda" and _tf32():
         slacks.append(_TF32_SLACK)
+    if device == "cpu":
+        slacks += [_REDUCED.get(precision, 0.0) for precision in _onednn()]
     return max(slacks)
+
+
+# By what torch calls it: for all products (`set_float32_matmul_precision`), and for those of a kind.
+_REDUCED = {
+    "high": _TF32_SLACK,
+    "tf32": _TF32_SLACK,
+    "medium": _SLACK[torch.bfloat16],
+    "bf16": _SLACK[torch.bfloat16],
+}
+
+
+def _onednn() -> list[str]:
+    """Return what processors are told of products of float32."""
+    kinds = (getattr(torch.backends.mkldnn, kind, None) for kind in ("matmul", "conv", "rnn"))
+    said = [getattr(kind, "fp32_precision", "none") for kind in kinds]
+    try:
+        return [*said, torch.get_float32_matmul_precision()]
+    except RuntimeError:  # set by the newer interface, for each kind
+        return said
 
 
 def _tf32() -> bool:
