@@ -9,25 +9,14 @@ from typing import Any
 
 import torch
 from lipcompile_torch import PrivacyEngine
-from lipcompile_torch.runtime import layers
 from torch import Tensor
 from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
 HELP = run_path(str(Path(__file__).with_name("private_net.py")))
-Net, make_loader = HELP["Net"], HELP["loader"]
+Net, Wide, make_loader = HELP["Net"], HELP["Wide"], HELP["loader"]
 SIZE, BATCH = 12, 2  # batches so small that ranks often get nothing
-
-
-class Wide(Net):  # type: ignore[misc, valid-type]
-    """The same network with 512 hidden units, for statistics from few steps."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = layers.Dense(4, 512, bias=0.1)
-        self.outer = layers.Dense(512, 3)
-        self.project_()
 
 
 class Recording(SGD):

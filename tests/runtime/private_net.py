@@ -42,6 +42,16 @@ class Net(LipschitzModule):
         return losses.cross_entropy(output, target)
 
 
+class Wide(Net):
+    """The same network with 512 hidden units, for statistics from few steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = layers.Dense(4, 512, bias=0.1)
+        self.outer = layers.Dense(512, 3)
+        self.project_()
+
+
 def data(count: int) -> TensorDataset:
     """Return separable examples [count, 4] of three classes."""
     generator = torch.Generator().manual_seed(0)

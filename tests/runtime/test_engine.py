@@ -19,7 +19,6 @@ from lipcompile_torch.accounting import (
     calibrate_noise_multiplier,
     epsilon,
 )
-from lipcompile_torch.runtime import layers
 from lipcompile_torch.runtime.checks import PrivacyError
 from lipcompile_torch.runtime.ledger import read_ledger
 from lipcompile_torch.runtime.noise import Rule
@@ -29,6 +28,7 @@ from torch.optim import SGD, Adam, AdamW, lr_scheduler
 HELP = run_path(str(Path(__file__).with_name("private_net.py")))
 Net, Recorder, make_loader, data = HELP["Net"], HELP["Recorder"], HELP["loader"], HELP["data"]
 private, seeded, backward, weights, B = (HELP[n] for n in ("private", "seeded", "backward", "weights", "B"))
+Wide = HELP["Wide"]
 
 
 @pytest.fixture(autouse=True)
@@ -38,16 +38,6 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
-
-
-class Wide(Net):  # type: ignore[misc, valid-type]
-    """The same network with 512 hidden units, for statistics from few steps."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = layers.Dense(4, 512, bias=0.1)
-        self.outer = layers.Dense(512, 3)
-        self.project_()
 
 
 # --- what is released ---
