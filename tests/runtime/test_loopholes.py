@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from lipcompile_torch import PrivacyEngine
-from lipcompile_torch.accounting import Mechanism, NeighbouringRelation, epsilon
+from lipcompile_torch.accounting import BudgetError, Mechanism, NeighbouringRelation, epsilon
 from lipcompile_torch.factorisation import BandedToeplitz, MinSeparation
 from lipcompile_torch.runtime.checks import PrivacyError
 from lipcompile_torch.runtime.data import Arrays
@@ -88,6 +88,42 @@ def test_processors_that_are_told_to_round_float32_products_are_paid_for_in_nois
     finally:
         torch.set_float32_matmul_precision(before)
     assert slacks == [rounding_slack(torch.float32), 5e-3, rounding_slack(torch.bfloat16)]
+
+
+@pytest.mark.parametrize("most", [-1, 2.5])
+def test_a_limit_that_is_no_number_of_steps_is_kept(most: Any) -> None:
+    """Counting down from it would pass by 0."""
+    module, optimizer, loader = private(max_steps=most)
+
+    def run() -> None:
+        for x, y in loader:
+            backward(module, x, y)
+            optimizer.step()
+
+    with pytest.raises(BudgetError, match="used up"):
+        run()
+    assert optimizer.charges_left[1] <= 0
+
+
+def test_half_an_epoch_is_no_more_than_was_calibrated_for() -> None:
+    engine, module = PrivacyEngine(accountant="rdp"), Net()
+    _, optimizer, loader = engine.make_private_with_epsilon(
+        module=module,
+        optimizer=SGD(module.parameters(), 0.1),
+        data_loader=make_loader(batch_size=13),  # 15 steps
+        target_epsilon=1.0,
+        target_delta=1e-5,
+        epochs=0.5,  # type: ignore[arg-type]
+    )
+
+    def run() -> None:
+        for x, y in loader:
+            backward(module, x, y)
+            optimizer.step()
+
+    with pytest.raises(BudgetError, match="used up"):
+        run()
+    assert engine.get_epsilon(1e-5) <= 1.0
 
 
 def test_hooks_on_parameters_are_refused() -> None:

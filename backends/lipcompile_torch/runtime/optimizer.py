@@ -186,7 +186,7 @@ class PrivateOptimizer(Singular, Optimizer):
 
     def _count(self, batch: LogicalBatch) -> None:
         """Write the ledger line; from here on the batch counts as released, whatever happens."""
-        if self._steps_left == 0:
+        if self._steps_left is not None and self._steps_left <= 0:
             raise BudgetError(
                 "the privacy budget is used up: all the steps it was calibrated for have been taken; train with a "
                 "larger epsilon, or for more epochs with more noise, from the start"
@@ -207,7 +207,7 @@ class PrivateOptimizer(Singular, Optimizer):
 
     def _count_in_round(self, number: int) -> None:
         if number != self._round:
-            if self._charges_left == 0:
+            if self._charges_left is not None and self._charges_left <= 0:
                 raise BudgetError(
                     "the privacy budget is used up: a round (an epoch, or a turn of all groups) that is broken "
                     "off is charged whole; iterate to the end of the loader"
