@@ -73,7 +73,7 @@ def choose(
     stds: Mapping[str, float],
     count: int,
     generator: torch.Generator,
-    ascents: int = 4,
+    ascents: int,
 ) -> Canaries:
     """Put the module's weights where a gradient is largest, and return pairs of examples that differ most there.
 
@@ -83,6 +83,7 @@ def choose(
     Args:
         stds: s_p, the noise of each parameter on the sum of the gradients.
         count: m. Canaries that share a training get inputs as orthogonal as the input allows.
+        ascents: to the weights, each from another start.
 
     Raises:
         CanaryError: m gradients do not fit into memory.

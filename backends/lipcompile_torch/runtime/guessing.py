@@ -32,13 +32,12 @@ def play(
 
     Args:
         train: is given coins [m], boolean, trains once with the canaries whose coin is heads (or with the first
-            example of a pair where it is heads, the second one where it is tails), and returns scores [m], the
-            larger the surer that it was heads, and around 0 where it cannot tell. Calls must not know of each
-            other.
+            example of a pair where it is heads, the second one where it is tails), and returns scores [m]:
+            positive for heads, negative for tails, the further from 0 the surer. Calls must be independent.
         canaries: coins altogether.
         runs: calls of `train`; each gets its share of the canaries.
-        guesses: made for the largest and for the smallest scores; None: half of the canaries if each has a run of
-            its own, otherwise a quarter.
+        guesses: how many, made where the scores are furthest from 0; None: half of the canaries if each has a run
+            of its own, otherwise a quarter.
         seed: of the coins; None: the operating system's entropy.
         watch: is told after every call.
 
@@ -90,9 +89,7 @@ def _shares(canaries: int, runs: int) -> list[int]:
     return [each + (run < left) for run in range(runs)]
 
 
-def _right(coins: Tensor, scores_: Tensor, surest: int) -> int:
-    """Guess tails for the smallest scores and heads for the largest, half of the guesses each; count the right."""
-    order = scores_.argsort(stable=True)
-    low = surest // 2
-    tails, heads = coins[order[:low]], coins[order[len(order) - (surest - low) :]]
-    return int((~tails).sum() + heads.sum())
+def _right(coins: Tensor, scores: Tensor, surest: int) -> int:
+    """Guess the coins of the scores that are furthest from 0, heads where they are above it; count the right."""
+    chosen = scores.abs().argsort(descending=True, stable=True)[:surest]
+    return int((coins[chosen] == (scores[chosen] > 0)).sum())

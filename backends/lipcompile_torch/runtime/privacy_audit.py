@@ -55,6 +55,7 @@ class PrivacyAuditConfig:
             audits.
         seed: None: the operating system's entropy, for everything.
         noise_multiplier: σ of every step.
+        ascents: of the search for canaries.
     """
 
     epsilon: float = 4.0
@@ -70,11 +71,14 @@ class PrivacyAuditConfig:
     confidence: float = 0.95
     seed: int | None = None
     noise_multiplier: float | None = None
+    ascents: int = 4
 
     def __post_init__(self) -> None:
         """Refuse an audit that means nothing."""
-        if min(self.canaries, self.steps, self.trainings) < 1 or self.trainings > self.canaries:
-            raise ValueError("an audit needs at least one canary, one step, and from one run to one a canary")
+        if min(self.canaries, self.steps, self.trainings, self.ascents) < 1 or self.trainings > self.canaries:
+            raise ValueError(
+                "an audit needs at least one canary, one step, one ascent, and from one run to one a canary"
+            )
         if not 0.5 < self.confidence < 1:
             raise ValueError(f"a confidence of {self.confidence} is not between 0.5 and 1")
         if self.size < self.together or not 1 <= self.batch <= self.size:
@@ -188,10 +192,11 @@ def audit_privacy(
 
 
 def _guesses(config: PrivacyAuditConfig, claim: Claim) -> int:
-    """Return how many guesses tell the most: all of them where few would be wrong anyway."""
-    share = 2 if config.trainings == config.canaries else 4
-    easy = claim.best_accuracy(1.0) > 0.9
-    return max(1, config.canaries // (share // 2 if easy else share))
+    """Return how many guesses to make: few sure ones, or twice as many if those would not refute it clearly."""
+    few = max(1, config.canaries // (2 if config.trainings == config.canaries else 4))
+    flawless = Guesses(config.canaries, config.trainings, few, few)
+    enough = p_value(flawless, claim) < (1 - config.confidence) / 5
+    return few if enough else min(2 * few, config.canaries)
 
 
 class _Training:
@@ -200,14 +205,16 @@ class _Training:
     def __init__(
         self, module: LipschitzModule, admissible: Admissible, config: PrivacyAuditConfig, sigma: float
     ) -> None:
-        self.module, self.config, self.sigma, self.calls = module, config, sigma, 0
+        self.module, self.config, self.sigma = module, config, sigma
         parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
         sizes = {name: p.numel() for name, p in parameters.items()}
         self.parameters = parameters
         self.stds = allocate(config.noise, module.gradient_bounds(), sizes, sigma)
-        generator = torch.Generator()
-        generator.manual_seed(config.seed) if config.seed is not None else generator.seed()
-        self.canaries: Canaries = choose(module, admissible, self.stds, config.together, generator)
+        self.generator = torch.Generator()
+        self.generator.manual_seed(config.seed) if config.seed is not None else self.generator.seed()
+        self.canaries: Canaries = choose(
+            module, admissible, self.stds, config.together, self.generator, config.ascents
+        )
         self.engine: PrivacyEngine | None = None
 
     def __call__(self, coins: Tensor) -> Tensor:
@@ -239,8 +246,8 @@ class _Training:
     def _private(
         self, onlooker: Optimizer, data: TensorDataset
     ) -> tuple[LipschitzModule, Optimizer, Iterable[Any]]:
-        config, seed = self.config, self.config.seed
-        self.calls += 1
+        config = self.config
+        seed = None if config.seed is None else int(torch.randint(2**31, (), generator=self.generator))
         self.engine = PrivacyEngine(neighbours=config.neighbours)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SeededWarning)
@@ -251,7 +258,7 @@ class _Training:
                 noise_multiplier=self.sigma,
                 noise=config.noise,
                 max_physical_batch=config.max_physical_batch,
-                seed=None if seed is None else seed + 2 * self.calls,
+                seed=seed,
             )
 
     def _seen(self) -> Tensor:
