@@ -26,11 +26,13 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from lipcompile_torch.accounting import RandomAllocation, epsilon
 from lipcompile_torch.runtime.checkpoint import read_checkpoint
-from lipcompile_torch.runtime.ledger import read_ledger
+from lipcompile_torch.runtime.ledger import Ledger, read_ledger
+from lipcompile_torch.runtime.optimizer import PrivateOptimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from lipcompile import __main__
@@ -281,12 +283,44 @@ def preload(folder: Path) -> None:
             importlib.import_module(name)
 
 
+def late() -> None:
+    """Plant a fault: steps are counted after they were taken."""
+    count, release = PrivateOptimizer._count, PrivateOptimizer._release
+
+    def released_first(self: PrivateOptimizer, stds: Any, batch: Any) -> None:
+        release(self, stds, batch)
+        count(self, batch)
+
+    patched: Any = PrivateOptimizer
+    patched._count, patched._release = lambda *_: None, released_first
+
+
+def reopened() -> None:
+    """Plant a fault: a resumed process goes on in the round that was broken off."""
+    opened = Ledger.open_round
+
+    def open_round(self: Ledger, release: Any) -> None:
+        if self.record.charges[release] and self.record.total_steps % EPOCH:
+            self._open = release
+        else:
+            opened(self, release)
+
+    patched: Any = Ledger
+    patched.open_round = open_round
+
+
+FAULTS = {"late": late, "reopened": reopened}
+
+
 def main() -> None:
     """Kill as often as asked; print the figures, and fail at the first ledger that says too little."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--fault", choices=FAULTS, help="a fault to plant, which must be found")
     given = parser.parse_args()
+    if given.fault:
+        FAULTS[given.fault]()
     with tempfile.TemporaryDirectory() as folder:
         preload(Path(folder))
         killer = Killer(Path(folder), given.seed)

@@ -16,11 +16,16 @@ ROOT = Path(__file__).parent.parent.parent
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
-def kill(times: int, seed: int) -> Any:
-    """Run the harness, which fails at the first ledger that says too little; return its figures."""
-    command = [sys.executable, "-m", "tests.runtime.kills", "--kills", str(times), "--seed", str(seed)]
+def harness(times: int, seed: int, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run the harness, which fails at the first ledger that says too little."""
+    command = [sys.executable, "-m", "tests.runtime.kills", "--kills", str(times), "--seed", str(seed), *options]
     environment = {**os.environ, **ONE_THREAD}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, check=False)
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, check=False)
+
+
+def kill(times: int, seed: int) -> Any:
+    """Return the figures of so many kills."""
+    done = harness(times, seed)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)
 
@@ -49,3 +54,13 @@ def test_two_hundred_kills() -> None:
     assert figures["truncated_lines"] > 20
     assert figures["partial_checkpoints"] > 0
     assert figures["second_processes_refused"] > 0
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("fault", ["late", "reopened"])
+def test_a_planted_fault_is_found(fault: str) -> None:
+    """A step counted late was found after 8 kills of 60, a round that is not paid for again after the first."""
+    done = harness(200, 3, "--fault", fault)
+    assert done.returncode != 0
+    assert "AssertionError" in done.stderr
+    assert "charges" in done.stderr
