@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .runtime.engine import PrivacyEngine
     from .runtime.module import LipschitzModule, decode_weights
     from .runtime.precision import rounding_slack
+    from .runtime.privacy_audit import audit_privacy
 
 __all__ = [
     "Ball",
@@ -26,6 +27,7 @@ __all__ = [
     "PrivacyEngine",
     "RowBalls",
     "Spectral",
+    "audit_privacy",
     "constraints",
     "decode_weights",
     "functional",
@@ -44,6 +46,7 @@ _HOMES = {
     "LipschitzModule": "module",
     "Orthogonal": "constraints",
     "PrivacyEngine": "engine",
+    "audit_privacy": "privacy_audit",
     "Spectral": "constraints",
     "decode_weights": "weights",
     "rounding_slack": "precision",
