@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 import pickle
 from collections.abc import Callable
@@ -17,9 +18,11 @@ from lipcompile_torch.accounting import BudgetError, Mechanism, NeighbouringRela
 from lipcompile_torch.factorisation import BandedToeplitz, MinSeparation
 from lipcompile_torch.runtime.checks import PrivacyError
 from lipcompile_torch.runtime.data import Arrays
+from lipcompile_torch.runtime.gradients import LipschitzGradients
 from lipcompile_torch.runtime.ledger import Ledger, LedgerError, read_ledger
 from lipcompile_torch.runtime.noise import NoiseSource
 from lipcompile_torch.runtime.precision import rounding_slack
+from lipcompile_torch.runtime.sampler import LogicalBatch
 from lipcompile_torch.runtime.training import TrainConfig, train
 from torch import nn
 from torch.optim import SGD
@@ -124,6 +127,33 @@ def test_half_an_epoch_is_no_more_than_was_calibrated_for() -> None:
     with pytest.raises(BudgetError, match="used up"):
         run()
     assert engine.get_epsilon(1e-5) <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("dtype", "autocast"),
+    [(torch.float32, False), (torch.float32, True), (torch.float16, False), (torch.bfloat16, False)],
+)
+def test_rounding_of_sums_is_paid_for_in_noise(dtype: torch.dtype, autocast: bool) -> None:
+    """Of examples that agree, one more moves a sum in low precision by units of its last digit, not by itself."""
+    b, worst, generator = 4096, 0.0, torch.Generator().manual_seed(0)
+    for label in range(3):
+        module = Net().to(dtype)
+        gradients = LipschitzGradients(module, SGD(module.parameters(), 0.1), "per_layer", float(b))
+        gradients.start()
+        gradients.begin()
+        x = nn.functional.normalize(torch.ones(4) + 0.1 * torch.randn(b, 4, generator=generator)).to(dtype)
+        y, sums = torch.full((b,), label), []
+        for count in (b, b - 1):
+            gradients.reset()
+            module.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                output = module(x[:count])
+            module.criterion(output, y[:count]).backward()
+            sums.append({name: p.grad.double() for name, p in module.named_parameters()})
+        stds = gradients.stds(LogicalBatch(b - 1, complete=True, total=b - 1), 1.0, NoiseSource(seed=0))
+        moved = {name: float((sums[0][name] - sums[1][name]).norm()) * b for name in sums[0]}
+        worst = max(worst, math.hypot(*(moved[name] / std for name, std in stds.items())))
+    assert worst <= 1
 
 
 def test_hooks_on_parameters_are_refused() -> None:

@@ -17,6 +17,7 @@ from .distributed import ALONE, RankError, World, check_same
 from .loss_clipping import LossClipping
 from .module import GateRecord, LipschitzModule
 from .noise import Allocation, NoiseSource, allocate
+from .precision import sum_slack
 from .reduction import Reduction, without_ddp
 from .sampler import LogicalBatch
 from .sharding import is_shard, settle
@@ -113,7 +114,7 @@ class LipschitzGradients:
         self._optimizer, self._allocation = optimizer, allocation
         self._normaliser, self.clipping = normaliser, clipping
         self._clip: float | None = None
-        self._gate_slack = 0.0
+        self._gate_slack = self._slack = 0.0
         self._parameters = checks.trainable(self.module)
         self._watch = GradientWatch(self._parameters)
         self._batch: object = None
@@ -161,6 +162,7 @@ class LipschitzGradients:
         checks.check_gradients(self.total.norms(), bounds, batch.total / self._normaliser, slack)
         if self.total.world is ALONE:
             self._watch.check()
+        self._slack = self._gate_slack + sum_slack(slack, self._normaliser)
         return self._widened(bounds, noise_multiplier, noise)
 
     def _view(self, batch: LogicalBatch, bounds: Mapping[str, float], sigma: float) -> dict[str, Any]:
@@ -203,7 +205,7 @@ class LipschitzGradients:
         entries = 1 + sum(self._parameters[name].numel() for name in stds)  # one for the count of an adaptive clip
         # The noise carries the slack of each parameter's dtype by itself; that of the computation comes on top.
         self._factor = noise.widening(self._multiplier(sigma), entries)
-        return {name: std * (1 + self._gate_slack) * self._factor for name, std in stds.items()}
+        return {name: std * (1 + self._slack) * self._factor for name, std in stds.items()}
 
     def _share(self, bounds: Mapping[str, float], sigma: float) -> dict[str, float]:
         sizes = {name: parameter.numel() for name, parameter in self._parameters.items()}
@@ -294,6 +296,7 @@ class PerExampleGradients:
         stds = self.clipped.stds(noise_multiplier, self._allocation)
         entries = sum(self._parameters[name].numel() for name in stds)
         factor = noise.widening(noise_multiplier, entries)
+        factor *= 1 + sum_slack(checks.slack(self._parameters), self.clipped.normaliser)
         return {name: std * factor for name, std in stds.items()}
 
     def _view(self, batch: LogicalBatch) -> dict[str, Any]:
