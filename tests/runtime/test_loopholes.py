@@ -156,6 +156,20 @@ def test_rounding_of_sums_is_paid_for_in_noise(dtype: torch.dtype, autocast: boo
     assert worst <= 1
 
 
+def test_an_empty_batch_gets_the_noise_of_any_other() -> None:
+    """Where the loop skips it nothing flows back to say how precisely; the noise must not tell."""
+    module, optimizer, loader = private()
+    x, y = next(iter(loader))
+    with torch.autocast("cpu", torch.bfloat16):
+        output = module(x)
+    module.criterion(output, y).backward()
+    batch, source = loader.current, NoiseSource(seed=0)
+    full = optimizer._gradients.stds(batch, 1.0, source)
+    optimizer.zero_grad()
+    empty = LogicalBatch(0, batch.step, batch.round, complete=True)
+    assert optimizer._gradients.stds(empty, 1.0, source) == full
+
+
 def test_hooks_on_parameters_are_refused() -> None:
     for register in ("register_hook", "register_post_accumulate_grad_hook"):
         module, optimizer, loader = private()
