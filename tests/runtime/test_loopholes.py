@@ -21,7 +21,7 @@ from lipcompile_torch.runtime.data import Arrays
 from lipcompile_torch.runtime.gradients import LipschitzGradients
 from lipcompile_torch.runtime.ledger import Ledger, LedgerError, read_ledger
 from lipcompile_torch.runtime.noise import NoiseSource
-from lipcompile_torch.runtime.precision import rounding_slack
+from lipcompile_torch.runtime.precision import rounding_slack, sum_slack
 from lipcompile_torch.runtime.sampler import LogicalBatch
 from lipcompile_torch.runtime.training import TrainConfig, train
 from torch import nn
@@ -154,6 +154,15 @@ def test_rounding_of_sums_is_paid_for_in_noise(dtype: torch.dtype, autocast: boo
         moved = {name: float((sums[0][name] - sums[1][name]).norm()) * b for name in sums[0]}
         worst = max(worst, math.hypot(*(moved[name] / std for name, std in stds.items())))
     assert worst <= 1
+
+
+def test_the_smallest_numbers_of_a_sum_are_paid_for_in_noise() -> None:
+    """By hand: float16 has steps of 2^-24 near 0, of which 10^4 entries of two sums may differ by one each."""
+    units = 2**-10 * (64 + 8 * 8 + 16)
+    assert sum_slack(rounding_slack(torch.float16), 64.0, 10**4, 0.5) == pytest.approx(
+        units + 2**-24 * 100 * 64 / 0.5
+    )
+    assert sum_slack(rounding_slack(torch.float32), 64.0, 10**4, 0.5) == pytest.approx(2**-13 * units)
 
 
 def test_an_empty_batch_gets_the_noise_of_any_other() -> None:

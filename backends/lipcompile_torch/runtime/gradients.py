@@ -114,7 +114,7 @@ class LipschitzGradients:
         self._optimizer, self._allocation = optimizer, allocation
         self._normaliser, self.clipping = normaliser, clipping
         self._clip: float | None = None
-        self._gate_slack = self._slack = 0.0
+        self._gate_slack = 0.0
         self._parameters = checks.trainable(self.module)
         self._watch = GradientWatch(self._parameters)
         self._batch: object = None
@@ -163,8 +163,7 @@ class LipschitzGradients:
         checks.check_gradients(self.total.norms(), bounds, batch.total / self._normaliser, slack)
         if self.total.world is ALONE:
             self._watch.check()
-        self._slack = self._gate_slack + sum_slack(slack, self._normaliser)
-        return self._widened(bounds, noise_multiplier, noise)
+        return self._widened(bounds, noise_multiplier, noise, slack)
 
     def _view(self, batch: LogicalBatch, bounds: Mapping[str, float], sigma: float) -> dict[str, Any]:
         """Check what flowed back here; return what the other processes must find too."""
@@ -201,12 +200,17 @@ class LipschitzGradients:
         if module.loss_clip != self._clip:
             raise PrivacyError("the module's loss_clip was changed since the batch was drawn: leave it alone")
 
-    def _widened(self, bounds: Mapping[str, float], sigma: float, noise: NoiseSource) -> dict[str, float]:
+    def _widened(
+        self, bounds: Mapping[str, float], sigma: float, noise: NoiseSource, slack: float
+    ) -> dict[str, float]:
         stds = self._share(bounds, sigma)
         entries = 1 + sum(self._parameters[name].numel() for name in stds)  # one for the count of an adaptive clip
         # The noise carries the slack of each parameter's dtype by itself; that of the computation comes on top.
         self._factor = noise.widening(self._multiplier(sigma), entries)
-        return {name: std * (1 + self._slack) * self._factor for name, std in stds.items()}
+        summed = {
+            name: sum_slack(slack, self._normaliser, self._parameters[name].numel(), bounds[name]) for name in stds
+        }
+        return {name: std * (1 + self._gate_slack + summed[name]) * self._factor for name, std in stds.items()}
 
     def _share(self, bounds: Mapping[str, float], sigma: float) -> dict[str, float]:
         sizes = {name: parameter.numel() for name, parameter in self._parameters.items()}
@@ -297,8 +301,10 @@ class PerExampleGradients:
         stds = self.clipped.stds(noise_multiplier, self._allocation)
         entries = sum(self._parameters[name].numel() for name in stds)
         factor = noise.widening(noise_multiplier, entries)
-        factor *= 1 + sum_slack(checks.slack(self._parameters), self.clipped.normaliser)
-        return {name: std * factor for name, std in stds.items()}
+        slack, lengths = checks.slack(self._parameters), self.clipped.bounds()
+        # Of a flat clip all parts are one: the entries of all of them count for each.
+        summed = {name: sum_slack(slack, self.clipped.normaliser, entries, lengths[name]) for name in stds}
+        return {name: std * (1 + summed[name]) * factor for name, std in stds.items()}
 
     def _view(self, batch: LogicalBatch) -> dict[str, Any]:
         """Put the sum of this process in place; return what the others must find too."""

@@ -51,30 +51,30 @@ def working_slack(output: torch.Tensor) -> float:
     return max(slacks)
 
 
-# Unit roundoff of sums, by the slack of the precision they are computed in; products of TF32 are added in float32.
-_UNITS = {
-    **{slack: torch.finfo(dtype).eps / 2 for dtype, slack in _SLACK.items()},
-    _TF32_SLACK: torch.finfo(torch.float32).eps / 2,
-}
+# What sums are computed in, by the slack of the precision; products of TF32 are added in float32.
+_SUMS = {**{slack: torch.finfo(dtype) for dtype, slack in _SLACK.items()}, _TF32_SLACK: torch.finfo(torch.float32)}
 
 
-def sum_slack(slack: float, normaliser: float) -> float:
+def sum_slack(slack: float, normaliser: float, entries: int, bound: float) -> float:
     """Return by how much rounding moves the sums of two neighbouring batches apart, over one example's bound.
 
     A sum of B gradients of length K, each entry rounded to nearest, is off by u·B·K at most, and its neighbour by
-    as much the other way: 2uB. Where all gradients agree it comes to that order: removing one of 4096 examples
-    was seen to move a sum in bfloat16 by 5.9 K. Of batches that vary in size, b + 8·√b + 16 examples are counted
-    on: as noise must not depend on the size, this is fixed; Poisson sampling exceeds it with probability below
-    1e-14. Not covered: pieces of a batch that are added up in half precision, which round once each, and what
-    float16 loses below 6e-8.
+    as much the other way: 2uB; and by half the smallest number η in each of n entries: η·√n. Where all gradients
+    agree the first comes to that order: removing one of 4096 examples was seen to move a sum in bfloat16 by 5.9 K.
+    Of batches that vary in size, b + 8·√b + 16 examples are counted on: as noise must not depend on the size, this
+    is fixed; Poisson sampling exceeds it with probability below 1e-14. Not covered: pieces of a batch that are
+    added up in half precision, which round once each, and what float16 loses inside the network, below 6e-8.
 
     It is what half precision costs: in bfloat16 and batches of 512 noise is six times that of float32.
 
     Args:
         slack: that of the lowest precision in use, as `rounding_slack` and `working_slack` return it.
         normaliser: b.
+        entries: n, of the sum.
+        bound: K > 0.
     """
-    return 2 * _UNITS[slack] * (normaliser + 8 * math.sqrt(normaliser) + 16)
+    kind, most = _SUMS[slack], normaliser + 8 * math.sqrt(normaliser) + 16
+    return kind.eps * most + kind.smallest_normal * kind.eps * math.sqrt(entries) * normaliser / bound
 
 
 # By what torch calls it: for all products (`set_float32_matmul_precision`), and for those of a kind.
