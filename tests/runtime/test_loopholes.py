@@ -156,6 +156,17 @@ def test_rounding_of_sums_is_paid_for_in_noise(dtype: torch.dtype, autocast: boo
     assert worst <= 1
 
 
+def test_pieces_are_not_added_up_in_half_precision() -> None:
+    module, optimizer, loader = private(module=Net().to(torch.bfloat16), max_physical_batch=2, count=40)
+    for x, y in loader:  # of some 20 examples each
+        backward(module, x.bfloat16(), y)
+        if loader.current.complete:
+            break
+        optimizer.step()
+    with pytest.raises(PrivacyError, match="added up in half precision"):
+        optimizer.step()
+
+
 def test_the_smallest_numbers_of_a_sum_are_paid_for_in_noise() -> None:
     """By hand: float16 has steps of 2^-24 near 0, of which 10^4 entries of two sums may differ by one each."""
     units = 2**-10 * (64 + 8 * 8 + 16)

@@ -116,6 +116,15 @@ def slack(parameters: Mapping[str, nn.Parameter]) -> float:
     return max(rounding_slack(parameter.dtype) for parameter in parameters.values())
 
 
+def check_pieces(parameters: Mapping[str, nn.Parameter], batch: LogicalBatch) -> None:
+    """Refuse to add up pieces of a batch in half precision, where each addition rounds like the sum itself."""
+    if batch.position and any(parameter.element_size() < 4 for parameter in parameters.values()):
+        raise PrivacyError(
+            "the pieces of a batch are added up in half precision, whose rounding noise does not cover: leave "
+            "max_physical_batch out, or keep parameters in float32 and use torch.autocast"
+        )
+
+
 def check_flow(gate: GateRecord, batch: LogicalBatch, limit: float) -> None:
     """Refuse a gradient that is not that of the criterion on exactly the examples that were drawn.
 

@@ -173,6 +173,7 @@ class LipschitzGradients:
         self._check_settings()
         self._watch.check_hooks()
         checks.check_bounds(self._parameters, bounds)
+        checks.check_pieces(self._parameters, batch)
         checks.check_flow(module.gate, batch, min(module.loss_lipschitz, module.loss_limit) * (1 + own_slack))
         if self._watched and self.total.world is not ALONE:  # there, the sum is what must be left alone
             self._watch.check()

@@ -62,8 +62,8 @@ def sum_slack(slack: float, normaliser: float, entries: int, bound: float) -> fl
     as much the other way: 2uB; and by half the smallest number η in each of n entries: η·√n. Where all gradients
     agree the first comes to that order: removing one of 4096 examples was seen to move a sum in bfloat16 by 5.9 K.
     Of batches that vary in size, b + 8·√b + 16 examples are counted on: as noise must not depend on the size, this
-    is fixed; Poisson sampling exceeds it with probability below 1e-14. Not covered: pieces of a batch that are
-    added up in half precision, which round once each, and what float16 loses inside the network, below 6e-8.
+    is fixed; Poisson sampling exceeds it with probability below 1e-14. Not covered: what float16 loses inside the
+    network, below 6e-8.
 
     It is what half precision costs: in bfloat16 and batches of 512 noise is six times that of float32.
 
