@@ -59,6 +59,7 @@ SYMBOLIC = "model m { param n: real\n input x: tensor[4], norm <= 1\n b0(n) }"
     [
         (HEAD + "repeat 1000000000 { relu } }", "nodes"),
         (HEAD + "repeat 100000 { repeat 100000 { frozen {} } } }", "nodes"),
+        (HEAD + "repeat 100000 { repeat 100000 { split() } } }", "nodes"),
         (EXPONENTIAL + HEAD + "b0() }", "nodes"),
         ("model m { input x: tensor[1000000, 4], norm <= 1\n gru(3) }", "nodes"),
         (HEAD + "residual(add) { " * 80 + "relu" + " }" * 80 + " }", "depth"),

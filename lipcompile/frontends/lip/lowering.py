@@ -181,6 +181,8 @@ class _Lowering:
 
     def _results(self, statement: ast.Statement, current: Value, scope: Scope) -> list[Value]:
         targets, layer = statement.targets, statement.layer
+        self.written += 1
+        limits.demand("nodes", self.written, "the model, written out, has", layer.at)
         for name in targets:
             if name.text in scope.values or name.text in scope.hidden:
                 raise Problem("LIP013", f"`{name.text}` is defined twice", name.at, "choose another name")
@@ -191,8 +193,7 @@ class _Lowering:
         return [self._layer(layer, current, scope, targets[0].text if targets else None)]
 
     def _layer(self, layer: ast.Layer, current: Value, scope: Scope, target: str | None) -> Value:
-        self.written, self.depth = self.written + 1, self.depth + 1
-        limits.demand("nodes", self.written, "the model, written out, has", layer.at)
+        self.depth += 1
         limits.demand("depth", self.depth, "this is nested", layer.at)
         try:
             return self._written_out(layer, current, scope, target)
