@@ -357,7 +357,9 @@ def test_an_engine_that_knows_of_one_process_refuses_to_be_one_of_many(tmp_path:
 def test_the_example_trains_under_torchrun(tmp_path: Path, options: list[str]) -> None:
     root = Path(__file__).parent.parent.parent
     emitted, digits = tmp_path / "digits.py", root / "lipcompile" / "data" / "digits.lip"
-    subprocess.run([sys.executable, "-m", "lipcompile", "compile", str(digits), "-o", str(emitted)], check=True)
+    subprocess.run(
+        [sys.executable, "-P", "-m", "lipcompile", "compile", str(digits), "-o", str(emitted)], check=True
+    )
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     example = [str(root / "examples" / "distributed.py"), str(emitted), "--epochs", "5", "--output", str(tmp_path)]
     done = subprocess.run(

@@ -12,13 +12,17 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
+# What is installed, not the folder of the sources, which lacks the grammar.
+HARNESS = (
+    f"import runpy, sys; sys.path.append({str(ROOT)!r}); runpy.run_module('tests.runtime.kills', None, '__main__')"
+)
 # Forked processes must not inherit the threads of a linear algebra library.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 def harness(times: int, seed: int, *options: str) -> subprocess.CompletedProcess[str]:
     """Run the harness, which fails at the first ledger that says too little."""
-    command = [sys.executable, "-m", "tests.runtime.kills", "--kills", str(times), "--seed", str(seed), *options]
+    command = [sys.executable, "-P", "-c", HARNESS, "--kills", str(times), "--seed", str(seed), *options]
     environment = {**os.environ, **ONE_THREAD}
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, check=False)
 
