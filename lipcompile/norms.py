@@ -218,8 +218,10 @@ def _frequencies_pay(grouped: tuple[int, ...], windows: Sequence[Window]) -> boo
     groups, filters, channels, _ = grouped
     channels *= prod(window.stride for window in windows)
     grid = prod(_polyphase(window)[1] for window in windows)
+    taps = prod(window.kernel for window in windows)
     flops = 16.0 * grid * groups * filters * channels * min(filters, channels)
-    return flops <= _FREQUENCY_FLOPS and 16.0 * grid * groups * filters * channels <= _FREQUENCY_FLOPS / 8
+    largest = 16.0 * grid * max(groups * filters * channels, taps)  # bytes: of the matrices, of the cosines
+    return flops <= _FREQUENCY_FLOPS and largest <= _FREQUENCY_FLOPS / 8
 
 
 def _frequency_norm(kernel: Array, windows: Sequence[Window], groups: int) -> float:
@@ -233,39 +235,41 @@ def _frequency_norm(kernel: Array, windows: Sequence[Window], groups: int) -> fl
     import numpy as np
 
     phases = prod(window.stride for window in windows)
-    form = _stride_one(kernel, windows)
-    angles = _angles([_polyphase(window) for window in windows])
+    form, used = _stride_one(kernel, windows)
+    angles = _angles([_polyphase(window) for window in windows], used)
     transform = (np.cos(angles) + 1j * np.sin(angles)) @ form.T
     maps = transform.reshape(len(angles) * groups, kernel.shape[0] // groups, kernel.shape[1] * phases)
     error = math.sqrt(form.shape[1]) * _frobenius(kernel) * (_gamma(form.shape[1]) + _PHASE_ERROR) * _UP
     return _stack_norm(maps, error)
 
 
-def _stride_one(kernel: Array, windows: Sequence[Window]) -> Array:
-    """Return the kernel of the stride-one form, [F·C·phases, taps]."""
+def _stride_one(kernel: Array, windows: Sequence[Window]) -> tuple[Array, Array]:
+    """Return the kernel of the stride-one form, [F·C·phases, taps], and where these taps lie, [axes, taps].
+
+    Dilation leaves most positions of the form without a tap; they are left out.
+    """
     import numpy as np
 
-    counts = [_polyphase(window)[0] for window in windows]
-    form: Array = np.zeros((*kernel.shape[:2], prod(window.stride for window in windows), *counts))
+    places = sorted(set(product(*({w.dilation * t // w.stride for t in range(w.kernel)} for w in windows))))
+    columns = {place: column for column, place in enumerate(places)}
+    form: Array = np.zeros((*kernel.shape[:2], prod(window.stride for window in windows), len(places)))
     for tap in product(*(range(window.kernel) for window in windows)):
         positions = [divmod(window.dilation * t, window.stride) for window, t in zip(windows, tap, strict=True)]
         phase = 0
         for window, (_, remainder) in zip(windows, positions, strict=True):
             phase = phase * window.stride + remainder
-        place: Any = (..., phase, *(a for a, _ in positions))
         source: Any = (..., *tap)
-        form[place] = kernel[source]
-    return form.reshape(-1, prod(counts))
+        form[..., phase, columns[tuple(a for a, _ in positions)]] = kernel[source]
+    return form.reshape(-1, len(places)), np.array(places).T
 
 
-def _angles(axes: Sequence[tuple[int, int]]) -> Array:
-    """Return 2π·Σ_axis ω·a/N, [frequencies, taps], fractions reduced modulo one in integers."""
+def _angles(axes: Sequence[tuple[int, int]], places: Array) -> Array:
+    """Return 2π·Σ_axis ω·a/N for taps at `places`, [frequencies, taps], reduced modulo one in integers."""
     import numpy as np
 
-    total: Array = np.zeros((1, 1))
-    for index, (count, grid) in enumerate(axes):
+    total: Array = np.zeros((1, places.shape[1]))
+    for index, ((_, grid), place) in enumerate(zip(axes, places, strict=True)):
         frequencies = grid // 2 + 1 if index == len(axes) - 1 else grid
-        turns = np.outer(np.arange(frequencies), np.arange(count)) % grid / grid
-        outer = total[:, None, :, None] + turns[None, :, None, :]
-        total = outer.reshape(total.shape[0] * frequencies, total.shape[1] * count)
+        turns = np.outer(np.arange(frequencies), place) % grid / grid
+        total = (total[:, None, :] + turns[None, :, :]).reshape(-1, places.shape[1])
     return 2 * np.pi * total

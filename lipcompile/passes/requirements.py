@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from decimal import Decimal
+from fractions import Fraction
 
 from lipcompile.derivation import NOT_REACHED, Requirement, Requirements
 from lipcompile.diagnostics import Diagnostic, Severity
@@ -142,13 +144,18 @@ def _steep_norms(graph: Graph, trained: frozenset[str]) -> Iterator[Diagnostic]:
             yield Diagnostic(
                 "LIP112",
                 f"vacuous: `{node.name}` multiplies the bounds of all that is trained before it by "
-                f"{float(found.square) ** 0.5:.4g}",
+                f"{_root(found.square):.4g}",
                 _OF_LENGTHS if found.is_direction else _OF_DEVIATIONS,
                 Severity.WARNING,
                 node=node.name,
                 op=node.op.name,
                 location=node.location,
             )
+
+
+def _root(square: Fraction) -> Decimal:
+    """Return about √square, which may lie beyond doubles."""
+    return (Decimal(square.numerator) / Decimal(square.denominator)).sqrt()
 
 
 def trained_values(graph: Graph, entering: frozenset[str]) -> frozenset[str]:

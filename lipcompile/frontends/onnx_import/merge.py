@@ -107,6 +107,8 @@ def multiply(context: Context, node: OnnxNode) -> Value:
 def divide(context: Context, node: OnnxNode) -> Value:
     """A tensor divided by a constant number, or by one for each entry of some axes."""
     divisor = context.item(node, 1)
+    if divisor is None:
+        raise Refusal("LIP102", "an operand of Div is missing")
     if not isinstance(divisor, Known):
         by_size = _comes_of_a_reduction(context, node.proto.input[1])
         mend = "divide by a constant number" if not by_size else DIRECTIONS
