@@ -20,7 +20,7 @@ from ..accounting import (
 from ..factorisation import Strategy
 from .correlation import chosen_strategy, sampling_for
 from .ledger import LedgerRecord
-from .sampling import Sampling, Scheme, scheme_maker
+from .sampling import Sampling, Scheme, scheme_maker, steps_of_epoch
 
 
 class ShortenedWarning(UserWarning):
@@ -141,7 +141,7 @@ def course(
     Raises:
         BudgetError: a combination for which there is no analysis.
     """
-    per_epoch = max(1, round(size / batch_size))
+    per_epoch = steps_of_epoch(size, batch_size)
     steps = epochs * per_epoch
     strategy = None if correlation is None else chosen_strategy(correlation, steps, per_epoch)
     name, groups = sampling_for(strategy, sampling)

@@ -61,6 +61,11 @@ class Drawn:
     round: int
 
 
+def steps_of_epoch(size: int, batch_size: int) -> int:
+    """Return how many steps an epoch has, of N examples in batches of b: round(N/b), and at least 1."""
+    return max(1, round(size / batch_size))
+
+
 class Scheme(ABC):
     """One row of the table above, for a data set.
 
@@ -79,7 +84,7 @@ class Scheme(ABC):
 
     def __init__(self, size: int, batch_size: int, generator: torch.Generator) -> None:
         self.size, self.batch_size, self.generator = size, batch_size, generator
-        self.steps_per_epoch = max(1, round(size / batch_size))
+        self.steps_per_epoch = steps_of_epoch(size, batch_size)
         self.drawn = 0
         self._iterations = 0
 
