@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from lipcompile.diagnostics import Refusal
 from lipcompile.frontends.onnx_import.context import Context, shape_of
+from lipcompile.frontends.onnx_import.memory import expect_array
 from lipcompile.frontends.onnx_import.node import OnnxNode
 from lipcompile.frontends.onnx_import.normalisation import factored, shift
 from lipcompile.frontends.onnx_import.values import Known, floats, scalar
@@ -105,6 +106,7 @@ def divided(context: Context, node: OnnxNode, operand: Value, divisor: Known) ->
     if operand.shape is None:
         return operand
     context.parameters.hold(divisor)
+    expect_array(operand.shape)
     if not bool(array.all()):
         raise Refusal("LIP104", "a division by zero")
     return times_entries(context, node, operand, np.broadcast_to(1 / array, operand.shape), "_divided")
@@ -118,6 +120,7 @@ def mask_of(context: Context, known: Known, example: Shape) -> Array:
     import numpy as np
 
     mask = context.of_one_example(known, example).array
+    expect_array(example)
     try:
         return np.broadcast_to(mask.astype(bool), example)
     except ValueError:
@@ -167,6 +170,7 @@ def triangle(context: Context, node: OnnxNode) -> Value:
     if len(example) < 2 or context.layout.place >= context.layout.rank(example) - 2:
         raise Refusal("LIP102", f"Trilu needs matrices, but an example here has the shape {list(example)}")
     offset = 0 if known is None else int(scalar(known))
+    expect_array(example)
     cut = np.triu if node.integer("upper", 1) else np.tril
     return times_entries(context, node, operand, cut(np.ones(example, np.float32), offset), "_triangle")
 
@@ -182,6 +186,7 @@ def limited(context: Context, node: OnnxNode, operand: Value, known: Known, *, l
     if operand.shape is None:
         return operand
     context.parameters.hold(known)
+    expect_array(operand.shape)
     limit = np.broadcast_to(floats(aligned.array, "a limit"), operand.shape)
     sign = 1 if largest else -1
     above = plus_entries(context, node, _signed(context, node, operand, sign, "_turned"), -sign * limit, "_over")

@@ -31,7 +31,12 @@ _KEEPING = frozenset(
 def expect(proto: NodeProto, arrays: Sequence[Array]) -> None:
     """Raise InputError (LIP018) if the result of an operator would exceed what constants may take."""
     axis = next((attribute.i for attribute in proto.attribute if attribute.name == "axis"), 0)
-    size = _WIDEST * entries(proto.op_type, arrays, axis)
+    expect_array((entries(proto.op_type, arrays, axis),))
+
+
+def expect_array(shape: Sequence[int]) -> None:
+    """Raise InputError (LIP018) if an array with the entries of an example is above the limit of constants."""
+    size = _WIDEST * prod(shape)
     limits.demand("constants", limits.spent("constants") + size, "the constants that the file computes take")
 
 

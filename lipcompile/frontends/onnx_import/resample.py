@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from lipcompile.diagnostics import Refusal
 from lipcompile.frontends.onnx_import.constants import plus_entries
 from lipcompile.frontends.onnx_import.context import MIXES, Context, shape_of
+from lipcompile.frontends.onnx_import.memory import expect_array
 from lipcompile.frontends.onnx_import.node import OnnxNode
 from lipcompile.frontends.onnx_import.shape import cut, permute, reshape_to
 from lipcompile.frontends.onnx_import.sizes import is_formal
@@ -90,6 +91,7 @@ def _frame(shape: Shape, around: Pairs, filled: Fraction) -> Array:
     """Return a number at the entries that padding has made, and 0 inside."""
     import numpy as np
 
+    expect_array(shape)
     frame = np.full(shape, float(filled), np.float32)
     frame[tuple(slice(low, size - high) for (low, high), size in zip(around, shape, strict=True))] = 0
     return frame

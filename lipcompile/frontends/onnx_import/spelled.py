@@ -12,6 +12,7 @@ from lipcompile.frontends.onnx_import.activation import clip_bounds
 from lipcompile.frontends.onnx_import.algebra import HALF, ONE, Found, equal
 from lipcompile.frontends.onnx_import.context import Context, shape_of
 from lipcompile.frontends.onnx_import.layout import FIRST, Placed
+from lipcompile.frontends.onnx_import.memory import expect_array
 from lipcompile.frontends.onnx_import.node import OnnxNode
 from lipcompile.frontends.onnx_import.shape import drop_probability, permute
 from lipcompile.frontends.onnx_import.values import Known
@@ -282,6 +283,7 @@ def _is_causal(context: Context, found: Found, scores: Shape) -> bool | None:
     """Return whether a row sees only the rows up to itself, False if it sees all, None for any other mask."""
     import numpy as np
 
+    expect_array(scores)
     seen = _seen(context, found, scores)
     if seen is None:
         return None
