@@ -18,6 +18,7 @@ from lipcompile.ops import (
     pool,
     reduce,
     resample,
+    scattering,
     shape,
     softmax,
 )
@@ -32,6 +33,7 @@ OPS: tuple[AnyOp, ...] = (
     *reduce.OPS,
     *shape.OPS,
     *resample.OPS,
+    *scattering.OPS,
     *merge.OPS,
     *class_token.OPS,
     *attention.OPS,

@@ -19,6 +19,7 @@ from .families import (
     reduce,
     regression,
     resample,
+    scattering,
     shape,
     softmax,
 )
@@ -33,6 +34,7 @@ ATTACKS: Mapping[str, Attack] = {
     **reduce.ATTACKS,
     **shape.ATTACKS,
     **resample.ATTACKS,
+    **scattering.ATTACKS,
     **merge.ATTACKS,
     **class_token.ATTACKS,
     **attention.ATTACKS,

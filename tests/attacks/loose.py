@@ -24,6 +24,12 @@ LOOSE: Mapping[str, Mapping[str, Loose]] = {
         ("lipschitz", "cotangent"),
         Loose(0.84, "a channel's own term and the others of its window are bounded apart; ascents find k^-β only"),
     ),
+    "scattering2d": dict.fromkeys(
+        ("norm", "lipschitz", "cotangent"),
+        Loose(
+            0.65, "every entry counts as the one that padding repeats most, and no border of the output is cut off"
+        ),
+    ),
 }
 
 

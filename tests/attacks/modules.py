@@ -48,6 +48,9 @@ WHOLE: Mapping[str, tuple[int, ...]] = {
     "groups": (1, 1, 2, 3),
     "heads": (1, 2, 3),
     "p": (1, 2, 3, 4),
+    "scales": (1,),
+    "angles": (1, 2),
+    "order": (1, 2),
 }
 
 

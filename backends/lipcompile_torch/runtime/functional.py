@@ -30,6 +30,7 @@ from .resampling import expand as expand
 from .resampling import gather as gather
 from .resampling import pad as pad
 from .resampling import upsample as upsample
+from .scattering import scattering2d as scattering2d
 from .selection import where as where
 
 
