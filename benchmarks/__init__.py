@@ -1,0 +1,1 @@
+"""Benchmarks: each is run from the root of the repository."""

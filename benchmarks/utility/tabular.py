@@ -1,0 +1,150 @@
+"""AUROC and accuracy on tabular sets, beside the papers and Opacus: see docs/utility.md.
+
+    python -m benchmarks.utility.tabular --data FOLDER [--sets NAME …] [--methods ours opacus] [--seeds 5]
+        [--trials 24] [--json FILE] [--resume]
+
+FOLDER holds `tabular/` and `weightclip/`. A stratified fifth is the test part; settings are chosen with so many trials
+on a stratified fifth of the rest, and ours and Opacus's have as many. Sets below 5,000 rows, whose test parts are
+small, are split anew for each seed, with a choice of settings for each; the others have one test part, and one
+choice, and seeds are of noise and sampling. Seeds make the runs repeatable, and these models not private.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.utility import heads, opacus_runs
+from benchmarks.utility.heads import LARGE, Parts
+from benchmarks.utility.sets import SETS, Array, Labels, TabularSet, load
+from benchmarks.utility.study import Part, Rows, Run, Score, Settings, Space, cell, measure, table
+from benchmarks.utility.training import Budget
+
+SPLIT = 100  # the seed of the one test part of a large set
+SMALL, REPEATS = 5000, 4  # validation parts of small sets are drawn so many times, within one trial
+FITS = {"ours": heads.fit, "opacus": opacus_runs.fit}
+
+
+def split(x: Array, y: Labels, seed: int) -> Parts:
+    """Split off a fifth, stratified by label where every label occurs often enough."""
+    from sklearn.model_selection import train_test_split
+
+    strata = y if np.bincount(y).min() >= 10 else None
+    kept, apart = train_test_split(np.arange(len(y)), test_size=0.2, stratify=strata, random_state=seed)
+    return Parts(x[kept], y[kept], x[apart], y[apart])
+
+
+def score(metric: str, output: Array, labels: Labels) -> float:
+    """Return the AUROC of outputs [M], or the accuracy of outputs [M] or [M, K]; NaN for outputs that are none."""
+    from sklearn.metrics import roc_auc_score
+
+    if not np.isfinite(output).all():
+        return math.nan
+    if metric == "auroc":
+        return float(roc_auc_score(labels, output))
+    predicted = output.argmax(axis=1) if output.ndim == 2 else output > 0
+    return float((predicted == labels).mean())
+
+
+def runner(which: TabularSet, x: Array, y: Labels, method: str) -> Run:
+    """Return what trains with given settings and scores."""
+    budget = Budget(which.epsilon, which.delta)
+
+    def once(parts: Parts, settings: Settings, seed: int, audit: bool) -> Score:
+        output, spent = FITS[method](parts, settings, budget, seed, audit=audit)
+        return replace(spent, value=score(which.metric, output, parts.y_seen))
+
+    def run(settings: Settings, seed: int, part: Part) -> Score:
+        outer = split(x, y, seed if len(y) < SMALL else SPLIT)
+        if part == "test":
+            return once(outer, settings, seed, True)
+        repeats = REPEATS if len(y) < SMALL else 1
+        inner = (split(outer.x, outer.y, 100 * seed + 50 + repeat) for repeat in range(repeats))
+        return Score(mean(once(p, settings, 1000 * seed + 50 + i, False).value for i, p in enumerate(inner)))
+
+    return run
+
+
+def space(method: str, size: int) -> Space:
+    """Return what a method chooses among."""
+    if method == "opacus":
+        return opacus_runs.SPACE
+    return heads.SPACE_LARGE if size > LARGE else heads.SPACE
+
+
+def about(which: TabularSet, method: str) -> dict[str, Any]:
+    """Return what a row says of itself."""
+    return {
+        "set": which.name,
+        "method": method,
+        "metric": which.metric,
+        "epsilon": which.epsilon,
+        "delta": which.delta,
+        "paper": {"clipped": which.clipped, "clipless": which.clipless},
+    }
+
+
+def tables(rows: Mapping[str, Mapping[str, Any]], sets: Sequence[TabularSet]) -> str:
+    """Return a table for each metric."""
+    parts = []
+    for metric, names in (("auroc", ("DP-SGD", "clipless")), ("accuracy", ("DP-SGD", "Lip-DP-SGD"))):
+        lines = [
+            (
+                which.name,
+                f"{which.epsilon:g}",
+                f"{which.delta:.2g}",
+                f"{which.clipped:.1f}",
+                f"{which.clipless:.1f}",
+                cell(rows.get(f"{which.name} / opacus")),
+                cell(ours := rows.get(f"{which.name} / ours")),
+                "" if ours is None else ("yes" if round(100 * ours["mean"], 1) >= which.target else "no"),
+            )
+            for which in sets
+            if which.metric == metric
+        ]
+        heading = (metric, "ε", "δ", f"paper: {names[0]}", f"paper: {names[1]}", "Opacus", "ours", "reached")
+        parts.append(table(heading, lines))
+    return "\n\n".join(parts)
+
+
+def main(sets: Sequence[TabularSet] = SETS) -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--sets", nargs="*", default=[which.name for which in sets])
+    parser.add_argument("--methods", nargs="*", default=list(FITS), choices=list(FITS))
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--trials", type=int, default=24)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--resume", action="store_true", help="keep the seeds that FILE has")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    rows = Rows(arguments.json, {"trials": arguments.trials, "test_share": 0.2}, arguments.resume)
+    for which in (which for which in sets if which.name in arguments.sets):
+        x, y = load(which, arguments.data)
+        for method in arguments.methods:
+            name = f"{which.name} / {method}"
+            row = measure(
+                rows,
+                name,
+                about(which, method),
+                space(method, len(y)),
+                runner(which, x, y, method),
+                seeds=range(arguments.seeds),
+                trials=arguments.trials,
+                choose_once=len(y) >= SMALL,
+            )
+            print(f"{name:28} {cell(row)}   {row['seconds']:.1f} s", flush=True)
+    print(tables(rows.rows, [which for which in sets if which.name in arguments.sets]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""Training by the library to a budget: momentum, a rate that falls in a line, and averages of the last weights."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import lru_cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from lipcompile_torch import PrivacyEngine
+from lipcompile_torch.emit import emit
+from lipcompile_torch.runtime.engine import SeededWarning
+from torch import Tensor
+from torch.optim import SGD, Adam, Optimizer
+from torch.utils.data import DataLoader, TensorDataset
+
+from lipcompile.frontends.options import ModelOptions
+from lipcompile.pipeline import check
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What the ledger may say in the end: ε at δ, examples added or removed."""
+
+    epsilon: float
+    delta: float
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to train.
+
+    Args:
+        steps: of the optimizer; an epoch has N / batch of them.
+        rate: learning rate at the first step; it falls in a line to 0.
+        batch: expected batch size; None: all examples in every step.
+        momentum: of SGD; None: Adam.
+        average: the last weights that are averaged, as a share of the steps; 0: the last alone.
+        how: options of `make_private`, such as `loss_clip`.
+    """
+
+    steps: int
+    rate: float
+    batch: int | None = None
+    momentum: float | None = 0.9
+    average: float = 0.0
+    how: Mapping[str, Any] = field(default_factory=dict)
+
+
+@lru_cache(maxsize=256)
+def _source(path: str, bindings: tuple[tuple[str, Fraction], ...], follow: bool) -> str:
+    return emit(check(path, ModelOptions(bindings=dict(bindings))), follow)
+
+
+def compiled(path: Path, model: str | None = None, follow: bool = False, **bindings: float) -> Any:
+    """Return the module of a .lip file with fresh weights; `bindings` are values of its parameters."""
+    name = f"{path}::{model}" if model else str(path)
+    values = tuple((key, Fraction(str(value))) for key, value in sorted(bindings.items()))
+    module = ModuleType("utility_model")
+    exec(_source(name, values, follow), module.__dict__)
+    return module.Model()
+
+
+_SIGMAS: dict[Any, float] = {}
+
+
+def train(
+    engine: PrivacyEngine,
+    module: Any,
+    examples: TensorDataset,
+    recipe: Recipe,
+    budget: Budget,
+    seed: int,
+    *,
+    sigma: float | None = None,
+    spent: float | None = None,
+) -> None:
+    """Train the module so that everything in the engine's ledger costs at most the budget.
+
+    Args:
+        sigma: the noise multiplier; None: calibrated to what is left.
+        spent: identifies what the ledger holds already, so that calibrations are shared.
+
+    The seed makes runs repeatable, and these models not private.
+    """
+    batch = recipe.batch or len(examples)
+    loader: DataLoader[Any] = DataLoader(examples, batch_size=batch)
+    optimizer = _optimizer(recipe, module)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SeededWarning)
+        _, private, batches = engine.make_private(
+            module=module,
+            optimizer=optimizer,
+            data_loader=loader,
+            noise_multiplier=sigma or _calibrated(engine, loader, recipe, budget, spent),
+            max_steps=recipe.steps,
+            seed=seed,
+            **recipe.how,
+        )
+    averaged, taken = [torch.zeros_like(p) for p in module.parameters()], 0
+    first = recipe.steps - max(1, round(recipe.average * recipe.steps))
+    for step, (x, y) in enumerate(_batches(batches, recipe.steps)):
+        optimizer.param_groups[0]["lr"] = recipe.rate * (1 - step / recipe.steps)
+        private.zero_grad()
+        module.criterion(module(x), y).backward()
+        private.step()
+        if step >= first:
+            taken += 1
+            for mean, parameter in zip(averaged, module.parameters(), strict=True):
+                mean += (parameter.detach() - mean) / taken
+    with torch.no_grad():
+        for mean, parameter in zip(averaged, module.parameters(), strict=True):
+            parameter.copy_(mean)
+
+
+def _optimizer(recipe: Recipe, module: Any) -> Optimizer:
+    if recipe.momentum is None:
+        return Adam(module.parameters(), lr=recipe.rate)
+    return SGD(module.parameters(), lr=recipe.rate, momentum=recipe.momentum)
+
+
+def _calibrated(
+    engine: PrivacyEngine, loader: DataLoader[Any], recipe: Recipe, budget: Budget, spent: float | None
+) -> float:
+    """Return σ; what was calibrated before is known, since σ rests on rate, steps, budget and what was spent."""
+    size = len(loader.dataset)  # type: ignore[arg-type]  # a TensorDataset
+    how = {name: value for name, value in recipe.how.items() if name in ("sampling", "correlation")}
+    sampling_rate = (loader.batch_size or size) / size
+    key = (budget, sampling_rate, recipe.steps, spent, str(how))
+    known = engine.ledger is None or spent is not None
+    if not known or key not in _SIGMAS:
+        steps_per_epoch = max(1, round(1 / sampling_rate))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # δ = 1 / n of the whole set, as in the papers
+            _SIGMAS[key] = engine.calibrate(
+                data_loader=loader,
+                target_epsilon=budget.epsilon,
+                target_delta=budget.delta,
+                epochs=-(-recipe.steps // steps_per_epoch),
+                **how,
+            )
+    return _SIGMAS[key]
+
+
+def _batches(loader: Any, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
+    step = 0
+    while step < steps:
+        for batch in loader:
+            yield batch
+            step += 1
+            if step == steps:
+                return
+
+
+def outputs(module: Any, x: Tensor, size: int = 16384) -> Tensor:
+    """Return what the module makes of [N, …], without gradients."""
+    module.eval()
+    with torch.no_grad():
+        return torch.cat([module(piece) for piece in torch.split(x, size)])
