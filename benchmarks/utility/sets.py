@@ -2,8 +2,8 @@
 
 No statistic of the rows enters a map: constants are ends of documented scales, or powers of ten. What a source did
 to its file before publishing is stated, not undone: ADBench ships magic.gamma, skin and yeast standardised and
-campaign and donors scaled to [0, 1], by their own rows; the table of scikit-learn's page of breast cancer, minima and
-maxima of all rows, is used as the documented scale of that set.
+campaign and donors scaled to [0, 1], by their own rows; the table on scikit-learn's page of breast cancer, minima
+and maxima of all rows, is used as the documented scale of that set.
 """
 
 from __future__ import annotations
@@ -50,21 +50,25 @@ class TabularSet:
 
 def roots(x: Array) -> Array:
     """Return square roots of what lies in [0, 1]: shares and indicators."""
-    return np.sqrt(np.clip(x, 0.0, 1.0))
+    unit: Array = np.sqrt(np.clip(x, 0.0, 1.0))
+    return unit
 
 
 def standard(x: Array) -> Array:
     """Return what was standardised at its source over 5, cut to [-1, 1]."""
-    return np.clip(x / 5.0, -1.0, 1.0)
+    unit: Array = np.clip(x / 5.0, -1.0, 1.0)
+    return unit
 
 
 def sensors(x: Array) -> Array:
     """Return logarithms, with the sign, of whole numbers up to some 30,000."""
-    return np.arcsinh(x / 10.0) / np.arcsinh(3000.0)
+    unit: Array = np.arcsinh(x / 10.0) / np.arcsinh(3000.0)
+    return unit
 
 
 def _logarithm(x: Array, top: float) -> Array:
-    return np.log1p(np.maximum(x, 0.0)) / np.log1p(top)
+    unit: Array = np.log1p(np.maximum(x, 0.0)) / np.log1p(top)
+    return unit
 
 
 def adult(x: Array) -> Array:

@@ -1,8 +1,8 @@
 """The method of every table here: how settings are chosen, what is repeated, and where the figures are kept.
 
 For each seed: split off the test part, choose settings on a validation part of the rest with a stated number of
-trials, train once on all but the test part, and look at the test part once. Where the test part is the same for all
-seeds, settings are chosen once, for the first. The choice is not counted in ε.
+trials, train once on all but the test part, and look at the test part once. Where the test part is the same for
+all seeds, settings are chosen once, for the first. The choice is not counted in ε.
 """
 
 from __future__ import annotations
@@ -185,9 +185,12 @@ def _check_spent(score: Score, about: Mapping[str, Any]) -> None:
 def summary(measured: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
     """Return mean and standard deviation over seeds, and the median of seconds."""
     values = [seed["value"] for seed in measured.values()]
+    spread = 0.0 if len(values) == 1 else math.nan
+    if len(values) > 1 and all(map(math.isfinite, values)):
+        spread = statistics.stdev(values)
     return {
         "mean": statistics.mean(values),
-        "std": statistics.stdev(values) if len(values) > 1 else 0.0,
+        "std": spread,
         "seconds": statistics.median(seed["seconds"] for seed in measured.values()),
     }
 

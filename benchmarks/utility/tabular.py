@@ -3,10 +3,10 @@
     python -m benchmarks.utility.tabular --data FOLDER [--sets NAME …] [--methods ours opacus] [--seeds 5]
         [--trials 24] [--json FILE] [--resume]
 
-FOLDER holds `tabular/` and `weightclip/`. A stratified fifth is the test part; settings are chosen with so many trials
-on a stratified fifth of the rest, and ours and Opacus's have as many. Sets below 5,000 rows, whose test parts are
-small, are split anew for each seed, with a choice of settings for each; the others have one test part, and one
-choice, and seeds are of noise and sampling. Seeds make the runs repeatable, and these models not private.
+FOLDER holds `tabular/` and `weightclip/`. A stratified fifth is the test part; settings are chosen with so many
+trials on a stratified fifth of the rest, and ours and Opacus's have as many. Sets below 5,000 rows, whose test
+parts are small, are split anew for each seed, with a choice of settings for each; the others have one test part,
+and one choice, and seeds are of noise and sampling. Seeds make the runs repeatable, and these models not private.
 """
 
 from __future__ import annotations

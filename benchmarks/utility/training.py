@@ -57,8 +57,14 @@ def _source(path: str, bindings: tuple[tuple[str, Fraction], ...], follow: bool)
     return emit(check(path, ModelOptions(bindings=dict(bindings))), follow)
 
 
-def compiled(path: Path, model: str | None = None, follow: bool = False, **bindings: float) -> Any:
-    """Return the module of a .lip file with fresh weights; `bindings` are values of its parameters."""
+def compiled(path: Path, bindings: Mapping[str, float], model: str | None = None, follow: bool = False) -> Any:
+    """Return the module of a .lip file with fresh weights.
+
+    Args:
+        bindings: values of its parameters.
+        model: which of the file's.
+        follow: bounds follow the weights.
+    """
     name = f"{path}::{model}" if model else str(path)
     values = tuple((key, Fraction(str(value))) for key, value in sorted(bindings.items()))
     module = ModuleType("utility_model")
@@ -78,13 +84,11 @@ def train(
     seed: int,
     *,
     sigma: float | None = None,
-    spent: float | None = None,
 ) -> None:
     """Train the module so that everything in the engine's ledger costs at most the budget.
 
     Args:
-        sigma: the noise multiplier; None: calibrated to what is left.
-        spent: identifies what the ledger holds already, so that calibrations are shared.
+        sigma: the noise multiplier; None: calibrated to the budget, for an engine that has spent nothing.
 
     The seed makes runs repeatable, and these models not private.
     """
@@ -97,7 +101,7 @@ def train(
             module=module,
             optimizer=optimizer,
             data_loader=loader,
-            noise_multiplier=sigma or _calibrated(engine, loader, recipe, budget, spent),
+            noise_multiplier=sigma or _calibrated(engine, loader, recipe, budget),
             max_steps=recipe.steps,
             seed=seed,
             **recipe.how,
@@ -124,16 +128,19 @@ def _optimizer(recipe: Recipe, module: Any) -> Optimizer:
     return SGD(module.parameters(), lr=recipe.rate, momentum=recipe.momentum)
 
 
-def _calibrated(
-    engine: PrivacyEngine, loader: DataLoader[Any], recipe: Recipe, budget: Budget, spent: float | None
-) -> float:
-    """Return σ; what was calibrated before is known, since σ rests on rate, steps, budget and what was spent."""
+def _calibrated(engine: PrivacyEngine, loader: DataLoader[Any], recipe: Recipe, budget: Budget) -> float:
+    """Return σ, calibrated once for each sampling rate, number of steps and budget.
+
+    Raises:
+        ValueError: the engine's ledger holds steps already.
+    """
+    if engine.get_epsilon(budget.delta) > 0:
+        raise ValueError("something was spent already: say which noise the rest shall have")
     size = len(loader.dataset)  # type: ignore[arg-type]  # a TensorDataset
     how = {name: value for name, value in recipe.how.items() if name in ("sampling", "correlation")}
     sampling_rate = (loader.batch_size or size) / size
-    key = (budget, sampling_rate, recipe.steps, spent, str(how))
-    known = engine.ledger is None or spent is not None
-    if not known or key not in _SIGMAS:
+    key = (budget, sampling_rate, recipe.steps, str(how))
+    if key not in _SIGMAS:
         steps_per_epoch = max(1, round(1 / sampling_rate))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # δ = 1 / n of the whole set, as in the papers
