@@ -253,6 +253,13 @@ def test_the_number_of_entries_is_folded(tmp_path: Path) -> None:
     agree(model(nodes, (3, 4, 2), weights), tmp_path)
 
 
+def test_the_number_of_entries_of_a_batch_of_large_examples_is_no_constant(tmp_path: Path) -> None:
+    # Beyond 2^20 entries an example, a multiple of the formal batch size could not be told from other numbers.
+    nodes = [node("Size", "x", "s"), node("CastLike", "s x", "f"), node("Mul", "x f", "y")]
+    found = onnx_model.load(save(model(nodes, ("n", 2**11, 2**10), {}), tmp_path), ModelOptions()).diagnostics
+    assert [d.code for d in found if d.severity == "error"] == ["LIP102"]
+
+
 def test_the_tokens_themselves_are_no_output(tmp_path: Path) -> None:
     made = model([node("Identity", "x", "y")], ("n", 4), kind=TensorProto.INT64)
     found = onnx_model.load(save(made, tmp_path), ModelOptions()).diagnostics

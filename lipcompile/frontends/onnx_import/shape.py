@@ -147,7 +147,10 @@ def size(context: Context, node: OnnxNode) -> Known:
     """The number of entries, a multiple of the batch's size."""
     import numpy as np
 
-    return Known(np.array(prod(sizes_of(context, node)), dtype=np.int64))
+    entries = prod(sizes_of(context, node))
+    if not is_formal(entries):
+        raise Refusal("LIP102", "Size of a batch whose examples have more than 2^20 entries is not followed")
+    return Known(np.array(entries, dtype=np.int64))
 
 
 def is_copy(node: OnnxNode) -> bool:
