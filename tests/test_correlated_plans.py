@@ -92,7 +92,7 @@ def test_noise_that_the_sampling_has_no_analysis_for_is_refused(noise: str, samp
 
 def rdp(path: str, **given: Any) -> Answer:
     """What the RDP accountant answers; the plan's ε holds where nothing else is given."""
-    question = ask({**dict.fromkeys(_OPTIONS), **given}, planned(load(path, ModelOptions())))
+    question = ask(accounting, {**dict.fromkeys(_OPTIONS), **given}, planned(load(path, ModelOptions())))
     return answer(accounting, "rdp", question)
 
 
@@ -135,7 +135,7 @@ def test_what_a_budget_counts_is_told(capsys: Capture) -> None:
 
 def test_more_bands_than_batches_cannot_be_accounted(capsys: Capture) -> None:
     assert run(f"budget {write('correlated(bands=21)')}") == 2
-    assert "sampling rate 1.05" in capsys.readouterr().err
+    assert "use at most 20 bands" in capsys.readouterr().err
 
 
 def compiled(path: str) -> Any:

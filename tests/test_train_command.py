@@ -160,7 +160,7 @@ def test_correlations_that_are_none_are_refused(text: str, capsys: Capture) -> N
 @pytest.mark.parametrize(
     ("plan", "options", "message"),
     [
-        ("poisson", "--sampling shuffle", "neighbours='replace_one'"),
+        ("poisson", "--sampling shuffle", "neighbours replace_one"),
         ("poisson", "--sampling fixed_order", "does not go with `noise independent`"),
         ("poisson", "--correlation blt", "does not go with `noise blt`"),
         ("shuffle", "--correlation bands:2", "does not go with `noise correlated`"),
@@ -219,7 +219,7 @@ def test_training_spends_what_the_budget_says(capsys: Capture) -> None:
     ("options", "message"),
     [
         ("--sampling shuffle", "neighbours replace_one"),
-        ("--sampling fixed_size --sampling-rate 0.25", "--batch-size and --dataset-size"),
+        ("--sampling fixed_size --sampling-rate 0.25", "batch size and dataset size"),
     ],
 )
 def test_budgets_without_an_analysis_are_refused(options: str, message: str, capsys: Capture) -> None:

@@ -105,9 +105,9 @@ def _check(sensitivity: float | None, plot: Path | None) -> None:
 
 def _found(accounting: Any, given: Mapping[str, Any], plan: Mapping[str, Any]) -> Found:
     """Raises InputError."""
-    if (at := batch_question(given, plan)) is not None:
+    if (at := batch_question(accounting, given, plan)) is not None:
         return _found_batch(accounting, at, given["epsilon"], given["dataset_size"] or plan["dataset"])
-    question = ask(given, plan)
+    question = ask(accounting, given, plan)
     accountants = _watched(lambda name: answer(accounting, name, question))
     comparisons = {name: answer(accounting, name, question) for name in accounting.COMPARISONS}
     return Found(question, question.unknown, accountants, comparisons)
@@ -135,9 +135,9 @@ def _report(found: Found, sensitivity: float | None) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "neighbours": asked.neighbours,
-        "sampling": asked.sampling,
-        "sampling_rate": asked.sampling_rate,
-        "steps_per_mechanism": asked.round_steps,
+        "sampling": asked.drawing.sampling,
+        "sampling_rate": asked.drawing.sampling_rate,
+        "steps_per_mechanism": asked.drawing.round_steps,
         "delta": asked.delta,
         "solved_for": found.unknown,
         "sensitivity": sensitivity,
@@ -160,11 +160,12 @@ def _print(found: Found, sensitivity: float | None) -> None:
 
 
 def _head(asked: Question) -> str:
-    head = f"δ = {asked.delta:g}, {asked.sampling} sampling of rate {asked.sampling_rate:.6g}, neighbours "
+    drawing = asked.drawing
+    head = f"δ = {asked.delta:g}, {drawing.sampling} sampling of rate {drawing.sampling_rate:.6g}, neighbours "
     head += asked.neighbours
-    if asked.round_steps != 1:
-        covered = f"{asked.round_steps} steps" if asked.round_steps else "all steps"
-        one = "allocation" if asked.sampling == "balls_in_bins" else f"of rate {asked.charged_rate:.6g}"
+    if drawing.round_steps != 1:
+        covered = f"{drawing.round_steps} steps" if drawing.round_steps else "all steps"
+        one = "allocation" if drawing.sampling == "balls_in_bins" else f"of rate {drawing.charged_rate:.6g}"
         head += f"; {covered} count as one {one}"
     return head
 

@@ -96,4 +96,6 @@ def _figure(lines: Sequence[Line], asked: Question, against: str) -> Any:
 
 def _title(asked: Question, against: str) -> str:
     fixed = f"σ = {asked.noise_multiplier:.4g}" if against == "steps" else f"{asked.steps} steps"
-    return f"{asked.sampling} sampling, rate {asked.sampling_rate:.4g}, {fixed}, {asked.neighbours}"
+    return (
+        f"{asked.drawing.sampling} sampling, rate {asked.drawing.sampling_rate:.4g}, {fixed}, {asked.neighbours}"
+    )

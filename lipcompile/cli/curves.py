@@ -15,10 +15,10 @@ from lipcompile.reports.document import Curve, Privacy
 _POINTS = 12
 
 
-def asked(given: Mapping[str, Any], plan: Mapping[str, Any]) -> Question | None:
+def asked(accounting: Any, given: Mapping[str, Any], plan: Mapping[str, Any]) -> Question | None:
     """Return what curves are asked for; None if no option is given, and the plan alone does not say enough."""
     try:
-        return ask(given, plan)
+        return ask(accounting, given, plan)
     except InputError:
         if any(value is not None for value in given.values()):
             raise
@@ -38,7 +38,7 @@ def privacy(accounting: Any, question: Question) -> Privacy:
         raise input_error("LIP401", curves[-1].note or "no accountant has an answer")
     return Privacy(
         noise_multiplier=settled.noise_multiplier,
-        sampling_rate=settled.sampling_rate,
+        sampling_rate=settled.drawing.sampling_rate,
         steps=settled.steps,
         delta=settled.delta,
         neighbours=settled.neighbours,

@@ -35,41 +35,26 @@ _OPTIONS: dict[str, tuple[Any, str]] = {
 class Question:
     """A budget with one number missing: `unknown` is None there.
 
-    round_steps: how many steps are one release: of an epoch (`shuffle`, `balls_in_bins`), or of all groups, which
-        is sampled at so many times the rate (`noise correlated`); None if the whole run is one, without sampling
-        (`noise blt`).
-    sampling: how batches are drawn.
-    sizes: of a batch and of the data set, where they are known.
+    drawing: how batches are drawn and what is charged for it: a `Drawing` of the backend's accounting.
     """
 
     neighbours: str
-    sampling_rate: float
+    drawing: Any
     delta: float
     epsilon: float | None
     noise_multiplier: float | None
     steps: int | None
     unknown: Unknown
-    round_steps: int | None = 1
-    sampling: str = "poisson"
-    sizes: tuple[int, int] | None = None
-
-    @property
-    def charged_rate(self) -> float:
-        """The sampling rate of one release, if it is a mechanism."""
-        whole = self.round_steps is None or self.sampling == "shuffle"
-        return 1.0 if whole else self.sampling_rate * (self.round_steps or 1)
 
     @property
     def batch_size(self) -> int | None:
         """The size of a batch, or the expected one, if it is known."""
-        return self.sizes[0] if self.sizes else None
+        return self.drawing.sizes[0] if self.drawing.sizes else None
 
     @property
     def charges(self) -> int | None:
         """How many releases the steps are."""
-        if self.steps is None:
-            return None
-        return 1 if self.round_steps is None else -(-self.steps // self.round_steps)
+        return None if self.steps is None else self.drawing.charges(self.steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +80,11 @@ def privacy_options(command: Command) -> Command:
     return collected
 
 
-def ask(given: Mapping[str, Any], plan: Mapping[str, Any]) -> Question:
-    """Return what is asked; the plan supplies what is not given. Raises InputError (LIP404)."""
+def ask(accounting: Any, given: Mapping[str, Any], plan: Mapping[str, Any]) -> Question:
+    """Return what is asked, for a backend's `accounting`; the plan supplies what is not given.
+
+    Raises InputError (LIP404).
+    """
     from lipcompile.cli.settings import demand, merged, resolved_sampling, setting_error
 
     settings = merged(given, {"dataset_size": plan.get("dataset"), **plan}, {"neighbours": "add_remove"})
@@ -113,20 +101,22 @@ def ask(given: Mapping[str, Any], plan: Mapping[str, Any]) -> Question:
         listed = " and ".join(unknown)
         raise setting_error(f"{listed} are unknown: two of epsilon, noise_multiplier and steps are needed")
     correlation, neighbours = plan.get("correlation"), settings["neighbours"]
-    sampling = resolved_sampling(settings["sampling"], correlation) or "poisson"
-    return Question(
-        neighbours,
-        rate,
-        settings["delta"],
-        unknown=unknown[0],
-        round_steps=_round_steps(sampling, correlation, neighbours, rate, unknown[0]),
-        sampling=sampling,
-        sizes=_sizes(sampling, given, settings),
-        **asked,
-    )
+    sampling = resolved_sampling(settings["sampling"], correlation)
+    try:
+        drawing = _drawing(accounting, sampling, correlation, rate, _sizes(given, settings))
+        drawing.check(accounting.NeighbouringRelation(neighbours))
+    except accounting.BudgetError as error:
+        raise setting_error(str(error)) from error
+    if unknown[0] == "steps" and drawing.round_steps is None:
+        raise setting_error(
+            "with `noise blt` the whole run is one mechanism, however many steps it has: give them"
+        )
+    return Question(neighbours, drawing, settings["delta"], unknown=unknown[0], **asked)
 
 
-def batch_question(given: Mapping[str, Any], plan: Mapping[str, Any]) -> Callable[[int], Question] | None:
+def batch_question(
+    accounting: Any, given: Mapping[str, Any], plan: Mapping[str, Any]
+) -> Callable[[int], Question] | None:
     """Return the question for ε at every batch size, if the batch size is what is asked for.
 
     It is if ε, the noise and the steps or epochs are given as options, and neither a batch size nor a rate. Raises
@@ -140,7 +130,7 @@ def batch_question(given: Mapping[str, Any], plan: Mapping[str, Any]) -> Callabl
         return None
     demand(merged(given, {"dataset_size": plan.get("dataset"), **plan}, {}), ("dataset_size",))
     plan = {name: value for name, value in plan.items() if name not in ("epsilon", "noise_multiplier")}
-    return lambda size: ask({**given, "epsilon": None, "batch_size": size}, plan)
+    return lambda size: ask(accounting, {**given, "epsilon": None, "batch_size": size}, plan)
 
 
 def answer(accounting: Any, analysis: str, asked: Question) -> Answer:
@@ -165,7 +155,7 @@ def answer_batch(
 
     def run(size: int) -> Any:
         question = asked(size)
-        return _release(accounting, question, question.noise_multiplier), question.charges
+        return question.drawing.release(question.noise_multiplier), question.charges
 
     size, note = 0, None
     try:
@@ -180,7 +170,7 @@ def answer_batch(
 def _solution(accounting: Any, analysis: str, asked: Question) -> float:
     """Return the number that is unknown; raises the BudgetError of the accounting."""
     relation = accounting.NeighbouringRelation(asked.neighbours)
-    release = functools.partial(_release, accounting, asked)
+    release = asked.drawing.release
     compared = analysis in accounting.COMPARISONS
     by = (analysis,) if compared else ()
     last = () if compared else (analysis,)
@@ -192,7 +182,7 @@ def _solution(accounting: Any, analysis: str, asked: Question) -> float:
         return float(noise(*by, asked.epsilon, asked.delta, release, asked.charges, relation, *last))
     steps = accounting.comparison_steps if compared else accounting.calibrate_steps
     charges = steps(*by, asked.epsilon, asked.delta, release(asked.noise_multiplier), relation, *last)
-    return int(charges) * (asked.round_steps or 1)
+    return int(asked.drawing.steps(charges))
 
 
 def refuse_if_none(answers: Mapping[str, Answer]) -> None:
@@ -218,46 +208,26 @@ def _asked(
     return asked
 
 
-def _release(accounting: Any, asked: Question, noise_multiplier: Any) -> Any:
-    """Return what is charged at this σ."""
-    if asked.sampling == "balls_in_bins":
-        return accounting.RandomAllocation(asked.round_steps, noise_multiplier)
-    if asked.sampling == "fixed_size" and asked.sizes:
-        return accounting.WithoutReplacement(*asked.sizes, noise_multiplier)
-    return accounting.Mechanism(asked.charged_rate, noise_multiplier)
+def _drawing(
+    accounting: Any,
+    sampling: str | None,
+    correlation: Mapping[str, Any] | None,
+    rate: float,
+    sizes: tuple[int, int] | None,
+) -> Any:
+    """Return how batches are drawn; of correlated noise, as it needs."""
+    if correlation is None:
+        return accounting.Drawing(sampling or "poisson", rate, sizes)
+    if correlation["kind"] == "blt":
+        return accounting.Drawing("fixed_order", rate, sizes)
+    return accounting.Drawing("cyclic_poisson", rate, sizes, int(correlation["bands"]))
 
 
-def _round_steps(
-    sampling: str, correlation: Mapping[str, Any] | None, neighbours: str, rate: float, unknown: Unknown
-) -> int | None:
-    """Return `Question.round_steps`; raises InputError (LIP404) where there is none."""
-    from lipcompile.cli.settings import setting_error
-
-    if correlation and correlation["kind"] == "blt":
-        if unknown == "steps":
-            raise setting_error(
-                "with `noise blt` the whole run is one mechanism, however many steps it has: give them"
-            )
+def _sizes(given: Mapping[str, Any], settings: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Return the sizes of a batch and of the data set, unless a rate is given in their place."""
+    if given["sampling_rate"] is not None:
         return None
-    if sampling == "shuffle" and neighbours != "replace_one":
-        raise setting_error(
-            "shuffled batches are cut by number, and one example more moves others: they are analysed for the "
-            "neighbours replace_one; for add_remove there is `sampling balls_in_bins`"
-        )
-    if sampling in ("shuffle", "balls_in_bins"):
-        return max(1, round(1 / rate)) if rate > 0 else 1
-    return int(correlation["bands"]) if correlation else 1
-
-
-def _sizes(sampling: str, given: Mapping[str, Any], settings: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Return the sizes of a batch and of the data set, without which batches of fixed size have no analysis."""
-    from lipcompile.cli.settings import setting_error
-
-    if given["sampling_rate"] is None:
-        return int(settings["batch_size"]), int(settings["dataset_size"])
-    if sampling == "fixed_size":
-        raise setting_error("batches of fixed size need --batch-size and --dataset-size in place of a rate")
-    return None
+    return int(settings["batch_size"]), int(settings["dataset_size"])
 
 
 def _rate(given: Mapping[str, Any], settings: Mapping[str, Any]) -> float:

@@ -89,14 +89,15 @@ def _document(derivation: Derivation, loaded: Loaded, given: Mapping[str, Any]) 
     from lipcompile.passes.what_if import changes
     from lipcompile.reports.document import document
 
-    question = asked(given, planned(loaded))
+    accounting = find().accounting
+    question = asked(accounting, given, planned(loaded))
     if derivation.analysis is None:
         return document(derivation)
     graph, depth = derivation.analysis.graph, derivation.analysis.depth
     analysis = replace(derivation.analysis, depth=curves(graph, depth))
     with CountWatch("changes") as watch:
         suggestions = changes(graph, watch)
-    epsilon = None if question is None else privacy(find().accounting, question)
+    epsilon = None if question is None else privacy(accounting, question)
     return document(replace(derivation, analysis=analysis), suggestions=suggestions, privacy=epsilon)
 
 

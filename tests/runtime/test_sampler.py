@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from lipcompile_torch.accounting import Drawing
 from lipcompile_torch.runtime.sampler import PrivateLoader
-from lipcompile_torch.runtime.sampling import SamplingError
+from lipcompile_torch.runtime.sampling import Poisson, SamplingError
 from torch import Tensor
 from torch.utils.data import (
     DataLoader,
@@ -132,10 +133,8 @@ def test_unseeded_loaders_differ_also_under_one_global_seed() -> None:
 
 def test_small_rates_are_not_rounded() -> None:
     # Float32 uniforms are multiples of 2^-24: below q = 1e-8 there is only 0, which is 6 times too likely.
-    loader = poisson(tensors(10), 1)
-    loader.scheme.batch_size = 0.1  # type: ignore[assignment]  # q = 1e-8
-    loader.scheme.size = 10**7
-    total = sum(len(loader.scheme.batch(0)) for _ in range(20))
+    rare = Poisson(Drawing("poisson", 1e-8, (1, 10**7)), torch.Generator().manual_seed(0))
+    total = sum(len(rare.batch(0)) for _ in range(20))
     assert total <= 14  # Poisson(2): above 14 with probability 1e-8; at 2^-24 it would be Poisson(12)
 
 

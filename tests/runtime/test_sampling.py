@@ -10,12 +10,14 @@ import pytest
 import torch
 from lipcompile_torch.accounting import (
     BudgetError,
+    Drawing,
     Mechanism,
     NeighbouringRelation,
     RandomAllocation,
+    Sampling,
     WithoutReplacement,
 )
-from lipcompile_torch.runtime.sampling import Sampling, SamplingError, Scheme, scheme_maker
+from lipcompile_torch.runtime.sampling import SamplingError, Scheme, scheme_for
 
 ADD, REPLACE = NeighbouringRelation.ADD_REMOVE, NeighbouringRelation.REPLACE_ONE
 N, B = 60, 9  # round(60/9) = 7 steps an epoch
@@ -24,7 +26,8 @@ N, B = 60, 9  # round(60/9) = 7 steps an epoch
 def scheme(
     sampling: Sampling, relation: Any = REPLACE, groups: int = 1, size: int = N, batch: int = B, seed: int = 0
 ) -> Scheme:
-    return scheme_maker(sampling, relation, groups)(size, batch, torch.Generator().manual_seed(seed))
+    drawing = Drawing(sampling, batch / size, (batch, size), groups)
+    return scheme_for(drawing, relation, torch.Generator().manual_seed(seed))
 
 
 def epochs(drawn_from: Scheme, count: int) -> list[list[list[int]]]:
@@ -130,15 +133,15 @@ def test_an_older_iteration_does_not_go_on_beside_a_newer_one(sampling: Sampling
 )
 def test_what_is_charged(sampling: Sampling, groups: int, release: object, charges: int) -> None:
     chosen = scheme(sampling, groups=groups)
-    assert chosen.release(2.0) == release
-    assert chosen.charges(20) == charges
-    assert chosen.charges(0) == 0
+    assert chosen.drawing.release(2.0) == release
+    assert chosen.drawing.charges(20) == charges
+    assert chosen.drawing.charges(0) == 0
 
 
 def test_schemes_without_an_analysis_are_refused_with_the_reason() -> None:
     with pytest.raises(BudgetError, match=r"moves others to other batches.*replace_one"):
-        scheme_maker("shuffle", ADD)
+        scheme("shuffle", relation=ADD)
     with pytest.raises(BudgetError, match="at most 6 bands"):
         scheme("cyclic_poisson", groups=7)
     with pytest.raises(BudgetError, match="unknown sampling 'ordered'"):
-        scheme_maker("ordered", ADD)  # type: ignore[arg-type]
+        Drawing("ordered", 0.1)  # type: ignore[arg-type]

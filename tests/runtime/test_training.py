@@ -306,7 +306,7 @@ def test_pieces_of_batches_do_not_change_what_is_charged(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"sampling": "shuffle"}, "use neighbours='replace_one'"),
+        ({"sampling": "shuffle"}, "use neighbours replace_one"),
         ({"sampling": "fixed_order"}, "serves correlated noise alone"),
         ({**WAYS["cyclic_poisson"][0], "sampling": "shuffle"}, "cyclic_poisson sampling only"),
         ({"correlation": {"kind": "correlated", "bands": 11}}, "11 bands"),

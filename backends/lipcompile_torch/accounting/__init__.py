@@ -31,6 +31,7 @@ from .calibration import (
 )
 from .comparison import COMPARISONS, Comparison, comparison_epsilon, comparison_noise, comparison_steps
 from .composition import check_supported, epsilon
+from .drawing import Drawing, Sampling
 from .gaussian import Formula, gaussian_delta, gaussian_epsilon, gaussian_noise
 from .guarantee import Accountant, BudgetError, NeighbouringRelation
 from .releases import Mechanism, RandomAllocation, Release, Run, WithoutReplacement, release_from
@@ -43,12 +44,14 @@ __all__ = [
     "Accountant",
     "BudgetError",
     "Comparison",
+    "Drawing",
     "Formula",
     "Mechanism",
     "NeighbouringRelation",
     "RandomAllocation",
     "Release",
     "Run",
+    "Sampling",
     "WithoutReplacement",
     "calibrate_batch_size",
     "calibrate_noise_multiplier",

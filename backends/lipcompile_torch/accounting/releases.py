@@ -25,11 +25,7 @@ class Mechanism:
     noise_multiplier: float
 
     def __post_init__(self) -> None:
-        if not 0 < self.sampling_rate <= 1:
-            raise BudgetError(
-                f"sampling rate {self.sampling_rate} is not in (0, 1]: "
-                "it is the expected batch size over the number of examples"
-            )
+        check_rate(self.sampling_rate)
         _check_noise(self.noise_multiplier)
 
     def fields(self) -> dict[str, Any]:
@@ -133,6 +129,15 @@ _READ: dict[str, Callable[[Mapping[str, Any]], Release]] = {
     ),
     "allocation": lambda f: RandomAllocation(_whole(f["steps"]), float(f["noise_multiplier"])),
 }
+
+
+def check_rate(sampling_rate: float) -> None:
+    """Raise BudgetError if q is no sampling rate."""
+    if not 0 < sampling_rate <= 1:
+        raise BudgetError(
+            f"sampling rate {sampling_rate} is not in (0, 1]: "
+            "it is the expected batch size over the number of examples"
+        )
 
 
 def _check_noise(noise_multiplier: float) -> None:

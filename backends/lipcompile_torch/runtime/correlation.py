@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..accounting import BudgetError
+from ..accounting import BudgetError, Sampling
 from ..factorisation import Cyclic, FactorisationError, Strategy, planned_strategy, strategy_from
-from .sampling import Sampling, Scheme
 
 Correlation = Strategy | Mapping[str, Any]
 """A strategy, the dict of one, or what kind is wanted: {"kind": "correlated", "bands": 16}, {"kind": "blt"}."""
@@ -64,15 +63,15 @@ def sampling_for(strategy: Strategy | None, wanted: Sampling | None) -> tuple[Sa
     return needed, strategy.participation.period if isinstance(strategy.participation, Cyclic) else 1
 
 
-def check_participation(strategy: Strategy, scheme: Scheme) -> None:
-    """Refuse, with BudgetError, a scheme in which an example takes part more often than was proved."""
+def check_participation(strategy: Strategy, steps_per_epoch: int) -> None:
+    """Refuse, with BudgetError, epochs in which an example takes part more often than was proved."""
     if isinstance(strategy.participation, Cyclic):
         return  # the groups are the strategy's
     apart, times = strategy.participation.separation, strategy.participation.participations
-    epochs = -(-strategy.steps // scheme.steps_per_epoch)
-    if scheme.steps_per_epoch < apart or epochs > times:
+    epochs = -(-strategy.steps // steps_per_epoch)
+    if steps_per_epoch < apart or epochs > times:
         raise BudgetError(
             f"the noise is proved private for examples that take part {times} times, {apart} steps apart; here it "
-            f"would be {epochs} times, {scheme.steps_per_epoch} apart: compile the model again with the epochs "
+            f"would be {epochs} times, {steps_per_epoch} apart: compile the model again with the epochs "
             "and the batch size that it is trained with"
         )

@@ -18,6 +18,7 @@ from ..accounting import (
     NeighbouringRelation,
     Release,
     Run,
+    Sampling,
     calibrate_noise_multiplier,
     check_supported,
 )
@@ -35,8 +36,7 @@ from .noise import Allocation, NoiseSource
 from .normals import Normals, SecureNormals
 from .optimizer import PrivateOptimizer
 from .reduction import without_ddp
-from .sampler import PrivateLoader
-from .sampling import Sampling, scheme_maker
+from .sampler import PrivateLoader, drawing_of
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -244,7 +244,7 @@ class PrivacyEngine:
             BudgetError: a budget that cannot be met; see also `make_private`.
         """
         how = _correlated(_lipschitz(without_ddp(module, self.world), optimizer), how)
-        steps = epochs * len(PrivateLoader(data_loader))
+        steps = epochs * drawing_of(data_loader).steps_per_epoch
         strategy, _ = self._prepare(data_loader, steps, how)
         chosen = how if strategy is None else how | {"correlation": strategy}
         sigma = self.calibrate(
@@ -273,7 +273,7 @@ class PrivacyEngine:
         **how: Unpack[How],
     ) -> float:
         """Return the σ with which `epochs` epochs cost at most (ε, δ); see `make_private_with_epsilon`."""
-        steps = epochs * len(PrivateLoader(data_loader))
+        steps = epochs * drawing_of(data_loader).steps_per_epoch
         _, loader = self._prepare(data_loader, steps, how)
         if target_delta * loader.size >= 1:
             warnings.warn(
@@ -287,8 +287,8 @@ class PrivacyEngine:
             lambda: calibrate_noise_multiplier(
                 target_epsilon,
                 target_delta,
-                loader.scheme.release,
-                loader.scheme.charges(steps),
+                loader.scheme.drawing.release,
+                loader.scheme.drawing.charges(steps),
                 self.relation,
                 self.accountant,
                 spent,
@@ -299,7 +299,7 @@ class PrivacyEngine:
         """Refuse, with RankError, another plan on another process."""
         plan = {
             "noise": (sigma, how.get("noise"), how.get("secure"), how.get("seed")),
-            "batches": (loader.size, loader.batch_size, loader.max_physical_batch, type(loader.scheme)),
+            "batches": (loader.size, loader.batch_size, loader.max_physical_batch, loader.scheme.drawing),
             "accounting": (self.relation, self.accountant, max_steps),
         }
         views = self.world.each("make a module private", lambda: plan)
@@ -336,13 +336,14 @@ class PrivacyEngine:
     ) -> tuple[Strategy | None, PrivateLoader]:
         """Return what correlates the noise, if anything, and the loader."""
         seed, limit, wanted = how.get("seed"), how.get("max_physical_batch"), how.get("correlation")
-        per_epoch = len(PrivateLoader(data_loader, limit))
+        per_epoch = drawing_of(data_loader).steps_per_epoch
         strategy = None if wanted is None else chosen_strategy(wanted, steps, per_epoch)
         sampling, groups = sampling_for(strategy, how.get("sampling"))
-        maker = scheme_maker(sampling, self.relation, groups)
-        loader = PrivateLoader(data_loader, limit, None if seed is None else seed + 1, maker, self.world)
+        drawing = drawing_of(data_loader, sampling, groups)
+        seed = None if seed is None else seed + 1
+        loader = PrivateLoader(data_loader, limit, seed, drawing, self.relation, self.world)
         if strategy is not None:
-            check_participation(strategy, loader.scheme)
+            check_participation(strategy, per_epoch)
             if isinstance(how.get("loss_clip"), AdaptiveClip):
                 raise BudgetError(
                     "an adaptive clip releases a count at every step, whose noise would have to be correlated "
@@ -353,7 +354,7 @@ class PrivacyEngine:
     def _release(self, loader: PrivateLoader, noise_multiplier: float) -> Release:
         if noise_multiplier == 0:
             raise BudgetError("noise multiplier 0 gives no privacy: train with the plain optimizer instead")
-        release = loader.scheme.release(noise_multiplier)
+        release = loader.scheme.drawing.release(noise_multiplier)
         check_supported({release: 1}, 0.5, self.relation, self.accountant)
         return release
 

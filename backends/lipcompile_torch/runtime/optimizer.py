@@ -48,7 +48,7 @@ class PrivateOptimizer(Singular, Optimizer):
         self._release_kind = release
         self._noise = noise
         self._steps_left = max_steps
-        self._charges_left = None if max_steps is None else loader.scheme.charges(max_steps)
+        self._charges_left = None if max_steps is None else loader.scheme.drawing.charges(max_steps)
         self._round: int | None = None
         self._parameters = checks.trainable(gradients.module)
         self._accumulating = False
@@ -196,7 +196,7 @@ class PrivateOptimizer(Singular, Optimizer):
                 f"the noise is correlated over {self._noise.steps} steps, and this is a later one: batches that "
                 "were drawn ahead by workers and then left count too; iterate to the end of the loader"
             )
-        if self._loader.scheme.round_steps == 1:
+        if self._loader.scheme.drawing.round_steps == 1:
             self._ledger.record_step(self._release_kind)
             self._spend_charge()
         else:

@@ -7,20 +7,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from ..accounting import (
     Accountant,
     BudgetError,
+    Drawing,
     NeighbouringRelation,
     Run,
+    Sampling,
     calibrate_noise_multiplier,
     epsilon,
 )
 from ..factorisation import Strategy
 from .correlation import chosen_strategy, sampling_for
 from .ledger import LedgerRecord
-from .sampling import Sampling, Scheme, scheme_maker, steps_of_epoch
 
 
 class ShortenedWarning(UserWarning):
@@ -71,31 +70,31 @@ class Course:
     """How a run goes, whatever its noise: what is charged for how many steps.
 
     Args:
-        scheme: how batches are drawn; this one draws none.
+        drawing: how batches are drawn.
         strategy: what correlates the noise, planned for all epochs.
         steps: of all epochs.
         sampling: name of the scheme; None: that of the strategy.
     """
 
-    scheme: Scheme
+    drawing: Drawing
     strategy: Strategy | None
     steps: int
     sampling: Sampling | None
 
     def calibrated(self, budget: Budget) -> float:
         """Return the σ at which the whole run keeps to the budget; raises BudgetError."""
-        charges = self.scheme.charges(self.steps)
+        charges = self.drawing.charges(self.steps)
         return calibrate_noise_multiplier(
-            budget.epsilon, budget.delta, self.scheme.release, charges, budget.relation, budget.accountant
+            budget.epsilon, budget.delta, self.drawing.release, charges, budget.relation, budget.accountant
         )
 
     def plan(self, noise_multiplier: float, record: LedgerRecord) -> Plan:
         """Return what is left of the run once the ledger's charges are taken off those that it was made for."""
-        done, scheme = record.total_steps, self.scheme
-        charges = max(0, scheme.charges(self.steps) - record.charges.total())
-        fit = min(1, charges) * self.steps if scheme.round_steps is None else charges * scheme.round_steps
+        done, drawing = record.total_steps, self.drawing
+        charges = max(0, drawing.charges(self.steps) - record.charges.total())
+        fit = min(1, charges) * self.steps if drawing.round_steps is None else charges * drawing.round_steps
         left = min(max(0, self.steps - done), fit)
-        return Plan(done + left, done, scheme.steps_per_epoch, noise_multiplier, self.steps)
+        return Plan(done + left, done, drawing.steps_per_epoch, noise_multiplier, self.steps)
 
     def check_resumed(self, plan: Plan, record: LedgerRecord, budget: Budget) -> None:
         """Look at what is left of a run that is resumed; warn with `ShortenedWarning` if it is not all.
@@ -103,7 +102,7 @@ class Course:
         Raises:
             BudgetError: it would exceed the budget, since the ledger holds the steps of other runs.
         """
-        left = (self.scheme.release(plan.noise_multiplier), self.scheme.charges(plan.steps_left))
+        left = (self.drawing.release(plan.noise_multiplier), self.drawing.charges(plan.steps_left))
         total = budget.spent([*record.runs, left])
         if plan.steps_left and total > budget.epsilon:
             raise BudgetError(
@@ -141,10 +140,11 @@ def course(
     Raises:
         BudgetError: a combination for which there is no analysis.
     """
-    per_epoch = steps_of_epoch(size, batch_size)
+    sizes = (batch_size, size)
+    per_epoch = Drawing("poisson", batch_size / size, sizes).steps_per_epoch
     steps = epochs * per_epoch
     strategy = None if correlation is None else chosen_strategy(correlation, steps, per_epoch)
     name, groups = sampling_for(strategy, sampling)
-    return Course(
-        scheme_maker(name, relation, groups)(size, batch_size, torch.Generator()), strategy, steps, sampling
-    )
+    drawing = Drawing(name, batch_size / size, sizes, groups)
+    drawing.check(relation)
+    return Course(drawing, strategy, steps, sampling)

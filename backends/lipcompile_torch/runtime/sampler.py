@@ -19,9 +19,10 @@ from torch.utils.data import (
     default_collate,
 )
 
+from ..accounting import Drawing, NeighbouringRelation, Sampling
 from .distributed import ALONE, World
 from .normals import fresh_generator
-from .sampling import Poisson, SamplingError, SchemeMaker
+from .sampling import SamplingError, scheme_for
 
 
 @dataclass(slots=True)
@@ -69,7 +70,8 @@ class PrivateLoader:
         loader: its data set, batch size, `collate_fn` and worker settings are used; its order is not.
         max_physical_batch: most examples of one piece; None: no limit.
         seed: None: the operating system's entropy. A seed makes the batches repeatable and is not private.
-        scheme: what makes the sampling scheme, see `sampling.scheme_maker`.
+        drawing: how batches are drawn, of the sizes of `loader`; None: Poisson.
+        relation: the neighbouring relation that it is to be accounted under.
         world: the processes that share the batches; all make their loaders together.
 
     Raises:
@@ -82,21 +84,22 @@ class PrivateLoader:
         loader: DataLoader[Any],
         max_physical_batch: int | None = None,
         seed: int | None = None,
-        scheme: SchemeMaker = Poisson,
+        drawing: Drawing | None = None,
+        relation: NeighbouringRelation = NeighbouringRelation.ADD_REMOVE,
         world: World = ALONE,
     ) -> None:
-        _check(loader, max_physical_batch)
+        drawing = drawing or drawing_of(loader)
+        _check_pieces(max_physical_batch)
         self.dataset = loader.dataset
-        self.size = len(loader.dataset)  # type: ignore[arg-type]  # `_check` refused data sets without a length
-        self.expected_batch_size = int(loader.batch_size or 0)
-        self.sampling_rate = self.expected_batch_size / self.size
         self.max_physical_batch = max_physical_batch
         self.current: LogicalBatch | None = None
         self.before_batch: Callable[[], None] = _nothing
         self._loader, self._world = loader, world
         generator = fresh_generator() if seed is None else torch.Generator().manual_seed(seed)
         generator.set_state(world.first("begin sampling", generator.get_state))
-        self.scheme = scheme(self.size, self.expected_batch_size, generator)
+        self.scheme = scheme_for(drawing, relation, generator)
+        self.size, self.expected_batch_size = self.scheme.size, self.scheme.batch_size
+        self.sampling_rate = drawing.sampling_rate
 
     @property
     def batch_size(self) -> int:
@@ -215,7 +218,13 @@ def _nothing() -> None:
     pass
 
 
-def _check(loader: DataLoader[Any], max_physical_batch: int | None) -> None:
+def drawing_of(loader: DataLoader[Any], sampling: Sampling = "poisson", groups: int = 1) -> Drawing:
+    """Return how batches are drawn of a loader's data, in batches of its size.
+
+    Raises:
+        SamplingError: the loader has no fixed batch size, streams its data, or selects them by its own sampler.
+        BudgetError: no such sampling, for these sizes.
+    """
     if isinstance(loader.dataset, IterableDataset) or not hasattr(loader.dataset, "__len__"):
         raise SamplingError(
             "the data set is a stream: private sampling needs to pick examples by index; use a map-style data set"
@@ -235,6 +244,11 @@ def _check(loader: DataLoader[Any], max_physical_batch: int | None) -> None:
             f"batch size {loader.batch_size} for a data set of {len(loader.dataset)} examples: the sampling rate "
             "must be in (0, 1]"
         )
+    size, batch_size = len(loader.dataset), loader.batch_size
+    return Drawing(sampling, batch_size / size, (batch_size, size), groups)
+
+
+def _check_pieces(max_physical_batch: int | None) -> None:
     if max_physical_batch is not None and max_physical_batch < 1:
         raise SamplingError(f"max_physical_batch is {max_physical_batch}: it must be at least 1, or None")
 

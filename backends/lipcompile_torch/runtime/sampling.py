@@ -1,44 +1,15 @@
-"""How the examples of each training step are drawn, and what release that is to the accounting.
-
-====================  ==================================================  ====================================
-scheme                batches                                             one charge
-====================  ==================================================  ====================================
-`poisson`             each example with probability q, at every step      a step: Poisson-sampled Gaussian
-`fixed_size`          b examples without replacement, at every step       a step: without replacement
-`shuffle`             all in a random order, cut, in every epoch          an epoch: plain Gaussian
-`balls_in_bins`       each example in one step of the epoch, uniformly    an epoch: random allocation
-`cyclic_poisson`      Poisson of one group after the other, `groups`      `groups` steps: Poisson, q·groups
-`fixed_order`         each example in the same step of every epoch        the whole run: plain Gaussian
-====================  ==================================================  ====================================
-
-A release that covers several steps is charged before its first one: to see fewer of them is post-processing.
-
-Under add/remove the data sets differ in their number of examples, so where an example goes must not depend on how
-many others there are: `shuffle`, whose batches are cut by number, is refused there, `balls_in_bins` is its
-counterpart.
-"""
+"""How the examples of each training step are drawn: a scheme for each row of :mod:`..accounting.drawing`."""
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from ..accounting import (
-    BudgetError,
-    Mechanism,
-    NeighbouringRelation,
-    RandomAllocation,
-    Release,
-    WithoutReplacement,
-)
-
-Sampling = Literal["poisson", "fixed_size", "shuffle", "balls_in_bins", "cyclic_poisson", "fixed_order"]
+from ..accounting import Drawing, NeighbouringRelation, Sampling
 
 
 class SamplingError(ValueError):
@@ -61,42 +32,29 @@ class Drawn:
     round: int
 
 
-def steps_of_epoch(size: int, batch_size: int) -> int:
-    """Return how many steps an epoch has, of N examples in batches of b: round(N/b), and at least 1."""
-    return max(1, round(size / batch_size))
-
-
 class Scheme(ABC):
-    """One row of the table above, for a data set.
+    """A way to draw batches, for a data set.
 
     Args:
-        size: N, number of examples; public.
-        batch_size: b, the expected number of examples of a step, and what gradients are divided by.
+        drawing: what it is called, its rate q and sizes (b, N), and what is charged for it.
         generator: of all random choices; fresh from the operating system's entropy, or the run is not private.
 
     Attributes:
-        round_steps: training steps that a charge covers; None: all of the run.
-        steps_per_epoch: round(N/b), and at least 1.
         drawn: how many steps were drawn.
     """
 
-    round_steps: int | None = 1
-
-    def __init__(self, size: int, batch_size: int, generator: torch.Generator) -> None:
-        self.size, self.batch_size, self.generator = size, batch_size, generator
-        self.steps_per_epoch = steps_of_epoch(size, batch_size)
+    def __init__(self, drawing: Drawing, generator: torch.Generator) -> None:
+        if drawing.sizes is None:
+            raise SamplingError("batches are drawn from a data set of known size")
+        self.drawing, self.generator = drawing, generator
+        self.batch_size, self.size = drawing.sizes
         self.drawn = 0
         self._iterations = 0
 
-    def charges(self, steps: int) -> int:
-        """Return how many charges that many steps take, in whole epochs and without interruption."""
-        if self.round_steps is None:
-            return min(steps, 1)
-        return math.ceil(steps / self.round_steps)
-
-    @abstractmethod
-    def release(self, noise_multiplier: float) -> Release:
-        """Return what is charged."""
+    @property
+    def steps_per_epoch(self) -> int:
+        """How many steps an epoch has."""
+        return self.drawing.steps_per_epoch
 
     def epoch(self) -> Iterator[Drawn]:
         """Draw the steps of one epoch, `steps_per_epoch` in number; a batch may be empty.
@@ -114,7 +72,9 @@ class Scheme(ABC):
                 )
             step = self.drawn
             self.drawn += 1
-            yield Drawn(self.batch(step), step, step // self.round_steps if self.round_steps else 0)
+            yield Drawn(
+                self.batch(step), step, step // self.drawing.round_steps if self.drawing.round_steps else 0
+            )
 
     @abstractmethod
     def batch(self, step: int) -> Tensor:
@@ -131,26 +91,13 @@ class Scheme(ABC):
 class Poisson(Scheme):
     """Each example enters each step with probability q = b/N, independently, up to the 53 bits of a uniform."""
 
-    @property
-    def rate(self) -> float:
-        """Return q."""
-        return self.batch_size / self.size
-
-    def release(self, noise_multiplier: float) -> Release:
-        """Return the Poisson-sampled Gaussian mechanism of one step."""
-        return Mechanism(self.rate, noise_multiplier)
-
     def batch(self, step: int) -> Tensor:  # noqa: ARG002  # every step alike
         """Draw afresh; a batch may be empty."""
-        return (self._uniform(self.size) < self.rate).nonzero().flatten()
+        return (self._uniform(self.size) < self.drawing.charged_rate).nonzero().flatten()
 
 
 class FixedSize(Scheme):
     """Exactly b examples at each step, without replacement, afresh at every step."""
-
-    def release(self, noise_multiplier: float) -> Release:
-        """Return the Gaussian mechanism of one step on a sample without replacement."""
-        return WithoutReplacement(self.batch_size, self.size, noise_multiplier)
 
     def batch(self, step: int) -> Tensor:  # noqa: ARG002  # every step alike
         """Draw afresh: the smallest of 53-bit uniforms, since `randperm` is biased by up to N/2^32 of q."""
@@ -159,10 +106,6 @@ class FixedSize(Scheme):
 
 class _Epochs(Scheme):
     """Every example takes part exactly once in an epoch; an epoch that is broken off is charged whole."""
-
-    def __init__(self, size: int, batch_size: int, generator: torch.Generator) -> None:
-        super().__init__(size, batch_size, generator)
-        self.round_steps = self.steps_per_epoch
 
     def epoch(self) -> Iterator[Drawn]:
         """Assign all examples to the steps of the epoch, afresh."""
@@ -187,10 +130,6 @@ class Shuffle(_Epochs):
         at hand.
     """
 
-    def release(self, noise_multiplier: float) -> Release:
-        """Return the plain Gaussian mechanism of one epoch."""
-        return Mechanism(1.0, noise_multiplier)
-
     def batches(self) -> list[Tensor]:
         """Cut a random order."""
         return list(torch.randperm(self.size, generator=self.generator).tensor_split(self.steps_per_epoch))
@@ -198,10 +137,6 @@ class Shuffle(_Epochs):
 
 class BallsInBins(_Epochs):
     """Each example enters one step of the epoch, chosen uniformly and independently of all others."""
-
-    def release(self, noise_multiplier: float) -> Release:
-        """Return the random allocation of one epoch."""
-        return RandomAllocation(self.steps_per_epoch, noise_multiplier)
 
     def batches(self) -> list[Tensor]:
         """Throw all examples."""
@@ -216,29 +151,17 @@ class CyclicPoisson(Scheme):
     many bands needs (Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization", Theorem 4: the run
     is then as private as ⌈T/groups⌉ steps of Poisson sampling at rate q·groups). Examples choose their groups
     independently, once for the run.
-
-    Raises:
-        BudgetError: q·groups exceeds 1.
     """
 
-    def __init__(self, size: int, batch_size: int, generator: torch.Generator, groups: int) -> None:
-        super().__init__(size, batch_size, generator)
-        self.rate = batch_size * groups / size
-        if self.rate > 1:
-            raise BudgetError(
-                f"{groups} bands with batches of {batch_size} of {size} examples: a group would have fewer "
-                f"examples than a batch; use at most {size // batch_size} bands, or smaller batches"
-            )
-        self.round_steps = self.groups = groups
-        self._group = self._bins(groups)
-
-    def release(self, noise_multiplier: float) -> Release:
-        """Return the Poisson-sampled Gaussian mechanism of one turn of all groups."""
-        return Mechanism(self.rate, noise_multiplier)
+    def __init__(self, drawing: Drawing, generator: torch.Generator) -> None:
+        super().__init__(drawing, generator)
+        self._group = self._bins(drawing.groups)
 
     def batch(self, step: int) -> Tensor:
         """Draw from the group whose turn it is."""
-        entered = (self._uniform(self.size) < self.rate) & (self._group == step % self.groups)
+        entered = (self._uniform(self.size) < self.drawing.charged_rate) & (
+            self._group == step % self.drawing.groups
+        )
         return entered.nonzero().flatten()
 
 
@@ -249,55 +172,40 @@ class FixedOrder(Scheme):
     add/remove; under replace-one the steps are of equal sizes, up to one. The run is one Gaussian mechanism.
     """
 
-    round_steps = None
-
-    def __init__(self, size: int, batch_size: int, generator: torch.Generator, balanced: bool) -> None:
-        super().__init__(size, batch_size, generator)
-        shuffled = torch.randperm(size, generator=generator)
-        self._bin = torch.empty(size, dtype=torch.int64)
-        self._bin[shuffled] = torch.arange(size) % self.steps_per_epoch
+    def __init__(self, drawing: Drawing, generator: torch.Generator, balanced: bool) -> None:
+        super().__init__(drawing, generator)
+        shuffled = torch.randperm(self.size, generator=generator)
+        self._bin = torch.empty(self.size, dtype=torch.int64)
+        self._bin[shuffled] = torch.arange(self.size) % self.steps_per_epoch
         if not balanced:
             self._bin = self._bins(self.steps_per_epoch)
-
-    def release(self, noise_multiplier: float) -> Release:
-        """Return the plain Gaussian mechanism of the run."""
-        return Mechanism(1.0, noise_multiplier)
 
     def batch(self, step: int) -> Tensor:
         """Return the examples of that step of the epoch."""
         return (self._bin == step % self.steps_per_epoch).nonzero().flatten()
 
 
-SchemeMaker = Callable[[int, int, torch.Generator], Scheme]
+_SCHEMES: dict[Sampling, type[Scheme]] = {
+    "poisson": Poisson,
+    "fixed_size": FixedSize,
+    "shuffle": Shuffle,
+    "balls_in_bins": BallsInBins,
+    "cyclic_poisson": CyclicPoisson,
+}
 
 
-def scheme_maker(sampling: Sampling, relation: NeighbouringRelation, groups: int = 1) -> SchemeMaker:
-    """Return what makes a scheme for (N, b, generator).
+def scheme_for(drawing: Drawing, relation: NeighbouringRelation, generator: torch.Generator) -> Scheme:
+    """Return the scheme that draws so.
 
     Args:
-        sampling: its name.
+        drawing: with sizes.
         relation: the neighbouring relation that its releases are to be accounted under.
-        groups: of `cyclic_poisson`.
+        generator: of all random choices.
 
     Raises:
-        BudgetError: an unknown name, or a scheme without a valid analysis under this relation.
+        BudgetError: there is no valid analysis under this relation.
     """
-    if sampling == "shuffle" and relation is NeighbouringRelation.ADD_REMOVE:
-        raise BudgetError(
-            "shuffled batches are cut by number: an example more moves others to other batches, and no analysis "
-            "under add_remove covers that; use neighbours='replace_one', or sampling='balls_in_bins' or 'poisson'"
-        )
-    if sampling == "cyclic_poisson":
-        return lambda size, batch, generator: CyclicPoisson(size, batch, generator, groups)
-    if sampling == "fixed_order":
-        balanced = relation is NeighbouringRelation.REPLACE_ONE
-        return lambda size, batch, generator: FixedOrder(size, batch, generator, balanced)
-    makers: dict[str, SchemeMaker] = {
-        "poisson": Poisson,
-        "fixed_size": FixedSize,
-        "shuffle": Shuffle,
-        "balls_in_bins": BallsInBins,
-    }
-    if sampling not in makers:
-        raise BudgetError(f"unknown sampling {sampling!r}: use one of {', '.join(get_args(Sampling))}")
-    return makers[sampling]
+    drawing.check(relation)
+    if drawing.sampling == "fixed_order":
+        return FixedOrder(drawing, generator, balanced=relation is NeighbouringRelation.REPLACE_ONE)
+    return _SCHEMES[drawing.sampling](drawing, generator)

@@ -282,7 +282,7 @@ class _Run:
 
     def _epoch_is_full(self, steps: int) -> bool:
         """Whether an epoch ends here though the loader goes on, as after a resumed part of one."""
-        whole = self.loader.scheme.round_steps == self.plan.steps_per_epoch
+        whole = self.loader.scheme.drawing.round_steps == self.plan.steps_per_epoch
         return not whole and steps % self.plan.steps_per_epoch == 0
 
     def _set_learning_rate(self) -> None:
