@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim import SGD, Adam, Optimizer
 from torch.utils.data import DataLoader, TensorDataset
 
-from ..accounting import Accountant, BudgetError
+from ..accounting import Accountant, BudgetError, Sampling
 from .checkpoint import Checkpoint, CheckpointError, read_checkpoint, restore, save_checkpoint
 from .data import Arrays
 from .engine import PrivacyEngine
@@ -24,7 +24,6 @@ from .noise import Allocation
 from .optimizer import PrivateOptimizer
 from .planning import Budget, Course, Plan, course
 from .sampler import PrivateLoader
-from .sampling import Sampling
 
 _EVALUATION_BATCH = 1024
 CHECKPOINT = "checkpoint.pt"
