@@ -54,6 +54,10 @@ class Backend(Protocol):
         """The module that audits what training an emitted program claims of privacy; imports the framework."""
 
     @property
+    def robustness(self) -> Any:
+        """The module that certifies the predictions of an emitted program; imports the framework."""
+
+    @property
     def training(self) -> Any:
         """The module that trains an emitted program; imports the framework."""
 

@@ -117,6 +117,13 @@ class Graph:
                 total = combine("+", total, combine("*", p.copies, Fraction(prod(p.shape))))
         return total
 
+    def up_to(self, value: str) -> Graph:
+        """Return the part of the graph that computes a value, without the loss."""
+        nodes = _reaching(self.nodes, value)
+        used = {name for node in nodes for name in node.parameters.values()}
+        parameters = {name: p for name, p in self.parameters.items() if name in used}
+        return replace(self, nodes=nodes, parameters=parameters, output=value, loss=None)
+
     def networkx(self) -> nx.DiGraph:
         """Return the graph of values, for path and structure algorithms."""
         import networkx as nx
@@ -280,10 +287,8 @@ class GraphBuilder:
                 self.refuse(refusal, name=output.name, op=loss.loss.name, location=loss.location)
         if self._input is None or any(d.severity == "error" for d in self.diagnostics):
             return None
-        nodes = _reaching(self._nodes, output.name)
-        used = {name for node in nodes for name in node.parameters.values()}
-        parameters = {name: p for name, p in self._parameters.items() if name in used}
-        graph = Graph(self.name, self._input, nodes, parameters, output.name, loss)
+        whole = Graph(self.name, self._input, tuple(self._nodes), self._parameters, output.name, loss)
+        graph = replace(whole.up_to(output.name), loss=loss)
         graph.verify()
         return graph
 

@@ -17,15 +17,14 @@ from lipcompile.derivation import Analysis, Derivation, finite
 from lipcompile.diagnostics import Diagnostic, InputError
 from lipcompile.graph import Graph, Input
 from lipcompile.numbers.certified import Certified
-from lipcompile.numbers.traced import Traced, reference
 from lipcompile.passes.bounds import derive, linear_in_loss
 from lipcompile.reports.formulas import round_up
 from lipcompile.reports.json_report import report
 
 from .expressions import below, constructor, expression, loss_expression, owner, user_imports
+from .expressions.text import WIDTH, wrapped
+from .programs import following_bounds, current_slope
 from .runtime.weights import encode_weights
-
-WIDTH = 110
 
 
 class TorchBackend:
@@ -76,6 +75,11 @@ class TorchBackend:
         return import_module("lipcompile_torch.runtime.privacy_audit")
 
     @property
+    def robustness(self) -> ModuleType:
+        """`lipcompile_torch.runtime.certification`."""
+        return import_module("lipcompile_torch.runtime.certification")
+
+    @property
     def training(self) -> ModuleType:
         """`lipcompile_torch.runtime.training`."""
         return import_module("lipcompile_torch.runtime.training")
@@ -104,7 +108,8 @@ def emit(
         *_forward(graph),
         "",
         *_loss(graph),
-        *(["", *_following_bounds(graph)] if follow_weights else []),
+        *(["", *following_bounds(graph)] if follow_weights else []),
+        *([] if graph.input.tokens else ["", *current_slope(graph)]),
     ]
     name = class_name(graph.name)
     program = [f"class {name}(LipschitzModule):", f'    """The network {graph.name}."""', "", *_indent(body)]
@@ -188,7 +193,7 @@ def _imports(program: str, others: list[str]) -> list[str]:
     lines += ["from torch import Tensor"]
     lines += ["from torch.nn import functional as F"] if re.search(r"\bF\.", program) else []
     lines += ["", f"from lipcompile_torch import {', '.join(names)}"]
-    if re.search(r"\bnum\.\w+\(", program):
+    if re.search(r"\bnum\.\w+", program):
         lines += ["from lipcompile_torch.runtime import numbers as num"]
     return [*lines, *others, "", ""]
 
@@ -246,7 +251,7 @@ def _constructor(graph: Graph) -> list[str]:
     for node in graph.nodes:
         if node.parameters and owner(node) not in built:
             built.add(owner(node))
-            lines += _wrapped(f"    self.{owner(node)} = {constructor(graph, node)}")
+            lines += wrapped(f"    self.{owner(node)} = {constructor(graph, node)}")
     frozen = [name for name, parameter in graph.parameters.items() if not parameter.trainable]
     lines += [f"    self.{name}.requires_grad_(False)" for name in frozen]
     imported = any(parameter.initial is not None for parameter in graph.parameters.values())
@@ -263,7 +268,7 @@ def _forward(graph: Graph) -> list[str]:
         f"    {source} = self.clip_input({source})",
     ]
     for node in graph.nodes:
-        lines += _wrapped(f"    {node.name} = {expression(node)}")
+        lines += wrapped(f"    {node.name} = {expression(node)}")
     return [*lines, f"    return self.release({graph.output})"]
 
 
@@ -271,34 +276,8 @@ def _loss(graph: Graph) -> list[str]:
     return [
         "def per_example_loss(self, output: Tensor, target: Tensor) -> Tensor:",
         '    """Return the loss of each example, [B]."""',
-        *_wrapped(f"    return {loss_expression(graph)}"),
+        *wrapped(f"    return {loss_expression(graph)}"),
     ]
-
-
-def _following_bounds(graph: Graph) -> list[str]:
-    """Write the rules themselves, evaluated at norms of the current weights."""
-    domain = Traced()
-    current = {name: reference(f"u['{name}']") for name in graph.parameters}
-    bounds = derive(graph, domain, current, clip=reference("self.loss_limit"))
-    source = [] if graph.input.norm is None else [f"    X_0 = {below(graph.input.norm)}"]
-    return [
-        "def gradient_bounds(self) -> dict[str, float]:",
-        '    """Return K_p by parameter name, at the certified norms of the current weights."""',
-        "    u = self.certified_norms()",
-        *source,
-        *(
-            line
-            for statement in domain.program(*bounds.gradient.values())
-            for line in _wrapped(f"    {_qualified(statement)}")
-        ),
-        "    return {",
-        *(f'        "{name}": {_qualified(str(bound))},' for name, bound in bounds.gradient.items()),
-        "    }",
-    ]
-
-
-def _qualified(program: str) -> str:
-    return re.sub(r"\b(sqrt|exp|log|minimum|maximum|max_over)\(", r"num.\1(", program)
 
 
 def _footer(derivation: Derivation, graph: Graph, name: str) -> list[str]:
@@ -327,12 +306,3 @@ def _text_constant(name: str, text: str) -> list[str]:
 
 def _indent(lines: list[str]) -> list[str]:
     return [f"    {line}" if line else "" for line in lines]
-
-
-def _wrapped(line: str) -> list[str]:
-    """Break a call that is too long for a line after its opening parenthesis, as formatters do."""
-    if len(line) + 4 <= WIDTH or not line.endswith(")") or "(" not in line:
-        return [line]
-    margin = line[: len(line) - len(line.lstrip())]
-    head, _, rest = line.partition("(")
-    return [f"{head}(", f"{margin}    {rest[:-1]}", f"{margin})"]

@@ -68,6 +68,15 @@ def derive(
     return Bounds(norm, forward.gain, backward.bound, slope.bound, gradient, constant, largest)
 
 
+def slope(graph: Graph, num: Numbers[N], current: Mapping[str, N], value: str) -> N:
+    """Evaluate the Lipschitz constant of a value in the input; `current` is as in `derive`."""
+    forward = _Forward(graph.up_to(value), num, current)
+    forward.run()
+    backward = _Backward(graph.up_to(value), num, forward.gain, through_clips=False)
+    backward.run(num.of(1), "l", f"Lipschitz constant of {value} in")
+    return backward.bound[graph.input.name]
+
+
 def linear_in_loss(graph: Graph) -> bool:
     """Whether cotangents and gradients are proportional to L: no op but hands on a fixed multiple of what it gets.
 

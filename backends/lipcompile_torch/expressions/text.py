@@ -15,6 +15,8 @@ from lipcompile.ops.rules import feature_axis
 # The expression of a node's output, over the variables of its operands, which have their names.
 Expression = Callable[[Node, Sequence[str]], str]
 
+WIDTH = 110
+
 
 def nearest(value: Scalar) -> str:
     """Write an exact number as the nearest double."""
@@ -59,3 +61,12 @@ def call(function: str) -> Expression:
 def keywords(values: dict[str, tuple[Any, Any]]) -> list[str]:
     """Write name=value for each value that is not its default; `values` maps names to (value, default)."""
     return [f"{name}={value!r}" for name, (value, default) in values.items() if value != default]
+
+
+def wrapped(line: str) -> list[str]:
+    """Break a call that is too long for a line after its opening parenthesis, as formatters do."""
+    if len(line) + 4 <= WIDTH or not line.endswith(")") or "(" not in line:
+        return [line]
+    margin = line[: len(line) - len(line.lstrip())]
+    head, _, rest = line.partition("(")
+    return [f"{head}(", f"{margin}    {rest[:-1]}", f"{margin})"]

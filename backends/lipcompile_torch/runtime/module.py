@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from . import functional
 from .layers import ConstrainedLayer
 from .loss_clipping import clip_cotangents
+from .numbers import Number
 from .precision import working_slack
 from .sharding import is_fsdp, plain_type
 from .weights import decode_weights
@@ -161,6 +162,7 @@ class LipschitzModule(nn.Module):
         input_tokens: examples are whole numbers, which an embedding takes.
         input_trusted: the caller vouches for ``input_norm``: inputs are not clipped.
         lipschitz: certified Lipschitz constant of the output in the input.
+        last_dense: name of the dense layer that makes the logits, up to constants, if one does.
         loss_lipschitz: L, Lipschitz constant of the loss in the output.
         certificate: the derivation this module was emitted from.
         bounds: K_p, bound of ‖∂ loss of one example / ∂p‖, by parameter name; exactly the trainable
@@ -189,6 +191,7 @@ class LipschitzModule(nn.Module):
     bounds: ClassVar[Mapping[str, float]]
     unclipped_bounds: ClassVar[Mapping[str, float] | None] = None
     noise_strategy: ClassVar[Mapping[str, Any] | None] = None
+    last_dense: ClassVar[str | None] = None
 
     def __init__(self) -> None:
         super().__init__()
@@ -298,6 +301,12 @@ class LipschitzModule(nn.Module):
             for prefix, layer in self._constrained()
             for name, norm in layer.certified_norms().items()
         }
+
+    def slope(self, u: dict[str, Number]) -> Number:  # noqa: ARG002
+        """Return a Lipschitz constant in the input, given norms ``u`` of the parameters by name, in their sets: of
+        what the layer :attr:`last_dense` reads, if there is one, otherwise of the output.
+        """
+        return self.lipschitz
 
     def project_(self) -> None:
         """Put every parameter back into its constraint set, certified; check that none escapes.

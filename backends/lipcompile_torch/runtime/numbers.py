@@ -1,24 +1,32 @@
-"""The functions that emitted bounds call, for floats and for 0-dim tensors alike."""
+"""The functions that emitted bounds call, for floats, intervals and 0-dim tensors alike."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-N = TypeVar("N", float, Tensor)
+from .intervals import Interval as Interval
+from .intervals import extreme
+
+N = TypeVar("N", float, Tensor, Interval)
+Number = Interval | float
 
 
 def sqrt(x: N) -> N:
     """Return √x."""
+    if isinstance(x, Interval):
+        return x.sqrt()
     return torch.sqrt(x) if isinstance(x, Tensor) else math.sqrt(x)
 
 
 def exp(x: N) -> N:
     """Return e^x."""
+    if isinstance(x, Interval):
+        return x.exp()
     return torch.exp(x) if isinstance(x, Tensor) else math.exp(x)
 
 
@@ -27,16 +35,20 @@ def log(x: int) -> float:
     return math.log(x)
 
 
-def minimum(*xs: float | Tensor) -> float | Tensor:
+def minimum(*xs: Any) -> Any:
     """Return the smallest of several numbers."""
-    return min(xs)
+    return extreme(min, xs) if _intervals(xs) else min(xs)
 
 
-def maximum(*xs: float | Tensor) -> float | Tensor:
+def maximum(*xs: Any) -> Any:
     """Return the largest of several numbers."""
-    return max(xs)
+    return extreme(max, xs) if _intervals(xs) else max(xs)
 
 
-def max_over(start: int, stop: int, term: Callable[[int], float | Tensor]) -> float | Tensor:
+def max_over(start: int, stop: int, term: Callable[[int], Any]) -> Any:
     """Return the largest `term(m)` over start <= m < stop."""
-    return max(term(m) for m in range(start, stop))
+    return maximum(*(term(m) for m in range(start, stop)))
+
+
+def _intervals(xs: tuple[Any, ...]) -> bool:
+    return any(isinstance(x, Interval) for x in xs)
