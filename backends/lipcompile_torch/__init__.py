@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .runtime.module import LipschitzModule, decode_weights
     from .runtime.precision import rounding_slack
     from .runtime.privacy_audit import audit_privacy
+    from .runtime.robustness import certified_radii
 
 __all__ = [
     "Ball",
@@ -28,6 +29,7 @@ __all__ = [
     "RowBalls",
     "Spectral",
     "audit_privacy",
+    "certified_radii",
     "constraints",
     "decode_weights",
     "functional",
@@ -47,6 +49,7 @@ _HOMES = {
     "Orthogonal": "constraints",
     "PrivacyEngine": "engine",
     "audit_privacy": "privacy_audit",
+    "certified_radii": "robustness",
     "Spectral": "constraints",
     "decode_weights": "weights",
     "rounding_slack": "precision",

@@ -23,7 +23,7 @@ from lipcompile.reports.json_report import report
 
 from .expressions import below, constructor, expression, loss_expression, owner, user_imports
 from .expressions.text import WIDTH, wrapped
-from .programs import following_bounds, current_slope
+from .programs import current_slope, following_bounds
 from .runtime.weights import encode_weights
 
 

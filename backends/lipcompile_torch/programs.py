@@ -32,7 +32,7 @@ def following_bounds(graph: Graph) -> list[str]:
 
 
 def current_slope(graph: Graph) -> list[str]:
-    """Write the rules of a Lipschitz constant in the input: of what the last dense layer reads, or of the output."""
+    """Write the rules of the Lipschitz constant of what the last dense layer reads, or else of the output."""
     last, domain = last_dense(graph), Traced()
     layer = None if last is None else owner(last)
     found = slope(graph, domain, _current(graph), graph.output if last is None else last.inputs[0])

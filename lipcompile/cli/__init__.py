@@ -7,6 +7,7 @@ import click
 from lipcompile import __version__
 from lipcompile.cli.audit import audit
 from lipcompile.cli.budget import budget
+from lipcompile.cli.certify import certify
 from lipcompile.cli.check import check
 from lipcompile.cli.compile import compile_
 from lipcompile.cli.demo import demo
@@ -29,5 +30,5 @@ def cli() -> None:
     """
 
 
-for _command in (check, fix, compile_, report, budget, train, ledger, audit, explain, demo):
+for _command in (check, fix, compile_, report, budget, train, ledger, audit, certify, explain, demo):
     cli.add_command(_command)

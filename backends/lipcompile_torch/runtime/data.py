@@ -59,14 +59,33 @@ def load_npz(
         DataError: the file is none, or its arrays do not fit; one line with the mend.
         OSError: it cannot be read.
     """
+    return from_arrays(_read(path), input_shape, classes, tokens)
+
+
+def load_test_npz(
+    path: str | os.PathLike[str], input_shape: tuple[int, ...], classes: int | None = None
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Read what `load_npz` calls the test part, from files that hold no other, too; returns inputs and labels.
+
+    Raises:
+        DataError, OSError: as `load_npz`.
+    """
+    arrays = _read(path)
+    if {"x_test", "y_test"} <= arrays.keys():
+        x, y = arrays["x_test"], arrays["y_test"]
+    else:
+        x, y = _parts(arrays)[2:]
+    return _inputs(x, input_shape, None, "test inputs"), _targets(y, len(x), classes, "test labels")
+
+
+def _read(path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
     try:
         with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
+            return {name: archive[name] for name in archive.files}
     except (ValueError, zipfile.BadZipFile, EOFError, AttributeError, TypeError) as error:
         raise DataError(
             f"{os.fspath(path)} is not an .npz file of plain arrays: write it with numpy.savez"
         ) from error
-    return from_arrays(arrays, input_shape, classes, tokens)
 
 
 def from_arrays(

@@ -1,0 +1,322 @@
+"""`lipcompile certify`."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from lipcompile.cli.output import complain, print_json
+from lipcompile.diagnostics import Diagnostic, InputError, Severity, input_error
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from lipcompile.backend import Backend
+
+SCHEMA = "lipcompile.certify/1"
+RADII = ("1/255", "2/255", "4/255", "8/255", "16/255")
+REPORT = "gradient bounds rest on the same rules: please report it, with the module and the data"
+
+
+@dataclass(frozen=True, slots=True)
+class _Subject:
+    """What is certified: a module with its weights, and the files that they and the data came from."""
+
+    module: Any
+    source: Path
+    weights: Path | None
+    data: Path
+
+
+@dataclass(frozen=True, slots=True)
+class _Radii:
+    """Radii as they were asked for, ascending, and what they are multiplied with to be in the module's units."""
+
+    asked: tuple[tuple[str, Fraction], ...]
+    scale: Fraction
+
+    def of_the_module(self) -> list[float]:
+        """Return them in the units that the module gets, rounded up."""
+        return [_above(radius * self.scale) for _, radius in self.asked]
+
+
+@click.command(short_help="Certified accuracy of a trained MODULE within radii around its inputs.")
+@click.argument("module", type=click.Path(path_type=Path))
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path),
+    required=True,
+    metavar="FILE.npz",
+    help="x_test and y_test; or X and y, of which a fifth is held out as in `train`.",
+)
+@click.option(
+    "--weights",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Checkpoint of `train`, or a state dict of torch.save; of a folder its checkpoint.pt by default.",
+)
+@click.option(
+    "--radius",
+    "radii",
+    multiple=True,
+    metavar="R",
+    help=f"2-norm of a change of the input, such as 8/255 or 0.5; repeatable. {', '.join(RADII)} by default.",
+)
+@click.option(
+    "--input-scale",
+    default="1",
+    metavar="S",
+    help="FILE.npz holds S times the units of the radii: radii are multiplied by S. 1 by default.",
+)
+@click.option("--attack/--no-attack", default=True, help="Try to break every certificate; on by default.")
+@click.option("--steps", type=click.IntRange(1), help="Of an attack's descents; 20 by default.")
+@click.option("--restarts", type=click.IntRange(1), help="Descents of an attack from each example; 2 by default.")
+@click.option("--seed", type=int, help="Of the starts of an attack; 0 by default.")
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="What to print.")
+def certify(
+    module: Path,
+    data: Path,
+    weights: Path | None,
+    radii: tuple[str, ...],
+    input_scale: str,
+    attack: bool,
+    form: str,
+    **effort: int | None,
+) -> int:
+    """Say how many examples MODULE certainly predicts right, however their inputs change within a radius.
+
+    MODULE is the Python file that `compile` or `train` wrote, or the folder of `train`; it is run. Certificates
+    follow from its Lipschitz constant at its weights as they are. An attack by projected gradient descent shows
+    how many examples withstand it, and must break no certificate: if it does, the exit code is 1.
+
+    Radii are 2-norms, in the units of pixels from 0 to 1 if the data is. If the data was multiplied by S before it
+    was written to FILE.npz, say so with --input-scale S. Accuracy is not private: it says something of the data
+    that it is measured on, so take data that may be published.
+
+    \b
+    Examples:
+      lipcompile certify run --data data.npz
+      lipcompile certify run/model.py --weights run/checkpoint.pt --data data.npz --radius 0.1 --format json
+    """
+    from lipcompile.backend import find
+
+    config = _effort(attack, effort)
+    asked = _asked(radii or RADII, input_scale)
+    backend = find()
+    subject = _subject(module, weights, data, backend)
+    found = _certified(subject, asked, config, backend)
+    if found is None:
+        return 1
+    if form == "json":
+        print_json(_report(subject, asked, found, config))
+    else:
+        from lipcompile.reports.console import show
+
+        show(sys.stdout, *_text(subject, asked, found, config))
+    if not found.sound:
+        complain([refutation(found.broken)])
+    return 0 if found.sound else 1
+
+
+def refutation(broken: int) -> Diagnostic:
+    """Return what is said of certificates that an attack broke."""
+    what = "a certificate is" if broken == 1 else f"{broken} certificates are"
+    return Diagnostic("LIP512", f"{what} broken: a wrong input was found within the certified radius", REPORT)
+
+
+def _effort(attack: bool, given: dict[str, int | None]) -> dict[str, int] | None:
+    """Return the settings of the attack, None for no attack; raises InputError (LIP005)."""
+    if not attack:
+        for name, value in given.items():
+            if value is not None:
+                raise input_error("LIP005", f"--{name} is an option of the attack, which --no-attack leaves out")
+        return None
+    defaults = {"steps": 20, "restarts": 2, "seed": 0}
+    return {name: default if given[name] is None else int(given[name] or 0) for name, default in defaults.items()}
+
+
+def _asked(radii: Sequence[str], scale: str) -> _Radii:
+    """Read the radii and the scale; raises InputError (LIP005)."""
+    read = {text.strip(): _positive(text, "--radius") for text in radii}
+    return _Radii(tuple(sorted(read.items(), key=lambda one: one[1])), _positive(scale, "--input-scale"))
+
+
+def _positive(text: str, option: str) -> Fraction:
+    from lipcompile.frontends.options import parse_number
+
+    number = parse_number(text, option)
+    if not 0 < number <= Fraction(sys.float_info.max):
+        raise input_error("LIP005", f"{option}: `{text}` is not a positive number")
+    return number
+
+
+def _above(exact: Fraction) -> float:
+    """Return the least double not below a number."""
+    if exact > Fraction(sys.float_info.max):
+        raise input_error("LIP005", "--radius: a radius is too large")
+    rounded = float(exact)
+    return rounded if Fraction(rounded) >= exact else math.nextafter(rounded, math.inf)
+
+
+def _subject(path: Path, weights: Path | None, data: Path, backend: Backend) -> _Subject:
+    """Run the module and load its weights; raises InputError (LIP510, LIP513)."""
+    source = path / "model.py" if path.is_dir() else path
+    weights = path / "checkpoint.pt" if weights is None and path.is_dir() else weights
+    module = _instance(source, backend)
+    if weights is None and (beside := source.parent / "checkpoint.pt").is_file():
+        message = f"the weights are those that the module starts with, not those of `{beside}`"
+        complain([Diagnostic("LIP513", message, f"use --weights {beside}", Severity.WARNING)])
+    if weights is not None:
+        try:
+            backend.robustness.load_weights(module, weights)
+        except OSError as error:
+            raise input_error("LIP513", f"`{weights}` cannot be read: {error.strerror or error}") from None
+        except backend.robustness.CheckpointError as error:
+            raise input_error("LIP513", str(error)) from None
+    return _Subject(module, source, weights, data)
+
+
+def _instance(source: Path, backend: Backend) -> Any:
+    from lipcompile.cli.programs import instantiate
+
+    mend = "give the .py file that `lipcompile compile MODEL -o FILE.py` writes, or the folder of `train`"
+    if source.exists() and not source.is_file():  # a pipe or a device may have no end
+        raise input_error("LIP510", f"`{source}` is no file", mend)
+    try:
+        module = instantiate(source, source.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise input_error("LIP510", f"`{source}` cannot be read: {error.strerror or error}", mend) from None
+    except (Exception, SystemExit) as error:  # whatever somebody's program raises
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise input_error("LIP510", f"`{source}` is no emitted module: {reason}", mend) from None
+    if not isinstance(module, backend.robustness.LipschitzModule):
+        raise input_error("LIP510", f"`{source}` is no emitted module: its Model is something else", mend)
+    return module
+
+
+def _certified(subject: _Subject, asked: _Radii, config: dict[str, int] | None, backend: Backend) -> Any:
+    """Return what the backend finds, or None if the model was refused; raises InputError (LIP402, LIP403)."""
+    from lipcompile.cli.progress import CountWatch
+
+    certifier = backend.robustness
+    try:
+        inputs, targets = certifier.load_examples(subject.module, subject.data)
+        attack = None if config is None else certifier.AttackConfig(**config)
+        with CountWatch("attacking") as watch:
+            return certifier.certify(subject.module, inputs, targets, asked.of_the_module(), attack, watch)
+    except OSError as error:
+        raise input_error("LIP402", f"`{subject.data}` cannot be read: {error.strerror or error}") from None
+    except certifier.DataError as error:
+        raise _data_error(error) from None
+    except ValueError as error:
+        complain([Diagnostic("LIP511", str(error))])
+        return None
+
+
+def _data_error(error: Exception) -> InputError:
+    return input_error("LIP402" if error.__cause__ else "LIP403", str(error))
+
+
+def _report(subject: _Subject, asked: _Radii, found: Any, config: dict[str, int] | None) -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "module": str(subject.source),
+        "weights": None if subject.weights is None else str(subject.weights),
+        "data": str(subject.data),
+        "ok": found.sound,
+        "examples": found.examples,
+        "accuracy": found.right / found.examples,
+        "norm": "l2",
+        "input_scale": float(asked.scale),
+        "within": float(subject.module.input_norm) if subject.module.input_trusted else None,
+        "lipschitz": _constants(found.constants, subject.module),
+        "radii": [
+            {
+                "radius": label,
+                "value": float(radius),
+                "module_radius": row.radius,
+                "certified_accuracy": row.certified / found.examples,
+                "attacked_accuracy": None if row.attacked is None else row.attacked / found.examples,
+            }
+            for (label, radius), row in zip(asked.asked, found.radii, strict=True)
+        ],
+        "attack": None if config is None else {**config, "broken": found.broken},
+    }
+
+
+def _constants(found: Any, module: Any) -> dict[str, Any]:
+    pairs = None
+    if found.pairs is not None:
+        apart = found.pairs[~found.pairs.new_ones(len(found.pairs)).diag().bool()]
+        pairs = {"smallest": float(apart.min()), "largest": float(apart.max())}
+    return {
+        "declared": module.lipschitz,
+        "logits": found.logits,
+        "features": found.features,
+        "layer": module.last_dense,
+        "pairs": pairs,
+    }
+
+
+def _text(subject: _Subject, asked: _Radii, found: Any, config: dict[str, int] | None) -> Iterator[RenderableType]:
+    from lipcompile.reports.console import BAD, GOOD, printable, styled
+
+    yield styled(
+        f"{found.examples} examples of {printable(str(subject.data))}, {_share(found.right, found)} right"
+    )
+    yield styled(_of_constants(found.constants, subject.module))
+    yield styled("")
+    yield _table(asked, found)
+    yield styled("")
+    yield from map(styled, _of_radii(subject.module, asked))
+    if config is not None:
+        tried = f"{config['restarts']} descents of {config['steps']} steps from each example"
+        said = (f"no certificate was broken by {tried}", GOOD) if found.sound else (f"broken: {found.broken}", BAD)
+        yield styled(said)
+    yield styled("These accuracies are not private: they say something of the examples that they are measured on.")
+
+
+def _table(asked: _Radii, found: Any) -> RenderableType:
+    from lipcompile.reports.console import printable, table
+
+    columns = {"radius": [printable(label) for label, _ in asked.asked]}
+    if asked.scale != 1:
+        columns["of the module"] = [f"{row.radius:.4g}" for row in found.radii]
+    columns["certified"] = [_share(row.certified, found) for row in found.radii]
+    if found.radii[0].attacked is not None:
+        columns["under attack"] = [_share(row.attacked, found) for row in found.radii]
+    rows = table(*columns, right=tuple(columns))
+    for cells in zip(*columns.values(), strict=True):
+        rows.add_row(*cells)
+    return rows
+
+
+def _of_constants(found: Any, module: Any) -> str:
+    from lipcompile.reports.formulas import round_up
+
+    said = (
+        f"Lipschitz constant of the logits {round_up(found.logits)}; of any weights {round_up(module.lipschitz)}"
+    )
+    pairs = _constants(found, module)["pairs"]
+    if pairs is None:
+        return said
+    return f"{said}; of differences of two logits {round_up(pairs['smallest'])} to {round_up(pairs['largest'])}"
+
+
+def _of_radii(module: Any, asked: _Radii) -> Iterator[str]:
+    units = "as in the data file" if asked.scale == 1 else f"before it was multiplied by {float(asked.scale):g}"
+    yield f"Radii are 2-norms of a change of the input, {units}; bytes count as numbers from 0 to 1."
+    if module.input_trusted:
+        yield f"Only inputs of norm at most {module.input_norm:g} count: the module trusts that it gets no others."
+
+
+def _share(count: int, found: Any) -> str:
+    """Return a percentage, rounded down."""
+    return f"{math.floor(1000 * count / found.examples) / 10:.1f} %"
