@@ -16,6 +16,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from lipcompile.backend import find
+from lipcompile.cli.certify import refutation as broken
 from lipcompile.cli.privacy_audit import refutation
 from lipcompile.cli.verification import verified
 from lipcompile.codes import codes
@@ -281,6 +282,31 @@ def a_refuted_claim() -> Sequence[Diagnostic]:
     return [refutation(claimed=4.0, bound=4.712, delta=1e-5, confidence=0.95)]
 
 
+# Certificates of robustness
+
+
+def compiled(body: str) -> Make:
+    """Write data.npz, and model.py as `compile` writes it, with other weights than its own in weights.pt."""
+
+    def make(folder: Path) -> None:
+        planned(folder)
+        texts(net=f"model m {{ {body} }}")(folder)
+        derivation = derive(load(str(folder / "net.lip"), ModelOptions()), ModelOptions())
+        (folder / "model.py").write_text(find().emit(derivation), encoding="utf-8")
+        (folder / "weights.pt").write_bytes(b"no weights")
+
+    return make
+
+
+def a_broken_certificate() -> Sequence[Diagnostic]:
+    """No module is known whose certificates are broken."""
+    return [broken(2)]
+
+
+CLASSIFIER = "input x: tensor[4], norm <= 1; dense(2); loss cross_entropy"
+TOKENS = "input x: tokens[4]; embedding(7, 2); flatten; dense(2); loss cross_entropy"
+
+
 CHECK, TRAIN = (
     "check model.onnx --input-norm 1 --loss cross_entropy",
     "train model.lip --data data.npz --output run",
@@ -355,6 +381,10 @@ CASES: Mapping[str, Case] = {
     "LIP403": Case(TRAIN, of_another_width, 2),
     "LIP405": Case(TRAIN, an_earlier_run, 2),
     "LIP406": Case("", good, api=a_refuted_claim),
+    "LIP510": Case("certify model.lip --data data.npz", good, 2),
+    "LIP511": Case("certify model.py --data data.npz", compiled(TOKENS), 2),
+    "LIP512": Case("", good, api=a_broken_certificate),
+    "LIP513": Case("certify model.py --data data.npz --weights weights.pt", compiled(CLASSIFIER), 2),
 }
 
 # Codes that no command can provoke, and why they are there.
@@ -364,6 +394,7 @@ BY_API_ALONE = {
     "LIP301": "front ends offer each parameter its own constraints; graphs can be built by Python programs",
     "LIP320": "no model is known whose import is wrong",
     "LIP406": "no engine is known whose claim is refuted",
+    "LIP512": "no certificate is known that an attack breaks",
 }
 
 

@@ -479,7 +479,7 @@ def test_examples_of_the_help_run(example: str) -> None:
     if "model.onnx" in example:
         source = Path(__file__).parent.parent / "examples" / "mlp.onnx"
         Path("model.onnx").write_bytes(source.read_bytes())
-    if example.startswith("ledger"):
+    if example.startswith(("ledger", "certify")):
         assert run(TRAIN) == 0
     assert run(example) == 0
 
@@ -502,7 +502,7 @@ def test_check_loads_no_framework(arguments: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [("--help",), ("check", "--help"), ("report", "--help"), ("train", "--help"), ("explain", "LIP101")],
+    [*((name, "--help") for name in ("check", "report", "train", "certify")), ("--help",), ("explain", "LIP101")],
 )
 def test_help_loads_next_to_nothing(arguments: tuple[str, ...]) -> None:
     assert not modules_after(*arguments) & {"torch", "onnx", "dp_accounting", "sympy", "numpy"}

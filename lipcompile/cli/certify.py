@@ -112,8 +112,6 @@ def certify(
     backend = find()
     subject = _subject(module, weights, data, backend)
     found = _certified(subject, asked, config, backend)
-    if found is None:
-        return 1
     if form == "json":
         print_json(_report(subject, asked, found, config))
     else:
@@ -193,6 +191,8 @@ def _instance(source: Path, backend: Backend) -> Any:
         module = instantiate(source, source.read_text(encoding="utf-8"))
     except OSError as error:
         raise input_error("LIP510", f"`{source}` cannot be read: {error.strerror or error}", mend) from None
+    except SyntaxError:
+        raise input_error("LIP510", f"`{source}` is no emitted module: it is no Python", mend) from None
     except (Exception, SystemExit) as error:  # whatever somebody's program raises
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise input_error("LIP510", f"`{source}` is no emitted module: {reason}", mend) from None
@@ -202,7 +202,7 @@ def _instance(source: Path, backend: Backend) -> Any:
 
 
 def _certified(subject: _Subject, asked: _Radii, config: dict[str, int] | None, backend: Backend) -> Any:
-    """Return what the backend finds, or None if the model was refused; raises InputError (LIP402, LIP403)."""
+    """Return what the backend finds; raises InputError (LIP402, LIP403, LIP511)."""
     from lipcompile.cli.progress import CountWatch
 
     certifier = backend.robustness
@@ -216,8 +216,7 @@ def _certified(subject: _Subject, asked: _Radii, config: dict[str, int] | None, 
     except certifier.DataError as error:
         raise _data_error(error) from None
     except ValueError as error:
-        complain([Diagnostic("LIP511", str(error))])
-        return None
+        raise input_error("LIP511", str(error)) from None
 
 
 def _data_error(error: Exception) -> InputError:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from lipcompile_torch.runtime.data import DataError, from_arrays, load_npz
+from lipcompile_torch.runtime.data import DataError, from_arrays, load_npz, load_test_npz
 
 RNG = np.random.default_rng(0)
 
@@ -40,6 +40,23 @@ def test_one_set_is_split_80_to_20_the_same_way_each_time(names: tuple[str, str]
     assert sorted([*one.y_train, *one.y_test]) == list(range(50))
     np.testing.assert_array_equal(one.y_test, other.y_test)
     np.testing.assert_array_equal(one.x_test[:, 0], one.y_test)
+
+
+@pytest.mark.parametrize("names", [(), ("x_train", "y_train")])
+def test_the_test_part_alone_is_what_it_is_beside_the_other(tmp_path: Path, names: tuple[str, ...]) -> None:
+    content = files()
+    np.savez(tmp_path / "d.npz", **{name: array for name, array in content.items() if name not in names})
+    x, y = load_test_npz(tmp_path / "d.npz", (4,), 3)
+    np.testing.assert_array_equal(x, content["x_test"].astype(np.float32))
+    np.testing.assert_array_equal(y, content["y_test"])
+
+
+def test_the_test_part_of_one_set_is_what_training_holds_out(tmp_path: Path) -> None:
+    np.savez(tmp_path / "d.npz", X=np.arange(50.0)[:, None], y=np.arange(50))
+    x, y = load_test_npz(tmp_path / "d.npz", (1,), 50)
+    whole = load_npz(tmp_path / "d.npz", (1,), 50)
+    np.testing.assert_array_equal(x, whole.x_test)
+    np.testing.assert_array_equal(y, whole.y_test)
 
 
 def test_bytes_become_the_unit_interval() -> None:

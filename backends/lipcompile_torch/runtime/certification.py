@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 from collections.abc import Callable, Sequence
@@ -179,12 +180,16 @@ def load_weights(module: LipschitzModule, path: str | os.PathLike[str]) -> None:
         CheckpointError: the file holds neither, or weights of another module, or none that are finite.
         OSError: it cannot be read.
     """
+    stored = io.BytesIO(Path(path).read_bytes())
     try:
-        with Path(path).open("rb") as file:
-            content: Any = torch.load(file, map_location="cpu", weights_only=True)
-        checkpoint = content.get("schema") == SCHEMA
-        module.load_state_dict(content["states"]["module"] if checkpoint else content)
-    except (pickle.UnpicklingError, EOFError, LookupError, AttributeError, TypeError) as error:
+        content: Any = torch.load(stored, map_location="cpu", weights_only=True)
+        state = dict(content["states"]["module"] if content.get("schema") == SCHEMA else content)
+    except (pickle.UnpicklingError, RuntimeError, OSError, EOFError, LookupError, *_NO_MAPPING) as error:
         raise CheckpointError(f"{path} is no checkpoint and no state dict, or it is damaged") from error
-    except (RuntimeError, ValueError) as error:
+    try:
+        module.load_state_dict(state)
+    except (RuntimeError, *_NO_MAPPING) as error:
         raise CheckpointError(f"{path} does not fit this module: {' '.join(str(error).split())}") from error
+
+
+_NO_MAPPING = (AttributeError, TypeError, ValueError)
