@@ -71,7 +71,7 @@ def test_accuracies_are_those_of_the_distances(capsys: Capture) -> None:
     assert (constants["layer"], constants["features"]) == ("dense", 1.0)
     assert constants["pairs"]["smallest"] == constants["pairs"]["largest"] == pytest.approx(5.0, rel=1e-6)
     assert constants["logits"] == pytest.approx(5.0, rel=1e-6)
-    assert found["attack"] == {"steps": 20, "restarts": 2, "seed": 0, "broken": 0}
+    assert found["attack"] == {"steps": 10, "restarts": 2, "seed": 0, "broken": 0}
 
 
 def test_default_radii_are_those_of_the_contract(capsys: Capture) -> None:
@@ -97,7 +97,7 @@ def test_the_table_names_its_units(capsys: Capture) -> None:
     assert lines[3].split("  ")[:1] == ["radius"]
     assert lines[4].split() == ["0.5", "1", "25.0", "%", "25.0", "%"]
     assert "before it was multiplied by 2" in out
-    assert "no certificate was broken by 2 descents of 20 steps" in out
+    assert "no certificate was broken by 2 descents of 10 steps" in out
     assert "not private" in out
     assert err == ""
 

@@ -76,7 +76,7 @@ class _Radii:
     help="FILE.npz holds S times the units of the radii: radii are multiplied by S. 1 by default.",
 )
 @click.option("--attack/--no-attack", default=True, help="Try to break every certificate; on by default.")
-@click.option("--steps", type=click.IntRange(1), help="Of an attack's descents; 20 by default.")
+@click.option("--steps", type=click.IntRange(1), help="Of an attack's descents; 10 by default.")
 @click.option("--restarts", type=click.IntRange(1), help="Descents of an attack from each example; 2 by default.")
 @click.option("--seed", type=int, help="Of the starts of an attack; 0 by default.")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="What to print.")
@@ -136,7 +136,7 @@ def _effort(attack: bool, given: dict[str, int | None]) -> dict[str, int] | None
             if value is not None:
                 raise input_error("LIP005", f"--{name} is an option of the attack, which --no-attack leaves out")
         return None
-    defaults = {"steps": 20, "restarts": 2, "seed": 0}
+    defaults = {"steps": 10, "restarts": 2, "seed": 0}
     return {name: default if given[name] is None else int(given[name] or 0) for name, default in defaults.items()}
 
 

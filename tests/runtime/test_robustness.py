@@ -21,7 +21,13 @@ from lipcompile_torch.runtime.adversarial import AttackConfig, attack
 from lipcompile_torch.runtime.certification import certify
 from lipcompile_torch.runtime.intervals import Interval
 from lipcompile_torch.runtime.module import LipschitzModule
-from lipcompile_torch.runtime.robustness import Constants, certified_constants, margins, outputs_of
+from lipcompile_torch.runtime.robustness import (
+    Constants,
+    beyond_the_clip,
+    certified_constants,
+    margins,
+    outputs_of,
+)
 from torch import Tensor
 
 from lipcompile.cli.programs import instantiate
@@ -334,6 +340,46 @@ def test_rounding_that_is_seen_is_paid_for(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(robustness, "outputs_of", rough)
     (radius,) = certified_radii(module, at([1.0, 1.0]).float(), torch.tensor([0]))
     assert radius == pytest.approx(1 - 2 * 16 * 1e-3 / 5, abs=1e-4)
+
+
+# The clip of the input
+
+
+@pytest.mark.parametrize("share", [0.02, 0.3, 0.9, 1.3])
+@pytest.mark.parametrize("norm", [0.5, 1.01, 1.3, 2.0, 9.0])
+def test_the_clip_shortens_movements(norm: float, share: float) -> None:
+    """On a grid over all x' within the radius, in a plane: what the clip makes of them is as near as it should."""
+    (radius,) = beyond_the_clip(*(torch.tensor([one], dtype=torch.float64) for one in (share, norm)), 1.0)
+    assert radius >= share
+    angles = torch.linspace(0, 2 * math.pi, 721, dtype=torch.float64)
+    lengths = radius * torch.linspace(0, 1, 101, dtype=torch.float64)[:, None]
+    near = torch.stack((norm + lengths * angles.cos(), lengths * angles.sin()), dim=-1)
+    clipped = near / near.norm(dim=-1, keepdim=True).clamp_min(1)
+    apart = (clipped - torch.tensor([min(norm, 1.0), 0.0], dtype=torch.float64)).norm(dim=-1)
+    assert float(apart.max()) <= share * (1 + 1e-9)
+    if norm == 9.0 and share < 1:  # far outside nothing is given away
+        assert float(apart.max()) >= share * 0.999
+
+
+def ray(tmp_path: Path, length: float) -> tuple[Any, Tensor, float]:
+    """The sign of x_0, on the unit ball, and a point at 3° from the boundary: it is length·sin 3° away."""
+    module = linear(tmp_path, [[1.0, 0.0], [0.0, 0.0]], [0.0, 0.0], norm="1")
+    angle = math.radians(3)
+    return module, at([length * math.sin(angle), length * math.cos(angle)]), length * math.sin(angle)
+
+
+def test_inputs_that_are_clipped_are_certified_where_they_are(tmp_path: Path) -> None:
+    module, x, distance = ray(tmp_path, 9.0)
+    (radius,) = certified_radii(module, x, torch.tensor([0]))
+    assert radius <= distance
+    assert radius == pytest.approx(distance, rel=1e-3)
+
+
+def test_an_attack_from_outside_of_the_ball(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, x, _ = ray(tmp_path, 9.0)
+    assert certify(module, x, torch.tensor([0]), [0.1], AttackConfig()).broken == 0
+    monkeypatch.setattr(robustness, "beyond_the_clip", lambda *args: 1.05 * beyond_the_clip(*args))
+    assert certify(module, x, torch.tensor([0]), [0.1], AttackConfig()).broken == 1
 
 
 # What is refused

@@ -28,7 +28,7 @@ class AttackConfig:
         seed: of the other starts.
     """
 
-    steps: int = 20
+    steps: int = 10
     restarts: int = 2
     seed: int = 0
 

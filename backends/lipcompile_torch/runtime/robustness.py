@@ -3,7 +3,8 @@
 Let f be the logits. A certificate for x with label y says: for every x' with ‖x' - x‖ < ρ, f_y(x') > f_k(x') for
 all k ≠ y. Proofs are in `docs/robustness.md`. Two rules give a Lipschitz constant c_yk of f_y - f_k in x, and the
 smaller one counts: √2·l, with l that of f; and ‖W_y - W_k‖·l_h where f = W·h(x) + b and l_h is that of h. Then
-ρ = min_k (f_y(x) - f_k(x))/c_yk. One logit f decides by its sign: ρ = |f(x)|/l.
+ρ = min_k (f_y(x) - f_k(x))/c_yk. One logit f decides by its sign: ρ = |f(x)|/l. All this holds of the input as the
+module clips it; what it was before may move further, see `beyond_the_clip`.
 """
 
 from __future__ import annotations
@@ -151,14 +152,15 @@ class _Certifier:
         reach = self._at_zero() + self.constants.logits * norms.clamp_max(self.module.input_norm)
         seen = _SEEN * float((served - exact).abs().max())
         # Twice: a gap is a difference of two logits, each off by as much.
-        return self._distances(exact, targets, 2 * (slack * reach + seen), 2 * slack * self.constants.logits)
+        moved = self._distances(exact, targets, 2 * (slack * reach + seen), 2 * slack * self.constants.logits)
+        return moved if self.module.input_trusted else beyond_the_clip(moved, norms, self.module.input_norm)
 
     def _at_zero(self) -> float:
         example = next(self.module.parameters(), torch.zeros(())).new_zeros(1, *self.module.input_shape)
         return float(outputs_of(self.module, example, torch.float64).norm())
 
     def _distances(self, outputs: Tensor, targets: Tensor, lost: Tensor, steeper: float) -> Tensor:
-        """Return the radii, given that gaps are less by `lost` [B], and by `steeper` for each unit of distance."""
+        """Return how far clipped inputs may move, given that gaps are less by `lost`, and by `steeper` a unit."""
         if self.constants.pairs is None:
             gaps = outputs.flatten()[:, None] * signs(targets)[:, None]
             slopes = torch.full_like(gaps, self.constants.logits)
@@ -169,6 +171,19 @@ class _Certifier:
         gaps = gaps - lost[:, None]
         distances = torch.where(gaps > 0, gaps / (slopes + steeper) / _UP, torch.zeros_like(gaps))
         return distances.amin(dim=1)
+
+
+def beyond_the_clip(moved: Tensor, norms: Tensor, limit: float) -> Tensor:
+    """Return how far inputs may move for what the clip makes of them to move by less than ``moved``, [B] each.
+
+    Formal guarantees: P, the projection on the ball of radius X_0 = ``limit``, is 1-Lipschitz, so s = ``moved`` is
+    such a radius. Let ‖x‖ = n > X_0. All x' with ‖x' - x‖ < ρ ≤ n - X_0 are longer than X_0 and within an angle θ
+    of x, sin θ = ρ/n, so ‖Px' - Px‖ < 2·X_0·sin(θ/2). For s ≤ √2·X_0 that is s at ρ = n·(s/X_0)·√(1 - (s/2X_0)²).
+    The larger one counts.
+    """
+    share = (moved / limit).clamp_max(math.sqrt(2))
+    around = norms * share * (1 - share * share / 4).sqrt() / _UP
+    return torch.maximum(moved, torch.minimum(around, (norms - limit) / _UP))
 
 
 def logit_count(module: LipschitzModule) -> int:
