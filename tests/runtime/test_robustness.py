@@ -349,7 +349,8 @@ def test_rounding_that_is_seen_is_paid_for(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize("norm", [0.5, 1.01, 1.3, 2.0, 9.0])
 def test_the_clip_shortens_movements(norm: float, share: float) -> None:
     """On a grid over all x' within the radius, in a plane: what the clip makes of them is as near as it should."""
-    (radius,) = beyond_the_clip(*(torch.tensor([one], dtype=torch.float64) for one in (share, norm)), 1.0)
+    moved, length = torch.tensor([[share], [norm]], dtype=torch.float64)
+    (radius,) = beyond_the_clip(moved, length, 1.0)
     assert radius >= share
     angles = torch.linspace(0, 2 * math.pi, 721, dtype=torch.float64)
     lengths = radius * torch.linspace(0, 1, 101, dtype=torch.float64)[:, None]
