@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from lipcompile_torch.runtime import checks, losses
+from lipcompile_torch.runtime.gate import GateRecord
 from lipcompile_torch.runtime.loss_clipping import (
     AdaptiveClip,
     Cosine,
@@ -20,7 +21,6 @@ from lipcompile_torch.runtime.loss_clipping import (
     clip_cotangents,
     gradient_multiplier,
 )
-from lipcompile_torch.runtime.module import GateRecord
 from lipcompile_torch.runtime.normals import Normals, SecureNormals, TorchNormals
 from lipcompile_torch.runtime.sampler import LogicalBatch
 from torch import Tensor

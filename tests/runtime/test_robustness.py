@@ -315,6 +315,19 @@ def test_rows_that_are_counted_as_orthogonal_are_broken(tmp_path: Path, monkeypa
     assert certify(module, at([2.0, 1.0]), torch.tensor([0]), [0.1], AttackConfig()).broken == 1
 
 
+def test_a_slope_that_is_too_small_is_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two layers that turn and stretch alike: every constant is attained."""
+    layers = "dense(2, constraint=spectral(4)); dense(2, constraint=spectral(4))"
+    module = emitted(tmp_path, f"input x: tensor[2], norm <= 9; {layers}; {CROSS_ENTROPY}")
+    module.load_state_dict({"dense.weight": 3 * torch.eye(2), "dense_2.weight": 2 * torch.eye(2)})
+    x, y = at([2.0, 1.0]), torch.tensor([0])
+    assert float(certified_radii(module, x, y)) == pytest.approx(1 / math.sqrt(2), rel=1e-6)
+    assert certify(module, x, y, [0.1], AttackConfig()).sound
+    true = type(module).slope
+    monkeypatch.setattr(type(module), "slope", lambda self, u: 0.95 * true(self, u))
+    assert certify(module, x, y, [0.1], AttackConfig()).broken == 1
+
+
 # Rounding
 
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer, SparseAdam
 
-from .module import GateRecord, LipschitzModule
+from .gate import GateRecord
+from .module import LipschitzModule
 from .precision import rounding_slack
 from .sampler import LogicalBatch
 from .sharding import foreign_hooks, local

@@ -14,8 +14,9 @@ from . import checks
 from .checks import PrivacyError
 from .clipped import ClippedGradients
 from .distributed import ALONE, RankError, World, check_same
+from .gate import GateRecord
 from .loss_clipping import LossClipping
-from .module import GateRecord, LipschitzModule
+from .module import LipschitzModule
 from .noise import Allocation, NoiseSource, allocate
 from .precision import sum_slack
 from .reduction import Reduction, without_ddp

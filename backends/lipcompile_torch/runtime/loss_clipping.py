@@ -13,15 +13,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .functional import clip_scale, example_norms
-
-if TYPE_CHECKING:
-    from .module import GateRecord
+from .gate import GateRecord
 
 _OUTWARD = 1 + 1e-14  # covers the rounding of the formula below
 
