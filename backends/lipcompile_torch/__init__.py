@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .runtime import constraints, functional, layers, losses
     from .runtime.constraints import Ball, Box, Fixed, Free, Frobenius, Orthogonal, RowBalls, Spectral
     from .runtime.engine import PrivacyEngine
+    from .runtime.features import cache_features
     from .runtime.module import LipschitzModule, decode_weights
     from .runtime.precision import rounding_slack
     from .runtime.privacy_audit import audit_privacy
@@ -30,6 +31,7 @@ __all__ = [
     "Spectral",
     "audit_privacy",
     "certified_radii",
+    "cache_features",
     "constraints",
     "decode_weights",
     "functional",
@@ -50,6 +52,7 @@ _HOMES = {
     "PrivacyEngine": "engine",
     "audit_privacy": "privacy_audit",
     "certified_radii": "robustness",
+    "cache_features": "features",
     "Spectral": "constraints",
     "decode_weights": "weights",
     "rounding_slack": "precision",

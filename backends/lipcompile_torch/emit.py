@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from importlib import import_module
 from pathlib import Path
@@ -15,9 +15,11 @@ from typing import Any
 import lipcompile
 from lipcompile.derivation import Analysis, Derivation, finite
 from lipcompile.diagnostics import Diagnostic, InputError
-from lipcompile.graph import Graph, Input
+from lipcompile.graph import Graph, Input, Node
 from lipcompile.numbers.certified import Certified
+from lipcompile.ops.record import Shape
 from lipcompile.passes.bounds import derive, linear_in_loss
+from lipcompile.passes.features import Features, features
 from lipcompile.reports.formulas import round_up
 from lipcompile.reports.json_report import report
 
@@ -99,13 +101,14 @@ def emit(
     """
     analysis = _complete(derivation)
     graph = analysis.graph
+    found = None if follow_weights else features(graph)
     body = [
-        *_attributes(analysis),
+        *_attributes(analysis, found),
         *([] if noise_strategy is None else _literal("noise_strategy", noise_strategy)),
         "",
         *_constructor(graph),
         "",
-        *_forward(graph),
+        *_forward(graph, found),
         "",
         *_loss(graph),
         *(["", *following_bounds(graph)] if follow_weights else []),
@@ -198,10 +201,11 @@ def _imports(program: str, others: list[str]) -> list[str]:
     return [*lines, *others, "", ""]
 
 
-def _attributes(analysis: Analysis) -> list[str]:
+def _attributes(analysis: Analysis, found: Features | None) -> list[str]:
     return [
         f"input_shape = {analysis.graph.input.shape}",
         *_domain(analysis.graph.input),
+        *([] if found is None else [f"features_shape = {found.shape}", f"features_norm = {below(found.norm)}"]),
         f"lipschitz = {_number(analysis.lipschitz.value)}",
         f"loss_lipschitz = {analysis.loss_lipschitz.value!r}",
         *_dictionary("bounds", {name: bound.value for name, bound in analysis.parameters.items()}),
@@ -259,17 +263,42 @@ def _constructor(graph: Graph) -> list[str]:
     return [*lines, f"    {last}"]
 
 
-def _forward(graph: Graph) -> list[str]:
+def _forward(graph: Graph, found: Features | None) -> list[str]:
     source = graph.input.name
-    shapes = [", ".join(map(str, ("B", *shape))) for shape in (graph.input.shape, graph.shape(graph.output))]
-    lines = [
-        f"def forward(self, {source}: Tensor) -> Tensor:",
-        f'    """Map [{shapes[0]}] to [{shapes[1]}]."""',
-        f"    {source} = self.clip_input({source})",
-    ]
-    for node in graph.nodes:
-        lines += wrapped(f"    {node.name} = {expression(node)}")
-    return [*lines, f"    return self.release({graph.output})"]
+    into, out = _batch(graph.input.shape), _batch(graph.shape(graph.output))
+    entry = [f"    {source} = self.clip_input({source})"]
+    if found is None:
+        nodes, before, lines = graph.nodes, [], entry
+        doc = f"Map {into} to {out}."
+    else:
+        kept = {node.name for node in found.nodes}
+        nodes = tuple(node for node in graph.nodes if node.name not in kept)
+        features = _batch(found.shape)
+        before = [
+            f"def frozen_features(self, {source}: Tensor) -> Tensor:",
+            f'    """Map {into} to {features}; nothing on the way is trained."""',
+            *entry,
+            *_statements(found.nodes),
+            f"    return {found.name}",
+            "",
+        ]
+        doc = f"Map {into}, or features {features} under `on_features`, to {out}."
+        given = f"self.clip_features({source}) if self.takes_features else self.frozen_features({source})"
+        lines = (
+            wrapped(f"    {found.name} = ({given})")
+            if len(given) > WIDTH - 20
+            else [f"    {found.name} = {given}"]
+        )
+    head = [f"def forward(self, {source}: Tensor) -> Tensor:", f'    """{doc}"""']
+    return [*before, *head, *lines, *_statements(nodes), f"    return self.release({graph.output})"]
+
+
+def _statements(nodes: Iterable[Node]) -> list[str]:
+    return [line for node in nodes for line in wrapped(f"    {node.name} = {expression(node)}")]
+
+
+def _batch(shape: Shape) -> str:
+    return f"[{', '.join(map(str, ('B', *shape)))}]"
 
 
 def _loss(graph: Graph) -> list[str]:

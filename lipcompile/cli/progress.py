@@ -69,10 +69,14 @@ class Watch(_Bar):
         self.began = False
         self._epochs = epochs
 
+    def prepared(self, done: int, planned: int) -> None:
+        """So many examples of those planned have their frozen features."""
+        self._bar.update(self._task, total=planned, completed=done, state="frozen features")
+
     def planned(self, plan: Any) -> None:
         """Training begins: the plan has total_steps and steps_done."""
         self.began = True
-        self._bar.update(self._task, total=plan.total_steps, completed=plan.steps_done)
+        self._bar.update(self._task, total=plan.total_steps, completed=plan.steps_done, state="")
 
     def stepped(self, steps: int) -> None:
         """A step was taken."""

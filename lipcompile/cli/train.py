@@ -22,6 +22,7 @@ DEFAULTS = {
     "noise": "per_layer",
     "fixed_norm": False,
     "secure": False,
+    "cache_features": True,
     "neighbours": "add_remove",
     "accountant": "pld",
     "device": "auto",
@@ -79,6 +80,12 @@ DEFAULTS = {
 )
 @click.option(
     "--secure", is_flag=True, default=None, help="Noise from a cryptographic generator: slower (extra `secure`)."
+)
+@click.option(
+    "--cache-features/--no-cache-features",
+    default=None,
+    help="Compute what stands before the first trained parameter once for each example; by default, if there is "
+    "room for it in 4 GiB.",
 )
 @click.option("--neighbours", type=click.Choice(["add_remove", "replace_one"]), help="What one person changes.")
 @click.option("--accountant", type=click.Choice(["pld", "rdp"]), help="pld by default.")

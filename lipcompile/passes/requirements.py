@@ -15,6 +15,10 @@ from lipcompile.passes.steep import stretches
 
 # The first digits of a code say which requirement an error breaks; what is not listed concerns the layers.
 _LOSS, _INPUT = "LIP21", "LIP20"
+# Ops without parameters that stand in the place of layers with frozen ones.
+_TRANSFORMS = ("scattering2d",)
+# Of the names of frozen layers that are shown.
+_MOST_FROZEN = 8
 # Losses that turn logits into probabilities themselves.
 _OF_LOGITS = ("cross_entropy", "token_cross_entropy", "bce")
 # A norm that stretches by more is warned of.
@@ -168,6 +172,16 @@ def trained_values(graph: Graph, entering: frozenset[str]) -> frozenset[str]:
     return frozenset(found)
 
 
+def frozen_nodes(graph: Graph) -> tuple[Node, ...]:
+    """Return the nodes that no trained parameter reaches: no cotangent crosses them.
+
+    Empty if they have no parameters themselves and do no more than what precedes any network, as `flatten` does.
+    """
+    trained = trained_values(graph, frozenset())
+    found = tuple(node for node in graph.nodes if node.name not in trained)
+    return found if any(node.parameters or node.op.name in _TRANSFORMS for node in found) else ()
+
+
 def _first(errors: Sequence[Diagnostic]) -> str:
     return errors[0].message if errors else ""
 
@@ -205,7 +219,12 @@ def _layer_detail(graph: Graph | None) -> str:
         return NOT_REACHED
     trained = sum(parameter.trainable for parameter in graph.parameters.values())
     layers, parameters = _counted(len(graph.nodes), "layer"), _counted(trained, "trained parameter")
-    return f"{layers}, each Lipschitz; {parameters}, projected after each step"
+    detail = f"{layers}, each Lipschitz; {parameters}, projected after each step"
+    frozen = [node.name for node in frozen_nodes(graph)]
+    if not frozen:
+        return detail
+    shown = ", ".join(frozen if len(frozen) <= _MOST_FROZEN else [*frozen[: _MOST_FROZEN - 2], "…", frozen[-1]])
+    return f"{detail}; no sensitivity: {shown}"
 
 
 def _counted(number: int, noun: str) -> str:

@@ -106,6 +106,9 @@ class LipschitzModule(nn.Module):
             parameters.
         unclipped_bounds: the same if gradient clips inside are not counted on, and so proportional to L; None if
             nobody derived them.
+        features_shape, features_norm: shape and bound of the norm of what :meth:`frozen_features` makes of an
+            example; None, if nothing worth keeping is computed before the first trained parameter.
+        takes_features: what ``forward`` is given are features; see :meth:`on_features`.
         noise_strategy: how noise is correlated from step to step, as `factorisation.strategy_from` reads it, if
             the model's `train` block says so: the engine follows it unless it is told otherwise.
         normaliser: b, what :meth:`criterion` divides the sum over the batch by; set by the engine.
@@ -129,11 +132,14 @@ class LipschitzModule(nn.Module):
     unclipped_bounds: ClassVar[Mapping[str, float] | None] = None
     noise_strategy: ClassVar[Mapping[str, Any] | None] = None
     last_dense: ClassVar[str | None] = None
+    features_shape: ClassVar[tuple[int, ...] | None] = None
+    features_norm: ClassVar[float] = math.inf
 
     def __init__(self) -> None:
         super().__init__()
         self.normaliser: float = 1.0
         self.loss_clip: float | None = None
+        self.takes_features = False
         self.gate = GateRecord()
         self._blueprint: dict[str, Any] = {}
         self.register_load_state_dict_post_hook(_project_after_loading)  # type: ignore[no-untyped-call]
@@ -172,6 +178,41 @@ class LipschitzModule(nn.Module):
                 f"expected floating point inputs, got {x.dtype}: convert and scale them, e.g. x.float() / 255"
             )
         return x if self.input_trusted else functional.clip_norm(x, self.input_norm)
+
+    def frozen_features(self, x: Tensor) -> Tensor:
+        """Return the features [B, *features_shape] of examples: all that is computed of them before the first
+        trained parameter, which no cotangent crosses. Emitted modules with a frozen part define it.
+        """
+        raise NotImplementedError("nothing in this module is frozen before the first trained parameter")
+
+    @contextmanager
+    def on_features(self) -> Iterator[None]:
+        """Meanwhile let ``forward`` take features in place of examples, :attr:`features_shape` each.
+
+        Formal guarantees: the gradient bounds are those of the norm of features alone, and ``forward`` clips what
+        it is given to it: they hold for whatever it is given.
+
+        Raises:
+            ValueError: this module has no features.
+        """
+        if self.features_shape is None:
+            raise ValueError("this module has no frozen part: give it examples")
+        self.takes_features = True
+        try:
+            yield
+        finally:
+            self.takes_features = False
+
+    def clip_features(self, x: Tensor) -> Tensor:
+        """Return features [B, *features_shape], in the dtype of the parameters, each clipped to
+        ``features_norm``.
+
+        Raises:
+            ValueError: another shape, or not floating point.
+        """
+        if x.dim() == 0 or tuple(x.shape[1:]) != self.features_shape or not x.is_floating_point():
+            raise ValueError(f"expected features [B, *{self.features_shape}], got {tuple(x.shape)} of {x.dtype}")
+        return functional.clip_norm(x.to(next(self.parameters()).dtype), self.features_norm)
 
     def clip_gradient(self, x: Tensor, bound: float) -> Tensor:
         """Return ``x``; on the way back clip the cotangent of each example's own loss to ``bound``.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -18,6 +19,7 @@ from ..accounting import Accountant, BudgetError, Sampling
 from .checkpoint import Checkpoint, CheckpointError, read_checkpoint, restore, save_checkpoint
 from .data import Arrays
 from .engine import PrivacyEngine
+from .features import fill_features, room_for_features, worth_keeping
 from .ledger import LedgerError
 from .module import LipschitzModule
 from .noise import Allocation
@@ -51,6 +53,8 @@ class TrainConfig:
         loss_clip: clips the gradient of each example's loss in its output to C; None: L bounds it.
         fixed_norm: scale weights to the bounds of their constraints, up as well as down.
         secure: noise from a cryptographic generator, see `normals.SecureNormals`.
+        cache_features: compute what stands before the first trained parameter once for each example, if the module
+            has frozen features and there is room for them (4 GiB); they are rounded to half precision.
         neighbours: "add_remove" or "replace_one".
         accountant: "pld" or "rdp".
         max_physical_batch: most examples computed at once.
@@ -74,6 +78,7 @@ class TrainConfig:
     loss_clip: float | None = None
     fixed_norm: bool = False
     secure: bool = False
+    cache_features: bool = True
     neighbours: str = "add_remove"
     accountant: Accountant = "pld"
     max_physical_batch: int | None = None
@@ -114,6 +119,9 @@ class TrainResult:
 class Progress(Protocol):
     """Who wants to know how training goes on."""
 
+    def prepared(self, done: int, planned: int) -> None:
+        """The frozen features of so many examples, of those planned, are computed."""
+
     def planned(self, plan: Plan) -> None:
         """Training begins."""
 
@@ -126,6 +134,9 @@ class Progress(Protocol):
 
 class Silent:
     """Wants to know nothing."""
+
+    def prepared(self, done: int, planned: int) -> None:
+        """Ignore."""
 
     def planned(self, plan: Plan) -> None:
         """Ignore."""
@@ -158,8 +169,9 @@ def train(
     began = time.monotonic()
     run = _Run(module, data, config, report or Silent())
     try:
-        run.go()
-        return run.result(time.monotonic() - began)
+        with module.on_features() if run.cached else nullcontext():
+            run.go()
+            return run.result(time.monotonic() - began)
     finally:
         run.engine.close()
 
@@ -172,10 +184,10 @@ class _Run:
         self.config, self.report = config, report
         self.device = _device(config.device)
         self.module = module.to(self.device)
-        self.test = (torch.from_numpy(data.x_test), torch.from_numpy(data.y_test))
-        train_set = TensorDataset(
-            torch.from_numpy(data.x_train).to(self.device), torch.from_numpy(data.y_train).to(self.device)
-        )
+        x_train, x_test = torch.from_numpy(data.x_train), torch.from_numpy(data.x_test)
+        self.cached = config.cache_features and worth_keeping(self.module, len(x_train) + len(x_test))
+        own = room_for_features(self.module, len(x_train)) if self.cached else x_train
+        train_set = TensorDataset(own.to(self.device), torch.from_numpy(data.y_train).to(self.device))
         self.checkpoint_path, self.ledger_path = config.output / CHECKPOINT, config.output / LEDGER
         self.engine = PrivacyEngine(config.accountant, self.ledger_path, config.neighbours)
         self.budget = Budget(config.epsilon, config.delta, self.engine.relation, config.accountant)
@@ -183,9 +195,15 @@ class _Run:
         try:
             self.ledger = self.engine.open_ledger(len(train_set))
             self.plan, self.optimizer, self.loader = self._prepare(train_set, self._saved())
+            if self.cached:  # by frozen weights that a checkpoint may just have brought
+                raw, x_test = x_test, room_for_features(self.module, len(x_test))
+                fill_features(
+                    self.module, [(x_train, train_set.tensors[0]), (raw, x_test)], report=self.report.prepared
+                )
         except BaseException:
             self.engine.close()
             raise
+        self.test = (x_test, torch.from_numpy(data.y_test))
         self.accuracy = math.nan
 
     def _saved(self) -> Checkpoint | None:
@@ -350,7 +368,7 @@ def predict(output: Tensor) -> Tensor:
 
 def _identity(config: TrainConfig) -> dict[str, Any]:
     """Return the settings that a resumed run must share: those that budget and course of training rest on."""
-    free = {"output", "resume", "device", "max_physical_batch", "seed", "secure"}
+    free = {"output", "resume", "device", "max_physical_batch", "seed", "secure", "cache_features"}
     return {name: value for name, value in asdict(config).items() if name not in free}
 
 
