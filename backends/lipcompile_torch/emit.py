@@ -258,9 +258,16 @@ def _constructor(graph: Graph) -> list[str]:
             lines += wrapped(f"    self.{owner(node)} = {constructor(graph, node)}")
     frozen = [name for name, parameter in graph.parameters.items() if not parameter.trainable]
     lines += [f"    self.{name}.requires_grad_(False)" for name in frozen]
-    imported = any(parameter.initial is not None for parameter in graph.parameters.values())
-    last = "self.load_initial_weights(decode_weights(_WEIGHTS))" if imported else "self.project_()"
-    return [*lines, f"    {last}"]
+    return [*lines, *_wrapped(f"    self.{_beginning(graph)}")]
+
+
+def _beginning(graph: Graph) -> str:
+    """Write what gives the weights their first values."""
+    drawn = [name for name, parameter in graph.parameters.items() if parameter.initial is None]
+    if len(drawn) == len(graph.parameters):
+        return "project_()"
+    others = f", drawn=[{', '.join(map(json.dumps, drawn))}]" if drawn else ""
+    return f"load_initial_weights(decode_weights(_WEIGHTS){others})"
 
 
 def _forward(graph: Graph, found: Features | None) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -10,10 +9,12 @@ from lipcompile.derivation import Source
 from lipcompile.diagnostics import Diagnostic, InputError, Location, input_error
 from lipcompile.frontends import files
 from lipcompile.frontends.lip import syntax as ast
-from lipcompile.frontends.lip.lowering import lower
+from lipcompile.frontends.lip.backbone import inside
+from lipcompile.frontends.lip.lowering import Lowering
 from lipcompile.frontends.lip.parser import parse
 from lipcompile.frontends.lip.training import training_plan
 from lipcompile.frontends.options import Loaded, ModelOptions
+from lipcompile.graph import GraphBuilder
 from lipcompile.ops.schema import suggest
 
 
@@ -30,10 +31,11 @@ def load(path: Path, name: str | None, options: ModelOptions) -> Loaded:
         _check_bindings(model, options)
     except InputError as error:
         raise InputError(error.diagnostics, text) from None
-    graph, problems = lower(model, blocks, options)
+    lowering = Lowering(blocks, options, GraphBuilder(model.name.text), path.resolve().parent)
+    graph = lowering.run(model)
+    problems = lowering.builder.diagnostics
     plan, wrong_settings = training_plan(file.training)
-    digest = hashlib.sha256(text.encode()).hexdigest()
-    source = Source(model.name.text, str(path), "lip", digest, text)
+    source = Source(model.name.text, str(path), "lip", lowering.backbones.digest(text), text)
     return Loaded(source, None if wrong_settings else graph, (*problems, *wrong_settings), plan)
 
 
@@ -77,7 +79,7 @@ def _blocks(file: ast.File, path: Path) -> Mapping[str, ast.Block]:
             found.setdefault(block.name.text, block)
         for target in current.imports:
             try:
-                imported = _imported(target, where.parent, root)
+                imported = inside(target, where.parent, root)
                 if imported not in seen:
                     seen.add(imported)
                     text = _text(imported, target.at, used)
@@ -88,19 +90,6 @@ def _blocks(file: ast.File, path: Path) -> Mapping[str, ast.Block]:
     if problems:
         raise InputError(tuple(problems))
     return found
-
-
-def _imported(target: ast.Constant, folder: Path, root: Path) -> Path:
-    try:
-        path = (folder / str(target.value)).resolve()
-    except (OSError, RuntimeError, ValueError):  # a circle of links, a null byte
-        raise input_error("LIP015", f"there is no file `{target.value}` to import", location=target.at) from None
-    if not path.is_relative_to(root):
-        mend = "copy the file into the folder"
-        raise input_error("LIP015", "an import must stay inside the model's folder", mend, target.at)
-    if not path.is_file():
-        raise input_error("LIP015", f"there is no file `{target.value}` to import", location=target.at)
-    return path
 
 
 def _check_bindings(model: ast.Model, options: ModelOptions) -> None:

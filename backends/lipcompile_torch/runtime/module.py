@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self, cast
 
@@ -346,24 +347,24 @@ class LipschitzModule(nn.Module):
                 "change the model and compile it again"
             )
 
-    def load_initial_weights(self, arrays: Mapping[str, NDArray[floating]]) -> None:
-        """Copy arrays into the parameters of the same names, all of them, and project.
+    def load_initial_weights(self, arrays: Mapping[str, NDArray[floating]], drawn: Collection[str] = ()) -> None:
+        """Copy arrays into the parameters of the same names, all but those that stay as they were drawn; project.
 
         Raises:
             ValueError: names or shapes differ, or an entry is not finite.
         """
         parameters = dict(self.named_parameters())
-        if arrays.keys() != parameters.keys():
+        if arrays.keys() ^ parameters.keys() != set(drawn):
             raise ValueError(
                 f"initial weights do not match the parameters: {sorted(arrays.keys() ^ parameters.keys())}"
             )
         with torch.no_grad():
-            for name, parameter in parameters.items():
-                if arrays[name].shape != tuple(parameter.shape):
+            for name, array in arrays.items():
+                if array.shape != tuple(parameters[name].shape):
                     raise ValueError(
-                        f"initial {name}: shape {arrays[name].shape}, expected {tuple(parameter.shape)}"
+                        f"initial {name}: shape {array.shape}, expected {tuple(parameters[name].shape)}"
                     )
-                parameter.copy_(torch.from_numpy(arrays[name]))
+                parameters[name].copy_(torch.from_numpy(array))
         self.project_()
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:

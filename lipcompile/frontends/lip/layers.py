@@ -20,7 +20,7 @@ from lipcompile.ops.rules import feature_axis
 from lipcompile.ops.schema import Argument, ArgumentError, bind, check_names, suggest
 
 # Layers that stand for several nodes; `frontends.dsl` expands them.
-SUGAR = ("split", "rnn", "gru", "lstm")
+SUGAR = ("split", "rnn", "gru", "lstm", "onnx")
 UNIT = Constraint("spectral", Fraction(1))
 
 

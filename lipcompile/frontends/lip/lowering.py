@@ -6,12 +6,14 @@ from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from pathlib import Path
 
 from lipcompile import limits
 from lipcompile.diagnostics import Diagnostic, Refusal
 from lipcompile.frontends.cells import CELLS
-from lipcompile.frontends.lip import recurrent
+from lipcompile.frontends.lip import backbone, recurrent
 from lipcompile.frontends.lip import syntax as ast
+from lipcompile.frontends.lip.backbone import Backbones
 from lipcompile.frontends.lip.layers import LayerLowering, operands_of, unknown_layer
 from lipcompile.frontends.lip.mending import mended
 from lipcompile.frontends.lip.scope import Problem, Scope, Unknowable
@@ -40,19 +42,24 @@ def lower(
     model: ast.Model, blocks: Mapping[str, ast.Block], options: ModelOptions
 ) -> tuple[Graph | None, tuple[Diagnostic, ...]]:
     """Return the graph of `model`, or None and the reasons."""
-    lowering = _Lowering(blocks, options, GraphBuilder(model.name.text))
+    lowering = Lowering(blocks, options, GraphBuilder(model.name.text), Path())
     graph = lowering.run(model)
     return graph, tuple(lowering.builder.diagnostics)
 
 
 @dataclass(slots=True)
-class _Lowering:
-    """calls: the blocks that are being written out. depth: of statements in one another. written: all so far."""
+class Lowering:
+    """Lowers one model, whose file lies in `folder`.
+
+    calls: the blocks that are being written out. depth: of statements in one another. written: all so far.
+    """
 
     blocks: Mapping[str, ast.Block]
     options: ModelOptions
     builder: GraphBuilder
+    folder: Path
     layers: LayerLowering = field(init=False)
+    backbones: Backbones = field(init=False)
     loss: LossUse | None = None
     calls: tuple[str, ...] = ()
     depth: int = 0
@@ -61,8 +68,10 @@ class _Lowering:
 
     def __post_init__(self) -> None:
         self.layers = LayerLowering(self.builder, self.options)
+        self.backbones = Backbones(self.folder, self.options, self.builder)
 
     def run(self, model: ast.Model) -> Graph | None:
+        """Return the graph, None if the builder's diagnostics say why there is none."""
         scope, current = Scope(), POISONED
         for declaration in model.items:
             if not isinstance(declaration, ast.Statement):
@@ -219,6 +228,8 @@ class _Lowering:
     def _call(self, call: ast.Call, current: Value, scope: Scope, target: str | None) -> Value:
         if call.name.text in CELLS:
             return recurrent.lower(self.layers, call, current, scope, target)
+        if call.name.text == backbone.NAME:
+            return self.backbones.inline(self.builder, call, current, scope)
         if call.name.text not in layers():
             if self.options.mends is not None and self.options.mends.names(call.name.text):
                 return mended(self.layers, self.options.mends, call, current, scope, target)
