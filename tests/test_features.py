@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -137,6 +138,16 @@ def test_a_data_set_of_features(tmp_path: Path) -> None:
     torch.testing.assert_close(found, model(x), rtol=0, atol=2e-3)
 
 
+def watch(model: Any, note: Callable[[torch.Tensor], None]) -> None:
+    inner = model.frozen_features
+
+    def features(x: torch.Tensor) -> Any:
+        note(x)
+        return inner(x)
+
+    model.frozen_features = features
+
+
 def test_training_on_features_is_training(tmp_path: Path) -> None:
     """Same seed, with and without the cache: the same weights up to the rounding of features to half precision."""
     rng = np.random.default_rng(0)
@@ -145,8 +156,8 @@ def test_training_on_features_is_training(tmp_path: Path) -> None:
     weights, computed = [], []
     for cached in (True, False):
         model = build(derive(tmp_path, FROZEN), tmp_path).float()
-        inner, batches = model.frozen_features, []
-        model.frozen_features = lambda x, inner=inner, batches=batches: (batches.append(len(x)), inner(x))[1]
+        batches: list[int] = []
+        watch(model, lambda x, batches=batches: batches.append(len(x)))
         config = TrainConfig(
             3, 1e-3, 5, 20, tmp_path / str(cached), noise="global", seed=1, accountant="rdp", cache_features=cached
         )
@@ -179,8 +190,7 @@ def test_a_resumed_run_takes_the_frozen_weights_of_its_checkpoint(tmp_path: Path
     second = build(derive(tmp_path, body), tmp_path).float()
     torch.nn.init.zeros_(second.dense.weight)
     seen: list[torch.Tensor] = []
-    inner = second.frozen_features
-    second.frozen_features = lambda x: (seen.append(second.dense.weight.clone()), inner(x))[1]
+    watch(second, lambda _: seen.append(second.dense.weight.clone()))
     train(second, data, replace(config, resume=True))
     assert seen
     assert all(torch.equal(weight, first.dense.weight) for weight in seen)
