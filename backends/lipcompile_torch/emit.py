@@ -258,7 +258,7 @@ def _constructor(graph: Graph) -> list[str]:
             lines += wrapped(f"    self.{owner(node)} = {constructor(graph, node)}")
     frozen = [name for name, parameter in graph.parameters.items() if not parameter.trainable]
     lines += [f"    self.{name}.requires_grad_(False)" for name in frozen]
-    return [*lines, *_wrapped(f"    self.{_beginning(graph)}")]
+    return [*lines, *wrapped(f"    self.{_beginning(graph)}")]
 
 
 def _beginning(graph: Graph) -> str:
