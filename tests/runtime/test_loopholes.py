@@ -7,6 +7,7 @@ import math
 import os
 import pickle
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from runpy import run_path
 from typing import Any
@@ -21,7 +22,7 @@ from lipcompile_torch.runtime.data import Arrays
 from lipcompile_torch.runtime.gradients import LipschitzGradients
 from lipcompile_torch.runtime.ledger import Ledger, LedgerError, read_ledger
 from lipcompile_torch.runtime.noise import NoiseSource
-from lipcompile_torch.runtime.precision import rounding_slack, sum_slack
+from lipcompile_torch.runtime.precision import RoundedSumsWarning, rounding_slack, sum_slack
 from lipcompile_torch.runtime.sampler import LogicalBatch
 from lipcompile_torch.runtime.training import TrainConfig, train
 from torch import nn
@@ -63,6 +64,17 @@ def test_gradients_that_were_changed_after_backward_are_refused(tamper: Callable
     optimizer.zero_grad()  # the way out
     backward(module, x, y)
     optimizer.step()
+
+
+def test_a_cotangent_that_a_hook_writes_over_is_refused() -> None:
+    """In place, so that what was sent and what arrives are one tensor; smaller, so that it passes every bound."""
+    module, optimizer, loader = private()
+    x, y = next(iter(loader))
+    output = module(x)
+    output.register_hook(lambda cotangent: cotangent.mul_(0.5))
+    module.criterion(output, y).backward()
+    with pytest.raises(PrivacyError, match="what flowed back is not"):
+        optimizer.step()
 
 
 def test_an_output_that_was_written_over_is_refused() -> None:
@@ -129,6 +141,7 @@ def test_half_an_epoch_is_no_more_than_was_calibrated_for() -> None:
     assert engine.get_epsilon(1e-5) <= 1.0
 
 
+@pytest.mark.filterwarnings("ignore::lipcompile_torch.runtime.precision.RoundedSumsWarning")
 @pytest.mark.parametrize(
     ("dtype", "autocast"),
     [(torch.float32, False), (torch.float32, True), (torch.float16, False), (torch.bfloat16, False)],
@@ -156,6 +169,7 @@ def test_rounding_of_sums_is_paid_for_in_noise(dtype: torch.dtype, autocast: boo
     assert worst <= 1
 
 
+@pytest.mark.filterwarnings("ignore::lipcompile_torch.runtime.precision.RoundedSumsWarning")
 def test_pieces_are_not_added_up_in_half_precision() -> None:
     module, optimizer, loader = private(module=Net().to(torch.bfloat16), max_physical_batch=2, count=40)
     for x, y in loader:  # of some 20 examples each
@@ -167,6 +181,21 @@ def test_pieces_are_not_added_up_in_half_precision() -> None:
         optimizer.step()
 
 
+def test_noise_that_grows_by_the_rounding_of_sums_is_not_silent() -> None:
+    """By hand: bfloat16 has steps of 2^-7 at 1, and 20 + 8·√20 + 16 = 71.8 examples are counted on: 1.56 times."""
+    with pytest.warns(RoundedSumsWarning, match=r"bfloat16, which takes 1\.6 times .* batch of 20: keep"):
+        private(module=Net().to(torch.bfloat16))
+    module, optimizer, loader = private()  # float32 says nothing
+    batches = iter(loader)
+    for warned in (True, False):
+        x, y = next(batches)
+        with torch.autocast("cpu", torch.bfloat16):
+            output = module(x)
+        module.criterion(output, y).backward()
+        with pytest.warns(RoundedSumsWarning, match="autocast") if warned else nullcontext():
+            optimizer.step()
+
+
 def test_the_smallest_numbers_of_a_sum_are_paid_for_in_noise() -> None:
     """By hand: float16 has steps of 2^-24 near 0, of which 10^4 entries of two sums may differ by one each."""
     units = 2**-10 * (64 + 8 * 8 + 16)
@@ -176,6 +205,7 @@ def test_the_smallest_numbers_of_a_sum_are_paid_for_in_noise() -> None:
     assert sum_slack(rounding_slack(torch.float32), 64.0, 10**4, 0.5) == pytest.approx(2**-13 * units)
 
 
+@pytest.mark.filterwarnings("ignore::lipcompile_torch.runtime.precision.RoundedSumsWarning")
 def test_an_empty_batch_gets_the_noise_of_any_other() -> None:
     """Where the loop skips it nothing flows back to say how precisely; the noise must not tell."""
     module, optimizer, loader = private()
@@ -290,13 +320,12 @@ def test_correlated_noise_keeps_step_after_a_step_that_broke_off() -> None:
     one, two = nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(3))
     source = NoiseSource(seed=3, stream=strategy.stream())
     source.begin_step(0)
-    source.perturb_("one", one, 1.0, 1.0)  # interrupted here, before "two"
+    source.perturb_({"one": one}, {"one": 1.0}, 1.0)  # interrupted here, before "two"
     taken = []
     for step in (1, 2, 3):
         source.begin_step(step)
-        for name, parameter in (("one", one), ("two", two)):
-            parameter.grad = None
-            source.perturb_(name, parameter, 1.0, 1.0)
+        one.grad = two.grad = None
+        source.perturb_({"one": one, "two": two}, {"one": 1.0, "two": 1.0}, 1.0)
         memories = source._stream._memories  # type: ignore[union-attr]
         taken.append({name: memory.taken for name, memory in memories.items()})
     assert taken == [{"one": step + 1, "two": step + 1} for step in (1, 2, 3)]

@@ -21,7 +21,7 @@ from lipcompile_torch.runtime.loss_clipping import (
     clip_cotangents,
     gradient_multiplier,
 )
-from lipcompile_torch.runtime.normals import Normals, SecureNormals, TorchNormals
+from lipcompile_torch.runtime.normals import Normals, PlainNormals, SecureNormals
 from lipcompile_torch.runtime.sampler import LogicalBatch
 from torch import Tensor
 
@@ -144,12 +144,12 @@ def test_the_gate_refuses_a_cotangent_above_the_clip(monkeypatch: pytest.MonkeyP
     batch = LogicalBatch(len(x), len(x))
     limit = min(module.loss_lipschitz, module.loss_limit) * (1 + 1e-5)
     module.criterion(module(x), y).backward()
-    checks.check_flow(module.gate, batch, limit)
+    checks.check_flow(checks.flow_of(module.gate), batch, limit)
     module.gate.reset()
     monkeypatch.setattr("lipcompile_torch.runtime.module.clip_cotangents", lambda g, _: (g, torch.tensor(0)))
     module.criterion(module(x), y).backward()
     with pytest.raises(checks.PrivacyError, match=r"where the analysis allows 0\.7"):
-        checks.check_flow(module.gate, batch, limit)
+        checks.check_flow(checks.flow_of(module.gate), batch, limit)
 
 
 def test_another_loss_is_refused_under_a_clip_too() -> None:
@@ -157,7 +157,7 @@ def test_another_loss_is_refused_under_a_clip_too() -> None:
     module.loss_clip = 0.7
     losses.cross_entropy(module(x), y).sum().backward()  # type: ignore[no-untyped-call]
     with pytest.raises(checks.PrivacyError, match=r"not what module\.criterion"):
-        checks.check_flow(module.gate, LogicalBatch(len(x), len(x)), L)
+        checks.check_flow(checks.flow_of(module.gate), LogicalBatch(len(x), len(x)), L)
 
 
 # --- C over the steps ---
@@ -225,7 +225,7 @@ def test_one_step_of_the_quantile_by_hand() -> None:
 
 def test_the_released_count_has_the_stated_noise() -> None:
     # log C moves by -η·(noise·s/b + …): sample deviation of 4000 steps within 6/√8000 but for 1e-9 of all runs.
-    normals = TorchNormals(seed=0)
+    normals = PlainNormals(seed=0)
     found, moved = clipping(AdaptiveClip(initial=1.0, count_noise=7.0)), []
     for _ in range(4000):
         before = found.current
@@ -237,7 +237,7 @@ def test_the_released_count_has_the_stated_noise() -> None:
 
 
 @pytest.mark.parametrize("quantile", [0.2, 0.5, 0.9])
-@pytest.mark.parametrize("normals", [None, TorchNormals(seed=1), SecureNormals()])
+@pytest.mark.parametrize("normals", [None, PlainNormals(seed=1), SecureNormals()])
 def test_the_clip_finds_the_quantile(quantile: float, normals: Normals | None) -> None:
     # Norms uniform on (0, 3): the quantile of γ is 3γ. 200 a batch: noise s = 10 on it. From far above and below.
     generator = torch.Generator().manual_seed(2)

@@ -110,6 +110,7 @@ def test_replaced_layers_are_refused() -> None:
         )
 
 
+@pytest.mark.filterwarnings("ignore::lipcompile_torch.runtime.precision.RoundedSumsWarning")
 def test_autocast_is_paid_for_in_noise() -> None:
     """bfloat16 products exceed the bounds by more than float32's slack, whatever dtype the parameters have."""
     module, optimizer, loader = private()

@@ -146,7 +146,7 @@ def test_noise_has_the_stated_standard_deviation(dtype: torch.dtype) -> None:
     # The sample variance of n normals lies within 5·√(2/n) of the truth but for 6e-7 of all cases.
     n = 200_000
     parameter = nn.Parameter(torch.zeros(n, dtype=dtype))
-    NoiseSource(seed=1).perturb_("w", parameter, std=6.0, normaliser=3.0)
+    NoiseSource(seed=1).perturb_({"w": parameter}, {"w": 6.0}, normaliser=3.0)
     assert parameter.grad is not None
     expected = 2.0 * (1 + rounding_slack(dtype))
     variance = float(parameter.grad.double().square().mean()) / expected**2
@@ -157,7 +157,7 @@ def test_noise_has_the_stated_standard_deviation(dtype: torch.dtype) -> None:
 def test_noise_is_normal_into_the_tails() -> None:
     # Kolmogorov distance of 2^20 draws: above 3/√n in 3e-8 of all cases. Float32 normals end at 5.77.
     parameter = nn.Parameter(torch.zeros(2**20, dtype=torch.float64))
-    NoiseSource(seed=2).perturb_("w", parameter, std=1.0, normaliser=1.0)
+    NoiseSource(seed=2).perturb_({"w": parameter}, {"w": 1.0}, normaliser=1.0)
     assert parameter.grad is not None
     ordered = parameter.grad.sort().values
     steps = torch.arange(1, len(ordered) + 1, dtype=torch.float64) / len(ordered)
@@ -172,7 +172,7 @@ def test_noise_is_added_to_the_gradient_wherever_it_comes_from() -> None:
         torch.tensor([[1]]), torch.full((1, 3), 5.0, dtype=torch.float64), (4, 3), check_invariants=True
     )
     for parameter in (dense, absent, sparse):
-        NoiseSource(seed=3).perturb_("w", parameter, std=1.0, normaliser=2.0)
+        NoiseSource(seed=3).perturb_({"w": parameter}, {"w": 1.0}, normaliser=2.0)
     assert dense.grad is not None
     assert absent.grad is not None
     assert bool((absent.grad != 0).all())
@@ -192,7 +192,7 @@ def test_a_gradient_without_bound_becomes_exactly_zero() -> None:
 
 def draws(source: NoiseSource) -> torch.Tensor:
     parameter = nn.Parameter(torch.zeros(20, dtype=torch.float64))
-    source.perturb_("w", parameter, 1.0, 1.0)
+    source.perturb_({"w": parameter}, {"w": 1.0}, 1.0)
     assert parameter.grad is not None
     return parameter.grad
 

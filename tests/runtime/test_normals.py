@@ -13,7 +13,7 @@ from runpy import run_path
 import pytest
 import torch
 from lipcompile_torch.runtime.noise import NoiseSource
-from lipcompile_torch.runtime.normals import Normals, SecureNormals, TorchNormals, fresh_generator
+from lipcompile_torch.runtime.normals import Normals, PlainNormals, SecureNormals, fresh_generator
 from torch import Tensor, nn
 
 CPU = torch.device("cpu")
@@ -75,7 +75,7 @@ def related(found: list[Tensor]) -> bool:
     return False
 
 
-@pytest.mark.parametrize("source", [TorchNormals, SecureNormals, lambda: TorchNormals(seed=3)])
+@pytest.mark.parametrize("source", [PlainNormals, SecureNormals, lambda: PlainNormals(seed=3)])
 def test_draws_of_steps_and_parameters_are_independent(source: Callable[[], Normals]) -> None:
     assert not related(draws(source()))
 
@@ -83,7 +83,7 @@ def test_draws_of_steps_and_parameters_are_independent(source: Callable[[], Norm
 def test_a_repeated_key_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "urandom", lambda count: bytes(count))
     assert related(draws(SecureNormals()))
-    assert related(draws(TorchNormals()))
+    assert related(draws(PlainNormals()))
 
 
 def test_every_stretch_of_a_large_draw_has_its_own_key(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +102,7 @@ def test_every_stretch_of_a_large_draw_has_its_own_key(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0), (1,), (2, 3, 4)])
-@pytest.mark.parametrize("source", [TorchNormals(), SecureNormals()])
+@pytest.mark.parametrize("source", [PlainNormals(), SecureNormals()])
 def test_any_shape_is_drawn_in_doubles(source: Normals, shape: tuple[int, ...]) -> None:
     drawn = source.draw(torch.Size(shape), CPU)
     assert drawn.shape == shape
@@ -120,9 +120,9 @@ def test_secure_normals_have_the_moments_of_normals() -> None:
 
 _FORK = """
 import os, sys, torch
-from lipcompile_torch.runtime.normals import SecureNormals, TorchNormals
+from lipcompile_torch.runtime.normals import SecureNormals, PlainNormals
 torch.set_num_threads(1)
-sources = [TorchNormals(), SecureNormals()]
+sources = [PlainNormals(), SecureNormals()]
 for source in sources:
     source.draw(torch.Size([5]), torch.device("cpu"))
 child = os.fork()
@@ -154,7 +154,7 @@ def test_without_the_package_the_mend_is_named(monkeypatch: pytest.MonkeyPatch) 
 def released(source: Normals, gradient: float, n: int, scale: float = 1.0) -> Tensor:
     parameter = nn.Parameter(torch.zeros(n, dtype=torch.float64))
     parameter.grad = torch.full((n,), gradient, dtype=torch.float64)
-    NoiseSource(normals=source).perturb_("w", parameter, scale, 1.0)
+    NoiseSource(normals=source).perturb_({"w": parameter}, {"w": scale}, 1.0)
     assert parameter.grad is not None
     return parameter.grad
 
@@ -168,8 +168,8 @@ def test_low_bits_of_released_values_tell_nothing_of_the_gradient(monkeypatch: p
         values = released(source, gradient, 2**16)
         return int(((values * 2.0**53) % 1 != 0).sum())
 
-    assert betrayed(TorchNormals(seed=1), 0.0) > 2**14
-    assert betrayed(TorchNormals(seed=1), 1.0) == 0
+    assert betrayed(PlainNormals(seed=1), 0.0) > 2**14
+    assert betrayed(PlainNormals(seed=1), 1.0) == 0
     for gradient in (0.0, 1.0, 1 / 3, 1e-9, -1e3):
         assert bool(((released(SecureNormals(), gradient, 2**12) / GRID) % 1 == 0).all())
 
@@ -180,14 +180,14 @@ def test_prepare_rounds_to_the_nearest_point_of_the_grid() -> None:
     )
     expected = [0.0, 0.0, GRID, -GRID, 1 + GRID, 1e13 + 0.5, -3.25]
     assert SecureNormals().prepare(u).tolist() == expected
-    assert TorchNormals().prepare(u) is u
+    assert PlainNormals().prepare(u) is u
 
 
 def test_widening_makes_up_for_the_rounding() -> None:
     # σ = 2^20 over four entries: rounding adds 2^-40·2 to a distance of 2^-20, so 1/(1 - 2^-19).
     assert SecureNormals().widening(2.0**20, 4) == pytest.approx(1 / (1 - 2.0**-19), rel=1e-12)
     assert SecureNormals().widening(1.0, 10**8) < 1 + 1e-8
-    assert TorchNormals().widening(2.0**20, 4) == 1.0
+    assert PlainNormals().widening(2.0**20, 4) == 1.0
     with pytest.raises(ValueError, match="too fine for secure noise"):
         SecureNormals().widening(2.0**39, 4)
 

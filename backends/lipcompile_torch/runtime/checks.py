@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer, SparseAdam
 
+from .flat import dense, flat
 from .gate import GateRecord
 from .module import LipschitzModule
 from .precision import rounding_slack
@@ -31,7 +33,8 @@ def check_module(module: object) -> None:
     if not isinstance(module, LipschitzModule):
         raise PrivacyError(
             f"{type(module).__name__} has no proved gradient bounds: compile the network first (lipcompile "
-            "compile) and pass the module itself, not a wrapper (DataParallel, torch.compile)"
+            "compile) and pass the module itself, not a wrapper (DataParallel; for torch.compile there is "
+            "module.compile(), which wraps nothing)"
         )
     check_hooks(module)
     if not trainable(module):
@@ -78,7 +81,7 @@ def check_optimizer(optimizer: Optimizer, module: nn.Module) -> None:
 
 
 def check_unchanged(
-    module: nn.Module, optimizer: Optimizer, known: Mapping[str, nn.Parameter], contents: Contents
+    module: nn.Module, optimizer: Optimizer, known: Mapping[str, nn.Parameter], unchanged: bool
 ) -> None:
     """Refuse a step whose parameters are not, by identity and by content, those that the batch was drawn for."""
     present = trainable(module)
@@ -90,26 +93,137 @@ def check_unchanged(
         )
     check_optimizer(optimizer, module)
     check_hooks(module)
-    if current_contents(known) != contents:
+    if not unchanged:
         raise PrivacyError(
             "parameters were changed between drawing the batch and the step, so the gradient may not be bounded: "
             "load or average weights between steps, not within one"
         )
 
 
-Contents = tuple[tuple[int, int], ...]
+# --- what is in tensors, told to the processor in one read ---
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Contents:
+    """A fingerprint of parameters: torch's counts of in-place changes, and of each a sum of its bits.
+
+    The sum sees what the count does not: writes through `.data`. It adds words of 64 bits, modulo 2^64, where the
+    parameter divides into such; of a sharded parameter it is that of the shard.
+
+    Args:
+        versions: the counts.
+        sums: int64 [P], on the device of the first parameter, so that nobody waits for it.
+    """
+
+    versions: tuple[int, ...]
+    sums: Tensor
+
+    def same(self, other: Contents) -> bool:
+        """Whether both are those of the same parameters, unchanged."""
+        return self.versions == other.versions and torch.equal(self.sums, other.sums.to(self.sums.device))
+
+
 _WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def current_contents(parameters: Mapping[str, nn.Parameter]) -> Contents:
-    """Return a fingerprint of the parameters: torch's count of in-place changes, and a sum of their bits.
+    """Return the fingerprint of parameters as they are."""
+    versions = tuple(parameter._version for parameter in parameters.values())
+    return Contents(versions, _gathered([_longest_words(p).sum() for p in parameters.values()]))
 
-    The sum sees what the count does not: writes through `.data`. Of a sharded parameter it is that of the shard.
+
+def sums_of_bits(parameters: Mapping[str, nn.Parameter]) -> list[int]:
+    """Return a sum of the bits of each parameter that does not depend on the order of its axes in memory."""
+    sums = [_words(parameter, _WORDS[parameter.element_size()]).sum() for parameter in parameters.values()]
+    return _gathered(sums).tolist() if sums else []
+
+
+def _words(parameter: Tensor, dtype: torch.dtype) -> Tensor:
+    here = local(parameter.detach())
+    row = flat(here)
+    return (here.reshape(-1) if row is None else row).view(dtype)
+
+
+def _longest_words(parameter: Tensor) -> Tensor:
+    size, here = parameter.element_size(), local(parameter.detach())
+    even = here.numel() * size % 8 == 0 and here.storage_offset() * size % 8 == 0
+    return _words(parameter, torch.int64 if even else _WORDS[size])
+
+
+def _gathered(values: Sequence[Tensor]) -> Tensor:
+    """Return 0-dim tensors of one dtype as one [n], on the device of the first."""
+    return torch.stack([value.to(values[0].device) for value in values])
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """What flowed back, see `GateRecord`.
+
+    Args:
+        examples: of how many examples.
+        foreign: how far it is from what the criterion sends.
+        largest: norm of the largest cotangent, times the normaliser.
     """
-    bits = [local(p.detach()).reshape(-1).view(_WORDS[p.element_size()]) for p in parameters.values()]
-    device = bits[0].device
-    sums = torch.stack([words.sum(dtype=torch.int64).to(device) for words in bits]).tolist()
-    return tuple((parameter._version, total) for parameter, total in zip(parameters.values(), sums, strict=True))
+
+    examples: int
+    foreign: float
+    largest: float
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What the checks of a step want to know of tensors.
+
+    Args:
+        unchanged: the parameters are those of an earlier fingerprint.
+        flow: what flowed back.
+        norms: Euclidean norm of each gradient that is not missing, by name, of a sharded one that of the shard.
+    """
+
+    unchanged: bool
+    flow: Flow
+    norms: dict[str, float]
+
+
+def measure(parameters: Mapping[str, nn.Parameter], before: Contents, gate: GateRecord) -> Measured:
+    """Measure everything, and wait for the device once."""
+    now, norms = current_contents(parameters), _norms(parameters)
+    changed = (now.sums != before.sums.to(now.sums.device)).any()
+    different, foreign, largest, *lengths = _fetched([changed, *_flowed(gate), *norms.values()])
+    unchanged = different == 0.0 and now.versions == before.versions
+    flow = Flow(gate.examples, foreign, largest)
+    return Measured(unchanged, flow, dict(zip(norms, lengths, strict=True)))
+
+
+def flow_of(gate: GateRecord) -> Flow:
+    """Return what flowed back."""
+    return Flow(gate.examples, *_fetched(_flowed(gate)))
+
+
+def gradient_norms(parameters: Mapping[str, nn.Parameter]) -> dict[str, float]:
+    """Return the Euclidean norm of each gradient that is not missing, of a sharded one that of the shard."""
+    norms = _norms(parameters)
+    return dict(zip(norms, _fetched(list(norms.values())), strict=True))
+
+
+def _flowed(gate: GateRecord) -> list[Tensor]:
+    return [torch.zeros(()) if value is None else value for value in (gate.foreign, gate.largest)]
+
+
+def _fetched(values: Sequence[Tensor]) -> list[float]:
+    """Return 0-dim tensors as numbers, in one read."""
+    return _gathered([value.double() for value in values]).tolist() if values else []
+
+
+def _norms(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    gradients = {name: dense(local(p.grad)) for name, p in parameters.items() if p.grad is not None}
+    return {
+        name: torch.linalg.vector_norm(gradient, dtype=torch.promote_types(gradient.dtype, torch.float32))
+        for name, gradient in gradients.items()
+    }
+
+
+# --- what is refused at a step ---
 
 
 def slack(parameters: Mapping[str, nn.Parameter]) -> float:
@@ -126,51 +240,42 @@ def check_pieces(parameters: Mapping[str, nn.Parameter], batch: LogicalBatch) ->
         )
 
 
-def check_flow(gate: GateRecord, batch: LogicalBatch, limit: float) -> None:
+def check_flow(flow: Flow, batch: LogicalBatch, limit: float) -> None:
     """Refuse a gradient that is not that of the criterion on exactly the examples that were drawn.
 
     Args:
-        gate: what flowed back since the batch was drawn.
+        flow: what flowed back since the batch was drawn.
         batch: what was drawn.
         limit: min(L, C)·(1 + slack), the most that the cotangent of one example times the normaliser can be; C is
             what the loss's gradient is clipped to.
     """
-    if gate.examples != batch.examples:
+    if flow.examples != batch.examples:
         raise PrivacyError(
-            f"{batch.examples} examples were drawn for this step but {gate.examples} flowed back: "
-            + _why(gate.examples, batch.examples)
+            f"{batch.examples} examples were drawn for this step but {flow.examples} flowed back: "
+            + _why(flow.examples, batch.examples)
         )
-    foreign = 0.0 if gate.foreign is None else float(gate.foreign)
-    if not foreign <= 0.0:
+    if not flow.foreign <= 0.0:
         raise PrivacyError(
             "what flowed back is not what module.criterion(module(x), y) sends, unscaled: no mean over the batch, "
             "no weights, no other loss or term on the output, no change to the output before the criterion, no "
             "loss scaling"
         )
-    largest = 0.0 if gate.largest is None else float(gate.largest)
-    if not largest <= limit:
+    if not flow.largest <= limit:
         raise PrivacyError(
-            f"an example's cotangent is {largest:.6g} where the analysis allows {limit:.6g}: call backward() on "
-            "module.criterion(module(x), y), unscaled: no mean, no weights, no other loss, no loss scaling"
+            f"an example's cotangent is {flow.largest:.6g} where the analysis allows {limit:.6g}: call backward() "
+            "on module.criterion(module(x), y), unscaled: no mean, no weights, no other loss, no loss scaling"
         )
 
 
 def _why(flowed: int, drawn: int) -> str:
     if flowed == 0:
-        return "call module.criterion(module(x), y).backward() before step(), with gradients enabled"
+        return (
+            "call module.criterion(module(x), y).backward() before step(), with gradients enabled, and outside of "
+            "torch.compile: module.compile() compiles what may be"
+        )
     if flowed > drawn:
         return "backward() was called twice, or on other examples as well; call it once for each batch"
     return "examples were dropped, or a piece of the batch had no backward(); use every batch as it comes"
-
-
-def gradient_norms(parameters: Mapping[str, nn.Parameter]) -> dict[str, float]:
-    """Return the Euclidean norm of each gradient that is not missing, of a sharded one that of the shard."""
-    norms = {name: _norm(local(p.grad)) for name, p in parameters.items() if p.grad is not None}
-    if not norms:
-        return {}
-    device = next(iter(norms.values())).device
-    values = torch.stack([norm.to(device) for norm in norms.values()]).tolist()  # one wait for the device
-    return dict(zip(norms, values, strict=True))
 
 
 def check_gradients(
@@ -199,9 +304,3 @@ def check_gradients(
                 "than module.criterion(...) was differentiated (a penalty, a loss on inner features); put weight "
                 "decay into the optimizer"
             )
-
-
-def _norm(gradient: Tensor) -> Tensor:
-    dense = gradient.to_dense() if gradient.layout is not torch.strided else gradient
-    norm: Tensor = torch.linalg.vector_norm(dense, dtype=torch.promote_types(dense.dtype, torch.float32))
-    return norm.double()

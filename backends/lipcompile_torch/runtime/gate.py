@@ -1,4 +1,4 @@
-"""What is recorded at the end of a module: the engine checks by it that nothing but the criterion flowed back."""
+"""The end of a module's forward pass, where everything that flows back into it passes and is noted."""
 
 from __future__ import annotations
 
@@ -6,9 +6,23 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, Protocol, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from .sharding import is_fsdp
+
+
+class Gated(Protocol):
+    """What the gate needs to know of its module."""
+
+    gate: GateRecord
+    normaliser: float
+
+    def clip_loss_gradient(self, cotangent: Tensor) -> Tensor:
+        """Return what the criterion sends back, clipped."""
+        ...  # pragma: no cover
 
 
 @dataclass
@@ -52,13 +66,13 @@ class GateRecord:
         self.examples, self.largest, self.foreign, self.slack = 0, None, None, 0.0
         self.within_clip = None
 
-    def record(self, cotangent: Tensor, normaliser: float, sent: Tensor | None) -> None:
+    def record(self, cotangent: Tensor, normaliser: float, sent: Sent | None) -> None:
         """Note a cotangent [B, …] at the end of a forward pass, and what the criterion sent there."""
         self.examples += len(cotangent)
         rows = cotangent.detach().reshape(len(cotangent), math.prod(cotangent.shape[1:]))
         norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.promote_types(rows.dtype, torch.float32))
         self.largest = _largest(norms * normaliser, self.largest)
-        self.note_foreign(norms.new_full((1,), math.inf) if sent is None else (cotangent - sent).abs())
+        self.note_foreign(_difference(cotangent.detach(), sent))
 
     def note_within_clip(self, count: Tensor) -> None:
         """Note how many more examples were within the clip."""
@@ -66,9 +80,106 @@ class GateRecord:
 
     def note_foreign(self, difference: Tensor) -> None:
         """Note a difference from what the criterion would have sent."""
-        self.foreign = _largest(difference.detach().flatten(), self.foreign)
+        self.foreign = _largest(difference.detach(), self.foreign)
 
 
 def _largest(values: Tensor, known: Tensor | None) -> Tensor:
-    before = values.new_zeros(1) if known is None else known.reshape(1).to(values)
-    return torch.cat((values, before)).amax()
+    """Return the largest of numbers that are not negative, 0-dim; NaN if one is."""
+    largest = values.amax() if values.numel() else values.new_zeros(())
+    return largest if known is None else torch.maximum(largest, known.to(largest))
+
+
+def _difference(cotangent: Tensor, sent: Sent | None) -> Tensor:
+    """Return how far what arrived is from what was sent, entry by entry, or as a whole."""
+    if sent is None or sent.tensor._version != sent.version:
+        return cotangent.new_full((), math.inf)
+    one, other = ((t.data_ptr(), t.shape, t.stride(), t.dtype) for t in (cotangent, sent.tensor))
+    if one == other:
+        return cotangent.new_zeros(())  # the same memory, unchanged
+    return (cotangent - sent.tensor).abs()
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What the criterion sent back, and torch's count of changes to it then."""
+
+    tensor: Tensor
+    version: int
+
+
+@dataclass
+class Passage:
+    """One forward pass: its slack, torch's count of changes to its output, and what the criterion sent back."""
+
+    slack: float
+    version: int
+    sent: Sent | None = None
+
+
+class _Gate(torch.autograd.Function):
+    """The end of a forward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, module: Gated, passage: Passage) -> Tensor:
+        ctx.module, ctx.passage = module, passage
+        return (
+            output.clone() if is_fsdp(cast(nn.Module, module)) else output.view_as(output)
+        )  # FSDP warns of views
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None, None]:
+        gate, passage = ctx.module.gate, ctx.passage
+        gate.slack = max(gate.slack, passage.slack)
+        gate.record(cotangents[0], ctx.module.normaliser, passage.sent)
+        return cotangents[0], None, None
+
+
+class _Entrance(torch.autograd.Function):
+    """Where the criterion takes an output: clips what it sends back, if the module says so, and remembers it.
+
+    A second criterion is not remembered.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, module: Gated, passage: Passage) -> Tensor:
+        ctx.module, ctx.passage = module, passage
+        return output.view_as(output)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None, None]:
+        sent = ctx.module.clip_loss_gradient(cotangents[0])
+        if ctx.passage.sent is None:
+            ctx.passage.sent = Sent(sent.detach(), sent._version)
+        return sent, None, None
+
+
+class _Total(torch.autograd.Function):
+    """The value of the criterion: notes whether it was scaled before `backward`."""
+
+    @staticmethod
+    def forward(ctx: Any, total: Tensor, module: Gated) -> Tensor:
+        ctx.module = module
+        return total.view_as(total)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None]:
+        ctx.module.gate.note_foreign((cotangents[0] - 1).abs())
+        return cotangents[0], None
+
+
+def pass_gate(output: Tensor, module: Gated, passage: Passage) -> Tensor:
+    """Return the output of a forward pass, through whose gate everything flows back."""
+    passed: Tensor = _Gate.apply(output, module, passage)  # type: ignore[no-untyped-call]
+    return passed
+
+
+def enter_criterion(output: Tensor, module: Gated, passage: Passage) -> Tensor:
+    """Return what a forward pass put out, for its module's criterion."""
+    entered: Tensor = _Entrance.apply(output, module, passage)  # type: ignore[no-untyped-call]
+    return entered
+
+
+def leave_criterion(total: Tensor, module: Gated) -> Tensor:
+    """Return the value of a criterion, of which it is noted whether it is scaled before ``backward``."""
+    left: Tensor = _Total.apply(total, module)  # type: ignore[no-untyped-call]
+    return left

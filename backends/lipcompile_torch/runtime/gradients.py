@@ -18,7 +18,7 @@ from .gate import GateRecord
 from .loss_clipping import LossClipping
 from .module import LipschitzModule
 from .noise import Allocation, NoiseSource, allocate
-from .precision import sum_slack
+from .precision import sum_slack, warn_of_sums
 from .reduction import Reduction, without_ddp
 from .sampler import LogicalBatch
 from .sharding import is_shard, settle
@@ -115,7 +115,7 @@ class LipschitzGradients:
         self._optimizer, self._allocation = optimizer, allocation
         self._normaliser, self.clipping = normaliser, clipping
         self._clip: float | None = None
-        self._gate_slack = 0.0
+        self._gate_slack = self._known_slack = 0.0
         self._parameters = checks.trainable(self.module)
         self._watch = GradientWatch(self._parameters)
         self._batch: object = None
@@ -129,6 +129,7 @@ class LipschitzGradients:
     def start(self) -> None:
         """Set the module's normaliser, share and project its weights, guard its layers."""
         self.module.normaliser = self._normaliser
+        self._sum_slacks(checks.slack(self._parameters), self.module.gradient_bounds())
         self.total.share_weights_()
         self.module.guard_layers()
         self._project()
@@ -143,7 +144,7 @@ class LipschitzGradients:
         self._batch = self.module.gate.batch = object()
 
     def _weights_changed(self) -> bool:
-        return checks.current_contents(self._parameters) != self._contents
+        return not checks.current_contents(self._parameters).same(self._contents)
 
     def reset(self) -> None:
         """Empty the gate."""
@@ -161,7 +162,8 @@ class LipschitzGradients:
         self._gate_slack = max(self._gate_slack, *(view["slack"] for view in views))
         slack = max(checks.slack(self._parameters), self._gate_slack)
         self.total.sum_()
-        checks.check_gradients(self.total.norms(), bounds, batch.total / self._normaliser, slack)
+        norms = self._norms if self.total.world is ALONE else self.total.norms()
+        checks.check_gradients(norms, bounds, batch.total / self._normaliser, slack)
         if self.total.world is ALONE:
             self._watch.check()
         return self._widened(bounds, noise_multiplier, noise, slack)
@@ -170,12 +172,14 @@ class LipschitzGradients:
         """Check what flowed back here; return what the other processes must find too."""
         module, own_slack = self.module, max(checks.slack(self._parameters), self.module.gate.slack)
         self.total.check()
-        checks.check_unchanged(module, self._optimizer, self._parameters, self._contents)
+        measured = checks.measure(self._parameters, self._contents, module.gate)
+        self._norms = measured.norms
+        checks.check_unchanged(module, self._optimizer, self._parameters, measured.unchanged)
         self._check_settings()
         self._watch.check_hooks()
         checks.check_bounds(self._parameters, bounds)
         checks.check_pieces(self._parameters, batch)
-        checks.check_flow(module.gate, batch, min(module.loss_lipschitz, module.loss_limit) * (1 + own_slack))
+        checks.check_flow(measured.flow, batch, min(module.loss_lipschitz, module.loss_limit) * (1 + own_slack))
         if self._watched and self.total.world is not ALONE:  # there, the sum is what must be left alone
             self._watch.check()
         return {
@@ -209,10 +213,17 @@ class LipschitzGradients:
         entries = 1 + sum(self._parameters[name].numel() for name in stds)  # one for the count of an adaptive clip
         # The noise carries the slack of each parameter's dtype by itself; that of the computation comes on top.
         self._factor = noise.widening(self._multiplier(sigma), entries)
-        summed = {
-            name: sum_slack(slack, self._normaliser, self._parameters[name].numel(), bounds[name]) for name in stds
-        }
+        summed = self._sum_slacks(slack, bounds)
         return {name: std * (1 + self._gate_slack + summed[name]) * self._factor for name, std in stds.items()}
+
+    def _sum_slacks(self, slack: float, bounds: Mapping[str, float]) -> dict[str, float]:
+        """Return what rounding the sums takes, by parameter; warn of a precision in which that is much."""
+        entries = {name: self._parameters[name].numel() for name, bound in bounds.items() if bound > 0}
+        summed = {name: sum_slack(slack, self._normaliser, n, bounds[name]) for name, n in entries.items()}
+        if slack > self._known_slack:
+            self._known_slack = slack
+            warn_of_sums(slack, max(summed.values(), default=0.0), self._normaliser)
+        return summed
 
     def _share(self, bounds: Mapping[str, float], sigma: float) -> dict[str, float]:
         sizes = {name: parameter.numel() for name, parameter in self._parameters.items()}
@@ -279,6 +290,8 @@ class PerExampleGradients:
 
     def start(self) -> None:
         """Share the weights, and prepare a compiled module; any other stays as it is."""
+        slack = checks.slack(self._parameters)
+        warn_of_sums(slack, max(self._sum_slacks(slack).values()), self.clipped.normaliser)
         self.total.share_weights_()
         if isinstance(self.module, LipschitzModule):
             self.module.normaliser = self.clipped.normaliser
@@ -301,12 +314,18 @@ class PerExampleGradients:
         _check_agreement(views, batch)
         self.total.sum_()
         stds = self.clipped.stds(noise_multiplier, self._allocation)
-        entries = sum(self._parameters[name].numel() for name in stds)
-        factor = noise.widening(noise_multiplier, entries)
-        slack, lengths = checks.slack(self._parameters), self.clipped.bounds()
-        # Of a flat clip all parts are one: the entries of all of them count for each.
-        summed = {name: sum_slack(slack, self.clipped.normaliser, entries, lengths[name]) for name in stds}
+        factor = noise.widening(noise_multiplier, sum(self._parameters[name].numel() for name in stds))
+        summed = self._sum_slacks(checks.slack(self._parameters))
         return {name: std * (1 + summed[name]) * factor for name, std in stds.items()}
+
+    def _sum_slacks(self, slack: float) -> dict[str, float]:
+        """Return what rounding the sums takes, by parameter."""
+        lengths = self.clipped.bounds()
+        # Of a flat clip all parts are one: the entries of all of them count for each.
+        entries = sum(self._parameters[name].numel() for name in lengths)
+        return {
+            name: sum_slack(slack, self.clipped.normaliser, entries, length) for name, length in lengths.items()
+        }
 
     def _view(self, batch: LogicalBatch) -> dict[str, Any]:
         """Put the sum of this process in place; return what the others must find too."""

@@ -7,7 +7,6 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, ClassVar, Self, cast
 
 import torch
@@ -16,75 +15,17 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from . import functional
-from .gate import GateRecord
+from .gate import GateRecord, Passage, enter_criterion, leave_criterion, pass_gate
 from .layers import ConstrainedLayer
 from .loss_clipping import clip_cotangents
 from .numbers import Number
 from .precision import working_slack
-from .sharding import is_fsdp, plain_type
+from .sharding import plain_type
 from .weights import decode_weights
 
 __all__ = ["LipschitzModule", "decode_weights"]
 
 _OUTWARD = 1 + 1e-12  # covers the rounding of a quotient, and of L itself, which is certified to more digits
-
-
-@dataclass
-class _Passage:
-    """One forward pass: its slack, torch's count of changes to its output, and what the criterion sent back."""
-
-    slack: float
-    version: int
-    sent: Tensor | None = None
-
-
-class _Gate(torch.autograd.Function):
-    """The end of a forward pass."""
-
-    @staticmethod
-    def forward(ctx: Any, output: Tensor, module: LipschitzModule, passage: _Passage) -> Tensor:
-        ctx.module, ctx.passage = module, passage
-        return output.clone() if is_fsdp(module) else output.view_as(output)  # FSDP warns of views
-
-    @staticmethod
-    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None, None]:
-        gate, passage = ctx.module.gate, ctx.passage
-        gate.slack = max(gate.slack, passage.slack)
-        gate.record(cotangents[0], ctx.module.normaliser, passage.sent)
-        return cotangents[0], None, None
-
-
-class _Entrance(torch.autograd.Function):
-    """Where the criterion takes an output: clips what it sends back, if the module says so, and remembers it.
-
-    A second criterion is not remembered.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, output: Tensor, module: LipschitzModule, passage: _Passage) -> Tensor:
-        ctx.module, ctx.passage = module, passage
-        return output.view_as(output)
-
-    @staticmethod
-    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None, None]:
-        sent = ctx.module.clip_loss_gradient(cotangents[0])
-        if ctx.passage.sent is None:
-            ctx.passage.sent = sent
-        return sent, None, None
-
-
-class _Total(torch.autograd.Function):
-    """The value of the criterion: notes whether it was scaled before `backward`."""
-
-    @staticmethod
-    def forward(ctx: Any, total: Tensor, module: LipschitzModule) -> Tensor:
-        ctx.module = module
-        return total.view_as(total)
-
-    @staticmethod
-    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None]:
-        ctx.module.gate.note_foreign((cotangents[0] - 1).abs())
-        return cotangents[0], None
 
 
 class LipschitzModule(nn.Module):
@@ -155,9 +96,9 @@ class LipschitzModule(nn.Module):
         """
         passage = getattr(output, "passage", None)
         if passage is not None and passage.version == output._version and torch.is_grad_enabled():
-            output = _Entrance.apply(output, self, passage)  # type: ignore[no-untyped-call]
+            output = enter_criterion(output, self, passage)
         total = self.per_example_loss(output, target).sum() / self.normaliser
-        return _Total.apply(total, self) if total.requires_grad else total  # type: ignore[no-untyped-call]
+        return leave_criterion(total, self) if total.requires_grad else total
 
     def clip_input(self, x: Tensor) -> Tensor:
         """Return inputs [B, *input_shape] with each example clipped to ``input_norm``, unless the input is
@@ -224,21 +165,26 @@ class LipschitzModule(nn.Module):
         return functional.clip_gradient(x, bound / self.normaliser)
 
     def release(self, output: Tensor) -> Tensor:
-        """Return ``output`` through the gate, which notes what flows back."""
-        if self.gate.aside or not torch.is_grad_enabled():
+        """Return ``output`` through the gate, which notes what flows back; `__call__` sees to it that it does."""
+        if self.gate.aside or not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return output
-        passage = _Passage(working_slack(output), output._version)
-        released: Any = _Gate.apply(output, self, passage)  # type: ignore[no-untyped-call]
+        passage = Passage(working_slack(output), output._version)
+        released: Any = pass_gate(output, self, passage)
         released.passage = passage  # no operation hands it on: the criterion knows the output itself by it
         return cast(Tensor, released)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run ``forward``; the layers know meanwhile that they are called from there."""
+        """Run ``forward``; the layers know meanwhile that they are called from there.
+
+        Where `Module.compile` has put compiled code in the place of ``forward``, the gate is left out of it, and
+        comes after it.
+        """
         self.gate.running += 1
         try:
-            return super().__call__(*args, **kwargs)
+            output = super().__call__(*args, **kwargs)
         finally:
             self.gate.running -= 1
+        return output if hasattr(output, "passage") else self.release(output)
 
     def guard_layers(self) -> None:
         """Let every layer refuse calls that build gradients outside ``forward``: these would pass no gate."""

@@ -16,7 +16,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from .normals import Normals, TorchNormals
+from .flat import dense, flat
+from .normals import Normals, PlainNormals
 from .precision import rounding_slack
 from .sharding import local, shard_like
 from .streams import Stream
@@ -137,8 +138,8 @@ class NoiseSource:
     """Gaussian noise for the parameters, independent or correlated from step to step.
 
     Args:
-        seed: makes the noise repeatable and NOT private, see `normals.TorchNormals`.
-        normals: where independent standard normals come from; None: torch's generators.
+        seed: makes the noise repeatable and NOT private, see `normals.PlainNormals`.
+        normals: where independent standard normals come from; None: `PlainNormals`.
         stream: what makes noise of them that is correlated from step to step (matrix factorisation); None:
             nothing.
     """
@@ -146,7 +147,7 @@ class NoiseSource:
     def __init__(
         self, seed: int | None = None, normals: Normals | None = None, stream: Stream | None = None
     ) -> None:
-        self._normals: Normals = TorchNormals(seed) if normals is None else normals
+        self._normals: Normals = PlainNormals(seed) if normals is None else normals
         self._stream = stream
         self._step = 0
         self._taken: dict[str, int] = {}
@@ -170,23 +171,30 @@ class NoiseSource:
         """Return the factor by which the scales of a step must grow, see `normals.Normals.widening`."""
         return self._normals.widening(noise_multiplier, entries)
 
-    def perturb_(self, name: str, parameter: Tensor, std: float, normaliser: float) -> None:
-        """Add noise of standard deviation std·(1 + slack)/normaliser to the gradient of a parameter, in place.
+    def perturb_(self, parameters: Mapping[str, Tensor], stds: Mapping[str, float], normaliser: float) -> None:
+        """Add noise of standard deviation std·(1 + slack)/normaliser to the gradient of each parameter, in place.
 
         A missing gradient counts as zero and a sparse one is made dense: they get their noise all the same. The
         noise is drawn and added in float64 and the sum rounded to the parameter's dtype, which is post-processing.
+        Gradients that share memory get the noise of each other on top.
 
         Args:
-            name: of the parameter.
-            parameter: trainable tensor of any shape; its `.grad` is replaced. A shard gets noise of its own.
-            std: s_p, on the sum of per-example gradients.
+            parameters: trainable tensors of any shape, by name. A shard gets noise of its own.
+            stds: s_p, on the sum of per-example gradients, by the same names.
             normaliser: b, what the gradient is already divided by.
         """
-        scale = std * (1 + rounding_slack(parameter.dtype)) / normaliser
-        noise = self._draw(name, local(parameter))
-        if parameter.grad is not None:
-            noise.add_(self._normals.prepare(dense(local(parameter.grad)).double() / scale))
-        parameter.grad = shard_like(noise.mul_(scale).to(parameter.dtype), parameter)
+        scales = {
+            name: stds[name] * (1 + rounding_slack(parameter.dtype)) / normaliser
+            for name, parameter in parameters.items()
+        }
+        if self._stream is None:
+            self._normals.perturb_([(_row(parameter), scales[name]) for name, parameter in parameters.items()])
+            return
+        for name, parameter in parameters.items():
+            # In the order of the axes, not of memory: which row of the stream an entry meets must never change.
+            gradient = local(_gradient(parameter))
+            noise = self._normals.prepare(gradient.double() / scales[name]).add_(self._draw(name, gradient))
+            gradient.copy_(noise.mul_(scales[name]))
 
     def added(self, name: str, scaled: Tensor) -> Tensor:
         """Return a float64 tensor, in units of its noise, with this step's noise of that name added."""
@@ -206,11 +214,24 @@ class NoiseSource:
         return noise
 
 
+def _row(parameter: Tensor) -> Tensor:
+    """Return the gradient of a parameter as a row, made if it is missing; writing to it changes the gradient."""
+    row = flat(local(_gradient(parameter)))
+    if row is None:  # its entries overlap, or lie apart
+        parameter.grad = shard_like(local(_gradient(parameter)).contiguous(), parameter)
+        return _row(parameter)
+    return row
+
+
+def _gradient(parameter: Tensor) -> Tensor:
+    """Return the gradient of a parameter, dense, of its dtype; made if it is missing."""
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    elif parameter.grad.layout is not torch.strided:
+        parameter.grad = dense(parameter.grad)
+    return parameter.grad.detach()
+
+
 def zero_gradient_(parameter: Tensor) -> None:
     """Set a gradient whose bound is 0 to exactly zero: rounding may have left something there."""
     parameter.grad = torch.zeros_like(parameter)
-
-
-def dense(gradient: Tensor) -> Tensor:
-    """Return a gradient as a dense tensor."""
-    return gradient.to_dense() if gradient.layout is not torch.strided else gradient

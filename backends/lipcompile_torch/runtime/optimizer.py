@@ -224,11 +224,10 @@ class PrivateOptimizer(Singular, Optimizer):
     def _release(self, stds: dict[str, float], batch: LogicalBatch) -> None:
         mine = self._gradients.total.mine
         self._noise.begin_step(batch.step)
-        for name, parameter in mine.items():
-            if name in stds:
-                self._noise.perturb_(name, parameter, stds[name], self._loader.expected_batch_size)
-            else:
-                zero_gradient_(parameter)
+        noisy = {name: parameter for name, parameter in mine.items() if name in stds}
+        self._noise.perturb_(noisy, stds, self._loader.expected_batch_size)
+        for name in mine.keys() - noisy.keys():
+            zero_gradient_(mine[name])
         self._gradients.total.spread_()
         self._forget_others()
         self._releasing = True

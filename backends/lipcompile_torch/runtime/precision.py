@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import torch
 
@@ -75,6 +76,33 @@ def sum_slack(slack: float, normaliser: float, entries: int, bound: float) -> fl
     """
     kind, most = _SUMS[slack], normaliser + 8 * math.sqrt(normaliser) + 16
     return kind.eps * most + kind.smallest_normal * kind.eps * math.sqrt(entries) * normaliser / bound
+
+
+class RoundedSumsWarning(UserWarning):
+    """Sums of gradients are rounded so coarsely that it takes much more noise."""
+
+
+def warn_of_sums(slack: float, share: float, normaliser: float) -> None:
+    """Say by how much noise grows for the rounding of sums, if that is more than a tenth.
+
+    Args:
+        slack: that of the lowest precision in use.
+        share: the largest `sum_slack` of a parameter.
+        normaliser: b.
+    """
+    if share <= _QUIET:
+        return
+    dtype = str(_SUMS[slack].dtype)
+    warnings.warn(
+        f"sums of gradients are rounded to {dtype}, which takes {1 + share:.2g} times the noise of float32 at an "
+        f"expected batch of {normaliser:g}: keep parameters in float32 and leave autocast out (TF32 costs nothing "
+        "here), or use smaller batches; see docs/noise.md",
+        RoundedSumsWarning,
+        stacklevel=2,
+    )
+
+
+_QUIET = 0.1
 
 
 # By what torch calls it: for all products (`set_float32_matmul_precision`), and for those of a kind.

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from . import checks
 from .checks import PrivacyError
 from .distributed import ALONE, World
-from .noise import dense
+from .flat import dense
 from .sharding import cut_once, forget_gradients, fsdp_groups, is_shard
 
 
@@ -102,8 +102,7 @@ class Reduction:
         """Return a fingerprint of each replicated parameter; nothing if there is but one process."""
         if self.world is ALONE:
             return []
-        contents = zip(self._parameters, checks.current_contents(self._parameters), strict=True)
-        return [bits for name, (_, bits) in contents if name in self._owners]
+        return checks.sums_of_bits({name: self._parameters[name] for name in self._owners})
 
     def check(self) -> None:
         """Refuse gradients that were summed before, and shards of which it is not known what the sum is.

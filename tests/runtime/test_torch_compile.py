@@ -1,0 +1,113 @@
+"""`Module.compile()`: the forward pass is compiled in place, and the gate stays outside of what is compiled."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lipcompile_torch import PrivacyEngine
+from lipcompile_torch.runtime.checks import PrivacyError
+from torch import Tensor
+from torch.optim import SGD
+
+
+def _imported(name: str) -> Any:
+    """Dynamo finds globals of what it compiles by the name of their module."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+HELP = _imported("private_net")
+
+# Torch compiles by its own deprecated names.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+
+def trained(backend: str | None, **options: Any) -> dict[str, Tensor]:
+    torch.manual_seed(0)
+    module = HELP.Net()
+    if backend is not None:
+        module.compile(backend=backend, fullgraph=True)
+    module, optimizer, loader = HELP.seeded(module=module, seed=1, **options)
+    for x, y in loader:
+        HELP.backward(module, x, y)
+        optimizer.step()
+    found: dict[str, Tensor] = HELP.weights(module)
+    return found
+
+
+@pytest.mark.parametrize("options", [{}, {"max_physical_batch": 7}], ids=["whole", "pieces"])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_compiled_module_trains_like_itself(backend: str, options: dict[str, Any]) -> None:
+    torch.testing.assert_close(trained(backend, **options), trained(None, **options))
+
+
+def scaled(module: Any, x: Tensor, y: Tensor) -> Tensor:
+    total: Tensor = 2 * module.criterion(module(x), y)
+    return total
+
+
+def changed(module: Any, x: Tensor, y: Tensor) -> Tensor:
+    total: Tensor = module.criterion(0.5 * module(x), y)
+    return total
+
+
+def foreign(module: Any, x: Tensor, y: Tensor) -> Tensor:
+    return torch.nn.functional.cross_entropy(module(x), y)
+
+
+def twice(module: Any, x: Tensor, y: Tensor) -> Tensor:
+    total: Tensor = module.criterion(module(x), y) + module.criterion(module(x), y)
+    return total
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("loss", [scaled, changed, foreign, twice])
+def test_the_gate_of_a_compiled_module_refuses_what_it_always_does(
+    loss: Callable[[Any, Tensor, Tensor], Tensor], backend: str
+) -> None:
+    module = HELP.Net()
+    module.compile(backend=backend)
+    module, optimizer, loader = HELP.private(module=module)
+    x, y = next(iter(loader))
+    torch.autograd.backward(loss(module, x, y))
+    with pytest.raises(PrivacyError, match=r"what flowed back is not|flowed back: backward"):
+        optimizer.step()
+    optimizer.zero_grad()
+    HELP.backward(module, x, y)
+    optimizer.step()
+
+
+def test_a_gate_that_was_compiled_away_lets_nothing_through() -> None:
+    """The whole of `module(x)` traced into somebody else's function."""
+    module, optimizer, loader = HELP.private()
+    x, y = next(iter(loader))
+
+    def forward(x: Tensor) -> Tensor:
+        output: Tensor = module(x)
+        return output
+
+    module.criterion(torch.compile(forward, backend="aot_eager")(x), y).backward()
+    with pytest.raises(PrivacyError, match=r"but 0 flowed back: .*module\.compile\(\)"):
+        optimizer.step()
+
+
+def test_a_wrapper_is_refused_with_the_mend() -> None:
+    module: Any = HELP.Net()
+    wrapped: Any = torch.compile(module, backend="eager")
+    with pytest.raises(PrivacyError, match=r"OptimizedModule has no proved .*module\.compile\(\)"):
+        PrivacyEngine().make_private(
+            module=wrapped,
+            optimizer=SGD(module.parameters(), 0.1),
+            data_loader=HELP.loader(),
+            noise_multiplier=1.0,
+        )
