@@ -1,7 +1,7 @@
 """Time and peak memory of a private training step beside other ways to train, all in one run.
 
-    python -m benchmarks.step_time [--json FILE [--resume]] [--threads 2] [--device cpu] [--networks mlp mnist …]
-        [--batches 128 512 2048] [--contestants …] [--rounds 7] [--steps 20] [--memory-limit GIB] [--clock wall]
+    python -m benchmarks.step_time [--json FILE [--resume | --show]] [--networks mlp mnist …] [--batches 128 512 2048]
+        [--contestants …] [--rounds 7] [--steps 20] [--threads 2] [--device cpu] [--memory-limit GIB] [--clock wall]
 
 Contestants: `relu`, plain SGD on torch's layers with ReLU and max-pooling; `same layers`, plain SGD on the forward
 pass that lipcompile emits; `global`, `per_layer`, `optimal`: private training by lipcompile, by how noise is
@@ -13,8 +13,8 @@ the machine hits all: in every round each takes steps for a second, or a single 
 round give its ratios. What is printed is the median ratio, with quartiles over the rounds. The batch is of exactly
 the size that is named, for all; the step is the whole iteration, see `benchmarks/steps/contestants.py`.
 
-The file is written after each network and batch size; `--resume` goes on with it, and prints the tables of a whole
-one. Memory is measured on Linux.
+The file is written after each network and batch size; `--resume` goes on with it, and `--show` prints its tables
+and measures nothing. Memory is measured on Linux.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Cell:
 
 def _progress(text: str) -> None:
     if sys.stderr.isatty():
-        print(f"\r{text:79}", end="", file=sys.stderr, flush=True)
+        print(f"\r{text:79}\r", end="", file=sys.stderr, flush=True)
 
 
 def settings(options: argparse.Namespace) -> dict[str, Any]:
@@ -170,15 +170,19 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--resume", action="store_true", help="keep what the file has")
+    parser.add_argument("--show", action="store_true", help="print the tables of the file")
     options = parser.parse_args()
-    if options.resume and not options.json:
-        parser.error("--resume needs --json")
+    if (options.resume or options.show) and not options.json:
+        parser.error("--resume and --show need --json")
     return options
 
 
 def main() -> None:
     """Measure and print."""
     options = _options()
+    if options.show:
+        print("\n".join(render(json.loads(options.json.read_text(encoding="utf-8"))["cells"], options.clock)))
+        return
     common = settings(options)
     os.environ["OMP_NUM_THREADS"] = str(options.threads)
     cells = read(options.json, common) if options.resume and options.json.exists() else {}

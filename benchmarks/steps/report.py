@@ -168,7 +168,8 @@ def _verdicts(cells: Cells, clock: str) -> Iterator[str]:
         met = median >= target.limit if target.least else median <= target.limit
         missing = f"; {len(found) - len(known)} of {len(found)} not measured" if len(known) < len(found) else ""
         cell, upper, lower = worst
-        yield f"  {'met' if met else 'MISSED':12}  {target}"
+        verdict = "MISSED" if not met else "met in part" if missing else "met"
+        yield f"  {verdict:12}  {target}"
         yield f"                {known[worst]}: {upper} / {lower} at {cell}{missing}"
     yield ""
 
