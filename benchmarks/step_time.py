@@ -1,7 +1,7 @@
 """Time and peak memory of a private training step beside other ways to train, all in one run.
 
-    python -m benchmarks.step_time [--json FILE [--resume | --show]] [--networks mlp mnist …] [--batches 128 512 2048]
-        [--contestants …] [--rounds 7] [--steps 20] [--threads 2] [--device cpu] [--memory-limit GIB] [--clock wall]
+    python -m benchmarks.step_time [--json FILE [--resume | --show]] [--networks mlp mnist …] [--batches 128 …]
+        [--contestants …] [--rounds 7] [--steps 20] [--threads 2] [--device cpu] [--memory-limit GIB] [--clock cpu]
 
 Contestants: `relu`, plain SGD on torch's layers with ReLU and max-pooling; `same layers`, plain SGD on the forward
 pass that lipcompile emits; `global`, `per_layer`, `optimal`: private training by lipcompile, by how noise is
