@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -153,3 +154,22 @@ def test_limits_hold_for_what_is_imported(tmp_path: Path) -> None:
     path = written(tmp_path)
     assert first_code(path, ModelOptions(limits=parse_limits(["file-size=200"]))) == "LIP018"
     assert first_code(path, ModelOptions(limits=parse_limits(["nodes=6"]))) == "LIP018"
+
+
+def test_a_body_frozen_by_name_has_features(tmp_path: Path) -> None:
+    """The other way: one file with body and head, the body frozen by a glob."""
+    weights = {"body.weight": floats(6, 4), "body.bias": floats(6), "head.weight": floats(3, 6)}
+    nodes = [
+        node("Gemm", "x body.weight body.bias", "h", transB=1),
+        node("Relu", "h", "r"),
+        node("Gemm", "r head.weight", "y", transB=1),
+    ]
+    path = save(model(nodes, ("n", 4), weights), tmp_path)
+    options = ModelOptions(input_norm=Fraction(1), loss="cross_entropy", constraint="keep", freeze=("body.*",))
+    derivation = check(str(path), options)
+    network = module_of(derivation)
+    assert set(network.bounds) == {"head.weight"}
+    assert derivation.requirements.lipschitz_layers.detail.endswith("no sensitivity: body, Relu_r")
+    x = torch.nn.functional.normalize(torch.rand(5, 4))
+    hidden = torch.relu(x @ torch.from_numpy(weights["body.weight"]).T + torch.from_numpy(weights["body.bias"]))
+    torch.testing.assert_close(network.frozen_features(x), hidden, rtol=1e-4, atol=1e-5)

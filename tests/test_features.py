@@ -114,6 +114,30 @@ def test_bounds_hold_for_whatever_is_given_as_features(tmp_path: Path) -> None:
     assert model.features_norm <= Fraction(1)
 
 
+def test_the_bound_is_attained_on_features_and_a_wider_clip_breaks_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Features along one axis, as long as they like, and weights that are certain of the wrong class."""
+    model = build(derive(tmp_path, FROZEN), tmp_path)
+    given = torch.zeros(1, *model.features_shape, dtype=torch.float64)
+    given[0, 0] = 7.0
+    with torch.no_grad():
+        model.dense.weight.zero_()
+        model.dense.weight[:, 0] = torch.tensor([3.5, -3.5, 0.0])
+    model.project_()
+
+    def slope() -> float:
+        model.zero_grad()
+        with model.on_features():
+            model.criterion(model(given), torch.tensor([1])).backward()
+        return float(model.dense.weight.grad.norm())
+
+    bound = model.gradient_bounds()["dense.weight"]
+    assert 0.999 * bound <= slope() <= bound
+    monkeypatch.setattr(type(model), "features_norm", 1.05 * model.features_norm)
+    assert slope() > bound
+
+
 def test_a_module_without_features_refuses_them(tmp_path: Path) -> None:
     model = build(derive(tmp_path, "input x: tensor[5], norm <= 2\n dense(3) loss cross_entropy"), tmp_path)
     with pytest.raises(ValueError, match="no frozen part"), model.on_features():
