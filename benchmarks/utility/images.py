@@ -1,6 +1,6 @@
 """Accuracy on MNIST, Fashion-MNIST and CIFAR-10: linear heads on scattering features, and networks from pixels.
 
-    python -m benchmarks.utility.images --data FOLDER --cache FOLDER [--rows WORD] [--seeds 5] [--part validation]
+    python -m benchmarks.utility.images --data FOLDER --cache FOLDER [--rows BEGINNING] [--seeds 5] [--part validation]
         [--json FILE] [--plot FILE.svg]
 
 `--data` holds mnist.npz, fashion_mnist.npz and cifar10_jpeg.npz (see docs/utility-images.md), `--cache` keeps
@@ -226,7 +226,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--cache", type=Path, required=True)
-    parser.add_argument("--rows", default="", help="only rows with this word in their names")
+    parser.add_argument("--rows", default="", help="only rows whose names begin so")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--part", choices=("validation", "test"), default="test")
     parser.add_argument("--json", type=Path)
@@ -235,7 +235,7 @@ def main() -> None:
     torch.set_num_threads(1)
     rows = Rows(arguments.json, {"delta": DELTA, "validation": VALIDATION})
     for row in ROWS:
-        if arguments.rows in row.name:
+        if row.name.startswith(arguments.rows):
             given = examples(arguments.data, arguments.cache, row.data, row.inputs, arguments.part)
             found = measure(row, given, rows, arguments.part, arguments.seeds)
             print(f"{row.name:45} {cell(found)}", flush=True)

@@ -1,0 +1,93 @@
+"""benchmarks/utility on generated images: inputs are maps of one example of known length, and rows keep to ε."""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(autouse=True)
+def _from_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packages beside ours are called `benchmarks` too, and must not be found first."""
+    monkeypatch.syspath_prepend(str(ROOT))
+    for name in [name for name in sys.modules if name.split(".")[0] == "benchmarks"]:
+        monkeypatch.delitem(sys.modules, name)
+
+
+def module(name: str) -> Any:
+    return import_module(f"benchmarks.utility.{name}")
+
+
+def noise(count: int, channels: int, size: int) -> Any:
+    return np.random.default_rng(0).integers(0, 256, (count, channels, size, size), dtype=np.uint8)
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few synthetic images, which take seconds to draw."""
+    monkeypatch.setattr(module("image_features"), "_SYNTHETIC", 40)
+    monkeypatch.setattr(module("image_patches"), "_SYNTHETIC", 40)
+
+
+@pytest.mark.parametrize(("channels", "size"), [(1, 28), (3, 32)])
+@pytest.mark.parametrize("kind", ["features", "patches"])
+@pytest.mark.usefixtures("few")
+def test_inputs_are_maps_of_one_example_within_the_length_that_the_module_trusts(
+    kind: str, channels: int, size: int
+) -> None:
+    images = noise(5, channels, size)
+    images[1], images[2] = 0, 255
+    if kind == "features":
+        features = module("image_features")
+        fitted = features.Whitening("leaves", channels=20).fitted((channels, size, size))
+        together, alone = (fitted(features.scattered(x)) for x in (images, images[3:4]))
+    else:
+        patches = module("image_patches").Patches()
+        together, alone = patches(images), patches(images[3:4])
+    assert together.isfinite().all()
+    assert together.double().flatten(1).norm(dim=1).max() <= 1.00001
+    torch.testing.assert_close(together[3:4], alone, rtol=1e-3, atol=1e-5)
+
+
+def test_synthetic_images_are_the_same_each_time_and_differ_among_each_other() -> None:
+    synthetic = module("synthetic_images")
+    for made, shape in ((synthetic.leaves(3), (3, 3, 32, 32)), (synthetic.strokes(3), (3, 1, 28, 28))):
+        assert made.shape == shape
+        assert made.dtype == np.uint8
+        assert len({image.tobytes() for image in made}) == 3
+    assert (synthetic.leaves(3) == synthetic.leaves(3)).all()
+
+
+@pytest.mark.parametrize("model", ["head", "patches", "overlapping"])
+def test_a_row_is_measured_to_its_budget_and_kept(model: str, tmp_path: Path) -> None:
+    images, training, study = module("images"), module("training"), module("study")
+    torch.manual_seed(0)
+    shape = {"head": (50,), "patches": (1, 28, 28), "overlapping": (12, 4, 4)}[model]
+    x, y = (
+        torch.nn.functional.normalize(torch.randn(300, *shape).flatten(1)).reshape(-1, *shape),
+        torch.arange(300) % 10,
+    )
+    recipe = training.Recipe(steps=6, rate=0.01, batch=100, momentum=None, how={"loss_clip": 0.1})
+    sizes = (("filters", 8), ("pool", 2)) if model == "overlapping" else ()
+    row = images.Row("mnist", 2.0, images.Pixels(0.0), model, recipe, sizes)
+    rows = study.Rows(tmp_path / "rows.json", {})
+    found = images.measure(row, images.Examples(x, y, x[:50], y[:50]), rows, "test", 2)
+    assert 1.9 < found["seeds"]["1"]["epsilon"] <= 2.0
+    before = json.loads((tmp_path / "rows.json").read_text(encoding="utf-8"))
+    assert images.measure(row, images.Examples(x, y, x[:50], y[:50]), rows, "test", 2)["seeds"] == found["seeds"]
+    assert json.loads((tmp_path / "rows.json").read_text(encoding="utf-8")) == before
+
+
+def test_every_network_of_a_row_compiles_and_names_are_unlike() -> None:
+    images = module("images")
+    assert len({row.name for row in images.ROWS}) == len(images.ROWS)
+    assert {row.model for row in images.ROWS} == {"head", "patches", "overlapping"}
