@@ -19,6 +19,7 @@ from .normalisation import instance_norm as instance_norm
 from .normalisation import layer_norm as layer_norm
 from .normalisation import local_response_norm as local_response_norm
 from .normalisation import rms_norm as rms_norm
+from .own_functions import apply
 from .pooling import avg_pool as avg_pool
 from .pooling import global_avg_pool as global_avg_pool
 from .pooling import l2_pool as l2_pool
@@ -32,18 +33,10 @@ from .resampling import pad as pad
 from .resampling import upsample as upsample
 from .scattering import scattering2d as scattering2d
 from .selection import where as where
-
-
-def _dimension(x: Tensor, axis: int) -> int:
-    """Return the dimension of ``x`` that ``axis`` of its examples is.
-
-    Raises:
-        ValueError: there is no such axis in an example.
-    """
-    rank = x.dim() - 1
-    if not -rank <= axis < rank:
-        raise ValueError(f"axis {axis} is outside an example of shape {tuple(x.shape[1:])}")
-    return axis % rank + 1
+from .sorting import dimension_of
+from .sorting import full_sort as full_sort
+from .sorting import group_sort as group_sort
+from .sorting import max_min as max_min
 
 
 def _columns(scale: Tensor, x: Tensor) -> Tensor:
@@ -53,81 +46,20 @@ def _columns(scale: Tensor, x: Tensor) -> Tensor:
 
 def example_norms(x: Tensor) -> Tensor:
     """Return the norm of each example of [B, …], [B], accumulated in float64."""
-    norms: Tensor = torch.linalg.vector_norm(_rows(x), dim=1, dtype=torch.float64)
-    return norms
+    rows = _rows(x)
+    size = rows.shape[0]
+    if rows.device.type == "cpu" and rows.dtype != torch.float64 and not torch.compiler.is_compiling():
+        size = _AT_ONCE // max(rows.shape[1], 1)
+    parts = rows.split(max(size, 1))
+    return torch.cat([torch.linalg.vector_norm(part, dim=1, dtype=torch.float64) for part in parts])
+
+
+_AT_ONCE = 2**18  # entries whose copies in float64, which processors make, stay in a cache
 
 
 def _rows(x: Tensor) -> Tensor:
     """Return each example as a row, [B, entries]."""
     return x.flatten(1) if x.dim() > 1 else x[:, None]
-
-
-class _SortPairs(torch.autograd.Function):
-    """Sort two tensors entry by entry; the cotangents go back the way the values came."""
-
-    generate_vmap_rule = True  # for gradients of one example at a time
-
-    @staticmethod
-    def forward(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-        return torch.minimum(first, second), torch.maximum(first, second)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Any) -> None:  # noqa: ARG004
-        first, second = inputs
-        ctx.save_for_backward(first > second)
-
-    @staticmethod
-    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, Tensor]:
-        (swapped,) = ctx.saved_tensors
-        low, high = cotangents
-        return torch.where(swapped, high, low), torch.where(swapped, low, high)
-
-
-def _call(function: Any, *arguments: Any) -> Any:
-    """Apply an autograd function; torch leaves ``apply`` untyped."""
-    return function.apply(*arguments)
-
-
-def group_sort(x: Tensor, group_size: int, axis: int = 0) -> Tensor:
-    """Sort ascending within consecutive groups of ``group_size`` entries of ``axis`` (Anil, Lucas, Grosse,
-    ICML 2019).
-
-    Formal guarantees: norm-preserving; the Jacobian is a permutation, so 1-Lipschitz.
-
-    Raises:
-        ValueError: the axis does not divide into such groups.
-    """
-    dimension = _dimension(x, axis)
-    if group_size < 1 or x.shape[dimension] % group_size:
-        raise ValueError(f"an axis of {x.shape[dimension]} entries does not divide into groups of {group_size}")
-    count = x.shape[dimension] // group_size
-    groups = x.reshape(*x.shape[:dimension], count, group_size, *x.shape[dimension + 1 :])
-    if group_size == 2:
-        pairs = _call(_SortPairs, groups.select(dimension + 1, 0), groups.select(dimension + 1, 1))
-        return torch.stack(pairs, dim=dimension + 1).reshape(x.shape)
-    return torch.sort(groups, dim=dimension + 1).values.reshape(x.shape)
-
-
-def max_min(x: Tensor, axis: int = 0) -> Tensor:
-    """Compare entry i of the first half of ``axis`` with entry i of the second: maxima first, then minima.
-
-    Formal guarantees: as for :func:`group_sort`. Faster than it, for halves are contiguous; pairs are other
-    ones.
-
-    Raises:
-        ValueError: the axis has an odd number of entries.
-    """
-    dimension = _dimension(x, axis)
-    if x.shape[dimension] % 2:
-        raise ValueError(f"an axis of {x.shape[dimension]} entries has no halves")
-    first, second = x.chunk(2, dim=dimension)
-    low, high = _call(_SortPairs, first, second)
-    return torch.cat((high, low), dim=dimension)
-
-
-def full_sort(x: Tensor, axis: int = 0) -> Tensor:
-    """Sort ascending along ``axis``. Norm-preserving and 1-Lipschitz."""
-    return x.sort(dim=_dimension(x, axis)).values
 
 
 def householder(x: Tensor, angle: Tensor | float, axis: int = 0) -> Tensor:
@@ -146,7 +78,7 @@ def householder(x: Tensor, angle: Tensor | float, axis: int = 0) -> Tensor:
     Raises:
         ValueError: the axis does not divide into pairs, or into others than the angles are for.
     """
-    dimension = _dimension(x, axis)
+    dimension = dimension_of(x, axis)
     count = x.shape[dimension] // 2
     if x.shape[dimension] != 2 * count:
         raise ValueError(f"an axis of {x.shape[dimension]} entries does not divide into pairs")
@@ -167,8 +99,9 @@ class _ClipNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, radius: float) -> Tensor:
-        scale, finite = _clip_scale(x, radius)
-        return torch.where(_columns(finite, x), x * _columns(scale.to(x.dtype), x), torch.zeros_like(x))
+        norms = example_norms(x)
+        factors = torch.where(norms.isfinite(), _clip_scale(norms, x, radius), 0).to(x.dtype)
+        return (x * _columns(factors, x)).nan_to_num_(nan=0.0)  # zero times infinity or NaN
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:  # noqa: ARG004
@@ -178,19 +111,18 @@ class _ClipNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None]:
         (x,) = ctx.saved_tensors
-        scale, finite = _clip_scale(x, ctx.radius)
-        live = _columns(finite, x)
-        lengths = example_norms(x).clamp_min(ctx.radius)
+        norms = example_norms(x)
+        scale, live = _clip_scale(norms, x, ctx.radius), _columns(norms.isfinite(), x)
+        lengths = norms.clamp_min(ctx.radius)
         unit = torch.where(live, x / _columns(lengths.to(x.dtype), x), torch.zeros_like(x))
         radial = _rows(unit * cotangents[0]).sum(dim=1) * (scale < 1)
         gradient = (cotangents[0] - unit * _columns(radial, x)) * _columns(scale.to(x.dtype), x)
         return torch.where(live, gradient, torch.zeros_like(x)), None
 
 
-def _clip_scale(x: Tensor, radius: float) -> tuple[Tensor, Tensor]:
-    """Return the factor of each example [B], float64 and rounded down, and whether the example is finite."""
-    norms = example_norms(x)
-    return clip_scale(norms, _rows(x).shape[1], x.dtype, radius), norms.isfinite()
+def _clip_scale(norms: Tensor, x: Tensor, radius: float) -> Tensor:
+    """Return the factor of each example [B] of x, float64 and rounded down."""
+    return clip_scale(norms, _rows(x).shape[1], x.dtype, radius)
 
 
 def clip_scale(norms: Tensor, entries: int, dtype: torch.dtype, radius: float) -> Tensor:
@@ -225,7 +157,7 @@ def clip_norm(x: Tensor, radius: float) -> Tensor:
     """
     if not 0 < radius < float("inf"):
         raise ValueError(f"the radius of a ball must be positive and finite, not {radius}")
-    clipped: Tensor = _call(_ClipNorm, x, radius)
+    clipped: Tensor = apply(_ClipNorm, x, radius)
     return clipped
 
 
@@ -262,7 +194,7 @@ def clip_gradient(x: Tensor, bound: float) -> Tensor:
     """
     if not 0 < bound < float("inf"):
         raise ValueError(f"the bound of a gradient must be positive and finite, not {bound}")
-    same: Tensor = _call(_ClipGradient, x, bound)
+    same: Tensor = apply(_ClipGradient, x, bound)
     return same
 
 

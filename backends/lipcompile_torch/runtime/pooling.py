@@ -5,12 +5,11 @@ Padding is (lo, hi) zeros an axis, or -∞ for maxima, of any size.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  (its name everywhere in this field)
 
+from .l2_pooling import Axis, window_norms
 from .reductions import p_norm
 
 __all__ = ["avg_pool", "global_avg_pool", "l2_pool", "lp_pool", "max_pool", "scaled_avg_pool"]
@@ -118,30 +117,6 @@ def global_avg_pool(x: Tensor, keep: bool = False) -> Tensor:
     return x.mean(dim=tuple(range(2, x.dim())), keepdim=keep)
 
 
-class _Root(torch.autograd.Function):
-    """Square root of sums of squares, with derivative 0 where the sum is too small for its quotient to be
-    trusted.
-    """
-
-    generate_vmap_rule = True  # for gradients of one example at a time
-
-    @staticmethod
-    def forward(squares: Tensor, taps: int) -> Tensor:  # noqa: ARG004
-        return squares.sqrt()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
-        squares, taps = inputs
-        ctx.save_for_backward(output)
-        ctx.floor = (taps * torch.finfo(squares.dtype).tiny / torch.finfo(squares.dtype).eps) ** 0.5
-
-    @staticmethod
-    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None]:
-        (root,) = ctx.saved_tensors
-        quotient = cotangents[0] / (2 * root.clamp_min(ctx.floor))  # so that second derivatives are finite too
-        return torch.where(root > ctx.floor, quotient, torch.zeros_like(quotient)), None
-
-
 def l2_pool(
     x: Tensor,
     kernel: Sizes,
@@ -158,8 +133,8 @@ def l2_pool(
     """
     stride, padding = _windows(x, kernel, stride, padding)
     working = padded(x.to(torch.promote_types(x.dtype, torch.float32)), padding, 0.0)
-    root: Any = _Root.apply
-    pooled: Tensor = root(_sum_pool(working * working, kernel, stride, dilation), _taps(kernel))
+    axes = zip(range(-len(kernel), 0), kernel, stride, dilation or (1,) * len(kernel), strict=True)
+    pooled = window_norms(working, tuple([Axis(*axis) for axis in axes]))
     return pooled.to(x.dtype)
 
 
