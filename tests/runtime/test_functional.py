@@ -243,6 +243,23 @@ def test_clip_norm_of_huge_float32_examples() -> None:
     assert y[0].tolist() == pytest.approx([0.5] * 4)
 
 
+def test_float64_examples_of_infinite_norm_become_zero() -> None:
+    x = torch.tensor([[1e200, -1e200], [3.0, 4.0]], dtype=torch.float64)
+    assert lf.clip_norm(x, 6.0).tolist() == [[0, 0], [3, 4]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_norms_of_many_examples_are_exact(dtype: torch.dtype) -> None:
+    """More entries than are measured at once, in rows that do not divide them."""
+    x = torch.randn(1100, 17, 31, generator=torch.Generator().manual_seed(0)).to(dtype)
+    norms = lf.example_norms(x)
+    assert norms.dtype == torch.float64
+    assert norms.tolist() == pytest.approx(exact_norms(x), rel=1e-13)
+    assert lf.example_norms(torch.ones(3, 300_000)).tolist() == pytest.approx([math.sqrt(300_000)] * 3, rel=1e-13)
+    assert lf.example_norms(torch.ones(3, 0)).tolist() == [0, 0, 0]
+    assert lf.example_norms(torch.ones(4)).tolist() == [1] * 4
+
+
 def test_trap_12_clip_gradient_acts_on_each_example() -> None:
     x = torch.zeros(4, 3, requires_grad=True)
     weights = torch.tensor([[0.1, 0, 0], [3.0, 4, 0], [math.nan, 0, 0], [0, 0, 0]])

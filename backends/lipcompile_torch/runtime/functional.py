@@ -50,7 +50,7 @@ def example_norms(x: Tensor) -> Tensor:
     size = rows.shape[0]
     if rows.device.type == "cpu" and rows.dtype != torch.float64 and not torch.compiler.is_compiling():
         size = _AT_ONCE // max(rows.shape[1], 1)
-    parts = rows.split(max(size, 1))
+    parts = torch.split(rows, max(size, 1))
     return torch.cat([torch.linalg.vector_norm(part, dim=1, dtype=torch.float64) for part in parts])
 
 
