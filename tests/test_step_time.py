@@ -66,6 +66,7 @@ class TestStepTime:
         assert "met in part   ours / same layers <= 1.30; mlp; 512\n" in text  # two of ours were not measured
         assert "1.30 (1.25-1.35): optimal / same layers at mlp 512" in text  # of 1.2, 1.4, 1.3
         assert "2.00 (2.00-2.00): ghost / optimal at mlp 512" in text
+        assert "weights certified in full" in text
         assert "0.64" in text  # seven letters over eleven
         assert "mlp 512 hooks: out of memory at 7 MiB" in text
 

@@ -104,6 +104,8 @@ def render(cells: Cells, clock: str) -> Iterator[str]:
     names = list(dict.fromkeys(name for rows in cells.values() for name in rows))
     yield from _table(f"milliseconds a step ({clock}, median of rounds)", cells, names, _milliseconds(clock))
     yield from _table("peak memory above the start of training, MiB", cells, names, _mebibytes)
+    private = [name for name in names if name in PRIVATE]
+    yield from _table("weights certified in full, a step", cells, private, _certificates)
     yield from _ratios("times the step of the same layers without privacy", cells, _over(names), clock)
     yield from _ratios("times ours (optimal), or ReLU", cells, _others(names), clock)
     yield from _ratios("memory, times that of the same layers", cells, _over(names), "peak")
@@ -126,6 +128,10 @@ def _milliseconds(clock: str) -> Any:
 
 def _mebibytes(row: Mapping[str, Any]) -> str:
     return f"{row['peak'] / MIB:.1f}"
+
+
+def _certificates(row: Mapping[str, Any]) -> str:
+    return f"{row['certificates']:.2f}"
 
 
 def _table(title: str, cells: Cells, names: Sequence[str], text: Any) -> Iterator[str]:
