@@ -47,11 +47,15 @@ def _columns(scale: Tensor, x: Tensor) -> Tensor:
 def example_norms(x: Tensor) -> Tensor:
     """Return the norm of each example of [B, …], [B], accumulated in float64."""
     rows = _rows(x)
-    size = rows.shape[0]
-    if rows.device.type == "cpu" and rows.dtype != torch.float64 and not torch.compiler.is_compiling():
-        size = _AT_ONCE // max(rows.shape[1], 1)
-    parts = torch.split(rows, max(size, 1))
-    return torch.cat([torch.linalg.vector_norm(part, dim=1, dtype=torch.float64) for part in parts])
+    if rows.device.type != "cpu" or rows.dtype == torch.float64 or torch.compiler.is_compiling():
+        return _row_norms(rows)
+    parts = torch.split(rows, max(_AT_ONCE // max(rows.shape[1], 1), 1))
+    return torch.cat([_row_norms(part) for part in parts])
+
+
+def _row_norms(rows: Tensor) -> Tensor:
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+    return norms
 
 
 _AT_ONCE = 2**18  # entries whose copies in float64, which processors make, stay in a cache
