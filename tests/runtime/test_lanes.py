@@ -54,9 +54,8 @@ class Words:
 
 
 def drawn(*words: int) -> list[float]:
-    normals = np.empty(len(words))
-    draw(Words(*words), normals)  # type: ignore[arg-type]
-    return normals.tolist()
+    found: list[float] = draw(Words(*words), len(words)).tolist()  # type: ignore[arg-type]
+    return found
 
 
 def test_a_pair_is_the_radius_of_one_word_at_the_angle_of_the_other() -> None:
@@ -143,8 +142,7 @@ def test_the_start_of_a_lane_is_what_the_documentation_says() -> None:
         "uinteger": 0,
     }
     lane.random_raw(16)
-    expected = np.empty(STRETCH)
-    draw(lane, expected)
+    expected = draw(lane, STRETCH)
     np.testing.assert_array_equal(filled(7, 2 * STRETCH)[STRETCH:].numpy(), expected)
 
 

@@ -60,7 +60,7 @@ class Lanes:
 
     def fill_(self, normals: Tensor) -> None:
         """Replace the entries of a flat float64 tensor by independent standard normals."""
-        self._share_out([part.numpy() for part in torch.split(normals, STRETCH)], draw)
+        self._share_out([part.numpy() for part in torch.split(normals, STRETCH)], _fill)
 
     def perturb_(self, parts: Sequence[Part]) -> None:
         """Add scale·normal to each entry of flat tensors, computed in float64 and rounded to their dtype."""
@@ -94,30 +94,34 @@ def _start(lane: SFC64, seed: int | None, number: int) -> None:
         lane.random_raw(_WARM_UP, output=False)
 
 
+def _fill(lane: SFC64, normals: NDArray[np.float64]) -> None:
+    normals[:] = draw(lane, len(normals))
+
+
 def _perturb(lane: SFC64, parts: Sequence[Part]) -> None:
-    normals = np.empty(entries(parts))
-    draw(lane, normals)
-    add_scaled_(parts, torch.from_numpy(normals))
+    add_scaled_(parts, torch.from_numpy(draw(lane, entries(parts))))
 
 
-def draw(lane: SFC64, normals: NDArray[np.float64]) -> None:
-    """Replace the entries of an array [n] by independent standard normals."""
-    half = (len(normals) + 1) // 2
-    words = lane.random_raw(2 * half).view(np.int64)
-    first, ratio = words[:half], words[half:] * (math.pi * 2.0**-64)
+def draw(lane: SFC64, count: int) -> NDArray[np.float64]:
+    """Return independent standard normals, [count]."""
+    half = (count + 1) // 2
+    words, normals = lane.random_raw(2 * half).view(np.int64), np.empty(2 * half)
+    first, radius, ratio = words[:half], normals[:half], normals[half:]
+    np.multiply(words[half:], math.pi * 2.0**-64, out=ratio)
     np.tan(ratio, out=ratio)
-    radius = (first | 1) * 2.0**-63  # odd, so never 0
+    first |= 1  # so never 0
+    np.multiply(first, 2.0**-63, out=radius)
     np.abs(radius, out=radius)
     np.log(radius, out=radius)
     radius *= -2.0
-    square = np.multiply(ratio, ratio)
+    square = words[half:].view(np.float64)  # memory that is done with
+    np.multiply(ratio, ratio, out=square)
     square += 1.0
     radius /= square
     np.sqrt(radius, out=radius)
     radius.view(np.int64)[...] |= first & _SIGN
-    normals[:half] = radius
-    rest = len(normals) - half
-    np.multiply(radius[:rest], ratio[:rest], out=normals[half:])
+    ratio *= radius
+    return normals[:count]
 
 
 _SIGN = np.int64(-(2**63))  # the highest bit is that of a word and of a double alike
