@@ -10,6 +10,7 @@ from typing import Any
 from lipcompile.diagnostics import Refusal
 from lipcompile.frontends.lip import syntax as ast
 from lipcompile.frontends.lip.scope import Problem, Scope
+from lipcompile.frontends.lip.starting import starts_at_zero, zeroed
 from lipcompile.frontends.options import ModelOptions
 from lipcompile.graph import GraphBuilder, ParameterChoice, Value
 from lipcompile.ops.linear import BIAS, CONV, BiasShape
@@ -61,6 +62,7 @@ class LayerLowering:
         named = {argument.name.text: argument.value for argument in arguments if argument.name}
         positional = [scope.argument(argument.value) for argument in arguments if argument.name is None]
         label = _label(op, named, scope, call)
+        from_zero = starts_at_zero(op, named, scope, call)
         parameters = self._parameters(op, call, named, positional, scope)
         values = {name: scope.argument(expression) for name, expression in named.items()}
         values |= {name: Fraction(value) for name, value in spelling.preset}
@@ -68,14 +70,15 @@ class LayerLowering:
         if len(shapes) != len(operands):
             _check_names(op, call, arguments)
             return Value(call.name.text, None)
-        given = Given(op, spelling, tuple(positional), values, shapes)
+        attributes = _attributes(Given(op, spelling, tuple(positional), values, shapes), call)
+        tied = self._tied(label, op, parameters, call)
         value = self.builder.add(
             op,
-            _attributes(given, call),
+            attributes,
             operands,
             name=target or call.name.text,
             location=call.at,
-            parameters=self._tied(label, op, parameters, call),
+            parameters=zeroed(op, attributes, shapes, tied, call) if from_zero else tied,
             scope=scope.path,
         )
         if label is not None and value.shape is not None:
@@ -276,7 +279,8 @@ class Given:
 
 def _parameter_arguments(op: AnyOp) -> tuple[str, ...]:
     declared = [rule.argument for rule in op.parameters if rule.argument is not None]
-    return (*dict.fromkeys(declared), "share") if op.parameters else ()
+    own = (*dict.fromkeys(declared), "share") if op.parameters else ()
+    return (*own, "start") if "constraint" in own else own
 
 
 def _check_names(op: AnyOp, call: ast.Call, arguments: Sequence[ast.Argument]) -> None:
