@@ -167,9 +167,9 @@ _CLIP = {"loss_clip": 0.1}
 _DIGITS = Whitening("strokes", floor=0.01, power=0.4, channels=81)
 _COLOURS = Whitening("leaves", floor=0.01, power=0.25, channels=128)
 # Batches of 8,192 need a tenth more noise at ε = 3 than all examples at every step would, at a sixth of the work.
-_ADAM = Recipe(steps=100, rate=0.015, batch=8192, momentum=None, average=0.25, how=_CLIP)
+_ADAM = Recipe(steps=105, rate=0.015, batch=8192, momentum=None, average=0.25, how=_CLIP)
 _LINEAR = Recipe(steps=120, rate=20.0, batch=8192, momentum=0.9, average=0.5, how=_CLIP)
-_NETWORK = Recipe(steps=300, rate=1e-2, batch=4096, momentum=None, how=_CLIP | {"noise": "optimal"})
+_NETWORK = Recipe(steps=280, rate=1e-2, batch=8192, momentum=None, average=0.2, how=_CLIP | {"noise": "optimal"})
 _SHARED = Recipe(steps=100, rate=4e-3, batch=8192, momentum=None, average=0.25, how=_CLIP | {"noise": "optimal"})
 _FILTERS = (("filters", 108), ("pool", 3))
 
