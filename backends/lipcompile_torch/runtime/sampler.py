@@ -150,7 +150,7 @@ class PrivateLoader:
         if plain and isinstance(self.dataset, TensorDataset) and not self._loader.pin_memory:
             tensors = self.dataset.tensors
             for indices, piece in self._plan():
-                yield tuple(t[indices.to(t.device)] for t in tensors), piece
+                yield tuple(t.index_select(0, indices.to(t.device)) for t in tensors), piece
         else:
             yield from self._fetched()
 
