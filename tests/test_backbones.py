@@ -173,3 +173,19 @@ def test_a_body_frozen_by_name_has_features(tmp_path: Path) -> None:
     x = torch.nn.functional.normalize(torch.rand(5, 4))
     hidden = torch.relu(x @ torch.from_numpy(weights["body.weight"]).T + torch.from_numpy(weights["body.bias"]))
     torch.testing.assert_close(network.frozen_features(x), hidden, rtol=1e-4, atol=1e-5)
+
+
+def test_the_digest_covers_weights_in_other_files(tmp_path: Path) -> None:
+    digests = []
+    for seed in (0, 5):
+        onnx.save(
+            body(seed),
+            str(tmp_path / "body.onnx"),
+            save_as_external_data=True,
+            location="w.data",
+            size_threshold=0,
+        )
+        digests.append((check(written(tmp_path)).source.sha256, (tmp_path / "body.onnx").read_bytes()))
+        (tmp_path / "w.data").unlink()
+    assert digests[0][1] == digests[1][1]
+    assert digests[0][0] != digests[1][0]

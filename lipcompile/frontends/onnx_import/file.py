@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ from lipcompile.frontends import files
 from lipcompile.frontends.onnx_import import external, functions, structure, tensors, wire
 
 if TYPE_CHECKING:
-    from onnx import ModelProto, NodeProto
+    from onnx import ModelProto, NodeProto, TensorProto
 
 OFFICIAL_DOMAINS = ("", "ai.onnx")
 EXPORT_AGAIN = "export the model again"
@@ -34,7 +34,10 @@ FIELDS_PER_NODE = 100
 
 
 def read(path: Path) -> tuple[ModelProto, str]:
-    """Return the model of a file, its tensors in memory, and the file's sha256; raises InputError."""
+    """Return the model of a file, its tensors in memory, and the file's sha256; raises InputError.
+
+    Of a file that keeps tensors in other files it is that of the file's own and of those tensors.
+    """
     at = Location(str(path))
     try:
         content = files.read(path, "file_size")
@@ -43,7 +46,9 @@ def read(path: Path) -> tuple[ModelProto, str]:
     model, size, digest = _parse(content, at), len(content), hashlib.sha256(content).hexdigest()
     del content  # the model holds a copy
     try:
-        size += external.load(tensors.stored_tensors(model), path.parent, size, at)
+        outside = [tensor for tensor in tensors.stored_tensors(model) if tensor.data_location == tensor.EXTERNAL]
+        size += external.load(outside, path.parent, size, at)
+        digest = _with_data(digest, outside)
         for tensor in tensors.stored_tensors(model):
             tensors.check(tensor)
         model = functions.inlined(model, at)
@@ -52,6 +57,15 @@ def read(path: Path) -> tuple[ModelProto, str]:
         raise input_error(refusal.code, refusal.message, refusal.help, at) from None
     _check(model, path, size, at)
     return model, digest
+
+
+def _with_data(digest: str, outside: Sequence[TensorProto]) -> str:
+    if not outside:
+        return digest
+    whole = hashlib.sha256(digest.encode())
+    for tensor in outside:
+        whole.update(tensor.raw_data)
+    return whole.hexdigest()
 
 
 def _parse(content: bytes, at: Location) -> ModelProto:
