@@ -89,6 +89,16 @@ class Constraint:
         """
         return scale_into(weight, lambda tensor: self.norm(tensor, operator), self.bound)
 
+    def certified(self, weight: Tensor, operator: Operator) -> tuple[Tensor, float]:
+        """Return what :meth:`project` returns, and a certified bound of its operator norm, at most ``bound``.
+
+        For constraints of the operator norm only.
+        """
+        projected = self.project(weight, operator)
+        if projected is not weight:
+            return projected, self.bound
+        return weight, min(operator.norm(weight).bound, self.bound)
+
     def fill(self, weight: Tensor, operator: Operator) -> Tensor:
         """Scale ``weight`` up or down to norm ``bound``, as a start of training that lets signals through."""
         norm = self.norm(weight, operator)

@@ -132,6 +132,7 @@ class LipschitzGradients:
         self._sum_slacks(checks.slack(self._parameters), self.module.gradient_bounds())
         self.total.share_weights_()
         self.module.guard_layers()
+        self.module.forget_certificates()  # they may differ from rank to rank
         self._project()
 
     def begin(self) -> None:
@@ -295,6 +296,7 @@ class PerExampleGradients:
         self.total.share_weights_()
         if isinstance(self.module, LipschitzModule):
             self.module.normaliser = self.clipped.normaliser
+            self.module.forget_certificates()
             self.module.project_()
 
     def begin(self) -> None:

@@ -65,6 +65,11 @@ def gram_iteration(grams: Tensor, steps: int = 10) -> Tensor:
     """
     if steps < 0 or not bool(torch.isfinite(torch.view_as_real(grams) if grams.is_complex() else grams).all()):
         raise ValueError("Gram iteration needs finite matrices and a number of steps that is not negative")
+    return iterated(grams, steps)
+
+
+def iterated(grams: Tensor, steps: int) -> Tensor:
+    """As :func:`gram_iteration` of finite matrices, without reading any of them from the device."""
     current, first = _scaled(_hermitian(grams))
     powers = []
     for _ in range(steps):

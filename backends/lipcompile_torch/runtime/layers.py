@@ -19,6 +19,7 @@ from torch.nn import functional as F  # noqa: N812  (its name everywhere in this
 from .constraints import Ball, Constraint, Frobenius, Spectral
 from .operators import Convolution, Operator, Padding, PaddingMode, Translation
 from .operators import Dense as DenseMap
+from .projection import Amortised
 from .resampling import pad
 from .sharding import replace_, whole
 
@@ -43,6 +44,7 @@ class ConstrainedLayer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self._constraints: dict[str, tuple[Constraint, Operator]] = {}
+        self._amortised: dict[str, Amortised] = {}
         self.gate: Gate | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -68,6 +70,7 @@ class ConstrainedLayer(nn.Module):
         start = constraint.project(value, operator)
         self.register_parameter(name, nn.Parameter(start, requires_grad=constraint.trainable))
         self._constraints[name] = (constraint, operator)
+        self._amortised[name] = Amortised(constraint, operator)
 
     def _constrain_bias(self, shape: tuple[int, ...], bound: BiasBound) -> None:
         if bound is None:
@@ -82,9 +85,13 @@ class ConstrainedLayer(nn.Module):
         start = _orthogonal(operator.matrix(start)).reshape(shape)
         self._constrain("weight", constraint.fill(start, operator), constraint, operator)
 
+    def amortised(self) -> list[tuple[nn.Parameter, Amortised]]:
+        """Return every parameter with its constraint and what is known of where it stands."""
+        return [(self.get_parameter(name), known) for name, known in self._amortised.items()]
+
     @torch.no_grad()
     def project_(self) -> None:
-        """Put every parameter back into its constraint set; those certified inside keep their bits.
+        """Put every parameter back into its constraint set on a full certificate; those inside keep their bits.
 
         Raises:
             ValueError: a parameter is not finite.

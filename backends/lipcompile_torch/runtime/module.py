@@ -20,6 +20,7 @@ from .layers import ConstrainedLayer
 from .loss_clipping import clip_cotangents
 from .numbers import Number
 from .precision import working_slack
+from .projection import Amortised, project_
 from .sharding import plain_type
 from .weights import decode_weights
 
@@ -56,6 +57,8 @@ class LipschitzModule(nn.Module):
         normaliser: b, what :meth:`criterion` divides the sum over the batch by; set by the engine.
         loss_clip: C, what the gradient of each example's loss in its output is clipped to on its way back, or
             None; set by the engine before each batch, and not to be changed within one.
+        projection_slack: by how much, relatively, projection may scale a weight down to spare a certificate of it,
+            see :mod:`.projection`; 0 to certify every weight in full that has moved out of what is known.
         gate: what flowed back; read and reset by the engine at every step.
 
     Formal guarantees: after :meth:`project_` and for inputs of ``input_shape``, ‖∂ per_example_loss[i]/∂p‖ ≤
@@ -82,6 +85,7 @@ class LipschitzModule(nn.Module):
         self.normaliser: float = 1.0
         self.loss_clip: float | None = None
         self.takes_features = False
+        self.projection_slack = 0.1
         self.gate = GateRecord()
         self._blueprint: dict[str, Any] = {}
         self.register_load_state_dict_post_hook(_project_after_loading)  # type: ignore[no-untyped-call]
@@ -242,8 +246,7 @@ class LipschitzModule(nn.Module):
             bound.
         """
         self.check_parameters()
-        for _, layer in self._constrained():
-            layer.project_()
+        project_(self._amortised(), self.projection_slack)
 
     def fill_(self) -> None:
         """Scale every trained weight to the bound of its constraint, certified, as "fixed norm" in Barczewski and
@@ -251,6 +254,14 @@ class LipschitzModule(nn.Module):
         """
         for _, layer in self._constrained():
             layer.fill_()
+
+    def forget_certificates(self) -> None:
+        """Let the next :meth:`project_` certify every weight in full, on all processes alike."""
+        for _, known in self._amortised():
+            known.forget()
+
+    def _amortised(self) -> list[tuple[nn.Parameter, Amortised]]:
+        return [pair for _, layer in self._constrained() for pair in layer.amortised()]
 
     def _constrained(self) -> list[tuple[str, ConstrainedLayer]]:
         return [(name, part) for name, part in self.named_modules() if isinstance(part, ConstrainedLayer)]
@@ -318,6 +329,7 @@ class LipschitzModule(nn.Module):
         their sets.
         """
         before = {parameter.dtype for parameter in self.parameters()}
+        self.forget_certificates()  # copies of weights would stay where and what they are
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if {parameter.dtype for parameter in self.parameters()} != before:
             self.project_()
@@ -326,6 +338,7 @@ class LipschitzModule(nn.Module):
 
 def _project_after_loading(module: LipschitzModule, _: object) -> None:
     """Loaded weights must lie in their constraint sets like any others."""
+    module.forget_certificates()
     module.project_()
 
 

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 
 from .norms import EuclideanNorm, GramStack, LargestNorm, Norm, OperatorNorm, gram_stack, matrix_norm, normalised
+from .precision import single_is_kept
+from .single import spectral_bound
 
 PaddingMode = Literal["zeros", "circular", "reflect", "replicate"]
 Padding = tuple[tuple[int, int], ...]
@@ -28,6 +30,7 @@ FREQUENCY_FLOPS = 4e9
 are used.
 """
 
+_EXACT_SIZE = 64  # up to here float64 costs no more than float32
 _UNIT = 2.0**-53
 _PHASE_ERROR = 128 * _UNIT  # of cos and sin of at most three summed fractions of a turn, computed in float64
 
@@ -35,9 +38,22 @@ _PHASE_ERROR = 128 * _UNIT  # of cos and sin of at most three summed fractions o
 class Operator(ABC):
     """How a parameter acts on its input."""
 
+    @property
+    def factor(self) -> float | None:
+        """f, for which ‖map of W‖ ≤ f·‖W‖ for every W, ‖W‖ the largest spectral norm among the blocks of `matrix`;
+        None where the map is not linear in W, or its norm is read off in one pass.
+        """
+        return None
+
     @abstractmethod
     def norm(self, weight: Tensor) -> Norm:
         """Return the certified norm of the map that ``weight`` stands for."""
+
+    def quick_bound(self, weight: Tensor) -> float:
+        """Return a certified bound of the norm, which may be a few per cent too large to be cheap; no finite one,
+        or ValueError, if an entry is not finite.
+        """
+        return self.norm(weight).bound
 
     @abstractmethod
     def matrix(self, weight: Tensor) -> Tensor:
@@ -50,9 +66,20 @@ class Operator(ABC):
 class Dense(Operator):
     """A matrix [out, in] applied to the trailing axis, at any number of positions."""
 
+    @property
+    def factor(self) -> float:
+        """1: the map is the matrix."""
+        return 1.0
+
     def norm(self, weight: Tensor) -> OperatorNorm:
         """Return the spectral norm."""
         return matrix_norm(weight)
+
+    def quick_bound(self, weight: Tensor) -> float:
+        """Return a bound of the spectral norm, of large matrices in float32."""
+        if weight.dtype == torch.float32 and min(weight.shape) > _EXACT_SIZE and single_is_kept(weight.device):
+            return spectral_bound(weight)
+        return self.norm(weight).bound
 
     def matrix(self, weight: Tensor) -> Tensor:
         """Return the matrix itself, as a stack of one."""
@@ -186,6 +213,11 @@ class Convolution(Operator):
                 f"{self.padding_mode} padding {self.padding} goes more than once around {self.input_size}"
             )
 
+    @property
+    def factor(self) -> float:
+        """√reads, see 1."""
+        return math.sqrt(self.reads) * (1 + 1e-12)
+
     def _span(self, axis: int) -> int:
         """Distance between the first and the last tap."""
         return self.dilation[axis] * (self.kernel_size[axis] - 1)
@@ -244,7 +276,7 @@ class Convolution(Operator):
         """Return the certified norm of the convolution on inputs of ``input_size``."""
         kernel, scale = normalised(weight)
         frobenius = EuclideanNorm(kernel).bound
-        coarse = math.sqrt(self.reads) * frobenius * scale * (1 + 1e-12)
+        coarse = self.factor * frobenius * scale * (1 + 1e-12)
         return OperatorNorm(self._stacks(kernel, scale, frobenius), coarse)
 
     def descriptions(self, weight: Tensor) -> Iterator[GramStack]:

@@ -124,6 +124,13 @@ def _onednn() -> list[str]:
         return said
 
 
+def single_is_kept(device: torch.device) -> bool:
+    """Whether products of float32 are computed in float32, not in TF32 or bfloat16."""
+    if device.type == "cuda":
+        return not _tf32()
+    return device.type == "cpu" and not any(said in _REDUCED for said in _onednn())
+
+
 def _tf32() -> bool:
     """Whether products may use TF32; torch refuses to say if both of its interfaces were used: then, yes."""
     try:

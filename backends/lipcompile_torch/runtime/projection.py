@@ -1,0 +1,260 @@
+"""Projection that certifies in full only when weights have moved: amortised over steps, never on trust.
+
+A full certificate of an operator norm costs Gram matrices and factorisations. It is made of an *anchor*, a copy
+of the weight that is kept. From then on ‖W‖ ≤ a·‖anchor‖ + ‖W - a·anchor‖ in the operator norm, for the number a
+by which the weight was scaled since (:mod:`.drift`). What counts is the weight as it is stored now, so that it
+does not matter who changed it, or how. While this bound is within the constraint, the weight keeps its bits; if a
+small scaling puts it there, it is scaled, and the anchor's share with it; else the weight is certified anew, and
+what it was scaled by for want of a certificate is given back.
+
+Anchors are no state of the training: they are in no state dict, copy or pickle, and without one a weight is
+certified in full. A resumed run may therefore scale by a little more or less than one that was not interrupted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from .constraints import Constraint, Fixed, Frobenius, Orthogonal, Spectral
+from .drift import difference, difference_error, frobenius_length, spectral_length
+from .operators import Operator
+from .sharding import is_shard, replace_
+
+_UP = 1 + 1e-12  # covers a handful of float operations
+_SAME = 1e-3  # of a drift: by how much it may come out longer, measured again at another scale
+_HEADROOM = 1e-3  # what scaling after a certificate leaves for the rounding of the anchor to half precision
+_PATIENCE = 8  # a full certificate costs about as much as this many measurements of a drift
+_OF_OPERATORS = (Spectral, Fixed, Orthogonal)
+
+
+@dataclass
+class Anchor:
+    """What is known of a weight as it was.
+
+    Args:
+        copy: of the weight, detached; in half precision where that is enough, since it takes memory.
+        bound: at least the operator norm of the map of ``copy``.
+        length: at least the Frobenius norm of ``copy``.
+        rounded: Frobenius norm of what the copy lost of the weight.
+        share: a, the product of the scalings since.
+        age: projections since.
+        measured: whether the Frobenius norm of the drift did not do at some of them.
+    """
+
+    copy: Tensor
+    bound: float
+    length: float
+    rounded: float
+    share: float = 1.0
+    age: int = 0
+    measured: bool = False
+
+
+class Amortised:
+    """The constraint of one parameter, and what is known of where the parameter stands.
+
+    Args:
+        constraint, operator: of the parameter.
+    """
+
+    def __init__(self, constraint: Constraint, operator: Operator) -> None:
+        self.constraint, self.operator = constraint, operator
+        self.forget()
+
+    def forget(self) -> None:
+        """Certify in full next time."""
+        self.anchor: Anchor | None = None
+        self._certificates = 0
+        self._rest = 0
+
+    def __getstate__(self) -> tuple[Constraint, Operator]:
+        """Return what a copy has of it: no anchor."""
+        return self.constraint, self.operator
+
+    def __setstate__(self, state: tuple[Constraint, Operator]) -> None:
+        self.constraint, self.operator = state
+        self.forget()
+
+    def drift(self, weight: Tensor) -> Tensor | None:
+        """Return what is to be measured, as matrices [N, rows, columns]; None if only a certificate will do."""
+        if is_shard(weight) or weight.numel() == 0:
+            return None
+        if isinstance(self.constraint, Frobenius):
+            return weight.to(torch.float64).reshape(1, 1, -1)
+        if self.anchor is None or self.anchor.copy.device != weight.device:
+            return None
+        return self.operator.matrix(difference(weight, self.anchor.copy, self.anchor.share))
+
+    def settle(self, weight: Tensor, length: float, slack: float) -> bool:
+        """Keep or scale the weight if the Frobenius norm of its drift allows it; return whether it does."""
+        if self.anchor is None:
+            return length <= self.constraint.bound
+        self.anchor.age += 1
+        # What has hardly moved must not be scaled for the sake of its anchor, nor what is measured better anyway.
+        scales = length > 2 * self.anchor.rounded and not self.anchor.measured
+        step = slack / 3 if scales else 0.0  # nine steps of a random walk
+        return self._place(weight, length, length, slack, step)
+
+    def worth_measuring(self) -> bool:
+        """Whether the operator norm of the drift should be looked at before the weight is certified anew."""
+        return self.anchor is not None and (self.anchor.measured or self.anchor.age < _PATIENCE)
+
+    def settle_measured(self, weight: Tensor, length: float, norm: float, slack: float) -> bool:
+        """As :meth:`settle`, by a bound of the operator norm of the drift."""
+        assert self.anchor is not None
+        self.anchor.measured = True
+        return self._place(weight, length, norm, slack, slack)
+
+    def _place(self, weight: Tensor, length: float, norm: float, slack: float, step: float) -> bool:
+        """Keep the weight, or scale it, so that it lies in its set; return whether it does.
+
+        It is scaled by no less than 1 - ``step``, and since the certificate by no less than 1 - ``slack``.
+
+        Formal guarantees: for the drift D = W - a·W₀, of which ``length`` and ``norm`` bound the computed one, the
+        map of W has norm at most a·‖map of W₀‖ + f·‖D‖, f the operator's factor. What scaling rounds is subtracted
+        beforehand, with ‖W‖_F ≤ a‖W₀‖_F + ‖D‖_F.
+        """
+        anchor, limit, factor = self.anchor, self.constraint.bound, self.operator.factor
+        assert anchor is not None
+        assert factor is not None
+        copied = anchor.share * anchor.length
+        drift = factor * (norm + difference_error(length, 0.0 if anchor.share == 1.0 else copied)) * _UP
+        if isinstance(self.constraint, Orthogonal) and not drift <= slack:
+            return False
+        if anchor.share * anchor.bound + drift <= limit / _UP:
+            return True
+        drift = factor * (norm * (1 + _SAME) + difference_error(length, copied)) * _UP
+        bound = (anchor.share * anchor.bound + drift) * (1 + 1e-6)
+        rounding = self._rounding(weight, length + copied)
+        if not rounding < limit or not bound < math.inf:
+            return False
+        scaling = (limit - rounding) / bound
+        if not scaling >= max(1 - step, (1 - slack) / anchor.share):
+            return False
+        weight.mul_(scaling)
+        anchor.share *= scaling
+        return True
+
+    def certify(self, parameter: nn.Parameter, slack: float) -> None:
+        """Project on a full certificate, and anchor the result.
+
+        Raises:
+            ValueError: an entry is not finite.
+        """
+        if is_shard(parameter) or self.operator.factor is None or not isinstance(self.constraint, _OF_OPERATORS):
+            replace_(parameter, lambda weight: self.constraint.project(weight, self.operator))
+            return
+        weight, before, wanted = parameter.detach(), self.anchor, self._wants_anchor()
+        self.anchor = None
+        # In float32 only what moves: a weight that was put at its bound by float64 would have to shrink.
+        bound = self._scale(weight, before) if self._certificates > 2 and slack > 0 else math.inf
+        if not bound < math.inf:
+            bound = self._project(weight)
+        self.anchor = self._anchored(weight, bound) if wanted else None
+
+    def _project(self, weight: Tensor) -> float:
+        """Project as the constraint says; return a bound of the norm."""
+        projected, bound = self.constraint.certified(weight, self.operator)
+        if projected is not weight:
+            weight.copy_(projected)
+        return bound
+
+    def _scale(self, weight: Tensor, before: Anchor | None) -> float:
+        """Scale the weight into its set, or up by what the drift since ``before`` cost it; return a bound of its
+        norm, or infinity if that cannot be done, which leaves the weight as it was.
+        """
+        if isinstance(self.constraint, Orthogonal):
+            return math.inf
+        bound = self.operator.quick_bound(weight)
+        rounding = self._rounding(weight, self._length(weight)) if 0 < bound < math.inf else math.inf
+        limit = self.constraint.bound * (1 - _HEADROOM) - 2 * rounding
+        if not limit > 0:
+            return math.inf
+        scaling = min(limit / bound, 1 / before.share if before is not None else 1.0, 2.0)
+        if bound <= self.constraint.bound and scaling <= 1:
+            return bound
+        weight.mul_(scaling)
+        return bound * scaling + rounding * max(1.0, scaling)
+
+    def _wants_anchor(self) -> bool:
+        """Whether to keep a copy: not of what never moved, nor, for a while, of what moves too far in a step."""
+        self._certificates += 1
+        if self.anchor is not None and self.anchor.age <= 1:
+            self._rest = _PATIENCE
+        self._rest = max(0, self._rest - 1)
+        return self._certificates > 1 and self._rest == 0
+
+    def _anchored(self, weight: Tensor, bound: float) -> Anchor | None:
+        """Return an anchor that lets the weight stay: of half precision if that will do, or else exact."""
+        factor = self.operator.factor
+        assert factor is not None
+        for dtype in (torch.float16, weight.dtype):
+            copy = weight.to(dtype, copy=True)
+            lost = self.operator.matrix(difference(weight, copy, 1.0))
+            rounded = float(frobenius_length(lost))
+            distance = 0.0
+            if copy.dtype != weight.dtype and rounded < math.inf:
+                distance = factor * (float(spectral_length(lost, rounded)) + difference_error(rounded, 0.0)) * _UP
+            if rounded < math.inf and bound + 2 * distance <= self.constraint.bound:
+                return Anchor(copy, bound + distance, self._length(copy), rounded)
+        return None
+
+    def _length(self, weight: Tensor) -> float:
+        single = torch.promote_types(weight.dtype, torch.float32)
+        return float(frobenius_length(self.operator.matrix(weight.to(single))))
+
+    def _rounding(self, weight: Tensor, length: float) -> float:
+        """Return what rounding may add to the norm of a weight of Frobenius norm ``length`` that is scaled down.
+
+        Each entry is off by 2ε of itself at most, or by the smallest normal number.
+        """
+        kind, factor = torch.finfo(weight.dtype), self.operator.factor
+        assert factor is not None
+        return factor * (2 * kind.eps * length + kind.smallest_normal * math.sqrt(weight.numel())) * _UP
+
+
+def _read(values: list[Tensor]) -> list[float]:
+    """Return numbers, in one transfer for each device."""
+    found: dict[int, float] = {}
+    for device in {value.device for value in values}:
+        places = [i for i, value in enumerate(values) if value.device == device]
+        found.update(zip(places, torch.stack([values[i] for i in places]).tolist(), strict=True))
+    return [found[i] for i in range(len(values))]
+
+
+@torch.no_grad()
+def project_(parameters: Iterable[tuple[nn.Parameter, Amortised]], slack: float) -> None:
+    """Put parameters into their constraint sets; those that are known to lie inside keep their bits.
+
+    Args:
+        slack: by how much, relatively, a weight may be scaled down for want of a certificate; 0 never scales one
+            that has none.
+
+    Raises:
+        ValueError: an entry is not finite.
+    """
+    drifts = [(known, parameter, known.drift(parameter.detach())) for parameter, known in parameters]
+    uncertain = [(known, parameter) for known, parameter, drift in drifts if drift is None]
+    measured = [(known, parameter, drift) for known, parameter, drift in drifts if drift is not None]
+    far = []
+    for (known, parameter, drift), length in zip(
+        measured, _read([frobenius_length(drift) for *_, drift in measured]), strict=True
+    ):
+        if known.settle(parameter.detach(), length, slack):
+            continue
+        if known.worth_measuring() and 0 < length < math.inf:
+            far.append((known, parameter, drift, length))
+        else:
+            uncertain.append((known, parameter))
+    norms = _read([spectral_length(drift, length) for *_, drift, length in far])
+    for (known, parameter, _, length), norm in zip(far, norms, strict=True):
+        if not known.settle_measured(parameter.detach(), length, norm, slack):
+            uncertain.append((known, parameter))
+    del drifts, measured, far
+    for known, parameter in uncertain:
+        known.certify(parameter, slack)
