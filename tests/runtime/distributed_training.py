@@ -50,6 +50,7 @@ class Training:
         alone = not dist.is_initialized()
         torch.manual_seed(0 if kind == "fsdp" or alone else dist.get_rank())
         self.inner = self.outer = net()
+        self.inner.projection_slack = options.pop("slack", self.inner.projection_slack)
         if kind == "fsdp" and not alone:
             from torch.distributed.fsdp import fully_shard  # slow to import
 
