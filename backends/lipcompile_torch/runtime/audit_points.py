@@ -102,6 +102,7 @@ class Terrain:
         with torch.no_grad():
             for name, parameter in self.module.named_parameters():
                 parameter.copy_(point.weights[name])
+        self.module.forget_certificates()  # to come as near as float64 certifies
         self.module.project_()
         weights = {name: parameter.detach() for name, parameter in self.module.named_parameters()}
         return self.squares(replace(point, weights=weights))

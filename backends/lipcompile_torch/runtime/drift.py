@@ -25,7 +25,7 @@ _SINGLE = 2.0**-24
 _BRAIN = 2.0**-8  # unit roundoff of bfloat16
 _SMALL = 128  # up to here float64 costs less than what bfloat16 takes beside the product
 _SQUARINGS = 2
-_BLOCK = 256  # rows of a Gram matrix at a time: what lies above the diagonal blocks need not be computed
+_BLOCK = 128  # rows of a matrix whose Gram matrix is computed by itself
 
 
 def gamma_single(terms: int) -> float:
@@ -67,14 +67,20 @@ def spectral_length(matrices: Tensor, length: float) -> Tensor:
         matrices: float32 or float64.
         length: at least their Frobenius norm, positive and finite.
     """
-    scale = math.ldexp(1.0, -math.frexp(length)[1])  # a power of two: entries are at most 1, and no square is lost
     if matrices.shape[-2] > matrices.shape[-1]:
         matrices = matrices.mT
-    if not 2.0**-100 < scale < 2.0**100:
-        return matrices.new_tensor(length, dtype=torch.float64)
+    scale = 1.0
+    if not 2.0**-20 < length < 2.0**20:
+        scale = math.ldexp(
+            1.0, -math.frexp(length)[1]
+        )  # a power of two, so that squares neither vanish nor overflow
+        if not 2.0**-100 < scale < 2.0**100:
+            return matrices.new_tensor(length, dtype=torch.float64)
+        matrices, length = matrices * scale, length * scale
     if matrices.shape[-2] <= _SMALL:
-        return _squared(matrices.to(torch.float64) * scale, length * scale) / scale
-    return _centred((matrices * scale).to(torch.bfloat16), length * scale) / scale
+        return _squared(matrices.to(torch.float64), length) / scale
+    rounded, centre = matrices.to(torch.bfloat16), length * length / (len(matrices) * matrices.shape[-2])
+    return torch.stack([_centred(matrix, length, centre) for matrix in rounded]).amax() / scale
 
 
 def _squared(matrices: Tensor, length: float) -> Tensor:
@@ -83,33 +89,32 @@ def _squared(matrices: Tensor, length: float) -> Tensor:
     return (iterated(matrices @ matrices.mT, _SQUARINGS).amax() + error).sqrt() * (1 + 2.0**-48)
 
 
-def _centred(matrices: Tensor, length: float) -> Tensor:
-    """√(μ + ‖BBᵀ - μI‖_F) of what rounding to bfloat16 left, B, and what it took: 2^-8 of each entry.
+def _centred(matrix: Tensor, length: float, centre: float) -> Tensor:
+    """√Σ(μ + ‖BBᵀ - μI‖_F) over blocks B of rows of what rounding to bfloat16 left, and what it took: 2^-8 of each
+    entry.
 
-    Products of bfloat16 are exact in float32, in which they are added: the sum is off by γ_k|B||B|ᵀ, in Frobenius
+    Products of bfloat16 are exact in float32, in which they are added: a sum is off by γ_k|B||B|ᵀ, in Frobenius
     norm by γ_k‖B‖_F² at most, and each of its entries is rounded once more.
     """
-    size, terms = matrices.shape[-2:]
-    centre = length * length / (len(matrices) * size)
-    squares = torch.zeros(len(matrices), dtype=torch.float64, device=matrices.device)
-    for start in range(0, size, _BLOCK):
-        rows = matrices[:, start : start + _BLOCK]
-        square = _product(rows, rows)
-        square.diagonal(dim1=-2, dim2=-1).sub_(centre)
-        squares += _sum_of_squares(square)
-        if start:
-            squares += 2 * _sum_of_squares(_product(rows, matrices[:, :start]))
-    distance = squares.sqrt() * (1 + gamma_single(size))
-    largest = (1 + _BRAIN) * length
-    error = gamma_single(terms) * largest * largest + 2 * _BRAIN * (distance + centre * math.sqrt(size))
-    return (centre + distance + error).amax().sqrt() * (1 + 2.0**-48) + _BRAIN * length
+    size, terms = matrix.shape
+    whole, squared = size - size % _BLOCK, torch.zeros((), dtype=torch.float64, device=matrix.device)
+    for blocks in (matrix[:whole].reshape(-1, _BLOCK, terms), matrix[whole:][None]):
+        count, rows = blocks.shape[:2]
+        if count and rows:
+            grams = _grams(blocks)
+            grams.diagonal(dim1=-2, dim2=-1).sub_(centre)
+            distance = torch.linalg.vector_norm(grams, dim=-1).to(torch.float64).square().sum(-1).sqrt().sum()
+            rounded = 2 * _BRAIN * (distance + count * centre * math.sqrt(rows))
+            squared += count * centre + distance * (1 + gamma_single(rows)) + rounded
+    error = gamma_single(terms) * ((1 + _BRAIN) * length) ** 2
+    return (squared + error).sqrt() * (1 + 2.0**-48) + _BRAIN * length
 
 
-def _product(left: Tensor, right: Tensor) -> Tensor:
-    """left·rightᵀ in float32. On other devices than processors bfloat16 may be added up in bfloat16: not there."""
-    if left.device.type != "cpu" or not _adds_in_single():
-        left, right = left.float(), right.float()  # numbers that TF32 leaves as they are
-    return (left @ right.mT).float()
+def _grams(blocks: Tensor) -> Tensor:
+    """BBᵀ in float32. On other devices than processors bfloat16 may be added up in bfloat16: not there."""
+    if blocks.device.type != "cpu" or not _adds_in_single():
+        blocks = blocks.float()  # numbers that TF32 leaves as they are
+    return torch.bmm(blocks, blocks.mT).float()
 
 
 @cache
@@ -118,10 +123,5 @@ def _adds_in_single() -> bool:
 
     In bfloat16 4096 ones would be 256.
     """
-    ones = torch.ones(1, 64, 4096, dtype=torch.bfloat16)
+    ones = torch.ones(64, 4096, dtype=torch.bfloat16)
     return bool((ones @ ones.mT == 4096).all())
-
-
-def _sum_of_squares(matrices: Tensor) -> Tensor:
-    norms: Tensor = torch.linalg.vector_norm(matrices, dim=-1).to(torch.float64)
-    return norms.square().sum(dim=-1)
