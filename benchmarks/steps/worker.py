@@ -23,9 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lipcompile_torch.runtime.constraints import Constraint
-from lipcompile_torch.runtime.operators import Operator
-from torch import Tensor
+from lipcompile_torch.runtime.projection import Amortised
+from torch import nn
 
 from .contestants import Task, start
 from .networks import NETWORKS, TINY
@@ -240,17 +239,17 @@ class _Memory:
 
 
 class _Certificates:
-    """Counts the weights that are certified in full, which `Constraint.project` does."""
+    """Counts the weights that are certified in full, which `Amortised.certify` does."""
 
     def __init__(self) -> None:
         self.count = 0
-        project = Constraint.project
+        certify = Amortised.certify
 
-        def counted(constraint: Constraint, weight: Tensor, operator: Operator) -> Tensor:
+        def counted(known: Amortised, parameter: nn.Parameter, slack: float) -> None:
             self.count += 1
-            return project(constraint, weight, operator)
+            certify(known, parameter, slack)
 
-        Constraint.project = counted  # type: ignore[method-assign, assignment]
+        Amortised.certify = counted  # type: ignore[method-assign, assignment]
 
 
 def _status(name: str) -> int:
