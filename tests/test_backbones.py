@@ -96,6 +96,17 @@ def test_the_digest_covers_the_file(tmp_path: Path) -> None:
     assert check(path).source.sha256 != first
 
 
+def test_the_digest_tells_which_file_is_which(tmp_path: Path) -> None:
+    """The same files in each other's places are another network."""
+    path = written(tmp_path, f'{IMAGES.replace(" flatten", "")} onnx("second.onnx") flatten {HEAD}')
+    digests = set()
+    for seeds in ((0, 5), (5, 0)):
+        for name, seed in zip(("body.onnx", "second.onnx"), seeds, strict=True):
+            save(body(seed), tmp_path, name)
+        digests.add(check(path).source.sha256)
+    assert len(digests) == 2
+
+
 def test_a_file_of_a_block_lies_beside_the_block(tmp_path: Path) -> None:
     (tmp_path / "parts").mkdir()
     save(body(), tmp_path / "parts", "body.onnx")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
@@ -224,6 +225,24 @@ def test_every_entry_of_a_gradient_gets_noise_of_its_own(layout: str) -> None:
     NoiseSource().perturb_({"w": parameter}, {"w": 1.0}, 1.0)
     assert parameter.grad is not None
     assert len(torch.unique(parameter.grad)) > 290  # of 300, in float32: five pairs agree in 1e-20 of cases
+
+
+def test_gradients_that_share_memory_are_set_apart() -> None:
+    """Two threads that add to one place lose noise; so each gets a place of its own, and keeps what was there."""
+    buffer = torch.arange(300.0)
+    shared = {"first": buffer[:200], "second": buffer[100:], "same": buffer[:200], "none": torch.zeros(0)}
+    parameters = {name: nn.Parameter(torch.zeros(len(gradient))) for name, gradient in shared.items()}
+    for name, parameter in parameters.items():
+        parameter.grad = shared[name]
+    before = {name: gradient.clone() for name, gradient in shared.items()}
+    NoiseSource().perturb_(parameters, dict.fromkeys(parameters, 1e-3), 1.0)
+    added = [parameter.grad - before[name] for name, parameter in parameters.items() if parameter.grad is not None]
+    assert [float(noise.abs().max()) < 0.1 for noise in added if len(noise)] == [True] * 3
+    assert len(torch.unique(torch.cat(added))) > 300  # of 500, in float32, whose steps at 300 are 3e-5
+    parts = sorted(
+        (g.data_ptr(), g.data_ptr() + 4 * len(g)) for p in parameters.values() if (g := p.grad) is not None
+    )
+    assert all(end <= start for (_, end), (start, _) in pairwise(parts))
 
 
 def test_a_module_whose_channels_lie_last_trains_like_any_other() -> None:

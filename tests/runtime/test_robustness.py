@@ -274,6 +274,51 @@ def test_an_attack_leaves_a_trusted_ball_alone(tmp_path: Path) -> None:
     assert max(float(one.norm(dim=1).max()) for one in seen) <= 1
 
 
+# What a certificate is not about
+
+
+def test_features_are_no_examples(tmp_path: Path) -> None:
+    """Features of the shape of an example, a hundredth as long: radii would be a hundred times too large."""
+    layers = "frozen { dense(4, constraint=spectral(0.01)) }; dense(3)"
+    module = emitted(tmp_path, f"input x: tensor[4], norm <= 10; {layers}; {CROSS_ENTROPY}")
+    x = torch.randn(2, 4, dtype=torch.float64)
+    with module.on_features(), pytest.raises(ValueError, match="takes features"):
+        certified_radii(module, x, torch.tensor([0, 1]))
+    assert len(certified_radii(module, x, torch.tensor([0, 1]))) == 2
+
+
+@pytest.mark.parametrize("where", ["", "dense"])
+def test_hooks_are_refused(tmp_path: Path, where: str) -> None:
+    module = linear(tmp_path, [[3.0, 4.0], [0.0, 0.0]], [0.0, 0.0])
+    module.get_submodule(where).register_forward_pre_hook(lambda _, inputs: (10 * inputs[0],))
+    with pytest.raises(ValueError, match="hooks"):
+        certified_radii(module, at([1.0, 1.0]), torch.tensor([0]))
+
+
+@pytest.mark.parametrize("lost", [math.inf, math.nan])
+def test_what_is_not_finite_has_no_radius(tmp_path: Path, lost: float) -> None:
+    """The clip makes it zero, where the bias decides; no distance from it is finite."""
+    module = linear(tmp_path, [[3.0, 4.0], [0.0, 0.0]], [1.0, 0.0])
+    radii = certified_radii(module, at([lost, 0.0], [1.0, 1.0]), torch.tensor([0, 0]))
+    assert float(radii[0]) == 0
+    assert float(radii[1]) == pytest.approx(8 / 5, rel=1e-5)
+
+
+def test_rounding_that_vanishes_at_the_example_is_seen_near_it(tmp_path: Path) -> None:
+    """x + 10^6 - 10^6 in float32: exact at 1/8, off by 1/32 nearby, where both logits tie."""
+    layers = "dense(2, bias=2000000); dense(2)"
+    module = emitted(tmp_path, f"input x: tensor[2], norm <= 10; {layers}; {CROSS_ENTROPY}")
+    difference = torch.tensor([[0.5, -0.5], [-0.5, 0.5]])
+    bias = torch.full((2,), 1e6)
+    module.load_state_dict({"dense.weight": torch.eye(2), "dense.bias": bias, "dense_2.weight": difference})
+    x, near, y = torch.tensor([[0.125, 0.0]]), torch.tensor([[0.09, 0.032]]), torch.tensor([0])
+    assert float(certified_radii(module, x.double(), y)) == pytest.approx(0.125 / math.sqrt(2), rel=1e-3)
+    module.float()
+    assert float(margins(outputs_of(module, x), y)) == 0.125
+    assert float(margins(outputs_of(module, near), y)) == 0
+    assert float(certified_radii(module, x, y)) < float((x - near).norm())
+
+
 # Planted faults
 
 

@@ -176,7 +176,8 @@ class NoiseSource:
 
         A missing gradient counts as zero and a sparse one is made dense: they get their noise all the same. The
         noise is drawn and added in float64 and the sum rounded to the parameter's dtype, which is post-processing.
-        Gradients that share memory get the noise of each other on top.
+        A gradient that shares memory with another one is copied first: threads that add to one place at the same
+        time would lose noise.
 
         Args:
             parameters: trainable tensors of any shape, by name. A shard gets noise of its own.
@@ -188,7 +189,8 @@ class NoiseSource:
             for name, parameter in parameters.items()
         }
         if self._stream is None:
-            self._normals.perturb_([(_row(parameter), scales[name]) for name, parameter in parameters.items()])
+            rows = _apart({name: _row(parameter) for name, parameter in parameters.items()}, parameters)
+            self._normals.perturb_([(row, scales[name]) for name, row in rows.items()])
             return
         for name, parameter in parameters.items():
             # In the order of the axes, not of memory: which row of the stream an entry meets must never change.
@@ -221,6 +223,24 @@ def _row(parameter: Tensor) -> Tensor:
         parameter.grad = shard_like(local(_gradient(parameter)).contiguous(), parameter)
         return _row(parameter)
     return row
+
+
+def _apart(rows: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the rows of gradients, of which none shares memory with another one: those that did are copied."""
+    found, end = dict(rows), (-1, -1)
+    for name, row in sorted(rows.items(), key=lambda item: _place(item[1])):
+        device, start = _place(row)
+        if (device, start) < end:
+            parameter = parameters[name]
+            parameter.grad = shard_like(local(_gradient(parameter)).clone(), parameter)
+            found[name] = _row(parameter)
+        end = max(end, (device, start + row.numel() * row.element_size()))
+    return found
+
+
+def _place(row: Tensor) -> tuple[int, int]:
+    """Return where a row begins, by device."""
+    return row.get_device(), row.data_ptr()
 
 
 def _gradient(parameter: Tensor) -> Tensor:

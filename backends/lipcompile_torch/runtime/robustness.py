@@ -24,10 +24,12 @@ from .intervals import Interval
 from .module import LipschitzModule
 from .norms import normalised
 from .precision import rounding_slack, working_slack
+from .sharding import foreign_hooks
 
 BATCH = 512
 _UP = 1 + 2.0**-48  # a handful of float operations
 _SEEN = 16  # by this the largest rounding seen in a logit is multiplied
+_PROBES = 256  # points near the examples at which it is looked for, since at an example it may vanish by chance
 
 
 @dataclass(frozen=True)
@@ -53,8 +55,10 @@ def certified_constants(module: LipschitzModule) -> Constants:
     the stored weights, or from its class attribute `lipschitz` if that is smaller, or if it brings no such rules.
 
     Raises:
-        ValueError: no finite constant, or outputs that are no logits of one example.
+        ValueError: no finite constant, outputs that are no logits of one example, or a module that does something
+            else than what its rules describe: it takes features, or has hooks.
     """
+    _check_module(module)
     module.project_()
     norms = module.certified_norms()
     slope = Interval.around(module.slope({name: Interval.exactly(norm) for name, norm in norms.items()})).high
@@ -78,16 +82,16 @@ def certified_radii(module: LipschitzModule, inputs: Tensor, targets: Tensor) ->
         targets: [B]: class numbers; for one logit -1 or 1, or 0 or 1.
 
     Returns:
-        radii [B], float64, in the units of the inputs, 2-norm. A network whose input is trusted is certified
-        against inputs within its ball.
+        radii [B], float64, in the units of the inputs, 2-norm; 0 for an input that is not finite. A network whose
+        input is trusted is certified against inputs within its ball.
 
     Formal guarantees: for weights as stored and real arithmetic at x', the prediction at every x' nearer than the
     radius is the target, strictly. Logits at x are evaluated in float64. Rounding there, and at x' in the module's
     own dtype, is covered by a measured slack, not by a theorem: see `docs/robustness.md`.
 
     Raises:
-        ValueError: no classifier, no finite constant, targets that are no classes, or an input outside of a ball
-            that is trusted.
+        ValueError: see `certified_constants`; targets that are no classes, or an input outside of a ball that is
+            trusted.
     """
     return _Certifier(module, certified_constants(module)).radii(inputs, targets)
 
@@ -150,10 +154,29 @@ class _Certifier:
         served = outputs_of(self.module, inputs)
         slack = rounding_slack(torch.float64) + working_slack(served)
         reach = self._at_zero() + self.constants.logits * norms.clamp_max(self.module.input_norm)
-        seen = _SEEN * float((served - exact).abs().max())
-        # Twice: a gap is a difference of two logits, each off by as much.
-        moved = self._distances(exact, targets, 2 * (slack * reach + seen), 2 * slack * self.constants.logits)
-        return moved if self.module.input_trusted else beyond_the_clip(moved, norms, self.module.input_norm)
+
+        def within(seen: float) -> Tensor:
+            # Twice: a gap is a difference of two logits, each off by as much.
+            lost = 2 * (slack * reach + _SEEN * seen)
+            moved = self._distances(exact, targets, lost, 2 * slack * self.constants.logits)
+            moved = moved if self.module.input_trusted else beyond_the_clip(moved, norms, self.module.input_norm)
+            return torch.where(norms.isfinite(), moved, 0.0)
+
+        seen = float((served - exact).abs().max())
+        return within(max(seen, self._seen_near(inputs, within(seen))))
+
+    def _seen_near(self, inputs: Tensor, radii: Tensor) -> float:
+        """Return the largest rounding seen in a logit at radii that are not 0, in random directions."""
+        standing = (radii > 0).nonzero().flatten()
+        if not len(standing):
+            return 0.0
+        chosen = standing[torch.linspace(0, len(standing) - 1, _PROBES).round().long().to(standing.device)]
+        generator = torch.Generator().manual_seed(0)
+        directions = torch.randn(_PROBES, *inputs.shape[1:], generator=generator, dtype=torch.float64)
+        steps = (radii[chosen].cpu() / example_norms(directions)).reshape(-1, *(1,) * (inputs.dim() - 1))
+        points = (inputs[chosen].double() + (directions * steps).to(inputs.device)).to(inputs.dtype)
+        exact = outputs_of(self.module, points, torch.float64)
+        return float((outputs_of(self.module, points) - exact).abs().max())
 
     def _at_zero(self) -> float:
         example = next(self.module.parameters(), torch.zeros(())).new_zeros(1, *self.module.input_shape)
@@ -212,6 +235,14 @@ def _pairs(module: LipschitzModule, count: int, logits: float, features: float |
     apart = torch.cdist(entries, entries, compute_mode="donot_use_mm_for_euclid_dist")
     apart = (apart * (1 + gamma(entries.shape[1])) + 2.0**-500) * scale * features * _UP
     return torch.minimum(pairs, apart)
+
+
+def _check_module(module: LipschitzModule) -> None:
+    """Raise ValueError for a module that does something else than what its rules describe."""
+    if module.takes_features:
+        raise ValueError("the module takes features now: certificates are about examples, without `on_features`")
+    if any(map(foreign_hooks, module.modules())):
+        raise ValueError("the module has hooks, of which its Lipschitz constant knows nothing: remove them")
 
 
 def _check(outputs: Tensor, targets: Tensor) -> None:

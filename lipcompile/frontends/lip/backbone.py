@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,11 +50,12 @@ class Backbones:
     _used: int = 0
 
     def digest(self, text: str) -> str:
-        """Return the sha256 of a model's text; with backbones, of that and their digests."""
+        """Return the sha256 of a model's text; with backbones, of that and of their places and digests."""
         own = hashlib.sha256(text.encode()).hexdigest()
         if not self._digests:
             return own
-        return hashlib.sha256("".join((own, *sorted(self._digests.values()))).encode()).hexdigest()
+        found = {path.relative_to(self.root).as_posix(): digest for path, digest in self._digests.items()}
+        return hashlib.sha256(json.dumps([own, sorted(found.items())]).encode()).hexdigest()
 
     def inline(self, builder: GraphBuilder, call: ast.Call, current: Value, scope: Scope) -> Value:
         """Add the nodes of a file behind `current`; raises `Problem`, or InputError where the file is no model."""
