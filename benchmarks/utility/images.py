@@ -1,7 +1,7 @@
 """Accuracy on MNIST, Fashion-MNIST and CIFAR-10: linear heads on scattering features, and networks from pixels.
 
     python -m benchmarks.utility.images --data FOLDER --cache FOLDER [--rows BEGINNING] [--seeds 5]
-        [--part validation] [--json FILE] [--plot FILE.svg]
+        [--part validation] [--json FILE] [--plot FILE.svg] [--curves FILE.svg]
 
 `--data` holds mnist.npz, fashion_mnist.npz and cifar10_jpeg.npz (see docs/utility-images.md), `--cache` keeps
 scattering coefficients (2.5 GB for all three). With `--part validation` a row trains on 90% of the training part
@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -121,18 +121,30 @@ def examples(folder: Path, cache: Path, data: Name, inputs: Any, part: Part) -> 
     return Examples(mapped[rest], found.y[rest], mapped[aside], found.y[aside])
 
 
-def run(row: Row, given: Examples, seed: int) -> Score:
-    """Train once; return accuracy, ε of the ledger and CPU seconds."""
+def run(row: Row, given: Examples, seed: int, curve: list[tuple[int, float]] | None = None) -> Score:
+    """Train once; return accuracy, ε of the ledger and CPU seconds.
+
+    Args:
+        curve: is given steps taken and accuracies, at every fifth step, of weights that are not averaged.
+    """
     began = time.process_time()
     torch.manual_seed(seed)
     module = compiled(MODELS, _sizes(row, given.x), row.model)
-    for name, parameter in module.named_parameters():
-        if name == "head.weight":
-            torch.nn.init.zeros_(parameter)
     engine = PrivacyEngine()
-    train(engine, module, TensorDataset(given.x, given.y), row.recipe, Budget(row.epsilon, DELTA), 2 * seed + 7)
-    correct = outputs(module, given.x_seen, 2000).argmax(1) == given.y_seen
-    return Score(correct.float().mean().item(), engine.get_epsilon(DELTA), time.process_time() - began)
+    data, budget = TensorDataset(given.x, given.y), Budget(row.epsilon, DELTA)
+
+    def watch(step: int) -> None:
+        if curve is not None and step % 5 == 0:
+            curve.append((step, _share(module, given)))
+            module.train()
+
+    train(engine, module, data, row.recipe, budget, 2 * seed + 7, watch=watch)
+    return Score(_share(module, given), engine.get_epsilon(DELTA), time.process_time() - began)
+
+
+def _share(module: Any, given: Examples) -> float:
+    """Return the accuracy."""
+    return (outputs(module, given.x_seen, 2000).argmax(1) == given.y_seen).float().mean().item()
 
 
 def _sizes(row: Row, x: Tensor) -> dict[str, Any]:
@@ -227,6 +239,22 @@ def plot(rows: Rows, path: Path) -> None:
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
+def curves(rows: Sequence[Row], given: Callable[[Row], Examples], path: Path) -> None:
+    """Draw accuracy on the validation part against steps, of one training for each row."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.add_subplot(xlabel="steps", ylabel="validation accuracy, %")
+    for row in rows:
+        points: list[tuple[int, float]] = []
+        score = run(row, given(row), 0, points)
+        axes.plot([step for step, _ in points], [100 * accuracy for _, accuracy in points], label=row.name)
+        print(f"{row.name:45} last {100 * points[-1][1]:.2f}, averaged {100 * score.value:.2f}", flush=True)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -237,14 +265,23 @@ def main() -> None:
     parser.add_argument("--part", choices=("validation", "test"), default="test")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
+    parser.add_argument(
+        "--curves", type=Path, help="draw validation accuracies over the steps, and do nothing else"
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     rows = Rows(arguments.json, {"delta": DELTA, "validation": VALIDATION})
-    for row in ROWS:
-        if row.name.startswith(arguments.rows):
-            given = examples(arguments.data, arguments.cache, row.data, row.inputs, arguments.part)
-            found = measure(row, given, rows, arguments.part, arguments.seeds)
-            print(f"{row.name:45} {_accuracy(found)}", flush=True)
+    wanted = [row for row in ROWS if row.name.startswith(arguments.rows)]
+
+    def given(row: Row, part: Part = arguments.part) -> Examples:
+        return examples(arguments.data, arguments.cache, row.data, row.inputs, part)
+
+    if arguments.curves:
+        curves(wanted, lambda row: given(row, "validation"), arguments.curves)
+        return
+    for row in wanted:
+        found = measure(row, given(row), rows, arguments.part, arguments.seeds)
+        print(f"{row.name:45} {_accuracy(found)}", flush=True)
     print(*tables(rows, arguments.part), sep="\n")
     if arguments.plot:
         plot(rows, arguments.plot)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
@@ -84,11 +84,13 @@ def train(
     seed: int,
     *,
     sigma: float | None = None,
+    watch: Callable[[int], None] | None = None,
 ) -> None:
     """Train the module so that everything in the engine's ledger costs at most the budget.
 
     Args:
         sigma: the noise multiplier; None: calibrated to the budget, for an engine that has spent nothing.
+        watch: called with the number of steps taken, after each.
 
     The seed makes runs repeatable, and these models not private.
     """
@@ -113,6 +115,8 @@ def train(
         private.zero_grad()
         module.criterion(module(x), y).backward()
         private.step()
+        if watch is not None:
+            watch(step + 1)
         if step >= first:
             taken += 1
             for mean, parameter in zip(averaged, module.parameters(), strict=True):
