@@ -85,6 +85,10 @@ def test_a_row_is_measured_to_its_budget_and_kept(model: str, tmp_path: Path) ->
     before = json.loads((tmp_path / "rows.json").read_text(encoding="utf-8"))
     assert images.measure(row, images.Examples(x, y, x[:50], y[:50]), rows, "test", 2)["seeds"] == found["seeds"]
     assert json.loads((tmp_path / "rows.json").read_text(encoding="utf-8")) == before
+    curve: list[tuple[int, float]] = []
+    watched = images.run(row, images.Examples(x, y, x[:50], y[:50]), 0, curve)
+    assert watched.value == found["seeds"]["0"]["value"], "to watch changes nothing"
+    assert [step for step, _ in curve] == [5]
 
 
 def test_every_network_of_a_row_compiles_and_names_are_unlike() -> None:
