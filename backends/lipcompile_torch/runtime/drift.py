@@ -23,7 +23,7 @@ from .gram import gamma, iterated
 
 _SINGLE = 2.0**-24
 _BRAIN = 2.0**-8  # unit roundoff of bfloat16
-_SMALL = 128  # up to here float64 costs less than what bfloat16 takes beside the product
+_SMALL = 64  # up to here float64 costs less than what bfloat16 takes beside the product
 _SQUARINGS = 2
 _BLOCK = 128  # rows of a matrix whose Gram matrix is computed by itself
 
