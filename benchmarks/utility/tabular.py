@@ -1,7 +1,7 @@
 """AUROC and accuracy on tabular sets, beside the papers and Opacus: see docs/utility.md.
 
     python -m benchmarks.utility.tabular --data FOLDER [--sets NAME …] [--methods ours opacus] [--seeds 5]
-        [--trials 24] [--json FILE] [--resume]
+        [--trials 16] [--json FILE] [--resume]
 
 FOLDER holds `tabular/` and `weightclip/`. A stratified fifth is the test part; settings are chosen with so many
 trials on a stratified fifth of the rest, and ours and Opacus's have as many. Sets below 5,000 rows, whose test
@@ -23,13 +23,13 @@ import numpy as np
 import torch
 
 from benchmarks.utility import heads, opacus_runs
-from benchmarks.utility.heads import LARGE, Parts
+from benchmarks.utility.heads import Parts
 from benchmarks.utility.sets import SETS, Array, Labels, TabularSet, load
 from benchmarks.utility.study import Part, Rows, Run, Score, Settings, Space, cell, measure, table
 from benchmarks.utility.training import Budget
 
 SPLIT = 100  # the seed of the one test part of a large set
-SMALL, REPEATS = 5000, 4  # validation parts of small sets are drawn so many times, within one trial
+SMALL, REPEATS = 5000, 3  # validation parts of small sets are drawn so many times, within one trial
 FITS = {"ours": heads.fit, "opacus": opacus_runs.fit}
 
 
@@ -73,11 +73,11 @@ def runner(which: TabularSet, x: Array, y: Labels, method: str) -> Run:
     return run
 
 
-def space(method: str, size: int) -> Space:
+def space(method: str, which: TabularSet) -> Space:
     """Return what a method chooses among."""
     if method == "opacus":
-        return opacus_runs.SPACE
-    return heads.SPACE_LARGE if size > LARGE else heads.SPACE
+        return {**opacus_runs.SPACE, **opacus_runs.NARROW.get(which.name, {})}
+    return {**heads.SPACE, **heads.NARROW.get(which.name, {})}
 
 
 def about(which: TabularSet, method: str) -> dict[str, Any]:
@@ -122,12 +122,12 @@ def main(sets: Sequence[TabularSet] = SETS) -> None:
     parser.add_argument("--sets", nargs="*", default=[which.name for which in sets])
     parser.add_argument("--methods", nargs="*", default=list(FITS), choices=list(FITS))
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--trials", type=int, default=24)
+    parser.add_argument("--trials", type=int, default=16)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--resume", action="store_true", help="keep the seeds that FILE has")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    rows = Rows(arguments.json, {"trials": arguments.trials, "test_share": 0.2}, arguments.resume)
+    rows = Rows(arguments.json, {"test_share": 0.2}, arguments.resume)
     for which in (which for which in sets if which.name in arguments.sets):
         x, y = load(which, arguments.data)
         for method in arguments.methods:
@@ -136,7 +136,7 @@ def main(sets: Sequence[TabularSet] = SETS) -> None:
                 rows,
                 name,
                 about(which, method),
-                space(method, len(y)),
+                space(method, which),
                 runner(which, x, y, method),
                 seeds=range(arguments.seeds),
                 trials=arguments.trials,
