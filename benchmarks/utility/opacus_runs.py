@@ -21,7 +21,7 @@ from torch.nn import functional as F  # noqa: N812  (its name everywhere in this
 from benchmarks.utility.heads import Parts, featurise
 from benchmarks.utility.sets import Array
 from benchmarks.utility.study import LogUniform, Score, Settings, Space
-from benchmarks.utility.training import Budget, outputs
+from benchmarks.utility.training import Budget, LastWeights, outputs
 
 SPACE: Space = {
     "features": ("plain", "fourier", "both", "hidden"),
@@ -99,8 +99,7 @@ def fit(parts: Parts, settings: Settings, budget: Budget, seed: int, *, audit: b
     optimizer: Any = DPOptimizer(
         inner, noise_multiplier=sigma, max_grad_norm=settings["clipping"], expected_batch_size=batch
     )
-    averaged = [torch.zeros_like(p) for p in module.parameters()]
-    first, taken = steps - max(1, round(settings["average"] * steps)), 0
+    last = LastWeights(module, steps, settings["average"])
     for step in range(steps):
         inner.param_groups[0]["lr"] = lr * (1 - step / steps)
         drawn = torch.nonzero(torch.rand(len(x)) < rate)[:, 0]
@@ -110,13 +109,8 @@ def fit(parts: Parts, settings: Settings, budget: Budget, seed: int, *, audit: b
                 warnings.simplefilter("ignore")
                 _loss(module(x[drawn]), y[drawn]).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-        if step >= first:
-            taken += 1
-            for mean, parameter in zip(averaged, module.parameters(), strict=True):
-                mean += (parameter.detach() - mean) / taken
-    with torch.no_grad():
-        for mean, parameter in zip(averaged, module.parameters(), strict=True):
-            parameter.copy_(mean)
+        last.after(step)
+    last.load()
     output = outputs(module, seen).numpy()
     seconds = time.process_time() - began
     return output[:, 0] if parts.classes == 2 else output, Score(0.0, spent, seconds)

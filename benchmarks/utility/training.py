@@ -15,7 +15,7 @@ import torch
 from lipcompile_torch import PrivacyEngine
 from lipcompile_torch.emit import emit
 from lipcompile_torch.runtime.engine import SeededWarning
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -108,8 +108,7 @@ def train(
             seed=seed,
             **recipe.how,
         )
-    averaged, taken = [torch.zeros_like(p) for p in module.parameters()], 0
-    first = recipe.steps - max(1, round(recipe.average * recipe.steps))
+    last = LastWeights(module, recipe.steps, recipe.average)
     for step, (x, y) in enumerate(_batches(batches, recipe.steps)):
         optimizer.param_groups[0]["lr"] = recipe.rate * (1 - step / recipe.steps)
         private.zero_grad()
@@ -117,13 +116,35 @@ def train(
         private.step()
         if watch is not None:
             watch(step + 1)
-        if step >= first:
-            taken += 1
-            for mean, parameter in zip(averaged, module.parameters(), strict=True):
-                mean += (parameter.detach() - mean) / taken
-    with torch.no_grad():
-        for mean, parameter in zip(averaged, module.parameters(), strict=True):
-            parameter.copy_(mean)
+        last.after(step)
+    last.load()
+
+
+class LastWeights:
+    """The mean of the weights after the last steps: post-processing of what was released.
+
+    Args:
+        share: of the steps; the last one is always among them.
+    """
+
+    def __init__(self, module: nn.Module, steps: int, share: float) -> None:
+        self.parameters = list(module.parameters())
+        self.means = [torch.zeros_like(parameter) for parameter in self.parameters]
+        self.first, self.taken = steps - max(1, round(share * steps)), 0
+
+    def after(self, step: int) -> None:
+        """Take in the weights as they are, if the step counts."""
+        if step < self.first:
+            return
+        self.taken += 1
+        for mean, parameter in zip(self.means, self.parameters, strict=True):
+            mean += (parameter.detach() - mean) / self.taken
+
+    def load(self) -> None:
+        """Put the means in the place of the weights."""
+        with torch.no_grad():
+            for mean, parameter in zip(self.means, self.parameters, strict=True):
+                parameter.copy_(mean)
 
 
 def _optimizer(recipe: Recipe, module: Any) -> Optimizer:
