@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from lipcompile_torch.runtime import functional as lf
+from lipcompile_torch.runtime.loss_clipping import clip_cotangents
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
@@ -211,6 +212,27 @@ def test_trap_15_clip_norm_ends_inside_the_ball(dtype: torch.dtype) -> None:
             else:
                 assert after[i] >= radius * (1 - 4 * torch.finfo(dtype).eps - 1e-13)
         assert torch.equal(lf.clip_norm(y, radius), y)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "entry", "entries", "radius"),
+    [
+        (torch.float16, 6e4, 784, 0.0538),  # the factor is 3.2e-8, which rounds to 6.0e-8
+        (torch.float16, 255.0, 3072, 0.01),
+        (torch.float16, 1e-3, 50_000, 1e-5),  # the factor is 4.5e-5, but entries become subnormal
+        (torch.float16, 1e-3, 50_000, 1e-4),
+        (torch.float32, 3e38, 10_000, 1e-3),
+        (torch.float32, 3e38, 10_000, 2.2e-5),
+        (torch.bfloat16, 3e38, 10_000, 2.2e-3),
+    ],
+)
+def test_what_becomes_subnormal_ends_inside_the_ball(
+    dtype: torch.dtype, entry: float, entries: int, radius: float
+) -> None:
+    x = torch.full((3, entries), entry, dtype=dtype) * torch.tensor([[1.0], [0.9], [0.7]], dtype=dtype)
+    assert bool((lf.clip_norm(x, radius).double().norm(dim=1) <= radius).all())
+    cotangents, _ = clip_cotangents(x, radius)
+    assert bool((cotangents.double().norm(dim=1) <= radius).all())
 
 
 def test_clip_norm_is_the_projection_and_its_gradient_is_right() -> None:

@@ -95,9 +95,8 @@ class Constraint:
         For constraints of the operator norm only.
         """
         projected = self.project(weight, operator)
-        if projected is not weight:
-            return projected, self.bound
-        return weight, min(operator.norm(weight).bound, self.bound)
+        # Measured also after scaling: a weight that is only known to be at the bound has no room to stay there.
+        return projected, min(operator.norm(projected).bound, self.bound)
 
     def fill(self, weight: Tensor, operator: Operator) -> Tensor:
         """Scale ``weight`` up or down to norm ``bound``, as a start of training that lets signals through."""

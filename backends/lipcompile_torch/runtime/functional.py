@@ -7,6 +7,7 @@ those of the exact map; what rounding adds is :func:`~.precision.rounding_slack`
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -135,12 +136,15 @@ def clip_scale(norms: Tensor, entries: int, dtype: torch.dtype, radius: float) -
     Args:
         norms: [B], float64, each off by a relative (entries + 2)·2⁻⁵³ at most.
         entries: of an example.
-        dtype: what the examples, and their products with the factor, are rounded to.
+        dtype: what the examples, the factor, and their products are rounded to.
     """
-    slack = (entries + 2) * 2.0**-53
-    shrink = 1 - 2 * torch.finfo(dtype).eps - 3 * slack
+    kind, slack = torch.finfo(dtype), (entries + 2) * 2.0**-53
+    step = kind.smallest_normal * kind.eps  # between numbers below the normal ones, where rounding is absolute
+    room = radius * (1 - 2 * kind.eps - 3 * slack) - step * math.sqrt(entries)
     limit = radius * (1 - slack)
-    quotient = radius * shrink / norms.clamp_min(limit)  # second derivatives are finite at 0
+    quotient = max(room, 0.0) / norms.clamp_min(limit)  # second derivatives are finite at 0
+    upwards = (quotient < kind.smallest_normal) & (quotient.to(dtype) > quotient)
+    quotient = torch.where(upwards, (quotient - step).clamp_min(0), quotient)
     return torch.where(norms > limit, quotient, torch.ones_like(norms))
 
 
@@ -152,9 +156,9 @@ def clip_norm(x: Tensor, radius: float) -> Tensor:
 
     Formal guarantees: the exact norm of each result is at most ``radius``: a norm of n entries is taken in
     float64, off by a relative n·2⁻⁵³ at most, and the factor is smaller than needed by that and by four units
-    of the dtype, more than scaling adds. (Entries that scaling makes subnormal may add 2⁻¹⁴⁹·√n in float32,
-    2⁻²⁴·√n in float16.) Up to these units the map is 1-Lipschitz on finite examples; finite float64 examples
-    beyond 1e154 count as infinite.
+    of the dtype, more than scaling adds, and by what it adds to subnormal numbers: 2⁻¹⁴⁹·√n in float32, 2⁻²⁴·√n in
+    float16; on a ball that is no larger than that, examples outside become zero. Up to these units the map is
+    1-Lipschitz on finite examples; finite float64 examples beyond 1e154 count as infinite.
 
     Raises:
         ValueError: the radius is not positive and finite.

@@ -95,8 +95,8 @@ class Amortised:
         if self.anchor is None:
             return length <= self.constraint.bound
         self.anchor.age += 1
-        # What has hardly moved must not be scaled for the sake of its anchor, nor what is measured better anyway.
-        scales = length > 2 * self.anchor.rounded and not self.anchor.measured
+        # What is measured better anyway must not be scaled.
+        scales = self._moved(length) and not self.anchor.measured
         step = slack / 3 if scales else 0.0  # nine steps of a random walk
         return self._place(weight, length, length, slack, step)
 
@@ -108,7 +108,11 @@ class Amortised:
         """As :meth:`settle`, by a bound of the operator norm of the drift."""
         assert self.anchor is not None
         self.anchor.measured = True
-        return self._place(weight, length, norm, slack, slack)
+        return self._place(weight, length, norm, slack, slack if self._moved(length) else 0.0)
+
+    def _moved(self, length: float) -> bool:
+        """Whether the drift is more than rounding: what hardly moves is not scaled for the sake of its anchor."""
+        return self.anchor is not None and length > 2 * self.anchor.rounded
 
     def _place(self, weight: Tensor, length: float, norm: float, slack: float, step: float) -> bool:
         """Keep the weight, or scale it, so that it lies in its set; return whether it does.
