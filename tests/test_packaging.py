@@ -53,6 +53,13 @@ def test_the_grammar_is_readable_as_package_data() -> None:
     assert "start:" in files("lipcompile.grammar").joinpath("lip.lark").read_text(encoding="utf-8")
 
 
+def test_a_checkout_reads_its_grammar_whatever_is_installed() -> None:
+    # `python -m` puts the working directory first, so that here the checkout stands before what is installed.
+    program = [sys.executable, "-m", "lipcompile", "check", "examples/mlp.lip"]
+    done = subprocess.run(program, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_backend_is_found_by_its_entry_point() -> None:
     (point,) = entry_points(group="lipcompile.backends")
     assert point.name == "torch"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from fractions import Fraction
+from importlib.resources import files
 from typing import Any
 
 from lark import Lark, Token, Transformer, Tree, v_args
@@ -72,9 +73,14 @@ def _check_depth(tree: Tree[Token], file: str) -> None:
 
 @functools.cache
 def _lark() -> Lark:
-    return Lark.open_from_package(
-        "lipcompile.grammar", "lip.lark", ("",), parser="lalr", propagate_positions=True, maybe_placeholders=False
-    )
+    return Lark(_grammar(), parser="lalr", propagate_positions=True, maybe_placeholders=False)
+
+
+def _grammar() -> str:
+    """Read the grammar: inside the package where that is installed, beside it in a checkout."""
+    package = files("lipcompile")
+    installed = package.joinpath("grammar", "lip.lark")
+    return (installed if installed.is_file() else package.joinpath("..", "grammar", "lip.lark")).read_text("utf-8")
 
 
 def _syntax_error(error: UnexpectedInput, text: str, file: str) -> Diagnostic:
