@@ -22,6 +22,7 @@ _MARGIN = 1e-7  # relative; far above what a certificate loses (1e-9), so a seco
 _PROVABLE_ROUNDING = (
     1e-4  # up to here the worst case of rounding is simply subtracted; beyond, the result is certified
 )
+_PIECE = 2**16  # entries that are scaled at a time
 _ISOMETRY = 1e-4  # a Björck iteration stops when a step would move the singular values by less, root mean square
 
 
@@ -47,15 +48,24 @@ def _rescale(weight: Tensor, norm: Norm, measure: Measure, limit: float, dtype: 
     not (float16, bfloat16), or where entries may be subnormal, the result is certified again, with a larger
     margin until it passes.
     """
-    eps, exact, bound = torch.finfo(dtype).eps, weight.detach().to(torch.float64), norm.bound
+    eps, bound = torch.finfo(dtype).eps, norm.bound
     rounding = eps * norm.coarse / bound
     if rounding <= _PROVABLE_ROUNDING and limit > 1e-30:
-        return (exact * (limit * (1 - rounding - _MARGIN) / bound)).to(dtype)
+        return _scaled(weight, limit * (1 - rounding - _MARGIN) / bound, dtype)
     for attempt in range(64):
-        scaled = (exact * (limit * max(0.0, 1 - eps * 2.0 ** (attempt - 2)) / bound)).to(dtype)
+        scaled = _scaled(weight, limit * max(0.0, 1 - eps * 2.0 ** (attempt - 2)) / bound, dtype)
         if measure(scaled).at_most(limit):
             return scaled
     raise AssertionError("a zero weight lies in every constraint set")
+
+
+def _scaled(weight: Tensor, factor: float, dtype: torch.dtype) -> Tensor:
+    """Return factor·weight, computed in float64 and rounded once, with few entries in float64 at a time."""
+    result = torch.empty_like(weight, dtype=dtype, requires_grad=False)
+    rows = max(1, _PIECE * len(weight) // max(1, weight.numel()))
+    for into, piece in zip(result.split(rows), weight.detach().split(rows), strict=True):
+        into.copy_(piece.to(torch.float64, copy=True).mul_(factor))
+    return result
 
 
 @dataclass(frozen=True)
