@@ -193,6 +193,18 @@ def test_spectral_bound_is_tight_from_above(size: tuple[int, int], kind: str) ->
     assert true * (1 - 1e-14) <= bound <= true * (1 + 1e-4)
 
 
+@pytest.mark.parametrize("piece", range(3))
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_every_piece_of_a_long_matrix_counts(piece: int, dtype: torch.dtype) -> None:
+    """Of 64 × 2100 entries each third, 700 columns of value v, has norm v·√(64·700)."""
+    matrix = torch.full((64, 2100), 2.0**-6, dtype=dtype)
+    matrix[:, 700 * piece : 700 * (piece + 1)] = 3.0
+    exact = math.sqrt(64 * (700 * 9.0 + 1400 * 2.0**-12))
+    for given in (matrix, matrix.mT, matrix.mT.contiguous().mT):
+        assert exact <= float(spectral_norm_bound(given)) <= exact * (1 + 1e-6)
+        assert matrix_norm(given).coarse >= exact
+
+
 def test_trap_04_a_bad_start_never_gives_a_bound_below() -> None:
     """A top singular vector orthogonal to the iteration's start: power iteration would report 1 for 10."""
     size = 80

@@ -238,6 +238,28 @@ def test_a_weight_that_was_far_outside_does_not_move_again(name: str) -> None:
     assert excess(layer, shape) <= 0
 
 
+@pytest.mark.parametrize("name", ["dense", "large"])
+def test_a_weight_that_is_scaled_gets_room_for_an_anchor_in_half_precision(name: str) -> None:
+    torch.manual_seed(0)
+    layer, shape = LAYERS[name][0](), LAYERS[name][1]
+    project_(layer.amortised(), 0.1)
+    with torch.no_grad():
+        layer.get_parameter("weight").mul_(2)
+    project_(layer.amortised(), 0.1)
+    anchors = [known.anchor for parameter, known in layer.amortised() if parameter is layer.weight]
+    assert [anchor and anchor.copy.dtype for anchor in anchors] == [torch.float16]
+    assert -4e-3 < excess(layer, shape) <= 0
+
+
+def test_without_slack_no_room_is_made() -> None:
+    layer = Dense(150, 140)
+    for _ in range(2):
+        with torch.no_grad():
+            layer.get_parameter("weight").mul_(2)
+        project_(layer.amortised(), 0.0)
+    assert -1e-5 < excess(layer, (150,)) <= 0
+
+
 def test_few_certificates_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     paths, layer = Paths(monkeypatch), Dense(150, 140)
     for _ in steps(layer, 0.01, 0.1, 40):

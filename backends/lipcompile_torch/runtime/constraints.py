@@ -63,7 +63,7 @@ def _scaled(weight: Tensor, factor: float, dtype: torch.dtype) -> Tensor:
     """Return factor·weight, computed in float64 and rounded once, with few entries in float64 at a time."""
     result = torch.empty_like(weight, dtype=dtype, requires_grad=False)
     rows = max(1, _PIECE * len(weight) // max(1, weight.numel()))
-    for into, piece in zip(result.split(rows), weight.detach().split(rows), strict=True):
+    for into, piece in zip(torch.split(result, rows), torch.split(weight.detach(), rows), strict=True):
         into.copy_(piece.to(torch.float64, copy=True).mul_(factor))
     return result
 
@@ -98,15 +98,6 @@ class Constraint:
             ValueError: an entry is not finite.
         """
         return scale_into(weight, lambda tensor: self.norm(tensor, operator), self.bound)
-
-    def certified(self, weight: Tensor, operator: Operator) -> tuple[Tensor, float]:
-        """Return what :meth:`project` returns, and a certified bound of its operator norm, at most ``bound``.
-
-        For constraints of the operator norm only.
-        """
-        projected = self.project(weight, operator)
-        # Measured also after scaling: a weight that is only known to be at the bound has no room to stay there.
-        return projected, min(operator.norm(projected).bound, self.bound)
 
     def fill(self, weight: Tensor, operator: Operator) -> Tensor:
         """Scale ``weight`` up or down to norm ``bound``, as a start of training that lets signals through."""

@@ -183,7 +183,8 @@ def _not_certified(grams: Tensor, limit: float) -> Tensor:
     shifted.diagonal(dim1=-2, dim2=-1).add_(shift)
     info = torch.empty(len(grams), dtype=torch.int32, device=grams.device)
     torch.linalg.cholesky_ex(shifted, out=(shifted, info))
-    return grams[info != 0]
+    failed = info != 0
+    return grams if bool(failed.all()) else grams[failed]
 
 
 def _eigenvalue_bound(grams: Tensor, guess: float) -> float:
@@ -301,7 +302,7 @@ def matrix_norm(matrix: Tensor) -> OperatorNorm:
     """
     scale = _power_above(matrix)
     short = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.mT
-    pieces = short.split(max(_COLUMNS, _PIECE // max(1, len(short))), dim=1)
+    pieces = torch.split(short, max(_COLUMNS, _PIECE // max(1, len(short))), dim=1)
     lengths = [torch.linalg.vector_norm(_divided(piece, scale)) for piece in pieces]
     rounding = (1 + gamma(matrix.numel())) * (1 + gamma(len(lengths))) * _UP
     frobenius = float(torch.linalg.vector_norm(torch.stack(lengths))) * rounding

@@ -235,6 +235,8 @@ class PrivateOptimizer(Singular, Optimizer):
             self.optimizer.step()
         finally:
             self._releasing = False
+        for parameter in self._parameters.values():
+            parameter.grad = None  # projection needs the memory
         self._gradients.settle(batch, self._noise)
         self._clear()
 

@@ -27,7 +27,7 @@ from .sharding import is_shard, replace_
 
 _UP = 1 + 1e-12  # covers a handful of float operations
 _SAME = 1e-3  # of a drift: by how much it may come out longer, measured again at another scale
-_HEADROOM = 1e-3  # what scaling after a certificate leaves for the rounding of the anchor to half precision
+_HEADROOM = 2.5e-3  # what scaling leaves for the rounding of the anchor to half precision: 2.2e-3 at 512 × 512
 _PATIENCE = 8  # a full certificate costs about as much as this many measurements of a drift
 _OF_OPERATORS = (Spectral, Fixed, Orthogonal)
 
@@ -158,15 +158,30 @@ class Amortised:
         # In float32 only what moves: a weight that was put at its bound by float64 would have to shrink.
         bound = self._scale(weight, before) if self._certificates > 2 and slack > 0 else math.inf
         if not bound < math.inf:
-            bound = self._project(weight)
+            bound = self._project(weight, room=wanted and slack > 0)
         self.anchor = self._anchored(weight, bound) if wanted else None
 
-    def _project(self, weight: Tensor) -> float:
-        """Project as the constraint says; return a bound of the norm."""
-        projected, bound = self.constraint.certified(weight, self.operator)
-        if projected is not weight:
+    def _project(self, weight: Tensor, room: bool) -> float:
+        """Project as the constraint says; return a bound of the norm.
+
+        Args:
+            room: a weight that has to be scaled is scaled by a little more, so that an anchor in half precision
+                will do.
+        """
+        projected = self.constraint.project(weight, self.operator)
+        scaled = projected is not weight
+        if scaled:
             weight.copy_(projected)
-        return bound
+        del projected  # the next line needs the memory
+        # Measured also after scaling: a weight that is only known to be at the bound has no room to stay there.
+        bound = min(self.operator.norm(weight).bound, self.constraint.bound)
+        if not scaled or not room or isinstance(self.constraint, Orthogonal):
+            return bound
+        rounding = self._rounding(weight, self._length(weight))
+        if not rounding < _HEADROOM * bound:
+            return bound
+        weight.mul_(1 - _HEADROOM)
+        return bound * (1 - _HEADROOM) + rounding
 
     def _scale(self, weight: Tensor, before: Anchor | None) -> float:
         """Scale the weight into its set, or up by what the drift since ``before`` cost it; return a bound of its
@@ -242,6 +257,17 @@ def project_(parameters: Iterable[tuple[nn.Parameter, Amortised]], slack: float)
     Raises:
         ValueError: an entry is not finite.
     """
+    elsewhere = []
+    for parameter, known in parameters:
+        if parameter.device.type == "cpu":
+            _project_together([(parameter, known)], slack)  # one drift at a time is in memory
+        else:
+            elsewhere.append((parameter, known))
+    _project_together(elsewhere, slack)
+
+
+def _project_together(parameters: Iterable[tuple[nn.Parameter, Amortised]], slack: float) -> None:
+    """Project with one transfer for each device."""
     drifts = [(known, parameter, known.drift(parameter.detach())) for parameter, known in parameters]
     uncertain = [(known, parameter) for known, parameter, drift in drifts if drift is None]
     measured = [(known, parameter, drift) for known, parameter, drift in drifts if drift is not None]
