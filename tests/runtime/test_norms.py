@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from lipcompile_torch.runtime import operators
+from lipcompile_torch.runtime import norms, operators
 from lipcompile_torch.runtime.norms import EuclideanNorm, matrix_norm, normalised, spectral_norm_bound
 from lipcompile_torch.runtime.operators import Convolution, Dense, PaddingMode, conv_norm_bound
 from torch import Tensor
@@ -214,6 +214,17 @@ def test_trap_04_a_bad_start_never_gives_a_bound_below() -> None:
     matrix = torch.eye(size, dtype=torch.float64) + 9 * hidden @ hidden.mT / (hidden.mT @ hidden)
     assert 10 - 1e-9 <= float(spectral_norm_bound(matrix)) <= 10.001
     assert not matrix_norm(matrix).at_most(9.9)
+
+
+@pytest.mark.parametrize("size", [(20, 30), (90, 70)])
+def test_a_guess_that_is_too_small_is_not_believed(size: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three per cent below the eigenvalue, where a proof that is off by five would end."""
+    matrix = torch.randn(*size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    exact = float(torch.linalg.matrix_norm(matrix, 2))
+    eigenvalue = norms.guess_eigenvalue
+    monkeypatch.setattr(norms, "guess_eigenvalue", lambda grams: 0.97 * eigenvalue(grams))
+    assert exact * (1 - 1e-12) <= float(spectral_norm_bound(matrix)) <= exact * 1.01
+    assert not matrix_norm(matrix).at_most(exact * (1 - 1e-6))
 
 
 def test_trap_04_scale_never_underflows() -> None:
