@@ -58,7 +58,7 @@ def asking(draws: int) -> Callable[[], None]:
     return ask
 
 
-def parts(draws: int) -> dict[str, Callable[[], None]]:
+def parts(draws: int) -> dict[str, Callable[[], object]]:
     """Return what is timed."""
     return {
         "torch": lambda: torch.randn(draws, dtype=torch.float64),
@@ -70,7 +70,7 @@ def parts(draws: int) -> dict[str, Callable[[], None]]:
     }
 
 
-def nanoseconds(part: Callable[[], None], draws: int) -> float:
+def nanoseconds(part: Callable[[], object], draws: int) -> float:
     """Return the CPU time of one call, per draw."""
     start = time.process_time()
     part()

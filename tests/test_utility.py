@@ -15,12 +15,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.fixture(autouse=True)
-def _from_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Packages beside ours are called `benchmarks` too, and must not be found first."""
-    monkeypatch.syspath_prepend(str(ROOT))
-    for name in [name for name in sys.modules if name.split(".")[0] == "benchmarks"]:
-        monkeypatch.delitem(sys.modules, name)
+pytestmark = pytest.mark.usefixtures("own_benchmarks")
 
 
 def study() -> Any:
