@@ -52,6 +52,19 @@ def test_inputs_are_maps_of_one_example_within_the_length_that_the_module_trusts
     torch.testing.assert_close(together[3:4], alone, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.usefixtures("few")
+def test_patches_that_are_not_whitened_are_patches_of_one_contrast() -> None:
+    images = noise(2, 1, 28)
+    found = module("image_patches").Patches(size=7, stride=3, floor=0.2, power=0.0)(images)
+    assert found.shape == (2, 49, 8, 8)
+    window = images[1, 0, 6:13, 15:22].astype(float).ravel() / 255
+    expected = (window - window.mean()) / np.sqrt(window.var() + 0.2**2)
+    of_the_image = found[1, :, 2, 5].numpy()
+    np.testing.assert_allclose(
+        of_the_image / np.linalg.norm(of_the_image), expected / np.linalg.norm(expected), atol=1e-5
+    )
+
+
 def test_synthetic_images_are_the_same_each_time_and_differ_among_each_other() -> None:
     synthetic = module("synthetic_images")
     for made, shape in ((synthetic.leaves(3), (3, 3, 32, 32)), (synthetic.strokes(3), (3, 1, 28, 28))):

@@ -184,12 +184,18 @@ _LINEAR = Recipe(steps=120, rate=20.0, batch=8192, momentum=0.9, average=0.5, ho
 _NETWORK = Recipe(steps=280, rate=1e-2, batch=8192, momentum=None, average=0.2, how=_CLIP | {"noise": "optimal"})
 _SHARED = Recipe(steps=100, rate=4e-3, batch=8192, momentum=None, average=0.25, how=_CLIP | {"noise": "optimal"})
 _FILTERS = (("filters", 108), ("pool", 3))
+_GREY = Patches(size=7, stride=3, floor=0.2, power=0.0)
+_FAST = Recipe(
+    steps=63, rate=0.012, batch=8192, momentum=None, average=0.25, how={"loss_clip": 0.05, "noise": "optimal"}
+)
+_UNPOOLED = (("filters", 48), ("pool", 1), ("temperature", 120))
 
 ROWS = (
     *(Row("mnist", epsilon, _DIGITS, "head", _ADAM) for epsilon in (1.0, 3.0, 8.0)),
     *(Row("fashion_mnist", epsilon, _DIGITS, "head", _ADAM) for epsilon in (1.0, 3.0, 8.0)),
     *(Row("cifar10", epsilon, _COLOURS, "head", _LINEAR) for epsilon in (1.0, 3.0, 8.0)),
     *(Row("mnist", epsilon, Pixels(0.0), "patches", _NETWORK) for epsilon in (1.0, 3.0, 8.0)),
+    *(Row("mnist", epsilon, _GREY, "overlapping", _FAST, _UNPOOLED) for epsilon in (1.0, 3.0, 8.0)),
     *(Row("fashion_mnist", epsilon, Pixels(0.0), "patches", _NETWORK) for epsilon in (1.0, 3.0, 8.0)),
     *(Row("cifar10", epsilon, Patches(), "overlapping", _SHARED, _FILTERS) for epsilon in (1.0, 3.0, 8.0)),
 )
