@@ -428,11 +428,18 @@ def test_settings_that_mean_less_than_they_seem_are_pointed_out(capsys: Capture)
 
 def test_an_interrupted_run_goes_on(place: Path) -> None:
     command = [sys.executable, "-m", "lipcompile", *shlex.split(TRAIN), "--epochs", "4000"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stderr
-    assert process.stderr.readline().startswith("epoch 1/")
-    process.send_signal(signal.SIGINT)
-    rest = process.communicate(timeout=60)[1]
+    before = signal.signal(
+        signal.SIGINT, signal.SIG_DFL
+    )  # background jobs of shells have it ignored, and hand that on
+    try:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    with process:
+        assert process.stderr
+        assert process.stderr.readline().startswith("epoch 1/")
+        process.send_signal(signal.SIGINT)
+        rest = process.communicate(timeout=60)[1]
     assert process.returncode == 130
     assert "--resume" in rest
     assert "Traceback" not in rest
