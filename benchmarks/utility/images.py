@@ -227,7 +227,7 @@ def plot(rows: Rows, path: Path) -> None:
     """Draw accuracy on the test part against ε."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(6, 4), layout="constrained")
+    figure = Figure(figsize=(8, 4), layout="constrained")
     axes = figure.add_subplot(xscale="log", xlabel="ε, at δ = 1e-5", ylabel="test accuracy, %")
     lines: dict[str, list[tuple[float, float, float]]] = {}
     for row in ROWS:
@@ -241,7 +241,7 @@ def plot(rows: Rows, path: Path) -> None:
     axes.set_xticks([1, 3, 8], ["1", "3", "8"])
     axes.minorticks_off()
     axes.grid(alpha=0.3)
-    axes.legend()
+    figure.legend(loc="outside right upper")
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
