@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lipcompile.cli.output import complain, print_json
-from lipcompile.diagnostics import Diagnostic, InputError, Severity, input_error
+from lipcompile.diagnostics import Diagnostic, Severity, input_error
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -203,24 +203,18 @@ def _instance(source: Path, backend: Backend) -> Any:
 
 def _certified(subject: _Subject, asked: _Radii, config: dict[str, int] | None, backend: Backend) -> Any:
     """Return what the backend finds; raises InputError (LIP402, LIP403, LIP511)."""
+    from lipcompile.cli.data import reading
     from lipcompile.cli.progress import CountWatch
 
     certifier = backend.robustness
     try:
-        inputs, targets = certifier.load_examples(subject.module, subject.data)
+        with reading(subject.data, certifier.DataError):
+            inputs, targets = certifier.load_examples(subject.module, subject.data)
         attack = None if config is None else certifier.AttackConfig(**config)
         with CountWatch("attacking") as watch:
             return certifier.certify(subject.module, inputs, targets, asked.of_the_module(), attack, watch)
-    except OSError as error:
-        raise input_error("LIP402", f"`{subject.data}` cannot be read: {error.strerror or error}") from None
-    except certifier.DataError as error:
-        raise _data_error(error) from None
     except ValueError as error:
         raise input_error("LIP511", str(error)) from None
-
-
-def _data_error(error: Exception) -> InputError:
-    return input_error("LIP402" if error.__cause__ else "LIP403", str(error))
 
 
 def _report(subject: _Subject, asked: _Radii, found: Any, config: dict[str, int] | None) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from lipcompile.cli.data import reading
 from lipcompile.cli.output import complain, write_text
 from lipcompile.cli.programs import instantiate
 from lipcompile.diagnostics import Diagnostic, InputError, Severity, input_error
@@ -98,12 +99,8 @@ def _arrays(run: Run, backend: Backend) -> Any:
     graph = run.derivation.analysis.graph
     assert graph.loss is not None
     classes = graph.shape(graph.output)[0] if graph.loss.loss.target == "a class index" else None
-    try:
+    with reading(run.data, backend.data.DataError):
         return backend.data.load_npz(run.data, graph.input.shape, classes, tokens_of(graph))
-    except OSError as error:
-        raise input_error("LIP402", f"`{run.data}` cannot be read: {error.strerror or error}") from None
-    except backend.data.DataError as error:
-        raise input_error("LIP402" if error.__cause__ else "LIP403", str(error)) from None
 
 
 def tokens_of(graph: Graph) -> int | None:
