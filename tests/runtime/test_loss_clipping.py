@@ -144,12 +144,12 @@ def test_the_gate_refuses_a_cotangent_above_the_clip(monkeypatch: pytest.MonkeyP
     batch = LogicalBatch(len(x), len(x))
     limit = min(module.loss_lipschitz, module.loss_limit) * (1 + 1e-5)
     module.criterion(module(x), y).backward()
-    checks.check_flow(checks.flow_of(module.gate), batch, limit)
+    checks.check_flow(flow(module.gate), batch, limit)
     module.gate.reset()
     monkeypatch.setattr("lipcompile_torch.runtime.module.clip_cotangents", lambda g, _: (g, torch.tensor(0)))
     module.criterion(module(x), y).backward()
     with pytest.raises(checks.PrivacyError, match=r"where the analysis allows 0\.7"):
-        checks.check_flow(checks.flow_of(module.gate), batch, limit)
+        checks.check_flow(flow(module.gate), batch, limit)
 
 
 def test_another_loss_is_refused_under_a_clip_too() -> None:
@@ -157,7 +157,7 @@ def test_another_loss_is_refused_under_a_clip_too() -> None:
     module.loss_clip = 0.7
     losses.cross_entropy(module(x), y).sum().backward()  # type: ignore[no-untyped-call]
     with pytest.raises(checks.PrivacyError, match=r"not what module\.criterion"):
-        checks.check_flow(checks.flow_of(module.gate), LogicalBatch(len(x), len(x)), L)
+        checks.check_flow(flow(module.gate), LogicalBatch(len(x), len(x)), L)
 
 
 # --- C over the steps ---
@@ -169,6 +169,12 @@ def clipping(clip: LossClip, sigma: float = 1.0, normaliser: float = 100.0) -> L
 
 def gate(within: int, count: int) -> GateRecord:
     return GateRecord(examples=count, within_clip=torch.tensor(within))
+
+
+def flow(found: GateRecord) -> checks.Flow:
+    assert found.foreign is not None
+    assert found.largest is not None
+    return checks.Flow(found.examples, float(found.foreign), float(found.largest))
 
 
 def silent(scaled: Tensor) -> Tensor:

@@ -195,11 +195,6 @@ def measure(parameters: Mapping[str, nn.Parameter], before: Contents, gate: Gate
     return Measured(unchanged, flow, dict(zip(norms, lengths, strict=True)))
 
 
-def flow_of(gate: GateRecord) -> Flow:
-    """Return what flowed back."""
-    return Flow(gate.examples, *_fetched(_flowed(gate)))
-
-
 def gradient_norms(parameters: Mapping[str, nn.Parameter]) -> dict[str, float]:
     """Return the Euclidean norm of each gradient that is not missing, of a sharded one that of the shard."""
     norms = _norms(parameters)
