@@ -26,7 +26,7 @@ N, B = 60, 9  # round(60/9) = 7 steps an epoch
 def scheme(
     sampling: Sampling, relation: Any = REPLACE, groups: int = 1, size: int = N, batch: int = B, seed: int = 0
 ) -> Scheme:
-    drawing = Drawing(sampling, batch / size, (batch, size), groups)
+    drawing = Drawing.of(sampling, batch, size, groups)
     return scheme_for(drawing, relation, torch.Generator().manual_seed(seed))
 
 

@@ -62,6 +62,11 @@ class Drawing:
                 "smaller batches"
             )
 
+    @classmethod
+    def of(cls, sampling: Sampling, batch_size: int, size: int, groups: int = 1) -> Drawing:
+        """Return how batches of expected size b are drawn of N examples."""
+        return cls(sampling, batch_size / size, (batch_size, size), groups)
+
     def check(self, relation: NeighbouringRelation) -> None:
         """Raise BudgetError if there is no valid analysis under this relation."""
         if self.sampling == "shuffle" and relation is NeighbouringRelation.ADD_REMOVE:

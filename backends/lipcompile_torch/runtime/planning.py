@@ -73,13 +73,11 @@ class Course:
         drawing: how batches are drawn.
         strategy: what correlates the noise, planned for all epochs.
         steps: of all epochs.
-        sampling: name of the scheme; None: that of the strategy.
     """
 
     drawing: Drawing
     strategy: Strategy | None
     steps: int
-    sampling: Sampling | None
 
     def calibrated(self, budget: Budget) -> float:
         """Return the σ at which the whole run keeps to the budget; raises BudgetError."""
@@ -140,11 +138,10 @@ def course(
     Raises:
         BudgetError: a combination for which there is no analysis.
     """
-    sizes = (batch_size, size)
-    per_epoch = Drawing("poisson", batch_size / size, sizes).steps_per_epoch
+    per_epoch = Drawing.of("poisson", batch_size, size).steps_per_epoch
     steps = epochs * per_epoch
     strategy = None if correlation is None else chosen_strategy(correlation, steps, per_epoch)
     name, groups = sampling_for(strategy, sampling)
-    drawing = Drawing(name, batch_size / size, sizes, groups)
+    drawing = Drawing.of(name, batch_size, size, groups)
     drawing.check(relation)
-    return Course(drawing, strategy, steps, sampling)
+    return Course(drawing, strategy, steps)

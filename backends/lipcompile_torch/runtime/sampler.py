@@ -244,8 +244,7 @@ def drawing_of(loader: DataLoader[Any], sampling: Sampling = "poisson", groups: 
             f"batch size {loader.batch_size} for a data set of {len(loader.dataset)} examples: the sampling rate "
             "must be in (0, 1]"
         )
-    size, batch_size = len(loader.dataset), loader.batch_size
-    return Drawing(sampling, batch_size / size, (batch_size, size), groups)
+    return Drawing.of(sampling, loader.batch_size, len(loader.dataset), groups)
 
 
 def _check_pieces(max_physical_batch: int | None) -> None:

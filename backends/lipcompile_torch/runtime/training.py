@@ -246,7 +246,7 @@ class _Run:
             max_physical_batch=config.max_physical_batch,
             seed=config.seed,
             max_steps=plan.steps_left,
-            sampling=way.sampling,
+            sampling=way.drawing.sampling,
             correlation=way.strategy,
             loss_clip=config.loss_clip,
             fixed_norm=config.fixed_norm,
