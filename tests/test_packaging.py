@@ -23,7 +23,11 @@ def run(program: str) -> subprocess.CompletedProcess[str]:
 def place(package: str) -> Path:
     if package in PLACES:
         return PLACES[package]
-    root = ROOT / "backends" if package.startswith(("lipcompile_torch", "lipcompile_onnx")) else ROOT
+    root = (
+        ROOT / "backends"
+        if package.startswith(("lipcompile_torch", "lipcompile_onnx", "lipcompile_verify"))
+        else ROOT
+    )
     return root.joinpath(*package.split("."))
 
 
@@ -35,6 +39,7 @@ def test_every_package_on_disk_is_listed_and_installed() -> None:
             (ROOT, "lipcompile"),
             (ROOT / "backends", "lipcompile_torch"),
             (ROOT / "backends", "lipcompile_onnx"),
+            (ROOT / "backends", "lipcompile_verify"),
         )
         for path in (root / top).rglob("__init__.py")
     }

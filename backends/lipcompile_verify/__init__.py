@@ -1,0 +1,8 @@
+"""Checks a lipcompile certificate with arithmetic and rules of its own; shares no code with the compiler."""
+
+from __future__ import annotations
+
+from .check import verify
+from .verdict import Problem, Verdict
+
+__all__ = ["Problem", "Verdict", "verify"]
