@@ -6,15 +6,13 @@ import json
 import re
 import textwrap
 from collections.abc import Iterable, Mapping
-from fractions import Fraction
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import lipcompile
-from lipcompile.derivation import Analysis, Derivation, finite
-from lipcompile.diagnostics import Diagnostic, InputError
+from lipcompile.derivation import Analysis, Derivation, complete, finite
 from lipcompile.graph import Graph, Input, Node
 from lipcompile.numbers.certified import Certified
 from lipcompile.ops.record import Shape
@@ -99,7 +97,7 @@ def emit(
     bounds of their constraints. `noise_strategy` is data for `factorisation.strategy_from`, which it carries.
     Raises InputError if the model is rejected, or leaves a number open.
     """
-    analysis = _complete(derivation)
+    analysis = complete(derivation, "a module")
     graph = analysis.graph
     found = None if follow_weights else features(graph)
     body = [
@@ -119,33 +117,6 @@ def emit(
     footer = _footer(derivation, graph, name)
     imports = _imports("\n".join(program), user_imports(graph))
     return "\n".join([*_header(derivation, analysis), *imports, *program, *footer, ""])
-
-
-def _complete(derivation: Derivation) -> Analysis:
-    """Return the analysis, if every number is known."""
-    analysis = derivation.analysis
-    if analysis is None:
-        raise InputError(derivation.diagnostics, derivation.source.text)
-    if analysis.graph.loss is None:
-        raise _missing("LIP213", "a module needs its loss to be trained", "declare one: --loss cross_entropy")
-    source, unbounded = analysis.graph.input, any(node.op.lipschitz is None for node in analysis.graph.nodes)
-    domain = source.tokens or isinstance(source.norm, Fraction)
-    rolled = any(node.op.name == "loop" for node in analysis.graph.nodes)
-    if (
-        rolled
-        or not domain
-        or analysis.total.value is None
-        or (analysis.lipschitz.value is None and not unbounded)
-    ):
-        names = [d.name for d in analysis.definitions if d.expression is None and d.value is None]
-        listed = ", ".join(names)
-        mend = f"give it: --set {names[-1]}=12" if rolled and names else "use --input-norm or --set"
-        raise _missing("LIP014", f"a module needs numbers, but {listed} has none", mend)
-    return analysis
-
-
-def _missing(code: str, message: str, help_line: str) -> InputError:
-    return InputError((Diagnostic(code, message, help_line),))
 
 
 def class_name(model: str) -> str:

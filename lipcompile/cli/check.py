@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lipcompile.cli.arguments import Command, model_options, verify_option
-from lipcompile.cli.output import complain, print_json, source_text
+from lipcompile.cli.output import complain, print_json, refuse_source, source_text
 from lipcompile.diagnostics import InputError, input_error
 
 if TYPE_CHECKING:
@@ -57,9 +57,22 @@ def _machine_readable(command: Command) -> Command:
     default="text",
     help="What to print on stdout; sarif is for code scanning.",
 )
+@click.option(
+    "--certificate",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE.json",
+    help="Also write the derivation as a certificate, for `lipcompile verify`.",
+)
 @click.option("-v", "--verbose", is_flag=True, help="Also print every layer's bounds, and long formulas.")
 @verify_option(default=False)
-def check(models: tuple[str, ...], options: ModelOptions, form: str, verbose: bool, verify_import: bool) -> int:
+def check(
+    models: tuple[str, ...],
+    options: ModelOptions,
+    form: str,
+    certificate: Path | None,
+    verbose: bool,
+    verify_import: bool,
+) -> int:
     """Verify that MODEL can be trained without clipping, and derive its gradient bounds.
 
     MODEL is a .lip file (FILE.lip::name picks one of several models), an .onnx file, or package.module:factory, a
@@ -71,8 +84,11 @@ def check(models: tuple[str, ...], options: ModelOptions, form: str, verbose: bo
       lipcompile check model.lip
       lipcompile check model.onnx --input-norm 1.0 --loss cross_entropy --format json
       lipcompile check model.lip model.onnx --format sarif
+      lipcompile check model.lip --certificate model.json
     """
-    derived = partial(_derived, options=options, verify=verify_import)
+    derived: Derived = partial(_derived, options=options, verify=verify_import)
+    if certificate is not None:
+        derived = _certifying(models, derived, certificate)
     with _uncollected():
         if form == "json":
             return _json(models, derived)
@@ -101,6 +117,24 @@ def _derived(model: str, options: ModelOptions, *, verify: bool) -> Derivation:
         return _verified(model, options)
     except OSError as error:
         raise input_error("LIP001", f"`{model}` cannot be read: {error.strerror}", "check the path") from None
+
+
+def _certifying(models: tuple[str, ...], derived: Derived, path: Path) -> Derived:
+    """Return what derives a model, and writes its certificate if it is accepted."""
+    from lipcompile.cli.certificates import write_certificate
+
+    if len(models) > 1:
+        message = f"--certificate is of one model, not {len(models)}"
+        raise input_error("LIP005", message, "run the command once for each")
+    refuse_source(models[0], path)
+
+    def certified(model: str) -> Derivation:
+        derivation = derived(model)
+        if derivation.ok:
+            write_certificate(path, derivation)
+        return derivation
+
+    return certified
 
 
 def _verified(model: str, options: ModelOptions) -> Derivation:

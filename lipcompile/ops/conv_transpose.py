@@ -14,6 +14,7 @@ from lipcompile.ops.linear import (
     kernel_rule,
     need_reads,
     weight_lipschitz,
+    window_counts,
 )
 from lipcompile.ops.record import AnyOp, Shape, Site, Spelling
 from lipcompile.ops.rules import plain
@@ -80,6 +81,7 @@ CONV_TRANSPOSE = plain(
     ),
     dsl=(Spelling("conv_transpose1d", 1), Spelling("conv_transpose2d", 2), Spelling("conv_transpose3d", 3)),
     onnx=("ConvTranspose",),
+    conditions=window_counts(adjoint_windows),
 )
 
 OPS: tuple[AnyOp, ...] = (CONV_TRANSPOSE,)

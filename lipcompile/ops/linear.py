@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -12,6 +12,8 @@ from lipcompile.numbers import N, Numbers
 from lipcompile.ops import counting
 from lipcompile.ops.record import (
     AnyOp,
+    Condition,
+    ConditionsRule,
     Constraint,
     Inputs,
     KappaRule,
@@ -137,6 +139,25 @@ def positions(site: Site[BiasShape] | Site[Dense]) -> int:
 def conv_positions(site: Site[Any]) -> int:
     """P: the number of output pixels."""
     return prod(site.output[1:])
+
+
+def position_count(site: Site[BiasShape] | Site[Dense]) -> Mapping[str, Condition]:
+    """P."""
+    return {"positions": positions(site)}
+
+
+def window_counts(windows: Callable[[Site[Any]], tuple[counting.Window, ...]]) -> ConditionsRule[Any]:
+    """Return what counts m, r·v and P of a convolution with these windows."""
+
+    def counts(site: Site[Any]) -> Mapping[str, Condition]:
+        found = windows(site)
+        return {
+            "positions": conv_positions(site),
+            "reads": counting.reads(found),
+            "taps": counting.taps(found),
+        }
+
+    return counts
 
 
 def input_norm_kappa(num: Numbers[N], site: Site[Dense], x: Inputs[N], theta: Theta[N]) -> N:
@@ -273,6 +294,7 @@ DENSE = plain(
         bias_rule(lambda attributes, inputs: (attributes.features,), dense_bias_kappa),
     ),
     onnx=("Gemm", "MatMul"),
+    conditions=position_count,
 )
 BIAS = plain(
     "bias",
@@ -286,6 +308,7 @@ BIAS = plain(
     parameters=(bias_rule(lambda attributes, inputs: attributes.size, bias_kappa, optional=False),),
     dsl=(Spelling("bias"), Spelling("position")),
     onnx=("Add", "Sub"),
+    conditions=position_count,
 )
 CONV = plain(
     "conv",
@@ -300,6 +323,7 @@ CONV = plain(
     ),
     dsl=(Spelling("conv1d", 1), Spelling("conv2d", 2), Spelling("conv3d", 3)),
     onnx=("Conv",),
+    conditions=window_counts(conv_windows),
 )
 
 OPS: tuple[AnyOp, ...] = (DENSE, BIAS, CONV)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
 from lipcompile.diagnostics import Refusal
 from lipcompile.numbers import N, Numbers, Scalar
-from lipcompile.ops.record import AnyOp, Extent, Inputs, NoAttributes, Shape, Site, Spelling, Theta
+from lipcompile.ops.record import AnyOp, Condition, Extent, Inputs, NoAttributes, Shape, Site, Spelling, Theta
 from lipcompile.ops.rules import feature_axis, magnitude, plain
 from lipcompile.ops.schema import Axis
 
@@ -94,6 +94,11 @@ def copies(site: Site[Sum] | Site[NoAttributes], index: int) -> int:
 def copies_in_row(site: Site[Sum] | Site[NoAttributes], index: int) -> int:
     """p, the number of them within one row."""
     return prod(site.output[-1:]) // prod(site.inputs[index][-1:])
+
+
+def copy_counts(site: Site[Sum] | Site[NoAttributes]) -> Mapping[str, Condition]:
+    """P, operand by operand."""
+    return {"copies": tuple(copies(site, index) for index in range(len(site.inputs)))}
 
 
 # Sums
@@ -214,6 +219,7 @@ SUM = plain(
     operands=(1, None),
     dsl=(Spelling("add"), Spelling("mean")),
     onnx=("Add", "Mean", "Sub", "Sum"),
+    conditions=copy_counts,
 )
 PRODUCT = plain(
     "multiply",
@@ -227,6 +233,7 @@ PRODUCT = plain(
     lipschitz=product_lipschitz,
     operands=(2, 2),
     onnx=("Mul",),
+    conditions=copy_counts,
 )
 CONCAT = plain(
     "concat",

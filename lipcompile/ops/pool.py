@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -10,7 +11,7 @@ from lipcompile.diagnostics import Refusal
 from lipcompile.numbers import N, Numbers
 from lipcompile.ops import counting
 from lipcompile.ops.averaging import Average, adaptive, averages, averaging_gram, sums
-from lipcompile.ops.record import AnyOp, Inputs, Shape, Site, Theta
+from lipcompile.ops.record import AnyOp, Condition, Inputs, Shape, Site, Theta
 from lipcompile.ops.rules import entry_of_input, homogeneous
 from lipcompile.ops.schema import Padding, PerAxis, every, like
 
@@ -181,18 +182,86 @@ def entry_of_lp(num: Numbers[N], site: Site[LpPool], x: Inputs[N], theta: Theta[
     return num.minimum(num.exp(num.log(taps(site)) / site.attributes.p) * x[0].entry, x[0].norm)
 
 
+def window_reads(site: Site[Any]) -> Mapping[str, Condition]:
+    """m."""
+    return {"reads": counting.reads(windows(site))}
+
+
+def squares_of_sums(site: Site[Any]) -> Mapping[str, Condition]:
+    """‖S_axis‖², axis by axis."""
+    return {"squared_gain": tuple(averaging_gram(sums(window)) for window in windows(site))}
+
+
+def lp_counts(site: Site[LpPool]) -> Mapping[str, Condition]:
+    """‖S_axis‖² of sums of magnitudes, m of other norms."""
+    return squares_of_sums(site) if site.attributes.p == 1 else window_reads(site)
+
+
+def squares_of_averages(site: Site[AveragePool]) -> Mapping[str, Condition]:
+    """‖A_axis‖², axis by axis."""
+    axes = zip(windows(site), counted(site), strict=True)
+    return {"squared_gain": tuple(averaging_gram(averages(*axis)) for axis in axes)}
+
+
+def squares_of_adaptive(site: Site[AdaptivePool]) -> Mapping[str, Condition]:
+    """As `squares_of_averages`."""
+    axes = zip(site.inputs[0][1:], site.output[1:], strict=True)
+    return {"squared_gain": tuple(averaging_gram(adaptive(*axis)) for axis in axes)}
+
+
 WINDOWS = "pool.md#windows"
 AVERAGES = "pool.md#averages"
 
 OPS: tuple[AnyOp, ...] = (
-    homogeneous("max_pool", Pool, pool_shape, WINDOWS, overlap, entry=entry_of_input, onnx=("MaxPool",)),
-    homogeneous("l2_pool", Pool, pool_shape, WINDOWS, overlap, entry=entry_of_l2, onnx=("LpPool",)),
-    homogeneous("lp_pool", LpPool, lp_shape, "pool.md#p-norms", lp_gain, entry=entry_of_lp, onnx=("LpPool",)),
     homogeneous(
-        "avg_pool", AveragePool, average_shape, AVERAGES, average, entry=entry_of_input, onnx=("AveragePool",)
+        "max_pool",
+        Pool,
+        pool_shape,
+        WINDOWS,
+        overlap,
+        entry=entry_of_input,
+        onnx=("MaxPool",),
+        conditions=window_reads,
     ),
-    homogeneous("scaled_avg_pool", Pool, average_shape, AVERAGES, scaled, entry=entry_of_sum),
     homogeneous(
-        "adaptive_avg_pool", AdaptivePool, adaptive_shape, AVERAGES, adaptive_average, entry=entry_of_input
+        "l2_pool", Pool, pool_shape, WINDOWS, overlap, entry=entry_of_l2, onnx=("LpPool",), conditions=window_reads
+    ),
+    homogeneous(
+        "lp_pool",
+        LpPool,
+        lp_shape,
+        "pool.md#p-norms",
+        lp_gain,
+        entry=entry_of_lp,
+        onnx=("LpPool",),
+        conditions=lp_counts,
+    ),
+    homogeneous(
+        "avg_pool",
+        AveragePool,
+        average_shape,
+        AVERAGES,
+        average,
+        entry=entry_of_input,
+        onnx=("AveragePool",),
+        conditions=squares_of_averages,
+    ),
+    homogeneous(
+        "scaled_avg_pool",
+        Pool,
+        average_shape,
+        AVERAGES,
+        scaled,
+        entry=entry_of_sum,
+        conditions=squares_of_sums,
+    ),
+    homogeneous(
+        "adaptive_avg_pool",
+        AdaptivePool,
+        adaptive_shape,
+        AVERAGES,
+        adaptive_average,
+        entry=entry_of_input,
+        conditions=squares_of_adaptive,
     ),
 )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from math import prod
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
@@ -123,6 +124,16 @@ class KappaRule(Protocol[A_contra]):
     def __call__(self, num: Numbers[N], site: Site[A_contra], x: Inputs[N], theta: Theta[N], /) -> N: ...
 
 
+# Counts and squared norms, exact: a number, or one for each axis or operand.
+Condition = int | Fraction | tuple[int | Fraction, ...]
+
+
+class ConditionsRule(Protocol[A_contra]):
+    """The exact numbers that the rules rest on at a site, by name, so that people can follow a derivation."""
+
+    def __call__(self, site: Site[A_contra], /) -> Mapping[str, Condition]: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterRule(Generic[A]):
     """A trainable tensor of an op.
@@ -162,13 +173,14 @@ class Spelling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Op(Generic[A]):
-    """An op and all its rules. `proof` is `file.md#anchor` beside the rules.
+    """An op and all its rules. `proof` is `file.md#anchor` beside the rules. `conditions` alone may be left out.
 
     takes: what its operands hold; only the model's input can hold tokens (whole numbers that select rows).
     norm, row, entry: bounds of the output. None where nothing better than the norm is known.
     reads: the measures beside the norm that its norm, Lipschitz and κ rules read of the operands.
     lipschitz: None if the op is not Lipschitz: then no trainable parameter may stand upstream of it (R3).
     parts: whether the cotangents of the operands are parts of the output's: Σ‖g_i/l_i‖² <= ‖g‖².
+    conditions: what certificates say of how the rules came by their constants; None for nothing.
     """
 
     name: str
@@ -187,6 +199,7 @@ class Op(Generic[A]):
     dsl: tuple[Spelling, ...]
     onnx: tuple[str, ...]
     proof: str
+    conditions: ConditionsRule[A] | None = None
 
     def parameter(self, role: str) -> ParameterRule[A]:
         """Return the rule of the parameter with this role; raises KeyError."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -14,7 +14,7 @@ from lipcompile.diagnostics import Refusal
 from lipcompile.numbers import N, Numbers
 from lipcompile.numbers.rounding import round_up
 from lipcompile.ops import counting
-from lipcompile.ops.record import AnyOp, Inputs, Shape, ShapeRule, Site, Theta
+from lipcompile.ops.record import AnyOp, Condition, Inputs, Shape, ShapeRule, Site, Theta
 from lipcompile.ops.rules import entry_of_input, feature_axis, homogeneous
 from lipcompile.ops.schema import Axis, Padding, PerAxis
 
@@ -149,6 +149,10 @@ def _copying(
         """R_out = √c·R, c the copies along the last axis: the other axes copy whole rows."""
         return num.sqrt(prod(copies(site)[-1:])) * x[0].row
 
+    def counts(site: Site[Any]) -> Mapping[str, Condition]:
+        """c, axis by axis."""
+        return {"copies": copies(site)}
+
     return homogeneous(
         name,
         attributes,
@@ -158,6 +162,7 @@ def _copying(
         row=row,
         entry=entry_of_input,
         onnx=(name.capitalize(),),
+        conditions=counts,
     )
 
 
@@ -264,6 +269,13 @@ def enlarged_entry(num: Numbers[N], site: Site[Upsample], x: Inputs[N], theta: T
     return num.of(prod((largest_sum(*axis) for axis in _axes(site)), start=Fraction(1))) * x[0].entry
 
 
+def squared_gains(site: Site[Upsample]) -> Mapping[str, Condition]:
+    """‖A_axis‖², axis by axis."""
+    if site.attributes.mode == "nearest":
+        return {"squared_gain": tuple(map(Fraction, site.attributes.factor))}
+    return {"squared_gain": tuple(interpolation_gram(*axis) for axis in _axes(site))}
+
+
 OPS: tuple[AnyOp, ...] = (
     _copying("pad", Pad, pad_shape, pad_copies),
     _copying("gather", Gather, gather_shape, gather_copies),
@@ -277,5 +289,6 @@ OPS: tuple[AnyOp, ...] = (
         row=enlarged_row,
         entry=enlarged_entry,
         onnx=("Resize", "Upsample"),
+        conditions=squared_gains,
     ),
 )

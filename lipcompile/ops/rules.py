@@ -10,6 +10,7 @@ from lipcompile.diagnostics import Refusal
 from lipcompile.numbers import Arithmetic, N, Numbers, Scalar
 from lipcompile.ops.record import (
     AnyOp,
+    ConditionsRule,
     CotangentRule,
     Inputs,
     LipschitzRule,
@@ -94,6 +95,7 @@ def plain(
     operands: tuple[int, int | None] = (1, 1),
     dsl: tuple[Spelling, ...] | None = None,
     onnx: tuple[str, ...] = (),
+    conditions: ConditionsRule[Any] | None = None,
 ) -> AnyOp:
     """Return the record of an op; by default it has no parameters, is 1-Lipschitz and does not enlarge norms."""
     return Op(
@@ -113,6 +115,7 @@ def plain(
         dsl=(Spelling(name),) if dsl is None else dsl,
         onnx=onnx,
         proof=proof,
+        conditions=conditions,
     )
 
 

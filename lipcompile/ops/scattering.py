@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -13,7 +14,7 @@ from lipcompile.diagnostics import Refusal
 from lipcompile.numbers import N, Numbers
 from lipcompile.numbers.rounding import round_up
 from lipcompile.ops import counting
-from lipcompile.ops.record import AnyOp, Shape, Site
+from lipcompile.ops.record import AnyOp, Condition, Shape, Site
 from lipcompile.ops.rules import homogeneous
 
 if TYPE_CHECKING:
@@ -155,6 +156,18 @@ def scattered(num: Numbers[N], site: Site[Any]) -> N:
     return num.sqrt(squared_gain(site.attributes, site.inputs[0][1:]))
 
 
+def gain_counts(site: Site[Any]) -> Mapping[str, Condition]:
+    """r·A."""
+    return {"squared_gain": squared_gain(site.attributes, site.inputs[0][1:])}
+
+
 OPS: tuple[AnyOp, ...] = (
-    homogeneous("scattering2d", Scattering2d, scattering_shape, "scattering.md#scattering", scattered),
+    homogeneous(
+        "scattering2d",
+        Scattering2d,
+        scattering_shape,
+        "scattering.md#scattering",
+        scattered,
+        conditions=gain_counts,
+    ),
 )

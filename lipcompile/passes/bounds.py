@@ -25,12 +25,17 @@ from lipcompile.passes.spreads import Spread, disjoint_slices, slice_spread, spr
 class Bounds(Generic[N]):
     """Every bound of a graph, in one number domain, by value or parameter name.
 
-    norm: X(t). gain: Lipschitz constants of a node in its inputs. cotangent: G(t). slope: Lipschitz constant of
-    the output in t. gradient: K(p) of trainable parameters, per example. loss_lipschitz: L. total: √ΣK².
+    norm: X(t). extent: X(t), R(t), M(t); all X(t) where nothing reads the others. theta: what the constraints of a
+    node's parameters bound, by role. gain: Lipschitz constants of a node in its inputs. kappa: κ of a node's
+    trainable parameters, by role. cotangent: G(t). slope: Lipschitz constant of the output in t. gradient: K(p) of
+    trainable parameters, per example. loss_lipschitz: L. total: √ΣK².
     """
 
     norm: Mapping[str, N]
+    extent: Mapping[str, Extent[N]]
+    theta: Mapping[str, Mapping[str, N]]
     gain: Mapping[str, Sequence[N]]
+    kappa: Mapping[str, Mapping[str, N]]
     cotangent: Mapping[str, N]
     slope: Mapping[str, N]
     gradient: Mapping[str, N]
@@ -62,10 +67,20 @@ def derive(
     backward.run(seed, "G", "bound of the cotangent at")
     slope = _Backward(graph, num, forward.gain, through_clips=False)
     slope.run(num.of(1), "l", "Lipschitz constant of the output in")
-    gradient = _gradients(graph, num, forward, backward)
-    norm = {name: extent.norm for name, extent in forward.extent.items()}
-    largest = root_of_squares(num, list(gradient.values()))
-    return Bounds(norm, forward.gain, backward.bound, slope.bound, gradient, constant, largest)
+    kappa = {node.name: _kappas(node, graph, num, forward) for node in graph.nodes}
+    gradient = _gradients(graph, num, kappa, backward)
+    return Bounds(
+        norm={name: extent.norm for name, extent in forward.extent.items()},
+        extent=forward.extent,
+        theta=forward.theta,
+        gain=forward.gain,
+        kappa=kappa,
+        cotangent=backward.bound,
+        slope=slope.bound,
+        gradient=gradient,
+        loss_lipschitz=constant,
+        total=root_of_squares(num, list(gradient.values())),
+    )
 
 
 def slope(graph: Graph, num: Numbers[N], current: Mapping[str, N], value: str) -> N:
@@ -75,6 +90,11 @@ def slope(graph: Graph, num: Numbers[N], current: Mapping[str, N], value: str) -
     backward = _Backward(graph.up_to(value), num, forward.gain, through_clips=False)
     backward.run(num.of(1), "l", f"Lipschitz constant of {value} in")
     return backward.bound[graph.input.name]
+
+
+def reads_profile(graph: Graph) -> bool:
+    """Whether an op, or the loss, reads row norms or largest entries: only then are they derived."""
+    return any(node.op.reads for node in graph.nodes) or (graph.loss is not None and bool(graph.loss.loss.reads))
 
 
 def linear_in_loss(graph: Graph) -> bool:
@@ -90,8 +110,7 @@ class _Forward(Generic[N]):
 
     def __init__(self, graph: Graph, num: Numbers[N], current: Mapping[str, N]) -> None:
         self._graph, self._num, self._current = graph, num, current
-        reading = [node.op.reads for node in graph.nodes]
-        self._profile = any(reading) or (graph.loss is not None and bool(graph.loss.loss.reads))
+        self._profile = reads_profile(graph)
         self._slices = disjoint_slices(graph)
         self._spread: dict[str, Spread[N] | None] = {}
         self.extent: dict[str, Extent[N]] = {}
@@ -209,15 +228,24 @@ class _Backward(Generic[N]):
         return total(self._num, [disjoint(self._num, slices), *others] if slices else others)
 
 
-def _gradients(graph: Graph, num: Numbers[N], forward: _Forward[N], backward: _Backward[N]) -> dict[str, N]:
+def _kappas(node: Node, graph: Graph, num: Numbers[N], forward: _Forward[N]) -> dict[str, N]:
+    """κ of the node's trainable parameters, by role."""
+    x = [forward.extent[operand] for operand in node.inputs]
+    return {
+        role: node.op.parameter(role).kappa(num, node.site, x, forward.theta[node.name])
+        for role, name in node.parameters.items()
+        if graph.parameters[name].trainable
+    }
+
+
+def _gradients(
+    graph: Graph, num: Numbers[N], kappa: Mapping[str, Mapping[str, N]], backward: _Backward[N]
+) -> dict[str, N]:
     """Σ κ·G over the uses of each parameter; uses in branches that one concatenation joins add up as its parts."""
     uses: dict[str, list[tuple[Node, N]]] = {}
     for node in graph.nodes:
-        x = [forward.extent[operand] for operand in node.inputs]
-        for role, name in node.parameters.items():
-            if graph.parameters[name].trainable:
-                kappa = node.op.parameter(role).kappa(num, node.site, x, forward.theta[node.name])
-                uses.setdefault(name, []).append((node, kappa))
+        for role, factor in kappa[node.name].items():
+            uses.setdefault(node.parameters[role], []).append((node, factor))
     letters = _identifiers(uses)
     return {
         name: num.let(f"K_{letters[name]}", _added_up(num, found, backward), f"gradient bound of {name}")

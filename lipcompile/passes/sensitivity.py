@@ -27,6 +27,7 @@ def analyse(graph: Graph) -> Analysis:
     slope = _bound(formulas.slope[graph.input.name], numbers.slope[graph.input.name])
     return Analysis(
         graph=graph,
+        numbers=numbers,
         definitions=tuple(_with_number(definition, certified.named) for definition in used),
         layers=layers,
         parameters={name: _bound(k, numbers.gradient[name]) for name, k in formulas.gradient.items()},
