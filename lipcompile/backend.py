@@ -18,11 +18,13 @@ class Backend(Protocol):
         derivation: Derivation,
         follow_weights: bool = False,
         noise_strategy: Mapping[str, Any] | None = None,
+        training: Mapping[str, Any] | None = None,
     ) -> str:
         """Return the text of a module that trains under the derived bounds; raises InputError if it cannot.
 
         With `follow_weights` the module evaluates its bounds at the certified norms of the current weights. With a
-        `noise_strategy` of `factorisation`, as data, it says how its noise is correlated over the steps.
+        `noise_strategy` of `factorisation`, as data, it says how its noise is correlated over the steps. Its
+        certificate says of the planned training what `training` does.
         """
 
     @property

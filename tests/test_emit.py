@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
-import json
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from lipcompile_torch import LipschitzModule
 from lipcompile_torch.emit import class_name, emit
 from lipcompile_torch.expressions import EXPRESSIONS, LAYERS
 
+from lipcompile.certificates import certificate
 from lipcompile.derivation import Derivation
 from lipcompile.diagnostics import InputError
 from lipcompile.frontends.options import ModelOptions
@@ -198,13 +198,18 @@ def test_following_bounds_agree_with_the_derivation_for_every_family(tmp_path: P
             assert bound <= claimed[name] * (1 + 1e-9), name
 
 
-def test_the_certificate_is_the_report(tmp_path: Path) -> None:
-    derivation = derive(tmp_path, "input x: tensor[4], norm <= 0.1\n dense(3, bias=0.3) loss cross_entropy")
+def test_the_certificate_is_that_of_the_derivation(tmp_path: Path) -> None:
+    body = "input x: tensor[4], norm <= 0.1\n dense(3, bias=0.3) clip_gradient(0.5) dense(3) loss cross_entropy"
+    derivation = derive(tmp_path, body)
     model = build(derivation, tmp_path)
-    assert model.certificate["schema"] == "lipcompile.report/1"
-    claimed = {entry["name"]: entry["gradient_bound"]["value"] for entry in model.certificate["parameters"]}
+    assert model.certificate == certificate(derivation)
+    steps = model.certificate["steps"]
+    claimed = {entry["name"]: float.fromhex(entry["gradient"]) for entry in steps["parameters"]}
     assert claimed == model.gradient_bounds()
-    json.dumps(model.certificate)
+    unclipped = {entry["name"]: float.fromhex(entry["unclipped"]) for entry in steps["parameters"]}
+    assert unclipped == model.unclipped_bounds
+    assert float.fromhex(steps["loss"]["lipschitz"]) == model.loss_lipschitz
+    assert float.fromhex(model.certificate["totals"]["lipschitz"]) == model.lipschitz
 
 
 def test_a_radius_is_never_rounded_up(tmp_path: Path) -> None:

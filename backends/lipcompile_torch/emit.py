@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import lipcompile
+from lipcompile.certificates import certificate, listed
 from lipcompile.derivation import Analysis, Derivation, complete, finite
 from lipcompile.graph import Graph, Input, Node
 from lipcompile.numbers.certified import Certified
@@ -19,7 +20,6 @@ from lipcompile.ops.record import Shape
 from lipcompile.passes.bounds import derive, linear_in_loss
 from lipcompile.passes.features import Features, features
 from lipcompile.reports.formulas import round_up
-from lipcompile.reports.json_report import report
 
 from .expressions import below, constructor, expression, loss_expression, owner, user_imports
 from .expressions.text import WIDTH, wrapped
@@ -35,9 +35,10 @@ class TorchBackend:
         derivation: Derivation,
         follow_weights: bool = False,
         noise_strategy: Mapping[str, Any] | None = None,
+        training: Mapping[str, Any] | None = None,
     ) -> str:
         """Return the module's text; see `emit`."""
-        return emit(derivation, follow_weights, noise_strategy)
+        return emit(derivation, follow_weights, noise_strategy, training)
 
     @property
     def accounting(self) -> ModuleType:
@@ -89,12 +90,16 @@ BACKEND = TorchBackend()
 
 
 def emit(
-    derivation: Derivation, follow_weights: bool = False, noise_strategy: Mapping[str, Any] | None = None
+    derivation: Derivation,
+    follow_weights: bool = False,
+    noise_strategy: Mapping[str, Any] | None = None,
+    training: Mapping[str, Any] | None = None,
 ) -> str:
     """Return one Python file that defines `Model`, a `LipschitzModule` without constructor arguments.
 
     With `follow_weights` its bounds are evaluated at the certified norms of the current weights instead of the
-    bounds of their constraints. `noise_strategy` is data for `factorisation.strategy_from`, which it carries.
+    bounds of their constraints. `noise_strategy` is data for `factorisation.strategy_from`, which it carries;
+    `training` is what its certificate says of the planned training.
     Raises InputError if the model is rejected, or leaves a number open.
     """
     analysis = complete(derivation, "a module")
@@ -114,7 +119,7 @@ def emit(
     ]
     name = class_name(graph.name)
     program = [f"class {name}(LipschitzModule):", f'    """The network {graph.name}."""', "", *_indent(body)]
-    footer = _footer(derivation, graph, name)
+    footer = _footer(certificate(derivation, training), graph, name)
     imports = _imports("\n".join(program), user_imports(graph))
     return "\n".join([*_header(derivation, analysis), *imports, *program, *footer, ""])
 
@@ -287,24 +292,13 @@ def _loss(graph: Graph) -> list[str]:
     ]
 
 
-def _footer(derivation: Derivation, graph: Graph, name: str) -> list[str]:
+def _footer(document: Mapping[str, Any], graph: Graph, name: str) -> list[str]:
     """The certificate and the imported weights, below what people read."""
-    certificate = _listed(report(derivation))
-    lines = ["", "", *_text_constant("_CERTIFICATE", certificate.replace("\\", "\\\\"))]
+    lines = ["", "", *_text_constant("_CERTIFICATE", listed(document).replace("\\", "\\\\"))]
     initial = {n: p.initial for n, p in graph.parameters.items() if p.initial is not None}
     if initial:
         lines += ["", *_text_constant("_WEIGHTS", "\n".join(textwrap.wrap(encode_weights(initial), WIDTH)))]
     return [*lines, "", f"{name}.certificate = json.loads(_CERTIFICATE)", f"Model = {name}"]
-
-
-def _listed(certificate: Mapping[str, Any]) -> str:
-    """Return JSON with a line for each entry, and for each item of an entry that is a list."""
-    entries = []
-    for key, value in certificate.items():
-        items = [f"  {json.dumps(item)}" for item in value] if isinstance(value, list) else []
-        written = "[\n" + ",\n".join(items) + "\n ]" if items else json.dumps(value)
-        entries.append(f" {json.dumps(key)}: {written}")
-    return "{\n" + ",\n".join(entries) + "\n}"
 
 
 def _text_constant(name: str, text: str) -> list[str]:

@@ -14,7 +14,10 @@ from typing import Any
 from lipcompile import __version__
 from lipcompile.certificates.graph import graph_document
 from lipcompile.certificates.steps import steps, totals
-from lipcompile.derivation import Derivation, complete
+from lipcompile.derivation import Derivation, Source, complete
+from lipcompile.graph import Graph
+from lipcompile.numbers.certified import Interval
+from lipcompile.passes.bounds import Bounds
 
 SCHEMA = "lipcompile.certificate/1"
 Json = dict[str, Any]
@@ -29,16 +32,22 @@ def certificate(derivation: Derivation, training: Mapping[str, Any] | None = Non
     Raises InputError if the model is rejected, or leaves a number open.
     """
     analysis = complete(derivation, "a certificate")
-    graph = graph_document(analysis.graph)
-    source = derivation.source
+    return document(derivation.source, analysis.graph, analysis.numbers, training)
+
+
+def document(
+    source: Source, graph: Graph, numbers: Bounds[Interval], training: Mapping[str, Any] | None = None
+) -> Json:
+    """Return the certificate of a graph without open numbers that has a loss, and of its bounds."""
+    written = graph_document(graph)
     return {
         "schema": SCHEMA,
         "versions": {"lipcompile": __version__},
         "source": {"name": source.name, "format": source.format, "sha256": source.sha256},
-        "graph": graph,
-        "graph_sha256": hashlib.sha256(_dumped(graph)).hexdigest(),
-        "steps": steps(analysis),
-        "totals": totals(analysis),
+        "graph": written,
+        "graph_sha256": hashlib.sha256(_dumped(written)).hexdigest(),
+        "steps": steps(graph, numbers),
+        "totals": totals(graph, numbers),
         **({} if training is None else {"training": dict(training)}),
     }
 
@@ -46,6 +55,23 @@ def certificate(derivation: Derivation, training: Mapping[str, Any] | None = Non
 def encode(document: Mapping[str, Any]) -> bytes:
     """Return the canonical bytes of a certificate."""
     return _dumped(document) + b"\n"
+
+
+def listed(document: Mapping[str, Any]) -> str:
+    """Return a certificate as JSON with a line for each step, and for each node and parameter of the graph."""
+    return _listed(document, depth=0)
+
+
+def _listed(value: Any, depth: int) -> str:
+    items = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    nested = [isinstance(item, Mapping | list) for item in items]
+    if depth > 2 or not nested or not (any(nested) if depth < 2 else all(nested)):
+        return json.dumps(value)
+    margin, below = " " * depth, [_listed(item, depth + 1) for item in items]
+    if isinstance(value, Mapping):
+        below = [f"{json.dumps(name)}: {text}" for name, text in zip(value, below, strict=True)]
+    start, end = "{}" if isinstance(value, Mapping) else "[]"
+    return "\n".join([start, ",\n".join(f"{margin} {text}" for text in below), f"{margin}{end}"])
 
 
 def _dumped(value: Mapping[str, Any]) -> bytes:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from lipcompile.certificates.graph import value
-from lipcompile.derivation import Analysis
 from lipcompile.graph import Graph, Node
 from lipcompile.numbers.certified import Certified, Interval
 from lipcompile.passes.bounds import Bounds, derive, linear_in_loss, reads_profile
@@ -14,9 +13,8 @@ from lipcompile.passes.bounds import Bounds, derive, linear_in_loss, reads_profi
 Json = dict[str, Any]
 
 
-def steps(analysis: Analysis) -> Json:
+def steps(graph: Graph, numbers: Bounds[Interval]) -> Json:
     """Return the steps forward, of the loss, backward and of the parameters."""
-    graph, numbers = analysis.graph, analysis.numbers
     unclipped = numbers if linear_in_loss(graph) else derive(graph, Certified(), through_clips=False)
     profile = reads_profile(graph)
     return {
@@ -27,10 +25,9 @@ def steps(analysis: Analysis) -> Json:
     }
 
 
-def totals(analysis: Analysis) -> Json:
+def totals(graph: Graph, numbers: Bounds[Interval]) -> Json:
     """Return √ΣK², and the Lipschitz constant of the output in the input."""
-    numbers = analysis.numbers
-    return {"gradient": _upper(numbers.total), "lipschitz": _upper(numbers.slope[analysis.graph.input.name])}
+    return {"gradient": _upper(numbers.total), "lipschitz": _upper(numbers.slope[graph.input.name])}
 
 
 def _upper(number: Interval) -> str:

@@ -20,7 +20,7 @@ from lipcompile.diagnostics import InputError, input_error
 if TYPE_CHECKING:
     from lipcompile.derivation import Derivation
     from lipcompile.diagnostics import Diagnostic
-    from lipcompile.frontends.options import ModelOptions
+    from lipcompile.frontends.options import Loaded, ModelOptions
     from lipcompile.reports.sarif import Checked
 
 ACCEPTED, REJECTED, UNUSABLE = 0, 1, 2
@@ -86,9 +86,10 @@ def check(
       lipcompile check model.lip model.onnx --format sarif
       lipcompile check model.lip --certificate model.json
     """
-    derived: Derived = partial(_derived, options=options, verify=verify_import)
-    if certificate is not None:
-        derived = _certifying(models, derived, certificate)
+    if certificate is not None and len(models) > 1:
+        message = f"--certificate is of one model, not {len(models)}"
+        raise input_error("LIP005", message, "run the command once for each")
+    derived = partial(_derived, options=options, verify=verify_import, certificate=certificate)
     with _uncollected():
         if form == "json":
             return _json(models, derived)
@@ -107,44 +108,35 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def _derived(model: str, options: ModelOptions, *, verify: bool) -> Derivation:
+def _derived(model: str, options: ModelOptions, *, verify: bool, certificate: Path | None) -> Derivation:
     """Check one model; raises InputError, also for a file that the system does not let us read."""
     from lipcompile import pipeline
 
     try:
-        if not verify:
-            return pipeline.check(model, options)
-        return _verified(model, options)
+        loaded = pipeline.load(model, options)
+        derivation = pipeline.derive(loaded, options)
+        if verify:
+            derivation = _verified(loaded, derivation)
     except OSError as error:
         raise input_error("LIP001", f"`{model}` cannot be read: {error.strerror}", "check the path") from None
+    if certificate is not None and derivation.ok:
+        _certify(certificate, derivation, loaded)
+    return derivation
 
 
-def _certifying(models: tuple[str, ...], derived: Derived, path: Path) -> Derived:
-    """Return what derives a model, and writes its certificate if it is accepted."""
-    from lipcompile.cli.certificates import write_certificate
-
-    if len(models) > 1:
-        message = f"--certificate is of one model, not {len(models)}"
-        raise input_error("LIP005", message, "run the command once for each")
-    refuse_source(models[0], path)
-
-    def certified(model: str) -> Derivation:
-        derivation = derived(model)
-        if derivation.ok:
-            write_certificate(path, derivation)
-        return derivation
-
-    return certified
-
-
-def _verified(model: str, options: ModelOptions) -> Derivation:
-    """Check one model, and what it was imported from."""
-    from lipcompile import pipeline
+def _verified(loaded: Loaded, derivation: Derivation) -> Derivation:
+    """Check what a model was imported from."""
     from lipcompile.backend import find
     from lipcompile.cli.verification import verified
 
-    loaded = pipeline.load(model, options)
-    return verified(loaded, pipeline.derive(loaded, options), find())
+    return verified(loaded, derivation, find())
+
+
+def _certify(path: Path, derivation: Derivation, loaded: Loaded) -> None:
+    from lipcompile.cli.certificates import write_certificate
+
+    refuse_source(loaded.source.path, path)
+    write_certificate(path, derivation, loaded)
 
 
 def _code(derivation: Derivation) -> int:

@@ -39,6 +39,7 @@ def compile_(
     """
     from lipcompile import pipeline
     from lipcompile.backend import find
+    from lipcompile.cli.certificates import planned_training
     from lipcompile.cli.settings import noise_strategy, planned
 
     emitter = find(backend)
@@ -48,7 +49,8 @@ def compile_(
     complain(serious(derivation.diagnostics))
     if not derivation.ok:
         return 1
-    text = emitter.emit(derivation, follow_weights, noise_strategy(planned(loaded), emitter))
+    plan = planned(loaded)
+    text = emitter.emit(derivation, follow_weights, noise_strategy(plan, emitter), planned_training(loaded))
     if verify_import and not _agrees(loaded, derivation, text if backend == "torch" else None):
         return 1
     write_text(output, text)
