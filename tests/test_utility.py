@@ -96,9 +96,10 @@ SETTINGS: dict[str, Any] = {
     "frequency": 0.5,
     "width": 16,
     "constant": 0.5,
+    "directions": "few",
     "loss_clip": 0.5,
     "steps": 10,
-    "rate": 20.0,
+    "agitation": 0.05,
     "momentum": 0.0,
     "average": 0.3,
 }
@@ -123,10 +124,40 @@ def test_features_have_the_norm_that_the_head_is_compiled_for(kind: str) -> None
     assert norms.max() <= np.sqrt(1 + settings["constant"] ** 2) * (1 + 1e-6)
 
 
+def test_few_coordinates_make_a_direction_of_the_same_length() -> None:
+    found = heads()._directions(7, 4000, "few")
+    touched = (found != 0).sum(axis=0)
+    assert touched[:8].tolist() == [1, 2, 3, 7] * 2
+    for many in (1, 2, 3, 7):
+        assert (found[:, touched == many] ** 2).sum(axis=0).mean() == pytest.approx(7, rel=0.15)
+
+
 def test_release_and_training_together_spend_the_budget_and_no_more() -> None:
     budget = import_module("benchmarks.utility.training").Budget(1.0, 1e-4)
     _, score = heads().fit(parts(), SETTINGS, budget, 0, audit=True)
     assert 0.99 < score.epsilon <= 1.0
+
+
+def test_test_parts_are_drawn_anew() -> None:
+    pytest.importorskip("sklearn", reason="the extra `bench`")
+    tabular, sets = import_module("benchmarks.utility.tabular"), import_module("benchmarks.utility.sets")
+    yeast = next(which for which in sets.SETS if which.name == "yeast")
+    x, y = np.arange(200.0)[:, None], np.arange(200) % 2
+    seen = []
+
+    def keep(parts: Any, *_: object, **__: object) -> Any:
+        seen.append(frozenset(parts.x_seen[:, 0]))
+        return np.zeros(len(parts.y_seen)), study().Score(0.0, 1.0)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(tabular.FITS, "ours", keep)
+        for drawing in (0, 1):
+            for seed in (0, 1):
+                tabular.runner(yeast, x, y, "ours", drawing)({}, seed, "test")
+        assert len(set(seen)) == 4
+        test = seen[-1]
+        tabular.runner(yeast, x, y, "ours", 1)({}, 1, "validation")
+    assert all(not (test & validation) for validation in seen[4:])
 
 
 def test_the_benchmark_runs_on_generated_data(tmp_path: Path) -> None:

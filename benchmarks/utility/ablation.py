@@ -28,29 +28,30 @@ CHANGES: Mapping[str, Settings] = {
     "means alone": {"standardise": "mean"},
     "plain features": {"features": "plain"},
     "random features": {"features": "fourier"},
+    "both": {"features": "both"},
+    "directions of all coordinates": {"directions": "all"},
+    "directions of few": {"directions": "few"},
     "loss not clipped": {"loss_clip": 1.0},
     "loss clipped at 0.1": {"loss_clip": 0.1},
     "no momentum": {"momentum": 0.0},
-    "momentum": {"momentum": 0.9},
     "last weights": {"average": 0.0},
-    "mean of the last 60 %": {"average": 0.6},
-    "20 steps": {"steps": 20},
+    "30 steps": {"steps": 30},
 }
 
 
 def ablate(run: Run, chosen: Settings, seeds: int) -> dict[str, dict[str, float]]:
     """Return the validation score of every change, with the mean and deviation over seeds.
 
-    Steps keep their length: a rate is multiplied by the clip that the trainer divides it by, where the clip
-    changes, and by 1 - momentum where that does. A change that changes nothing is left out.
+    Steps keep their length: the agitation is multiplied by the clip that the trainer divides it by, where the clip
+    changes, and by 1 / (1 - momentum) where that does. A change that changes nothing is left out.
     """
     found = {}
     for name, change in CHANGES.items():
         settings = chosen | change
         if change and settings == chosen:
             continue
-        kept = settings["loss_clip"] * (1 - settings["momentum"])
-        settings["rate"] = chosen["rate"] * kept / (chosen["loss_clip"] * (1 - chosen["momentum"]))
+        longer = settings["loss_clip"] * (1 - chosen["momentum"])
+        settings["agitation"] *= longer / (chosen["loss_clip"] * (1 - settings["momentum"]))
         values = [run(settings, seed, "validation").value for seed in range(seeds)]
         spread = statistics.stdev(values) if seeds > 1 else 0.0
         found[name] = {"mean": statistics.mean(values), "std": spread}
@@ -67,11 +68,12 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    measured: dict[str, Any] = json.loads(arguments.rows.read_text(encoding="utf-8"))["rows"]
+    found: dict[str, Any] = json.loads(arguments.rows.read_text(encoding="utf-8"))
+    measured = found["rows"]
     rows = Rows(arguments.json, {"seeds": arguments.seeds, "part": "validation"})
     for which in (which for which in SETS if which.name in arguments.sets):
         chosen = measured[f"{which.name} / ours"]["seeds"]["0"]["settings"]
-        run = runner(which, *load(which, arguments.data), "ours")
+        run = runner(which, *load(which, arguments.data), "ours", found["settings"]["split"])
         rows.put(which.name, {"settings": chosen, "changes": ablate(run, chosen, arguments.seeds)})
     shown = [name for name in rows.rows if name in arguments.sets]
     changes = {name: rows.rows[name]["changes"] for name in shown}

@@ -1,12 +1,13 @@
 """AUROC and accuracy on tabular sets, beside the papers and Opacus: see docs/utility.md.
 
     python -m benchmarks.utility.tabular --data FOLDER [--sets NAME …] [--methods ours opacus] [--seeds 5]
-        [--trials 16] [--json FILE] [--resume]
+        [--trials 16] [--split 1] [--json FILE] [--resume]
 
 FOLDER holds `tabular/` and `weightclip/`. A stratified fifth is the test part; settings are chosen with so many
-trials on a stratified fifth of the rest, and ours and Opacus's have as many. Sets below 5,000 rows, whose test
-parts are small, are split anew for each seed, with a choice of settings for each; the others have one test part,
-and one choice, and seeds are of noise and sampling. Seeds make the runs repeatable, and these models not private.
+trials on a stratified fifth of the rest, from one space for all sets, and ours and Opacus's have as many. Sets
+below 20,000 rows, whose test parts are small, are split anew for each seed, with a choice of settings for each;
+the others have one test part, and one choice, and seeds are of noise and sampling. `--split` draws all test parts
+anew. Seeds make the runs repeatable, and these models not private.
 """
 
 from __future__ import annotations
@@ -29,8 +30,10 @@ from benchmarks.utility.study import Part, Rows, Run, Score, Settings, Space, ce
 from benchmarks.utility.training import Budget
 
 SPLIT = 100  # the seed of the one test part of a large set
+LARGE = 20_000  # rows: smaller sets have a test part for each seed
 SMALL, REPEATS = 5000, 3  # validation parts of small sets are drawn so many times, within one trial
 FITS = {"ours": heads.fit, "opacus": opacus_runs.fit}
+SPACES: Mapping[str, Space] = {"ours": heads.SPACE, "opacus": opacus_runs.SPACE}
 
 
 def split(x: Array, y: Labels, seed: int) -> Parts:
@@ -54,8 +57,12 @@ def score(metric: str, output: Array, labels: Labels) -> float:
     return float((predicted == labels).mean())
 
 
-def runner(which: TabularSet, x: Array, y: Labels, method: str) -> Run:
-    """Return what trains with given settings and scores."""
+def runner(which: TabularSet, x: Array, y: Labels, method: str, drawing: int) -> Run:
+    """Return what trains with given settings and scores.
+
+    Args:
+        drawing: of the test parts: seeds of splits are moved by 1000 for each.
+    """
     budget = Budget(which.epsilon, which.delta)
 
     def once(parts: Parts, settings: Settings, seed: int, audit: bool) -> Score:
@@ -63,21 +70,14 @@ def runner(which: TabularSet, x: Array, y: Labels, method: str) -> Run:
         return replace(spent, value=score(which.metric, output, parts.y_seen))
 
     def run(settings: Settings, seed: int, part: Part) -> Score:
-        outer = split(x, y, seed if len(y) < SMALL else SPLIT)
+        outer = split(x, y, 1000 * drawing + (seed if len(y) < LARGE else SPLIT))
         if part == "test":
             return once(outer, settings, seed, True)
         repeats = REPEATS if len(y) < SMALL else 1
-        inner = (split(outer.x, outer.y, 100 * seed + 50 + repeat) for repeat in range(repeats))
+        inner = (split(outer.x, outer.y, 1000 * drawing + 100 * seed + 50 + repeat) for repeat in range(repeats))
         return Score(mean(once(p, settings, 1000 * seed + 50 + i, False).value for i, p in enumerate(inner)))
 
     return run
-
-
-def space(method: str, which: TabularSet) -> Space:
-    """Return what a method chooses among."""
-    if method == "opacus":
-        return {**opacus_runs.SPACE, **opacus_runs.NARROW.get(which.name, {})}
-    return {**heads.SPACE, **heads.NARROW.get(which.name, {})}
 
 
 def about(which: TabularSet, method: str) -> dict[str, Any]:
@@ -123,11 +123,12 @@ def main(sets: Sequence[TabularSet] = SETS) -> None:
     parser.add_argument("--methods", nargs="*", default=list(FITS), choices=list(FITS))
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--trials", type=int, default=16)
+    parser.add_argument("--split", type=int, default=1, help="which drawing of the test parts")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--resume", action="store_true", help="keep the seeds that FILE has")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    rows = Rows(arguments.json, {"test_share": 0.2}, arguments.resume)
+    rows = Rows(arguments.json, {"test_share": 0.2, "split": arguments.split}, arguments.resume)
     for which in (which for which in sets if which.name in arguments.sets):
         x, y = load(which, arguments.data)
         for method in arguments.methods:
@@ -136,11 +137,11 @@ def main(sets: Sequence[TabularSet] = SETS) -> None:
                 rows,
                 name,
                 about(which, method),
-                space(method, which),
-                runner(which, x, y, method),
+                SPACES[method],
+                runner(which, x, y, method, arguments.split),
                 seeds=range(arguments.seeds),
                 trials=arguments.trials,
-                choose_once=len(y) >= SMALL,
+                choose_once=len(y) >= LARGE,
             )
             print(f"{name:28} {cell(row)}   {row['seconds']:.1f} s", flush=True)
     print(tables(rows.rows, [which for which in sets if which.name in arguments.sets]))
