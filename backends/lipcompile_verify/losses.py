@@ -1,0 +1,119 @@
+"""The Lipschitz constants of the losses of bounds.md, section 4, in the logits of norm X."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from math import prod
+from typing import Any, NamedTuple
+
+from .document import require
+from .intervals import Exact, Real, decay, least, most, root
+from .rules import Extent
+
+
+class Loss(NamedTuple):
+    """One row: attributes, the logits that it takes, and L from s and their extent; s.K of them in s.n vectors."""
+
+    attributes: str
+    logits: str
+    bound: Callable[[Any, Extent], Real | Exact]
+
+
+def _entropy(s: Any, radius: Real) -> Real:
+    """L_R of a vector of scaled norm R: the vertices of the polytope p_i <= e^(√2·R)·p_j, and the largest ‖p‖."""
+    k = 1 - s.label_smoothing
+    i, j = decay(root(2) * radius), decay(root(Fraction(s.K, s.K - 1)) * radius)
+    last, spread = _gap(i, s.K, s.K - 1), (1 - j) / (1 + j * (s.K - 1))
+    found = (last * (2 * k) + spread * spread) * (s.K - 1)
+    if s.K <= 1000:
+        vertices = ((m, _gap(i, s.K, m)) for m in range(1, s.K))
+        found = least(found, most(*(gap * (2 * k * m) + gap * gap * (m * (s.K - m)) for m, gap in vertices)))
+    return root((found + k * k * (s.K - 1)) / s.K)
+
+
+def _gap(i: Real, classes: int, m: int) -> Real:
+    """How far the m large probabilities of a vertex are above the others."""
+    return (1 - i) / (i * classes + (1 - i) * m)
+
+
+def _weight(s: Any) -> Fraction:
+    """The largest weight of a class, times τ if the loss is not divided by it."""
+    weights = s.class_weights or (Fraction(1),)
+    require(
+        len(weights) in ((1, s.K) if not s.class_weights else (s.K,)) and max(weights) > 0,
+        "the weights do not fit",
+    )
+    require(s.label_smoothing < 1 and not (s.class_weights and s.label_smoothing), "no such smoothing")
+    return max(weights) * (1 if s.normalise else s.temperature)
+
+
+def _tokens(s: Any, x: Extent) -> Real:
+    """Over n vectors: each by itself, or all together, as not every one can be far out."""
+    k, norm = 1 - s.label_smoothing, x.X * s.temperature
+    share = _gap(decay(root(Fraction(2, s.n)) * norm), s.K, s.K - 1)
+    together = root((share * (2 * k) + k * k) * Fraction(s.n * (s.K - 1), s.K) + norm * norm / 4)
+    return (
+        least(root(s.n) * _entropy(s, x.R * s.temperature), together)
+        * _weight(s)
+        / (s.n if s.reduce == "mean" else 1)
+    )
+
+
+def _classes(s: Any, slope: Exact = 1) -> Real:
+    """Every class against the rest, summed or averaged."""
+    return root(slope**2 * (Fraction(1, s.K) if s.reduce == "mean" else s.K))
+
+
+def _pieces(s: Any, x: Extent, corner: Fraction, unit: Fraction) -> Real:
+    """A gradient that is the residual up to a corner, and divided by a unit."""
+    capped = (
+        least(root(s.K * corner**2), x.X + s.target_norm) if s.target_norm is not None else root(s.K * corner**2)
+    )
+    return capped / unit / (s.K if s.reduce == "mean" else 1)
+
+
+def _multi_margin(s: Any, x: Extent) -> Real:
+    """The mean over k of max(0, margin - ŷ_y + ŷ_k)^p."""
+    require(s.p <= 2, "p is 1 or 2")
+    side = Fraction(s.K - 1, s.K)
+    return root(side) if s.p == 1 else root(4 * s.margin**2 * side) + x.X * 2
+
+
+ENTROPY = "temperature:q+ normalise:flag label_smoothing:q0 class_weights:q0*"
+LOSSES = {
+    "cross_entropy": Loss(ENTROPY, "classes", lambda s, x: _entropy(s, x.X * s.temperature) * _weight(s)),
+    "token_cross_entropy": Loss(ENTROPY + " reduce:mean|sum ignore:z?", "tokens", _tokens),
+    "nll": Loss("", "classes", lambda s, x: 1),
+    "bce": Loss(
+        "temperature:q+ normalise:flag",
+        "one",
+        lambda s, x: (1 if s.normalise else s.temperature) / (1 + decay(x.X * s.temperature)),
+    ),
+    "hinge": Loss("margin:q0", "one", lambda s, x: 1),
+    "kr": Loss("", "one", lambda s, x: 1),
+    "hkr": Loss("alpha:q0 margin:q0", "one", lambda s, x: 1 + s.alpha),
+    "multiclass_hinge": Loss("margin:q0 reduce:mean|sum", "classes", lambda s, x: _classes(s)),
+    "multiclass_kr": Loss("reduce:mean|sum", "classes", lambda s, x: _classes(s)),
+    "multiclass_hkr": Loss("alpha:q0 margin:q0 reduce:mean|sum", "classes", lambda s, x: _classes(s, 1 + s.alpha)),
+    "multi_margin": Loss("margin:q0 p:n", "classes", _multi_margin),
+    "cosine": Loss("floor:q+", "classes", lambda s, x: 1 / s.floor),
+    "squared_error": Loss("target_norm:q+", "vector", lambda s, x: x.X + s.target_norm),
+    "mean_squared_error": Loss("target_norm:q+", "vector", lambda s, x: (x.X + s.target_norm) * 2 / s.K),
+    "absolute_error": Loss("reduce:mean|sum", "vector", lambda s, x: _classes(s)),
+    "huber": Loss(
+        "delta:q+ target_norm:q+? reduce:mean|sum", "vector", lambda s, x: _pieces(s, x, s.delta, Fraction(1))
+    ),
+    "smooth_l1": Loss(
+        "beta:q+ target_norm:q+? reduce:mean|sum", "vector", lambda s, x: _pieces(s, x, s.beta, s.beta)
+    ),
+}
+
+
+def logits(s: Any, shape: tuple[int, ...], kind: str) -> None:
+    """Check that the logits are of the kind that a loss takes: one, a vector, classes, or such vectors."""
+    require(shape and (len(shape) == 1) != (kind == "tokens"), "the loss does not take logits of this shape")
+    s.K, s.n = shape[-1], prod(shape[:-1])
+    require(
+        s.K == 1 if kind == "one" else (1 if kind == "vector" else 2) <= s.K, "the number of logits does not fit"
+    )

@@ -1,0 +1,163 @@
+"""What a window reads, counted place by place on each axis; and bounds of ‖A‖² that are claimed, tested."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from fractions import Fraction
+from functools import lru_cache
+from math import floor
+from typing import NamedTuple
+
+from mpmath.ctx_iv import MPIntervalContext
+
+from .document import require
+
+MOST_PLACES, MOST_WORK = 2**22, 2**22
+Row = dict[int, Fraction]
+
+
+class Counts(NamedTuple):
+    """Of one axis: reads of an entry, reads of an entry through one tap, and most and fewest taps of an output."""
+
+    reads: int
+    repeats: int
+    taps: int
+    fewest: int
+
+
+def outputs(
+    size: int, kernel: int, stride: int, dilation: int, pads: tuple[int, int], ceiled: bool = False
+) -> int:
+    """Return the number of windows on an axis; the last may stick out if `ceiled`, unless it starts behind all."""
+    room = size + sum(pads) - dilation * (kernel - 1) - 1
+    count = -(-room // stride) + 1 if ceiled else room // stride + 1
+    require(count > 0, f"a window of {kernel} taps is longer than an axis of {size}")
+    return count - (ceiled and (count - 1) * stride >= size + pads[0])
+
+
+def source(place: int, size: int, mode: str) -> int | None:
+    """Return the entry at a place of a padded axis, None for a zero."""
+    if 0 <= place < size:
+        return place
+    if mode == "reflect":
+        return -place if place < 0 else 2 * (size - 1) - place
+    return {"circular": place % size, "replicate": 0 if place < 0 else size - 1}.get(mode)
+
+
+def padded(size: int, pads: tuple[int, int], mode: str) -> int:
+    """Return how often padding holds the entry that it holds most; refuse what no mode defines."""
+    require(size + sum(pads) <= MOST_PLACES, "too long an axis")
+    require(
+        max(pads) <= {"circular": size, "reflect": size - 1}.get(mode, max(pads)), f"{mode} padding is too long"
+    )
+    held = Counter(source(place, size, mode) for place in range(-pads[0], size + pads[1]))
+    return max(count for entry, count in held.items() if entry is not None)
+
+
+@lru_cache(256)
+def counts(size: int, out: int, kernel: int, stride: int, dilation: int, low: int, mode: str = "zeros") -> Counts:
+    """Enumerate the (output, tap) pairs of an axis, tap t of output o standing at o·stride + t·dilation - low."""
+    require(out * kernel <= MOST_PLACES, "too many taps to count")
+    read: Counter[int] = Counter()
+    through: Counter[tuple[int, int]] = Counter()
+    held = [0] * out
+    for output in range(out):
+        for tap in range(kernel):
+            entry = source(output * stride + tap * dilation - low, size, mode)
+            if entry is not None:
+                read[entry] += 1
+                through[entry, tap] += 1
+                held[output] += 1
+    require(bool(read), "no window holds an entry")
+    return Counts(max(read.values()), max(through.values()), max(held), min(held))
+
+
+def averages(axis: tuple[int, int, int, int, int, tuple[int, int]], by: str) -> list[Row]:
+    """Return the averages of an axis (size, outputs, kernel, …), divided by 1, or the taps on entries or padding too."""
+    size, out, kernel, stride, dilation, pads = axis
+    require(out * kernel <= MOST_PLACES, "too many taps to count")
+    rows = []
+    for output in range(out):
+        places = [output * stride + tap * dilation - pads[0] for tap in range(kernel)]
+        held = [place for place in places if 0 <= place < size]
+        counted = [place for place in places if -pads[0] <= place < size + pads[1]]
+        divisor = {"sum": 1, "entries": len(held), "padding": len(counted)}[by]
+        rows.append({place: Fraction(1, divisor) for place in held})
+    return rows
+
+
+def adaptive(size: int, out: int) -> list[Row]:
+    """Return the matrix of adaptive averages: output i covers the entries from ⌊i·n/o⌋ to ⌈(i+1)·n/o⌉."""
+    require(size + out <= MOST_PLACES, "too long an axis")
+    spans = [range(i * size // out, -(-(i + 1) * size // out)) for i in range(out)]
+    return [{place: Fraction(1, len(span)) for place in span} for span in spans]
+
+
+def _cubic(x: Fraction) -> Fraction:
+    """The kernel of cubic convolution with a = -3/4, as in torch."""
+    x, a = abs(x), Fraction(-3, 4)
+    return ((a + 2) * x - (a + 3)) * x * x + 1 if x <= 1 else ((x - 5) * x + 8) * x * a - 4 * a
+
+
+def interpolation(size: int, factor: int, mode: str, aligned: bool) -> list[Row]:
+    """Return the matrix of bilinear or bicubic interpolation of an axis, as in torch."""
+    out = size * factor
+    require(out <= MOST_PLACES, "too long an axis")
+    rows = []
+    for i in range(out):
+        at = (
+            Fraction(i * (size - 1), max(out - 1, 1))
+            if aligned
+            else Fraction(2 * i + 1, 2 * factor) - Fraction(1, 2)
+        )
+        at = max(at, Fraction(0)) if mode == "bilinear" else at
+        first, row = floor(at), Row()
+        for place in range(first, first + 2) if mode == "bilinear" else range(first - 1, first + 3):
+            weight = 1 - abs(at - place) if mode == "bilinear" else _cubic(at - place)
+            entry = min(max(place, 0), size - 1)
+            row[entry] = row.get(entry, Fraction(0)) + weight
+        rows.append(row)
+    return rows
+
+
+def norm_within(matrix: list[Row], claim: Fraction) -> bool:
+    """Whether ‖A‖² <= claim: by Schur, by Gershgorin on a Gram matrix, or since claim·I less that has positive pivots."""
+    columns: dict[int, Row] = {}
+    for i, row in enumerate(matrix):
+        for j, weight in row.items():
+            columns.setdefault(j, {})[i] = weight
+    if _largest(matrix) * _largest(columns.values()) <= claim:
+        return True
+    lines, across = (
+        (dict(enumerate(matrix)), columns) if len(matrix) <= len(columns) else (columns, dict(enumerate(matrix)))
+    )
+    gram: dict[int, Row] = {i: Row() for i in sorted(lines)}
+    require(
+        sum(len(line) ** 2 for line in across.values()) <= MOST_WORK, "too large an axis to bound its averages"
+    )
+    for line in across.values():
+        for i, left in line.items():
+            for j, right in line.items():
+                gram[i][j] = gram[i].get(j, Fraction(0)) + left * right
+    return _largest(gram.values()) <= claim or _positive(gram, claim)
+
+
+def _largest(rows: Iterable[Row]) -> Fraction:
+    return max(sum(map(abs, row.values()), Fraction(0)) for row in rows)
+
+
+def _positive(gram: dict[int, Row], claim: Fraction) -> bool:
+    """Whether claim·I - gram is positive definite: its LDLᵀ factorisation, in intervals, has positive pivots."""
+    iv = MPIntervalContext()
+    iv.prec = 200
+    require(sum(len(row) ** 2 for row in gram.values()) <= MOST_WORK, "too large an axis to bound its averages")
+    rows = {i: {j: (claim * (i == j) - entry) for j, entry in row.items() if j >= i} for i, row in gram.items()}
+    left = {i: {j: iv.mpf(e.numerator) / e.denominator for j, e in row.items()} for i, row in rows.items()}
+    for i, row in left.items():
+        if (row[i] > 0) is not True:
+            return False
+        for j in row.keys() - {i}:
+            for k in row.keys() - range(j):
+                left[j][k] = left[j].get(k, 0) - row[j] * row[k] / row[i]
+    return True
