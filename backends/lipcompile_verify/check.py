@@ -7,23 +7,27 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
-from .derive import Derivation, RuleError, derive
+from .derive import Derivation, RuleError
 from .document import MalformedError, canonical, fields, of_kind, parse, require
 from .forms import bound, hypotenuse
-from .intervals import INFINITE, Real, real
+from .intervals import INFINITE, Real, real, root, total
 from .verdict import Problem, Verdict
 
-SCHEMA = "lipcompile.certificate/1"
+CERTIFICATE = "schema:text versions:object source:object graph:object graph_sha256:text steps:object totals:object"
 STEPS = "forward:object* loss:object backward:object* parameters:object*"
 FORWARD = "node:text rule:text proof:text conditions:object theta:object norm:bound lipschitz:bound* kappa:object"
 BACKWARD = "value:text cotangent:bound unclipped:bound slope:bound"
+TRAINING = (
+    "neighbours:add_remove|replace_one batch:n? dataset:n? steps:n? noise:global|per_layer|optimal epsilon:q+? delta:q+? "
+    "sampling:poisson|fixed_size|shuffle|balls_in_bins|cyclic_poisson|fixed_order accountant:pld|rdp"
+)
 
 
 def verify(document: Mapping[str, Any]) -> Verdict:
     """Re-derive every number of a certificate from its graph alone, and compare each claim."""
     verdict = Verdict()
     try:
-        _verify(parse(canonical(document)), verdict)
+        Claims(parse(canonical(document)), verdict).check()
     except RuleError as error:
         verdict.problems.append(Problem(error.step, error.rule, str(error)))
     except MalformedError as error:
@@ -33,122 +37,110 @@ def verify(document: Mapping[str, Any]) -> Verdict:
     return verdict
 
 
-def _verify(document: dict[str, Any], verdict: Verdict) -> None:
-    whole = "schema:text versions:object source:object graph:object graph_sha256:text steps:object totals:object"
-    d = fields(document, whole, "training:object")
-    require(d.schema == SCHEMA, f"the schema is {d.schema!r:.99}, not {SCHEMA}")
-    digest = hashlib.sha256(canonical(d.graph)).hexdigest()
-    require(digest == d.graph_sha256, f"the graph has the hash {digest}, claimed {d.graph_sha256!r:.99}")
-    steps = fields(d.steps, STEPS)
-    for part, kinds in ((d.versions, "lipcompile:text"), (d.source, "name:text format:text sha256:text?")):
-        fields(part, kinds)
-    conditions = {str(step.get("node")): step.get("conditions") for step in steps.forward}
-    found = derive(d.graph, {name: c for name, c in conditions.items() if isinstance(c, dict)})
-    claim = Claims(verdict, found)
-    claim.forward(steps.forward)
-    claim.loss(steps.loss)
-    claim.backward(steps.backward)
-    claim.parameters(steps.parameters, d.totals)
-    verdict.counts = {"steps": len(found.shapes), "claims": claim.count, "loose": len(verdict.loose)}
-    verdict.gradient = {name: k.upper() for name, k in found.gradient.items()}
-    verdict.totals = {name: number.upper() for name, number in claim.totals.items()}
-
-
 class Claims:
-    """Compares claims one by one: what fails is a problem, what is too large by more than 1e-9 of it loose."""
+    """Compares the claims of a certificate, one by one, with a derivation of its graph."""
 
-    def __init__(self, verdict: Verdict, found: Derivation) -> None:
-        self.verdict, self.found, self.count = verdict, found, 0
-        self.totals = {"gradient": hypotenuse([real(0), *found.gradient.values()]), "lipschitz": real(0)}
+    def __init__(self, document: dict[str, Any], verdict: Verdict) -> None:
+        self.verdict, self.count = verdict, 0
+        d = self.document = fields(document, CERTIFICATE, "training:object")
+        require(d.schema == "lipcompile.certificate/1", f"the schema `{d.schema:.99}` is not known")
+        digest = hashlib.sha256(canonical(d.graph)).hexdigest()
+        require(digest == d.graph_sha256, f"the graph has the hash {digest}, claimed {d.graph_sha256:.99}")
+        fields(d.versions, "lipcompile:text"), fields(d.source, "name:text format:text sha256:text?")
+        self.steps = fields(d.steps, STEPS)
+        conditions = {str(step.get("node")): step.get("conditions") for step in self.steps.forward}
+        self.found = Derivation(d.graph, {name: c for name, c in conditions.items() if isinstance(c, dict)})
 
-    def at_least(self, step: str, rule: str, what: str, claimed: float, own: Real) -> None:
-        """Check one claim."""
+    def check(self) -> None:
+        """Check all claims, and say what was derived."""
+        found, slope = self.found, bound(self.found.slope[self.found.graph.input.name])
+        totals = {"gradient": hypotenuse([real(0), *found.gradient.values()]), "lipschitz": slope}
+        for step, node in self._steps(self.steps.forward, "node", [*found.nodes]):
+            self._forward(fields(step, FORWARD + " row:bound entry:bound" * found.reads), found.nodes[node])
+        loss = fields(self.steps.loss, "rule:text proof:text lipschitz:bound")
+        self._same("loss", loss.rule, "the rule", loss.rule, found.graph.loss.name)
+        self._least("loss", loss.rule, "its Lipschitz constant", loss.lipschitz, found.loss)
+        for step, value in self._steps(self.steps.backward, "value", [*reversed(found.shapes)]):
+            claimed, rule = fields(step, BACKWARD), found.nodes[value].op if value in found.nodes else "input"
+            for what in ("cotangent", "unclipped", "slope"):
+                self._least(value, rule, f"the {what}", getattr(claimed, what), bound(getattr(found, what)[value]))
+        listed = sorted(self.steps.parameters, key=lambda step: str(step.get("name")))
+        for step, name in self._steps(listed, "name", sorted(found.gradient)):
+            self._parameter(fields(step, "name:text uses:text** gradient:bound unclipped:bound"), name)
+        self._each("totals", "sum", "the total", self.document.totals, totals)
+        if self.document.training is not None:
+            self._training(self.document.training)
+        verdict = self.verdict
+        verdict.counts = {"steps": len(found.shapes), "claims": self.count, "loose": len(verdict.loose)}
+        verdict.gradient = {name: k.upper() for name, k in found.gradient.items()}
+        verdict.totals = {name: number.upper() for name, number in totals.items()}
+
+    def _steps(self, steps: Sequence[Any], name: str, expected: list[str]) -> list[tuple[Any, str]]:
+        """Return the steps with their names, which must be the expected ones, in order."""
+        require([step.get(name) for step in steps] == expected, f"there must be a step for each {name}, in order")
+        return [*zip(steps, expected, strict=True)]
+
+    def _forward(self, step: Any, node: Any) -> None:
+        x = self.found.extents[node.name]
+        self._same(node.name, node.op, "the rule", step.rule, node.op)
+        self._same(node.name, node.op, "what is counted", step.conditions, node.site.C)
+        self._each(node.name, node.op, "theta", step.theta, node.site.T)
+        self._each(node.name, node.op, "kappa", step.kappa, node.kappa)
+        for name, own in {"norm": x.X, **({"row": x.R, "entry": x.M} if self.found.reads else {})}.items():
+            self._least(node.name, node.op, f"the {name}", getattr(step, name), own)
+        self._same(node.name, node.op, "the number of slopes", len(step.lipschitz), len(node.slopes))
+        for i, (claimed, own) in enumerate(zip(step.lipschitz, node.slopes, strict=False)):
+            self._least(node.name, node.op, f"the Lipschitz constant in operand {i}", claimed, own)
+
+    def _parameter(self, step: Any, name: str) -> None:
+        k, unclipped = self.found.gradient[name], self.found.gradient_unclipped[name]
+        self._same(name, "sum", "the list of uses", step.uses, tuple(self.found.uses[name]))
+        self._least(name, "sum", "the gradient", step.gradient, k)
+        self._least(name, "sum", "the gradient without clips", step.unclipped, unclipped)
+        if k.hi == INFINITE:
+            self._fail(name, "sum", "the gradient has no bound")
+
+    def _training(self, document: Any) -> None:
+        """The noise must be that of its multiplier with the K derived here, on every trained parameter."""
+        plan = fields(document, TRAINING, "correlation:object noise_multiplier:bound std:object")
+        replace_one = plan.neighbours == "replace_one"
+        theorem = replace_one or plan.sampling != "shuffle"
+        theorem = theorem and not (replace_one and plan.sampling == "poisson" and plan.accountant == "rdp")
+        if not theorem or (plan.batch or 1) > (plan.dataset or plan.batch or 1) or (plan.delta or 0) >= 1:
+            self._fail("training", "privacy", "no theorem covers this sampling, relation and accountant")
+        if plan.std is not None:
+            self._same(
+                "training", "noise", "the parameters with noise", sorted(plan.std), sorted(self.found.gradient)
+            )
+            std = {name: real(of_kind(text, "bound")) for name, text in plan.std.items()}
+            ratios = total(
+                (k / std[name]) * (k / std[name]) for name, k in self.found.gradient.items() if name in std
+            )
+            if plan.noise_multiplier is None or (root(ratios) * real(plan.noise_multiplier)).exceeds(1.0):
+                self._fail(
+                    "training", "noise", f"1/√Σ(K/s)² is {(1 / root(ratios)).upper()!r}, below the multiplier"
+                )
+
+    def _least(self, step: str, rule: str, what: str, claimed: float, own: Real) -> None:
+        """Check one bound: too small is a problem, too large by more than 1e-9 of it loose."""
         self.count += 1
         if own.exceeds(claimed):
-            self.fail(
+            self._fail(
                 step, rule, f"{what} is claimed to be at most {claimed!r}, but is bounded by {own.upper()!r} only"
             )
-        elif (own * (1 + Fraction(1, 10**9))).falls_below(claimed):
+        elif own.falls_below(claimed) and (own * (1 + Fraction(1, 10**9))).falls_below(claimed):
             self.verdict.loose.append(f"{step}: {what} is claimed to be {claimed!r}, and at most {own.upper()!r}")
 
-    def same(self, step: str, rule: str, what: str, claimed: object, own: object) -> None:
+    def _same(self, step: str, rule: str, what: str, claimed: object, own: object) -> None:
         """Check what must be equal."""
         if claimed != own:
-            self.fail(step, rule, f"{what} is claimed to be {claimed!r:.200}, but is {own!r:.200}")
+            self._fail(step, rule, f"{what} is claimed to be {claimed!r:.200}, but is {own!r:.200}")
 
-    def fail(self, step: str, rule: str, reason: str) -> None:
-        """Record a problem."""
-        self.verdict.problems.append(Problem(step, rule, reason))
-
-    def each(self, step: str, rule: str, what: str, claimed: dict[str, Any], own: dict[str, Real]) -> None:
-        """Check the claims of an object, which has the same names."""
-        self.same(step, rule, f"the names of {what}", sorted(claimed), sorted(own))
+    def _each(self, step: str, rule: str, what: str, claimed: dict[str, Any], own: dict[str, Real]) -> None:
+        """Check the bounds in an object, which has the same names."""
+        self._same(step, rule, f"the names of {what}", sorted(claimed), sorted(own))
         for name in claimed.keys() & own.keys():
-            self.at_least(step, rule, f"{what} of {name}", of_kind(claimed[name], "bound"), own[name])
+            self._least(step, rule, f"{what} of {name}", of_kind(claimed[name], "bound"), own[name])
 
-    def forward(self, steps: Sequence[dict[str, Any]]) -> None:
-        """Each node has a step, in order."""
-        nodes = self.found.nodes
-        require(
-            [step.get("node") for step in steps] == [*nodes],
-            "the steps forward are not those of the nodes, in order",
-        )
-        for node, document in zip(nodes.values(), steps, strict=True):
-            step = fields(document, FORWARD + " row:bound entry:bound" * self.found.reads)
-            self.same(node.name, node.op, "the rule", step.rule, node.op)
-            self.same(node.name, node.op, "what is counted", step.conditions, node.site.C)
-            self.same(node.name, node.op, "the number of slopes", len(step.lipschitz), len(node.slopes))
-            self.each(node.name, node.op, "theta", step.theta, node.site.T)
-            self.each(node.name, node.op, "kappa", step.kappa, node.kappa)
-            x = self.found.extents[node.name]
-            measures = {"norm": x.X, "row": x.R, "entry": x.M} if self.found.reads else {"norm": x.X}
-            for name, own in measures.items():
-                self.at_least(node.name, node.op, f"the {name}", getattr(step, name), own)
-            for i, (claimed, own) in enumerate(zip(step.lipschitz, node.slopes, strict=False)):
-                self.at_least(node.name, node.op, f"the Lipschitz constant in operand {i}", claimed, own)
-
-    def loss(self, document: dict[str, Any]) -> None:
-        """The constant of the loss."""
-        step, name = fields(document, "rule:text proof:text lipschitz:bound"), self.found.graph.loss.name
-        self.same("loss", name, "the rule", step.rule, name)
-        self.at_least("loss", name, "its Lipschitz constant", step.lipschitz, self.found.loss)
-
-    def backward(self, steps: Sequence[dict[str, Any]]) -> None:
-        """Each value has a step, from the output to the input."""
-        found = self.found
-        values = [*reversed(found.shapes)]
-        require(
-            [step.get("value") for step in steps] == values,
-            "the steps backward are not those of the values, in order",
-        )
-        for value, document in zip(values, steps, strict=True):
-            step, rule = fields(document, BACKWARD), found.nodes[value].op if value in found.nodes else "input"
-            self.at_least(value, rule, "the cotangent", step.cotangent, bound(found.cotangent[value]))
-            self.at_least(
-                value, rule, "the cotangent without clips", step.unclipped, bound(found.unclipped[value])
-            )
-            self.at_least(value, rule, "the slope of the output", step.slope, bound(found.slope[value]))
-        self.totals["lipschitz"] = bound(found.slope[found.graph.input.name])
-
-    def parameters(self, steps: Sequence[dict[str, Any]], totals: dict[str, Any]) -> None:
-        """Each trained parameter has a step, with all its uses, and a bound."""
-        found = self.found
-        claimed = [fields(step, "name:text uses:text** gradient:bound unclipped:bound") for step in steps]
-        self.same(
-            "parameters", "sum", "the list of them", sorted(step.name for step in claimed), sorted(found.gradient)
-        )
-        for step in claimed:
-            if step.name in found.gradient:
-                k = found.gradient[step.name]
-                self.same(step.name, "sum", "the list of uses", step.uses, tuple(found.uses[step.name]))
-                self.at_least(step.name, "sum", "its gradient", step.gradient, k)
-                self.at_least(
-                    step.name,
-                    "sum",
-                    "its gradient without clips",
-                    step.unclipped,
-                    found.gradient_unclipped[step.name],
-                )
-                if k.hi == INFINITE:
-                    self.fail(step.name, "sum", "its gradient has no bound")
-        self.each("totals", "sum", "the total", totals, self.totals)
+    def _fail(self, step: str, rule: str, reason: str) -> None:
+        self.verdict.problems.append(Problem(step, rule, reason))

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
 from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 MOST_BYTES, MOST_ENTRIES, MOST_NODES = 2**28, 2**40, 100_000
-_RATIONAL = re.compile(r"-?(?:0|[1-9]\d{0,999})(?:/[1-9]\d{0,999})?", re.ASCII)
+WHOLE = {"n": 1, "i": 0, "z": -MOST_ENTRIES}  # kinds of whole numbers, with the least of each
+TYPES = {"flag": bool, "text": str, "object": dict}
+EXACT = {"q+": 1, "q0": 0, "q": -1}  # kinds of exact numbers, with the least sign of each
+_EXACT = re.compile(r"-?(?:0|[1-9]\d{0,999})(?:/[1-9]\d{0,999})?", re.ASCII)
 
 
 class MalformedError(ValueError):
@@ -55,91 +57,44 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse(text: str) -> Any:
-    raise ValueError(f"`{text}` is no whole number")
+    raise MalformedError(f"`{text}` is no whole number")
 
 
 def fields(value: Any, kinds: str, optional: str = "") -> SimpleNamespace:
     """Return the fields of an object, `name:kind` each; all must be there, and no others but optional ones."""
-    require(isinstance(value, Mapping), "an object is expected")
-    known = dict(item.split(":") for item in [*kinds.split(), *optional.split()])
-    needed = {item.split(":")[0] for item in kinds.split()}
-    require(
-        needed <= set(value) <= set(known), f"the fields must be {sorted(known)}, not {sorted(map(str, value))}"
-    )
-    found = SimpleNamespace(**dict.fromkeys(known))
-    for name, entry in value.items():
-        try:
-            setattr(found, name, of_kind(entry, known[name]))
-        except MalformedError as error:
-            raise MalformedError(f"{name}: {error}") from None
-    return found
+    needed, known = (dict(item.split(":") for item in text.split()) for text in (kinds, f"{kinds} {optional}"))
+    require(isinstance(value, dict), "an object is expected")
+    require(needed.keys() <= value.keys() <= known.keys(), f"the fields must be {[*known]}, not {[*value]}")
+    return SimpleNamespace(**{name: of_kind(value.get(name), kind, name in value) for name, kind in known.items()})
 
 
-def of_kind(value: Any, kind: str) -> Any:
-    """Return a value of one of the kinds below, of lists of one (`kind*`), or one of a choice (`a|b`)."""
-    if kind.endswith("?"):
-        return None if value is None else of_kind(value, kind[:-1])
+def of_kind(value: Any, kind: str, there: bool = True) -> Any:
+    """Return a value of a kind above, of lists of it (`kind*`), or one of a choice (`a|b`); raises MalformedError."""
+    if not there or (kind.endswith("?") and value is None):
+        return None
+    kind, what = kind.rstrip("?"), f"{value!r:.99} is not of the kind `{kind}`"
+    if kind == "pads":
+        require(isinstance(value, list) and len(value) == 2, what)
+        return tuple(of_kind(side, "i") for side in value)
     if kind.endswith("*"):
-        require(isinstance(value, list) and len(value) <= MOST_NODES, "a list is expected")
+        require(isinstance(value, list), what)
         return tuple(of_kind(item, kind[:-1]) for item in value)
-    if kind in KINDS:
-        return KINDS[kind](value)
-    require(isinstance(value, str) and value in kind.split("|"), f"{value!r:.99} is none of {kind}")
-    return value
-
-
-def _whole(low: int) -> Callable[[Any], int]:
-    def convert(value: Any) -> int:
-        require(
-            type(value) is int and low <= value <= MOST_ENTRIES, f"{value!r:.99} is no whole number from {low} on"
-        )
-        return int(value)
-
-    return convert
-
-
-def _typed(kind: type) -> Callable[[Any], Any]:
-    def convert(value: Any) -> Any:
-        require(type(value) is kind, f"{value!r:.99} is no {kind.__name__}")
-        return value
-
-    return convert
-
-
-def _rational(test: Callable[[Fraction], bool]) -> Callable[[Any], Fraction]:
-    def convert(value: Any) -> Fraction:
-        require(isinstance(value, str) and _RATIONAL.fullmatch(value), f"{value!r:.99} is no exact number")
+    if kind in WHOLE:
+        require(type(value) is int and WHOLE[kind] <= value <= MOST_ENTRIES, what)
+    elif kind in TYPES:
+        require(type(value) is TYPES[kind], what)
+    elif kind in EXACT:
+        require(isinstance(value, str) and _EXACT.fullmatch(value), what)
         number = Fraction(value)
-        require(str(number) == value and test(number), f"{value:.99} is not in lowest terms, or out of range")
+        require(str(number) == value and (number > 0) - (number < 0) >= EXACT[kind], what)
         return number
-
-    return convert
-
-
-def _bound(value: Any) -> float:
-    try:
-        number = float.fromhex(value) if value != "inf" else float("inf")
-    except (TypeError, ValueError, OverflowError):
-        number = -1.0
-    require(number >= 0 and value in ("inf", number.hex()), f"{value!r:.99} is no bound")
-    return number
-
-
-def _pair(value: Any) -> tuple[int, int]:
-    require(isinstance(value, list) and len(value) == 2, "a pair is expected")
-    return KINDS["i"](value[0]), KINDS["i"](value[1])
-
-
-KINDS: dict[str, Callable[[Any], Any]] = {
-    "n": _whole(1),
-    "i": _whole(0),
-    "z": _whole(-MOST_ENTRIES),
-    "flag": _typed(bool),
-    "text": _typed(str),
-    "object": _typed(dict),
-    "q": _rational(lambda number: number == number),
-    "q0": _rational(lambda number: number >= 0),
-    "q+": _rational(lambda number: number > 0),
-    "bound": _bound,
-    "pads": _pair,
-}
+    elif kind == "bound":
+        try:
+            found = float.fromhex(value)
+        except (TypeError, ValueError, OverflowError):
+            raise MalformedError(what) from None
+        require(found >= 0 and value == found.hex(), what)
+        return found
+    else:
+        require(isinstance(value, str) and value in kind.split("|"), what)
+    return value

@@ -25,7 +25,7 @@ def hypotenuse(values: Iterable[Real]) -> Real:
 
 def scale(form: Form, factor: Real, *part: tuple[int, int]) -> Form:
     """Return the form times a number, and times a part."""
-    return {path + part: factor * value for path, value in form.items()}
+    return {path + part if part else path: factor * value for path, value in form.items()}
 
 
 def add(forms: Iterable[Form]) -> Form:
@@ -37,7 +37,7 @@ def add(forms: Iterable[Form]) -> Form:
     return found
 
 
-def fold(form: Form, operands: Mapping[int, int] | None = None) -> Form:
+def fold(form: Form, operands: Sequence[int] | None = None) -> Form:
     """Replace parts of a W by their √Σc², from the longest paths on: all, or where every operand's part is here."""
     terms = dict(form)
     for length in range(max(map(len, terms), default=0), 0, -1):
