@@ -12,10 +12,13 @@ import keyword
 import math
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from itertools import zip_longest
-from typing import Any, Protocol
+from typing import Any
 
+from .document import parse
+from .foreign import ForeignError, same
 from .spelling import LAYERS, NODES, Use, rounded, written
 
 RUNTIME = frozenset(
@@ -55,12 +58,13 @@ _ATTRIBUTES = """
 RESERVED = frozenset((*_ATTRIBUTES.split(), "self", "torch", "functional", "F"))
 
 
-class Derived(Protocol):
-    """What the verifier derives from a graph alone; numbers are bounds from above."""
+@dataclass(frozen=True, slots=True)
+class Derived:
+    """What the verifier derives from a graph alone: bounds from above, and the conditions of each node."""
 
-    gradient: Mapping[str, Fraction]
-    unclipped: Mapping[str, Fraction]
-    loss: Fraction
+    gradient: Mapping[str, Fraction | float]
+    unclipped: Mapping[str, Fraction | float]
+    loss: Fraction | float
     lipschitz: Fraction | float
     conditions: Mapping[str, Mapping[str, Any]]
 
@@ -68,17 +72,12 @@ class Derived(Protocol):
 Derive = Callable[[Mapping[str, Any]], Derived]
 
 
-class ForeignError(ValueError):
-    """A file is not the model of a certificate: where, and why."""
-
-    def __init__(self, where: str, reason: str) -> None:
-        super().__init__(f"{where}: {reason}")
-        self.where, self.reason = where, reason
-
-
-def check(source: bytes, graph: Mapping[str, Any], derive: Derive) -> None:
-    """Raise ForeignError unless a file is the model of a graph, of a certificate that is verified already."""
+def check(source: bytes, document: Mapping[str, Any], derive: Derive) -> None:
+    """Raise ForeignError unless a file is the model of a certificate, which is verified already."""
+    graph = document["graph"]
     try:
+        if not same(certificate(source), document):
+            raise ForeignError("_CERTIFICATE", "the file carries another certificate")
         _File(graph, derive(graph), _parsed(source)).check(derive)
     except ForeignError:
         raise
@@ -92,6 +91,14 @@ def check(source: bytes, graph: Mapping[str, Any], derive: Derive) -> None:
         ValueError,
     ) as error:
         raise ForeignError("file", f"{type(error).__name__}: {error}") from None
+
+
+def certificate(source: bytes) -> dict[str, Any]:
+    """Return the certificate that an emitted file carries; raises what comes of another file."""
+    texts = [
+        one.value for one in _parsed(source) if isinstance(one, ast.Assign) and _target(one) == "_CERTIFICATE"
+    ]
+    return parse(str(ast.literal_eval(texts[-1])).encode())
 
 
 class _File:
@@ -224,8 +231,8 @@ class _File:
         """Check the numbers that noise rests on, for the whole and for what reads features."""
         trained = {name for name, one in self.graph["parameters"].items() if one["trainable"]}
         loss, bounds = self._number("loss_lipschitz"), self._numbers("bounds")
-        same = ast.unparse(self.members.get("unclipped_bounds", ast.Pass())) == "unclipped_bounds = bounds"
-        unclipped = bounds if same and self._assigned("unclipped_bounds") else self._numbers("unclipped_bounds")
+        alias = ast.unparse(self.members.get("unclipped_bounds", ast.Pass())) == "unclipped_bounds = bounds"
+        unclipped = bounds if alias and self._assigned("unclipped_bounds") else self._numbers("unclipped_bounds")
         if not bounds.keys() == unclipped.keys() == trained:
             raise ForeignError("bounds", f"they are of {sorted(bounds)}, not of {sorted(trained)}")
         for derived in all_derived:
@@ -233,7 +240,7 @@ class _File:
             for name in derived.gradient:
                 _at_least(f"bounds[{name}]", bounds[name], derived.gradient[name])
                 # A loss clipped to C < L has C/L times the bound, which the runtime rounds up by 1e-12.
-                share = derived.unclipped[name] * Fraction(loss) / derived.loss if derived.loss else Fraction(0)
+                share = Fraction(derived.unclipped[name]) * Fraction(loss) / (Fraction(derived.loss) or 1)
                 _at_least(f"unclipped_bounds[{name}]", Fraction(unclipped[name]) * _OUTWARD, share)
 
     def _attributes(self) -> None:

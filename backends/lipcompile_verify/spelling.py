@@ -1,10 +1,10 @@
 """How Python spells a node: with the functions of `lipcompile_torch.runtime` and torch, as these are documented.
 
 A spelling is a format. {x}, {y}: operands. {name}: an attribute, its exact numbers as the nearest doubles, with
-`:b` as the largest not above (radii), `:a` as the smallest not below (floors). `:+` counts axes with the batch, `:*`
-writes a list without parentheses, `:-` nothing (the shape of the parameter says it), and `:?key=default` writes
-`, key=value` unless all entries are the default. Other names stand in `WORDS`. An attribute that is left over is an
-error.
+`:b` as the largest not above (radii), `:a` as the smallest not below (floors). `:+` counts axes with the batch,
+`:*` writes a list without parentheses, `:-` nothing (the shape of the parameter says it), `:?key=default` writes
+`, key=value` unless all entries are the default. Other names stand in `WORDS`. It is an error if an attribute is
+left over.
 """
 
 from __future__ import annotations

@@ -1,0 +1,234 @@
+"""Whether an ONNX file goes with a certificate: its hash or its metadata, and the geometry of its windows.
+
+Reads the wire format of protocol buffers (protobuf.dev/programming-guides/encoding) as far as that takes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+from .document import MalformedError, parse
+from .foreign import ForeignError, same
+
+MOST_FIELDS = 2**22
+_POOLS = ("max_pool", "l2_pool", "lp_pool", "avg_pool", "scaled_avg_pool")
+_KINDS = {
+    "Conv": ("conv",),
+    "ConvTranspose": ("conv_transpose",),
+    **dict.fromkeys(("MaxPool", "AveragePool", "LpPool"), _POOLS),
+}
+Wire = int | memoryview
+Message = dict[int, list[Wire]]
+
+
+@dataclass(slots=True)
+class Node:
+    """An operator: what it reads and makes, and its attributes that are whole numbers or text."""
+
+    kind: str
+    inputs: list[str]
+    outputs: list[str]
+    attributes: dict[str, Any]
+
+
+@dataclass(slots=True)
+class Model:
+    """What is read of a file; `shapes` are those of its stored tensors."""
+
+    nodes: list[Node] = field(default_factory=list)
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    inputs: list[str] = field(default_factory=list)
+    outputs: list[str] = field(default_factory=list)
+    metadata: dict[str, str] = field(default_factory=dict)
+
+
+def check(data: bytes, document: Mapping[str, Any]) -> None:
+    """Raise ForeignError unless a file goes with a certificate, which is verified already."""
+    model, graph = read(data), document["graph"]
+    carried = certificate(model)
+    if carried is not None and not same(carried, document):
+        raise ForeignError("metadata", "the file carries another certificate")
+    if carried is None and hashlib.sha256(data).hexdigest() != document["source"]["sha256"]:
+        raise ForeignError("file", "it is not the one that was certified, and carries no certificate")
+    norm, loss = (model.metadata.get(f"lipcompile.{name}") for name in ("input_norm", "loss"))
+    if (
+        norm is not None
+        and graph["input"]["norm"] is not None
+        and Fraction(norm) != Fraction(graph["input"]["norm"])
+    ):
+        raise ForeignError(
+            "metadata", f"the file says input norm {norm}, the certificate {graph['input']['norm']}"
+        )
+    if loss is not None and loss.partition(":")[0] != graph["loss"]["name"]:
+        raise ForeignError("metadata", f"the file says loss {loss}, the certificate {graph['loss']['name']}")
+    _check_windows(model, graph)
+
+
+def certificate(model: Model) -> dict[str, Any] | None:
+    """Return the certificate that a file carries, if it does; raises ForeignError."""
+    text = model.metadata.get("lipcompile.certificate")
+    try:
+        return None if text is None else parse(text.encode())
+    except MalformedError as error:
+        raise ForeignError("metadata", str(error)) from None
+
+
+# Windows
+
+
+def _check_windows(model: Model, graph: Mapping[str, Any]) -> None:
+    """Find for each window of the file a node of the certificate with the same one, each used once."""
+    left = [node for node in graph["nodes"] if node["op"] in ("conv", "conv_transpose", *_POOLS)]
+    shapes = {name: tuple(one["shape"]) for name, one in graph["parameters"].items()}
+    for node in _living(model):
+        if node.kind in _KINDS:
+            found = next((one for one in left if _alike(node, model.shapes, one, shapes)), None)
+            if found is None:
+                raise ForeignError(node.outputs[0], f"the certificate has no {node.kind} with {node.attributes}")
+            left.remove(found)
+
+
+def _alike(node: Node, stored: Mapping[str, Any], other: Mapping[str, Any], shapes: Mapping[str, Any]) -> bool:
+    """Whether a node of the file may be this node of the certificate."""
+    wanted, said = other["attributes"], node.attributes
+    if other["op"] not in _KINDS[node.kind]:
+        return False
+    kernel, rank = wanted["kernel"], len(wanted["kernel"])
+    weight = stored.get(node.inputs[1]) if len(node.inputs) > 1 else None
+    same = [
+        said.get("kernel_shape", kernel) == kernel,
+        said.get("strides", [1] * rank) == wanted["stride"],
+        said.get("dilations", [1] * rank) == wanted["dilation"],
+        said.get("group", 1) == wanted.get("groups", 1),
+        said.get("output_padding", [0] * rank) == wanted.get("output_padding", [0] * rank),
+        weight is None or "weight" not in other["parameters"] or weight == shapes[other["parameters"]["weight"]],
+    ]
+    pads = [
+        list(pair) for pair in zip(*(said.get("pads", [0] * 2 * rank)[i::][:rank] for i in (0, rank)), strict=True)
+    ]
+    padded = pads == wanted["padding"] or (
+        wanted.get("padding_mode", "zeros") != "zeros" and not any(map(any, pads))
+    )
+    return all(same) and (padded or str(said.get("auto_pad", "NOTSET")).startswith("SAME"))
+
+
+def _living(model: Model) -> list[Node]:
+    """Return the nodes on a way from an input that is not stored to an output."""
+    moving = set(model.inputs) - model.shapes.keys()
+    for node in model.nodes:
+        if moving & set(node.inputs):
+            moving |= set(node.outputs)
+    read, kept = set(model.outputs), []
+    for node in reversed(model.nodes):
+        if read & set(node.outputs) and moving & set(node.inputs):
+            read |= set(node.inputs)
+            kept.append(node)
+    return kept
+
+
+# The wire format. A message becomes its fields by number, each a list of whole numbers or of bytes.
+
+
+def read(data: bytes) -> Model:
+    """Return the part of an ONNX file that is compared; raises ForeignError."""
+    try:
+        return _model(_Reader(MOST_FIELDS), memoryview(data))
+    except (LookupError, TypeError, ValueError) as error:
+        raise ForeignError("file", f"this is no ONNX file: {error}") from None
+
+
+@dataclass(slots=True)
+class _Reader:
+    """Reads messages, of so many fields in all."""
+
+    left: int
+
+    def fields(self, data: memoryview) -> Message:
+        """Return the fields of a message; raises ValueError or IndexError."""
+        found, at = defaultdict[int, list[Wire]](list), 0
+        while at < len(data):
+            self.left -= 1
+            key, at = _varint(data, at)
+            if self.left < 0 or key & 7 not in (0, 1, 2, 5):
+                raise ValueError("too many fields, or an unknown kind of field")
+            value: Wire
+            value, at = _varint(data, at) if key & 7 in (0, 2) else ({1: 8, 5: 4}[key & 7], at)
+            if key & 7:
+                at, value = at + value, data[at : at + value]
+            if at > len(data):
+                raise ValueError("a field goes on behind its message")
+            found[key >> 3].append(value)
+        return found
+
+    def messages(self, parts: Sequence[Wire]) -> Iterator[Message]:
+        """Yield messages that stand in one field."""
+        return (self.fields(_bytes(part)) for part in parts)
+
+
+def _model(reader: _Reader, data: memoryview) -> Model:
+    top, model = reader.fields(data), Model()
+    for entry in reader.messages(top[14]):
+        key = _text(entry[1])
+        if key in model.metadata:
+            raise ValueError(f"the metadata say `{key}` twice")
+        model.metadata[key] = _text(entry[2])
+    for graph in reader.messages(top[7]):
+        model.nodes += [_node(reader, node) for node in reader.messages(graph[1])]
+        model.shapes |= {_text(one[8]): tuple(_integers(one[1])) for one in reader.messages(graph[5])}
+        model.inputs += [_text(one[1]) for one in reader.messages(graph[11])]
+        model.outputs += [_text(one[1]) for one in reader.messages(graph[12])]
+    return model
+
+
+def _node(reader: _Reader, node: Message) -> Node:
+    attributes: dict[str, Any] = {}
+    for one in reader.messages(node[5]):
+        name, kind = _text(one[1]), _integers(one[20])[-1:]
+        if name in attributes:
+            raise ValueError(f"an attribute `{name}` stands twice in one operator")
+        if kind == [7]:
+            attributes[name] = _integers(one[8])
+        elif kind == [2]:
+            attributes[name] = (_integers(one[3]) or [0])[-1]
+        elif kind == [3]:
+            attributes[name] = _text(one[4])
+    operands, made = ([_text([part]) for part in node[number]] for number in (1, 2))
+    return Node(_text(node[4]), operands, made, attributes)
+
+
+def _varint(data: memoryview, at: int) -> tuple[int, int]:
+    value = 0
+    for place in range(10):
+        byte = data[at + place]
+        value |= (byte & 127) << 7 * place
+        if byte < 128:
+            return value, at + place + 1
+    raise ValueError("a whole number of more than ten bytes")
+
+
+def _bytes(part: Wire) -> memoryview:
+    if isinstance(part, int):
+        raise ValueError("a whole number stands where a message or a text should")
+    return part
+
+
+def _text(parts: Sequence[Wire]) -> str:
+    """Return the last text of a field; the empty one without any."""
+    return str(_bytes(parts[-1]), "utf-8") if parts else ""
+
+
+def _integers(parts: Sequence[Wire]) -> list[int]:
+    """Return signed whole numbers, one to a field or many."""
+    found: list[int] = []
+    for part in parts:
+        at, packed = 0, isinstance(part, memoryview)
+        while packed and at < len(_bytes(part)):
+            value, at = _varint(_bytes(part), at)
+            found.append(value)
+        found += [] if packed else [int(part)]
+    return [value - 2**64 if value >= 2**63 else value for value in found]
