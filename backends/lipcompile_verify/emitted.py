@@ -11,7 +11,8 @@ import builtins
 import keyword
 import math
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import zip_longest
@@ -74,11 +75,25 @@ Derive = Callable[[Mapping[str, Any]], Derived]
 
 def check(source: bytes, document: Mapping[str, Any], derive: Derive) -> None:
     """Raise ForeignError unless a file is the model of a certificate, which is verified already."""
+    if not same(certificate(source), document):
+        raise ForeignError("_CERTIFICATE", "the file carries another certificate")
     graph = document["graph"]
-    try:
-        if not same(certificate(source), document):
-            raise ForeignError("_CERTIFICATE", "the file carries another certificate")
+    with _unknown_forms():
         _File(graph, derive(graph), _parsed(source)).check(derive)
+
+
+def certificate(source: bytes) -> dict[str, Any]:
+    """Return the certificate that an emitted file carries; raises ForeignError."""
+    with _unknown_forms():
+        found = {_target(one): one.value for one in _parsed(source) if isinstance(one, ast.Assign)}
+        return parse(str(ast.literal_eval(found["_CERTIFICATE"])).encode())
+
+
+@contextmanager
+def _unknown_forms() -> Iterator[None]:
+    """Make whatever a file of another form leads to a ForeignError."""
+    try:
+        yield
     except ForeignError:
         raise
     except (
@@ -91,14 +106,6 @@ def check(source: bytes, document: Mapping[str, Any], derive: Derive) -> None:
         ValueError,
     ) as error:
         raise ForeignError("file", f"{type(error).__name__}: {error}") from None
-
-
-def certificate(source: bytes) -> dict[str, Any]:
-    """Return the certificate that an emitted file carries; raises what comes of another file."""
-    texts = [
-        one.value for one in _parsed(source) if isinstance(one, ast.Assign) and _target(one) == "_CERTIFICATE"
-    ]
-    return parse(str(ast.literal_eval(texts[-1])).encode())
 
 
 class _File:
@@ -239,6 +246,7 @@ class _File:
             _at_least("loss_lipschitz", loss, derived.loss)
             for name in derived.gradient:
                 _at_least(f"bounds[{name}]", bounds[name], derived.gradient[name])
+                _at_least(f"unclipped_bounds[{name}]", unclipped[name], derived.unclipped[name])
                 # A loss clipped to C < L has C/L times the bound, which the runtime rounds up by 1e-12.
                 share = Fraction(derived.unclipped[name]) * Fraction(loss) / (Fraction(derived.loss) or 1)
                 _at_least(f"unclipped_bounds[{name}]", Fraction(unclipped[name]) * _OUTWARD, share)

@@ -12,13 +12,15 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from lipcompile_torch.emit import emit
 from lipcompile_torch.runtime.module import LipschitzModule
 from lipcompile_verify import emitted, files, spelling
+from lipcompile_verify.foreign import ForeignError
 
 import lipcompile
 from lipcompile import pipeline
@@ -26,6 +28,7 @@ from lipcompile.certificates import certificate
 from lipcompile.derivation import Derivation
 from lipcompile.frontends.options import Loaded, ModelOptions
 from lipcompile.graph import Graph
+from lipcompile.ops.pool import AveragePool
 from tests.attacks.graphs import random_graph
 from tests.certified import SOURCE, losses, uses
 
@@ -82,7 +85,7 @@ class Emitted:
         """Why a text is refused; empty if it is not."""
         try:
             emitted.check((text or self.text).encode(), self.document, self.derive)
-        except emitted.ForeignError as error:
+        except ForeignError as error:
             return str(error)
         return ""
 
@@ -118,7 +121,7 @@ def test_examples(name: str) -> None:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_every_op_and_loss(seed: int) -> None:
-    found = {}
+    found: dict[str, str] = {}
     for graph in (*uses(2, seed), *losses(2, seed)):
         one = of_graph(graph)
         if one is not None:
@@ -131,8 +134,10 @@ def test_every_op_and_loss(seed: int) -> None:
 def test_random_graphs(seed: int) -> None:
     graph = random_graph(seed)
     plain = all("." in name for name in graph.parameters)  # else no file can be emitted
-    pools = any(node.op.name == "scaled_avg_pool" for node in graph.nodes)  # of attributes that no front end gives
-    one = of_graph(graph) if plain and not pools else None
+    pools = {node.op.name for node in graph.nodes if isinstance(node.attributes, AveragePool)}
+    one = (
+        of_graph(graph) if plain and pools <= {"avg_pool"} else None
+    )  # others have attributes that are not theirs
     assert one is None or one.refusal() == ""
 
 
@@ -155,49 +160,46 @@ def test_bounds_that_follow_the_weights_are_refused(tmp_path: Path) -> None:
 
 def test_reserved_names_are_those_of_the_runtime() -> None:
     """A layer of the name of an attribute would be shadowed by it: `self.clip_input(x)` would be another call."""
-    assert {name for name in dir(LipschitzModule()) if not name.startswith("_")} <= emitted.RESERVED
+    assert {name for name in dir(cast(Any, LipschitzModule)()) if not name.startswith("_")} <= emitted.RESERVED
 
 
 # What is changed is refused
 
 
-Change = Callable[[], None]
-
-
-def changes(member: ast.stmt) -> Iterator[tuple[str, Change]]:
+def changes(member: ast.stmt) -> Iterator[tuple[str, Callable[[], object]]]:
     """Every small change of a member of the class, of which one is made."""
     ordered = isinstance(member, ast.FunctionDef) and member.name != "__init__"
     for node in ast.walk(member):
         if isinstance(node, ast.Constant):
             for value in _others(node.value):
-                yield f"{node.value!r} becomes {value!r}", lambda n=node, v=value: setattr(n, "value", v)
+                yield f"{node.value!r} becomes {value!r}", partial(setattr, node, "value", value)
         elif isinstance(node, ast.Name | ast.Attribute):
             field = "id" if isinstance(node, ast.Name) else "attr"
             text = getattr(node, field)
-            yield f"{text} is renamed", lambda n=node, f=field, t=text: setattr(n, f, f"{t}_")
+            yield f"{text} is renamed", partial(setattr, node, field, f"{text}_")
         elif isinstance(node, ast.BinOp):
-            yield "an operation becomes another", lambda n=node: setattr(n, "op", ast.Sub())
-            if ast.dump(node.left) != ast.dump(node.right):
-                yield "operands are exchanged", lambda n=node: _exchange(n)
+            yield "an operation becomes another", partial(setattr, node, "op", ast.Sub())
+            yield "operands are exchanged", partial(_exchange, node)
         elif isinstance(node, ast.Call):
-            for index in range(len(node.args)):
-                yield "an argument is left out", lambda n=node, i=index: n.args.pop(i)
+            for arguments in (node.args, node.keywords):
+                for index in range(len(arguments)):
+                    yield "an argument is left out", partial(arguments.pop, index)
             for index in range(len(node.args) - 1):
-                yield "arguments are exchanged", lambda n=node, i=index: n.args.insert(i, n.args.pop(i + 1))
-            for index in range(len(node.keywords)):
-                yield "a keyword is left out", lambda n=node, i=index: n.keywords.pop(i)
-            yield (
-                "a keyword is added",
-                lambda n=node: n.keywords.append(ast.keyword("inplace", ast.Constant(True))),
-            )
+                yield "arguments are exchanged", partial(_move_up, node.args, index)
+            added = ast.keyword("inplace", ast.Constant(True))
+            yield "a keyword is added", partial(node.keywords.append, added)
         elif isinstance(node, ast.FunctionDef):
             for index in range(len(node.body)):
-                yield "a statement is left out", lambda n=node, i=index: n.body.pop(i)
-                yield "a statement stands twice", lambda n=node, i=index: n.body.insert(i, n.body[i])
+                yield "a statement is left out", partial(node.body.pop, index)
+                yield "a statement stands twice", partial(node.body.insert, index, node.body[index])
             for index in range(len(node.body) - 1 if ordered else 0):
-                yield "statements change places", lambda n=node, i=index: n.body.insert(i, n.body.pop(i + 1))
-            yield "it is decorated", lambda n=node: n.decorator_list.append(ast.Name("staticmethod"))
-            yield "a parameter is added", lambda n=node: n.args.args.append(ast.arg("more"))
+                yield "statements change places", partial(_move_up, node.body, index)
+            yield "it is decorated", partial(node.decorator_list.append, ast.Name("staticmethod"))
+            yield "a parameter is added", partial(node.args.args.append, ast.arg("more"))
+
+
+def _move_up(items: list[Any], index: int) -> None:
+    items.insert(index, items.pop(index + 1))
 
 
 def _others(value: object) -> tuple[Any, ...]:
@@ -216,7 +218,12 @@ def _exchange(node: ast.BinOp) -> None:
 
 
 # A bound may be larger than it must be, and a constant that others are divided by a rounding larger.
-MAY_BE_LARGER = {"bounds": math.inf, "unclipped_bounds": math.inf, "lipschitz": math.inf, "loss_lipschitz": 1 + 1e-13}
+MAY_BE_LARGER = {
+    "bounds": math.inf,
+    "unclipped_bounds": math.inf,
+    "lipschitz": math.inf,
+    "loss_lipschitz": 1 + 1e-13,
+}
 
 
 @pytest.mark.parametrize("body", [CONV, MERGED, FROZEN], ids=["conv", "merged", "frozen"])
@@ -225,9 +232,8 @@ def test_small_changes_are_refused(body: str, tmp_path: Path) -> None:
     one = of_text(tmp_path, body)
     tree = ast.parse(one.text)
     found = next(node for node in tree.body if isinstance(node, ast.ClassDef))
-    members = [
-        member for member in found.body if not isinstance(member, ast.Expr) and "slope" not in called(member)
-    ]
+    apart = ("slope", "features_norm")
+    members = [member for member in found.body if not isinstance(member, ast.Expr) and called(member) not in apart]
     tried = 0
     for member in members:
         for node in (member, *(member.body if isinstance(member, ast.FunctionDef) else ())):
@@ -244,7 +250,7 @@ def test_small_changes_are_refused(body: str, tmp_path: Path) -> None:
                 assert accepted == raised(called(member), member, changed), (what, ast.unparse(changed))
         found.body[place] = member
     assert one.refusal(ast.unparse(tree)) == ""
-    assert tried > 300
+    assert tried > 200
 
 
 def called(member: ast.stmt) -> str:
@@ -259,5 +265,124 @@ def raised(name: str, member: ast.stmt, changed: ast.stmt) -> bool:
         if isinstance(a, ast.Constant) and isinstance(b, ast.Constant) and a.value != b.value
     ]
     return len(pairs) == 1 and all(
-        type(b) is float and a < b <= a * MAY_BE_LARGER.get(name, 0) for a, b in pairs if isinstance(a, float)
+        type(b) is float and isinstance(a, float) and a < b <= a * MAY_BE_LARGER.get(name, 0) for a, b in pairs
     )
+
+
+# What stands elsewhere, and what hides
+
+ELSEWHERE = {
+    "another import": ("import json\n", "import json\nimport os\n"),
+    "an import under another name": ("import Tensor", "import Tensor as torch"),
+    "a function of another module": ("from torch.nn import functional as F", "from os import path as F"),
+    "code before the class": ("\n\nclass Net", "\n\nlayers.Dense = None\n\nclass Net"),
+    "another base": ("class Net(LipschitzModule):", "class Net(LipschitzModule, dict):"),
+    "a metaclass": ("class Net(LipschitzModule):", "class Net(LipschitzModule, metaclass=type):"),
+    "a decorated class": ("class Net(", "@print\nclass Net("),
+    "a second class": ("\n_CERTIFICATE =", "\nclass Other(Net):\n    pass\n\n_CERTIFICATE ="),
+    "a hidden setattr": ("\nModel = Net", "\nsetattr(Net, 'input_norm', 9.0)\nModel = Net"),
+    "an attribute set later": ("\nModel = Net", "\nNet.input_norm = 9.0\nModel = Net"),
+    "another model": ("\nModel = Net", "\nModel = LipschitzModule"),
+    "a third constant": ("\nModel = Net", "\nModel = Net\n__all__ = []"),
+    "a method that overrides": ("    def forward(", "    def project_(self) -> None: ...\n\n    def forward("),
+    "a private method": ("    def forward(", "    def _apply(self, fn): ...\n\n    def forward("),
+    "a class in the class": ("    def forward(", "    class Gate: ...\n\n    def forward("),
+    "an asynchronous method": ("    def forward(", "    async def forward("),
+    "a second forward": ("    def per_example_loss(", "    forward = print\n\n    def per_example_loss("),
+    "an attribute of several names": ("input_norm = 1.5", "input_norm = other = 1.5"),
+    "an annotated attribute": ("input_norm = 1.5", "input_norm: float = 1.5"),
+    "a walrus": ("self.release(logits)", "self.release(logits := first)"),
+    "a conditional": ("self.clip_input(image)", "self.clip_input(image) if True else image"),
+    "a trusted input": ("input_trusted = False", "input_trusted = True"),
+    "a docstring that is computed": ('"""The network net."""', 'f"""{print()}"""'),
+    "a certificate that is computed": ('_CERTIFICATE = """', '_CERTIFICATE = "" + """'),
+    "another certificate": ('"trusted": false', '"trusted": true'),
+    "code after a line": ("self.project_()\n", "self.project_(); self.input_norm = 9.0\n"),
+    "a slope that does more": ("l_second = num.sqrt(4)", "l_second = num.sqrt(self.project_())"),
+    "a slope that calls": ("l_second = num.sqrt(4)", "l_second = print(4)"),
+    "a slope that assigns elsewhere": ("l_second = num.sqrt(4)", "l_second = self.bounds = num.sqrt(4)"),
+    "a last layer that is not the last": ('last_dense = "logits"', 'last_dense = "first"'),
+    "an encoding that hides": ('"""net', '# coding: utf-7\n"""net'),
+}
+
+
+@pytest.mark.parametrize("change", ELSEWHERE)
+def test_other_code_is_refused(change: str, tmp_path: Path) -> None:
+    one = of_text(tmp_path, CONV)
+    text = one.changed(*ELSEWHERE[change])
+    if change == "an encoding that hides":
+        text = text.replace("self.clip_input(image)", "image +ACM-")  # in that encoding: a comment begins
+        text = text.replace("image +ACM-", "image +ACM- self.clip_input(image)")
+    assert one.refusal(text)
+
+
+# Text that Python does not run, or reads as the same names.
+HARMLESS = {
+    "a comment": ("input_norm = 1.5", "input_norm = 1.5  # input_norm = 9.0"),
+    "code in a docstring": ('"""The network net."""', '"""input_norm = 9.0"""'),
+    "an escape": ('"""The network net."""', '"""\\x41"""'),
+    "another order of keywords": ("reads=4, taps=9", "taps=9, reads=4"),
+    "white space": ("input_norm = 1.5", "input_norm   =   (1.5)"),
+    "letters that Python takes for the same": ("F.leaky_relu", "\uff26.leaky_relu"),
+}
+
+
+@pytest.mark.parametrize("change", HARMLESS)
+def test_text_that_says_the_same_is_accepted(change: str, tmp_path: Path) -> None:
+    one = of_text(tmp_path, CONV)
+    assert one.refusal(one.changed(*HARMLESS[change])) == ""
+
+
+def test_letters_that_only_look_the_same_are_refused(tmp_path: Path) -> None:
+    one = of_text(tmp_path, CONV)
+    assert one.refusal(one.text.replace("input_norm = 1.5", "input_n\u043erm = 1.5\n    input_norm = 1.5"))
+    assert one.refusal(one.text.replace("second", "sec\u043end"))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "(" * 10_000, "-" * 100_000 + "1", "x = 1\0", "def", "1" * 10_000, "\ufeff\ufeff"]
+)
+def test_what_is_no_such_file_is_refused(text: str, tmp_path: Path) -> None:
+    assert of_text(tmp_path, CONV).refusal(text or "pass")
+
+
+def test_the_frozen_part(tmp_path: Path) -> None:
+    """What is trained may read the features alone; its bounds must hold for all of their ball."""
+    one = of_text(tmp_path, FROZEN)
+    assert one.refusal() == ""
+    for old, new in {
+        "features_norm = 0.9999999999990905": "features_norm = 1.5",
+        "features_shape = (5,)": "features_shape = (6,)",
+        "        return t\n": "        return early\n",
+        "else self.frozen_features(x)": "else x",
+        "self.clip_features(x) if": "x if",
+        "        t = torch.tanh(early)\n        return t\n": "        return early\n",
+    }.items():
+        assert one.refusal(one.changed(old, new)), new
+    early = one.text.partition("        early = self.early(x)\n")
+    moved = early[0] + early[2].replace("        late =", "        early = self.early(x)\n        late =")
+    assert one.refusal(moved)
+
+
+def test_bounds_hold_for_the_derivation_not_for_the_claims(tmp_path: Path) -> None:
+    one = of_text(tmp_path, CONV)
+    lower = one.document["steps"]["parameters"][0]["gradient"]
+    assert one.refusal(one.changed(f"{float.fromhex(lower)!r}", f"{float.fromhex(lower) * (1 - 1e-9)!r}"))
+
+
+def test_the_bounds_without_clips_go_with_the_constant_of_the_loss(tmp_path: Path) -> None:
+    """K(C) = C/L·K: the runtime would divide by a larger L, and add too little noise."""
+    one = of_text(tmp_path, CONV)
+    text = one.changed("loss_lipschitz = 1.3444275413648688", "loss_lipschitz = 2.0")
+    assert "unclipped_bounds" in one.refusal(text)
+
+
+def test_certificates_are_read_out_of_files(tmp_path: Path) -> None:
+    one = of_text(tmp_path, CONV)
+    path = tmp_path / "net.py"
+    path.write_text(one.text)
+    assert files.read_certificate(path) == one.document
+    assert files.check_file(path, one.document) == []
+    path.write_text("pass")
+    with pytest.raises(ValueError, match="_CERTIFICATE"):
+        files.read_certificate(path)
