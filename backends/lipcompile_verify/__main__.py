@@ -1,4 +1,4 @@
-"""`python -m lipcompile_verify CERTIFICATE.json`: 0 if every claim holds, 1 if not."""
+"""`python -m lipcompile_verify CERTIFICATE [--module FILE.py | --model FILE.onnx]`: 0 if all holds, 1 if not."""
 
 from __future__ import annotations
 
@@ -8,14 +8,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .check import verify
-from .document import MalformedError, read
+from .document import MalformedError
+from .files import check_model, check_module, read_certificate
 from .verdict import Problem, Verdict
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Check the files that the arguments name, and print what was found."""
     parser = argparse.ArgumentParser("lipcompile_verify", description="Re-derives every bound of a certificate.")
-    parser.add_argument("certificate", type=Path)
+    parser.add_argument(
+        "certificate", type=Path, help="a .json file, or an emitted .py or an .onnx that carries one"
+    )
+    model = parser.add_mutually_exclusive_group()
+    model.add_argument("--module", type=Path, metavar="FILE.py", help="check that this emitted file is its model")
+    model.add_argument("--model", type=Path, metavar="FILE.onnx", help="check that this file goes with it")
     verdict = judge(parser.parse_args(arguments))
     print(report(verdict))
     return 0 if verdict.ok else 1
@@ -24,7 +30,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def judge(options: argparse.Namespace) -> Verdict:
     """Return the verdict on a certificate, and on what goes with it."""
     try:
-        return verify(read(options.certificate))
+        document = read_certificate(options.certificate)
+        verdict = verify(document)
+        if verdict.ok and options.module is not None:
+            verdict.problems += check_module(options.module, document)
+        if verdict.ok and options.model is not None:
+            verdict.problems += check_model(options.model, document)
+        return verdict
     except (MalformedError, OSError) as error:
         return Verdict([Problem("file", "schema", str(error))])
 

@@ -18,8 +18,8 @@ from fractions import Fraction
 from itertools import zip_longest
 from typing import Any
 
-from .document import parse
-from .foreign import ForeignError, same
+from .document import canonical, parse
+from .foreign import ForeignError
 from .spelling import LAYERS, NODES, Use, rounded, written
 
 RUNTIME = frozenset(
@@ -75,7 +75,7 @@ Derive = Callable[[Mapping[str, Any]], Derived]
 
 def check(source: bytes, document: Mapping[str, Any], derive: Derive) -> None:
     """Raise ForeignError unless a file is the model of a certificate, which is verified already."""
-    if not same(certificate(source), document):
+    if canonical(certificate(source)) != canonical(document):
         raise ForeignError("_CERTIFICATE", "the file carries another certificate")
     graph = document["graph"]
     with _unknown_forms():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from functools import partial
 from math import inf
@@ -12,7 +12,7 @@ from typing import Any
 from mpmath import libmp
 
 from . import emitted, onnx_file
-from .derive import derive
+from .derive import Derivation
 from .document import MalformedError, require
 from .document import read as read_document
 from .emitted import Derived
@@ -39,14 +39,23 @@ def read_certificate(path: Path) -> dict[str, Any]:
     return dict(found or {})
 
 
-def check_file(path: Path, document: Mapping[str, Any]) -> list[Problem]:
-    """Return why a file is not the model of a certificate that is verified; nothing if it is. Raises OSError."""
+def check_module(path: Path, document: Mapping[str, Any]) -> list[Problem]:
+    """Return why an emitted file is not the model of a certificate that is verified; nothing if it is.
+
+    Raises OSError, and MalformedError for a file of more than 2 GiB.
+    """
+    return _problems(path, emitted.check, document, partial(derived, document))
+
+
+def check_model(path: Path, document: Mapping[str, Any]) -> list[Problem]:
+    """Return why an ONNX file does not go with a certificate that is verified; errors as `check_module`."""
+    return _problems(path, onnx_file.check, document)
+
+
+def _problems(path: Path, check: Callable[..., None], *arguments: Any) -> list[Problem]:
     try:
-        if path.suffix == ".onnx":
-            onnx_file.check(_bytes(path), document)
-        else:
-            emitted.check(_bytes(path), document, partial(derived, document))
-    except (ForeignError, MalformedError) as error:
+        check(_bytes(path), *arguments)
+    except ForeignError as error:
         return [Problem(path.name, "model", str(error))]
     return []
 
@@ -59,7 +68,7 @@ def _bytes(path: Path) -> bytes:
 def derived(document: Mapping[str, Any], graph: Mapping[str, Any]) -> Derived:
     """Derive the bounds of a graph, with what the certificate claims of squared norms, which is checked."""
     steps = document["steps"]["forward"]
-    found = derive(graph, {step["node"]: step["conditions"] for step in steps})
+    found = Derivation(graph, {step["node"]: step["conditions"] for step in steps})
     return Derived(
         gradient={name: _upper(k) for name, k in found.gradient.items()},
         unclipped={name: _upper(k) for name, k in found.gradient_unclipped.items()},

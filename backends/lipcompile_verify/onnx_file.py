@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from .document import MalformedError, parse
-from .foreign import ForeignError, same
+from .document import MalformedError, canonical, parse
+from .foreign import ForeignError
 
 MOST_FIELDS = 2**22
 _POOLS = ("max_pool", "l2_pool", "lp_pool", "avg_pool", "scaled_avg_pool")
@@ -51,7 +51,7 @@ def check(data: bytes, document: Mapping[str, Any]) -> None:
     """Raise ForeignError unless a file goes with a certificate, which is verified already."""
     model, graph = read(data), document["graph"]
     carried = certificate(model)
-    if carried is not None and not same(carried, document):
+    if carried is not None and canonical(carried) != canonical(document):
         raise ForeignError("metadata", "the file carries another certificate")
     if carried is None and hashlib.sha256(data).hexdigest() != document["source"]["sha256"]:
         raise ForeignError("file", "it is not the one that was certified, and carries no certificate")
