@@ -17,6 +17,7 @@ from lipcompile.certificates.steps import steps, totals
 from lipcompile.derivation import Derivation, Source, complete
 from lipcompile.graph import Graph
 from lipcompile.numbers.certified import Interval
+from lipcompile.ops import OP_BY_NAME
 from lipcompile.passes.bounds import Bounds
 
 SCHEMA = "lipcompile.certificate/1"
@@ -38,8 +39,12 @@ def certificate(derivation: Derivation, training: Mapping[str, Any] | None = Non
 def document(
     source: Source, graph: Graph, numbers: Bounds[Interval], training: Mapping[str, Any] | None = None
 ) -> Json:
-    """Return the certificate of a graph without open numbers that has a loss, and of its bounds."""
+    """Return the certificate of a graph without open numbers that has a loss, and of its bounds.
+
+    `user_ops` lists the ops that users have registered, if any: nobody but their authors vouches for them.
+    """
     written = graph_document(graph)
+    user_ops = sorted({node.op.name for node in graph.nodes} - OP_BY_NAME.keys())
     return {
         "schema": SCHEMA,
         "versions": {"lipcompile": __version__},
@@ -48,6 +53,7 @@ def document(
         "graph_sha256": hashlib.sha256(_dumped(written)).hexdigest(),
         "steps": steps(graph, numbers),
         "totals": totals(graph, numbers),
+        **({"user_ops": user_ops} if user_ops else {}),
         **({} if training is None else {"training": dict(training)}),
     }
 

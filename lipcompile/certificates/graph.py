@@ -69,16 +69,15 @@ def _node(node: Node) -> Json:
     return {
         "name": node.name,
         "op": node.op.name,
-        "attributes": _attributes(node.site),
+        "attributes": _attributes(node.op.attributes, node.site),
         "inputs": list(node.inputs),
         "shape": list(node.shape),
         "parameters": dict(node.parameters),
     }
 
 
-def _attributes(site: Site[Any]) -> Json:
-    record = site.attributes
-    spelt_out = _SPELT_OUT.get(type(record), {})
+def _attributes(record: type[Any], site: Site[Any]) -> Json:
+    spelt_out = _SPELT_OUT.get(record, {})
     return {
         field.name: value(spelt_out[field.name](site) if field.name in spelt_out else _plain(field.name, site))
         for field in fields(record)
@@ -101,5 +100,5 @@ def _parameter(parameter: Parameter) -> Json:
 
 
 def _loss(use: LossUse) -> Json:
-    attributes = {field.name: value(getattr(use.attributes, field.name)) for field in fields(use.attributes)}
+    attributes = {field.name: value(getattr(use.attributes, field.name)) for field in fields(use.loss.attributes)}
     return {"name": use.loss.name, "attributes": attributes}

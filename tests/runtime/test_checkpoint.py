@@ -13,6 +13,7 @@ import torch
 from lipcompile_torch import PrivacyEngine
 from lipcompile_torch.runtime.checkpoint import CheckpointError, read_checkpoint, restore, save_checkpoint
 from lipcompile_torch.runtime.ledger import Ledger, LedgerError
+from lipcompile_torch.runtime.membership import outside
 from torch.optim import SGD, Adam
 
 HELP = run_path(str(Path(__file__).with_name("private_net.py")))
@@ -109,15 +110,49 @@ def test_noise_after_loading_is_fresh(saved: Session, tmp_path: Path) -> None:
     assert not torch.equal(*results)
 
 
-def test_loaded_weights_are_put_into_the_constraint_set(saved: Session) -> None:
+def test_weights_outside_of_their_sets_are_refused(saved: Session) -> None:
     content = torch.load(saved.path, weights_only=True)
-    content["states"]["module"]["inner.weight"] *= 100
+    before, weight = saved.module.inner.weight.detach().clone(), content["states"]["module"]["inner.weight"]
+    weight *= 1.01 / torch.linalg.matrix_norm(weight, 2)
     torch.save(content, saved.path)
-    saved.load()
-    assert torch.linalg.matrix_norm(saved.module.inner.weight.double(), 2) <= 1
-    content["states"]["module"]["inner.weight"][0, 0] = torch.nan
+    with pytest.raises(CheckpointError, match=r"inner\.weight \(norm up to 1\.01, allowed 1\)"):
+        saved.load()
+    assert torch.equal(saved.module.inner.weight, before)
+    weight[0, 0] = torch.nan
     torch.save(content, saved.path)
     with pytest.raises(CheckpointError, match="does not fit"):
+        saved.load()
+
+
+def test_weights_that_training_left_lie_in_their_sets(tmp_path: Path) -> None:
+    """Also those that a drift alone vouched for: no full certificate, and so no refusal, comes between."""
+    session = Session(tmp_path)
+    for _ in range(8):
+        session.epoch()
+        session.save()
+        assert not outside(session.module, read_checkpoint(session.path).states["module"])
+    session.load()
+    assert torch.linalg.matrix_norm(session.module.inner.weight.double(), 2) <= 1
+
+
+def test_a_checkpoint_carries_the_certificate_and_is_of_its_graph(
+    saved: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def certified(document: dict[str, Any]) -> None:
+        monkeypatch.setattr(type(saved.module), "certificate", document)
+
+    assert read_checkpoint(saved.path).certificate is None
+    certified({"graph": {"nodes": ["a"]}, "versions": {"lipcompile": "1"}})
+    with pytest.raises(
+        CheckpointError, match="of another model: the certificates of the two have different graphs"
+    ):
+        saved.load()
+    saved.save()
+    assert read_checkpoint(saved.path).certificate == saved.module.certificate
+    certified({"graph": {"nodes": ["a"]}, "versions": {"lipcompile": "2"}})  # another compiler, the same model
+    saved.load()
+    certified({"graph": {"nodes": ["b"]}, "versions": {"lipcompile": "1"}})
+    with pytest.raises(CheckpointError, match="of another model"):
         saved.load()
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from lipcompile_torch.runtime import functional, layers, losses
 from lipcompile_torch.runtime.constraints import Ball, Fixed, Orthogonal
+from lipcompile_torch.runtime.membership import OutsideWarning
 from lipcompile_torch.runtime.module import LipschitzModule
 from lipcompile_torch.runtime.precision import rounding_slack
 from lipcompile_torch.runtime.weights import Arrays, decode_weights, encode_weights
@@ -214,8 +215,10 @@ def test_trap_18_thawed_parameters_are_refused() -> None:
 def test_trap_24_loaded_weights_are_projected() -> None:
     module = small()
     state = {name: 100 * value + 1 for name, value in module.state_dict().items()}
-    module.load_state_dict(state)
+    with pytest.warns(OutsideWarning, match=r"conv\.weight \(norm up to .*, allowed 1\).*they were projected"):
+        module.load_state_dict(state)
     assert max(module.certified_norms().values()) <= 1
+    module.load_state_dict(module.state_dict())  # without a warning
 
 
 def test_trap_22_another_dtype_is_projected() -> None:

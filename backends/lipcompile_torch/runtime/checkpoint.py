@@ -14,11 +14,13 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from .certificate import certificate_of, graph_hash
 from .ledger import Ledger, LedgerError, sync_folder
+from .membership import outside
 from .module import LipschitzModule
 from .sharding import cut_like, is_shard, whole_state
 
-SCHEMA = "lipcompile.checkpoint/1"
+SCHEMA = "lipcompile.checkpoint/2"
 
 
 class CheckpointError(RuntimeError):
@@ -34,12 +36,14 @@ class Checkpoint:
         ledger_head: hash of the ledger's last line at that time.
         notes: what the caller stored beside it: numbers, strings, lists and dicts.
         states: state dicts of the module and the optimizer.
+        certificate: of the module that it is of; None if that had none.
     """
 
     steps: int
     ledger_head: str
     notes: dict[str, Any]
     states: dict[str, Any]
+    certificate: dict[str, Any] | None
 
 
 def save_checkpoint(
@@ -51,8 +55,9 @@ def save_checkpoint(
 ) -> None:
     """Write a checkpoint atomically: after a power cut there is the old one or the new one.
 
-    It holds nothing that was not released with noise: gradients are not stored. Of several processes, which all
-    call this, rank 0 writes; what is sharded is stored whole, so that another number of them can go on from it.
+    It holds the module's certificate, and nothing that was not released with noise: gradients are not stored. Of
+    several processes, which all call this, rank 0 writes; what is sharded is stored whole, so that another number
+    of them can go on from it.
 
     Raises:
         OSError: it could not be written; the old one is untouched.
@@ -62,6 +67,7 @@ def save_checkpoint(
         "steps": ledger.record.total_steps,
         "ledger_head": ledger.head,
         "notes": dict(notes or {}),
+        "certificate": certificate_of(module),
         "states": whole_state({"module": module.state_dict(), "optimizer": optimizer.state_dict()}),
     }
     ledger.world.first("save a checkpoint", lambda: _write(Path(path), content))
@@ -92,8 +98,13 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         content = torch.load(stored, map_location="cpu", weights_only=True)
         if content["schema"] != SCHEMA:
             raise ValueError
+        own = content["certificate"]
         return Checkpoint(
-            int(content["steps"]), str(content["ledger_head"]), dict(content["notes"]), dict(content["states"])
+            int(content["steps"]),
+            str(content["ledger_head"]),
+            dict(content["notes"]),
+            dict(content["states"]),
+            None if own is None else dict(own),
         )
     except (pickle.UnpicklingError, RuntimeError, OSError, EOFError, LookupError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path} is not a checkpoint of this program, or it is damaged") from error
@@ -103,11 +114,14 @@ def restore(checkpoint: Checkpoint, module: LipschitzModule, optimizer: Optimize
     """Put a checkpoint's state into a module and an optimizer, for training to go on under `ledger`.
 
     Formal guarantees: the ledger contains the checkpoint's place, so that what it says was spent covers the loaded
-    weights; the weights lie in their constraint sets. Randomness is not restored: noise is always fresh.
+    weights; the module computes the graph that the checkpoint was trained with, by the certificates of both; the
+    weights lie in their constraint sets, and were not moved there by more than rounding. Randomness is not
+    restored: noise is always fresh.
 
     Raises:
         LedgerError: the ledger lacks the checkpoint's place: it is older than the checkpoint, or another one.
-        CheckpointError: the state is not that of this module and optimizer, or not finite.
+        CheckpointError: the state is not that of this module and optimizer, not finite, or outside of the
+            constraint sets.
     """
     if checkpoint.ledger_head not in ledger.record.hashes:
         raise LedgerError(
@@ -115,12 +129,27 @@ def restore(checkpoint: Checkpoint, module: LipschitzModule, optimizer: Optimize
             "older copy or another run's, and would under-count the privacy spent; use the ledger that was kept "
             "with the checkpoint"
         )
+    if graph_hash(checkpoint.certificate) != graph_hash(certificate_of(module)):
+        raise CheckpointError(
+            "the checkpoint is of another model: the certificates of the two have different graphs; resume it "
+            "with the module that it was trained as, or load its weights alone"
+        )
     try:
+        _refuse_outside(module, checkpoint.states["module"])
         module.load_state_dict(_cut(checkpoint.states["module"], module.state_dict()))
         module.project_()
         optimizer.load_state_dict(_cut_optimizer(checkpoint.states["optimizer"], optimizer))
     except (RuntimeError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(f"the checkpoint does not fit this module and optimizer: {error}") from error
+
+
+def _refuse_outside(module: LipschitzModule, state: Mapping[str, Any]) -> None:
+    found = outside(module, state)
+    if found:
+        raise CheckpointError(
+            f"weights of the checkpoint lie outside of their constraint sets: {', '.join(found)}; no training of "
+            "this module leaves such weights, so the file was changed or is another module's"
+        )
 
 
 def _cut(state: Mapping[str, Any], like: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from ..accounting import (
 )
 from ..factorisation import Strategy
 from . import checks
+from .certificate import check_certificate
 from .checks import PrivacyError
 from .clipped import ClippedGradients, PerExampleLoss
 from .correlation import Correlation, check_participation, chosen_strategy, sampling_for
@@ -132,7 +133,8 @@ class PrivacyEngine:
             how: noise and sampling, see `How`.
 
         Raises:
-            PrivacyError: the module, or the optimizer for it, cannot be trained privately.
+            PrivacyError: the module, or the optimizer for it, cannot be trained privately; `CertificateError` if
+                the module's certificate does not verify, or does not cover its bounds.
             SamplingError: the loader cannot be sampled.
             BudgetError: σ is no noise multiplier, or this accountant cannot count such steps.
             LedgerError: the ledger is damaged, in use, or belongs to other data.
@@ -387,6 +389,7 @@ def _normals(how: How) -> Normals | None:
 def _lipschitz(module: object, optimizer: Optimizer) -> LipschitzModule:
     checks.check_module(module)
     assert isinstance(module, LipschitzModule)
+    check_certificate(module)
     checks.check_optimizer(optimizer, module)
     return module
 

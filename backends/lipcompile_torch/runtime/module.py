@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -18,6 +19,7 @@ from . import functional
 from .gate import GateRecord, Passage, enter_criterion, leave_criterion, pass_gate
 from .layers import ConstrainedLayer
 from .loss_clipping import clip_cotangents
+from .membership import OutsideWarning, outside
 from .numbers import Number
 from .precision import working_slack
 from .projection import Amortised, project_
@@ -337,7 +339,15 @@ class LipschitzModule(nn.Module):
 
 
 def _project_after_loading(module: LipschitzModule, _: object) -> None:
-    """Loaded weights must lie in their constraint sets like any others."""
+    """Loaded weights must lie in their constraint sets like any others; say so where they did not."""
+    found = outside(module, dict(module.named_parameters()))
+    if found:
+        warnings.warn(
+            f"loaded weights lie outside of their constraint sets: {', '.join(found)}; they were projected, and "
+            "the module computes something else with them than where they come from",
+            OutsideWarning,
+            stacklevel=4,
+        )
     module.forget_certificates()
     module.project_()
 

@@ -1,0 +1,184 @@
+"""Whether a module is what its certificate says, and the certificate proves what it claims.
+
+The certificate is checked by `lipcompile_verify`, which shares no code with the compiler, once a process for each
+document. That the module's `forward` computes the certified graph is not looked at here: that takes the file, and
+`lipcompile verify --module`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import warnings
+from collections.abc import Iterator, Mapping
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any
+
+from lipcompile_verify import Verdict, verify
+
+from .checks import PrivacyError
+from .constraints import Ball, Box, Constraint, Fixed, Free, Frobenius, Orthogonal, RowBalls, Spectral
+from .layers import ConstrainedLayer
+from .module import LipschitzModule
+
+# What may enforce a constraint of the certificate, at a radius that is not larger.
+_ENFORCED_BY: Mapping[str, tuple[type[Constraint], ...]] = {
+    "spectral": (Spectral, Orthogonal, Fixed),
+    "orthogonal": (Spectral, Orthogonal, Fixed),
+    "frobenius": (Frobenius, Ball),
+    "ball": (Frobenius, Ball),
+    "box": (Box,),
+    "rows": (RowBalls,),
+    "free": (Free,),
+}
+_MEND = "compile the model again, and use the file as it was emitted"
+
+
+class CertificateError(PrivacyError):
+    """A certificate proves less than it claims, or is another module's. No step was taken."""
+
+
+class UncertifiedWarning(UserWarning):
+    """Gradient bounds rest on what nothing here can check."""
+
+
+def certificate_of(module: LipschitzModule) -> dict[str, Any] | None:
+    """Return the certificate of a module; None if it has none."""
+    document: Any = getattr(type(module), "certificate", None)
+    return dict(document) if isinstance(document, Mapping) and document else None
+
+
+def graph_hash(document: Mapping[str, Any] | None) -> str | None:
+    """Return the hash of the graph of a certificate, computed and not read; None of what has no graph."""
+    return None if document is None else hashlib.sha256(_bytes(document.get("graph"))).hexdigest()
+
+
+def check_certificate(module: LipschitzModule) -> None:
+    """Refuse a module whose certificate does not verify, or does not cover the bounds that noise will rest on.
+
+    A module without a certificate, written by hand, has bounds that its author vouches for: a warning says so. So
+    it does of ops that users have registered: no verifier knows their rules.
+
+    Formal guarantees: no gradient bound of the module is below one that the verifier derived for the graph of the
+    certificate, whose parameters, constraints and domain are those of the module, or wider.
+
+    Raises:
+        CertificateError: it names the step or the attribute, and the mend.
+    """
+    document = certificate_of(module)
+    if document is None:
+        _warn(type(module), "has no certificate: nothing here checks its gradient bounds")
+        return
+    foreign = document.get("user_ops", [])
+    if foreign:
+        ops = ", ".join(map(str, foreign))
+        _warn(type(module), f"rests on rules of {ops} that no verifier knows: nothing here checks its bounds")
+    else:
+        _refuse_unverified(document)
+    try:
+        found = next(_differences(module, document), None)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise CertificateError(f"the certificate of the module is damaged ({error!r}): {_MEND}") from None
+    if found is not None:
+        raise CertificateError(f"the module is not the one of its certificate: {found}; {_MEND}")
+
+
+def _bytes(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
+
+
+def _refuse_unverified(document: Mapping[str, Any]) -> None:
+    try:
+        verdict = _verdict(_bytes(document))
+    except (TypeError, ValueError) as error:
+        raise CertificateError(f"the certificate of the module is damaged ({error!r}): {_MEND}") from None
+    if not verdict.ok:
+        first, more = verdict.problems[0], len(verdict.problems) - 1
+        others = f", and {more} more" if more else ""
+        raise CertificateError(f"the certificate of the module does not verify: {first}{others}; {_MEND}")
+
+
+@lru_cache(maxsize=64)
+def _verdict(document: bytes) -> Verdict:
+    return verify(json.loads(document))
+
+
+def _warn(module: type[LipschitzModule], what: str) -> None:
+    warnings.warn(f"{module.__name__} {what}", UncertifiedWarning, stacklevel=5)
+
+
+# What a module has in the place of what its certificate says
+
+
+def _differences(module: LipschitzModule, document: Mapping[str, Any]) -> Iterator[str]:
+    graph, steps = document["graph"], document["steps"]
+    yield from _domain(module, graph["input"])
+    yield from _parameters(module, graph["parameters"])
+    yield from _bounds(module, steps, document["totals"])
+
+
+def _domain(module: LipschitzModule, source: Mapping[str, Any]) -> Iterator[str]:
+    if tuple(module.input_shape) != tuple(source["shape"]):
+        yield f"input_shape is {tuple(module.input_shape)}, certified {tuple(source['shape'])}"
+    if module.input_tokens != source["tokens"]:
+        yield f"input_tokens is {module.input_tokens}, certified {source['tokens']}"
+    elif not source["tokens"] and not module.input_norm <= Fraction(source["norm"]):
+        yield f"input_norm is {module.input_norm}, certified {source['norm']}"
+    if module.input_trusted and not source["trusted"]:
+        yield "input_trusted is set, and so no example clipped, where the certified model clips"
+
+
+def _parameters(module: LipschitzModule, certified: Mapping[str, Any]) -> Iterator[str]:
+    present = dict(module.named_parameters())
+    if present.keys() != certified.keys():
+        yield f"its parameters differ in {', '.join(sorted(present.keys() ^ certified.keys()))}"
+        return
+    enforced = _enforced(module)
+    for name, parameter in present.items():
+        claimed = certified[name]
+        if list(parameter.shape) != claimed["shape"]:
+            yield f"{name} has shape {list(parameter.shape)}, certified {claimed['shape']}"
+        if parameter.requires_grad and not claimed["trainable"]:
+            yield f"{name} is trained, certified as frozen"
+        own, kind = enforced.get(name), claimed["constraint"]
+        if own is None or not isinstance(own, _ENFORCED_BY[kind]):
+            yield f"{name} is kept by {own}, certified {kind}"
+        elif claimed["bound"] is not None and own.bound > Fraction(claimed["bound"]):
+            yield f"{name} may have norm {own.bound}, certified {claimed['bound']}"
+
+
+def _enforced(module: LipschitzModule) -> dict[str, Constraint]:
+    return {
+        f"{prefix}.{name}" if prefix else name: constraint
+        for prefix, layer in module.named_modules()
+        if isinstance(layer, ConstrainedLayer)
+        for name, (constraint, _) in layer.constraints.items()
+    }
+
+
+def _bounds(module: LipschitzModule, steps: Mapping[str, Any], totals: Mapping[str, str]) -> Iterator[str]:
+    claims = {claim["name"]: claim for claim in steps["parameters"]}
+    loss = float.fromhex(steps["loss"]["lipschitz"])
+    if module.bounds.keys() != claims.keys():
+        yield f"bounds differ in {', '.join(sorted(module.bounds.keys() ^ claims.keys()))}"
+        return
+    if not module.loss_lipschitz >= loss:
+        yield f"loss_lipschitz is {module.loss_lipschitz!r}, certified {loss!r}"
+    if not module.lipschitz >= float.fromhex(totals["lipschitz"]):
+        yield f"lipschitz is {module.lipschitz!r}, certified {float.fromhex(totals['lipschitz'])!r}"
+    for name, claim in claims.items():
+        bound, unclipped = float.fromhex(claim["gradient"]), float.fromhex(claim["unclipped"])
+        if not module.bounds[name] >= bound:
+            yield f"the bound of {name} is {module.bounds[name]!r}, certified {bound!r}"
+        if module.unclipped_bounds is None:
+            continue
+        # What a clip of the loss's gradient leaves is C/L of it: too large an L makes it too small.
+        own = module.unclipped_bounds[name]
+        if not (own >= unclipped and _share(own, module.loss_lipschitz) >= _share(unclipped, loss)):
+            at = f"{own!r} at L = {module.loss_lipschitz!r}, certified {unclipped!r} at L = {loss!r}"
+            yield f"the unclipped bound of {name} is {at}"
+
+
+def _share(bound: float, loss: float) -> Fraction:
+    return Fraction(bound) / Fraction(loss) if loss else Fraction(0)

@@ -1,0 +1,247 @@
+"""Training begins only if the module's certificate verifies, and covers what the noise rests on."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lipcompile_verify
+import pytest
+import torch
+from lipcompile_torch import Ball, Frobenius, PrivacyEngine, Spectral, layers
+from lipcompile_torch.emit import emit
+from lipcompile_torch.runtime import certificate
+from lipcompile_torch.runtime.certificate import CertificateError, UncertifiedWarning, check_certificate
+from lipcompile_torch.runtime.module import LipschitzModule
+from torch.utils.data import DataLoader, TensorDataset
+
+from lipcompile.frontends.options import ModelOptions
+from lipcompile.pipeline import check
+
+counter = itertools.count()
+BODY = """
+model net {
+    input x: tensor[1, 4, 4], norm <= 1
+    conv2d(2, kernel=3, padding=1, bias=0.5)
+    groupsort(2)
+    flatten
+    clip_gradient(0.5)
+    dense(3, constraint=spectral(2), bias=0.25)
+    loss cross_entropy(temperature=3)
+}
+"""
+
+
+def built(folder: Path, follow_weights: bool = False, freeze: tuple[str, ...] = ()) -> type[LipschitzModule]:
+    """Compile a model, and return the class that the file defines: a new one at each call."""
+    path = folder / f"m{next(counter)}.lip"
+    path.write_text(BODY, encoding="utf-8")
+    file = path.with_suffix(".py")
+    file.write_text(emit(check(str(path), ModelOptions(freeze=freeze)), follow_weights), encoding="utf-8")
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None
+    assert spec.loader is not None
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    model: type[LipschitzModule] = found.Model
+    return model
+
+
+def private(module: LipschitzModule) -> None:
+    """Make training private, without a step."""
+    data = TensorDataset(torch.zeros(8, 1, 4, 4), torch.zeros(8, dtype=torch.long))
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    PrivacyEngine("rdp").make_private(
+        module=module, optimizer=optimizer, data_loader=DataLoader(data, batch_size=4), noise_multiplier=1.0
+    )
+
+
+def test_a_compiled_module_trains(tmp_path: Path) -> None:
+    for follow in (False, True):
+        private(built(tmp_path, follow_weights=follow)())
+
+
+def test_one_document_is_verified_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, calls = built(tmp_path), []
+
+    def counted(document: Any) -> Any:
+        calls.append(1)
+        return lipcompile_verify.verify(document)
+
+    monkeypatch.setattr(certificate, "verify", counted)
+    certificate._verdict.cache_clear()
+    for _ in range(3):
+        private(model())
+    assert len(calls) == 1
+
+
+# Certificates that prove less than they claim
+
+
+def smaller(document: dict[str, Any], *path: str | int) -> None:
+    """Make a bound five per cent smaller."""
+    *way, last = path
+    place: Any = document
+    for key in way:
+        place = place[key]
+    place[last] = (0.95 * float.fromhex(place[last])).hex()
+
+
+BOUNDS = [
+    (("steps", "forward", 0, "norm"), "conv"),
+    (("steps", "forward", 0, "kappa", "weight"), "conv"),
+    (("steps", "forward", 4, "lipschitz", 0), "dense"),
+    (("steps", "loss", "lipschitz"), "cross_entropy"),
+    (("steps", "backward", 0, "cotangent"), "dense"),
+    (("steps", "parameters", 0, "gradient"), "conv"),
+    (("totals", "gradient"), "gradient"),
+    (("totals", "lipschitz"), "lipschitz"),
+]
+
+
+@pytest.mark.parametrize(("path", "named"), BOUNDS)
+def test_a_smaller_bound_in_the_certificate_is_refused(
+    path: tuple[str | int, ...], named: str, tmp_path: Path
+) -> None:
+    model = built(tmp_path)
+    document = copy.deepcopy(dict(model.certificate))
+    smaller(document, *path)
+    model.certificate = document
+    with pytest.raises(CertificateError, match=f"does not verify: .*{named}.*compile the model again"):
+        private(model())
+
+
+def test_a_larger_domain_in_the_graph_is_refused(tmp_path: Path) -> None:
+    model = built(tmp_path)
+    document = copy.deepcopy(dict(model.certificate))
+    document["graph"]["input"]["norm"] = "2"
+    model.certificate = document
+    with pytest.raises(CertificateError, match="the graph has the hash"):
+        private(model())
+
+
+@pytest.mark.parametrize(
+    "document", [{"schema": "x"}, {"schema": "lipcompile.certificate/1", "graph": 3}, {1: {2}}]
+)
+def test_what_is_no_certificate_is_refused(document: Any, tmp_path: Path) -> None:
+    model = built(tmp_path)
+    model.certificate = document
+    with pytest.raises(CertificateError, match="compile the model again"):
+        private(model())
+
+
+# Modules that are not those of their certificate
+
+
+def lowered(model: type[LipschitzModule], attribute: str, share: float) -> None:
+    """Scale a bound, or all bounds, of the class."""
+    given = getattr(model, attribute)
+    changed = {name: share * bound for name, bound in given.items()} if isinstance(given, dict) else share * given
+    setattr(model, attribute, changed)
+
+
+@pytest.mark.parametrize(
+    ("attribute", "share", "said"),
+    [
+        ("bounds", 0.99, "the bound of conv2d.weight is"),
+        ("unclipped_bounds", 0.99, "the unclipped bound of conv2d.weight is"),
+        ("loss_lipschitz", 0.99, "loss_lipschitz is"),
+        # C/L of an unclipped bound is what a clip of the loss's gradient leaves: L must not be larger alone.
+        ("loss_lipschitz", 1.01, "the unclipped bound of conv2d.weight is"),
+        ("lipschitz", 0.99, "lipschitz is"),
+        ("input_norm", 1.01, "input_norm is 1.01, certified 1"),
+    ],
+)
+def test_bounds_that_are_not_certified_are_refused(
+    attribute: str, share: float, said: str, tmp_path: Path
+) -> None:
+    model = built(tmp_path)
+    lowered(model, attribute, share)
+    with pytest.raises(CertificateError, match=said):
+        private(model())
+
+
+def test_larger_bounds_are_accepted(tmp_path: Path) -> None:
+    model = built(tmp_path)
+    for attribute in ("bounds", "unclipped_bounds", "lipschitz"):
+        lowered(model, attribute, 1.5)
+    lowered(model, "input_norm", 0.5)
+    private(model())
+
+
+def trusting(module: Any) -> None:
+    type(module).input_trusted = True
+
+
+def wider(module: Any) -> None:
+    module.dense = layers.Dense(32, 3, bias=0.25, constraint=Spectral(2.5))
+
+
+def longer_bias(module: Any) -> None:
+    module.dense = layers.Dense(32, 3, bias=Ball(0.5), constraint=Spectral(2))
+
+
+def another_norm(module: Any) -> None:
+    module.dense = layers.Dense(32, 3, bias=0.25, constraint=Frobenius(2))
+
+
+def another_shape(module: Any) -> None:
+    module.dense = layers.Dense(32, 4, bias=0.25, constraint=Spectral(2))
+
+
+def another_name(module: Any) -> None:
+    module.head = layers.Dense(32, 3, bias=0.25, constraint=Spectral(2))
+    del module.dense
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (trusting, "input_trusted is set"),
+        (wider, "dense.weight may have norm 2.5, certified 2"),
+        (longer_bias, "dense.bias may have norm 0.5, certified 1/4"),
+        (another_norm, "dense.weight is kept by Frobenius"),
+        (another_shape, r"dense.weight has shape \[4, 32\]"),
+        (another_name, "its parameters differ in dense.bias, dense.weight, head.bias, head.weight"),
+    ],
+)
+def test_another_module_is_refused(change: Callable[[Any], None], said: str, tmp_path: Path) -> None:
+    module = built(tmp_path)()
+    change(module)
+    with pytest.raises(CertificateError, match=said):
+        check_certificate(module)
+
+
+def test_a_certified_frozen_parameter_must_not_be_trained(tmp_path: Path) -> None:
+    module = built(tmp_path, freeze=("conv2d.*",))()
+    for parameter in module.parameters():
+        parameter.requires_grad_(True)
+    with pytest.raises(CertificateError, match=r"conv2d\.weight is trained, certified as frozen"):
+        check_certificate(module)
+
+
+# Modules without a certificate
+
+
+def test_without_a_certificate_a_warning_says_so(tmp_path: Path) -> None:
+    model = built(tmp_path)
+    model.certificate = {}
+    with pytest.warns(UncertifiedWarning, match="has no certificate: nothing here checks its gradient bounds"):
+        private(model())
+
+
+def test_user_ops_are_said_to_be_unchecked_and_their_bounds_are_compared(tmp_path: Path) -> None:
+    model = built(tmp_path)
+    document = copy.deepcopy(dict(model.certificate))
+    document["graph"]["nodes"][1]["op"] = "soft_sort"
+    document["user_ops"] = ["soft_sort"]
+    model.certificate = document
+    with pytest.warns(UncertifiedWarning, match="rests on rules of soft_sort that no verifier knows"):
+        check_certificate(model())
+    lowered(model, "bounds", 0.9)
+    with pytest.warns(UncertifiedWarning), pytest.raises(CertificateError, match="the bound of"):
+        check_certificate(model())
