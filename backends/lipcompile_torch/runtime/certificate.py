@@ -90,7 +90,8 @@ def _bytes(value: Any) -> bytes:
 
 def _refuse_unverified(document: Mapping[str, Any]) -> None:
     try:
-        verdict = _verdict(_bytes(document))
+        # What is planned is not what is run: the engine checks that itself.
+        verdict = _verdict(_bytes({key: part for key, part in document.items() if key != "training"}))
     except (TypeError, ValueError) as error:
         raise CertificateError(f"the certificate of the module is damaged ({error!r}): {_MEND}") from None
     if not verdict.ok:
