@@ -44,6 +44,10 @@ class Backend(Protocol):
         """The module that reads training data; needs no framework."""
 
     @property
+    def deployment(self) -> Any:
+        """The module that takes weights from an emitted program, and holds what was exported against it."""
+
+    @property
     def factorisation(self) -> Any:
         """The module that finds strategies of correlated noise; needs no framework."""
 

@@ -250,6 +250,10 @@ class GraphBuilder:
         """Whether a value is the input of a model of tokens."""
         return self._input is not None and self._input.tokens and value.name == self._input.name
 
+    def declared_norm(self, value: Value) -> Scalar | None:
+        """Return the declared norm of the input, None for any other value."""
+        return self._input.norm if self._input is not None and value.name == self._input.name else None
+
     def made(self, value: Value) -> Node | None:
         """Return the node that computes a value, None for the input and for what was refused."""
         return self._made.get(value.name)

@@ -18,6 +18,7 @@ from lipcompile.frontends.lip.spelling import loss_text
 from lipcompile.graph import Graph
 from lipcompile.numbers import text
 
+from .domain import clipped
 from .operators import EMITTERS
 from .weights import complete
 from .writer import Emit, Writer
@@ -31,7 +32,14 @@ IR_VERSION = 9
 _LARGEST = 2**31 - 2**20
 
 
-def to_onnx(graph: Graph, weights: Mapping[str, Array] | None = None, *, training: bool = False) -> ModelProto:
+def to_onnx(
+    graph: Graph,
+    weights: Mapping[str, Array] | None = None,
+    *,
+    training: bool = False,
+    clip_input: bool = False,
+    metadata: Mapping[str, str] | None = None,
+) -> ModelProto:
     """Return the model in float32, from [batch, *example] to the logits.
 
     Its metadata declare the bound of the input and the loss. What acts in training alone is left out: clips of
@@ -41,12 +49,17 @@ def to_onnx(graph: Graph, weights: Mapping[str, Array] | None = None, *, trainin
         graph: without open repetitions and numbers.
         weights: values by parameter; without them those that were imported, else a start from a fixed seed.
         training: whether dropout drops.
+        clip_input: whether examples are clipped to the bound of the input, if it is not trusted, as by the module.
+        metadata: further entries.
 
     Raises:
         InputError: LIP017, ONNX has no words for a node; all such nodes are told.
         ValueError: a weight of another shape than its parameter.
     """
     writer = Writer(complete(graph, weights), training)
+    if clip_input and not (graph.input.tokens or graph.input.trusted):
+        writer.begin(graph.input.name)
+        writer.standing_for[graph.input.name] = clipped(writer, graph.input)
     problems = []
     for node in graph.nodes:
         try:
@@ -56,7 +69,7 @@ def to_onnx(graph: Graph, weights: Mapping[str, Array] | None = None, *, trainin
             problems.append(replace(told, node=node.name, op=node.op.name, location=node.location))
     if problems:
         raise InputError(tuple(problems))
-    return _model(graph, writer)
+    return _model(graph, writer, {**_metadata(graph), **(metadata or {})})
 
 
 def _emitter(op: str) -> Emit:
@@ -71,12 +84,13 @@ def save(model: ModelProto, path: Path) -> None:
     onnx.save_model(model, str(path), save_as_external_data=large, location=f"{path.name}.data" if large else None)
 
 
-def _model(graph: Graph, writer: Writer) -> ModelProto:
+def _model(graph: Graph, writer: Writer, metadata: Mapping[str, str]) -> ModelProto:
     source = graph.input
     output = graph.output
     if output == source.name:
         output = f"{source.name}.same"
-        writer.nodes.append(helper.make_node("Identity", [source.name], [output], name=output))
+        made = writer.standing_for.get(source.name, source.name)
+        writer.nodes.append(helper.make_node("Identity", [made], [output], name=output))
     kind = TensorProto.INT64 if source.tokens else TensorProto.FLOAT
     ends = [
         helper.make_tensor_value_info(source.name, kind, ["batch", *source.shape]),
@@ -90,7 +104,7 @@ def _model(graph: Graph, writer: Writer) -> ModelProto:
         producer_name="lipcompile",
         producer_version=lipcompile.__version__,
     )
-    helper.set_model_props(model, _metadata(graph))
+    helper.set_model_props(model, dict(metadata))
     onnx.checker.check_model(model, full_check=True)
     return model
 

@@ -46,26 +46,33 @@ def axis_of(node: Node) -> int:
 class Writer:
     """Collects what a graph consists of. `weights` are the values of its parameters.
 
-    training: whether what acts in training alone, dropout, does so in the file.
+    training: whether what acts in training alone, dropout, does so in the file. standing_for: tensors by the names
+    of the values that nodes read in their place.
     """
 
     weights: Mapping[str, Array]
     training: bool = False
     nodes: list[NodeProto] = field(default_factory=list)
     stored: dict[str, TensorProto] = field(default_factory=dict)
+    standing_for: dict[str, str] = field(default_factory=dict)
     _node: str = ""
     _count: int = 0
 
     def write(self, node: Node, emit: Emit) -> None:
         """Emit a node of the graph: the operator that ends it makes the tensor that is called like it."""
-        self._node, self._count = node.name, 0
-        made = emit(self, node, node.inputs)
+        self.begin(node.name)
+        operands = [self.standing_for.get(name, name) for name in node.inputs]
+        made = emit(self, node, operands)
         last = self.nodes[-1] if self.nodes else None
-        if last is None or made in node.inputs or list(last.output) != [made]:
+        if last is None or made in operands or list(last.output) != [made]:
             self.op("Identity", made)
             last = self.nodes[-1]
         last.output[0] = node.name
         last.name = node.name
+
+    def begin(self, name: str) -> None:
+        """Name what is added from here on after a value of the graph."""
+        self._node, self._count = name, 0
 
     # Operators
 

@@ -61,6 +61,11 @@ class TorchBackend:
         return import_module("lipcompile_torch.runtime.data")
 
     @property
+    def deployment(self) -> ModuleType:
+        """`lipcompile_torch.runtime.deployment`."""
+        return import_module("lipcompile_torch.runtime.deployment")
+
+    @property
     def factorisation(self) -> ModuleType:
         """`lipcompile_torch.factorisation`."""
         return import_module("lipcompile_torch.factorisation")

@@ -50,12 +50,17 @@ def document(
         "versions": {"lipcompile": __version__},
         "source": {"name": source.name, "format": source.format, "sha256": source.sha256},
         "graph": written,
-        "graph_sha256": hashlib.sha256(_dumped(written)).hexdigest(),
+        "graph_sha256": hash_of(written),
         "steps": steps(graph, numbers),
         "totals": totals(graph, numbers),
         **({"user_ops": user_ops} if user_ops else {}),
         **({} if training is None else {"training": dict(training)}),
     }
+
+
+def hash_of(graph: Mapping[str, Any]) -> str:
+    """Return the SHA-256, in hexadecimal, of the canonical bytes of a graph."""
+    return hashlib.sha256(_dumped(graph)).hexdigest()
 
 
 def encode(document: Mapping[str, Any]) -> bytes:

@@ -12,6 +12,7 @@ from lipcompile.cli.check import check
 from lipcompile.cli.compile import compile_
 from lipcompile.cli.demo import demo
 from lipcompile.cli.explain import explain
+from lipcompile.cli.export import export
 from lipcompile.cli.fix import fix
 from lipcompile.cli.ledger import ledger
 from lipcompile.cli.report import report
@@ -30,5 +31,5 @@ def cli() -> None:
     """
 
 
-for _command in (check, fix, compile_, report, budget, train, ledger, audit, certify, explain, demo):
+for _command in (check, fix, compile_, report, budget, train, ledger, audit, certify, export, explain, demo):
     cli.add_command(_command)

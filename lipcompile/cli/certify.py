@@ -165,40 +165,13 @@ def _above(exact: Fraction) -> float:
 
 def _subject(path: Path, weights: Path | None, data: Path, backend: Backend) -> _Subject:
     """Run the module and load its weights; raises InputError (LIP510, LIP513)."""
-    source = path / "model.py" if path.is_dir() else path
-    weights = path / "checkpoint.pt" if weights is None and path.is_dir() else weights
-    module = _instance(source, backend)
-    if weights is None and (beside := source.parent / "checkpoint.pt").is_file():
+    from lipcompile.cli.modules import CHECKPOINT, trained
+
+    found = trained(path, weights, backend)
+    if found.weights is None and (beside := found.source.parent / CHECKPOINT).is_file():
         message = f"the weights are those that the module starts with, not those of `{beside}`"
         complain([Diagnostic("LIP513", message, f"use --weights {beside}", Severity.WARNING)])
-    if weights is not None:
-        try:
-            backend.robustness.load_weights(module, weights)
-        except OSError as error:
-            raise input_error("LIP513", f"`{weights}` cannot be read: {error.strerror or error}") from None
-        except backend.robustness.CheckpointError as error:
-            raise input_error("LIP513", str(error)) from None
-    return _Subject(module, source, weights, data)
-
-
-def _instance(source: Path, backend: Backend) -> Any:
-    from lipcompile.cli.programs import instantiate
-
-    mend = "give the .py file that `lipcompile compile MODEL -o FILE.py` writes, or the folder of `train`"
-    if source.exists() and not source.is_file():  # a pipe or a device may have no end
-        raise input_error("LIP510", f"`{source}` is no file", mend)
-    try:
-        module = instantiate(source, source.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise input_error("LIP510", f"`{source}` cannot be read: {error.strerror or error}", mend) from None
-    except SyntaxError:
-        raise input_error("LIP510", f"`{source}` is no emitted module: it is no Python", mend) from None
-    except (Exception, SystemExit) as error:  # whatever somebody's program raises
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise input_error("LIP510", f"`{source}` is no emitted module: {reason}", mend) from None
-    if not isinstance(module, backend.robustness.LipschitzModule):
-        raise input_error("LIP510", f"`{source}` is no emitted module: its Model is something else", mend)
-    return module
+    return _Subject(found.module, found.source, found.weights, data)
 
 
 def _certified(subject: _Subject, asked: _Radii, config: dict[str, int] | None, backend: Backend) -> Any:

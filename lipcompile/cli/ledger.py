@@ -46,11 +46,12 @@ def ledger(file: Path, delta: float | None, accountant: str | None, form: str) -
       lipcompile ledger run --format json
     """
     from lipcompile.backend import find
+    from lipcompile.exporting import delta_of
 
     backend = find()
     path = file / "ledger.jsonl" if file.is_dir() else file
-    record = _read(path, backend)
-    chosen = _delta(delta, record.dataset_size)
+    record = read_record(path, backend)
+    chosen = delta_of(delta, record.dataset_size)
     asked = _ACCOUNTANTS if accountant is None else (accountant,)
     spent = {name: _spent(record, chosen, name, backend) for name in asked}
     if form == "json":
@@ -60,7 +61,7 @@ def ledger(file: Path, delta: float | None, accountant: str | None, form: str) -
     return 0 if any(found.epsilon is not None for found in spent.values()) else 1
 
 
-def _read(path: Path, backend: Backend) -> Any:
+def read_record(path: Path, backend: Backend) -> Any:
     """Return what the ledger says; raises InputError (LIP405)."""
     if path.exists() and not path.is_file():  # a pipe or a device may have no end
         raise _unreadable(path, "it is no file")
@@ -75,14 +76,6 @@ def _read(path: Path, backend: Backend) -> Any:
 def _unreadable(path: Path, reason: str) -> InputError:
     mend = "give the ledger.jsonl that `train` or the engine wrote, or its folder"
     return input_error("LIP405", f"`{path}` cannot be read as a ledger: {reason}", mend)
-
-
-def _delta(given: float | None, examples: int) -> float:
-    if given is None:
-        return float(f"{0.1 / max(1, examples):.1g}")
-    if not 0 < given < 1:
-        raise input_error("LIP401", f"δ = {given:g} is not strictly between 0 and 1", "use --delta 1e-5")
-    return given
 
 
 def _spent(record: Any, delta: float, accountant: str, backend: Backend) -> _Spent:

@@ -111,8 +111,9 @@ def train(model: str, options: ModelOptions, data: Path, output: Path, **given: 
     """
     from lipcompile import pipeline
     from lipcompile.backend import find
+    from lipcompile.cli.modules import CHECKPOINT
     from lipcompile.cli.settings import planned
-    from lipcompile.cli.training import CHECKPOINT, Run, execute, print_result
+    from lipcompile.cli.training import Run, execute, print_result
 
     loaded = pipeline.load(model, options)
     derivation = pipeline.derive(loaded, options)

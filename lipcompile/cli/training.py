@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lipcompile.cli.data import reading
+from lipcompile.cli.modules import CHECKPOINT, LEDGER, MODULE
 from lipcompile.cli.output import complain, write_text
 from lipcompile.cli.programs import instantiate
 from lipcompile.diagnostics import Diagnostic, InputError, Severity, input_error
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from lipcompile.derivation import Derivation
     from lipcompile.graph import Graph
 
-MODULE, LEDGER, CHECKPOINT = "model.py", "ledger.jsonl", "checkpoint.pt"
 
 LARGEST_DEFAULT_BATCH = 512
 

@@ -13,7 +13,7 @@ from typing import Literal, get_args
 # near it can; usage: the input or the command is wrong.
 Kind = Literal["never", "not yet", "replace by", "usage"]
 
-_TABLES = ("files", "imports", "ops", "domain", "constraints", "privacy", "robustness")
+_TABLES = ("files", "imports", "ops", "domain", "constraints", "privacy", "robustness", "deployment")
 
 
 @dataclass(frozen=True, slots=True)

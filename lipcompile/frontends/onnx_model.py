@@ -13,6 +13,7 @@ from lipcompile.derivation import Source
 from lipcompile.diagnostics import Diagnostic, Location, Refusal, Severity, input_error
 from lipcompile.frontends.onnx_import import file
 from lipcompile.frontends.onnx_import.context import Blamed, Context, as_tensor, is_merged
+from lipcompile.frontends.onnx_import.exported import exported, outside
 from lipcompile.frontends.onnx_import.inputs import Source as InputSource
 from lipcompile.frontends.onnx_import.inputs import declare, sources
 from lipcompile.frontends.onnx_import.naming import named
@@ -39,7 +40,9 @@ def load(path: Path, options: ModelOptions) -> Loaded:
     What it cannot vouch for becomes diagnostics, and the graph is None.
     """
     model, digest = file.read(path)
-    loaded = imported(model, Source(path.stem, str(path), "onnx", digest), options)
+    source = Source(path.stem, str(path), "onnx", digest)
+    own = exported(model, source.name, options)
+    loaded = imported(model, source, options) if own is None else Loaded(source, own, tuple(outside(own)))
     return replace(loaded, original=partial(opened, path, model, options.input_shape))
 
 

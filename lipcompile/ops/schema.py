@@ -157,7 +157,7 @@ def _convert(name: str, kind: Any, value: Any, rank: int) -> Any:
 
 def _choice(name: str, choices: tuple[Any, ...], value: Any) -> Any:
     if value in choices:
-        return value
+        return choices[choices.index(value)]  # 1, say, for the Fraction 1
     listed = ", ".join(str(choice) for choice in choices)
     raise ArgumentError(name, f"`{name}` must be one of {listed}", suggest(str(value), [str(c) for c in choices]))
 

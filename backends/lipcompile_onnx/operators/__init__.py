@@ -1,6 +1,7 @@
 """Each op in standard operators, in spellings that the importer reads back.
 
-One file a family, as in `lipcompile.ops`. Reflections and local responses of even sizes are not read back.
+One file a family, as in `lipcompile.ops`. Reflections, local responses of even sizes and
+scattering are not read back.
 """
 
 from __future__ import annotations
@@ -9,7 +10,19 @@ from collections.abc import Mapping
 
 from lipcompile_onnx.writer import Emit
 
-from . import activation, attention, linear, merge, normalisation, parametric, pool, reduce, resample, shape
+from . import (
+    activation,
+    attention,
+    linear,
+    merge,
+    normalisation,
+    parametric,
+    pool,
+    reduce,
+    resample,
+    scattering,
+    shape,
+)
 
 EMITTERS: Mapping[str, Emit] = {
     **linear.EMITTERS,
@@ -19,6 +32,7 @@ EMITTERS: Mapping[str, Emit] = {
     **reduce.EMITTERS,
     **shape.EMITTERS,
     **resample.EMITTERS,
+    **scattering.EMITTERS,
     **merge.EMITTERS,
     **attention.EMITTERS,
     **normalisation.EMITTERS,

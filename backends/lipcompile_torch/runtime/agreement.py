@@ -81,7 +81,7 @@ def measure(
     double = _output(module.double(), fed, log_probabilities)
     if wanted.shape != double.shape:
         raise ShapeError(f"the original puts out {list(wanted.shape)}, the module {list(double.shape)}")
-    return _compared(wanted, double, single, max(_TOLERANCE, _ULPS * _EPSILON[precision]))
+    return compared(wanted, double, single, max(_TOLERANCE, _ULPS * _EPSILON[precision]))
 
 
 def _unprojected(program: type[LipschitzModule]) -> LipschitzModule:
@@ -114,15 +114,21 @@ def _output(module: LipschitzModule, x: torch.Tensor, log_probabilities: bool) -
     return np.asarray(output.double().numpy())
 
 
-def _compared(wanted: Array, found: Array, single: Array, tolerance: float) -> Agreement:
-    """Compare row by row, and every row with its own rounding."""
+def compared(
+    wanted: Array, found: Array, single: Array, tolerance: float, floor: float = _EPSILON["float32"]
+) -> Agreement:
+    """Compare what two put out for the same examples, row by row, and every row with its own rounding.
+
+    `found` is computed in float64, and `single` by the same in float32. Differences below `tolerance` of a row's
+    largest entry count as rounding, and those below `floor` of the largest of all.
+    """
     rows = [array.reshape(len(array), -1) for array in (wanted, found, single)]
     wanted, found, single = rows
     with np.errstate(all="ignore"):
         difference = np.abs(wanted - found).max(axis=1, initial=0)
         size = np.abs(wanted).max(axis=1, initial=0)
         rounding = np.abs(single - found).max(axis=1, initial=0)
-        allowed = tolerance * size + _EPSILON["float32"] * size.max(initial=0) + _ROUNDING * rounding
+        allowed = tolerance * size + floor * size.max(initial=0) + _ROUNDING * rounding
         excess = np.where(difference == 0, 0, difference / np.maximum(allowed, 1e-300))
         relative = np.where(difference == 0, 0, difference / np.maximum(size, 1e-300))
     return Agreement(len(wanted), _largest(difference), _largest(relative), tolerance, _largest(excess))

@@ -171,10 +171,11 @@ def load_examples(module: LipschitzModule, path: str | os.PathLike[str]) -> tupl
     return torch.from_numpy(x).to(dtype), targets
 
 
-def load_weights(module: LipschitzModule, path: str | os.PathLike[str]) -> None:
+def load_weights(module: LipschitzModule, path: str | os.PathLike[str]) -> str | None:
     """Load weights from a checkpoint of `train`, or from a state dict of `torch.save`, and project them.
 
-    Runs no code from the file.
+    Runs no code from the file. Returns the hash of the line of the ledger that a checkpoint was saved at, and None
+    for a state dict, which knows of no ledger.
 
     Raises:
         CheckpointError: the file holds neither, or weights of another module, or none that are finite.
@@ -183,13 +184,16 @@ def load_weights(module: LipschitzModule, path: str | os.PathLike[str]) -> None:
     stored = io.BytesIO(Path(path).read_bytes())
     try:
         content: Any = torch.load(stored, map_location="cpu", weights_only=True)
-        state = dict(content["states"]["module"] if content.get("schema") == SCHEMA else content)
+        saved = content.get("schema") == SCHEMA
+        state = dict(content["states"]["module"] if saved else content)
+        head = str(content["ledger_head"]) if saved else None
     except (pickle.UnpicklingError, RuntimeError, OSError, EOFError, LookupError, *_NO_MAPPING) as error:
         raise CheckpointError(f"{path} is no checkpoint and no state dict, or it is damaged") from error
     try:
         module.load_state_dict(state)
     except (RuntimeError, *_NO_MAPPING) as error:
         raise CheckpointError(f"{path} does not fit this module: {' '.join(str(error).split())}") from error
+    return head
 
 
 _NO_MAPPING = (AttributeError, TypeError, ValueError)

@@ -58,7 +58,7 @@ def certified_constants(module: LipschitzModule) -> Constants:
         ValueError: no finite constant, outputs that are no logits of one example, or a module that does something
             else than what its rules describe: it takes features, or has hooks.
     """
-    _check_module(module)
+    check_module(module)
     module.project_()
     norms = module.certified_norms()
     slope = Interval.around(module.slope({name: Interval.exactly(norm) for name, norm in norms.items()})).high
@@ -131,7 +131,8 @@ def outputs_of(module: LipschitzModule, inputs: Tensor, dtype: torch.dtype | Non
     if dtype is not None:
         tensors = {name: x.to(dtype) if x.is_floating_point() else x for name, x in tensors.items()}
     with evaluating(module):
-        parts = [functional_call(module, tensors, (x.to(dtype or x.dtype),)) for x in torch.split(inputs, BATCH)]
+        kind = dtype if dtype is not None and inputs.is_floating_point() else inputs.dtype
+        parts = [functional_call(module, tensors, (x.to(kind),)) for x in torch.split(inputs, BATCH)]
     return torch.cat(parts)
 
 
@@ -237,7 +238,7 @@ def _pairs(module: LipschitzModule, count: int, logits: float, features: float |
     return torch.minimum(pairs, apart)
 
 
-def _check_module(module: LipschitzModule) -> None:
+def check_module(module: LipschitzModule) -> None:
     """Raise ValueError for a module that does something else than what its rules describe."""
     if module.takes_features:
         raise ValueError("the module takes features now: certificates are about examples, without `on_features`")

@@ -86,6 +86,26 @@ def opened(path: Path, model: ModelProto, given: Mapping[str, Shape]) -> Session
     raise OriginalError("; ".join(reasons))
 
 
+def on_processor(path: Path, model: ModelProto, *, optimised: bool) -> Session:
+    """Open a file of ours on the processor, as it is written or as onnxruntime rewrites it by default.
+
+    Raises OriginalError if onnxruntime does not take it.
+    """
+    from onnx import helper
+
+    found = sources(model.graph, {})
+    kinds = {
+        value.name: helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
+        for value in model.graph.input
+    }
+    try:
+        with silence_native():
+            session = _session(path, ["CPUExecutionProvider"], optimised=optimised)
+    except Exception as error:
+        raise OriginalError(f"onnxruntime: {_line(error)}") from None
+    return Session("onnxruntime", None, "float32", found, kinds, lambda feeds: session.run(None, feeds)[0])
+
+
 def _precision(model: ModelProto, kinds: Mapping[str, Any]) -> str:
     """Return the coarsest kind of numbers among inputs and weights."""
     from onnx import TensorProto, helper
@@ -126,13 +146,13 @@ def _on_processor(path: Path, _: ModelProto) -> Run:
     return lambda feeds: session.run(None, feeds)[0]
 
 
-def _session(path: Path, providers: list[Any]) -> Any:
+def _session(path: Path, providers: list[Any], *, optimised: bool = False) -> Any:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
-    # As it is written: fused into a max pool, the zeros of a Pad count as no entries at all.
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    if not optimised:  # as it is written: fused into a max pool, the zeros of a Pad count as no entries at all
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     return onnxruntime.InferenceSession(str(path), options, providers=providers)
 
 

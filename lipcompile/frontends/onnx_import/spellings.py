@@ -29,6 +29,7 @@ from lipcompile.frontends.onnx_import.algebra import (
     Tensor,
 )
 from lipcompile.frontends.onnx_import.context import Context
+from lipcompile.frontends.onnx_import.input_clip import INPUT_CLIP, input_clip
 from lipcompile.frontends.onnx_import.node import OnnxNode
 from lipcompile.frontends.onnx_import.spelled import (
     attention,
@@ -186,6 +187,7 @@ SPELLINGS: Sequence[Spelling] = (
     *(Spelling(_QUOTIENT, over(X, divisor), rms_norm) for divisor in floored(MEAN_SQUARE)),
     Spelling(("Sub",), CENTRED, center),
     Spelling(_QUOTIENT, over(X, LONGEST), clip_norm),
+    Spelling(("Where",), INPUT_CLIP, input_clip),
     Spelling(_QUOTIENT, over(X, plus("eps", (1, SUM_SQUARE)), -HALF), direction),
     Spelling(("Sqrt", "Pow"), rooted(Op("AveragePool", (squared(X),), key="pool")), pool_of_squares),
     Spelling(("Sqrt", "Pow"), rooted(Op("ReduceSum", (squared(X),), key="sum")), scaled_root),

@@ -1,0 +1,133 @@
+"""`lipcompile export`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from lipcompile.cli.arguments import output_option
+from lipcompile.cli.output import complain
+from lipcompile.diagnostics import Diagnostic, input_error
+
+if TYPE_CHECKING:
+    from lipcompile.backend import Backend
+    from lipcompile.cli.modules import Trained
+    from lipcompile.exporting import Export
+
+_OTHER = "the checkpoint was saved with another ledger, or lines are missing at the end of this one"
+_OF_THE_COMPILER = "this is a bug of lipcompile, or of onnxruntime: please report it, with the module"
+
+
+@click.command(short_help="Write a trained MODULE as an ONNX file for deployment.")
+@click.argument("module", type=click.Path(path_type=Path))
+@click.option(
+    "--weights",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Checkpoint of `train`, or a state dict of torch.save; of a folder its checkpoint.pt by default.",
+)
+@click.option(
+    "--ledger",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="What the training has spent; of a folder its ledger.jsonl by default.",
+)
+@click.option(
+    "--delta", type=float, help="δ to state ε at; by default a tenth of one over the number of examples."
+)
+@click.option(
+    "--accountant", type=click.Choice(["pld", "rdp"]), help="Ask this one alone; by default the smaller ε counts."
+)
+@output_option("FILE.onnx", "File to write; it is kept only if onnxruntime computes what MODULE does.")
+def export(
+    module: Path,
+    weights: Path | None,
+    ledger: Path | None,
+    delta: float | None,
+    accountant: str | None,
+    output: Path,
+) -> int:
+    """Write MODULE, with trained weights, as a file that runs in onnxruntime.
+
+    MODULE is the Python file that `compile` or `train` wrote, or the folder of `train`; it is run. The file
+    clips its input as the module does. Its metadata hold the certificate of the model, its Lipschitz constants,
+    and the (ε, δ) that the ledger says was spent. It is compared with the module, on inputs inside of the declared
+    ball and outside, and there is none if the two differ by more than rounding: then the exit code is 1.
+
+    \b
+    Examples:
+      lipcompile export run -o model.onnx
+      lipcompile export run/model.py --weights run/checkpoint.pt --delta 1e-5 --ledger run/ledger.jsonl -o m.onnx
+    """
+    from lipcompile.backend import find
+    from lipcompile.cli.modules import LEDGER, trained
+    from lipcompile.exporting import export_onnx
+
+    _check_output(output)
+    backend = find()
+    subject = trained(module, weights, backend)
+    if subject.weights is None:
+        raise input_error("LIP513", "no weights were given", "use --weights run/checkpoint.pt, or a state dict")
+    ledger = module / LEDGER if ledger is None and module.is_dir() else ledger
+    record = None if ledger is None else _record(ledger, subject, backend)
+    try:
+        found = export_onnx(subject.module, output, ledger=record, delta=delta, accountant=accountant)
+    except (ValueError, RuntimeError) as error:
+        raise input_error("LIP521", f"`{subject.source}` cannot be exported: {error}") from None
+    return _told(found, output, tied=subject.ledger_head is not None)
+
+
+def _check_output(output: Path) -> None:
+    if output.suffix != ".onnx":
+        raise input_error("LIP005", f"-o: `{output}` does not end in .onnx", "name the file so")
+    if not output.parent.is_dir():
+        mend = f"make it: mkdir -p {output.parent}"
+        raise input_error("LIP005", f"there is no folder `{output.parent}` to write in", mend)
+
+
+def _record(ledger: Path, subject: Trained, backend: Backend) -> Any:
+    """Return what a ledger says, if it is that of the weights; raises InputError (LIP405)."""
+    from lipcompile.cli.ledger import read_record
+
+    record = read_record(ledger, backend)
+    if subject.ledger_head is not None and subject.ledger_head not in record.hashes:
+        raise input_error("LIP405", f"`{ledger}` is not the ledger of `{subject.weights}`: {_OTHER}")
+    return record
+
+
+def _told(found: Export, output: Path, *, tied: bool) -> int:
+    measured = f"{found.agreement.difference:.1e} of outputs up to {found.agreement.output:.2g}"
+    if not found.ok:
+        message = f"onnxruntime computes something else than the module: they differ by up to {measured}"
+        complain([Diagnostic("LIP522", message, _OF_THE_COMPILER)])
+        return 1
+    for line in _summary(found, tied=tied):
+        click.echo(line)
+    click.echo(
+        f"wrote {output}: onnxruntime computes what the module does, up to {measured} on "
+        f"{found.agreement.examples} inputs",
+        err=True,
+    )
+    return 0
+
+
+def _summary(found: Export, *, tied: bool) -> list[str]:
+    from lipcompile.reports.formulas import round_up
+
+    lines = ["weights certified to lie in their sets"] if found.certified else []
+    if found.lipschitz is not None:
+        lines.append(
+            f"Lipschitz constant of the logits {round_up(found.lipschitz.of_weights)}; "
+            f"of any weights {round_up(found.lipschitz.declared)}"
+        )
+    if found.spent is not None:
+        spent = found.spent
+        lines.append(
+            f"ε = {round_up(spent.epsilon, 4)} at δ = {spent.delta:g}, neighbours {spent.relation}, "
+            f"by {spent.accountant}"
+        )
+        if not tied:
+            lines.append("note: a state dict knows of no ledger: that this one is its own is not checked")
+    return [*lines, *(f"note: {note}" for note in found.notes)]

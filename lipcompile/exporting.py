@@ -1,0 +1,295 @@
+"""Export for deployment: a trained module becomes one ONNX file, with its certificate and what its training spent.
+
+The graph is that of the certificate which the module carries, and the weights are the module's. The file is
+compared with the module before it takes its place.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lipcompile.backend import Backend, find
+from lipcompile.certificates import SCHEMA, encode
+from lipcompile.diagnostics import input_error
+from lipcompile.frontends.certificate import document_of, graph_of
+from lipcompile.frontends.original import OriginalError
+from lipcompile.graph import Graph
+from lipcompile.numbers.certified import Certified
+from lipcompile.ops.record import Constraint
+from lipcompile.passes.bounds import slope
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+ACCOUNTANTS = ("pld", "rdp")
+_FOREIGN = "give the module that `lipcompile compile` emitted, unchanged"
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What a training has spent, as its ledger says: (ε, δ) under a neighbouring relation, by an accountant.
+
+    head: hash of the last line of the ledger.
+    """
+
+    epsilon: float
+    delta: float
+    relation: str
+    accountant: str
+    head: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lipschitz:
+    """Certified Lipschitz constants of the logits in the input: for all weights in Θ, and for these weights."""
+
+    declared: float
+    of_weights: float
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """What was written, if it was kept.
+
+    agreement: how far the file is from the module, as onnxruntime computes it. certified: whether the weights are
+    certified to lie in Θ. lipschitz: None without that, or if it is not finite.
+    notes: what the file does not say, and why.
+    """
+
+    graph: Graph
+    certified: bool
+    lipschitz: Lipschitz | None
+    spent: Spent | None
+    agreement: Any
+    notes: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether the file computes what the module does, and was kept."""
+        agrees: bool = self.agreement.agrees
+        return agrees
+
+
+def export_onnx(
+    module: Any,
+    path: str | os.PathLike[str],
+    *,
+    ledger: Any = None,
+    delta: float | None = None,
+    accountant: str | None = None,
+) -> Export:
+    """Write a trained module as an ONNX file that runs in onnxruntime, checked against the module.
+
+    The file maps [B, *input_shape] in float32 to the logits, for any B, as `forward` does in evaluation mode: it
+    clips its input. Its metadata hold the certificate, and what of (ε, δ) and Lipschitz constants is known.
+
+    Args:
+        module: of an emitted file, trained. It is not changed.
+        path: of the file. It is left as it was if the new one computes something else.
+        ledger: `LedgerRecord` or path of what the training has spent; without it the file says nothing of privacy.
+        delta: at which ε is stated; by default a tenth of one over the number of examples.
+        accountant: "pld" or "rdp"; by default whichever gives the smaller ε.
+
+    Raises:
+        InputError: the module carries no certificate, or not that of its parameters (LIP520, LIP521); an op has no
+            ONNX operators (LIP017); onnxruntime does not take the file (LIP521); a ledger without a finite ε
+            (LIP405), or a δ that is none (LIP401).
+        ValueError: a module that does something else than what was compiled.
+        OSError: the file cannot be written.
+    """
+    backend = find()
+    document = _document(module)
+    graph = graph_of(document)
+    single = _single(module, graph, backend)
+    norms = backend.deployment.norms_in(single, _sets(graph))
+    lipschitz = None if norms is None else _lipschitz(graph, norms)
+    spent, notes = _spent(ledger, delta, accountant, backend)
+    notes = (*notes, *_unsaid(graph, norms, lipschitz))
+    metadata = {**_of_model(document), **_of_weights(norms, lipschitz), **_of_privacy(spent)}
+    model = _model(graph, backend.deployment.weights_of(single), metadata)
+    with _written(model, Path(path)) as (temporary, keep):
+        found = _agreement(single, temporary, model, _tokens(graph), backend)
+        if found.agrees:
+            keep()
+    return Export(graph, norms is not None, lipschitz, spent, found, notes)
+
+
+# The module
+
+
+def _document(module: Any) -> Mapping[str, Any]:
+    certificate = getattr(module, "certificate", None)
+    if not isinstance(certificate, Mapping) or certificate.get("schema") != SCHEMA:
+        message = "the module carries no certificate of its graph"
+        raise input_error("LIP521", message, "emit it again: lipcompile compile MODEL -o FILE.py")
+    return document_of(encode(certificate).decode())
+
+
+def _single(module: Any, graph: Graph, backend: Backend) -> Any:
+    """Return the module in float32, if it is what its certificate describes."""
+    declared = {name: parameter.shape for name, parameter in graph.parameters.items()}
+    if {name: tuple(p.shape) for name, p in module.named_parameters()} != declared:
+        raise input_error("LIP521", "the parameters of the module are not those of its certificate", _FOREIGN)
+    if tuple(module.input_shape) != graph.input.shape or module.input_trusted != graph.input.trusted:
+        raise input_error("LIP521", "the input of the module is not that of its certificate", _FOREIGN)
+    return backend.deployment.in_single_precision(module)
+
+
+def _sets(graph: Graph) -> dict[str, tuple[str, float]]:
+    return {name: (p.constraint.kind, _radius(p.constraint)) for name, p in graph.parameters.items()}
+
+
+def _radius(constraint: Constraint) -> float:
+    """Return the largest double not above the bound of a constraint."""
+    assert isinstance(constraint.bound, Fraction)
+    if constraint.kind == "free":
+        return math.inf
+    rounded = float(constraint.bound)
+    return rounded if Fraction(rounded) <= constraint.bound else math.nextafter(rounded, -math.inf)
+
+
+def _lipschitz(graph: Graph, norms: Mapping[str, float]) -> Lipschitz | None:
+    """Return the certified constants; the rules are monotone, so both hold."""
+    if graph.input.tokens:
+        return None
+    num = Certified()
+    declared = slope(graph, num, {}, graph.output).upper
+    current = {name: num.of(Fraction(norm)) for name, norm in norms.items()}
+    of_weights = slope(graph, Certified(), current, graph.output).upper
+    found = Lipschitz(declared, min(declared, of_weights))
+    return found if math.isfinite(found.of_weights) else None
+
+
+def _tokens(graph: Graph) -> int | None:
+    """Return how many different tokens every embedding has a row for; None if the input holds numbers."""
+    entries = [node.attributes.entries for node in graph.nodes if node.op.takes == "tokens"]
+    return min(entries) if entries else None
+
+
+# Privacy
+
+
+def _spent(
+    ledger: Any, delta: float | None, accountant: str | None, backend: Backend
+) -> tuple[Spent | None, tuple[str, ...]]:
+    if ledger is None:
+        if delta is not None or accountant is not None:
+            raise input_error("LIP405", "δ and an accountant need a ledger", "say what was spent: --ledger FILE")
+        return None, ("it says nothing of privacy: no ledger was given",)
+    record = ledger if hasattr(ledger, "charges") else backend.ledger.read_ledger(ledger)
+    if record.seeded:
+        return None, ("it states no ε: a seed was fixed, so the noise is predictable",)
+    chosen = delta_of(delta, record.dataset_size)
+    names = ACCOUNTANTS if accountant is None else (accountant,)
+    found = {name: epsilon for name in names if (epsilon := _epsilon(record, chosen, name, backend)) is not None}
+    if not found:
+        raise input_error("LIP405", "no accountant has a finite ε for what the ledger charges at this δ")
+    best = min(found, key=lambda name: found[name])
+    return Spent(found[best], chosen, record.relation.value, best, record.hashes[-1]), ()
+
+
+def _epsilon(record: Any, delta: float, accountant: str, backend: Backend) -> float | None:
+    try:
+        epsilon: float = record.epsilon(delta, accountant)
+    except backend.accounting.BudgetError:
+        return None
+    return epsilon if math.isfinite(epsilon) else None
+
+
+def delta_of(given: float | None, examples: int) -> float:
+    """Return δ, by default a tenth of one over the number of examples; raises InputError (LIP401)."""
+    if given is None:
+        return float(f"{0.1 / max(1, examples):.1g}")
+    if not 0 < given < 1:
+        raise input_error("LIP401", f"δ = {given:g} is not strictly between 0 and 1", "use --delta 1e-5")
+    return given
+
+
+# What the file says
+
+
+def _of_model(document: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        "lipcompile.certificate": encode(document).decode(),
+        "lipcompile.graph_sha256": document["graph_sha256"],
+    }
+
+
+def _of_weights(norms: Mapping[str, float] | None, lipschitz: Lipschitz | None) -> dict[str, str]:
+    if norms is None:
+        return {}
+    found = {"lipcompile.weights": "certified"}
+    if lipschitz is not None:
+        if math.isfinite(lipschitz.declared):
+            found["lipcompile.lipschitz"] = repr(lipschitz.declared)
+        found["lipcompile.lipschitz_of_weights"] = repr(lipschitz.of_weights)
+    return found
+
+
+def _of_privacy(spent: Spent | None) -> dict[str, str]:
+    if spent is None:
+        return {}
+    return {
+        "lipcompile.epsilon": repr(spent.epsilon),
+        "lipcompile.delta": repr(spent.delta),
+        "lipcompile.neighbouring_relation": spent.relation,
+        "lipcompile.accountant": spent.accountant,
+        "lipcompile.ledger_head": spent.head,
+    }
+
+
+def _unsaid(graph: Graph, norms: object, lipschitz: object) -> Iterator[str]:
+    if norms is None:
+        yield "it states no Lipschitz constant: the weights are not certified to lie in their sets"
+    elif lipschitz is None:
+        yield "it states no Lipschitz constant: the logits have none that is finite in the input"
+    if graph.input.trusted:
+        yield "it does not clip its input, which the model trusts to be within its norm"
+
+
+# The file
+
+
+def _model(graph: Graph, weights: Mapping[str, Any], metadata: Mapping[str, str]) -> ModelProto:
+    from lipcompile_onnx import to_onnx
+
+    return to_onnx(graph, weights, clip_input=True, metadata=metadata)
+
+
+@contextmanager
+def _written(model: ModelProto, path: Path) -> Iterator[Any]:
+    """Write a model beside its place; what is called to keep it moves it there, else it is removed."""
+    from lipcompile_onnx import save
+
+    temporary = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+    data = temporary.with_name(f"{temporary.name}.data")
+    try:
+        save(model, temporary)
+        if data.exists():
+            raise input_error("LIP521", "a model of more than 2 GiB cannot be one file")
+        yield temporary, lambda: temporary.replace(path)
+    finally:
+        for left in (temporary, data):
+            with suppress(OSError):
+                left.unlink(missing_ok=True)
+
+
+def _agreement(module: Any, path: Path, model: ModelProto, tokens: int | None, backend: Backend) -> Any:
+    """Compare the file with the module: as it is written, and as onnxruntime rewrites it."""
+    from lipcompile.frontends.onnx_import.session import on_processor
+
+    try:
+        found = [
+            backend.deployment.agreement(module, on_processor(path, model, optimised=optimised), tokens)
+            for optimised in (False, True)
+        ]
+    except OriginalError as error:
+        raise input_error("LIP521", f"the file does not run: {error}") from None
+    return max(found, key=lambda one: one.excess)
