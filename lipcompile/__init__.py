@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lipcompile.derivation import Derivation
     from lipcompile.diagnostics import Diagnostic, InputError, Severity
+    from lipcompile.exporting import export_onnx
     from lipcompile.frontends.options import ModelOptions
     from lipcompile.graph import Graph, GraphBuilder
     from lipcompile.ops.registry import register
@@ -29,6 +30,7 @@ __all__ = [
     "Severity",
     "__version__",
     "check",
+    "export_onnx",
     "from_module",
     "register",
     "report",
@@ -43,6 +45,7 @@ _HOMES = {
     "ModelOptions": "frontends.options",
     "Severity": "diagnostics",
     "check": "pipeline",
+    "export_onnx": "exporting",
     "from_module": "pipeline",
     "register": "ops.registry",
     "report": "reports.json_report",

@@ -196,9 +196,10 @@ def _spent(
 
 
 def _epsilon(record: Any, delta: float, accountant: str, backend: Backend) -> float | None:
+    """Return ε, None where an accountant has no analysis, or no room for so little noise."""
     try:
         epsilon: float = record.epsilon(delta, accountant)
-    except backend.accounting.BudgetError:
+    except (backend.accounting.BudgetError, ArithmeticError, MemoryError, ValueError):
         return None
     return epsilon if math.isfinite(epsilon) else None
 

@@ -13,10 +13,12 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import onnx
+from lipcompile_torch.runtime.deployment import Agreement
 from onnx import TensorProto, helper
 
 from lipcompile.backend import find
 from lipcompile.cli.certify import refutation as broken
+from lipcompile.cli.export import refutation as wrong_export
 from lipcompile.cli.privacy_audit import refutation
 from lipcompile.cli.verification import verified
 from lipcompile.codes import codes
@@ -298,11 +300,32 @@ def compiled(body: str) -> Make:
     return make
 
 
+def exportable(old: str, new: str) -> Make:
+    """Write model.py with a passage replaced, and weights of it."""
+
+    def make(folder: Path) -> None:
+        import torch
+
+        compiled(CLASSIFIER)(folder)
+        text = (folder / "model.py").read_text(encoding="utf-8")
+        assert old in text
+        (folder / "model.py").write_text(text.replace(old, new), encoding="utf-8")
+        torch.save({"dense.weight": torch.eye(4)[:2]}, folder / "weights.pt")
+
+    return make
+
+
+def a_wrong_export() -> Sequence[Diagnostic]:
+    """No module is known whose export differs, unless it was edited."""
+    return [wrong_export(Agreement(70, 1.0, 2.0, 40.0))]
+
+
 def a_broken_certificate() -> Sequence[Diagnostic]:
     """No module is known whose certificates are broken."""
     return [broken(2)]
 
 
+EXPORT = "export model.py --weights weights.pt -o exported.onnx"
 CLASSIFIER = "input x: tensor[4], norm <= 1; dense(2); loss cross_entropy"
 TOKENS = "input x: tokens[4]; embedding(7, 2); flatten; dense(2); loss cross_entropy"
 
@@ -385,6 +408,9 @@ CASES: Mapping[str, Case] = {
     "LIP511": Case("certify model.py --data data.npz", compiled(TOKENS), 2),
     "LIP512": Case("", good, api=a_broken_certificate),
     "LIP513": Case("certify model.py --data data.npz --weights weights.pt", compiled(CLASSIFIER), 2),
+    "LIP520": Case(EXPORT, exportable('"norm": "1"', '"norm": "2"'), 2),
+    "LIP521": Case(EXPORT, exportable("lipcompile.certificate/1", "lipcompile.report/1"), 2),
+    "LIP522": Case("", good, api=a_wrong_export),
 }
 
 # Codes that no command can provoke, and why they are there.
@@ -395,6 +421,7 @@ BY_API_ALONE = {
     "LIP320": "no model is known whose import is wrong",
     "LIP406": "no engine is known whose claim is refuted",
     "LIP512": "no certificate is known that an attack breaks",
+    "LIP522": "no module is known whose export differs, unless it was edited",
 }
 
 

@@ -486,7 +486,7 @@ def test_examples_of_the_help_run(example: str) -> None:
     if "model.onnx" in example:
         source = Path(__file__).parent.parent / "examples" / "mlp.onnx"
         Path("model.onnx").write_bytes(source.read_bytes())
-    if example.startswith(("ledger", "certify")):
+    if example.startswith(("ledger", "certify", "export")):
         assert run(TRAIN) == 0
     assert run(example) == 0
 

@@ -98,19 +98,24 @@ def _record(ledger: Path, subject: Trained, backend: Backend) -> Any:
 
 
 def _told(found: Export, output: Path, *, tied: bool) -> int:
-    measured = f"{found.agreement.difference:.1e} of outputs up to {found.agreement.output:.2g}"
     if not found.ok:
-        message = f"onnxruntime computes something else than the module: they differ by up to {measured}"
-        complain([Diagnostic("LIP522", message, _OF_THE_COMPILER)])
+        complain([refutation(found.agreement)])
         return 1
     for line in _summary(found, tied=tied):
         click.echo(line)
-    click.echo(
-        f"wrote {output}: onnxruntime computes what the module does, up to {measured} on "
-        f"{found.agreement.examples} inputs",
-        err=True,
-    )
+    measured = f"up to {_measured(found.agreement)} on {found.agreement.examples} inputs"
+    click.echo(f"wrote {output}: onnxruntime computes what the module does, {measured}", err=True)
     return 0
+
+
+def refutation(agreement: Any) -> Diagnostic:
+    """Return what is said of a file that computes something else than its module."""
+    message = f"onnxruntime computes something else than the module: they differ by up to {_measured(agreement)}"
+    return Diagnostic("LIP522", message, _OF_THE_COMPILER)
+
+
+def _measured(agreement: Any) -> str:
+    return f"{agreement.difference:.1e} of outputs up to {agreement.output:.2g}"
 
 
 def _summary(found: Export, *, tied: bool) -> list[str]:

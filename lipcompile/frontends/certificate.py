@@ -185,7 +185,10 @@ def attributes_of(record: type[Any], entry: Any, where: str) -> Any:
     fields = [field.name for field in dataclasses.fields(record)]
     found = _checked(entry, fields, f"`attributes` of {where}")
     hints = get_type_hints(record, include_extras=True)
-    return record(**{name: _attribute(hints[name], found[name], f"`{name}` of {where}") for name in fields})
+    values = {name: _attribute(hints[name], found[name], f"`{name}` of {where}") for name in fields}
+    if len({len(values[name]) for name in fields if hints[name] in (PerAxis, Extra, Padding)}) > 1:
+        raise _unreadable(f"`attributes` of {where} are of different numbers of axes")
+    return record(**values)
 
 
 def _attribute(kind: Any, value: Any, where: str) -> Any:

@@ -13,7 +13,7 @@ from lipcompile.derivation import Source
 from lipcompile.diagnostics import Diagnostic, Location, Refusal, Severity, input_error
 from lipcompile.frontends.onnx_import import file
 from lipcompile.frontends.onnx_import.context import Blamed, Context, as_tensor, is_merged
-from lipcompile.frontends.onnx_import.exported import exported, outside
+from lipcompile.frontends.onnx_import.exported import exported
 from lipcompile.frontends.onnx_import.inputs import Source as InputSource
 from lipcompile.frontends.onnx_import.inputs import declare, sources
 from lipcompile.frontends.onnx_import.naming import named
@@ -42,7 +42,7 @@ def load(path: Path, options: ModelOptions) -> Loaded:
     model, digest = file.read(path)
     source = Source(path.stem, str(path), "onnx", digest)
     own = exported(model, source.name, options)
-    loaded = imported(model, source, options) if own is None else Loaded(source, own, tuple(outside(own)))
+    loaded = imported(model, source, options) if own is None else Loaded(source, own, ())
     return replace(loaded, original=partial(opened, path, model, options.input_shape))
 
 

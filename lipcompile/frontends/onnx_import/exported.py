@@ -8,15 +8,12 @@ the certificate derives is not read.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from lipcompile.diagnostics import Diagnostic, InputError, Severity
+from lipcompile.diagnostics import InputError
 from lipcompile.frontends.certificate import document_of, graph_of
-from lipcompile.frontends.onnx_import.parameters import Use, excess
-from lipcompile.frontends.onnx_import.values import Known
 from lipcompile.frontends.options import ModelOptions
 from lipcompile.graph import Graph
 
@@ -76,18 +73,3 @@ def _same(model: ModelProto, graph: Graph, weights: Mapping[str, Array], metadat
         and not (model.functions or model.graph.sparse_initializer or model.training_info)
         and declared == {key: value for key, value in metadata.items() if key in declared}
     )
-
-
-def outside(graph: Graph) -> Iterator[Diagnostic]:
-    """Warn of each stored weight that the first projection will change (LIP305)."""
-    uses = {name: (node, role) for node in graph.nodes for role, name in node.parameters.items()}
-    for name, parameter in graph.parameters.items():
-        node, role = uses[name]
-        kind, bound = parameter.constraint.kind, parameter.constraint.bound
-        if kind == "free" or parameter.initial is None or not isinstance(bound, Fraction):
-            continue
-        use = Use(node.op, node.attributes, node.site.inputs[0], role, Known(parameter.initial))
-        reason = excess(use, parameter.initial, kind, bound)
-        if reason:
-            mend = "export the module again: its weights lie in their sets"
-            yield Diagnostic("LIP305", f"`{name}` {reason}", mend, Severity.WARNING)

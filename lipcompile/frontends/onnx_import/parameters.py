@@ -195,10 +195,10 @@ class Parameters:
         bound = choice.constraint.bound
         if choice.initial is None or not isinstance(bound, Fraction):
             return
-        reason = excess(use, choice.initial, choice.constraint.kind, bound)
-        if reason:
+        excess = _excess(use, choice.initial, choice.constraint.kind, bound)
+        if excess:
             mend = "--constraint keep or a larger --bias-bound" if use.shifts else "--constraint keep"
-            message, help_line = f"`{parameter}` {reason}", f"{mend} keeps the imported values"
+            message, help_line = f"`{parameter}` {excess}", f"{mend} keeps the imported values"
             self.builder.diagnostics.append(Diagnostic("LIP305", message, help_line, Severity.WARNING))
 
 
@@ -212,7 +212,7 @@ def _roomy(norm: Fraction) -> Fraction:
     return round_up(norm * HEADROOM, 7)
 
 
-def excess(use: Use, array: Array, kind: str, bound: Fraction) -> str:
+def _excess(use: Use, array: Array, kind: str, bound: Fraction) -> str:
     """Return why the tensor is outside its constraint, or the empty string."""
     stored = norms.euclidean_norm(array)
     if kind in ("box", "rows"):
