@@ -43,6 +43,15 @@ _OPTIONS = (
     ),
 )
 
+# What commands take that need a trained module.
+module_argument = click.argument("module", type=click.Path(path_type=Path))
+weights_option = click.option(
+    "--weights",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Checkpoint of `train`, or a state dict of torch.save; of a folder its checkpoint.pt by default.",
+)
+
 
 def model_options(*, required: bool = True, several: bool = False) -> Callable[[Command], Command]:
     """Give a command `model` (`models` if `several`) and, collected in one `ModelOptions`, `options`."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from lipcompile.cli.arguments import module_argument, weights_option
 from lipcompile.cli.output import complain, print_json
 from lipcompile.diagnostics import Diagnostic, Severity, input_error
 
@@ -48,7 +49,7 @@ class _Radii:
 
 
 @click.command(short_help="Certified accuracy of a trained MODULE within radii around its inputs.")
-@click.argument("module", type=click.Path(path_type=Path))
+@module_argument
 @click.option(
     "--data",
     type=click.Path(path_type=Path),
@@ -56,12 +57,7 @@ class _Radii:
     metavar="FILE.npz",
     help="x_test and y_test; or X and y, of which a fifth is held out as in `train`.",
 )
-@click.option(
-    "--weights",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Checkpoint of `train`, or a state dict of torch.save; of a folder its checkpoint.pt by default.",
-)
+@weights_option
 @click.option(
     "--radius",
     "radii",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lipcompile.cli.arguments import output_option
+from lipcompile.cli.arguments import module_argument, output_option, weights_option
 from lipcompile.cli.output import complain
 from lipcompile.diagnostics import Diagnostic, input_error
 
@@ -21,13 +21,8 @@ _OF_THE_COMPILER = "this is a bug of lipcompile, or of onnxruntime: please repor
 
 
 @click.command(short_help="Write a trained MODULE as an ONNX file for deployment.")
-@click.argument("module", type=click.Path(path_type=Path))
-@click.option(
-    "--weights",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Checkpoint of `train`, or a state dict of torch.save; of a folder its checkpoint.pt by default.",
-)
+@module_argument
+@weights_option
 @click.option(
     "--ledger",
     type=click.Path(path_type=Path),
