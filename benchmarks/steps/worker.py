@@ -3,8 +3,10 @@
 Memory: the peak over the first steps, above the level just before training, when network and data are there and
 optimizer, engine and gradients are not. The contestant has trained a tiny network before, so that code and threads
 are loaded. Meanwhile glibc gets every larger block from the system and gives it back at once: else holes in its
-heap would add to the resident set, 15 % more or less from run to run. For the timing it keeps blocks of up to
-32 MiB, as by itself it does after some steps.
+heap would add to the resident set, 15 % more or less from run to run. For the timing it keeps whatever is freed.
+By itself it returns blocks of more than 32 MiB at once, and others where they end the heap, and every page is
+zeroed when it is needed again: none, or 100,000 of them in a step of `mnist 512`, which take 150 ms, by where
+blocks happened to lie, with any contestant.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from .networks import NETWORKS, TINY
 MIB = 2**20
 _FIRST_STEPS = 5
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt, in malloc.h
+_NEVER = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -234,8 +237,8 @@ class _Memory:
     def keep_blocks(self) -> None:
         """Let glibc keep what is freed for what is allocated next."""
         if self._device.type != "cuda":
-            self._glibc.mallopt(_TRIM_THRESHOLD, 64 * MIB)
-            self._glibc.mallopt(_MMAP_THRESHOLD, 32 * MIB)
+            self._glibc.mallopt(_TRIM_THRESHOLD, _NEVER)
+            self._glibc.mallopt(_MMAP_THRESHOLD, _NEVER)
 
 
 class _Certificates:

@@ -14,14 +14,14 @@ certified in full. A resumed run may therefore scale by a little more or less th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from .constraints import Constraint, Fixed, Frobenius, Orthogonal, Spectral
-from .drift import difference, difference_error, frobenius_length, spectral_length
+from .drift import difference_error, drift_length, drift_norm, frobenius_length
 from .operators import Operator
 from .sharding import is_shard, replace_
 
@@ -80,33 +80,45 @@ class Amortised:
         self.constraint, self.operator = state
         self.forget()
 
-    def drift(self, weight: Tensor) -> Tensor | None:
-        """Return what is to be measured, as matrices [N, rows, columns]; None if only a certificate will do."""
-        if is_shard(weight) or weight.numel() == 0:
+    def length(self, weight: Tensor) -> Tensor | None:
+        """Return the Frobenius norm of what moved, 0-dim; None if only a certificate will do."""
+        if isinstance(self.constraint, Frobenius) and not is_shard(weight) and weight.numel():
+            return frobenius_length(weight.to(torch.float64).reshape(1, 1, -1))
+        if self.anchor is None or not self._comparable(weight, self.anchor):
             return None
-        if isinstance(self.constraint, Frobenius):
-            return weight.to(torch.float64).reshape(1, 1, -1)
-        if self.anchor is None or self.anchor.copy.device != weight.device:
-            return None
-        return self.operator.matrix(difference(weight, self.anchor.copy, self.anchor.share))
+        return drift_length(*self._drift(weight, self.anchor))
+
+    def _comparable(self, weight: Tensor, anchor: Anchor) -> bool:
+        return not is_shard(weight) and weight.numel() > 0 and anchor.copy.device == weight.device
+
+    def length_and_norm(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Return bounds of the Frobenius and the operator norm of what moved, 0-dim."""
+        assert self.anchor is not None
+        return drift_norm(*self._drift(weight, self.anchor))
+
+    def _drift(self, weight: Tensor, anchor: Anchor) -> tuple[Tensor, Tensor, float]:
+        return self.operator.matrix(weight), self.operator.matrix(anchor.copy), anchor.share
 
     def settle(self, weight: Tensor, length: float, slack: float) -> bool:
         """Keep or scale the weight if the Frobenius norm of its drift allows it; return whether it does."""
         if self.anchor is None:
             return length <= self.constraint.bound
         self.anchor.age += 1
-        # What is measured better anyway must not be scaled.
-        scales = self._moved(length) and not self.anchor.measured
-        step = slack / 3 if scales else 0.0  # nine steps of a random walk
+        step = slack / 3 if self._moved(length) else 0.0  # nine steps of a random walk
         return self._place(weight, length, length, slack, step)
+
+    def known_far(self, weight: Tensor) -> bool:
+        """Whether the Frobenius norm need not be tried: it did not do since the last certificate."""
+        return self.anchor is not None and self.anchor.measured and self._comparable(weight, self.anchor)
 
     def worth_measuring(self) -> bool:
         """Whether the operator norm of the drift should be looked at before the weight is certified anew."""
-        return self.anchor is not None and (self.anchor.measured or self.anchor.age < _PATIENCE)
+        return self.anchor is not None and self.anchor.age < _PATIENCE
 
     def settle_measured(self, weight: Tensor, length: float, norm: float, slack: float) -> bool:
         """As :meth:`settle`, by a bound of the operator norm of the drift."""
         assert self.anchor is not None
+        self.anchor.age += self.anchor.measured  # or else `settle` has counted this projection
         self.anchor.measured = True
         return self._place(weight, length, norm, slack, slack if self._moved(length) else 0.0)
 
@@ -159,7 +171,7 @@ class Amortised:
         bound = self._scale(weight, before) if self._certificates > 2 and slack > 0 else math.inf
         if not bound < math.inf:
             bound = self._project(weight, room=wanted and slack > 0)
-        self.anchor = self._anchored(weight, bound) if wanted else None
+        self.anchor = self._anchored(weight, bound, before) if wanted else None
 
     def _project(self, weight: Tensor, room: bool) -> float:
         """Project as the constraint says; return a bound of the norm.
@@ -208,17 +220,21 @@ class Amortised:
         self._rest = max(0, self._rest - 1)
         return self._certificates > 1 and self._rest == 0
 
-    def _anchored(self, weight: Tensor, bound: float) -> Anchor | None:
-        """Return an anchor that lets the weight stay: of half precision if that will do, or else exact."""
+    def _anchored(self, weight: Tensor, bound: float, before: Anchor | None) -> Anchor | None:
+        """Return an anchor that lets the weight stay: of half precision if that will do, or else exact.
+
+        Args:
+            before: its copy is overwritten, if it can be.
+        """
         factor = self.operator.factor
         assert factor is not None
         for dtype in (torch.float16, weight.dtype):
-            copy = weight.to(dtype, copy=True)
-            lost = self.operator.matrix(difference(weight, copy, 1.0))
-            rounded = float(frobenius_length(lost))
-            distance = 0.0
-            if copy.dtype != weight.dtype and rounded < math.inf:
-                distance = factor * (float(spectral_length(lost, rounded)) + difference_error(rounded, 0.0)) * _UP
+            copy = _copied(weight, dtype, before)
+            rounded = distance = 0.0
+            if copy.dtype != weight.dtype:
+                lost = drift_norm(self.operator.matrix(weight), self.operator.matrix(copy), 1.0)
+                rounded, norm = _read(lost)
+                distance = factor * (norm + difference_error(rounded, 0.0)) * _UP
             if rounded < math.inf and bound + 2 * distance <= self.constraint.bound:
                 return Anchor(copy, bound + distance, self._length(copy), rounded)
         return None
@@ -237,7 +253,15 @@ class Amortised:
         return factor * (2 * kind.eps * length + kind.smallest_normal * math.sqrt(weight.numel())) * _UP
 
 
-def _read(values: list[Tensor]) -> list[float]:
+def _copied(weight: Tensor, dtype: torch.dtype, before: Anchor | None) -> Tensor:
+    """Return a copy, in the memory of an anchor that is done with if it is alike."""
+    old = None if before is None else before.copy
+    if old is None or (old.dtype, old.device, old.shape) != (dtype, weight.device, weight.shape):
+        return weight.to(dtype, copy=True)
+    return old.copy_(weight)
+
+
+def _read(values: Sequence[Tensor]) -> list[float]:
     """Return numbers, in one transfer for each device."""
     found: dict[int, float] = {}
     for device in {value.device for value in values}:
@@ -246,8 +270,16 @@ def _read(values: list[Tensor]) -> list[float]:
     return [found[i] for i in range(len(values))]
 
 
+def _read_pairs(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[tuple[float, float]]:
+    numbers = _read([value for pair in pairs for value in pair])
+    return list(zip(numbers[::2], numbers[1::2], strict=True))
+
+
+Known = tuple[nn.Parameter, Amortised]
+
+
 @torch.no_grad()
-def project_(parameters: Iterable[tuple[nn.Parameter, Amortised]], slack: float) -> None:
+def project_(parameters: Iterable[Known], slack: float) -> None:
     """Put parameters into their constraint sets; those that are known to lie inside keep their bits.
 
     Args:
@@ -260,31 +292,41 @@ def project_(parameters: Iterable[tuple[nn.Parameter, Amortised]], slack: float)
     elsewhere = []
     for parameter, known in parameters:
         if parameter.device.type == "cpu":
-            _project_together([(parameter, known)], slack)  # one drift at a time is in memory
+            _project_together([(parameter, known)], slack)  # there are no transfers to share
         else:
             elsewhere.append((parameter, known))
     _project_together(elsewhere, slack)
 
 
-def _project_together(parameters: Iterable[tuple[nn.Parameter, Amortised]], slack: float) -> None:
-    """Project with one transfer for each device."""
-    drifts = [(known, parameter, known.drift(parameter.detach())) for parameter, known in parameters]
-    uncertain = [(known, parameter) for known, parameter, drift in drifts if drift is None]
-    measured = [(known, parameter, drift) for known, parameter, drift in drifts if drift is not None]
-    far = []
-    for (known, parameter, drift), length in zip(
-        measured, _read([frobenius_length(drift) for *_, drift in measured]), strict=True
-    ):
-        if known.settle(parameter.detach(), length, slack):
-            continue
-        if known.worth_measuring() and 0 < length < math.inf:
-            far.append((known, parameter, drift, length))
-        else:
-            uncertain.append((known, parameter))
-    norms = _read([spectral_length(drift, length) for *_, drift, length in far])
-    for (known, parameter, _, length), norm in zip(far, norms, strict=True):
-        if not known.settle_measured(parameter.detach(), length, norm, slack):
-            uncertain.append((known, parameter))
-    del drifts, measured, far
-    for known, parameter in uncertain:
+def _project_together(parameters: Sequence[Known], slack: float) -> None:
+    """Project with two transfers for each device, and those of certificates."""
+    far = [(parameter, known) for parameter, known in parameters if known.known_far(parameter.detach())]
+    near = [(parameter, known) for parameter, known in parameters if not known.known_far(parameter.detach())]
+    uncertain, farther = _by_length(near, slack)
+    for parameter, known in uncertain + _by_norm(far + farther, slack):
         known.certify(parameter, slack)
+
+
+def _by_length(parameters: Sequence[Known], slack: float) -> tuple[list[Known], list[Known]]:
+    """Place weights by the Frobenius norms of their drifts; return those of which only a certificate will do, and
+    those of which the operator norm may.
+    """
+    lengths = [known.length(parameter.detach()) for parameter, known in parameters]
+    uncertain = [pair for pair, length in zip(parameters, lengths, strict=True) if length is None]
+    asked = [pair for pair, length in zip(parameters, lengths, strict=True) if length is not None]
+    far: list[Known] = []
+    for pair, length in zip(asked, _read([length for length in lengths if length is not None]), strict=True):
+        parameter, known = pair
+        if not known.settle(parameter.detach(), length, slack):
+            (far if known.worth_measuring() and 0 < length < math.inf else uncertain).append(pair)
+    return uncertain, far
+
+
+def _by_norm(parameters: Sequence[Known], slack: float) -> list[Known]:
+    """Place weights by the operator norms of their drifts; return those that are left."""
+    found = _read_pairs([known.length_and_norm(parameter.detach()) for parameter, known in parameters])
+    return [
+        (parameter, known)
+        for (parameter, known), (length, norm) in zip(parameters, found, strict=True)
+        if not known.settle_measured(parameter.detach(), length, norm, slack)
+    ]
