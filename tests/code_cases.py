@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import onnx
@@ -17,6 +18,7 @@ from lipcompile_torch.runtime.deployment import Agreement
 from onnx import TensorProto, helper
 
 from lipcompile.backend import find
+from lipcompile.certificates import certificate, encode
 from lipcompile.cli.certify import refutation as broken
 from lipcompile.cli.export import refutation as wrong_export
 from lipcompile.cli.privacy_audit import refutation
@@ -325,6 +327,42 @@ def a_broken_certificate() -> Sequence[Diagnostic]:
     return [broken(2)]
 
 
+# Certificates of derivations
+
+
+def certified(change: Callable[[Any], None], name: str) -> Make:
+    """Write the certificate of a model of one layer, changed."""
+
+    def make(folder: Path) -> None:
+        good(folder)
+        derivation = derive(load(str(folder / "model.lip"), ModelOptions()), ModelOptions())
+        document = certificate(derivation)
+        change(document)
+        (folder / name).write_bytes(encode(document))
+        other = GOOD.replace("dense(2)", "dense(3)")
+        texts(other=other)(folder)
+        derivation = derive(load(str(folder / "other.lip"), ModelOptions()), ModelOptions())
+        (folder / "other.py").write_text(find().emit(derivation), encoding="utf-8")
+
+    return make
+
+
+def nothing(document: Any) -> None:
+    """Leave a certificate as it is."""
+
+
+def smaller(document: Any) -> None:
+    """Claim half of the gradient bound."""
+    (parameter,) = document["steps"]["parameters"]
+    parameter["gradient"] = (float.fromhex(parameter["gradient"]) / 2).hex()
+
+
+def larger(document: Any) -> None:
+    """Claim twice the norm of the layer's output."""
+    (step,) = document["steps"]["forward"]
+    step["norm"] = (2 * float.fromhex(step["norm"])).hex()
+
+
 EXPORT = "export model.py --weights weights.pt -o exported.onnx"
 CLASSIFIER = "input x: tensor[4], norm <= 1; dense(2); loss cross_entropy"
 TOKENS = "input x: tokens[4]; embedding(7, 2); flatten; dense(2); loss cross_entropy"
@@ -404,6 +442,10 @@ CASES: Mapping[str, Case] = {
     "LIP403": Case(TRAIN, of_another_width, 2),
     "LIP405": Case(TRAIN, an_earlier_run, 2),
     "LIP406": Case("", good, api=a_refuted_claim),
+    "LIP501": Case("verify changed.json", certified(smaller, "changed.json")),
+    "LIP502": Case("verify model.lip", good, 2),
+    "LIP503": Case("verify model.json --module other.py", certified(nothing, "model.json")),
+    "LIP504": Case("verify generous.json", certified(larger, "generous.json"), 0),
     "LIP510": Case("certify model.lip --data data.npz", good, 2),
     "LIP511": Case("certify model.py --data data.npz", compiled(TOKENS), 2),
     "LIP512": Case("", good, api=a_broken_certificate),

@@ -488,6 +488,9 @@ def test_examples_of_the_help_run(example: str) -> None:
         Path("model.onnx").write_bytes(source.read_bytes())
     if example.startswith(("ledger", "certify", "export")):
         assert run(TRAIN) == 0
+    if example.startswith("verify"):
+        assert run("check model.lip --certificate model.json") == 0
+        assert run("compile model.lip -o model.py") == 0
     assert run(example) == 0
 
 

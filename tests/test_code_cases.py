@@ -19,6 +19,7 @@ import pytest
 
 from lipcompile.__main__ import run
 from lipcompile.cli import cli
+from lipcompile.cli.verify import diagnostics, examine
 from lipcompile.codes import codes
 from lipcompile.diagnostics import Diagnostic, InputError
 from lipcompile.ops.registry import load_plugins
@@ -73,6 +74,8 @@ def by_command(case: Case, capsys: Capture) -> tuple[str, Json, Json]:
     arguments = shlex.split(case.command)
     assert run(arguments) == case.exit
     text = "".join(capsys.readouterr())
+    if arguments[0] == "verify" and case.exit < 2:
+        return (text, *rendered(judged(arguments)))
     if arguments[0] != "check":
         return (text, *rendered(refused(arguments)))
     logs = []
@@ -90,6 +93,11 @@ def refused(arguments: list[str]) -> Sequence[Diagnostic]:
     with pytest.raises(InputError) as caught:
         cli.main(arguments, standalone_mode=False)
     return caught.value.diagnostics
+
+
+def judged(arguments: list[str]) -> Sequence[Diagnostic]:
+    source, *others = [Path(argument) for argument in arguments[1:] if not argument.startswith("--")]
+    return diagnostics(examine(source, others))
 
 
 def rendered(found: Sequence[Diagnostic]) -> tuple[Json, Json]:

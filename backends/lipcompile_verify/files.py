@@ -32,7 +32,9 @@ def read_certificate(path: Path) -> dict[str, Any]:
     if path.suffix not in (".py", ".onnx"):
         return read_document(path)
     try:
-        found = (emitted if path.suffix == ".py" else onnx_file).certificate(_bytes(path))
+        data = _bytes(path)
+        onnx = path.suffix == ".onnx"
+        found = onnx_file.certificate(onnx_file.read(data)) if onnx else emitted.certificate(data)
     except ForeignError as error:
         raise MalformedError(str(error)) from None
     require(found is not None, f"`{path.name}` carries no certificate")

@@ -17,6 +17,7 @@ from lipcompile.cli.fix import fix
 from lipcompile.cli.ledger import ledger
 from lipcompile.cli.report import report
 from lipcompile.cli.train import train
+from lipcompile.cli.verify import verify
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -31,5 +32,19 @@ def cli() -> None:
     """
 
 
-for _command in (check, fix, compile_, report, budget, train, ledger, audit, certify, export, explain, demo):
+for _command in (
+    check,
+    fix,
+    compile_,
+    report,
+    budget,
+    train,
+    ledger,
+    audit,
+    certify,
+    verify,
+    export,
+    explain,
+    demo,
+):
     cli.add_command(_command)

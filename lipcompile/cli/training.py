@@ -32,6 +32,7 @@ _MENDABLE = {
     "DataError": "LIP403",
     "SamplingError": "LIP404",
     "PrivacyError": "LIP404",
+    "CertificateError": "LIP501",
     "OutOfMemoryError": "LIP404",
     "LedgerError": "LIP405",
     "CheckpointError": "LIP405",

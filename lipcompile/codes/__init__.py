@@ -13,7 +13,17 @@ from typing import Literal, get_args
 # near it can; usage: the input or the command is wrong.
 Kind = Literal["never", "not yet", "replace by", "usage"]
 
-_TABLES = ("files", "imports", "ops", "domain", "constraints", "privacy", "robustness", "deployment")
+_TABLES = (
+    "files",
+    "imports",
+    "ops",
+    "domain",
+    "constraints",
+    "privacy",
+    "certificates",
+    "robustness",
+    "deployment",
+)
 
 
 @dataclass(frozen=True, slots=True)
