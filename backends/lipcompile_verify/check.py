@@ -18,8 +18,8 @@ STEPS = "forward:object* loss:object backward:object* parameters:object*"
 FORWARD = "node:text rule:text proof:text conditions:object theta:object norm:bound lipschitz:bound* kappa:object"
 BACKWARD = "value:text cotangent:bound unclipped:bound slope:bound"
 TRAINING = (
-    "neighbours:add_remove|replace_one batch:n? dataset:n? steps:n? noise:global|per_layer|optimal epsilon:q+? delta:q+? "
-    "sampling:poisson|fixed_size|shuffle|balls_in_bins|cyclic_poisson|fixed_order accountant:pld|rdp"
+    "neighbours:add_remove|replace_one batch:n? dataset:n? steps:n? epsilon:q+? delta:q+? accountant:pld|rdp "
+    "noise:global|per_layer|optimal sampling:poisson|fixed_size|shuffle|balls_in_bins|cyclic_poisson|fixed_order"
 )
 
 

@@ -159,7 +159,8 @@ class Derivation:
 
     def _loss(self) -> Real:
         require(self.uses.keys() == self.graph.parameters.keys(), "a parameter is not used")
-        require(self.graph.output in self.shapes, "the output is not defined")
+        used = {self.graph.output}.union(*(node.inputs for node in self.nodes.values()))
+        require(self.nodes.keys() <= used <= self.shapes.keys(), "a node is not used, or the output not defined")
         loss = self.graph.loss = fields(self.graph.loss, "name:text attributes:object")
         require(loss.name in LOSSES, "there is no such loss")
         s = fields(loss.attributes, LOSSES[loss.name].attributes)

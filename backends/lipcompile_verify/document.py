@@ -69,7 +69,7 @@ def fields(value: Any, kinds: str, optional: str = "") -> SimpleNamespace:
 
 
 def of_kind(value: Any, kind: str, there: bool = True) -> Any:
-    """Return a value of a kind above, of lists of it (`kind*`), or one of a choice (`a|b`); raises MalformedError."""
+    """Return a value of a kind above, of lists of it (`kind*`), or of a choice (`a|b`); raises MalformedError."""
     if not there or (kind.endswith("?") and value is None):
         return None
     kind, what = kind.rstrip("?"), f"{value!r:.99} is not of the kind `{kind}`"

@@ -1,7 +1,7 @@
 """How bounds combine in a graph, as docs/theory.md proves: parts of one cotangent, and disjoint slices.
 
-A form is a sum of numbers c_π·γ_π over paths π, each a tuple of parts (W, i): node W's i-th operand. For every W, the
-γ of its parts have squares of sum at most 1.
+A form is a sum of numbers c_π·γ_π over paths π, each a tuple of parts (W, i): node W's i-th operand. For every W,
+the γ of its parts have squares of sum at most 1.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def add(forms: Iterable[Form]) -> Form:
 
 
 def fold(form: Form, operands: Sequence[int] | None = None) -> Form:
-    """Replace parts of a W by their √Σc², from the longest paths on: all, or where every operand's part is here."""
+    """Replace parts of a W by their √Σc², longest paths first: all, or where every operand's part is here."""
     terms = dict(form)
     for length in range(max(map(len, terms), default=0), 0, -1):
         groups: dict[tuple[Path, int], list[Path]] = {}

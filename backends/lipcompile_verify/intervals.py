@@ -1,7 +1,7 @@
 """Real numbers that are not negative, as intervals of 200-bit floats, rounded outward by mpmath.
 
-∞ stands where nothing is known: bounds grow with what they are made of, and 0·∞ is 0. Exact factors are whole numbers
-and fractions: a result that is a 200-bit float stays exact.
+∞ stands where nothing is known: bounds grow with what they are made of, and 0·∞ is 0. Exact factors are whole
+numbers and fractions: a result that is a 200-bit float stays exact.
 """
 
 from __future__ import annotations

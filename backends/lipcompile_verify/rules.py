@@ -1,7 +1,7 @@
 """The rules of bounds.md, section 3: a row for each op, with its attributes, shape, output bounds, and slopes.
 
-`s` is one use of an op: its attributes by name, the shapes I of its operands and O of its output, N entries of it, D
-of them in a row (along the last axis), theta T by role, counts C. An operand has a norm X, rows of at most R and
+`s` is one use of an op: its attributes by name, the shapes I of its operands and O of its output, N entries of it,
+D of them in a row (along the last axis), theta T by role, counts C. An operand has a norm X, rows of at most R and
 entries of at most M. What a rule does not say of rows is X, and of entries R.
 """
 
@@ -51,7 +51,7 @@ NO_ROLES: dict[str, Role] = {}
 
 
 class Op(NamedTuple):
-    """A row. Without slopes an op jumps; `conditions` returns what those must be, given what they are claimed to be."""
+    """A row. Without slopes an op jumps; `conditions` returns what those must be, given what is claimed."""
 
     attributes: str
     shape: Callable[[Any], Shape]
@@ -72,14 +72,9 @@ def ok(value: Any, *conditions: object) -> Any:
 def scaling(
     attributes: str, shape: Callable[[Any], Shape], gains: Callable[[Any, Any], Bounds], **more: Any
 ) -> Op:
-    """Return the row of an op that enlarges the norm, rows and entries by these factors, the first being its slope."""
+    """Return the row of an op that enlarges norm, rows and entries by these factors, the first being its slope."""
     grown = lambda s, x: [factor * bound for factor, bound in zip(gains(s, x), x[0], strict=False)]
     return Op(attributes, shape, grown, lambda s, x: gains(s, x)[:1], **more)
-
-
-def same(s: Any) -> Any:
-    """The shape of the operand."""
-    return s.I[0]
 
 
 def along(s: Any) -> Any:
@@ -103,15 +98,30 @@ def kept(dropped: Q) -> Any:
     return 1 / ok(1 - dropped, dropped < 1)
 
 
+def _one(s: Any, x: Any) -> Bounds:
+    return [1]
+
+
+def _ones(s: Any, x: Any) -> Bounds:
+    return [1] * len(x)
+
+
 # Elementwise: attributes, Lipschitz constant, bound of n entries of norm v (where it is not the constant times v).
 
 LAMBDA, ALPHA = Q("1.0507009873554804934193349852946"), Q("1.6732632423543772848170429916717")
+
+
+GELU = {"none": Q("1.1289042"), "tanh": Q("1.1289931")}
 
 
 def _gelu(s: Any, v: Real, n: int, m: Real) -> Real:
     if s.approximate == "none":  # Pólya
         return v * (1 + root(1 - decay(m * m * Q("0.6366198")))) / 2
     return v / (1 + decay((m + m * m * m * Q("0.044715")) * Q("1.5957692")))
+
+
+def _mish(s: Any, v: Real, n: int, m: Real) -> Real:
+    return v / (1 + decay(m) * decay(m) * 2 / (1 + decay(m) * 2))
 
 
 def _selu(s: Any, v: Real, n: int, m: Real) -> Real:
@@ -140,9 +150,9 @@ ELEMENTWISE: dict[str, tuple[str, Any, Any]] = {
     "softplus": ("", lambda s, m: 1, lambda s, v, n, m: v + root(n) * log(2)),
     "softsign": ("", lambda s, m: 1, lambda s, v, n, m: root(n) * v / (root(n) + v)),
     "hard_swish": ("", lambda s, m: least(Q(3, 2), Q(1, 2) + m / 3), lambda s, v, n, m: v * least(1, (m + 3) / 6)),
-    "gelu": ("approximate:none|tanh", lambda s, m: Q("1.1289042" if s.approximate == "none" else "1.1289931"), _gelu),
+    "gelu": ("approximate:none|tanh", lambda s, m: GELU[s.approximate], _gelu),
     "silu": ("", lambda s, m: Q("1.0998394"), lambda s, v, n, m: v / (1 + decay(m))),
-    "mish": ("", lambda s, m: Q("1.0884982"), lambda s, v, n, m: v / (1 + decay(m) * decay(m) * 2 / (1 + decay(m) * 2))),
+    "mish": ("", lambda s, m: Q("1.0884982"), _mish),
     "hardtanh": ("low:q high:q", lambda s, m: 1, _cut),
     "sign": ("", None, lambda s, v, n, m: root(n)),
     "hard_shrink": ("threshold:q0", None, lambda s, v, n, m: v),
@@ -156,7 +166,7 @@ ELEMENTWISE: dict[str, tuple[str, Any, Any]] = {
 def _elementwise(attributes: str, slope: Any, bound: Any) -> Op:
     bound = bound or (lambda s, v, n, m: slope(s, m) * v)
     extent = lambda s, x: [bound(s, v, n, x[0].M) for v, n in zip(x[0], (s.N, s.D, 1), strict=True)]
-    return Op(attributes, same, extent, slope and (lambda s, x: [slope(s, x[0].M)]))
+    return Op(attributes, lambda s: s.I[0], extent, slope and (lambda s, x: [slope(s, x[0].M)]))
 
 
 # Linear maps with weights: u·X + √P·B
@@ -171,22 +181,15 @@ def _conv(s: Any) -> Any:
 
 def _transposed(s: Any) -> Any:
     (c, *sizes), extra = s.I[0], s.output_padding
-    axes = zip(sizes, s.kernel, s.stride, s.dilation, s.padding, extra, strict=True)
-    found = [(n - 1) * t + d * (k - 1) + 1 - sum(p) + e for n, k, t, d, p, e in axes]
-    groups = c % s.groups == 0 == s.channels % s.groups
-    return ok(
-        (s.channels, *found),
-        groups,
-        all(n > 0 for n in found),
-        all(e < t for e, t in zip(extra, s.stride, strict=True)),
-    )
+    axes = [*zip(sizes, s.kernel, s.stride, s.dilation, s.padding, extra, strict=True)]
+    found = [(n - 1) * t + d * (k - 1) + 1 - sum(p) + e for n, k, t, d, p, e in axes if e < t]
+    ok(None, c % s.groups == 0 == s.channels % s.groups, len(found) == len(axes), min(found, default=1) > 0)
+    return (s.channels, *found)
 
 
 def _taps(s: Any, fine: Any, coarse: Any, mode: str) -> dict[str, int]:
     """Reads m of an entry of the finer image, r·v, and positions."""
-    axes = [
-        *map(counts, fine, coarse, s.kernel, s.stride, s.dilation, [p[0] for p in s.padding], [mode] * len(fine))
-    ]
+    axes = [*map(counts, fine, coarse, s.kernel, s.stride, s.dilation, s.padding, repeat(mode))]
     taps, reads = prod(axis.repeats * axis.taps for axis in axes), prod(axis.reads for axis in axes)
     return {"reads": reads, "taps": taps, "positions": prod(s.O[1:])}
 
@@ -198,6 +201,10 @@ def _affine(s: Any, x: Sequence[Extent]) -> list[Real]:
 def _weighted(weight: Callable[[Any], Shape], kappa: Callable[[Any, Any], Real], outputs: str) -> dict[str, Role]:
     bias = Role(lambda s: (getattr(s, outputs),), "ball", lambda s, x: root(s.C["positions"]), optional=True)
     return {"weight": Role(weight, LINEAR, kappa), "bias": bias}
+
+
+def _weight(s: Any, x: Any) -> Bounds:
+    return [s.T["weight"]]
 
 
 def _shared(s: Any, x: Any) -> Any:
@@ -221,37 +228,41 @@ def _mixing(size: int, s: Any, entry: int = 1) -> list[Real | Exact]:
     return [1, 1 if last(s) else root(size), root(entry)]
 
 
+def _axis(s: Any, size: int = 1) -> Any:
+    return ok(s.I[0], along(s) % size == 0)
+
+
 CONV = "channels:n kernel:n* stride:n* padding:pads* dilation:n* groups:n "
 # fmt: off
 LINEAR_OPS = {
     "dense": Op("features:n", lambda s: (*ok(s.I[0], s.I[0])[:-1], s.features),
-                lambda s, x: [*_affine(s, x), s.T["weight"] * x[0].R + s.T.get("bias", 0)], lambda s, x: [s.T["weight"]],
+                lambda s, x: [*_affine(s, x), s.T["weight"] * x[0].R + s.T.get("bias", 0)], _weight,
                 _weighted(lambda s: (s.features, s.I[0][-1]), lambda s, x: x[0].X, "features"),
                 lambda s, c: {"positions": prod(s.I[0][:-1])}),
     "bias": Op("size:n*", lambda s: ok(s.I[0], fits(s.size, s.I[0])),
                lambda s, x: [x[0].X + root(s.C["positions"]) * s.T["bias"],
-                             x[0].R + root(s.D // (*s.size, 1)[len(s.size) - 1]) * s.T["bias"], x[0].M + s.T["bias"]],
-               lambda s, x: [1], {"bias": Role(lambda s: s.size, "ball", lambda s, x: root(s.C["positions"]))},
+                             x[0].R + root(s.D // (1, *s.size)[-1]) * s.T["bias"], x[0].M + s.T["bias"]],
+               _one, {"bias": Role(lambda s: s.size, "ball", lambda s, x: root(s.C["positions"]))},
                lambda s, c: {"positions": s.N // prod(s.size)}),
-    "conv": Op(CONV + f"padding_mode:{MODES}", _conv, _affine, lambda s, x: [s.T["weight"]],
+    "conv": Op(CONV + f"padding_mode:{MODES}", _conv, _affine, _weight,
                _weighted(lambda s: (s.channels, s.I[0][0] // s.groups, *s.kernel), _shared, "channels"),
                lambda s, c: _taps(s, s.I[0][1:], s.O[1:], s.padding_mode)),
-    "conv_transpose": Op(CONV + "output_padding:i*", _transposed, _affine, lambda s, x: [s.T["weight"]],
+    "conv_transpose": Op(CONV + "output_padding:i*", _transposed, _affine, _weight,
                          _weighted(lambda s: (s.I[0][0], s.channels // s.groups, *s.kernel), _shared, "channels"),
                          lambda s, c: _taps(s, s.O[1:], s.I[0][1:], "zeros")),
-    "groupsort": scaling("size:n axis:i", lambda s: ok(s.I[0], along(s) % s.size == 0), lambda s, x: _mixing(s.size, s)),
-    "fullsort": scaling("axis:i", lambda s: ok(s.I[0], along(s)), lambda s, x: _mixing(along(s), s)),
-    "prelu": scaling("axis:i shared:flag", lambda s: ok(s.I[0], along(s)), lambda s, x: [most(1, s.T["slope"])] * 3,
+    "groupsort": scaling("size:n axis:i", lambda s: _axis(s, s.size), lambda s, x: _mixing(s.size, s)),
+    "fullsort": scaling("axis:i", _axis, lambda s, x: _mixing(along(s), s)),
+    "prelu": scaling("axis:i shared:flag", _axis, lambda s, x: [most(1, s.T["slope"])] * 3,
                      roles={"slope": _numbers("box", along)}),
-    "scale": scaling("axis:i shared:flag", lambda s: ok(s.I[0], along(s)), lambda s, x: [s.T["gain"]] * 3,
+    "scale": scaling("axis:i shared:flag", _axis, lambda s, x: [s.T["gain"]] * 3,
                      roles={"gain": _numbers("box", along)}),
-    "householder": scaling("axis:i", lambda s: ok(s.I[0], along(s) % 2 == 0), lambda s, x: _mixing(2, s, 2),
+    "householder": scaling("axis:i", lambda s: _axis(s, 2), lambda s, x: _mixing(2, s, 2),
                            roles={"angle": _numbers("free", lambda s: along(s) // 2, 2)}),
-    "fixed_householder": scaling("angle:q axis:i", lambda s: ok(s.I[0], along(s) % 2 == 0), lambda s, x: _mixing(2, s, 2)),
+    "fixed_householder": scaling("angle:q axis:i", lambda s: _axis(s, 2), lambda s, x: _mixing(2, s, 2)),
 }
 # fmt: on
 
-# Pools: √m of the windows an entry is in, or the norms of the averages of the axes, whose squares are claimed and proved
+# Pools: √m of the windows an entry is in, or the norms of the averages of the axes: claimed, and proved
 
 
 def _pooled(s: Any) -> Any:
@@ -261,7 +272,7 @@ def _pooled(s: Any) -> Any:
 
 
 def _reads(s: Any, claimed: Any) -> dict[str, Any]:
-    axes = [*map(counts, s.I[0][1:], s.O[1:], s.kernel, s.stride, s.dilation, [pads[0] for pads in s.padding])]
+    axes = [*map(counts, s.I[0][1:], s.O[1:], s.kernel, s.stride, s.dilation, s.padding)]
     require(all(axis.fewest for axis in axes), "a window lies wholly in the padding")
     s.most = prod(axis.taps for axis in axes)
     return {"reads": prod(axis.reads for axis in axes)}
@@ -271,9 +282,7 @@ def _proved(s: Any, claimed: Any, matrices: Sequence[list[Row]]) -> dict[str, An
     texts = of_kind(claimed.get("squared_gain"), "text*")
     squares = of_kind([*texts], "q0*")
     for axis, (matrix, square) in enumerate(zip(matrices, squares, strict=True)):
-        require(
-            norm_within(matrix, square), f"the squared norm of axis {axis} is not proved to be at most {square}"
-        )
+        require(norm_within(matrix, square), f"on axis {axis}, ‖A‖² is not proved to be at most {square}")
     s.norm, s.along_rows = root(prod(squares, start=Q(1))), root(squares[-1]) if squares else real(1)
     return {"squared_gain": [*texts]}
 
@@ -292,11 +301,18 @@ def _root_m(s: Any) -> Real:
     return root(s.C["reads"])
 
 
+def _lengths(s: Any, x: Sequence[Extent], taps: Real) -> Bounds:
+    return _root_m(s) * x[0].X, UNBOUNDED, least(taps * x[0].M, x[0].X)
+
+
+def _mean(s: Any, x: Any) -> Bounds:
+    return [s.norm, UNBOUNDED, 1]
+
+
 def _scattered(s: Any, claimed: Any) -> dict[str, Any]:
     text, sizes = of_kind(claimed.get("squared_gain"), "text"), s.I[0][1:]
-    found = energy(s.scales, s.angles, s.order, sizes) * prod(
-        padded(n, padding(n, s.scales), "reflect") for n in sizes
-    )
+    copies = prod(padded(n, padding(n, s.scales), "reflect") for n in sizes)
+    found = energy(s.scales, s.angles, s.order, sizes) * copies
     require(found <= of_kind(text, "q0"), f"the squared norm is bounded by {float(found)!r} only, claimed {text}")
     s.norm = root(Q(text))
     return {"squared_gain": text}
@@ -314,9 +330,7 @@ def _upsampled(s: Any, claimed: Any) -> dict[str, Any]:
 
 def _coefficients(s: Any) -> Any:
     pairs = s.angles**2 * s.scales * (s.scales - 1) // 2 if s.order == 2 else 0
-    c, *sizes = ok(
-        s.I[0], len(s.I[0]) == 3, s.order <= 2, s.scales <= 16, 2 ** min(s.scales, 16) <= min(s.I[0][1:])
-    )
+    c, *sizes = ok(s.I[0], len(s.I[0]) == 3, s.order <= 2, s.scales < min(s.I[0][1:]).bit_length())
     return (c * (1 + s.scales * s.angles + pairs), *(n >> s.scales for n in sizes))
 
 
@@ -363,22 +377,19 @@ KEEP = "axes:i* keep:flag"
 WINDOW = "kernel:n* stride:n* padding:pads* dilation:n* ceil_mode:flag"
 # fmt: off
 POOL_OPS = {
-    "max_pool": Op(WINDOW, _pooled, lambda s, x: (_root_m(s) * x[0].X, UNBOUNDED, x[0].M), lambda s, x: [_root_m(s)],
-                   conditions=_reads),
-    "l2_pool": Op(WINDOW, _pooled, lambda s, x: (_root_m(s) * x[0].X, UNBOUNDED, least(root(s.most) * x[0].M, x[0].X)),
-                  lambda s, x: [_root_m(s)], conditions=_reads),
+    "max_pool": scaling(WINDOW, _pooled, lambda s, x: [_root_m(s), UNBOUNDED, 1], conditions=_reads),
+    "l2_pool": Op(WINDOW, _pooled, lambda s, x: _lengths(s, x, root(s.most)), lambda s, x: [_root_m(s)],
+                  conditions=_reads),
     "lp_pool": Op("p:n " + WINDOW, _pooled,
-                  lambda s, x: _sums(s, x) if s.p == 1 else
-                  (_root_m(s) * x[0].X, UNBOUNDED, least(x[0].M / power(s.most, Q(1, s.p)), x[0].X)),
+                  lambda s, x: _sums(s, x) if s.p == 1 else _lengths(s, x, 1 / power(s.most, Q(1, s.p))),
                   lambda s, x: [s.norm if s.p == 1 else _root_m(s)],
                   conditions=lambda s, c: _averaged(s, c) if s.p == 1 else _reads(s, c)),
     "scaled_avg_pool": Op(WINDOW, _pooled, _sums, lambda s, x: [s.norm], conditions=_averaged),
-    "avg_pool": Op(WINDOW + " count_include_pad:flag", _pooled, lambda s, x: (s.norm * x[0].X, UNBOUNDED, x[0].M),
-                   lambda s, x: [s.norm],
-                   conditions=lambda s, c: _averaged(s, c, "padding" if s.count_include_pad else "entries")),
-    "adaptive_avg_pool": Op("size:n*", lambda s: ok((s.I[0][0], *s.size), len(s.size) == len(s.I[0]) - 1),
-                            lambda s, x: (s.norm * x[0].X, UNBOUNDED, x[0].M), lambda s, x: [s.norm],
-                            conditions=lambda s, c: _proved(s, c, [*map(adaptive, s.I[0][1:], s.size)])),
+    "avg_pool": scaling(WINDOW + " count_include_pad:flag", _pooled, _mean,
+                        conditions=lambda s, c: _averaged(s, c, "padding" if s.count_include_pad else "entries")),
+    "adaptive_avg_pool": scaling("size:n*", lambda s: ok((s.I[0][0], *s.size), len(s.size) == len(s.I[0]) - 1),
+                                 _mean,
+                                 conditions=lambda s, c: _proved(s, c, [*map(adaptive, s.I[0][1:], s.size)])),
     "reduce_mean": _reduction(KEEP, REDUCE["mean"]), "global_avg_pool": _reduction("keep:flag", REDUCE["mean"]),
     "reduce_sum": _reduction(KEEP, REDUCE["sum"]), "reduce_l1": _reduction(KEEP, REDUCE["sum"]),
     "reduce_max": _reduction(KEEP, REDUCE["max"]), "global_max_pool": _reduction("keep:flag", REDUCE["max"]),
@@ -388,7 +399,8 @@ POOL_OPS = {
                         lambda s: (s.I[0][0], *(n * f for n, f in zip(s.I[0][1:], s.factor, strict=True))),
                         lambda s, x: [s.norm, s.along_rows * prod(s.sums[:-1], start=Q(1)), prod(s.sums)],
                         conditions=_upsampled),
-    "scattering2d": scaling("scales:n angles:n order:n", _coefficients, lambda s, x: [s.norm], conditions=_scattered),
+    "scattering2d": scaling("scales:n angles:n order:n", _coefficients, lambda s, x: [s.norm],
+                            conditions=_scattered),
 }
 # fmt: on
 
@@ -401,7 +413,7 @@ def fits(shape: Any, whole: Any) -> bool:
     return len(shape) <= len(whole) and all(own in (1, other) for own, other in pairs)
 
 
-def _reshaped(s: Any) -> Bounds:
+def _reshaped(s: Any, x: Any) -> Bounds:
     before = (1, *s.I[0])[-1]  # rows are runs in row-major order
     parts, whole = before % s.D == 0, s.D % before == 0
     return [1, 1 if parts else root(s.D // before) if whole else UNBOUNDED, 1]
@@ -420,27 +432,39 @@ def _gathered(s: Any, claimed: Any) -> dict[str, Any]:
     return {"copies": [max(Counter(s.indices).values()) if axis == s.axis else 1 for axis in range(len(s.I[0]))]}
 
 
+def _scrambled(s: Any, x: Any) -> Bounds:
+    return [1, UNBOUNDED, 1]
+
+
+def _permuted(s: Any) -> Any:
+    return ok(tuple(s.I[0][axis] for axis in s.axes), sorted(s.axes) == [*range(len(s.I[0]))])
+
+
+def _expanded(s: Any, claimed: Any) -> dict[str, Any]:
+    return {"copies": [n // old for n, old in zip(s.O, (1,) * (len(s.O) - len(s.I[0])) + s.I[0], strict=True)]}
+
+
 # fmt: off
 SHAPE_OPS = {
-    "flatten": scaling("", lambda s: (prod(s.I[0]),), lambda s, x: [1, UNBOUNDED, 1]),
-    "reshape": scaling("shape:n*", lambda s: ok(s.shape, prod(s.shape) == prod(s.I[0])), lambda s, x: _reshaped(s)),
-    "transpose": scaling("axes:i*", lambda s: ok(tuple(s.I[0][k] for k in s.axes), sorted(s.axes) == [*range(len(s.I[0]))]),
+    "flatten": scaling("", lambda s: (prod(s.I[0]),), _scrambled),
+    "reshape": scaling("shape:n*", lambda s: ok(s.shape, prod(s.shape) == prod(s.I[0])), _reshaped),
+    "transpose": scaling("axes:i*", _permuted,
                          lambda s, x: [1, 1 if s.axes[-1:] == (len(s.axes) - 1,) else UNBOUNDED, 1]),
-    "space_to_depth": scaling("size:n", _blocks, lambda s, x: [1, UNBOUNDED, 1]),
-    "patches": scaling("size:n", lambda s: (prod(_blocks(s)[1:]), _blocks(s)[0]), lambda s, x: [1, UNBOUNDED, 1]),
+    "space_to_depth": scaling("size:n", _blocks, _scrambled),
+    "patches": scaling("size:n", lambda s: (prod(_blocks(s)[1:]), _blocks(s)[0]), _scrambled),
     "depth_to_space": scaling("size:n", lambda s: ok((s.I[0][0] // s.size**2, *(n * s.size for n in s.I[0][1:])),
-                              len(s.I[0]) == 3, s.I[0][0] % s.size**2 == 0), lambda s, x: [1, UNBOUNDED, 1]),
-    "slice": scaling("axis:i start:i stop:n", lambda s: ok(instead(s, s.stop - s.start), s.start < s.stop <= along(s)),
+                              len(s.I[0]) == 3, s.I[0][0] % s.size**2 == 0), _scrambled),
+    "slice": scaling("axis:i start:i stop:n",
+                     lambda s: ok(instead(s, s.stop - s.start), s.start < s.stop <= along(s)),
                      lambda s, x: [1, 1, 1]),
     "pad": scaling(f"padding:pads* mode:{MODES}",
                    lambda s: (s.I[0][0], *(n + sum(p) for n, p in zip(s.I[0][1:], s.padding, strict=True))),
                    lambda s, x: _copies(s),
-                   conditions=lambda s, c: {"copies": [1, *map(padded, s.I[0][1:], s.padding, [s.mode] * len(s.padding))]}),
+                   conditions=lambda s, c: {"copies": [1, *map(padded, s.I[0][1:], s.padding, repeat(s.mode))]}),
     "gather": scaling("indices:i* axis:i", lambda s: ok(instead(s, len(s.indices)), max(s.indices) < along(s)),
                       lambda s, x: _copies(s), conditions=_gathered),
     "expand": scaling("shape:n*", lambda s: ok(s.shape, fits(s.I[0], s.shape)), lambda s, x: _copies(s),
-                      conditions=lambda s, c: {"copies": [
-                          new // old for new, old in zip(s.O, [1] * (len(s.O) - len(s.I[0])) + [*s.I[0]], strict=True)]}),
+                      conditions=_expanded),
 }
 # fmt: on
 
@@ -457,12 +481,14 @@ def _operand_copies(s: Any, claimed: Any) -> dict[str, Any]:
     return {"copies": [s.N // prod(shape) for shape in s.I]}
 
 
+def _added(s: Any, x: Any) -> list[Real]:
+    return [root(w**2 * n) for w, n in zip(s.weights, s.C["copies"], strict=True)]
+
+
 def _sum(s: Any, x: Sequence[Extent]) -> list[Real]:
-    factors = [
-        (root(w**2 * n), root(w**2 * p), abs(w))
-        for w, n, p in zip(s.weights, s.C["copies"], s.within, strict=True)
-    ]
-    return [total(extent[k] * factor[k] for extent, factor in zip(x, factors, strict=True)) for k in range(3)]
+    rows = [root(w**2 * n) for w, n in zip(s.weights, s.within, strict=True)]
+    factors = (_added(s, x), rows, [abs(w) for w in s.weights])
+    return [total(y[k] * f for y, f in zip(x, factors[k], strict=True)) for k in range(3)]
 
 
 def _meets(s: Any, x: Sequence[Extent]) -> list[Real]:
@@ -473,12 +499,8 @@ def _meets(s: Any, x: Sequence[Extent]) -> list[Real]:
 
 def _product(s: Any, x: Sequence[Extent]) -> list[Real]:
     rows = [y.M if p == 1 else least(y.R, root(p) * y.M) for p, y in zip(s.within, reversed(x), strict=True)]
-    norms = _meets(s, x)
-    return [
-        least(*(norms[i] * x[i].X for i in (0, 1))),
-        least(*(rows[i] * x[i].R for i in (0, 1))),
-        x[0].M * x[1].M,
-    ]
+    (left, right), (h, g) = _meets(s, x), x
+    return [least(left * h.X, right * g.X), least(rows[0] * h.R, rows[1] * g.R), h.M * g.M]
 
 
 def _joined(s: Any) -> Any:
@@ -492,11 +514,11 @@ def _beside(x: Sequence[Extent], in_rows: bool) -> list[Real]:
 
 
 def _selection(attributes: str) -> Op:
-    shape = lambda s: ok(s.I[0], len({*s.I}) == 1, len(getattr(s, "mask", ())) in (0, prod(s.I[0])))
-    operands = (2, 2 if attributes else MOST_NODES)
-    return Op(
-        attributes, shape, lambda s, x: _beside(x, True), lambda s, x: [1] * len(x), operands=operands, parts=True
-    )
+    def shape(s: Any) -> Any:
+        return ok(s.I[0], len({*s.I}) == 1, not attributes or len(s.mask) == prod(s.I[0]))
+
+    more: Any = {"operands": (2, 2 if attributes else MOST_NODES), "parts": True}
+    return Op(attributes, shape, lambda s, x: _beside(x, True), _ones, **more)
 
 
 # Attention: the quantities of section 3a
@@ -538,11 +560,13 @@ def _dot_product(s: Any, x: Sequence[Extent]) -> tuple[list[Real], list[Real]]:
     return slopes, [least(root(s.N // s.D) * x[2].R, p * x[2].X) * t, x[2].R * t, x[2].M * t]
 
 
+def _tokens(s: Any) -> Any:
+    return ok(s.I[0], {*map(len, s.I)} == {2}, s.I[0][1] % s.heads == 0, not s.causal or len(s.I) == 1)
+
+
 def _heads(s: Any) -> Any:
     q, k, v = s.I
-    return ok(
-        (*q[:-1], v[-1]), min(map(len, s.I)) >= 2, q[:-2] == k[:-2] == v[:-2], q[-1] == k[-1], k[-2] == v[-2]
-    )
+    return ok((*q[:-1], v[-1]), q[:-2] == k[:-2] == v[:-2], q[-1] == k[-1], k[-2] == v[-2])
 
 
 def _attending(role: str, shape: Callable[[Any], Shape]) -> Role:
@@ -551,25 +575,24 @@ def _attending(role: str, shape: Callable[[Any], Shape]) -> Role:
 
 # fmt: off
 MERGE_OPS = {
-    "add": Op("weights:q*", _broadcast, _sum, lambda s, x: [root(w**2 * n) for w, n in zip(s.weights, s.C["copies"], strict=True)],
-              conditions=_operand_copies, operands=(1, MOST_NODES)),
+    "add": Op("weights:q*", _broadcast, _sum, _added, conditions=_operand_copies, operands=(1, MOST_NODES)),
     "multiply": Op("", _broadcast, _product, _meets, conditions=_operand_copies, operands=(2, 2)),
-    "concat": Op("axis:i", _joined, lambda s, x: _beside(x, last(s)), lambda s, x: [1] * len(x), operands=(1, MOST_NODES), parts=True),
+    "concat": Op("axis:i", _joined, lambda s, x: _beside(x, last(s)), _ones, operands=(1, MOST_NODES), parts=True),
     "maximum": _selection(""), "minimum": _selection(""), "where": _selection("mask:flag*"),
     "class_token": Op("count:n axis:i last:flag", lambda s: instead(s, along(s) + s.count),
-                      lambda s, x: _beside([x[0], Extent(*[s.T["tokens"]] * 3)], last(s)), lambda s, x: [1],
+                      lambda s, x: _beside([x[0], Extent(*[s.T["tokens"]] * 3)], last(s)), _one,
                       {"tokens": Role(lambda s: instead(s, s.count), "ball", lambda s, x: real(1))}),
-    "attention": Op("heads:n causal:flag dropout:q0",
-                    lambda s: ok(s.I[0], {*map(len, s.I)} == {2}, s.I[0][1] % s.heads == 0, not s.causal or len(s.I) == 1),
-                    lambda s, x: _attention(s, x).extent, lambda s, x: _attention(s, x).slopes,
+    "attention": Op("heads:n causal:flag dropout:q0", _tokens, lambda s, x: _attention(s, x).extent,
+                    lambda s, x: _attention(s, x).slopes,
                     {"query": _attending("query", lambda s: (s.I[0][1], s.I[0][1])),
                      "key": _attending("key", lambda s: (s.I[0][1], s.I[-1][1])),
                      "value": _attending("value", lambda s: (s.I[0][1], s.I[-1][1])),
                      "output": _attending("output", lambda s: (s.I[0][1], s.I[0][1]))}, operands=(1, 2)),
     "dot_product_attention": Op("scale:q? causal:flag dropout:q0", _heads, lambda s, x: _dot_product(s, x)[1],
                                 lambda s, x: _dot_product(s, x)[0], operands=(3, 3)),
-    "embedding": Op("entries:n width:n", lambda s: (*s.I[0], s.width), lambda s, x: [root(prod(s.I[0])) * s.T["table"], s.T["table"]],
-                    None, {"table": Role(lambda s: (s.entries, s.width), "rows", lambda s, x: root(prod(s.I[0])))}),
+    "embedding": Op("entries:n width:n", lambda s: (*s.I[0], s.width),
+                    lambda s, x: [root(prod(s.I[0])) * s.T["table"], s.T["table"]], None,
+                    {"table": Role(lambda s: (s.entries, s.width), "rows", lambda s, x: root(prod(s.I[0])))}),
 }
 # fmt: on
 
@@ -635,22 +658,19 @@ def _alternatives(s: Any) -> Any:
     return s.I[0]
 
 
+# fmt: off
 NORM_OPS = {
-    "center": Op("axes:i*", lambda s: ok(_groups(s), s.n > 1), _centred, lambda s, x: [1]),
+    "center": Op("axes:i*", lambda s: ok(_groups(s), s.n > 1), _centred, _one),
     "layer_norm": _normalised("floor:q+? eps:q+? axes:i*", centre=True),
     "group_norm": _normalised("groups:n floor:q+? eps:q+?", centre=True),
     "instance_norm": _normalised("floor:q+? eps:q+?", centre=True),
     "rms_norm": _normalised("floor:q+? eps:q+? axes:i*", centre=False),
-    "lrn": Op(
-        "size:n alpha:q0 beta:q0 k:q+",
-        lambda s: ok(s.I[0], len(s.I[0]) >= 2, s.beta <= 1),
-        lambda s, x: [bound * power(s.k, s.beta) for bound in x[0]],
-        lambda s, x: [_response(s)],
-    ),
-    "softmax": Op(
-        "temperature:q+ axis:i", _alternatives, lambda s, x: _softmax(s, x)[1], lambda s, x: [_softmax(s, x)[0]]
-    ),
+    "lrn": Op("size:n alpha:q0 beta:q0 k:q+", lambda s: ok(s.I[0], len(s.I[0]) >= 2, s.beta <= 1),
+              lambda s, x: [bound * power(s.k, s.beta) for bound in x[0]], lambda s, x: [_response(s)]),
+    "softmax": Op("temperature:q+ axis:i", _alternatives, lambda s, x: _softmax(s, x)[1],
+                  lambda s, x: [_softmax(s, x)[0]]),
     "log_softmax": Op("axis:i", _alternatives, _log_softmax, lambda s, x: [root(s.k) * _soft(s, x, 1)[2]]),
 }
+# fmt: on
 OPS: dict[str, Op] = {name: _elementwise(*row) for name, row in ELEMENTWISE.items()}
 OPS |= LINEAR_OPS | POOL_OPS | SHAPE_OPS | MERGE_OPS | NORM_OPS

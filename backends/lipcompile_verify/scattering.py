@@ -15,13 +15,13 @@ MOST_VALUES = 2**22
 
 
 def padding(size: int, scales: int) -> tuple[int, int]:
-    """Return what is put before and after an axis, up to a multiple of 2^J that holds a position more on both sides."""
+    """Return what is put before and after an axis, up to a multiple of 2^J with a position more on both sides."""
     extra = (((size >> scales) + 2) << scales) - size
     return extra // 2, extra - extra // 2
 
 
 class Bank:
-    """The filters of J scales and L angles, as spectra on a torus; those of coarser images are their lowest parts."""
+    """The filters of J scales and L angles, as spectra on a torus; those of coarser images are their low parts."""
 
     def __init__(self, scales: int, angles: int, sizes: tuple[int, ...]) -> None:
         self.scales, self.angles, self.sizes = (
@@ -56,7 +56,7 @@ class Bank:
         return [[a - share * z for a, z in zip(*rows, strict=True)] for rows in zip(around, zero, strict=True)]
 
     def energy(self, level: int, first: int, order: int) -> float:
-        """Return A: ‖coefficients‖² <= A·‖u‖² of a real u on every 2^level-th position, wavelets from `first` on."""
+        """Return A, ‖coefficients‖² <= A·‖u‖², of a real u on every 2^level-th place, wavelets from `first` on."""
         sizes = [size >> level for size in self.sizes]
         total = [[0.0] * sizes[1] for _ in range(sizes[0])]
         filters = [(self.phi, 2 ** (self.scales - level), 1.0)]

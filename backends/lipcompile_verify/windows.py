@@ -56,15 +56,17 @@ def padded(size: int, pads: tuple[int, int], mode: str) -> int:
 
 
 @lru_cache(256)
-def counts(size: int, out: int, kernel: int, stride: int, dilation: int, low: int, mode: str = "zeros") -> Counts:
-    """Enumerate the (output, tap) pairs of an axis, tap t of output o standing at o·stride + t·dilation - low."""
+def counts(
+    size: int, out: int, kernel: int, stride: int, dilation: int, pads: tuple[int, int], mode: str = "zeros"
+) -> Counts:
+    """Enumerate the (output, tap) pairs of an axis; tap t of output o is at o·stride + t·dilation - pads[0]."""
     require(out * kernel <= MOST_PLACES, "too many taps to count")
     read: Counter[int] = Counter()
     through: Counter[tuple[int, int]] = Counter()
     held = [0] * out
     for output in range(out):
         for tap in range(kernel):
-            entry = source(output * stride + tap * dilation - low, size, mode)
+            entry = source(output * stride + tap * dilation - pads[0], size, mode)
             if entry is not None:
                 read[entry] += 1
                 through[entry, tap] += 1
@@ -74,7 +76,7 @@ def counts(size: int, out: int, kernel: int, stride: int, dilation: int, low: in
 
 
 def averages(axis: tuple[int, int, int, int, int, tuple[int, int]], by: str) -> list[Row]:
-    """Return the averages of an axis (size, outputs, kernel, …), divided by 1, or the taps on entries or padding too."""
+    """Return the averages of an axis (size, outputs, kernel, …), by 1, or the taps on entries, or padding too."""
     size, out, kernel, stride, dilation, pads = axis
     require(out * kernel <= MOST_PLACES, "too many taps to count")
     rows = []
@@ -122,7 +124,7 @@ def interpolation(size: int, factor: int, mode: str, aligned: bool) -> list[Row]
 
 
 def norm_within(matrix: list[Row], claim: Fraction) -> bool:
-    """Whether ‖A‖² <= claim: by Schur, by Gershgorin on a Gram matrix, or since claim·I less that has positive pivots."""
+    """Whether ‖A‖² <= claim: by Schur, by Gershgorin on a Gram matrix G, or as claim·I - G has positive pivots."""
     columns: dict[int, Row] = {}
     for i, row in enumerate(matrix):
         for j, weight in row.items():

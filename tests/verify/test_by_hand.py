@@ -86,7 +86,7 @@ def test_windows_are_counted(
     size: int, kernel: int, stride: int, dilation: int, pad: int, mode: str, reads: int
 ) -> None:
     out = outputs(size, kernel, stride, dilation, (pad, pad))
-    assert counts(size, out, kernel, stride, dilation, pad, mode).reads == reads
+    assert counts(size, out, kernel, stride, dilation, (pad, pad), mode).reads == reads
 
 
 def test_a_convolution() -> None:
