@@ -22,7 +22,6 @@ from lipcompile.frontends.certificate import document_of, graph_of
 from lipcompile.frontends.original import OriginalError
 from lipcompile.graph import Graph
 from lipcompile.numbers.certified import Certified
-from lipcompile.ops.record import Constraint
 from lipcompile.passes.bounds import slope
 
 if TYPE_CHECKING:
@@ -101,14 +100,15 @@ def export_onnx(
         InputError: the module carries no certificate, or not that of its parameters (LIP520, LIP521); an op has no
             ONNX operators (LIP017); onnxruntime does not take the file (LIP521); a ledger without a finite ε
             (LIP405), or a δ that is none (LIP401).
-        ValueError: a module that does something else than what was compiled.
+        ValueError, RuntimeError: a module that does something else than what was compiled, or whose certificate
+            does not verify.
         OSError: the file cannot be written.
     """
     backend = find()
     document = _document(module)
     graph = graph_of(document)
     single = _single(module, graph, backend)
-    norms = backend.deployment.norms_in(single, _sets(graph))
+    norms = backend.deployment.norms_in_sets(single)
     lipschitz = None if norms is None else _lipschitz(graph, norms)
     spent, notes = _spent(ledger, delta, accountant, backend)
     notes = (*notes, *_unsaid(graph, norms, lipschitz))
@@ -134,25 +134,9 @@ def _document(module: Any) -> Mapping[str, Any]:
 
 def _single(module: Any, graph: Graph, backend: Backend) -> Any:
     """Return the module in float32, if it is what its certificate describes."""
-    declared = {name: parameter.shape for name, parameter in graph.parameters.items()}
-    if {name: tuple(p.shape) for name, p in module.named_parameters()} != declared:
-        raise input_error("LIP521", "the parameters of the module are not those of its certificate", _FOREIGN)
-    if tuple(module.input_shape) != graph.input.shape or module.input_trusted != graph.input.trusted:
+    if module.input_trusted != graph.input.trusted:
         raise input_error("LIP521", "the input of the module is not that of its certificate", _FOREIGN)
     return backend.deployment.in_single_precision(module)
-
-
-def _sets(graph: Graph) -> dict[str, tuple[str, float]]:
-    return {name: (p.constraint.kind, _radius(p.constraint)) for name, p in graph.parameters.items()}
-
-
-def _radius(constraint: Constraint) -> float:
-    """Return the largest double not above the bound of a constraint."""
-    assert isinstance(constraint.bound, Fraction)
-    if constraint.kind == "free":
-        return math.inf
-    rounded = float(constraint.bound)
-    return rounded if Fraction(rounded) <= constraint.bound else math.nextafter(rounded, -math.inf)
 
 
 def _lipschitz(graph: Graph, norms: Mapping[str, float]) -> Lipschitz | None:

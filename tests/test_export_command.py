@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable
 from importlib.resources import as_file, files
@@ -160,6 +161,31 @@ def another_graph() -> None:
     path.write_text(path.read_text().replace('"norm": "3"', '"norm": "4"'))
 
 
+def another_graph_and_a_state_dict() -> None:
+    torch.save(module().state_dict(), "weights.pt")
+    another_graph()
+
+
+def smaller_claims() -> None:
+    """Take a thousandth from every bound of a gradient."""
+    path = Path("run/model.py")
+    text, count = re.subn(
+        r'"gradient": "(.*?)"',
+        lambda found: f'"gradient": "{(float.fromhex(found[1]) * 0.999).hex()}"',
+        path.read_text(),
+    )
+    assert count > 2
+    path.write_text(text)
+
+
+def test_weights_outside_their_sets_are_told_and_projected(capsys: Capture) -> None:
+    torch.save({name: 2 * tensor for name, tensor in module().state_dict().items()}, "weights.pt")
+    assert run("export run/model.py --weights weights.pt -o model.onnx") == 0
+    out, err = capsys.readouterr()
+    assert "warning[LIP513]: loaded weights lie outside of their constraint sets" in err
+    assert "weights certified to lie in their sets" in out
+
+
 @pytest.mark.parametrize(
     ("make", "command", "code", "said"),
     [
@@ -174,7 +200,9 @@ def another_graph() -> None:
         (nothing, f"{EXPORT} --delta 1e-5", 2, "LIP405"),
         (nothing, f"{EXPORT} --ledger run/ledger.jsonl --delta 2", 2, "LIP401"),
         (without_certificate, EXPORT, 2, "LIP521"),
-        (another_graph, EXPORT, 2, "LIP520"),
+        (another_graph, EXPORT, 2, "LIP513"),
+        (another_graph_and_a_state_dict, "export run/model.py --weights weights.pt", 2, "LIP520"),
+        (smaller_claims, EXPORT, 2, "LIP521"),
         (nothing, EXPORT.replace("export", "export --accountant gdp"), 2, "gdp"),
     ],
 )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lipcompile.diagnostics import input_error
+from lipcompile.cli.output import complain
+from lipcompile.diagnostics import Diagnostic, Severity, input_error
 
 if TYPE_CHECKING:
     from lipcompile.backend import Backend
@@ -40,11 +42,14 @@ def trained(path: Path, weights: Path | None, backend: Backend) -> Trained:
 
 def _loaded(module: Any, weights: Path, backend: Backend) -> str | None:
     try:
-        head: str | None = backend.robustness.load_weights(module, weights)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            head: str | None = backend.robustness.load_weights(module, weights)
     except OSError as error:
         raise input_error("LIP513", f"`{weights}` cannot be read: {error.strerror or error}") from None
     except backend.robustness.CheckpointError as error:
         raise input_error("LIP513", str(error)) from None
+    complain([Diagnostic("LIP513", str(one.message), severity=Severity.WARNING) for one in caught])
     return head
 
 

@@ -26,6 +26,7 @@ from lipcompile.ops.schema import Axis, Extra, Index, Label, Padding, PerAxis
 
 Json = Mapping[str, Any]
 _PARTS = ("schema", "versions", "source", "graph", "graph_sha256", "steps", "totals")
+_OPTIONAL = ("user_ops", "training")
 
 
 def document_of(text: str) -> Json:
@@ -50,7 +51,8 @@ def graph_of(document: Json) -> Graph:
         InputError: LIP520, a part that is missing, unknown, of the wrong kind, or that has another hash than is
             claimed; other codes, what the rules refuse.
     """
-    found = _checked({"training": None, **document}, (*_PARTS, "training"), "the certificate")
+    absent = dict.fromkeys(_OPTIONAL)
+    found = _checked({**absent, **document}, (*_PARTS, *_OPTIONAL), "the certificate")
     graph = _checked(found["graph"], ("input", "nodes", "parameters", "output", "loss"), "`graph`")
     if found["graph_sha256"] != hash_of(graph):
         raise _unreadable("`graph_sha256` is not the hash of its graph")

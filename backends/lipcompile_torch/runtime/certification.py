@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from .adversarial import AttackConfig, attack
+from .certificate import certificate_of, graph_hash
 from .checkpoint import SCHEMA, CheckpointError
 from .data import DataError, load_test_npz
 from .module import LipschitzModule
@@ -189,6 +190,8 @@ def load_weights(module: LipschitzModule, path: str | os.PathLike[str]) -> str |
         head = str(content["ledger_head"]) if saved else None
     except (pickle.UnpicklingError, RuntimeError, OSError, EOFError, LookupError, *_NO_MAPPING) as error:
         raise CheckpointError(f"{path} is no checkpoint and no state dict, or it is damaged") from error
+    if head is not None and graph_hash(content.get("certificate")) != graph_hash(certificate_of(module)):
+        raise CheckpointError(f"{path} is of another model: its certificate has a different graph")
     try:
         module.load_state_dict(state)
     except (RuntimeError, *_NO_MAPPING) as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -14,27 +14,18 @@ import torch
 from numpy.typing import NDArray
 
 from .agreement import compared
-from .constraints import Ball, Box, Constraint, Fixed, Free, Frobenius, Orthogonal, RowBalls, Spectral
+from .certificate import check_certificate
+from .constraints import Free
 from .layers import ConstrainedLayer
 from .module import LipschitzModule
 from .robustness import check_module, outputs_of
 from .sharding import whole
 
-__all__ = ["Agreement", "agreement", "in_single_precision", "norms_in", "weights_of"]
+__all__ = ["Agreement", "agreement", "in_single_precision", "norms_in_sets", "weights_of"]
 
 Array = NDArray[Any]
 Run = Callable[[Array], Array]
 
-# The classes that enforce a kind of constraint of a certificate.
-_KINDS: Mapping[str, tuple[type[Constraint], ...]] = {
-    "spectral": (Spectral, Fixed),
-    "orthogonal": (Orthogonal, Fixed),
-    "frobenius": (Frobenius,),
-    "ball": (Ball,),
-    "box": (Box,),
-    "rows": (RowBalls,),
-    "free": (Free,),
-}
 # How long examples are, as shares of the bound of their norm: within the ball, on its boundary, and outside.
 _SCALES = (1.0, 0.999, 0.5, 0.1, 0.01, 1e-3, 1e-6, 1.001, 1.5, 3.0, 30.0, 1e4, 1e10, 1e30)
 _ROUNDS = 4  # examples of each length
@@ -50,10 +41,12 @@ def in_single_precision(module: LipschitzModule) -> LipschitzModule:
     Raises:
         ValueError: a module that does something else than what its certificate describes: it takes features, or
             has hooks.
-        RuntimeError: parameters that no constraint governs, see `LipschitzModule.check_parameters`.
+        RuntimeError: parameters that no constraint governs, see `LipschitzModule.check_parameters`; or a
+            certificate that does not verify, or is another module's, see `certificate.check_certificate`.
     """
     check_module(module)
     module.check_parameters()
+    check_certificate(module)
     if all(p.dtype == torch.float32 and p.device.type == "cpu" for p in module.parameters()):
         return module
     return copy.deepcopy(module).to("cpu", torch.float32)
@@ -64,28 +57,19 @@ def weights_of(module: LipschitzModule) -> dict[str, Array]:
     return {name: whole(p).detach().cpu().numpy() for name, p in module.named_parameters()}
 
 
-def norms_in(module: LipschitzModule, sets: Mapping[str, tuple[str, float]]) -> dict[str, float] | None:
-    """Return the certified norm of each parameter's map, if each is certified to lie in its set, else None.
-
-    Args:
-        sets: kind and bound of the constraint of each parameter, by name, as a certificate has them; the bound of
-            a free one is infinite.
+@torch.no_grad()
+def norms_in_sets(module: LipschitzModule) -> dict[str, float] | None:
+    """Return the certified norm of each parameter's map, if each lies in its constraint set, else None.
 
     Formal guarantees: norms of the tensors as stored, by the same certificates as those of projections.
     """
-    held = {
-        f"{prefix}.{name}".lstrip("."): (constraint, operator)
-        for prefix, layer in module.named_modules()
-        if isinstance(layer, ConstrainedLayer)
-        for name, (constraint, operator) in layer.constraints.items()
-    }
-    if held.keys() != sets.keys():
-        return None
-    for name, (constraint, operator) in held.items():
-        kind, bound = sets[name]
-        norm = constraint.norm(whole(module.get_parameter(name)), operator)
-        if not isinstance(constraint, _KINDS.get(kind, ())) or not norm.at_most(bound):
-            return None
+    for layer in module.modules():
+        if not isinstance(layer, ConstrainedLayer):
+            continue
+        for name, (constraint, operator) in layer.constraints.items():
+            limit = math.inf if isinstance(constraint, Free) else constraint.bound
+            if not constraint.norm(whole(layer.get_parameter(name)), operator).at_most(limit):
+                return None
     return module.certified_norms()
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from lipcompile.diagnostics import InputError
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
+_LARGEST = 2**26  # entries of a tensor of one example
+# Ops that are written window by window, or tap by tap, and how many of these.
+_ONE_BY_ONE, _LONGEST = ("avg_pool", "scaled_avg_pool", "adaptive_avg_pool", "lrn"), 2**14
+
 
 def exported(model: ModelProto, name: str, options: ModelOptions) -> Graph | None:
     """Return the model that a file of `export` was written from, with its weights; None for any other file.
@@ -35,12 +40,20 @@ def exported(model: ModelProto, name: str, options: ModelOptions) -> Graph | Non
     try:
         graph = graph_of(document_of(metadata["lipcompile.certificate"]))
         weights = _weights(model, graph)
-        if weights is None or not _same(model, graph, weights, metadata):
+        if weights is None or _costs_much(graph) or not _same(model, graph, weights, metadata):
             return None
     except InputError:  # no certificate of this version, or of ops that are not written
         return None
     parameters = {key: replace(p, initial=weights[key]) for key, p in graph.parameters.items()}
     return replace(graph, name=name, parameters=parameters)
+
+
+def _costs_much(graph: Graph) -> bool:
+    """Whether writing the graph may take long, or much memory: files may come from anywhere."""
+    wide = any(prod(node.shape) > _LARGEST for node in graph.nodes)
+    counted = [size for node in graph.nodes if node.op.name in _ONE_BY_ONE for size in node.shape]
+    taps = [node.attributes.size for node in graph.nodes if node.op.name == "lrn"]
+    return wide or max((*counted, *taps), default=0) > _LONGEST
 
 
 def _unchanged(options: ModelOptions) -> ModelOptions:
