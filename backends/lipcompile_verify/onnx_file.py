@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
@@ -16,7 +16,7 @@ from .document import MalformedError, canonical, parse
 from .foreign import ForeignError
 
 MOST_FIELDS = 2**22
-_POOLS = ("max_pool", "l2_pool", "lp_pool", "avg_pool", "scaled_avg_pool")
+_POOLS = ("max_pool", "l2_pool", "lp_pool", "avg_pool")  # `fix` puts one in the place of another
 _KINDS = {
     "Conv": ("conv",),
     "ConvTranspose": ("conv_transpose",),
@@ -41,7 +41,7 @@ class Model:
     """What is read of a file; `shapes` are those of its stored tensors."""
 
     nodes: list[Node] = field(default_factory=list)
-    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    shapes: dict[str, list[int]] = field(default_factory=dict)
     inputs: list[str] = field(default_factory=list)
     outputs: list[str] = field(default_factory=list)
     metadata: dict[str, str] = field(default_factory=dict)
@@ -64,9 +64,15 @@ def check(data: bytes, document: Mapping[str, Any]) -> None:
         raise ForeignError(
             "metadata", f"the file says input norm {norm}, the certificate {graph['input']['norm']}"
         )
+    lipschitz = model.metadata.get("lipcompile.lipschitz")
+    if lipschitz is not None and not float(lipschitz) >= float.fromhex(document["totals"]["lipschitz"]):
+        raise ForeignError("metadata", f"the file says Lipschitz constant {lipschitz}, which is below the certificate's")
     if loss is not None and loss.partition(":")[0] != graph["loss"]["name"]:
         raise ForeignError("metadata", f"the file says loss {loss}, the certificate {graph['loss']['name']}")
-    _check_windows(model, graph)
+    if carried is None:
+        _check_windows(model, graph)
+    else:
+        _check_wiring(model, graph)
 
 
 def certificate(model: Model) -> dict[str, Any] | None:
@@ -78,43 +84,42 @@ def certificate(model: Model) -> dict[str, Any] | None:
         raise ForeignError("metadata", str(error)) from None
 
 
-# Windows
+# Files that the compiler read: the windows of their operators, as many of each
 
 
 def _check_windows(model: Model, graph: Mapping[str, Any]) -> None:
     """Find for each window of the file a node of the certificate with the same one, each used once."""
-    left = [node for node in graph["nodes"] if node["op"] in ("conv", "conv_transpose", *_POOLS)]
-    shapes = {name: tuple(one["shape"]) for name, one in graph["parameters"].items()}
+    left = [node for node in graph["nodes"] if any(node["op"] in ops for ops in _KINDS.values())]
     for node in _living(model):
         if node.kind in _KINDS:
-            found = next((one for one in left if _alike(node, model.shapes, one, shapes)), None)
+            found = next((one for one in left if _alike(model, node, graph, one)), None)
             if found is None:
                 raise ForeignError(node.outputs[0], f"the certificate has no {node.kind} with {node.attributes}")
             left.remove(found)
 
 
-def _alike(node: Node, stored: Mapping[str, Any], other: Mapping[str, Any], shapes: Mapping[str, Any]) -> bool:
+def _alike(model: Model, node: Node, graph: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether a node of the file may be this node of the certificate."""
-    wanted, said = other["attributes"], node.attributes
+    wanted, said, rank = other["attributes"], node.attributes, len(other["shape"]) - 1
     if other["op"] not in _KINDS[node.kind]:
         return False
-    kernel, rank = wanted["kernel"], len(wanted["kernel"])
-    weight = stored.get(node.inputs[1]) if len(node.inputs) > 1 else None
-    same = [
-        said.get("kernel_shape", kernel) == kernel,
-        said.get("strides", [1] * rank) == wanted["stride"],
-        said.get("dilations", [1] * rank) == wanted["dilation"],
-        said.get("group", 1) == wanted.get("groups", 1),
-        said.get("output_padding", [0] * rank) == wanted.get("output_padding", [0] * rank),
-        weight is None or "weight" not in other["parameters"] or weight == shapes[other["parameters"]["weight"]],
-    ]
-    pads = [
-        list(pair) for pair in zip(*(said.get("pads", [0] * 2 * rank)[i::][:rank] for i in (0, rank)), strict=True)
-    ]
-    padded = pads == wanted["padding"] or (
-        wanted.get("padding_mode", "zeros") != "zeros" and not any(map(any, pads))
+    stored = model.shapes.get(node.inputs[1]) if len(node.inputs) > 1 else None
+    weight = graph["parameters"].get(other["parameters"].get("weight"), {"shape": stored})["shape"]
+    before, after = ([pair[side] for pair in wanted["padding"]] for side in (0, 1))
+    none, one, zero = [0] * 2 * rank, [1] * rank, [0] * rank
+    # Where something else than zeros is put around an image, an operator before does so.
+    pads = before + after if wanted.get("padding_mode", "zeros") == "zeros" else none
+    padded = said.get("pads", none) == pads or str(said.get("auto_pad", "")).startswith("SAME")
+    return padded and all(
+        (
+            said.get("kernel_shape", wanted["kernel"]) == wanted["kernel"],
+            said.get("strides", one) == wanted["stride"],
+            said.get("dilations", one) == wanted["dilation"],
+            said.get("group", 1) == wanted.get("groups", 1),
+            said.get("output_padding", zero) == wanted.get("output_padding", zero),
+            stored in (None, weight),
+        )
     )
-    return all(same) and (padded or str(said.get("auto_pad", "NOTSET")).startswith("SAME"))
 
 
 def _living(model: Model) -> list[Node]:
@@ -129,6 +134,43 @@ def _living(model: Model) -> list[Node]:
             read |= set(node.inputs)
             kept.append(node)
     return kept
+
+
+# Files that the compiler wrote: what makes a node of the certificate is called like it
+
+
+def _check_wiring(model: Model, graph: Mapping[str, Any]) -> None:
+    """Check what each node reads, which parameters it has, and their shapes."""
+    source, parameters = graph["input"]["name"], graph["parameters"]
+    makers = {output: node for node in model.nodes for output in node.outputs}
+    if len(makers) < sum(len(node.outputs) for node in model.nodes) or makers.keys() & {source, *model.shapes}:
+        raise ForeignError("file", "a name stands for two tensors")
+    known = {source, *(node["name"] for node in graph["nodes"]), *parameters}
+    for node in graph["nodes"]:
+        wanted = {*node["inputs"], *node["parameters"].values()}
+        found = _sources(makers, node["name"], known) & known
+        if node["name"] not in makers or found != wanted:
+            raise ForeignError(node["name"], f"in the file it reads {sorted(found)}, not {sorted(wanted)}")
+        kernels = [one for one in model.nodes if one.outputs[0].partition(".")[0] == node["name"] and one.kind in _KINDS]
+        if node["op"] in ("conv", "conv_transpose") and [_alike(model, one, graph, node) for one in kernels] != [True]:
+            raise ForeignError(node["name"], f"in the file it is {[one.attributes for one in kernels]}")
+    for name, parameter in parameters.items():
+        if model.shapes.get(name) != parameter["shape"]:
+            raise ForeignError(name, f"the file has it in the shape {model.shapes.get(name)}")
+    ends = [source], [graph["output"] if graph["nodes"] else f"{source}.same"]
+    if (model.inputs, model.outputs) != ends:
+        raise ForeignError("file", f"it maps {model.inputs} to {model.outputs}")
+
+
+def _sources(makers: Mapping[str, Node], name: str, known: Collection[str]) -> set[str]:
+    """Return the nearest known tensors that a tensor is made of."""
+    found, left = set[str](), [*(makers[name].inputs if name in makers else ())]
+    while left:
+        tensor = left.pop()
+        if tensor not in found:
+            found.add(tensor)
+            left += makers[tensor].inputs if tensor in makers and tensor not in known else ()
+    return found
 
 
 # The wire format. A message becomes its fields by number, each a list of whole numbers or of bytes.
@@ -179,7 +221,7 @@ def _model(reader: _Reader, data: memoryview) -> Model:
         model.metadata[key] = _text(entry[2])
     for graph in reader.messages(top[7]):
         model.nodes += [_node(reader, node) for node in reader.messages(graph[1])]
-        model.shapes |= {_text(one[8]): tuple(_integers(one[1])) for one in reader.messages(graph[5])}
+        model.shapes |= {_text(one[8]): _integers(one[1]) for one in reader.messages(graph[5])}
         model.inputs += [_text(one[1]) for one in reader.messages(graph[11])]
         model.outputs += [_text(one[1]) for one in reader.messages(graph[12])]
     return model
