@@ -6,16 +6,19 @@ Reads the wire format of protocol buffers (protobuf.dev/programming-guides/encod
 from __future__ import annotations
 
 import hashlib
+import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from math import inf, nan
 from typing import Any
 
 from .document import MalformedError, canonical, parse
 from .foreign import ForeignError
 
-MOST_FIELDS = 2**22
+MOST_FIELDS = 2**20
+_NUMBER = re.compile(r"\d{1,400}(/0*[1-9]\d{0,400}|(\.\d{1,400})?(e[+-]?\d{1,3})?)", re.ASCII)
 _POOLS = ("max_pool", "l2_pool", "lp_pool", "avg_pool")  # `fix` puts one in the place of another
 _KINDS = {
     "Conv": ("conv",),
@@ -55,24 +58,31 @@ def check(data: bytes, document: Mapping[str, Any]) -> None:
         raise ForeignError("metadata", "the file carries another certificate")
     if carried is None and hashlib.sha256(data).hexdigest() != document["source"]["sha256"]:
         raise ForeignError("file", "it is not the one that was certified, and carries no certificate")
-    norm, loss = (model.metadata.get(f"lipcompile.{name}") for name in ("input_norm", "loss"))
-    if (
-        norm is not None
-        and graph["input"]["norm"] is not None
-        and Fraction(norm) != Fraction(graph["input"]["norm"])
-    ):
-        raise ForeignError(
-            "metadata", f"the file says input norm {norm}, the certificate {graph['input']['norm']}"
-        )
-    lipschitz = model.metadata.get("lipcompile.lipschitz")
-    if lipschitz is not None and not float(lipschitz) >= float.fromhex(document["totals"]["lipschitz"]):
-        raise ForeignError("metadata", f"the file says Lipschitz constant {lipschitz}, which is below the certificate's")
-    if loss is not None and loss.partition(":")[0] != graph["loss"]["name"]:
-        raise ForeignError("metadata", f"the file says loss {loss}, the certificate {graph['loss']['name']}")
+    _check_metadata(model.metadata, document)
     if carried is None:
         _check_windows(model, graph)
     else:
         _check_wiring(model, graph)
+
+
+def _check_metadata(metadata: Mapping[str, str], document: Mapping[str, Any]) -> None:
+    """Compare what the file declares of its domain, its loss and its Lipschitz constant."""
+    wanted = document["graph"]["input"]["norm"], document["graph"]["loss"]["name"], document["totals"]["lipschitz"]
+    norm, loss, lipschitz = (metadata.get(f"lipcompile.{name}") for name in ("input_norm", "loss", "lipschitz"))
+    agree = [
+        None in (norm, wanted[0]) or _number(norm) == Fraction(wanted[0]),
+        loss is None or loss.partition(":")[0] == wanted[1],
+        lipschitz is None or _number(lipschitz) >= float.fromhex(wanted[2]),
+    ]
+    if not all(agree):
+        raise ForeignError("metadata", f"the file says {norm}, {loss}, {lipschitz}, the certificate {wanted}")
+
+
+def _number(text: str | None) -> Fraction | float:
+    """Return a decimal or a fraction, not a number for anything else."""
+    if text == "inf" or not _NUMBER.fullmatch(text or ""):
+        return inf if text == "inf" else nan
+    return Fraction(text or "")
 
 
 def certificate(model: Model) -> dict[str, Any] | None:
@@ -151,8 +161,12 @@ def _check_wiring(model: Model, graph: Mapping[str, Any]) -> None:
         found = _sources(makers, node["name"], known) & known
         if node["name"] not in makers or found != wanted:
             raise ForeignError(node["name"], f"in the file it reads {sorted(found)}, not {sorted(wanted)}")
-        kernels = [one for one in model.nodes if one.outputs[0].partition(".")[0] == node["name"] and one.kind in _KINDS]
-        if node["op"] in ("conv", "conv_transpose") and [_alike(model, one, graph, node) for one in kernels] != [True]:
+        kernels = [
+            one for one in model.nodes if one.outputs[0].partition(".")[0] == node["name"] and one.kind in _KINDS
+        ]
+        if node["op"] in ("conv", "conv_transpose") and [_alike(model, one, graph, node) for one in kernels] != [
+            True
+        ]:
             raise ForeignError(node["name"], f"in the file it is {[one.attributes for one in kernels]}")
     for name, parameter in parameters.items():
         if model.shapes.get(name) != parameter["shape"]:
