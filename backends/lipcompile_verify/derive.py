@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from itertools import combinations
 from math import prod
 from types import SimpleNamespace
 from typing import Any
 
 from .document import MOST_ENTRIES, MOST_NODES, MalformedError, fields, of_kind, require
-from .forms import MOST_TERMS, Form, add, beside, bound, fold, hypotenuse, norm, scale
+from .forms import MOST_TERMS, Form, add, beside, bound, disjoint, fold, hypotenuse, norm, scale
 from .intervals import UNBOUNDED, Real, least, real, root, total
 from .losses import LOSSES, logits
 from .rules import OPS, READS, Extent, Op
@@ -141,7 +140,7 @@ class Derivation:
         for key in [key for key in operands[0] if all(key in other for other in operands)] if rule.slopes else []:
             parts = [(slope, *operand[key]) for slope, operand in zip(node.slopes, operands, strict=True)]
             columns = {column for _, _, a in parts for row in a for column in row}
-            if any(a[0] < b[1] and b[0] < a[1] for a, b in combinations(columns, 2)):
+            if not disjoint(columns):
                 continue
             at_zero = real(next(iter(rule.extent(node.site, [NOTHING] * len(parts)))))
             moved, rows = (
@@ -208,7 +207,7 @@ def _lengths(rows: list[dict[Any, Real]]) -> dict[Any, Real]:
 def _settled(received: list[Form], slices: list[tuple[SimpleNamespace, Form]], operands: list[int] | None) -> Form:
     """Return the form of a value from what its consumers hand back; that of a slice is not folded."""
     forms, sites = [form for _, form in slices], [site for site, _ in slices]
-    apart = all(a.axis == b.axis and (a.stop <= b.start or b.stop <= a.start) for a, b in combinations(sites, 2))
+    apart = len({site.axis for site in sites}) == 1 and disjoint((site.start, site.stop) for site in sites)
     whole = add([*received, *([beside(forms)] if apart and len(forms) > 1 else forms)])
     whole = whole if operands is None else fold(whole, operands)
     return whole if len(whole) <= MOST_TERMS else {(): bound(whole)}

@@ -7,7 +7,7 @@ the γ of its parts have squares of sum at most 1.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import Any
 
 from .intervals import Real, least, most, real, root, total
@@ -55,6 +55,11 @@ def fold(form: Form, operands: Sequence[int] | None = None) -> Form:
 def bound(form: Form) -> Real:
     """Return the number that a form is at most."""
     return fold(form).get((), real(0))
+
+
+def disjoint(ranges: Iterable[tuple[int, int]]) -> bool:
+    """Whether no two of the ranges have a place in common."""
+    return all(before[1] <= after[0] for before, after in pairwise(sorted(ranges)))
 
 
 def beside(forms: Sequence[Form]) -> Form:

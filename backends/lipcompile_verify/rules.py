@@ -223,9 +223,12 @@ def _numbers(kinds: str, per: Callable[[Any], int], entries: int = 1) -> Role:
     return Role(shape, kinds, lambda s, x: least(x[0].X, root(alike(s)) * x[0].M))
 
 
-def _mixing(size: int, s: Any, entry: int = 1) -> list[Real | Exact]:
-    """Gains where groups of entries along the axis make groups of the output."""
-    return [1, 1 if last(s) else root(size), root(entry)]
+def _sorted(s: Any, x: Any) -> Bounds:
+    return [1, 1 if last(s) else UNBOUNDED, 1]
+
+
+def _reflected(s: Any, x: Any) -> Bounds:
+    return [1, 1 if last(s) else root(2), root(2)]
 
 
 def _axis(s: Any, size: int = 1) -> Any:
@@ -250,15 +253,15 @@ LINEAR_OPS = {
     "conv_transpose": Op(CONV + "output_padding:i*", _transposed, _affine, _weight,
                          _weighted(lambda s: (s.I[0][0], s.channels // s.groups, *s.kernel), _shared, "channels"),
                          lambda s, c: _taps(s, s.O[1:], s.I[0][1:], "zeros")),
-    "groupsort": scaling("size:n axis:i", lambda s: _axis(s, s.size), lambda s, x: _mixing(s.size, s)),
-    "fullsort": scaling("axis:i", _axis, lambda s, x: _mixing(along(s), s)),
+    "groupsort": scaling("size:n axis:i", lambda s: _axis(s, s.size), _sorted),
+    "fullsort": scaling("axis:i", _axis, _sorted),
     "prelu": scaling("axis:i shared:flag", _axis, lambda s, x: [most(1, s.T["slope"])] * 3,
                      roles={"slope": _numbers("box", along)}),
     "scale": scaling("axis:i shared:flag", _axis, lambda s, x: [s.T["gain"]] * 3,
                      roles={"gain": _numbers("box", along)}),
-    "householder": scaling("axis:i", lambda s: _axis(s, 2), lambda s, x: _mixing(2, s, 2),
+    "householder": scaling("axis:i", lambda s: _axis(s, 2), _reflected,
                            roles={"angle": _numbers("free", lambda s: along(s) // 2, 2)}),
-    "fixed_householder": scaling("angle:q axis:i", lambda s: _axis(s, 2), lambda s, x: _mixing(2, s, 2)),
+    "fixed_householder": scaling("angle:q axis:i", lambda s: _axis(s, 2), _reflected),
 }
 # fmt: on
 

@@ -13,7 +13,7 @@ from mpmath.ctx_iv import MPIntervalContext
 
 from .document import require
 
-MOST_PLACES, MOST_WORK = 2**22, 2**22
+MOST_PLACES, MOST_WORK = 2**20, 2**22
 Row = dict[int, Fraction]
 
 
