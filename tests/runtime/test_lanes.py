@@ -13,6 +13,7 @@ import pytest
 import torch
 from lipcompile_torch import PrivacyEngine
 from lipcompile_torch.runtime import flat as flats
+from lipcompile_torch.runtime import lanes as sources
 from lipcompile_torch.runtime import layers, losses
 from lipcompile_torch.runtime.flat import add_scaled_, flat, in_threads, stretches
 from lipcompile_torch.runtime.lanes import LANES, STRETCH, Lanes, draw
@@ -35,6 +36,14 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
+@pytest.fixture(params=["with cryptography", "without"])
+def bits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether unseeded lanes are AES."""
+    if request.param == "without":
+        monkeypatch.setattr(sources, "_aes", lambda: None)
+    return bool(request.param != "without")
+
+
 def filled(seed: int | None, count: int) -> Tensor:
     normals = torch.empty(count, dtype=torch.float64)
     Lanes(seed).fill_(normals)
@@ -50,13 +59,13 @@ class Words:
     def __init__(self, *words: int) -> None:
         self.words = np.array(words, np.uint64)
 
-    def random_raw(self, count: int) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
-        assert count == len(self.words)
+    def random_raw(self, size: int) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+        assert size == len(self.words)
         return self.words
 
 
 def drawn(*words: int) -> list[float]:
-    found: list[float] = draw(Words(*words), len(words)).tolist()  # type: ignore[arg-type]
+    found: list[float] = draw(Words(*words), len(words)).tolist()
     return found
 
 
@@ -79,6 +88,7 @@ def test_no_word_leads_out_of_the_finite(radius: int, angle: int) -> None:
     assert math.hypot(*found) == pytest.approx(largest if radius in (0, 1, 2**64 - 1) else 0.0, abs=1e-7)
 
 
+@pytest.mark.usefixtures("bits")
 def test_normals_are_normal() -> None:
     """Kolmogorov's distance of 2^21 draws exceeds 3/√n in 3e-8 of all cases; moments exceed 6 standard errors in
     2e-9 each.
@@ -91,6 +101,7 @@ def test_normals_are_normal() -> None:
         assert abs(float(z.pow(power).mean()) - moment) < 6 * math.sqrt(variance / COUNT), power
 
 
+@pytest.mark.usefixtures("bits")
 def test_tails_have_the_mass_they_should() -> None:
     """Beyond t on either side: Poisson counts within 6 standard deviations, and 12 more, of what they should be.
     The smallest, 0.6 beyond 5, is above 17 in 1e-19 of cases; the others fail in 2e-9 each.
@@ -102,6 +113,7 @@ def test_tails_have_the_mass_they_should() -> None:
             assert abs(int(side.sum()) - expected) < 6 * math.sqrt(expected) + 12, t
 
 
+@pytest.mark.usefixtures("bits")
 def test_pairs_are_independent() -> None:
     """The two halves of a stretch share radius and angle. In rings of radius the angle is uniform, by chi-square
     below 110 over 32 bins (1e-10); squares and products do not correlate, by 6 standard errors.
@@ -148,7 +160,24 @@ def test_the_start_of_a_lane_is_what_the_documentation_says() -> None:
     np.testing.assert_array_equal(filled(7, 2 * STRETCH)[STRETCH:].numpy(), expected)
 
 
-def test_entropy_is_taken_anew_for_every_lane_of_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_key_stream_is_that_of_the_standard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NIST SP 800-38A, F.5.1: AES-128 in counter mode; plain text and cipher text differ by the stream."""
+    given = iter(["2b7e151628aed2a6abf7158809cf4f3c", "f0f1f2f3f4f5f6f7f8f9fafbfcfdfeff"])
+    monkeypatch.setattr(os, "urandom", lambda _: bytes.fromhex(next(given)))
+    plain = "6bc1bee22e409f96e93d7e117393172aae2d8a571e03ac9c9eb76fac45af8e51"
+    cipher = "874d6191b620e3261bef6864990db6ce9806f66b7970fdff8617187bb9fffdff"
+    lane = sources._started(None, 0)
+    stream = lane.random_raw(1).tobytes() + lane.random_raw(3).tobytes()
+    assert stream.hex() == f"{int(plain, 16) ^ int(cipher, 16):064x}"
+
+
+def test_a_seed_does_not_depend_on_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeded = filled(5, 100)
+    monkeypatch.setattr(sources, "_aes", lambda: None)
+    assert torch.equal(seeded, filled(5, 100))
+
+
+def test_entropy_is_taken_anew_for_every_lane_of_every_step(bits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[bytes] = []
     entropy = os.urandom
 
@@ -162,8 +191,8 @@ def test_entropy_is_taken_anew_for_every_lane_of_every_step(monkeypatch: pytest.
         lanes.refresh()
         lanes.fill_(normals)
         lanes.fill_(normals)
-    assert [len(words) for words in asked] == [24] * 6
-    assert len(set(asked)) == 6
+    assert [len(words) for words in asked] == ([16] * 12 if bits else [24] * 6)
+    assert len(set(asked)) == len(asked)
 
 
 # --- what is added to what ---

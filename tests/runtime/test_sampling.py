@@ -40,14 +40,31 @@ def frequencies_fit(counts: list[int], trials: int, probability: float) -> bool:
     return all(abs(count - trials * probability) <= 6 * deviation for count in counts)
 
 
-def test_a_fixed_size_has_no_repetition_and_every_pair_is_as_likely() -> None:
-    drawn = [batch for epoch in epochs(scheme("fixed_size"), 300) for batch in epoch]
-    assert {len(batch) for batch in drawn} == {B}
-    assert all(len(set(batch)) == B for batch in drawn)
-    singles = Counter(i for batch in drawn for i in batch)
-    pairs = sum({0, 1} <= set(batch) for batch in drawn)
-    assert frequencies_fit([singles[i] for i in range(N)], len(drawn), B / N)
-    assert frequencies_fit([pairs], len(drawn), B * (B - 1) / (N * (N - 1)))
+@pytest.mark.parametrize(("batch", "count"), [(B, 300), (7, 300), (2, 200), (1, 100), (N, 3)])
+def test_a_fixed_size_has_no_repetition_and_every_pair_is_as_likely(batch: int, count: int) -> None:
+    """The smallest of N uniforms, for batches of more than 1/8 of the data, and the first different draws."""
+    drawn = [found for epoch in epochs(scheme("fixed_size", batch=batch), count) for found in epoch]
+    assert {len(found) for found in drawn} == {batch}
+    assert all(len(set(found)) == batch for found in drawn)
+    singles = Counter(i for found in drawn for i in found)
+    pairs = sum({0, 1} <= set(found) for found in drawn)
+    assert frequencies_fit([singles[i] for i in range(N)], len(drawn), batch / N)
+    assert frequencies_fit([pairs], len(drawn), batch * (batch - 1) / (N * (N - 1)))
+
+
+def test_a_fixed_size_goes_on_drawing_until_enough_are_different(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn_from = scheme("fixed_size", size=1000, batch=100)
+    uniform, asked = drawn_from._uniform, []
+
+    def repetitive(count: int) -> torch.Tensor:
+        asked.append(count)
+        return uniform(count) * (0.01 if len(asked) < 3 else 1.0)
+
+    monkeypatch.setattr(drawn_from, "_uniform", repetitive)
+    batch = drawn_from.batch(0).tolist()
+    assert len(asked) > 2
+    assert len(set(batch)) == len(batch) == 100
+    assert set(range(10)) <= set(batch)
 
 
 @pytest.mark.parametrize("sampling", ["shuffle", "balls_in_bins"])

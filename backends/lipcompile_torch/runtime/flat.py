@@ -82,10 +82,10 @@ def add_scaled_(parts: Sequence[Part], values: Tensor) -> None:
 
     Args:
         parts: of n entries together, floating point.
-        values: [n], float64, on their device.
+        values: [n], float64, on their device; overwritten.
     """
     for tensor, scale, part in with_values(parts, values):
-        torch.add(tensor, part, alpha=scale, out=tensor)  # in the wider of the two dtypes
+        tensor.copy_(part.mul_(scale).add_(tensor))
 
 
 def in_threads(work: Callable[[Item], None], items: Sequence[Item]) -> None:

@@ -51,7 +51,7 @@ def example_norms(x: Tensor) -> Tensor:
     if rows.device.type != "cpu" or rows.dtype == torch.float64 or torch.compiler.is_compiling():
         return _row_norms(rows)
     parts = torch.split(rows, max(_AT_ONCE // max(rows.shape[1], 1), 1))
-    return torch.cat([_row_norms(part) for part in parts])
+    return torch.cat([_row_norms(part.to(torch.float64)) for part in parts])
 
 
 def _row_norms(rows: Tensor) -> Tensor:

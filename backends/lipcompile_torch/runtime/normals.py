@@ -69,7 +69,7 @@ class Normals(Protocol):
 class PlainNormals:
     """Normals of fast generators, from the operating system's entropy unless a seed is given.
 
-    On the CPU see `lanes`: entropy of 192 bits for each of up to 16 generators at every step, normals up to 9.346
+    On the CPU see `lanes`: fresh entropy for each of up to 16 generators at every step, normals up to 9.346
     standard deviations. On other devices they are torch's, whose seed has 64 bits; its float64 normals stop at
     √(2·53·ln 2) = 8.57 or further out. (Float32 ones would at √(2·24·ln 2) = 5.77, within reach of a large
     network's training run.) A seed makes a run repeatable, whatever the number of threads, and its noise known to

@@ -6,10 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..accounting import Drawing, NeighbouringRelation, Sampling
+
+_MANY = 8  # a batch that is a larger share than 1/8 of the data has many draws that come twice
 
 
 class SamplingError(ValueError):
@@ -97,11 +100,25 @@ class Poisson(Scheme):
 
 
 class FixedSize(Scheme):
-    """Exactly b examples at each step, without replacement, afresh at every step."""
+    """Exactly b examples at each step, without replacement, afresh at every step.
+
+    Formal guarantees: every set of b examples is equally likely, up to the 53 bits of a uniform. (`randperm` is
+    biased by up to N/2^32 of q.)
+    """
 
     def batch(self, step: int) -> Tensor:  # noqa: ARG002  # every step alike
-        """Draw afresh: the smallest of 53-bit uniforms, since `randperm` is biased by up to N/2^32 of q."""
-        return self._uniform(self.size).topk(self.batch_size, largest=False).indices
+        """Draw afresh: the first b different ones among independent draws, or the b smallest of N uniforms where
+        that would take many.
+        """
+        if _MANY * self.batch_size > self.size:
+            return self._uniform(self.size).topk(self.batch_size, largest=False).indices
+        drawn = torch.empty(0, dtype=torch.int64)
+        while True:
+            more = (self._uniform(self.batch_size + self.batch_size // 4 + 8) * self.size).long()
+            drawn = torch.cat((drawn, more.clamp_(max=self.size - 1)))
+            first = np.sort(np.unique(drawn.numpy(), return_index=True)[1])
+            if len(first) >= self.batch_size:
+                return drawn[torch.from_numpy(first[: self.batch_size])]
 
 
 class _Epochs(Scheme):
