@@ -26,10 +26,15 @@ ROUGH = 2e-9
 FACTORS = [Fraction(9, 10), Fraction(11, 10), 1 - Fraction(1, 10**6), Fraction(2), Fraction(-1), Fraction(0)]
 
 
-def places(value: Any, at: Place = ()) -> list[Place]:
+def inside(value: Any, way: Place = ()) -> list[Place]:
+    """Return the way to every value inside a document, itself among them."""
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [way, *(place for key, part in parts for place in inside(part, (*way, key)))]
+
+
+def places(value: Any) -> list[Place]:
     """Return the way to every leaf of a document."""
-    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
-    return [at] if inside is None else [place for key, part in inside for place in places(part, (*at, key))]
+    return [place for place in inside(value) if not isinstance(at(value, place), dict | list)]
 
 
 def at(value: Any, place: Place) -> Any:
@@ -41,6 +46,8 @@ def at(value: Any, place: Place) -> Any:
 
 def put(value: Any, place: Place, new: Any) -> Any:
     """Return the document with something else there."""
+    if not place:
+        return new
     changed = deepcopy(value)
     at(changed, place[:-1])[place[-1]] = new
     return changed

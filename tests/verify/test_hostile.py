@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from copy import deepcopy
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -12,7 +11,8 @@ import pytest
 from lipcompile_verify import verify
 from lipcompile_verify.__main__ import main
 
-from .models import drawn, one_op
+from .models import document, drawn, one_op
+from .mutations import at, inside, put, rehashed
 
 VALID = drawn(3)
 
@@ -56,48 +56,14 @@ def test_a_valid_file_says_what_it_found(tmp_path: Path, capsys: pytest.CaptureF
     assert "verified" in capsys.readouterr().out
 
 
-def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Return the way to every value inside a document."""
-    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [at, *(place for key, part in inside for place in places(part, (*at, key)))]
-
-
-def put(document: Any, at: tuple[Any, ...], value: Any) -> Any:
-    changed = deepcopy(document)
-    if not at:
-        return value
-    part = changed
-    for key in at[:-1]:
-        part = part[key]
-    part[at[-1]] = value
-    return changed
-
-
-STRANGE: tuple[Any, ...] = (
-    None,
-    True,
-    0,
-    -1,
-    2**70,
-    10**400,
-    1.5,
-    float("nan"),
-    "",
-    "x",
-    "1/0",
-    "-3",
-    "0x1p+99999",
-    [],
-    {},
-    [[]],
-    {"a": 1},
-)
+NUMBERS = (0, -1, 2**70, 10**400, 1.5, float("nan"))
+STRANGE: tuple[Any, ...] = (None, True, *NUMBERS, "", "x", "1/0", "-3", "0x1p+99999", [], {}, [[]], {"a": 1})
 FREE = {("source", "name"), ("source", "format"), ("source", "sha256"), ("versions", "lipcompile")}
 
 
 def test_no_strange_value_is_taken_or_raises() -> None:
     rng = Random(0)
-    everywhere = [place for place in places(VALID) if place and place not in FREE and place[-1] != "proof"]
+    everywhere = [place for place in inside(VALID) if place and place not in FREE and place[-1] != "proof"]
     for _ in range(400):
         place, value = rng.choice(everywhere), rng.choice(STRANGE)
         changed = put(VALID, place, value)
@@ -106,10 +72,8 @@ def test_no_strange_value_is_taken_or_raises() -> None:
 
 
 def test_a_missing_field_and_one_more_are_refused() -> None:
-    for place in places(VALID):
-        part: Any = VALID
-        for key in place:
-            part = part[key]
+    for place in inside(VALID):
+        part = at(VALID, place)
         if isinstance(part, dict):
             assert verify(put(VALID, place, part | {"more": 0})).problems, place
             for key in part:
@@ -117,15 +81,15 @@ def test_a_missing_field_and_one_more_are_refused() -> None:
                 assert verify(put(VALID, place, less)).problems, (place, key)
 
 
-@pytest.mark.parametrize("document", [{"schema": object()}, {1: 2}, {"graph": {"a": {1, 2}}}, {}])
-def test_what_is_no_json_is_refused(document: Any) -> None:
-    assert verify(document).problems
+@pytest.mark.parametrize("value", [{"schema": object()}, {1: 2}, {"graph": {"a": {1, 2}}}, {}])
+def test_what_is_no_json_is_refused(value: Any) -> None:
+    assert verify(value).problems
 
 
 def test_a_document_that_holds_itself_is_refused() -> None:
-    document: dict[str, Any] = {}
-    document["graph"] = document
-    assert verify(document).problems
+    own: dict[str, Any] = {}
+    own["graph"] = own
+    assert verify(own).problems
 
 
 def test_a_document_that_nests_deeply_is_refused() -> None:
@@ -138,8 +102,6 @@ def test_a_document_that_nests_deeply_is_refused() -> None:
 
 
 def test_sizes_are_bounded() -> None:
-    from .models import document
-
     graph = one_op("avg_pool", 0)
     assert graph is not None
     valid = document(graph)
@@ -150,12 +112,3 @@ def test_sizes_are_bounded() -> None:
         assert verify(rehashed(changed)).problems
         padding = put(valid, ("graph", "nodes", index, "attributes", "padding"), [[size, size]] * axes)
         assert verify(rehashed(padding)).problems
-
-
-def rehashed(document: Any) -> Any:
-    """Return the document with the hash of its graph."""
-    from hashlib import sha256
-
-    from lipcompile_verify.document import canonical
-
-    return document | {"graph_sha256": sha256(canonical(document["graph"])).hexdigest()}
