@@ -10,6 +10,7 @@ import ast
 import builtins
 import keyword
 import math
+import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -55,6 +56,7 @@ _ATTRIBUTES = """
     register_state_dict_pre_hook release requires_grad_ set_extra_state set_submodule share_memory slope state_dict
     takes_features to to_empty train training type unclipped_bounds xpu zero_grad
 """
+_NUMERIC = [f"num.{name}" for name in ("sqrt", "exp", "log", "minimum", "maximum", "max_over", "Interval.exactly")]
 # Of the runtime's module, and what `forward` names: no value or layer may be called so.
 RESERVED = frozenset((*_ATTRIBUTES.split(), "self", "torch", "functional", "F"))
 
@@ -136,7 +138,11 @@ class _File:
     def _outside(self) -> None:
         """Compare all that stands outside of the class; collect what stands in it."""
         found = self.body[0] if self.body else None
-        if not isinstance(found, ast.ClassDef) or found.name in TAKEN:
+        if (
+            not isinstance(found, ast.ClassDef)
+            or not re.fullmatch("[A-Z][A-Za-z0-9]*", found.name)
+            or found.name in TAKEN
+        ):
             raise ForeignError("file", "after its imports it must define one class, of a name of its own")
         for one in found.body:
             name = one.name if isinstance(one, ast.FunctionDef) else _target(one)
@@ -330,7 +336,7 @@ def _check_names(names: Iterable[str]) -> None:
 def _check_pure(program: Sequence[ast.stmt]) -> None:
     """Refuse a program that does more than compute numbers."""
     for one in (inner for statement in program for inner in ast.walk(statement)):
-        called = isinstance(one, ast.Call) and not ast.unparse(one.func).startswith("num.")
+        called = isinstance(one, ast.Call) and ast.unparse(one.func) not in _NUMERIC
         if not isinstance(one, _PURE) or called or (isinstance(one, ast.Assign) and _target(one) in (None, "num")):
             raise ForeignError("slope", f"`{_shown(one)}` does more than compute a number")
 

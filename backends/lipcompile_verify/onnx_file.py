@@ -155,19 +155,18 @@ def _check_wiring(model: Model, graph: Mapping[str, Any]) -> None:
     makers = {output: node for node in model.nodes for output in node.outputs}
     if len(makers) < sum(len(node.outputs) for node in model.nodes) or makers.keys() & {source, *model.shapes}:
         raise ForeignError("file", "a name stands for two tensors")
+    kernels = defaultdict[str, list[Node]](list)
+    for one in model.nodes:
+        kernels[one.outputs[0].partition(".")[0]] += [one] if one.kind in _KINDS else []
     known = {source, *(node["name"] for node in graph["nodes"]), *parameters}
     for node in graph["nodes"]:
         wanted = {*node["inputs"], *node["parameters"].values()}
         found = _sources(makers, node["name"], known) & known
         if node["name"] not in makers or found != wanted:
             raise ForeignError(node["name"], f"in the file it reads {sorted(found)}, not {sorted(wanted)}")
-        kernels = [
-            one for one in model.nodes if one.outputs[0].partition(".")[0] == node["name"] and one.kind in _KINDS
-        ]
-        if node["op"] in ("conv", "conv_transpose") and [_alike(model, one, graph, node) for one in kernels] != [
-            True
-        ]:
-            raise ForeignError(node["name"], f"in the file it is {[one.attributes for one in kernels]}")
+        own = kernels[node["name"]]
+        if node["op"] in ("conv", "conv_transpose") and [_alike(model, one, graph, node) for one in own] != [True]:
+            raise ForeignError(node["name"], f"in the file it is {[one.attributes for one in own]}")
     for name, parameter in parameters.items():
         if model.shapes.get(name) != parameter["shape"]:
             raise ForeignError(name, f"the file has it in the shape {model.shapes.get(name)}")
@@ -254,6 +253,8 @@ def _node(reader: _Reader, node: Message) -> Node:
         elif kind == [3]:
             attributes[name] = _text(one[4])
     operands, made = ([_text([part]) for part in node[number]] for number in (1, 2))
+    if not made:
+        raise ValueError("an operator makes nothing")
     return Node(_text(node[4]), operands, made, attributes)
 
 

@@ -300,6 +300,9 @@ ELSEWHERE = {
     "code after a line": ("self.project_()\n", "self.project_(); self.input_norm = 9.0\n"),
     "a slope that does more": ("l_second = num.sqrt(4)", "l_second = num.sqrt(self.project_())"),
     "a slope that calls": ("l_second = num.sqrt(4)", "l_second = print(4)"),
+    "a slope that reaches further": ("l_second = num.sqrt(4)", "l_second = num.torch.load('w.pt')"),
+    "a class that hides a name": ("Net", "Tensor"),
+    "a class of a hidden name": ("Net", "_Net"),
     "a slope that assigns elsewhere": ("l_second = num.sqrt(4)", "l_second = self.bounds = num.sqrt(4)"),
     "a last layer that is not the last": ('last_dense = "logits"', 'last_dense = "first"'),
     "an encoding that hides": ('"""net', '# coding: utf-7\n"""net'),
@@ -309,7 +312,7 @@ ELSEWHERE = {
 @pytest.mark.parametrize("change", ELSEWHERE)
 def test_other_code_is_refused(change: str, tmp_path: Path) -> None:
     one = of_text(tmp_path, CONV)
-    text = one.changed(*ELSEWHERE[change])
+    text = one.changed(*ELSEWHERE[change], count=-1)
     if change == "an encoding that hides":
         text = text.replace("self.clip_input(image)", "image +ACM-")  # in that encoding: a comment begins
         text = text.replace("image +ACM-", "image +ACM- self.clip_input(image)")

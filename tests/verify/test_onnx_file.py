@@ -224,6 +224,7 @@ def test_changed_bytes_lead_to_a_verdict(tmp_path: Path) -> None:
         b"\x72\x04\x0a\x02\xff\xfe",  # a key that is no text
         b"\x72\x05\x0a\x01a\x12\x00" * 2,  # a key that stands twice
         b"\x3a\x00" * 2**11,  # more fields than are read
+        b"\x3a\x05\x0a\x03\x22\x01A",  # an operator that makes nothing
         b"\x09\x00",  # eight bytes that are not there
     ],
 )
