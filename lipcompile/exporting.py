@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from decimal import ROUND_CEILING, Context
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -109,7 +110,7 @@ def export_onnx(
     graph = graph_of(document)
     single = _single(module, graph, backend)
     norms = backend.deployment.norms_in_sets(single)
-    lipschitz = None if norms is None else _lipschitz(graph, norms)
+    lipschitz = None if norms is None else _lipschitz(graph, norms, float.fromhex(document["totals"]["lipschitz"]))
     spent, notes = _spent(ledger, delta, accountant, backend)
     notes = (*notes, *_unsaid(graph, norms, lipschitz))
     metadata = {**_of_model(document), **_of_weights(norms, lipschitz), **_of_privacy(spent)}
@@ -139,14 +140,13 @@ def _single(module: Any, graph: Graph, backend: Backend) -> Any:
     return backend.deployment.in_single_precision(module)
 
 
-def _lipschitz(graph: Graph, norms: Mapping[str, float]) -> Lipschitz | None:
-    """Return the certified constants; the rules are monotone, so both hold."""
+def _lipschitz(graph: Graph, norms: Mapping[str, float], declared: float) -> Lipschitz | None:
+    """Return the certified constants, given that of the certificate; the rules are monotone, so both hold."""
     if graph.input.tokens:
         return None
     num = Certified()
-    declared = slope(graph, num, {}, graph.output).upper
     current = {name: num.of(Fraction(norm)) for name, norm in norms.items()}
-    of_weights = slope(graph, Certified(), current, graph.output).upper
+    of_weights = slope(graph, num, current, graph.output).upper
     found = Lipschitz(declared, min(declared, of_weights))
     return found if math.isfinite(found.of_weights) else None
 
@@ -213,8 +213,8 @@ def _of_weights(norms: Mapping[str, float] | None, lipschitz: Lipschitz | None) 
     found = {"lipcompile.weights": "certified"}
     if lipschitz is not None:
         if math.isfinite(lipschitz.declared):
-            found["lipcompile.lipschitz"] = repr(lipschitz.declared)
-        found["lipcompile.lipschitz_of_weights"] = repr(lipschitz.of_weights)
+            found["lipcompile.lipschitz"] = _decimal(lipschitz.declared)
+        found["lipcompile.lipschitz_of_weights"] = _decimal(lipschitz.of_weights)
     return found
 
 
@@ -222,12 +222,17 @@ def _of_privacy(spent: Spent | None) -> dict[str, str]:
     if spent is None:
         return {}
     return {
-        "lipcompile.epsilon": repr(spent.epsilon),
+        "lipcompile.epsilon": _decimal(spent.epsilon),
         "lipcompile.delta": repr(spent.delta),
         "lipcompile.neighbouring_relation": spent.relation,
         "lipcompile.accountant": spent.accountant,
         "lipcompile.ledger_head": spent.head,
     }
+
+
+def _decimal(bound: float) -> str:
+    """Return a decimal that is not below a double, and that is read as this very double."""
+    return str(Context(prec=17, rounding=ROUND_CEILING).create_decimal_from_float(bound))
 
 
 def _unsaid(graph: Graph, norms: object, lipschitz: object) -> Iterator[str]:

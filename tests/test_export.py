@@ -18,13 +18,15 @@ from lipcompile_onnx import operators
 from lipcompile_torch.accounting import Accountant, Mechanism, NeighbouringRelation
 from lipcompile_torch.emit import emit
 from lipcompile_torch.runtime.ledger import Ledger, read_ledger
+from lipcompile_verify import verify
+from lipcompile_verify.files import check_model, read_certificate
 
 import lipcompile
 from lipcompile.certificates import document, encode
 from lipcompile.certificates.graph import graph_document
 from lipcompile.derivation import Derivation
 from lipcompile.diagnostics import InputError
-from lipcompile.exporting import Export, export_onnx
+from lipcompile.exporting import Export, _decimal, export_onnx
 from lipcompile.frontends.options import ModelOptions
 from lipcompile.graph import Graph
 from lipcompile.numbers.certified import Certified
@@ -65,10 +67,13 @@ def small(folder: Path, body: str = SMALL) -> Any:
 
 
 def checked(module: Any, total: float | None, path: Path) -> Export:
-    """Export; what is read back is the same model, with the same bounds."""
+    """Export; what is read back is the same model with the same bounds; the file is that of its certificate."""
     found = export_onnx(module, path)
     assert found.ok, found.agreement
     assert found.certified
+    carried = read_certificate(path)
+    assert verify(carried).ok
+    assert check_model(path, carried) == []
     again = lipcompile.check(str(path))
     assert again.ok, again.diagnostics
     assert not [one for one in again.diagnostics if one.severity != "note"]
@@ -199,7 +204,7 @@ def test_metadata(tmp_path: Path) -> None:
         "lipcompile.loss": "cross_entropy:temperature=2",
         "lipcompile.graph_sha256": module.certificate["graph_sha256"],
         "lipcompile.weights": "certified",
-        "lipcompile.lipschitz": "1.0",
+        "lipcompile.lipschitz": "1",
     }
     assert found.spent is None
     assert found.notes == ("it says nothing of privacy: no ledger was given",)
@@ -215,6 +220,22 @@ def test_the_constant_of_the_weights_is_not_below_the_true_one(tmp_path: Path) -
     first, last = (torch.linalg.matrix_norm(p.detach().double(), 2).item() for p in module.parameters())
     assert first * last <= found.lipschitz.of_weights <= first * last * (1 + 1e-6)
     assert found.lipschitz.declared == 2.0
+
+
+@pytest.mark.parametrize("bound", [0.1, 1 / 3, 1 + 2**-52, 2 - 2**-52, 1e-300, 12345.678, 0.20879784524408157])
+def test_decimals_are_not_below_what_they_stand_for(bound: float) -> None:
+    assert Fraction(_decimal(bound)) >= Fraction(bound)
+    assert float(_decimal(bound)) == bound
+
+
+def test_equal_modules_give_equal_files(tmp_path: Path) -> None:
+    for name in ("a.onnx", "b.onnx"):
+        export_onnx(small(tmp_path), tmp_path / name)
+    first, second = (onnx.load(tmp_path / name) for name in ("a.onnx", "b.onnx"))
+    assert [entry for entry in first.metadata_props if "certificate" not in entry.key] == [
+        entry for entry in second.metadata_props if "certificate" not in entry.key
+    ]
+    assert first.graph == second.graph
 
 
 def test_tokens_have_no_constant(tmp_path: Path) -> None:
