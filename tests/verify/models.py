@@ -46,8 +46,8 @@ def drawn(seed: int) -> dict[str, Any]:
     return document(replace(graph, nodes=tuple(nodes)))
 
 
-def one_op(op: str, seed: int) -> Graph | None:
-    """Return a graph in which a random use of an op stands before a layer and a loss."""
+def one_op(op: str, seed: int, loss: str | None = None) -> Graph | None:
+    """Return a graph in which a random use of an op stands before a layer and a loss, any if none is named."""
     rng = Random(f"{op} {seed}")
     case = next(cases(op, seed))
     builder = GraphBuilder("test")
@@ -62,7 +62,7 @@ def one_op(op: str, seed: int) -> Graph | None:
         for role, constraint in case.constraints.items()
     }
     value = builder.add(OP_BY_NAME[op], case.site.attributes, operands, name="used", parameters=choices)
-    return with_loss(builder, value, Draw(rng))
+    return with_loss(builder, value, Draw(rng), loss)
 
 
 def _operands(builder: GraphBuilder, shapes: tuple[tuple[int, ...], ...], rng: Random) -> list[Value]:
@@ -90,9 +90,9 @@ def _operands(builder: GraphBuilder, shapes: tuple[tuple[int, ...], ...], rng: R
     return operands
 
 
-def with_loss(builder: GraphBuilder, value: Value, draw: Draw) -> Graph | None:
-    """Finish a graph by a random loss, behind a layer where the loss needs another shape."""
-    name = draw.rng.choice([*LOSS_BY_NAME])
+def with_loss(builder: GraphBuilder, value: Value, draw: Draw, name: str | None) -> Graph | None:
+    """Finish a graph by a loss, behind a layer, since the loss may need another shape."""
+    name = name or draw.rng.choice([*LOSS_BY_NAME])
     shape = LOSS_ATTACKS[name].shape(draw)
     attributes = LOSS_ATTACKS[name].attributes(draw, shape)
     flat = builder.add(OP_BY_NAME["flatten"], NoAttributes(), [value], name="flat")
