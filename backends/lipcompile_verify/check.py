@@ -19,7 +19,8 @@ FORWARD = "node:text rule:text proof:text conditions:object theta:object norm:bo
 BACKWARD = "value:text cotangent:bound unclipped:bound slope:bound"
 TRAINING = (
     "neighbours:add_remove|replace_one batch:n? dataset:n? steps:n? epsilon:q+? delta:q+? accountant:pld|rdp "
-    "noise:global|per_layer|optimal sampling:poisson|fixed_size|shuffle|balls_in_bins|cyclic_poisson|fixed_order"
+    "noise:global|per_layer|optimal|weights "
+    "sampling:poisson|fixed_size|shuffle|balls_in_bins|cyclic_poisson|fixed_order"
 )
 
 

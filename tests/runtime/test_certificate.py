@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 import itertools
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from lipcompile_torch import Ball, Frobenius, PrivacyEngine, Spectral, layers
 from lipcompile_torch.emit import emit
 from lipcompile_torch.runtime import certificate
 from lipcompile_torch.runtime.certificate import CertificateError, UncertifiedWarning, check_certificate
+from lipcompile_torch.runtime.checkpoint import CheckpointError, read_checkpoint, restore, save_checkpoint
 from lipcompile_torch.runtime.module import LipschitzModule
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -36,10 +38,12 @@ model net {
 """
 
 
-def built(folder: Path, follow_weights: bool = False, freeze: tuple[str, ...] = ()) -> type[LipschitzModule]:
+def built(
+    folder: Path, follow_weights: bool = False, freeze: tuple[str, ...] = (), body: str = BODY
+) -> type[LipschitzModule]:
     """Compile a model, and return the class that the file defines: a new one at each call."""
     path = folder / f"m{next(counter)}.lip"
-    path.write_text(BODY, encoding="utf-8")
+    path.write_text(body, encoding="utf-8")
     file = path.with_suffix(".py")
     file.write_text(emit(check(str(path), ModelOptions(freeze=freeze)), follow_weights), encoding="utf-8")
     spec = importlib.util.spec_from_file_location(file.stem, file)
@@ -245,3 +249,92 @@ def test_user_ops_are_said_to_be_unchecked_and_their_bounds_are_compared(tmp_pat
     lowered(model, "bounds", 0.9)
     with pytest.warns(UncertifiedWarning), pytest.raises(CertificateError, match="the bound of"):
         check_certificate(model())
+
+
+# Checkpoints
+
+
+class Session:
+    """A private training of a module, and its checkpoint."""
+
+    def __init__(self, module: LipschitzModule, folder: Path, **how: Any) -> None:
+        data = TensorDataset(torch.rand(40, 1, 4, 4), torch.arange(40) % 3)
+        self.module, self.path = module, folder / "checkpoint.pt"
+        self.engine = PrivacyEngine("rdp", ledger=folder / "ledger.jsonl")
+        _, self.optimizer, self.loader = self.engine.make_private(
+            module=module,
+            optimizer=torch.optim.SGD(module.parameters(), lr=0.1),
+            data_loader=DataLoader(data, batch_size=20),
+            noise_multiplier=1.5,
+            **how,
+        )
+        self.ledger = self.engine.open_ledger(40)
+
+    def epoch(self) -> None:
+        for x, y in self.loader:
+            self.optimizer.zero_grad()
+            self.module.criterion(self.module(x), y).backward()
+            self.optimizer.step()
+
+    def save(self) -> dict[str, Any]:
+        save_checkpoint(self.path, self.module, self.optimizer, self.ledger)
+        carried = read_checkpoint(self.path).certificate
+        assert carried is not None
+        return carried
+
+    def load(self) -> None:
+        restore(read_checkpoint(self.path), self.module, self.optimizer, self.ledger)
+
+
+@pytest.mark.parametrize("noise", ["global", "per_layer", "optimal", {"*": 1.0, "dense.weight": 3.0}])
+def test_a_checkpoint_says_how_it_was_trained(noise: Any, tmp_path: Path) -> None:
+    """With the bounds in the certificate, the noise of the run has at least the multiplier of the ledger."""
+    session = Session(built(tmp_path)(), tmp_path, noise=noise)
+    session.epoch()
+    carried = session.save()
+    plan = carried["training"]
+    assert (plan["steps"], plan["batch"], plan["dataset"], plan["sampling"]) == (2, 20, 40, "poisson")
+    assert plan["noise"] == (noise if isinstance(noise, str) else "weights")
+    bounds = {claim["name"]: float.fromhex(claim["gradient"]) for claim in carried["steps"]["parameters"]}
+    ratios = [bounds[name] / float.fromhex(std) for name, std in plan["std"].items()]
+    assert 1 / math.hypot(*ratios) == pytest.approx(1.5, rel=1e-9)
+    assert float.fromhex(plan["noise_multiplier"]) == 1.5
+    assert lipcompile_verify.verify(carried).ok
+    plan["std"]["dense.weight"] = (0.9 * float.fromhex(plan["std"]["dense.weight"])).hex()
+    assert not lipcompile_verify.verify(carried).ok
+
+
+@pytest.mark.parametrize(("follow", "how"), [(True, {}), (False, {"loss_clip": 0.1})])
+def test_noise_that_follows_weights_or_a_clip_is_not_stated(follow: bool, how: Any, tmp_path: Path) -> None:
+    session = Session(built(tmp_path, follow_weights=follow)(), tmp_path, **how)
+    carried = session.save()
+    assert "std" not in carried["training"]
+    assert carried["training"]["steps"] is None
+    assert lipcompile_verify.verify(carried).ok
+
+
+def test_a_checkpoint_is_resumed_by_the_same_graph_alone(tmp_path: Path) -> None:
+    session = Session(built(tmp_path)(), tmp_path)
+    session.epoch()
+    session.save()
+    session.engine.close()
+    again = built(tmp_path)
+    again.certificate = {**again.certificate, "versions": {"lipcompile": "9"}}  # another compiler, the same graph
+    resumed = Session(again(), tmp_path)
+    resumed.load()
+    resumed.engine.close()
+    other = built(tmp_path, body=BODY.replace("temperature=3", "temperature=2"))
+    with pytest.raises(
+        CheckpointError, match="of another model: the certificates of the two have different graphs"
+    ):
+        Session(other(), tmp_path).load()
+
+
+def test_a_checkpoint_whose_certificate_does_not_verify_is_refused(tmp_path: Path) -> None:
+    session = Session(built(tmp_path)(), tmp_path)
+    session.save()
+    content = torch.load(session.path, weights_only=True)
+    content["certificate"]["training"]["noise_multiplier"] = (1.6).hex()
+    torch.save(content, session.path)
+    with pytest.raises(CheckpointError, match=r"the checkpoint's certificate does not verify: training \(noise\)"):
+        session.load()

@@ -135,27 +135,6 @@ def test_weights_that_training_left_lie_in_their_sets(tmp_path: Path) -> None:
     assert torch.linalg.matrix_norm(session.module.inner.weight.double(), 2) <= 1
 
 
-def test_a_checkpoint_carries_the_certificate_and_is_of_its_graph(
-    saved: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def certified(document: dict[str, Any]) -> None:
-        monkeypatch.setattr(type(saved.module), "certificate", document)
-
-    assert read_checkpoint(saved.path).certificate is None
-    certified({"graph": {"nodes": ["a"]}, "versions": {"lipcompile": "1"}})
-    with pytest.raises(
-        CheckpointError, match="of another model: the certificates of the two have different graphs"
-    ):
-        saved.load()
-    saved.save()
-    assert read_checkpoint(saved.path).certificate == saved.module.certificate
-    certified({"graph": {"nodes": ["a"]}, "versions": {"lipcompile": "2"}})  # another compiler, the same model
-    saved.load()
-    certified({"graph": {"nodes": ["b"]}, "versions": {"lipcompile": "1"}})
-    with pytest.raises(CheckpointError, match="of another model"):
-        saved.load()
-
-
 def test_a_failed_save_leaves_the_old_checkpoint(saved: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     before = saved.path.read_bytes()
     saved.epoch()

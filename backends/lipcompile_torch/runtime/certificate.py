@@ -74,8 +74,9 @@ def check_certificate(module: LipschitzModule) -> None:
     if foreign:
         ops = ", ".join(map(str, foreign))
         _warn(type(module), f"rests on rules of {ops} that no verifier knows: nothing here checks its bounds")
-    else:
-        _refuse_unverified(document)
+    # What is planned is not what is run: the engine checks that itself.
+    claimed = {key: part for key, part in document.items() if key != "training"}
+    refuse_unverified(claimed, CertificateError, "the certificate of the module")
     try:
         found = next(_differences(module, document), None)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -88,16 +89,18 @@ def _bytes(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
 
 
-def _refuse_unverified(document: Mapping[str, Any]) -> None:
+def refuse_unverified(document: Mapping[str, Any] | None, error: type[RuntimeError], what: str) -> None:
+    """Raise an error, which names the step, unless a certificate verifies; none, or one of user ops, is passed."""
+    if document is None or document.get("user_ops"):
+        return
     try:
-        # What is planned is not what is run: the engine checks that itself.
-        verdict = _verdict(_bytes({key: part for key, part in document.items() if key != "training"}))
-    except (TypeError, ValueError) as error:
-        raise CertificateError(f"the certificate of the module is damaged ({error!r}): {_MEND}") from None
+        verdict = _verdict(_bytes(document))
+    except (TypeError, ValueError) as damage:
+        raise error(f"{what} is damaged ({damage!r}): {_MEND}") from None
     if not verdict.ok:
         first, more = verdict.problems[0], len(verdict.problems) - 1
         others = f", and {more} more" if more else ""
-        raise CertificateError(f"the certificate of the module does not verify: {first}{others}; {_MEND}")
+        raise error(f"{what} does not verify: {first}{others}; {_MEND}")
 
 
 @lru_cache(maxsize=64)

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from .certificate import certificate_of, graph_hash
+from .certificate import certificate_of, graph_hash, refuse_unverified
 from .ledger import Ledger, LedgerError, sync_folder
 from .membership import outside
 from .module import LipschitzModule
+from .optimizer import PrivateOptimizer
 from .sharding import cut_like, is_shard, whole_state
 
 SCHEMA = "lipcompile.checkpoint/2"
@@ -55,9 +56,9 @@ def save_checkpoint(
 ) -> None:
     """Write a checkpoint atomically: after a power cut there is the old one or the new one.
 
-    It holds the module's certificate, and nothing that was not released with noise: gradients are not stored. Of
-    several processes, which all call this, rank 0 writes; what is sharded is stored whole, so that another number
-    of them can go on from it.
+    It holds the module's certificate, which says how it is trained, and nothing that was not released with noise:
+    gradients are not stored. Of several processes, which all call this, rank 0 writes; what is sharded is stored
+    whole, so that another number of them can go on from it.
 
     Raises:
         OSError: it could not be written; the old one is untouched.
@@ -67,10 +68,18 @@ def save_checkpoint(
         "steps": ledger.record.total_steps,
         "ledger_head": ledger.head,
         "notes": dict(notes or {}),
-        "certificate": certificate_of(module),
+        "certificate": _certificate(module, optimizer),
         "states": whole_state({"module": module.state_dict(), "optimizer": optimizer.state_dict()}),
     }
     ledger.world.first("save a checkpoint", lambda: _write(Path(path), content))
+
+
+def _certificate(module: LipschitzModule, optimizer: Optimizer) -> dict[str, Any] | None:
+    """Return the module's certificate, with the training as it is run in the place of that which was planned."""
+    document = certificate_of(module)
+    if document is None or not isinstance(optimizer, PrivateOptimizer):
+        return document
+    return {**document, "training": optimizer.training}
 
 
 def _write(target: Path, content: Mapping[str, Any]) -> None:
@@ -134,6 +143,7 @@ def restore(checkpoint: Checkpoint, module: LipschitzModule, optimizer: Optimize
             "the checkpoint is of another model: the certificates of the two have different graphs; resume it "
             "with the module that it was trained as, or load its weights alone"
         )
+    refuse_unverified(checkpoint.certificate, CheckpointError, "the checkpoint's certificate")
     try:
         _refuse_outside(module, checkpoint.states["module"])
         module.load_state_dict(_cut(checkpoint.states["module"], module.state_dict()))

@@ -220,10 +220,33 @@ class PrivacyEngine:
         if seed is not None:
             warnings.warn("a fixed seed makes the noise predictable: this run is NOT private", SeededWarning, 3)
         gradients.start()
-        private = PrivateOptimizer(optimizer, gradients, loader, ledger, release, source, max_steps)
+        statement = self._statement(loader, gradients, noise_multiplier, strategy, how)
+        private = PrivateOptimizer(optimizer, gradients, loader, ledger, release, source, max_steps, statement)
         loader.before_batch = private.begin_batch
         self._planned.append(private)
         return private, loader
+
+    def _statement(
+        self, loader: PrivateLoader, gradients: Gradients, sigma: float, strategy: Strategy | None, how: How
+    ) -> dict[str, Any]:
+        """Return what certificates in checkpoints say of the training: the accountant's inputs, and s_p if it is
+        the same at every step.
+        """
+        noise = how.get("noise", "global")
+        stds = None if strategy else gradients.constant_stds(sigma)
+        return {
+            "neighbours": self.relation.value,
+            "sampling": loader.scheme.drawing.sampling,
+            "batch": loader.expected_batch_size,
+            "dataset": loader.size,
+            "noise": noise if isinstance(noise, str) else "weights",
+            "epsilon": None,
+            "delta": None,
+            "accountant": self.accountant,
+            "noise_multiplier": float(sigma).hex(),
+            **({} if strategy is None else {"correlation": {"kind": strategy.to_dict()["kind"]}}),
+            **({} if stds is None else {"std": {name: std.hex() for name, std in stds.items()}}),
+        }
 
     def make_private_with_epsilon(
         self,

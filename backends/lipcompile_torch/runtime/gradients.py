@@ -60,6 +60,10 @@ class Gradients(Protocol):
         """
         ...  # pragma: no cover
 
+    def constant_stds(self, noise_multiplier: float) -> dict[str, float] | None:
+        """Return the least s_p of any step, by parameter; None if it follows weights or a clip."""
+        ...  # pragma: no cover
+
     def settle(self, batch: LogicalBatch, noise: NoiseSource) -> None:
         """Release what else belongs to the step, and put the weights back into their sets."""
 
@@ -230,6 +234,13 @@ class LipschitzGradients:
         sizes = {name: parameter.numel() for name, parameter in self._parameters.items()}
         return allocate(self._allocation, bounds, sizes, self._multiplier(sigma))
 
+    def constant_stds(self, noise_multiplier: float) -> dict[str, float] | None:
+        """Return s_p of the module's own bounds, before slack is added; None if they follow weights or a clip."""
+        bounds = dict(self.module.bounds)
+        if self.clipping is not None or self.module.gradient_bounds() != bounds or not all(bounds.values()):
+            return None
+        return self._share(bounds, noise_multiplier)
+
     def _multiplier(self, sigma: float) -> float:
         """Return what is left of σ for the gradient."""
         return sigma if self.clipping is None else self.clipping.gradient_multiplier
@@ -341,6 +352,10 @@ class PerExampleGradients:
         self.clipped.deposit_()
         batches = (batch.step, batch.round, batch.total, batch.digest)
         return {"examples": batch.examples, "batches": batches, "weights": self.total.weights()}
+
+    def constant_stds(self, noise_multiplier: float) -> dict[str, float] | None:  # noqa: ARG002
+        """Return None: no bound of the module has a part in this noise."""
+        return None
 
     def settle(self, batch: LogicalBatch, noise: NoiseSource) -> None:  # noqa: ARG002  # nothing else is released
         """Project a compiled module."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -39,6 +39,7 @@ class PrivateOptimizer(Singular, Optimizer):
         release: Release,
         noise: NoiseSource,
         max_steps: int | None = None,
+        statement: Mapping[str, Any] | None = None,
     ) -> None:
         # Not super().__init__(): groups and state live in the wrapped optimizer alone, see the properties.
         self.optimizer = optimizer
@@ -47,6 +48,7 @@ class PrivateOptimizer(Singular, Optimizer):
         self._ledger = ledger
         self._release_kind = release
         self._noise = noise
+        self._statement = dict(statement or {})
         self._steps_left = max_steps
         self._charges_left = None if max_steps is None else loader.scheme.drawing.charges(max_steps)
         self._round: int | None = None
@@ -110,6 +112,13 @@ class PrivateOptimizer(Singular, Optimizer):
     def noise_multiplier(self) -> float:
         """σ of every step."""
         return self._release_kind.noise_multiplier
+
+    @property
+    def training(self) -> dict[str, Any]:
+        """What certificates say of this training up to now: the inputs of the accountant, and noise; none of it
+        depends on the data.
+        """
+        return {**self._statement, "steps": self._ledger.record.total_steps or None}
 
     @property
     def charges_left(self) -> Run | None:
