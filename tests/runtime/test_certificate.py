@@ -273,7 +273,7 @@ class Session:
     def epoch(self) -> None:
         for x, y in self.loader:
             self.optimizer.zero_grad()
-            self.module.criterion(self.module(x), y).backward()
+            self.module.criterion(self.module(x), y).backward()  # type: ignore[no-untyped-call]
             self.optimizer.step()
 
     def save(self) -> dict[str, Any]:
