@@ -115,7 +115,7 @@ def test_an_unexpected_failure_is_one_message(capsys: Capture, monkeypatch: pyte
     def broken(*_: Any) -> None:
         raise KeyError("lost\nin thought")
 
-    monkeypatch.setattr(pipeline, "check", broken)
+    monkeypatch.setattr(pipeline, "derive", broken)
     monkeypatch.delenv("LIPCOMPILE_DEBUG", raising=False)
     assert run("check model.lip") == 3
     out, err = capsys.readouterr()
@@ -133,7 +133,7 @@ def test_an_interrupt_is_quiet(capsys: Capture, monkeypatch: pytest.MonkeyPatch)
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(pipeline, "check", interrupted)
+    monkeypatch.setattr(pipeline, "derive", interrupted)
     assert run("check model.lip") == 130
     assert capsys.readouterr().err.strip() == ""
 
