@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Iterator
 from importlib import import_module
+from importlib.resources import files
 from pathlib import Path
 
+import jsonschema
 import pytest
 import torch
 from lipcompile_torch.emit import emit
 from lipcompile_torch.expressions.user import unregister_expression
+from lipcompile_torch.runtime.certificate import UncertifiedWarning, check_certificate
+from lipcompile_torch.runtime.module import LipschitzModule
 
 import lipcompile
+from lipcompile.__main__ import run
+from lipcompile.certificates import certificate, encode
 from lipcompile.diagnostics import InputError
 from lipcompile.ops.activation import OPS
 from lipcompile.ops.record import Shape
@@ -53,6 +60,22 @@ def test_the_op_of_the_page_is_checked_and_computed(page: Path) -> None:
     first, last = model.get_submodule("dense"), model.get_submodule("dense_2")
     h = first(x * (2 / x.norm(dim=1, keepdim=True)).clamp(max=1))
     torch.testing.assert_close(model(x), last(h.sign() * (h.abs() - 0.5).clamp_min(0)))
+
+
+def test_certificates_say_that_nobody_else_vouches_for_it(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    document = certificate(lipcompile.check(str(page)))
+    assert document["user_ops"] == ["soft_shrink"]
+    assert document["graph"]["nodes"][1]["attributes"] == {"threshold": "1/2"}
+    schema = json.loads(files("lipcompile.reports").joinpath("certificate.schema.json").read_text("utf-8"))
+    jsonschema.Draft202012Validator(schema).validate(document)
+    file = page.with_suffix(".json")
+    file.write_bytes(encode(document))
+    assert run(["verify", str(file)]) == 1
+    assert "nobody but their authors vouches for the rules of soft_shrink" in capsys.readouterr().err
+    space: dict[str, type[LipschitzModule]] = {}
+    exec(compile(emit(lipcompile.check(str(page))), "emitted.py", "exec"), space)
+    with pytest.warns(UncertifiedWarning, match="rests on rules of soft_shrink that no verifier knows"):
+        check_certificate(space["Model"]())
 
 
 def test_names_are_taken_once() -> None:

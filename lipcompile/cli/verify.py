@@ -97,6 +97,10 @@ def _no_certificate(path: Path, reason: str) -> Exception:
 
 def diagnostics(found: Finding) -> list[Diagnostic]:
     """Return what is wrong, and what is looser than it need be."""
+    own = found.document.get("user_ops")
+    if own and not found.verdict.ok:
+        message = f"nobody but their authors vouches for the rules of {', '.join(map(str, own))}"
+        return [Diagnostic("LIP501", f"the certificate does not verify: {message}", _OWN)]
     failed = [
         Diagnostic("LIP501", f"the certificate does not verify: {problem}", _MEND)
         for problem in found.verdict.problems
@@ -110,6 +114,7 @@ def diagnostics(found: Finding) -> list[Diagnostic]:
     return [*failed, *foreign, *loose]
 
 
+_OWN = "leave these ops out, or prove their rules and attack them: lipcompile audit MODEL"
 _OTHER = "take the file and the certificate of one compilation, both as they were written"
 
 

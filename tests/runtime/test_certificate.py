@@ -5,11 +5,14 @@ from __future__ import annotations
 import copy
 import importlib.util
 import itertools
+import json
 import math
 from collections.abc import Callable
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import lipcompile_verify
 import pytest
 import torch
@@ -25,6 +28,7 @@ from lipcompile.frontends.options import ModelOptions
 from lipcompile.pipeline import check
 
 counter = itertools.count()
+SCHEMA = json.loads(files("lipcompile.reports").joinpath("certificate.schema.json").read_text(encoding="utf-8"))
 BODY = """
 model net {
     input x: tensor[1, 4, 4], norm <= 1
@@ -298,6 +302,7 @@ def test_a_checkpoint_says_how_it_was_trained(noise: Any, tmp_path: Path) -> Non
     bounds = {claim["name"]: float.fromhex(claim["gradient"]) for claim in carried["steps"]["parameters"]}
     ratios = [bounds[name] / float.fromhex(std) for name, std in plan["std"].items()]
     assert 1 / math.hypot(*ratios) == pytest.approx(1.5, rel=1e-9)
+    jsonschema.Draft202012Validator(SCHEMA).validate(carried)
     assert float.fromhex(plan["noise_multiplier"]) == 1.5
     assert lipcompile_verify.verify(carried).ok
     plan["std"]["dense.weight"] = (0.9 * float.fromhex(plan["std"]["dense.weight"])).hex()
