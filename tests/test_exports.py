@@ -14,7 +14,7 @@ from lipcompile import from_module
 from lipcompile.diagnostics import Severity
 from tests.exports.architectures import ARCHITECTURES
 from tests.exports.exporting import NO_WORDS, OPSETS, USUAL, Export, exports
-from tests.exports.verdicts import attained, derived, difference, emitted, errors, verdict
+from tests.exports.verdicts import attained, derived, difference, emitted, errors, unverified, verdict
 
 PAGE = (Path(__file__).parent.parent / "docs" / "architectures.md").read_text(encoding="utf-8")
 VERDICTS, BOUNDS = (
@@ -52,7 +52,7 @@ def bound_of(name: str) -> str:
 
 
 def assert_as_the_page_says(export: Export, path: Path, inputs: int) -> list[str]:
-    """Check a file, run it, and attack its bounds; return the names of the parameters, none if it is refused."""
+    """Check, verify and run a file, attack its bounds; return the parameters' names, none if it is refused."""
     architecture, (_, _, opsets, accepted, nodes, codes, _) = ARCHITECTURES[export.name], row_of(export)
     derivation = derived(export, path)
     found = verdict(derivation)
@@ -66,6 +66,7 @@ def assert_as_the_page_says(export: Export, path: Path, inputs: int) -> list[str
     assert int(least) <= found.nodes <= int(most or least)
     if bound_of(export.name) != "none":
         assert found.bound == pytest.approx(float(bound_of(export.name)), rel=ROUNDED)
+    assert not unverified(derivation, path)
     module = emitted(derivation)
     assert difference(path, module) <= AGREE
     attack = attained(derivation, inputs)

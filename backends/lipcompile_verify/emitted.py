@@ -160,7 +160,10 @@ class _File:
     def _spell(self) -> None:
         """Write the layers and the statements of the graph."""
         shapes = {self.source: self.graph["input"]["shape"]}
-        _check_names([self.source, *self.names])
+        _check_names([self.source, *self.names, self.graph["output"]])
+        used = {parameter for node in self.graph["nodes"] for parameter in node["parameters"].values()}
+        if used != self.graph["parameters"].keys():
+            raise ForeignError("parameters", f"no node uses {sorted(self.graph['parameters'].keys() - used)}")
         for node in self.graph["nodes"]:
             name, parameters = node["name"], node["parameters"]
             counts = self.derived.conditions.get(name, {})
@@ -178,7 +181,9 @@ class _File:
         owners = {parameter.removesuffix(f".{role}") for role, parameter in parameters.items()}
         owner, text = min(owners), use.spelt(LAYERS)
         _check_names(owners)
-        if len(owners) > 1 or self.layers.setdefault(owner, text) != text:
+        if {f"{owner}.{role}" for role in parameters} != {*parameters.values()} or self.layers.setdefault(
+            owner, text
+        ) != text:
             raise ForeignError(name, f"no one layer `{owner}` can hold its parameters")
         return owner
 

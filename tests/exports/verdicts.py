@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass
 from fractions import Fraction
@@ -10,7 +11,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from lipcompile_verify import Problem, verify
+from lipcompile_verify.files import check_model, check_module
 
+from lipcompile.certificates import certificate, encode
 from lipcompile.cli.programs import instantiate
 from lipcompile.derivation import Derivation
 from lipcompile.diagnostics import Diagnostic, Severity
@@ -56,6 +60,15 @@ def verdict(derivation: Derivation) -> Verdict:
     assert loss is not None
     unit = loss * max(1.0, float(INPUT_NORM))
     return Verdict(derivation.ok, codes, len(analysis.graph.nodes), total, total / unit)
+
+
+def unverified(derivation: Derivation, path: Path) -> list[Problem]:
+    """Return what the verifier says against the certificate of a file, the module that it becomes, or the file."""
+    from lipcompile_torch.emit import emit
+
+    document, module = json.loads(encode(certificate(derivation))), path.with_suffix(".py")
+    module.write_text(emit(derivation), encoding="utf-8")
+    return [*verify(document).problems, *check_module(module, document), *check_model(path, document)]
 
 
 def errors(derivation: Derivation) -> list[Diagnostic]:

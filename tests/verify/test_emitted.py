@@ -10,6 +10,7 @@ import ast
 import copy
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -101,9 +102,14 @@ def of(derivation: Derivation, **options: Any) -> Emitted:
 
 
 def of_text(folder: Path, body: str) -> Emitted:
-    path = folder / "net.lip"
-    path.write_text(f"model net {{ {body} }}")
-    return of(lipcompile.check(str(path)))
+    if body not in KNOWN:
+        path = folder / "net.lip"
+        path.write_text(f"model net {{ {body} }}")
+        KNOWN[body] = of(lipcompile.check(str(path)))
+    return KNOWN[body]
+
+
+KNOWN: dict[str, Emitted] = {}
 
 
 def of_graph(graph: Graph) -> Emitted | None:
@@ -119,10 +125,9 @@ def test_examples(name: str) -> None:
     assert of(lipcompile.check(str(EXAMPLES / name))).refusal() == ""
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_every_op_and_loss(seed: int) -> None:
+def test_every_op_and_loss() -> None:
     found: dict[str, str] = {}
-    for graph in (*uses(1, seed), *losses(1, seed)):
+    for graph in (*uses(1), *losses(1)):
         one = of_graph(graph)
         if one is not None:
             found |= {node["op"]: one.refusal() for node in one.document["graph"]["nodes"]}
@@ -130,7 +135,7 @@ def test_every_op_and_loss(seed: int) -> None:
     assert found.keys() >= {*spelling.NODES, *spelling.LAYERS}
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(20))
 def test_random_graphs(seed: int) -> None:
     graph = random_graph(seed)
     plain = all("." in name for name in graph.parameters)  # else no file can be emitted
@@ -347,6 +352,28 @@ def test_letters_that_only_look_the_same_are_refused(tmp_path: Path) -> None:
 )
 def test_what_is_no_such_file_is_refused(text: str, tmp_path: Path) -> None:
     assert of_text(tmp_path, CONV).refusal(text or "pass")
+
+
+# What the file must say is written with names of the certificate, which could bring what it hides itself.
+HOSTILE = {
+    "late": "late = print()",
+    "t": "t = x = print() or t",
+    "x": "x: Tensor = print(), y",
+    "late.weight": "late.weight.data.add_(9); self.late.weight",
+    "early.weight": "early.weight; print(); self.early.weight",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_names_of_a_certificate_are_no_code(name: str, tmp_path: Path) -> None:
+    one = of_text(tmp_path, FROZEN)
+    known, other = one.derive(one.document["graph"]), HOSTILE[name]
+    document = json.loads(json.dumps(one.document).replace(f'"{name}"', f'"{other}"'))
+    code = re.sub(rf"\b{re.escape(name)}\b", other, one.text.partition("_CERTIFICATE =")[0])
+    end = "Net.certificate = json.loads(_CERTIFICATE)\nModel = Net\n"
+    text = f"{code}_CERTIFICATE = {json.dumps(document)!r}\n{end}"
+    with pytest.raises(ForeignError):
+        emitted.check(text.encode(), document, lambda _: known)
 
 
 def test_the_frozen_part(tmp_path: Path) -> None:
