@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from lipcompile_torch.runtime import norms, operators
+from lipcompile_torch.runtime import norms, operators, single
 from lipcompile_torch.runtime.norms import EuclideanNorm, matrix_norm, normalised, spectral_norm_bound
 from lipcompile_torch.runtime.operators import Convolution, Dense, PaddingMode, conv_norm_bound
 from torch import Tensor
@@ -127,6 +127,63 @@ def test_convolution_bounds_hold(seed: int) -> None:
             assert bound >= true * (1 - 1e-13), (name, conv, bound, true)
         ratios.append(float(conv_norm_bound(kernel, conv)) / max(true, 1e-300))
     assert sorted(ratios)[len(ratios) // 2] < 1.25
+
+
+def worst_kernel(conv: Convolution, shape: tuple[int, ...]) -> Tensor:
+    """One wave of integer frequency: a single matrix of rank one is nearly as long as all that is known of it."""
+    filters, channels = torch.randn(shape[0], 1), torch.randn(1, shape[1])
+    places = torch.stack(torch.meshgrid(*(torch.arange(float(k)) for k in conv.kernel_size), indexing="ij"))
+    wave = torch.cos(places.sum(0) * 2 * math.pi / 3)
+    return (filters @ channels).reshape(*shape[:2], *[1] * wave.dim()) * wave
+
+
+@pytest.mark.parametrize(("seed", "size"), [(0, 1.0), (1, 1.0), (2, 1e-12), (3, 1e-30), (4, 1e12)])
+def test_quick_bounds_of_convolutions_hold(seed: int, size: float) -> None:
+    rng, done, alone = random.Random(200 + seed), 0, 0
+    torch.manual_seed(seed)
+    while done < 30 or alone < 15:
+        conv = random_convolution(rng)
+        if conv is None:
+            continue
+        kernel = random_kernel(rng, conv).float()
+        for candidate in (kernel, worst_kernel(conv, tuple(kernel.shape)), torch.round(kernel), 0 * kernel):
+            found, true = conv.quick_bound(candidate * size), true_norm(dense_matrix(candidate * size, conv))
+            assert found >= true * (1 - 1e-13), (conv, found, true)
+            assert found <= conv.norm(candidate * size).bound * 1.05
+        done += 1
+        alone += conv._frequencies_win()
+
+
+@pytest.mark.parametrize("channels", [(40, 24), (24, 40), (70, 66)])
+def test_quick_bounds_of_wide_convolutions_hold(channels: tuple[int, int]) -> None:
+    """Where sums are long enough to be off by more than the last digit, against float64 at every frequency."""
+    torch.manual_seed(0)
+    conv = counted(Convolution((3, 3), (5, 5), 1, 1, (1, 1), ((1, 1), (1, 1)), (1, 1), 1, "circular"))
+    for kernel in (torch.randn(*channels, 3, 3), torch.full((*channels, 3, 3), 1 / 3)):
+        true = float(torch.linalg.svdvals(torch.fft.fft2(kernel.double(), (5, 5)).permute(2, 3, 0, 1)).max())
+        assert true <= conv.quick_bound(kernel) <= 1.02 * true
+
+
+@pytest.mark.parametrize("guess", [1e-9, 0.5, 0.99, 1.0, 3.0])
+def test_a_guess_that_is_wrong_costs_tightness_alone(guess: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    conv = counted(Convolution((3, 3), (5, 5), 1, 1, (1, 1), ((1, 1), (1, 1)), (1, 1), 1, "circular"))
+    kernel = torch.randn(7, 5, 3, 3)
+    true = true_norm(dense_matrix(kernel, conv))
+    guessed = single._guess_of
+    monkeypatch.setattr(single, "_guess_of", lambda grams: guess * guessed(grams))
+    assert true <= conv.quick_bound(kernel) <= 2 * true
+
+
+def test_a_sum_that_is_too_small_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wave attains the bound: 5 % less of any part of it is too small."""
+    conv = counted(Convolution((3, 3), (6, 6), 1, 1, (1, 1), ((1, 1), (1, 1)), (1, 1), 1, "circular"))
+    torch.manual_seed(0)
+    kernel = worst_kernel(conv, (9, 8, 3, 3))
+    true = true_norm(dense_matrix(kernel, conv))
+    assert true <= conv.quick_bound(kernel)
+    monkeypatch.setattr(operators, "stack_bound", lambda *given: 0.95 * single.stack_bound(*given))
+    assert conv.quick_bound(kernel) < true
 
 
 @pytest.mark.parametrize("seed", range(3))

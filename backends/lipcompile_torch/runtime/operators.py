@@ -20,7 +20,7 @@ from torch import Tensor
 
 from .norms import EuclideanNorm, GramStack, LargestNorm, Norm, OperatorNorm, gram_stack, matrix_norm, normalised
 from .precision import single_is_kept
-from .single import spectral_bound
+from .single import spectral_bound, stack_bound
 
 PaddingMode = Literal["zeros", "circular", "reflect", "replicate"]
 Padding = tuple[tuple[int, int], ...]
@@ -279,6 +279,17 @@ class Convolution(Operator):
         coarse = self.factor * frobenius * scale * (1 + 1e-12)
         return OperatorNorm(self._stacks(kernel, scale, frobenius), coarse)
 
+    def quick_bound(self, weight: Tensor) -> float:
+        """Return a bound of the norm, in float32 where the frequency bound alone is used."""
+        if weight.dtype != torch.float32 or not self._frequencies_pay(weight) or not self._frequencies_win():
+            return self.norm(weight).bound
+        if not single_is_kept(weight.device):
+            return self.norm(weight).bound
+        kernel, scale = normalised(weight)
+        maps, largest, error = self._transforms(kernel, EuclideanNorm(kernel).bound)
+        bound = scale * self._repeats * (stack_bound(maps.to(torch.complex64), largest) + error) * (1 + 1e-12)
+        return bound if bound < math.inf else self.norm(weight).bound
+
     def descriptions(self, weight: Tensor) -> Iterator[GramStack]:
         """Yield every description of the convolution that bounds its norm, those that :meth:`norm` spares
         included.
@@ -314,8 +325,18 @@ class Convolution(Operator):
         order = [0, 1, *(3 + 2 * i for i in range(rank)), *(2 + 2 * i for i in range(rank))]
         return spread.reshape(*kernel.shape[:2], *pairs).permute(order).reshape(-1, math.prod(positions))
 
+    @property
+    def _repeats(self) -> float:
+        """The norm of the map that repeats outputs, or inputs."""
+        return math.sqrt(math.prod(axis.repeats for axis in self._axes))
+
     def _frequency_stack(self, kernel: Tensor, scale: float, frobenius: float) -> GramStack:
-        """Return the matrices K̂(ω) of the stride-one circular form, ω over half the grid: K is real.
+        maps, largest, error = self._transforms(kernel, frobenius)
+        return gram_stack(maps, scale * self._repeats * (1 + 1e-12), largest, error, "frequencies")
+
+    def _transforms(self, kernel: Tensor, frobenius: float) -> tuple[Tensor, float, float]:
+        """Return the matrices K̂(ω) of the stride-one circular form, ω over half the grid, since K is real; a bound
+        of the Frobenius norm of each, and of how far it is from the exact one.
 
         The transform is a plain product with cosines and sines, whose rounding is a line to bound: each entry
         is off by at most ε·Σ_t|K_t| with ε = γ_taps + phase error, so each matrix by ε·√taps·‖K‖_F.
@@ -327,9 +348,7 @@ class Convolution(Operator):
         channels = kernel.shape[1] * math.prod(axis.phases for axis in axes)
         maps = transform.reshape(len(angles) * self.groups, -1, channels)
         largest = math.sqrt(taps) * frobenius * (1 + 1e-12)
-        error = largest * (8 * (kernels.shape[1] + 2) * _UNIT + _PHASE_ERROR)
-        repeats = math.sqrt(math.prod(axis.repeats for axis in axes))
-        return gram_stack(maps, scale * repeats * (1 + 1e-12), largest, error, "frequencies")
+        return maps, largest, largest * (8 * (kernels.shape[1] + 2) * _UNIT + _PHASE_ERROR)
 
 
 def _copies(size: int, padding: tuple[int, int], mode: PaddingMode) -> int:
