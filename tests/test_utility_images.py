@@ -98,7 +98,44 @@ def test_a_row_is_measured_to_its_budget_and_kept(model: str, tmp_path: Path) ->
     assert [step for step, _ in curve] == [5]
 
 
-def test_every_network_of_a_row_compiles_and_names_are_unlike() -> None:
+def test_names_of_rows_are_unlike_and_their_networks_known() -> None:
     images = module("images")
     assert len({row.name for row in images.ROWS}) == len(images.ROWS)
-    assert {row.model for row in images.ROWS} == {"head", "patches", "overlapping"}
+    assert {row.model for row in images.ROWS} == {"head", "patches", "overlapping", *images._KNOWN}
+
+
+@pytest.mark.parametrize("method", ["ours", "opacus"])
+@pytest.mark.parametrize("model", ["convnet", "vgg", "resnet", "mixer"])
+def test_known_networks_keep_to_their_budget_by_either_method(model: str, method: str) -> None:
+    if method == "opacus":
+        pytest.importorskip("opacus", reason="the extra `bench`")
+    images, training = module("images"), module("training")
+    x, y = torch.rand(60, 1, 28, 28), torch.arange(60) % 10
+    how = {"loss_clip": 0.1} if method == "ours" else {"clipping": 1.0}
+    recipe = training.Recipe(steps=3, rate=0.01, batch=20, momentum=None, how=how)
+    row = images.Row("mnist", 2.0, images.Pixels(0.0), model, recipe, method=method)
+    spent = images.run(row, images.Examples(x, y, x[:5], y[:5]), 0).epsilon
+    assert 1.9 < spent <= 2.0
+
+
+def test_a_batch_in_pieces_is_the_sum_of_clipped_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("opacus", reason="the extra `bench`")
+    from opacus import GradSampleModule
+    from opacus.optimizers import DPOptimizer
+
+    peers = module("image_peers")
+    monkeypatch.setattr(peers, "_PIECE", 3)
+    torch.manual_seed(0)
+    layer, x, y = torch.nn.Linear(4, 3, bias=False), torch.randn(8, 4), torch.arange(8) % 3
+    before, summed = layer.weight.detach().clone(), torch.zeros(3, 4)
+    for i in range(8):
+        loss = torch.nn.functional.cross_entropy(layer(x[i : i + 1]), y[i : i + 1])
+        (gradient,) = torch.autograd.grad(loss, layer.weight)
+        summed += gradient * min(1.0, 0.5 / gradient.norm().item())
+    wrapped = GradSampleModule(layer)
+    inner = torch.optim.SGD(wrapped.parameters(), lr=1.0)
+    optimizer = DPOptimizer(inner, noise_multiplier=0.0, max_grad_norm=0.5, expected_batch_size=10)
+    peers._step(wrapped, optimizer, x, y, torch.arange(8))
+    torch.testing.assert_close(layer.weight.detach(), before - summed / 10, rtol=1e-4, atol=1e-6)
+    peers._step(wrapped, optimizer, x, y, torch.arange(0))
+    torch.testing.assert_close(layer.weight.detach(), before - summed / 10, rtol=1e-4, atol=1e-6)

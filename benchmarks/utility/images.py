@@ -16,11 +16,11 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -29,12 +29,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
+from benchmarks.utility import image_peers
 from benchmarks.utility.image_features import Name, Pictures, Whitening, kept, pictures
 from benchmarks.utility.image_patches import Patches
 from benchmarks.utility.study import Part, Rows, Score, cell, summary
 from benchmarks.utility.training import Budget, Recipe, compiled, outputs, train
 
 MODELS = Path(__file__).parent / "images.lip"
+NETWORKS = Path(__file__).parent / "image_networks.lip"
 DELTA, VALIDATION = 1e-5, 0.1
 
 
@@ -57,8 +59,9 @@ class Row:
 
     Args:
         inputs: the fixed map of each image.
-        model: in images.lip.
+        model: in images.lip or image_networks.lip.
         sizes: values of its parameters, besides those of its input.
+        method: Opacus trains the like of image_networks.lip.
     """
 
     data: Name
@@ -67,12 +70,14 @@ class Row:
     model: str
     recipe: Recipe
     sizes: tuple[tuple[str, int], ...] = ()
+    method: Literal["ours", "opacus"] = "ours"
 
     @property
     def name(self) -> str:
         """As in the table."""
         network = "features" if isinstance(self.inputs, Whitening) else self.model
-        return f"{self.data}, {network}, ε = {self.epsilon:g}"
+        by = " by Opacus" if self.method == "opacus" else ""
+        return f"{self.data}, {network}{by}, ε = {self.epsilon:g}"
 
     def about(self) -> dict[str, Any]:
         """What the JSON file says of the row."""
@@ -85,7 +90,7 @@ class Row:
             "model": self.model,
             "sizes": dict(self.sizes),
             "recipe": {**{k: v for k, v in vars(self.recipe).items() if k != "how"}, **how},
-        }
+        } | ({} if self.method == "ours" else {"method": self.method})
 
 
 @lru_cache(maxsize=1)
@@ -129,7 +134,11 @@ def run(row: Row, given: Examples, seed: int, curve: list[tuple[int, float]] | N
     """
     began = time.process_time()
     torch.manual_seed(seed)
-    module = compiled(MODELS, _sizes(row, given.x), row.model)
+    if row.method == "opacus":
+        peer = image_peers.network(row.model, tuple(given.x.shape[1:]))
+        spent = image_peers.train(peer, given.x, given.y, row.recipe, Budget(row.epsilon, DELTA))
+        return Score(_share(peer, given), spent, time.process_time() - began)
+    module = compiled(NETWORKS if row.model in _KNOWN else MODELS, _sizes(row, given.x), row.model)
     engine = PrivacyEngine()
     data, budget = TensorDataset(given.x, given.y), Budget(row.epsilon, DELTA)
 
@@ -150,7 +159,9 @@ def _share(module: Any, given: Examples) -> float:
 def _sizes(row: Row, x: Tensor) -> dict[str, Any]:
     """Return the parameters of the network."""
     inputs = {"head": {"features": x.shape[1]}, "overlapping": {"entries": x.shape[1], "positions": x.shape[-1]}}
-    return {**inputs.get(row.model, {}), **dict(row.sizes)}
+    images = {"channels": x.shape[1], "size": x.shape[-1]} if row.model in _KNOWN else {}
+    tokens = {"tokens": (x.shape[-1] // 4) ** 2} if row.model == "mixer" else {}
+    return {**inputs.get(row.model, images), **tokens, **dict(row.sizes)}
 
 
 def measure(row: Row, given: Examples, rows: Rows, part: Part, seeds: int) -> dict[str, Any]:
@@ -188,6 +199,16 @@ _GREY = Patches(size=7, stride=3, floor=0.2, power=0.0)
 _FAST = Recipe(
     steps=63, rate=0.012, batch=8192, momentum=None, average=0.25, how={"loss_clip": 0.05, "noise": "optimal"}
 )
+_KNOWN = ("convnet", "vgg", "resnet", "mixer")
+_WIDE = Recipe(steps=60, rate=0.015, batch=8192, momentum=None, average=0.25, how=_CLIP | {"noise": "optimal"})
+_KNOWN_RECIPES: Mapping[str, Recipe] = {
+    name: _WIDE if name == "convnet" else replace(_WIDE, batch=4096) for name in _KNOWN
+}
+_COLD = (("temperature", 120),)
+_PEER = Recipe(steps=200, rate=0.03, batch=2048, momentum=None, average=0.25, how={"clipping": 1.0})
+_PEER_RECIPES: Mapping[str, Recipe] = {
+    name: _PEER if name in ("convnet", "resnet") else replace(_PEER, batch=1024) for name in _KNOWN
+}
 _UNPOOLED = (("filters", 48), ("pool", 1), ("temperature", 120))
 
 ROWS = (
@@ -198,6 +219,8 @@ ROWS = (
     *(Row("mnist", epsilon, _GREY, "overlapping", _FAST, _UNPOOLED) for epsilon in (1.0, 3.0, 8.0)),
     *(Row("fashion_mnist", epsilon, Pixels(0.0), "patches", _NETWORK) for epsilon in (1.0, 3.0, 8.0)),
     *(Row("cifar10", epsilon, Patches(), "overlapping", _SHARED, _FILTERS) for epsilon in (1.0, 3.0, 8.0)),
+    *(Row("mnist", 3.0, Pixels(0.0), name, _KNOWN_RECIPES[name], _COLD) for name in _KNOWN),
+    *(Row("mnist", 3.0, Pixels(0.0), name, _PEER_RECIPES[name], method="opacus") for name in _KNOWN),
 )
 
 
@@ -210,7 +233,7 @@ def tables(rows: Rows, part: Part) -> Iterator[str]:
         if found is not None:
             network = (
                 "scattering, linear head" if isinstance(row.inputs, Whitening) else f"`{row.model}`, from pixels"
-            )
+            ) + (", Opacus" if row.method == "opacus" else "")
             spent = max(seed["epsilon"] for seed in found["seeds"].values())
             yield (
                 f"| {row.data} | {network} | {row.epsilon:g} | {spent:.4f} | {_accuracy(found)} "
@@ -283,7 +306,9 @@ def main() -> None:
         return examples(arguments.data, arguments.cache, row.data, row.inputs, part)
 
     if arguments.curves:
-        curves(wanted, lambda row: given(row, "validation"), arguments.curves)
+        curves(
+            [row for row in wanted if row.method == "ours"], lambda row: given(row, "validation"), arguments.curves
+        )
         return
     for row in wanted:
         found = measure(row, given(row), rows, arguments.part, arguments.seeds)
