@@ -247,7 +247,8 @@ def _accuracy(found: dict[str, Any]) -> str:
 
 
 def plot(rows: Rows, path: Path) -> None:
-    """Draw accuracy on the test part against ε."""
+    """Draw accuracy on the test part against ε; squares are Opacus's."""
+    from matplotlib import colormaps
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4), layout="constrained")
@@ -258,9 +259,10 @@ def plot(rows: Rows, path: Path) -> None:
         if found is not None:
             point = (row.epsilon, 100 * found["mean"], 100 * found["std"])
             lines.setdefault(row.name.rpartition(",")[0], []).append(point)
-    for label, points in lines.items():
+    for (label, points), colour in zip(lines.items(), colormaps["tab20"].colors, strict=False):  # type: ignore[attr-defined]
         epsilon, mean, deviation = zip(*sorted(points), strict=True)
-        axes.errorbar(epsilon, mean, deviation, marker="o", capsize=3, label=label)
+        marker = "s" if label.endswith("Opacus") else "o"
+        axes.errorbar(epsilon, mean, deviation, marker=marker, capsize=3, label=label, color=colour)
     axes.set_xticks([1, 3, 8], ["1", "3", "8"])
     axes.minorticks_off()
     axes.grid(alpha=0.3)
