@@ -7,7 +7,7 @@ from math import prod
 from types import SimpleNamespace
 from typing import Any
 
-from .document import MOST_ENTRIES, MOST_NODES, MalformedError, fields, of_kind, require
+from .document import MOST_ENTRIES, MOST_NODES, MalformedError, begin_work, fields, of_kind, require, spend
 from .forms import MOST_TERMS, Form, add, beside, bound, disjoint, fold, hypotenuse, norm, scale
 from .intervals import UNBOUNDED, Real, least, real, root, total
 from .losses import LOSSES, logits
@@ -48,6 +48,7 @@ class Derivation:
     """
 
     def __init__(self, graph: Mapping[str, Any], claimed: Mapping[str, Mapping[str, Any]]) -> None:
+        begin_work()
         self.graph = _at("graph", "schema", fields, graph, GRAPH)
         self.nodes: dict[str, SimpleNamespace] = {}
         self.uses: dict[str, list[tuple[str, str]]] = {}
@@ -125,7 +126,7 @@ class Derivation:
             require(
                 p.constraint != "orthogonal" or p.bound == 1, f"{name} is orthogonal, with another bound than 1"
             )
-            for other in [self.nodes.get(user, node) for user, _ in self.uses.setdefault(name, [])]:
+            for other in [self.nodes.get(user, node) for user, _ in self.uses.setdefault(name, [])[:1]]:
                 alike = (other.op, other.attributes, other.site.I) == (node.op, node.attributes, node.site.I)
                 require(alike, f"{name} is shared by maps that differ, {other.name} and this")
             self.uses[name].append((node.name, role))
@@ -140,6 +141,7 @@ class Derivation:
         for key in [key for key in operands[0] if all(key in other for other in operands)] if rule.slopes else []:
             parts = [(slope, *operand[key]) for slope, operand in zip(node.slopes, operands, strict=True)]
             columns = {column for _, _, a in parts for row in a for column in row}
+            spend(8 * sum(len(row) for _, _, a in parts for row in a))
             if not disjoint(columns):
                 continue
             at_zero = real(next(iter(rule.extent(node.site, [NOTHING] * len(parts)))))

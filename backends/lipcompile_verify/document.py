@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextvars import ContextVar
 from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,10 @@ EXACT = {"q+": 1, "q0": 0, "q": -1}  # kinds of exact numbers, with the least si
 _EXACT = re.compile(r"-?(?:0|[1-9]\d{0,999})(?:/[1-9]\d{0,999})?", re.ASCII)
 
 
+MOST_WORK = 2**22  # of about a microsecond each, in one derivation
+_work_left = ContextVar("_work_left", default=MOST_WORK)
+
+
 class MalformedError(ValueError):
     """The document is no certificate of this schema, or its graph no model that the rules hold for."""
 
@@ -24,6 +29,18 @@ def require(condition: object, reason: str) -> None:
     """Raise MalformedError unless the condition holds."""
     if not condition:
         raise MalformedError(reason)
+
+
+def begin_work() -> None:
+    """Let a derivation do as much as one may."""
+    _work_left.set(MOST_WORK)
+
+
+def spend(work: int) -> None:
+    """Count work that grows with the numbers of a document; raises MalformedError if it is too much in all."""
+    left = _work_left.get() - work
+    require(left >= 0, "its sizes are so large, or so many, that checking it would take too long")
+    _work_left.set(left)
 
 
 def read(path: Path) -> dict[str, Any]:

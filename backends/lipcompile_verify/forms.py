@@ -7,7 +7,7 @@ the γ of its parts have squares of sum at most 1.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import combinations, pairwise
+from itertools import pairwise
 from typing import Any
 
 from .intervals import Real, least, most, real, root, total
@@ -70,7 +70,7 @@ def beside(forms: Sequence[Form]) -> Form:
         (k for k, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last))
     )
     rows = [{path[shared:]: value for path, value in form.items()} for form in forms]
-    if not all(_apart(a[shared:], b[shared:]) for a, b in combinations(paths, 2)):
+    if not all(_apart(a, b) for a, b in pairwise(sorted(paths))):  # neighbours among sorted paths: then all are
         rows = [{(): bound(row)} for row in rows]
     return {first[:shared]: norm(rows)}
 
@@ -82,19 +82,22 @@ def _apart(a: Path, b: Path) -> bool:
 
 def norm(rows: Sequence[Mapping[Any, Real]]) -> Real:
     """Bound ‖C‖ of a matrix >= 0, block by block: by Frobenius, and by √(largest row sum · largest column sum)."""
-    blocks: list[tuple[set[Any], list[Mapping[Any, Real]]]] = []
-    for row in rows:
-        met = [block for block in blocks if block[0] & row.keys()]
-        blocks = [block for block in blocks if block not in met]
-        blocks.append(
-            (set(row).union(*(block[0] for block in met)), [row, *(r for block in met for r in block[1])])
-        )
-    return most(0, *(_block(columns, block) for columns, block in blocks if columns))
+    of_column: dict[Any, list[Mapping[Any, Real]]] = {}
+    for row in filter(None, rows):
+        met = {id(block): block for block in (of_column.get(column) for column in row) if block is not None}
+        block = max(met.values(), key=len, default=[])
+        for other in met.values():
+            if other is not block:
+                block += other
+                of_column |= {column: block for moved in other for column in moved}
+        block.append(row)
+        of_column |= dict.fromkeys(row, block)
+    return most(0, *(_block(block) for block in {id(block): block for block in of_column.values()}.values()))
 
 
-def _block(columns: set[Any], rows: list[Mapping[Any, Real]]) -> Real:
+def _block(rows: list[Mapping[Any, Real]]) -> Real:
     frobenius = hypotenuse(value for row in rows for value in row.values())
+    columns = add([dict(row) for row in rows])
     if min(len(columns), len(rows)) == 1:
         return frobenius
-    down = most(*(total(row[column] for row in rows if column in row) for column in columns))
-    return least(frobenius, root(most(*(total(row.values()) for row in rows)) * down))
+    return least(frobenius, root(most(*(total(row.values()) for row in rows)) * most(*columns.values())))

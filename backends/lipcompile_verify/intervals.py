@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from fractions import Fraction
 from functools import lru_cache
-from math import isqrt
+from math import inf, isqrt, nextafter
 from typing import Any
 
 from mpmath import libmp
 
 Exact = int | Fraction
 ZERO, INFINITE = libmp.fzero, libmp.finf
+FARTHEST = 2**16
 _DOWN, _UP, _BITS = libmp.round_floor, libmp.round_ceiling, 200
 
 
@@ -25,6 +26,11 @@ class Real:
     __slots__ = ("hi", "lo")
 
     def __init__(self, lo: Any, hi: Any) -> None:
+        """Take the ends, outward where they are so far from 1 that computing with their exponents takes long."""
+        if not -FARTHEST <= lo[2] + lo[3] <= FARTHEST:
+            lo = ZERO if lo[2] < 0 else libmp.from_man_exp(1, FARTHEST - 1)
+        if not -FARTHEST <= hi[2] + hi[3] <= FARTHEST:
+            hi = libmp.from_man_exp(1, -FARTHEST) if hi[2] < 0 else INFINITE
         self.lo, self.hi = lo, hi
 
     def __add__(self, other: Real | Exact) -> Real:
@@ -72,7 +78,10 @@ class Real:
 
     def upper(self) -> float:
         """The upper end, rounded up to a double."""
-        return float(libmp.to_float(self.hi, rnd=_UP)) if self.hi != INFINITE else float("inf")
+        found = float(libmp.to_float(self.hi, rnd=_UP)) if self.hi != INFINITE else inf
+        return (
+            nextafter(found, inf) if self.exceeds(found) else found
+        )  # among the smallest doubles it is rounded down
 
 
 @lru_cache(4096)

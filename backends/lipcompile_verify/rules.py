@@ -15,7 +15,7 @@ from math import prod
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from .document import MOST_NODES, of_kind, require
+from .document import MOST_NODES, of_kind, require, spend
 from .forms import hypotenuse
 from .intervals import UNBOUNDED, Exact, Real, decay, least, log, most, power, real, root, total
 from .scattering import energy, padding
@@ -529,7 +529,8 @@ def _selection(attributes: str) -> Op:
 
 def _seen(s: Any) -> Counter[int]:
     """How many rows see how many keys."""
-    rows, keys = ok(s.I[0][-2], s.I[0][-2] <= MOST_NODES), s.I[min(1, len(s.I) - 1)][-2]
+    rows, keys = s.I[0][-2], s.I[min(1, len(s.I) - 1)][-2]
+    spend(16 * rows if s.causal else 1)
     return Counter(min(i, keys) for i in range(1, rows + 1)) if s.causal else Counter({keys: rows})
 
 
@@ -538,7 +539,13 @@ def _weights(s: Any, spread: Real) -> Real:
     return root(total(rows / (1 + decay(spread * 2) * (c - 1)) for c, rows in _seen(s).items()))
 
 
-def _attention(s: Any, x: Sequence[Extent]) -> SimpleNamespace:
+def _attention(s: Any, x: Sequence[Extent]) -> Any:
+    if getattr(s, "read", None) is not x:
+        s.read, s.found = x, _attended(s, x)
+    return s.found
+
+
+def _attended(s: Any, x: Sequence[Extent]) -> SimpleNamespace:
     y, c, seen, half = x[0], x[-1], _seen(s), root(Q(1, 2))
     q, k, v, o = (s.T[role] for role in ("query", "key", "value", "output"))
     width, t, m2 = root(Q(s.heads, s.I[0][1])), kept(s.dropout), least(c.R * c.R, c.X * c.X / 2)
@@ -638,6 +645,7 @@ def _soft(s: Any, x: Sequence[Extent], scale: Q | int) -> tuple[Real, Real, Real
     """Y of one softmax of s.k entries, q = e^-(their largest difference), and S from the vertices p_i <= p_j/q."""
     y = x[0].R if last(s) else x[0].X
     q = decay(least(x[0].M * 2, root(2) * y) * scale)
+    spend(16 * min(s.k, 1000))
     vertices = [(q * q * (s.k - m) + m, q * (s.k - m) + m) for m in range(1, s.k if s.k <= 1000 else 1)]
     return y, q, root(least(1, *([most(*(a / (b * b) for a, b in vertices))] if vertices else [])))
 

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from mpmath.ctx_iv import MPIntervalContext
 
-from .document import require
+from .document import require, spend
 
-MOST_PLACES, MOST_WORK = 2**20, 2**22
+MOST_PLACES = 2**20
 Row = dict[int, Fraction]
 
 
@@ -45,9 +45,11 @@ def source(place: int, size: int, mode: str) -> int | None:
     return {"circular": place % size, "replicate": 0 if place < 0 else size - 1}.get(mode)
 
 
+@lru_cache(256)
 def padded(size: int, pads: tuple[int, int], mode: str) -> int:
     """Return how often padding holds the entry that it holds most; refuse what no mode defines."""
     require(size + sum(pads) <= MOST_PLACES, "too long an axis")
+    spend(size + sum(pads))
     require(
         max(pads) <= {"circular": size, "reflect": size - 1}.get(mode, max(pads)), f"{mode} padding is too long"
     )
@@ -61,6 +63,7 @@ def counts(
 ) -> Counts:
     """Enumerate the (output, tap) pairs of an axis; tap t of output o is at o·stride + t·dilation - pads[0]."""
     require(out * kernel <= MOST_PLACES, "too many taps to count")
+    spend(3 * out * kernel)
     read: Counter[int] = Counter()
     through: Counter[tuple[int, int]] = Counter()
     held = [0] * out
@@ -79,6 +82,7 @@ def averages(axis: tuple[int, int, int, int, int, tuple[int, int]], by: str) -> 
     """Return the averages of an axis (size, outputs, kernel, …), by 1, or the taps on entries, or padding too."""
     size, out, kernel, stride, dilation, pads = axis
     require(out * kernel <= MOST_PLACES, "too many taps to count")
+    spend(4 * out * kernel)
     rows = []
     for output in range(out):
         places = [output * stride + tap * dilation - pads[0] for tap in range(kernel)]
@@ -92,6 +96,7 @@ def averages(axis: tuple[int, int, int, int, int, tuple[int, int]], by: str) -> 
 def adaptive(size: int, out: int) -> list[Row]:
     """Return the matrix of adaptive averages: output i covers the entries from ⌊i·n/o⌋ to ⌈(i+1)·n/o⌉."""
     require(size + out <= MOST_PLACES, "too long an axis")
+    spend(4 * (size + 2 * out))
     spans = [range(i * size // out, -(-(i + 1) * size // out)) for i in range(out)]
     return [{place: Fraction(1, len(span)) for place in span} for span in spans]
 
@@ -106,6 +111,7 @@ def interpolation(size: int, factor: int, mode: str, aligned: bool) -> list[Row]
     """Return the matrix of bilinear or bicubic interpolation of an axis, as in torch."""
     out = size * factor
     require(out <= MOST_PLACES, "too long an axis")
+    spend((16 if mode == "bilinear" else 64) * out)
     rows = []
     for i in range(out):
         at = (
@@ -135,9 +141,7 @@ def norm_within(matrix: list[Row], claim: Fraction) -> bool:
         (dict(enumerate(matrix)), columns) if len(matrix) <= len(columns) else (columns, dict(enumerate(matrix)))
     )
     gram: dict[int, Row] = {i: Row() for i in sorted(lines)}
-    require(
-        sum(len(line) ** 2 for line in across.values()) <= MOST_WORK, "too large an axis to bound its averages"
-    )
+    spend(2 * sum(len(line) ** 2 for line in across.values()))
     for line in across.values():
         for i, left in line.items():
             for j, right in line.items():
@@ -153,7 +157,7 @@ def _positive(gram: dict[int, Row], claim: Fraction) -> bool:
     """Whether claim·I - gram is positive definite: its LDLᵀ factorisation, in intervals, has positive pivots."""
     iv = MPIntervalContext()
     iv.prec = 200
-    require(sum(len(row) ** 2 for row in gram.values()) <= MOST_WORK, "too large an axis to bound its averages")
+    spend(2 * sum(len(row) ** 2 for row in gram.values()))
     rows = {i: {j: (claim * (i == j) - entry) for j, entry in row.items() if j >= i} for i, row in gram.items()}
     left = {i: {j: iv.mpf(e.numerator) / e.denominator for j, e in row.items()} for i, row in rows.items()}
     for i, row in left.items():

@@ -168,6 +168,20 @@ def test_reserved_names_are_those_of_the_runtime() -> None:
     assert {name for name in dir(cast(Any, LipschitzModule)()) if not name.startswith("_")} <= emitted.RESERVED
 
 
+def test_two_parameters_are_not_one_weight_of_the_file(tmp_path: Path) -> None:
+    """`early` and `early.weight` would both be the weight of `self.early`, with half its bound each."""
+    body = "input x: tensor[3], norm <= 1\n early = dense(3)\n tanh\n late = dense(3)\n loss cross_entropy"
+    path = tmp_path / "net.lip"
+    path.write_text(f"model net {{ {body} }}")
+    derivation = lipcompile.check(str(path))
+    document = json.loads(json.dumps(certificate(derivation)).replace("late.weight", "early"))
+    text = emit(derivation).replace("self.late(", "self.early(")
+    text = "".join(line for line in text.splitlines(keepends=True) if "self.late =" not in line)
+    one = Emitted(text.replace("late.weight", "early"), document)
+    with pytest.raises(ForeignError, match="no one layer `early` can hold"):
+        emitted._File(document["graph"], one.derive(document["graph"]), emitted._parsed(text.encode()))._spell()
+
+
 # What is changed is refused
 
 

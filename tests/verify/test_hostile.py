@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import prod
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -10,6 +11,9 @@ from typing import Any
 import pytest
 from lipcompile_verify import verify
 from lipcompile_verify.__main__ import main
+from lipcompile_verify.derive import Derivation
+from lipcompile_verify.document import MalformedError
+from lipcompile_verify.intervals import Real
 
 from .models import document, drawn, one_op
 from .mutations import at, inside, put, rehashed
@@ -112,3 +116,75 @@ def test_sizes_are_bounded() -> None:
         assert verify(rehashed(changed)).problems
         padding = put(valid, ("graph", "nodes", index, "attributes", "padding"), [[size, size]] * axes)
         assert verify(rehashed(padding)).problems
+
+
+# Models that would take long
+
+
+def graph(shape: list[int], nodes: list[Any], parameters: dict[str, Any], norm: str = "1") -> dict[str, Any]:
+    """A graph that ends with its last node."""
+    names = ("x", *(f"n{i}" for i in range(len(nodes))))
+    entropy = {"temperature": "1", "normalise": True, "label_smoothing": "0", "class_weights": []}
+    return {
+        "input": {"name": "x", "shape": shape, "norm": norm, "trusted": False, "tokens": False},
+        "nodes": [
+            {"name": name, "op": op, "attributes": attributes, "shape": made, "parameters": own, "inputs": read}
+            for name, (op, attributes, made, own, read) in zip(names[1:], nodes, strict=True)
+        ],
+        "parameters": {
+            name: {"shape": of, "constraint": "spectral", "bound": "1", "trainable": True}
+            for name, of in parameters.items()
+        },
+        "output": names[-1],
+        "loss": {"name": "cross_entropy", "attributes": entropy},
+    }
+
+
+def head(read: str) -> tuple[Any, ...]:
+    return ("dense", {"features": 2}, [2], {"weight": "w"}, [read])
+
+
+def chain(op: str, attributes: list[dict[str, Any]], shapes: list[list[int]], norm: str = "1") -> dict[str, Any]:
+    """An op again and again, and a layer."""
+    nodes: list[Any] = [
+        (op, one, shape, {}, [f"n{i - 1}" if i else "x"] * (2 if op == "multiply" else 1))
+        for i, (one, shape) in enumerate(zip(attributes, shapes[1:], strict=True))
+    ]
+    flat: Any = ("flatten", {}, [prod(shapes[-1])], {}, [f"n{len(nodes) - 1}"])
+    ends = [flat, head(f"n{len(nodes)}")]
+    return graph(shapes[0], [*nodes, *ends], {"w": [2, prod(shapes[-1])]}, norm)
+
+
+def pads(count: int, size: int) -> dict[str, Any]:
+    one = {"padding": [[0, 1]], "mode": "replicate"}
+    return chain("pad", [one] * count, [[1, size + i] for i in range(count + 1)])
+
+
+def test_sizes_are_bounded_in_all() -> None:
+    """Each of these axes may be gone through, but not all of them."""
+    assert Derivation(pads(1, 2**19), {}).gradient
+    with pytest.raises(MalformedError, match="would take too long"):
+        Derivation(pads(40, 2**19), {})
+
+
+def test_softmaxes_are_bounded_in_all() -> None:
+    one = {"temperature": "1", "axis": 0}
+    with pytest.raises(MalformedError, match="would take too long"):
+        Derivation(chain("softmax", [one] * 400, [[1000]] * 401), {})
+
+
+@pytest.mark.parametrize("norm", ["1" + "0" * 900, "1/1" + "0" * 900])
+def test_squares_of_squares_have_ends_of_bounded_length(norm: str) -> None:
+    found = Derivation(chain("multiply", [{}] * 40, [[2]] * 41, norm), {})
+    k = found.gradient["w"]
+    assert k.upper() == (float("inf") if "/" not in norm else 5e-324)
+    assert not Real(k.lo, k.hi).falls_below(0.0)
+
+
+def test_many_slices_take_no_longer_than_they_are_many() -> None:
+    """All pairs of 20,000 slices would be 200 million."""
+    count = 20_000
+    nodes: list[Any] = [("slice", {"axis": 0, "start": i, "stop": i + 1}, [1], {}, ["x"]) for i in range(count)]
+    joined: Any = ("concat", {"axis": 0}, [count], {}, [f"n{i}" for i in range(count)])
+    found = Derivation(graph([count], [*nodes, joined, head(f"n{count}")], {"w": [2, count]}), {})
+    assert found.gradient["w"].upper() <= 2 * 20_000**0.5
