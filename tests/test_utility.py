@@ -160,6 +160,22 @@ def test_test_parts_are_drawn_anew() -> None:
     assert all(not (test & validation) for validation in seen[4:])
 
 
+def test_an_ablation_keeps_the_length_of_steps() -> None:
+    asked = []
+
+    def run(settings: dict[str, Any], *_: object) -> Any:
+        asked.append(settings["agitation"])
+        return study().Score(0.5)
+
+    ablation = import_module("benchmarks.utility.ablation")
+    found = ablation.ablate(run, SETTINGS | {"momentum": 0.9, "standardise": "none"}, 1)
+    assert "not standardised" not in found, "it changes nothing"
+    times = {name: agitation / SETTINGS["agitation"] for name, agitation in zip(found, asked, strict=True)}
+    assert times["no momentum"] == pytest.approx(10)
+    assert times["loss clipped at 0.1"] == pytest.approx(0.2), "of 0.5"
+    assert times["30 steps"] == pytest.approx(1)
+
+
 def test_the_benchmark_runs_on_generated_data(tmp_path: Path) -> None:
     pytest.importorskip("sklearn", reason="the extra `bench`")
     source = np.random.default_rng(0)

@@ -43,15 +43,15 @@ def ablate(run: Run, chosen: Settings, seeds: int) -> dict[str, dict[str, float]
     """Return the validation score of every change, with the mean and deviation over seeds.
 
     Steps keep their length: the agitation is multiplied by the clip that the trainer divides it by, where the clip
-    changes, and by 1 / (1 - momentum) where that does. A change that changes nothing is left out.
+    changes, and by 1 - momentum where that does. A change that changes nothing is left out.
     """
     found = {}
     for name, change in CHANGES.items():
         settings = chosen | change
         if change and settings == chosen:
             continue
-        longer = settings["loss_clip"] * (1 - chosen["momentum"])
-        settings["agitation"] *= longer / (chosen["loss_clip"] * (1 - settings["momentum"]))
+        kept = settings["loss_clip"] * (1 - settings["momentum"])
+        settings["agitation"] *= kept / (chosen["loss_clip"] * (1 - chosen["momentum"]))
         values = [run(settings, seed, "validation").value for seed in range(seeds)]
         spread = statistics.stdev(values) if seeds > 1 else 0.0
         found[name] = {"mean": statistics.mean(values), "std": spread}
