@@ -36,8 +36,10 @@ def spectral_bound(matrix: Tensor) -> float:
     length = float(frobenius_length(matrix[None]))
     if not 2.0**-100 < length < 2.0**100:
         return length
-    scale = math.ldexp(1.0, -math.frexp(length)[1])
-    rows = (matrix if matrix.shape[0] <= matrix.shape[1] else matrix.mT) * scale  # ‖rows‖_F ≤ 1
+    rows, scale = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.mT, 1.0
+    if not 2.0**-20 < length < 2.0**20:  # squares of what matters might vanish, or overflow
+        scale = math.ldexp(1.0, -math.frexp(length)[1])
+        rows = rows * scale
     gram = _gram(rows)
     error = gamma_single(_CHUNK + rows.shape[1] // _CHUNK + 1) / 2 * (length * scale) ** 2
     guess = _guess(gram)
