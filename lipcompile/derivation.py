@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from lipcompile.diagnostics import Diagnostic, InputError, Severity, input_error
+from lipcompile.diagnostics import Diagnostic, Severity
 from lipcompile.graph import Graph
 from lipcompile.numbers.symbolic import Definition
 
@@ -165,28 +164,6 @@ class Derivation:
         from lipcompile.reports.notebook import table  # noqa: TID251
 
         return table(self)
-
-
-def complete(derivation: Derivation, what: str) -> Analysis:
-    """Return the analysis of a model that leaves no number open, as `what` needs it: "a module".
-
-    Raises InputError if the model is rejected, if it has no loss (LIP213), or an open number (LIP014).
-    """
-    analysis = derivation.analysis
-    if analysis is None:
-        raise InputError(derivation.diagnostics, derivation.source.text)
-    graph = analysis.graph
-    if graph.loss is None:
-        raise input_error("LIP213", f"{what} needs a loss", "declare one: --loss cross_entropy")
-    unbounded = any(node.op.lipschitz is None for node in graph.nodes)
-    domain = graph.input.tokens or isinstance(graph.input.norm, Fraction)
-    rolled = any(node.op.name == "loop" for node in graph.nodes)
-    numbers = analysis.total.value is not None and (analysis.lipschitz.value is not None or unbounded)
-    if rolled or not domain or not numbers:
-        names = [d.name for d in analysis.definitions if d.expression is None and d.value is None]
-        mend = f"give it: --set {names[-1]}=12" if rolled and names else "use --input-norm or --set"
-        raise input_error("LIP014", f"{what} needs numbers, but {', '.join(names)} has none", mend)
-    return analysis
 
 
 def finite(upper: float) -> float | None:

@@ -227,6 +227,11 @@ def test_equal_models_have_equal_certificates_in_every_process(tmp_path: Path) -
         ("model m { input x: tensor[4], norm <= 1\n dense(1) }", "LIP213"),
         ("model m { input x: tensor[4]\n dense(1) loss hinge }", "LIP014"),
         ("model m { param c: real\n input x: tensor[4], norm <= c\n dense(1) loss hinge }", "LIP014"),
+        ("model m { param c: real\n input x: tensor[4], norm <= 1\n clip_norm(c) dense(1) loss hinge }", "LIP014"),
+        (
+            "model m { input x: tensor[4], norm <= 1\n repeat 400 { dense(1, constraint=spectral(9)) } loss kr }",
+            "LIP014",
+        ),
         (
             "model m { param n: int\n input x: tensor[4], norm <= 1\n repeat n { dense(4) } loss cross_entropy }",
             "LIP014",

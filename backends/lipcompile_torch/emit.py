@@ -13,12 +13,13 @@ from typing import Any
 
 import lipcompile
 from lipcompile.certificates import certificate, listed
-from lipcompile.derivation import Analysis, Derivation, complete, finite
+from lipcompile.derivation import Analysis, Derivation, finite
 from lipcompile.graph import Graph, Input, Node
 from lipcompile.numbers.certified import Certified
 from lipcompile.ops.record import Shape
 from lipcompile.passes.bounds import derive, linear_in_loss
 from lipcompile.passes.features import Features, features
+from lipcompile.passes.open_numbers import complete
 from lipcompile.reports.formulas import round_up
 
 from .expressions import below, constructor, expression, loss_expression, owner, user_imports

@@ -14,11 +14,12 @@ from typing import Any
 from lipcompile import __version__
 from lipcompile.certificates.graph import graph_document
 from lipcompile.certificates.steps import steps, totals
-from lipcompile.derivation import Derivation, Source, complete
+from lipcompile.derivation import Derivation, Source
 from lipcompile.graph import Graph
 from lipcompile.numbers.certified import Interval
 from lipcompile.ops import OP_BY_NAME
 from lipcompile.passes.bounds import Bounds
+from lipcompile.passes.open_numbers import complete
 
 SCHEMA = "lipcompile.certificate/1"
 Json = dict[str, Any]

@@ -8,8 +8,6 @@ becomes a layer. Numbers of imported weights have no place in .lip.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import fields, is_dataclass
-from typing import Any
 
 from lipcompile.diagnostics import Diagnostic, InputError, Refusal
 from lipcompile.frontends.lip.apart import apart
@@ -17,8 +15,9 @@ from lipcompile.frontends.lip.outline import MERGES, Fork, Item, Outline, Step
 from lipcompile.frontends.lip.spelling import call, loss_call, spelling_of, unspeakable
 from lipcompile.graph import Graph, Input, Node
 from lipcompile.names import Names, identifier
-from lipcompile.numbers import Arithmetic, Scalar, Symbol, symbols_of, text
+from lipcompile.numbers import Symbol, symbols_of, text
 from lipcompile.passes.loops import Loop, is_loop
+from lipcompile.passes.open_numbers import open_numbers
 
 INDENT = "    "
 # A body is written on one line if that is no longer.
@@ -49,7 +48,7 @@ def print_model(graph: Graph, comment: str = "") -> str:
 
 
 def _model(graph: Graph) -> list[str]:
-    symbols = _symbols(graph)
+    symbols = open_numbers(graph)
     taken = {symbol.name for symbol in symbols}
     names = {graph.input.name: _free(graph.input.name, taken)}
     counts = _counted(graph)
@@ -78,44 +77,11 @@ def _free(name: str, taken: Iterable[str]) -> str:
 # Symbols
 
 
-def _symbols(graph: Graph) -> list[Symbol]:
-    """Return the open numbers of a model, in the order of their use."""
-    found: dict[Symbol, None] = {}
-    for scalar in _scalars(graph):
-        found.update(dict.fromkeys(symbols_of(scalar)))
-    return list(found)
-
-
 def _counted(graph: Graph) -> set[Symbol]:
     """Return the symbols in the counts of repetitions."""
     loops = [node.attributes for node in graph.nodes if is_loop(node)]
     inner = (_counted(loop.body) for loop in loops)
     return {symbol for loop in loops for symbol in symbols_of(loop.count.scalar)}.union(*inner)
-
-
-def _scalars(graph: Graph) -> Iterator[Scalar]:
-    yield from _in(graph.input.norm)
-    for node in graph.nodes:
-        if isinstance(node.attributes, Loop):
-            yield node.attributes.count.scalar
-            yield from _scalars(node.attributes.body)
-        else:
-            yield from _in(node.attributes)
-    for parameter in graph.parameters.values():
-        yield parameter.constraint.bound
-    if graph.loss is not None:
-        yield from _in(graph.loss.attributes)
-
-
-def _in(value: Any) -> Iterator[Scalar]:
-    if isinstance(value, Symbol | Arithmetic):
-        yield value
-    elif isinstance(value, tuple):
-        for item in value:
-            yield from _in(item)
-    elif is_dataclass(value):
-        for field in fields(value):
-            yield from _in(getattr(value, field.name))
 
 
 # Bodies
