@@ -29,10 +29,12 @@ class Net(LipschitzModule):
     certificate: ClassVar[dict[str, object]] = {}
     bounds: ClassVar = {"inner.weight": L, "inner.bias": L, "outer.weight": 1.1 * L}
 
+    hidden: ClassVar = 8
+
     def __init__(self) -> None:
         super().__init__()
-        self.inner = layers.Dense(4, 8, bias=0.1)
-        self.outer = layers.Dense(8, 3)
+        self.inner = layers.Dense(4, self.hidden, bias=0.1)
+        self.outer = layers.Dense(self.hidden, 3)
         self.project_()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -45,11 +47,7 @@ class Net(LipschitzModule):
 class Wide(Net):
     """The same network with 512 hidden units, for statistics from few steps."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = layers.Dense(4, 512, bias=0.1)
-        self.outer = layers.Dense(512, 3)
-        self.project_()
+    hidden = 512
 
 
 def data(count: int) -> TensorDataset:

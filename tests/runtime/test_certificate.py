@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import importlib.util
 import itertools
 import json
@@ -21,6 +22,7 @@ from lipcompile_torch.emit import emit
 from lipcompile_torch.runtime import certificate
 from lipcompile_torch.runtime.certificate import CertificateError, UncertifiedWarning, check_certificate
 from lipcompile_torch.runtime.checkpoint import CheckpointError, read_checkpoint, restore, save_checkpoint
+from lipcompile_torch.runtime.checks import PrivacyError
 from lipcompile_torch.runtime.module import LipschitzModule
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -224,6 +226,74 @@ def test_another_module_is_refused(change: Callable[[Any], None], said: str, tmp
         check_certificate(module)
 
 
+# Code that is not that of the emitted class
+
+
+def overridden(model: Any) -> Any:
+    class Louder(model):  # type: ignore[misc]
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return 100 * x
+
+    return Louder()
+
+
+def patched(model: Any) -> Any:
+    model.gradient_bounds = lambda self: dict.fromkeys(self.bounds, 1e-9)
+    return model()
+
+
+def hidden(name: str) -> Callable[[Any], Any]:
+    def change(model: Any) -> Any:
+        module = model()
+        *way, last = name.split(".")
+        setattr(module.get_submodule(".".join(way)), last, lambda *_: dict.fromkeys(module.bounds, 1e-9))
+        return module
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (overridden, "its class Louder is derived from the one that was certified"),
+        (patched, "gradient_bounds of Net is not what the class was defined with"),
+        (hidden("gradient_bounds"), "gradient_bounds of the module hides"),
+        (hidden("per_example_loss"), "per_example_loss of the module hides"),
+        (hidden("clip_input"), "clip_input of the module hides"),
+        (hidden("project_"), "project_ of the module hides"),
+        (hidden("conv2d.forward"), "forward of conv2d hides"),
+        (hidden("conv2d.project_"), "project_ of conv2d hides"),
+    ],
+)
+def test_other_code_is_refused(change: Callable[[Any], Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(CertificateError, match=said):
+        private(change(built(tmp_path)))
+
+
+def test_a_layer_with_another_window_is_refused(tmp_path: Path) -> None:
+    module: Any = built(tmp_path)()
+    module.conv2d.operator = dataclasses.replace(module.conv2d.operator, padding=((2, 0), (0, 2)))
+    with pytest.raises(RuntimeError, match="layers conv2d are not those that were compiled"):
+        private(module)
+
+
+def test_bounds_that_shrink_after_the_check_stop_the_step(tmp_path: Path) -> None:
+    model = built(tmp_path)
+    module = model()
+    data = TensorDataset(torch.zeros(4, 1, 4, 4), torch.zeros(4, dtype=torch.long))
+    module, optimizer, loader = PrivacyEngine("rdp").make_private(
+        module=module,
+        optimizer=torch.optim.SGD(module.parameters(), lr=0.1),
+        data_loader=DataLoader(data, batch_size=4),
+        noise_multiplier=1.0,
+    )
+    images, labels = next(iter(loader))
+    module.criterion(module(images), labels).backward()  # type: ignore[no-untyped-call]
+    lowered(model, "bounds", 0.9)
+    with pytest.raises(PrivacyError, match="bounds, domain or methods were changed"):
+        optimizer.step()
+
+
 def test_a_certified_frozen_parameter_must_not_be_trained(tmp_path: Path) -> None:
     module = built(tmp_path, freeze=("conv2d.*",))()
     for parameter in module.parameters():
@@ -252,6 +322,18 @@ def test_user_ops_are_said_to_be_unchecked_and_their_bounds_are_compared(tmp_pat
         check_certificate(model())
     lowered(model, "bounds", 0.9)
     with pytest.warns(UncertifiedWarning), pytest.raises(CertificateError, match="the bound of"):
+        check_certificate(model())
+
+
+@pytest.mark.parametrize("op", ["groupsort", "soft_sort"])
+def test_ops_that_are_only_said_to_be_of_users_change_nothing(op: str, tmp_path: Path) -> None:
+    """Else every certificate could be excused by a word: `groupsort` has a rule, and no node is a `soft_sort`."""
+    model = built(tmp_path)
+    document = copy.deepcopy(dict(model.certificate))
+    document["user_ops"] = [op]
+    smaller(document, "steps", "parameters", 0, "gradient")
+    model.certificate = document
+    with pytest.raises(CertificateError, match="does not verify"):
         check_certificate(model())
 
 

@@ -13,14 +13,17 @@ import warnings
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from functools import lru_cache
+from types import FunctionType
 from typing import Any
 
 from lipcompile_verify import Verdict, verify
+from lipcompile_verify.rules import OPS
 
 from .checks import PrivacyError
 from .constraints import Ball, Box, Constraint, Fixed, Free, Frobenius, Orthogonal, RowBalls, Spectral
 from .layers import ConstrainedLayer
 from .module import LipschitzModule
+from .sharding import plain_type
 
 # What may enforce a constraint of the certificate, at a radius that is not larger.
 _ENFORCED_BY: Mapping[str, tuple[type[Constraint], ...]] = {
@@ -70,9 +73,9 @@ def check_certificate(module: LipschitzModule) -> None:
     if document is None:
         _warn(type(module), "has no certificate: nothing here checks its gradient bounds")
         return
-    foreign = document.get("user_ops", [])
+    foreign = _foreign(document)
     if foreign:
-        ops = ", ".join(map(str, foreign))
+        ops = ", ".join(foreign)
         _warn(type(module), f"rests on rules of {ops} that no verifier knows: nothing here checks its bounds")
     # What is planned is not what is run: the engine checks that itself.
     claimed = {key: part for key, part in document.items() if key != "training"}
@@ -89,9 +92,19 @@ def _bytes(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
 
 
+def _foreign(document: Mapping[str, Any]) -> list[str]:
+    """Return the ops of plug-ins that nodes use: none that the verifier knows, or that is only said to be one."""
+    try:
+        said = set(document.get("user_ops", []))
+        used = {node["op"] for node in document["graph"]["nodes"]} if said else set()
+    except (LookupError, TypeError):
+        return []  # it is no certificate, which the verifier will say
+    return sorted(used & said - OPS.keys())
+
+
 def refuse_unverified(document: Mapping[str, Any] | None, error: type[RuntimeError], what: str) -> None:
     """Raise an error, which names the step, unless a certificate verifies; none, or one of user ops, is passed."""
-    if document is None or document.get("user_ops"):
+    if document is None or _foreign(document):
         return
     try:
         verdict = _verdict(_bytes(document))
@@ -117,9 +130,26 @@ def _warn(module: type[LipschitzModule], what: str) -> None:
 
 def _differences(module: LipschitzModule, document: Mapping[str, Any]) -> Iterator[str]:
     graph, steps = document["graph"], document["steps"]
+    yield from _alterations(module)
     yield from _domain(module, graph["input"])
     yield from _parameters(module, graph["parameters"])
     yield from _bounds(module, steps, document["totals"])
+
+
+def _alterations(module: LipschitzModule) -> Iterator[str]:
+    """Yield code that is not the emitted class's: of a class derived from it, or put there once it was made."""
+    kind = plain_type(module)
+    if "certificate" not in vars(kind):
+        yield f"its class {kind.__name__} is derived from the one that was certified"
+    for name, value in vars(kind).items():
+        method = isinstance(value, FunctionType) or callable(getattr(LipschitzModule, name, None))
+        own = kind.__module__, f"{kind.__qualname__}.{name}"
+        if method and (getattr(value, "__module__", None), getattr(value, "__qualname__", None)) != own:
+            yield f"{name} of {kind.__name__} is not what the class was defined with"
+    for path, part in module.named_modules():
+        hidden = sorted(name for name in vars(part) if name[0] != "_" and hasattr(type(part), name))
+        if hidden:
+            yield f"{', '.join(hidden)} of {path or 'the module'} hides what its class says"
 
 
 def _domain(module: LipschitzModule, source: Mapping[str, Any]) -> Iterator[str]:

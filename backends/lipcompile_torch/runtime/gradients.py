@@ -90,6 +90,24 @@ def _check_agreement(views: Sequence[Mapping[str, Any]], batch: LogicalBatch) ->
         raise RankError(f"{batch.total} examples were drawn, and all ranks together got {shared} of them")
 
 
+_METHODS = (
+    "forward",
+    "per_example_loss",
+    "gradient_bounds",
+    "clip_input",
+    "clip_gradient",
+    "criterion",
+    "project_",
+)
+
+
+def _stated(module: LipschitzModule) -> tuple[object, ...]:
+    """Return what a module says of itself, and the functions that it consists of: what was certified."""
+    functions = [getattr(getattr(module, name), "__func__", None) for name in _METHODS]
+    domain = module.input_norm, module.input_trusted, module.input_tokens
+    return dict(module.bounds), dict(module.unclipped_bounds or {}), module.loss_lipschitz, domain, functions
+
+
 class LipschitzGradients:
     """Gradients of a compiled module's criterion, bounded by its formulas, at the logits perhaps by a clip.
 
@@ -123,6 +141,7 @@ class LipschitzGradients:
         self._parameters = checks.trainable(self.module)
         self._watch = GradientWatch(self._parameters)
         self._batch: object = None
+        self._stated = _stated(self.module)
         self.total = Reduction(self.module, world)
 
     def check(self, noise_multiplier: float) -> None:
@@ -198,6 +217,11 @@ class LipschitzGradients:
 
     def _check_settings(self) -> None:
         module = self.module
+        if _stated(module) != self._stated:
+            raise PrivacyError(
+                "the module's bounds, domain or methods were changed since it was made private: compile the "
+                "changed model again"
+            )
         if module.gate.batch is not self._batch:
             raise PrivacyError(
                 "another batch was drawn for this module since, by another optimizer's loader: take the steps of "

@@ -296,7 +296,10 @@ class LipschitzModule(nn.Module):
 
     def _check_blueprint(self) -> None:
         """Compare the layers with those that were there first, at the end of ``__init__``."""
-        layers = {name: (plain_type(layer), dict(layer.constraints)) for name, layer in self._constrained()}
+        layers = {
+            name: (plain_type(layer), dict(layer.constraints), _settings(layer))
+            for name, layer in self._constrained()
+        }
         self._blueprint = self._blueprint or layers
         names = layers.keys() | self._blueprint.keys()
         changed = sorted(name for name in names if layers.get(name) != self._blueprint.get(name))
@@ -336,6 +339,13 @@ class LipschitzModule(nn.Module):
         if {parameter.dtype for parameter in self.parameters()} != before:
             self.project_()
         return self
+
+
+def _settings(layer: ConstrainedLayer) -> dict[str, Any]:
+    """Return what a layer computes with, beside its weights."""
+    return {
+        name: value for name, value in vars(layer).items() if name[0] != "_" and name not in ("training", "gate")
+    }
 
 
 def _project_after_loading(module: LipschitzModule, _: object) -> None:
