@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-MOST_BYTES, MOST_ENTRIES, MOST_NODES = 2**28, 2**40, 100_000
+MOST_BYTES, MOST_VALUES, MOST_ENTRIES, MOST_NODES = 2**26, 2**22, 2**40, 100_000
 WHOLE = {"n": 1, "i": 0, "z": -MOST_ENTRIES}  # kinds of whole numbers, with the least of each
 TYPES = {"flag": bool, "text": str, "object": dict}
 EXACT = {"q+": 1, "q0": 0, "q": -1}  # kinds of exact numbers, with the least sign of each
@@ -51,6 +51,9 @@ def read(path: Path) -> dict[str, Any]:
 
 def parse(data: bytes) -> dict[str, Any]:
     """Return the document in these bytes; raises MalformedError."""
+    require(
+        sum(map(data.count, (b"[", b"{", b",", b":"))) <= MOST_VALUES, f"it has more than {MOST_VALUES} values"
+    )
     try:
         text = data.decode("ascii")
         document = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse, parse_float=_refuse)

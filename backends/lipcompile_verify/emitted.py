@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import ast
 import builtins
+import io
 import keyword
 import math
 import re
+import tokenize
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from typing import Any
 
 from .document import canonical, parse
@@ -37,6 +39,7 @@ IMPORTS = (
 # What a class of the same name would hide.
 TAKEN = {*RUNTIME, "F", "Tensor", "json", "num", "self", "torch", *dir(builtins)}
 
+MOST_TOKENS = 2**20
 _OUTWARD = 1 + Fraction(1, 2 * 10**12)
 _PURE = (
     *(ast.Assign, ast.Return, ast.Name, ast.Load, ast.Store, ast.Constant, ast.Call, ast.Attribute, ast.Subscript),
@@ -81,13 +84,13 @@ def check(source: bytes, document: Mapping[str, Any], derive: Derive) -> None:
         raise ForeignError("_CERTIFICATE", "the file carries another certificate")
     graph = document["graph"]
     with _unknown_forms():
-        _File(graph, derive(graph), _parsed(source)).check(derive)
+        _File(graph, derive(graph), _parsed(_short(source))).check(derive)
 
 
 def certificate(source: bytes) -> dict[str, Any]:
     """Return the certificate that an emitted file carries; raises ForeignError."""
     with _unknown_forms():
-        found = {_target(one): one.value for one in _parsed(source) if isinstance(one, ast.Assign)}
+        found = {_target(one): one.value for one in _parsed(_short(source)) if isinstance(one, ast.Assign)}
         return parse(str(ast.literal_eval(found["_CERTIFICATE"])).encode())
 
 
@@ -104,6 +107,7 @@ def _unknown_forms() -> Iterator[None]:
         MemoryError,
         RecursionError,
         SyntaxError,
+        tokenize.TokenError,
         TypeError,
         ValueError,
     ) as error:
@@ -355,6 +359,14 @@ def _imports(one: ast.stmt) -> bool:
     if text not in IMPORTS and not (head == "from lipcompile_torch" and {*names.split(", ")} <= RUNTIME):
         raise ForeignError("imports", f"`{_shown(one)}` is none of those that an emitted file needs")
     return True
+
+
+def _short(source: bytes) -> bytes:
+    """Return a file of not too many tokens: its tree takes a thousand bytes for each, strings not counted."""
+    tokens = tokenize.tokenize(io.BytesIO(source).readline)
+    if any(True for _ in islice(tokens, MOST_TOKENS, None)):
+        raise ForeignError("file", f"it has more than {MOST_TOKENS} tokens")
+    return source
 
 
 def _parsed(source: bytes) -> list[ast.stmt]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from math import prod
 from pathlib import Path
 from random import Random
@@ -13,6 +14,7 @@ from lipcompile_verify import verify
 from lipcompile_verify.__main__ import main
 from lipcompile_verify.derive import Derivation
 from lipcompile_verify.document import MalformedError
+from lipcompile_verify.files import read_certificate
 from lipcompile_verify.intervals import Real
 
 from .models import document, drawn, one_op
@@ -188,3 +190,16 @@ def test_many_slices_take_no_longer_than_they_are_many() -> None:
     joined: Any = ("concat", {"axis": 0}, [count], {}, [f"n{i}" for i in range(count)])
     found = Derivation(graph([count], [*nodes, joined, head(f"n{count}")], {"w": [2, count]}), {})
     assert found.gradient["w"].upper() <= 2 * 20_000**0.5
+
+
+@pytest.mark.parametrize(("name", "data"), [("a.json", b'{"a":[' + b"[]," * 2**22), ("a.py", b"a=1\n" * 2**19)])
+def test_many_values_are_refused_before_they_are_in_memory(name: str, data: bytes, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_bytes(data)
+    tracemalloc.start()
+    try:
+        with pytest.raises(MalformedError, match="it has more than"):
+            read_certificate(path)
+        assert tracemalloc.get_traced_memory()[1] < 8 * len(data)
+    finally:
+        tracemalloc.stop()
