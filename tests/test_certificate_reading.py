@@ -89,6 +89,7 @@ CHANGED: dict[str, tuple[Callable[[Document], object], str]] = {
     "not in lowest terms": (lambda d: d["graph"]["input"].update(norm="6/4"), "is not written as"),
     "a decimal": (lambda d: d["graph"]["input"].update(norm="1.5"), "is not written as"),
     "no number": (lambda d: d["graph"]["input"].update(norm="1/0"), "no exact number"),
+    "tokens with a norm": (lambda d: d["graph"]["input"].update(tokens=True), "tokens, which have no norm"),
     "an axis from the end": (lambda d: node(d, "groupsort")["attributes"].update(axis=-1), "negative"),
     "an open axis": (lambda d: node(d, "groupsort")["attributes"].update(axis=None), "no integer"),
     "a size of zero": (lambda d: node(d, "groupsort")["attributes"].update(size=0), "not positive"),

@@ -101,7 +101,9 @@ class _Reader:
     def _input(self) -> None:
         entry = _checked(self.document["input"], ("name", "shape", "norm", "trusted", "tokens"), "`input`")
         tokens, trusted = (_boolean(entry[key], f"`{key}` of the input") for key in ("tokens", "trusted"))
-        norm = None if tokens and entry["norm"] is None else _scalar(entry["norm"], "`norm` of the input")
+        if tokens and entry["norm"] is not None:
+            raise _unreadable("its input holds tokens, which have no norm")
+        norm = None if tokens else _scalar(entry["norm"], "`norm` of the input")
         name, shape = _text(entry["name"], "the name of the input"), _shape(entry["shape"], "the input")
         self._add(name, self.builder.input(name, shape, norm, trusted, None, tokens=tokens))
 
