@@ -7,6 +7,7 @@ document. That the module's `forward` computes the certified graph is not looked
 
 from __future__ import annotations
 
+import builtins
 import hashlib
 import json
 import warnings
@@ -143,8 +144,9 @@ def _alterations(module: LipschitzModule) -> Iterator[str]:
         yield f"its class {kind.__name__} is derived from the one that was certified"
     for name, value in vars(kind).items():
         method = isinstance(value, FunctionType) or callable(getattr(LipschitzModule, name, None))
-        own = kind.__module__, f"{kind.__qualname__}.{name}"
-        if method and (getattr(value, "__module__", None), getattr(value, "__qualname__", None)) != own:
+        # `exec` in a namespace without a name says None of functions, and of classes what it finds in builtins.
+        found = getattr(value, "__module__", None) or builtins.__name__, getattr(value, "__qualname__", None)
+        if method and found != (kind.__module__, f"{kind.__qualname__}.{name}"):
             yield f"{name} of {kind.__name__} is not what the class was defined with"
     for path, part in module.named_modules():
         hidden = sorted(name for name in vars(part) if name[0] != "_" and hasattr(type(part), name))
