@@ -15,9 +15,8 @@ import lipcompile
 from lipcompile.certificates import certificate, listed
 from lipcompile.derivation import Analysis, Derivation, finite
 from lipcompile.graph import Graph, Input, Node
-from lipcompile.numbers.certified import Certified
 from lipcompile.ops.record import Shape
-from lipcompile.passes.bounds import derive, linear_in_loss
+from lipcompile.passes.bounds import linear_in_loss
 from lipcompile.passes.features import Features, features
 from lipcompile.passes.open_numbers import complete
 from lipcompile.reports.formulas import round_up
@@ -111,8 +110,9 @@ def emit(
     analysis = complete(derivation, "a module")
     graph = analysis.graph
     found = None if follow_weights else features(graph)
+    document = certificate(derivation, training)
     body = [
-        *_attributes(analysis, found),
+        *_attributes(analysis, found, document),
         *([] if noise_strategy is None else _literal("noise_strategy", noise_strategy)),
         "",
         *_constructor(graph),
@@ -125,7 +125,7 @@ def emit(
     ]
     name = class_name(graph.name)
     program = [f"class {name}(LipschitzModule):", f'    """The network {graph.name}."""', "", *_indent(body)]
-    footer = _footer(certificate(derivation, training), graph, name)
+    footer = _footer(document, graph, name)
     imports = _imports("\n".join(program), user_imports(graph))
     return "\n".join([*_header(derivation, analysis), *imports, *program, *footer, ""])
 
@@ -183,7 +183,7 @@ def _imports(program: str, others: list[str]) -> list[str]:
     return [*lines, *others, "", ""]
 
 
-def _attributes(analysis: Analysis, found: Features | None) -> list[str]:
+def _attributes(analysis: Analysis, found: Features | None, document: Mapping[str, Any]) -> list[str]:
     return [
         f"input_shape = {analysis.graph.input.shape}",
         *_domain(analysis.graph.input),
@@ -191,16 +191,16 @@ def _attributes(analysis: Analysis, found: Features | None) -> list[str]:
         f"lipschitz = {_number(analysis.lipschitz.value)}",
         f"loss_lipschitz = {analysis.loss_lipschitz.value!r}",
         *_dictionary("bounds", {name: bound.value for name, bound in analysis.parameters.items()}),
-        *_unclipped_bounds(analysis.graph),
+        *_unclipped_bounds(analysis.graph, document),
     ]
 
 
-def _unclipped_bounds(graph: Graph) -> list[str]:
+def _unclipped_bounds(graph: Graph, document: Mapping[str, Any]) -> list[str]:
     """Write the bounds that are proportional to L: those of the module, if nothing inside clips gradients."""
     if linear_in_loss(graph):
         return ["unclipped_bounds = bounds"]
-    found = derive(graph, Certified(), through_clips=False).gradient
-    return _dictionary("unclipped_bounds", {name: finite(bound.upper) for name, bound in found.items()})
+    found = {step["name"]: float.fromhex(step["unclipped"]) for step in document["steps"]["parameters"]}
+    return _dictionary("unclipped_bounds", {name: finite(bound) for name, bound in found.items()})
 
 
 def _dictionary(name: str, numbers: Mapping[str, float | None]) -> list[str]:
