@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from .audit_moves import Domain, unit
-from .layers import ConstrainedLayer
+from .layers import constraints_of
 from .module import LipschitzModule
 
 INPUT, TARGET = "input", "target"  # blocks of a point that are no parameters; no parameter has such a name
@@ -61,12 +61,7 @@ class Terrain:
     def __init__(self, module: LipschitzModule, admissible: Admissible, generator: torch.Generator) -> None:
         self.module, self.admissible, self.generator = module, admissible, generator
         self.bounds = module.gradient_bounds()
-        self.domains = {
-            f"{prefix}.{name}" if prefix else name: Domain(*pair)
-            for prefix, layer in module.named_modules()
-            if isinstance(layer, ConstrainedLayer)
-            for name, pair in layer.constraints.items()
-        }
+        self.domains = {name: Domain(*pair) for name, pair in constraints_of(module).items()}
 
     def output(self, point: Point) -> Tensor:
         """Return the output, [1, …]."""

@@ -18,11 +18,12 @@ from types import FunctionType
 from typing import Any
 
 from lipcompile_verify import Verdict, verify
+from lipcompile_verify.document import MalformedError, canonical
 from lipcompile_verify.rules import OPS
 
 from .checks import PrivacyError
 from .constraints import Ball, Box, Constraint, Fixed, Free, Frobenius, Orthogonal, RowBalls, Spectral
-from .layers import ConstrainedLayer
+from .layers import constraints_of
 from .module import LipschitzModule
 from .sharding import plain_type
 
@@ -55,7 +56,10 @@ def certificate_of(module: LipschitzModule) -> dict[str, Any] | None:
 
 def graph_hash(document: Mapping[str, Any] | None) -> str | None:
     """Return the hash of the graph of a certificate, computed and not read; None of what has no graph."""
-    return None if document is None else hashlib.sha256(_bytes(document.get("graph"))).hexdigest()
+    try:
+        return None if document is None else hashlib.sha256(canonical(document.get("graph"))).hexdigest()
+    except MalformedError:
+        return None
 
 
 def check_certificate(module: LipschitzModule) -> None:
@@ -89,10 +93,6 @@ def check_certificate(module: LipschitzModule) -> None:
         raise CertificateError(f"the module is not the one of its certificate: {found}; {_MEND}")
 
 
-def _bytes(value: Any) -> bytes:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
-
-
 def _foreign(document: Mapping[str, Any]) -> list[str]:
     """Return the ops of plug-ins that nodes use: none that the verifier knows, or that is only said to be one."""
     try:
@@ -108,7 +108,7 @@ def refuse_unverified(document: Mapping[str, Any] | None, error: type[RuntimeErr
     if document is None or _foreign(document):
         return
     try:
-        verdict = _verdict(_bytes(document))
+        verdict = _verdict(canonical(document))
     except (TypeError, ValueError) as damage:
         raise error(f"{what} is damaged ({damage!r}): {_MEND}") from None
     if not verdict.ok:
@@ -170,27 +170,18 @@ def _parameters(module: LipschitzModule, certified: Mapping[str, Any]) -> Iterat
     if present.keys() != certified.keys():
         yield f"its parameters differ in {', '.join(sorted(present.keys() ^ certified.keys()))}"
         return
-    enforced = _enforced(module)
+    enforced = constraints_of(module)
     for name, parameter in present.items():
         claimed = certified[name]
         if list(parameter.shape) != claimed["shape"]:
             yield f"{name} has shape {list(parameter.shape)}, certified {claimed['shape']}"
         if parameter.requires_grad and not claimed["trainable"]:
             yield f"{name} is trained, certified as frozen"
-        own, kind = enforced.get(name), claimed["constraint"]
+        own, kind = enforced[name][0] if name in enforced else None, claimed["constraint"]
         if own is None or not isinstance(own, _ENFORCED_BY[kind]):
             yield f"{name} is kept by {own}, certified {kind}"
         elif claimed["bound"] is not None and own.bound > Fraction(claimed["bound"]):
             yield f"{name} may have norm {own.bound}, certified {claimed['bound']}"
-
-
-def _enforced(module: LipschitzModule) -> dict[str, Constraint]:
-    return {
-        f"{prefix}.{name}" if prefix else name: constraint
-        for prefix, layer in module.named_modules()
-        if isinstance(layer, ConstrainedLayer)
-        for name, (constraint, _) in layer.constraints.items()
-    }
 
 
 def _bounds(module: LipschitzModule, steps: Mapping[str, Any], totals: Mapping[str, str]) -> Iterator[str]:

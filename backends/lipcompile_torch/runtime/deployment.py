@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from .agreement import compared
 from .certificate import check_certificate
 from .constraints import Free
-from .layers import ConstrainedLayer
+from .layers import constraints_of
 from .module import LipschitzModule
 from .robustness import check_module, outputs_of
 from .sharding import whole
@@ -63,13 +63,10 @@ def norms_in_sets(module: LipschitzModule) -> dict[str, float] | None:
 
     Formal guarantees: norms of the tensors as stored, by the same certificates as those of projections.
     """
-    for layer in module.modules():
-        if not isinstance(layer, ConstrainedLayer):
-            continue
-        for name, (constraint, operator) in layer.constraints.items():
-            limit = math.inf if isinstance(constraint, Free) else constraint.bound
-            if not constraint.norm(whole(layer.get_parameter(name)), operator).at_most(limit):
-                return None
+    for name, (constraint, operator) in constraints_of(module).items():
+        limit = math.inf if isinstance(constraint, Free) else constraint.bound
+        if not constraint.norm(whole(module.get_parameter(name)), operator).at_most(limit):
+            return None
     return module.certified_norms()
 
 

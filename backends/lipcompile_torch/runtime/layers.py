@@ -124,6 +124,16 @@ class ConstrainedLayer(nn.Module):
         }
 
 
+def constraints_of(module: nn.Module) -> dict[str, tuple[Constraint, Operator]]:
+    """Return constraint and linear map of each parameter that layers constrain, by its name in the module."""
+    return {
+        f"{prefix}.{role}" if prefix else role: constrained
+        for prefix, layer in module.named_modules()
+        if isinstance(layer, ConstrainedLayer)
+        for role, constrained in layer.constraints.items()
+    }
+
+
 def _orthogonal(blocks: Tensor) -> Tensor:
     """Return a random matrix with orthonormal rows or columns, one for each block of [groups, rows, columns]."""
     return torch.stack([nn.init.orthogonal_(torch.empty_like(block)) for block in blocks])

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .constraints import Free
-from .layers import ConstrainedLayer
+from .layers import constraints_of
 from .sharding import whole
 
 # Weights that a drift kept within their set may be certified at a little more than its radius, and half precision
@@ -33,16 +33,12 @@ def outside(module: nn.Module, weights: Mapping[str, Tensor]) -> list[str]:
         ValueError: an entry is not finite.
     """
     found = []
-    for prefix, layer in module.named_modules():
-        if not isinstance(layer, ConstrainedLayer):
+    for name, (constraint, operator) in constraints_of(module).items():
+        if name not in weights or isinstance(constraint, Free):
             continue
-        for role, (constraint, operator) in layer.constraints.items():
-            name = f"{prefix}.{role}" if prefix else role
-            if name not in weights or isinstance(constraint, Free):
-                continue
-            weight = whole(weights[name].detach())
-            share = max(_LEAST_SHARE, 8 * torch.finfo(weight.dtype).eps)
-            norm = constraint.norm(weight, operator)
-            if not norm.at_most(constraint.bound * (1 + share)):
-                found.append(f"{name} (norm up to {norm.bound:.4g}, allowed {constraint.bound:.4g})")
+        weight = whole(weights[name].detach())
+        share = max(_LEAST_SHARE, 8 * torch.finfo(weight.dtype).eps)
+        norm = constraint.norm(weight, operator)
+        if not norm.at_most(constraint.bound * (1 + share)):
+            found.append(f"{name} (norm up to {norm.bound:.4g}, allowed {constraint.bound:.4g})")
     return found
