@@ -16,11 +16,12 @@ from lipcompile_torch.runtime import flat as flats
 from lipcompile_torch.runtime import lanes as sources
 from lipcompile_torch.runtime import layers, losses
 from lipcompile_torch.runtime.flat import add_scaled_, flat, in_threads, stretches
-from lipcompile_torch.runtime.lanes import LANES, STRETCH, Lanes, draw
+from lipcompile_torch.runtime.lanes import BLOCK, LANES, STRETCH, Bits, Lanes, draw
 from lipcompile_torch.runtime.module import LipschitzModule
 from lipcompile_torch.runtime.noise import NoiseSource
 from lipcompile_torch.runtime.normals import SecureNormals
 from numpy.random import SFC64
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import SGD
 from torch.utils.data import DataLoader, TensorDataset
@@ -44,6 +45,12 @@ def bits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> boo
     return bool(request.param != "without")
 
 
+@pytest.fixture(params=["by numpy", "by torch"])
+def functions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose tangents and logarithms are taken."""
+    monkeypatch.setattr(sources, "_BY_NUMPY", request.param == "by numpy")
+
+
 def filled(seed: int | None, count: int) -> Tensor:
     normals = torch.empty(count, dtype=torch.float64)
     Lanes(seed).fill_(normals)
@@ -59,9 +66,14 @@ class Words:
     def __init__(self, *words: int) -> None:
         self.words = np.array(words, np.uint64)
 
-    def random_raw(self, size: int) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
-        assert size == len(self.words)
-        return self.words
+    def fill_(self, words: NDArray[np.uint64]) -> None:
+        words[:] = self.words
+
+
+def words_of(lane: Bits, count: int) -> NDArray[np.uint64]:
+    found = np.empty(count, np.uint64)
+    lane.fill_(found)
+    return found
 
 
 def drawn(*words: int) -> list[float]:
@@ -69,6 +81,7 @@ def drawn(*words: int) -> list[float]:
     return found
 
 
+@pytest.mark.usefixtures("functions")
 def test_a_pair_is_the_radius_of_one_word_at_the_angle_of_the_other() -> None:
     """ln U = -1 at 60 degrees: √2·(1/2, √3/2). With the other sign: the point opposite."""
     radius, angle = round(2**63 / math.e), 2**64 // 3
@@ -78,6 +91,7 @@ def test_a_pair_is_the_radius_of_one_word_at_the_angle_of_the_other() -> None:
     assert drawn(radius, 2**64 - angle) == pytest.approx([expected[0], -expected[1]], rel=1e-12)
 
 
+@pytest.mark.usefixtures("functions")
 @pytest.mark.parametrize("angle", [0, 1, 2**62, 2**63 - 1, 2**63, 2**64 - 1])
 @pytest.mark.parametrize("radius", [0, 1, 2**63 - 1, 2**63, 2**64 - 1])
 def test_no_word_leads_out_of_the_finite(radius: int, angle: int) -> None:
@@ -115,10 +129,10 @@ def test_tails_have_the_mass_they_should() -> None:
 
 @pytest.mark.usefixtures("bits")
 def test_pairs_are_independent() -> None:
-    """The two halves of a stretch share radius and angle. In rings of radius the angle is uniform, by chi-square
+    """The two halves of a block share radius and angle. In rings of radius the angle is uniform, by chi-square
     below 110 over 32 bins (1e-10); squares and products do not correlate, by 6 standard errors.
     """
-    z = torch.cat([part.view(2, -1) for part in torch.split(filled(None, COUNT), STRETCH)], dim=1)
+    z = torch.cat([part.view(2, -1) for part in torch.split(filled(None, COUNT), BLOCK)], dim=1)
     angles, radii = torch.atan2(z[1], z[0]), z.square().sum(0)
     for low, high in ((0, 0.5), (0.5, 2), (2, 6), (6, math.inf)):
         counts = torch.histc(angles[(radii >= low) & (radii < high)], 32, -math.pi, math.pi)
@@ -132,16 +146,21 @@ def test_pairs_are_independent() -> None:
 # --- which is drawn where ---
 
 
+@pytest.mark.usefixtures("functions")
 def test_a_seed_gives_the_same_whatever_the_number_of_threads(two_threads: None) -> None:  # noqa: ARG001
-    count = (LANES + 3) * STRETCH + 1
+    """One and two share the operations of one lane after the other; five have a lane each."""
+    count = (LANES + 1) * STRETCH + BLOCK + 1
     several = filled(5, count)
-    torch.set_num_threads(1)
-    assert torch.equal(several, filled(5, count))
+    for threads in (1, 5):
+        torch.set_num_threads(threads)
+        assert torch.equal(several, filled(5, count))
 
 
 def test_lanes_and_seeds_differ() -> None:
-    """No two of 34 stretches share an entry: of 10^6 doubles two agree by chance in 1e-4 of cases."""
-    both = torch.cat([filled(seed, 17 * STRETCH) for seed in (0, 2**32)])
+    """No two of 34 stretches share one of the entries looked at: of 10^6 doubles two agree by chance in 1e-4 of
+    cases.
+    """
+    both = torch.cat([filled(seed, 17 * STRETCH)[::16] for seed in (0, 2**32)])
     assert len(torch.unique(both)) == len(both)
     assert torch.equal(filled(2**64 + 3, 10), filled(3, 10))
     assert not torch.equal(filled(-3, 10), filled(3, 10))
@@ -156,8 +175,8 @@ def test_the_start_of_a_lane_is_what_the_documentation_says() -> None:
         "uinteger": 0,
     }
     lane.random_raw(16)
-    expected = draw(lane, STRETCH)
-    np.testing.assert_array_equal(filled(7, 2 * STRETCH)[STRETCH:].numpy(), expected)
+    expected = draw(Words(*lane.random_raw(BLOCK)), BLOCK)
+    assert torch.equal(filled(7, STRETCH + BLOCK)[STRETCH:], expected)
 
 
 def test_the_key_stream_is_that_of_the_standard(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +186,7 @@ def test_the_key_stream_is_that_of_the_standard(monkeypatch: pytest.MonkeyPatch)
     plain = "6bc1bee22e409f96e93d7e117393172aae2d8a571e03ac9c9eb76fac45af8e51"
     cipher = "874d6191b620e3261bef6864990db6ce9806f66b7970fdff8617187bb9fffdff"
     lane = sources._started(None, 0)
-    stream = lane.random_raw(1).tobytes() + lane.random_raw(3).tobytes()
+    stream = words_of(lane, 1).tobytes() + words_of(lane, 3).tobytes()
     assert stream.hex() == f"{int(plain, 16) ^ int(cipher, 16):064x}"
 
 

@@ -17,8 +17,10 @@ measured while they are in a cache.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -29,7 +31,7 @@ _SINGLE = 2.0**-24
 _BRAIN = 2.0**-8  # unit roundoff of bfloat16
 _SMALL = 64  # up to here float64 costs less than what bfloat16 takes beside the product
 _BLOCK = 64  # rows of a matrix whose Gram matrix is computed by itself
-_PIECE = 2**18  # entries of a difference that are there at a time, on processors
+_PIECE = 2**19  # entries of a difference that are there at a time, on processors
 _UP = 1 + 2.0**-48
 
 
@@ -63,14 +65,14 @@ def frobenius_length(matrices: Tensor) -> Tensor:
     """
     rows = torch.linalg.vector_norm(matrices, dim=-1).to(torch.float64)
     norm: Tensor = torch.linalg.vector_norm(rows)
-    return norm * (1 + gamma_single(matrices.shape[-1]) + gamma(rows.numel())) + _vanished(matrices)
+    return norm * (1 + gamma_single(matrices.shape[-1]) + gamma(rows.numel())) + _vanished(matrices.numel())
 
 
-def _vanished(matrices: Tensor) -> float:
+def _vanished(entries: int) -> float:
     """Return a bound of the Frobenius norm of entries whose squares vanish in float32, and of entries that do in
     bfloat16; and of the root of what sums of products lose, if each vanishes.
     """
-    return 2.0**-62 * math.sqrt(matrices.numel())
+    return 2.0**-62 * math.sqrt(entries)
 
 
 def drift_length(weight: Tensor, copy: Tensor, share: float) -> Tensor:
@@ -80,29 +82,71 @@ def drift_length(weight: Tensor, copy: Tensor, share: float) -> Tensor:
     return length
 
 
-def drift_norm(weight: Tensor, copy: Tensor, share: float) -> tuple[Tensor, Tensor]:
-    """Return bounds of the Frobenius norm of the computed `difference` of [N, rows, columns], and of the largest
-    operator norm among its matrices; 0-dim in float64, or not finite, if an entry or a square is not.
+@dataclass(frozen=True, eq=False, slots=True)
+class Moments:
+    """What one pass over a drift finds, and how bounds of its norms follow.
+
+    Args:
+        values: float64 [k], where the drift is: :func:`read_norms` asks for those of many drifts at once.
+        norms: makes of them a bound of the Frobenius norm of the computed `difference`, and one of the largest
+            operator norm among its matrices; not finite, if an entry or a square is not.
     """
+
+    values: Tensor
+    norms: Callable[[Sequence[float]], tuple[float, float]]
+
+
+def drift_norm(weight: Tensor, copy: Tensor, share: float) -> Moments:
+    """Return what bounds the norms of the computed `difference` of [N, rows, columns]."""
     if weight.shape[-2] > weight.shape[-1]:
         weight, copy = weight.mT, copy.mT
     if weight.shape[-2] <= _SMALL:
         return _squared(difference(weight, copy, share).to(torch.float64))
-    pairs = [_centred(one[None], other[None], share) for one, other in zip(weight, copy, strict=True)]
-    if len(pairs) == 1:
-        return pairs[0]
-    lengths, norms = (torch.stack(column) for column in zip(*pairs, strict=True))
-    return torch.linalg.vector_norm(lengths) * (1 + gamma(len(lengths))), norms.amax()
+    found = [_centred(*pair, share) for pair in zip(weight, copy, strict=True)]
+    return found[0] if len(found) == 1 else _largest(found)
+
+
+def read_norms(found: Sequence[Moments]) -> list[tuple[float, float]]:
+    """Return the bounds of Frobenius and operator norms, in one transfer for each device."""
+    numbers = read([moments.values for moments in found])
+    return [moments.norms(values) for moments, values in zip(found, numbers, strict=True)]
+
+
+def read(values: Sequence[Tensor]) -> list[list[float]]:
+    """Return tensors as lists of numbers, in one transfer for each device."""
+    rows: dict[int, list[float]] = {}
+    for device in {value.device for value in values}:
+        places = [i for i, value in enumerate(values) if value.device == device]
+        numbers = iter(torch.cat([values[i].reshape(-1) for i in places]).tolist())
+        rows.update((i, list(islice(numbers, values[i].numel()))) for i in places)
+    return [rows[i] for i in range(len(values))]
+
+
+def _largest(found: Sequence[Moments]) -> Moments:
+    sizes = [len(moments.values) for moments in found]
+
+    def norms(values: Sequence[float]) -> tuple[float, float]:
+        numbers = iter(values)
+        pairs = [m.norms(list(islice(numbers, size))) for m, size in zip(found, sizes, strict=True)]
+        return math.hypot(*(length for length, _ in pairs)) * _UP, _most(norm for _, norm in pairs)
+
+    return Moments(torch.cat([moments.values for moments in found]), norms)
+
+
+def _most(values: Iterable[float]) -> float:
+    """Return the largest, or NaN if there is one."""
+    known = list(values)
+    return math.nan if any(map(math.isnan, known)) else max(known)
 
 
 def _pieces(weight: Tensor, copy: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield both, cut alike along the rows: into a few blocks at a time on processors, else whole."""
-    blocks = max(1, _PIECE // (_BLOCK * max(1, len(weight) * weight.shape[-1])))
+    blocks = max(1, _PIECE * weight.shape[-2] // (_BLOCK * max(1, weight.numel())))
     rows = blocks * _BLOCK if weight.device.type == "cpu" else max(1, weight.shape[-2])
     yield from zip(torch.split(weight, rows, dim=-2), torch.split(copy, rows, dim=-2), strict=True)
 
 
-def _squared(matrices: Tensor) -> tuple[Tensor, Tensor]:
+def _squared(matrices: Tensor) -> Moments:
     """As :func:`drift_norm` of matrices in float64, from ‖S‖⁸ = ‖(SSᵀ)⁴‖: n^(1/16) times the norm at most.
 
     S = D/L has ‖S‖_F ≤ 1, so a computed SSᵀ is off by γ_c at most, c the columns, and products of what is computed
@@ -114,46 +158,55 @@ def _squared(matrices: Tensor) -> tuple[Tensor, Tensor]:
     scaled = matrices / length
     gram = scaled @ scaled.mT
     square = gram @ gram.mT
-    bound = torch.linalg.vector_norm(square @ square.mT, dim=(-2, -1)).amax() * (1 + gamma(rows * rows))
-    for lost in (rows, rows, columns):
-        bound = (bound + 2 * gamma(lost)).sqrt()
-    return length, (bound + 2.0**-52) * length * _UP
+    fourth = torch.linalg.vector_norm(square @ square.mT, dim=(-2, -1)).amax()
+
+    def norms(values: Sequence[float]) -> tuple[float, float]:
+        found, bound = values[0], values[1] * (1 + gamma(rows * rows))
+        for lost in (rows, rows, columns):
+            bound = math.sqrt(bound + 2 * gamma(lost))
+        return found, (bound + 2.0**-52) * found * _UP
+
+    return Moments(torch.stack((length, fourth)), norms)
 
 
-def _centred(weight: Tensor, copy: Tensor, share: float) -> tuple[Tensor, Tensor]:
-    """As :func:`drift_norm` of one matrix [1, rows, columns], from what rounding to bfloat16 leaves of it: B, with
+def _centred(weight: Tensor, copy: Tensor, share: float) -> Moments:
+    """As :func:`drift_norm` of one matrix [rows, columns], from what rounding to bfloat16 leaves of it: B, with
     ‖D - B‖_F ≤ 2⁻⁸‖D‖_F.
 
     Of blocks B_i the computed Gram matrices G_i are off by γ_c‖B_i‖_F² in Frobenius norm, c the columns, since
     products of bfloat16 are exact in float32, in which they are added; and by 2⁻⁸‖G_i‖_F, since each entry is
     rounded once more. Hence ‖B‖² ≤ Σ(μ_i + ‖G_i - μ_iI‖_F) and what they are off, and ‖B‖_F² is the sum of their
-    traces, up to as much.
+    traces, up to as much. What is read are the traces and the ‖G_i‖_F.
     """
-    means, distances, sizes = [], [], []
+    traces, lengths, sizes = [], [], []
     for now, then in _pieces(weight, copy):
-        rounded = difference(now[0], then[0], share).to(torch.bfloat16)
+        rounded = difference(now, then, share).to(torch.bfloat16)
         whole = len(rounded) - len(rounded) % _BLOCK
-        for blocks in (rounded[:whole].reshape(-1, _BLOCK, rounded.shape[1]), rounded[whole:][None]):
+        for blocks in (rounded[:whole].reshape(-1, _BLOCK, rounded.shape[1]), rounded[None, whole:]):
             if blocks.numel():
                 grams = _grams(blocks)
-                diagonals = grams.diagonal(dim1=-2, dim2=-1)
-                means.append(diagonals.mean(dim=-1))
-                diagonals.sub_(means[-1][:, None])
-                distances.append(torch.linalg.vector_norm(grams, dim=(-2, -1)))
+                traces.append(grams.diagonal(dim1=-2, dim2=-1).sum(-1))
+                lengths.append(torch.linalg.vector_norm(grams, dim=(-2, -1)))
                 sizes += [grams.shape[-1]] * len(grams)
-    return _summed(weight, torch.cat(means), torch.cat(distances), sizes)
+    return Moments(torch.cat(traces + lengths), partial(_summed, weight.shape, sizes))
 
 
-def _summed(matrix: Tensor, means: Tensor, distances: Tensor, sizes: list[int]) -> tuple[Tensor, Tensor]:
-    """Return what :func:`_centred` says, from the μ_i and ‖G_i - μ_iI‖_F of blocks with so many rows."""
-    rows, lost = means.new_tensor(sizes), gamma_single(matrix.shape[-1])
-    trace = (means * rows).sum() * (1 + 4 * _BRAIN + lost)
-    length = trace.sqrt() * (1 + 2 * _BRAIN) + _vanished(matrix)
-    squared = (means + distances + 2 * _BRAIN * (distances + means * rows.sqrt())).sum()
-    error = lost * ((1 + _BRAIN) * length) ** 2
-    return length, (squared + error).sqrt() * (1 + gamma(len(sizes) + _BLOCK**2)) + _BRAIN * length + _vanished(
-        matrix
-    )
+def _summed(shape: torch.Size, sizes: Sequence[int], values: Sequence[float]) -> tuple[float, float]:
+    """Return what :func:`_centred` says, from the traces τ_i and the ‖G_i‖_F of blocks with r_i rows.
+
+    μ_i = τ_i/r_i, and ‖G_i - μ_iI‖_F² = ‖G_i‖_F² - τ_i²/r_i. All are sums of at most r_i² numbers that are not
+    negative, in float64, so the difference is off by 4γ_(r²)‖G_i‖_F² at most, τ_i² being at most r_i‖G_i‖_F².
+    """
+    lost, count = gamma_single(shape[1]), len(sizes)
+    squared = 0.0
+    for rows, trace, length in zip(sizes, values[:count], values[count:], strict=True):
+        square = length * length  # `**` raises where this is infinite
+        distance = math.sqrt(max(0.0, square - trace * trace / rows) + 4 * gamma(rows * rows) * square)
+        squared += trace / rows + distance + 2 * _BRAIN * (distance + trace / math.sqrt(rows))
+    vanished = _vanished(shape.numel())
+    whole = math.sqrt(sum(values[:count]) * (1 + 4 * _BRAIN + lost)) * (1 + 2 * _BRAIN) + vanished
+    error = lost * (1 + _BRAIN) ** 2 * whole * whole
+    return whole, math.sqrt(squared + error) * (1 + gamma(count + _BLOCK**2)) + _BRAIN * whole + vanished
 
 
 def _grams(blocks: Tensor) -> Tensor:

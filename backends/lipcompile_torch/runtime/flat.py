@@ -82,10 +82,10 @@ def add_scaled_(parts: Sequence[Part], values: Tensor) -> None:
 
     Args:
         parts: of n entries together, floating point.
-        values: [n], float64, on their device; overwritten.
+        values: [n], float64, on their device.
     """
     for tensor, scale, part in with_values(parts, values):
-        tensor.copy_(part.mul_(scale).add_(tensor))
+        tensor.add_(part, alpha=scale)  # of mixed types, torch adds in the wider one
 
 
 def in_threads(work: Callable[[Item], None], items: Sequence[Item]) -> None:

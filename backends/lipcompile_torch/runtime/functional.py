@@ -104,9 +104,7 @@ class _ClipNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, radius: float) -> Tensor:
-        norms = example_norms(x)
-        factors = torch.where(norms.isfinite(), _clip_scale(norms, x, radius), 0).to(x.dtype)
-        return (x * _columns(factors, x)).nan_to_num_(nan=0.0)  # zero times infinity or NaN
+        return _projected(x, radius)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:  # noqa: ARG004
@@ -125,13 +123,19 @@ class _ClipNorm(torch.autograd.Function):
         return torch.where(live, gradient, torch.zeros_like(x)), None
 
 
+def _projected(x: Tensor, radius: float) -> Tensor:
+    factors = _clip_scale(example_norms(x), x, radius).to(x.dtype)
+    return (x * _columns(factors, x)).nan_to_num_(nan=0.0)  # zero times infinity or NaN
+
+
 def _clip_scale(norms: Tensor, x: Tensor, radius: float) -> Tensor:
     """Return the factor of each example [B] of x, float64 and rounded down."""
     return clip_scale(norms, _rows(x).shape[1], x.dtype, radius)
 
 
 def clip_scale(norms: Tensor, entries: int, dtype: torch.dtype, radius: float) -> Tensor:
-    """Return the factor that takes each example, of a norm measured in float64, into the ball: see `clip_norm`.
+    """Return the factor that takes each example, of a norm measured in float64, into the ball: see `clip_norm`; of
+    NaN, NaN.
 
     Args:
         norms: [B], float64, each off by a relative (entries + 2)·2⁻⁵³ at most.
@@ -145,7 +149,7 @@ def clip_scale(norms: Tensor, entries: int, dtype: torch.dtype, radius: float) -
     quotient = max(room, 0.0) / norms.clamp_min(limit)  # second derivatives are finite at 0
     upwards = (quotient < kind.smallest_normal) & (quotient.to(dtype) > quotient)
     quotient = torch.where(upwards, (quotient - step).clamp_min(0), quotient)
-    return torch.where(norms > limit, quotient, torch.ones_like(norms))
+    return torch.where(norms <= limit, 1.0, quotient)
 
 
 def clip_norm(x: Tensor, radius: float) -> Tensor:
@@ -165,7 +169,7 @@ def clip_norm(x: Tensor, radius: float) -> Tensor:
     """
     if not 0 < radius < float("inf"):
         raise ValueError(f"the radius of a ball must be positive and finite, not {radius}")
-    clipped: Tensor = apply(_ClipNorm, x, radius)
+    clipped: Tensor = apply(_ClipNorm, x, radius) if x.requires_grad else _projected(x, radius)
     return clipped
 
 

@@ -5,17 +5,18 @@ Of two words of 64 bits the first gives a radius and a sign, the second an angle
     q = ±√(-2·ln U / (1 + tan²φ)),    the normals are q and q·tan φ.
 
 For ±(cos φ, sin φ) = ±(1, tan φ)/√(1 + tan²φ) is uniform on the circle, and √(-2·ln U) is the norm of two normals
-(Box and Muller, Ann. Math. Stat. 29, 1958). U is an odd multiple of 2^-63: no normal exceeds √(2·63·ln 2) = 9.346,
-and 1e-20 of the mass lies beyond. One tangent takes the place of a sine and a cosine.
+(Box and Muller, Ann. Math. Stat. 29, 1958). U is an odd multiple of 2^-63, less its 2^-53th part: no normal
+exceeds √(2·63·ln 2) = 9.346, and 1e-20 of the mass lies beyond. One tangent does for a sine and a cosine.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -25,15 +26,18 @@ from torch import Tensor
 
 from .flat import Part, add_scaled_, entries, in_threads, stretches
 
-Item = TypeVar("Item")
-
 LANES = 16
 """How many generators there are, and so the most threads that draw."""
 
-STRETCH = 1 << 15
-"""Entries that one thread works on at once: about a megabyte."""
+BLOCK = 1 << 17
+"""Normals that are computed together: a megabyte."""
+
+STRETCH = 4 * BLOCK
+"""Entries that one generator draws for at a time."""
 
 _WARM_UP = 16
+_FEW = 4  # threads of torch
+_ALONE = 1 << 15  # entries that torch deals with in the thread that asks
 
 
 class Lanes:
@@ -46,6 +50,10 @@ class Lanes:
     words are the seed modulo 2^64, the number of the lane, and 0, and the first 16 draws are dropped. Steps of
     that generator are invertible and counted, so lanes that start apart, of one seed or of several, are never in
     the same state within 2^64 draws.
+
+    Where torch has few threads, one draws and torch shares out what is computed of the words: torch's other
+    threads keep their processors busy for milliseconds after each operation of theirs, and threads of Python would
+    have to take turns with them. Where it has many, each lane has a thread.
 
     Args:
         seed: None: the operating system's entropy.
@@ -63,20 +71,16 @@ class Lanes:
 
     def fill_(self, normals: Tensor) -> None:
         """Replace the entries of a flat float64 tensor by independent standard normals."""
-        self._share_out([part.numpy() for part in torch.split(normals, STRETCH)], _fill)
+        self.perturb_([(normals.zero_(), 1.0)])
 
     def perturb_(self, parts: Sequence[Part]) -> None:
         """Add scale·normal to each entry of flat tensors, computed in float64 and rounded to their dtype."""
-        self._share_out(list(stretches(parts, STRETCH)), _perturb)
-
-    def _share_out(self, items: Sequence[Item], work: Callable[[Bits, Item], None]) -> None:
-        lanes = [self._lane(number) for number in range(min(LANES, len(items)))]
-
-        def run(number: int) -> None:
-            for item in items[number::LANES]:
-                work(lanes[number], item)
-
-        in_threads(run, range(len(lanes)))
+        cut = list(stretches(parts, STRETCH))
+        lanes = [self._lane(number) for number in range(min(LANES, len(cut)))]
+        if torch.get_num_threads() <= _FEW:
+            _perturb(lanes, cut, BLOCK)
+            return
+        in_threads(lambda number: _perturb([lanes[number]], cut[number::LANES], _ALONE), range(len(lanes)))
 
     def _lane(self, number: int) -> Bits:
         if number == len(self._lanes):
@@ -90,8 +94,8 @@ class Lanes:
 class Bits(Protocol):
     """A source of random words."""
 
-    def random_raw(self, size: int) -> NDArray[np.uint64]:
-        """Return the next words."""
+    def fill_(self, words: NDArray[np.uint64]) -> None:
+        """Replace BLOCK words at most by the next ones."""
         ...  # pragma: no cover
 
 
@@ -104,7 +108,18 @@ def _started(seed: int | None, number: int) -> Bits:
     lane.state = {"bit_generator": "SFC64", "state": state, "has_uint32": 0, "uinteger": 0}
     if seed is not None:
         lane.random_raw(_WARM_UP, output=False)
-    return lane
+    return _Chaotic(lane)
+
+
+class _Chaotic:
+    """SFC64."""
+
+    def __init__(self, generator: SFC64) -> None:
+        self._generator = generator
+
+    def fill_(self, words: NDArray[np.uint64]) -> None:
+        """Replace the words by the next ones."""
+        words[:] = self._generator.random_raw(len(words))
 
 
 class _KeyStream:
@@ -113,14 +128,12 @@ class _KeyStream:
     def __init__(self, encryptor: Callable[[bytes, bytes], Any]) -> None:
         self._encryptor = encryptor(os.urandom(16), os.urandom(16))
 
-    def random_raw(self, size: int) -> NDArray[np.uint64]:
-        """Return the next words, STRETCH at most."""
-        words = np.empty(size, np.uint64)
+    def fill_(self, words: NDArray[np.uint64]) -> None:
+        """Replace BLOCK words at most by the next ones."""
         self._encryptor.update_into(_ZEROS[: words.nbytes], words.view(np.uint8).data)
-        return words
 
 
-_ZEROS = memoryview(bytes(8 * STRETCH))
+_ZEROS = memoryview(bytes(8 * BLOCK))
 
 
 @cache
@@ -133,36 +146,64 @@ def _aes() -> Callable[[bytes, bytes], Any] | None:
     return lambda key, counter: Cipher(algorithms.AES(key), modes.CTR(counter)).encryptor()
 
 
-def _fill(lane: Bits, normals: NDArray[np.float64]) -> None:
-    normals[:] = draw(lane, len(normals))
+def _perturb(lanes: Sequence[Bits], cut: Sequence[Sequence[Part]], at_once: int) -> None:
+    """Add noise to stretches, from lanes in turn, by operations on so many entries at most."""
+    room = torch.empty(2, BLOCK, dtype=torch.int64)
+    for number, stretch in enumerate(cut):
+        for block in stretches(stretch, BLOCK):
+            normals = draw(lanes[number % len(lanes)], entries(block), room, at_once)
+            for piece, values in zip(stretches(block, at_once), torch.split(normals, at_once), strict=True):
+                add_scaled_(piece, values)
 
 
-def _perturb(lane: Bits, parts: Sequence[Part]) -> None:
-    add_scaled_(parts, torch.from_numpy(draw(lane, entries(parts))))
+def draw(lane: Bits, count: int, room: Tensor | None = None, at_once: int = BLOCK) -> Tensor:
+    """Return independent standard normals, [count] in float64; BLOCK at most.
 
-
-def draw(lane: Bits, count: int) -> NDArray[np.float64]:
-    """Return independent standard normals, [count]."""
+    Args:
+        room: int64 [2, count or more] that is overwritten, and holds what is returned.
+        at_once: so many pairs are computed together.
+    """
     half = (count + 1) // 2
-    words, normals = lane.random_raw(2 * half).view(np.int64), np.empty(2 * half)
-    first, radius, ratio = words[:half], normals[:half], normals[half:]
-    ratio[:] = words[half:]
-    ratio *= math.pi * 2.0**-64
-    np.tan(ratio, out=ratio)
-    first |= 1  # so never 0
-    radius[:] = first
-    radius *= 2.0**-63
-    np.abs(radius, out=radius)
-    np.log(radius, out=radius)
-    radius *= -2.0
-    square = words[half:].view(np.float64)  # memory that is done with
-    np.multiply(ratio, ratio, out=square)
-    square += 1.0
-    radius /= square
-    np.sqrt(radius, out=radius)
-    radius.view(np.int64)[...] |= first & _SIGN
-    ratio *= radius
+    words, room = (torch.empty(2, 2 * half, dtype=torch.int64) if room is None else room)[:, : 2 * half]
+    lane.fill_(words.numpy().view(np.uint64))
+    normals = room.view(torch.float64)
+    pairs = zip(*(torch.split(row.view(2, half), at_once, 1) for row in (words, normals)), strict=True)
+    for (first, second), (radius, ratio) in pairs:
+        _pair(first, second, radius, ratio)
     return normals[:count]
 
 
-_SIGN = np.int64(-(2**63))  # the highest bit is that of a word and of a double alike
+def _pair(first: Tensor, second: Tensor, radius: Tensor, ratio: Tensor) -> None:
+    """Compute pairs of normals from pairs of words, which are overwritten; all [n]."""
+    ratio.copy_(second).mul_(math.pi * 2.0**-64)
+    _tangent_(ratio)
+    first.bitwise_or_(1)  # so never 0
+    radius.copy_(first).abs_().mul_(_UNIT)
+    _logarithm_(radius)
+    square = second.view(torch.float64)  # memory that is done with
+    torch.addcmul(_MINUS_HALF, ratio, ratio, value=-0.5, out=square)
+    torch.div(square, radius, out=radius).rsqrt_()
+    radius.view(torch.int64).bitwise_or_(first.bitwise_and_(_SIGN))
+    ratio.mul_(radius)
+
+
+_UNIT = 2.0**-63 * (1 - 2.0**-53)  # U < 1, so that -ln U > 0
+_MINUS_HALF = torch.tensor(-0.5, dtype=torch.float64)
+_SIGN = -(2**63)  # the highest bit is that of a word and of a double alike
+
+# numpy's vector code for AVX-512, which wheels for Linux have, takes a fifth of the time of torch's.
+_BY_NUMPY = sys.platform == "linux" and torch.backends.cpu.get_cpu_capability() == "AVX512"
+
+
+def _tangent_(x: Tensor) -> None:
+    if _BY_NUMPY:
+        np.tan(x.numpy(), out=x.numpy())
+    else:
+        x.tan_()
+
+
+def _logarithm_(x: Tensor) -> None:
+    if _BY_NUMPY:
+        np.log(x.numpy(), out=x.numpy())
+    else:
+        x.log_()

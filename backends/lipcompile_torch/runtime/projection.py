@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from .constraints import Constraint, Fixed, Frobenius, Orthogonal, Spectral
-from .drift import difference_error, drift_length, drift_norm, frobenius_length
+from .drift import Moments, difference_error, drift_length, drift_norm, frobenius_length, read, read_norms
 from .operators import Operator
 from .sharding import is_shard, replace_
 
@@ -91,8 +91,8 @@ class Amortised:
     def _comparable(self, weight: Tensor, anchor: Anchor) -> bool:
         return not is_shard(weight) and weight.numel() > 0 and anchor.copy.device == weight.device
 
-    def length_and_norm(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Return bounds of the Frobenius and the operator norm of what moved, 0-dim."""
+    def length_and_norm(self, weight: Tensor) -> Moments:
+        """Return what bounds the Frobenius and the operator norm of what moved."""
         assert self.anchor is not None
         return drift_norm(*self._drift(weight, self.anchor))
 
@@ -233,7 +233,7 @@ class Amortised:
             rounded = distance = 0.0
             if copy.dtype != weight.dtype:
                 lost = drift_norm(self.operator.matrix(weight), self.operator.matrix(copy), 1.0)
-                rounded, norm = _read(lost)
+                ((rounded, norm),) = read_norms([lost])
                 distance = factor * (norm + difference_error(rounded, 0.0)) * _UP
             if rounded < math.inf and bound + 2 * distance <= self.constraint.bound:
                 return Anchor(copy, bound + distance, self._length(copy), rounded)
@@ -259,20 +259,6 @@ def _copied(weight: Tensor, dtype: torch.dtype, before: Anchor | None) -> Tensor
     if old is None or (old.dtype, old.device, old.shape) != (dtype, weight.device, weight.shape):
         return weight.to(dtype, copy=True)
     return old.copy_(weight)
-
-
-def _read(values: Sequence[Tensor]) -> list[float]:
-    """Return numbers, in one transfer for each device."""
-    found: dict[int, float] = {}
-    for device in {value.device for value in values}:
-        places = [i for i, value in enumerate(values) if value.device == device]
-        found.update(zip(places, torch.stack([values[i] for i in places]).tolist(), strict=True))
-    return [found[i] for i in range(len(values))]
-
-
-def _read_pairs(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[tuple[float, float]]:
-    numbers = _read([value for pair in pairs for value in pair])
-    return list(zip(numbers[::2], numbers[1::2], strict=True))
 
 
 Known = tuple[nn.Parameter, Amortised]
@@ -315,7 +301,8 @@ def _by_length(parameters: Sequence[Known], slack: float) -> tuple[list[Known], 
     uncertain = [pair for pair, length in zip(parameters, lengths, strict=True) if length is None]
     asked = [pair for pair, length in zip(parameters, lengths, strict=True) if length is not None]
     far: list[Known] = []
-    for pair, length in zip(asked, _read([length for length in lengths if length is not None]), strict=True):
+    numbers = read([length for length in lengths if length is not None])
+    for pair, (length,) in zip(asked, numbers, strict=True):
         parameter, known = pair
         if not known.settle(parameter.detach(), length, slack):
             (far if known.worth_measuring() and 0 < length < math.inf else uncertain).append(pair)
@@ -324,7 +311,7 @@ def _by_length(parameters: Sequence[Known], slack: float) -> tuple[list[Known], 
 
 def _by_norm(parameters: Sequence[Known], slack: float) -> list[Known]:
     """Place weights by the operator norms of their drifts; return those that are left."""
-    found = _read_pairs([known.length_and_norm(parameter.detach()) for parameter, known in parameters])
+    found = read_norms([known.length_and_norm(parameter.detach()) for parameter, known in parameters])
     return [
         (parameter, known)
         for (parameter, known), (length, norm) in zip(parameters, found, strict=True)
