@@ -18,7 +18,7 @@ from .drift import frobenius_length, gamma_single
 from .norms import guess_eigenvalue
 
 _CHUNK = 128  # terms of a sum
-_ROWS = 64  # of a Gram matrix at a time: what lies above the diagonal blocks is not computed, but copied
+_ROWS = 128  # of a Gram matrix at a time: what lies above the diagonal blocks is not computed, but copied
 _FACTOR = 256  # above this size a factorisation is made in two halves, which is faster
 _SUSPECTS = 8  # matrices of a stack that the guess looks at
 _STEPS = 24  # of Lanczos, from a fixed start: within a few thousandths on matrices that training makes
