@@ -126,6 +126,15 @@ def test_steps_without_noise_have_no_epsilon(capsys: Capture) -> None:
     assert found == {"epsilon": None, "note": "no finite epsilon: there was too little noise for this delta"}
 
 
+@pytest.mark.parametrize("least", [1e-4, 1e-9])
+def test_steps_with_hardly_any_noise_have_none_by_pld(least: float, capsys: Capture) -> None:
+    write(Mechanism(0.1, least), PLAIN)
+    found = reported(capsys, "--delta 1e-5")["accountants"]
+    assert found["pld"]["epsilon"] is None
+    assert found["rdp"]["epsilon"] is None or found["rdp"]["epsilon"] > 1e8
+    assert run("ledger.jsonl --delta 1e-5") == 0
+
+
 def test_nothing_spent_is_zero(capsys: Capture) -> None:
     write()
     assert reported(capsys)["accountants"]["pld"]["epsilon"] == 0

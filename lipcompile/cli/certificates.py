@@ -48,10 +48,12 @@ def planned_training(loaded: Loaded) -> dict[str, Any] | None:
 
 
 def _steps(plan: dict[str, Any]) -> int | None:
-    """Return how many steps the epochs come to, each of round(N/b); None if one of the three is open."""
+    """Return how many steps the epochs come to; None if their number, or one of N and b, is open."""
+    from lipcompile.cli.settings import epoch_steps
+
     if not {"epochs", "batch_size", "dataset"} <= plan.keys():
         return None
-    return int(plan["epochs"] * max(1, round(plan["dataset"] / plan["batch_size"])))
+    return int(plan["epochs"] * epoch_steps(plan["dataset"], plan["batch_size"]))
 
 
 def _exact(value: Any) -> Any:

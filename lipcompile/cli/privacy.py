@@ -90,7 +90,8 @@ def ask(accounting: Any, given: Mapping[str, Any], plan: Mapping[str, Any]) -> Q
     settings = merged(given, {"dataset_size": plan.get("dataset"), **plan}, {"neighbours": "add_remove"})
     demand(settings, ("delta",))
     rate = _rate(given, settings)
-    asked = _asked(given, plan, _steps(given, rate), _steps(settings, rate))
+    sizes = _sizes(given, settings)
+    asked = _asked(given, plan, _steps(given, rate, sizes), _steps(settings, rate, sizes))
     unknown = [name for name in COLUMNS if asked[name] is None]
     if not unknown:
         raise setting_error(
@@ -103,7 +104,7 @@ def ask(accounting: Any, given: Mapping[str, Any], plan: Mapping[str, Any]) -> Q
     correlation, neighbours = plan.get("correlation"), settings["neighbours"]
     sampling = resolved_sampling(settings["sampling"], correlation)
     try:
-        drawing = _drawing(accounting, sampling, correlation, rate, _sizes(given, settings))
+        drawing = _drawing(accounting, sampling, correlation, rate, sizes)
         drawing.check(accounting.NeighbouringRelation(neighbours))
     except accounting.BudgetError as error:
         raise setting_error(str(error)) from error
@@ -242,8 +243,13 @@ def _rate(given: Mapping[str, Any], settings: Mapping[str, Any]) -> float:
     return float(settings["batch_size"] / settings["dataset_size"])
 
 
-def _steps(settings: Mapping[str, Any], rate: float) -> int | None:
-    """Return the number of steps; an epoch is round(1/q) steps, and at least one, as in training."""
+def _steps(settings: Mapping[str, Any], rate: float, sizes: tuple[int, int] | None) -> int | None:
+    """Return the number of steps, if it or that of epochs is said."""
+    from lipcompile.cli.settings import epoch_steps
+
     if settings["steps"] is not None or settings["epochs"] is None:
         return None if settings["steps"] is None else int(settings["steps"])
-    return int(settings["epochs"]) * max(1, round(1 / rate)) if rate > 0 else None
+    if not rate > 0:
+        return None
+    batch, dataset = sizes or (rate, 1)
+    return int(settings["epochs"]) * epoch_steps(dataset, batch)

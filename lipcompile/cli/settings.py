@@ -47,13 +47,18 @@ def noise_strategy(plan: Mapping[str, Any], backend: Backend) -> Mapping[str, An
         raise input_error(
             "LIP404", f"correlated noise is made for so many steps: {', '.join(missing)} needed", mend
         )
-    steps_per_epoch = max(1, round(plan["dataset"] / plan["batch_size"]))
+    steps_per_epoch = epoch_steps(plan["dataset"], plan["batch_size"])
     try:
         strategy = backend.factorisation.planned_strategy(plan["correlation"], plan["epochs"], steps_per_epoch)
     except ValueError as error:
         raise setting_error(str(error)) from None
     data: Mapping[str, Any] = strategy.to_dict()
     return data
+
+
+def epoch_steps(dataset: float, batch: float) -> int:
+    """Return how many steps an epoch has: round(N/b), and at least 1, as in training."""
+    return max(1, round(dataset / batch))
 
 
 def demand(settings: Mapping[str, Any], names: tuple[str, ...]) -> None:

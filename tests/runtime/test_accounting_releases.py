@@ -161,7 +161,8 @@ def test_all_combinations_have_an_analysis_but_one(
     # One example moves the sum by at most 2K, whatever the scheme: two plain mechanisms dominate.
     most = brentq(lambda eps: gaussian_delta(math.sqrt(2) * 2 / 3, eps) - DELTA, 0, 50)
     assert 0 < epsilon(runs, DELTA, relation, accountant) <= 1.1 * most
-    assert epsilon([(RELEASES[name](0.0), 1)], DELTA, relation, accountant) == math.inf
+    for least in (0.0, 1e-200, 1e-4):  # of the last RDP still says 10^8 and more
+        assert epsilon([(RELEASES[name](least), 10)], DELTA, relation, accountant) >= 1e8
 
 
 def test_without_the_package_random_allocation_names_the_extra_and_keeps_its_bound(

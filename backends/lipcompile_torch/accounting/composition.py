@@ -16,6 +16,9 @@ from .rdp import rdp_epsilon
 from .releases import Mechanism, RandomAllocation, Release, Run
 
 
+_NO_NOISE = 1e-100  # squares of less vanish
+
+
 def epsilon(
     runs: Iterable[Run],
     delta: float,
@@ -27,7 +30,7 @@ def epsilon(
     Formal guarantees: an upper bound of the true ε, by Rényi divergence (Mironov et al. 2019; without replacement
     Wang et al. 2019, Theorem 27) or by a privacy loss distribution rounded pessimistically (Doroshenko et al.
     2022), for adaptively chosen releases of these parameters. The order of runs does not matter. `inf` if some
-    step has no noise, or if δ is below what the accountant resolves.
+    step has no noise to speak of, or if δ is below what the accountant resolves.
 
     Raises:
         BudgetError: δ outside (0, 1), a negative count, or what `check_supported` refuses.
@@ -37,7 +40,7 @@ def epsilon(
     check_supported(merged, delta, relation, accountant)
     if not merged:
         return 0.0
-    if any(release.noise_multiplier == 0 for release in merged):
+    if any(release.noise_multiplier < _NO_NOISE for release in merged):
         return math.inf
     with _quiet() as notes:
         if accountant == "rdp":

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 _INTERVAL = 1e-4  # dp-accounting's default grid of privacy losses
+_LARGEST_EPSILON = 1e6  # of a rough estimate: beyond, dp-accounting's sums overflow, and nothing is private
 _FINE_EPSILON = 20.0  # larger budgets are computed on a proportionally coarser, still pessimistic, grid
 # The PLD of T sampled steps is the T-th power of a Fourier transform in double precision: the composed
 # distribution is wrong by about T * 1e-18 of probability (measured: even negative δ results). Smaller δ is
@@ -29,8 +30,13 @@ _TOLERANCE = 1e-6  # relative, of ε by two changes
 
 
 def pld_epsilon(runs: Counter[Release], delta: float, relation: NeighbouringRelation, notes: list[str]) -> float:
-    """Return ε at δ of supported runs; `notes` receives the warnings of dp-accounting meanwhile."""
-    interval = _interval(runs, delta, relation, notes)
+    """Return ε at δ of supported runs, `inf` where it is beyond 1e6 by any account; `notes` receives the warnings of
+    dp-accounting meanwhile.
+    """
+    rough = _rough_epsilon(runs, delta, relation, notes)
+    if not rough <= _LARGEST_EPSILON:
+        return math.inf
+    interval = _interval(rough)
     direct = float(composed_pld(runs, delta, relation, interval).get_epsilon_for_delta(delta))
     if relation is NeighbouringRelation.REPLACE_ONE and all(isinstance(one, RandomAllocation) for one in runs):
         return min(direct, _by_two_changes(runs, delta, direct, notes))
@@ -46,7 +52,8 @@ def _by_two_changes(runs: Counter[Release], delta: float, direct: float, notes: 
     if not available() or math.isinf(direct):
         return math.inf
     try:
-        composed = composed_pld(runs, delta / 10, added, _interval(runs, delta, added, notes))
+        interval = _interval(_rough_epsilon(runs, delta, added, notes))
+        composed = composed_pld(runs, delta / 10, added, interval)
     except BudgetError:
         return math.inf
     slack = _SMALLEST_DELTA + _DELTA_PER_STEP * sum(runs.values())
@@ -156,12 +163,18 @@ def _one_step(
     )
 
 
-def _interval(runs: Counter[Release], delta: float, relation: NeighbouringRelation, notes: list[str]) -> float:
+def _interval(rough: float) -> float:
     """Choose the grid: PLD's memory grows with ε / interval, and any interval errs on the private side."""
+    return _INTERVAL * max(1.0, min(rough, _LARGEST_EPSILON) / _FINE_EPSILON)
+
+
+def _rough_epsilon(
+    runs: Counter[Release], delta: float, relation: NeighbouringRelation, notes: list[str]
+) -> float:
+    """Return ε of charges that cost about as much, by RDP."""
     alike: Counter[Release] = Counter()
     for release, count in runs.items():
         plain = Mechanism(1, release.noise_multiplier / relation.moves), 1
         mechanism, times = plain if is_gaussian(release, relation) else like_poisson(release, relation)
         alike[mechanism] += count * times
-    rough = rdp_epsilon(alike, delta, NeighbouringRelation.ADD_REMOVE, notes)
-    return _INTERVAL * max(1.0, min(rough, 1e9) / _FINE_EPSILON)
+    return rdp_epsilon(alike, delta, NeighbouringRelation.ADD_REMOVE, notes)
