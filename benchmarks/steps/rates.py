@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.utility.image_features import Name, pictures
 
-from .contestants import FIXED_SIZE, SIGMA
+from .contestants import SIGMA
 from .networks import NETWORKS, Network
 
 RATES = (1e-6, 1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 1e-2)
@@ -47,7 +47,7 @@ def accuracy(network: Network, parts: tuple[Tensor, ...], batch: int, steps: int
         noise_multiplier=SIGMA,
         noise="optimal",
         seed=0,
-        **FIXED_SIZE,
+        sampling="fixed_size",
     )
     batches = chain.from_iterable(repeat(loader))
     for images, labels in islice(batches, steps):
@@ -64,7 +64,7 @@ def _scaled(images: NDArray[np.uint8], network: Network) -> Tensor:
 
 
 def _split(x: Tensor, y: Tensor) -> zip[tuple[Tensor, Tensor]]:
-    return zip(x.split(1000), y.split(1000), strict=True)
+    return zip(torch.split(x, 1000), torch.split(y, 1000), strict=True)
 
 
 def main() -> None:

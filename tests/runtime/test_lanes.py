@@ -16,7 +16,7 @@ from lipcompile_torch.runtime import flat as flats
 from lipcompile_torch.runtime import lanes as sources
 from lipcompile_torch.runtime import layers, losses
 from lipcompile_torch.runtime.flat import add_scaled_, flat, in_threads, stretches
-from lipcompile_torch.runtime.lanes import BLOCK, LANES, STRETCH, Bits, Lanes, draw
+from lipcompile_torch.runtime.lanes import BLOCK, LANES, STRETCH, Bits, Block, Lanes
 from lipcompile_torch.runtime.module import LipschitzModule
 from lipcompile_torch.runtime.noise import NoiseSource
 from lipcompile_torch.runtime.normals import SecureNormals
@@ -77,7 +77,7 @@ def words_of(lane: Bits, count: int) -> NDArray[np.uint64]:
 
 
 def drawn(*words: int) -> list[float]:
-    found: list[float] = draw(Words(*words), len(words)).tolist()
+    found: list[float] = Block(len(words)).draw(Words(*words)).tolist()
     return found
 
 
@@ -175,7 +175,7 @@ def test_the_start_of_a_lane_is_what_the_documentation_says() -> None:
         "uinteger": 0,
     }
     lane.random_raw(16)
-    expected = draw(Words(*lane.random_raw(BLOCK)), BLOCK)
+    expected = Block(BLOCK).draw(Words(*lane.random_raw(BLOCK)))
     assert torch.equal(filled(7, STRETCH + BLOCK)[STRETCH:], expected)
 
 

@@ -15,7 +15,6 @@ from .pld import check_resolution, pld_epsilon
 from .rdp import rdp_epsilon
 from .releases import Mechanism, RandomAllocation, Release, Run
 
-
 _NO_NOISE = 1e-100  # squares of less vanish
 
 

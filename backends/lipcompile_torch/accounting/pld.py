@@ -30,8 +30,10 @@ _TOLERANCE = 1e-6  # relative, of ε by two changes
 
 
 def pld_epsilon(runs: Counter[Release], delta: float, relation: NeighbouringRelation, notes: list[str]) -> float:
-    """Return ε at δ of supported runs, `inf` where it is beyond 1e6 by any account; `notes` receives the warnings of
-    dp-accounting meanwhile.
+    """Return ε at δ of supported runs, `inf` where it is beyond 1e6 or so.
+
+    Args:
+        notes: receives the warnings of dp-accounting meanwhile.
     """
     rough = _rough_epsilon(runs, delta, relation, notes)
     if not rough <= _LARGEST_EPSILON:

@@ -149,42 +149,64 @@ def _aes() -> Callable[[bytes, bytes], Any] | None:
 def _perturb(lanes: Sequence[Bits], cut: Sequence[Sequence[Part]], at_once: int) -> None:
     """Add noise to stretches, from lanes in turn, by operations on so many entries at most."""
     room = torch.empty(2, BLOCK, dtype=torch.int64)
+    whole = Block(BLOCK, room, at_once)
     for number, stretch in enumerate(cut):
-        for block in stretches(stretch, BLOCK):
-            normals = draw(lanes[number % len(lanes)], entries(block), room, at_once)
-            for piece, values in zip(stretches(block, at_once), torch.split(normals, at_once), strict=True):
+        for parts in stretches(stretch, BLOCK):
+            count = entries(parts)
+            block = whole if count == BLOCK else Block(count, room, at_once)
+            normals = block.draw(lanes[number % len(lanes)])
+            for piece, values in zip(stretches(parts, at_once), torch.split(normals, at_once), strict=True):
                 add_scaled_(piece, values)
 
 
-def draw(lane: Bits, count: int, room: Tensor | None = None, at_once: int = BLOCK) -> Tensor:
-    """Return independent standard normals, [count] in float64; BLOCK at most.
+class Block:
+    """Room for words, and for the normals that are computed of them.
 
     Args:
-        room: int64 [2, count or more] that is overwritten, and holds what is returned.
+        count: of normals.
+        room: int64 [2, count or more], which draws overwrite; None: of its own.
         at_once: so many pairs are computed together.
     """
-    half = (count + 1) // 2
-    words, room = (torch.empty(2, 2 * half, dtype=torch.int64) if room is None else room)[:, : 2 * half]
-    lane.fill_(words.numpy().view(np.uint64))
-    normals = room.view(torch.float64)
-    pairs = zip(*(torch.split(row.view(2, half), at_once, 1) for row in (words, normals)), strict=True)
-    for (first, second), (radius, ratio) in pairs:
-        _pair(first, second, radius, ratio)
-    return normals[:count]
+
+    def __init__(self, count: int, room: Tensor | None = None, at_once: int = BLOCK) -> None:
+        half = (count + 1) // 2
+        words, normals = (torch.empty(2, 2 * half, dtype=torch.int64) if room is None else room)[:, : 2 * half]
+        self._words: NDArray[np.uint64] = words.numpy().view(np.uint64)
+        self._normals: Tensor = normals.view(torch.float64)[:count]
+        rows = (words.view(2, half), normals.view(torch.float64).view(2, half))
+        pieces = zip(*(torch.split(row, at_once, 1) for row in rows), strict=True)
+        self._pairs = [_Pairs(*some_words, *some_normals) for some_words, some_normals in pieces]
+
+    def draw(self, lane: Bits) -> Tensor:
+        """Return independent standard normals [count], float64; the next draw overwrites them."""
+        lane.fill_(self._words)
+        for pairs in self._pairs:
+            pairs.compute()
+        return self._normals
 
 
-def _pair(first: Tensor, second: Tensor, radius: Tensor, ratio: Tensor) -> None:
-    """Compute pairs of normals from pairs of words, which are overwritten; all [n]."""
-    ratio.copy_(second).mul_(math.pi * 2.0**-64)
-    _tangent_(ratio)
-    first.bitwise_or_(1)  # so never 0
-    radius.copy_(first).abs_().mul_(_UNIT)
-    _logarithm_(radius)
-    square = second.view(torch.float64)  # memory that is done with
-    torch.addcmul(_MINUS_HALF, ratio, ratio, value=-0.5, out=square)
-    torch.div(square, radius, out=radius).rsqrt_()
-    radius.view(torch.int64).bitwise_or_(first.bitwise_and_(_SIGN))
-    ratio.mul_(radius)
+class _Pairs:
+    """Pairs of words, which are overwritten, and the pairs of normals that they give; all [n]."""
+
+    def __init__(self, first: Tensor, second: Tensor, radius: Tensor, ratio: Tensor) -> None:
+        self._first, self._second, self._radius, self._ratio = first, second, radius, ratio
+        self._square = second.view(torch.float64)  # memory that is done with, by then
+        self._bits = radius.view(torch.int64)
+        self._arrays = radius.numpy(), ratio.numpy()
+
+    def compute(self) -> None:
+        """Compute the normals."""
+        first, radius, ratio, square = self._first, self._radius, self._ratio, self._square
+        radii, ratios = self._arrays
+        ratio.copy_(self._second).mul_(math.pi * 2.0**-64)
+        np.tan(ratios, out=ratios) if _BY_NUMPY else ratio.tan_()
+        first.bitwise_or_(1)  # so never 0
+        radius.copy_(first).abs_().mul_(_UNIT)
+        np.log(radii, out=radii) if _BY_NUMPY else radius.log_()
+        torch.addcmul(_MINUS_HALF, ratio, ratio, value=-0.5, out=square)
+        torch.div(square, radius, out=radius).rsqrt_()
+        self._bits.bitwise_or_(first.bitwise_and_(_SIGN))
+        ratio.mul_(radius)
 
 
 _UNIT = 2.0**-63 * (1 - 2.0**-53)  # U < 1, so that -ln U > 0
@@ -193,17 +215,3 @@ _SIGN = -(2**63)  # the highest bit is that of a word and of a double alike
 
 # numpy's vector code for AVX-512, which wheels for Linux have, takes a fifth of the time of torch's.
 _BY_NUMPY = sys.platform == "linux" and torch.backends.cpu.get_cpu_capability() == "AVX512"
-
-
-def _tangent_(x: Tensor) -> None:
-    if _BY_NUMPY:
-        np.tan(x.numpy(), out=x.numpy())
-    else:
-        x.tan_()
-
-
-def _logarithm_(x: Tensor) -> None:
-    if _BY_NUMPY:
-        np.log(x.numpy(), out=x.numpy())
-    else:
-        x.log_()
