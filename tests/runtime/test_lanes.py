@@ -218,12 +218,14 @@ def test_entropy_is_taken_anew_for_every_lane_of_every_step(bits: bool, monkeypa
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_sums_are_computed_in_doubles_and_rounded_once(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("room", [0, 1001])
+def test_sums_are_computed_in_doubles_and_rounded_once(dtype: torch.dtype, room: int) -> None:
     start = torch.linspace(-3, 5, 1001).to(dtype)
     values = torch.linspace(-1, 1, 1001, dtype=torch.float64)
     expected = (start.double() + 0.25 * values).to(dtype)
     found = start.clone()
-    add_scaled_([(found[:400], 0.25), (found[400:], 0.25)], values)
+    spare = torch.full((room,), math.nan, dtype=torch.float64) if room else None
+    add_scaled_([(found[:400], 0.25), (found[400:], 0.25)], values, spare)
     assert torch.equal(found, expected)
 
 

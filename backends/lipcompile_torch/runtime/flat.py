@@ -77,15 +77,19 @@ def with_values(parts: Sequence[Part], values: Tensor) -> Iterator[tuple[Tensor,
         start += len(tensor)
 
 
-def add_scaled_(parts: Sequence[Part], values: Tensor) -> None:
+def add_scaled_(parts: Sequence[Part], values: Tensor, spare: Tensor | None = None) -> None:
     """Add scale·values to the parts, each sum computed in float64 and rounded once.
 
     Args:
         parts: of n entries together, floating point.
         values: [n], float64, on their device.
+        spare: float64 [n], which is overwritten: room for parts in float64, which torch would else allocate.
     """
     for tensor, scale, part in with_values(parts, values):
-        tensor.add_(part, alpha=scale)  # of mixed types, torch adds in the wider one
+        if spare is None or tensor.dtype == torch.float64:
+            tensor.add_(part, alpha=scale)  # of mixed types, torch adds in the wider one
+        else:
+            tensor.copy_(spare[: len(tensor)].copy_(tensor).add_(part, alpha=scale))
 
 
 def in_threads(work: Callable[[Item], None], items: Sequence[Item]) -> None:

@@ -156,7 +156,7 @@ def _perturb(lanes: Sequence[Bits], cut: Sequence[Sequence[Part]], at_once: int)
             block = whole if count == BLOCK else Block(count, room, at_once)
             normals = block.draw(lanes[number % len(lanes)])
             for piece, values in zip(stretches(parts, at_once), torch.split(normals, at_once), strict=True):
-                add_scaled_(piece, values)
+                add_scaled_(piece, values, block.spare)
 
 
 class Block:
@@ -166,12 +166,16 @@ class Block:
         count: of normals.
         room: int64 [2, count or more], which draws overwrite; None: of its own.
         at_once: so many pairs are computed together.
+
+    Attributes:
+        spare: float64 [count], of which nothing is needed from one draw to the next.
     """
 
     def __init__(self, count: int, room: Tensor | None = None, at_once: int = BLOCK) -> None:
         half = (count + 1) // 2
         words, normals = (torch.empty(2, 2 * half, dtype=torch.int64) if room is None else room)[:, : 2 * half]
         self._words: NDArray[np.uint64] = words.numpy().view(np.uint64)
+        self.spare = words.view(torch.float64)[:count]
         self._normals: Tensor = normals.view(torch.float64)[:count]
         rows = (words.view(2, half), normals.view(torch.float64).view(2, half))
         pieces = zip(*(torch.split(row, at_once, 1) for row in rows), strict=True)
