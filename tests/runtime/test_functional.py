@@ -260,6 +260,21 @@ def test_trap_21_non_finite_examples_become_zero() -> None:
     assert x.grad[4].tolist() == [1, 1, 1]
 
 
+def test_trap_21_holds_for_gradients_taken_outside_of_vmap() -> None:
+    """There the tensor of one example does not say that it requires a gradient."""
+    x = torch.tensor([[3.0, 4.0], [math.nan, 1.0], [math.inf, 1.0], [0.3, 0.4]])
+
+    def total(examples: Tensor) -> Tensor:
+        clipped: Tensor = torch.func.vmap(lambda row: lf.clip_norm(row[None], 1.0)[0])(examples)
+        return clipped[:, 0].sum()
+
+    # (I - zzᵀ)/5 at z = (3, 4)/5; the identity inside.
+    expected = torch.tensor([[16 / 125, -12 / 125], [0, 0], [0, 0], [1, 0]])
+    torch.testing.assert_close(torch.func.grad(total)(x), expected)
+    torch.autograd.backward(total(x.requires_grad_()))
+    torch.testing.assert_close(x.grad, expected)
+
+
 def test_clip_norm_of_huge_float32_examples() -> None:
     y = lf.clip_norm(torch.full((1, 4), 3e38), 1.0)
     assert y[0].tolist() == pytest.approx([0.5] * 4)

@@ -156,6 +156,32 @@ def test_a_seed_gives_the_same_whatever_the_number_of_threads(two_threads: None)
         assert torch.equal(several, filled(5, count))
 
 
+@pytest.mark.usefixtures("functions")
+def test_the_default_device_of_torch_does_not_matter() -> None:
+    expected, row = filled(5, 1000), torch.zeros(1000)
+    with torch.device("meta"):
+        Lanes(5).perturb_([(row, 1.0)])
+    assert torch.equal(row, expected.float())
+
+
+@pytest.mark.parametrize("threads", [1, 5])
+def test_no_entry_is_passed_over_and_no_normal_is_used_twice(threads: int, two_threads: None) -> None:  # noqa: ARG001
+    """Many gradients of odd sizes, over the ends of blocks and of stretches: all doubles differ."""
+    torch.set_num_threads(threads)
+    sizes = [1, 0, 3, BLOCK - 5, 2, 2 * BLOCK + 1, 77, STRETCH + 9, 1, 1, BLOCK, 5]
+    rows = [torch.zeros(size, dtype=torch.float64) for size in sizes]
+    Lanes().perturb_([(row, 1.0) for row in rows])
+    both = torch.cat(rows)
+    assert both.all()
+    assert len(torch.unique(both)) == len(both)
+
+
+def test_words_that_were_not_made_are_missed() -> None:
+    pytest.importorskip("cryptography")
+    with pytest.raises(RuntimeError, match="nothing may be released"):
+        Block(BLOCK + 2).draw(sources._started(None, 0))
+
+
 def test_lanes_and_seeds_differ() -> None:
     """No two of 34 stretches share one of the entries looked at: of 10^6 doubles two agree by chance in 1e-4 of
     cases.

@@ -224,5 +224,5 @@ def _adds_in_single() -> bool:
 
     In bfloat16 4096 ones would be 256.
     """
-    ones = torch.ones(64, 4096, dtype=torch.bfloat16)
+    ones = torch.ones(64, 4096, dtype=torch.bfloat16, device="cpu")
     return bool((ones @ ones.mT == 4096).all())

@@ -169,7 +169,9 @@ def clip_norm(x: Tensor, radius: float) -> Tensor:
     """
     if not 0 < radius < float("inf"):
         raise ValueError(f"the radius of a ball must be positive and finite, not {radius}")
-    clipped: Tensor = apply(_ClipNorm, x, radius) if x.requires_grad else _projected(x, radius)
+    # Within `vmap` a tensor does not say that a gradient is taken outside.
+    plain = not x.requires_grad and not torch._C._are_functorch_transforms_active()
+    clipped: Tensor = _projected(x, radius) if plain else apply(_ClipNorm, x, radius)
     return clipped
 
 

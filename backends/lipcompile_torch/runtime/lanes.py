@@ -130,7 +130,9 @@ class _KeyStream:
 
     def fill_(self, words: NDArray[np.uint64]) -> None:
         """Replace BLOCK words at most by the next ones."""
-        self._encryptor.update_into(_ZEROS[: words.nbytes], words.view(np.uint8).data)
+        written = self._encryptor.update_into(_ZEROS[: words.nbytes], words.view(np.uint8).data)
+        if written != words.nbytes:  # the others would be what the memory held before
+            raise RuntimeError(f"{written} random bytes of {words.nbytes} were made: nothing may be released")
 
 
 _ZEROS = memoryview(bytes(8 * BLOCK))
@@ -148,7 +150,7 @@ def _aes() -> Callable[[bytes, bytes], Any] | None:
 
 def _perturb(lanes: Sequence[Bits], cut: Sequence[Sequence[Part]], at_once: int) -> None:
     """Add noise to stretches, from lanes in turn, by operations on so many entries at most."""
-    room = torch.empty(2, BLOCK, dtype=torch.int64)
+    room = _room(BLOCK)
     whole = Block(BLOCK, room, at_once)
     for number, stretch in enumerate(cut):
         for parts in stretches(stretch, BLOCK):
@@ -157,6 +159,10 @@ def _perturb(lanes: Sequence[Bits], cut: Sequence[Sequence[Part]], at_once: int)
             normals = block.draw(lanes[number % len(lanes)])
             for piece, values in zip(stretches(parts, at_once), torch.split(normals, at_once), strict=True):
                 add_scaled_(piece, values, block.spare)
+
+
+def _room(count: int) -> Tensor:
+    return torch.empty(2, count, dtype=torch.int64, device="cpu")  # whatever torch's default device is
 
 
 class Block:
@@ -173,7 +179,7 @@ class Block:
 
     def __init__(self, count: int, room: Tensor | None = None, at_once: int = BLOCK) -> None:
         half = (count + 1) // 2
-        words, normals = (torch.empty(2, 2 * half, dtype=torch.int64) if room is None else room)[:, : 2 * half]
+        words, normals = (_room(2 * half) if room is None else room)[:, : 2 * half]
         self._words: NDArray[np.uint64] = words.numpy().view(np.uint64)
         self.spare = words.view(torch.float64)[:count]
         self._normals: Tensor = normals.view(torch.float64)[:count]
@@ -214,7 +220,7 @@ class _Pairs:
 
 
 _UNIT = 2.0**-63 * (1 - 2.0**-53)  # U < 1, so that -ln U > 0
-_MINUS_HALF = torch.tensor(-0.5, dtype=torch.float64)
+_MINUS_HALF = torch.tensor(-0.5, dtype=torch.float64, device="cpu")
 _SIGN = -(2**63)  # the highest bit is that of a word and of a double alike
 
 # numpy's vector code for AVX-512, which wheels for Linux have, takes a fifth of the time of torch's.

@@ -100,7 +100,7 @@ class PlainNormals:
         """Return independent standard normals of a shape, in float64 on a device."""
         if device.type != "cpu":
             return torch.randn(shape, dtype=torch.float64, device=device, generator=self._generator(device))
-        normals = torch.empty(shape, dtype=torch.float64)
+        normals = torch.empty(shape, dtype=torch.float64, device="cpu")
         self._lanes.fill_(normals.view(-1))
         return normals
 
