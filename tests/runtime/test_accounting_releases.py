@@ -165,6 +165,12 @@ def test_all_combinations_have_an_analysis_but_one(
         assert epsilon([(RELEASES[name](least), 10)], DELTA, relation, accountant) >= 1e8
 
 
+@pytest.mark.parametrize(("rate", "steps", "most"), [(1e-6, 1000, 1e4), (1e-9, 1000, 0.0)])
+def test_little_noise_costs_little_of_what_is_hardly_sampled(rate: float, steps: int, most: float) -> None:
+    """Of 1000 steps at 1e-9 an example is in none, but for a chance of 1e-6, below δ."""
+    assert epsilon([(Mechanism(rate, 0.01), steps)], DELTA) <= most
+
+
 def test_without_the_package_random_allocation_names_the_extra_and_keeps_its_bound(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

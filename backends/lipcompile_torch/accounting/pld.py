@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 _INTERVAL = 1e-4  # dp-accounting's default grid of privacy losses
-_LARGEST_EPSILON = 1e6  # of a rough estimate: beyond, dp-accounting's sums overflow, and nothing is private
+_LARGEST_EPSILON = 1e9  # of a rough estimate: beyond, no grid holds what is lost
 _FINE_EPSILON = 20.0  # larger budgets are computed on a proportionally coarser, still pessimistic, grid
 # The PLD of T sampled steps is the T-th power of a Fourier transform in double precision: the composed
 # distribution is wrong by about T * 1e-18 of probability (measured: even negative δ results). Smaller δ is
@@ -30,7 +30,7 @@ _TOLERANCE = 1e-6  # relative, of ε by two changes
 
 
 def pld_epsilon(runs: Counter[Release], delta: float, relation: NeighbouringRelation, notes: list[str]) -> float:
-    """Return ε at δ of supported runs, `inf` where it is beyond 1e6 or so.
+    """Return ε at δ of supported runs; `inf` where noise is too small for dp-accounting's grids.
 
     Args:
         notes: receives the warnings of dp-accounting meanwhile.
@@ -38,8 +38,10 @@ def pld_epsilon(runs: Counter[Release], delta: float, relation: NeighbouringRela
     rough = _rough_epsilon(runs, delta, relation, notes)
     if not rough <= _LARGEST_EPSILON:
         return math.inf
-    interval = _interval(rough)
-    direct = float(composed_pld(runs, delta, relation, interval).get_epsilon_for_delta(delta))
+    try:
+        direct = float(composed_pld(runs, delta, relation, _interval(rough)).get_epsilon_for_delta(delta))
+    except OverflowError:  # dp-accounting takes exponentials of losses
+        return math.inf
     if relation is NeighbouringRelation.REPLACE_ONE and all(isinstance(one, RandomAllocation) for one in runs):
         return min(direct, _by_two_changes(runs, delta, direct, notes))
     return direct
@@ -56,7 +58,7 @@ def _by_two_changes(runs: Counter[Release], delta: float, direct: float, notes: 
     try:
         interval = _interval(_rough_epsilon(runs, delta, added, notes))
         composed = composed_pld(runs, delta / 10, added, interval)
-    except BudgetError:
+    except (BudgetError, OverflowError):
         return math.inf
     slack = _SMALLEST_DELTA + _DELTA_PER_STEP * sum(runs.values())
 
