@@ -26,7 +26,7 @@ def noise(count: int, channels: int, size: int) -> Any:
 
 
 @pytest.fixture
-def few(monkeypatch: pytest.MonkeyPatch) -> None:
+def few(own_benchmarks: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
     """Few synthetic images, which take seconds to draw."""
     monkeypatch.setattr(module("image_features"), "_SYNTHETIC", 40)
     monkeypatch.setattr(module("image_patches"), "_SYNTHETIC", 40)
