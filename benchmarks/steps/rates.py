@@ -22,6 +22,7 @@ from torch.optim import SGD
 from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.utility.image_features import Name, pictures
+from benchmarks.utility.training import outputs
 
 from .contestants import SIGMA
 from .networks import NETWORKS, Network
@@ -54,17 +55,11 @@ def accuracy(network: Network, parts: tuple[Tensor, ...], batch: int, steps: int
         optimizer.zero_grad()
         module.criterion(module(images), labels).backward()
         optimizer.step()
-    with torch.no_grad():
-        correct = [module(part).argmax(1) == labels for part, labels in _split(x_test, y_test)]
-    return float(torch.cat(correct).float().mean())
+    return float((outputs(module, x_test, 1000).argmax(1) == y_test).float().mean())
 
 
 def _scaled(images: NDArray[np.uint8], network: Network) -> Tensor:
     return torch.from_numpy(images).view(-1, *network.input_shape).float() / 255
-
-
-def _split(x: Tensor, y: Tensor) -> zip[tuple[Tensor, Tensor]]:
-    return zip(torch.split(x, 1000), torch.split(y, 1000), strict=True)
 
 
 def main() -> None:
