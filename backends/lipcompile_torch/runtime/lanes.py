@@ -150,12 +150,11 @@ def _aes() -> Callable[[bytes, bytes], Any] | None:
 
 def _perturb(lanes: Sequence[Bits], cut: Sequence[Sequence[Part]], at_once: int) -> None:
     """Add noise to stretches, from lanes in turn, by operations on so many entries at most."""
-    room = _room(BLOCK)
-    whole = Block(BLOCK, room, at_once)
+    room, blocks = _room(BLOCK), dict[int, Block]()
     for number, stretch in enumerate(cut):
         for parts in stretches(stretch, BLOCK):
             count = entries(parts)
-            block = whole if count == BLOCK else Block(count, room, at_once)
+            block = blocks[count] = blocks.get(count) or Block(count, room, at_once)
             normals = block.draw(lanes[number % len(lanes)])
             for piece, values in zip(stretches(parts, at_once), torch.split(normals, at_once), strict=True):
                 add_scaled_(piece, values, block.spare)
