@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import platform
+import shutil
 import subprocess
 import sys
+import sysconfig
 import tomllib
 from importlib.metadata import entry_points
 from importlib.resources import files
@@ -52,6 +55,23 @@ def test_package_data_exists() -> None:
     for package, patterns in CONFIG["tool"]["setuptools"]["package-data"].items():
         for pattern in patterns:
             assert list(place(package).glob(pattern)), f"{package} ships no {pattern}"
+
+
+def test_all_native_code_is_compiled() -> None:
+    (extension,) = CONFIG["tool"]["setuptools"]["ext-modules"]
+    folder = ROOT / "backends/lipcompile_torch/runtime/kernels"
+    assert set(extension["sources"]) == {str(path.relative_to(ROOT)) for path in folder.glob("*.c")}
+    assert set(extension["depends"]) == {str(path.relative_to(ROOT)) for path in folder.glob("*.h")}
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+@pytest.mark.skipif(
+    not Path(sysconfig.get_path("include"), "Python.h").exists(), reason="there are no headers of Python"
+)
+@pytest.mark.skipif(platform.machine() != "x86_64" or sys.platform != "linux", reason="not tried there")
+def test_native_code_is_there_where_it_can_be_compiled() -> None:
+    """A build that fails is passed over in silence, or users without a compiler could not install."""
+    assert run("import lipcompile_torch.runtime._kernels").returncode == 0
 
 
 def test_the_grammar_is_readable_as_package_data() -> None:

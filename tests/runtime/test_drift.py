@@ -42,13 +42,14 @@ def exact(stack: Tensor) -> float:
 
 def norms(stack: Tensor) -> tuple[float, float]:
     """Bounds of the Frobenius and the operator norm of a drift from zero."""
-    (found,) = read_norms([drift_norm(stack, torch.zeros(()).expand(stack.shape), 1.0)])
+    (found,) = read_norms([drift_norm(stack, torch.zeros_like(stack), 1.0)])
     return found
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("scale", [1.0, 1e-12, 1e9])
+@pytest.mark.usefixtures("passes")
 def test_no_bound_is_below_the_norm(kind: str, shape: tuple[int, int, int], scale: float) -> None:
     stack = matrices(kind, shape, scale)
     true = float(stack.double().norm())
@@ -65,6 +66,7 @@ def test_no_bound_is_below_the_norm(kind: str, shape: tuple[int, int, int], scal
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", [(1, 300, 131), (2, 129, 140), (3, 64, 65)])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.usefixtures("passes")
 def test_no_bound_of_a_drift_is_below_it(
     kind: str, shape: tuple[int, int, int], dtype: torch.dtype, piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,6 +84,7 @@ def test_no_bound_of_a_drift_is_below_it(
 
 
 @pytest.mark.parametrize(("shape", "ratio"), [((1, 40, 60), 1.3), ((1, 200, 300), 2.3), ((2, 500, 600), 2.9)])
+@pytest.mark.usefixtures("passes")
 def test_it_is_near_the_norm_of_noise(shape: tuple[int, int, int], ratio: float) -> None:
     stack = matrices("gauss", shape)
     assert norms(stack)[1] <= ratio * exact(stack) < float(frobenius_length(stack))
@@ -90,6 +93,7 @@ def test_it_is_near_the_norm_of_noise(shape: tuple[int, int, int], ratio: float)
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("shape", [(1, 3, 3), (1, 100, 90), (2, 3, 3), (2, 100, 90)])
 @pytest.mark.parametrize("place", [0, -1])
+@pytest.mark.usefixtures("passes")
 def test_what_is_not_finite_has_no_bound(value: float, shape: tuple[int, int, int], place: int) -> None:
     stack = torch.ones(shape)
     stack[place, 1, 1] = value
@@ -99,6 +103,7 @@ def test_what_is_not_finite_has_no_bound(value: float, shape: tuple[int, int, in
 
 @pytest.mark.parametrize("shape", [(1, 200, 200), (1, 60, 60)])
 @pytest.mark.parametrize("scale", [1e-19, 1e-22, 1e-30, 1e-44, 1e22, 1e30])
+@pytest.mark.usefixtures("passes")
 def test_squares_that_under_or_overflow_are_counted(shape: tuple[int, int, int], scale: float) -> None:
     stack = torch.full(shape, scale)
     length, norm = norms(stack)
@@ -107,6 +112,7 @@ def test_squares_that_under_or_overflow_are_counted(shape: tuple[int, int, int],
     assert not norm < exact(stack)
 
 
+@pytest.mark.usefixtures("without_kernels")
 def test_a_square_that_was_rounded_to_bfloat16_is_paid_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Entries just above what bfloat16 holds are all rounded down by 2^-8: the norm of ones falls by as much."""
     monkeypatch.setattr(drift, "_BLOCK", 256)  # of one block of ones the bound is nearly the norm
@@ -120,6 +126,7 @@ def test_a_square_that_was_rounded_to_bfloat16_is_paid_for(monkeypatch: pytest.M
     assert norm < exact(stack)
 
 
+@pytest.mark.usefixtures("without_kernels")
 def test_both_roundings_are_paid_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Entries lose 2^-8 of themselves, and so do products of rows: of 257 ones bfloat16 keeps 256."""
     monkeypatch.setattr(drift, "_BLOCK", 256)
@@ -129,6 +136,7 @@ def test_both_roundings_are_paid_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert exact(stack) <= norm <= 1.01 * exact(stack)
 
 
+@pytest.mark.usefixtures("without_kernels")
 def test_without_rounding_the_bound_of_one_block_is_that_of_its_gram_matrix(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -143,6 +151,7 @@ def test_without_rounding_the_bound_of_one_block_is_that_of_its_gram_matrix(
     assert norms(torch.diag(torch.full((128,), 2.0))[None])[1] == pytest.approx(2, rel=3e-3)
 
 
+@pytest.mark.usefixtures("passes")
 def test_one_large_entry_among_small_ones_is_counted() -> None:
     for rows in (64, 100, 200):
         stack = torch.full((1, rows, 4096), 1 / 3)

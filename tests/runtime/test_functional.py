@@ -198,6 +198,7 @@ def exact_norms(x: Tensor) -> list[float]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.usefixtures("passes")
 def test_trap_15_clip_norm_ends_inside_the_ball(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     for radius in (1.0, 1 / 3, 7.3):
@@ -226,6 +227,7 @@ def test_trap_15_clip_norm_ends_inside_the_ball(dtype: torch.dtype) -> None:
         (torch.bfloat16, 3e38, 10_000, 2.2e-3),
     ],
 )
+@pytest.mark.usefixtures("passes")
 def test_what_becomes_subnormal_ends_inside_the_ball(
     dtype: torch.dtype, entry: float, entries: int, radius: float
 ) -> None:
@@ -246,6 +248,7 @@ def test_clip_norm_is_the_projection_and_its_gradient_is_right() -> None:
     assert torch.allclose(lf.clip_norm(x, 1.3), reference)
 
 
+@pytest.mark.usefixtures("passes")
 def test_trap_21_non_finite_examples_become_zero() -> None:
     x = torch.ones(5, 3)
     x[1, 0], x[2, 1], x[3, 2] = math.nan, math.inf, -math.inf
@@ -275,6 +278,7 @@ def test_trap_21_holds_for_gradients_taken_outside_of_vmap() -> None:
     torch.testing.assert_close(x.grad, expected)
 
 
+@pytest.mark.usefixtures("passes")
 def test_clip_norm_of_huge_float32_examples() -> None:
     y = lf.clip_norm(torch.full((1, 4), 3e38), 1.0)
     assert y[0].tolist() == pytest.approx([0.5] * 4)

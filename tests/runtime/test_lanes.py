@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 import torch
 from lipcompile_torch import PrivacyEngine
+from lipcompile_torch.runtime import bits as sources
+from lipcompile_torch.runtime import box_muller, layers, losses, native
 from lipcompile_torch.runtime import flat as flats
-from lipcompile_torch.runtime import lanes as sources
-from lipcompile_torch.runtime import layers, losses
+from lipcompile_torch.runtime.bits import Bits
+from lipcompile_torch.runtime.box_muller import BLOCK, adder
 from lipcompile_torch.runtime.flat import add_scaled_, flat, in_threads, stretches
-from lipcompile_torch.runtime.lanes import BLOCK, LANES, STRETCH, Bits, Block, Lanes
+from lipcompile_torch.runtime.lanes import LANES, STRETCH, Lanes
 from lipcompile_torch.runtime.module import LipschitzModule
 from lipcompile_torch.runtime.noise import NoiseSource
 from lipcompile_torch.runtime.normals import SecureNormals
@@ -37,18 +39,27 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(params=["with cryptography", "without"])
+@pytest.fixture(params=["native AES", "AES of cryptography", "SFC64"])
 def bits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether unseeded lanes are AES."""
-    if request.param == "without":
+    if request.param == "native AES" and not native.has_aes():
+        pytest.skip("no native code for AES")
+    if request.param != "native AES":
+        monkeypatch.setattr(native, "has_aes", lambda: False)
+    if request.param == "SFC64":
         monkeypatch.setattr(sources, "_aes", lambda: None)
-    return bool(request.param != "without")
+    return bool(request.param != "SFC64")
 
 
-@pytest.fixture(params=["by numpy", "by torch"])
+@pytest.fixture(params=["native", "by numpy", "by torch"])
 def functions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whose tangents and logarithms are taken."""
-    monkeypatch.setattr(sources, "_BY_NUMPY", request.param == "by numpy")
+    """Whose tangents and logarithms are taken, if any."""
+    if request.param == "native":
+        if native.kernels is None:
+            pytest.skip("the package was installed without a compiler")
+        return
+    monkeypatch.setattr(native, "kernels", None)
+    monkeypatch.setattr(box_muller, "_BY_NUMPY", request.param == "by numpy")
 
 
 def filled(seed: int | None, count: int) -> Tensor:
@@ -77,7 +88,9 @@ def words_of(lane: Bits, count: int) -> NDArray[np.uint64]:
 
 
 def drawn(*words: int) -> list[float]:
-    found: list[float] = Block(len(words)).draw(Words(*words)).tolist()
+    row = torch.zeros(len(words), dtype=torch.float64)
+    adder([(row, 1.0)], 1, BLOCK).add_([(row, 1.0)], Words(*words))
+    found: list[float] = row.tolist()
     return found
 
 
@@ -164,7 +177,8 @@ def test_the_default_device_of_torch_does_not_matter() -> None:
     assert torch.equal(row, expected.float())
 
 
-@pytest.mark.parametrize("threads", [1, 5])
+@pytest.mark.usefixtures("passes")
+@pytest.mark.parametrize("threads", [1, 2, 5])
 def test_no_entry_is_passed_over_and_no_normal_is_used_twice(threads: int, two_threads: None) -> None:  # noqa: ARG001
     """Many gradients of odd sizes, over the ends of blocks and of stretches: all doubles differ."""
     torch.set_num_threads(threads)
@@ -176,10 +190,15 @@ def test_no_entry_is_passed_over_and_no_normal_is_used_twice(threads: int, two_t
     assert len(torch.unique(both)) == len(both)
 
 
-def test_words_that_were_not_made_are_missed() -> None:
-    pytest.importorskip("cryptography")
+def test_words_that_were_not_made_are_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Lazy:
+        def update_into(self, _: object, __: object) -> int:
+            return 8
+
+    monkeypatch.setattr(native, "has_aes", lambda: False)
+    monkeypatch.setattr(sources, "_aes", lambda: lambda _, __: Lazy())
     with pytest.raises(RuntimeError, match="nothing may be released"):
-        Block(BLOCK + 2).draw(sources._started(None, 0))
+        filled(None, 4)
 
 
 def test_lanes_and_seeds_differ() -> None:
@@ -201,23 +220,36 @@ def test_the_start_of_a_lane_is_what_the_documentation_says() -> None:
         "uinteger": 0,
     }
     lane.random_raw(16)
-    expected = Block(BLOCK).draw(Words(*lane.random_raw(BLOCK)))
-    assert torch.equal(filled(7, STRETCH + BLOCK)[STRETCH:], expected)
+    expected = drawn(*lane.random_raw(BLOCK).tolist())
+    assert filled(7, STRETCH + BLOCK)[STRETCH:].tolist() == expected
 
 
-def test_the_key_stream_is_that_of_the_standard(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("code", ["native", "cryptography"])
+def test_the_key_stream_is_that_of_the_standard(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """NIST SP 800-38A, F.5.1: AES-128 in counter mode; plain text and cipher text differ by the stream."""
+    if code == "native" and not native.has_aes():
+        pytest.skip("no native code for AES")
+    if code == "cryptography":
+        pytest.importorskip("cryptography")
+        monkeypatch.setattr(native, "has_aes", lambda: False)
     given = iter(["2b7e151628aed2a6abf7158809cf4f3c", "f0f1f2f3f4f5f6f7f8f9fafbfcfdfeff"])
     monkeypatch.setattr(os, "urandom", lambda _: bytes.fromhex(next(given)))
-    plain = "6bc1bee22e409f96e93d7e117393172aae2d8a571e03ac9c9eb76fac45af8e51"
-    cipher = "874d6191b620e3261bef6864990db6ce9806f66b7970fdff8617187bb9fffdff"
-    lane = sources._started(None, 0)
-    stream = words_of(lane, 1).tobytes() + words_of(lane, 3).tobytes()
-    assert stream.hex() == f"{int(plain, 16) ^ int(cipher, 16):064x}"
+    plain = (
+        "6bc1bee22e409f96e93d7e117393172aae2d8a571e03ac9c9eb76fac45af8e51"
+        "30c81c46a35ce411e5fbc1191a0a52eff69f2445df4f9b17ad2b417be66c3710"
+    )
+    cipher = (
+        "874d6191b620e3261bef6864990db6ce9806f66b7970fdff8617187bb9fffdff"
+        "5ae4df3edbd5d35e5b4f09020db03eab1e031dda2fbe03d1792170a0f3009cee"
+    )
+    lane = sources.started(None, 0)
+    stream = words_of(lane, 2).tobytes() + words_of(lane, 6).tobytes()
+    assert stream.hex() == f"{int(plain, 16) ^ int(cipher, 16):0128x}"
 
 
 def test_a_seed_does_not_depend_on_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     seeded = filled(5, 100)
+    monkeypatch.setattr(native, "has_aes", lambda: False)
     monkeypatch.setattr(sources, "_aes", lambda: None)
     assert torch.equal(seeded, filled(5, 100))
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer, SparseAdam
 
+from . import native
 from .flat import dense, flat
 from .gate import GateRecord
 from .module import LipschitzModule
@@ -129,7 +130,10 @@ _WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 def current_contents(parameters: Mapping[str, nn.Parameter]) -> Contents:
     """Return the fingerprint of parameters as they are."""
     versions = tuple(parameter._version for parameter in parameters.values())
-    return Contents(versions, _gathered([_longest_words(p).sum() for p in parameters.values()]))
+    sums = native.sums_of_bits(parameters.values())
+    if sums is None:
+        sums = _gathered([_longest_words(p).sum() for p in parameters.values()])
+    return Contents(versions, sums)
 
 
 def sums_of_bits(parameters: Mapping[str, nn.Parameter]) -> list[int]:
@@ -141,7 +145,7 @@ def sums_of_bits(parameters: Mapping[str, nn.Parameter]) -> list[int]:
 def _words(parameter: Tensor, dtype: torch.dtype) -> Tensor:
     here = local(parameter.detach())
     row = flat(here)
-    return (here.reshape(-1) if row is None else row).view(dtype)
+    return (here.contiguous().view(-1) if row is None else row).view(dtype)
 
 
 def _longest_words(parameter: Tensor) -> Tensor:
@@ -212,10 +216,15 @@ def _fetched(values: Sequence[Tensor]) -> list[float]:
 
 def _norms(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
     gradients = {name: dense(local(p.grad)) for name, p in parameters.items() if p.grad is not None}
-    return {
-        name: torch.linalg.vector_norm(gradient, dtype=torch.promote_types(gradient.dtype, torch.float32))
-        for name, gradient in gradients.items()
-    }
+    return {name: _norm(gradient) for name, gradient in gradients.items()}
+
+
+def _norm(gradient: Tensor) -> Tensor:
+    found = native.norm(gradient)
+    if found is not None:
+        return found
+    norm: Tensor = torch.linalg.vector_norm(gradient, dtype=torch.promote_types(gradient.dtype, torch.float32))
+    return norm
 
 
 # --- what is refused at a step ---

@@ -6,12 +6,13 @@ what changed is small. Nothing is guessed: both bounds hold for every tensor.
 - The Frobenius norm: one pass over memory, but √n/2 times the operator norm of a Gaussian n × n matrix, which
   noise is.
 - ‖D‖² ≤ Σ‖D_i‖² over blocks of rows D_i, and ‖D_i‖² ≤ μ + ‖D_iD_iᵀ - μI‖_F for every μ, by the eigenvalues of
-  D_iD_iᵀ - μI. With μ their mean it is 2.9 times the operator norm of Gaussian matrices of 500 rows. Only the
-  order of magnitude counts, so the product may be one of bfloat16, which processors multiply several times as
-  fast as float32: what rounding adds are a few per cent. Small matrices are squared on instead.
+  D_iD_iᵀ - μI. With μ their mean it is 2.9 times the operator norm of Gaussian matrices of 500 rows. Native code
+  computes the products in float32 as it takes the differences, in the room of one block. Without it they are of
+  bfloat16, which processors multiply faster than float32, and since only the order of magnitude counts, what
+  rounding adds, a few per cent, does not. Small matrices are squared on instead.
 
-Differences are taken a few blocks at a time: a weight of any size needs room for these alone, and they are
-measured while they are in a cache.
+Torch's operations take differences a few blocks at a time: a weight of any size needs room for these alone, and
+they are measured while they are in a cache.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
+from . import native
 from .gram import gamma
 
 _SINGLE = 2.0**-24
@@ -77,6 +79,9 @@ def _vanished(entries: int) -> float:
 
 def drift_length(weight: Tensor, copy: Tensor, share: float) -> Tensor:
     """Return a bound of the Frobenius norm of the computed `difference` of [N, rows, columns], 0-dim."""
+    norm = native.difference_norm(weight, copy, share)
+    if norm is not None:
+        return norm * (1 + gamma(weight.numel())) + _vanished(weight.numel())
     lengths = [frobenius_length(difference(*pair, share)) for pair in _pieces(weight, copy)]
     length: Tensor = torch.linalg.vector_norm(torch.stack(lengths)) * (1 + gamma(len(lengths)))
     return length
@@ -170,43 +175,63 @@ def _squared(matrices: Tensor) -> Moments:
 
 
 def _centred(weight: Tensor, copy: Tensor, share: float) -> Moments:
-    """As :func:`drift_norm` of one matrix [rows, columns], from what rounding to bfloat16 leaves of it: B, with
-    ‖D - B‖_F ≤ 2⁻⁸‖D‖_F.
+    """As :func:`drift_norm` of one matrix [rows, columns], from Gram matrices of blocks of its rows.
 
-    Of blocks B_i the computed Gram matrices G_i are off by γ_c‖B_i‖_F² in Frobenius norm, c the columns, since
-    products of bfloat16 are exact in float32, in which they are added; and by 2⁻⁸‖G_i‖_F, since each entry is
-    rounded once more. Hence ‖B‖² ≤ Σ(μ_i + ‖G_i - μ_iI‖_F) and what they are off, and ‖B‖_F² is the sum of their
-    traces, up to as much. What is read are the traces and the ‖G_i‖_F.
+    By native code they are those of D_i; by torch's operations of what rounding to bfloat16 leaves of it: B, with
+    ‖D - B‖_F ≤ 2⁻⁸‖D‖_F.
     """
-    traces, lengths, sizes = [], [], []
+    found = native.gram_moments(weight, copy, share)
+    if found is not None:
+        sizes = _heights(weight.shape[0], native.BLOCK_ROWS)
+        return Moments(found, partial(_summed, weight.shape, sizes, 0.0, native.ROUNDINGS))
+    values, sizes = [], []
     for now, then in _pieces(weight, copy):
         rounded = difference(now, then, share).to(torch.bfloat16)
         whole = len(rounded) - len(rounded) % _BLOCK
         for blocks in (rounded[:whole].reshape(-1, _BLOCK, rounded.shape[1]), rounded[None, whole:]):
             if blocks.numel():
                 grams = _grams(blocks)
-                traces.append(grams.diagonal(dim1=-2, dim2=-1).sum(-1))
-                lengths.append(torch.linalg.vector_norm(grams, dim=(-2, -1)))
-                sizes += [grams.shape[-1]] * len(grams)
-    return Moments(torch.cat(traces + lengths), partial(_summed, weight.shape, sizes))
+                values.append(
+                    torch.stack(
+                        (grams.diagonal(dim1=-2, dim2=-1).sum(-1), torch.linalg.vector_norm(grams, dim=(-2, -1)))
+                    )
+                )
+        sizes += _heights(len(rounded), _BLOCK)
+    return Moments(
+        torch.cat(values, dim=1).flatten(), partial(_summed, weight.shape, sizes, _BRAIN, weight.shape[1])
+    )
 
 
-def _summed(shape: torch.Size, sizes: Sequence[int], values: Sequence[float]) -> tuple[float, float]:
-    """Return what :func:`_centred` says, from the traces τ_i and the ‖G_i‖_F of blocks with r_i rows.
+def _heights(rows: int, most: int) -> list[int]:
+    """Return how many rows each block of them has."""
+    return [min(most, rows - top) for top in range(0, rows, most)]
+
+
+def _summed(
+    shape: torch.Size, sizes: Sequence[int], unit: float, terms: int, values: Sequence[float]
+) -> tuple[float, float]:
+    """Return the bounds that the traces τ_i and the norms ‖G_i‖_F of computed Gram matrices give of D, of shape
+    [rows, columns], whose blocks with r_i rows were rounded to B_i.
+
+    G_i is off by γ_k‖B_i‖_F² in Frobenius norm, k the ``terms`` of a sum: products of bfloat16 are exact in
+    float32, in which they are added, and those of native code are fused. It is off by u‖G_i‖_F more where each
+    entry is rounded as D was, by u = ``unit``. Hence ‖B‖² ≤ Σ(μ_i + ‖G_i - μ_iI‖_F) and what they are off, and
+    ‖B‖_F² is the sum of their traces, up to as much.
 
     μ_i = τ_i/r_i, and ‖G_i - μ_iI‖_F² = ‖G_i‖_F² - τ_i²/r_i. All are sums of at most r_i² numbers that are not
     negative, in float64, so the difference is off by 4γ_(r²)‖G_i‖_F² at most, τ_i² being at most r_i‖G_i‖_F².
     """
-    lost, count = gamma_single(shape[1]), len(sizes)
+    lost, count = gamma_single(terms), len(sizes)
     squared = 0.0
     for rows, trace, length in zip(sizes, values[:count], values[count:], strict=True):
         square = length * length  # `**` raises where this is infinite
         distance = math.sqrt(max(0.0, square - trace * trace / rows) + 4 * gamma(rows * rows) * square)
-        squared += trace / rows + distance + 2 * _BRAIN * (distance + trace / math.sqrt(rows))
+        squared += trace / rows + distance + 2 * unit * (distance + trace / math.sqrt(rows))
     vanished = _vanished(shape.numel())
-    whole = math.sqrt(sum(values[:count]) * (1 + 4 * _BRAIN + lost)) * (1 + 2 * _BRAIN) + vanished
-    error = lost * (1 + _BRAIN) ** 2 * whole * whole
-    return whole, math.sqrt(squared + error) * (1 + gamma(count + _BLOCK**2)) + _BRAIN * whole + vanished
+    whole = math.sqrt(sum(values[:count]) * (1 + 4 * unit + lost)) * (1 + 2 * unit) + vanished
+    error = lost * (1 + unit) ** 2 * whole * whole
+    bound = math.sqrt(squared + error) * (1 + gamma(count + max(sizes) ** 2)) + unit * whole + vanished
+    return whole * _UP, bound * _UP
 
 
 def _grams(blocks: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import native
 from .dot_product import dot_product_attention as dot_product_attention
 from .normalisation import center as center
 from .normalisation import group_norm as group_norm
@@ -124,6 +125,9 @@ class _ClipNorm(torch.autograd.Function):
 
 
 def _projected(x: Tensor, radius: float) -> Tensor:
+    limit, room, _ = _clip_room(math.prod(x.shape[1:]), x.dtype, radius)
+    if (clipped := native.clipped(x, limit, room)) is not None:
+        return clipped
     factors = _clip_scale(example_norms(x), x, radius).to(x.dtype)
     return (x * _columns(factors, x)).nan_to_num_(nan=0.0)  # zero times infinity or NaN
 
@@ -142,14 +146,21 @@ def clip_scale(norms: Tensor, entries: int, dtype: torch.dtype, radius: float) -
         entries: of an example.
         dtype: what the examples, the factor, and their products are rounded to.
     """
-    kind, slack = torch.finfo(dtype), (entries + 2) * 2.0**-53
-    step = kind.smallest_normal * kind.eps  # between numbers below the normal ones, where rounding is absolute
-    room = radius * (1 - 2 * kind.eps - 3 * slack) - step * math.sqrt(entries)
-    limit = radius * (1 - slack)
-    quotient = max(room, 0.0) / norms.clamp_min(limit)  # second derivatives are finite at 0
-    upwards = (quotient < kind.smallest_normal) & (quotient.to(dtype) > quotient)
+    limit, room, step = _clip_room(entries, dtype, radius)
+    quotient = room / norms.clamp_min(limit)  # second derivatives are finite at 0
+    upwards = (quotient < torch.finfo(dtype).smallest_normal) & (quotient.to(dtype) > quotient)
     quotient = torch.where(upwards, (quotient - step).clamp_min(0), quotient)
     return torch.where(norms <= limit, 1.0, quotient)
+
+
+def _clip_room(entries: int, dtype: torch.dtype, radius: float) -> tuple[float, float, float]:
+    """Return up to what measured norm an example is inside, to what one outside is scaled, and how far apart
+    numbers below the normal ones are, where rounding is absolute.
+    """
+    kind, slack = torch.finfo(dtype), (entries + 2) * 2.0**-53
+    step = kind.smallest_normal * kind.eps
+    room = radius * (1 - 2 * kind.eps - 3 * slack) - step * math.sqrt(entries)
+    return radius * (1 - slack), max(room, 0.0), step
 
 
 def clip_norm(x: Tensor, radius: float) -> Tensor:
@@ -171,6 +182,7 @@ def clip_norm(x: Tensor, radius: float) -> Tensor:
         raise ValueError(f"the radius of a ball must be positive and finite, not {radius}")
     # Within `vmap` a tensor does not say that a gradient is taken outside.
     plain = not x.requires_grad and not torch._C._are_functorch_transforms_active()
+    # A copy even if all are inside: what the way back reads stays so, whoever writes into the memory of x.
     clipped: Tensor = _projected(x, radius) if plain else apply(_ClipNorm, x, radius)
     return clipped
 

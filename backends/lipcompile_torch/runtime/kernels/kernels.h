@@ -1,0 +1,112 @@
+/* What a step does to every entry of a gradient, a weight or an input, in one pass over memory.
+ *
+ * Kernels compute what the Python beside them computes with torch's operations, which is what there is without a
+ * compiler. They know nothing of Python: the one file that does is module.c.
+ */
+#ifndef LIPCOMPILE_KERNELS_H
+#define LIPCOMPILE_KERNELS_H
+
+#include <float.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* Then NaN would pass for a number, sums be reordered, and each processor round in its own way. */
+#if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__) || FLT_EVAL_METHOD == 1 || \
+    FLT_EVAL_METHOD == 2
+#error "kernels need arithmetic as IEEE 754 has it: compile without -ffast-math"
+#endif
+
+/* A function that is compiled for several kinds of processors, of which the one at hand is chosen when it is loaded.
+ * All give the same bits: nothing is contracted (see pyproject.toml), and sums are not reordered.
+ */
+#if defined(FOR_EACH_PROCESSOR) /* chosen by who compiles */
+#elif defined(__x86_64__) && defined(__gnu_linux__)
+#define FOR_EACH_PROCESSOR __attribute__((noinline, target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define FOR_EACH_PROCESSOR
+#endif
+
+/* Call work(context, begin, end) for stretches of [0, count) of `grain` each, the last one shorter, in so many threads
+ * at most. Stretches must not touch what others write. Which thread takes which is not known.
+ */
+typedef void (*stretch_work)(void *context, size_t begin, size_t end);
+void in_stretches(size_t count, size_t grain, int threads, stretch_work work, void *context);
+
+/* Once, before anything else. */
+void prepare_threads(void);
+
+/* Entries of a gradient that lie side by side, in float32 or in float64, and the scale of the noise on each. */
+typedef struct {
+    void *entries;
+    size_t count;
+    int is_double;
+    double scale;
+} noisy_part;
+
+/* Whether the processor has instructions for AES. */
+int has_aes(void);
+
+/* Random words: those that are there, or, where there are none, those of a key, from block `index` of its stream on. */
+typedef struct {
+    const uint64_t *words;
+    const unsigned char *key_and_counter;
+    uint64_t index;
+} word_source;
+
+/* Write blocks `index` to index + count, of two words each, of the stream of AES-128 in counter mode.
+ *
+ * key_and_counter: 16 bytes each, the counter that of block 0. To be called only if `has_aes`.
+ */
+void key_stream(const unsigned char *key_and_counter, uint64_t index, size_t count, uint64_t *words);
+
+/* Add scale·normal to the entries of parts, each sum computed in float64 and rounded once. The normals are those of
+ * box_muller.py: of each block of entries, counted over all parts, entries i and half + i get the pair that its words i
+ * and half + i give, half being half of its entries, rounded up.
+ *
+ * source: of as many words as there are entries, rounded up to an even number.
+ * count: of entries.
+ * block: so many entries, an even number, the last one fewer.
+ */
+void add_normals(word_source source, size_t count, size_t block, const noisy_part *parts, size_t part_count,
+                 int threads);
+
+/* The sum of words, modulo 2^64. */
+uint64_t sum_of_words(const uint64_t *words, size_t count, int threads);
+
+/* The sum of squares, in float64: of n entries it is off by a relative (n + 2)·2^-53 at most. */
+double sum_of_squares(const float *entries, size_t count, int threads);
+
+/* A weight, and a copy that it is compared with, in float16 or in float32. */
+typedef struct {
+    const float *weight;
+    const void *copy;
+    int copy_is_half;
+    float share;
+} compared;
+
+/* Write entries `start` to start + count of weight - share·copy, computed in float32 with one rounding. */
+void write_difference(const compared *pair, size_t start, size_t count, float *restrict found);
+
+/* The sum of squares, in float64, of weight - share·copy, computed in float32 with one rounding. */
+double squared_difference(const compared *pair, size_t count, int threads);
+
+/* Of the matrix D = weight - share·copy, computed in float32 with one rounding, cut into blocks of BLOCK_ROWS rows: the
+ * traces of DDᵀ of each, and then their Frobenius norms. See gram.c for what they are off.
+ *
+ * Entry (i, k) lies at i·row_stride + k·column_stride in both, and one of the strides is 1.
+ */
+#define BLOCK_ROWS 64
+void gram_moments(const compared *pair, size_t rows, size_t columns, size_t row_stride, size_t column_stride,
+                  double *found, int threads);
+
+/* The Gram matrix [count, count] of rows, `pitch` entries apart, each entry rounded to float32 at the end. See gram.c. */
+void gram_matrix(const float *rows, size_t count, size_t columns, size_t pitch, float *found, int threads);
+
+/* Project rows on a ball as functional.py does. Rows in it keep their bits; a row that is not finite becomes zero.
+ *
+ * limit: up to what norm a row is in it.
+ * room: what a longer one is scaled to.
+ */
+void clip_rows(const float *rows, size_t count, size_t entries, double limit, double room, float *found, int threads);
+
+#endif

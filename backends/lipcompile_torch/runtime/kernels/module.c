@@ -1,0 +1,235 @@
+/* The kernels as a module of Python. Addresses are integers, and nothing here asks what lies there: native.py does. */
+#define PY_SSIZE_T_CLEAN
+#define Py_LIMITED_API 0x030b0000
+#include <Python.h>
+
+#include "kernels.h"
+
+/* (address, entries, whether they are float64, scale) */
+static int read_part(PyObject *given, noisy_part *part) {
+    unsigned long long address;
+    Py_ssize_t count;
+    if (!PyArg_ParseTuple(given, "Knpd", &address, &count, &part->is_double, &part->scale)) return 0;
+    part->entries = (void *)(uintptr_t)address;
+    part->count = (size_t)count;
+    return 1;
+}
+
+static PyObject *add_normals_to(word_source source, Py_ssize_t block, PyObject *given, int threads) {
+    Py_ssize_t part_count = PyList_Size(given);
+    noisy_part *parts = PyMem_Malloc((size_t)(part_count ? part_count : 1) * sizeof *parts);
+    size_t count = 0;
+    if (parts == NULL) return PyErr_NoMemory();
+    for (Py_ssize_t i = 0; i < part_count; i++) {
+        if (!read_part(PyList_GetItem(given, i), &parts[i])) {
+            PyMem_Free(parts);
+            return NULL;
+        }
+        count += parts[i].count;
+    }
+    Py_BEGIN_ALLOW_THREADS;
+    add_normals(source, count, (size_t)block, parts, (size_t)part_count, threads);
+    Py_END_ALLOW_THREADS;
+    PyMem_Free(parts);
+    Py_RETURN_NONE;
+}
+
+static PyObject *py_add_normals(PyObject *self, PyObject *arguments) {
+    unsigned long long words;
+    Py_ssize_t block;
+    PyObject *parts;
+    int threads;
+    (void)self;
+    if (!PyArg_ParseTuple(arguments, "KnO!i", &words, &block, &PyList_Type, &parts, &threads)) return NULL;
+    word_source source = {(const uint64_t *)(uintptr_t)words, NULL, 0};
+    return add_normals_to(source, block, parts, threads);
+}
+
+static int read_key(Py_ssize_t length) {
+    if (length == 32 && has_aes()) return 1;
+    PyErr_SetString(PyExc_ValueError, "16 bytes of key and 16 of counter, and a processor with AES, are needed");
+    return 0;
+}
+
+static PyObject *py_add_normals_of_key(PyObject *self, PyObject *arguments) {
+    const char *key;
+    unsigned long long index;
+    Py_ssize_t length, block;
+    PyObject *parts;
+    int threads;
+    (void)self;
+    if (!PyArg_ParseTuple(arguments, "y#KnO!i", &key, &length, &index, &block, &PyList_Type, &parts, &threads))
+        return NULL;
+    if (!read_key(length)) return NULL;
+    word_source source = {NULL, (const unsigned char *)key, index};
+    return add_normals_to(source, block, parts, threads);
+}
+
+static PyObject *py_key_stream(PyObject *self, PyObject *arguments) {
+    const char *key;
+    unsigned long long index, words;
+    Py_ssize_t length, blocks;
+    (void)self;
+    if (!PyArg_ParseTuple(arguments, "y#KnK", &key, &length, &index, &blocks, &words)) return NULL;
+    if (!read_key(length)) return NULL;
+    Py_BEGIN_ALLOW_THREADS;
+    key_stream((const unsigned char *)key, index, (size_t)blocks, (uint64_t *)(uintptr_t)words);
+    Py_END_ALLOW_THREADS;
+    Py_RETURN_NONE;
+}
+
+static PyObject *py_sums_of_words(PyObject *self, PyObject *arguments) {
+    PyObject *rows;
+    int threads;
+    (void)self;
+    if (!PyArg_ParseTuple(arguments, "O!i", &PyList_Type, &rows, &threads)) return NULL;
+    Py_ssize_t row_count = PyList_Size(rows);
+    PyObject *sums = PyList_New(row_count);
+    for (Py_ssize_t i = 0; sums != NULL && i < row_count; i++) {
+        unsigned long long words;
+        Py_ssize_t count;
+        uint64_t sum;
+        if (!PyArg_ParseTuple(PyList_GetItem(rows, i), "Kn", &words, &count)) {
+            Py_CLEAR(sums);
+            break;
+        }
+        Py_BEGIN_ALLOW_THREADS;
+        sum = sum_of_words((const uint64_t *)(uintptr_t)words, (size_t)count, threads);
+        Py_END_ALLOW_THREADS;
+        PyObject *number = PyLong_FromLongLong((long long)sum);
+        if (number == NULL || PyList_SetItem(sums, i, number) != 0) Py_CLEAR(sums);
+    }
+    return sums;
+}
+
+static PyObject *py_sum_of_squares(PyObject *self, PyObject *arguments) {
+    unsigned long long entries;
+    Py_ssize_t count;
+    int threads;
+    double sum;
+    (void)self;
+    if (!PyArg_ParseTuple(arguments, "Kni", &entries, &count, &threads)) return NULL;
+    Py_BEGIN_ALLOW_THREADS;
+    sum = sum_of_squares((const float *)(uintptr_t)entries, (size_t)count, threads);
+    Py_END_ALLOW_THREADS;
+    return PyFloat_FromDouble(sum);
+}
+
+/* (weight, copy, whether it is float16, share) */
+static int read_pair(PyObject *given, compared *pair) {
+    unsigned long long weight, copy;
+    double share;
+    if (!PyArg_ParseTuple(given, "KKpd", &weight, &copy, &pair->copy_is_half, &share)) return 0;
+    pair->weight = (const float *)(uintptr_t)weight;
+    pair->copy = (const void *)(uintptr_t)copy;
+    pair->share = (float)share;
+    return 1;
+}
+
+static PyObject *py_squared_difference(PyObject *self, PyObject *arguments) {
+    PyObject *given;
+    Py_ssize_t count;
+    int threads;
+    compared pair;
+    double sum;
+    (void)self;
+    if (!PyArg_ParseTuple(arguments, "O!ni", &PyTuple_Type, &given, &count, &threads)) return NULL;
+    if (!read_pair(given, &pair)) return NULL;
+    Py_BEGIN_ALLOW_THREADS;
+    sum = squared_difference(&pair, (size_t)count, threads);
+    Py_END_ALLOW_THREADS;
+    return PyFloat_FromDouble(sum);
+}
+
+static PyObject *py_gram_moments(PyObject *self, PyObject *arguments) {
+    PyObject *given;
+    unsigned long long found;
+    Py_ssize_t rows, columns, row_stride, column_stride;
+    int threads;
+    compared pair;
+    (void)self;
+    if (!PyArg_ParseTuple(arguments, "O!nnnnKi", &PyTuple_Type, &given, &rows, &columns, &row_stride, &column_stride,
+                          &found, &threads))
+        return NULL;
+    if (!read_pair(given, &pair)) return NULL;
+    Py_BEGIN_ALLOW_THREADS;
+    gram_moments(&pair, (size_t)rows, (size_t)columns, (size_t)row_stride, (size_t)column_stride,
+                 (double *)(uintptr_t)found, threads);
+    Py_END_ALLOW_THREADS;
+    Py_RETURN_NONE;
+}
+
+static PyObject *py_gram_matrix(PyObject *self, PyObject *arguments) {
+    unsigned long long rows, found;
+    Py_ssize_t count, columns, pitch;
+    int threads;
+    (void)self;
+    if (!PyArg_ParseTuple(arguments, "KnnnKi", &rows, &count, &columns, &pitch, &found, &threads)) return NULL;
+    Py_BEGIN_ALLOW_THREADS;
+    gram_matrix((const float *)(uintptr_t)rows, (size_t)count, (size_t)columns, (size_t)pitch,
+                (float *)(uintptr_t)found, threads);
+    Py_END_ALLOW_THREADS;
+    Py_RETURN_NONE;
+}
+
+static PyObject *py_clip_rows(PyObject *self, PyObject *arguments) {
+    unsigned long long rows, found;
+    Py_ssize_t count, entries;
+    double limit, room;
+    int threads;
+    (void)self;
+    if (!PyArg_ParseTuple(arguments, "KnnddKi", &rows, &count, &entries, &limit, &room, &found, &threads)) return NULL;
+    Py_BEGIN_ALLOW_THREADS;
+    clip_rows((const float *)(uintptr_t)rows, (size_t)count, (size_t)entries, limit, room,
+              (float *)(uintptr_t)found, threads);
+    Py_END_ALLOW_THREADS;
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef methods[] = {
+    {"add_normals", py_add_normals, METH_VARARGS, "add_normals(words, block, parts, threads): see kernels.h"},
+    {"add_normals_of_key", py_add_normals_of_key, METH_VARARGS,
+     "add_normals_of_key(key_and_counter, index, block, parts, threads): see kernels.h"},
+    {"key_stream", py_key_stream, METH_VARARGS, "key_stream(key_and_counter, index, blocks, words): see kernels.h"},
+    {"sums_of_words", py_sums_of_words, METH_VARARGS, "sums_of_words([(words, count)], threads): see kernels.h"},
+    {"sum_of_squares", py_sum_of_squares, METH_VARARGS, "sum_of_squares(entries, count, threads): see kernels.h"},
+    {"squared_difference", py_squared_difference, METH_VARARGS,
+     "squared_difference((weight, copy, copy_is_half, share), count, threads): see kernels.h"},
+    {"gram_moments", py_gram_moments, METH_VARARGS,
+     "gram_moments((weight, copy, copy_is_half, share), rows, columns, row_stride, column_stride, found, threads): see "
+     "kernels.h"},
+    {"gram_matrix", py_gram_matrix, METH_VARARGS,
+     "gram_matrix(rows, count, columns, pitch, found, threads): see kernels.h"},
+    {"clip_rows", py_clip_rows, METH_VARARGS,
+     "clip_rows(rows, count, entries, limit, room, found, threads): see kernels.h"},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    .m_base = PyModuleDef_HEAD_INIT,
+    .m_name = "_kernels",
+    .m_doc = "Passes over memory in native code, see native.py",
+    .m_size = -1,
+    .m_methods = methods,
+};
+
+/* Without such instructions fma() is a function, and slow. */
+static int has_fused_operations(void) {
+#if defined(__x86_64__) && defined(__GNUC__)
+    return __builtin_cpu_supports("fma");
+#else
+    return 1;
+#endif
+}
+
+PyMODINIT_FUNC PyInit__kernels(void) {
+    if (!has_fused_operations()) {
+        PyErr_SetString(PyExc_ImportError, "this processor has no fused multiplication and addition");
+        return NULL;
+    }
+    PyObject *module = PyModule_Create(&definition);
+    if (module == NULL || PyModule_AddIntConstant(module, "HAS_AES", has_aes()) != 0) return NULL;
+    if (PyModule_AddIntConstant(module, "BLOCK_ROWS", BLOCK_ROWS) != 0) return NULL;
+    prepare_threads();
+    return module;
+}

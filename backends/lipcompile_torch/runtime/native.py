@@ -1,0 +1,206 @@
+"""Passes over memory in native code (`kernels/`), where a compiler was there when the package was installed.
+
+What asks for one does the same with torch's operations where there is none: `kernels` is None then.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Iterable, Sequence
+from types import ModuleType
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.autograd.graph import increment_version
+
+from .flat import Part, flat
+
+kernels: ModuleType | None
+try:
+    kernels = importlib.import_module("._kernels", __package__)
+except ImportError:
+    kernels = None
+
+Stretch = tuple[bytes, int]
+"""Key and first counter of a stream of AES, 16 bytes each, and the number of a block of it."""
+
+_IS_DOUBLE = {torch.float32: False, torch.float64: True}
+_IS_HALF = {torch.float16: True, torch.float32: False}
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor is memory of the processor's: no subclass, no stand-in for one, with nothing to negate, not
+    freed, and no zeros without memory.
+    """
+    return (
+        type(tensor) is Tensor
+        and tensor.device.type == "cpu"
+        and tensor.layout is torch.strided
+        and not tensor.is_neg()
+        and (tensor.data_ptr() != 0 or tensor.numel() == 0)
+    )
+
+
+def is_eager() -> bool:
+    """Whether torch's operations do no more than compute: they are not compiled, traced, transformed, or
+    differentiated forwards. Nobody sees what native code does.
+    """
+    return not (
+        torch.compiler.is_compiling()
+        or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._len_torch_dispatch_stack()
+        or forward_ad._current_level >= 0
+    )
+
+
+# --- random words, and normals ---
+
+
+def has_aes() -> bool:
+    """Whether there are streams of AES."""
+    return kernels is not None and bool(kernels.HAS_AES)
+
+
+def fill_(words: NDArray[np.uint64], stretch: Stretch) -> None:
+    """Replace an even number of words by those of a stream."""
+    assert kernels is not None
+    key, block = stretch
+    kernels.key_stream(key, block, len(words) // 2, words.ctypes.data)
+
+
+def adds_normals(parts: Sequence[Part]) -> bool:
+    """Whether :func:`add_normals_` is there for these flat tensors."""
+    return kernels is not None and all(
+        tensor.dtype in _IS_DOUBLE and is_plain(tensor) and tensor.is_contiguous() for tensor, _ in parts
+    )
+
+
+def add_normals_(parts: Sequence[Part], block: int, words: NDArray[np.uint64] | Stretch, threads: int) -> None:
+    """Add scale·normal to flat tensors, see :mod:`.box_muller`.
+
+    Args:
+        parts: as :func:`adds_normals` wants them, of n entries.
+        block: so many entries share pairs of words, an even number; the last ones are fewer.
+        words: [n], one more if n is odd; or where they begin in a stream.
+    """
+    assert kernels is not None
+    given = [(tensor.data_ptr(), tensor.numel(), _IS_DOUBLE[tensor.dtype], scale) for tensor, scale in parts]
+    if isinstance(words, tuple):
+        kernels.add_normals_of_key(*words, block, given, threads)
+    else:
+        kernels.add_normals(words.ctypes.data, block, given, threads)
+    for tensor, _ in parts:
+        increment_version(tensor)
+
+
+# --- sums ---
+
+
+def sums_of_bits(tensors: Iterable[Tensor]) -> Tensor | None:
+    """Return the sums modulo 2^64 of the words of 64 bits that tensors consist of, int64 [number of tensors]; None
+    if there is no native code for one of them.
+    """
+    rows = [_words(tensor.detach()) for tensor in tensors]
+    if kernels is None or None in rows:
+        return None
+    return torch.tensor(kernels.sums_of_words(rows, torch.get_num_threads()), dtype=torch.int64, device="cpu")
+
+
+def _words(tensor: Tensor) -> tuple[int, int] | None:
+    """Return where the words of 64 bits of a tensor begin, and how many they are."""
+    if not is_plain(tensor) or not (tensor.is_contiguous() or flat(tensor) is not None):
+        return None
+    address, size = tensor.data_ptr(), tensor.nbytes
+    return None if address % 8 or size % 8 else (address, size // 8)
+
+
+def norm(tensor: Tensor) -> Tensor | None:
+    """Return the Euclidean norm of a float32 tensor, 0-dim float64, off by a relative (n + 3)·2^-53 at most; None
+    if there is no native code for it.
+    """
+    if kernels is None or tensor.dtype != torch.float32 or not is_plain(tensor) or flat(tensor) is None:
+        return None
+    squares = kernels.sum_of_squares(tensor.data_ptr(), tensor.numel(), torch.get_num_threads())
+    return torch.tensor(math.sqrt(squares), dtype=torch.float64, device="cpu")
+
+
+# --- a weight, and a copy of it ---
+
+
+def _are_alike(weight: Tensor, copy: Tensor) -> bool:
+    """Whether native code takes the two: entries of both lie alike."""
+    if weight.dtype != torch.float32 or copy.dtype not in _IS_HALF:
+        return False
+    if weight.shape != copy.shape or weight.stride() != copy.stride():
+        return False
+    return is_plain(weight) and is_plain(copy)
+
+
+def _pair(weight: Tensor, copy: Tensor, share: float) -> tuple[int, int, bool, float]:
+    return weight.data_ptr(), copy.data_ptr(), _IS_HALF[copy.dtype], share
+
+
+def difference_norm(weight: Tensor, copy: Tensor, share: float) -> Tensor | None:
+    """Return the Euclidean norm of weight - share·copy, computed in float32 with one rounding: 0-dim float64, off
+    by a relative (n + 3)·2^-53 at most; None if there is no native code for it.
+    """
+    if kernels is None or not _are_alike(weight, copy) or flat(weight) is None:
+        return None
+    squares = kernels.squared_difference(_pair(weight, copy, share), weight.numel(), torch.get_num_threads())
+    return torch.tensor(math.sqrt(squares), dtype=torch.float64, device="cpu")
+
+
+BLOCK_ROWS = 0 if kernels is None else kernels.BLOCK_ROWS
+"""Rows of a matrix whose Gram matrix is computed by itself."""
+
+ROUNDINGS = 36
+"""How many roundings to float32 there are at most on the way of a product to its sum, see `kernels/gram.c`."""
+
+
+def gram_moments(weight: Tensor, copy: Tensor, share: float) -> Tensor | None:
+    """Return, of each block of rows D_i of weight - share·copy [rows, columns], computed in float32 with one
+    rounding, the trace of the Gram matrix D_iD_iᵀ, and then their Frobenius norms: [2·blocks], float64. None if
+    there is no native code for it.
+    """
+    if kernels is None or not _are_alike(weight, copy) or 1 not in weight.stride():
+        return None
+    rows, columns = weight.shape
+    found = torch.empty(2 * -(-rows // BLOCK_ROWS), dtype=torch.float64, device="cpu")
+    pair, threads = _pair(weight, copy, share), torch.get_num_threads()
+    kernels.gram_moments(pair, rows, columns, *weight.stride(), found.data_ptr(), threads)
+    return found
+
+
+def gram_matrix(rows: Tensor) -> Tensor | None:
+    """Return the Gram matrix of rows [n, columns] in float32, exactly symmetric, with ROUNDINGS + 1 at most on the
+    way of a product into an entry. None if there is no native code for it.
+    """
+    if kernels is None or rows.dtype != torch.float32 or not is_plain(rows) or rows.stride(1) != 1:
+        return None
+    count, columns = rows.shape
+    found = torch.empty(count, count, dtype=torch.float32, device="cpu")
+    threads = torch.get_num_threads()
+    kernels.gram_matrix(rows.data_ptr(), count, columns, rows.stride(0), found.data_ptr(), threads)
+    return found
+
+
+# --- examples ---
+
+
+def clipped(x: Tensor, limit: float, room: float) -> Tensor | None:
+    """Return the examples of [B, …], each that is longer than ``limit`` scaled to ``room``, and zeros for one that
+    is not finite: see :func:`~.functional.clip_norm`. None if there is no native code for it.
+    """
+    if not is_eager() or kernels is None or x.dtype != torch.float32 or x.dim() < 2 or not is_plain(x):
+        return None
+    entries = math.prod(x.shape[1:])
+    if flat(x) is None or (len(x) > 1 and x.stride(0) != entries):
+        return None
+    found = torch.empty_like(x)
+    kernels.clip_rows(x.data_ptr(), len(x), entries, limit, room, found.data_ptr(), torch.get_num_threads())
+    return found
