@@ -286,8 +286,9 @@ class Convolution(Operator):
         if not single_is_kept(weight.device):
             return self.norm(weight).bound
         kernel, scale = normalised(weight)
-        maps, largest, error = self._transforms(kernel, EuclideanNorm(kernel).bound)
-        bound = scale * self._repeats * (stack_bound(maps.to(torch.complex64), largest) + error) * (1 + 1e-12)
+        # In float32 from here on: a weight over a power of two has no more digits.
+        maps, largest, error = self._transforms(kernel.to(torch.float32), EuclideanNorm(kernel).bound)
+        bound = scale * self._repeats * (stack_bound(maps, largest) + error) * (1 + 1e-12)
         return bound if bound < math.inf else self.norm(weight).bound
 
     def descriptions(self, weight: Tensor) -> Iterator[GramStack]:
@@ -338,17 +339,21 @@ class Convolution(Operator):
         """Return the matrices K̂(ω) of the stride-one circular form, ω over half the grid, since K is real; a bound
         of the Frobenius norm of each, and of how far it is from the exact one.
 
-        The transform is a plain product with cosines and sines, whose rounding is a line to bound: each entry
-        is off by at most ε·Σ_t|K_t| with ε = γ_taps + phase error, so each matrix by ε·√taps·‖K‖_F.
+        The transform is a plain product with cosines and sines in the dtype of the kernel, whose rounding is a
+        line to bound: each entry is off by at most ε·Σ_t|K_t| with ε = γ_taps + phase error, so each matrix by
+        ε·√taps·‖K‖_F. In float32 cosines and sines are rounded once more, of which γ_taps has enough to spare.
         """
         axes, taps = self._axes, math.prod(self.kernel_size)
         kernels = self._polyphase(kernel)
         angles = _angles(axes, [self._span(i) // axis.phases + 1 for i, axis in enumerate(axes)], kernel.device)
-        transform = torch.complex(angles.cos() @ kernels.mT, angles.sin() @ kernels.mT)
+        transform = torch.complex(
+            angles.cos().to(kernel.dtype) @ kernels.mT, angles.sin().to(kernel.dtype) @ kernels.mT
+        )
         channels = kernel.shape[1] * math.prod(axis.phases for axis in axes)
         maps = transform.reshape(len(angles) * self.groups, -1, channels)
         largest = math.sqrt(taps) * frobenius * (1 + 1e-12)
-        return maps, largest, largest * (8 * (kernels.shape[1] + 2) * _UNIT + _PHASE_ERROR)
+        unit = torch.finfo(kernel.dtype).eps / 2
+        return maps, largest, largest * (8 * (kernels.shape[1] + 2) * unit + _PHASE_ERROR)
 
 
 def _copies(size: int, padding: tuple[int, int], mode: PaddingMode) -> int:

@@ -14,6 +14,7 @@ import math
 import torch
 from torch import Tensor
 
+from . import native
 from .drift import frobenius_length, gamma_single
 from .norms import guess_eigenvalue
 
@@ -30,8 +31,8 @@ def spectral_bound(matrix: Tensor) -> float:
 
     To be called where products of float32 are computed in float32, see :func:`~.precision.single_is_kept`.
 
-    Formal guarantees: the computed Gram matrix is off by γ_c|M||M|ᵀ at most, c the terms of a chunk and the number
-    of chunks, so by γ_c‖M‖_F² in norm; the rest is :func:`_proved`. NaN or infinity if an entry is.
+    Formal guarantees: the computed Gram matrix is off by γ_c|M||M|ᵀ at most, c the roundings on the way of a
+    product into its entry, so by γ_c‖M‖_F² in norm; the rest is :func:`_proved`. NaN or infinity if an entry is.
     """
     length = float(frobenius_length(matrix[None]))
     if not 2.0**-100 < length < 2.0**100:
@@ -40,8 +41,8 @@ def spectral_bound(matrix: Tensor) -> float:
     if not 2.0**-20 < length < 2.0**20:  # squares of what matters might vanish, or overflow
         scale = math.ldexp(1.0, -math.frexp(length)[1])
         rows = rows * scale
-    gram = _gram(rows)
-    error = gamma_single(_CHUNK + rows.shape[1] // _CHUNK + 1) / 2 * (length * scale) ** 2
+    gram, roundings = _gram(rows)
+    error = gamma_single(roundings) / 2 * (length * scale) ** 2
     guess = _guess(gram)
     for slack in _SLACKS:
         limit = guess * (1 + slack)
@@ -52,25 +53,25 @@ def spectral_bound(matrix: Tensor) -> float:
 
 
 def stack_bound(maps: Tensor, largest: float) -> float:
-    """Return a bound of the largest spectral norm among matrices that were rounded to complex64, ``maps``
-    [N, rows, columns]; infinity without a proof.
+    """Return a bound of the largest spectral norm among matrices ``maps`` [N, rows, columns] in complex64;
+    infinity without a proof.
 
     To be called where products of float32 are computed in float32, see :func:`~.precision.single_is_kept`.
 
     Args:
         maps: entries of order one.
-        largest: at least the Frobenius norm of each, before it was rounded.
+        largest: at least the Frobenius norm of each, but for a relative 2⁻¹⁰.
 
-    Formal guarantees: rounding moves each matrix by 2⁻²⁴·largest at most. A sum of k products of complex numbers
-    is off by √2·γ_2k of the sum of their moduli, each part being a sum of 2k real ones; so Gram matrices are off
-    by γ·largest² in norm, by :func:`~.drift.gamma_single`, which is above that. Their eigenvalues are bounded as
-    in :func:`_proved`, with as much more for complex numbers.
+    Formal guarantees: a sum of k products of complex numbers is off by √2·γ_2k of the sum of their moduli, each
+    part being a sum of 2k real ones; so Gram matrices are off by γ·largest² in norm, by
+    :func:`~.drift.gamma_single`, which is above that. Their eigenvalues are bounded as in :func:`_proved`, with as
+    much more for complex numbers.
     """
     rows, columns = maps.shape[-2:]
     grams = maps @ maps.mH if rows <= columns else maps.mH @ maps
     eigenvalue = _largest_proved(grams)
-    error = gamma_single(max(rows, columns)) * (1 + 2.0**-20) * largest * largest
-    return math.sqrt(eigenvalue + error) * (1 + 2.0**-48) + 2.0**-23 * largest
+    error = gamma_single(max(rows, columns)) * (1 + 2.0**-8) * largest * largest
+    return math.sqrt(eigenvalue + error) * (1 + 2.0**-48)
 
 
 def _largest_proved(grams: Tensor) -> float:
@@ -83,11 +84,13 @@ def _largest_proved(grams: Tensor) -> float:
         limit = guess * (1 + slack)
         if not 0 < limit < math.inf:
             return math.inf
-        shifted = torch.neg(grams)
+        shifted = torch.neg(grams, out=torch.empty_like(grams).mT)  # of columns side by side, as LAPACK has them
         shifted.diagonal(dim1=-2, dim2=-1).add_(limit)
         trace = float(shifted.diagonal(dim1=-2, dim2=-1).real.to(torch.float64).sum(dim=-1).amax())
         excess = max(excess, gamma_single(grams.shape[-1]) * trace + 4 * 2.0**-24 * (limit + trace))
-        grams = grams[torch.linalg.cholesky_ex(shifted).info != 0]
+        info = torch.empty(len(grams), dtype=torch.int32, device=grams.device)
+        torch.linalg.cholesky_ex(shifted, out=(shifted, info))
+        grams = grams[info != 0]
         if not len(grams):
             return limit + excess
         guess = max(guess, _guess_of(grams))
@@ -101,8 +104,13 @@ def _guess_of(grams: Tensor) -> float:
     return guess_eigenvalue(suspects) if bool(torch.isfinite(lengths).all()) else math.inf
 
 
-def _gram(rows: Tensor) -> Tensor:
-    """rows·rowsᵀ, exactly symmetric."""
+def _gram(rows: Tensor) -> tuple[Tensor, int]:
+    """Return rows·rowsᵀ, exactly symmetric, and how many roundings there are on the way of a product into an
+    entry: without native code those of a chunk, and of the sum of chunks.
+    """
+    found = native.gram_matrix(rows)
+    if found is not None:
+        return found, native.ROUNDINGS + 1
     size, columns = rows.shape
     gram = rows.new_empty(size, size)
     for top in range(0, size, _ROWS):
@@ -112,7 +120,7 @@ def _gram(rows: Tensor) -> Tensor:
             block += rows[top:end, left : left + _CHUNK] @ rows[:end, left : left + _CHUNK].mT
         gram[top:end, :end] = block
         gram[:top, top:end] = block[:, :top].mT
-    return gram
+    return gram, _CHUNK + columns // _CHUNK + 1
 
 
 def _guess(gram: Tensor) -> float:
