@@ -61,8 +61,9 @@ def _labels(output: Tensor, target: Tensor, ignore: int | None = None) -> Tensor
             f"targets of shape {tuple(target.shape)}: give one class index {what}, {tuple(output.shape[:-1])}"
         )
     labels = target.long()
-    known = (labels >= 0) & (labels < output.shape[-1])
-    if not bool((known if ignore is None else known | (labels == ignore)).all()):
+    counted = labels if ignore is None else labels.masked_fill(labels == ignore, 0)
+    least, most = counted.aminmax() if counted.numel() else (0, 0)
+    if least < 0 or most >= output.shape[-1]:
         mend = "drop such examples or add classes" if output.dim() == 2 else "name the label to `ignore`"
         raise ValueError(f"a class index is outside 0 … {output.shape[-1] - 1}: {mend}")
     return labels
@@ -178,10 +179,11 @@ def _entropies(
 ) -> Tensor:
     if not 0 <= label_smoothing < 1 or (label_smoothing > 0 and len(class_weights) > 0):
         raise ValueError("label smoothing lies in [0, 1), and goes with no class weights")
-    loss = F.cross_entropy(temperature * output, labels, reduction="none", label_smoothing=label_smoothing)
+    scaled = output if temperature == 1 else temperature * output
+    loss = F.cross_entropy(scaled, labels, reduction="none", label_smoothing=label_smoothing)
     if len(class_weights) > 0:
         loss = loss * _weights(class_weights, output.shape[-1], loss)[labels]
-    return loss / temperature if normalise else loss
+    return loss / temperature if normalise and temperature != 1 else loss
 
 
 def _weights(class_weights: Sequence[float], classes: int, like: Tensor) -> Tensor:
