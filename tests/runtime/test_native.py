@@ -170,6 +170,22 @@ def test_sums_are_rounded_once(dtype: torch.dtype) -> None:
         assert exact.to(dtype) == after
 
 
+@pytest.mark.usefixtures("passes")
+def test_each_part_has_noise_of_its_own_scale() -> None:
+    """Against one row of scale 1, over the ends of blocks and of stretches, in both dtypes."""
+    sizes = [3, BLOCK - 1, 1, 700, STRETCH + 5, 0, 2]
+    scales = [1.0, 0.25, 4.0, 3.0, 0.5, 7.0, 100.0]
+    parts = [
+        (torch.zeros(size, dtype=torch.float32 if i % 2 else torch.float64), scale)
+        for i, (size, scale) in enumerate(zip(sizes, scales, strict=True))
+    ]
+    Lanes(11).perturb_(parts)
+    normals = torch.zeros(sum(sizes), dtype=torch.float64)
+    Lanes(11).perturb_([(normals, 1.0)])
+    for (part, scale), expected in zip(parts, torch.split(normals, sizes), strict=True):
+        torch.testing.assert_close(part.double(), scale * expected, rtol=1e-6, atol=0)
+
+
 def test_what_was_written_is_counted_as_written() -> None:
     row = torch.zeros(10, requires_grad=True)
     product = (row * row).sum()
@@ -284,6 +300,28 @@ def test_every_half_is_read_as_what_it_is() -> None:
     together = native.difference_norm(torch.zeros(len(halves)), halves, 1.0)
     assert together is not None
     assert float(together) == pytest.approx(float(halves.double().norm()), rel=1e-14)
+
+
+def test_no_half_differs_from_itself_in_float32() -> None:
+    halves = all_halves()
+    found = native.difference_norm(halves.float(), halves, 1.0)
+    assert found is not None
+    assert float(found) == 0
+
+
+@pytest.mark.parametrize("half", [True, False])
+def test_differences_are_rounded_once(half: bool) -> None:
+    """One entry at a time, against fractions: a product with a share of 20 bits has more than 24 of them."""
+    weights = torch.randn(200, generator=generator(3))
+    copies = weights.half() if half else torch.randn(200, generator=generator(4))
+    share = 1 - 3 * 2.0**-20
+    for weight, copy in zip(weights, copies, strict=True):
+        found = native.difference_norm(weight[None], copy[None], share)
+        exact = Fraction(float(weight)) - Fraction(share) * Fraction(float(copy))
+        rounded = torch.tensor(float(exact), dtype=torch.float64).float()  # 48 bits and some: doubles hold them
+        assert Fraction(float(exact)) == exact
+        assert found is not None
+        assert float(found) == abs(float(rounded))
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
