@@ -222,7 +222,7 @@ def test_a_forked_process_waits_for_no_thread() -> None:
 # --- sums ---
 
 
-@pytest.mark.parametrize("shape", [(0,), (1,), (2,), (333, 4), (1000, 1000), (3, 5, 7, 2)])
+@pytest.mark.parametrize("shape", [(0,), (1,), (2,), (333, 4), (1100, 1000), (3, 5, 7, 2)])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_sums_of_bits_are_those_of_all_words(shape: tuple[int, ...], threads: int) -> None:
     bits = torch.randint(-(2**63), 2**63 - 1, shape, dtype=torch.int64, generator=generator())
@@ -359,6 +359,18 @@ def test_moments_are_those_of_the_computed_difference(
     assert float(norm) == pytest.approx(float(computed.norm()), rel=1e-12)
 
 
+@pytest.mark.parametrize("bits", range(12, 24))
+def test_sums_in_float32_are_short(bits: int) -> None:
+    """The squares of 1 + 2^-bits exceed 1 by half of the last digit of a sum of some size: from there on all are
+    rounded the same way.
+    """
+    weight = torch.full((65, 16_000), 1 + 2.0**-bits)
+    found = native.gram_moments(weight, torch.zeros_like(weight), 1.0)
+    assert found is not None
+    trace = 64 * 16_000 * (1 + 2.0**-bits) ** 2
+    assert abs(float(found[0]) - trace) <= 36 * 2.0**-24 * trace
+
+
 def test_weights_that_lie_otherwise_than_their_copies_are_left_to_torch() -> None:
     weight = torch.randn(70, 80)
     for copy in (weight.mT.contiguous().mT, weight.double(), weight.bfloat16(), torch.zeros(()).expand(70, 80)):
@@ -434,6 +446,27 @@ def test_graphs_of_operations_hold_the_clip() -> None:
     graph = torch.fx.experimental.proxy_tensor.make_fx(lambda y: functional.clip_norm(y, 1.0))(torch.zeros(4, 6))
     x = torch.randn(4, 6)
     torch.testing.assert_close(graph(x), functional.clip_norm(x, 1.0))
+
+
+@pytest.mark.usefixtures("passes")
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
+def test_examples_next_to_the_sphere_end_inside(mode: Any) -> None:
+    x = torch.randn(200, 7, generator=generator())
+    x = x / x.norm(dim=1, keepdim=True) * (1 + torch.arange(-100, 100)[:, None] * 2.0**-24)
+    for rows in (x, x[:100], x[100:]):
+        with mode():
+            for result in functional.clip_norm(rows, 1.0):
+                assert sum(entry**2 for entry in reads(result)) <= 1
+
+
+@pytest.mark.usefixtures("passes")
+def test_factors_that_are_subnormal_are_rounded_down() -> None:
+    """A unit of the last digit of a factor of 2^-136 is 2^-13 of it."""
+    chance = random.Random(0)
+    for _ in range(300):
+        x, radius = torch.tensor([[chance.uniform(1e38, 3e38)]]), 2 ** chance.uniform(-12, 1)
+        (result,) = reads(functional.clip_norm(x, radius))
+        assert 0 < result <= Fraction(radius)
 
 
 @pytest.mark.usefixtures("passes")
