@@ -18,6 +18,7 @@ from lipcompile_torch.runtime.box_muller import BLOCK, adder
 from lipcompile_torch.runtime.checks import current_contents
 from lipcompile_torch.runtime.flat import flat
 from lipcompile_torch.runtime.lanes import STRETCH, Lanes
+from lipcompile_torch.runtime.single import spectral_bound
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -496,3 +497,11 @@ def test_gram_matrices_are_off_by_their_roundings_at_most(shape: tuple[int, int]
     off = (found.double() - wide @ wide.mT).abs()
     assert bool((off <= (native.ROUNDINGS + 1) * 2.0**-24 * (wide.abs() @ wide.mT.abs())).all())
     assert native.gram_matrix(rows.mT) is None or 1 in shape
+
+
+def test_the_gram_matrix_of_one_row_again_and_again_is_constant() -> None:
+    row = torch.randn(1, 200, generator=generator()).expand(130, 200)
+    found = native.gram_matrix(row)
+    assert found is None or torch.equal(found, found[:1, :1].expand(130, 130))
+    true = math.sqrt(130 * math.fsum(entry**2 for entry in row[0].double().tolist()))
+    assert spectral_bound(row) >= true
