@@ -40,13 +40,13 @@ static void tile_of(block rows, size_t top, size_t left, const float **found) {
         found[i] = rows.entries + (top + i < rows.rows ? top + i : rows.rows - 1) * rows.pitch + left;
 }
 
-/* Add the products of left rows i with right rows j, over columns from `start` on, to gram [BLOCK_ROWS, BLOCK_ROWS]. If
- * they are the same rows, above the diagonal there is anything.
+/* Add the products of left rows i with right rows j, over columns from `start` on, to gram [BLOCK_ROWS, BLOCK_ROWS].
+ *
+ * same: whether they are the same rows: above the diagonal there is anything, then.
  */
-static void add_products(block left, block right, size_t start, size_t columns, double *gram) {
+static void add_products(block left, block right, int same, size_t start, size_t columns, double *gram) {
     const float *one[TILE], *other[TILE];
     float found[TILE * TILE];
-    int same = left.entries == right.entries;
     for (size_t i = 0; i < left.rows; i += TILE) {
         tile_of(left, i, start, one);
         for (size_t j = 0; j < right.rows && (!same || j <= i); j += TILE) {
@@ -90,7 +90,7 @@ static void measure_block(const measured *all, size_t number) {
         size_t count = at_most(all->columns - left, CHUNK);
         block these = {differences, rows, PITCH};
         write_rows(all, top, rows, left, count, differences);
-        add_products(these, these, 0, (count + LANES - 1) / LANES * LANES, gram);
+        add_products(these, these, 1, 0, (count + LANES - 1) / LANES * LANES, gram);
     }
     for (size_t i = 0; i < rows; i++) {
         const double *row = gram + i * BLOCK_ROWS;
@@ -122,14 +122,14 @@ typedef struct {
 } squared;
 
 /* Add the products over the last columns, fewer than LANES, as if there were zeros beside them. */
-static void add_rest(block left, block right, size_t start, size_t columns, double *gram) {
+static void add_rest(block left, block right, int same, size_t start, size_t columns, double *gram) {
     float rest[2][BLOCK_ROWS * LANES] = {{0}};
-    block padded[2] = {{rest[0], left.rows, LANES}, {rest[left.entries == right.entries ? 0 : 1], right.rows, LANES}};
+    block one = {rest[0], left.rows, LANES}, other = {rest[1], right.rows, LANES};
     for (size_t i = 0; i < left.rows; i++)
         memcpy(rest[0] + i * LANES, left.entries + i * left.pitch + start, columns * sizeof(float));
     for (size_t i = 0; i < right.rows; i++)
         memcpy(rest[1] + i * LANES, right.entries + i * right.pitch + start, columns * sizeof(float));
-    add_products(padded[0], padded[1], 0, LANES, gram);
+    add_products(one, other, same, 0, LANES, gram);
 }
 
 static void multiply_blocks(const squared *all, size_t upper, size_t lower) {
@@ -138,8 +138,8 @@ static void multiply_blocks(const squared *all, size_t upper, size_t lower) {
     block right = {all->rows + side * all->pitch, at_most(all->count - side, BLOCK_ROWS), all->pitch};
     double gram[BLOCK_ROWS * BLOCK_ROWS] = {0};
     for (size_t start = 0; start < whole; start += CHUNK)
-        add_products(left, right, start, at_most(whole - start, CHUNK), gram);
-    if (rest > 0) add_rest(left, right, whole, rest, gram);
+        add_products(left, right, upper == lower, start, at_most(whole - start, CHUNK), gram);
+    if (rest > 0) add_rest(left, right, upper == lower, whole, rest, gram);
     for (size_t i = 0; i < left.rows; i++)
         for (size_t j = 0; j < right.rows && side + j <= top + i; j++) {
             float product = (float)gram[i * BLOCK_ROWS + j];
