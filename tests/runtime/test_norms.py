@@ -170,8 +170,8 @@ def test_a_guess_that_is_wrong_costs_tightness_alone(guess: float, monkeypatch: 
     conv = counted(Convolution((3, 3), (5, 5), 1, 1, (1, 1), ((1, 1), (1, 1)), (1, 1), 1, "circular"))
     kernel = torch.randn(7, 5, 3, 3)
     true = true_norm(dense_matrix(kernel, conv))
-    guessed = single._guess_of
-    monkeypatch.setattr(single, "_guess_of", lambda grams: guess * guessed(grams))
+    for kind in (native.Spectra, spectra._ByTorch):
+        monkeypatch.setattr(kind, "guess", lambda grams, guessed=kind.guess: guess * guessed(grams))
     assert true <= conv.quick_bound(kernel) <= 2 * true
 
 
@@ -182,7 +182,7 @@ def test_a_sum_that_is_too_small_is_found(monkeypatch: pytest.MonkeyPatch) -> No
     kernel = worst_kernel(conv, (9, 8, 3, 3))
     true = true_norm(dense_matrix(kernel, conv))
     assert true <= conv.quick_bound(kernel)
-    monkeypatch.setattr(operators, "stack_bound", lambda *given: 0.95 * single.stack_bound(*given))
+    monkeypatch.setattr(operators, "transform_bound", lambda *given: 0.95 * spectra.transform_bound(*given))
     assert conv.quick_bound(kernel) < true
 
 

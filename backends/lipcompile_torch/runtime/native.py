@@ -28,8 +28,15 @@ except ImportError:
 Stretch = tuple[bytes, int]
 """Key and first counter of a stream of AES, 16 bytes each, and the number of a block of it."""
 
+
 _IS_DOUBLE = {torch.float32: False, torch.float64: True}
 _IS_HALF = {torch.float16: True, torch.float32: False}
+
+
+def _code() -> ModuleType:
+    """The kernels, where it is known that they are there."""
+    assert kernels is not None
+    return kernels
 
 
 def is_plain(tensor: Tensor) -> bool:
@@ -68,9 +75,8 @@ def has_aes() -> bool:
 
 def fill_(words: NDArray[np.uint64], stretch: Stretch) -> None:
     """Replace an even number of words by those of a stream."""
-    assert kernels is not None
     key, block = stretch
-    kernels.key_stream(key, block, len(words) // 2, words.ctypes.data)
+    _code().key_stream(key, block, len(words) // 2, words.ctypes.data)
 
 
 def adds_normals(parts: Sequence[Part]) -> bool:
@@ -88,12 +94,11 @@ def add_normals_(parts: Sequence[Part], block: int, words: NDArray[np.uint64] | 
         block: so many entries share pairs of words, an even number; the last ones are fewer.
         words: [n], one more if n is odd; or where they begin in a stream.
     """
-    assert kernels is not None
     given = [(tensor.data_ptr(), tensor.numel(), _IS_DOUBLE[tensor.dtype], scale) for tensor, scale in parts]
     if isinstance(words, tuple):
-        kernels.add_normals_of_key(*words, block, given, threads)
+        _code().add_normals_of_key(*words, block, given, threads)
     else:
-        kernels.add_normals(words.ctypes.data, block, given, threads)
+        _code().add_normals(words.ctypes.data, block, given, threads)
     for tensor, _ in parts:
         increment_version(tensor)
 
@@ -189,6 +194,70 @@ def gram_matrix(rows: Tensor) -> Tensor | None:
     threads = torch.get_num_threads()
     kernels.gram_matrix(rows.data_ptr(), count, columns, rows.stride(0), found.data_ptr(), threads)
     return found
+
+
+# --- matrices of complex numbers ---
+
+LANES = 1 if kernels is None else kernels.LANES
+"""Matrices that are worked on at once."""
+
+
+class Spectra:
+    """What :class:`~.spectra.Spectra` asks for, of the Gram matrices on the smaller side that kernels have at
+    frequencies.
+
+    Args:
+        wide: kernels [groups, rows, columns, positions] in float32, rows no more than columns, contiguous.
+        cosines, sines: [positions, frequencies] in float32, contiguous, of a multiple of LANES frequencies.
+    """
+
+    def __init__(self, wide: Tensor, cosines: Tensor, sines: Tensor) -> None:
+        groups, rows, columns, positions = wide.shape
+        blocks = cosines.shape[1] // LANES
+        count = groups * blocks
+        self._rows, self._columns = rows, columns
+        self._room = torch.empty(count, rows * columns + 3 * rows, 2, LANES, device="cpu")
+        self._grams = torch.empty(count, rows * (rows + 1) // 2, 2, LANES, device="cpu")
+        self._squares = torch.empty(count * LANES, device="cpu")
+        self._open = torch.ones(count * LANES, dtype=torch.uint8, device="cpu")
+        given = wide.data_ptr(), groups, rows, columns, positions, blocks, cosines.data_ptr(), sines.data_ptr()
+        found = self._room.data_ptr(), self._grams.data_ptr(), self._squares.data_ptr()
+        _code().spectra_grams(given, *found, torch.get_num_threads())
+
+    def guess(self) -> float:
+        """By LANES matrices of large Frobenius norm."""
+        if not bool(torch.isfinite(self._squares).all()):
+            return math.inf
+        lanes = torch.where(self._open > 0, self._squares, -1.0).topk(LANES).indices
+        start = torch.randn(self._rows, 2, generator=torch.Generator().manual_seed(0), device="cpu")
+        start /= torch.linalg.vector_norm(start)
+        where = lanes.data_ptr(), start.data_ptr(), self._room.data_ptr()
+        return float(_code().spectra_guess(self._grams.data_ptr(), self._rows, *where))
+
+    def prove(self, limit: float) -> float:
+        """Of LANES matrices at a time."""
+        blocks = len(self._grams)
+        traces = torch.empty(blocks, dtype=torch.float64, device="cpu")
+        given = self._grams.data_ptr(), blocks, self._rows, self._columns, limit
+        found = self._room.data_ptr(), self._open.data_ptr(), traces.data_ptr()
+        _code().spectra_prove(*given, *found, torch.get_num_threads())
+        return float(traces.max())
+
+    def are_proved(self) -> bool:
+        """Whether no matrix is left."""
+        return not bool(self._open.any())
+
+
+def spectra(given: Tensor, cosines: Tensor, sines: Tensor) -> Spectra | None:
+    """Return Gram matrices of what kernels [groups, rows, columns, positions] are at N frequencies, given by their
+    cosines and sines [N, positions]. None if there is no native code for them.
+    """
+    if kernels is None or given.dtype != torch.float32 or not is_plain(given):
+        return None
+    wide = given if given.shape[1] <= given.shape[2] else given.transpose(1, 2)
+    missing = -len(cosines) % LANES
+    cosines, sines = (torch.cat([waves, waves[-1:].expand(missing, -1)]).mT for waves in (cosines, sines))
+    return Spectra(wide.contiguous(), cosines.contiguous(), sines.contiguous())
 
 
 # --- examples ---

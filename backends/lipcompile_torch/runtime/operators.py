@@ -20,7 +20,8 @@ from torch import Tensor
 
 from .norms import EuclideanNorm, GramStack, LargestNorm, Norm, OperatorNorm, gram_stack, matrix_norm, normalised
 from .precision import single_is_kept
-from .single import spectral_bound, stack_bound
+from .single import spectral_bound
+from .spectra import Transform, transform_bound
 
 PaddingMode = Literal["zeros", "circular", "reflect", "replicate"]
 Padding = tuple[tuple[int, int], ...]
@@ -287,8 +288,8 @@ class Convolution(Operator):
             return self.norm(weight).bound
         kernel, scale = normalised(weight)
         # In float32 from here on: a weight over a power of two has no more digits.
-        maps, largest, error = self._transforms(kernel.to(torch.float32), EuclideanNorm(kernel).bound)
-        bound = scale * self._repeats * (stack_bound(maps, largest) + error) * (1 + 1e-12)
+        transform, largest, error = self._transform(kernel.to(torch.float32), EuclideanNorm(kernel).bound)
+        bound = scale * self._repeats * (transform_bound(transform, largest) + error) * (1 + 1e-12)
         return bound if bound < math.inf else self.norm(weight).bound
 
     def descriptions(self, weight: Tensor) -> Iterator[GramStack]:
@@ -332,10 +333,10 @@ class Convolution(Operator):
         return math.sqrt(math.prod(axis.repeats for axis in self._axes))
 
     def _frequency_stack(self, kernel: Tensor, scale: float, frobenius: float) -> GramStack:
-        maps, largest, error = self._transforms(kernel, frobenius)
-        return gram_stack(maps, scale * self._repeats * (1 + 1e-12), largest, error, "frequencies")
+        transform, largest, error = self._transform(kernel, frobenius)
+        return gram_stack(transform.maps(), scale * self._repeats * (1 + 1e-12), largest, error, "frequencies")
 
-    def _transforms(self, kernel: Tensor, frobenius: float) -> tuple[Tensor, float, float]:
+    def _transform(self, kernel: Tensor, frobenius: float) -> tuple[Transform, float, float]:
         """Return the matrices K̂(ω) of the stride-one circular form, ω over half the grid, since K is real; a bound
         of the Frobenius norm of each, and of how far it is from the exact one.
 
@@ -346,14 +347,11 @@ class Convolution(Operator):
         axes, taps = self._axes, math.prod(self.kernel_size)
         kernels = self._polyphase(kernel)
         angles = _angles(axes, [self._span(i) // axis.phases + 1 for i, axis in enumerate(axes)], kernel.device)
-        transform = torch.complex(
-            angles.cos().to(kernel.dtype) @ kernels.mT, angles.sin().to(kernel.dtype) @ kernels.mT
-        )
         channels = kernel.shape[1] * math.prod(axis.phases for axis in axes)
-        maps = transform.reshape(len(angles) * self.groups, -1, channels)
+        transform = Transform(kernels.reshape(self.groups, -1, channels, kernels.shape[1]), angles)
         largest = math.sqrt(taps) * frobenius * (1 + 1e-12)
         unit = torch.finfo(kernel.dtype).eps / 2
-        return maps, largest, largest * (8 * (kernels.shape[1] + 2) * unit + _PHASE_ERROR)
+        return transform, largest, largest * (8 * (kernels.shape[1] + 2) * unit + _PHASE_ERROR)
 
 
 def _copies(size: int, padding: tuple[int, int], mode: PaddingMode) -> int:

@@ -16,12 +16,10 @@ from torch import Tensor
 
 from . import native
 from .drift import frobenius_length, gamma_single
-from .norms import guess_eigenvalue
 
 _CHUNK = 128  # terms of a sum
 _ROWS = 128  # of a Gram matrix at a time: what lies above the diagonal blocks is not computed, but copied
 _FACTOR = 256  # above this size a factorisation is made in two halves, which is faster
-_SUSPECTS = 8  # matrices of a stack that the guess looks at
 _STEPS = 24  # of Lanczos, from a fixed start: within a few thousandths on matrices that training makes
 _SLACKS = (4e-3, 2e-2, 1e-1)  # above the guess, at which a proof is tried
 
@@ -50,58 +48,6 @@ def spectral_bound(matrix: Tensor) -> float:
         if proved < math.inf:
             return min(math.sqrt(proved + error) / scale * (1 + 2.0**-48), length)
     return length
-
-
-def stack_bound(maps: Tensor, largest: float) -> float:
-    """Return a bound of the largest spectral norm among matrices ``maps`` [N, rows, columns] in complex64;
-    infinity without a proof.
-
-    To be called where products of float32 are computed in float32, see :func:`~.precision.single_is_kept`.
-
-    Args:
-        maps: entries of order one.
-        largest: at least the Frobenius norm of each, but for a relative 2⁻¹⁰.
-
-    Formal guarantees: a sum of k products of complex numbers is off by √2·γ_2k of the sum of their moduli, each
-    part being a sum of 2k real ones; so Gram matrices are off by γ·largest² in norm, by
-    :func:`~.drift.gamma_single`, which is above that. Their eigenvalues are bounded as in :func:`_proved`, with as
-    much more for complex numbers.
-    """
-    rows, columns = maps.shape[-2:]
-    grams = maps @ maps.mH if rows <= columns else maps.mH @ maps
-    eigenvalue = _largest_proved(grams)
-    error = gamma_single(max(rows, columns)) * (1 + 2.0**-8) * largest * largest
-    return math.sqrt(eigenvalue + error) * (1 + 2.0**-48)
-
-
-def _largest_proved(grams: Tensor) -> float:
-    """Return a bound of the largest eigenvalue of Hermitian matrices [N, n, n] in complex64, or infinity.
-
-    What a limit is proved for lies below higher limits as well, so these are tried on what is left.
-    """
-    guess, excess = _guess_of(grams), 0.0
-    for slack in _SLACKS:
-        limit = guess * (1 + slack)
-        if not 0 < limit < math.inf:
-            return math.inf
-        shifted = torch.neg(grams, out=torch.empty_like(grams).mT)  # of columns side by side, as LAPACK has them
-        shifted.diagonal(dim1=-2, dim2=-1).add_(limit)
-        trace = float(shifted.diagonal(dim1=-2, dim2=-1).real.to(torch.float64).sum(dim=-1).amax())
-        excess = max(excess, gamma_single(grams.shape[-1]) * trace + 4 * 2.0**-24 * (limit + trace))
-        info = torch.empty(len(grams), dtype=torch.int32, device=grams.device)
-        torch.linalg.cholesky_ex(shifted, out=(shifted, info))
-        grams = grams[info != 0]
-        if not len(grams):
-            return limit + excess
-        guess = max(guess, _guess_of(grams))
-    return math.inf
-
-
-def _guess_of(grams: Tensor) -> float:
-    """Guess the largest eigenvalue by those of the few matrices of largest Frobenius norm."""
-    lengths = torch.linalg.vector_norm(torch.view_as_real(grams).flatten(1), dim=1)
-    suspects = grams[lengths.topk(min(_SUSPECTS, len(lengths))).indices]
-    return guess_eigenvalue(suspects) if bool(torch.isfinite(lengths).all()) else math.inf
 
 
 def _gram(rows: Tensor) -> tuple[Tensor, int]:

@@ -10,7 +10,6 @@
 
 #define CHUNK 512
 #define PITCH (CHUNK + 16) /* rows a power of two apart would fall on each other in the cache */
-#define LANES 16
 #define TILE 4
 
 /* The products of TILE rows with TILE rows, over `count` columns, a multiple of LANES. */

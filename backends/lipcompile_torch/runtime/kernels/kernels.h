@@ -102,6 +102,36 @@ void gram_moments(const compared *pair, size_t rows, size_t columns, size_t row_
 /* The Gram matrix [count, count] of rows, `pitch` entries apart, each entry rounded to float32 at the end. See gram.c. */
 void gram_matrix(const float *rows, size_t count, size_t columns, size_t pitch, float *found, int threads);
 
+/* An entry of LANES matrices of complex numbers. */
+#define LANES 16
+typedef struct {
+    float re[LANES], im[LANES];
+} complex_lanes;
+
+/* Kernels [groups, rows, columns, positions], and the cosines and sines [positions, blocks·LANES] of frequencies. */
+typedef struct {
+    const float *entries;
+    size_t groups, rows, columns, positions, blocks;
+    const float *cosines, *sines;
+} kernel_stack;
+
+/* Write the Gram matrices of rows of the matrices that kernels have at frequencies, of each the lower triangle, row by
+ * row, [groups·blocks][rows·(rows + 1)/2], and the squares of their Frobenius norms, roughly.
+ *
+ * room: rows·columns + 3·rows entries for each block of each group.
+ */
+void spectra_grams(const kernel_stack *kernel, complex_lanes *room, complex_lanes *grams, float *squares, int threads);
+
+/* Guess the largest eigenvalue among LANES Gram matrices, counted over all blocks. The start [rows] is a unit vector. */
+double spectra_guess(const complex_lanes *grams, size_t rows, const int64_t *lanes, const float *start,
+                     complex_lanes *room);
+
+/* Factorise limit - gram by Cholesky, of each block with a matrix that is open; those that have a factor no longer are.
+ * Write the largest trace of each block, 0 of those left out.
+ */
+void spectra_prove(const complex_lanes *grams, size_t blocks, size_t rows, size_t columns, float limit,
+                   complex_lanes *room, unsigned char *open, double *traces, int threads);
+
 /* Project rows on a ball as functional.py does. Rows in it keep their bits; a row that is not finite becomes zero.
  *
  * limit: up to what norm a row is in it.

@@ -4,7 +4,6 @@
 
 #include "kernels.h"
 
-#define LANES 16     /* sums of a pass, which processors take several of at once */
 #define STRETCHES 64 /* at most, of a long pass */
 #define GRAIN ((size_t)1 << 14)
 
