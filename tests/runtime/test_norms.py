@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from lipcompile_torch.runtime import norms, operators, single
+from lipcompile_torch.runtime import native, norms, operators, spectra
 from lipcompile_torch.runtime.norms import EuclideanNorm, matrix_norm, normalised, spectral_norm_bound
 from lipcompile_torch.runtime.operators import Convolution, Dense, PaddingMode, conv_norm_bound
 from torch import Tensor
@@ -137,6 +137,7 @@ def worst_kernel(conv: Convolution, shape: tuple[int, ...]) -> Tensor:
     return (filters @ channels).reshape(*shape[:2], *[1] * wave.dim()) * wave
 
 
+@pytest.mark.usefixtures("passes")
 @pytest.mark.parametrize(("seed", "size"), [(0, 1.0), (1, 1.0), (2, 1e-12), (3, 1e-30), (4, 1e12)])
 def test_quick_bounds_of_convolutions_hold(seed: int, size: float) -> None:
     rng, done, alone = random.Random(200 + seed), 0, 0
@@ -154,6 +155,7 @@ def test_quick_bounds_of_convolutions_hold(seed: int, size: float) -> None:
         alone += conv._frequencies_win()
 
 
+@pytest.mark.usefixtures("passes")
 @pytest.mark.parametrize("channels", [(40, 24), (24, 40), (70, 66)])
 def test_quick_bounds_of_wide_convolutions_hold(channels: tuple[int, int]) -> None:
     """Where sums are long enough to be off by more than the last digit, against float64 at every frequency."""
@@ -164,6 +166,7 @@ def test_quick_bounds_of_wide_convolutions_hold(channels: tuple[int, int]) -> No
         assert true <= conv.quick_bound(kernel) <= 1.02 * true
 
 
+@pytest.mark.usefixtures("passes")
 @pytest.mark.parametrize("guess", [1e-9, 0.5, 0.99, 1.0, 3.0])
 def test_a_guess_that_is_wrong_costs_tightness_alone(guess: float, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
@@ -175,6 +178,7 @@ def test_a_guess_that_is_wrong_costs_tightness_alone(guess: float, monkeypatch: 
     assert true <= conv.quick_bound(kernel) <= 2 * true
 
 
+@pytest.mark.usefixtures("passes")
 def test_a_sum_that_is_too_small_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wave attains the bound: 5 % less of any part of it is too small."""
     conv = counted(Convolution((3, 3), (6, 6), 1, 1, (1, 1), ((1, 1), (1, 1)), (1, 1), 1, "circular"))

@@ -53,8 +53,10 @@ class Spectra(Protocol):
         """Guess their largest eigenvalue; nothing is guaranteed, but that it is not finite if an entry is not."""
 
     def prove(self, limit: float) -> float:
-        """Factorise limit - gram by Cholesky in float32, and drop the matrices of which that runs to its end; return
-        the largest trace of what was factorised.
+        """Factorise limit - gram by Cholesky in float32, and drop the matrices of which that runs to its end.
+
+        Returns:
+            the largest trace of what was factorised.
         """
 
     def are_proved(self) -> bool:
