@@ -9,9 +9,9 @@ shared among parameters; `correlated`, the last with a BLT; `secure`, with crypt
 `hooks`, `ghost`: DP-SGD by Opacus on the ReLU network (`pip install lipcompile[bench]`).
 
 Each contestant of a network and batch size has a process of its own, and they take turns, so that a slow moment of
-the machine hits all: in every round each takes steps for a second, or a single longer one, and the medians of a
-round give its ratios. What is printed is the median ratio, with quartiles over the rounds. The batch is of exactly
-the size that is named, for all; the step is the whole iteration, see `benchmarks/steps/contestants.py`.
+the machine hits all: in every round each takes steps for a few seconds, after one that does not count, and the
+medians of a round give its ratios. What is printed is the median ratio, with quartiles over the rounds. The batch is
+of exactly the size that is named, for all; the step is the whole iteration, see `benchmarks/steps/contestants.py`.
 
 The file is written after each network and batch size; `--resume` goes on with it, and `--show` prints its tables
 and measures nothing. Memory is measured on Linux.
@@ -159,7 +159,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=7, help=f"fewer, but {LEAST_ROUNDS}, where they take long")
     parser.add_argument("--steps", type=int, default=20, help="most steps of a turn")
-    parser.add_argument("--turn-seconds", type=float, default=1.0)
+    parser.add_argument("--turn-seconds", type=float, default=3.0)
     parser.add_argument("--cell-seconds", type=float, default=100.0, help="no new round after so long")
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
     parser.add_argument(

@@ -3,8 +3,9 @@
 Memory: the peak over the first steps, above the level just before training, when network and data are there and
 optimizer, engine and gradients are not. The contestant has trained a tiny network before, so that code and threads
 are loaded. Meanwhile glibc gets every larger block from the system and gives it back at once: else holes in its
-heap would add to the resident set, 15 % more or less from run to run. For the timing it keeps whatever is freed.
-By itself it returns blocks of more than 32 MiB at once, and others where they end the heap, and every page is
+heap would add to the resident set, 15 % more or less from run to run. For the timing it keeps whatever is freed,
+until the turn ends: what waits has given it back, or eight processes would want more than there is.
+By itself glibc returns blocks of more than 32 MiB at once, and others where they end the heap, and every page is
 zeroed when it is needed again: none, or 100,000 of them in a step of `mnist 512`, which take 150 ms, by where
 blocks happened to lie, with any contestant.
 """
@@ -89,7 +90,7 @@ class Worker:
         theirs.close()
 
     def turn(self, seconds: float, most: int) -> Turn:
-        """Let it take steps for so long, at most so many and at least one."""
+        """Let it take steps for so long, at most so many and at least one, after one that does not count."""
         found: Turn = self._ask((seconds, most))
         return found
 
@@ -165,6 +166,7 @@ def _train(job: Job, orders: Connection) -> None:
         seconds, most = orders.recv()
         before = certificates.count
         times = _turn(training, job, device, seconds, most)
+        memory.give_back()
         orders.send(_summary(times, certificates.count - before))
 
 
@@ -177,18 +179,18 @@ def _warm_up(contestant: str, device: torch.device) -> None:
 def _turn(
     training: Iterator[int], job: Job, device: torch.device, seconds: float, most: int
 ) -> list[tuple[float, float]]:
-    """Take steps, one more than asked for if there is time."""
+    """Take steps, two at least, and one more than asked for if there is time."""
     times: list[tuple[float, float]] = []
     end = time.perf_counter() + seconds
-    while not times or (len(times) <= most and time.perf_counter() < end):
+    while len(times) < 2 or (len(times) <= most and time.perf_counter() < end):
         times.append(_step(training, job, device))
     return times
 
 
 def _summary(times: list[tuple[float, float]], certificates: int) -> Turn:
-    """Return medians; the first step counts only if it is the only one: its caches hold what others left there."""
-    wall, cpu = (statistics.median(column) for column in zip(*(times[1:] or times), strict=True))
-    return Turn(wall, cpu, len(times[1:] or times), certificates / len(times))
+    """Return medians of all but the first step: its caches hold what others left there, and its memory is new."""
+    wall, cpu = (statistics.median(column) for column in zip(*times[1:], strict=True))
+    return Turn(wall, cpu, len(times) - 1, certificates / len(times))
 
 
 def _step(training: Iterator[int], job: Job, device: torch.device) -> tuple[float, float]:
@@ -224,7 +226,7 @@ class _Memory:
         else:
             self._glibc = ctypes.CDLL(None)
             self._glibc.mallopt(_MMAP_THRESHOLD, 2**16)
-            self._glibc.malloc_trim(0)
+            self.give_back()
             Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak is now the level
             self._level = _status("VmRSS")
 
@@ -239,6 +241,11 @@ class _Memory:
         if self._device.type != "cuda":
             self._glibc.mallopt(_TRIM_THRESHOLD, _NEVER)
             self._glibc.mallopt(_MMAP_THRESHOLD, _NEVER)
+
+    def give_back(self) -> None:
+        """Let the system have what is freed."""
+        if self._device.type != "cuda":
+            self._glibc.malloc_trim(0)
 
 
 class _Certificates:
