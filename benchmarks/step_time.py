@@ -10,8 +10,8 @@ shared among parameters; `correlated`, the last with a BLT; `secure`, with crypt
 
 Each contestant of a network and batch size has a process of its own, and they take turns, so that a slow moment of
 the machine hits all: in every round each takes steps for a few seconds, after one that does not count, and the
-medians of a round give its ratios. What is printed is the median ratio, with quartiles over the rounds. The batch is
-of exactly the size that is named, for all; the step is the whole iteration, see `benchmarks/steps/contestants.py`.
+medians of a round give its ratios. What is printed is the median ratio, with quartiles over the rounds. The batch
+is of exactly the size that is named, for all; the step is the whole iteration, see `steps/contestants.py`.
 
 The file is written after each network and batch size; `--resume` goes on with it, and `--show` prints its tables
 and measures nothing. Memory is measured on Linux.
