@@ -288,8 +288,8 @@ class Convolution(Operator):
             return self.norm(weight).bound
         kernel, scale = normalised(weight)
         # In float32 from here on: a weight over a power of two has no more digits.
-        transform, largest, error = self._transform(kernel.to(torch.float32), EuclideanNorm(kernel).bound)
-        bound = scale * self._repeats * (transform_bound(transform, largest) + error) * (1 + 1e-12)
+        transform, _, error = self._transform(kernel.to(torch.float32), EuclideanNorm(kernel).bound)
+        bound = scale * self._repeats * (transform_bound(transform) + error) * (1 + 1e-12)
         return bound if bound < math.inf else self.norm(weight).bound
 
     def descriptions(self, weight: Tensor) -> Iterator[GramStack]:

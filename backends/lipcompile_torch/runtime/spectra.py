@@ -49,6 +49,9 @@ class Transform:
 class Spectra(Protocol):
     """Gram matrices in float32, those of which nothing has been proved yet."""
 
+    def largest_trace(self) -> float:
+        """Return the largest trace, of all matrices that there were, summed up in float64."""
+
     def guess(self) -> float:
         """Guess their largest eigenvalue; nothing is guaranteed, but that it is not finite if an entry is not."""
 
@@ -63,7 +66,7 @@ class Spectra(Protocol):
         """Whether none is left."""
 
 
-def transform_bound(transform: Transform, largest: float) -> float:
+def transform_bound(transform: Transform) -> float:
     """Return a bound of the largest spectral norm among the matrices of a transform, as computed in float32;
     infinity without a proof.
 
@@ -71,17 +74,19 @@ def transform_bound(transform: Transform, largest: float) -> float:
 
     Args:
         transform: of kernels in float32, with entries of order one.
-        largest: at least the Frobenius norm of each matrix, but for a relative 2⁻¹⁰.
 
     Formal guarantees: a sum of k products of complex numbers is off by √2·γ_2k of the sum of their moduli, each
-    part being a sum of 2k real ones; so Gram matrices are off by γ·largest² in norm, by
-    :func:`~.drift.gamma_single`, which is above that. Of their eigenvalues see :func:`_largest_proved`.
+    part being a sum of 2k real ones; so the Gram matrix G of W is off by γ‖W‖_F² in norm, γ by
+    :func:`~.drift.gamma_single`, which is above that. So are the entries on its diagonal, relatively, whence
+    ‖W‖_F² ≤ tr(G)/(1-γ). Of eigenvalues see :func:`_largest_proved`.
     """
     _, rows, columns, _ = transform.kernels.shape
-    spectra = native.spectra(transform.kernels, *transform.waves())
-    eigenvalue = _largest_proved(spectra or _ByTorch(transform.maps()), min(rows, columns))
-    error = gamma_single(max(rows, columns)) * (1 + 2.0**-8) * largest * largest
-    return math.sqrt(eigenvalue + error) * (1 + 2.0**-48)
+    spectra = native.spectra(transform.kernels, *transform.waves()) or _ByTorch(transform.maps())
+    share = gamma_single(max(rows, columns))
+    if not share < 0.5:
+        return math.inf
+    error = share / (1 - share) * spectra.largest_trace() * (1 + 2.0**-40)
+    return math.sqrt(_largest_proved(spectra, min(rows, columns)) + error) * (1 + 2.0**-48)
 
 
 def _largest_proved(spectra: Spectra, size: int) -> float:
@@ -111,6 +116,10 @@ class _ByTorch:
 
     def __init__(self, maps: Tensor) -> None:
         self._grams = maps @ maps.mH if maps.shape[-2] <= maps.shape[-1] else maps.mH @ maps
+
+    def largest_trace(self) -> float:
+        """Of the diagonals."""
+        return float(self._grams.diagonal(dim1=-2, dim2=-1).real.to(torch.float64).sum(dim=-1).amax())
 
     def guess(self) -> float:
         """By those of the few matrices of largest Frobenius norm."""

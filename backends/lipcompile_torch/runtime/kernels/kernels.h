@@ -116,21 +116,29 @@ typedef struct {
 } kernel_stack;
 
 /* Write the Gram matrices of rows of the matrices that kernels have at frequencies, of each the lower triangle, row by
- * row, [groups·blocks][rows·(rows + 1)/2], and the squares of their Frobenius norms, roughly.
+ * row: [groups·blocks][rows·(rows + 1)/2].
  *
- * room: rows·columns + 3·rows entries for each block of each group.
+ * room: [groups·blocks][rows·columns].
  */
-void spectra_grams(const kernel_stack *kernel, complex_lanes *room, complex_lanes *grams, float *squares, int threads);
+void spectra_grams(const kernel_stack *kernel, complex_lanes *room, complex_lanes *grams, int threads);
 
-/* Guess the largest eigenvalue among LANES Gram matrices, counted over all blocks. The start [rows] is a unit vector. */
-double spectra_guess(const complex_lanes *grams, size_t rows, const int64_t *lanes, const float *start,
-                     complex_lanes *room);
+/* Guess the largest eigenvalue of each block that is wanted, by so many steps of Lanczos, at most 32; 0 of the others.
+ *
+ * wanted: [blocks].
+ * start: a unit vector [rows], of complex numbers.
+ * room: [blocks][3·rows].
+ */
+void spectra_guess(const complex_lanes *grams, size_t blocks, size_t rows, const unsigned char *wanted, size_t steps,
+                   const float *start, complex_lanes *room, double *guesses, int threads);
 
 /* Factorise limit - gram by Cholesky, of each block with a matrix that is open; those that have a factor no longer are.
  * Write the largest trace of each block, 0 of those left out.
+ *
+ * room: [blocks][rows·(rows + 1)/2].
+ * open: [blocks][LANES].
  */
-void spectra_prove(const complex_lanes *grams, size_t blocks, size_t rows, size_t columns, float limit,
-                   complex_lanes *room, unsigned char *open, double *traces, int threads);
+void spectra_prove(const complex_lanes *grams, size_t blocks, size_t rows, float limit, complex_lanes *room,
+                   unsigned char *open, double *traces, int threads);
 
 /* Project rows on a ball as functional.py does. Rows in it keep their bits; a row that is not finite becomes zero.
  *

@@ -173,47 +173,48 @@ static PyObject *py_gram_matrix(PyObject *self, PyObject *arguments) {
 }
 
 static PyObject *py_spectra_grams(PyObject *self, PyObject *arguments) {
-    unsigned long long entries, cosines, sines, room, grams, squares;
+    unsigned long long entries, cosines, sines, room, grams;
     Py_ssize_t groups, rows, columns, positions, blocks;
     int threads;
     (void)self;
-    if (!PyArg_ParseTuple(arguments, "(KnnnnnKK)KKKi", &entries, &groups, &rows, &columns, &positions, &blocks, &cosines,
-                          &sines, &room, &grams, &squares, &threads))
+    if (!PyArg_ParseTuple(arguments, "(KnnnnnKK)KKi", &entries, &groups, &rows, &columns, &positions, &blocks, &cosines,
+                          &sines, &room, &grams, &threads))
         return NULL;
     kernel_stack kernel = {(const float *)(uintptr_t)entries, (size_t)groups,    (size_t)rows,
                            (size_t)columns,                   (size_t)positions, (size_t)blocks,
                            (const float *)(uintptr_t)cosines, (const float *)(uintptr_t)sines};
     Py_BEGIN_ALLOW_THREADS;
-    spectra_grams(&kernel, (complex_lanes *)(uintptr_t)room, (complex_lanes *)(uintptr_t)grams,
-                  (float *)(uintptr_t)squares, threads);
+    spectra_grams(&kernel, (complex_lanes *)(uintptr_t)room, (complex_lanes *)(uintptr_t)grams, threads);
     Py_END_ALLOW_THREADS;
     Py_RETURN_NONE;
 }
 
 static PyObject *py_spectra_guess(PyObject *self, PyObject *arguments) {
-    unsigned long long grams, lanes, start, room;
-    Py_ssize_t rows;
-    double guess;
+    unsigned long long grams, wanted, start, room, guesses;
+    Py_ssize_t blocks, rows, steps;
+    int threads;
     (void)self;
-    if (!PyArg_ParseTuple(arguments, "KnKKK", &grams, &rows, &lanes, &start, &room)) return NULL;
+    if (!PyArg_ParseTuple(arguments, "KnnKnKKKi", &grams, &blocks, &rows, &wanted, &steps, &start, &room, &guesses,
+                          &threads))
+        return NULL;
     Py_BEGIN_ALLOW_THREADS;
-    guess = spectra_guess((const complex_lanes *)(uintptr_t)grams, (size_t)rows, (const int64_t *)(uintptr_t)lanes,
-                          (const float *)(uintptr_t)start, (complex_lanes *)(uintptr_t)room);
+    spectra_guess((const complex_lanes *)(uintptr_t)grams, (size_t)blocks, (size_t)rows,
+                  (const unsigned char *)(uintptr_t)wanted, (size_t)steps, (const float *)(uintptr_t)start,
+                  (complex_lanes *)(uintptr_t)room, (double *)(uintptr_t)guesses, threads);
     Py_END_ALLOW_THREADS;
-    return PyFloat_FromDouble(guess);
+    Py_RETURN_NONE;
 }
 
 static PyObject *py_spectra_prove(PyObject *self, PyObject *arguments) {
     unsigned long long grams, room, open, traces;
-    Py_ssize_t blocks, rows, columns;
+    Py_ssize_t blocks, rows;
     float limit;
     int threads;
     (void)self;
-    if (!PyArg_ParseTuple(arguments, "KnnnfKKKi", &grams, &blocks, &rows, &columns, &limit, &room, &open, &traces,
-                          &threads))
+    if (!PyArg_ParseTuple(arguments, "KnnfKKKi", &grams, &blocks, &rows, &limit, &room, &open, &traces, &threads))
         return NULL;
     Py_BEGIN_ALLOW_THREADS;
-    spectra_prove((const complex_lanes *)(uintptr_t)grams, (size_t)blocks, (size_t)rows, (size_t)columns, limit,
+    spectra_prove((const complex_lanes *)(uintptr_t)grams, (size_t)blocks, (size_t)rows, limit,
                   (complex_lanes *)(uintptr_t)room, (unsigned char *)(uintptr_t)open, (double *)(uintptr_t)traces,
                   threads);
     Py_END_ALLOW_THREADS;
@@ -249,11 +250,12 @@ static PyMethodDef methods[] = {
     {"gram_matrix", py_gram_matrix, METH_VARARGS,
      "gram_matrix(rows, count, columns, pitch, found, threads): see kernels.h"},
     {"spectra_grams", py_spectra_grams, METH_VARARGS,
-     "spectra_grams((entries, groups, rows, columns, positions, blocks, cosines, sines), room, grams, squares, threads): "
-     "see kernels.h"},
-    {"spectra_guess", py_spectra_guess, METH_VARARGS, "spectra_guess(grams, rows, lanes, start, room): see kernels.h"},
+     "spectra_grams((entries, groups, rows, columns, positions, blocks, cosines, sines), room, grams, threads): see "
+     "kernels.h"},
+    {"spectra_guess", py_spectra_guess, METH_VARARGS,
+     "spectra_guess(grams, blocks, rows, wanted, steps, start, room, guesses, threads): see kernels.h"},
     {"spectra_prove", py_spectra_prove, METH_VARARGS,
-     "spectra_prove(grams, blocks, rows, columns, limit, room, open, traces, threads): see kernels.h"},
+     "spectra_prove(grams, blocks, rows, limit, room, open, traces, threads): see kernels.h"},
     {"clip_rows", py_clip_rows, METH_VARARGS,
      "clip_rows(rows, count, entries, limit, room, found, threads): see kernels.h"},
     {NULL, NULL, 0, NULL},

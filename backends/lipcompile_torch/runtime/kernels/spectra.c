@@ -11,7 +11,7 @@
 
 #define ROWS 4 /* of a tile */
 #define COLUMNS 2
-#define STEPS 24 /* of Lanczos: within a few thousandths on matrices that training makes */
+#define MOST_STEPS 32 /* of Lanczos */
 #define BISECTIONS 20
 #define PANEL ((size_t)32) /* columns that are done with before the next ones, while they are in the cache */
 
@@ -88,29 +88,12 @@ static void transform(const float *kernel, size_t entries, size_t positions, con
     }
 }
 
-/* Write the squares of Frobenius norms. */
-FOR_EACH_PROCESSOR
-static void measure(stack gram, float *squares) {
-    float sums[LANES] = {0};
-    for (size_t i = 0; i < gram.rows; i++)
-        for (size_t j = 0; j <= i; j++) {
-            const complex_lanes *entry = row_of(gram, i) + j;
-            float often = i == j ? 1 : 2;
-            for (int l = 0; l < LANES; l++)
-                sums[l] += often * (entry->re[l] * entry->re[l] + entry->im[l] * entry->im[l]);
-        }
-    memcpy(squares, sums, sizeof sums);
-}
-
 typedef struct {
     kernel_stack kernel;
     complex_lanes *room, *grams;
-    float *squares;
 } squared;
 
 static size_t triangle_of(size_t rows) { return rows * (rows + 1) / 2; }
-
-static size_t room_of(size_t rows, size_t columns) { return rows * columns + 3 * rows; }
 
 static void square_some(void *context, size_t begin, size_t end) {
     const squared *all = context;
@@ -118,19 +101,18 @@ static void square_some(void *context, size_t begin, size_t end) {
     size_t entries = kernel.rows * kernel.columns;
     for (size_t block = begin; block < end; block++) {
         size_t group = block / kernel.blocks, lane = block % kernel.blocks * LANES;
-        stack maps = {all->room + block * room_of(kernel.rows, kernel.columns), kernel.rows, kernel.columns};
+        stack maps = {all->room + block * entries, kernel.rows, kernel.columns};
         stack gram = {all->grams + block * triangle_of(kernel.rows), kernel.rows, 0};
         transform(kernel.entries + group * entries * kernel.positions, entries, kernel.positions, kernel.cosines + lane,
                   kernel.sines + lane, kernel.blocks * LANES, maps.entries);
         memset(gram.entries, 0, triangle_of(kernel.rows) * sizeof *gram.entries);
         for (size_t left = 0; left < kernel.columns; left += PANEL)
             add_tiles(maps, 0, left, at_most(left + PANEL, kernel.columns), 1, gram);
-        measure(gram, all->squares + block * LANES);
     }
 }
 
-void spectra_grams(const kernel_stack *kernel, complex_lanes *room, complex_lanes *grams, float *squares, int threads) {
-    squared all = {*kernel, room, grams, squares};
+void spectra_grams(const kernel_stack *kernel, complex_lanes *room, complex_lanes *grams, int threads) {
+    squared all = {*kernel, room, grams};
     in_stretches(kernel->groups * kernel->blocks, 1, threads, square_some, &all);
 }
 
@@ -206,7 +188,7 @@ static void factorise(stack all, unsigned char *sound) {
 
 typedef struct {
     const complex_lanes *grams;
-    size_t rows, pitch;
+    size_t rows;
     float limit;
     complex_lanes *room;
     unsigned char *open;
@@ -218,7 +200,7 @@ static void prove_some(void *context, size_t begin, size_t end) {
     for (size_t block = begin; block < end; block++) {
         unsigned char sound[LANES], *open = all->open + block * LANES;
         stack gram = {(complex_lanes *)all->grams + block * triangle_of(all->rows), all->rows, 0};
-        stack shifted = {all->room + block * all->pitch, all->rows, 0};
+        stack shifted = {all->room + block * triangle_of(all->rows), all->rows, 0};
         all->traces[block] = 0;
         if (memchr(open, 1, LANES) == NULL) continue;
         memset(sound, 1, sizeof sound);
@@ -228,9 +210,9 @@ static void prove_some(void *context, size_t begin, size_t end) {
     }
 }
 
-void spectra_prove(const complex_lanes *grams, size_t blocks, size_t rows, size_t columns, float limit,
-                   complex_lanes *room, unsigned char *open, double *traces, int threads) {
-    proved all = {grams, rows, room_of(rows, columns), limit, room, open, traces};
+void spectra_prove(const complex_lanes *grams, size_t blocks, size_t rows, float limit, complex_lanes *room,
+                   unsigned char *open, double *traces, int threads) {
+    proved all = {grams, rows, limit, room, open, traces};
     in_stretches(blocks, 1, threads, prove_some, &all);
 }
 
@@ -290,17 +272,17 @@ static void divide(complex_lanes *vector, const float *divisor, size_t size) {
 }
 
 /* Whether a symmetric matrix of three diagonals has an eigenvalue above x. */
-static int reaches_above(float (*diagonal)[LANES], float (*side)[LANES], int steps, int lane, double x) {
+static int reaches_above(float (*diagonal)[LANES], float (*side)[LANES], size_t steps, int lane, double x) {
     double pivot = diagonal[0][lane] - x;
-    for (int k = 1; k < steps && pivot < 0; k++)
+    for (size_t k = 1; k < steps && pivot < 0; k++)
         pivot = diagonal[k][lane] - x - (double)side[k - 1][lane] * side[k - 1][lane] / pivot;
     return !(pivot < 0);
 }
 
 /* That of a lane, which is positive: by bisection, below the largest row of moduli. */
-static double largest_eigenvalue(float (*diagonal)[LANES], float (*side)[LANES], int steps, int lane) {
+static double largest_eigenvalue(float (*diagonal)[LANES], float (*side)[LANES], size_t steps, int lane) {
     double low = 0, high = 0;
-    for (int k = 0; k < steps; k++) {
+    for (size_t k = 0; k < steps; k++) {
         double reach = (double)diagonal[k][lane] + (k > 0 ? side[k - 1][lane] : 0) + side[k][lane];
         if (!(reach <= high)) high = reach; /* or NaN */
     }
@@ -314,43 +296,30 @@ static double largest_eigenvalue(float (*diagonal)[LANES], float (*side)[LANES],
     return high;
 }
 
-static void gather(const complex_lanes *grams, size_t entries, const int64_t *lanes, complex_lanes *found) {
-    for (int l = 0; l < LANES; l++) {
-        const complex_lanes *gram = grams + (size_t)lanes[l] / LANES * entries;
-        for (size_t i = 0; i < entries; i++) {
-            found[i].re[l] = gram[i].re[lanes[l] % LANES];
-            found[i].im[l] = gram[i].im[lanes[l] % LANES];
-        }
-    }
-}
-
 /* Lanczos, without orthogonalising anew: that repeats Ritz values, but does not move the largest one (Paige 1980). */
-double spectra_guess(const complex_lanes *grams, size_t rows, const int64_t *lanes, const float *start,
-                     complex_lanes *room) {
-    stack gram = {room, rows, 0};
-    complex_lanes *vector = room + triangle_of(rows), *image = vector + rows, *before = image + rows, *spare;
-    float diagonal[STEPS][LANES], side[STEPS][LANES], minus[LANES], last[LANES] = {0};
-    int steps = (int)at_most(STEPS, rows);
+static double guess_block(stack gram, const float *start, size_t steps, complex_lanes *vector) {
+    complex_lanes *image = vector + gram.rows, *before = image + gram.rows, *spare;
+    float diagonal[MOST_STEPS][LANES], side[MOST_STEPS][LANES], minus[LANES], last[LANES] = {0};
     double largest = 0;
-    gather(grams, triangle_of(rows), lanes, room);
-    memset(before, 0, rows * sizeof *before);
-    for (size_t i = 0; i < rows; i++)
+    steps = at_most(at_most(steps, MOST_STEPS), gram.rows);
+    memset(before, 0, gram.rows * sizeof *before);
+    for (size_t i = 0; i < gram.rows; i++)
         for (int l = 0; l < LANES; l++) {
             vector[i].re[l] = start[2 * i];
             vector[i].im[l] = start[2 * i + 1];
         }
-    for (int k = 0; k < steps; k++) {
+    for (size_t k = 0; k < steps; k++) {
         multiply(gram, vector, image);
-        add_multiple(image, before, last, rows);
-        inner(image, vector, rows, diagonal[k]);
+        add_multiple(image, before, last, gram.rows);
+        inner(image, vector, gram.rows, diagonal[k]);
         for (int l = 0; l < LANES; l++) minus[l] = -diagonal[k][l];
-        add_multiple(image, vector, minus, rows);
-        inner(image, image, rows, side[k]);
+        add_multiple(image, vector, minus, gram.rows);
+        inner(image, image, gram.rows, side[k]);
         for (int l = 0; l < LANES; l++) {
             side[k][l] = sqrtf(side[k][l]);
             last[l] = -side[k][l];
         }
-        divide(image, side[k], rows);
+        divide(image, side[k], gram.rows);
         spare = before, before = vector, vector = image, image = spare;
     }
     for (int l = 0; l < LANES; l++) {
@@ -358,4 +327,29 @@ double spectra_guess(const complex_lanes *grams, size_t rows, const int64_t *lan
         if (!(found <= largest)) largest = found;
     }
     return largest;
+}
+
+typedef struct {
+    const complex_lanes *grams;
+    size_t rows;
+    const unsigned char *wanted;
+    size_t steps;
+    const float *start;
+    complex_lanes *room;
+    double *guesses;
+} guessed;
+
+static void guess_some(void *context, size_t begin, size_t end) {
+    const guessed *all = context;
+    for (size_t block = begin; block < end; block++) {
+        stack gram = {(complex_lanes *)all->grams + block * triangle_of(all->rows), all->rows, 0};
+        complex_lanes *room = all->room + block * 3 * all->rows;
+        all->guesses[block] = all->wanted[block] ? guess_block(gram, all->start, all->steps, room) : 0;
+    }
+}
+
+void spectra_guess(const complex_lanes *grams, size_t blocks, size_t rows, const unsigned char *wanted, size_t steps,
+                   const float *start, complex_lanes *room, double *guesses, int threads) {
+    guessed all = {grams, rows, wanted, steps, start, room, guesses};
+    in_stretches(blocks, 1, threads, guess_some, &all);
 }
