@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 from lipcompile_torch.runtime import native
-from lipcompile_torch.runtime.spectra import Transform, transform_bound
+from lipcompile_torch.runtime.spectra import Transform, _ByTorch, transform_bound
 from torch import Tensor
 
 pytestmark = pytest.mark.skipif(native.kernels is None, reason="the package was installed without a compiler")
@@ -95,6 +95,15 @@ def test_what_is_proved_stays_proved_and_what_is_left_is_tried_again() -> None:
         assert int(left) == 40 - max(place, 30 if place == 5 else 0)
     assert spectra.guess() == pytest.approx(float(largest[-1]), rel=1e-4)
     assert not spectra.are_proved()
+
+
+@pytest.mark.usefixtures("passes")
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_largest_trace_is_that_of_all_matrices(shape: tuple[int, int, int]) -> None:
+    transform = random_transform(2, *shape, 20)
+    traces = exact_grams(transform).diagonal(dim1=1, dim2=2).real.sum(1)
+    spectra = spectra_of(transform) if native.kernels is not None else _ByTorch(transform.maps())
+    assert spectra.largest_trace() == pytest.approx(float(traces.max()), rel=1e-5)
 
 
 def test_traces_are_those_of_what_is_factorised() -> None:

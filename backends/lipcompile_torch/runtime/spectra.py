@@ -50,7 +50,7 @@ class Spectra(Protocol):
     """Gram matrices in float32, those of which nothing has been proved yet."""
 
     def largest_trace(self) -> float:
-        """Return the largest trace, of all matrices that there were, summed up in float64."""
+        """Return the largest trace, summed up in float64."""
 
     def guess(self) -> float:
         """Guess their largest eigenvalue; nothing is guaranteed, but that it is not finite if an entry is not."""
