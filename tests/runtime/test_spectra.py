@@ -162,3 +162,34 @@ def test_tensors_that_are_no_memory_are_left_to_torch() -> None:
     assert one is not None
     assert other is not None
     assert torch.equal(one._grams, other._grams)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_what_new_tensors_are_by_default_does_not_matter(dtype: torch.dtype) -> None:
+    """Native code takes float32: of half as many bytes it would write past the end."""
+    transform = random_transform(2, 40, 48, 9, 37)
+    expected = transform_bound(transform)
+    torch.set_default_dtype(dtype)
+    try:
+        assert {t.dtype for t in vars(spectra_of(transform)).values() if isinstance(t, Tensor)} == {
+            torch.float32,
+            torch.uint8,
+        }
+        assert transform_bound(transform) == expected
+    finally:
+        torch.set_default_dtype(torch.float32)
+    with torch.device("meta"):
+        assert transform_bound(transform) == expected
+
+
+def test_tensors_that_torch_transforms_are_left_to_it() -> None:
+    transform = random_transform(1, 3, 4, 9, 5)
+    found: list[float] = []
+
+    def bounded(kernels: Tensor) -> Tensor:
+        found.append(transform_bound(Transform(kernels.detach(), transform.angles)))
+        return kernels.sum()
+
+    torch.func.grad(bounded)(transform.kernels)
+    torch.func.jvp(bounded, (transform.kernels,), (transform.kernels,))
+    assert found == pytest.approx([transform_bound(transform)] * 2, rel=1e-2)

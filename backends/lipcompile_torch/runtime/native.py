@@ -219,8 +219,8 @@ class Spectra:
         groups, rows, columns, positions = wide.shape
         blocks = cosines.shape[1] // LANES
         self._size = groups * blocks, rows
-        self._room = torch.empty(groups * blocks, rows * columns, 2, LANES, device="cpu")
-        self._grams = torch.empty(groups * blocks, rows * (rows + 1) // 2, 2, LANES, device="cpu")
+        self._room = wide.new_empty(groups * blocks, rows * columns, 2, LANES)
+        self._grams = wide.new_empty(groups * blocks, rows * (rows + 1) // 2, 2, LANES)
         self._open = torch.ones(groups * blocks, LANES, dtype=torch.uint8, device="cpu")
         given = wide.data_ptr(), groups, rows, columns, positions, blocks, cosines.data_ptr(), sines.data_ptr()
         _code().spectra_grams(given, self._room.data_ptr(), self._grams.data_ptr(), torch.get_num_threads())
@@ -241,9 +241,10 @@ class Spectra:
     def _guesses(self, wanted: Tensor, steps: int) -> Tensor:
         """Return guesses for each block that is wanted, and 0 for the others."""
         blocks, rows = self._size
-        start = torch.randn(rows, 2, generator=torch.Generator().manual_seed(0), device="cpu")
+        generator = torch.Generator().manual_seed(0)
+        start = torch.randn(rows, 2, generator=generator, dtype=torch.float32, device="cpu")
         start /= torch.linalg.vector_norm(start)
-        room = torch.empty(blocks, 3 * rows, 2, LANES, device="cpu")
+        room = self._grams.new_empty(blocks, 3 * rows, 2, LANES)
         found = torch.empty(blocks, dtype=torch.float64, device="cpu")
         given = self._grams.data_ptr(), *self._size, wanted.data_ptr(), steps, start.data_ptr()
         _code().spectra_guess(*given, room.data_ptr(), found.data_ptr(), torch.get_num_threads())
@@ -265,7 +266,7 @@ def spectra(given: Tensor, cosines: Tensor, sines: Tensor) -> Spectra | None:
     """Return Gram matrices of what kernels [groups, rows, columns, positions] are at N frequencies, given by their
     cosines and sines [N, positions]. None if there is no native code for them.
     """
-    if kernels is None or given.dtype != torch.float32 or not is_plain(given):
+    if not is_eager() or kernels is None or given.dtype != torch.float32 or not is_plain(given):
         return None
     wide = given if given.shape[1] <= given.shape[2] else given.transpose(1, 2)
     missing = -len(cosines) % LANES

@@ -100,7 +100,7 @@ def _largest_proved(spectra: Spectra, size: int) -> float:
     """
     guess, excess = spectra.guess(), 0.0
     for slack in _SLACKS:
-        limit = float(torch.tensor(guess * (1 + slack), dtype=torch.float32))
+        limit = float(torch.tensor(guess * (1 + slack), dtype=torch.float32, device="cpu"))
         if not 0 < limit < math.inf:
             return math.inf
         trace = spectra.prove(limit)
