@@ -13,6 +13,7 @@
 #define COLUMNS 2
 #define MOST_STEPS 32 /* of Lanczos */
 #define BISECTIONS 20
+#define NOTHING 1e-16f /* vectors so short have squares that vanish */
 #define PANEL ((size_t)32) /* columns that are done with before the next ones, while they are in the cache */
 
 /* LANES matrices; a triangle if there is no pitch. */
@@ -262,12 +263,13 @@ static void add_multiple(complex_lanes *sum, const complex_lanes *vector, const 
         }
 }
 
+/* Divide vectors by their lengths; those that are as good as nothing become zero, not whatever is left of them. */
 FOR_EACH_PROCESSOR
-static void divide(complex_lanes *vector, const float *divisor, size_t size) {
+static void divide(complex_lanes *vector, const float *length, size_t size) {
     for (size_t i = 0; i < size; i++)
         for (int l = 0; l < LANES; l++) {
-            vector[i].re[l] /= divisor[l] > FLT_MIN ? divisor[l] : FLT_MIN;
-            vector[i].im[l] /= divisor[l] > FLT_MIN ? divisor[l] : FLT_MIN;
+            vector[i].re[l] = length[l] < NOTHING ? 0 : vector[i].re[l] / length[l];
+            vector[i].im[l] = length[l] < NOTHING ? 0 : vector[i].im[l] / length[l];
         }
 }
 
