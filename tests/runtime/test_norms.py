@@ -190,6 +190,18 @@ def test_a_sum_that_is_too_small_is_found(monkeypatch: pytest.MonkeyPatch) -> No
     assert conv.quick_bound(kernel) < true
 
 
+@pytest.mark.parametrize("stride", [1, 2])
+def test_what_waves_round_is_added(stride: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each entry of a matrix, a sum over positions of products with waves that are rounded themselves."""
+    conv = counted(Convolution((3, 5), (8, 8), 1, 1, (stride, stride), ((1, 1), (2, 2)), (1, 1), 2, "circular"))
+    kernel = torch.full((6, 4, 3, 5), 0.5)
+    monkeypatch.setattr(operators, "transform_bound", lambda _: 1.0)
+    found = conv.quick_bound(kernel)  # the largest entry over a power of two is a half
+    length = math.sqrt(15) * float(torch.linalg.vector_norm(kernel.double()))
+    positions = 15 if stride == 1 else 6
+    assert found - 1 >= (positions + 1) * 2.0**-24 * length
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_reshape_bounds_hold_alone(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operators, "FREQUENCY_FLOPS", 0.0)

@@ -7,12 +7,14 @@ import math
 import pytest
 import torch
 from lipcompile_torch.runtime import native
-from lipcompile_torch.runtime.spectra import Transform, _ByTorch, transform_bound
+from lipcompile_torch.runtime import spectra as spectra_module
+from lipcompile_torch.runtime.spectra import Transform, _ByTorch, _largest_proved, transform_bound
 from torch import Tensor
 
 pytestmark = pytest.mark.skipif(native.kernels is None, reason="the package was installed without a compiler")
 
-SHAPES = [(1, 1, 1), (1, 7, 3), (2, 2, 9), (3, 5, 9), (4, 4, 1), (5, 9, 25), (31, 34, 9), (33, 64, 4), (66, 70, 9)]
+SHAPES = [(1, 1, 1), (1, 7, 3), (2, 2, 9), (3, 5, 9), (4, 4, 1), (5, 9, 25), (6, 33, 2)]
+SHAPES += [(31, 34, 9), (33, 64, 4), (64, 65, 1), (65, 65, 2), (66, 70, 9)]
 """Rows, columns and positions: around tiles of 4 × 2, and panels of 32."""
 
 
@@ -95,6 +97,90 @@ def test_what_is_proved_stays_proved_and_what_is_left_is_tried_again() -> None:
         assert int(left) == 40 - max(place, 30 if place == 5 else 0)
     assert spectra.guess() == pytest.approx(float(largest[-1]), rel=1e-4)
     assert not spectra.are_proved()
+
+
+@pytest.mark.parametrize("frequencies", [16, 48])
+def test_no_lane_is_forgotten(frequencies: int) -> None:
+    """Each in turn has another matrix than all others, which are alike: a larger one, or a smaller one."""
+    for place in range(frequencies):
+        angles = torch.full((frequencies, 2), math.pi, dtype=torch.float64)
+        angles[:, 0] = 0.0
+        angles[place, 1] = 0.0
+        kernels = torch.eye(3).reshape(1, 3, 3, 1) * torch.tensor([1.0, 0.5])
+        spectra = spectra_of(Transform(kernels, angles))  # 3/2 at one place, 1/2 else
+        spectra.prove(1.0)
+        assert spectra._open.flatten().nonzero().tolist() == [[place]]
+        assert not spectra.are_proved()
+        opposite = spectra_of(Transform(kernels * torch.tensor([1.0, -1.0]), angles))  # 1/2 there
+        assert opposite.prove(4.0) == 3 * (4.0 - 0.25)
+        assert opposite.are_proved()
+
+
+@pytest.mark.parametrize("entry", [math.nan, math.inf, -math.inf, 1e30])
+@pytest.mark.parametrize("place", [(0, 0), (2, 1), (3, 4)])
+def test_of_what_is_not_finite_nothing_is_proved(entry: float, place: tuple[int, int]) -> None:
+    transform = random_transform(3, 4, 5, 2, 16)
+    transform.kernels[(1, *place, 0)] = entry
+    spectra = spectra_of(transform)
+    for limit in (1.0, 1e10, 3e38):
+        spectra.prove(limit)
+    assert spectra._open.reshape(3, 16).sum(1).tolist() == [0, 16, 0]
+    assert transform_bound(transform) == math.inf
+
+
+class Scripted:
+    """Says what it was told to, and notes at what limits a proof was tried."""
+
+    def __init__(self, guess: float, traces: list[float]) -> None:
+        self.limits: list[float] = []
+        self._guess, self._traces = guess, traces
+
+    def guess(self) -> float:
+        return self._guess
+
+    def prove(self, limit: float) -> float:
+        self.limits.append(limit)
+        return self._traces.pop(0)
+
+    def are_proved(self) -> bool:
+        return not self._traces
+
+
+@pytest.mark.parametrize("size", [1, 7, 500])
+@pytest.mark.parametrize("traces", [[1.0], [9.0, 2.0], [1.0, 5.0, 3.0]])
+def test_what_a_factorisation_rounds_is_added(size: int, traces: list[float]) -> None:
+    """Also that of one before the last, of which some matrices are left out."""
+    for guess in (1.0, 1.0 + 2.0**-26, 1 / 3):
+        script = Scripted(guess, list(traces))
+        found = _largest_proved(script, size)
+        assert len(script.limits) == len(traces)
+        assert all(limit == float(torch.tensor(limit, dtype=torch.float32)) for limit in script.limits)
+        terms = math.sqrt(2) * (2 * size + 2) * 2.0**-24
+        assert found >= script.limits[-1] + (terms / (1 - terms) + 2.0**-24) * max(traces) + 2.0**-24 * guess
+    assert _largest_proved(Scripted(1.0, [1.0] * 9), size) == math.inf
+
+
+@pytest.mark.parametrize("guess", [0.0, -1.0, math.nan, math.inf, 1e39])
+def test_a_guess_that_is_no_limit_proves_nothing(guess: float) -> None:
+    script = Scripted(guess, [1.0])
+    assert _largest_proved(script, 3) == math.inf
+    assert not script.limits
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 100), (70, 3)])
+def test_what_sums_round_is_added(shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def proved(_: object, size: int) -> float:
+        sizes.append(size)
+        return 1.0
+
+    monkeypatch.setattr(spectra_module, "_largest_proved", proved)
+    transform = random_transform(2, *shape, 3, 4)
+    square = float(exact_grams(transform).diagonal(dim1=1, dim2=2).real.sum(1).max())
+    terms = math.sqrt(2) * 2 * max(shape) * 2.0**-24
+    assert transform_bound(transform) >= math.sqrt(1 + terms / (1 - terms) * square)
+    assert sizes == [min(shape)]
 
 
 @pytest.mark.usefixtures("passes")

@@ -53,7 +53,7 @@ class Spectra(Protocol):
         """Return the largest trace, summed up in float64."""
 
     def guess(self) -> float:
-        """Guess their largest eigenvalue; nothing is guaranteed, but that it is not finite if an entry is not."""
+        """Guess their largest eigenvalue; nothing is guaranteed."""
 
     def prove(self, limit: float) -> float:
         """Factorise limit - gram by Cholesky in float32, and drop the matrices of which that runs to its end.
@@ -82,10 +82,10 @@ def transform_bound(transform: Transform) -> float:
     """
     _, rows, columns, _ = transform.kernels.shape
     spectra = native.spectra(transform.kernels, *transform.waves()) or _ByTorch(transform.maps())
-    share = gamma_single(max(rows, columns))
-    if not share < 0.5:
+    share, trace = gamma_single(max(rows, columns)), spectra.largest_trace()
+    if not (share < 0.5 and trace < math.inf):
         return math.inf
-    error = share / (1 - share) * spectra.largest_trace() * (1 + 2.0**-40)
+    error = share / (1 - share) * trace * (1 + 2.0**-40)
     return math.sqrt(_largest_proved(spectra, min(rows, columns)) + error) * (1 + 2.0**-48)
 
 
