@@ -56,8 +56,6 @@ static void add_products(block left, block right, int same, size_t start, size_t
     }
 }
 
-static size_t at_most(size_t count, size_t limit) { return count < limit ? count : limit; }
-
 /* --- of a difference --- */
 
 typedef struct {

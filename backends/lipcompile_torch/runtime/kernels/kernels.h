@@ -26,6 +26,8 @@
 #define FOR_EACH_PROCESSOR
 #endif
 
+static inline size_t at_most(size_t count, size_t limit) { return count < limit ? count : limit; }
+
 /* Call work(context, begin, end) for stretches of [0, count) of `grain` each, the last one shorter, in so many threads
  * at most. Stretches must not touch what others write. Which thread takes which is not known.
  */

@@ -24,8 +24,6 @@ typedef struct {
 
 static complex_lanes *row_of(stack all, size_t i) { return all.entries + (all.pitch ? i * all.pitch : i * (i + 1) / 2); }
 
-static size_t at_most(size_t count, size_t limit) { return count < limit ? count : limit; }
-
 /* The products of ROWS rows with the conjugates of COLUMNS rows. */
 FOR_EACH_PROCESSOR
 static void products(const complex_lanes *const *left, const complex_lanes *const *right, size_t count,
