@@ -78,7 +78,8 @@ def transform_bound(transform: Transform) -> float:
     Formal guarantees: a sum of k products of complex numbers is off by √2·γ_2k of the sum of their moduli, each
     part being a sum of 2k real ones; so the Gram matrix G of W is off by γ‖W‖_F² in norm, γ by
     :func:`~.drift.gamma_single`, which is above that. So are the entries on its diagonal, relatively, whence
-    ‖W‖_F² ≤ tr(G)/(1-γ). Of eigenvalues see :func:`_largest_proved`.
+    ‖W‖_F² ≤ tr(G)/(1-γ). Of eigenvalues see :func:`_largest_proved`. Not counted here are what the
+    transform rounds, and what underflows, which is far below it where an entry of the kernel is of order one.
     """
     _, rows, columns, _ = transform.kernels.shape
     spectra = native.spectra(transform.kernels, *transform.waves()) or _ByTorch(transform.maps())
