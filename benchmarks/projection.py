@@ -25,7 +25,9 @@ from unittest.mock import patch
 
 import torch
 from lipcompile_torch.emit import emit
+from lipcompile_torch.runtime.drift import Moments
 from lipcompile_torch.runtime.projection import Amortised
+from torch import Tensor
 
 from lipcompile.pipeline import check
 
@@ -83,17 +85,17 @@ class Counts:
 
     def watched(self) -> Any:
         """Count meanwhile."""
-        certify, measure = Amortised.certify, Amortised.settle_measured
+        certify, measured = Amortised.certify, Amortised.measured
 
         def counted_certify(*arguments: Any) -> None:
             self.full += 1
             certify(*arguments)
 
-        def counted_measure(*arguments: Any) -> bool:
-            self.measured += 1
-            return measure(*arguments)
+        def counted_measure(known: Amortised, weight: Tensor, measure: int) -> Moments | None:
+            self.measured += measure > 0
+            return measured(known, weight, measure)
 
-        return patch.multiple(Amortised, certify=counted_certify, settle_measured=counted_measure)
+        return patch.multiple(Amortised, certify=counted_certify, measured=counted_measure)
 
 
 def measure(model: Any, rate: float, slack: float, batch: int, steps: int) -> dict[str, float]:

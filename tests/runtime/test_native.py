@@ -336,25 +336,32 @@ def test_what_became_infinite_as_a_half_is_infinite(value: float) -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("half", [True, False])
 @pytest.mark.parametrize("transposed", [True, False])
+@pytest.mark.parametrize("height", [1, 30, 64, 128])
 def test_moments_are_those_of_the_computed_difference(
-    shape: tuple[int, int], half: bool, transposed: bool
+    shape: tuple[int, int], half: bool, transposed: bool, height: int
 ) -> None:
-    """Against Gram matrices in doubles: what float32 rounds is 36·2^-24 of a trace at most."""
+    """Against Gram matrices in doubles, of which sums in float32 may be off by 36·2^-24 of a trace."""
     weight = torch.randn(shape, generator=generator(1))
     copy = (weight + 0.01 * torch.randn(shape, generator=generator(2))).to(
         torch.float16 if half else torch.float32
     )
     if transposed:
         weight, copy = weight.mT.contiguous().mT, copy.mT.contiguous().mT
-    found = native.gram_moments(weight, copy, 0.75)
+    found = native.gram_moments(weight, copy, 0.75, height, 4)
     assert found is not None
     computed = (weight.double() - 0.75 * copy.double()).float().double()  # exact in doubles, rounded once
-    blocks = torch.split(computed, native.BLOCK_ROWS)
-    traces = [float(block.square().sum()) for block in blocks]
-    lengths = [float((block @ block.mT).norm()) for block in blocks]
-    assert found[: len(blocks)].tolist() == pytest.approx(traces, rel=36 * 2.0**-24)
-    for value, length, trace in zip(found[len(blocks) :].tolist(), lengths, traces, strict=True):
-        assert abs(value - length) <= 36 * 2.0**-24 * trace
+    blocks = torch.split(computed, height)
+    assert len(found) == len(blocks)
+    for block, (trace, length, *squares) in zip(blocks, found.tolist(), strict=True):
+        assert trace == pytest.approx(float(block.square().sum()), rel=36 * 2.0**-24)
+        eigenvalues = torch.linalg.eigvalsh(block @ block.mT)
+        eigenvalues -= eigenvalues.mean()
+        assert abs(length - float(eigenvalues.norm())) <= 36 * 2.0**-24 * trace
+        assert len(block) > 1 or length == 0
+        for square in squares:
+            if len(block) > 1:
+                eigenvalues = (eigenvalues / eigenvalues.norm()).square()
+                assert square == pytest.approx(float(eigenvalues.norm()), rel=1e-3)
     norm = native.difference_norm(weight, copy, 0.75)
     assert norm is not None
     assert float(norm) == pytest.approx(float(computed.norm()), rel=1e-12)
@@ -366,22 +373,28 @@ def test_sums_in_float32_are_short(bits: int) -> None:
     rounded the same way.
     """
     weight = torch.full((65, 16_000), 1 + 2.0**-bits)
-    found = native.gram_moments(weight, torch.zeros_like(weight), 1.0)
+    found = native.gram_moments(weight, torch.zeros_like(weight), 1.0, 64, 2)
     assert found is not None
     trace = 64 * 16_000 * (1 + 2.0**-bits) ** 2
-    assert abs(float(found[0]) - trace) <= 36 * 2.0**-24 * trace
+    assert abs(float(found[0, 0]) - trace) <= 36 * 2.0**-24 * trace
+
+
+def test_blocks_that_a_stack_has_no_room_for_are_left_to_torch() -> None:
+    weight = torch.randn(300, 300)
+    assert native.gram_moments(weight, weight, 1.0, 128, 2) is not None
+    assert native.gram_moments(weight, weight, 1.0, 129, 2) is None
 
 
 def test_weights_that_lie_otherwise_than_their_copies_are_left_to_torch() -> None:
     weight = torch.randn(70, 80)
     for copy in (weight.mT.contiguous().mT, weight.double(), weight.bfloat16(), torch.zeros(()).expand(70, 80)):
-        assert native.gram_moments(weight, copy, 1.0) is None
+        assert native.gram_moments(weight, copy, 1.0, 64, 2) is None
         assert native.difference_norm(weight, copy, 1.0) is None
     for fewer in (weight[:3], weight[:, :7], weight[None], weight[0]):  # strides may still be the same
-        assert native.gram_moments(weight, fewer, 1.0) is None
+        assert native.gram_moments(weight, fewer, 1.0, 64, 2) is None
         assert native.difference_norm(weight, fewer, 1.0) is None
     gaps = torch.randn(70, 160)[:, ::2]
-    assert native.gram_moments(gaps, gaps, 1.0) is None
+    assert native.gram_moments(gaps, gaps, 1.0, 64, 2) is None
     assert native.difference_norm(gaps, gaps, 1.0) is None
 
 

@@ -18,6 +18,7 @@ import pytest
 import torch
 from lipcompile_torch.runtime import drift, operators, projection, single
 from lipcompile_torch.runtime.constraints import Fixed, Frobenius, Orthogonal, RowBalls, Spectral
+from lipcompile_torch.runtime.drift import COARSE, FINE
 from lipcompile_torch.runtime.layers import ConstrainedLayer, Conv1d, Conv2d, ConvTranspose2d, Dense, Embedding
 from lipcompile_torch.runtime.operators import Convolution
 from lipcompile_torch.runtime.projection import Amortised, project_
@@ -85,19 +86,22 @@ def steps(layer: ConstrainedLayer, size: float, slack: float, count: int) -> Ite
 
 
 class Paths:
-    """Counts how weights were placed."""
+    """Counts certificates, and drifts by how they were measured."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.certified, self.measured, self.asked = 0, 0, 0
-        for name, count in (("certify", "certified"), ("settle_measured", "measured"), ("settle", "asked")):
-            monkeypatch.setattr(Amortised, name, self._counting(getattr(Amortised, name), count))
+        self.certified, self.measured = 0, [0, 0, 0]
+        certify, measured = Amortised.certify, Amortised.measured
 
-    def _counting(self, method: Any, count: str) -> Any:
-        def counted(*arguments: Any) -> Any:
-            setattr(self, count, getattr(self, count) + 1)
-            return method(*arguments)
+        def counted_certify(*arguments: Any) -> None:
+            self.certified += 1
+            certify(*arguments)
 
-        return counted
+        def counted_measured(known: Amortised, weight: Tensor, measure: int) -> Any:
+            self.measured[measure] += 1
+            return measured(known, weight, measure)
+
+        monkeypatch.setattr(Amortised, "certify", counted_certify)
+        monkeypatch.setattr(Amortised, "measured", counted_measured)
 
 
 @pytest.mark.parametrize("size", [0.003, 0.03, 0.3])
@@ -272,8 +276,34 @@ def test_few_certificates_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     paths, layer = Paths(monkeypatch), Dense(150, 140)
     for _ in steps(layer, 0.01, 0.1, 40):
         pass
-    assert paths.asked + paths.measured > 30
+    assert sum(paths.measured) > 30
     assert paths.certified < 8
+
+
+@pytest.mark.parametrize(("size", "kinds"), [(0.02, 1), (0.1, 2), (0.3, 3)], ids=["slowly", "faster", "fast"])
+def test_drifts_are_measured_as_finely_as_it_pays(
+    size: float, kinds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In finer blocks only where certificates are frequent."""
+    paths, layer = Paths(monkeypatch), Dense(450, 400)
+    for _ in steps(layer, size, 0.1, 40):
+        pass
+    assert [count > 0 for count in paths.measured] == [kind < kinds for kind in range(3)]
+
+
+@pytest.mark.parametrize("width", [400, 60])
+def test_a_finer_measure_saves_certificates(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a matrix that is squared on in any case there is none."""
+    found = []
+    for kinds in (2, 3):
+        with monkeypatch.context() as patched:
+            patched.setattr(projection, "_BLOCKS", (None, COARSE, FINE)[:kinds])
+            paths, layer = Paths(patched), Dense(450, width)
+            for _ in steps(layer, 0.25, 0.1, 60):
+                pass
+            found.append((paths.certified, paths.measured[2]))
+    (coarse, _), (fine, measured) = found
+    assert (measured > 0) == (fine < 0.8 * coarse) == (width > 64)
 
 
 def test_without_slack_weights_are_never_smaller_than_they_must_be() -> None:

@@ -160,24 +160,20 @@ def difference_norm(weight: Tensor, copy: Tensor, share: float) -> Tensor | None
     return torch.tensor(math.sqrt(squares), dtype=torch.float64, device="cpu")
 
 
-BLOCK_ROWS = 0 if kernels is None else kernels.BLOCK_ROWS
-"""Rows of a matrix whose Gram matrix is computed by itself."""
-
 ROUNDINGS = 36
 """How many roundings to float32 there are at most on the way of a product to its sum, see `kernels/gram.c`."""
 
 
-def gram_moments(weight: Tensor, copy: Tensor, share: float) -> Tensor | None:
-    """Return, of each block of rows D_i of weight - share·copy [rows, columns], computed in float32 with one
-    rounding, the trace of the Gram matrix D_iD_iᵀ, and then their Frobenius norms: [2·blocks], float64. None if
-    there is no native code for it.
+def gram_moments(weight: Tensor, copy: Tensor, share: float, height: int, count: int) -> Tensor | None:
+    """Return the first ``count`` :func:`~.drift.moments`, at least two, of the Gram matrices of blocks of
+    ``height`` rows of weight - share·copy [rows, columns], computed in float32 with one rounding: [blocks, count],
+    float64. None if there is no native code for it.
     """
-    if kernels is None or not _are_alike(weight, copy) or 1 not in weight.stride():
+    if kernels is None or not _are_alike(weight, copy) or 1 not in weight.stride() or height > kernels.MOST_ROWS:
         return None
-    rows, columns = weight.shape
-    found = torch.empty(2 * -(-rows // BLOCK_ROWS), dtype=torch.float64, device="cpu")
-    pair, threads = _pair(weight, copy, share), torch.get_num_threads()
-    kernels.gram_moments(pair, rows, columns, *weight.stride(), found.data_ptr(), threads)
+    found = torch.empty(-(-weight.shape[0] // height), count, dtype=torch.float64, device="cpu")
+    given = _pair(weight, copy, share), (*weight.shape, *weight.stride())
+    kernels.gram_moments(*given, height, count, found.data_ptr(), torch.get_num_threads())
     return found
 
 

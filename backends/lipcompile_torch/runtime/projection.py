@@ -14,14 +14,25 @@ certified in full. A resumed run may therefore scale by a little more or less th
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from .constraints import Constraint, Fixed, Frobenius, Orthogonal, Spectral
-from .drift import Moments, difference_error, drift_length, drift_norm, frobenius_length, read, read_norms
+from .drift import (
+    COARSE,
+    FINE,
+    Moments,
+    difference_error,
+    drift_length,
+    drift_norm,
+    frobenius_length,
+    in_blocks,
+    length_alone,
+    read_norms,
+)
 from .operators import Operator
 from .sharding import is_shard, replace_
 
@@ -29,6 +40,7 @@ _UP = 1 + 1e-12  # covers a handful of float operations
 _SAME = 1e-3  # of a drift: by how much it may come out longer, measured again at another scale
 _HEADROOM = 2.5e-3  # what scaling leaves for the rounding of the anchor to half precision: 2.2e-3 at 512 × 512
 _PATIENCE = 8  # a full certificate costs about as much as this many measurements of a drift
+_BLOCKS = (None, COARSE, FINE)  # how a drift is measured: by its Frobenius norm; or else by its operator norm
 _OF_OPERATORS = (Spectral, Fixed, Orthogonal)
 
 
@@ -43,7 +55,7 @@ class Anchor:
         rounded: Frobenius norm of what the copy lost of the weight.
         share: a, the product of the scalings since.
         age: projections since.
-        measured: whether the Frobenius norm of the drift did not do at some of them.
+        measure: the first of the ways to measure its drift that may still do.
     """
 
     copy: Tensor
@@ -52,7 +64,7 @@ class Anchor:
     rounded: float
     share: float = 1.0
     age: int = 0
-    measured: bool = False
+    measure: int = 0
 
 
 class Amortised:
@@ -80,47 +92,46 @@ class Amortised:
         self.constraint, self.operator = state
         self.forget()
 
-    def length(self, weight: Tensor) -> Tensor | None:
-        """Return the Frobenius norm of what moved, 0-dim; None if only a certificate will do."""
+    def begin(self, weight: Tensor) -> int:
+        """Begin a projection: return the first of the ways to measure its drift that may do."""
+        if self.anchor is None or not self._comparable(weight, self.anchor):
+            return 0
+        self.anchor.age += 1
+        return self.anchor.measure
+
+    def measured(self, weight: Tensor, measure: int) -> Moments | None:
+        """Return what bounds the norms of what moved; None if only a certificate will do."""
         if isinstance(self.constraint, Frobenius) and not is_shard(weight) and weight.numel():
-            return frobenius_length(weight.to(torch.float64).reshape(1, 1, -1))
+            return length_alone(frobenius_length(weight.to(torch.float64).reshape(1, 1, -1)))
         if self.anchor is None or not self._comparable(weight, self.anchor):
             return None
-        return drift_length(*self._drift(weight, self.anchor))
+        drift = self.operator.matrix(weight), self.operator.matrix(self.anchor.copy), self.anchor.share
+        blocks = _BLOCKS[measure]
+        return length_alone(drift_length(*drift)) if blocks is None else drift_norm(*drift, blocks)
 
     def _comparable(self, weight: Tensor, anchor: Anchor) -> bool:
         return not is_shard(weight) and weight.numel() > 0 and anchor.copy.device == weight.device
 
-    def length_and_norm(self, weight: Tensor) -> Moments:
-        """Return what bounds the Frobenius and the operator norm of what moved."""
-        assert self.anchor is not None
-        return drift_norm(*self._drift(weight, self.anchor))
-
-    def _drift(self, weight: Tensor, anchor: Anchor) -> tuple[Tensor, Tensor, float]:
-        return self.operator.matrix(weight), self.operator.matrix(anchor.copy), anchor.share
-
-    def settle(self, weight: Tensor, length: float, slack: float) -> bool:
-        """Keep or scale the weight if the Frobenius norm of its drift allows it; return whether it does."""
+    def settle(self, weight: Tensor, length: float, norm: float, slack: float) -> bool:
+        """Keep or scale the weight if these norms of its drift allow it; return whether it is in its set."""
         if self.anchor is None:
             return length <= self.constraint.bound
-        self.anchor.age += 1
-        step = slack / 3 if self._moved(length) else 0.0  # nine steps of a random walk
-        return self._place(weight, length, length, slack, step)
+        step = slack if self._moved(length) else 0.0
+        if self.anchor.measure == 0:
+            step /= 3  # nine steps of a random walk
+        return self._place(weight, length, norm, slack, step)
 
-    def known_far(self, weight: Tensor) -> bool:
-        """Whether the Frobenius norm need not be tried: it did not do since the last certificate."""
-        return self.anchor is not None and self.anchor.measured and self._comparable(weight, self.anchor)
-
-    def worth_measuring(self) -> bool:
-        """Whether the operator norm of the drift should be looked at before the weight is certified anew."""
-        return self.anchor is not None and self.anchor.age < _PATIENCE
-
-    def settle_measured(self, weight: Tensor, length: float, norm: float, slack: float) -> bool:
-        """As :meth:`settle`, by a bound of the operator norm of the drift."""
-        assert self.anchor is not None
-        self.anchor.age += self.anchor.measured  # or else `settle` has counted this projection
-        self.anchor.measured = True
-        return self._place(weight, length, norm, slack, slack if self._moved(length) else 0.0)
+    def following(self, weight: Tensor, length: float) -> int:
+        """Return the next way to measure a drift of this Frobenius norm, for good; after the last, and where a
+        certificate is worth what it costs, their number.
+        """
+        anchor = self.anchor
+        if anchor is None or anchor.age >= _PATIENCE or not 0 < length < math.inf:
+            return len(_BLOCKS)
+        if anchor.measure and not in_blocks(self.operator.matrix(weight)):
+            return len(_BLOCKS)
+        anchor.measure += 1
+        return anchor.measure
 
     def _moved(self, length: float) -> bool:
         """Whether the drift is more than rounding: what hardly moves is not scaled for the sake of its anchor."""
@@ -285,35 +296,24 @@ def project_(parameters: Iterable[Known], slack: float) -> None:
 
 
 def _project_together(parameters: Sequence[Known], slack: float) -> None:
-    """Project with two transfers for each device, and those of certificates."""
-    far = [(parameter, known) for parameter, known in parameters if known.known_far(parameter.detach())]
-    near = [(parameter, known) for parameter, known in parameters if not known.known_far(parameter.detach())]
-    uncertain, farther = _by_length(near, slack)
-    for parameter, known in uncertain + _by_norm(far + farther, slack):
+    """Project with a transfer for each way to measure drifts and each device, and those of certificates."""
+    waiting: list[list[Known]] = [[] for _ in range(len(_BLOCKS) + 1)]
+    for parameter, known in parameters:
+        waiting[known.begin(parameter.detach())].append((parameter, known))
+    for measure in range(len(_BLOCKS)):
+        for following, pair in _not_settled(waiting[measure], measure, slack):
+            waiting[following].append(pair)
+    for parameter, known in waiting[-1]:
         known.certify(parameter, slack)
 
 
-def _by_length(parameters: Sequence[Known], slack: float) -> tuple[list[Known], list[Known]]:
-    """Place weights by the Frobenius norms of their drifts; return those of which only a certificate will do, and
-    those of which the operator norm may.
-    """
-    lengths = [known.length(parameter.detach()) for parameter, known in parameters]
-    uncertain = [pair for pair, length in zip(parameters, lengths, strict=True) if length is None]
-    asked = [pair for pair, length in zip(parameters, lengths, strict=True) if length is not None]
-    far: list[Known] = []
-    numbers = read([length for length in lengths if length is not None])
-    for pair, (length,) in zip(asked, numbers, strict=True):
-        parameter, known = pair
-        if not known.settle(parameter.detach(), length, slack):
-            (far if known.worth_measuring() and 0 < length < math.inf else uncertain).append(pair)
-    return uncertain, far
-
-
-def _by_norm(parameters: Sequence[Known], slack: float) -> list[Known]:
-    """Place weights by the operator norms of their drifts; return those that are left."""
-    found = read_norms([known.length_and_norm(parameter.detach()) for parameter, known in parameters])
-    return [
-        (parameter, known)
-        for (parameter, known), (length, norm) in zip(parameters, found, strict=True)
-        if not known.settle_measured(parameter.detach(), length, norm, slack)
-    ]
+def _not_settled(parameters: Sequence[Known], measure: int, slack: float) -> Iterator[tuple[int, Known]]:
+    """Place weights by what is measured of their drifts; yield those that are left, and what to try next."""
+    found = [(pair, pair[1].measured(pair[0].detach(), measure)) for pair in parameters]
+    yield from ((len(_BLOCKS), pair) for pair, moments in found if moments is None)
+    asked = [(pair, moments) for pair, moments in found if moments is not None]
+    norms = read_norms([moments for _, moments in asked])
+    for (pair, _), (length, norm) in zip(asked, norms, strict=True):
+        weight, known = pair[0].detach(), pair[1]
+        if not known.settle(weight, length, norm, slack):
+            yield known.following(weight, length), pair

@@ -92,14 +92,16 @@ void write_difference(const compared *pair, size_t start, size_t count, float *r
 /* The sum of squares, in float64, of weight - share·copy, computed in float32 with one rounding. */
 double squared_difference(const compared *pair, size_t count, int threads);
 
-/* Of the matrix D = weight - share·copy, computed in float32 with one rounding, cut into blocks of BLOCK_ROWS rows: the
- * traces of DDᵀ of each, and then their Frobenius norms. See gram.c for what they are off.
+/* Of the matrix D = weight - share·copy, computed in float32 with one rounding, cut into blocks of `height` rows, at most
+ * MOST_ROWS: the moments that drift.py asks for of the Gram matrix of each, at least two. See gram.c for what products
+ * are off.
  *
  * Entry (i, k) lies at i·row_stride + k·column_stride in both, and one of the strides is 1.
+ * found: [blocks, moments].
  */
-#define BLOCK_ROWS 64
+#define MOST_ROWS 128
 void gram_moments(const compared *pair, size_t rows, size_t columns, size_t row_stride, size_t column_stride,
-                  double *found, int threads);
+                  size_t height, size_t moments, double *found, int threads);
 
 /* The Gram matrix [count, count] of rows, `pitch` entries apart, each entry rounded to float32 at the end. See gram.c. */
 void gram_matrix(const float *rows, size_t count, size_t columns, size_t pitch, float *found, int threads);

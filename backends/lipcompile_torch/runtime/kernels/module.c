@@ -144,17 +144,17 @@ static PyObject *py_squared_difference(PyObject *self, PyObject *arguments) {
 static PyObject *py_gram_moments(PyObject *self, PyObject *arguments) {
     PyObject *given;
     unsigned long long found;
-    Py_ssize_t rows, columns, row_stride, column_stride;
+    Py_ssize_t rows, columns, row_stride, column_stride, height, moments;
     int threads;
     compared pair;
     (void)self;
-    if (!PyArg_ParseTuple(arguments, "O!nnnnKi", &PyTuple_Type, &given, &rows, &columns, &row_stride, &column_stride,
-                          &found, &threads))
+    if (!PyArg_ParseTuple(arguments, "O!(nnnn)nnKi", &PyTuple_Type, &given, &rows, &columns, &row_stride,
+                          &column_stride, &height, &moments, &found, &threads))
         return NULL;
     if (!read_pair(given, &pair)) return NULL;
     Py_BEGIN_ALLOW_THREADS;
-    gram_moments(&pair, (size_t)rows, (size_t)columns, (size_t)row_stride, (size_t)column_stride,
-                 (double *)(uintptr_t)found, threads);
+    gram_moments(&pair, (size_t)rows, (size_t)columns, (size_t)row_stride, (size_t)column_stride, (size_t)height,
+                 (size_t)moments, (double *)(uintptr_t)found, threads);
     Py_END_ALLOW_THREADS;
     Py_RETURN_NONE;
 }
@@ -245,8 +245,8 @@ static PyMethodDef methods[] = {
     {"squared_difference", py_squared_difference, METH_VARARGS,
      "squared_difference((weight, copy, copy_is_half, share), count, threads): see kernels.h"},
     {"gram_moments", py_gram_moments, METH_VARARGS,
-     "gram_moments((weight, copy, copy_is_half, share), rows, columns, row_stride, column_stride, found, threads): see "
-     "kernels.h"},
+     "gram_moments((weight, copy, copy_is_half, share), (rows, columns, row_stride, column_stride), height, moments, "
+     "found, threads): see kernels.h"},
     {"gram_matrix", py_gram_matrix, METH_VARARGS,
      "gram_matrix(rows, count, columns, pitch, found, threads): see kernels.h"},
     {"spectra_grams", py_spectra_grams, METH_VARARGS,
@@ -285,7 +285,7 @@ PyMODINIT_FUNC PyInit__kernels(void) {
     }
     PyObject *module = PyModule_Create(&definition);
     if (module == NULL || PyModule_AddIntConstant(module, "HAS_AES", has_aes()) != 0) return NULL;
-    if (PyModule_AddIntConstant(module, "BLOCK_ROWS", BLOCK_ROWS) != 0) return NULL;
+    if (PyModule_AddIntConstant(module, "MOST_ROWS", MOST_ROWS) != 0) return NULL;
     if (PyModule_AddIntConstant(module, "LANES", LANES) != 0) return NULL;
     prepare_threads();
     return module;
