@@ -95,6 +95,7 @@ class Cell:
         return {
             "wall": [turn.wall for turn in turns],
             "cpu": [turn.cpu for turn in turns],
+            "mean": [turn.mean for turn in turns],
             "steps": [turn.steps for turn in turns],
             "certificates": sum(turn.certificates for turn in turns) / len(turns),
             "peak": peaks[name],

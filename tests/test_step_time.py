@@ -36,7 +36,7 @@ def rows(**walls: list[float]) -> dict[str, Any]:
     """What the file would say of contestants with these times, and a MiB for each letter of their names."""
     return {
         name.replace("_", " "): {
-            "wall": wall, "cpu": wall, "steps": [1] * len(wall), "certificates": 0.0, "peak": 2**20 * len(name)
+            "wall": wall, "cpu": wall, "mean": wall, "steps": [1] * len(wall), "certificates": 0.0, "peak": 2**20 * len(name)
         }
         for name, wall in walls.items()
     }  # fmt: skip
@@ -49,7 +49,7 @@ class TestStepTime:
         assert list(cells) == ["tiny 8"]
         assert tuple(cells["tiny 8"]) == CONTESTANTS
         for row in cells["tiny 8"].values():
-            assert len(row["wall"]) == len(row["cpu"]) == 3
+            assert len(row["wall"]) == len(row["cpu"]) == len(row["mean"]) == 3
             assert min(row["wall"]) > 0
             assert row["peak"] > 0
 

@@ -90,7 +90,7 @@ def ratio(cells: Cells, cell: str, upper: str, lower: str, clock: str) -> Spread
     """Return the ratio of two contestants, round by round; None if one was left out.
 
     Args:
-        clock: "wall" or "cpu"; "peak" for memory, of which there is one figure.
+        clock: "wall" or "cpu", or "mean", that of the wall; "peak" for memory, of which there is one figure.
     """
     above, below = (cells.get(cell, {}).get(name, {}).get(clock) for name in (upper, lower))
     if above is None or below is None:
@@ -107,6 +107,7 @@ def render(cells: Cells, clock: str) -> Iterator[str]:
     private = [name for name in names if name in PRIVATE]
     yield from _table("weights certified in full, a step", cells, private, _certificates)
     yield from _ratios("times the step of the same layers without privacy", cells, _over(names), clock)
+    yield from _ratios("the same, of means: certificates count whenever they are", cells, _over(names), "mean")
     yield from _ratios("times ours (optimal), or ReLU", cells, _others(names), clock)
     yield from _ratios("memory, times that of the same layers", cells, _over(names), "peak")
     yield from _verdicts(cells, clock)

@@ -34,6 +34,7 @@ from .networks import NETWORKS, TINY
 
 MIB = 2**20
 _FIRST_STEPS = 5
+_LEAST_STEPS = 4  # of a turn, with the one that does not count
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt, in malloc.h
 _NEVER = 2**31 - 1
 
@@ -61,12 +62,14 @@ class Turn:
 
     Args:
         wall, cpu: medians in seconds: of the clock, and of processor time.
+        mean: of the clock; of what only some steps do, medians say all or nothing.
         steps: over how many.
         certificates: weights that were certified in full, a step.
     """
 
     wall: float
     cpu: float
+    mean: float
     steps: int
     certificates: float
 
@@ -90,7 +93,7 @@ class Worker:
         theirs.close()
 
     def turn(self, seconds: float, most: int) -> Turn:
-        """Let it take steps for so long, at most so many and at least one, after one that does not count."""
+        """Let it take steps for so long, at most so many and at least three, after one that does not count."""
         found: Turn = self._ask((seconds, most))
         return found
 
@@ -179,18 +182,24 @@ def _warm_up(contestant: str, device: torch.device) -> None:
 def _turn(
     training: Iterator[int], job: Job, device: torch.device, seconds: float, most: int
 ) -> list[tuple[float, float]]:
-    """Take steps, two at least, and one more than asked for if there is time."""
+    """Take steps, a few at least, and one more than asked for if there is time."""
     times: list[tuple[float, float]] = []
     end = time.perf_counter() + seconds
-    while len(times) < 2 or (len(times) <= most and time.perf_counter() < end):
+    while len(times) < _LEAST_STEPS or (len(times) <= most and time.perf_counter() < end):
         times.append(_step(training, job, device))
     return times
 
 
 def _summary(times: list[tuple[float, float]], certificates: int) -> Turn:
-    """Return medians of all but the first step: its caches hold what others left there, and its memory is new."""
-    wall, cpu = (statistics.median(column) for column in zip(*times[1:], strict=True))
-    return Turn(wall, cpu, len(times) - 1, certificates / len(times))
+    """Sum up all but the first step: its caches hold what others left there, and its memory is new."""
+    wall, cpu = zip(*times[1:], strict=True)
+    return Turn(
+        statistics.median(wall),
+        statistics.median(cpu),
+        statistics.mean(wall),
+        len(wall),
+        certificates / len(times),
+    )
 
 
 def _step(training: Iterator[int], job: Job, device: torch.device) -> tuple[float, float]:
