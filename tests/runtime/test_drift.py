@@ -178,6 +178,19 @@ def test_the_bound_of_one_block_is_that_of_its_gram_matrix(
     assert norms(torch.diag(torch.full((128,), 2.0))[None], one)[1] == pytest.approx(2, rel=3e-3)
 
 
+@pytest.mark.parametrize("bits", range(12, 24))
+@pytest.mark.usefixtures("passes")
+def test_what_sums_in_float32_lose_is_paid_for(bits: int) -> None:
+    """From some sum on, squares of 1 + 2^-bits are all rounded the same way. One block of equal entries leaves no
+    slack: its Gram matrix, less the mean, has one large eigenvalue.
+    """
+    stack = torch.full((1, 128, 16_000), 1 + 2.0**-bits)
+    length, norm = norms(stack, FINE)
+    true = math.sqrt(128 * 16_000) * (1 + 2.0**-bits)
+    assert length >= true * (1 - 1e-15)
+    assert norm >= true * (1 - 1e-15)
+
+
 @pytest.mark.usefixtures("passes")
 def test_one_large_entry_among_small_ones_is_counted() -> None:
     for rows in (64, 100, 200):

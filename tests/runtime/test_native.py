@@ -12,10 +12,11 @@ import mpmath
 import numpy as np
 import pytest
 import torch
-from lipcompile_torch.runtime import functional, native
+from lipcompile_torch.runtime import drift, functional, native
 from lipcompile_torch.runtime.bits import KeyStream
 from lipcompile_torch.runtime.box_muller import BLOCK, adder
 from lipcompile_torch.runtime.checks import current_contents
+from lipcompile_torch.runtime.drift import COARSE, FINE
 from lipcompile_torch.runtime.flat import flat
 from lipcompile_torch.runtime.lanes import STRETCH, Lanes
 from lipcompile_torch.runtime.single import spectral_bound
@@ -379,9 +380,24 @@ def test_sums_in_float32_are_short(bits: int) -> None:
     assert abs(float(found[0, 0]) - trace) <= 36 * 2.0**-24 * trace
 
 
+def test_what_squaring_in_float32_loses_is_paid_for() -> None:
+    """J - I has the norm r - 1, and is found exactly; divided by its Frobenius norm it is rounded, mostly down."""
+    short = 0
+    for rows in range(65, 129):
+        ones = torch.ones(rows, 4)
+        found = native.gram_moments(ones, torch.zeros_like(ones), 1.0, rows, 4)
+        assert found is not None
+        length, first, second = found[0, 1:].tolist()
+        norm = 4 * (rows - 1)
+        short += length * math.sqrt(first * math.sqrt(second)) < norm * (1 - 1e-9)
+        assert norm <= drift._symmetric_norm([length, first, second]) <= 1.001 * norm
+    assert short > 8
+
+
 def test_blocks_that_a_stack_has_no_room_for_are_left_to_torch() -> None:
     weight = torch.randn(300, 300)
-    assert native.gram_moments(weight, weight, 1.0, 128, 2) is not None
+    for blocks in (COARSE, FINE):
+        assert native.gram_moments(weight, weight, 1.0, blocks.height, 2 + blocks.squarings) is not None
     assert native.gram_moments(weight, weight, 1.0, 129, 2) is None
 
 
