@@ -6,8 +6,8 @@ import math
 
 import pytest
 import torch
-from lipcompile_torch.runtime.constraints import Ball, Constraint, Fixed, Frobenius, Orthogonal, Spectral
-from lipcompile_torch.runtime.operators import Convolution, Dense, Operator, Translation
+from lipcompile_torch.runtime.constraints import Ball, Box, Constraint, Fixed, Frobenius, Orthogonal, Spectral
+from lipcompile_torch.runtime.operators import Convolution, Dense, Entries, Operator, Translation
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
@@ -131,6 +131,24 @@ def test_the_ball_of_a_bias() -> None:
     assert constraint.project(inside, Translation()) is inside
     projected = constraint.project(outside, Translation())
     assert 0.4999 < exact_norm(constraint, projected, Translation()) <= 0.5
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(), (1,), (0,), (5,), (2, 0), (2, 3, 1), (70_000, 2)])
+@pytest.mark.parametrize("constraint", [Ball(0.5), Ball(0.0), Box(0.5), Frobenius(0.5)], ids=repr)
+def test_balls_and_boxes_are_of_any_shape(
+    constraint: Constraint, shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    weight = torch.full(shape, -2.0, dtype=dtype)
+    operator = Entries() if isinstance(constraint, Box) else Translation()
+    projected = constraint.project(weight, operator)
+    assert projected.shape == weight.shape
+    assert projected.dtype == dtype
+    values = projected.double().abs().flatten().tolist()
+    norm = max(values, default=0.0) if isinstance(constraint, Box) else math.hypot(*values)
+    assert norm <= constraint.bound * (1 + 1e-15)
+    if values and torch.finfo(dtype).eps < 1e-4:
+        assert norm >= 0.9999 * constraint.bound
 
 
 def test_fill_scales_up_as_well() -> None:

@@ -61,6 +61,8 @@ def _rescale(weight: Tensor, norm: Norm, measure: Measure, limit: float, dtype: 
 
 def _scaled(weight: Tensor, factor: float, dtype: torch.dtype) -> Tensor:
     """Return factor·weight, computed in float64 and rounded once, with few entries in float64 at a time."""
+    if weight.dim() == 0:
+        return _scaled(weight[None], factor, dtype)[0]
     result = torch.empty_like(weight, dtype=dtype, requires_grad=False)
     rows = max(1, _PIECE * len(weight) // max(1, weight.numel()))
     for into, piece in zip(torch.split(result, rows), torch.split(weight.detach(), rows), strict=True):
