@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from runpy import run_path
@@ -20,6 +21,7 @@ from lipcompile_torch.accounting import (
     epsilon,
 )
 from lipcompile_torch.runtime.checks import PrivacyError
+from lipcompile_torch.runtime.gradients import _stated
 from lipcompile_torch.runtime.ledger import read_ledger
 from lipcompile_torch.runtime.noise import Rule
 from lipcompile_torch.runtime.precision import rounding_slack
@@ -246,6 +248,24 @@ def test_zero_grad_keeps_gradients_and_their_count_together() -> None:
     backward(module, x, y)
     optimizer.step()
     assert all(p.grad is None for p in module.parameters())
+
+
+def test_gradients_are_gone_when_weights_are_projected(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, optimizer, loader = private()
+    projected = type(module).project_
+    gradients: list[Callable[[], Any]] = []
+    left: list[list[bool]] = []
+
+    def project(self: Any) -> None:
+        left.append([gradient() is not None for gradient in gradients])
+        projected(self)
+
+    backward(module, *next(iter(loader)))
+    gradients += [weakref.ref(parameter.grad) for parameter in module.parameters()]
+    monkeypatch.setattr("lipcompile_torch.runtime.module.LipschitzModule.project_", project)
+    optimizer._gradients._stated = _stated(module)  # which refuses methods that were replaced
+    optimizer.step()
+    assert left == [[False] * 3]
 
 
 # --- accounting ---

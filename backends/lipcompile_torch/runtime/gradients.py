@@ -272,6 +272,7 @@ class LipschitzGradients:
 
     def settle(self, batch: LogicalBatch, noise: NoiseSource) -> None:
         """Move the clip, if there is one, and project."""
+        self._watch.reset()  # it holds what arrived; projection needs the memory
         if self.clipping is not None:
             self.clipping.advance(self._counted(batch), lambda u: self._released(u, noise), self._factor)
         self._project()
