@@ -24,6 +24,7 @@ from lipcompile.derivation import Analysis, Derivation
 from lipcompile.diagnostics import InputError
 from lipcompile.graph import Graph
 from lipcompile.ops.attention import Attention
+from lipcompile.ops.dot_product import DotProduct
 from lipcompile.ops.shape import Dropout
 from lipcompile.pipeline import check
 
@@ -200,7 +201,7 @@ def without_dropout(graph: Graph) -> Graph:
         attributes = node.attributes
         if isinstance(attributes, Dropout):
             attributes = Dropout(Fraction(0))
-        elif isinstance(attributes, Attention):
+        elif isinstance(attributes, Attention | DotProduct):
             attributes = replace(attributes, dropout=Fraction(0))
         nodes.append(replace(node, attributes=attributes, site=replace(node.site, attributes=attributes)))
     return replace(graph, nodes=tuple(nodes))
