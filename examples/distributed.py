@@ -9,6 +9,7 @@ Uses one GPU for each process if there are as many, else the processors.
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 from runpy import run_path
@@ -75,6 +76,8 @@ def main(emitted: Path, shard: bool, epochs: int, output: Path) -> None:
     save_checkpoint(output / "checkpoint.pt", model, optimizer, engine.ledger)
     if dist.get_rank() == 0:
         print(f"{dist.get_world_size()} processes: accuracy {accuracy:.3f}, ε = {engine.get_epsilon(1e-5):.3f}")
+    del model, optimizer, loader, engine
+    gc.collect()  # they hold the group, whose threads must not outlive the interpreter
     dist.destroy_process_group()
 
 

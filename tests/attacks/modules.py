@@ -49,7 +49,7 @@ WHOLE: Mapping[str, tuple[int, ...]] = {
     "heads": (1, 2, 3),
     "p": (1, 2, 3, 4),
     "scales": (1,),
-    "angles": (1, 2),
+    "angles": (2, 3),  # the filters of one are cut short: scattering.md
     "order": (1, 2),
 }
 

@@ -363,8 +363,9 @@ def test_the_example_trains_under_torchrun(tmp_path: Path, options: list[str]) -
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     example = [str(root / "examples" / "distributed.py"), str(emitted), "--epochs", "5", "--output", str(tmp_path)]
     done = subprocess.run(
-        [sys.executable, *launch, *example, *options], capture_output=True, text=True, check=True, timeout=600
+        [sys.executable, *launch, *example, *options], capture_output=True, text=True, timeout=600
     )
+    assert done.returncode == 0, done.stderr
     assert "2 processes: accuracy" in done.stdout
     assert "ε = 3.000" in done.stdout or "ε = 2.99" in done.stdout
     assert read_ledger(tmp_path / "ledger.jsonl").total_steps == 5 * 3
