@@ -150,9 +150,16 @@ def one_rank_scales_its_loss() -> dict[str, Any]:
     return {**found, "steps": training.engine.ledger.record.total_steps}
 
 
-def a_penalty_on_all_ranks() -> list[str]:
+def a_penalty_on_all_ranks(kind: str) -> str:
+    training = after_backward(kind=kind)
+    (1e-3 * training.inner.outer.weight.square().sum()).backward()
+    return message(training.optimizer.step)
+
+
+def a_gradient_written_on_all_ranks() -> list[str]:
     training = after_backward()
-    (1e3 * training.inner.outer.weight.square().sum()).backward()
+    gradient = training.inner.outer.weight.grad
+    gradient.data.add_(1e3)  # which torch does not count as a change
     return [message(training.optimizer.step), message(training.optimizer.step)]
 
 
@@ -319,7 +326,8 @@ def scenarios(folder: Path) -> dict[str, Callable[[], Any]]:
         "secure": partial(noisy, "fsdp", seed=None, secure=True),
         "clipped": clipped_one_by_one,
         "scaled": one_rank_scales_its_loss,
-        "penalty": a_penalty_on_all_ranks,
+        **{f"penalty {kind}": partial(a_penalty_on_all_ranks, kind) for kind in ("ours", "ddp", "fsdp")},
+        "written": a_gradient_written_on_all_ranks,
         "clipped sum": one_rank_clips_the_sum,
         "given up": one_rank_gives_up_its_batch,
         "loaded": one_rank_loads_weights,

@@ -297,11 +297,17 @@ def test_an_error_of_one_rank_is_an_error_of_all(run: Run) -> None:
 def test_a_gradient_that_one_rank_changed_is_refused_by_all(run: Run) -> None:
     for rank, error in enumerate(run["clipped sum"]):
         assert error.startswith("PrivacyError" if rank == 1 else "RankError: rank 1 failed")
-        assert "was changed between backward() and step()" in error
+        assert "was written to by something else than backward(), or changed" in error
+
+
+@pytest.mark.parametrize("kind", ["ours", "ddp", "fsdp"])
+def test_a_term_on_parameters_is_refused(run: Run, kind: str) -> None:
+    for error in run[f"penalty {kind}"]:
+        assert error.startswith("PrivacyError: a part of the gradient of outer.weight did not come from")
 
 
 def test_a_sum_that_was_refused_is_not_summed_again(run: Run) -> None:
-    for first, second in run["penalty"]:
+    for first, second in run["written"]:
         assert "norm" in first
         assert "was summed over all processes and then refused" in second
 

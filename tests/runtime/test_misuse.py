@@ -24,6 +24,13 @@ Net, Recorder, make_loader, data = HELP["Net"], HELP["Recorder"], HELP["loader"]
 private, seeded, backward, weights, B = (HELP[n] for n in ("private", "seeded", "backward", "weights", "B"))
 
 FOREIGN = "what flowed back is not what module.criterion"
+ASTRAY = "did not come from the module's forward pass"
+
+
+def _activity(x: Any, weight: Any) -> Any:
+    return nn.functional.linear(x, weight).square().sum() / (2 * B)
+
+
 MISUSES: list[tuple[str, Callable[[Any, Any, Any], Any], str]] = [
     ("mean", lambda m, x, y: m.per_example_loss(m(x), y).sum() / 3, FOREIGN),
     ("sum", lambda m, x, y: m.per_example_loss(m(x), y).sum(), FOREIGN),
@@ -34,7 +41,10 @@ MISUSES: list[tuple[str, Callable[[Any, Any, Any], Any], str]] = [
     ("another term", lambda m, x, y: m.criterion(o := m(x), y) + 1e-3 * o.mean(), FOREIGN),
     ("twice on one output", lambda m, x, y: m.criterion(o := m(x), y) + m.criterion(o, y), FOREIGN),
     ("foreign", lambda m, x, y: (m(x) - 5 * nn.functional.one_hot(y, 3)).square().sum(), FOREIGN),
-    ("penalty", lambda m, x, y: m.criterion(m(x), y) + 9 * m.inner.weight.sum(), "something else"),
+    ("penalty", lambda m, x, y: m.criterion(m(x), y) + 9 * m.inner.weight.sum(), ASTRAY),
+    ("small penalty", lambda m, x, y: m.criterion(m(x), y) + 1e-9 * m.inner.weight.sum(), ASTRAY),
+    ("penalty on data", lambda m, x, y: m.criterion(m(x), y) + 1e-3 * _activity(x, m.inner.weight), ASTRAY),
+    ("input of weights", lambda m, x, y: m.criterion(m(x + 1e-3 * m.inner.weight.sum()), y), ASTRAY),
     ("dropped", lambda m, x, y: m.criterion(m(x[1:]), y[1:]), "were dropped"),
     ("repeated", lambda m, x, y: m.criterion(m(torch.cat((x, x))), torch.cat((y, y))), "called twice"),
     ("detached", lambda m, x, y: m.criterion(m(x).detach().requires_grad_(), y), "before step"),
@@ -56,6 +66,71 @@ def test_gradients_that_are_not_the_analysed_ones_are_refused(misuse: Any, said:
         assert engine.ledger is not None
         assert engine.ledger.record.total_steps == 0
         break
+
+
+def test_a_penalty_that_flows_back_by_itself_is_refused() -> None:
+    """Before the criterion, or after it."""
+    module, optimizer, loader = private()
+    batches = iter(loader)
+    for first in (True, False):
+        x, y = next(batches)
+        terms = [module.criterion(module(x), y), 1e-3 * module.inner.weight.sum()]
+        for term in reversed(terms) if first else terms:
+            term.backward()
+        with pytest.raises(PrivacyError, match=ASTRAY):
+            optimizer.step()
+        optimizer.zero_grad()
+        backward(module, x, y)
+        optimizer.step()
+
+
+class Scored(Net):  # type: ignore[misc, valid-type]
+    """A loss whose targets may be any numbers."""
+
+    def per_example_loss(self, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return output[:, 0] * target
+
+
+def test_a_target_that_was_made_from_parameters_is_refused() -> None:
+    module, optimizer, loader = private(module=Scored())
+    x, _ = next(iter(loader))
+    module.criterion(module(x), 0.5 + 1e-3 * module.inner.weight.sum().expand(len(x))).backward()
+    with pytest.raises(PrivacyError, match=ASTRAY):
+        optimizer.step()
+    optimizer.zero_grad()
+    module.criterion(module(x), 0.5 + 1e-3 * module.inner.weight.detach().sum().expand(len(x))).backward()
+    optimizer.step()
+
+
+def test_a_gradient_that_was_there_before_backward_is_refused() -> None:
+    module, optimizer, loader = private()
+    x, y = next(iter(loader))
+    module.inner.weight.grad = torch.full_like(module.inner.weight, 1e-3)
+    backward(module, x, y)
+    with pytest.raises(PrivacyError, match=r"inner\.weight was written to by something else than backward"):
+        optimizer.step()
+
+
+def test_several_forward_passes_flow_back_at_once() -> None:
+    """As one tensor a parameter, so that none of them is taken for a foreign one."""
+    module, optimizer, loader = private()
+    x, y = next(iter(loader))
+    half = len(x) // 2
+    total = module.criterion(module(x[:half]), y[:half]) + module.criterion(module(x[half:]), y[half:])
+    total.backward()
+    optimizer.step()
+
+
+def test_gradients_are_neither_copied_nor_kept_by_what_watches_them() -> None:
+    module, optimizer, loader = private()
+    x, y = next(iter(loader))
+    seen: list[int] = []
+    module(x)
+    alias = vars(module.gate.entrances)["_aliases"][id(module.inner.weight)]
+    alias.register_hook(lambda gradient: seen.append(gradient.data_ptr()))
+    backward(module, x, y)
+    assert module.inner.weight.grad.data_ptr() == seen[0]
+    optimizer.zero_grad()
 
 
 def test_a_layer_is_not_differentiated_by_itself() -> None:

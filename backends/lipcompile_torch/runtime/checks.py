@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -280,6 +280,16 @@ def _why(flowed: int, drawn: int) -> str:
     if flowed > drawn:
         return "backward() was called twice, or on other examples as well; call it once for each batch"
     return "examples were dropped, or a piece of the batch had no backward(); use every batch as it comes"
+
+
+def check_origin(foreign: Collection[str]) -> None:
+    """Refuse gradients that reached these parameters by another way than the forward pass of the module."""
+    if foreign:
+        raise PrivacyError(
+            f"a part of the gradient of {', '.join(sorted(foreign))} did not come from the module's forward pass: "
+            "the loss has a term on parameters (a penalty), or an input or a target was made from them; put "
+            "weight decay into the optimizer, and detach() the rest"
+        )
 
 
 def check_gradients(

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
+from .entrances import Entrances
 from .sharding import is_fsdp
 
 
@@ -41,6 +42,7 @@ class GateRecord:
         within_clip: number of examples whose cotangent was within the clip, 0-dim; None if nothing was clipped.
         batch: stands for the batch that was drawn last.
         aside: outputs pass by the gate: what computes them one example at a time lets them through it together.
+        entrances: where the parameters enter the forward pass.
     """
 
     examples: int = 0
@@ -51,6 +53,7 @@ class GateRecord:
     within_clip: Tensor | None = None
     batch: object = None
     aside: bool = False
+    entrances: Entrances = field(default_factory=Entrances)
 
     @contextmanager
     def bypassed(self) -> Iterator[None]:
@@ -65,6 +68,7 @@ class GateRecord:
         """Forget what flowed back."""
         self.examples, self.largest, self.foreign, self.slack = 0, None, None, 0.0
         self.within_clip = None
+        self.entrances.reset()
 
     def record(self, cotangent: Tensor, normaliser: float, sent: Sent | None) -> None:
         """Note a cotangent [B, …] at the end of a forward pass, and what the criterion sent there."""

@@ -204,6 +204,7 @@ class LipschitzGradients:
         checks.check_bounds(self._parameters, bounds)
         checks.check_pieces(self._parameters, batch)
         checks.check_flow(measured.flow, batch, min(module.loss_lipschitz, module.loss_limit) * (1 + own_slack))
+        checks.check_origin(module.gate.entrances.foreign)
         if self._watched and self.total.world is not ALONE:  # there, the sum is what must be left alone
             self._watch.check()
         return {

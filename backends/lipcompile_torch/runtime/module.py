@@ -185,17 +185,33 @@ class LipschitzModule(nn.Module):
         Where `Module.compile` has put compiled code in the place of ``forward``, the gate is left out of it, and
         comes after it.
         """
+        outermost = not (self.gate.running or self.gate.aside or torch.compiler.is_compiling())
+        layers = [layer for _, layer in self._constrained()] if outermost and torch.is_grad_enabled() else []
         self.gate.running += 1
         try:
-            output = super().__call__(*args, **kwargs)
+            with self.gate.entrances.entered(layers), self._quiet():
+                output = super().__call__(*args, **kwargs)
         finally:
             self.gate.running -= 1
         return output if hasattr(output, "passage") else self.release(output)
 
+    @contextmanager
+    def _quiet(self) -> Iterator[None]:
+        """Silence Dynamo, which asks an alias of a parameter for a ``.grad`` that only the parameter has."""
+        if self._compiled_call_impl is None:
+            yield
+            return
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf", UserWarning)
+            yield
+
     def guard_layers(self) -> None:
-        """Let every layer refuse calls that build gradients outside ``forward``: these would pass no gate."""
+        """Let every layer refuse calls that build gradients outside ``forward``: these would pass no gate. Watch
+        the parameters for gradients that come from elsewhere.
+        """
         for _, layer in self._constrained():
             layer.gate = self.gate
+        self.gate.entrances.watch({name: p for name, p in self.named_parameters() if p.requires_grad})
 
     @property
     def loss_limit(self) -> float:

@@ -260,9 +260,9 @@ class PrivateOptimizer(Singular, Optimizer):
     def _clear(self, set_to_none: bool = True) -> None:
         """Forget gradients and what is known of them together, so that the two always agree."""
         self._accumulating = False
-        self._gradients.reset()
         for parameter in self._parameters.values():
             if set_to_none or parameter.grad is None:
                 parameter.grad = None
             else:
                 zero_gradient_(parameter)
+        self._gradients.reset()

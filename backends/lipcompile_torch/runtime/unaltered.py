@@ -1,13 +1,15 @@
-"""Gradients stay what flowed back, and what keeps count of them stays the only one of its kind."""
+"""Gradients stay as they arrived from the backward pass, and an object that counts steps cannot be copied."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NoReturn
 
 from torch import Tensor, nn
 
 from .checks import PrivacyError
+from .entrances import OwnHook, has_own_hooks_only
 from .sharding import is_shard
 
 
@@ -21,30 +23,13 @@ class Singular:
         )
 
 
-class _Note:
-    """A hook: notes the gradient of a parameter each time that something was added to it."""
-
-    def __init__(self, arrived: dict[str, tuple[Tensor | None, int]], name: str) -> None:
-        self._arrived, self._name = arrived, name
-
-    def __call__(self, parameter: Tensor) -> None:
-        gradient = parameter.grad
-        self._arrived[self._name] = (gradient, 0 if gradient is None else gradient._version)
-
-    def __deepcopy__(self, memo: Any) -> _Note:
-        return _Note({}, self._name)
-
-    def __reduce__(self) -> Any:
-        return _Note, ({}, self._name)
-
-
 class GradientWatch:
     """Knows the gradients as they came out of `backward`, by torch's count of in-place changes.
 
     The bounds hold for a sum over examples. A function of the sum (clipping it by its norm, as is common) is
     another mechanism: one example moves each parameter's part by what the others' norms do, too.
 
-    Writes through `.data` are not seen. What FSDP has sharded is not watched.
+    Writes through `.data` are not seen. The gradients of parameters that FSDP has sharded are not watched.
 
     Args:
         parameters: trainable, by name.
@@ -53,29 +38,46 @@ class GradientWatch:
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
         self._parameters = {name: p for name, p in parameters.items() if not is_shard(p)}
         self._arrived: dict[str, tuple[Tensor | None, int]] = {}
-        for name, parameter in self._parameters.items():
-            parameter.register_post_accumulate_grad_hook(_Note(self._arrived, name))  # type: ignore[no-untyped-call]
+        self._changed: set[str] = set()
+        for name, p in self._parameters.items():
+            p.register_hook(OwnHook(partial(self._before, name)))  # type: ignore[no-untyped-call]
+            p.register_post_accumulate_grad_hook(OwnHook(partial(self._after, name)))  # type: ignore[no-untyped-call]
 
     def reset(self) -> None:
-        """Forget what arrived."""
-        self._arrived.clear()
+        """Take the gradients as they are for those that arrived; by now they are missing or zero."""
+        self._changed.clear()
+        self._arrived = {name: self._state(name) for name in self._parameters}
 
     def check_hooks(self) -> None:
         """Refuse hooks of others, which may have changed what arrived."""
         for name, parameter in self._parameters.items():
-            after: Any = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
-            if parameter._backward_hooks or not all(isinstance(hook, _Note) for hook in after.values()):
+            if not has_own_hooks_only(parameter):
                 raise PrivacyError(
                     f"{name} has hooks, which may change gradients that the bounds hold for: remove them"
                 )
 
     def check(self) -> None:
         """Refuse gradients that are no longer those that arrived."""
-        for name, (gradient, version) in self._arrived.items():
-            now = self._parameters[name].grad
-            if now is not gradient or (now is not None and now._version != version):
-                raise PrivacyError(
-                    f"the gradient of {name} was changed between backward() and step(), so that its bound need "
-                    "not hold: leave out clip_grad_norm_ and the like, nothing needs clipping here; scale by the "
-                    "learning rate"
-                )
+        changed = self._changed | {name for name in self._arrived if not self._is_as_arrived(name)}
+        if changed:
+            raise PrivacyError(
+                f"the gradient of {', '.join(sorted(changed))} was written to by something else than backward(), "
+                "or changed between backward() and step(), so that its bound need not hold: leave out "
+                "clip_grad_norm_ and the like, nothing needs clipping here; scale by the learning rate"
+            )
+
+    def _before(self, name: str, _: Tensor) -> None:
+        """Note a gradient that is not the one that arrived last, before another one is added to it."""
+        if self._parameters[name].grad is not None and not self._is_as_arrived(name):
+            self._changed.add(name)
+
+    def _after(self, name: str, _: Tensor) -> None:
+        self._arrived[name] = self._state(name)
+
+    def _is_as_arrived(self, name: str) -> bool:
+        known, (gradient, version) = self._arrived.get(name, (None, 0)), self._state(name)
+        return gradient is known[0] and version == known[1]
+
+    def _state(self, name: str) -> tuple[Tensor | None, int]:
+        gradient = self._parameters[name].grad
+        return gradient, 0 if gradient is None else gradient._version

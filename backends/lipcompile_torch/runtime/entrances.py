@@ -1,0 +1,132 @@
+"""Where parameters enter a forward pass: a gradient that reaches a parameter by any other way is seen.
+
+A bound K_p holds for the gradient that the layers of the module make. A term of the loss on the parameter itself
+(a penalty, a target or an input made from weights) crosses neither a layer nor the gate. So a forward pass reads
+every parameter through an alias. The sum of all that flows back through the alias is noted, and the gradient that
+arrives at the parameter must be that very tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .own_functions import apply
+from .sharding import is_shard
+
+
+class OwnHook:
+    """A hook of ours on the gradient of a parameter; in a copy of the parameter it does nothing."""
+
+    def __init__(self, note: Callable[[Tensor], None] | None) -> None:
+        self._note = note
+
+    def __call__(self, tensor: Tensor) -> None:
+        """Note a gradient that arrives, or a parameter whose `.grad` has changed."""
+        if self._note is not None:
+            self._note(tensor)
+
+    def __deepcopy__(self, memo: Any) -> OwnHook:
+        return OwnHook(None)
+
+    def __reduce__(self) -> Any:
+        return OwnHook, (None,)
+
+
+def has_own_hooks_only(parameter: nn.Parameter) -> bool:
+    """Whether nobody else has a hook on the gradient of a parameter, before or after it is added to `.grad`."""
+    after: Any = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
+    before: Any = parameter._backward_hooks or {}
+    return all(isinstance(hook, OwnHook) for hook in (*before.values(), *after.values()))
+
+
+class _Entrance(torch.autograd.Function):
+    """An alias of a parameter, which notes the sum of all that flows back through it."""
+
+    @staticmethod
+    def forward(ctx: Any, parameter: Tensor, entrances: Entrances) -> Tensor:
+        ctx.entrances, ctx.place = entrances, id(parameter)
+        return parameter.view_as(parameter)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None]:
+        ctx.entrances.under_way[ctx.place] = cotangents[0]
+        return cotangents[0], None
+
+
+class Entrances:
+    """The aliases of the parameters of a module, and the names of parameters that something else reached.
+
+    Formal guarantees: after `watch`, a gradient reaches a watched parameter unnoticed only through the alias that
+    a forward pass of the module read. Autograd adds up everything that flows to a parameter before it runs the
+    parameter's hook. A second contribution makes the sum another tensor than the noted one: the noted tensor is
+    alive until then, so autograd does not add to it in place. Of a parameter that FSDP has sharded, every gradient
+    that autograd brings is foreign: FSDP reduces the gradients of whole parameters, and sets the shard's itself.
+
+    A gradient that was put into `.grad` by hand is the business of `unaltered.GradientWatch`.
+
+    Attributes:
+        under_way: cotangents that passed an alias and have not arrived yet, by the identity of the parameter.
+        foreign: names of parameters that a gradient reached by another way since `reset`.
+    """
+
+    def __init__(self) -> None:
+        self.under_way: dict[int, Tensor] = {}
+        self.foreign: set[str] = set()
+        self._aliases: dict[int, Tensor] = {}
+        self._watched: dict[int, tuple[str, nn.Parameter]] = {}
+
+    def __deepcopy__(self, memo: Any) -> Entrances:
+        return Entrances()
+
+    def __reduce__(self) -> Any:
+        return Entrances, ()
+
+    def watch(self, parameters: Mapping[str, nn.Parameter]) -> None:
+        """Watch trainable parameters, given by name; those that are watched already stay so."""
+        for name, parameter in parameters.items():
+            if id(parameter) not in self._watched:
+                self._watched[id(parameter)] = name, parameter
+                hook = OwnHook(partial(self._arrive, id(parameter)))
+                parameter.register_hook(hook)  # type: ignore[no-untyped-call]
+
+    def reset(self) -> None:
+        """Forget what flowed back, and the aliases."""
+        self.under_way.clear()
+        self.foreign.clear()
+        self._aliases.clear()
+
+    @contextmanager
+    def entered(self, layers: Iterable[nn.Module]) -> Iterator[None]:
+        """Let these layers read aliases of their watched parameters meanwhile."""
+        placed = [
+            (layer, role, self._alias(parameter))
+            for layer in layers
+            for role, parameter in layer._parameters.items()
+            if parameter is not None and id(parameter) in self._watched and not is_shard(parameter)
+        ]
+        for layer, role, alias in placed:
+            vars(layer)[role] = alias  # found before `_parameters`, which still hold the parameter itself
+        try:
+            yield
+        finally:
+            for layer, role, _ in placed:
+                vars(layer).pop(role, None)
+
+    def _alias(self, parameter: nn.Parameter) -> Tensor:
+        """Return the alias of a parameter: one for all forward passes until the next `reset`, so that what flows
+        back into several of them at once arrives as one tensor.
+        """
+        if id(parameter) not in self._aliases:
+            self._aliases[id(parameter)] = apply(_Entrance, parameter, self)
+        return self._aliases[id(parameter)]
+
+    def _arrive(self, parameter: int, gradient: Tensor) -> None:
+        """Note where a gradient that arrives came from."""
+        if self.under_way.pop(parameter, None) is not gradient:
+            self.foreign.add(self._watched[parameter][0])
