@@ -11,6 +11,7 @@ from .constraints import Box, Constraint, Free
 from .functional import householder
 from .layers import ConstrainedLayer, check_broadcast
 from .operators import Entries
+from .sums import spread
 
 
 class PReLU(ConstrainedLayer):
@@ -37,7 +38,7 @@ class PReLU(ConstrainedLayer):
             ValueError: the slopes do not broadcast into an example, or would meet the batch axis.
         """
         check_broadcast("slope", self.slope, x)
-        return torch.where(x > 0, x, self.slope * x)
+        return torch.where(x > 0, x, spread(self.slope, x.shape) * x)
 
     def extra_repr(self) -> str:
         """Return the shape of the slopes."""
@@ -68,7 +69,7 @@ class Scale(ConstrainedLayer):
             ValueError: the gains do not broadcast into an example, or would meet the batch axis.
         """
         check_broadcast("gain", self.gain, x)
-        return self.gain * x
+        return spread(self.gain, x.shape) * x
 
     def extra_repr(self) -> str:
         """Return the shape of the gains."""

@@ -223,7 +223,7 @@ def _norm(gradient: Tensor) -> Tensor:
     found = native.norm(gradient)
     if found is not None:
         return found
-    norm: Tensor = torch.linalg.vector_norm(gradient, dtype=torch.promote_types(gradient.dtype, torch.float32))
+    norm: Tensor = torch.linalg.vector_norm(gradient, dtype=torch.float64)
     return norm
 
 
@@ -235,12 +235,23 @@ def slack(parameters: Mapping[str, nn.Parameter]) -> float:
     return max(rounding_slack(parameter.dtype) for parameter in parameters.values())
 
 
-def check_pieces(parameters: Mapping[str, nn.Parameter], batch: LogicalBatch) -> None:
-    """Refuse to add up pieces of a batch in half precision, where each addition rounds like the sum itself."""
-    if batch.position and any(parameter.element_size() < 4 for parameter in parameters.values()):
+def check_pieces(parameters: Mapping[str, nn.Parameter], passes: int, limit: int) -> None:
+    """Refuse to add up more pieces of a batch than the noise covers: every addition rounds the sum.
+
+    Args:
+        parameters: trainable, by name.
+        passes: backward passes over pieces of this batch.
+        limit: how many the noise covers, in float32; in half precision it covers one.
+    """
+    if passes > 1 and any(parameter.element_size() < 4 for parameter in parameters.values()):
         raise PrivacyError(
             "the pieces of a batch are added up in half precision, whose rounding noise does not cover: leave "
             "max_physical_batch out, or keep parameters in float32 and use torch.autocast"
+        )
+    if passes > limit:
+        raise PrivacyError(
+            f"{passes} backward passes added to the gradient of this batch, and the noise covers the rounding of "
+            f"{limit}: let the loader cut batches (max_physical_batch), and call backward() once for each piece"
         )
 
 
@@ -293,7 +304,7 @@ def check_origin(foreign: Collection[str]) -> None:
 
 
 def check_gradients(
-    norms: Mapping[str, float], bounds: Mapping[str, float], examples_share: float, slack: float
+    norms: Mapping[str, float], bounds: Mapping[str, float], examples_share: float, slack: float, depth: int
 ) -> None:
     """Refuse gradients that are not finite, or too long for a sum of that many bounded gradients.
 
@@ -303,15 +314,17 @@ def check_gradients(
         norms: of the gradients, by name; a missing one is zero.
         bounds: K_p by the same names.
         examples_share: number of examples of the batch over the normaliser b.
-        slack: relative rounding slack.
+        slack: relative rounding slack of the gradient of an example.
+        depth: of the sum of gradients, see `precision.sum_slack`.
     """
+    summed = math.expm1(depth * torch.finfo(torch.float32).eps)  # twice what the theorem allows
     for name, norm in norms.items():
         if not math.isfinite(norm):
             raise PrivacyError(
                 f"the gradient of {name} is not finite: noise does not hide that; look for NaN or infinity in "
                 "inputs, targets or weights, or for overflow in half precision"
             )
-        limit = bounds[name] * examples_share * (1 + 2 * slack)
+        limit = bounds[name] * examples_share * (1 + 2 * slack) * (1 + summed)
         if bounds[name] > 0 and norm > limit:
             raise PrivacyError(
                 f"the gradient of {name} has norm {norm:.6g} where this batch allows {limit:.6g}: something else "

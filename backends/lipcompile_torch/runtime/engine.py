@@ -142,7 +142,7 @@ class PrivacyEngine:
         how = _correlated(_lipschitz(without_ddp(module, self.world), optimizer), how)
         clip = how.get("loss_clip")
 
-        def gradients(normaliser: float) -> Gradients:
+        def gradients(normaliser: float, pieces: int) -> Gradients:
             clipping = None if clip is None else LossClipping(clip, noise_multiplier, normaliser)
             return LipschitzGradients(
                 module,  # type: ignore[arg-type]  # just checked
@@ -152,6 +152,7 @@ class PrivacyEngine:
                 clipping,
                 how.get("fixed_norm", False),
                 self.world,
+                pieces,
             )
 
         private, loader = self._assemble(optimizer, data_loader, gradients, noise_multiplier, max_steps, how)
@@ -192,7 +193,7 @@ class PrivacyEngine:
             chunk_size=chunk_size,
         )
 
-        def gradients(_: float) -> Gradients:
+        def gradients(_: float, __: int) -> Gradients:
             return PerExampleGradients(clipped, optimizer, how.get("noise", "global"), self.world)
 
         private, loader = self._assemble(optimizer, data_loader, gradients, noise_multiplier, max_steps, how)
@@ -202,7 +203,7 @@ class PrivacyEngine:
         self,
         optimizer: Optimizer,
         data_loader: DataLoader[Any],
-        make_gradients: Callable[[float], Gradients],
+        make_gradients: Callable[[float, int], Gradients],
         noise_multiplier: float,
         max_steps: int | None,
         how: How,
@@ -211,7 +212,7 @@ class PrivacyEngine:
         strategy, loader = self._prepare(data_loader, max_steps, how)
         self._agree(loader, noise_multiplier, max_steps, how)
         release = self._release(loader, noise_multiplier)
-        gradients = make_gradients(float(loader.expected_batch_size))
+        gradients = make_gradients(float(loader.expected_batch_size), loader.pieces)
         own_seed = None if seed is None else seed + 2 * self.world.rank  # the sampler's is one more than rank 0's
         source = NoiseSource(own_seed, _normals(how), None if strategy is None else strategy.stream())
         gradients.check(noise_multiplier)

@@ -39,6 +39,7 @@ from .sorting import dimension_of
 from .sorting import full_sort as full_sort
 from .sorting import group_sort as group_sort
 from .sorting import max_min as max_min
+from .sums import spread
 
 
 def _columns(scale: Tensor, x: Tensor) -> Tensor:
@@ -93,7 +94,7 @@ def householder(x: Tensor, angle: Tensor | float, axis: int = 0) -> Tensor:
         raise ValueError(f"angles of shape {tuple(half.shape)} are not those of the {count} pairs of axis {axis}")
     pairs = x.reshape(*x.shape[:dimension], count, 2, *x.shape[dimension + 1 :])
     first, second = pairs.unbind(dimension + 1)
-    sine, cosine = half.sin(), half.cos()
+    sine, cosine = (spread(part, first.shape) for part in (half.sin(), half.cos()))
     depth = 2 * torch.relu(second * cosine - first * sine)
     return torch.stack((first + depth * sine, second - depth * cosine), dimension + 1).reshape(x.shape)
 

@@ -18,10 +18,11 @@ from .gate import GateRecord
 from .loss_clipping import LossClipping
 from .module import LipschitzModule
 from .noise import Allocation, NoiseSource, allocate
-from .precision import sum_slack, warn_of_sums
+from .precision import long_sum_slack, sum_slack, warn_of_sums
 from .reduction import Reduction, without_ddp
 from .sampler import LogicalBatch
 from .sharding import is_shard, settle
+from .sums import DEPTH
 from .unaltered import GradientWatch
 
 
@@ -83,6 +84,9 @@ _MENDS = {
 }
 
 
+_PIECES = 16  # backward passes over parts of a batch, or of a piece of it, that nobody announced
+
+
 def _check_agreement(views: Sequence[Mapping[str, Any]], batch: LogicalBatch) -> None:
     check_same(views, {name: mend for name, mend in _MENDS.items() if name in views[0]})
     shared = sum(view["examples"] for view in views)
@@ -119,6 +123,7 @@ class LipschitzGradients:
         clipping: of the loss's gradient; None: L bounds it.
         fixed_norm: scale weights to the bounds of their constraints, not only down to them.
         world: the processes that train the module together.
+        pieces: how many parts a batch arrives in at most, whose gradients are added one after the other.
     """
 
     def __init__(
@@ -130,6 +135,7 @@ class LipschitzGradients:
         clipping: LossClipping | None = None,
         fixed_norm: bool = False,
         world: World = ALONE,
+        pieces: int = 1,
     ) -> None:
         self.module: LipschitzModule = without_ddp(module, world)
         self._watched = self.module is module  # DDP writes into gradients once they are there
@@ -137,8 +143,10 @@ class LipschitzGradients:
         self._optimizer, self._allocation = optimizer, allocation
         self._normaliser, self.clipping = normaliser, clipping
         self._clip: float | None = None
-        self._gate_slack = self._known_slack = 0.0
         self._parameters = checks.trainable(self.module)
+        self._pieces = max(pieces, _PIECES)
+        self._depth = DEPTH + self._pieces + world.size
+        self._gate_slack, self._long_slack = 0.0, self._long_sums()
         self._watch = GradientWatch(self._parameters)
         self._batch: object = None
         self._stated = _stated(self.module)
@@ -152,7 +160,7 @@ class LipschitzGradients:
     def start(self) -> None:
         """Set the module's normaliser, share and project its weights, guard its layers."""
         self.module.normaliser = self._normaliser
-        self._sum_slacks(checks.slack(self._parameters), self.module.gradient_bounds())
+        warn_of_sums(max(self._sum_slacks(self.module.gradient_bounds()).values(), default=0.0), self._normaliser)
         self.total.share_weights_()
         self.module.guard_layers()
         self.module.forget_certificates()  # they may differ from rank to rank
@@ -184,17 +192,18 @@ class LipschitzGradients:
         _check_agreement(views, batch)
         # The lowest precision so far: nothing flows back from an empty batch, which noise must not give away.
         self._gate_slack = max(self._gate_slack, *(view["slack"] for view in views))
-        slack = max(checks.slack(self._parameters), self._gate_slack)
+        slack = max(checks.slack(self._parameters), self._gate_slack) + self._long_slack
         self.total.sum_()
         norms = self._norms if self.total.world is ALONE else self.total.norms()
-        checks.check_gradients(norms, bounds, batch.total / self._normaliser, slack)
+        checks.check_gradients(norms, bounds, batch.total / self._normaliser, slack, self._depth)
         if self.total.world is ALONE:
             self._watch.check()
-        return self._widened(bounds, noise_multiplier, noise, slack)
+        return self._widened(bounds, noise_multiplier, noise)
 
     def _view(self, batch: LogicalBatch, bounds: Mapping[str, float], sigma: float) -> dict[str, Any]:
         """Check what flowed back here; return what the other processes must find too."""
-        module, own_slack = self.module, max(checks.slack(self._parameters), self.module.gate.slack)
+        module = self.module
+        own_slack = max(checks.slack(self._parameters), module.gate.slack) + self._long_slack
         self.total.check()
         measured = checks.measure(self._parameters, self._contents, module.gate)
         self._norms = measured.norms
@@ -202,7 +211,7 @@ class LipschitzGradients:
         self._check_settings()
         self._watch.check_hooks()
         checks.check_bounds(self._parameters, bounds)
-        checks.check_pieces(self._parameters, batch)
+        checks.check_pieces(self._parameters, max(self._watch.passes, batch.position + 1), self._pieces)
         checks.check_flow(measured.flow, batch, min(module.loss_lipschitz, module.loss_limit) * (1 + own_slack))
         checks.check_origin(module.gate.entrances.foreign)
         if self._watched and self.total.world is not ALONE:  # there, the sum is what must be left alone
@@ -236,24 +245,26 @@ class LipschitzGradients:
         if module.loss_clip != self._clip:
             raise PrivacyError("the module's loss_clip was changed since the batch was drawn: leave it alone")
 
-    def _widened(
-        self, bounds: Mapping[str, float], sigma: float, noise: NoiseSource, slack: float
-    ) -> dict[str, float]:
+    def _widened(self, bounds: Mapping[str, float], sigma: float, noise: NoiseSource) -> dict[str, float]:
         stds = self._share(bounds, sigma)
         entries = 1 + sum(self._parameters[name].numel() for name in stds)  # one for the count of an adaptive clip
         # The noise carries the slack of each parameter's dtype by itself; that of the computation comes on top.
         self._factor = noise.widening(self._multiplier(sigma), entries)
-        summed = self._sum_slacks(slack, bounds)
-        return {name: std * (1 + self._gate_slack + summed[name]) * self._factor for name, std in stds.items()}
+        one = 1 + self._gate_slack + self._long_slack
+        summed = self._sum_slacks(bounds)
+        return {name: std * one * (1 + summed[name]) * self._factor for name, std in stds.items()}
 
-    def _sum_slacks(self, slack: float, bounds: Mapping[str, float]) -> dict[str, float]:
-        """Return what rounding the sums takes, by parameter; warn of a precision in which that is much."""
-        entries = {name: self._parameters[name].numel() for name, bound in bounds.items() if bound > 0}
-        summed = {name: sum_slack(slack, self._normaliser, n, bounds[name]) for name, n in entries.items()}
-        if slack > self._known_slack:
-            self._known_slack = slack
-            warn_of_sums(slack, max(summed.values(), default=0.0), self._normaliser)
-        return summed
+    def _sum_slacks(self, bounds: Mapping[str, float]) -> dict[str, float]:
+        """Return what rounding the sums takes, by parameter with a positive bound."""
+        positive = {name: self._parameters[name] for name, bound in bounds.items() if bound > 0}
+        return {
+            name: sum_slack(p.dtype, self._normaliser, p.numel(), bounds[name], self._depth)
+            for name, p in positive.items()
+        }
+
+    def _long_sums(self) -> float:
+        graph = type(self.module).certificate.get("graph")
+        return max(long_sum_slack(graph, p.dtype) for p in self._parameters.values())
 
     def _share(self, bounds: Mapping[str, float], sigma: float) -> dict[str, float]:
         sizes = {name: parameter.numel() for name, parameter in self._parameters.items()}
@@ -329,8 +340,7 @@ class PerExampleGradients:
 
     def start(self) -> None:
         """Share the weights, and prepare a compiled module; any other stays as it is."""
-        slack = checks.slack(self._parameters)
-        warn_of_sums(slack, max(self._sum_slacks(slack).values()), self.clipped.normaliser)
+        warn_of_sums(max(self._sum_slacks().values()), self.clipped.normaliser)
         self.total.share_weights_()
         if isinstance(self.module, LipschitzModule):
             self.module.normaliser = self.clipped.normaliser
@@ -355,16 +365,17 @@ class PerExampleGradients:
         self.total.sum_()
         stds = self.clipped.stds(noise_multiplier, self._allocation)
         factor = noise.widening(noise_multiplier, sum(self._parameters[name].numel() for name in stds))
-        summed = self._sum_slacks(checks.slack(self._parameters))
+        summed = self._sum_slacks()
         return {name: std * (1 + summed[name]) * factor for name, std in stds.items()}
 
-    def _sum_slacks(self, slack: float) -> dict[str, float]:
-        """Return what rounding the sums takes, by parameter."""
-        lengths = self.clipped.bounds()
+    def _sum_slacks(self) -> dict[str, float]:
+        """Return what rounding the sums, which are in float64 before, takes by parameter."""
+        lengths, depth = self.clipped.bounds(), self.total.world.size
         # Of a flat clip all parts are one: the entries of all of them count for each.
         entries = sum(self._parameters[name].numel() for name in lengths)
         return {
-            name: sum_slack(slack, self.clipped.normaliser, entries, length) for name, length in lengths.items()
+            name: sum_slack(self._parameters[name].dtype, self.clipped.normaliser, entries, length, depth)
+            for name, length in lengths.items()
         }
 
     def _view(self, batch: LogicalBatch) -> dict[str, Any]:

@@ -14,14 +14,15 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812  (its name everywhere in this field)
 
 from .constraints import Ball, Constraint, Frobenius, Spectral
+from .convolving import Geometry, convolve
 from .operators import Convolution, Operator, Padding, PaddingMode, Translation
 from .operators import Dense as DenseMap
 from .projection import Amortised
 from .resampling import pad
 from .sharding import replace_, whole
+from .sums import linear, spread
 
 BiasBound = float | Constraint | None
 """‖bias‖ ≤ a float, or a constraint of its own, or no bias."""
@@ -163,7 +164,7 @@ class Dense(ConstrainedLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [B, …, in_features] to [B, …, out_features]."""
-        return F.linear(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias)
 
     def extra_repr(self) -> str:
         """Return the sizes."""
@@ -237,9 +238,8 @@ class _Conv(ConstrainedLayer):
         if tuple(x.shape[2:]) != self.operator.input_size:
             raise ValueError(f"compiled for inputs of size {self.operator.input_size}, got {tuple(x.shape[2:])}")
         x, padding = self._padded(x)
-        convolve = (F.conv1d, F.conv2d, F.conv3d)[self.rank - 1]
         op = self.operator
-        return convolve(x, self.weight, self.bias, op.stride, padding, op.dilation, op.groups)
+        return convolve(x, self.weight, self.bias, Geometry(op.stride, padding, op.dilation, op.groups))
 
     def extra_repr(self) -> str:
         """Return the geometry."""
@@ -297,7 +297,7 @@ class Bias(ConstrainedLayer):
             ValueError: the bias does not broadcast into an example, or would meet the batch axis.
         """
         check_broadcast("bias", self.bias, x)
-        return x + self.bias
+        return x + spread(self.bias, x.shape)
 
 
 from .activations import Householder as Householder  # noqa: E402  (their base class stands above)

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Mapping
+from typing import Any
 
 import torch
+
+from .roundings import additions
+from .sums import DEPTH
 
 _SLACK = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
@@ -17,12 +22,12 @@ def rounding_slack(dtype: torch.dtype) -> float:
     The noise must be calibrated to K_p·(1 + slack). The certified norms already hold for the weights as
     stored and the input clip lands inside its ball, so only forward and backward arithmetic are left.
 
-    This is a measured number with room to spare, not a theorem: a worst-case analysis grows with layer width and
-    is thousands of times too large. Measured where the bound is tight, on chains of 4 to 16 orthogonal dense
-    layers of width 64 to 512 with GroupSort, as the largest excess of a per-example gradient norm over float64:
-    float32 2.4e-7, float16 6.6e-4, bfloat16 3.0e-3, the same under autocast; others saw 1e-7, 4e-4 and 3e-3
-    (design notes, trap 22). The slack is at least fifteen times that. Rounding grows with depth: beyond a few
-    hundred layers measure again.
+    This is a measured number with room to spare, not a theorem. What grows with the length of sums is bounded
+    apart, by `long_sum_slack` and `sum_slack`. Measured where the bound is tight, on chains of 4 to 16 orthogonal
+    dense layers of width 64 to 512 with GroupSort, as the largest excess of a per-example gradient norm over
+    float64: float32 2.4e-7, float16 6.6e-4, bfloat16 3.0e-3, the same under autocast; others saw 1e-7, 4e-4 and
+    3e-3 (design notes, trap 22). The slack is at least fifteen times that. Rounding grows with depth: beyond a
+    few hundred layers measure again.
 
     Raises:
         ValueError: a dtype that nobody measured.
@@ -52,51 +57,70 @@ def working_slack(output: torch.Tensor) -> float:
     return max(slacks)
 
 
-# What sums are computed in, by the slack of the precision; products of TF32 are added in float32.
-_SUMS = {**{slack: torch.finfo(dtype) for dtype, slack in _SLACK.items()}, _TF32_SLACK: torch.finfo(torch.float32)}
+def long_sum_slack(graph: Mapping[str, Any] | None, dtype: torch.dtype) -> float:
+    """Return what long sums of a forward and a backward pass add to `rounding_slack`, see :mod:`.roundings`.
 
-
-def sum_slack(slack: float, normaliser: float, entries: int, bound: float) -> float:
-    """Return by how much rounding moves the sums of two neighbouring batches apart, over one example's bound.
-
-    A sum of B gradients of length K, each entry rounded to nearest, is off by u·B·K at most, and its neighbour by
-    as much the other way: 2uB; and by half the smallest number η in each of n entries: η·√n. Where all gradients
-    agree the first comes to that order: removing one of 4096 examples was seen to move a sum in bfloat16 by 5.9 K.
-    Of batches that vary in size, b + 8·√b + 16 examples are counted on: as noise must not depend on the size, this
-    is fixed; Poisson sampling exceeds it with probability below 1e-14. Not covered: what float16 loses inside the
-    network, below 6e-8.
-
-    It is what half precision costs: in bfloat16 and batches of 512 noise is six times that of float32.
+    Torch adds the products of half precision in float32.
 
     Args:
-        slack: that of the lowest precision in use, as `rounding_slack` and `working_slack` return it.
+        graph: of the module's certificate; None: nothing is known of it, and nothing is added.
+        dtype: of the parameters.
+    """
+    unit = torch.finfo(torch.promote_types(dtype, torch.float32)).eps / 2
+    return 0.0 if graph is None else math.expm1(additions(graph) * unit)
+
+
+def most_examples(expected: float) -> float:
+    """Return how many examples a batch is counted on to have, see `sum_slack`."""
+    return expected + 8 * math.sqrt(expected) + 16
+
+
+def sum_slack(dtype: torch.dtype, normaliser: float, entries: int, bound: float, depth: int = DEPTH) -> float:
+    """Return by how much rounding moves the sums of two neighbouring batches apart, over one example's bound K.
+
+    Let a sum of B gradients of length K be rounded to the dtype of its parameter in the end, and be off by at most
+    a·u·B·K before that, where a is the depth of the sum and u the unit roundoff of float32 (float64 for
+    float64); :mod:`.sums` proves it. Its neighbour may be off by as much the other way. So the two are apart by
+    K·(1 + 2a·u·B + 2u'·B) at most, with u' of the dtype, and by the smallest number η of the dtype in each of n
+    entries: η·√n. Where all gradients agree the rounding comes to that order: removing one of 4096 examples was
+    seen to move a sum in bfloat16 by 5.9 K.
+
+    Of batches that vary in size, B = b + 8·√b + 16 examples are counted on: as noise must not depend on the size,
+    this is fixed; Poisson sampling exceeds it with probability below 1e-14.
+
+    It is the price of half precision: for parameters in bfloat16 and batches of 512 noise is six times that of
+    float32. In float32 it is half a per cent at 512, and 4 % at 4096.
+
+    Args:
+        dtype: of the parameter.
         normaliser: b.
         entries: n, of the sum.
         bound: K > 0.
+        depth: a.
     """
-    kind, most = _SUMS[slack], normaliser + 8 * math.sqrt(normaliser) + 16
-    return kind.eps * most + kind.smallest_normal * kind.eps * math.sqrt(entries) * normaliser / bound
+    most = most_examples(normaliser)
+    kind, working = torch.finfo(dtype), torch.finfo(torch.promote_types(dtype, torch.float32))
+    rounded = (depth * working.eps + (kind.eps if kind.eps != working.eps else 0.0)) * most
+    return rounded * (1 + 1e-3) + kind.smallest_normal * kind.eps * math.sqrt(entries) * normaliser / bound
 
 
 class RoundedSumsWarning(UserWarning):
     """Sums of gradients are rounded so coarsely that it takes much more noise."""
 
 
-def warn_of_sums(slack: float, share: float, normaliser: float) -> None:
+def warn_of_sums(share: float, normaliser: float) -> None:
     """Say by how much noise grows for the rounding of sums, if that is more than a tenth.
 
     Args:
-        slack: that of the lowest precision in use.
         share: the largest `sum_slack` of a parameter.
         normaliser: b.
     """
     if share <= _QUIET:
         return
-    dtype = str(_SUMS[slack].dtype)
     warnings.warn(
-        f"sums of gradients are rounded to {dtype}, which takes {1 + share:.2g} times the noise of float32 at an "
-        f"expected batch of {normaliser:g}: keep parameters in float32 and leave autocast out (TF32 costs nothing "
-        "here), or use smaller batches; see docs/noise.md",
+        f"the rounding of sums of gradients takes {1 + share:.2g} times the noise at an expected batch of "
+        f"{normaliser:g}: keep parameters in float32 (autocast and TF32 cost nothing here), or use smaller "
+        "batches; see docs/noise.md",
         RoundedSumsWarning,
         stacklevel=2,
     )

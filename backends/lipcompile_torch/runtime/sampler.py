@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from torch.utils.data import (
 from ..accounting import Drawing, NeighbouringRelation, Sampling
 from .distributed import ALONE, World
 from .normals import fresh_generator
+from .precision import most_examples
 from .sampling import SamplingError, scheme_for
 
 
@@ -105,6 +107,12 @@ class PrivateLoader:
     def batch_size(self) -> int:
         """b, the EXPECTED number of examples of a step."""
         return self.expected_batch_size
+
+    @property
+    def pieces(self) -> int:
+        """How many pieces a batch is counted on to arrive in at most, see `precision.most_examples`."""
+        limit = self.max_physical_batch
+        return 1 if limit is None else math.ceil(most_examples(self.expected_batch_size) / limit)
 
     def __len__(self) -> int:
         """Return the number of steps of an epoch."""

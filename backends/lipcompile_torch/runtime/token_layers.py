@@ -12,6 +12,7 @@ from .constraints import Ball, Constraint, RowBalls, Spectral
 from .dot_product import dot_product_attention
 from .layers import ConstrainedLayer
 from .operators import Dense, Rows, Translation
+from .sums import linear, select, spread
 
 Constraints = Constraint | Mapping[str, Constraint] | None
 """One constraint for all matrices, or one for each by its name."""
@@ -45,7 +46,7 @@ class Embedding(ConstrainedLayer):
             raise ValueError(f"expected tokens, which are whole numbers, got {x.dtype}")
         if self.gate is None or not self.gate.aside:  # else the batch has been here already
             self._check_rows(x)
-        return F.embedding(x.long(), self.table)
+        return select(self.table, x.long())
 
     def _check_rows(self, x: Tensor) -> None:
         entries = len(self.table)
@@ -88,7 +89,7 @@ class ClassToken(ConstrainedLayer):
         fits = list(x.shape[1:along]) == own[: self.axis] and list(x.shape[along + 1 :]) == own[along:]
         if x.dim() != len(own) + 1 or not fits:
             raise ValueError(f"tokens {tuple(own)} do not stand beside {tuple(x.shape)} along axis {self.axis}")
-        tokens = self.tokens.expand(len(x), *own)
+        tokens = spread(self.tokens, torch.Size((len(x), *own)))
         return torch.cat([x, tokens] if self.last else [tokens, x], dim=along)
 
     def extra_repr(self) -> str:
@@ -151,12 +152,12 @@ class Attention(ConstrainedLayer):
                 raise ValueError(f"expected sequences [B, n, {matrix.shape[1]}], got {tuple(part.shape)}")
         if self.causal and context is not x:
             raise ValueError("causal attention is of a sequence to itself")
-        parts = (F.linear(x, self.query), F.linear(context, self.key), F.linear(context, self.value))
+        parts = (linear(x, self.query), linear(context, self.key), linear(context, self.value))
         queries, keys, values = (self._split(part) for part in parts)
         gathered = dot_product_attention(
             queries, keys, values, causal=self.causal, dropout=self.dropout, training=self.training
         )
-        return F.linear(gathered.transpose(1, 2).flatten(2), self.output)
+        return linear(gathered.transpose(1, 2).flatten(2), self.output)
 
     def extra_repr(self) -> str:
         """Return the sizes."""

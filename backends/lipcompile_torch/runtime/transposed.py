@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812  (its name everywhere in this field)
 
 from .constraints import Constraint
+from .convolving import Geometry, convolve
 from .layers import BiasBound, ConstrainedLayer
 from .operators import Convolution, Padding
 
@@ -71,12 +71,12 @@ class _ConvTranspose(ConstrainedLayer):
         """
         if tuple(x.shape[2:]) != self.input_size:
             raise ValueError(f"compiled for inputs of size {self.input_size}, got {tuple(x.shape[2:])}")
-        spread = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[self.rank - 1]
         op, extra = self.operator, self.output_padding
-        if all(low == high for low, high in op.padding):
-            both = tuple(low for low, _ in op.padding)
-            return spread(x, self.weight, self.bias, op.stride, both, extra, op.groups, op.dilation)
-        x = spread(x, self.weight, self.bias, op.stride, 0, extra, op.groups, op.dilation)
+        even = all(low == high for low, high in op.padding)
+        both = tuple(low if even else 0 for low, _ in op.padding)
+        x = convolve(x, self.weight, self.bias, Geometry(op.stride, both, op.dilation, op.groups, True, extra))
+        if even:
+            return x
         for axis, ((low, _), size) in enumerate(zip(op.padding, op.input_size, strict=True), start=2):
             x = x.narrow(axis, low, size)
         return x

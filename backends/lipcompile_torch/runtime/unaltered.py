@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, NoReturn
@@ -39,13 +40,20 @@ class GradientWatch:
         self._parameters = {name: p for name, p in parameters.items() if not is_shard(p)}
         self._arrived: dict[str, tuple[Tensor | None, int]] = {}
         self._changed: set[str] = set()
+        self._additions: Counter[str] = Counter()
         for name, p in self._parameters.items():
             p.register_hook(OwnHook(partial(self._before, name)))  # type: ignore[no-untyped-call]
             p.register_post_accumulate_grad_hook(OwnHook(partial(self._after, name)))  # type: ignore[no-untyped-call]
 
+    @property
+    def passes(self) -> int:
+        """How many backward passes added to a gradient since `reset`."""
+        return max(self._additions.values(), default=0)
+
     def reset(self) -> None:
         """Take the gradients as they are for those that arrived; by now they are missing or zero."""
         self._changed.clear()
+        self._additions.clear()
         self._arrived = {name: self._state(name) for name in self._parameters}
 
     def check_hooks(self) -> None:
@@ -72,6 +80,7 @@ class GradientWatch:
             self._changed.add(name)
 
     def _after(self, name: str, _: Tensor) -> None:
+        self._additions[name] += 1
         self._arrived[name] = self._state(name)
 
     def _is_as_arrived(self, name: str) -> bool:

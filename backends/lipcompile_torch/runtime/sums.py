@@ -1,0 +1,198 @@
+"""Sums that gradients of parameters are made of, added in a known order.
+
+The gradient of a parameter is a sum over the examples of a batch and over the positions of each example. In
+float32 a sum of n terms may be off by n·2⁻²⁴ of the sum of their lengths; where terms are alike it is off by a
+good part of that. Here at most :data:`RUN` terms are added in float32, then at most :data:`RUNS` of these sums,
+and the rest in float64. Half precision is added in float32.
+
+Formal guarantees: of a sum Σ_t v_t of products v_t with ‖v_t‖ ≤ w_t, the result is off by at most DEPTH·u/(1 -
+DEPTH·u)·Σ_t w_t, with DEPTH = RUN + RUNS + 2 and u = 2⁻²⁴, or 2⁻⁵³ in float64, if torch's operations on float32
+round to nearest, in any order. *Proof.* A term is rounded once as a product, at most RUN - 1 times in the sum of
+its run, at most RUNS - 1 times in a sum of runs, and once as a part of the result. Up to 2²⁸ additions in float64
+add less than one unit u. So each entry of v_t is multiplied by a factor between (1 - u)^DEPTH and (1 + u)^DEPTH
+(Higham, "Accuracy and stability of numerical algorithms", 2002, section 4.2). ∎
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812  (its name everywhere in this field)
+
+from .own_functions import apply
+
+RUN = 64
+RUNS = 8
+DEPTH = RUN + RUNS + 2
+
+_BLOCK_ENTRIES = 2**24  # of products of runs that are held at once, where runs are multiplied at once
+
+
+def working_dtype(*tensors: Tensor) -> torch.dtype:
+    """Return the dtype in which runs of these tensors are added: float32, or float64 if one of them has it."""
+    dtype = torch.float32
+    for tensor in tensors:
+        dtype = torch.promote_types(dtype, tensor.dtype)
+    return dtype
+
+
+# --- sums of entries ---------------------------------------------------------------------------------------------
+
+
+def sum_to(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Return the sum of [B, *example] over the batch, and over the axes that broadcast ``shape`` to an example.
+
+    Args:
+        x: the terms.
+        shape: aligned with the trailing axes of an example; each size is that of the axis, or 1.
+    """
+    lead = x.dim() - len(shape)
+    sizes = x.shape[lead:]
+    spread = [lead + axis for axis, own in enumerate(shape) if own == 1 != sizes[axis]]
+    dims = [*range(lead), *spread]
+    lengths = [x.shape[dim] for dim in dims]
+    total = _sum_along(x, dims[lengths.index(max(lengths))]).sum(dims)
+    return total.reshape(shape).to(x.dtype)
+
+
+def _sum_along(x: Tensor, dim: int) -> Tensor:
+    """Return sums of runs along an axis, in float64: all of them along that axis add up to the sum of ``x``."""
+    whole = x.shape[dim] // RUN * RUN
+    runs = torch.unflatten(x.narrow(dim, 0, whole), dim, (-1, RUN)) if whole else None
+    rest = x.narrow(dim, whole, x.shape[dim] - whole).sum(dim, keepdim=True, dtype=working_dtype(x)).double()
+    return rest if runs is None else torch.cat([runs.sum(dim + 1, dtype=working_dtype(x)).double(), rest], dim)
+
+
+class _Spread(torch.autograd.Function):
+    """A parameter at every example and position; on the way back their sum."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(parameter: Tensor, shape: tuple[int, ...]) -> Tensor:
+        return parameter.expand(shape)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, tuple[int, ...]], output: Tensor) -> None:  # noqa: ARG004
+        ctx.shape = tuple(inputs[0].shape)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None]:
+        return sum_to(cotangents[0], ctx.shape), None
+
+
+def spread(parameter: Tensor, shape: torch.Size) -> Tensor:
+    """Return a parameter expanded to this shape, [B, *example]; its gradient is a sum by :func:`sum_to`."""
+    spread_out: Tensor = apply(_Spread, parameter, tuple(shape))
+    return spread_out
+
+
+# --- sums of products --------------------------------------------------------------------------------------------
+
+
+def sum_of_products(left: Tensor, right: Tensor) -> Tensor:
+    """Return Σ_t left_t·right_tᵀ, [*groups, p, d], of rows [*groups, n, p] and [*groups, n, d], in the dtype that
+    runs are added in, or in float64.
+    """
+    dtype = working_dtype(left, right)
+    left, right = left.to(dtype), right.to(dtype)
+    if left.shape[-2] <= RUN or dtype == torch.float64:
+        return left.mT @ right
+    by_run = left.dim() == 2 and left.device.type == "cpu" and not torch.compiler.is_compiling()
+    return _run_by_run(left, right) if by_run else _all_runs(left, right)
+
+
+def _run_by_run(left: Tensor, right: Tensor) -> Tensor:
+    """Return the sum in float64, run by run: best where a product of matrices starts at once."""
+    total: Tensor | None = None
+    for rows, columns in zip(torch.split(left, RUN * RUNS), torch.split(right, RUN * RUNS), strict=True):
+        runs = zip(torch.split(rows, RUN), torch.split(columns, RUN), strict=True)
+        row, column = next(runs)
+        part = row.mT @ column
+        for row, column in runs:
+            part = part.addmm_(row.mT, column)
+        total = part.double() if total is None else total.add_(part)
+    assert total is not None
+    return total
+
+
+def _all_runs(left: Tensor, right: Tensor) -> Tensor:
+    """Return the sum in float64, of as many runs at once as memory allows."""
+    whole = left.shape[-2] // RUN * RUN
+    total = (left[..., whole:, :].mT @ right[..., whole:, :]).double()
+    rows, columns = (torch.unflatten(half[..., :whole, :], -2, (-1, RUN)) for half in (left, right))
+    at_once = max(_BLOCK_ENTRIES // max(total.numel(), 1), 1)
+    for row, column in zip(torch.split(rows, at_once, -3), torch.split(columns, at_once, -3), strict=True):
+        total = total + (row.mT @ column).sum(-3, dtype=torch.float64)
+    return total
+
+
+class _Linear(torch.autograd.Function):
+    """x·Wᵀ + b at every position."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None], output: Tensor) -> None:  # noqa: ARG004
+        x, weight, bias = inputs
+        ctx.save_for_backward(x, weight)
+        ctx.bias_shape = None if bias is None else tuple(bias.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        (cotangent,), (x, weight) = cotangents, ctx.saved_tensors
+        wanted, back = ctx.needs_input_grad, None
+        if wanted[0]:
+            back = (cotangent @ weight.to(cotangent.dtype)).to(x.dtype)
+        rows = [half.reshape(math.prod(half.shape[:-1]), half.shape[-1]) for half in (cotangent, x)]
+        return (
+            back,
+            sum_of_products(*rows).to(weight.dtype) if wanted[1] else None,
+            sum_to(cotangent, ctx.bias_shape).to(weight.dtype) if wanted[2] else None,
+        )
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return x·Wᵀ + b on the trailing axis of [B, …, d]; gradients of parameters are sums of this module."""
+    mapped: Tensor = apply(_Linear, x, weight, bias)
+    return mapped
+
+
+# --- rows that are selected --------------------------------------------------------------------------------------
+
+
+class _Select(torch.autograd.Function):
+    """Rows of a table."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(table: Tensor, selected: Tensor) -> Tensor:
+        return F.embedding(selected, table)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:  # noqa: ARG004
+        table, selected = inputs
+        ctx.save_for_backward(selected)
+        ctx.entries, ctx.dtype = len(table), table.dtype
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None]:
+        (selected,) = ctx.saved_tensors
+        width = cotangents[0].shape[-1]
+        rows, used = cotangents[0].reshape(-1, width).double(), selected.reshape(-1)
+        total = rows.new_zeros(ctx.entries, width).index_add(0, used, rows)
+        return total.to(ctx.dtype), None
+
+
+def select(table: Tensor, selected: Tensor) -> Tensor:
+    """Return rows [B, …, width] of a table, by their numbers [B, …]; the gradient is added in float64."""
+    rows: Tensor = apply(_Select, table, selected)
+    return rows
