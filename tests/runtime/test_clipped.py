@@ -6,6 +6,7 @@ import math
 import runpy
 import warnings
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -253,6 +254,22 @@ def test_a_clipped_gradient_is_never_longer(dtype: torch.dtype, clipping: Any) -
                 torch.testing.assert_close(part, plain[name], rtol=10 * torch.finfo(dtype).eps, atol=1e-7)
     assert max(lengths) <= 0.3 * (1 + 1e-13)
     assert max(lengths) >= 0.3 * (1 - 4 * torch.finfo(dtype).eps - 1e-12)
+
+
+@pytest.mark.parametrize("exponent", [-1060, -700, -560, 560, 700, 1010])
+@pytest.mark.parametrize("clipping", [1.0, {"*": 1.0}])
+def test_a_gradient_whose_square_is_no_number_is_not_longer_either(exponent: int, clipping: Any) -> None:
+    """Half as long as the gradient of each part, which is that of one input and of one factor."""
+    module = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)).double()
+    nn.init.ones_(module.get_parameter("0.weight"))
+    nn.init.ones_(module.get_parameter("1.weight"))
+    slope, bound = 2.0**exponent, 2.0 ** (exponent - 1)
+    lengths = bound if clipping == 1.0 else {"*": bound}
+    sums = ClippedGradients(module, lengths, normaliser=1.0, per_example_loss=lambda output, _: output.flatten())
+    sums.backward(torch.full((1, 1), slope, dtype=torch.float64), torch.zeros(1))
+    parts = [Fraction(part.item()) for part in gradient(module).values()]
+    longest = sum(part**2 for part in parts) if clipping == 1.0 else max(part**2 for part in parts)
+    assert (Fraction(bound) * (1 - Fraction(1, 1000))) ** 2 <= longest <= Fraction(bound) ** 2
 
 
 @pytest.mark.parametrize("clipping", [0.3, {"*.weight": 0.3, "*.bias": 0.05}])

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
 
 import pytest
 import torch
@@ -285,8 +288,79 @@ def test_clip_norm_of_huge_float32_examples() -> None:
 
 
 def test_float64_examples_of_infinite_norm_become_zero() -> None:
-    x = torch.tensor([[1e200, -1e200], [3.0, 4.0]], dtype=torch.float64)
+    x = torch.tensor([[1.7e308, -1.7e308], [3.0, 4.0]], dtype=torch.float64)
     assert lf.clip_norm(x, 6.0).tolist() == [[0, 0], [3, 4]]
+
+
+@pytest.mark.parametrize("transform", [lambda f: f, torch.func.vmap, lambda f: torch.compile(f, backend="eager")])
+def test_norms_of_float64_are_those_of_numbers_whose_squares_are_none(transform: Any) -> None:
+    """(3, 4) times powers of two, and times the largest and smallest numbers."""
+    powers = [2.0**k for k in (-1074, -1000, -500, -400, 0, 400, 500, 1000, 1021)]
+    rows = torch.tensor([[3 * power, -4 * power] for power in powers] + [[0, 0]], dtype=torch.float64)
+    norms = transform(lambda x: lf.example_norms(x[None] if x.dim() == 1 else x).reshape(x.shape[:-1]))(rows)
+    assert norms.tolist() == [*(5 * power for power in powers), 0]
+
+
+def squared_norm(row: Tensor) -> Fraction:
+    return sum((Fraction(entry) ** 2 for entry in row.double().tolist()), Fraction())
+
+
+def extreme_examples(chance: random.Random, dtype: torch.dtype) -> Tensor:
+    """Examples [B, n] of magnitudes anywhere in the dtype: alike, or not at all."""
+    kind = torch.finfo(dtype)
+    low, high = math.log2(kind.smallest_normal * kind.eps), math.log2(kind.max)
+    rows, entries = chance.choice((0, 1, 3)), chance.choice((1, 1, 2, 5, 40))
+    found = torch.empty(rows, entries, dtype=torch.float64)
+    for row in found:
+        middle = chance.choice((chance.uniform(low, high), low + chance.uniform(0, 9), high))
+        spread = chance.choice((0, 1, 300))
+        for i in range(entries):
+            exponent = min(max(middle + chance.uniform(-spread, spread), low), high)
+            row[i] = chance.choice((-1, 1)) * min(2.0 ** (exponent - 1) * chance.uniform(1, 2), kind.max / 2) * 2
+    return found.to(dtype)
+
+
+def extreme_radius(chance: random.Random, x: Tensor) -> float:
+    """A radius from anywhere in float64, next to a norm, or of a few of the smallest numbers."""
+    norm = math.hypot(*x[0].double().tolist()) if len(x) else 1.0
+    near = norm * (1 + chance.randint(-8, 8) * 2.0**-53)
+    below = norm * 2.0 ** chance.uniform(-1100, 0)
+    drawn = chance.choice((2.0 ** chance.uniform(-1074, 1023.9), near, below, chance.randint(1, 40) * 2.0**-1074))
+    return min(max(drawn, 2.0**-1074), 1.7e308)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.usefixtures("passes")
+def test_examples_of_any_size_end_inside_a_ball_of_any_radius(dtype: torch.dtype) -> None:
+    """Squares and norms in rational numbers, which neither overflow nor vanish."""
+    chance = random.Random(11)
+    for _ in range(500):
+        x = extreme_examples(chance, dtype)
+        radius = extreme_radius(chance, x)
+        clipped = lf.clip_norm(x, radius), lf.clip_norm(x.clone().requires_grad_(), radius).detach()
+        for result in (*clipped, clip_cotangents(x, radius)[0]):
+            assert result.shape == x.shape
+            for row in result:
+                assert squared_norm(row) <= Fraction(radius) ** 2
+        for row, result in zip(x, clipped[0], strict=True):
+            inside = Fraction(radius) * (1 - Fraction(x.shape[1] + 4, 2**52)) - Fraction(2) ** -1073
+            if inside > 0 and squared_norm(row) <= inside**2:
+                assert torch.equal(row, result)
+
+
+def test_what_float64_loses_of_long_examples_is_what_its_factor_does() -> None:
+    """The example of 1.8e308 and the radius of 4.7e-16: their quotient is half of the smallest number."""
+    largest = torch.finfo(torch.float64).max
+    assert lf.clip_norm(torch.tensor([[largest]], dtype=torch.float64), 4.7e-16).tolist() == [[0]]
+    (result,) = lf.clip_norm(torch.tensor([[largest]], dtype=torch.float64), 1e-3)[0].tolist()
+    assert 1e-3 - 2 * 2.0**-1074 * largest <= result <= 1e-3
+
+
+def test_the_gradient_of_zero_is_there_where_the_radius_is_nothing_in_the_dtype() -> None:
+    x = torch.zeros(1, 3, dtype=torch.float16, requires_grad=True)
+    torch.autograd.backward(lf.clip_norm(x, 1e-9).sum())
+    assert x.grad is not None
+    assert x.grad.tolist() == [[1, 1, 1]]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])

@@ -216,7 +216,7 @@ class ClippedGradients:
         """Return sums with gradients [B, *parameter] added, clipped."""
         # Converted once: torch's norm in float64 of float32 entries takes thrice the time of both.
         rows = {name: gradient.reshape(len(gradient), -1).double() for name, gradient in gradients.items()}
-        scales = self._scales({name: example_norms(row) for name, row in rows.items()})
+        scales = self._scales({name: example_norms(row, gradients[name].dtype) for name, row in rows.items()})
         totals = {
             name: _scaled_sum(row, scales[name]).view_as(self._parameters[name]) for name, row in rows.items()
         }
@@ -226,7 +226,7 @@ class ClippedGradients:
         """Return what to multiply each example's part by, [B], float64; 0 if its gradient is not finite."""
         entries = {name: parameter.numel() for name, parameter in self._parameters.items()}
         if self._flat:  # one norm for all parts, off by what each is, and by their number
-            norms = dict.fromkeys(norms, torch.linalg.vector_norm(torch.stack(list(norms.values())), dim=0))
+            norms = dict.fromkeys(norms, example_norms(torch.stack(list(norms.values()), dim=1)))
             entries = dict.fromkeys(norms, sum(entries.values()) + len(norms))
         scales = {}
         for name, parameter in self._parameters.items():

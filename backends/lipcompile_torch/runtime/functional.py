@@ -47,18 +47,40 @@ def _columns(scale: Tensor, x: Tensor) -> Tensor:
     return scale.reshape(-1, *(1,) * (x.dim() - 1))
 
 
-def example_norms(x: Tensor) -> Tensor:
-    """Return the norm of each example of [B, …], [B], accumulated in float64."""
-    rows = _rows(x)
-    if rows.device.type != "cpu" or rows.dtype == torch.float64 or torch.compiler.is_compiling():
-        return _row_norms(rows)
+def example_norms(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Return the norm of each example of [B, …], [B], accumulated in float64.
+
+    Args:
+        x: of any floating dtype.
+        dtype: the dtype that the entries came from, if x is a copy in a wider one.
+
+    Formal guarantees: the norm of n entries is off by a relative (n/2 + 1)·2⁻⁵³ at most, up to terms of second
+    order, and by 2⁻¹⁰⁷⁵ where it is subnormal in float64; infinity where it is beyond the largest float64. A sum
+    of n squares has n roundings on the way of each, of which a root keeps half, and adds its own (Higham, section
+    3.1). No square of a narrower dtype under- or overflows in float64. Nor does it matter in float64 if the
+    measured norm is within [2⁻⁴⁰⁰, 2⁴⁰⁰]: what underflows is below n·2⁻²⁷⁵ of the sum. Other examples are first
+    multiplied by a power of two that brings their largest entry into [2⁻⁴⁷⁴, 2⁴²⁴]: n·2⁻¹²⁵ of the sum.
+    """
+    rows, wide = _rows(x), (dtype or x.dtype) == torch.float64
+    if rows.device.type != "cpu" or torch.compiler.is_compiling():
+        return _row_norms(rows, wide)
     parts = torch.split(rows, max(_AT_ONCE // max(rows.shape[1], 1), 1))
-    return torch.cat([_row_norms(part.to(torch.float64)) for part in parts])
+    return torch.cat([_row_norms(part.to(torch.float64), wide) for part in parts])
 
 
-def _row_norms(rows: Tensor) -> Tensor:
+def _row_norms(rows: Tensor, wide: bool) -> Tensor:
+    """Return the norms of rows [B, n]; ``wide``: of entries whose squares may under- or overflow in float64."""
     norms: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
-    return norms
+    if not wide or rows.shape[1] == 0:
+        return norms
+    may_ask = rows.device.type == "cpu" and native.is_eager()  # elsewhere it would wait for a device
+    if may_ask and bool(((norms > 2.0**-400) & (norms < 2.0**400)).all()):
+        return norms
+    largest = torch.linalg.vector_norm(rows.detach(), math.inf, dim=1)
+    power = torch.ones_like(largest).masked_fill(largest > 2.0**400, 2.0**-600)
+    power = power.masked_fill(largest < 2.0**-400, 2.0**600)
+    scaled: Tensor = torch.linalg.vector_norm(rows * power[:, None], dim=1)
+    return scaled / power
 
 
 _AT_ONCE = 2**18  # entries whose copies in float64, which processors make, stay in a cache
@@ -118,7 +140,7 @@ class _ClipNorm(torch.autograd.Function):
         (x,) = ctx.saved_tensors
         norms = example_norms(x)
         scale, live = _clip_scale(norms, x, ctx.radius), _columns(norms.isfinite(), x)
-        lengths = norms.clamp_min(ctx.radius)
+        lengths = norms.clamp_min(max(ctx.radius, _step(x.dtype)))  # in the dtype, not 0
         unit = torch.where(live, x / _columns(lengths.to(x.dtype), x), torch.zeros_like(x))
         radial = _rows(unit * cotangents[0]).sum(dim=1) * (scale < 1)
         gradient = (cotangents[0] - unit * _columns(radial, x)) * _columns(scale.to(x.dtype), x)
@@ -126,7 +148,7 @@ class _ClipNorm(torch.autograd.Function):
 
 
 def _projected(x: Tensor, radius: float) -> Tensor:
-    limit, room, _ = _clip_room(math.prod(x.shape[1:]), x.dtype, radius)
+    limit, room = _clip_room(math.prod(x.shape[1:]), x.dtype, radius)
     if (clipped := native.clipped(x, limit, room)) is not None:
         return clipped
     factors = _clip_scale(example_norms(x), x, radius).to(x.dtype)
@@ -142,39 +164,59 @@ def clip_scale(norms: Tensor, entries: int, dtype: torch.dtype, radius: float) -
     """Return the factor that takes each example, of a norm measured in float64, into the ball: see `clip_norm`; of
     NaN, NaN.
 
+    Formal guarantees: where factors of the dtype are subnormal, rounding is absolute. There half of the distance
+    of two is taken off, so that the factor is at most the quotient after it was rounded to the nearest. In float64
+    there is no such half, and the whole is taken off, since the division rounded already.
+
     Args:
-        norms: [B], float64, each off by a relative (entries + 2)·2⁻⁵³ at most.
+        norms: [B], float64, as `example_norms` gives them.
         entries: of an example.
         dtype: what the examples, the factor, and their products are rounded to.
     """
-    limit, room, step = _clip_room(entries, dtype, radius)
-    quotient = room / norms.clamp_min(limit)  # second derivatives are finite at 0
-    upwards = (quotient < torch.finfo(dtype).smallest_normal) & (quotient.to(dtype) > quotient)
-    quotient = torch.where(upwards, (quotient - step).clamp_min(0), quotient)
+    limit, room = _clip_room(entries, dtype, radius)
+    # A quotient of tensors: a number over a tensor is a reciprocal, which overflows, times the number. Clamped for
+    # second derivatives at 0.
+    quotient = torch.full_like(norms, room) / norms.clamp_min(max(limit, _TINY))
+    lower = (quotient - max(_step(dtype) / 2, _TINY)).clamp_min(0)
+    quotient = torch.where(quotient < torch.finfo(dtype).smallest_normal, lower, quotient)
     return torch.where(norms <= limit, 1.0, quotient)
 
 
-def _clip_room(entries: int, dtype: torch.dtype, radius: float) -> tuple[float, float, float]:
-    """Return up to what measured norm an example is inside, to what one outside is scaled, and how far apart
-    numbers below the normal ones are, where rounding is absolute.
-    """
-    kind, slack = torch.finfo(dtype), (entries + 2) * 2.0**-53
-    step = kind.smallest_normal * kind.eps
-    room = radius * (1 - 2 * kind.eps - 3 * slack) - step * math.sqrt(entries)
-    return radius * (1 - slack), max(room, 0.0), step
+_TINY = 2.0**-1074  # the smallest number of float64
+
+
+def _step(dtype: torch.dtype) -> float:
+    """Return how far apart subnormal numbers are."""
+    return torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+
+
+def _clip_room(entries: int, dtype: torch.dtype, radius: float) -> tuple[float, float]:
+    """Return up to what measured norm an example is inside, and to what one outside is scaled: see `clip_norm`."""
+    slack = (entries + 2) * 2.0**-53
+    room = radius * (1 - 2 * torch.finfo(dtype).eps - 3 * slack) - _step(dtype) * math.sqrt(entries) - _TINY
+    return radius * (1 - slack) - _TINY, max(room, 0.0)
 
 
 def clip_norm(x: Tensor, radius: float) -> Tensor:
     """Project each example of [B, …] on the ball of ``radius``; an example with NaN or infinity becomes zero
     first.
 
-    Examples inside keep their bits.
+    Examples inside keep their bits, but for those within a relative (n + 3)·2⁻⁵³ of the sphere, n their entries.
 
-    Formal guarantees: the exact norm of each result is at most ``radius``: a norm of n entries is taken in
-    float64, off by a relative n·2⁻⁵³ at most, and the factor is smaller than needed by that and by four units
-    of the dtype, more than scaling adds, and by what it adds to subnormal numbers: 2⁻¹⁴⁹·√n in float32, 2⁻²⁴·√n in
-    float16; on a ball that is no larger than that, examples outside become zero. Up to these units the map is
-    1-Lipschitz on finite examples; finite float64 examples beyond 1e154 count as infinite.
+    Formal guarantees: the exact norm of each result is at most ``radius``, for every dtype, radius and n ≥ 1. Let
+    u = 2⁻⁵³, η = 2⁻¹⁰⁷⁴, and ε the relative and s the absolute distance of two numbers of the dtype. A norm is
+    measured with the errors that `example_norms` states, (n/2 + 1)u and η/2.
+
+    - Inside is what measures at most r(1 - (n + 2)u) - η, computed with errors of u and η/2. Its norm is at most
+      (r(1 - (n + 2)u)(1 + u) - η + η/2 + η/2)·(1 + (n/2 + 1)u) ≤ r.
+    - What is outside is scaled to r(1 - 2ε - 3(n + 2)u) - s√n - η, computed with errors of 3u, and of η where that
+      is subnormal. The quotient by the norm adds u to that and to the norm's (n/2 + 1)u and η/2. Rounding of the
+      factor adds ε/2, and 2⁻²⁴ where it passes float32; in subnormal numbers, nothing (`clip_scale`). Rounding of
+      the products adds ε/2, and s/2 an entry, s√n/2 in all. The sum is at most r, with 3u to spare, as ε ≥ 2u.
+
+    So on a ball that is no larger than s√n, examples outside become zero: 2⁻¹⁴⁹·√n in float32, 2⁻²⁴·√n in
+    float16. Up to these units, and those of a subnormal factor, which cost 2s times the norm at most, the map is
+    1-Lipschitz on finite examples; float64 examples of a norm beyond the largest float64 count as infinite.
 
     Raises:
         ValueError: the radius is not positive and finite.

@@ -123,7 +123,7 @@ typedef struct {
 /* What a row of that norm is scaled by, rounded down: where numbers are subnormal, rounding is absolute. */
 static float factor_of(double norm, double limit, double room) {
     double quotient = norm <= limit ? 1.0 : room / norm; /* of NaN, NaN; of infinity, zero */
-    if (quotient < FLT_MIN && (double)(float)quotient > quotient) quotient = fmax(quotient - 0x1p-149, 0.0);
+    if (quotient < FLT_MIN) quotient = fmax(quotient - 0x1p-150, 0.0);
     return (float)quotient;
 }
 
