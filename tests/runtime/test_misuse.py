@@ -6,14 +6,15 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 from runpy import run_path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from lipcompile_torch import PrivacyEngine
 from lipcompile_torch.runtime import layers
 from lipcompile_torch.runtime.checks import PrivacyError
-from lipcompile_torch.runtime.constraints import Spectral
+from lipcompile_torch.runtime.constraints import Fixed, Spectral
+from lipcompile_torch.runtime.module import LipschitzModule
 from lipcompile_torch.runtime.precision import rounding_slack
 from lipcompile_torch.runtime.sampling import SamplingError
 from torch import nn
@@ -153,7 +154,7 @@ def test_the_wrapped_optimizer_is_not_stepped_by_itself() -> None:
 
 
 def test_writes_through_data_do_not_escape_projection() -> None:
-    """They do not raise torch's count of changes: the sum of the bits shows them."""
+    """They do not raise torch's count of changes: the fingerprint of the bits shows them."""
     module, optimizer, loader = private()
     nn.utils.vector_to_parameters(
         9 * nn.utils.parameters_to_vector(module.parameters()).detach(), module.parameters()
@@ -162,6 +163,44 @@ def test_writes_through_data_do_not_escape_projection() -> None:
         assert module.certified_norms()["outer.weight"] <= 1
         backward(module, x, y)
         module.outer.weight.data.mul_(0.5)
+        with pytest.raises(PrivacyError, match="changed between drawing the batch and the step"):
+            optimizer.step()
+        break
+
+
+def test_words_of_a_weight_do_not_change_places_within_a_step() -> None:
+    """Of diag(1, 1, 1, 0), which has norm 1, two columns become one another's: then it has norm √2."""
+    module, optimizer, loader = private()
+    with torch.no_grad():
+        module.outer.weight.copy_(torch.eye(3, 8))
+    for x, y in loader:
+        backward(module, x, y)
+        bits = module.outer.weight.data.view(torch.int64)  # [3, 4], pairs of entries: (1, 0), (0, 1), (0, 0)
+        bits[1, 0], bits[1, 3] = bits[1, 3].clone(), bits[1, 0].clone()
+        bits[0, 0], bits[0, 3] = bits[0, 3].clone(), bits[0, 0].clone()
+        with pytest.raises(PrivacyError, match="changed between drawing the batch and the step"):
+            optimizer.step()
+        break
+
+
+class HalfFrozen(Net):  # type: ignore[misc,valid-type]
+    """Its inner layer is frozen, and the bound of the outer one counts on its norm."""
+
+    bounds: ClassVar = {"outer.weight": math.sqrt(2)}
+
+    def __init__(self) -> None:
+        LipschitzModule.__init__(self)
+        self.inner = layers.Dense(4, self.hidden, constraint=Fixed(1.0))
+        self.outer = layers.Dense(self.hidden, 3)
+        self.project_()
+
+
+@pytest.mark.parametrize("write", [lambda weight: weight.data.mul_(50), lambda weight: weight.detach().mul_(50)])
+def test_frozen_weights_do_not_change_within_a_step(write: Callable[[torch.Tensor], Any]) -> None:
+    module, optimizer, loader = private(module=HalfFrozen())
+    for x, y in loader:
+        write(module.inner.weight)
+        backward(module, x, y)
         with pytest.raises(PrivacyError, match="changed between drawing the batch and the step"):
             optimizer.step()
         break

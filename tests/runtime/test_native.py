@@ -15,13 +15,12 @@ import torch
 from lipcompile_torch.runtime import drift, functional, native
 from lipcompile_torch.runtime.bits import KeyStream
 from lipcompile_torch.runtime.box_muller import BLOCK, adder
-from lipcompile_torch.runtime.checks import current_contents
 from lipcompile_torch.runtime.drift import COARSE, FINE
 from lipcompile_torch.runtime.flat import flat
 from lipcompile_torch.runtime.lanes import STRETCH, Lanes
 from lipcompile_torch.runtime.single import spectral_bound
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 pytestmark = pytest.mark.skipif(native.kernels is None, reason="the package was installed without a compiler")
 
@@ -221,44 +220,7 @@ def test_a_forked_process_waits_for_no_thread() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-# --- sums ---
-
-
-@pytest.mark.parametrize("shape", [(0,), (1,), (2,), (333, 4), (1100, 1000), (3, 5, 7, 2)])
-@pytest.mark.parametrize("threads", [1, 2])
-def test_sums_of_bits_are_those_of_all_words(shape: tuple[int, ...], threads: int) -> None:
-    bits = torch.randint(-(2**63), 2**63 - 1, shape, dtype=torch.int64, generator=generator())
-    expected = sum(bits.flatten().tolist())
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    found = native.sums_of_bits([bits, bits.view(torch.float64), bits.view(torch.float64).movedim(0, -1)])
-    torch.set_num_threads(before)
-    assert found is not None
-    assert [(value - expected) % 2**64 for value in found.tolist()] == [0, 0, 0]
-
-
-@pytest.mark.usefixtures("passes")
-def test_every_bit_of_a_parameter_is_in_its_fingerprint_however_it_lies() -> None:
-    chance = random.Random(5)
-    whole = torch.randn(6, 4, 10, generator=generator())
-    cuts = whole[:, :, :5], whole[:, 1:2, ::2], whole[0, :2, :1], whole[0, 0, :7], whole.half()[..., :3]
-    for given in (whole, whole.mT, *cuts):
-        parameter = nn.Parameter(given)
-        before = current_contents({"weight": parameter})
-        assert before.same(current_contents({"weight": parameter}))
-        for _ in range(5):
-            place = tuple(chance.randrange(size) for size in given.shape)
-            bits = parameter.data.view(torch.int32 if given.element_size() == 4 else torch.int16)
-            bits[place] ^= 1 << chance.randrange(8 * given.element_size() - 1)
-            after = current_contents({"weight": parameter})
-            assert not before.same(after)
-            before = after
-
-
-def test_what_does_not_consist_of_words_is_left_to_torch() -> None:
-    row = torch.zeros(9)
-    for other in (row, row[1:], torch.zeros(4, 4)[:, :2], torch.zeros(4, device="meta")):
-        assert native.sums_of_bits([torch.zeros(4), other]) is None
+# --- norms ---
 
 
 @pytest.mark.parametrize("count", [0, 1, 15, 16, 17, 1000, 2**20 + 3])

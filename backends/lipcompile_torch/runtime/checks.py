@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer, SparseAdam
 
 from . import native
-from .flat import dense, flat
+from .fingerprint import Key, fingerprint, in_memory, in_order, own_key
+from .flat import dense
 from .gate import GateRecord
 from .module import LipschitzModule
 from .precision import rounding_slack
@@ -106,52 +107,39 @@ def check_unchanged(
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Contents:
-    """A fingerprint of parameters: torch's counts of in-place changes, and of each a sum of its bits.
+    """What parameters are: torch's counts of in-place changes, how they lie, and a fingerprint of their bits.
 
-    The sum sees what the count does not: writes through `.data`. It adds words of 64 bits, modulo 2^64, where the
-    parameter divides into such; of a sharded parameter it is that of the shard.
+    The fingerprint sees what the counts do not: writes through `.data`, but for a probability below 2⁻²⁸ (see
+    :mod:`.fingerprint`); of a sharded parameter it is that of the shard.
 
     Args:
-        versions: the counts.
-        sums: int64 [P], on the device of the first parameter, so that nobody waits for it.
+        forms: of each parameter the name, the count, dtype, shape and strides.
+        bits: 0-dim, on the device of the first parameter, so that nobody waits for it.
     """
 
-    versions: tuple[int, ...]
-    sums: Tensor
+    forms: tuple[tuple[object, ...], ...]
+    bits: Tensor
 
     def same(self, other: Contents) -> bool:
         """Whether both are those of the same parameters, unchanged."""
-        return self.versions == other.versions and torch.equal(self.sums, other.sums.to(self.sums.device))
+        return self.forms == other.forms and not bool(self.differs(other))
+
+    def differs(self, other: Contents) -> Tensor:
+        """Return whether bits differ, 0-dim, without waiting for the device."""
+        return self.bits != other.bits.to(self.bits.device)
 
 
-_WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+def current_contents(module: nn.Module) -> Contents:
+    """Return what the parameters of a module are now: those that are frozen too, as bounds depend on them."""
+    here = {name: (local(parameter.detach()), parameter._version) for name, parameter in module.named_parameters()}
+    forms = tuple((name, version, t.dtype, t.shape, t.stride()) for name, (t, version) in here.items())
+    return Contents(forms, fingerprint([in_memory(tensor) for tensor, _ in here.values()], own_key()))
 
 
-def current_contents(parameters: Mapping[str, nn.Parameter]) -> Contents:
-    """Return the fingerprint of parameters as they are."""
-    versions = tuple(parameter._version for parameter in parameters.values())
-    sums = native.sums_of_bits(parameters.values())
-    if sums is None:
-        sums = _gathered([_longest_words(p).sum() for p in parameters.values()])
-    return Contents(versions, sums)
-
-
-def sums_of_bits(parameters: Mapping[str, nn.Parameter]) -> list[int]:
-    """Return a sum of the bits of each parameter that does not depend on the order of its axes in memory."""
-    sums = [_words(parameter, _WORDS[parameter.element_size()]).sum() for parameter in parameters.values()]
-    return _gathered(sums).tolist() if sums else []
-
-
-def _words(parameter: Tensor, dtype: torch.dtype) -> Tensor:
-    here = local(parameter.detach())
-    row = flat(here)
-    return (here.contiguous().view(-1) if row is None else row).view(dtype)
-
-
-def _longest_words(parameter: Tensor) -> Tensor:
-    size, here = parameter.element_size(), local(parameter.detach())
-    even = here.numel() * size % 8 == 0 and here.storage_offset() * size % 8 == 0
-    return _words(parameter, torch.int64 if even else _WORDS[size])
+def fingerprints(parameters: Mapping[str, nn.Parameter], key: Key) -> list[int]:
+    """Return a fingerprint of each parameter that does not depend on the order of its axes in memory."""
+    found = [fingerprint([in_order(local(parameter.detach()))], key) for parameter in parameters.values()]
+    return _gathered(found).tolist() if found else []
 
 
 def _gathered(values: Sequence[Tensor]) -> Tensor:
@@ -179,7 +167,7 @@ class Measured:
     """What the checks of a step want to know of tensors.
 
     Args:
-        unchanged: the parameters are those of an earlier fingerprint.
+        unchanged: the parameters are what they were before.
         flow: what flowed back.
         norms: Euclidean norm of each gradient that is not missing, by name, of a sharded one that of the shard.
     """
@@ -189,12 +177,18 @@ class Measured:
     norms: dict[str, float]
 
 
-def measure(parameters: Mapping[str, nn.Parameter], before: Contents, gate: GateRecord) -> Measured:
-    """Measure everything, and wait for the device once."""
-    now, norms = current_contents(parameters), _norms(parameters)
-    changed = (now.sums != before.sums.to(now.sums.device)).any()
-    different, foreign, largest, *lengths = _fetched([changed, *_flowed(gate), *norms.values()])
-    unchanged = different == 0.0 and now.versions == before.versions
+def measure(
+    module: nn.Module, parameters: Mapping[str, nn.Parameter], before: Contents, gate: GateRecord
+) -> Measured:
+    """Measure everything, and wait for the device once.
+
+    Args:
+        module: what `before` was read from.
+        parameters: whose gradients are measured.
+    """
+    now, norms = current_contents(module), _norms(parameters)
+    different, foreign, largest, *lengths = _fetched([now.differs(before), *_flowed(gate), *norms.values()])
+    unchanged = different == 0.0 and now.forms == before.forms
     flow = Flow(gate.examples, foreign, largest)
     return Measured(unchanged, flow, dict(zip(norms, lengths, strict=True)))
 

@@ -176,7 +176,7 @@ class LipschitzGradients:
         self._batch = self.module.gate.batch = object()
 
     def _weights_changed(self) -> bool:
-        return not checks.current_contents(self._parameters).same(self._contents)
+        return not checks.current_contents(self.module).same(self._contents)
 
     def reset(self) -> None:
         """Empty the gate."""
@@ -205,7 +205,7 @@ class LipschitzGradients:
         module = self.module
         own_slack = max(checks.slack(self._parameters), module.gate.slack) + self._long_slack
         self.total.check()
-        measured = checks.measure(self._parameters, self._contents, module.gate)
+        measured = checks.measure(module, self._parameters, self._contents, module.gate)
         self._norms = measured.norms
         checks.check_unchanged(module, self._optimizer, self._parameters, measured.unchanged)
         self._check_settings()
@@ -312,7 +312,7 @@ class LipschitzGradients:
         self.module.project_()
         if self._fixed_norm:
             self.module.fill_()
-        self._contents = checks.current_contents(self._parameters)
+        self._contents = checks.current_contents(self.module)
 
 
 class PerExampleGradients:

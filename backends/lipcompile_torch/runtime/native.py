@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from types import ModuleType
 
 import numpy as np
@@ -103,25 +103,27 @@ def add_normals_(parts: Sequence[Part], block: int, words: NDArray[np.uint64] | 
         increment_version(tensor)
 
 
-# --- sums ---
+# --- fingerprints, and norms ---
 
 
-def sums_of_bits(tensors: Iterable[Tensor]) -> Tensor | None:
-    """Return the sums modulo 2^64 of the words of 64 bits that tensors consist of, int64 [number of tensors]; None
-    if there is no native code for one of them.
+def has_words(row: Tensor) -> bool:
+    """Whether :func:`fingerprint` is there for this tensor [n]."""
+    return kernels is not None and is_plain(row)
+
+
+def fingerprint(rows: Sequence[Tensor], inner: Tensor, outer: Tensor) -> Tensor:
+    """Return the fingerprint of tensors [n] of entries side by side: see :mod:`.fingerprint`; 0-dim int64.
+
+    Args:
+        rows: for which `has_words` says so.
+        inner: the keys of the words of a block, int64.
+        outer: those of all blocks, int64.
     """
-    rows = [_words(tensor.detach()) for tensor in tensors]
-    if kernels is None or None in rows:
-        return None
-    return torch.tensor(kernels.sums_of_words(rows, torch.get_num_threads()), dtype=torch.int64, device="cpu")
-
-
-def _words(tensor: Tensor) -> tuple[int, int] | None:
-    """Return where the words of 64 bits of a tensor begin, and how many they are."""
-    if not is_plain(tensor) or not (tensor.is_contiguous() or flat(tensor) is not None):
-        return None
-    address, size = tensor.data_ptr(), tensor.nbytes
-    return None if address % 8 or size % 8 else (address, size // 8)
+    given = [(row.data_ptr(), row.nbytes) for row in rows]
+    keys = inner.data_ptr(), len(inner), outer.data_ptr()
+    return torch.tensor(
+        _code().fingerprint(given, *keys, torch.get_num_threads()), dtype=torch.int64, device="cpu"
+    )
 
 
 def norm(tensor: Tensor) -> Tensor | None:

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from . import checks
 from .checks import PrivacyError
 from .distributed import ALONE, World
+from .fingerprint import Key, new_secret
 from .flat import dense
 from .sharding import cut_once, forget_gradients, fsdp_groups, is_shard
 
@@ -50,9 +51,11 @@ class Reduction:
             name: p for name, p in self._parameters.items() if self._owners.get(name, world.rank) == world.rank
         }
         self._summed = False
+        self._key: Key | None = None
 
     def share_weights_(self) -> None:
-        """Give every process the parameters and buffers of rank 0, but for shards."""
+        """Give all processes the parameters and buffers of rank 0, but for shards; and a key to compare by."""
+        self._key = Key(self.world.first("share a key", new_secret))
         for tensor in [*self._module.parameters(), *self._module.buffers()]:
             if not is_shard(tensor):
                 self.world.spread_(tensor.detach(), 0)
@@ -102,7 +105,8 @@ class Reduction:
         """Return a fingerprint of each replicated parameter; nothing if there is but one process."""
         if self.world is ALONE:
             return []
-        return checks.sums_of_bits({name: self._parameters[name] for name in self._owners})
+        assert self._key is not None, "weights are shared before anything is trained"
+        return checks.fingerprints({name: self._parameters[name] for name in self._owners}, self._key)
 
     def check(self) -> None:
         """Refuse gradients that were summed before, and shards of which it is not known what the sum is.

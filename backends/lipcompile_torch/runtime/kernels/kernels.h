@@ -72,8 +72,17 @@ void key_stream(const unsigned char *key_and_counter, uint64_t index, size_t cou
 void add_normals(word_source source, size_t count, size_t block, const noisy_part *parts, size_t part_count,
                  int threads);
 
-/* The sum of words, modulo 2^64. */
-uint64_t sum_of_words(const uint64_t *words, size_t count, int threads);
+/* Of bytes, as signed words of 32 bits, `block` of them to a block: the sum of inner·word over each block, times its
+ * outer, over all blocks, modulo 2^64. Zeros fill the last word.
+ *
+ * inner: [block].
+ * outer: one for each block.
+ */
+typedef struct {
+    const uint64_t *inner, *outer;
+    size_t block;
+} fingerprint_key;
+uint64_t fingerprint(const unsigned char *bytes, size_t size, const fingerprint_key *key, int threads);
 
 /* The sum of squares, in float64: of n entries it is off by a relative (n + 2)·2^-53 at most. */
 double sum_of_squares(const float *entries, size_t count, int threads);

@@ -78,28 +78,25 @@ static PyObject *py_key_stream(PyObject *self, PyObject *arguments) {
     Py_RETURN_NONE;
 }
 
-static PyObject *py_sums_of_words(PyObject *self, PyObject *arguments) {
+static PyObject *py_fingerprint(PyObject *self, PyObject *arguments) {
     PyObject *rows;
+    unsigned long long inner, outer;
+    Py_ssize_t block;
     int threads;
+    uint64_t sum = 0;
     (void)self;
-    if (!PyArg_ParseTuple(arguments, "O!i", &PyList_Type, &rows, &threads)) return NULL;
-    Py_ssize_t row_count = PyList_Size(rows);
-    PyObject *sums = PyList_New(row_count);
-    for (Py_ssize_t i = 0; sums != NULL && i < row_count; i++) {
-        unsigned long long words;
-        Py_ssize_t count;
-        uint64_t sum;
-        if (!PyArg_ParseTuple(PyList_GetItem(rows, i), "Kn", &words, &count)) {
-            Py_CLEAR(sums);
-            break;
-        }
+    if (!PyArg_ParseTuple(arguments, "O!KnKi", &PyList_Type, &rows, &inner, &block, &outer, &threads)) return NULL;
+    fingerprint_key key = {(const uint64_t *)(uintptr_t)inner, (const uint64_t *)(uintptr_t)outer, (size_t)block};
+    for (Py_ssize_t i = 0; i < PyList_Size(rows); i++) {
+        unsigned long long bytes;
+        Py_ssize_t size;
+        if (!PyArg_ParseTuple(PyList_GetItem(rows, i), "Kn", &bytes, &size)) return NULL;
         Py_BEGIN_ALLOW_THREADS;
-        sum = sum_of_words((const uint64_t *)(uintptr_t)words, (size_t)count, threads);
+        sum += fingerprint((const unsigned char *)(uintptr_t)bytes, (size_t)size, &key, threads);
         Py_END_ALLOW_THREADS;
-        PyObject *number = PyLong_FromLongLong((long long)sum);
-        if (number == NULL || PyList_SetItem(sums, i, number) != 0) Py_CLEAR(sums);
+        key.outer += ((size_t)size + 4 * key.block - 1) / (4 * key.block);
     }
-    return sums;
+    return PyLong_FromLongLong((long long)sum);
 }
 
 static PyObject *py_sum_of_squares(PyObject *self, PyObject *arguments) {
@@ -240,7 +237,7 @@ static PyMethodDef methods[] = {
     {"add_normals_of_key", py_add_normals_of_key, METH_VARARGS,
      "add_normals_of_key(key_and_counter, index, block, parts, threads): see kernels.h"},
     {"key_stream", py_key_stream, METH_VARARGS, "key_stream(key_and_counter, index, blocks, words): see kernels.h"},
-    {"sums_of_words", py_sums_of_words, METH_VARARGS, "sums_of_words([(words, count)], threads): see kernels.h"},
+    {"fingerprint", py_fingerprint, METH_VARARGS, "fingerprint([(bytes, size)], inner, block, outer, threads)"},
     {"sum_of_squares", py_sum_of_squares, METH_VARARGS, "sum_of_squares(entries, count, threads): see kernels.h"},
     {"squared_difference", py_squared_difference, METH_VARARGS,
      "squared_difference((weight, copy, copy_is_half, share), count, threads): see kernels.h"},

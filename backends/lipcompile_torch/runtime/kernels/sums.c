@@ -1,6 +1,7 @@
 /* Passes that add up, in an order that does not depend on the number of threads, and passes beside them. */
 #include <float.h>
 #include <math.h>
+#include <string.h>
 
 #include "kernels.h"
 
@@ -21,26 +22,46 @@ static double total_of(const double *sums, size_t count) {
 /* --- words --- */
 
 typedef struct {
-    const uint64_t *words;
-    size_t grain;
+    const unsigned char *bytes;
+    size_t size;
+    const fingerprint_key *key;
+    size_t grain; /* blocks */
     uint64_t sums[STRETCHES];
 } word_sums;
 
+/* Bytes may lie anywhere: a word is read as memcpy does. */
 FOR_EACH_PROCESSOR
-static uint64_t words_added(const uint64_t *words, size_t count) {
+static uint64_t words_added(const unsigned char *bytes, size_t count, const uint64_t *keys) {
     uint64_t sum = 0;
-    for (size_t i = 0; i < count; i++) sum += words[i];
+    for (size_t i = 0; i < count; i++) {
+        int32_t word;
+        memcpy(&word, bytes + 4 * i, 4);
+        sum += keys[i] * (uint64_t)(int64_t)word;
+    }
     return sum;
+}
+
+static uint64_t block_added(const unsigned char *bytes, size_t size, const uint64_t *keys) {
+    size_t words = size / 4, rest = size % 4;
+    unsigned char last[4] = {0};
+    memcpy(last, bytes + 4 * words, rest);
+    return words_added(bytes, words, keys) + (rest ? words_added(last, 1, keys + words) : 0);
 }
 
 static void add_words(void *context, size_t begin, size_t end) {
     word_sums *all = context;
-    all->sums[begin / all->grain] = words_added(all->words + begin, end - begin);
+    size_t bytes = 4 * all->key->block;
+    uint64_t sum = 0;
+    for (size_t i = begin; i < end; i++)
+        sum += all->key->outer[i] *
+               block_added(all->bytes + i * bytes, at_most(all->size - i * bytes, bytes), all->key->inner);
+    all->sums[begin / all->grain] = sum;
 }
 
-uint64_t sum_of_words(const uint64_t *words, size_t count, int threads) {
-    word_sums all = {words, grain_of(count), {0}};
-    in_stretches(count, all.grain, threads, add_words, &all);
+uint64_t fingerprint(const unsigned char *bytes, size_t size, const fingerprint_key *key, int threads) {
+    size_t words = (size + 3) / 4, block = key->block, grain = grain_of(words) / block + 1;
+    word_sums all = {bytes, size, key, grain, {0}};
+    in_stretches((words + block - 1) / block, grain, threads, add_words, &all);
     uint64_t total = 0;
     for (size_t i = 0; i < STRETCHES; i++) total += all.sums[i];
     return total;
