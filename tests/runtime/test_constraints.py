@@ -6,8 +6,17 @@ import math
 
 import pytest
 import torch
-from lipcompile_torch.runtime.constraints import Ball, Box, Constraint, Fixed, Frobenius, Orthogonal, Spectral
-from lipcompile_torch.runtime.operators import Convolution, Dense, Entries, Operator, Translation
+from lipcompile_torch.runtime.constraints import (
+    Ball,
+    Box,
+    Constraint,
+    Fixed,
+    Frobenius,
+    Orthogonal,
+    RowBalls,
+    Spectral,
+)
+from lipcompile_torch.runtime.operators import Convolution, Dense, Entries, Operator, Rows, Translation
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
@@ -176,3 +185,88 @@ def test_bounds_that_bound_nothing_are_refused(bound: float) -> None:
 def test_diverged_weights_are_refused(constraint: Constraint) -> None:
     with pytest.raises(ValueError, match="NaN or infinity"):
         constraint.project(torch.full((3, 3), math.nan), Dense())
+
+
+EXTREMES = {
+    torch.float32: (-149, -120, -75, -64, 63, 75, 120, 127),
+    torch.float64: (-1074, -1030, -700, -540, 540, 700, 1000, 1023),
+    torch.float16: (-24, -14, 15),
+    torch.bfloat16: (-133, -100, -64, 63, 100, 127),
+}
+KINDS: list[tuple[Constraint, Operator, tuple[int, ...]]] = [
+    (Spectral(0.3), Dense(), (5, 7)),
+    (Spectral(3.7), IMAGE, (3, 2, 3, 3)),
+    (Spectral(1e-22), Dense(), (5, 7)),
+    (Frobenius(0.7), Dense(), (5, 7)),
+    (Ball(0.1), Translation(), (9,)),
+    (Box(0.25), Entries(), (9,)),
+    (RowBalls(0.3), Rows(), (5, 7)),
+    (Orthogonal(), Dense(), (7, 5)),
+    (Orthogonal(), IMAGE, (3, 2, 3, 3)),
+]
+
+
+def far_weight(shape: tuple[int, ...], dtype: torch.dtype, exponent: int) -> Tensor:
+    """Normal numbers whose largest is 1.5·2^exponent, or the smallest number there is if that is the exponent."""
+    gauss = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    gauss = gauss / gauss.abs().max() * 1.5
+    return (gauss * 2.0 ** (exponent // 2) * 2.0 ** (exponent - exponent // 2)).to(dtype)
+
+
+def share_of(constraint: Constraint, weight: Tensor, operator: Operator) -> float:
+    """The norm over the bound, of entries that are multiplied by powers of two so that no square vanishes."""
+    power = 2.0 ** -math.frexp(constraint.bound)[1]
+    scaled = weight.double() * power
+    if isinstance(constraint, RowBalls):
+        norm = max(math.sqrt(math.fsum(v * v for v in row)) for row in scaled.tolist())
+    elif isinstance(constraint, Box):
+        norm = float(scaled.abs().max())
+    else:
+        norm = exact_norm(constraint, scaled, operator)
+    return norm / (constraint.bound * power)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("constraint", "operator", "shape"), KINDS, ids=repr)
+def test_finite_weights_of_any_size_are_put_into_their_sets(
+    constraint: Constraint, operator: Operator, shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    """Their squares, the factors into the sets, or both may over- or underflow. Half precision may shrink more."""
+    least = 0.99 if torch.finfo(dtype).eps < 1e-6 and constraint.bound > 1e-20 else 0.0
+    for exponent in EXTREMES[dtype]:
+        weight = far_weight(shape, dtype, exponent)
+        projected, filled = constraint.project(weight, operator), constraint.fill(weight, operator)
+        for result in (projected, filled):
+            assert result.dtype == dtype
+            assert bool(torch.isfinite(result).all())
+            assert share_of(constraint, result, operator) <= 1 + 1e-13
+        assert share_of(constraint, filled, operator) >= least * (1 if operator is not IMAGE else 0.5)
+        assert torch.equal(constraint.project(projected, operator), projected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("exponent", [-60, -10, 12, 60, 120])
+def test_orthogonal_matrices_do_not_depend_on_their_scale(dtype: torch.dtype, exponent: int) -> None:
+    """Multiplied by a power of two, a matrix has the same nearest one, up to rounding."""
+    weight = torch.randn(5, 8, generator=torch.Generator().manual_seed(1)).to(dtype)
+    if not abs(exponent) + 3 < math.log2(torch.finfo(dtype).max):
+        pytest.skip("the dtype has no such numbers")
+    near = Orthogonal().project(weight, Dense())
+    far = Orthogonal().project((weight.double() * 2.0**exponent).to(dtype), Dense())
+    assert float(torch.linalg.svdvals(far.double())[-1]) > 0.9
+    torch.testing.assert_close(far, near, rtol=0, atol=max(1e-3, 16 * torch.finfo(dtype).eps))
+
+
+def test_a_bound_beyond_the_dtype_is_filled_as_far_as_it_goes() -> None:
+    weight = torch.ones(3, 3, dtype=torch.float16)
+    filled = Frobenius(1e6).fill(weight, Dense())
+    assert bool(torch.isfinite(filled).all())
+    assert float(filled.double().norm()) > 3e4
+
+
+def test_norms_of_subnormal_weights_are_upper_bounds() -> None:
+    """√2, √3 and so on times the smallest number, to compare as squares of integers."""
+    for count in range(2, 40):
+        weight = torch.full((count, 1), 2.0**-1074, dtype=torch.float64)
+        for norm in (Dense().norm(weight).bound, Translation().norm(weight).bound, Rows().norm(weight.T).bound):
+            assert count <= round(norm / 2.0**-1074) ** 2 <= (math.sqrt(count) + 2) ** 2

@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from .functional import clip_norm
-from .norms import EuclideanNorm, Norm, guess_eigenvalue
+from .norms import EuclideanNorm, Norm, guess_eigenvalue, normalised, power_above
 from .operators import Operator
 
 _MARGIN = 1e-7  # relative; far above what a certificate loses (1e-9), so a second projection changes nothing
 _PROVABLE_ROUNDING = (
     1e-4  # up to here the worst case of rounding is simply subtracted; beyond, the result is certified
 )
+_FAR = 160  # weights of float32 are closer to one
 _PIECE = 2**16  # entries that are scaled at a time
 _ISOMETRY = 1e-4  # a Björck iteration stops when a step would move the singular values by less, root mean square
 
@@ -46,14 +47,21 @@ def _rescale(weight: Tensor, norm: Norm, measure: Measure, limit: float, dtype: 
     With unit roundoff u of the dtype each stored entry of fl(s·W) is off by at most 2u·s·|W|, so the norm by
     at most 2u·s·coarse(W). Where that is small (float32, float64) it is subtracted beforehand. Where it is
     not (float16, bfloat16), or where entries may be subnormal, the result is certified again, with a larger
-    margin until it passes.
+    margin until it passes. Of a limit that is beyond what the dtype holds, the result is half of that at most.
+
+    A weight whose norm is far from one is first multiplied by a power of two, and measured again, so that no
+    factor under- or overflows, or is subnormal, where its own rounding would count.
     """
-    eps, bound = torch.finfo(dtype).eps, norm.bound
-    rounding = eps * norm.coarse / bound
+    if not 2.0**-_FAR < norm.bound < 2.0**_FAR:
+        weight = normalised(weight)[0]
+        norm = measure(weight)
+    kind, bound = torch.finfo(dtype), norm.bound
+    limit = min(limit, kind.max / 2 * (bound / norm.coarse))  # each entry is at most coarse(W)
+    rounding = kind.eps * norm.coarse / bound
     if rounding <= _PROVABLE_ROUNDING and limit > 1e-30:
         return _scaled(weight, limit * (1 - rounding - _MARGIN) / bound, dtype)
     for attempt in range(64):
-        scaled = _scaled(weight, limit * max(0.0, 1 - eps * 2.0 ** (attempt - 2)) / bound, dtype)
+        scaled = _scaled(weight, limit * max(0.0, 1 - kind.eps * 2.0 ** (attempt - 2)) / bound, dtype)
         if measure(scaled).at_most(limit):
             return scaled
     raise AssertionError("a zero weight lies in every constraint set")
@@ -229,9 +237,11 @@ class Orthogonal(Constraint):
             ValueError: an entry is not finite.
         """
         norm = operator.norm(weight)
-        if norm.coarse == 0.0:
+        power = power_above(weight)
+        if power == 0.0:
             return weight
-        matrix = operator.matrix(weight.detach().to(torch.promote_types(weight.dtype, torch.float32)))
+        # Entries of order one: squares of others may vanish, or overflow. The scale of the matrix does not matter.
+        matrix = operator.matrix(_scaled(weight, 1 / power, torch.promote_types(weight.dtype, torch.float32)))
         wide = matrix.shape[-2] <= matrix.shape[-1]
         blocks, gram = _start(matrix if wide else matrix.mT)
         if self._stays(blocks, gram, norm, torch.finfo(weight.dtype).eps):

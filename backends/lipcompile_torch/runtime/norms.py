@@ -22,6 +22,7 @@ from torch import Tensor
 
 from .gram import frobenius_norms, gamma, gram_iteration
 
+_NORMAL = 2.0**-1022  # from here on rounding is relative
 _UP = 1.0 + 2.0**-48  # outward step that covers a handful of float operations
 _EXACT_SIZE = 64  # up to here a dense eigenvalue solver costs no more than Lanczos
 _SLACKS = (1e-8, 1e-5, 1e-3)  # distances above the guess at which a proof is tried
@@ -48,23 +49,34 @@ class Norm(Protocol):
 def normalised(weight: Tensor) -> tuple[Tensor, float]:
     """Return ``weight`` in float64 divided exactly by a power of two, and that power.
 
-    The largest entry of the result lies in [1/2, 1), so no later square under- or overflows; a weight that is
-    exactly zero comes back with the scale 0.
+    The largest entry of the result lies in [1/2, 2), or in [2⁻⁷⁴, 2) if it was below 2⁻¹⁰⁰⁰, so no later square
+    under- or overflows; a weight that is exactly zero comes back with the scale 0.
 
     Raises:
         ValueError: an entry is not finite.
     """
-    scale = _power_above(weight)
+    scale = power_above(weight)
     return _divided(weight, scale), scale
 
 
-def _power_above(weight: Tensor) -> float:
-    """Return the power of two above the largest entry; 0 for a weight that is exactly zero."""
+def power_above(weight: Tensor) -> float:
+    """Return the power of two above the largest entry, but no less than 2⁻¹⁰⁰⁰ and no more than 2¹⁰²³; 0 for a
+    weight that is exactly zero.
+
+    Raises:
+        ValueError: an entry is not finite.
+    """
     low, high = torch.aminmax(weight.detach()) if weight.numel() else (weight.new_zeros(()),) * 2
     largest = float(torch.maximum(high, -low))
-    if not largest < 2.0**1000:
+    if not largest < math.inf:
         raise ValueError("a weight holds NaN or infinity: it has no norm (training diverged, or a damaged file)")
-    return math.ldexp(1.0, max(math.frexp(largest)[1], -1000)) if largest else 0.0
+    return math.ldexp(1.0, min(max(math.frexp(largest)[1], -1000), 1023)) if largest else 0.0
+
+
+def outwards(value: float, scale: float) -> float:
+    """Return value·scale with one rounding of 2⁻⁵³ at most, or upwards, where it is subnormal."""
+    product = value * scale
+    return math.nextafter(product, math.inf) if value > 0.0 and product < _NORMAL else product
 
 
 def _divided(weight: Tensor, power: float) -> Tensor:
@@ -86,7 +98,7 @@ class EuclideanNorm:
     def bound(self) -> float:
         """‖weight‖, rounded up."""
         entries, scale = normalised(self.weight)
-        return float(torch.linalg.vector_norm(entries)) * scale * (1 + gamma(entries.numel())) * _UP
+        return outwards(float(torch.linalg.vector_norm(entries)) * (1 + gamma(entries.numel())) * _UP, scale)
 
     @property
     def coarse(self) -> float:
@@ -116,7 +128,7 @@ class LargestNorm:
         if entries.shape[1] == 1:
             return float(entries.abs().max()) * scale  # exact: a power of two
         norms = torch.linalg.vector_norm(entries, dim=1)
-        return float(norms.max()) * scale * (1 + gamma(entries.shape[1])) * _UP
+        return outwards(float(norms.max()) * (1 + gamma(entries.shape[1])) * _UP, scale)
 
     @property
     def coarse(self) -> float:
@@ -226,7 +238,7 @@ class GramStack:
         if self.factor == 0.0:
             return 0.0
         eigenvalue = _eigenvalue_bound(self.grams, self.guess)
-        return self.factor * (math.sqrt(eigenvalue + self.gram_error) + self.map_error) * _UP
+        return outwards((math.sqrt(eigenvalue + self.gram_error) + self.map_error) * _UP, self.factor)
 
     def at_most(self, limit: float) -> bool:
         """Whether the norm is certified to be at most ``limit``."""
@@ -300,14 +312,14 @@ def matrix_norm(matrix: Tensor) -> OperatorNorm:
 
     Formal guarantees: as :func:`gram_stack`, for sums in any order.
     """
-    scale = _power_above(matrix)
+    scale = power_above(matrix)
     short = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.mT
     pieces = torch.split(short, max(_COLUMNS, _PIECE // max(1, len(short))), dim=1)
     lengths = [torch.linalg.vector_norm(_divided(piece, scale)) for piece in pieces]
     rounding = (1 + gamma(matrix.numel())) * (1 + gamma(len(lengths))) * _UP
     frobenius = float(torch.linalg.vector_norm(torch.stack(lengths))) * rounding
     stacks = (_matrix_stack(pieces, scale, frobenius) for _ in range(1))
-    return OperatorNorm(stacks, frobenius * scale * _UP)
+    return OperatorNorm(stacks, outwards(frobenius * _UP, scale))
 
 
 def _matrix_stack(pieces: Sequence[Tensor], scale: float, frobenius: float) -> GramStack:

@@ -18,7 +18,17 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from .norms import EuclideanNorm, GramStack, LargestNorm, Norm, OperatorNorm, gram_stack, matrix_norm, normalised
+from .norms import (
+    EuclideanNorm,
+    GramStack,
+    LargestNorm,
+    Norm,
+    OperatorNorm,
+    gram_stack,
+    matrix_norm,
+    normalised,
+    outwards,
+)
 from .precision import single_is_kept
 from .single import spectral_bound
 from .spectra import Transform, transform_bound
@@ -277,7 +287,7 @@ class Convolution(Operator):
         """Return the certified norm of the convolution on inputs of ``input_size``."""
         kernel, scale = normalised(weight)
         frobenius = EuclideanNorm(kernel).bound
-        coarse = self.factor * frobenius * scale * (1 + 1e-12)
+        coarse = outwards(self.factor * frobenius * (1 + 1e-12), scale)
         return OperatorNorm(self._stacks(kernel, scale, frobenius), coarse)
 
     def quick_bound(self, weight: Tensor) -> float:
