@@ -84,6 +84,7 @@ def program(graph: Graph) -> dict[str, float]:
         "X_0": float(graph.input.norm),
         "sqrt": math.sqrt,
         "exp": math.exp,
+        "expm1": math.expm1,
         "log": math.log,
         "minimum": min,
         "maximum": max,

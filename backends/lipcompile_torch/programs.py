@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 from lipcompile.graph import Graph, Node
-from lipcompile.numbers import Scalar
 from lipcompile.numbers.traced import Expression, Traced, reference
 from lipcompile.passes.bounds import derive, slope
 
-from .expressions import below, owner
+from .expressions import owner
 from .expressions.text import wrapped
 
 # What leaves differences of logits as they are, or moves them by constants.
@@ -20,12 +19,12 @@ _AFTER_THE_HEAD = ("bias", "clip_gradient")
 def following_bounds(graph: Graph) -> list[str]:
     """Write the rules of the gradient bounds, as a method of the module."""
     domain = Traced()
-    bounds = derive(graph, domain, _current(graph), clip=reference("self.loss_limit"))
+    bounds = derive(graph, domain, _current(graph), clip=reference("num.Interval.exactly(self.loss_limit)"))
     return [
         "def gradient_bounds(self) -> dict[str, float]:",
         '    """Return K_p by parameter name, at the certified norms of the current weights."""',
-        "    u = self.certified_norms()",
-        *_norm(graph, below),
+        "    u = num.exactly(self.certified_norms())",
+        *_norm(graph),
         *_statements(domain, bounds.gradient.values()),
         *_returned({name: str(bound) for name, bound in bounds.gradient.items()}),
     ]
@@ -43,13 +42,9 @@ def current_slope(graph: Graph) -> list[str]:
         "",
         "def slope(self, u: dict[str, num.Number]) -> num.Number:",
         f'    """Return the Lipschitz constant of {described} in the input, given norms u of the weights."""',
-        *(_norm(graph, _exactly) if any(re.search(r"\bX_0\b", line) for line in program) else []),
+        *(_norm(graph) if any(re.search(r"\bX_0\b", line) for line in program) else []),
         *program,
     ]
-
-
-def _exactly(norm: Scalar) -> str:
-    return f"num.Interval.exactly({below(norm)})"
 
 
 def last_dense(graph: Graph) -> Node | None:
@@ -69,8 +64,10 @@ def _current(graph: Graph) -> dict[str, Expression]:
     return {name: reference(f"u['{name}']") for name in graph.parameters}
 
 
-def _norm(graph: Graph, write: Callable[[Scalar], str]) -> list[str]:
-    return [] if graph.input.norm is None else [f"    X_0 = {write(graph.input.norm)}"]
+def _norm(graph: Graph) -> list[str]:
+    """Write X_0 itself: the radius that inputs are clipped to is not above it, and what is promised of others is X_0."""
+    norm = graph.input.norm
+    return [] if norm is None else [f"    X_0 = num.Interval.around({Traced().of(norm)})"]
 
 
 def _statements(domain: Traced, results: Iterable[Expression]) -> list[str]:
@@ -80,10 +77,10 @@ def _statements(domain: Traced, results: Iterable[Expression]) -> list[str]:
 def _returned(results: Mapping[str, str]) -> list[str]:
     return [
         "    return {",
-        *(f'        "{name}": {_qualified(value)},' for name, value in results.items()),
+        *(f'        "{name}": num.upper({_qualified(value)}),' for name, value in results.items()),
         "    }",
     ]
 
 
 def _qualified(program: str) -> str:
-    return re.sub(r"\b(sqrt|exp|log|minimum|maximum|max_over)\(", r"num.\1(", program)
+    return re.sub(r"\b(sqrt|exp|expm1|log|minimum|maximum|max_over)\(", r"num.\1(", program)

@@ -59,7 +59,8 @@ _ATTRIBUTES = """
     register_state_dict_pre_hook release requires_grad_ set_extra_state set_submodule share_memory slope state_dict
     takes_features to to_empty train training type unclipped_bounds xpu zero_grad
 """
-_NUMERIC = [f"num.{name}" for name in ("sqrt", "exp", "log", "minimum", "maximum", "max_over", "Interval.exactly")]
+_FUNCTIONS = ("sqrt", "exp", "expm1", "log", "minimum", "maximum", "max_over", "Interval.around")
+_NUMERIC = [f"num.{name}" for name in _FUNCTIONS]
 # Of the runtime's module, and what `forward` names: no value or layer may be called so.
 RESERVED = frozenset((*_ATTRIBUTES.split(), "self", "torch", "functional", "F"))
 

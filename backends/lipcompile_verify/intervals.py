@@ -139,6 +139,11 @@ def decay(x: Real) -> Real:
     return Real(*ends)
 
 
+def rise(x: Real) -> Real:
+    """Return 1 - e^-x, which is at most x."""
+    return least(x, 1 - decay(x))
+
+
 def log(value: Exact) -> Real:
     """Return the natural logarithm of a number from 1 on."""
     x = real(value)

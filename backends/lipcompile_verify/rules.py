@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from .document import MOST_NODES, of_kind, require, spend
 from .forms import hypotenuse
-from .intervals import UNBOUNDED, Exact, Real, decay, least, log, most, power, real, root, total
+from .intervals import UNBOUNDED, Exact, Real, decay, least, log, most, power, real, rise, root, total
 from .scattering import energy, padding
 from .windows import Row, adaptive, averages, counts, interpolation, norm_within, outputs, padded
 
@@ -116,7 +116,7 @@ GELU = {"none": Q("1.1289042"), "tanh": Q("1.1289931")}
 
 def _gelu(s: Any, v: Real, n: int, m: Real) -> Real:
     if s.approximate == "none":  # Pólya
-        return v * (1 + root(1 - decay(m * m * Q("0.6366198")))) / 2
+        return v * (1 + root(rise(m * m * Q("0.6366198")))) / 2
     return v / (1 + decay((m + m * m * m * Q("0.044715")) * Q("1.5957692")))
 
 
@@ -125,7 +125,7 @@ def _mish(s: Any, v: Real, n: int, m: Real) -> Real:
 
 
 def _selu(s: Any, v: Real, n: int, m: Real) -> Real:
-    alone = most(v * LAMBDA, (1 - decay(v)) * (LAMBDA * ALPHA))
+    alone = most(v * LAMBDA, rise(v) * (LAMBDA * ALPHA))
     return alone if n == 1 else least(v * (LAMBDA * ALPHA), root(v * v + Q("0.2195457") * n) * LAMBDA)
 
 

@@ -59,6 +59,9 @@ class Numbers(Protocol[N]):
     def exp(self, x: N) -> N:
         """Return e^x."""
 
+    def expm1(self, x: N) -> N:
+        """Return e^x - 1: for rules in which the difference may be small, as 1 - e^-x is near 0."""
+
     def log(self, x: int) -> N:
         """Return the natural logarithm of a positive integer."""
 

@@ -110,6 +110,13 @@ class Certified:
         except OverflowError:
             return Interval(_IV.mpf([0, 1])) if x.ends.b <= 0 else UNKNOWN
 
+    def expm1(self, x: Interval) -> Interval:
+        """Enclose e^x - 1, near 0 by x <= e^x - 1 <= x/(1 - x) for x < 1: of e^x >= 1 + x at x and at -x."""
+        rough = (self.exp(x) - 1).ends
+        if not x.ends.b < 1:
+            return Interval(rough)
+        return Interval(_IV.mpf([max(rough.a, x.ends.a), min(rough.b, (x.ends.b / (1 - x.ends.b)).b)]))
+
     def log(self, x: int) -> Interval:
         """Enclose ln x."""
         return Interval(_IV.log(_IV.mpf(x)))

@@ -205,10 +205,15 @@ class Polynomials(Generic[N]):
 
     def exp(self, x: Polynomial[N]) -> Polynomial[N]:
         """Return e^x of a constant."""
+        return self._of_constant(x, self.base.exp)
+
+    def expm1(self, x: Polynomial[N]) -> Polynomial[N]:
+        """Return e^x - 1 of a constant."""
+        return self._of_constant(x, self.base.expm1)
+
+    def _of_constant(self, x: Polynomial[N], function: Callable[[N], N]) -> Polynomial[N]:
         constant = x.constant
-        if constant is None or x.enlarged:
-            return x.unknown()
-        return _like({0: self.base.exp(constant)}, x)
+        return x.unknown() if constant is None or x.enlarged else _like({0: function(constant)}, x)
 
     def log(self, x: int) -> Polynomial[N]:
         """Return the natural logarithm of a positive integer."""

@@ -140,6 +140,10 @@ class Symbolic:
         """Write e^x."""
         return Formula(sympy.exp(x.expression))
 
+    def expm1(self, x: Formula) -> Formula:
+        """Write e^x - 1."""
+        return Formula(sympy.exp(x.expression) - 1)
+
     def log(self, x: int) -> Formula:
         """Write ln x."""
         return Formula(sympy.log(x))

@@ -1,31 +1,39 @@
 """Traced numbers: each operation becomes Python text, so that emitted modules can evaluate the rules.
 
-The program that a trace yields calls only `sqrt`, `exp`, `log`, `minimum`, `maximum` and `max_over`, which the
-runtime supplies for floats and for torch scalars.
+The program that a trace yields calls only `sqrt`, `exp`, `expm1`, `log`, `minimum`, `maximum` and `max_over`, which
+the runtime supplies for intervals. Operations on exact numbers are done here, exactly: what remains is a literal, an
+integer as it is or the nearest double, so a program never rounds a constant more than once.
 """
 
 from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import reduce
-from operator import add
 
 from lipcompile.numbers.scalar import Arithmetic, Scalar, Symbol
 from lipcompile.numbers.step import Count, Step
 
 # Sums of more terms are written in halves.
 LONGEST_SUM = 64
+_EXACTLY: Mapping[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """A Python expression that computes a number."""
+    """A Python expression that computes a number; of a literal, the exact number that it stands for."""
 
     tree: ast.expr
+    exact: Fraction | None = None
 
     def __add__(self, other: Expression | int) -> Expression:
         return _binary(self, ast.Add(), other)
@@ -85,8 +93,7 @@ class Traced:
         """Write an exact scalar as the nearest double; raises UnboundSymbolError if it is symbolic."""
         if isinstance(value, Symbol | Arithmetic):
             raise UnboundSymbolError(f"a program needs a number for {value}")
-        exact = Fraction(value)
-        return _constant(int(exact) if exact.denominator == 1 else float(exact))
+        return _constant(Fraction(value))
 
     def symbol(self, name: str, value: Scalar | None, meaning: str) -> Expression:
         """Refer to the program's variable `name`."""
@@ -94,7 +101,7 @@ class Traced:
 
     def unbounded(self) -> Expression:
         """Write infinity."""
-        return _constant(math.inf)
+        return Expression(ast.Constant(math.inf))
 
     def let(self, name: str, value: Expression, meaning: str) -> Expression:
         """Assign `value` to a variable, unless it is one already."""
@@ -107,7 +114,7 @@ class Traced:
     def sum(self, *xs: Expression) -> Expression:
         """Write a sum, of many terms in halves: Python nests no deeper than a few hundred parentheses."""
         if len(xs) <= LONGEST_SUM:
-            return reduce(add, xs)
+            return reduce(operator.add, xs)
         half = len(xs) // 2
         return self.sum(*xs[:half]) + self.sum(*xs[half:])
 
@@ -119,6 +126,10 @@ class Traced:
     def exp(self, x: Expression) -> Expression:
         """Write an exponential."""
         return self._call("exp", x)
+
+    def expm1(self, x: Expression) -> Expression:
+        """Write an exponential less 1."""
+        return self._call("expm1", x)
 
     def log(self, x: int) -> Expression:
         """Write a logarithm."""
@@ -146,25 +157,28 @@ class Traced:
         return Expression(ast.Call(ast.Name(function), [argument.tree for argument in arguments], []))
 
 
-def _constant(value: float) -> Expression:
-    return Expression(ast.Constant(value))
+def _constant(value: Fraction | int) -> Expression:
+    exact = Fraction(value)
+    return Expression(ast.Constant(int(exact) if exact.denominator == 1 else float(exact)), exact)
 
 
-def _binary(left: Expression | int, operator: ast.operator, right: Expression | int) -> Expression:
-    """Write an operation; factors of 1 and terms of 0 are left out."""
+def _binary(left: Expression | int, sign: ast.operator, right: Expression | int) -> Expression:
+    """Write an operation; factors of 1 and terms of 0 are left out, and exact numbers are computed."""
     first, second = (x if isinstance(x, Expression) else _constant(x) for x in (left, right))
-    if isinstance(operator, ast.Mult) and (_is(first, 0) or _is(second, 0)):
+    if first.exact is not None and second.exact is not None and not (isinstance(sign, ast.Div) and _is(second, 0)):
+        return _constant(_EXACTLY[type(sign)](first.exact, second.exact))
+    if isinstance(sign, ast.Mult) and (_is(first, 0) or _is(second, 0)):
         return _constant(0)
-    neutral = 1 if isinstance(operator, ast.Mult | ast.Div) else 0
+    neutral = 1 if isinstance(sign, ast.Mult | ast.Div) else 0
     if _is(second, neutral):
         return first
-    if _is(first, neutral) and isinstance(operator, ast.Mult | ast.Add):
+    if _is(first, neutral) and isinstance(sign, ast.Mult | ast.Add):
         return second
-    return Expression(ast.BinOp(first.tree, operator, second.tree))
+    return Expression(ast.BinOp(first.tree, sign, second.tree))
 
 
 def _is(value: Expression, number: int) -> bool:
-    return isinstance(value.tree, ast.Constant) and value.tree.value == number
+    return value.exact == number
 
 
 def _names(value: Expression) -> set[str]:

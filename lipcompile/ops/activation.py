@@ -178,8 +178,8 @@ def gelu_slope(num: Numbers[N], attributes: GELU) -> N:
 def gelu_share(num: Numbers[N], attributes: GELU, entry: N) -> N:
     """Φ(M) <= (1 + √(1 - e^(-2M²/π)))/2; of the approximation, 1/(1 + e^(-2u)). 2/π and √(2/π) are rounded up."""
     if attributes.approximate == "none":
-        outside = num.exp(0 - num.of(Fraction("0.6366198")) * entry * entry)
-        return (1 + num.sqrt(1 - outside)) / 2
+        inside = 0 - num.expm1(0 - num.of(Fraction("0.6366198")) * entry * entry)
+        return (1 + num.sqrt(inside)) / 2
     cubic = entry + num.of(Fraction("0.044715")) * entry * entry * entry
     return 1 / (1 + num.exp(0 - 2 * (num.of(Fraction("0.7978846")) * cubic)))
 
@@ -214,7 +214,7 @@ def selu_norm(num: Numbers[N], attributes: Any, size: N, entries: int) -> N:
     """min(λα·X, λ·√(X² + c·n)), c the largest α²(1 - e^(-t))² - t²; for n = 1, max(λ·X, λα·(1 - e^(-X)))."""
     scale, steepest = num.of(Fraction("1.0507009873554805")), num.of(Fraction("1.7580993408473769"))
     if entries == 1:
-        return num.maximum(scale * size, steepest * (1 - num.exp(0 - size)))
+        return num.maximum(scale * size, steepest * (0 - num.expm1(0 - size)))
     bend = num.of(Fraction("0.2195457")) * entries
     return num.minimum(steepest * size, scale * num.sqrt(size * size + bend))
 

@@ -81,6 +81,9 @@ class Probe:
     def exp(self, x: Probed) -> Probed:
         return self.here(math.exp(x.value))
 
+    def expm1(self, x: Probed) -> Probed:
+        return self.here(math.expm1(x.value))
+
     def log(self, x: int) -> Probed:
         return self.here(math.log(x))
 

@@ -1,54 +1,68 @@
-"""The functions that emitted bounds call, for floats, intervals and 0-dim tensors alike."""
+"""The functions that emitted bounds call: they take intervals, and numbers as `Interval.around` reads them."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
 
-import torch
-from torch import Tensor
+from .intervals import Interval, extreme, largest, logarithm
 
-from .intervals import Interval as Interval
-from .intervals import extreme
+__all__ = [
+    "Interval",
+    "Number",
+    "exactly",
+    "exp",
+    "expm1",
+    "log",
+    "max_over",
+    "maximum",
+    "minimum",
+    "sqrt",
+    "upper",
+]
 
-N = TypeVar("N", float, Tensor, Interval)
 Number = Interval | float
 
 
-def sqrt(x: N) -> N:
+def exactly(norms: Mapping[str, float]) -> dict[str, Number]:
+    """Return each double as the interval of it alone."""
+    return {name: Interval.exactly(norm) for name, norm in norms.items()}
+
+
+def upper(x: Number) -> float:
+    """Return a double that is not below what `x` stands for."""
+    return Interval.around(x).high
+
+
+def sqrt(x: Number) -> Interval:
     """Return √x."""
-    if isinstance(x, Interval):
-        return x.sqrt()
-    return torch.sqrt(x) if isinstance(x, Tensor) else math.sqrt(x)
+    return Interval.around(x).sqrt()
 
 
-def exp(x: N) -> N:
+def exp(x: Number) -> Interval:
     """Return e^x."""
-    if isinstance(x, Interval):
-        return x.exp()
-    return torch.exp(x) if isinstance(x, Tensor) else math.exp(x)
+    return Interval.around(x).exp()
 
 
-def log(x: int) -> float:
-    """Return the natural logarithm of an integer."""
-    return math.log(x)
+def expm1(x: Number) -> Interval:
+    """Return e^x - 1."""
+    return Interval.around(x).expm1()
 
 
-def minimum(*xs: Any) -> Any:
+def log(x: int) -> Interval:
+    """Return the natural logarithm of a positive integer."""
+    return logarithm(x)
+
+
+def minimum(*xs: Number) -> Interval:
     """Return the smallest of several numbers."""
-    return extreme(min, xs) if _intervals(xs) else min(xs)
+    return extreme(min, xs)
 
 
-def maximum(*xs: Any) -> Any:
+def maximum(*xs: Number) -> Interval:
     """Return the largest of several numbers."""
-    return extreme(max, xs) if _intervals(xs) else max(xs)
+    return extreme(max, xs)
 
 
-def max_over(start: int, stop: int, term: Callable[[int], Any]) -> Any:
-    """Return the largest `term(m)` over start <= m < stop."""
-    return maximum(*(term(m) for m in range(start, stop)))
-
-
-def _intervals(xs: tuple[Any, ...]) -> bool:
-    return any(isinstance(x, Interval) for x in xs)
+def max_over(start: int, stop: int, term: Callable[[Interval], Number]) -> Interval:
+    """Return the largest `term(m)` over the integers start <= m < stop."""
+    return largest(term, start, stop - 1)

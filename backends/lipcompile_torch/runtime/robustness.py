@@ -20,9 +20,9 @@ from torch.func import functional_call
 
 from .functional import example_norms
 from .gram import gamma
-from .intervals import Interval
 from .module import LipschitzModule
 from .norms import normalised
+from .numbers import exactly, upper
 from .precision import rounding_slack, working_slack
 from .sharding import foreign_hooks
 
@@ -61,7 +61,7 @@ def certified_constants(module: LipschitzModule) -> Constants:
     check_module(module)
     module.project_()
     norms = module.certified_norms()
-    slope = Interval.around(module.slope({name: Interval.exactly(norm) for name, norm in norms.items()})).high
+    slope = upper(module.slope(exactly(norms)))
     layer, count = module.last_dense, logit_count(module)
     features = None if layer is None else slope
     logits = slope if layer is None else _times(slope, norms[f"{layer}.weight"])
