@@ -1,23 +1,32 @@
-"""The rules in real arithmetic, as good as: mpmath's floats of so many bits that no rounding is seen."""
+"""The rules in mpmath's floats of so many bits that no rounding is seen, beside the programs that are emitted."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
+from math import inf
+from types import SimpleNamespace
 from typing import Any
 
 import mpmath
+from lipcompile_torch.programs import current_slope, following_bounds, last_dense
+from lipcompile_torch.runtime import numbers as runtime
 
+from lipcompile.graph import Graph
 from lipcompile.numbers import Arithmetic, Count, Scalar, Step, Symbol
+from lipcompile.passes.bounds import derive, slope
 
+SLOPE = "slope"
 REAL = mpmath.mp.clone()
 REAL.prec = 1500  # of differences near 1 that are 1e-300, 500 bits are left
 
 
 def real(value: Any) -> Any:
     """Return a fraction, an integer or a double as a float of many bits."""
-    return value if isinstance(value, REAL.mpf) else REAL.mpf(Fraction(value).numerator) / Fraction(value).denominator
+    return (
+        value if isinstance(value, REAL.mpf) else REAL.mpf(Fraction(value).numerator) / Fraction(value).denominator
+    )
 
 
 @dataclass
@@ -66,3 +75,43 @@ class Precise:
 
     def power(self, step: Step[Any], count: Count, name: str) -> Step[Any]:  # noqa: ARG002
         raise AssertionError("programs are written of graphs that are unrolled")
+
+
+Norms = Mapping[str, float]
+
+
+def claims(graph: Graph, norms: Norms, clip: float = inf) -> dict[str, float]:
+    """What the emitted programs of a graph say at these norms of its weights: K by parameter name, and the slope."""
+    lines = [*following_bounds(graph), *([] if graph.input.tokens else ["", *current_slope(graph)])]
+    scope: dict[str, Any] = {"num": runtime}
+    exec("\n".join(lines), scope)
+    found = scope["gradient_bounds"](SimpleNamespace(certified_norms=lambda: norms, loss_limit=clip))
+    assert all(type(bound) is float for bound in found.values())
+    if graph.input.tokens:
+        return dict(found)
+    exact_norms = {name: runtime.Interval.exactly(norm) for name, norm in norms.items()}
+    return {**found, SLOPE: runtime.Interval.around(scope["slope"](None, exact_norms)).high}
+
+
+def truths(graph: Graph, norms: Norms, clip: float = inf) -> dict[str, Any]:
+    """The same numbers as the rules say them."""
+    current = {name: real(norm) for name, norm in norms.items()}
+    limit = REAL.inf if clip == inf else real(clip)
+    found = dict(derive(graph, Precise(), current, clip=limit).gradient)
+    last = last_dense(graph)
+    value = graph.output if last is None else last.inputs[0]
+    return found if graph.input.tokens else {**found, SLOPE: slope(graph, Precise(), current, value)}
+
+
+def below(graph: Graph, norms: Norms, clip: float = inf) -> list[str]:
+    """The numbers that a program claims, and the rules exceed."""
+    claimed = claims(graph, norms, clip)
+    return [name for name, truth in truths(graph, norms, clip).items() if truth > claimed[name]]
+
+
+def loose(graph: Graph, norms: Norms, clip: float = inf, margin: float = 1e-9) -> list[str]:
+    """The numbers that a program claims, and that exceed the rules by more than rounding."""
+    claimed = claims(graph, norms, clip)
+    return [
+        name for name, truth in truths(graph, norms, clip).items() if claimed[name] > truth * (1 + real(margin))
+    ]

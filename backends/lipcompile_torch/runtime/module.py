@@ -20,7 +20,7 @@ from .gate import GateRecord, Passage, enter_criterion, leave_criterion, pass_ga
 from .layers import ConstrainedLayer
 from .loss_clipping import clip_cotangents
 from .membership import OutsideWarning, outside
-from .numbers import Number
+from .numbers import Interval, Number
 from .precision import working_slack
 from .projection import Amortised, project_
 from .sharding import plain_type
@@ -28,7 +28,7 @@ from .weights import decode_weights
 
 __all__ = ["LipschitzModule", "decode_weights"]
 
-_OUTWARD = 1 + 1e-12  # covers the rounding of a quotient, and of L itself, which is certified to more digits
+_OUTWARD = 1 + 1e-12  # covers the rounding of L and of the unclipped bounds, which are certified to more digits
 
 
 class LipschitzModule(nn.Module):
@@ -232,14 +232,15 @@ class LipschitzModule(nn.Module):
         """Return K_p by parameter name, for weights in their constraint sets, of the loss as :attr:`loss_clip`
         leaves it.
 
-        Formal guarantees: for C < L the least of K_p at L and C/L times the unclipped bound, rounded up. The
+        Formal guarantees: for C < L the least of K_p at L and C/L times the unclipped bound, rounded outward. The
         first is a bound since every rule is monotone in what arrives at the output; the second since without clips
         inside every rule is positively homogeneous, and clips lower cotangents only.
         """
         if self.unclipped_bounds is None or self.loss_limit >= self.loss_lipschitz:
             return dict(self.bounds)
-        share = self.loss_limit / self.loss_lipschitz * _OUTWARD
-        return {name: min(bound, share * self.unclipped_bounds[name]) for name, bound in self.bounds.items()}
+        exactly, unclipped = Interval.exactly, self.unclipped_bounds
+        share = exactly(self.loss_limit) / exactly(self.loss_lipschitz) * exactly(_OUTWARD)
+        return {name: min(bound, (share * exactly(unclipped[name])).high) for name, bound in self.bounds.items()}
 
     def certified_norms(self) -> dict[str, float]:
         """Return a certified norm of each parameter as it is now, by name."""

@@ -25,7 +25,7 @@ from .streams import Stream
 Rule = Literal["global", "per_layer", "optimal"]
 Allocation = Rule | Mapping[str, float]  # a rule, or weights by parameter name or pattern
 
-_OUTWARD = 1e-12  # covers the rounding of the formulas below, which is some 1e-15 per parameter
+_OUTWARD = 1e-12  # of it, half covers the rounding of the multiplier that is achieved, which is some 1e-15
 
 
 def allocate(
@@ -66,7 +66,7 @@ def allocate(
     inward = max(1.0, noise_multiplier / effective_multiplier(active, stds))
     stds = {name: std * inward * (1 + _OUTWARD) for name, std in stds.items()}
     achieved = effective_multiplier(active, stds)
-    if not noise_multiplier <= achieved <= noise_multiplier * (1 + 1e-9):
+    if not noise_multiplier * (1 + _OUTWARD / 2) <= achieved <= noise_multiplier * (1 + 1e-9):
         raise ValueError(f"noise allocation missed its multiplier: {achieved!r} for {noise_multiplier!r}")
     return stds
 
