@@ -81,7 +81,7 @@ Norms = Mapping[str, float]
 
 
 def claims(graph: Graph, norms: Norms, clip: float = inf) -> dict[str, float]:
-    """What the emitted programs of a graph say at these norms of its weights: K by parameter name, and the slope."""
+    """What the emitted programs of a graph say at these norms of its weights: K by parameter name, the slope."""
     lines = [*following_bounds(graph), *([] if graph.input.tokens else ["", *current_slope(graph)])]
     scope: dict[str, Any] = {"num": runtime}
     exec("\n".join(lines), scope)

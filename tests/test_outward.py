@@ -1,7 +1,7 @@
 """What emitted programs compute is never below what the rules say, and not above it by more than rounding.
 
-Every op and every loss, at norms from 1e-300 to 1e300 and where differences nearly cancel, against the same rules in
-floats of 1500 bits.
+Every op and every loss, at norms from 1e-300 to 1e300 and where differences nearly cancel, against the same rules
+in floats of 1500 bits.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def test_many_uses(seed: int) -> None:
 
 
 def activated(op: str, attributes: object, norm: float) -> Graph:
-    """The gradient of the last weight is as long as what the activation makes of one entry of this norm, at L = 1."""
+    """The gradient of the last weight is as long as what the activation makes of one entry of this norm: L = 1."""
     net = Network((1,), norm=Fraction(norm))
     net.add(op, attributes)
     net.dense(1)

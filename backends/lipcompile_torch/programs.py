@@ -65,7 +65,7 @@ def _current(graph: Graph) -> dict[str, Expression]:
 
 
 def _norm(graph: Graph) -> list[str]:
-    """Write X_0 itself: the radius that inputs are clipped to is not above it, and what is promised of others is X_0."""
+    """Write X_0 itself: inputs are clipped to a double that is not above it, or promised to be no longer."""
     norm = graph.input.norm
     return [] if norm is None else [f"    X_0 = num.Interval.around({Traced().of(norm)})"]
 

@@ -1,8 +1,8 @@
 """Traced numbers: each operation becomes Python text, so that emitted modules can evaluate the rules.
 
-The program that a trace yields calls only `sqrt`, `exp`, `expm1`, `log`, `minimum`, `maximum` and `max_over`, which
-the runtime supplies for intervals. Operations on exact numbers are done here, exactly: what remains is a literal, an
-integer as it is or the nearest double, so a program never rounds a constant more than once.
+The program that a trace yields calls only `sqrt`, `exp`, `expm1`, `log`, `minimum`, `maximum` and `max_over`,
+which the runtime supplies for intervals. Operations on exact numbers are done here, exactly. A literal is an
+integer, or the nearest double of an exact number: no constant is rounded more than once.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Intervals of doubles, rounded outward: emitted rules evaluated on them give certified numbers.
 
 What is assumed: IEEE 754 double precision, rounded to nearest, so that sums, differences, products, quotients and
-square roots are off by half a unit in the last place; and a C library whose exponential, `expm1` and logarithm are
-off by less than four units (glibc documents one). Nothing else is.
+square roots are off by half a unit in the last place, and no flushing of subnormal numbers to 0; and a C library
+whose exponential, `expm1` and logarithm are off by less than three units (glibc documents one). Nothing else is.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any, Self
 
 import numpy as np
 
-# Of the C library's functions: eight units in the last place where the mantissa is 1, four where it is almost 2. The
-# rounding of the factor itself is far below what is left of it. Among the subnormal doubles, sixteen units.
+# How far a function of the C library may be off: 2**-49 is at least four units in the last place, and what is left
+# covers the rounding of the end itself. Among subnormal doubles 2**-1070 is sixteen units.
 _LIBRARY, _SUBNORMAL = 2.0**-49, 2.0**-1070
 _LARGEST = 2.0**1023  # a lower bound of what overflows
 
@@ -105,10 +105,13 @@ _ANYTHING = Interval(-inf, inf)
 
 
 class Intervals(Interval):
-    """Several intervals, their ends in arrays [n]; operations are those of each, and a single one goes with all."""
+    """Several intervals, their ends in arrays [n]; operations are those of each, one interval goes with all."""
 
     low: Any
     high: Any
+
+    def __init__(self, low: Any, high: Any) -> None:
+        super().__init__(low, high)
 
     def __add__(self, other: Interval | float) -> Intervals:
         right = Interval.around(other)
@@ -223,8 +226,8 @@ def _library(function: Callable[[float], float], x: float) -> Interval:
 
 
 def _double(value: float) -> float:
-    """Return a float, or an integer as the nearest one; the largest for those that lie beyond it."""
+    """Return a float, or an integer as the nearest one, which is infinite beyond the largest."""
     try:
         return float(value)
     except OverflowError:
-        return math.copysign(inf, value)
+        return inf if value > 0 else -inf
