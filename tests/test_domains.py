@@ -133,6 +133,37 @@ def test_certified_numbers_enclose_fractions_that_binary_cannot_hold(value: Frac
     assert Fraction(Certified().of(value).upper) >= value
 
 
+@pytest.mark.parametrize(
+    "text", ["0", "1e-400", "-1e-400", "1e-300", "-1e-17", "-5e-9", "1/3", "-2", "7", "-1e300"]
+)
+def test_certified_differences_of_exponentials_and_1_do_not_cancel(text: str) -> None:
+    """e^x - 1 lies between x and x/(1 - x), which near 0 is all of its digits."""
+    x = Fraction(text)
+    num, precise = Certified(), mpmath.mp.clone()
+    precise.prec = 4000
+    low, high = num.expm1(num.of(x)).ends._mpi_
+    exact = precise.expm1(precise.mpf(x.numerator) / x.denominator)
+    assert precise.make_mpf(low) <= exact <= precise.make_mpf(high)
+    assert abs(precise.make_mpf(high) - precise.make_mpf(low)) <= abs(exact) * precise.mpf(10) ** -16
+
+
+def test_unknown_differences_of_exponentials_and_1() -> None:
+    num, unknown = Certified(), Symbol("a")
+    assert num.expm1(num.of(unknown)).upper == math.inf
+    assert (0 - num.expm1(0 - num.of(unknown))).upper == 1
+
+
+def test_programs_compute_with_exact_numbers_exactly() -> None:
+    """In doubles 1 - 0.9999999999 is 8e-8 off, relatively, and 10^-400 is 0."""
+    num = Traced()
+    x, share = num.symbol("x", None, ""), num.of(Fraction("0.9999999999"))
+    assert str(x * (1 - share)) == "x * 1e-10"
+    assert str((num.of(1) / 3 + num.of(2) / 3) * x) == "x"
+    assert str(num.of(Fraction(1, 10**400)) * x) == "0.0 * x"
+    assert str(num.of(Fraction(1, 10**400)) * 0 + x) == "x"
+    assert str(x / (num.of(1) / 3 - Fraction(1, 3).numerator * num.of(Fraction(1, 3)))) == "x / 0"
+
+
 def test_unknown_numbers_give_infinite_or_independent_bounds() -> None:
     num, unknown = Certified(), Symbol("a")
     assert num.of(unknown).upper == math.inf

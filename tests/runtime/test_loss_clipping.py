@@ -6,6 +6,7 @@ import json
 import math
 import runpy
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -124,6 +125,16 @@ def test_bounds_are_scaled_only_where_they_are_known_without_inner_clips() -> No
         assert linear.gradient_bounds() == pytest.approx(expected, rel=2e-12)
         assert all(linear.gradient_bounds()[name] >= bound for name, bound in expected.items())
         assert unknown.gradient_bounds() == Net.bounds
+
+
+@pytest.mark.parametrize("clip", [1e-323, 3e-323, 1.7e-310, 1e-200, 1 / 3, 0.7 * L])
+def test_scaled_bounds_are_not_below_their_shares_in_exact_arithmetic(clip: float) -> None:
+    """Products of subnormal doubles are rounded by any share of themselves."""
+    linear = LinearNet()
+    linear.loss_clip = clip
+    for name, bound in linear.gradient_bounds().items():
+        share = Fraction(clip) / Fraction(linear.loss_lipschitz) * Fraction(Net.bounds[name])
+        assert share <= bound <= share * (1 + Fraction(2, 10**12)) + Fraction(2.0**-1060)
 
 
 def test_an_inner_clip_and_one_of_the_loss_bound_together() -> None:

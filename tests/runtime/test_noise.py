@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from itertools import pairwise
 
 import pytest
@@ -46,6 +47,8 @@ def test_the_step_has_at_least_the_noise_multiplier(
     sizes = {str(i): size for i, (_, size) in enumerate(parts)}
     stds = allocate(allocation, bounds, sizes, sigma)
     assert sigma <= effective_multiplier(bounds, stds) <= sigma * (1 + 1e-9)
+    distance = sum((Fraction(bound) / Fraction(stds[name])) ** 2 for name, bound in bounds.items())
+    assert distance * Fraction(sigma) ** 2 <= 1  # in exact arithmetic too
 
 
 @settings(deadline=None, max_examples=100)
