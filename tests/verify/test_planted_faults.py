@@ -364,7 +364,7 @@ def test_trap_07_a_step_of_k_layers_is_one_mechanism(tmp_path: Path) -> None:
     """s_p = σ·K_p for two parameters has the multiplier σ/√2."""
     assert planned(tmp_path).ok
     alone: Fault = (noise, "_shares", lambda allocation, limits, sizes: limits)
-    with planted(alone, (noise, "effective_multiplier", lambda limits, stds: 1.0)):
+    with planted(alone, (noise, "effective_multiplier", lambda limits, stds: 1 + 1e-10)):
         found = planned(tmp_path)
     assert found.problems[0].step == "training"
     assert "0.707" in found.problems[0].reason
