@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,10 @@ from lipcompile_verify.rules import OPS as RULES
 import lipcompile
 from lipcompile.certificates import certificate
 from lipcompile.diagnostics import InputError
-from lipcompile.ops import OPS
+from lipcompile.ops import OP_BY_NAME, OPS
+from lipcompile.ops.record import NoAttributes
 
+from ..networks import Network
 from .models import document, drawn, one_op
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
@@ -53,3 +56,13 @@ def test_random_uses_of_every_op_verify(op: str) -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_random_graphs_verify(seed: int) -> None:
     assert not verify(drawn(seed)).problems
+
+
+@pytest.mark.parametrize("size", ["1e-17", "1e-60", "1e-300"])
+@pytest.mark.parametrize("op", ["selu", "gelu"])
+def test_differences_near_0_verify(op: str, size: str) -> None:
+    """1 - e^-x is below 200 bits of 1 there, and at most x."""
+    net = Network((1,), norm=Fraction(size))
+    net.add(op, OP_BY_NAME[op].attributes())
+    net.dense(1)
+    assert not verify(document(net.finish("kr", NoAttributes()))).problems
