@@ -9,7 +9,11 @@
 
 int has_aes(void) { return __builtin_cpu_supports("aes") && __builtin_cpu_supports("ssse3"); }
 
-static int has_wide_aes(void) { return __builtin_cpu_supports("vaes") && __builtin_cpu_supports("avx512bw"); }
+#if defined(__clang__) && __clang_major__ < 19 /* does not know the name */
+int has_wide_aes(void) { return 0; }
+#else
+int has_wide_aes(void) { return __builtin_cpu_supports("vaes") && __builtin_cpu_supports("avx512bw"); }
+#endif
 
 WITH_AES
 static inline __m128i next_round_key(__m128i key, __m128i assisted) {
@@ -100,6 +104,8 @@ void key_stream(const unsigned char *key_and_counter, uint64_t index, size_t cou
 #else
 
 int has_aes(void) { return 0; }
+
+int has_wide_aes(void) { return 0; }
 
 void key_stream(const unsigned char *key_and_counter, uint64_t index, size_t count, uint64_t *words) {
     (void)key_and_counter, (void)index, (void)count, (void)words; /* nobody calls it */

@@ -16,15 +16,37 @@
 #error "kernels need arithmetic as IEEE 754 has it: compile without -ffast-math"
 #endif
 
-/* A function that is compiled for several kinds of processors, of which the one at hand is chosen when it is loaded.
+/* A function that is compiled for several levels of x86-64, of which that of the processor is chosen when it is loaded.
  * All give the same bits: nothing is contracted (see pyproject.toml), and sums are not reordered.
+ *
+ * gcc before 12 has no such levels. clang before 18 takes their names, and then chooses by the processor's vendor. They,
+ * and systems without GNU's loader, have one version, for what `has_fused_operations` asks for. gcc would inline the
+ * version for all processors if it might; clang inlines none, and refuses the word.
  */
+#if defined(__x86_64__) && defined(__gnu_linux__) && defined(__clang__) && __clang_major__ >= 18
+#define HAS_LEVELS 1
+#define INLINED_NOWHERE
+#elif defined(__x86_64__) && defined(__gnu_linux__) && !defined(__clang__) && defined(__GNUC__) && __GNUC__ >= 12
+#define HAS_LEVELS 1
+#define INLINED_NOWHERE __attribute__((noinline))
+#else
+#define HAS_LEVELS 0
+#endif
+
 #if defined(FOR_EACH_PROCESSOR) /* chosen by who compiles */
-#elif defined(__x86_64__) && defined(__gnu_linux__)
-#define FOR_EACH_PROCESSOR __attribute__((noinline, target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#elif HAS_LEVELS
+#define FOR_EACH_PROCESSOR INLINED_NOWHERE __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#elif defined(__x86_64__) && defined(__GNUC__)
+#define FOR_EACH_PROCESSOR __attribute__((target("avx2,fma")))
 #else
 #define FOR_EACH_PROCESSOR
 #endif
+
+/* Whether the processor has what a kernel without levels is compiled for. Without, fma() is a function, and slow. */
+int has_fused_operations(void);
+
+/* The instructions that are used on this processor, but for those of AES. */
+const char *instructions(void);
 
 static inline size_t at_most(size_t count, size_t limit) { return count < limit ? count : limit; }
 
@@ -45,8 +67,9 @@ typedef struct {
     double scale;
 } noisy_part;
 
-/* Whether the processor has instructions for AES. */
+/* Whether the processor has instructions for AES, and those for several blocks at once that this compiler knows. */
 int has_aes(void);
+int has_wide_aes(void);
 
 /* Random words: those that are there, or, where there are none, those of a key, from block `index` of its stream on. */
 typedef struct {

@@ -266,24 +266,26 @@ static struct PyModuleDef definition = {
     .m_methods = methods,
 };
 
-/* Without such instructions fma() is a function, and slow. */
-static int has_fused_operations(void) {
-#if defined(__x86_64__) && defined(__GNUC__)
-    return __builtin_cpu_supports("fma");
+#if defined(__clang__)
+#define COMPILER __VERSION__ /* begins with its name */
+#elif defined(__GNUC__)
+#define COMPILER "GCC " __VERSION__
 #else
-    return 1;
+#define COMPILER "unknown"
 #endif
-}
 
 PyMODINIT_FUNC PyInit__kernels(void) {
     if (!has_fused_operations()) {
-        PyErr_SetString(PyExc_ImportError, "this processor has no fused multiplication and addition");
+        PyErr_SetString(PyExc_ImportError, "this processor has no AVX2, or no fused multiplication and addition");
         return NULL;
     }
     PyObject *module = PyModule_Create(&definition);
     if (module == NULL || PyModule_AddIntConstant(module, "HAS_AES", has_aes()) != 0) return NULL;
+    if (PyModule_AddIntConstant(module, "HAS_WIDE_AES", has_wide_aes()) != 0) return NULL;
     if (PyModule_AddIntConstant(module, "MOST_ROWS", MOST_ROWS) != 0) return NULL;
     if (PyModule_AddIntConstant(module, "LANES", LANES) != 0) return NULL;
+    if (PyModule_AddStringConstant(module, "COMPILER", COMPILER) != 0) return NULL;
+    if (PyModule_AddStringConstant(module, "INSTRUCTIONS", instructions()) != 0) return NULL;
     prepare_threads();
     return module;
 }
