@@ -1,10 +1,8 @@
-"""Random words on processors: AES in counter mode, or SFC64, from the operating system's entropy or a seed."""
+"""Random words on processors: of AES in counter mode, by the operating system's entropy, or of SFC64, by a seed."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,6 +10,7 @@ from numpy.random import SFC64
 from numpy.typing import NDArray
 
 from . import native
+from .generators import AES, SFC
 
 Words = NDArray[np.uint64]
 
@@ -26,6 +25,11 @@ class Bits(Protocol):
         ...  # pragma: no cover
 
 
+def generator(seed: int | None) -> str:
+    """Return the name of what :func:`started` starts: without a seed a cryptographic generator."""
+    return AES if seed is None else SFC
+
+
 def started(seed: int | None, number: int) -> Bits:
     """Return a generator at its start, see `lanes.Lanes`.
 
@@ -33,16 +37,13 @@ def started(seed: int | None, number: int) -> Bits:
         seed: None: the operating system's entropy.
         number: of the lane.
     """
-    if seed is None and native.has_aes():
-        return KeyStream(os.urandom(16), os.urandom(16))
-    if seed is None and (aes := _aes()) is not None:
-        return _Cipher(aes(os.urandom(16), os.urandom(16)))
+    if seed is None:
+        key, counter = os.urandom(16), os.urandom(16)
+        return KeyStream(key, counter) if native.has_aes() else _Cipher(key, counter)
     lane = SFC64(0)
-    words = np.frombuffer(os.urandom(24), np.uint64) if seed is None else [seed % 2**64, number, 0]
-    state: Any = {"state": np.array([*words, 1], np.uint64)}
+    state: Any = {"state": np.array([seed % 2**64, number, 0, 1], np.uint64)}
     lane.state = {"bit_generator": "SFC64", "state": state, "has_uint32": 0, "uinteger": 0}
-    if seed is not None:
-        lane.random_raw(_WARM_UP, output=False)
+    lane.random_raw(_WARM_UP, output=False)
     return _Chaotic(lane)
 
 
@@ -83,8 +84,10 @@ class KeyStream:
 class _Cipher:
     """As `KeyStream`, of the package cryptography; it takes 0.4 of the time of SFC64."""
 
-    def __init__(self, encryptor: Any) -> None:
-        self._encryptor = encryptor
+    def __init__(self, key: bytes, counter: bytes) -> None:
+        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+        self._encryptor = Cipher(algorithms.AES(key), modes.CTR(counter)).encryptor()
 
     def fill_(self, words: Words) -> None:
         """Replace the words by the next ones."""
@@ -92,13 +95,3 @@ class _Cipher:
         written = self._encryptor.update_into(words.view(np.uint8).data, words.view(np.uint8).data)
         if written != words.nbytes:  # the others would be zeros
             raise RuntimeError(f"{written} random bytes of {words.nbytes} were made: nothing may be released")
-
-
-@cache
-def _aes() -> Callable[[bytes, bytes], Any] | None:
-    """Return what makes an encryptor of a key and the first counter; None without the package cryptography."""
-    try:
-        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-    except ImportError:
-        return None
-    return lambda key, counter: Cipher(algorithms.AES(key), modes.CTR(counter)).encryptor()

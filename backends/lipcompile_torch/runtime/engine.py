@@ -217,7 +217,6 @@ class PrivacyEngine:
         source = NoiseSource(own_seed, _normals(how), None if strategy is None else strategy.stream())
         gradients.check(noise_multiplier)
         ledger = self.open_ledger(loader.size)
-        ledger.declare(release, seeded=seed is not None)
         if seed is not None:
             warnings.warn("a fixed seed makes the noise predictable: this run is NOT private", SeededWarning, 3)
         gradients.start()

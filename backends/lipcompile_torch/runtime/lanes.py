@@ -27,11 +27,10 @@ class Lanes:
 
     So what is drawn does not depend on the number of threads. Without a seed a lane begins anew, from the
     operating system's entropy, at its first use after each `refresh`. It is AES-128 in counter mode (NIST SP
-    800-38A), with a key and a first counter of 128 bits each, where there is native code for it or the package
-    cryptography; else numpy's SFC64: three words of state, 192 bits of entropy, and a counter from 1. With a seed
-    it is always SFC64, its words are the seed modulo 2^64, the number of the lane, and 0, and the first 16 draws
-    are dropped. Steps of that generator are invertible and counted, so lanes that start apart, of one seed or of
-    several, are never in the same state within 2^64 draws.
+    800-38A), with a key and a first counter of 128 bits each, by native code or by the package cryptography. With
+    a seed it is numpy's SFC64, whose words are the seed modulo 2^64, the number of the lane, and 0, with a counter
+    from 1, and the first 16 draws are dropped. That generator is not cryptographic. Its steps are invertible and
+    counted, so lanes that start apart, of one seed or of several, are never in the same state within 2^64 draws.
 
     Native code gives the work on one lane after the other to torch's threads. Without it, where torch has few
     threads, one draws and torch shares out what is computed of the words: torch's other threads keep their

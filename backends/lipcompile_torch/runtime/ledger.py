@@ -21,11 +21,13 @@ from __future__ import annotations
 import os
 import secrets
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ..accounting import Accountant, NeighbouringRelation, Release, release_from
 from .distributed import ALONE, World
+from .generators import UNKNOWN
 from .ledger_record import COUNTS, GENESIS, SCHEMA, LedgerError, LedgerRecord, parse, read_ledger, sealed
 from .unaltered import Singular
 
@@ -107,13 +109,19 @@ class Ledger(Singular):
             os.ftruncate(self._file, self.record.length)
             os.fsync(self._file)
 
-    def declare(self, release: Release, seeded: bool = False) -> None:
-        """Announce a release before its first use, durably."""
+    def declare(self, release: Release, seeded: bool = False, generators: Sequence[str] = (UNKNOWN,)) -> None:
+        """Announce a release before its first use, durably.
+
+        Args:
+            release: which.
+            seeded: whether a seed was fixed.
+            generators: what noise comes from on this process, by the names of `generators`.
+        """
         declaration = {"kind": "mechanism", **release.fields(), "seeded": seeded, "time": time.time()}
-        self._append(self.world.first("declare a release", lambda: declaration))
-        self.record.seeded |= seeded
-        if release not in self.record.declared:
-            self.record.declared.append(release)
+        said = self.world.each("declare a release", lambda: (declaration, generators))
+        names = sorted({name for _, theirs in said for name in theirs})
+        self._append({**said[0][0], "generators": names})
+        self.record.declare(release, seeded, names)
 
     def record_step(self, release: Release) -> None:
         """Count one training step that is one use of a declared release.

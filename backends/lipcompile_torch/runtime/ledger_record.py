@@ -7,12 +7,13 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..accounting import Accountant, NeighbouringRelation, Release, Run, epsilon, release_from
+from .generators import UNKNOWN
 
 SCHEMA = "lipcompile.ledger/1"
 GENESIS = "0" * 64
@@ -38,6 +39,7 @@ class LedgerRecord:
             shows that it belonged to a round, which is charged already.
         declared: every release declared, in order.
         seeded: some run had a fixed seed: its steps count, but its noise is known to whoever knows the seed.
+        generators: what noise came from, by the names of `generators`, in the order of their first use.
         interrupted: the last line is incomplete.
         hashes: hash of every complete line, in order.
         length: bytes of the complete lines.
@@ -50,6 +52,7 @@ class LedgerRecord:
     charges: Counter[Release] = field(default_factory=Counter)
     declared: list[Release] = field(default_factory=list)
     seeded: bool = False
+    generators: list[str] = field(default_factory=list)
     interrupted: bool = False
     hashes: list[str] = field(default_factory=list)
     length: int = 0
@@ -64,6 +67,13 @@ class LedgerRecord:
     def runs(self) -> list[Run]:
         """The charges, as accounting takes them."""
         return list(self.charges.items())
+
+    def declare(self, release: Release, seeded: bool, generators: Iterable[str]) -> None:
+        """Note a release that may be used from now on."""
+        self.seeded |= seeded
+        self.generators += [name for name in generators if name not in self.generators]
+        if release not in self.declared:
+            self.declared.append(release)
 
     def count(self, release: Release, charges: int, steps: int) -> None:
         """Add uses and training steps of a release."""
@@ -151,10 +161,15 @@ def _new_record(body: dict[str, Any]) -> LedgerRecord:
 def _take(record: LedgerRecord, body: dict[str, Any]) -> None:
     release = release_from(body)
     if body["kind"] == "mechanism":
-        record.seeded |= bool(body["seeded"])
-        if release not in record.declared:
-            record.declared.append(release)
+        record.declare(release, bool(body["seeded"]), _generators(body))
     elif release in record.declared and (body["kind"] != "inner" or record.charges[release]):
         record.count(release, *COUNTS[body["kind"]])
     else:
         raise ValueError
+
+
+def _generators(body: dict[str, Any]) -> list[str]:
+    names = body.get("generators", [UNKNOWN])
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError
+    return names

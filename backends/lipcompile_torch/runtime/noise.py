@@ -147,6 +147,7 @@ class NoiseSource:
     def __init__(
         self, seed: int | None = None, normals: Normals | None = None, stream: Stream | None = None
     ) -> None:
+        self.is_seeded = seed is not None
         self._normals: Normals = PlainNormals(seed) if normals is None else normals
         self._stream = stream
         self._step = 0
@@ -156,6 +157,10 @@ class NoiseSource:
     def steps(self) -> int | None:
         """How many steps there is noise for; None for any number."""
         return None if self._stream is None else self._stream.steps
+
+    def generators(self, parameters: Iterable[Tensor]) -> list[str]:
+        """Return the names, sorted, of the generators that noise for these comes from, see `generators`."""
+        return sorted({self._normals.generator(parameter.device) for parameter in parameters})
 
     def begin_step(self, step: int) -> None:
         """Prepare for the noise of a step of the run, from 0 on.

@@ -22,8 +22,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from . import bits
 from .discrete_gaussian import GRID_BITS, Words, draw
 from .flat import Part, add_scaled_, by_device, entries, in_threads, stretches, with_values
+from .generators import CHACHA, PHILOX
 from .lanes import Lanes
 
 
@@ -50,6 +52,10 @@ class Normals(Protocol):
         """
         ...  # pragma: no cover
 
+    def generator(self, device: torch.device) -> str:
+        """Return the name of the generator that draws on a device come from, see `generators`."""
+        ...  # pragma: no cover
+
     def refresh(self) -> None:
         """Take new entropy for the next step; without effect on a seeded source."""
 
@@ -69,8 +75,9 @@ class Normals(Protocol):
 class PlainNormals:
     """Normals of fast generators, from the operating system's entropy unless a seed is given.
 
-    On the CPU see `lanes`: fresh entropy for each of up to 16 generators at every step, normals up to 9.346
-    standard deviations. On other devices they are torch's, whose seed has 64 bits; its float64 normals stop at
+    On the CPU see `lanes`: a cryptographic generator, fresh entropy for each of up to 16 at every step, normals up
+    to 9.346 standard deviations. On other devices they are torch's, of Philox, which is not cryptographic, with a
+    new seed of 64 bits at every step: who sees some of its output can search for the rest. Its float64 normals stop at
     √(2·53·ln 2) = 8.57 or further out. (Float32 ones would at √(2·24·ln 2) = 5.77, within reach of a large
     network's training run.) A seed makes a run repeatable, whatever the number of threads, and its noise known to
     whoever knows the seed: NOT private.
@@ -80,6 +87,10 @@ class PlainNormals:
         self._seed = seed
         self._lanes = Lanes(seed)
         self._generators: dict[torch.device, torch.Generator] = {}
+
+    def generator(self, device: torch.device) -> str:
+        """See `Normals.generator`."""
+        return bits.generator(self._seed) if device.type == "cpu" else PHILOX
 
     def refresh(self) -> None:
         """Take new entropy for the next step; without effect on a seeded source."""
@@ -130,7 +141,7 @@ _DEVICE_STRETCH = 1 << 22  # 32 MiB of doubles
 class SecureNormals:
     """Normals that neither prediction of the generator nor floating point gives away; `secure=True` of the engine.
 
-    The bits are ChaCha20's (RFC 8439, of the package cryptography, extra `secure`), under a new 256-bit key
+    The bits are ChaCha20's (RFC 8439, of the package cryptography), under a new 256-bit key
     from the operating system for every 32,768 draws at most. Nothing is kept from one draw to the next, so
     there is no counter to repeat, no state to find in a checkpoint, and a forked process shares nothing. The
     normals are integers times 2^-40, see `discrete_gaussian`; none exceeds 13.05.
@@ -142,13 +153,11 @@ class SecureNormals:
     is rounded to doubles, or to the parameter's dtype, that is post-processing again. It does not cover noise
     that mixes draws of several steps (correlated streams), timing, nor rounding in the gradients themselves,
     for which there is `precision.rounding_slack`.
-
-    Raises:
-        ImportError: the package cryptography is missing.
     """
 
-    def __init__(self) -> None:
-        _keystream()  # what is missing, is missed now
+    def generator(self, device: torch.device) -> str:  # noqa: ARG002
+        """See `Normals.generator`."""
+        return CHACHA
 
     def refresh(self) -> None:
         """Nothing to do: every draw has its own key."""
@@ -203,12 +212,8 @@ _ZEROS = bytes(16 * _DRAWS_PER_KEY)
 
 def _keystream() -> Words:
     """Return a source of random words under a new key."""
-    try:
-        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
-    except ImportError as error:
-        raise ImportError(
-            "secure noise needs the package cryptography: pip install 'lipcompile[secure]'"
-        ) from error
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+
     # The key is used for this stream alone, so counter and nonce may start at zero.
     encryptor = Cipher(algorithms.ChaCha20(os.urandom(32), bytes(16)), mode=None).encryptor()
 

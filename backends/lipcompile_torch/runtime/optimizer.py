@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from ..accounting import BudgetError, Release, Run
 from . import checks
 from .checks import PrivacyError
+from .generators import warn_of
 from .gradients import Gradients
 from .ledger import Ledger
 from .noise import NoiseSource, zero_gradient_
@@ -53,9 +54,20 @@ class PrivateOptimizer(Singular, Optimizer):
         self._charges_left = None if max_steps is None else loader.scheme.drawing.charges(max_steps)
         self._round: int | None = None
         self._parameters = checks.trainable(gradients.module)
+        self._generators: list[str] = []
+        self._declare()
         self._accumulating = False
         self._releasing = False
         optimizer.register_step_pre_hook(self._refuse_raw_step)
+
+    def _declare(self) -> None:
+        """Have the ledger say where noise comes from: before the first step, and once parameters lie elsewhere."""
+        generators = self._noise.generators(self._parameters.values())
+        if generators != self._generators:
+            self._ledger.declare(self._release_kind, self._noise.is_seeded, generators)
+            self._generators = generators
+            if not self._noise.is_seeded:
+                warn_of(generators, 5)  # where make_private was called, or step
 
     def _refuse_raw_step(self, *_: Any) -> None:
         if not self._releasing:
@@ -195,6 +207,7 @@ class PrivateOptimizer(Singular, Optimizer):
 
     def _count(self, batch: LogicalBatch) -> None:
         """Write the ledger line; from here on the batch counts as released, whatever happens."""
+        self._declare()
         if self._steps_left is not None and self._steps_left <= 0:
             raise BudgetError(
                 "the privacy budget is used up: all the steps it was calibrated for have been taken; train with a "
