@@ -73,7 +73,11 @@ def _unexpected(error: Exception) -> int:
         traceback.print_exception(error)
     summary = f"{type(error).__name__}: {error}".splitlines()[0][:200]
     click.echo(f"lipcompile failed unexpectedly: {summary}", err=True)
-    click.echo("This is a bug: please report it, with what LIPCOMPILE_DEBUG=1 adds to this message.", err=True)
+    click.echo(
+        "This is a bug: please report it, with what LIPCOMPILE_DEBUG=1 adds to this message and what "
+        "`lipcompile env` prints.",
+        err=True,
+    )
     return UNEXPECTED
 
 

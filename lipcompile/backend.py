@@ -48,6 +48,10 @@ class Backend(Protocol):
         """The module that takes weights from an emitted program, and holds what was exported against it."""
 
     @property
+    def environment(self) -> Any:
+        """The module that says what programs run on here; imports the framework."""
+
+    @property
     def factorisation(self) -> Any:
         """The module that finds strategies of correlated noise; needs no framework."""
 

@@ -9,6 +9,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +42,18 @@ def run(arguments: str) -> int:
     return __main__.run(["ledger", *shlex.split(arguments)])
 
 
-def write(*releases: Release, relation: NeighbouringRelation = ADD, uses: int = 2, seeded: bool = False) -> Path:
+def write(
+    *releases: Release,
+    relation: NeighbouringRelation = ADD,
+    uses: int = 2,
+    seeded: bool = False,
+    generators: Sequence[str] = ("AES-128-CTR",),
+) -> Path:
     """Write a ledger in which each release was used so often; of a round three steps are taken."""
     path = Path("ledger.jsonl")
     ledger = Ledger(path, relation, 100)
     for release in releases:
-        ledger.declare(release, seeded)
+        ledger.declare(release, seeded, generators)
         for _ in range(uses):
             if isinstance(release, RandomAllocation):
                 ledger.open_round(release)
@@ -152,6 +159,21 @@ def test_a_seed_and_a_cut_off_line_are_pointed_out(capsys: Capture) -> None:
     assert "NOT PRIVATE" in out
     assert "the last line is incomplete" in out
     assert path.read_bytes() == before  # it is read, not mended
+
+
+def test_generators_are_said_and_whether_they_are_cryptographic(capsys: Capture) -> None:
+    write(POISSON, generators=["AES-128-CTR", "Philox of torch", "unknown"])
+    found = reported(capsys, "--accountant rdp")
+    assert found["generators"] == [
+        {"name": "AES-128-CTR", "cryptographic": True},
+        {"name": "Philox of torch", "cryptographic": False},
+        {"name": "unknown", "cryptographic": None},
+    ]
+    assert run("ledger.jsonl --accountant rdp") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "noise of AES-128-CTR" in lines
+    assert any(line.startswith("noise of Philox of torch; it is not cryptographic") for line in lines)
+    assert "noise of a generator that was not recorded" in lines
 
 
 def test_the_text_rounds_epsilon_up(capsys: Capture) -> None:

@@ -141,7 +141,6 @@ def test_weights_of_the_noise(capsys: Capture) -> None:
 
 
 def test_secure_noise_clips_and_pieces(capsys: Capture) -> None:
-    pytest.importorskip("cryptography")
     write()
     record = train("--secure --loss-clip 0.5 --fixed-norm --max-physical-batch 3")
     assert (record.total_steps, record.seeded) == (8, False)

@@ -66,6 +66,11 @@ class TorchBackend:
         return import_module("lipcompile_torch.runtime.deployment")
 
     @property
+    def environment(self) -> ModuleType:
+        """`lipcompile_torch.runtime.environment`."""
+        return import_module("lipcompile_torch.runtime.environment")
+
+    @property
     def factorisation(self) -> ModuleType:
         """`lipcompile_torch.factorisation`."""
         return import_module("lipcompile_torch.factorisation")

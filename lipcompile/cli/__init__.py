@@ -11,6 +11,7 @@ from lipcompile.cli.certify import certify
 from lipcompile.cli.check import check
 from lipcompile.cli.compile import compile_
 from lipcompile.cli.demo import demo
+from lipcompile.cli.env import env
 from lipcompile.cli.explain import explain
 from lipcompile.cli.export import export
 from lipcompile.cli.fix import fix
@@ -46,5 +47,6 @@ for _command in (
     export,
     explain,
     demo,
+    env,
 ):
     cli.add_command(_command)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -95,6 +95,7 @@ def _report(path: Path, record: Any, delta: float, spent: Mapping[str, _Spent]) 
         "chain": {"intact": True, "lines": len(record.hashes), "head": record.hashes[-1]},
         "interrupted": record.interrupted,
         "private": not record.seeded,
+        "generators": [{"name": name, "cryptographic": known} for name, known in record.cryptographic.items()],
         "neighbours": record.relation.value,
         "dataset_size": record.dataset_size,
         "delta": delta,
@@ -119,6 +120,7 @@ def _print(path: Path, record: Any, delta: float, spent: Mapping[str, _Spent]) -
         lines.append(styled(("the last line is incomplete: whatever it may have charged is counted", CAUTION)))
     if record.seeded:
         lines.append(styled(("NOT PRIVATE: a seed was fixed, so the noise is predictable", BAD)))
+    lines += [styled(*_generator(name, known)) for name, known in record.cryptographic.items()]
     charged = table("charges", "steps", "of", right=("charges", "steps"))
     for release in record.declared:
         charged.add_row(str(record.charges[release]), str(record.steps[release]), _described(release))
@@ -127,6 +129,18 @@ def _print(path: Path, record: Any, delta: float, spent: Mapping[str, _Spent]) -
         ask.add_row(name, "–" if found.epsilon is None else round_up(found.epsilon, 4), found.note or "")
     tail = styled(f"at δ = {delta:g}, rounded up")
     show(sys.stdout, *lines, styled(""), charged, styled(""), ask, styled(""), tail)
+
+
+def _generator(name: str, is_cryptographic: bool | None) -> Iterator[str | tuple[str, str]]:
+    """Yield a line on a generator of noise, in pieces."""
+    from lipcompile.reports.console import CAUTION, printable
+
+    if is_cryptographic is None:
+        yield "noise of a generator that was not recorded"
+        return
+    yield f"noise of {printable(name)}"
+    if not is_cryptographic:
+        yield ("; it is not cryptographic: who sees some of its output may compute the rest", CAUTION)
 
 
 def _described(release: Any) -> str:

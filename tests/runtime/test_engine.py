@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import warnings
 import weakref
@@ -21,9 +22,11 @@ from lipcompile_torch.accounting import (
     epsilon,
 )
 from lipcompile_torch.runtime.checks import PrivacyError
+from lipcompile_torch.runtime.generators import GeneratorWarning
 from lipcompile_torch.runtime.gradients import _stated
 from lipcompile_torch.runtime.ledger import read_ledger
 from lipcompile_torch.runtime.noise import Rule
+from lipcompile_torch.runtime.normals import PlainNormals
 from lipcompile_torch.runtime.precision import rounding_slack
 from torch.optim import SGD, Adam, AdamW, lr_scheduler
 
@@ -375,7 +378,61 @@ def test_the_line_is_on_disk_before_any_parameter_changes_and_stays(tmp_path: Pa
 
 def test_a_seed_is_marked_in_the_ledger(tmp_path: Path) -> None:
     seeded(seed=0, engine=PrivacyEngine(ledger=tmp_path / "l"))
-    assert read_ledger(tmp_path / "l").seeded
+    record = read_ledger(tmp_path / "l")
+    assert record.seeded
+    assert record.generators == ["SFC64"]
+
+
+@pytest.mark.parametrize(("secure", "expected"), [(False, "AES-128-CTR"), (True, "ChaCha20")])
+def test_the_generator_is_in_the_ledger(secure: bool, expected: str, tmp_path: Path) -> None:
+    private(secure=secure, engine=PrivacyEngine(ledger=tmp_path / "l"))
+    assert read_ledger(tmp_path / "l").cryptographic == {expected: True}
+
+
+def places(warned: pytest.WarningsRecorder) -> list[str]:
+    """The files that warnings of generators point to."""
+    return [Path(warning.filename).name for warning in warned if warning.category is GeneratorWarning]
+
+
+def test_a_generator_that_is_not_cryptographic_warns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: at make_private, and not once more at a step; in the ledger."""
+    monkeypatch.setattr(PlainNormals, "generator", lambda *_: "Philox of torch")
+    with pytest.warns(GeneratorWarning, match="Philox of torch, which is not cryptographic") as warned:
+        module, optimizer, loader = private(engine=PrivacyEngine(ledger=tmp_path / "l"))
+    assert places(warned) == ["private_net.py"]  # which called make_private
+    x, y = next(iter(loader))
+    backward(module, x, y)
+    optimizer.step()
+    assert read_ledger(tmp_path / "l").cryptographic == {"Philox of torch": False}
+    seeded(seed=0)  # which says more, and is the only warning
+
+
+def test_parameters_that_move_are_declared_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the step that is drawn there: to a GPU after make_private, and back."""
+    module, optimizer, loader = private(engine=PrivacyEngine(ledger=tmp_path / "l"))
+    draws = iter(loader)
+
+    def step() -> None:
+        x, y = next(draws)
+        backward(module, x, y)
+        optimizer.step()
+
+    step()
+    with monkeypatch.context() as moved:
+        moved.setattr(PlainNormals, "generator", lambda *_: "Philox of torch")
+        with pytest.warns(GeneratorWarning) as warned:
+            step()
+        assert places(warned) == ["test_engine.py"]
+    step()
+    kinds = [json.loads(line) for line in (tmp_path / "l").read_text().splitlines()[1:]]
+    assert [line.get("generators", line["kind"]) for line in kinds] == [
+        ["AES-128-CTR"],
+        "step",
+        ["Philox of torch"],
+        "step",
+        ["AES-128-CTR"],
+        "step",
+    ]
 
 
 def test_fixed_norms_scale_weights_up_as_well_as_down_and_stay_certified() -> None:

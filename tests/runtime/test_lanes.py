@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any, ClassVar
@@ -39,16 +40,13 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture(params=["native AES", "AES of cryptography", "SFC64"])
-def bits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether unseeded lanes are AES."""
+@pytest.fixture(params=["native AES", "AES of cryptography"])
+def bits(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the words of lanes without a seed come from."""
     if request.param == "native AES" and not native.has_aes():
         pytest.skip("no native code for AES")
     if request.param != "native AES":
         monkeypatch.setattr(native, "has_aes", lambda: False)
-    if request.param == "SFC64":
-        monkeypatch.setattr(sources, "_aes", lambda: None)
-    return bool(request.param != "SFC64")
 
 
 @pytest.fixture(params=["native", "by numpy", "by torch"])
@@ -196,7 +194,7 @@ def test_words_that_were_not_made_are_missed(monkeypatch: pytest.MonkeyPatch) ->
             return 8
 
     monkeypatch.setattr(native, "has_aes", lambda: False)
-    monkeypatch.setattr(sources, "_aes", lambda: lambda _, __: Lazy())
+    monkeypatch.setattr("cryptography.hazmat.primitives.ciphers.Cipher.encryptor", lambda _: Lazy())
     with pytest.raises(RuntimeError, match="nothing may be released"):
         filled(None, 4)
 
@@ -230,7 +228,6 @@ def test_the_key_stream_is_that_of_the_standard(code: str, monkeypatch: pytest.M
     if code == "native" and not native.has_aes():
         pytest.skip("no native code for AES")
     if code == "cryptography":
-        pytest.importorskip("cryptography")
         monkeypatch.setattr(native, "has_aes", lambda: False)
     given = iter(["2b7e151628aed2a6abf7158809cf4f3c", "f0f1f2f3f4f5f6f7f8f9fafbfcfdfeff"])
     monkeypatch.setattr(os, "urandom", lambda _: bytes.fromhex(next(given)))
@@ -250,11 +247,19 @@ def test_the_key_stream_is_that_of_the_standard(code: str, monkeypatch: pytest.M
 def test_a_seed_does_not_depend_on_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     seeded = filled(5, 100)
     monkeypatch.setattr(native, "has_aes", lambda: False)
-    monkeypatch.setattr(sources, "_aes", lambda: None)
     assert torch.equal(seeded, filled(5, 100))
 
 
-def test_entropy_is_taken_anew_for_every_lane_of_every_step(bits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_seed_and_a_cipher_there_is_no_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other generator takes its place."""
+    monkeypatch.setattr(native, "has_aes", lambda: False)
+    monkeypatch.setitem(sys.modules, "cryptography.hazmat.primitives.ciphers", None)
+    with pytest.raises(ImportError, match="cryptography"):
+        filled(None, 4)
+
+
+@pytest.mark.usefixtures("bits")
+def test_entropy_is_taken_anew_for_every_lane_of_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[bytes] = []
     entropy = os.urandom
 
@@ -268,7 +273,7 @@ def test_entropy_is_taken_anew_for_every_lane_of_every_step(bits: bool, monkeypa
         lanes.refresh()
         lanes.fill_(normals)
         lanes.fill_(normals)
-    assert [len(words) for words in asked] == ([16] * 12 if bits else [24] * 6)
+    assert [len(words) for words in asked] == ([16] * 12)
     assert len(set(asked)) == len(asked)
 
 

@@ -223,6 +223,38 @@ def test_a_seed_is_never_forgotten(path: Path) -> None:
     assert read_ledger(path).seeded
 
 
+def test_generators_are_recorded_in_the_order_of_their_use(path: Path) -> None:
+    ledger = Ledger(path, ADD, 100)
+    ledger.declare(MECHANISM, generators=["SFC64"])
+    ledger.declare(MECHANISM, generators=["ChaCha20", "AES-128-CTR"])
+    ledger.declare(MECHANISM, generators=["SFC64"])
+    ledger.close()
+    expected = {"SFC64": False, "AES-128-CTR": True, "ChaCha20": True}
+    assert list(read_ledger(path).cryptographic.items()) == list(expected.items())
+    assert ledger.record.cryptographic == expected
+
+
+def test_what_recorded_no_generator_is_read(path: Path) -> None:
+    """As ledgers were written until 0.1.0, and then continued."""
+    ledger = Ledger(path, ADD, 100)
+    ledger._append({"kind": "mechanism", **MECHANISM.fields(), "seeded": False, "time": 0.0})
+    ledger.close()
+    assert read_ledger(path).cryptographic == {"unknown": None}
+    again = Ledger(path, ADD, 100)
+    again.declare(MECHANISM, generators=["AES-128-CTR"])
+    again.close()
+    assert read_ledger(path).cryptographic == {"unknown": None, "AES-128-CTR": True}
+
+
+@pytest.mark.parametrize("generators", ["AES-128-CTR", [1], None])
+def test_generators_that_are_no_names_are_no_ledger(path: Path, generators: object) -> None:
+    ledger = Ledger(path, ADD, 100)
+    ledger._append({"kind": "mechanism", **MECHANISM.fields(), "seeded": False, "generators": generators})
+    ledger.close()
+    with pytest.raises(LedgerError, match="line 2"):
+        read_ledger(path)
+
+
 TRAIN = """
 import runpy, sys, torch
 from lipcompile_torch import PrivacyEngine

@@ -12,6 +12,7 @@ import mpmath
 import numpy as np
 import pytest
 import torch
+from cryptography.hazmat.primitives import ciphers
 from lipcompile_torch.runtime import drift, functional, native
 from lipcompile_torch.runtime.bits import KeyStream
 from lipcompile_torch.runtime.box_muller import BLOCK, adder
@@ -143,7 +144,6 @@ def test_words_of_a_key_are_used_where_they_are_made(count: int) -> None:
 
 def test_streams_are_those_of_another_implementation() -> None:
     """From counters that are about to overflow 32, 64 and 128 bits, and from blocks far on."""
-    modes = pytest.importorskip("cryptography.hazmat.primitives.ciphers")
     if not native.has_aes():
         pytest.skip("no native code for AES")
     chance = random.Random(1)
@@ -153,7 +153,7 @@ def test_streams_are_those_of_another_implementation() -> None:
             low = b"\xff" * (overflowing - 1) + bytes([256 - chance.randrange(1, 40)]) if overflowing else b""
             counter = chance.randbytes(16 - len(low)) + low
             start = chance.randrange(50)
-            encryptor = modes.Cipher(modes.algorithms.AES(key), modes.modes.CTR(counter)).encryptor()
+            encryptor = ciphers.Cipher(ciphers.algorithms.AES(key), ciphers.modes.CTR(counter)).encryptor()
             expected = encryptor.update(bytes(16 * (start + blocks)))[16 * start :]
             words = np.zeros(2 * blocks + 2, np.uint64)
             native.fill_(words[:-2], (key + counter, start))

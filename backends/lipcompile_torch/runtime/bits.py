@@ -1,4 +1,4 @@
-"""Random words on processors: of AES in counter mode, by the operating system's entropy, or of SFC64, by a seed."""
+"""Random words on processors: of AES in counter mode by the operating system's entropy, of SFC64 by a seed."""
 
 from __future__ import annotations
 

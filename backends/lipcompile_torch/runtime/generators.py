@@ -27,12 +27,12 @@ class GeneratorWarning(UserWarning):
 
 
 def warn_of(names: Iterable[str], stacklevel: int) -> None:
-    """Warn of generators that are not cryptographic, if there is one among them; stacklevel: see `warnings.warn`."""
+    """Warn if a generator among these is not cryptographic; stacklevel: see `warnings.warn`."""
     weak = [name for name in names if is_cryptographic(name) is False]
     if weak:
         warnings.warn(
-            f"noise comes from {', '.join(weak)}, which is not cryptographic: who sees some of its output may compute "
-            "the rest of it; make_private(..., secure=True) draws from a cipher",
+            f"noise comes from {', '.join(weak)}, which is not cryptographic: who sees some of its output may "
+            "compute the rest; make_private(..., secure=True) draws from a cipher",
             GeneratorWarning,
             stacklevel + 1,
         )

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..accounting import Accountant, NeighbouringRelation, Release, Run, epsilon, release_from
-from .generators import UNKNOWN
+from .generators import UNKNOWN, is_cryptographic
 
 SCHEMA = "lipcompile.ledger/1"
 GENESIS = "0" * 64
@@ -62,6 +62,11 @@ class LedgerRecord:
     def total_steps(self) -> int:
         """How many steps were recorded, counting those that may have happened."""
         return self.steps.total()
+
+    @property
+    def cryptographic(self) -> dict[str, bool | None]:
+        """Whether each of `generators` is; None for what is unknown."""
+        return {name: is_cryptographic(name) for name in self.generators}
 
     @property
     def runs(self) -> list[Run]:

@@ -20,10 +20,14 @@ from torch.autograd.graph import increment_version
 from .flat import Part, flat
 
 kernels: ModuleType | None
+why_missing: str | None = None
 try:
     kernels = importlib.import_module("._kernels", __package__)
-except ImportError:
+except ModuleNotFoundError:
     kernels = None
+    why_missing = "not built: there was no C compiler, or it failed: `pip install -v --force-reinstall` says"
+except ImportError as error:
+    kernels, why_missing = None, f"not loaded: {error}"
 
 Stretch = tuple[bytes, int]
 """Key and first counter of a stream of AES, 16 bytes each, and the number of a block of it."""

@@ -1,0 +1,111 @@
+"""`lipcompile env`: what a bug report should say of the machine."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import click
+
+from lipcompile.cli.output import print_json
+
+SCHEMA = "lipcompile.env/1"
+
+# By what they are installed as: of those in one line, one is.
+_PACKAGES = (
+    ("lipcompile",),
+    ("torch",),
+    ("numpy",),
+    ("onnx",),
+    ("onnxruntime", "onnxruntime-gpu"),
+    ("dp-accounting",),
+    ("cryptography",),
+)
+
+
+@click.command(short_help="Say what a bug report should say of this machine.")
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="What to print.")
+def env(form: str) -> int:
+    """Say what this machine runs: versions, native code, generators of noise, threads and devices.
+
+    Put it into a bug report. Whatever is missing or fails is reported as such; the exit code is 0.
+
+    \b
+    Examples:
+      lipcompile env
+      lipcompile env --format json
+    """
+    found = {
+        "schema": SCHEMA,
+        "versions": _versions(),
+        "platform": platform.platform(),
+        "machine": platform.machine(),
+        "runtime": _runtime(),
+    }
+    if form == "json":
+        print_json(found)
+    else:
+        _print(found)
+    return 0
+
+
+def _versions() -> dict[str, str | None]:
+    found: dict[str, str | None] = {"python": platform.python_version()}
+    for names in _PACKAGES:
+        installed = {name: _version(name) for name in names}
+        name = next((name for name, number in installed.items() if number), names[0])
+        found[name] = installed[name]
+    return found
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _runtime() -> dict[str, Any]:
+    """Return what the backend says; if it cannot be imported, the error."""
+    try:
+        from lipcompile.backend import find
+
+        found: dict[str, Any] = find().environment.describe()
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+    return found
+
+
+def _print(found: Mapping[str, Any]) -> None:
+    from lipcompile.reports.console import show, table
+
+    rows = table("", "")
+    for name, value in _flattened(found):
+        rows.add_row(name, value)
+    show(sys.stdout, rows)
+
+
+def _flattened(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield names and values for people: what stands in a mapping comes under its own name."""
+    from lipcompile.reports.console import printable
+
+    for name, value in facts.items():
+        if isinstance(value, Mapping):
+            prefix = "" if name in _PLAIN else f"{name} "
+            yield from ((f"{prefix}{inner}".replace("_", " "), said) for inner, said in _flattened(value))
+        elif name != "schema":
+            yield name, printable(_words(value))
+
+
+_PLAIN = ("versions", "runtime")
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "none" if value is None else str(value)
