@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 _UNIT = 2.0**-53
+_UP = 1 + 2.0**-48  # outward step that covers a handful of float operations
 
 
 def gamma(terms: int) -> float:
@@ -75,9 +76,9 @@ def iterated(grams: Tensor, steps: int) -> Tensor:
     for _ in range(steps):
         current, power = _scaled(_hermitian(current @ current))
         powers.append(power)
-    bounds, up = frobenius_norms(current), 1 + 2.0**-48
+    bounds = last = frobenius_norms(current)
     for power in reversed(powers):
-        bounds = torch.sqrt(power * bounds * up + 2 * gamma(grams.shape[-1])) * up
-    return torch.where(
-        frobenius_norms(current) > 0, bounds * first * up, torch.zeros_like(bounds)
-    )  # 0 of a zero matrix only
+        bounds = torch.sqrt(power * bounds + 2 * gamma(grams.shape[-1])) * _UP
+    # Products with powers of two are exact, but for results below the normal numbers.
+    found = torch.nextafter(bounds * first, torch.full_like(bounds, torch.inf))
+    return torch.where(last > 0, found, torch.zeros_like(bounds))  # 0 of a zero matrix only

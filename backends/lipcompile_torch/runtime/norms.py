@@ -22,8 +22,8 @@ from torch import Tensor
 
 from .gram import frobenius_norms, gamma, gram_iteration
 
-_NORMAL = 2.0**-1022  # from here on rounding is relative
 _UP = 1.0 + 2.0**-48  # outward step that covers a handful of float operations
+_SMALLEST_NORMAL = 2.0**-1022
 _EXACT_SIZE = 64  # up to here a dense eigenvalue solver costs no more than Lanczos
 _SLACKS = (1e-8, 1e-5, 1e-3)  # distances above the guess at which a proof is tried
 _SUSPECTS = 8  # matrices of a stack that the guess looks at
@@ -73,15 +73,17 @@ def power_above(weight: Tensor) -> float:
     return math.ldexp(1.0, min(max(math.frexp(largest)[1], -1000), 1023)) if largest else 0.0
 
 
-def outwards(value: float, scale: float) -> float:
-    """Return value·scale with one rounding of 2⁻⁵³ at most, or upwards, where it is subnormal."""
-    product = value * scale
-    return math.nextafter(product, math.inf) if value > 0.0 and product < _NORMAL else product
-
-
 def _divided(weight: Tensor, power: float) -> Tensor:
     """Return a copy in float64 divided exactly by a power of two; by 0, undivided."""
     return weight.detach().to(torch.float64, copy=True).mul_(1 / power if power else 1.0)
+
+
+def times(bound: float, scale: float) -> float:
+    """Return bound·scale of a bound with the rounding of one product to spare, rounded up: below the normal numbers
+    that rounding is absolute.
+    """
+    found = bound * scale
+    return math.nextafter(found, math.inf) if 0 < found < _SMALLEST_NORMAL else found
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ class EuclideanNorm:
     def bound(self) -> float:
         """‖weight‖, rounded up."""
         entries, scale = normalised(self.weight)
-        return outwards(float(torch.linalg.vector_norm(entries)) * (1 + gamma(entries.numel())) * _UP, scale)
+        return times(float(torch.linalg.vector_norm(entries)) * (1 + gamma(entries.numel())) * _UP, scale)
 
     @property
     def coarse(self) -> float:
@@ -128,7 +130,7 @@ class LargestNorm:
         if entries.shape[1] == 1:
             return float(entries.abs().max()) * scale  # exact: a power of two
         norms = torch.linalg.vector_norm(entries, dim=1)
-        return outwards(float(norms.max()) * (1 + gamma(entries.shape[1])) * _UP, scale)
+        return times(float(norms.max()) * (1 + gamma(entries.shape[1])) * _UP, scale)
 
     @property
     def coarse(self) -> float:
@@ -238,7 +240,7 @@ class GramStack:
         if self.factor == 0.0:
             return 0.0
         eigenvalue = _eigenvalue_bound(self.grams, self.guess)
-        return outwards((math.sqrt(eigenvalue + self.gram_error) + self.map_error) * _UP, self.factor)
+        return times((math.sqrt(eigenvalue + self.gram_error) + self.map_error) * _UP, self.factor)
 
     def at_most(self, limit: float) -> bool:
         """Whether the norm is certified to be at most ``limit``."""
@@ -319,7 +321,7 @@ def matrix_norm(matrix: Tensor) -> OperatorNorm:
     rounding = (1 + gamma(matrix.numel())) * (1 + gamma(len(lengths))) * _UP
     frobenius = float(torch.linalg.vector_norm(torch.stack(lengths))) * rounding
     stacks = (_matrix_stack(pieces, scale, frobenius) for _ in range(1))
-    return OperatorNorm(stacks, outwards(frobenius * _UP, scale))
+    return OperatorNorm(stacks, times(frobenius, scale))
 
 
 def _matrix_stack(pieces: Sequence[Tensor], scale: float, frobenius: float) -> GramStack:

@@ -27,7 +27,7 @@ from .norms import (
     gram_stack,
     matrix_norm,
     normalised,
-    outwards,
+    times,
 )
 from .precision import single_is_kept
 from .single import spectral_bound
@@ -287,7 +287,7 @@ class Convolution(Operator):
         """Return the certified norm of the convolution on inputs of ``input_size``."""
         kernel, scale = normalised(weight)
         frobenius = EuclideanNorm(kernel).bound
-        coarse = outwards(self.factor * frobenius * (1 + 1e-12), scale)
+        coarse = times(self.factor * frobenius * (1 + 1e-12), scale)
         return OperatorNorm(self._stacks(kernel, scale, frobenius), coarse)
 
     def quick_bound(self, weight: Tensor) -> float:

@@ -1,0 +1,87 @@
+"""Runs tests against a mutant, in a copy of the sources: the checkout is never changed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+KERNELS = Path("backends/lipcompile_torch/runtime/kernels")
+_COPIED = ("lipcompile", "backends", "grammar", "tests", "examples", "benchmarks", "pyproject.toml")
+_LIMIT = 900  # seconds that a mutant's tests may take; one that hangs is seen as well
+
+
+class Workshop:
+    """A copy of the sources, with room for one mutant at a time.
+
+    Args:
+        folder: an empty one.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        for name in _COPIED:
+            if (ROOT / name).is_dir():
+                shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copy(ROOT / name, folder / name)
+
+    def passes(self, tests: Sequence[str]) -> bool:
+        """Whether all tests pass; stops at the first that does not.
+
+        Raises:
+            RuntimeError: there is no such test.
+        """
+        found = [str(self.folder / test) for test in tests if (self.folder / test).exists()]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-x",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:randomly",
+            *found,
+        ]
+        paths = os.pathsep.join([str(self.folder), str(self.folder / "backends")])
+        environment = {**os.environ, "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+        try:
+            done = subprocess.run(
+                command, cwd=self.folder, env=environment, capture_output=True, timeout=_LIMIT, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return False
+        if not found or done.returncode in (4, 5):
+            raise RuntimeError(f"there is nothing to run in {tests}:\n{done.stdout.decode()}")
+        return done.returncode == 0
+
+    def survives(self, file: str, mutated: str, tests: Sequence[str]) -> bool:
+        """Whether tests pass where this file has another content; of native code, which is built for it.
+
+        A mutant that cannot be built, or loaded, does not survive.
+        """
+        path = self.folder / file
+        before = path.read_text(encoding="utf-8")
+        path.write_text(mutated, encoding="utf-8")
+        try:
+            return (path.suffix != ".c" or self._built()) and self.passes(tests)
+        finally:
+            path.write_text(before, encoding="utf-8")
+
+    def _built(self) -> bool:
+        """Build the kernels in place, as pyproject.toml says; return whether that was possible."""
+        settings = tomllib.loads((self.folder / "pyproject.toml").read_text(encoding="utf-8"))
+        [module] = settings["tool"]["setuptools"]["ext-modules"]
+        built = next((self.folder / KERNELS.parent).glob("_kernels*"))
+        command = [os.environ.get("CC", "cc"), "-shared", "-fPIC", *module["extra-compile-args"]]
+        command += ["-I", sysconfig.get_path("include"), *module["sources"], "-o", str(built), "-lm"]
+        built.unlink()
+        return subprocess.run(command, cwd=self.folder, capture_output=True, check=False).returncode == 0
