@@ -50,7 +50,7 @@ def test_gamma_is_above_what_theorems_ask_for(terms: int) -> None:
     assert Fraction(gamma(terms)) ** 2 >= 2 * (most * unit / (1 - most * unit)) ** 2
 
 
-@pytest.mark.parametrize(("entries", "on"), [(2, {(norms, "_UP"): UP}), (3000, {(norms, "gamma"): gamma})])
+@pytest.mark.parametrize(("entries", "on"), [(2, {(norms, "_UP"): norms._UP}), (3000, {(norms, "gamma"): gamma})])
 def test_euclidean_norms_are_rounded_up(entries: int, on: dict[Any, Any]) -> None:
     off = {(norms, "_UP"): 1.0, (norms, "gamma"): lambda _: 0.0}
     vectors = [gauss(seed, entries) for seed in range(20)]
@@ -93,7 +93,7 @@ def test_the_frobenius_norm_of_a_matrix_in_pieces_is_rounded_up(monkeypatch: pyt
     on = {"γ of pieces": {(norms, "gamma"): only(gamma, 1000)}}
     each_is_needed(off, on, coarse, length, rows)
     monkeypatch.setattr(norms, "_COLUMNS", 1)
-    on = {"one step": {(norms, "_UP"): UP}}
+    on = {"one step": {(norms, "_UP"): norms._UP}}
     each_is_needed(off, on, coarse, length, [gauss(seed, 1, 2) for seed in range(20)])
 
 
@@ -141,7 +141,7 @@ def test_a_bound_is_made_of_all_its_parts(monkeypatch: pytest.MonkeyPatch) -> No
         largest, gram_error, map_error, factor = map(DIGITS.mpf, parts)
         return factor * (DIGITS.sqrt(largest + gram_error) + map_error)
 
-    each_is_needed({(norms, "_UP"): 1.0}, {"one step": {(norms, "_UP"): UP}}, bound, exact, FOUND)
+    each_is_needed({(norms, "_UP"): 1.0}, {"one step": {(norms, "_UP"): norms._UP}}, bound, exact, FOUND)
 
 
 def test_what_is_certified_to_be_at_most_a_limit_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +163,7 @@ def test_what_is_certified_to_be_at_most_a_limit_is(monkeypatch: pytest.MonkeyPa
     near = [(s * t, 1.0 + t, 0.0, 0.3 + t) for s in (1e-9, 1e-7, 1.0) for _, _, t, _ in FOUND]
     near += [(s * t, 0.0, 1.0 + t, 0.3 + t) for s in (1e-9, 1e-7, 1.0) for _, _, t, _ in FOUND]
     cases = [*near, *FOUND]
-    each_is_needed({(norms, "_UP"): 1.0}, {"both": {(norms, "_UP"): UP}}, least_room, lambda _: 0, cases)
+    each_is_needed({(norms, "_UP"): 1.0}, {"both": {(norms, "_UP"): norms._UP}}, least_room, lambda _: 0, cases)
 
 
 def rank_one(seed: int, size: int) -> tuple[Tensor, int]:
@@ -211,7 +211,7 @@ def test_frobenius_norms_of_gram_matrices_are_rounded_up(dtype: torch.dtype) -> 
 def test_what_squaring_rounds_is_paid_for(steps: int) -> None:
     """Of matrices of rank one the Frobenius norm is the eigenvalue: there is no other room."""
     off = {(gram, "_UP"): 1.0, (gram, "gamma"): lambda _: 0.0}
-    on = {"γ": {(gram, "gamma"): only(gamma, 2)}, "one step": {(gram, "_UP"): UP}}
+    on = {"γ": {(gram, "gamma"): only(gamma, 2)}, "one step": {(gram, "_UP"): gram._UP}}
     grams = [rank_one(seed, 2)[0] / 7 for seed in range(200)]
 
     def exact(found: Tensor) -> Any:

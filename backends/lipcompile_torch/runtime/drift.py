@@ -31,6 +31,7 @@ from . import native
 from .gram import gamma
 
 _SINGLE = 2.0**-24
+_DOUBLE = 2.0**-53
 _BRAIN = 2.0**-8  # unit roundoff of bfloat16
 _SMALL = 64  # up to here float64 costs less than what bfloat16 takes beside the product
 _PIECE = 2**19  # entries of a difference that are there at a time, on processors
@@ -195,7 +196,7 @@ def _squared(matrices: Tensor) -> Moments:
         found, bound = values[0], values[1] * (1 + gamma(rows * rows))
         for lost in (rows, rows, columns):
             bound = math.sqrt(bound + 2 * gamma(lost))
-        return found, (bound + 2.0**-52) * found * _UP
+        return found, (bound + 2 * _DOUBLE) * found * _UP
 
     return Moments(torch.stack((length, fourth)), norms)
 

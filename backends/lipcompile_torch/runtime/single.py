@@ -17,6 +17,8 @@ from torch import Tensor
 from . import native
 from .drift import frobenius_length, gamma_single
 
+_UNIT = 2.0**-24
+_UP = 1 + 2.0**-48  # covers a handful of float operations
 _CHUNK = 128  # terms of a sum
 _ROWS = 128  # of a Gram matrix at a time: what lies above the diagonal blocks is not computed, but copied
 _FACTOR = 256  # above this size a factorisation is made in two halves, which is faster
@@ -46,7 +48,7 @@ def spectral_bound(matrix: Tensor) -> float:
         limit = guess * (1 + slack)
         proved = _proved(gram, limit)
         if proved < math.inf:
-            return min(math.sqrt(proved + error) / scale * (1 + 2.0**-48), length)
+            return min(math.sqrt(proved + error) / scale * _UP, length)
     return length
 
 
@@ -99,7 +101,7 @@ def _proved(gram: Tensor, limit: float) -> float:
     if not _positive(shifted):
         return math.inf
     trace = float(shifted.diagonal().double().sum())
-    return limit + gamma_single(len(gram)) / 2 * trace + 4 * 2.0**-24 * (limit + trace)
+    return limit + gamma_single(len(gram)) / 2 * trace + 4 * _UNIT * (limit + trace)
 
 
 def _positive(matrix: Tensor) -> bool:
