@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import shutil
 import subprocess
@@ -11,10 +12,30 @@ import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 KERNELS = Path("backends/lipcompile_torch/runtime/kernels")
 _COPIED = ("lipcompile", "backends", "grammar", "tests", "examples", "benchmarks", "pyproject.toml")
 _LIMIT = 900  # seconds that a mutant's tests may take; one that hangs is seen as well
+# Tests run in processes that are forked from one that has imported what takes seconds.
+_PROCESSES = multiprocessing.get_context("forkserver")
+_PROCESSES.set_forkserver_preload(["torch", "pytest", "mpmath", "numpy", "sympy"])
+
+
+def _run(folder: str, arguments: list[str]) -> None:
+    """Run pytest in a folder, on the packages that are there."""
+    os.chdir(folder)
+    for name in [name for name in sys.modules if name.split(".")[0] in ("tests", "__mp_main__")]:
+        del sys.modules[name]  # of the checkout
+    paths = [folder, str(Path(folder, "backends"))]
+    sys.path[:0] = paths
+    os.environ |= {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+    sys.dont_write_bytecode = True
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+        os.dup2(nowhere.fileno(), 2)
+        sys.exit(int(pytest.main(arguments)))
 
 
 class Workshop:
@@ -38,30 +59,16 @@ class Workshop:
         Raises:
             RuntimeError: there is no such test.
         """
-        found = [str(self.folder / test) for test in tests if (self.folder / test).exists()]
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-x",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "-p",
-            "no:randomly",
-            *found,
-        ]
-        paths = os.pathsep.join([str(self.folder), str(self.folder / "backends")])
-        environment = {**os.environ, "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
-        try:
-            done = subprocess.run(
-                command, cwd=self.folder, env=environment, capture_output=True, timeout=_LIMIT, check=False
-            )
-        except subprocess.TimeoutExpired:
+        arguments = ["-x", "-q", "-p", "no:cacheprovider", *(str(self.folder / test) for test in tests)]
+        process = _PROCESSES.Process(target=_run, args=(str(self.folder), arguments))
+        process.start()
+        process.join(_LIMIT)
+        if process.is_alive():
+            process.kill()
             return False
-        if not found or done.returncode in (4, 5):
-            raise RuntimeError(f"there is nothing to run in {tests}:\n{done.stdout.decode()}")
-        return done.returncode == 0
+        if process.exitcode in (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.NO_TESTS_COLLECTED):
+            raise RuntimeError(f"there is nothing to run in {' '.join(tests)}")
+        return process.exitcode == pytest.ExitCode.OK
 
     def survives(self, file: str, mutated: str, tests: Sequence[str]) -> bool:
         """Whether tests pass where this file has another content; of native code, which is built for it.

@@ -163,7 +163,9 @@ def test_the_error_at_frequencies_is_that_of_long_sums(
 def test_the_least_of_both_norms_counts() -> None:
     """Of the identity the operator norm, and of one entry the Frobenius norm."""
     assert 1 <= single.spectral_bound(torch.eye(90)) <= 1.02
-    assert single.spectral_bound(torch.zeros(90, 90).index_fill_(0, torch.tensor([3]), 1.0)) <= math.sqrt(90) * 1.01
+    assert (
+        single.spectral_bound(torch.zeros(90, 90).index_fill_(0, torch.tensor([3]), 1.0)) <= math.sqrt(90) * 1.01
+    )
 
 
 def test_the_largest_of_all_traces_counts() -> None:
