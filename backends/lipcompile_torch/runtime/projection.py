@@ -36,7 +36,7 @@ from .drift import (
 from .operators import Operator
 from .sharding import is_shard, replace_
 
-_UP = 1 + 1e-12  # covers a handful of float operations
+_UP = 1 + 1e-12  # covers a few dozen float operations: all on the way from norms to what is compared with a limit
 _SAME = 1e-3  # of a drift: by how much it may come out longer, measured again at another scale
 _HEADROOM = 2.5e-3  # what scaling leaves for the rounding of the anchor to half precision: 2.2e-3 at 512 × 512
 _PATIENCE = 8  # a full certificate costs about as much as this many measurements of a drift
@@ -150,12 +150,12 @@ class Amortised:
         assert anchor is not None
         assert factor is not None
         copied = anchor.share * anchor.length
-        drift = factor * (norm + difference_error(length, 0.0 if anchor.share == 1.0 else copied)) * _UP
+        drift = factor * (norm + difference_error(length, 0.0 if anchor.share == 1.0 else copied))
         if isinstance(self.constraint, Orthogonal) and not drift <= slack:
             return False
         if anchor.share * anchor.bound + drift <= limit / _UP:
             return True
-        drift = factor * (norm * (1 + _SAME) + difference_error(length, copied)) * _UP
+        drift = factor * (norm * (1 + _SAME) + difference_error(length, copied))
         bound = (anchor.share * anchor.bound + drift) * (1 + 1e-6)
         rounding = self._rounding(weight, length + copied)
         if not rounding < limit or not bound < math.inf:
@@ -245,7 +245,7 @@ class Amortised:
             if copy.dtype != weight.dtype:
                 lost = drift_norm(self.operator.matrix(weight), self.operator.matrix(copy), 1.0)
                 ((rounded, norm),) = read_norms([lost])
-                distance = factor * (norm + difference_error(rounded, 0.0)) * _UP
+                distance = factor * (norm + difference_error(rounded, 0.0))
             if rounded < math.inf and bound + 2 * distance <= self.constraint.bound:
                 return Anchor(copy, bound + distance, self._length(copy), rounded)
         return None
@@ -257,11 +257,11 @@ class Amortised:
     def _rounding(self, weight: Tensor, length: float) -> float:
         """Return what rounding may add to the norm of a weight of Frobenius norm ``length`` that is scaled down.
 
-        Each entry is off by 2ε of itself at most, or by the smallest normal number.
+        Each entry is off by ε of itself at most, or by the smallest normal number: half of that is to spare.
         """
         kind, factor = torch.finfo(weight.dtype), self.operator.factor
         assert factor is not None
-        return factor * (2 * kind.eps * length + kind.smallest_normal * math.sqrt(weight.numel())) * _UP
+        return factor * (2 * kind.eps * length + kind.smallest_normal * math.sqrt(weight.numel()))
 
 
 def _copied(weight: Tensor, dtype: torch.dtype, before: Anchor | None) -> Tensor:
