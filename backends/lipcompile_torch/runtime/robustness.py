@@ -226,7 +226,7 @@ def _times(first: float, second: float) -> float:
 
 
 def _pairs(module: LipschitzModule, count: int, logits: float, features: float | None) -> Tensor:
-    any_two = _times(math.nextafter(math.sqrt(2), 2), logits)
+    any_two = _times(math.sqrt(2), logits)  # the double is above the root
     device = next((parameter.device for parameter in module.parameters()), None)
     pairs = torch.full((count, count), any_two, dtype=torch.float64, device=device)
     if features is None:

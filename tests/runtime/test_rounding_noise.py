@@ -1,0 +1,156 @@
+"""What the noise adds for rounding: never less than exact arithmetic asks for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import scipy.stats
+import torch
+from lipcompile_torch.runtime import checks, loss_clipping, noise, native
+from lipcompile_torch.runtime.checks import current_contents
+from lipcompile_torch.runtime.discrete_gaussian import GRID_BITS
+from lipcompile_torch.runtime.loss_clipping import AdaptiveClip, gradient_multiplier
+from lipcompile_torch.runtime.module import LipschitzModule
+from lipcompile_torch.runtime.noise import NoiseSource, allocate
+from lipcompile_torch.runtime.normals import SecureNormals
+from lipcompile_torch.runtime.precision import rounding_slack, sum_slack
+from torch import Tensor, nn
+
+from ..rounding import DIGITS, each_is_needed
+
+
+def draws(seed: int, count: int) -> list[float]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(count, dtype=torch.float64, generator=generator).add_(0.1).tolist()
+
+
+PAIRS = [(*draws(seed, 2),) for seed in range(200)]
+
+
+def test_the_multiplier_of_the_gradient_beside_a_count_is_rounded_up() -> None:
+    """(σ^-2 - (2s)^-2)^(-1/2)."""
+    for sigma, count in PAIRS:
+        noise_of_count = sigma + count
+        exact = 1 / DIGITS.sqrt(1 / DIGITS.mpf(sigma) ** 2 - 1 / (2 * DIGITS.mpf(noise_of_count)) ** 2)
+        assert gradient_multiplier(sigma, noise_of_count) >= exact
+
+
+def test_noise_on_the_count_costs_little() -> None:
+    """Five times the multiplier, by which that of the gradient grows by 1/200; of large batches a twentieth."""
+    assert AdaptiveClip(1.0).count_std(1.0, 10.0) == 5
+    assert AdaptiveClip(1.0).count_std(1.0, 1000.0) == 50
+
+
+def test_scales_of_secure_noise_are_rounded_up() -> None:
+    """1/(1 - σ·2^-40·√n)."""
+    normals = SecureNormals()
+    for sigma, share in PAIRS:
+        entries = int(10**9 * share)
+        added = DIGITS.mpf(sigma) * DIGITS.sqrt(entries) / 2**GRID_BITS
+        assert normals.widening(sigma, entries) >= 1 / (1 - added)
+
+
+def test_shared_noise_has_no_smaller_multiplier() -> None:
+    """(ΣK²/s²)^(-1/2) is at least σ."""
+    rules = ("global", "per_layer", "optimal")
+    cases = [(seed, rule) for seed in range(40) for rule in rules]
+
+    def achieved(case: tuple[int, Any]) -> float:
+        seed, rule = case
+        sigma, *lengths = draws(seed, 9)
+        bounds = {str(i): length for i, length in enumerate(lengths)}
+        try:
+            stds = allocate(rule, bounds, dict.fromkeys(bounds, 7), sigma)
+        except ValueError:
+            return -1.0
+        squares = DIGITS.fsum((DIGITS.mpf(k) / DIGITS.mpf(stds[name])) ** 2 for name, k in bounds.items())
+        return float(1 / DIGITS.sqrt(squares) - DIGITS.mpf(sigma))
+
+    each_is_needed(
+        {(noise, "_OUTWARD"): 0.0},
+        {"it": {(noise, "_OUTWARD"): noise._OUTWARD}},
+        achieved,
+        lambda _: 0.0,
+        cases,
+    )
+
+
+def test_noise_is_wider_by_the_slack_of_the_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(noise, "rounding_slack", lambda _: 0.5)
+    scales: list[float] = []
+
+    class Recorded:
+        def perturb_(self, rows: Sequence[tuple[Tensor, float]]) -> None:
+            scales.extend(scale for _, scale in rows)
+
+    parameter = nn.Parameter(torch.zeros(3))
+    source = NoiseSource.__new__(NoiseSource)
+    source._stream, source._normals = None, Recorded()  # type: ignore[assignment]
+    source.perturb_({"w": parameter}, {"w": 2.0}, 4.0)
+    assert scales == [2 * 1.5 / 4]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("batch", [1.0, 100.0, 4096.0])
+def test_what_sums_round_is_added(dtype: torch.dtype, batch: float) -> None:
+    """A sum of B gradients of length K is off by u·B·K, and its neighbour the other way; and by the least number η
+    in each of n entries, in units of K/b.
+    """
+    eps, smallest = torch.finfo(dtype).eps, torch.finfo(dtype).smallest_normal
+    slack, most = rounding_slack(dtype), batch + 8 * math.sqrt(batch)
+    assert sum_slack(slack, batch, 1, 1.0) >= eps * most
+    bound = smallest * eps  # so short that only η counts
+    assert sum_slack(slack, batch, 10**4, bound) >= 100 * batch
+    assert scipy.stats.poisson.sf(most + 16, batch) < 1e-14
+
+
+def test_slacks_are_far_above_what_was_measured() -> None:
+    """The largest excess seen, see `rounding_slack`: in float64 it is 2^-29 of that in float32."""
+    seen = {torch.float64: 2.4e-7 * 2.0**-29, torch.float32: 2.4e-7, torch.float16: 6.6e-4, torch.bfloat16: 3e-3}
+    for dtype, excess in seen.items():
+        assert rounding_slack(dtype) >= 15 * excess
+
+
+def test_the_slack_of_a_module_is_that_of_its_lowest_precision() -> None:
+    both = {"a": nn.Parameter(torch.zeros(1)), "b": nn.Parameter(torch.zeros(1, dtype=torch.bfloat16))}
+    assert checks.slack(both) == rounding_slack(torch.bfloat16)
+
+
+def test_bounds_of_a_clipped_loss_are_rounded_up() -> None:
+    """C/L times the bound without clips."""
+    for limit, unclipped in PAIRS:
+        module: Any = SimpleNamespace(
+            bounds={"w": 1e9}, unclipped_bounds={"w": unclipped}, loss_limit=limit, loss_lipschitz=limit + 0.7
+        )
+        found = LipschitzModule.gradient_bounds(module)["w"]
+        assert found >= DIGITS.mpf(limit) / DIGITS.mpf(limit + 0.7) * DIGITS.mpf(unclipped)
+
+
+def test_examples_at_the_clip_count_as_within() -> None:
+    clipped, within = loss_clipping.clip_cotangents(torch.tensor([[3.0, 4.0], [6.0, 8.0]]), 5.0)
+    assert int(within) == 1
+    assert float(clipped[1].double().norm()) <= 5
+
+
+# --- fingerprints, where words of 64 bits do not divide a parameter ---
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
+@pytest.mark.parametrize(("start", "count"), [(0, 8), (0, 7), (1, 8), (1, 7), (2, 6), (3, 5), (4, 4), (2, 8)])
+def test_parameters_at_any_place_in_memory_have_a_fingerprint(
+    dtype: torch.dtype, start: int, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By torch's operations; any entry that is changed changes it."""
+    monkeypatch.setattr(native, "kernels", None)
+    row = torch.arange(1.0, 17.0, dtype=dtype)
+    parameter = nn.Parameter(row[start : start + count])
+    before = current_contents({"w": parameter})
+    for place in range(start, start + count):
+        row[place] += 1
+        assert not torch.equal(current_contents({"w": parameter}).sums, before.sums)
+        row[place] -= 1
+    assert torch.equal(current_contents({"w": parameter}).sums, before.sums)
