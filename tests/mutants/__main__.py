@@ -33,23 +33,24 @@ def mutants_of(file: str) -> Iterator[Job]:
             yield file, source, mutant
 
 
-def survivors(jobs: list[Job], workers: int) -> Iterator[Job]:
-    """Run the tests of each mutant, and yield those that no test sees."""
+def survivors(jobs: list[Job], workers: int, near: bool) -> Iterator[Job]:
+    """Run the tests of each mutant, of its file's only the nearest if asked to; yield those that no test sees."""
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(workers) as pool:
         shops: SimpleQueue[Workshop] = SimpleQueue()
         for number in range(workers):
             shops.put(Workshop(Path(folder) / str(number)))
+        tests = {file: COVERED[file].tests[: 1 if near else None] for file in COVERED}
         first = shops.get()
         for file, source in dict.fromkeys((file, source) for file, source, _ in jobs):
-            if not first.survives(file, source, COVERED[file].tests):
-                raise SystemExit(f"tests of {file} fail without a mutation: {' '.join(COVERED[file].tests)}")
+            if not first.survives(file, source, tests[file]):
+                raise SystemExit(f"tests of {file} fail without a mutation: {' '.join(tests[file])}")
         shops.put(first)
 
         def run(job: Job) -> Job | None:
             file, source, mutant = job
             shop = shops.get()
             try:
-                alive = shop.survives(file, mutant.applied(source), COVERED[file].tests)
+                alive = shop.survives(file, mutant.applied(source), tests[file])
             finally:
                 shops.put(shop)
             print(f"{'SURVIVED' if alive else 'killed'}  {_line(job)}", file=sys.stderr, flush=True)
@@ -70,6 +71,7 @@ def main() -> int:
         "--files", nargs="*", default=["*"], help="patterns of the files to mutate; all by default"
     )
     parser.add_argument("--kinds", nargs="*", help="of mutants, e.g. term; all by default")
+    parser.add_argument("--near", action="store_true", help="only the tests that are nearest to a file")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--list", action="store_true", help="list the mutants, and run nothing")
     chosen = parser.parse_args()
@@ -78,7 +80,7 @@ def main() -> int:
     if chosen.list:
         print("\n".join(map(_line, jobs)))
         return 0
-    alive = [*survivors(jobs, chosen.jobs)]
+    alive = [*survivors(jobs, chosen.jobs, chosen.near)]
     expected = known()
     new = [job for job in alive if (job[0], *job[2].key) not in expected]
     seen = [job for job in jobs if job not in alive and (job[0], *job[2].key) in expected]

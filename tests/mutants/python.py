@@ -16,8 +16,8 @@ _NAMES = re.compile(
 )
 _FACTORS = re.compile(r"_?(UP|up|OUTWARD)")
 _SWAPPED = {
-    **{"max": "min", "maximum": "minimum", "amax": "amin", "clamp_min": "clamp_max", "ceil": "floor"},
-    **{"round_ceiling": "round_floor", "_UP": "_DOWN"},
+    "max": "min", "maximum": "minimum", "amax": "amin", "clamp_min": "clamp_max", "ceil": "floor",
+    "round_ceiling": "round_floor", "_UP": "_DOWN",
 }
 _SWAPPED |= {new: old for old, new in _SWAPPED.items()}
 _EDGES = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt}

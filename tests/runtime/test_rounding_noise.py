@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import scipy.stats
 import torch
-from lipcompile_torch.runtime import checks, loss_clipping, noise, native
+from lipcompile_torch.runtime import checks, loss_clipping, native, noise
 from lipcompile_torch.runtime.checks import current_contents
 from lipcompile_torch.runtime.discrete_gaussian import GRID_BITS
 from lipcompile_torch.runtime.loss_clipping import AdaptiveClip, gradient_multiplier
