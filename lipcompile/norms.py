@@ -133,7 +133,7 @@ def _stack_norm(maps: Array, error: float = 0.0) -> float:
     adjoint = maps.conj().swapaxes(-1, -2)
     grams = maps @ adjoint if rows <= columns else adjoint @ maps
     eigenvalue = _largest_eigenvalue(np.ascontiguousarray(grams)) + _gamma(max(rows, columns)) * largest**2
-    return min(math.sqrt(eigenvalue) * _UP, largest) * _UP + error
+    return (min(math.sqrt(eigenvalue), largest) + error) * _UP
 
 
 def _largest_eigenvalue(grams: Array) -> float:
@@ -239,7 +239,7 @@ def _frequency_norm(kernel: Array, windows: Sequence[Window], groups: int) -> fl
     angles = _angles([_polyphase(window) for window in windows], used)
     transform = (np.cos(angles) + 1j * np.sin(angles)) @ form.T
     maps = transform.reshape(len(angles) * groups, kernel.shape[0] // groups, kernel.shape[1] * phases)
-    error = math.sqrt(form.shape[1]) * _frobenius(kernel) * (_gamma(form.shape[1]) + _PHASE_ERROR) * _UP
+    error = math.sqrt(form.shape[1]) * _frobenius(kernel) * (_gamma(form.shape[1]) + _PHASE_ERROR)
     return _stack_norm(maps, error)
 
 

@@ -6,7 +6,7 @@ one at a time; then a term that is left out, or points inward, leaves bounds bel
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import mpmath
@@ -51,3 +51,16 @@ def each_is_needed(
 def only(function: Callable[[int], float], *kept: int) -> Callable[[int], float]:
     """Return γ for these numbers of terms, and 0 for all others."""
     return lambda terms: function(terms) if terms in kept else 0.0
+
+
+def nearly_rank_one(vector: Sequence[float]) -> tuple[list[list[float]], Any]:
+    """Return vvᵀ, each entry rounded, and its largest eigenvalue, at most: after a few steps to it, which is far off
+    from all others.
+    """
+    rows = [[a * b for b in vector] for a in vector]
+    exact = DIGITS.matrix(rows)
+    towards = DIGITS.matrix(list(vector))
+    for _ in range(4):
+        towards = exact * towards
+        towards /= DIGITS.norm(towards)
+    return rows, (towards.T * exact * towards)[0]
