@@ -15,6 +15,7 @@ import pytest
 Case = TypeVar("Case")
 Place = tuple[Any, str]
 """A module, and the name in it of a function or a constant."""
+Groups = Mapping[str, Mapping[Place, Any]]
 
 DIGITS = mpmath.mp.clone()
 DIGITS.dps = 60
@@ -22,7 +23,7 @@ DIGITS.dps = 60
 
 def each_is_needed(
     off: Mapping[Place, Any],
-    on: Mapping[str, Mapping[Place, Any]],
+    on: Groups,
     bound: Callable[[Case], float],
     exact: Callable[[Case], Any],
     cases: Iterable[Case],
@@ -48,14 +49,22 @@ def each_is_needed(
                     assert bound(case) >= truth, (group, case)
 
 
+def length(entries: Any) -> Any:
+    """Return the Euclidean norm of the numbers that a tensor or an array holds, to 60 digits."""
+    ratios = [float(x).as_integer_ratio() for x in entries.reshape(-1).tolist()]
+    largest = max(denominator for _, denominator in ratios)
+    square = sum((numerator * (largest // denominator)) ** 2 for numerator, denominator in ratios)
+    return DIGITS.sqrt(square) / largest
+
+
 def only(function: Callable[[int], float], *kept: int) -> Callable[[int], float]:
     """Return γ for these numbers of terms, and 0 for all others."""
     return lambda terms: function(terms) if terms in kept else 0.0
 
 
 def nearly_rank_one(vector: Sequence[float]) -> tuple[list[list[float]], Any]:
-    """Return vvᵀ, each entry rounded, and its largest eigenvalue, at most: after a few steps to it, which is far off
-    from all others.
+    """Return vvᵀ, each entry rounded, and its largest eigenvalue, or less: what a few steps towards it give, since
+    all others are far below.
     """
     rows = [[a * b for b in vector] for a in vector]
     exact = DIGITS.matrix(rows)

@@ -1,4 +1,4 @@
-"""What certified norms of the compiler add for rounding: each term by itself, where computed norms are too small."""
+"""What the compiler's norms add for rounding: each term by itself, where computed norms are too small."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lipcompile.numbers.certified import Certified
 from lipcompile.numbers.rounding import round_up
 from lipcompile.ops.counting import windows_of
 
-from .rounding import DIGITS, each_is_needed, nearly_rank_one
+from .rounding import DIGITS, each_is_needed, length, nearly_rank_one
 
 Array = NDArray[Any]
 OFF: dict[tuple[Any, str], Any] = {(norms, "_UP"): 1.0, (norms, "_gamma"): lambda _: 0.0}
@@ -26,11 +26,6 @@ UNIT = 2.0**-53
 
 def gauss(seed: int, *shape: int) -> Array:
     return np.random.default_rng(seed).standard_normal(shape)
-
-
-def length(entries: Array) -> Any:
-    """The Euclidean norm of the stored numbers, to 60 digits."""
-    return DIGITS.sqrt(DIGITS.fsum(DIGITS.mpf(x) ** 2 for x in entries.reshape(-1).tolist()))
 
 
 @pytest.mark.parametrize("terms", [0, 1, 100, 10**6])
@@ -78,7 +73,7 @@ def test_the_largest_of_all_matrices_counts(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("size", [4, 10])
 def test_a_factorisation_that_should_not_end_proves_nothing(size: int) -> None:
-    """τI - G with τ just below an eigenvalue is not positive, but Cholesky with rounding sometimes runs to its end."""
+    """τI - G is not positive for τ just below an eigenvalue, but with rounding Cholesky may run to its end."""
     ended = 0
     for seed in range(100):
         rows, eigenvalue = nearly_rank_one(gauss(seed, size).tolist())

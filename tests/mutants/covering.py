@@ -13,7 +13,7 @@ class Covered(NamedTuple):
 
     Args:
         tests: those that must go red, the quickest and nearest first.
-        terms_alone: mutate terms and constants that round outward; else also extremes and the edges of comparisons.
+        terms_alone: mutate terms and constants that round outward; else extremes and comparisons as well.
     """
 
     tests: tuple[str, ...]
@@ -44,7 +44,11 @@ CERTIFICATES = {
     f"{RUNTIME}/noise.py": _runtime("rounding_noise", "noise"),
     f"{RUNTIME}/normals.py": _runtime("rounding_noise", "normals"),
     "lipcompile/norms.py": ("tests/test_certified_rounding.py", "tests/test_certified_norms.py"),
-    "lipcompile/numbers/certified.py": ("tests/test_certified_rounding.py", "tests/test_domains.py", "tests/test_powers.py"),
+    "lipcompile/numbers/certified.py": (
+        "tests/test_certified_rounding.py",
+        "tests/test_domains.py",
+        "tests/test_powers.py",
+    ),
     "lipcompile/numbers/rounding.py": ("tests/test_certified_rounding.py",),
     "lipcompile/numbers/extremes.py": ("tests/test_domains.py", "tests/test_forms.py"),
     "lipcompile/numbers/closed_form.py": ("tests/test_closed_forms.py", "tests/test_loop_mutations.py"),
@@ -83,4 +87,14 @@ COVERED = {
     **{file: Covered(tests) for file, tests in CERTIFICATES.items()},
     **{file: Covered(tests, terms_alone=True) for file, tests in OTHERS.items()},
     **{file: Covered(tests) for file, tests in KERNELS.items()},
+}
+# Functions that guess where an eigenvalue lies: nothing is promised of what they return.
+GUESSES = {
+    f"{RUNTIME}/norms.py": {"_lanczos", "guess_eigenvalue"},
+    f"{RUNTIME}/single.py": {"_guess"},
+    f"{RUNTIME}/spectra.py": {"_ByTorch.guess"},
+    "lipcompile/norms.py": {"_guess"},
+    f"{RUNTIME}/kernels/spectra.c": {
+        *("multiply", "inner", "add_multiple", "divide", "reaches_above", "largest_eigenvalue", "guess_block"),
+    },
 }

@@ -16,8 +16,13 @@ _NAMES = re.compile(
 )
 _FACTORS = re.compile(r"_?(UP|up|OUTWARD)")
 _SWAPPED = {
-    "max": "min", "maximum": "minimum", "amax": "amin", "clamp_min": "clamp_max", "ceil": "floor",
-    "round_ceiling": "round_floor", "_UP": "_DOWN",
+    "max": "min",
+    "maximum": "minimum",
+    "amax": "amin",
+    "clamp_min": "clamp_max",
+    "ceil": "floor",
+    "round_ceiling": "round_floor",
+    "_UP": "_DOWN",
 }
 _SWAPPED |= {new: old for old, new in _SWAPPED.items()}
 _EDGES = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt}
@@ -59,6 +64,8 @@ def mutants(source: str, edges: bool = True) -> list[Mutant]:
     found: list[Mutant] = []
     seen: Counter[tuple[str, str, str]] = Counter()
     for scope, kind, node, new in _changes(ast.parse(source), "", edges):
+        assert node.end_lineno is not None
+        assert node.end_col_offset is not None
         start, end = lines[node.lineno - 1] + node.col_offset, lines[node.end_lineno - 1] + node.end_col_offset
         old, text = source.encode()[start:end].decode(), ast.unparse(new)
         key = scope, " ".join(old.split()), text

@@ -32,7 +32,7 @@ def _run(folder: str, arguments: list[str]) -> None:
     sys.path[:0] = paths
     os.environ |= {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
     sys.dont_write_bytecode = True
-    with open(os.devnull, "w") as nowhere:
+    with Path(os.devnull).open("w") as nowhere:
         os.dup2(nowhere.fileno(), 1)
         os.dup2(nowhere.fileno(), 2)
         sys.exit(int(pytest.main(arguments)))

@@ -23,7 +23,7 @@ from lipcompile_torch.runtime.drift import (
 from lipcompile_torch.runtime.gram import gamma
 from torch import Tensor
 
-from ..rounding import DIGITS, each_is_needed, only
+from ..rounding import DIGITS, each_is_needed, length, only
 
 OFF = {
     (drift, "gamma"): lambda _: 0.0,
@@ -32,11 +32,6 @@ OFF = {
     (drift, "_UP"): 1.0,
     (drift, "_DOUBLE"): 0.0,
 }
-
-
-def length(entries: Tensor) -> Any:
-    """The Euclidean norm of the stored numbers, to 60 digits."""
-    return DIGITS.sqrt(DIGITS.fsum(DIGITS.mpf(x) ** 2 for x in entries.double().flatten().tolist()))
 
 
 def gauss(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -112,7 +107,8 @@ def test_the_length_of_a_drift_in_pieces_is_rounded_up(monkeypatch: pytest.Monke
         parts = iter(gauss(seed, 500, dtype=torch.float64).abs())
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(drift, "frobenius_length", lambda _: next(parts))
-            return float(drift_length(*[torch.zeros(1, 500 * COARSE.height, 1)] * 2, 1.0))
+            zero = torch.zeros(1, 500 * COARSE.height, 1)
+            return float(drift_length(zero, zero, 1.0))
 
     def exact(seed: int) -> Any:
         return length(gauss(seed, 500, dtype=torch.float64))
@@ -147,7 +143,7 @@ def test_small_matrices_of_two_entries_are_rounded_up() -> None:
 
 
 def test_nothing_is_no_division_by_nothing() -> None:
-    assert from_zero(torch.zeros(1, 3, 4)) == (pytest.approx(0, abs=1e-100), pytest.approx(0, abs=1e-100))
+    assert from_zero(torch.zeros(1, 3, 4)) == pytest.approx((0.0, 0.0), abs=1e-100)
 
 
 def test_lengths_of_several_matrices_are_rounded_up() -> None:
@@ -204,16 +200,13 @@ def test_what_moments_lose_in_float64_is_added(monkeypatch: pytest.MonkeyPatch) 
     assert bounds([(1 - 2.0**-7) ** 2, 0.0], 0.0)[1] >= 1
 
 
-def test_both_norms_are_rounded_up() -> None:
+@pytest.mark.parametrize("norm", [0, 1])
+def test_both_norms_are_rounded_up(norm: int) -> None:
+    def bound(trace: float) -> float:
+        return bounds([trace, 0.0], 0.0)[norm]
+
     traces = [1 + k / 64 for k in range(64)]
-    for norm in (0, 1):
-        each_is_needed(
-            OFF,
-            {"one step": {(drift, "_UP"): drift._UP}},
-            lambda trace, norm=norm: bounds([trace, 0.0], 0.0)[norm],
-            lambda trace: DIGITS.sqrt(trace),
-            traces,
-        )
+    each_is_needed(OFF, {"one step": {(drift, "_UP"): drift._UP}}, bound, DIGITS.sqrt, traces)
 
 
 @pytest.mark.usefixtures("exaggerated")

@@ -35,7 +35,7 @@ def errors(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("errors")
 def test_what_a_difference_rounds_counts_as_drift() -> None:
-    """A norm of 1 = 1/4 + 1/2 + 1/4: of the anchor, of the drift that was computed, and of what that may be off."""
+    """A norm of 1 = 1/4 + 1/2 + 1/4: of the anchor, of the computed drift, and of what that may be off."""
     kept, moved = number(1.0), number(1.0)
     assert not anchored(0.9, 0.25)._place(kept, 0.0, 0.5, 0.0, 0.0)
     assert float(kept) == 1
@@ -118,7 +118,7 @@ def test_an_orthogonal_weight_that_moved_by_more_than_its_slack_is_not_kept() ->
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_what_scaling_rounds_is_bounded(dtype: torch.dtype) -> None:
-    """By two roundings, of the factor and of the product: ε of an entry; below normal numbers by half the least one."""
+    """Two roundings, of the factor and of the product: ε of an entry; below normal numbers half the least one."""
     kind, known = torch.finfo(dtype), Amortised(Spectral(1.0), Dense())
     weight = torch.ones(10, 10, dtype=dtype)
     assert known._rounding(weight, 10.0) >= 10 * kind.eps

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,8 +36,9 @@ def module_of(weight: Tensor) -> Any:
 
 def distance(rows: Tensor) -> Any:
     """Between two rows, to 60 digits."""
-    one, other = ([DIGITS.mpf(x) for x in row] for row in rows.tolist())
-    return DIGITS.sqrt(DIGITS.fsum((x - y) ** 2 for x, y in zip(one, other, strict=True)))
+    shift = 2**200  # makes whole numbers of these
+    one, other = ([int(Fraction(x) * shift) for x in row] for row in rows.tolist())
+    return DIGITS.sqrt(sum((x - y) ** 2 for x, y in zip(one, other, strict=True))) / shift
 
 
 def test_distances_between_rows_are_rounded_up() -> None:
@@ -101,8 +103,8 @@ def test_how_far_an_input_may_move_beyond_the_clip_is_rounded_down() -> None:
 def test_rounding_of_logits_counts_against_both(
     tmp_path: Path, lowest: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """W = [[3, 4], [0, 0]] at (1, 1): a gap of 7, of slope 5, where logits of norm at most 5·√2 are off by a tenth:
-    two of them, here and where the input went.
+    """W = [[3, 4], [0, 0]] at (1, 1): a gap of 7, of slope 5. Logits of norm 5·√2 at most are off by a tenth: two
+    of them, here and where the input went.
     """
     for name in ("working_slack", "rounding_slack"):
         monkeypatch.setattr(robustness, name, lambda _, name=name: 0.1 if name == lowest else 0.0)

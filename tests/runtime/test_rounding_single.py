@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from typing import Any
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from lipcompile_torch.runtime.drift import gamma_single
 from lipcompile_torch.runtime.spectra import Transform, transform_bound
 from torch import Tensor
 
-from ..rounding import DIGITS, each_is_needed
+from ..rounding import Groups, each_is_needed, length
 
 UP = 1 + 2.0**-48
 UNIT = 2.0**-24
@@ -21,11 +20,6 @@ UNIT = 2.0**-24
 
 def nothing(_: int) -> float:
     return 0.0
-
-
-def length(entries: Tensor) -> Any:
-    """The Euclidean norm of the stored numbers, to 60 digits."""
-    return DIGITS.sqrt(DIGITS.fsum(DIGITS.mpf(x) ** 2 for x in entries.double().flatten().tolist()))
 
 
 def gauss(seed: int, *shape: int) -> Tensor:
@@ -52,12 +46,12 @@ def test_gamma_of_float32_is_above_what_theorems_ask_for(terms: int) -> None:
 
 @pytest.mark.parametrize("size", [3, 30, 90])
 def test_what_a_factorisation_rounds_is_paid_for(size: int) -> None:
-    """τI - vvᵀ with τ just below its eigenvalue is not positive, but Cholesky with rounding sometimes runs to its end.
+    """τI - vvᵀ is not positive for τ just below the eigenvalue, but with rounding Cholesky may run to its end.
 
     Both terms, for the factorisation and for the diagonal, cover that in matrices so small.
     """
     off = {(single, "gamma_single"): nothing, (single, "_UNIT"): 0.0}
-    on = {"γ": {(single, "gamma_single"): gamma_single}, "diagonal": {(single, "_UNIT"): single._UNIT}}
+    on: Groups = {"γ": {(single, "gamma_single"): gamma_single}, "diagonal": {(single, "_UNIT"): single._UNIT}}
     vectors = [gauss(seed, size) for seed in range(100)]
 
     def bound(vector: Tensor) -> float:
@@ -93,7 +87,7 @@ class _JustBelow:
 @pytest.mark.parametrize("size", [3, 30])
 def test_what_factorisations_at_frequencies_round_is_paid_for(size: int) -> None:
     off = {(spectra, "gamma_single"): nothing, (spectra, "_UNIT"): 0.0, (spectra, "_SLACKS"): (0.0,)}
-    on = {"γ": {(spectra, "gamma_single"): gamma_single}, "diagonal": {(spectra, "_UNIT"): spectra._UNIT}}
+    on: Groups = {"γ": {(spectra, "gamma_single"): gamma_single}, "diagonal": {(spectra, "_UNIT"): spectra._UNIT}}
     vectors = [gauss(seed, size) for seed in range(100)]
 
     def bound(vector: Tensor) -> float:
@@ -118,7 +112,7 @@ def test_a_gram_matrix_in_float32_that_is_too_small_is_paid_for(monkeypatch: pyt
         off = {(module, "gamma_single"): nothing, (module, "_UP"): 1.0}
         on = {"γ": {(module, "gamma_single"): gamma_single}}
         each_is_needed(off, on, bound, length, rows)
-        each_is_needed(off, on, lambda row, bound=bound: bound(row.mT), length, rows)
+        each_is_needed(off, on, bound, length, [row.mT for row in rows])
 
 
 def test_roots_are_rounded_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,8 +132,8 @@ def test_roots_are_rounded_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_roundings_on_the_way_of_a_product_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In native code 512 columns are added up in 16 sums of 32 products, these in four steps, and the sum of all in
-    float64 is rounded once; by torch's operations 128 products at a time, and then these sums.
+    """In native code 512 columns are added up in 16 sums of 32 products, these in four steps, and the sum of all,
+    in float64, is rounded once; by torch's operations 128 products at a time, and then these sums.
     """
     rows = torch.zeros(2, 1000)
     if native.kernels is not None:

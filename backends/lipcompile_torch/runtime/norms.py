@@ -79,8 +79,8 @@ def _divided(weight: Tensor, power: float) -> Tensor:
 
 
 def times(bound: float, scale: float) -> float:
-    """Return bound·scale of a bound with the rounding of one product to spare, rounded up: below the normal numbers
-    that rounding is absolute.
+    """Return bound·scale, rounded up, of a bound that has the rounding of one product to spare: below the normal
+    numbers rounding is absolute.
     """
     found = bound * scale
     return math.nextafter(found, math.inf) if 0 < found < _SMALLEST_NORMAL else found
