@@ -14,6 +14,7 @@ from lipcompile_torch.runtime import constraints, operators
 from lipcompile_torch.runtime.audit import AuditConfig, audit
 from lipcompile_torch.runtime.audit_moves import Domain, clip_convolution
 from lipcompile_torch.runtime.audit_points import Admissible
+from lipcompile_torch.runtime.audit_starts import _identity
 
 from lipcompile import __main__
 
@@ -188,3 +189,9 @@ def test_a_long_step_ends_where_the_slope_is_largest_in_the_set(name: str) -> No
     assert float((end * slope).sum()) == pytest.approx(2 * most, rel=1e-6)
     again = Domain(*SETS[name]).constraint.project(end, SETS[name][1])
     torch.testing.assert_close(again, end, rtol=0, atol=1e-6)
+
+
+def test_what_is_no_convolution_starts_with_its_middle_taps() -> None:
+    """Angles of pairs may have as many axes as a kernel: entry i is handed on to entry i, in the middle."""
+    found = _identity((3, 3, 5, 4), torch.zeros(()), operators.Entries())
+    assert found.nonzero().tolist() == [[i, i, 2, 2] for i in range(3)]

@@ -20,7 +20,7 @@ _CHANGES = [
     (r"0x1p(-?\d+)f?", "0.0", "constant"),
     (r"(?<=\w) (<|>|<=|>=) (?=limit|FLT_MIN|quotient|NOTHING|high|largest|0\b)", None, "edge"),
     (r"\(double\)(?=entries|\(float\))", "(float)", "narrower"),
-    (r"\bdouble (?=sums|sum\b|gram|trace|total|norm|beside)", "float ", "narrower"),
+    (r"\bdouble (?=(?:sums?|gram|traces?|total|norm|beside)\b(?!\())", "float ", "narrower"),
 ]
 _EDGES = {" < ": " <= ", " <= ": " < ", " > ": " >= ", " >= ": " > "}
 _FUNCTION = re.compile(r"^[a-z][\w ]*?\**(\w+)\(.*\{$", re.MULTILINE)

@@ -99,6 +99,8 @@ def test_flat_clipping_is_the_loop_of_the_papers() -> None:
     expected = summed(alone, lambda parts, _: min(1.0, 3.0 / length(parts)) / 7)
     clipped(module, 3.0, normaliser=7.0, chunk_size=4).backward(x, y)
     assert_close(gradient(module), expected)
+    clipped(module, 3.0, normaliser=7.0, chunk_size=1).backward(x, y)
+    assert_close(gradient(module), expected)
 
 
 def test_clipping_per_parameter_clips_each_part_by_itself() -> None:
