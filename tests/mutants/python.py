@@ -132,6 +132,8 @@ def _is_small(node: ast.expr) -> bool:
         return left and _is_small(node.right) if isinstance(node.op, ast.Add | ast.Sub) else left
     if isinstance(node, ast.Constant):
         return isinstance(node.value, float) and 0 < node.value <= 1e-3
+    if isinstance(node, ast.Call) and _name(node) == "Fraction":
+        return len(node.args) == 2
     return _name(node) is not None and _named(node) and not _is_factor(node)
 
 

@@ -53,6 +53,13 @@ def test_euclidean_norms_are_rounded_up(entries: int, on: dict[Place, Any]) -> N
     each_is_needed(OFF, {"it": on}, lambda x: LargestNorm(x[None]).bound, length, vectors)
 
 
+@pytest.mark.parametrize("norm", [EuclideanNorm, LargestNorm, matrix_norm])
+def test_a_bound_is_a_limit_that_is_kept(norm: Any) -> None:
+    found = norm(gauss(0, 1, 5))
+    assert found.at_most(found.coarse)
+    assert not found.at_most(found.bound * (1 - 1e-4))
+
+
 def test_the_longest_row_counts() -> None:
     table = torch.tensor([[3.0, 4.0], [1.0, 0.0], [0.0, 2.0]])
     for rows in (table, table.flip(0)):

@@ -10,8 +10,11 @@ from typing import Any
 
 import mpmath
 import pytest
+from lipcompile_verify.check import Claims
 from lipcompile_verify.intervals import FARTHEST, Real, decay, least, log, most, real, root
+from lipcompile_verify.scattering import Bank, energy
 from lipcompile_verify.spelling import rounded
+from lipcompile_verify.verdict import Verdict
 
 FINE = mpmath.mp.clone()
 FINE.prec = 600
@@ -115,3 +118,23 @@ def test_numbers_of_programs_are_rounded_to_their_side(side: str, sign: int) -> 
         found = Fraction(float(rounded(str(value), side)))
         assert sign * (found - value) >= 0
         assert abs(found - value) <= value * Fraction(1, 2**52)
+
+
+def test_a_claim_is_loose_from_a_billionth_above_on() -> None:
+    claims = Claims.__new__(Claims)
+    claims.verdict, claims.count = Verdict(), 0
+    for claimed in (3.0, 3 * (1 + 9e-10), 3 * (1 + 2e-9), math.nextafter(3.0, 0)):
+        claims._least("step", "rule", "it", claimed, real(3))
+    assert len(claims.verdict.loose) == len(claims.verdict.problems) == 1
+    assert claims.verdict.ok is False
+
+
+@pytest.mark.parametrize(("scales", "angles"), [(1, 1), (2, 3), (3, 8)])
+def test_the_energy_of_filters_is_enlarged_by_what_doubles_round(
+    scales: int, angles: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The proof allows (1 + JL)(1 + L)8^J·2^-34 where frequencies are off by 2^-44, twice what they are here."""
+    monkeypatch.setattr(Bank, "__init__", lambda *_: None)
+    monkeypatch.setattr(Bank, "energy", lambda *_: 1.0)
+    least = 1 + Fraction((1 + scales * angles) * (1 + angles) * 8**scales, 2 * 2**34)
+    assert energy(scales, angles, 1, (8, 8)) >= least

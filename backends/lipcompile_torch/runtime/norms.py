@@ -247,7 +247,7 @@ class GramStack:
         if self.factor == 0.0:
             return True
         root = limit / self.factor / _UP - self.map_error
-        square = root * root / _UP - self.gram_error
+        square = root * root - self.gram_error  # the step that was taken covers what these round
         if root <= 0 or square <= 0 or self.guess > square:
             return False
         return len(_not_certified(self.grams, square)) == 0
