@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from lipcompile import norms
-from lipcompile.numbers.certified import Certified
+from lipcompile.numbers.certified import _IV, Certified, Interval
 from lipcompile.numbers.rounding import round_up
 from lipcompile.ops.counting import windows_of
 
@@ -153,3 +153,15 @@ def test_doubles_are_rounded_up_at_any_scale(exponent: int) -> None:
         found = Certified().of(value).upper
         assert Fraction(found) >= value
         assert Fraction(math.nextafter(found, 0)) < value
+
+
+def test_extremes_and_roots_are_those_of_both_ends() -> None:
+    num = Certified()
+    wide, narrow = Interval(_IV.mpf([1, 4])), Interval(_IV.mpf([2, 3]))
+    for first, second in ((wide, narrow), (narrow, wide)):
+        least, most = num.minimum(first, second).ends, num.maximum(first, second).ends
+        assert [float(end) for end in (least.a, least.b, most.a, most.b)] == [1, 3, 2, 4]
+    root = num.sqrt(Interval(_IV.mpf([-1, 4]))).ends
+    assert [float(root.a), float(root.b)] == [0, 2]
+    assert float(num.sqrt(Interval(_IV.mpf([4, 9]))).ends.a) == 2
+    assert num.max_over(1, 5, lambda m: num.of(10) - m).upper == 9

@@ -11,9 +11,8 @@ Key = tuple[str, str, str, str]
 def known() -> dict[Key, str]:
     """Return the reason for each, by file, place, old and new text."""
     listed = tomllib.loads(Path(__file__).with_name("survivors.toml").read_text(encoding="utf-8"))
-    return {
-        (file, place, one["old"], one["new"]): one["reason"]
-        for file, places in listed.items()
-        for place, all_of in places.items()
-        for one in all_of
-    }
+    found: dict[Key, str] = {}
+    for group in listed["survivors"]:
+        for place, old, new in group["mutants"]:
+            found[group["file"], place, old, new] = group["reason"]
+    return found

@@ -91,7 +91,7 @@ def test_the_frobenius_norm_of_a_matrix_in_pieces_is_rounded_up(monkeypatch: pyt
     each_is_needed(OFF, {"γ of all": {(norms, "gamma"): only(gamma, 3000)}}, coarse, length, rows)
     monkeypatch.setattr(norms, "_PIECE", 1)
     monkeypatch.setattr(norms, "_COLUMNS", 3)
-    on = {"γ of pieces": {(norms, "gamma"): only(gamma, 1000)}}
+    on: Groups = {"γ of pieces": {(norms, "gamma"): only(gamma, 1000)}}
     each_is_needed(OFF, on, coarse, length, rows)
     monkeypatch.setattr(norms, "_COLUMNS", 1)
     on = {"one step": {(norms, "_UP"): norms._UP}}

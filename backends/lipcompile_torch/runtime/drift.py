@@ -259,8 +259,8 @@ def _summed(
         squared += trace / rows + _symmetric_norm(lengths) + 2 * unit * (lengths[0] + trace / math.sqrt(rows))
         traces += trace
     vanished = _vanished(shape.numel())
-    whole = math.sqrt(traces * (1 + 4 * unit + lost)) * (1 + 2 * unit) + vanished
-    error = lost * (1 + unit) ** 2 * whole * whole
+    whole = math.sqrt(traces * (1 + lost) / (1 - unit)) / (1 - unit) + vanished
+    error = lost * whole * whole  # of ‖B‖, at most (1 + u)‖D‖: γ has more than that to spare
     bound = math.sqrt(squared + error) * (1 + gamma(len(values) + height**2)) + unit * whole + vanished
     return whole * _UP, bound * _UP
 
