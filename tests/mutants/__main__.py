@@ -7,6 +7,7 @@ no longer survives.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -72,12 +73,14 @@ def main() -> int:
         "--files", nargs="*", default=["*"], help="patterns of the files to mutate; all by default"
     )
     parser.add_argument("--kinds", nargs="*", help="of mutants, e.g. term; all by default")
+    parser.add_argument("--matching", default="", help="a pattern of the lines that --list writes")
     parser.add_argument("--near", action="store_true", help="only the tests that are nearest to a file")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--list", action="store_true", help="list the mutants, and run nothing")
     chosen = parser.parse_args()
     files = [file for file in COVERED if any(fnmatch(file, f"*{pattern}") for pattern in chosen.files)]
     jobs = [job for file in files for job in mutants_of(file) if not chosen.kinds or job[2].kind in chosen.kinds]
+    jobs = [job for job in jobs if re.search(chosen.matching, _line(job))]
     if chosen.list:
         print("\n".join(map(_line, jobs)))
         return 0
