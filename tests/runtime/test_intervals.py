@@ -181,3 +181,23 @@ def test_functions_over_a_range() -> None:
     for term, expected in terms.items():
         found = num.max_over(1, 4, term)
         assert found.low <= expected <= found.high <= expected * (1 + 1e-14)
+
+
+@pytest.mark.parametrize(("off", "truth"), [(1 - 2.0**-52, 1.0), (1 + 2.0**-52, 1.0)])
+def test_an_exponential_that_is_off_by_a_unit_is_contained(
+    off: float, truth: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Below a power of two units are half as long: the next number is not enough."""
+    monkeypatch.setattr(math, "exp", lambda _: off)
+    assert contains(num.exp(Interval.exactly(1e-300)), Fraction(truth))
+
+
+def test_every_end_is_rounded_outward() -> None:
+    """Of sums, products, quotients and roots that are not exact, either way."""
+    for k in range(1, 60):
+        x, y = Interval.exactly(1 + k / 61), Interval.exactly(1 + k / 67)
+        for operation in (operator.add, operator.sub, operator.mul, operator.truediv):
+            found, exact = operation(x, y), operation(Fraction(x.low), Fraction(y.low))
+            assert Fraction(found.low) < exact < Fraction(found.high)
+        root = num.sqrt(x)
+        assert Fraction(root.low) ** 2 < Fraction(x.low) < Fraction(root.high) ** 2
