@@ -11,7 +11,7 @@ from tests.mutants.python import Mutant
 # What stands there, and what is put in its place. What is not a mutation of rounding, tests of results see anyway.
 _CHANGES = [
     (
-        r"fmaf\((-?[\w\[\].>+ -]+?), ([\w\[\].>+ -]+(?:\([^()]*\))?), ([\w\[\].>+ -]+)\)",
+        r"fmaf\((-?[\w\[\].>+* -]+?), ([\w\[\].>+* -]+(?:\([^()]*\))?), ([\w\[\].>+* -]+)\)",
         r"(\1 * \2 + \3)",
         "two roundings",
     ),
@@ -23,7 +23,7 @@ _CHANGES = [
     (r"\bdouble (?=(?:sums?|gram|traces?|total|norm|beside)\b(?!\())", "float ", "narrower"),
 ]
 _EDGES = {" < ": " <= ", " <= ": " < ", " > ": " >= ", " >= ": " > "}
-_FUNCTION = re.compile(r"^[a-z][\w ]*?\**(\w+)\(.*\{$", re.MULTILINE)
+_FUNCTION = re.compile(r"^[a-z][\w ]*?\**(\w+)\([^;{}]*\{$", re.MULTILINE)
 
 
 def mutants(source: str) -> list[Mutant]:

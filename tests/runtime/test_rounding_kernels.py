@@ -46,6 +46,16 @@ def test_products_at_frequencies_are_fused_with_their_sums() -> None:
         assert abs(float(spectra._grams[0, 1, part, 0])) == LEFT  # (1, 0) of the lower triangle
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_sums_over_positions_are_fused(turned: bool) -> None:
+    """With waves that are no cosines: -(1 + 2^-11) times 1, and the square of 1 + 2^-12."""
+    kernels = torch.tensor([-ITS_SQUARE, NEAR]).reshape(1, 1, 1, 2)
+    waves, nothing = torch.tensor([[1.0, NEAR]]), torch.zeros(1, 2)
+    spectra = native.spectra(kernels, *((nothing, waves) if turned else (waves, nothing)))
+    assert spectra is not None
+    assert spectra.largest_trace() == LEFT**2
+
+
 def test_differences_are_rounded_once() -> None:
     for dtype, share, copied in ((torch.float32, NEAR, NEAR), (torch.float16, ITS_SQUARE, 1.0)):
         weight = torch.full((1, 70, 70), ITS_SQUARE + (0.0 if dtype == torch.float32 else 2.0**-23))
