@@ -19,7 +19,7 @@ _CHANGES = [
     (r" - 0x1p-149", "", "term"),
     (r"0x1p(-?\d+)f?", "0.0", "constant"),
     (r"(?<=\w) (<|>|<=|>=) (?=limit|FLT_MIN|quotient|NOTHING|high|largest|0\b)", None, "edge"),
-    (r"\(double\)(?=entries|\(float\))", "(float)", "narrower"),
+    (r"fma\(\(double\)([\w\[\] +]+), \(double\)([\w\[\] +]+), ([\w\[\]]+)\)", r"(\1 * \2 + \3)", "two roundings"),
     (r"\bdouble (?=(?:sums?|gram|traces?|total|norm|beside)\b(?!\())", "float ", "narrower"),
 ]
 _EDGES = {" < ": " <= ", " <= ": " < ", " > ": " >= ", " >= ": " > "}

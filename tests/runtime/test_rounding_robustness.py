@@ -91,12 +91,21 @@ def test_how_far_an_input_may_move_beyond_the_clip_is_rounded_down() -> None:
 
     near = [(abs(float(x)) / 10, 3 + abs(float(x))) for x in gauss(0, 60)]
     each_is_needed(OFF, ONE_STEP, bound, around, near)
-    far = [(1.4, 3 + abs(float(x))) for x in gauss(0, 60)]
-    for case in far:
-        assert -bound(case) <= DIGITS.mpf(case[1]) - 1
-    # The difference itself is exact from 2 on, or rounded either way: what is left is less by a step.
-    for case in [(0.1, 1 + 2.0**-30 * (1 + k / 3)) for k in range(30)]:
-        assert -bound(case) <= max(DIGITS.mpf(case[0]), DIGITS.mpf(case[1]) - 1)
+
+
+def test_what_is_beyond_the_ball_is_rounded_down() -> None:
+    """n - X₀, for what may move by √2·X₀ and more, and so anywhere within the ball."""
+
+    def bound(case: tuple[float, float]) -> float:
+        limit, times = case
+        return -float(beyond_the_clip(at([1.5 * limit])[0], at([limit * times])[0], limit))
+
+    def exact(case: tuple[float, float]) -> Any:
+        limit, times = case
+        return DIGITS.mpf(limit) - DIGITS.mpf(limit * times)
+
+    cases = [(0.1 + abs(float(x)), 3 + abs(float(y))) for x, y in gauss(0, 60, 2)]
+    each_is_needed(OFF, ONE_STEP, bound, exact, cases)
 
 
 @pytest.mark.parametrize("lowest", ["working_slack", "rounding_slack"])
