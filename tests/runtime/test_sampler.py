@@ -188,3 +188,20 @@ def test_ordered_and_shuffled_loaders_are_both_resampled() -> None:
 def test_batches_that_cannot_be_emptied_are_refused() -> None:
     with pytest.raises(SamplingError, match="collate to tensors"):
         list(poisson(Listed(5), 1, collate_fn=lambda items: "text"))  # noqa: ARG005
+
+
+class Turned(TensorDataset):
+    """The second half of the examples, with other signs."""
+
+    def __len__(self) -> int:
+        return len(self.tensors[0]) // 2
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, ...]:
+        return tuple(-tensor[len(self) + index] for tensor in self.tensors)
+
+
+def test_examples_are_those_that_the_data_set_gives() -> None:
+    """Also of one that is made from tensors, and gives others than these."""
+    data = Turned(torch.arange(8.0))
+    (batch,) = next(iter(PrivateLoader(DataLoader(data, batch_size=4), seed=0)))
+    assert batch.tolist() == [-4.0, -5.0, -6.0, -7.0]

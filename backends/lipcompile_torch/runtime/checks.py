@@ -18,7 +18,7 @@ from .gate import GateRecord
 from .module import LipschitzModule
 from .precision import rounding_slack
 from .sampler import LogicalBatch
-from .sharding import foreign_hooks, local
+from .sharding import hooked, local
 
 
 class PrivacyError(RuntimeError):
@@ -46,9 +46,9 @@ def check_module(module: object) -> None:
 
 def check_hooks(module: nn.Module) -> None:
     """Refuse hooks but FSDP's: they may change what a layer computes, or take features out of it."""
-    for name, part in module.named_modules():
-        if foreign_hooks(part):
-            raise PrivacyError(f"{name or 'the module'} has hooks, which the bounds know nothing of: remove them")
+    found = hooked(module)
+    if found:
+        raise PrivacyError(f"{found} has hooks, which the bounds know nothing of: remove them")
 
 
 def check_bounds(parameters: Mapping[str, nn.Parameter], bounds: Mapping[str, float]) -> None:
@@ -267,7 +267,7 @@ def check_flow(flow: Flow, batch: LogicalBatch, limit: float) -> None:
         raise PrivacyError(
             "what flowed back is not what module.criterion(module(x), y) sends, unscaled: no mean over the batch, "
             "no weights, no other loss or term on the output, no change to the output before the criterion, no "
-            "loss scaling"
+            "loss scaling, no create_graph, no output of an earlier batch"
         )
     if not flow.largest <= limit:
         raise PrivacyError(

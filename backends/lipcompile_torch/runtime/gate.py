@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .entrances import Entrances
+from .precision import working_slack
 from .sharding import is_fsdp
 
 
@@ -113,10 +114,11 @@ class Sent:
 
 @dataclass
 class Passage:
-    """One forward pass: its slack, torch's count of changes to its output, and what the criterion sent back."""
+    """One forward pass: its slack, torch's count of changes to its output, its batch, what was sent back."""
 
     slack: float
     version: int
+    batch: object = None
     sent: Sent | None = None
 
 
@@ -133,8 +135,11 @@ class _Gate(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None, None]:
         gate, passage = ctx.module.gate, ctx.passage
-        gate.slack = max(gate.slack, passage.slack)
+        gate.slack = max(gate.slack, passage.slack, working_slack(cotangents[0]))
         gate.record(cotangents[0], ctx.module.normaliser, passage.sent)
+        # With create_graph, a function of the gradients can flow back past the gate, into weights alone.
+        if passage.batch is not gate.batch or torch.is_grad_enabled():
+            gate.note_foreign(cotangents[0].new_full((), math.inf))
         return cotangents[0], None, None
 
 

@@ -23,7 +23,7 @@ from .membership import OutsideWarning, outside
 from .numbers import Interval, Number
 from .precision import working_slack
 from .projection import Amortised, project_
-from .sharding import plain_type
+from .sharding import hooked, plain_type
 from .weights import decode_weights
 
 __all__ = ["LipschitzModule", "decode_weights"]
@@ -174,7 +174,7 @@ class LipschitzModule(nn.Module):
         """Return ``output`` through the gate, which notes what flows back; `__call__` sees to it that it does."""
         if self.gate.aside or not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return output
-        passage = Passage(working_slack(output), output._version)
+        passage = Passage(working_slack(output), output._version, self.gate.batch)
         released: Any = pass_gate(output, self, passage)
         released.passage = passage  # no operation hands it on: the criterion knows the output itself by it
         return cast(Tensor, released)
@@ -187,6 +187,8 @@ class LipschitzModule(nn.Module):
         """
         outermost = not (self.gate.running or self.gate.aside or torch.compiler.is_compiling())
         layers = [layer for _, layer in self._constrained()] if outermost and torch.is_grad_enabled() else []
+        if layers and self.gate.batch is not None:
+            self._check_as_certified()
         self.gate.running += 1
         try:
             with self.gate.entrances.entered(layers), self._quiet():
@@ -305,14 +307,25 @@ class LipschitzModule(nn.Module):
             sorted(present.keys() - governed), "not governed by a constraint: added or wrapped after compilation"
         )
         _refuse(sorted(governed - present.keys()), "missing: removed or reparametrised after compilation")
-        self._check_blueprint()
+        self.check_layers()
         trained = {name for name, parameter in present.items() if parameter.requires_grad}
         _refuse(
             sorted(trained - self.bounds.keys()), "trainable, but compiled as frozen: it has no gradient bound"
         )
 
-    def _check_blueprint(self) -> None:
-        """Compare the layers with those that were there first, at the end of ``__init__``."""
+    def _check_as_certified(self) -> None:
+        """Refuse a forward pass that is not the certified one: its gradient would be released."""
+        self.check_layers()
+        found = hooked(self)
+        if found:
+            raise RuntimeError(f"{found} has hooks, which the bounds know nothing of: remove them")
+
+    def check_layers(self) -> None:
+        """Compare the layers with those that were there first, at the end of ``__init__``.
+
+        Raises:
+            RuntimeError: a layer, or a setting of one, is another.
+        """
         layers = {
             name: (plain_type(layer), dict(layer.constraints), _settings(layer))
             for name, layer in self._constrained()

@@ -155,7 +155,7 @@ class PrivateLoader:
 
     def _pieces(self) -> Iterator[tuple[Any, LogicalBatch]]:
         plain = self._loader.collate_fn is default_collate and self._loader.num_workers == 0
-        if plain and isinstance(self.dataset, TensorDataset) and not self._loader.pin_memory:
+        if plain and type(self.dataset) is TensorDataset and not self._loader.pin_memory:
             tensors = self.dataset.tensors
             for indices, piece in self._plan():
                 yield tuple(t.index_select(0, indices.to(t.device)) for t in tensors), piece

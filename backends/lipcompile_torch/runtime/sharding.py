@@ -88,6 +88,13 @@ def foreign_hooks(part: nn.Module) -> bool:
     return any(number not in own for table in hooks for number in table)
 
 
+def hooked(module: nn.Module) -> str:
+    """Return what has hooks that are not FSDP's own: a part, or all modules of torch; "" if nothing."""
+    if nn.modules.module._has_any_global_hook():  # type: ignore[no-untyped-call]
+        return "every module of torch"
+    return next((name or "the module" for name, part in module.named_modules() if foreign_hooks(part)), "")
+
+
 def settle(module: nn.Module) -> None:
     """Let the parameters of FSDP's modules be their shards, which after a forward pass alone they are not."""
     for part in _fsdp_parts(module):
