@@ -73,6 +73,17 @@ def test_an_imported_norm_computes_what_the_file_computes(tmp_path: Path, name: 
     agree(model(nodes, ("n", *shape), weights, opset=opset), tmp_path, batch=4)
 
 
+@pytest.mark.parametrize("op", ["LayerNormalization", "RMSNormalization"])
+@pytest.mark.parametrize("shape", [(6, 1), (1, 6, 1), (6, 1, 1)], ids=str)
+def test_factors_of_other_axes_than_those_of_the_norm_are_refused(
+    tmp_path: Path, op: str, shape: tuple[int, ...]
+) -> None:
+    """They broadcast against the axis of tokens, or, of batches of six, against that of the examples."""
+    made = model([node(op, "x s", "h"), FLAT], ("n", 6, 6), {"s": floats(*shape)}, opset=23)
+    found = onnx_model.load(save(made, tmp_path), ModelOptions(input_norm=Fraction(1))).diagnostics
+    assert [(one.code, "expected [6]" in one.message) for one in found] == [("LIP102", True)]
+
+
 def load(
     nodes: Sequence[onnx.NodeProto], folder: Path, weights: Mapping[str, Array], loss: str | None = None
 ) -> Loaded:

@@ -111,6 +111,8 @@ def _bound(context: Context, node: OnnxNode, index: int, name: str, absent: Frac
     known = context.known(node, index, f"`{name}`")
     if known is None:
         return node.number(name, absent)
+    if known.array.ndim > 1:
+        raise Refusal("LIP102", f"`{name}` of {node.op_type} is no number, but of shape {list(known.array.shape)}")
     if known.array.size == 1 and float(known.array.reshape(-1)[0]) == math.copysign(math.inf, absent):
         return absent
     return scalar(known)
@@ -122,6 +124,7 @@ def p_relu(context: Context, node: OnnxNode) -> Value:
     if slope is None:
         raise Refusal("LIP102", "PRelu needs its slope")
     example = shape_of(operand)
+    slope = context.of_one_example(slope, example)
     attributes = _feature(slope.array.shape, example)
     shape = PRELU.parameter("slope").shape(attributes, (example,))
     slope = replace(slope, array=slope.array.reshape(shape))

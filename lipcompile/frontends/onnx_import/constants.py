@@ -203,7 +203,9 @@ def power(context: Context, node: OnnxNode) -> Value:
     exponent = context.item(node, 1)
     if not isinstance(exponent, Known) or exponent.array.size != 1:
         raise Refusal("LIP100", "unsupported op Pow: its slope is unbounded", "use a constant whole exponent")
-    operand, number = context.tensor(node), scalar(exponent)
+    operand = context.tensor(node)
+    context.of_one_example(exponent, shape_of(operand))
+    number = scalar(exponent)
     if number.denominator != 1 or not 1 <= number <= LARGEST_POWER:
         message = f"unsupported op Pow: x to the power {float(number):g} has unbounded slopes"
         raise Refusal("LIP100", message, f"use a whole exponent of 1 to {LARGEST_POWER}")

@@ -40,7 +40,7 @@ def _normalised(context: Context, node: OnnxNode, mends: Mends) -> Value:
         text = f"group_norm({norm.groups}, floor={mends.floor})"
     if made.shape is not None:
         mends.note(node.label, f"batch norm -> {text}, its factors and its shift")
-    return affine(context, node, made, per_channel(example))
+    return affine(context, node, made, example[:1], per_channel(example))
 
 
 def _left_out(context: Context, node: OnnxNode, mends: Mends) -> Value:

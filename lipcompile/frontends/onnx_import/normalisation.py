@@ -79,14 +79,17 @@ def shift(context: Context, node: OnnxNode, operand: Value, known: Known, *, fro
     )
 
 
-def affine(context: Context, node: OnnxNode, made: Value, shape: Shape) -> Value:
-    """Apply the operands 1 and 2 of a norm, reshaped to `shape`; what a norm without them stores is left out."""
+def affine(context: Context, node: OnnxNode, made: Value, stored: Shape, shape: Shape) -> Value:
+    """Apply the operands 1 and 2 of a norm, which broadcast as `stored`, reshaped to `shape`; what a norm without
+    them stores is left out.
+    """
     for index, apply, neutral in ((1, gain, 1), (2, shift, 0)):
         known = context.known(node, index, ("", "the scale", "the bias")[index])
         if known is None or made.shape is None or _is_neutral(known, neutral):
             continue
-        if known.array.size != prod(shape):
-            message = f"{node.op_type} has a constant of shape {list(known.array.shape)}, expected {list(shape)}"
+        extra = known.array.ndim - len(stored)
+        if known.array.shape != (1,) * extra + stored:
+            message = f"{node.op_type} has a constant of shape {list(known.array.shape)}, expected {list(stored)}"
             raise Refusal("LIP102", message)
         made = apply(context, node, made, replace(known, array=known.array.reshape(shape)))
     return made
@@ -105,14 +108,16 @@ def layer_normalization(context: Context, node: OnnxNode) -> Value:
     """(x - μ)/√(σ² + ε) over all axes from one on, times a scale, plus a bias."""
     axes = _trailing(context, node)
     made = _norm(context, node, "layer_norm", OverAxes(None, node.number("epsilon", EPSILON), axes))
-    return affine(context, node, made, context.shape(node)[axes[0] :])
+    stored = context.shape(node)[axes[0] :]
+    return affine(context, node, made, stored, stored)
 
 
 def rms_normalization(context: Context, node: OnnxNode) -> Value:
     """x/√(ρ² + ε) over all axes from one on, times a scale."""
     axes = _trailing(context, node)
     made = _norm(context, node, "rms_norm", OverAxes(None, node.number("epsilon", EPSILON), axes))
-    return affine(context, node, made, context.shape(node)[axes[0] :])
+    stored = context.shape(node)[axes[0] :]
+    return affine(context, node, made, stored, stored)
 
 
 def _trailing(context: Context, node: OnnxNode) -> tuple[int, ...]:
@@ -133,13 +138,14 @@ def group_normalization(context: Context, node: OnnxNode) -> Value:
     if groups < 1:
         raise Refusal("LIP102", f"GroupNormalization cannot have {groups} groups")
     attributes = GroupNorm(groups, None, node.number("epsilon", EPSILON))
-    return affine(context, node, _norm(context, node, "group_norm", attributes), per_channel(example))
+    return affine(context, node, _norm(context, node, "group_norm", attributes), example[:1], per_channel(example))
 
 
 def instance_normalization(context: Context, node: OnnxNode) -> Value:
     """(x - μ)/√(σ² + ε) over each channel, times a scale, plus a bias."""
     made = _norm(context, node, "instance_norm", InstanceNorm(None, node.number("epsilon", EPSILON)))
-    return affine(context, node, made, per_channel(context.shape(node)))
+    example = context.shape(node)
+    return affine(context, node, made, example[:1], per_channel(example))
 
 
 def _norm(context: Context, node: OnnxNode, op: str, attributes: Any) -> Value:
