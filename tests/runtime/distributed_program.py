@@ -163,8 +163,8 @@ def a_gradient_written_on_all_ranks() -> list[str]:
     return [message(training.optimizer.step), message(training.optimizer.step)]
 
 
-def one_rank_clips_the_sum() -> str:
-    training = after_backward()
+def one_rank_clips_the_sum(kind: str) -> str:
+    training = after_backward(kind=kind)
     if dist.get_rank() == 1:
         torch.nn.utils.clip_grad_norm_(training.inner.parameters(), 1e-3)
     return message(training.optimizer.step)
@@ -328,7 +328,7 @@ def scenarios(folder: Path) -> dict[str, Callable[[], Any]]:
         "scaled": one_rank_scales_its_loss,
         **{f"penalty {kind}": partial(a_penalty_on_all_ranks, kind) for kind in ("ours", "ddp", "fsdp")},
         "written": a_gradient_written_on_all_ranks,
-        "clipped sum": one_rank_clips_the_sum,
+        **{f"clipped sum {kind}": partial(one_rank_clips_the_sum, kind) for kind in ("ours", "ddp")},
         "given up": one_rank_gives_up_its_batch,
         "loaded": one_rank_loads_weights,
         "unequal": one_rank_asks_for_less_noise,

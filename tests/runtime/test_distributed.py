@@ -294,8 +294,9 @@ def test_an_error_of_one_rank_is_an_error_of_all(run: Run) -> None:
         assert found["steps"] == 1 + STEPS  # the abandoned one, and an epoch
 
 
-def test_a_gradient_that_one_rank_changed_is_refused_by_all(run: Run) -> None:
-    for rank, error in enumerate(run["clipped sum"]):
+@pytest.mark.parametrize("kind", ["ours", "ddp"])
+def test_a_gradient_that_one_rank_changed_is_refused_by_all(run: Run, kind: str) -> None:
+    for rank, error in enumerate(run[f"clipped sum {kind}"]):
         assert error.startswith("PrivacyError" if rank == 1 else "RankError: rank 1 failed")
         assert "was written to by something else than backward(), or changed" in error
 

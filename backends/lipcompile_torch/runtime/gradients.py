@@ -138,7 +138,6 @@ class LipschitzGradients:
         pieces: int = 1,
     ) -> None:
         self.module: LipschitzModule = without_ddp(module, world)
-        self._watched = self.module is module  # DDP writes into gradients once they are there
         self._fixed_norm = fixed_norm
         self._optimizer, self._allocation = optimizer, allocation
         self._normaliser, self.clipping = normaliser, clipping
@@ -147,7 +146,7 @@ class LipschitzGradients:
         self._pieces = max(pieces, _PIECES)
         self._depth = DEPTH + self._pieces + world.size
         self._gate_slack, self._long_slack = 0.0, self._long_sums()
-        self._watch = GradientWatch(self._parameters)
+        self._watch = GradientWatch(self._parameters, late=self.module is not module)
         self._batch: object = None
         self._stated = _stated(self.module)
         self.total = Reduction(self.module, world)
@@ -214,7 +213,7 @@ class LipschitzGradients:
         checks.check_pieces(self._parameters, max(self._watch.passes, batch.position + 1), self._pieces)
         checks.check_flow(measured.flow, batch, min(module.loss_lipschitz, module.loss_limit) * (1 + own_slack))
         checks.check_origin(module.gate.entrances.foreign)
-        if self._watched and self.total.world is not ALONE:  # there, the sum is what must be left alone
+        if self.total.world is not ALONE:  # there, the sum is what must be left alone
             self._watch.check()
         return {
             "slack": module.gate.slack,

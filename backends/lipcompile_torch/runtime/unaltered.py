@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NoReturn
 
 from torch import Tensor, nn
+from torch.autograd import Variable
 
 from .checks import PrivacyError
 from .entrances import OwnHook, has_own_hooks_only
 from .sharding import is_shard
+
+
+def _at_end(act: Callable[[], None]) -> None:
+    """Let the backward pass that goes on do something when it ends."""
+    engine: Any = Variable._execution_engine
+    engine.queue_callback(act)
 
 
 class Singular:
@@ -34,9 +41,11 @@ class GradientWatch:
 
     Args:
         parameters: trainable, by name.
+        late: DDP writes into gradients when a backward pass ends: take what is there behind that.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
+    def __init__(self, parameters: Mapping[str, nn.Parameter], late: bool = False) -> None:
+        self._late = late
         self._parameters = {name: p for name, p in parameters.items() if not is_shard(p)}
         self._arrived: dict[str, tuple[Tensor | None, int]] = {}
         self._changed: set[str] = set()
@@ -81,6 +90,11 @@ class GradientWatch:
 
     def _after(self, name: str, _: Tensor) -> None:
         self._additions[name] += 1
+        self._note(name)
+        if self._late:  # what is queued while the queue is worked off comes behind what DDP has queued
+            _at_end(lambda: _at_end(lambda: self._note(name)))
+
+    def _note(self, name: str) -> None:
         self._arrived[name] = self._state(name)
 
     def _is_as_arrived(self, name: str) -> bool:
