@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -221,3 +221,44 @@ def test_a_function_means_its_body_whatever_its_name(domain: str, code: str | No
     with pytest.raises(InputError) as raised:
         onnx_model.load(save(made, tmp_path), ModelOptions())
     assert [d.code for d in raised.value.diagnostics] == [code]
+
+
+def steep(name: str, body: onnx.NodeProto, defaults: Sequence[onnx.AttributeProto] = ()) -> onnx.FunctionProto:
+    sets = [helper.make_opsetid("", 17), helper.make_opsetid("com.example", 1)]
+    names = [] if defaults else ["slope"]
+    return helper.make_function("com.example", name, ["a"], ["b"], [body], sets, names, defaults)
+
+
+def handed_on(inner: onnx.NodeProto, name: str) -> onnx.NodeProto:
+    inner.attribute.append(
+        onnx.AttributeProto(name=name, ref_attr_name="slope", type=onnx.AttributeProto.FLOAT),
+    )
+    return inner
+
+
+@pytest.mark.parametrize(("given", "slope"), [({}, 5), ({"slope": 3.0}, 3)])
+def test_attributes_of_functions_have_their_default_values(
+    given: dict[str, float], slope: int, tmp_path: Path
+) -> None:
+    """The inliner of onnx leaves them out: the slope would be that of any LeakyRelu, 1/100."""
+    function = steep(
+        "Steep", handed_on(node("LeakyRelu", "a", "b"), "alpha"), [helper.make_attribute("slope", 5.0)]
+    )
+    outer = steep("Outer", node("Steep", "a", "b", domain="com.example", **given))
+    made = model([node("Outer", "x", "y", domain="com.example")], ("n", 4))
+    made.functions.extend([function, outer])
+    loaded = onnx_model.load(save(made, tmp_path), ModelOptions())
+    assert loaded.graph is not None
+    assert [(used.op.name, used.attributes.slope) for used in loaded.graph.nodes] == [("leaky_relu", slope)]
+
+
+def test_an_attribute_that_is_handed_on_and_may_be_missing_is_refused(tmp_path: Path) -> None:
+    function = steep(
+        "Steep", handed_on(node("LeakyRelu", "a", "b"), "alpha"), [helper.make_attribute("slope", 5.0)]
+    )
+    outer = steep("Outer", handed_on(node("Steep", "a", "b", domain="com.example"), "slope"))
+    made = model([node("Outer", "x", "y", domain="com.example")], ("n", 4))
+    made.functions.extend([function, outer])
+    with pytest.raises(InputError) as raised:
+        onnx_model.load(save(made, tmp_path), ModelOptions())
+    assert [d.code for d in raised.value.diagnostics] == ["LIP110"]

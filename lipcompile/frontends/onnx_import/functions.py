@@ -10,7 +10,7 @@ from lipcompile import limits
 from lipcompile.diagnostics import Location, Refusal
 
 if TYPE_CHECKING:
-    from onnx import FunctionProto, ModelProto, NodeProto
+    from onnx import AttributeProto, FunctionProto, ModelProto, NodeProto
 
 # Domain, name and overload, by which a node calls a function.
 Key = tuple[str, str, str]
@@ -27,6 +27,7 @@ def inlined(model: ModelProto, at: Location) -> ModelProto:
     from onnx.inliner import inline_local_functions
 
     expansion = Expansion(dict(_defined(model)))
+    _fill_defaults(model, expansion.functions, at)
     for key in expansion.functions:
         expansion.check(key)
     nodes, size = expansion.of(model.graph.node)
@@ -58,6 +59,30 @@ def _defined(model: ModelProto) -> Iterator[tuple[Key, FunctionProto]]:
             raise Refusal("LIP109", message, "put the function into a domain of its own")
         seen.add(key)
         yield key, function
+
+
+def _fill_defaults(model: ModelProto, functions: dict[Key, FunctionProto], at: Location) -> None:
+    """Write the default values of attributes into the calls without them, which the inliner does not.
+
+    Raises Refusal (LIP110) where a call hands on an attribute that may be missing.
+    """
+    bodies = [model.graph.node, *(function.node for function in model.functions)]
+    calls = [node for body in bodies for node in nodes_within(body) if key_of(node) in functions]
+    missing = [_missing(call, functions[key_of(call)]) for call in calls]
+    size = sum(attribute.ByteSize() for attributes in missing for attribute in attributes)
+    limits.demand("file_size", size, "the graph, with the default attributes of its functions, holds", at)
+    for call, attributes in zip(calls, missing, strict=True):
+        call.attribute.extend(attributes)
+
+
+def _missing(call: NodeProto, function: FunctionProto) -> list[AttributeProto]:
+    """Return the attributes of a function with a default value that a call does not give."""
+    given = {attribute.name: attribute.ref_attr_name for attribute in call.attribute}
+    for attribute in function.attribute_proto:
+        if given.get(attribute.name):
+            message = f"the attribute `{attribute.name}` of the function `{function.name}` is handed on to it"
+            raise Refusal("LIP110", f"{message}, and has a default value: not yet supported", "give it a value")
+    return [attribute for attribute in function.attribute_proto if attribute.name not in given]
 
 
 @dataclass(slots=True)
