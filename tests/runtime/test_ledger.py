@@ -187,6 +187,25 @@ def test_two_writers_are_refused_in_this_process_and_in_another(path: Path) -> N
     assert subprocess.run(attempt, check=False).returncode == 0
 
 
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_ledger_that_is_taken_away_stops_the_training(path: Path, replaced: bool) -> None:
+    """What it would go on writing would be in a file without a name: nobody would find it again."""
+    write(path, 1)
+    old = path.read_bytes()
+    ledger = Ledger(path, ADD, 100)
+    ledger.declare(MECHANISM)
+    ledger.record_step(MECHANISM)
+    path.rename(path.with_suffix(".moved"))
+    if replaced:
+        path.write_bytes(old)
+    with pytest.raises(LedgerError, match="deleted, moved or replaced"):
+        ledger.record_step(MECHANISM)
+    path.with_suffix(".moved").replace(path)
+    ledger.record_step(MECHANISM)
+    ledger.close()
+    assert read_ledger(path).total_steps == 3
+
+
 def test_a_clock_that_goes_backwards_does_not_matter(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for now in (2e9, 1e9, -5.0):
         monkeypatch.setattr(time, "time", lambda now=now: now)

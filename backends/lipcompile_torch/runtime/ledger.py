@@ -189,6 +189,11 @@ class Ledger(Singular):
             )
         if self.path is not None and self._closed:
             raise LedgerError(f"{self.path} was closed: open it again before the next step")
+        if self._file >= 0 and not _is_at(str(self.path), self._file):
+            raise LedgerError(
+                f"{self.path} was deleted, moved or replaced while this training was writing to it: what is there now "
+                "does not say what was spent; put the file back"
+            )
         line, digest = sealed(body, self.record.hashes[-1] if self.record.hashes else GENESIS)
         if self._file >= 0:
             _write_all(self._file, line, self.record.length)
@@ -231,6 +236,14 @@ def _open_locked(path: Path) -> int:
             "end the other one, or close its engine"
         ) from error
     return file
+
+
+def _is_at(path: str, file: int) -> bool:
+    """Whether an open file is the one at a path."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(file))
+    except FileNotFoundError:
+        return False
 
 
 def _write_all(file: int, data: bytes, offset: int) -> None:
