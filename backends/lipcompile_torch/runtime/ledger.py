@@ -189,10 +189,10 @@ class Ledger(Singular):
             )
         if self.path is not None and self._closed:
             raise LedgerError(f"{self.path} was closed: open it again before the next step")
-        if self._file >= 0 and not _is_at(str(self.path), self._file):
+        if self._file >= 0 and not _is_at(Path(str(self.path)), self._file):
             raise LedgerError(
-                f"{self.path} was deleted, moved or replaced while this training was writing to it: what is there now "
-                "does not say what was spent; put the file back"
+                f"{self.path} was deleted, moved or replaced while this training was writing to it: what is there "
+                "now does not say what was spent; put the file back"
             )
         line, digest = sealed(body, self.record.hashes[-1] if self.record.hashes else GENESIS)
         if self._file >= 0:
@@ -238,10 +238,10 @@ def _open_locked(path: Path) -> int:
     return file
 
 
-def _is_at(path: str, file: int) -> bool:
+def _is_at(path: Path, file: int) -> bool:
     """Whether an open file is the one at a path."""
     try:
-        return os.path.samestat(os.stat(path), os.fstat(file))
+        return os.path.samestat(path.stat(), os.fstat(file))
     except FileNotFoundError:
         return False
 
