@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from lipcompile_torch import PrivacyEngine
 from lipcompile_torch.runtime.checks import PrivacyError
 from lipcompile_torch.runtime.precision import rounding_slack
@@ -113,3 +114,21 @@ def test_products_that_are_rounded_on_the_way_back_are_paid_for_in_noise() -> No
     finally:
         torch.set_float32_matmul_precision(told)
     assert module.gate.slack == rounding_slack(torch.bfloat16)
+
+
+@pytest.mark.parametrize("around", ["module", "criterion"])
+def test_saved_tensors_are_those_that_were_computed(around: str) -> None:
+    """Compressed activations give other gradients; copies on another device do not."""
+    module, optimizer, loader = private()
+    x, y = next(iter(loader))
+    with torch.autograd.graph.save_on_cpu():
+        output = torch.utils.checkpoint.checkpoint(module, x, use_reentrant=False)
+        module.criterion(output, y).backward()
+    optimizer.step()
+    x, y = next(iter(loader))
+    output = module(x)
+    with (
+        torch.autograd.graph.saved_tensors_hooks(lambda saved: saved.half(), lambda saved: 2 * saved.float()),
+        pytest.raises(RuntimeError, match="saved_tensors_hooks may change"),
+    ):
+        module(x) if around == "module" else module.criterion(output, y)

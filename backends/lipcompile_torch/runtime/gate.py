@@ -176,6 +176,20 @@ class _Total(torch.autograd.Function):
         return cotangents[0], None
 
 
+def check_saving() -> None:
+    """Refuse hooks that may change what the backward pass reads, as compressed activations do; torch's own do not.
+
+    Raises:
+        RuntimeError: `torch.autograd.graph.saved_tensors_hooks` are at work, other than those of torch.
+    """
+    hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    if hooks is not None and not str(getattr(hooks[0], "__module__", "")).startswith("torch."):
+        raise RuntimeError(
+            "saved_tensors_hooks may change what the backward pass reads, and bounds hold for what was computed: leave "
+            "them out; save_on_cpu and torch.utils.checkpoint may stay"
+        )
+
+
 def pass_gate(output: Tensor, module: Gated, passage: Passage) -> Tensor:
     """Return the output of a forward pass, through whose gate everything flows back."""
     passed: Tensor = _Gate.apply(output, module, passage)  # type: ignore[no-untyped-call]
@@ -183,7 +197,8 @@ def pass_gate(output: Tensor, module: Gated, passage: Passage) -> Tensor:
 
 
 def enter_criterion(output: Tensor, module: Gated, passage: Passage) -> Tensor:
-    """Return what a forward pass put out, for its module's criterion."""
+    """Return what a forward pass put out, for its module's criterion; raises RuntimeError, see `check_saving`."""
+    check_saving()
     entered: Tensor = _Entrance.apply(output, module, passage)  # type: ignore[no-untyped-call]
     return entered
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from . import functional
-from .gate import GateRecord, Passage, enter_criterion, leave_criterion, pass_gate
+from .gate import GateRecord, Passage, check_saving, enter_criterion, leave_criterion, pass_gate
 from .layers import ConstrainedLayer
 from .loss_clipping import clip_cotangents
 from .membership import OutsideWarning, outside
@@ -316,6 +316,7 @@ class LipschitzModule(nn.Module):
     def _check_as_certified(self) -> None:
         """Refuse a forward pass that is not the certified one: its gradient would be released."""
         self.check_layers()
+        check_saving()
         found = hooked(self)
         if found:
             raise RuntimeError(f"{found} has hooks, which the bounds know nothing of: remove them")
