@@ -157,10 +157,16 @@ def a_penalty_on_all_ranks(kind: str) -> str:
 
 
 def a_gradient_written_on_all_ranks() -> list[str]:
-    training = after_backward()
-    gradient = training.inner.outer.weight.grad
-    gradient.data.add_(1e3)  # which torch does not count as a change
+    training = after_backward(kind="fsdp")  # whose gradients are not watched
+    training.inner.outer.weight.grad.add_(1e3)
     return [message(training.optimizer.step), message(training.optimizer.step)]
+
+
+def a_second_sum_over_ranks(kind: str) -> str:
+    training = after_backward(kind=kind)
+    for parameter in training.inner.parameters():
+        dist.all_reduce(parameter.grad)
+    return message(training.optimizer.step)
 
 
 def one_rank_clips_the_sum(kind: str) -> str:
@@ -328,6 +334,7 @@ def scenarios(folder: Path) -> dict[str, Callable[[], Any]]:
         "scaled": one_rank_scales_its_loss,
         **{f"penalty {kind}": partial(a_penalty_on_all_ranks, kind) for kind in ("ours", "ddp", "fsdp")},
         "written": a_gradient_written_on_all_ranks,
+        **{f"doubled {kind}": partial(a_second_sum_over_ranks, kind) for kind in ("ours", "ddp")},
         **{f"clipped sum {kind}": partial(one_rank_clips_the_sum, kind) for kind in ("ours", "ddp")},
         "given up": one_rank_gives_up_its_batch,
         "loaded": one_rank_loads_weights,

@@ -307,6 +307,13 @@ def test_a_term_on_parameters_is_refused(run: Run, kind: str) -> None:
         assert error.startswith("PrivacyError: a part of the gradient of outer.weight did not come from")
 
 
+@pytest.mark.parametrize("kind", ["ours", "ddp"])
+def test_gradients_that_were_summed_by_hand_are_refused(run: Run, kind: str) -> None:
+    """Torch does not count that as a change."""
+    for error in run[f"doubled {kind}"]:
+        assert "was written to by something else than backward(), or changed" in error
+
+
 def test_a_sum_that_was_refused_is_not_summed_again(run: Run) -> None:
     for first, second in run["written"]:
         assert "norm" in first

@@ -170,27 +170,38 @@ class Measured:
         unchanged: the parameters are what they were before.
         flow: what flowed back.
         norms: Euclidean norm of each gradient that is not missing, by name, of a sharded one that of the shard.
+        altered: names of gradients whose norms are not those that they arrived with.
     """
 
     unchanged: bool
     flow: Flow
     norms: dict[str, float]
+    altered: set[str]
 
 
 def measure(
-    module: nn.Module, parameters: Mapping[str, nn.Parameter], before: Contents, gate: GateRecord
+    module: nn.Module,
+    parameters: Mapping[str, nn.Parameter],
+    before: Contents,
+    gate: GateRecord,
+    arrived: Mapping[str, Tensor],
 ) -> Measured:
     """Measure everything, and wait for the device once.
 
     Args:
         module: what `before` was read from.
         parameters: whose gradients are measured.
+        arrived: norms of gradients when they arrived, by name.
     """
     now, norms = current_contents(module), _norms(parameters)
-    different, foreign, largest, *lengths = _fetched([now.differs(before), *_flowed(gate), *norms.values()])
+    values = [now.differs(before), *_flowed(gate), *norms.values(), *arrived.values()]
+    different, foreign, largest, *lengths = _fetched(values)
     unchanged = different == 0.0 and now.forms == before.forms
     flow = Flow(gate.examples, foreign, largest)
-    return Measured(unchanged, flow, dict(zip(norms, lengths, strict=True)))
+    found = dict(zip(norms, lengths, strict=False))
+    first = dict(zip(arrived, lengths[len(norms) :], strict=True))
+    altered = {name for name, norm in first.items() if repr(norm) != repr(found.get(name))}  # NaN is itself
+    return Measured(unchanged, flow, found, altered)
 
 
 def gradient_norms(parameters: Mapping[str, nn.Parameter]) -> dict[str, float]:
@@ -209,11 +220,12 @@ def _fetched(values: Sequence[Tensor]) -> list[float]:
 
 
 def _norms(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-    gradients = {name: dense(local(p.grad)) for name, p in parameters.items() if p.grad is not None}
-    return {name: _norm(gradient) for name, gradient in gradients.items()}
+    return {name: gradient_norm(p.grad) for name, p in parameters.items() if p.grad is not None}
 
 
-def _norm(gradient: Tensor) -> Tensor:
+def gradient_norm(gradient: Tensor) -> Tensor:
+    """Return the Euclidean norm of a gradient, 0-dim float64; of a sharded one that of the shard."""
+    gradient = dense(local(gradient))
     found = native.norm(gradient)
     if found is not None:
         return found

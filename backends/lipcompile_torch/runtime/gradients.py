@@ -196,7 +196,7 @@ class LipschitzGradients:
         norms = self._norms if self.total.world is ALONE else self.total.norms()
         checks.check_gradients(norms, bounds, batch.total / self._normaliser, slack, self._depth)
         if self.total.world is ALONE:
-            self._watch.check()
+            self._watch.check(self._altered)
         return self._widened(bounds, noise_multiplier, noise)
 
     def _view(self, batch: LogicalBatch, bounds: Mapping[str, float], sigma: float) -> dict[str, Any]:
@@ -204,8 +204,9 @@ class LipschitzGradients:
         module = self.module
         own_slack = max(checks.slack(self._parameters), module.gate.slack) + self._long_slack
         self.total.check()
-        measured = checks.measure(module, self._parameters, self._contents, module.gate)
-        self._norms = measured.norms
+        arrived = self._watch.norms
+        measured = checks.measure(module, self._parameters, self._contents, module.gate, arrived)
+        self._norms, self._altered = measured.norms, measured.altered
         checks.check_unchanged(module, self._optimizer, self._parameters, measured.unchanged)
         self._check_settings()
         self._watch.check_hooks()
@@ -214,7 +215,7 @@ class LipschitzGradients:
         checks.check_flow(measured.flow, batch, min(module.loss_lipschitz, module.loss_limit) * (1 + own_slack))
         checks.check_origin(module.gate.entrances.foreign)
         if self.total.world is not ALONE:  # there, the sum is what must be left alone
-            self._watch.check()
+            self._watch.check(self._altered)
         return {
             "slack": module.gate.slack,
             "examples": batch.examples,

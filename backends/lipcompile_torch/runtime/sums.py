@@ -43,7 +43,8 @@ def working_dtype(*tensors: Tensor) -> torch.dtype:
 
 
 def sum_to(x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Return the sum of [B, *example] over the batch, and over the axes that broadcast ``shape`` to an example.
+    """Return the sum of [B, *example] over the batch, and over the axes that broadcast ``shape`` to an example, in
+    float64.
 
     Args:
         x: the terms.
@@ -55,7 +56,7 @@ def sum_to(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     dims = [*range(lead), *spread]
     lengths = [x.shape[dim] for dim in dims]
     total = _sum_along(x, dims[lengths.index(max(lengths))]).sum(dims)
-    return total.reshape(shape).to(x.dtype)
+    return total.reshape(shape)
 
 
 def _sum_along(x: Tensor, dim: int) -> Tensor:
@@ -77,11 +78,11 @@ class _Spread(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, tuple[int, ...]], output: Tensor) -> None:  # noqa: ARG004
-        ctx.shape = tuple(inputs[0].shape)
+        ctx.shape, ctx.dtype = tuple(inputs[0].shape), inputs[0].dtype
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None]:
-        return sum_to(cotangents[0], ctx.shape), None
+        return sum_to(cotangents[0], ctx.shape).to(ctx.dtype), None
 
 
 def spread(parameter: Tensor, shape: torch.Size) -> Tensor:

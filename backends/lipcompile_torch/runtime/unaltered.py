@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any, NoReturn
 
 from torch import Tensor, nn
 from torch.autograd import Variable
 
-from .checks import PrivacyError
+from .checks import PrivacyError, gradient_norm
 from .entrances import OwnHook, has_own_hooks_only
 from .sharding import is_shard
 
@@ -37,7 +37,11 @@ class GradientWatch:
     The bounds hold for a sum over examples. A function of the sum (clipping it by its norm, as is common) is
     another mechanism: one example moves each parameter's part by what the others' norms do, too.
 
-    Writes through `.data` are not seen. The gradients of parameters that FSDP has sharded are not watched.
+    Writes that torch does not count (through `.data`, by collective operations) are seen if they change the norm
+    of a gradient. The gradients of parameters that FSDP has sharded are not watched.
+
+    Attributes:
+        norms: of the gradients as they arrived, 0-dim, by name.
 
     Args:
         parameters: trainable, by name.
@@ -46,6 +50,7 @@ class GradientWatch:
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], late: bool = False) -> None:
         self._late = late
+        self.norms: dict[str, Tensor] = {}
         self._parameters = {name: p for name, p in parameters.items() if not is_shard(p)}
         self._arrived: dict[str, tuple[Tensor | None, int]] = {}
         self._changed: set[str] = set()
@@ -63,6 +68,7 @@ class GradientWatch:
         """Take the gradients as they are for those that arrived; by now they are missing or zero."""
         self._changed.clear()
         self._additions.clear()
+        self.norms.clear()
         self._arrived = {name: self._state(name) for name in self._parameters}
 
     def check_hooks(self) -> None:
@@ -73,9 +79,13 @@ class GradientWatch:
                     f"{name} has hooks, which may change gradients that the bounds hold for: remove them"
                 )
 
-    def check(self) -> None:
-        """Refuse gradients that are no longer those that arrived."""
-        changed = self._changed | {name for name in self._arrived if not self._is_as_arrived(name)}
+    def check(self, altered: Collection[str] = ()) -> None:
+        """Refuse gradients that are no longer those that arrived.
+
+        Args:
+            altered: names of those whose norms are not :attr:`norms` any more.
+        """
+        changed = {name for name in self._arrived if not self._is_as_arrived(name)}.union(self._changed, altered)
         if changed:
             raise PrivacyError(
                 f"the gradient of {', '.join(sorted(changed))} was written to by something else than backward(), "
@@ -95,7 +105,9 @@ class GradientWatch:
             _at_end(lambda: _at_end(lambda: self._note(name)))
 
     def _note(self, name: str) -> None:
-        self._arrived[name] = self._state(name)
+        self._arrived[name] = gradient, _ = self._state(name)
+        if gradient is not None:
+            self.norms[name] = gradient_norm(gradient)
 
     def _is_as_arrived(self, name: str) -> bool:
         known, (gradient, version) = self._arrived.get(name, (None, 0)), self._state(name)
