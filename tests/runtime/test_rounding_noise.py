@@ -17,6 +17,7 @@ from lipcompile_torch.runtime.module import LipschitzModule
 from lipcompile_torch.runtime.noise import NoiseSource, allocate
 from lipcompile_torch.runtime.normals import SecureNormals
 from lipcompile_torch.runtime.precision import rounding_slack, sum_slack
+from lipcompile_torch.runtime.streams import BandedStream
 from torch import Tensor, nn
 
 from ..rounding import DIGITS, each_is_needed
@@ -128,6 +129,13 @@ def test_bounds_of_a_clipped_loss_are_rounded_up() -> None:
         )
         found = LipschitzModule.gradient_bounds(module)["w"]
         assert found >= DIGITS.mpf(limit) / DIGITS.mpf(limit + 0.7) * DIGITS.mpf(unclipped)
+
+
+def test_correlated_noise_is_scaled_up() -> None:
+    """A first output z/c₀·s: a quotient and a product, of z = 1."""
+    for first, scale in PAIRS:
+        found = BandedStream([first], scale, 1).next("w", torch.ones((), dtype=torch.float64))
+        assert float(found) >= DIGITS.mpf(scale) / DIGITS.mpf(first)
 
 
 def test_examples_at_the_clip_count_as_within() -> None:
