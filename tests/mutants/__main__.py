@@ -1,7 +1,7 @@
 """`python -m tests.mutants`: every term that rounds outward is left out in turn; tests must go red.
 
-The exit code is 1 if a mutant survives that `survivors.toml` does not list with a reason. Those that it lists and that no
-longer survive are named, to be struck out.
+The exit code is 1 if a mutant survives that `survivors.toml` does not list with a reason. Those that it lists and
+that no longer survive are named, to be struck out.
 """
 
 from __future__ import annotations

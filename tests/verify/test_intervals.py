@@ -16,6 +16,8 @@ from lipcompile_verify.scattering import Bank, energy
 from lipcompile_verify.spelling import rounded
 from lipcompile_verify.verdict import Verdict
 
+from lipcompile.ops import scattering
+
 FINE = mpmath.mp.clone()
 FINE.prec = 600
 
@@ -139,3 +141,11 @@ def test_the_energy_of_filters_is_enlarged_by_what_doubles_round(
     monkeypatch.setattr(Bank, "energy", lambda *_: 1.0)
     least = 1 + Fraction((1 + scales * angles) * (1 + angles) * 8**scales, 2 * 2**34)
     assert energy(scales, angles, 1, (8, 8)) >= least
+
+
+@pytest.mark.parametrize(("scales", "angles", "order"), [(1, 1, 1), (1, 3, 1), (2, 3, 2), (2, 4, 1)])
+def test_the_energy_of_filters_is_that_of_the_compiler(scales: int, angles: int, order: int) -> None:
+    """Which computes it in arrays; both within what the proof allows for rounding."""
+    found = float(energy(scales, angles, order, (8, 12)))
+    expected = scattering.energy(scattering.Scattering2d(scales, angles, order), (8, 12), 0, 0, order)
+    assert expected <= found <= expected * (1 + 1e-6)
