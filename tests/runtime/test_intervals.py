@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from lipcompile_torch.runtime import intervals as intervals_module
 from lipcompile_torch.runtime import numbers as num
 from lipcompile_torch.runtime.intervals import Interval, Intervals
 
@@ -201,3 +202,14 @@ def test_every_end_is_rounded_outward() -> None:
             assert Fraction(found.low) < exact < Fraction(found.high)
         root = num.sqrt(x)
         assert Fraction(root.low) ** 2 < Fraction(x.low) < Fraction(root.high) ** 2
+
+
+def test_many_products_below_the_normal_numbers_are_rounded_outward() -> None:
+    """k·2^-1074 times 1/3 and 2/3: whole ones are the nearest, above or below."""
+    for share in (1 / 3, 2 / 3):
+        for k in (1, 2, 4, 5, 7, 8):
+            ends = np.array([math.ldexp(k, -1074)])
+            found = intervals_module.Intervals(ends, ends) * Interval.exactly(share)
+            assert (
+                Fraction(found.low.item()) < Fraction(k, 2**1074) * Fraction(share) < Fraction(found.high.item())
+            )
