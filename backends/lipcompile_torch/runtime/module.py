@@ -307,7 +307,7 @@ class LipschitzModule(nn.Module):
             sorted(present.keys() - governed), "not governed by a constraint: added or wrapped after compilation"
         )
         _refuse(sorted(governed - present.keys()), "missing: removed or reparametrised after compilation")
-        self.check_layers()
+        self._check_layers()
         trained = {name for name, parameter in present.items() if parameter.requires_grad}
         _refuse(
             sorted(trained - self.bounds.keys()), "trainable, but compiled as frozen: it has no gradient bound"
@@ -315,13 +315,13 @@ class LipschitzModule(nn.Module):
 
     def _check_as_certified(self) -> None:
         """Refuse a forward pass that is not the certified one: its gradient would be released."""
-        self.check_layers()
+        self._check_layers()
         check_saving()
         found = hooked(self)
         if found:
             raise RuntimeError(f"{found} has hooks, which the bounds know nothing of: remove them")
 
-    def check_layers(self) -> None:
+    def _check_layers(self) -> None:
         """Compare the layers with those that were there first, at the end of ``__init__``.
 
         Raises:
