@@ -30,7 +30,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from benchmarks.steps.networks import NETWORKS, Network
 
-Run = Callable[[], None]
+Run = Callable[[], object]
 Ratios = dict[str, float]
 
 IMAGES = {"32×28×28": (128, 32, 28, 28), "64×14×14": (128, 64, 14, 14)}

@@ -3,6 +3,7 @@
 #define Py_LIMITED_API 0x030b0000
 #include <Python.h>
 
+#include "example_gradients.h"
 #include "kernels.h"
 
 /* (address, entries, whether they are float64, scale) */
@@ -232,6 +233,80 @@ static PyObject *py_clip_rows(PyObject *self, PyObject *arguments) {
     Py_RETURN_NONE;
 }
 
+#if HAS_TILES
+
+/* (entries, (example_stride, channel_stride, position_stride), positions, source_step, (stretches, their number), places,
+ * room)
+ */
+static int read_operand(PyObject *given, operand *found) {
+    unsigned long long entries, stretches, places;
+    Py_ssize_t example, channel, position, positions, step, count, room;
+    if (!PyArg_ParseTuple(given, "K(nnn)nn(Kn)Kn", &entries, &example, &channel, &position, &positions, &step,
+                          &stretches, &count, &places, &room))
+        return 0;
+    found->entries = (const float *)(uintptr_t)entries;
+    found->example_stride = (size_t)example, found->channel_stride = (size_t)channel;
+    found->position_stride = (size_t)position, found->positions = (size_t)positions;
+    found->source_step = (size_t)step;
+    found->stretches = (const stretch *)(uintptr_t)stretches, found->stretch_count = (size_t)count;
+    found->places = (const int64_t *)(uintptr_t)places, found->room = (size_t)room;
+    return 1;
+}
+
+/* (lanes, entries, (lanes_step, entries_step, entry_step, width, by_lane), (segments, their number), (units, their
+ * number), (rows, their number, row_width))
+ */
+static int read_plan(PyObject *given, gradient_plan *found) {
+    PyObject *lanes, *entries;
+    unsigned long long segments, units, rows;
+    Py_ssize_t lanes_step, entries_step, entry_step, width, segment_count, unit_count, row_count, row_width;
+    if (!PyArg_ParseTuple(given, "O!O!(nnnnp)(Kn)(Kn)(Knn)", &PyTuple_Type, &lanes, &PyTuple_Type, &entries, &lanes_step,
+                          &entries_step, &entry_step, &width, &found->by_lane, &segments, &segment_count, &units,
+                          &unit_count, &rows, &row_count, &row_width))
+        return 0;
+    found->lanes_step = (size_t)lanes_step, found->entries_step = (size_t)entries_step;
+    found->entry_step = (size_t)entry_step, found->width = (size_t)width;
+    found->segments = (const segment *)(uintptr_t)segments, found->segment_count = (size_t)segment_count;
+    found->units = (const unit *)(uintptr_t)units, found->unit_count = (size_t)unit_count;
+    found->rows = (const int64_t *)(uintptr_t)rows;
+    found->row_count = (size_t)row_count, found->row_width = (size_t)row_width;
+    return read_operand(lanes, &found->lanes) && read_operand(entries, &found->entries);
+}
+
+static PyObject *py_example_gradients_room(PyObject *self, PyObject *arguments) {
+    PyObject *given;
+    gradient_plan plan;
+    int are_kept;
+    (void)self;
+    if (!PyArg_ParseTuple(arguments, "O!p", &PyTuple_Type, &given, &are_kept)) return NULL;
+    if (!read_plan(given, &plan)) return NULL;
+    return PyLong_FromSize_t(example_gradients_room(&plan, are_kept));
+}
+
+static PyObject *py_example_gradients(PyObject *self, PyObject *arguments) {
+    PyObject *given;
+    unsigned long long factors, norms, beside, totals, rooms;
+    Py_ssize_t examples, parts;
+    int threads;
+    gradient_plan plan;
+    gradient_scales scales;
+    (void)self;
+    if (!PyArg_ParseTuple(arguments, "O!n(KKKdddp)nKKi", &PyTuple_Type, &given, &examples, &factors, &norms, &beside,
+                          &scales.limit, &scales.room, &scales.regulariser, &scales.are_given, &parts, &totals, &rooms,
+                          &threads))
+        return NULL;
+    if (!read_plan(given, &plan)) return NULL;
+    scales.factors = (double *)(uintptr_t)factors, scales.norms = (double *)(uintptr_t)norms;
+    scales.beside = (const double *)(uintptr_t)beside;
+    Py_BEGIN_ALLOW_THREADS;
+    example_gradients(&plan, (size_t)examples, &scales, (size_t)parts, (double *)(uintptr_t)totals,
+                      (double *)(uintptr_t)rooms, threads);
+    Py_END_ALLOW_THREADS;
+    Py_RETURN_NONE;
+}
+
+#endif
+
 static PyMethodDef methods[] = {
     {"add_normals", py_add_normals, METH_VARARGS, "add_normals(words, block, parts, threads): see kernels.h"},
     {"add_normals_of_key", py_add_normals_of_key, METH_VARARGS,
@@ -255,6 +330,13 @@ static PyMethodDef methods[] = {
      "spectra_prove(grams, blocks, rows, limit, room, open, traces, threads): see kernels.h"},
     {"clip_rows", py_clip_rows, METH_VARARGS,
      "clip_rows(rows, count, entries, limit, room, found, threads): see kernels.h"},
+#if HAS_TILES
+    {"example_gradients_room", py_example_gradients_room, METH_VARARGS,
+     "example_gradients_room(plan, are_kept): see example_gradients.h"},
+    {"example_gradients", py_example_gradients, METH_VARARGS,
+     "example_gradients(plan, examples, (factors, norms, beside, limit, room, regulariser, are_given), parts, totals, "
+     "rooms, threads): see example_gradients.h"},
+#endif
     {NULL, NULL, 0, NULL},
 };
 
@@ -284,6 +366,10 @@ PyMODINIT_FUNC PyInit__kernels(void) {
     if (PyModule_AddIntConstant(module, "HAS_WIDE_AES", has_wide_aes()) != 0) return NULL;
     if (PyModule_AddIntConstant(module, "MOST_ROWS", MOST_ROWS) != 0) return NULL;
     if (PyModule_AddIntConstant(module, "LANES", LANES) != 0) return NULL;
+#if HAS_TILES
+    if (PyModule_AddIntConstant(module, "TILE_VECTORS", (long)tiles_at_hand()->vectors) != 0) return NULL;
+    if (PyModule_AddIntConstant(module, "TILE_ENTRIES", (long)tiles_at_hand()->entries) != 0) return NULL;
+#endif
     if (PyModule_AddStringConstant(module, "COMPILER", COMPILER) != 0) return NULL;
     if (PyModule_AddStringConstant(module, "INSTRUCTIONS", instructions()) != 0) return NULL;
     prepare_threads();

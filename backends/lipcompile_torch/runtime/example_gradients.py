@@ -1,0 +1,257 @@
+"""Weight gradients of single examples: their norms, and sums of them scaled one by one, without holding them all.
+
+The weight gradient of example i is P_i = Σ_t g_t·w_tᵀ over positions t, of the cotangents g_t of what a layer
+made, and of the windows w_t of what it read: one bilinear function for dense layers on tokens, convolutions of
+any rank and any groups, and, with the two exchanged, transposed convolutions.
+
+Formal guarantees, in float32 and but for underflow: what is computed is P̃_i with
+
+    ‖P̃_i - P_i‖ ≤ γ·Σ_t ‖g_t‖·‖w_t‖ ≤ γ·√m·‖g_i‖·‖x_i‖,    γ = k·u/(1 - k·u),  u = 2⁻²⁴,
+
+where k is :attr:`ExampleGradients.depth` and m windows read one entry at most (proof:
+`kernels/example_gradients.c`; without native code k is the number of positions, since torch's order of summation
+is not known). The norm of P̃_i is off by a relative (n + 4)·2⁻⁵³ at most, with n entries. A sum over B examples
+is added in float64, and off by at most 2·B·2⁻⁵³·Σ_i |s_i|·‖P̃_i‖.
+
+With native code the bits of P̃_i, of its norm and of its factor depend on x_i, g_i and the geometry alone: not
+on the batch, the number of threads or the processor, and P̃_i is the same in norms and in sums. So
+‖factor_i·P̃_i‖ ≤ C holds exactly, for these floating point numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812  (its name everywhere in this field)
+
+from .native_gradients import NativeGradients, Scaling, native_gradients
+from .outer_product_plans import depth
+from .outer_products import Sizes, Windows
+
+_AT_ONCE = {"cpu": 2**22, "cuda": 2**27}
+"""Entries of gradients or windows that torch's operations hold at once: what caches and memory like."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clip:
+    """How the gradient of an example is scaled to at most a length C.
+
+    Args:
+        length: C.
+        regulariser: None for min(1, C/n) of a gradient of norm n; γ for C/(n + γ), "automatic" (Bu et al. 2022).
+
+    Raises:
+        ValueError: C or γ is not positive and finite.
+    """
+
+    length: float
+    regulariser: float | None = None
+
+    def __post_init__(self) -> None:
+        for value in (self.length, 1.0 if self.regulariser is None else self.regulariser):
+            if not 0 < value < math.inf:
+                raise ValueError(f"{self}: length and regulariser must be positive and finite")
+
+    def scaling(self, entries: int, beside: Tensor | None) -> Scaling:
+        """Return it for gradients of e entries, with room for rounding.
+
+        With u = 2⁻⁵³, the norm that is computed, with what is beside it and γ, is at least 1 - (e + 6)·u of what
+        it should be. So factor·norm ≤ room·(1 + u)/(1 - (e + 6)·u), which is at most C with room = C·(1 - 2·(e +
+        8)·u), itself rounded twice.
+        """
+        room = self.length * (1.0 - (entries + 8) * 2.0**-52)
+        return Scaling(room if self.regulariser is None else -1.0, room, self.regulariser or 0.0, beside)
+
+
+@dataclass(frozen=True, slots=True)
+class Clipped:
+    """Clipped gradients of a batch.
+
+    Attributes:
+        total: Σ_i factor_i·P_i in float64, in the shape of the weight.
+        factors: [B] in float64; 0 for an example that is not finite, which adds nothing, not even NaN.
+        norms: √(‖P_i‖² + beside_i), [B] in float64.
+    """
+
+    total: Tensor
+    factors: Tensor
+    norms: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ExampleGradients:
+    """Weight gradients P_i of the examples of a batch, each [F, C/groups, *kernel]; [p, d] of a dense layer.
+
+    Results are not differentiable.
+
+    Args:
+        read: what the layer read, [B, C, *inputs].
+        made: the cotangent of what it made, [B, F, *outputs].
+        windows: where it reads.
+        is_dense: whether results lose the axis of the kernel.
+
+    Raises:
+        ValueError: shapes or devices that do not belong together.
+    """
+
+    read: Tensor
+    made: Tensor
+    windows: Windows
+    is_dense: bool = False
+
+    def __post_init__(self) -> None:
+        rank, groups = len(self.windows.kernel), self.windows.groups
+        shapes = f"operands {list(self.read.shape)} and {list(self.made.shape)}"
+        if {self.read.dim(), self.made.dim()} != {rank + 2} or len(self.read) != len(self.made):
+            raise ValueError(f"{shapes}: want [B, C, *inputs] and [B, F, *outputs] with {rank} axes of positions")
+        if self.read.shape[1] % groups or self.made.shape[1] % groups:
+            raise ValueError(f"{shapes}: channels cannot be cut into {groups} groups")
+        if self.read.device != self.made.device:
+            raise ValueError(f"operands on {self.read.device} and {self.made.device}: move one of them")
+
+    @staticmethod
+    def of_convolution(x: Tensor, cotangent: Tensor, windows: Windows) -> ExampleGradients:
+        """Return those of a convolution of x [B, C, *inputs]."""
+        return ExampleGradients(x, cotangent, windows)
+
+    @staticmethod
+    def of_transposed_convolution(x: Tensor, cotangent: Tensor, windows: Windows) -> ExampleGradients:
+        """Return those of a transposed convolution of x [B, C, *inputs], each [C, F/groups, *kernel].
+
+        Args:
+            windows: of the convolution that it is the adjoint of, which reads what this one makes.
+        """
+        return ExampleGradients(cotangent, x, windows)
+
+    @staticmethod
+    def of_tokens(x: Tensor, cotangent: Tensor) -> ExampleGradients:
+        """Return those of a dense layer on the last axis of x [B, …, d], each [p, d].
+
+        Args:
+            cotangent: [B, …, p].
+        """
+        read, made = (t.reshape(len(t), math.prod(t.shape[1:-1]), t.shape[-1]).mT for t in (x, cotangent))
+        return ExampleGradients(read, made, Windows((1,), (1,), (0,), (1,)), is_dense=True)
+
+    @property
+    def depth(self) -> int:
+        """How often a product is rounded to float32 at most on its way into P̃_i."""
+        return depth(self._sizes()) if self._native() else math.prod(self.made.shape[2:])
+
+    def total(self) -> Tensor:
+        """Return Σ_i P_i in float64."""
+        return self.scaled(None)
+
+    @torch.no_grad()
+    def norms(self) -> Tensor:
+        """Return ‖P_i‖, [B] in float64; infinity or NaN where P_i is not finite."""
+        native = self._native()
+        return native.norms() if native else self._norms()
+
+    @torch.no_grad()
+    def scaled(self, factors: Tensor | None) -> Tensor:
+        """Return Σ_i factor_i·P_i in float64, of factors [B]; with factor 0 an example adds nothing, not even
+        NaN."""
+        factors, native = self._per_example(factors), self._native()
+        return self._shaped(native.scaled(factors) if native else self._sum(factors))
+
+    @torch.no_grad()
+    def clipped(self, clip: Clip, beside: Tensor | None = None) -> Clipped:
+        """Return gradients scaled to at most ``clip.length``, together with what else belongs to the same group.
+
+        Args:
+            beside: squared norms, [B], of gradients of other parameters, as of a bias, that get the same factors.
+        """
+        scaling, native = clip.scaling(self._entries(), self._per_example(beside)), self._native()
+        total, factors, norms = native.clipped(scaling) if native else self._clip(scaling)
+        return Clipped(self._shaped(total), factors, norms)
+
+    def _native(self) -> NativeGradients | None:
+        return native_gradients(self._sizes(), self.read, self.made)
+
+    def _sizes(self) -> Sizes:
+        (_, channels, *inputs), (_, filters, *outputs) = self.read.shape, self.made.shape
+        return Sizes(self.windows, channels, tuple(inputs), filters, tuple(outputs))
+
+    def _entries(self) -> int:
+        return self.made.shape[1] * self.read.shape[1] // self.windows.groups * math.prod(self.windows.kernel)
+
+    def _per_example(self, given: Tensor | None) -> Tensor | None:
+        if given is not None and given.shape != self.read.shape[:1]:
+            raise ValueError(f"{list(given.shape)} in place of one number for each of {len(self.read)} examples")
+        return None if given is None else given.detach().to(self.read.device, torch.float64).contiguous()
+
+    def _shaped(self, total: Tensor) -> Tensor:
+        shape = self.made.shape[1], self.read.shape[1] // self.windows.groups, *self.windows.kernel
+        return total.reshape(shape[:2] if self.is_dense else shape)
+
+    # --- by torch's operations ---
+
+    def _chunks(self) -> Iterator[tuple[slice, Tensor]]:
+        """Yield gradients of some examples, [c, entries] in float32 or float64."""
+        unfolded = math.prod(self.made.shape[2:]) * self.read.shape[1] * math.prod(self.windows.kernel)
+        most = _AT_ONCE["cuda" if self.read.is_cuda else "cpu"] // max(unfolded, self._entries(), 1)
+        for start in range(0, len(self.read), max(most, 1)):
+            some = slice(start, start + max(most, 1))
+            yield some, _gradients(self.read[some], self.made[some], self.windows)
+
+    def _zeros(self, count: int) -> Tensor:
+        return torch.zeros(count, dtype=torch.float64, device=self.read.device)
+
+    def _norms(self) -> Tensor:
+        norms = self._zeros(len(self.read))
+        for some, rows in self._chunks():
+            norms[some] = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+        return norms
+
+    def _sum(self, factors: Tensor | None) -> Tensor:
+        total = self._zeros(self._entries())
+        for some, rows in self._chunks():
+            total += _combined(rows, None if factors is None else factors[some])
+        return total
+
+    def _clip(self, scaling: Scaling) -> tuple[Tensor, Tensor, Tensor]:
+        examples = len(self.read)
+        norms, factors, total = self._zeros(examples), self._zeros(examples), self._zeros(self._entries())
+        for some, rows in self._chunks():
+            squares = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).square()
+            norm = (squares if scaling.beside is None else squares + scaling.beside[some]).sqrt()
+            factor = torch.where(norm <= scaling.limit, 1.0, scaling.room / (norm + scaling.regulariser))
+            factors[some], norms[some] = torch.where(norm.isfinite(), factor, 0.0), norm
+            total += _combined(rows, factors[some])
+        return total, factors, norms
+
+
+def _combined(rows: Tensor, factors: Tensor | None) -> Tensor:
+    """Return Σ factor·row in float64, without the rows whose factor is 0."""
+    if factors is None:
+        return rows.sum(0, dtype=torch.float64)
+    return factors @ torch.where(factors[:, None] == 0, 0.0, rows.double())
+
+
+def _gradients(read: Tensor, made: Tensor, windows: Windows) -> Tensor:
+    """Return gradients [B, F·C/groups·taps]."""
+    dtype = torch.promote_types(torch.promote_types(read.dtype, made.dtype), torch.float32)
+    rank, groups = len(windows.kernel), windows.groups
+    if 0 in made.shape:  # torch cuts no windows where there are none
+        return made.new_zeros(len(made), made.shape[1] * read.shape[1] // groups * math.prod(windows.kernel))
+    unfolded = torch.unflatten(_unfolded(read.to(dtype), made.shape[2:], windows), 1, (groups, -1))
+    rows = unfolded.movedim(2, 2 + rank).flatten(2, 1 + rank).flatten(3)  # [B, groups, positions, C/groups·taps]
+    return torch.flatten(torch.unflatten(made.to(dtype).flatten(2), 1, (groups, -1)) @ rows, 1)
+
+
+def _unfolded(read: Tensor, outputs: torch.Size, windows: Windows) -> Tensor:
+    """Return all windows, [B, C, *outputs, *kernel]."""
+    axes = list(zip(windows.kernel, windows.stride, windows.padding, windows.dilation, outputs, strict=True))
+    sides = [
+        (low, (out - 1) * step + (taps - 1) * gap + 1 - low - size)
+        for size, (taps, step, low, gap, out) in zip(read.shape[2:], axes, strict=True)
+    ]
+    found = F.pad(read, [side for pair in reversed(sides) for side in pair])
+    for axis, (taps, step, _, gap, _) in enumerate(axes, start=2):
+        found = found.unfold(axis, (taps - 1) * gap + 1, step)[..., ::gap]
+    return found
