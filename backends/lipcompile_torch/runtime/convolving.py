@@ -46,9 +46,8 @@ class _Convolve(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG004
-        x, weight, bias, ctx.geometry = inputs
+        x, weight, _, ctx.geometry = inputs
         ctx.save_for_backward(x, weight)
-        ctx.has_bias = bias is not None
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:

@@ -89,7 +89,7 @@ def sum_slack(dtype: torch.dtype, normaliser: float, entries: int, bound: float,
     this is fixed; Poisson sampling exceeds it with probability below 1e-14.
 
     It is the price of half precision: for parameters in bfloat16 and batches of 512 noise is six times that of
-    float32. In float32 it is half a per cent at 512, and 4 % at 4096.
+    float32. In float32, and at a depth of 90, it is 0.8 % at 512 and 5 % at 4096.
 
     Args:
         dtype: of the parameter.
