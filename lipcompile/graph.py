@@ -77,6 +77,20 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
+class ClipGroup:
+    """Parameters whose gradient the backward pass clips: of each example, over all of them, ‖g‖ <= length = C.
+
+    regulariser: None scales g by min(1, C/‖g‖); γ scales it by C/(‖g‖ + γ), which leaves no threshold to choose
+    ("automatic", Bu et al. 2022).
+    """
+
+    name: str
+    parameters: tuple[str, ...]
+    length: Fraction
+    regulariser: Fraction | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class LossUse:
     """The loss of the model."""
 
@@ -89,8 +103,10 @@ class LossUse:
 class Graph:
     """A model. Nodes stand in topological order; `output` names the logits.
 
+    clips: groups of parameters that are clipped. A theorem bounds the gradients of all others.
+
     Invariants (checked by `verify`): names are unique Python identifiers, every operand is defined before its use,
-    every parameter is used at least once, the output exists.
+    every parameter is used at least once, the output exists, no parameter is in two groups.
     """
 
     name: str
@@ -99,6 +115,19 @@ class Graph:
     parameters: Mapping[str, Parameter]
     output: str
     loss: LossUse | None
+    clips: tuple[ClipGroup, ...] = ()
+
+    def clip_of(self, parameter: str) -> ClipGroup | None:
+        """The group that clips a parameter, None if a theorem bounds its gradient."""
+        return next((group for group in self.clips if parameter in group.parameters), None)
+
+    def proved(self) -> Graph:
+        """Return the graph in which clipped parameters are not trained: what theorems have to bound."""
+        clipped = {name for group in self.clips for name in group.parameters}
+        parameters = {
+            name: replace(p, trainable=p.trainable and name not in clipped) for name, p in self.parameters.items()
+        }
+        return replace(self, parameters=parameters, clips=())
 
     def shape(self, value: str) -> Shape:
         """Shape of the example or of a node's output; raises KeyError."""
@@ -122,7 +151,7 @@ class Graph:
         nodes = _reaching(self.nodes, value)
         used = {name for node in nodes for name in node.parameters.values()}
         parameters = {name: p for name, p in self.parameters.items() if name in used}
-        return replace(self, nodes=nodes, parameters=parameters, output=value, loss=None)
+        return replace(self, nodes=nodes, parameters=parameters, output=value, loss=None).regrouped()
 
     def networkx(self) -> nx.DiGraph:
         """Return the graph of values, for path and structure algorithms."""
@@ -141,7 +170,13 @@ class Graph:
             name: replace(p, trainable=p.trainable and not any(fnmatchcase(name, glob) for glob in patterns))
             for name, p in self.parameters.items()
         }
-        return replace(self, parameters=parameters)
+        return replace(self, parameters=parameters).regrouped()
+
+    def regrouped(self) -> Graph:
+        """Return the graph without clips of parameters that it lacks, or does not train."""
+        trained = {name for name, p in self.parameters.items() if p.trainable}
+        kept = ((group, tuple(p for p in group.parameters if p in trained)) for group in self.clips)
+        return replace(self, clips=tuple(replace(group, parameters=own) for group, own in kept if own))
 
     def verify(self) -> None:
         """Raise AssertionError if an invariant is broken: that is a bug in a front end or a pass."""
@@ -154,6 +189,9 @@ class Graph:
         used = {name for node in self.nodes for name in node.parameters.values()}
         assert used == set(self.parameters), "a parameter is unused or undeclared"
         assert self.output in defined, "the output is not defined"
+        clipped = [name for group in self.clips for name in group.parameters]
+        assert len(clipped) == len(set(clipped)), "a parameter is in two groups of clips"
+        assert set(clipped) <= used, "a clip of a parameter that does not exist"
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +223,7 @@ class GraphBuilder:
     _nodes: list[Node] = field(default_factory=list)
     _parameters: dict[str, Parameter] = field(default_factory=dict)
     _made: dict[str, Node] = field(default_factory=dict)
+    _clips: dict[str, ClipGroup] = field(default_factory=dict)
     _names: Names = field(default_factory=Names)
 
     def input(
@@ -246,6 +285,10 @@ class GraphBuilder:
         self._nodes.append(self._made[own])
         return Value(own, output)
 
+    def clip(self, group: ClipGroup) -> None:
+        """Clip the gradients of parameters that have been added; a group replaces another of the same name."""
+        self._clips[group.name] = group
+
     def holds_tokens(self, value: Value) -> bool:
         """Whether a value is the input of a model of tokens."""
         return self._input is not None and self._input.tokens and value.name == self._input.name
@@ -291,7 +334,8 @@ class GraphBuilder:
                 self.refuse(refusal, name=output.name, op=loss.loss.name, location=loss.location)
         if self._input is None or any(d.severity == "error" for d in self.diagnostics):
             return None
-        whole = Graph(self.name, self._input, tuple(self._nodes), self._parameters, output.name, loss)
+        nodes, clips = tuple(self._nodes), tuple(self._clips.values())
+        whole = Graph(self.name, self._input, nodes, self._parameters, output.name, loss, clips)
         graph = replace(whole.up_to(output.name), loss=loss)
         graph.verify()
         return graph
@@ -346,7 +390,7 @@ class GraphBuilder:
 
 def _check_choice(rule: ParameterRule[Any], shape: Shape, choice: ParameterChoice, node: str) -> None:
     constraint, bound = choice.constraint, choice.constraint.bound
-    if constraint.kind not in rule.constraints:
+    if constraint.kind not in (*rule.constraints, "free"):
         allowed = ", ".join(rule.constraints)
         raise Refusal("LIP301", f"the {rule.role} of `{node}` cannot be `{constraint.kind}`", f"choose {allowed}")
     if isinstance(bound, Fraction) and bound < 0:

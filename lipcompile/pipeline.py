@@ -14,6 +14,7 @@ from lipcompile.frontends.options import Loaded, ModelOptions
 from lipcompile.graph import Graph
 from lipcompile.ops.registry import load_plugins
 from lipcompile.passes.canonical import canonical
+from lipcompile.passes.clips import SOURCES, Source, unproved, with_source
 from lipcompile.passes.loops import frozen_inside
 from lipcompile.passes.requirements import examine, requirements
 from lipcompile.passes.sensitivity import analyse
@@ -78,12 +79,22 @@ def _derive(loaded: Loaded, options: ModelOptions) -> Derivation:
     found = list(loaded.diagnostics)
     if graph is not None:
         graph, notes = canonical(graph)
-        found += [*notes, *_unmatched(graph, options), *examine(graph)]
+        graph, choice = with_source(graph, bounds_source(loaded, options))
+        found += [*notes, *_unmatched(graph, options), *choice, *examine(graph)]
     verdict = requirements(graph, found)
     accepted = graph is not None and not any(d.severity == Severity.ERROR for d in found)
     analysis = analyse(graph) if graph is not None and accepted else None
-    found += vacuous(analysis) if analysis is not None else ()
+    if analysis is not None:
+        found += unproved(analysis.graph, [name for name, k in analysis.parameters.items() if k.value is not None])
+        found += vacuous(analysis)
     return Derivation(loaded.source, verdict, tuple(found), analysis)
+
+
+def bounds_source(loaded: Loaded, options: ModelOptions) -> Source:
+    """Return the source of bounds: of the options, else of the model's `train` block, else theorems."""
+    planned = loaded.training.settings.get("bounds") if loaded.training else None
+    said = options.bounds or planned or "theorem"
+    return next(source for source in SOURCES if source == said)
 
 
 def check(model: str, options: ModelOptions | None = None) -> Derivation:
@@ -101,6 +112,7 @@ def from_module(
     constraint: str | None = None,
     bias_bound: float | Fraction | None = None,
     freeze: Sequence[str] = (),
+    bounds: Source | None = None,
 ) -> Derivation:
     """Check a torch module: what `lipcompile check package.module:factory` does.
 
@@ -111,7 +123,8 @@ def from_module(
         example: a batch of examples [B, …], one for each argument of `forward`, by position or by name; or the
             shape of one example.
         input_norm: bound of the norm of one example, clipped to; read as the decimal that Python prints.
-        loss, constraint, bias_bound, freeze: as on the command line: "cross_entropy:temperature=10", "keep".
+        loss, constraint, bias_bound, freeze, bounds: as on the command line: "cross_entropy:temperature=10",
+            "keep", "auto".
 
     Raises InputError if it is no module, or does not take such examples.
     """
@@ -125,6 +138,7 @@ def from_module(
         constraint=None if constraint is None else parse_constraint(constraint),
         bias_bound=None if bias_bound is None else parse_number(str(bias_bound), "bias_bound"),
         freeze=tuple(freeze),
+        bounds=bounds,
     )
     with options.limits.in_force():
         loaded = torch_module.from_example(module, example, options)

@@ -14,17 +14,22 @@ from typing import Any
 import lipcompile
 from lipcompile.certificates import certificate, listed
 from lipcompile.derivation import Analysis, Derivation, finite
-from lipcompile.graph import Graph, Input, Node
+from lipcompile.graph import ClipGroup, Graph, Input, Node
 from lipcompile.ops.record import Shape
 from lipcompile.passes.bounds import linear_in_loss
 from lipcompile.passes.features import Features, features
 from lipcompile.passes.open_numbers import complete
+from lipcompile.passes.requirements import proves
 from lipcompile.reports.formulas import round_up
 
 from .expressions import below, constructor, expression, loss_expression, owner, user_imports
-from .expressions.text import WIDTH, wrapped
+from .expressions.text import WIDTH, nearest, wrapped
 from .programs import current_slope, following_bounds
 from .runtime.weights import encode_weights
+
+
+# Names of the runtime that programs call.
+_CALLED = ("ClipGroup", "Free", "Frobenius", "Orthogonal", "Spectral", "decode_weights")
 
 
 class TorchBackend:
@@ -176,7 +181,7 @@ def _table(analysis: Analysis) -> list[str]:
 def _imports(program: str, others: list[str]) -> list[str]:
     """Return the imports that the program needs, in the order that formatters keep."""
     used = {name for name in ("functional", "layers", "losses") if re.search(rf"\b{name}\.", program)}
-    used |= {name for name in ("Frobenius", "Orthogonal", "Spectral", "decode_weights") if f"{name}(" in program}
+    used |= {name for name in _CALLED if f"{name}(" in program}
     names = sorted({"LipschitzModule", *used}, key=lambda name: (name[0].islower(), name))
     lines = ["from __future__ import annotations", "", "import json", ""]
     lines += ["import torch"] if "torch." in program else []
@@ -194,15 +199,37 @@ def _attributes(analysis: Analysis, found: Features | None, document: Mapping[st
         *_domain(analysis.graph.input),
         *([] if found is None else [f"features_shape = {found.shape}", f"features_norm = {below(found.norm)}"]),
         f"lipschitz = {_number(analysis.lipschitz.value)}",
-        f"loss_lipschitz = {analysis.loss_lipschitz.value!r}",
+        f"loss_lipschitz = {_number(analysis.loss_lipschitz.value)}",
         *_dictionary("bounds", {name: bound.value for name, bound in analysis.parameters.items()}),
         *_unclipped_bounds(analysis.graph, document),
+        *_clips(analysis.graph),
+    ]
+
+
+def _clips(graph: Graph) -> list[str]:
+    """Write the groups of parameters that the backward pass clips."""
+    if not graph.clips:
+        return []
+    return ["clips = [", *(line for group in graph.clips for line in _clip(group)), "]"]
+
+
+def _clip(group: ClipGroup) -> list[str]:
+    names = [f'            "{name}",' for name in group.parameters]
+    numbers = [below(group.length), *([] if group.regulariser is None else [nearest(group.regulariser)])]
+    return [
+        "    ClipGroup(",
+        f'        "{group.name}",',
+        "        (",
+        *names,
+        "        ),",
+        *(f"        {number}," for number in numbers),
+        "    ),",
     ]
 
 
 def _unclipped_bounds(graph: Graph, document: Mapping[str, Any]) -> list[str]:
     """Write the bounds that are proportional to L: those of the module, if nothing inside clips gradients."""
-    if linear_in_loss(graph):
+    if linear_in_loss(graph) or not proves(graph):
         return ["unclipped_bounds = bounds"]
     found = {step["name"]: float.fromhex(step["unclipped"]) for step in document["steps"]["parameters"]}
     return _dictionary("unclipped_bounds", {name: finite(bound) for name, bound in found.items()})
@@ -226,9 +253,10 @@ def _literal(name: str, entries: Mapping[str, Any]) -> list[str]:
 
 
 def _domain(source: Input) -> list[str]:
-    if source.norm is None:
+    if source.tokens:
         return ["input_tokens = True", 'input_norm = float("inf")']
-    return [f"input_norm = {below(source.norm)}", f"input_trusted = {source.trusted}"]
+    norm = 'float("inf")' if source.norm is None else below(source.norm)
+    return [f"input_norm = {norm}", f"input_trusted = {source.trusted}"]
 
 
 def _number(value: float | None) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from .derive import Derivation, RuleError
 from .document import MalformedError, canonical, fields, of_kind, parse, require
 from .forms import bound, hypotenuse
-from .intervals import INFINITE, Real, real, root, total
+from .intervals import INFINITE, Real, least, real, root, total
 from .verdict import Problem, Verdict
 
 CERTIFICATE = "schema:text versions:object source:object graph:object graph_sha256:text steps:object totals:object"
@@ -55,7 +55,7 @@ class Claims:
     def check(self) -> None:
         """Check all claims, and say what was derived."""
         found, slope = self.found, bound(self.found.slope[self.found.graph.input.name])
-        totals = {"gradient": hypotenuse([real(0), *found.gradient.values()]), "lipschitz": slope}
+        totals = {"gradient": hypotenuse([real(0), *(k for _, k in found.units())]), "lipschitz": slope}
         for step, node in self._steps(self.steps.forward, "node", [*found.nodes]):
             self._forward(fields(step, FORWARD + " row:bound entry:bound" * found.reads), found.nodes[node])
         loss = fields(self.steps.loss, "rule:text proof:text lipschitz:bound")
@@ -114,9 +114,8 @@ class Claims:
                 "training", "noise", "the parameters with noise", sorted(plan.std), sorted(self.found.gradient)
             )
             std = {name: real(of_kind(text, "bound")) for name, text in plan.std.items()}
-            ratios = total(
-                (k / std[name]) * (k / std[name]) for name, k in self.found.gradient.items() if name in std
-            )
+            least_std = [(k, [std[name] for name in names if name in std]) for names, k in self.found.units()]
+            ratios = total((k / least(*found)) * (k / least(*found)) for k, found in least_std if found)
             if plan.noise_multiplier is None or (root(ratios) * real(plan.noise_multiplier)).exceeds(1.0):
                 self._fail(
                     "training", "noise", f"1/√Σ(K/s)² is {(1 / root(ratios)).upper()!r}, below the multiplier"

@@ -16,6 +16,7 @@ from .rules import OPS, READS, Extent, Op
 GRAPH = "input:object nodes:object* parameters:object output:text loss:object"
 INPUT = "name:text shape:n* norm:q+? trusted:flag tokens:flag"
 NODE = "name:text op:text attributes:object inputs:text* shape:n* parameters:object"
+CLIP = "name:text parameters:text* length:q+ regulariser:q+?"
 PARAMETER = "shape:n* constraint:text bound:q0? trainable:flag"
 NOTHING = Extent(real(0), real(0), real(0))
 # Where a value depends on disjoint slices of another alone: c and the rows of A, by that value and the axis.
@@ -49,7 +50,8 @@ class Derivation:
 
     def __init__(self, graph: Mapping[str, Any], claimed: Mapping[str, Mapping[str, Any]]) -> None:
         begin_work()
-        self.graph = _at("graph", "schema", fields, graph, GRAPH)
+        self.graph = _at("graph", "schema", fields, graph, GRAPH, "clips:object*")
+        self.clips = _at("clips", "schema", self._groups)
         self.nodes: dict[str, SimpleNamespace] = {}
         self.uses: dict[str, list[tuple[str, str]]] = {}
         _at("input", "schema", self._start)
@@ -64,9 +66,27 @@ class Derivation:
         self.gradient = self._gradients(self.cotangent)
         self.gradient_unclipped = self._gradients(self.unclipped) if clips else self.gradient
 
+    def _groups(self) -> list[SimpleNamespace]:
+        """Return the groups that the backward pass clips, each with its parameters and C."""
+        groups = [fields(group, CLIP) for group in self.graph.clips or ()]
+        names = [name for group in groups for name in group.parameters]
+        parameters = {name: fields(p, PARAMETER) for name, p in self.graph.parameters.items()}
+        require(len(names) == len(set(names)), "a parameter is clipped twice")
+        require(all(group.parameters for group in groups), "a group of clips has no parameters")
+        trained = all(name in parameters and parameters[name].trainable for name in names)
+        require(trained, "a clip is of a parameter that is not trained")
+        self.lengths = {name: group.length for group in groups for name in group.parameters}
+        return groups
+
+    def units(self) -> list[tuple[tuple[str, ...], Real]]:
+        """Return the parameters that one bound covers, and that bound: of each one alone, or of a group."""
+        alone = [((name,), k) for name, k in self.gradient.items() if name not in self.lengths]
+        return [*alone, *((group.parameters, real(group.length)) for group in self.clips)]
+
     def _start(self) -> None:
         start = self.graph.input = fields(self.graph.input, INPUT)
-        require(start.tokens == (start.norm is None), "numbers need a norm, and tokens have none")
+        require(not start.tokens or start.norm is None, "tokens have no norm")
+        require(start.tokens or start.norm is not None or start.trusted, "numbers without a norm must be trusted")
         require(prod(start.shape) <= MOST_ENTRIES and len(self.graph.nodes) <= MOST_NODES, "too large a model")
         x = real(start.norm) if start.norm is not None else UNBOUNDED
         self.shapes, self.extents, self.trained = (
@@ -102,7 +122,8 @@ class Derivation:
         node.slopes = [real(slope) for slope in rule.slopes(s, x)] if rule.slopes else [UNBOUNDED]
         above = self.trained & {*node.inputs}
         require(rule.slopes or not above, "it jumps, and a trained parameter stands upstream")
-        self.trained |= {node.name} if above or trainable else set()
+        proved = any(node.parameters[role] not in self.lengths for role in trainable)
+        self.trained |= {node.name} if above or proved else set()
         spread = self.spreads[node.name] = self._spread(node, rule)
         tighter = (
             [c + norm(a) * self.extents[value].X for (value, _), (c, a) in spread.items()] if len(x) > 1 else []
@@ -121,7 +142,7 @@ class Derivation:
             require(isinstance(name, str) and name in self.graph.parameters, f"there is no parameter {name!r:.99}")
             p, shape = self.graph.parameters[name], tuple(rule.roles[role].shape(node.site))
             require(p.shape == shape, f"{name} has the shape {list(p.shape)}, not {list(shape)}")
-            of_kind(p.constraint, rule.roles[role].kinds)
+            of_kind(p.constraint, f"{rule.roles[role].kinds}|free")
             require((p.bound is None) == (p.constraint == "free"), f"{name} lacks a bound, or is free and has one")
             require(
                 p.constraint != "orthogonal" or p.bound == 1, f"{name} is orthogonal, with another bound than 1"
@@ -133,6 +154,8 @@ class Derivation:
             if p.constraint != "free":  # ‖K‖_F bounds the norm of a convolution by √min(m, r·v) times it
                 reads = min(node.site.C["reads"], node.site.C["taps"]) if "taps" in node.site.C else 1
                 theta[role] = real(p.bound) * root(reads if p.constraint == "frobenius" else 1)
+            elif rule.roles[role].kinds != "free":
+                theta[role] = UNBOUNDED
         return theta
 
     def _spread(self, node: SimpleNamespace, rule: Op) -> Spread:
@@ -192,13 +215,14 @@ class Derivation:
 
     def _gradients(self, cotangents: dict[str, Form]) -> dict[str, Real]:
         """Return K of each trained parameter: over its uses, κ times the cotangent, folded."""
-        return {
-            name: bound(
-                add(scale(cotangents[node], self.nodes[node].kappa[role]) for node, role in self.uses[name])
-            )
-            for name, p in self.graph.parameters.items()
-            if p.trainable
-        }
+        trained = [name for name, p in self.graph.parameters.items() if p.trainable]
+        return {name: self._gradient(name, cotangents) for name in trained}
+
+    def _gradient(self, name: str, cotangents: dict[str, Form]) -> Real:
+        if name in self.lengths:
+            return real(self.lengths[name])
+        uses = [(cotangents[node], self.nodes[node].kappa[role]) for node, role in self.uses[name]]
+        return bound(add(scale(cotangent, kappa) for cotangent, kappa in uses))
 
 
 def _lengths(rows: list[dict[Any, Real]]) -> dict[Any, Real]:

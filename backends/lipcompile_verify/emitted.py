@@ -23,10 +23,13 @@ from typing import Any
 
 from .document import canonical, parse
 from .foreign import ForeignError
-from .spelling import LAYERS, NODES, Use, rounded, written
+from .spelling import LAYERS, NODES, Use, clip, rounded, written
 
 RUNTIME = frozenset(
-    ("Frobenius", "LipschitzModule", "Orthogonal", "Spectral", "decode_weights", "functional", "layers", "losses")
+    (
+        *("ClipGroup", "Free", "Frobenius", "LipschitzModule", "Orthogonal", "Spectral"),
+        *("decode_weights", "functional", "layers", "losses"),
+    )
 )
 IMPORTS = (
     "from __future__ import annotations",
@@ -47,8 +50,8 @@ _PURE = (
 )
 _ATTRIBUTES = """
     T_destination add_module apply bfloat16 bounds buffers call_super_init certificate certified_norms
-    check_parameters children clip_features clip_gradient clip_input clip_loss_gradient compile cpu criterion cuda
-    double dump_patches eval extra_repr features_norm features_shape fill_ float forget_certificates forward
+    check_parameters children clip_features clip_gradient clip_input clip_loss_gradient clips compile cpu criterion
+    cuda double dump_patches eval extra_repr features_norm features_shape fill_ float forget_certificates forward
     frozen_features gate get_buffer get_extra_state get_parameter get_submodule gradient_bounds guard_layers half
     input_norm input_shape input_tokens input_trusted ipu last_dense lipschitz load_initial_weights load_state_dict
     loss_clip loss_limit loss_lipschitz modules mtia named_buffers named_children named_modules named_parameters
@@ -272,6 +275,9 @@ class _File:
         source = self.graph["input"]
         self._literal("input_shape", written(source["shape"]))
         self._literal("input_norm", 'float("inf")' if source["norm"] is None else rounded(source["norm"], "b"))
+        clips = self.graph.get("clips")
+        if clips:
+            self._literal("clips", f"[{', '.join(map(clip, clips))}]")
         if source["tokens"]:
             self._literal("input_tokens", "True")
         else:

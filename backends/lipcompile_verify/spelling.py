@@ -143,6 +143,13 @@ def written(value: Any, side: str = "") -> str:
     return rounded(value, side) if isinstance(value, str) and _NUMBER.fullmatch(value) else repr(value)
 
 
+def clip(group: Mapping[str, Any]) -> str:
+    """Write a group of parameters that the backward pass clips."""
+    names = f"({''.join(f'{name!r}, ' for name in group['parameters'])})"
+    regulariser = "" if group["regulariser"] is None else f", {rounded(group['regulariser'])}"
+    return f"ClipGroup({group['name']!r}, {names}, {rounded(group['length'], 'b')}{regulariser})"
+
+
 def _leaves(value: Any, side: str) -> set[str]:
     nested = isinstance(value, list | tuple)
     return {leaf for item in value for leaf in _leaves(item, side)} if nested else {written(value, side)}
@@ -227,8 +234,10 @@ class Use:
 
     def bound(self, role: str, *kinds: str) -> str:
         """Write the radius of a parameter, whose constraint must be of these kinds; raises ValueError."""
-        if self.parameters[role]["constraint"] not in kinds:
+        if self.parameters[role]["constraint"] not in (*kinds, "free"):
             raise ValueError(f"the {role} is constrained by {self.parameters[role]['constraint']!r}")
+        if self.parameters[role]["bound"] is None:
+            return "Free()"
         return rounded(self.parameters[role]["bound"], "b")
 
     def constraint(self, role: str) -> str:
@@ -236,6 +245,8 @@ class Use:
         bound, kind = self.bound(role, "spectral", "orthogonal", "frobenius"), self.parameters[role]["constraint"]
         if kind == "orthogonal" and bound != "1.0":
             raise ValueError(f"an orthogonal constraint has bound 1, not {bound}")
+        if kind == "free":
+            return bound
         return "Orthogonal()" if kind == "orthogonal" else f"{kind.capitalize()}({bound})"
 
     def affine(self) -> str:

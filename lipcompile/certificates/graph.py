@@ -7,7 +7,7 @@ from dataclasses import fields
 from fractions import Fraction
 from typing import Any
 
-from lipcompile.graph import Graph, Input, LossUse, Node, Parameter
+from lipcompile.graph import ClipGroup, Graph, Input, LossUse, Node, Parameter
 from lipcompile.numbers import Scalar
 from lipcompile.ops import normalisation, reduce, shape
 from lipcompile.ops.record import Site
@@ -36,6 +36,7 @@ def graph_document(graph: Graph) -> Json:
         "parameters": {name: _parameter(parameter) for name, parameter in graph.parameters.items()},
         "output": graph.output,
         "loss": _loss(graph.loss),
+        **({"clips": [_clip(group) for group in graph.clips]} if graph.clips else {}),
     }
 
 
@@ -96,6 +97,15 @@ def _parameter(parameter: Parameter) -> Json:
         "constraint": constraint.kind,
         "bound": None if constraint.kind == "free" else written(constraint.bound),
         "trainable": parameter.trainable,
+    }
+
+
+def _clip(group: ClipGroup) -> Json:
+    return {
+        "name": group.name,
+        "parameters": list(group.parameters),
+        "length": written(group.length),
+        "regulariser": None if group.regulariser is None else written(group.regulariser),
     }
 
 

@@ -47,7 +47,7 @@ def _forward(node: Node, graph: Graph, numbers: Bounds[Interval], *, profile: bo
         "rule": node.op.name,
         "proof": node.op.proof,
         "conditions": _conditions(node),
-        "theta": _uppers(_read(node, graph, numbers)),
+        "theta": _uppers(_read(node, numbers)),
         "norm": _upper(extent.norm),
         **rows,
         "lipschitz": [_upper(gain) for gain in numbers.gain[node.name]],
@@ -60,12 +60,10 @@ def _conditions(node: Node) -> Json:
     return {name: value(condition) for name, condition in found.items()}
 
 
-def _read(node: Node, graph: Graph, numbers: Bounds[Interval]) -> dict[str, Interval]:
-    """Return the bounds that rules read: what is free has none."""
+def _read(node: Node, numbers: Bounds[Interval]) -> dict[str, Interval]:
+    """Return the bounds that rules read; of a weight that nothing constrains it is infinite."""
     return {
-        role: bound
-        for role, bound in numbers.theta[node.name].items()
-        if graph.parameters[node.parameters[role]].constraint.kind != "free"
+        role: bound for role, bound in numbers.theta[node.name].items() if node.op.parameter(role).is_constrained
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -23,6 +23,11 @@ _OPTIONS = (
         help="Constraint of every weight: spectral:1.0, orthogonal, frobenius:2.0, or keep (imported norms).",
     ),
     click.option("--bias-bound", metavar="B", help="Bound of the norm of every bias."),
+    click.option(
+        "--bounds",
+        type=click.Choice(["theorem", "clip", "auto"]),
+        help="Source of gradient bounds: theorems (the default), a clip in the backward pass, or what suits.",
+    ),
     click.option("--freeze", multiple=True, metavar="GLOB", help="Do not train matching parameters; repeatable."),
     click.option(
         "--set", "bindings", multiple=True, metavar="NAME=VALUE", help="Value of a .lip parameter; repeatable."
@@ -43,6 +48,11 @@ _OPTIONS = (
     ),
 )
 
+_NAMES = (
+    *("input_norm", "loss", "constraint", "bias_bound", "bounds"),
+    *("freeze", "bindings", "shapes", "limits"),
+)
+
 # What commands take that need a trained module.
 module_argument = click.argument("module", type=click.Path(path_type=Path))
 weights_option = click.option(
@@ -59,8 +69,7 @@ def model_options(*, required: bool = True, several: bool = False) -> Callable[[
     def decorate(command: Command) -> Command:
         @functools.wraps(command)
         def collected(**given: Any) -> int:
-            names = ("input_norm", "loss", "constraint", "bias_bound", "freeze", "bindings", "shapes", "limits")
-            options = _collect(**{name: given.pop(name) for name in names})
+            options = _collect(**{name: given.pop(name) for name in _NAMES})
             with options.limits.in_force():
                 return command(options=options, **given)
 
@@ -94,6 +103,7 @@ def _collect(
     loss: str | None,
     constraint: str | None,
     bias_bound: str | None,
+    bounds: Literal["theorem", "clip", "auto"] | None,
     freeze: tuple[str, ...],
     bindings: tuple[str, ...],
     shapes: tuple[str, ...],
@@ -107,6 +117,7 @@ def _collect(
         loss=loss,
         constraint=None if constraint is None else parse_constraint(constraint),
         bias_bound=None if bias_bound is None else parse_number(bias_bound, "--bias-bound"),
+        bounds=bounds,
         freeze=freeze,
         bindings=_bindings(bindings),
         input_shape=_shapes(shapes),

@@ -17,7 +17,7 @@ from lipcompile import limits
 from lipcompile.certificates import SCHEMA, hash_of
 from lipcompile.certificates.graph import graph_document
 from lipcompile.diagnostics import InputError, input_error
-from lipcompile.graph import Graph, GraphBuilder, LossUse, ParameterChoice, Value
+from lipcompile.graph import ClipGroup, Graph, GraphBuilder, LossUse, ParameterChoice, Value
 from lipcompile.numbers import Scalar
 from lipcompile.ops import LOSS_BY_NAME, OP_BY_NAME
 from lipcompile.ops.record import AnyOp, Constraint, ConstraintKind, Shape
@@ -53,7 +53,9 @@ def graph_of(document: Json) -> Graph:
     """
     absent = dict.fromkeys(_OPTIONAL)
     found = _checked({**absent, **document}, (*_PARTS, *_OPTIONAL), "the certificate")
-    graph = _checked(found["graph"], ("input", "nodes", "parameters", "output", "loss"), "`graph`")
+    parts = ("input", "nodes", "parameters", "output", "loss")
+    whole = found["graph"]
+    graph = _checked(whole, (*parts, "clips") if "clips" in whole else parts, "`graph`")
     if found["graph_sha256"] != hash_of(graph):
         raise _unreadable("`graph_sha256` is not the hash of its graph")
     source = _checked(found["source"], ("name", "format", "sha256"), "`source`")
@@ -93,6 +95,8 @@ class _Reader:
         output = self.document["output"]
         if not isinstance(output, str) or output not in self.values:
             raise _unreadable("its output is not one of its values")
+        for group in _list(self.document.get("clips", []), "`clips`"):
+            self.builder.clip(_clip(group))
         graph = self.builder.finish(self.values[output], self._loss())
         if graph is None:
             raise InputError(tuple(self.builder.diagnostics))
@@ -103,7 +107,8 @@ class _Reader:
         tokens, trusted = (_boolean(entry[key], f"`{key}` of the input") for key in ("tokens", "trusted"))
         if tokens and entry["norm"] is not None:
             raise _unreadable("its input holds tokens, which have no norm")
-        norm = None if tokens else _scalar(entry["norm"], "`norm` of the input")
+        unknown = tokens or (trusted and entry["norm"] is None)
+        norm = None if unknown else _scalar(entry["norm"], "`norm` of the input")
         name, shape = _text(entry["name"], "the name of the input"), _shape(entry["shape"], "the input")
         self._add(name, self.builder.input(name, shape, norm, trusted, None, tokens=tokens))
 
@@ -151,6 +156,19 @@ class _Reader:
             raise _unreadable(f"there is no loss `{entry['name']}`")
         loss = LOSS_BY_NAME[entry["name"]]
         return LossUse(loss, attributes_of(loss.attributes, entry["attributes"], f"the loss `{loss.name}`"))
+
+
+def _clip(entry: Any) -> ClipGroup:
+    found = _checked(entry, ("name", "parameters", "length", "regulariser"), "a group of clips")
+    where = f"the clip `{found['name']}`"
+    names = tuple(_text(name, f"a parameter of {where}") for name in _list(found["parameters"], where))
+    length, regulariser = (
+        None if value is None else _scalar(value, f"a number of {where}")
+        for value in (found["length"], found["regulariser"])
+    )
+    if not length or length < 0 or (regulariser is not None and regulariser <= 0):
+        raise _unreadable(f"{where} has no length above 0")
+    return ClipGroup(_text(found["name"], "the name of a clip"), names, length, regulariser)
 
 
 def _op(name: Any, where: str) -> AnyOp:

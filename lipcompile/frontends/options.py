@@ -33,7 +33,7 @@ class ModelOptions:
 
     input_shape: shapes of one example by the name of the input; the empty name stands for the only input. They fix
     sizes that an ONNX file leaves open, and are the examples that a torch module is traced with. mends: what `fix`
-    puts in the place of what is refused.
+    puts in the place of what is refused. bounds: their source, see `passes.clips`.
     """
 
     input_norm: Scalar | None = None
@@ -45,6 +45,7 @@ class ModelOptions:
     limits: Limits = field(default_factory=Limits)
     input_shape: Mapping[str, Shape] = field(default_factory=dict)
     mends: Mends | None = field(default=None, compare=False)
+    bounds: Literal["theorem", "clip", "auto"] | None = None
 
 
 Setting = str | Fraction | Mapping[str, str | Fraction]

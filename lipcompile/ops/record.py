@@ -151,6 +151,11 @@ class ParameterRule(Generic[A]):
     kappa: KappaRule[A]
     optional: bool
 
+    @property
+    def is_constrained(self) -> bool:
+        """Whether rules read a bound of this parameter, which a constraint gives."""
+        return self.constraints != ("free",)
+
 
 def scaled_by_lipschitz(
     num: Numbers[N],

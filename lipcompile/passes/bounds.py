@@ -4,6 +4,9 @@ Soundness is induction over the DAG (docs/theory.md): forward from ‖x‖ <= X_
 ‖Jᵀg‖ <= ‖J‖‖g‖. A tensor with several consumers receives the sum of their cotangent bounds, except that disjoint
 slices, and branches that one concatenation joins, combine as √ΣG² (`forms`). A parameter used in several places
 receives the sum of its bounds.
+
+The gradient of a parameter that the backward pass clips is bounded by the length that it is clipped to, whatever
+the rules say. Of a weight that nothing constrains the norm is a symbol without a value.
 """
 
 from __future__ import annotations
@@ -79,7 +82,7 @@ def derive(
         slope=slope.bound,
         gradient=gradient,
         loss_lipschitz=constant,
-        total=root_of_squares(num, list(gradient.values())),
+        total=root_of_squares(num, _sensitivities(graph, num, gradient)),
     )
 
 
@@ -112,6 +115,7 @@ class _Forward(Generic[N]):
         self._graph, self._num, self._current = graph, num, current
         self._profile = reads_profile(graph)
         self._slices = disjoint_slices(graph)
+        self._letters = _identifiers(graph.parameters)
         self._spread: dict[str, Spread[N] | None] = {}
         self.extent: dict[str, Extent[N]] = {}
         self.gain: dict[str, Sequence[N]] = {}
@@ -131,14 +135,15 @@ class _Forward(Generic[N]):
 
     def _theta(self, node: Node) -> Mapping[str, N]:
         """Bounds of the node's parameters: as they are, where that is given, else from their constraints."""
-        return {
-            role: self._current[name]
-            if name in self._current
-            else node.op.parameter(role).operator_norm(
-                self._num, node.site, self._graph.parameters[name].constraint
-            )
-            for role, name in node.parameters.items()
-        }
+        return {role: self._bound_of(node, role, name) for role, name in node.parameters.items()}
+
+    def _bound_of(self, node: Node, role: str, name: str) -> N:
+        if name in self._current:
+            return self._current[name]
+        rule, constraint = node.op.parameter(role), self._graph.parameters[name].constraint
+        if constraint.kind == "free" and rule.is_constrained:
+            return self._num.symbol(f"u_{self._letters[name]}", None, f"norm of {name}, which nothing constrains")
+        return rule.operator_norm(self._num, node.site, constraint)
 
     def _gains(self, node: Node, x: Sequence[Extent[N]], theta: Mapping[str, N]) -> Sequence[N]:
         if node.op.lipschitz is None:
@@ -249,8 +254,16 @@ def _gradients(
     letters = _identifiers(uses)
     return {
         name: num.let(f"K_{letters[name]}", _added_up(num, found, backward), f"gradient bound of {name}")
+        if (group := graph.clip_of(name)) is None
+        else num.of(group.length)
         for name, found in uses.items()
     }
+
+
+def _sensitivities(graph: Graph, num: Numbers[N], gradient: Mapping[str, N]) -> list[N]:
+    """Return K of each parameter that no group has, and C of each group."""
+    proved = [bound for name, bound in gradient.items() if graph.clip_of(name) is None]
+    return [*proved, *(num.of(group.length) for group in graph.clips)]
 
 
 def _added_up(num: Numbers[N], uses: Sequence[tuple[Node, N]], backward: _Backward[N]) -> N:

@@ -12,6 +12,7 @@ from lipcompile.diagnostics import InputError, input_error
 from lipcompile.graph import Graph
 from lipcompile.numbers import Arithmetic, Scalar, Symbol, symbols_of
 from lipcompile.passes.loops import Loop
+from lipcompile.passes.requirements import proves
 
 
 def open_numbers(graph: Graph) -> list[Symbol]:
@@ -39,9 +40,9 @@ def complete(derivation: Derivation, what: str) -> Analysis:
     if symbols:
         mend = f"give {'it' if len(symbols) == 1 else 'them'}: {' '.join(f'--set {name}=…' for name in symbols)}"
         raise input_error("LIP014", f"{what} needs numbers, but {', '.join(symbols)} has none", mend)
-    if not graph.input.tokens and not isinstance(graph.input.norm, Fraction):
+    if not graph.input.tokens and not isinstance(graph.input.norm, Fraction) and proves(graph):
         raise input_error("LIP014", f"{what} needs numbers, but X_0 has none", "use --input-norm")
-    crossed = all(node.op.lipschitz is not None for node in graph.nodes)
+    crossed = proves(graph) and all(node.op.lipschitz is not None for node in graph.nodes)
     if analysis.total.value is None or (crossed and analysis.lipschitz.value is None):
         message = f"{what} needs numbers, but the bounds of this model are beyond those that doubles hold"
         raise input_error("LIP014", message, "tighten its constraints, or make it shallower")

@@ -32,7 +32,7 @@ def examine(graph: Graph) -> Iterator[Diagnostic]:
     yield from _loss(graph)
     yield from _input(graph)
     yield from _parameters(graph)
-    yield from _layers(graph, frozenset())
+    yield from _layers(graph.proved(), frozenset())
 
 
 def _layers(graph: Graph, entering: frozenset[str]) -> Iterator[Diagnostic]:
@@ -84,6 +84,11 @@ def _loss(graph: Graph) -> Iterator[Diagnostic]:
         )
 
 
+def proves(graph: Graph) -> bool:
+    """Whether theorems bound any gradient of the graph."""
+    return not graph.clips or any(p.trainable for p in graph.proved().parameters.values())
+
+
 def probabilities(graph: Graph) -> Node | None:
     """Return the last node if it makes probabilities for a loss that makes them itself."""
     if graph.loss is None or graph.loss.loss.name not in _OF_LOGITS or graph.output == graph.input.name:
@@ -94,7 +99,7 @@ def probabilities(graph: Graph) -> Node | None:
 
 def _input(graph: Graph) -> Iterator[Diagnostic]:
     norm, location = graph.input.norm, graph.input.location
-    if norm is None and not graph.input.tokens:
+    if norm is None and not graph.input.tokens and proves(graph):
         message = "no input norm is declared: bounds stay symbolic in X_0"
         yield Diagnostic("LIP201", message, "declare one: --input-norm 1.0", Severity.NOTE, location=location)
 
@@ -196,6 +201,8 @@ def _layer_errors(errors: Sequence[Diagnostic]) -> str:
 def _loss_detail(graph: Graph | None) -> str:
     if graph is None:
         return NOT_REACHED
+    if not proves(graph):
+        return "not needed: every gradient is clipped"
     return (
         f"{graph.loss.loss.name} is Lipschitz in the logits"
         if graph.loss
@@ -206,6 +213,8 @@ def _loss_detail(graph: Graph | None) -> str:
 def _input_detail(graph: Graph | None) -> str:
     if graph is None:
         return NOT_REACHED
+    if not proves(graph):
+        return "not needed: every gradient is clipped"
     if graph.input.tokens:
         return "every example is a row of tokens: its embedding is bounded by the table"
     norm = graph.input.norm
@@ -219,6 +228,8 @@ def _layer_detail(graph: Graph | None) -> str:
         return NOT_REACHED
     trained = sum(parameter.trainable for parameter in graph.parameters.values())
     layers, parameters = _counted(len(graph.nodes), "layer"), _counted(trained, "trained parameter")
+    if not proves(graph):
+        return f"not needed: {layers}, none of which mixes examples; {parameters}, clipped"
     detail = f"{layers}, each Lipschitz; {parameters}, projected after each step"
     frozen = [node.name for node in frozen_nodes(graph)]
     if not frozen:

@@ -8,6 +8,7 @@ from math import floor, inf, log10
 from lipcompile.derivation import Analysis
 from lipcompile.diagnostics import Diagnostic, Severity
 from lipcompile.passes.fix import helps
+from lipcompile.passes.requirements import proves
 from lipcompile.passes.shares import dominating
 from lipcompile.passes.useful import LARGEST_USEFUL
 
@@ -16,6 +17,8 @@ _RANKED = "a report ranks the changes that make it smaller"
 
 def vacuous(analysis: Analysis) -> Iterator[Diagnostic]:
     """Yield a note if the bound of the whole gradient is known, and useless; it names the dominating parameter."""
+    if not proves(analysis.graph):
+        return
     total, loss = analysis.total.value, analysis.loss_lipschitz.value
     if total is None:
         if _overflows(analysis):

@@ -6,19 +6,19 @@ from collections.abc import Mapping
 
 from lipcompile.graph import Node
 
-from .layer import Layer, Parameters
-from .text import below, keywords
+from .layer import Layer, Parameters, radius
+from .text import keywords
 
 
 def _embedding(node: Node, parameters: Parameters) -> list[str]:
     sizes = [f"{node.attributes.entries}", f"{node.attributes.width}"]
-    return [*sizes, f"bound={below(parameters['table'].constraint.bound)}"]
+    return [*sizes, f"bound={radius(parameters['table'])}"]
 
 
 def _class_token(node: Node, parameters: Parameters) -> list[str]:
     attributes, tokens = node.attributes, parameters["tokens"]
     optional = keywords({"axis": (attributes.axis, 0), "last": (attributes.last, False)})
-    return [f"{tokens.shape}", f"bound={below(tokens.constraint.bound)}", *optional]
+    return [f"{tokens.shape}", f"bound={radius(tokens)}", *optional]
 
 
 LAYERS: Mapping[str, Layer] = {

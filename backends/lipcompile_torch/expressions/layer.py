@@ -23,10 +23,16 @@ class Layer:
 def constraint(parameter: Parameter) -> str:
     """Write the constraint of a weight."""
     kind, bound = parameter.constraint.kind, parameter.constraint.bound
-    return "Orthogonal()" if kind == "orthogonal" else f"{kind.capitalize()}({below(bound)})"
+    return f"{kind.capitalize()}()" if kind in ("orthogonal", "free") else f"{kind.capitalize()}({below(bound)})"
+
+
+def radius(parameter: Parameter) -> str:
+    """Write the bound of a bias, or the constraint that has none."""
+    constraint = parameter.constraint
+    return "Free()" if constraint.kind == "free" else below(constraint.bound)
 
 
 def weight_and_bias(parameters: Parameters) -> list[str]:
     """Write the arguments `bias` and `constraint` of a layer with a weight."""
-    bias = [f"bias={below(parameters['bias'].constraint.bound)}"] if "bias" in parameters else []
+    bias = [f"bias={radius(parameters['bias'])}"] if "bias" in parameters else []
     return [*bias, f"constraint={constraint(parameters['weight'])}"]

@@ -10,8 +10,8 @@ from lipcompile.ops import counting
 from lipcompile.ops.conv_transpose import adjoint_windows
 from lipcompile.ops.linear import conv_windows
 
-from .layer import Layer, Parameters, weight_and_bias
-from .text import below, keywords
+from .layer import Layer, Parameters, radius, weight_and_bias
+from .text import keywords
 
 
 def _dense(node: Node, parameters: Parameters) -> list[str]:
@@ -55,7 +55,7 @@ def _kernel(
 
 
 def _bias(node: Node, parameters: Parameters) -> list[str]:
-    return [f"{node.attributes.size}", f"bound={below(parameters['bias'].constraint.bound)}"]
+    return [f"{node.attributes.size}", f"bound={radius(parameters['bias'])}"]
 
 
 LAYERS: Mapping[str, Layer] = {

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 
 from lipcompile.graph import Node
 
-from .layer import Layer, Parameters
-from .text import Expression, axis_of, below, nearest
+from .layer import Layer, Parameters, radius
+from .text import Expression, axis_of, nearest
 
 
 def _shape_and_bound(parameters: Parameters) -> list[str]:
     """Write the arguments of a layer with one parameter in a box."""
     (parameter,) = parameters.values()
-    return [f"{parameter.shape}", f"bound={below(parameter.constraint.bound)}"]
+    return [f"{parameter.shape}", f"bound={radius(parameter)}"]
 
 
 def _householder(node: Node, parameters: Parameters) -> list[str]:

@@ -1,0 +1,115 @@
+"""Which gradients a theorem bounds, and which the backward pass clips (docs/clipping.md).
+
+A clip bounds the gradient of one example by construction, whatever the weights, the activations and the loss are.
+So the parameters of a clipped layer need no constraint, and the rest of the network no Lipschitz constant.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+from typing import Literal
+
+from lipcompile.diagnostics import Diagnostic, Severity
+from lipcompile.graph import ClipGroup, Graph
+from lipcompile.numbers.certified import Certified
+from lipcompile.ops.record import Constraint
+from lipcompile.passes.bounds import derive
+from lipcompile.passes.loops import loops
+from lipcompile.passes.open_numbers import open_numbers
+from lipcompile.passes.requirements import examine
+
+Source = Literal["theorem", "clip", "auto"]
+SOURCES: tuple[Source, ...] = ("theorem", "clip", "auto")
+
+FREE = Constraint("free", Fraction(0))
+# The gradient of an example is scaled to C/(‖g‖ + γ) times itself: see docs/clipping.md, "Automatic".
+LENGTH, REGULARISER = Fraction(1), Fraction(1, 100)
+# Times L·max(1, X_0): see docs/clipping.md, "The choice of auto".
+LARGEST_THEOREM = 4
+
+
+def with_source(graph: Graph, source: Source) -> tuple[Graph, tuple[Diagnostic, ...]]:
+    """Return the graph whose bounds have this source, and notes of what `auto` chose, and why.
+
+    Formal guarantees: the choice depends on the graph alone, not on data or weights.
+    """
+    if source == "theorem" or not _unclipped(graph):
+        return graph, ()
+    if source == "clip":
+        return clipped(graph)
+    reason = _against_theorems(graph)
+    if reason is None:
+        message = f"bounds by theorem: the whole is at most {LARGEST_THEOREM}·L·max(1, X_0)"
+        return graph, (_chosen(message, "--bounds clip clips instead"),)
+    graph, notes = clipped(graph)
+    return graph, (*notes, _chosen(f"bounds by clip: {reason}", "--bounds theorem proves them instead"))
+
+
+def clipped(graph: Graph) -> tuple[Graph, tuple[Diagnostic, ...]]:
+    """Return the graph in which one clip bounds all parameters that are trained and have no clip of their own.
+
+    Nothing constrains them from there on. An input without a norm is taken as it comes.
+    """
+    if loops(graph):
+        message = "a repetition whose count is open cannot be clipped"
+        return graph, (Diagnostic("LIP316", message, "give the count: --set name=12"),)
+    names = _unclipped(graph)
+    own = {name for group in graph.clips for name in group.parameters}
+    group = ClipGroup("all" if not own else "others", names, LENGTH, REGULARISER)
+    parameters = {
+        name: replace(p, constraint=FREE) if name in names else p for name, p in graph.parameters.items()
+    }
+    source = graph.input
+    if source.norm is None and not source.tokens:
+        source = replace(source, trusted=True)
+    return replace(graph, input=source, parameters=parameters, clips=(*graph.clips, group)), ()
+
+
+def _unclipped(graph: Graph) -> tuple[str, ...]:
+    """Return the parameters that are trained, and bounded by theorem as it stands."""
+    return tuple(name for name, p in graph.proved().parameters.items() if p.trainable)
+
+
+def _against_theorems(graph: Graph) -> str | None:
+    """Return why the theorems of a graph are of no use; None if they are."""
+    errors = [d for d in examine(graph) if d.severity == Severity.ERROR]
+    if errors:
+        return f"no theorem holds ({errors[0].message})"
+    if open_numbers(graph) or graph.loss is None:
+        return None
+    bounds = derive(graph, Certified())
+    norm = graph.input.norm
+    unit = bounds.loss_lipschitz.upper * max(1.0, float(norm) if isinstance(norm, Fraction) else 1.0)
+    total = bounds.total.upper
+    if not math.isfinite(total) or not math.isfinite(unit):
+        return "no theorem gives a finite bound"
+    if total > LARGEST_THEOREM * unit:
+        return f"the theorem's bound is {total:.4g}, above {LARGEST_THEOREM}·L·max(1, X_0) = {4 * unit:.4g}"
+    return None
+
+
+def _chosen(message: str, mend: str) -> Diagnostic:
+    return Diagnostic("LIP315", message, mend, Severity.NOTE)
+
+
+def unproved(graph: Graph, known: Sequence[str]) -> tuple[Diagnostic, ...]:
+    """Return an error for each parameter that is not clipped and has no finite bound, in a graph with clips.
+
+    Args:
+        known: names of the parameters with a finite bound.
+    """
+    if not graph.clips or open_numbers(graph):
+        return ()
+    return tuple(
+        Diagnostic(
+            "LIP317",
+            f"no theorem bounds the gradient of `{name}`: it depends on a weight that nothing constrains",
+            "clip it as well (clip=automatic, or --bounds clip), or constrain the weights before and behind it",
+            node=name.rpartition(".")[0] or None,
+        )
+        for name in _unclipped(graph)
+        if name not in known
+    )
