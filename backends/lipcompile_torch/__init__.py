@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Ball",
     "Box",
+    "ClipGroup",
     "Fixed",
     "Free",
     "Frobenius",
@@ -43,6 +44,7 @@ __all__ = [
 _HOMES = {
     "Ball": "constraints",
     "Box": "constraints",
+    "ClipGroup": "clipping",
     "Free": "constraints",
     "RowBalls": "constraints",
     "Fixed": "constraints",

@@ -27,7 +27,6 @@ from .expressions.text import WIDTH, nearest, wrapped
 from .programs import current_slope, following_bounds
 from .runtime.weights import encode_weights
 
-
 # Names of the runtime that programs call.
 _CALLED = ("ClipGroup", "Free", "Frobenius", "Orthogonal", "Spectral", "decode_weights")
 

@@ -18,7 +18,7 @@ def steps(graph: Graph, numbers: Bounds[Interval]) -> Json:
     unclipped = numbers if linear_in_loss(graph) else derive(graph, Certified(), through_clips=False)
     profile = reads_profile(graph)
     return {
-        "forward": [_forward(node, graph, numbers, profile=profile) for node in graph.nodes],
+        "forward": [_forward(node, numbers, profile=profile) for node in graph.nodes],
         "loss": _loss(graph, numbers),
         "backward": _backward(graph, numbers, unclipped),
         "parameters": _parameters(graph, numbers, unclipped),
@@ -39,7 +39,7 @@ def _uppers(numbers: Mapping[str, Interval]) -> dict[str, str]:
     return {name: _upper(number) for name, number in numbers.items()}
 
 
-def _forward(node: Node, graph: Graph, numbers: Bounds[Interval], *, profile: bool) -> Json:
+def _forward(node: Node, numbers: Bounds[Interval], *, profile: bool) -> Json:
     extent = numbers.extent[node.name]
     rows = {"row": _upper(extent.row), "entry": _upper(extent.entry)} if profile else {}
     return {

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from lipcompile_torch.runtime import sums
+from lipcompile_torch.runtime import reading, sums
 from lipcompile_torch.runtime.convolving import Geometry, convolve
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
@@ -66,7 +66,7 @@ def test_torchs_own_convolution_is_off_by_more() -> None:
 def test_equal_tokens_do_not_drift(dtype: torch.dtype, tokens: int) -> None:
     """Added in the dtype of the table they had 1.245, 1.253 and 1.000235 times the length."""
     table = torch.ones(4, 3, dtype=dtype, requires_grad=True)
-    rows = sums.select(table, torch.full((1, tokens), 2))
+    rows = reading.select(table, torch.full((1, tokens), 2))
     cotangent = torch.full_like(rows, 0.0123)
     torch.autograd.backward(rows, cotangent)
     assert table.grad is not None
@@ -108,7 +108,7 @@ def normal(*shape: int) -> Tensor:
 
 @pytest.mark.parametrize("lead", [(5,), (5, 7), (70, 2, 3), (0,), (0, 3)])
 def test_linear_is_the_linear_map(lead: tuple[int, ...]) -> None:
-    compare(sums.linear, F.linear, normal(*lead, 4), normal(3, 4), normal(3))
+    compare(reading.linear, F.linear, normal(*lead, 4), normal(3, 4), normal(3))
 
 
 CONVOLUTIONS: list[dict[str, Any]] = [

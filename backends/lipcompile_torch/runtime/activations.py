@@ -11,7 +11,7 @@ from .constraints import Box, Constraint, Free
 from .functional import householder
 from .layers import ConstrainedLayer, check_broadcast
 from .operators import Entries
-from .sums import spread
+from .reading import spread
 
 
 class PReLU(ConstrainedLayer):

@@ -134,7 +134,20 @@ def _differences(module: LipschitzModule, document: Mapping[str, Any]) -> Iterat
     yield from _alterations(module)
     yield from _domain(module, graph["input"])
     yield from _parameters(module, graph["parameters"])
+    yield from _clips(module, graph.get("clips", []))
     yield from _bounds(module, steps, document["totals"])
+
+
+def _clips(module: LipschitzModule, certified: list[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield groups of clips that are not the certified ones, or wider."""
+    claimed = {tuple(group["parameters"]): Fraction(group["length"]) for group in certified}
+    own = {tuple(group.parameters): group.length for group in module.clips}
+    if claimed.keys() != own.keys():
+        yield "its groups of clips are of other parameters than the certified ones"
+        return
+    for names, length in own.items():
+        if length > claimed[names]:
+            yield f"the group of {names[0]} is clipped to {length!r}, certified {claimed[names]}"
 
 
 def _alterations(module: LipschitzModule) -> Iterator[str]:
@@ -159,7 +172,7 @@ def _domain(module: LipschitzModule, source: Mapping[str, Any]) -> Iterator[str]
         yield f"input_shape is {tuple(module.input_shape)}, certified {tuple(source['shape'])}"
     if module.input_tokens != source["tokens"]:
         yield f"input_tokens is {module.input_tokens}, certified {source['tokens']}"
-    elif not source["tokens"] and not module.input_norm <= Fraction(source["norm"]):
+    elif source["norm"] is not None and not module.input_norm <= Fraction(source["norm"]):
         yield f"input_norm is {module.input_norm}, certified {source['norm']}"
     if module.input_trusted and not source["trusted"]:
         yield "input_trusted is set, and so no example clipped, where the certified model clips"
@@ -198,7 +211,7 @@ def _bounds(module: LipschitzModule, steps: Mapping[str, Any], totals: Mapping[s
         bound, unclipped = float.fromhex(claim["gradient"]), float.fromhex(claim["unclipped"])
         if not module.bounds[name] >= bound:
             yield f"the bound of {name} is {module.bounds[name]!r}, certified {bound!r}"
-        if module.unclipped_bounds is None:
+        if module.unclipped_bounds is None or name in module.clipped_parameters:
             continue
         # What a clip of the loss's gradient leaves is C/L of it: too large an L makes it too small.
         own = module.unclipped_bounds[name]

@@ -261,14 +261,14 @@ def check_pieces(parameters: Mapping[str, nn.Parameter], passes: int, limit: int
         )
 
 
-def check_flow(flow: Flow, batch: LogicalBatch, limit: float) -> None:
+def check_flow(flow: Flow, batch: LogicalBatch, limit: float | None) -> None:
     """Refuse a gradient that is not that of the criterion on exactly the examples that were drawn.
 
     Args:
         flow: what flowed back since the batch was drawn.
         batch: what was drawn.
         limit: min(L, C)·(1 + slack), the most that the cotangent of one example times the normaliser can be; C is
-            what the loss's gradient is clipped to.
+            what the loss's gradient is clipped to. None where no bound rests on that.
     """
     if flow.examples != batch.examples:
         raise PrivacyError(
@@ -281,7 +281,7 @@ def check_flow(flow: Flow, batch: LogicalBatch, limit: float) -> None:
             "no weights, no other loss or term on the output, no change to the output before the criterion, no "
             "loss scaling, no create_graph, no output of an earlier batch"
         )
-    if not flow.largest <= limit:
+    if limit is not None and not flow.largest <= limit:
         raise PrivacyError(
             f"an example's cotangent is {flow.largest:.6g} where the analysis allows {limit:.6g}: call backward() "
             "on module.criterion(module(x), y), unscaled: no mean, no weights, no other loss, no loss scaling"

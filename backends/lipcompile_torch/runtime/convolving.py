@@ -10,8 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  (its name everywhere in this field)
 
+from .clipping import Products, Ticket, ticket_of
+from .example_gradients import ExampleGradients
+from .outer_products import Windows
 from .own_functions import apply
-from .sums import sum_of_products, sum_to
+from .reading import summed
+from .sums import sum_of_products
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +38,10 @@ class Geometry:
         extra = self.output_padding or (0,) * len(self.stride)
         return self.stride, self.padding, self.dilation, self.transposed, extra, self.groups
 
+    def windows(self, kernel: torch.Size) -> Windows:
+        """Return the windows that a kernel of this size reads."""
+        return Windows(tuple(kernel), self.stride, self.padding, self.dilation, self.groups)
+
 
 class _Convolve(torch.autograd.Function):
     """A convolution, or a transposed one, with a bias of one number a channel."""
@@ -41,38 +49,54 @@ class _Convolve(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
+    def forward(
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        geometry: Geometry,
+        *tickets: Ticket | None,  # noqa: ARG004
+    ) -> Tensor:
         return torch.convolution(x, weight, bias, *geometry.arguments())
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG004
-        x, weight, _, ctx.geometry = inputs
+        x, weight, _, ctx.geometry, *ctx.tickets = inputs
         ctx.save_for_backward(x, weight)
 
     @staticmethod
-    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
         (cotangent,), (x, weight) = cotangents, ctx.saved_tensors
         wanted, arguments = ctx.needs_input_grad, ctx.geometry.arguments()
-        back, bias = None, None
+        back, bias, (of_weight, of_bias) = None, None, ctx.tickets
         if wanted[0]:
             own = cotangent, x.to(cotangent.dtype), weight.to(cotangent.dtype)
             back = torch.ops.aten.convolution_backward(*own, None, *arguments, (True, False, False))[0].to(x.dtype)
         if wanted[2]:
-            bias = sum_to(cotangent, (-1, *(1,) * (x.dim() - 2))).flatten().to(weight.dtype)
-        return back, _kernel_gradient(x, cotangent, weight, ctx.geometry) if wanted[1] else None, bias, None
+            channels = cotangent.shape[1], *(1,) * (x.dim() - 2)
+            bias = summed(cotangent, channels, of_bias)
+            bias = (bias if of_bias else bias.flatten()).to(weight.dtype)
+        kernel = _kernel_gradient(x, cotangent, weight, ctx.geometry, of_weight) if wanted[1] else None
+        return back, kernel, bias, None, None, None
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
     """Return the convolution of [B, C, *size] by a kernel, as torch lays it out; its geometry says which."""
-    convolved: Tensor = apply(_Convolve, x, weight, bias, geometry)
+    convolved: Tensor = apply(_Convolve, x, weight, bias, geometry, ticket_of(weight), ticket_of(bias))
     return convolved
 
 
 _AT_ONCE = 2**22  # entries of windows that are held at once
 
 
-def _kernel_gradient(x: Tensor, cotangent: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
-    """Return the gradient of a kernel, [F, C/groups, *kernel], or [C, F/groups, *kernel] of a transposed one."""
+def _kernel_gradient(
+    x: Tensor, cotangent: Tensor, weight: Tensor, geometry: Geometry, ticket: Ticket | None
+) -> Tensor:
+    """Return the gradient of a kernel, [F, C/groups, *kernel], or [C, F/groups, *kernel] of a transposed one, or
+    what stands for it.
+    """
+    if ticket is not None:
+        of = ExampleGradients.of_transposed_convolution if geometry.transposed else ExampleGradients.of_convolution
+        return ticket.note(Products(of(x, cotangent, geometry.windows(weight.shape[2:]))))
     # The adjoint exchanges the roles of what is read and of the cotangent of what is made.
     read, made = (cotangent, x) if geometry.transposed else (x, cotangent)
     entries = read.shape[1] * math.prod(made.shape[2:]) * math.prod(weight.shape[2:])

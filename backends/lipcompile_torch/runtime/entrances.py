@@ -4,18 +4,23 @@ A bound K_p holds for the gradient that the layers of the module make. A term of
 (a penalty, a target or an input made from weights) crosses neither a layer nor the gate. So a forward pass reads
 every parameter through an alias. The sum of all that flows back through the alias is noted, and the gradient that
 arrives at the parameter must be that very tensor.
+
+The aliases of a clip group are made by one function. Autograd runs its backward pass when all that read any of
+them has run: there the gradients of the group are clipped and summed (:mod:`.clipping`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from .clipping import ClipGroup, Noted, group_gradients
 from .own_functions import apply
 from .sharding import is_shard
 
@@ -59,6 +64,56 @@ class _Entrance(torch.autograd.Function):
         return cotangents[0], None
 
 
+class _GroupEntrance(torch.autograd.Function):
+    """Aliases of the parameters of a group, whose gradients are clipped where they leave."""
+
+    @staticmethod
+    def forward(ctx: Any, group: _Group, entrances: Entrances, *parameters: Tensor) -> tuple[Tensor, ...]:
+        ctx.group, ctx.entrances = group, entrances
+        ctx.set_materialize_grads(False)
+        return tuple(parameter.view_as(parameter) for parameter in parameters)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
+        group, entrances = ctx.group, ctx.entrances
+        for name, noted, cotangent in zip(group.names, group.noted, cotangents, strict=True):
+            if noted.is_foreign(cotangent):
+                entrances.foreign.add(name)
+        gradients = group.gradients(entrances.normaliser())
+        entrances.under_way.update(
+            (id(parameter), gradient) for parameter, gradient in zip(group.parameters, gradients, strict=True)
+        )
+        return None, None, *gradients
+
+
+@dataclass(eq=False)
+class _Group:
+    """A clip group of a module, and the uses of its parameters."""
+
+    clips: ClipGroup
+    parameters: tuple[nn.Parameter, ...]
+
+    def __post_init__(self) -> None:
+        self.noted = [Noted(parameter) for parameter in self.parameters]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.clips.parameters
+
+    def gradients(self, normaliser: float) -> list[Tensor]:
+        """Return the clipped gradients, summed over the examples, in the shapes and dtypes of the parameters."""
+        sizes = [parameter.numel() for parameter in self.parameters]
+        found = group_gradients(self.noted, sizes, self.clips.clip(normaliser))
+        return [total.reshape(p.shape).to(p.dtype) for total, p in zip(found, self.parameters, strict=True)]
+
+    def aliases(self, entrances: Entrances) -> dict[int, Tensor]:
+        """Return aliases by the identity of the parameter; what reads them in a layer finds where to note uses."""
+        made: tuple[Tensor, ...] = apply(_GroupEntrance, self, entrances, *self.parameters)
+        for alias, noted in zip(made, self.noted, strict=True):
+            alias.noted = noted  # type: ignore[attr-defined]
+        return {id(parameter): alias for parameter, alias in zip(self.parameters, made, strict=True)}
+
+
 class Entrances:
     """The aliases of the parameters of a module, and the names of parameters that something else reached.
 
@@ -80,6 +135,34 @@ class Entrances:
         self.foreign: set[str] = set()
         self._aliases: dict[int, Tensor] = {}
         self._watched: dict[int, tuple[str, nn.Parameter]] = {}
+        self._groups: dict[int, _Group] = {}
+        self.normaliser: Callable[[], float] = lambda: 1.0
+        self._passes = 0
+
+    def clip(
+        self, groups: Iterable[ClipGroup], parameters: Mapping[str, nn.Parameter], normaliser: Callable[[], float]
+    ) -> None:
+        """Clip the gradients of groups from now on.
+
+        Args:
+            groups: with names of trainable parameters.
+            parameters: by name.
+            normaliser: gives b, which the criterion divides by.
+
+        Raises:
+            ValueError: a parameter of a group is sharded: its layer has but a part of it.
+        """
+        self.normaliser = normaliser
+        for clips in groups:
+            own = tuple(parameters[name] for name in clips.parameters)
+            if any(map(is_shard, own)):
+                raise ValueError(
+                    f"parameters of the clip group {clips.name!r} are sharded, and the norm of an example's "
+                    "gradient needs whole ones: replicate the module (DistributedDataParallel), do not shard it"
+                )
+            if all(id(parameter) not in self._groups for parameter in own):
+                group = _Group(clips, own)
+                self._groups.update((id(parameter), group) for parameter in own)
 
     def __deepcopy__(self, memo: Any) -> Entrances:
         return Entrances()
@@ -100,10 +183,17 @@ class Entrances:
         self.under_way.clear()
         self.foreign.clear()
         self._aliases.clear()
+        for group in self._groups.values():
+            for noted in group.noted:
+                noted.taken()  # of a backward pass that did not end
 
     @contextmanager
     def entered(self, layers: Iterable[nn.Module]) -> Iterator[None]:
         """Let these layers read aliases of their watched parameters meanwhile."""
+        self._passes += 1
+        for group in self._groups.values():
+            for noted in group.noted:
+                noted.current = self._passes
         placed = [
             (layer, role, self._alias(parameter))
             for layer in layers
@@ -122,8 +212,10 @@ class Entrances:
         """Return the alias of a parameter: one for all forward passes until the next `reset`, so that what flows
         back into several of them at once arrives as one tensor.
         """
+        group = self._groups.get(id(parameter))
         if id(parameter) not in self._aliases:
-            self._aliases[id(parameter)] = apply(_Entrance, parameter, self)
+            made = {id(parameter): apply(_Entrance, parameter, self)} if group is None else group.aliases(self)
+            self._aliases.update(made)
         return self._aliases[id(parameter)]
 
     def _arrive(self, parameter: int, gradient: Tensor) -> None:

@@ -170,6 +170,10 @@ class ExampleGradients:
         total, factors, norms = native.clipped(scaling) if native else self._clip(scaling)
         return Clipped(self._shaped(total), factors, norms)
 
+    def rows(self, some: slice) -> Tensor:
+        """Return P_i of some examples, [c, entries] in float64."""
+        return _gradients(self.read[some], self.made[some], self.windows).double()
+
     def _native(self) -> NativeGradients | None:
         return native_gradients(self._sizes(), self.read, self.made)
 
@@ -220,8 +224,7 @@ class ExampleGradients:
         for some, rows in self._chunks():
             squares = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).square()
             norm = (squares if scaling.beside is None else squares + scaling.beside[some]).sqrt()
-            factor = torch.where(norm <= scaling.limit, 1.0, scaling.room / (norm + scaling.regulariser))
-            factors[some], norms[some] = torch.where(norm.isfinite(), factor, 0.0), norm
+            factors[some], norms[some] = scaling.factors(norm), norm
             total += _combined(rows, factors[some])
         return total, factors, norms
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from . import native
+from .clipping import ticket_of
 from .dot_product import dot_product_attention as dot_product_attention
 from .normalisation import center as center
 from .normalisation import group_norm as group_norm
@@ -28,6 +29,7 @@ from .pooling import l2_pool as l2_pool
 from .pooling import lp_pool as lp_pool
 from .pooling import max_pool as max_pool
 from .pooling import scaled_avg_pool as scaled_avg_pool
+from .reading import spread
 from .reductions import l2_norm as l2_norm
 from .resampling import expand as expand
 from .resampling import gather as gather
@@ -39,7 +41,6 @@ from .sorting import dimension_of
 from .sorting import full_sort as full_sort
 from .sorting import group_sort as group_sort
 from .sorting import max_min as max_min
-from .sums import spread
 
 
 def _columns(scale: Tensor, x: Tensor) -> Tensor:
@@ -116,6 +117,8 @@ def householder(x: Tensor, angle: Tensor | float, axis: int = 0) -> Tensor:
         raise ValueError(f"angles of shape {tuple(half.shape)} are not those of the {count} pairs of axis {axis}")
     pairs = x.reshape(*x.shape[:dimension], count, 2, *x.shape[dimension + 1 :])
     first, second = pairs.unbind(dimension + 1)
+    if isinstance(angle, Tensor) and ticket_of(angle) is not None:
+        half = spread(angle, first.shape) / 2  # a clipped parameter is spread before anything is computed of it
     sine, cosine = (spread(part, first.shape) for part in (half.sin(), half.cos()))
     depth = 2 * torch.relu(second * cosine - first * sine)
     return torch.stack((first + depth * sine, second - depth * cosine), dimension + 1).reshape(x.shape)

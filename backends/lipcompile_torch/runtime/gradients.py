@@ -109,7 +109,8 @@ def _stated(module: LipschitzModule) -> tuple[object, ...]:
     """Return what a module says of itself, and the functions that it consists of: what was certified."""
     functions = [getattr(getattr(module, name), "__func__", None) for name in _METHODS]
     domain = module.input_norm, module.input_trusted, module.input_tokens
-    return dict(module.bounds), dict(module.unclipped_bounds or {}), module.loss_lipschitz, domain, functions
+    bounds = dict(module.bounds), dict(module.unclipped_bounds or {}), tuple(module.clips)
+    return *bounds, module.loss_lipschitz, domain, functions
 
 
 class LipschitzGradients:
@@ -145,9 +146,12 @@ class LipschitzGradients:
         self._parameters = checks.trainable(self.module)
         self._pieces = max(pieces, _PIECES)
         self._depth = DEPTH + self._pieces + world.size
-        self._gate_slack, self._long_slack = 0.0, self._long_sums()
+        self._gate_slack, self._long_slack = 0.0, 0.0
         self._watch = GradientWatch(self._parameters, late=self.module is not module)
         self._batch: object = None
+        self._groups = [group.parameters for group in self.module.clips]
+        self._proved = self._parameters.keys() - self.module.clipped_parameters
+        self._long_slack = self._long_sums() if self._proved else 0.0
         self._stated = _stated(self.module)
         self.total = Reduction(self.module, world)
 
@@ -212,7 +216,8 @@ class LipschitzGradients:
         self._watch.check_hooks()
         checks.check_bounds(self._parameters, bounds)
         checks.check_pieces(self._parameters, max(self._watch.passes, batch.position + 1), self._pieces)
-        checks.check_flow(measured.flow, batch, min(module.loss_lipschitz, module.loss_limit) * (1 + own_slack))
+        limit = min(module.loss_lipschitz, module.loss_limit) * (1 + own_slack)
+        checks.check_flow(measured.flow, batch, limit if self._proved else None)
         checks.check_origin(module.gate.entrances.foreign)
         if self.total.world is not ALONE:  # there, the sum is what must be left alone
             self._watch.check(self._altered)
@@ -250,15 +255,19 @@ class LipschitzGradients:
         entries = 1 + sum(self._parameters[name].numel() for name in stds)  # one for the count of an adaptive clip
         # The noise carries the slack of each parameter's dtype by itself; that of the computation comes on top.
         self._factor = noise.widening(self._multiplier(sigma), entries)
-        one = 1 + self._gate_slack + self._long_slack
+        # What is added of a clipped gradient is no longer than C, as it is in floating point.
+        one = dict.fromkeys(stds, 1.0) | dict.fromkeys(self._proved, 1 + self._gate_slack + self._long_slack)
         summed = self._sum_slacks(bounds)
-        return {name: std * one * (1 + summed[name]) * self._factor for name, std in stds.items()}
+        return {name: std * one[name] * (1 + summed[name]) * self._factor for name, std in stds.items()}
 
     def _sum_slacks(self, bounds: Mapping[str, float]) -> dict[str, float]:
         """Return what rounding the sums takes, by parameter with a positive bound."""
         positive = {name: self._parameters[name] for name, bound in bounds.items() if bound > 0}
+        entries = {name: parameter.numel() for name, parameter in positive.items()}
+        for group in self._groups:  # whose parts are one sum
+            entries.update(dict.fromkeys(group, sum(self._parameters[name].numel() for name in group)))
         return {
-            name: sum_slack(p.dtype, self._normaliser, p.numel(), bounds[name], self._depth)
+            name: sum_slack(p.dtype, self._normaliser, entries[name], bounds[name], self._depth)
             for name, p in positive.items()
         }
 
@@ -268,7 +277,7 @@ class LipschitzGradients:
 
     def _share(self, bounds: Mapping[str, float], sigma: float) -> dict[str, float]:
         sizes = {name: parameter.numel() for name, parameter in self._parameters.items()}
-        return allocate(self._allocation, bounds, sizes, self._multiplier(sigma))
+        return allocate(self._allocation, bounds, sizes, self._multiplier(sigma), self._groups)
 
     def constant_stds(self, noise_multiplier: float) -> dict[str, float] | None:
         """Return s_p of the module's own bounds, before slack is added; None if they follow weights or a clip."""

@@ -20,9 +20,9 @@ from .convolving import Geometry, convolve
 from .operators import Convolution, Operator, Padding, PaddingMode, Translation
 from .operators import Dense as DenseMap
 from .projection import Amortised
+from .reading import linear, spread
 from .resampling import pad
 from .sharding import replace_, whole
-from .sums import linear, spread
 
 BiasBound = float | Constraint | None
 """‖bias‖ ≤ a float, or a constraint of its own, or no bias."""

@@ -6,7 +6,7 @@ import math
 import warnings
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, Self, cast
 
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from . import functional
+from .clipping import ClipGroup
 from .gate import GateRecord, Passage, check_saving, enter_criterion, leave_criterion, pass_gate
 from .layers import ConstrainedLayer
 from .loss_clipping import clip_cotangents
@@ -49,6 +50,8 @@ class LipschitzModule(nn.Module):
         certificate: the derivation this module was emitted from.
         bounds: K_p, bound of ‖∂ loss of one example / ∂p‖, by parameter name; exactly the trainable
             parameters.
+        clips: the groups of parameters whose gradients the backward pass clips, under an engine: `bounds` of these
+            is C of the group, and all of the group together have that bound.
         unclipped_bounds: the same if gradient clips inside are not counted on, and so proportional to L; None if
             nobody derived them.
         features_shape, features_norm: shape and bound of the norm of what :meth:`frozen_features` makes of an
@@ -76,6 +79,7 @@ class LipschitzModule(nn.Module):
     loss_lipschitz: ClassVar[float]
     certificate: ClassVar[Mapping[str, Any]]
     bounds: ClassVar[Mapping[str, float]]
+    clips: ClassVar[Sequence[ClipGroup]] = ()
     unclipped_bounds: ClassVar[Mapping[str, float] | None] = None
     noise_strategy: ClassVar[Mapping[str, Any] | None] = None
     last_dense: ClassVar[str | None] = None
@@ -209,11 +213,13 @@ class LipschitzModule(nn.Module):
 
     def guard_layers(self) -> None:
         """Let every layer refuse calls that build gradients outside ``forward``: these would pass no gate. Watch
-        the parameters for gradients that come from elsewhere.
+        the parameters for gradients that come from elsewhere, and clip those of :attr:`clips`.
         """
         for _, layer in self._constrained():
             layer.gate = self.gate
-        self.gate.entrances.watch({name: p for name, p in self.named_parameters() if p.requires_grad})
+        trained = {name: p for name, p in self.named_parameters() if p.requires_grad}
+        self.gate.entrances.watch(trained)
+        self.gate.entrances.clip(self.clips, trained, lambda: self.normaliser)
 
     @property
     def loss_limit(self) -> float:
@@ -242,7 +248,16 @@ class LipschitzModule(nn.Module):
             return dict(self.bounds)
         exactly, unclipped = Interval.exactly, self.unclipped_bounds
         share = exactly(self.loss_limit) / exactly(self.loss_lipschitz) * exactly(_OUTWARD)
-        return {name: min(bound, (share * exactly(unclipped[name])).high) for name, bound in self.bounds.items()}
+        clipped = self.clipped_parameters
+        return {
+            name: bound if name in clipped else min(bound, (share * exactly(unclipped[name])).high)
+            for name, bound in self.bounds.items()
+        }
+
+    @property
+    def clipped_parameters(self) -> frozenset[str]:
+        """Names of the parameters that a clip bounds, not a theorem."""
+        return frozenset(name for group in self.clips for name in group.parameters)
 
     def certified_norms(self) -> dict[str, float]:
         """Return a certified norm of each parameter as it is now, by name."""

@@ -32,6 +32,11 @@ class Scaling:
     regulariser: float
     beside: Tensor | None
 
+    def factors(self, norms: Tensor) -> Tensor:
+        """Return the factors of these norms, [B] in float64."""
+        factor = torch.where(norms <= self.limit, 1.0, self.room / (norms + self.regulariser))
+        return torch.where(norms.isfinite(), factor, 0.0)
+
 
 class NativeGradients:
     """Weight gradients of the examples of a batch.

@@ -9,7 +9,7 @@ Subsampling amplifies that one mechanism, never each parameter by itself.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Literal, get_args
 
@@ -29,7 +29,11 @@ _OUTWARD = 1e-12  # of it, half covers the rounding of the multiplier that is ac
 
 
 def allocate(
-    allocation: Allocation, bounds: Mapping[str, float], sizes: Mapping[str, int], noise_multiplier: float
+    allocation: Allocation,
+    bounds: Mapping[str, float],
+    sizes: Mapping[str, int],
+    noise_multiplier: float,
+    groups: Iterable[Collection[str]] = (),
 ) -> dict[str, float]:
     """Return s_p, the noise standard deviation on the SUM of per-example gradients, for every K_p > 0.
 
@@ -52,14 +56,43 @@ def allocate(
         bounds: K_p, per example, by parameter name.
         sizes: n_p, number of entries, by the same names.
         noise_multiplier: σ > 0.
+        groups: names of parameters whose gradients have one bound together, K of each of them. Such a group counts
+            as one parameter, with all their entries, and each of them gets its s.
 
     Raises:
         ValueError: a bound that is negative or not finite, an unknown allocation, a result out of range; weights
-            that are not positive, match no parameter, or leave a parameter without a weight or with several.
+            that are not positive, match no parameter, leave a parameter without a weight or with several, or
+            differ within a group.
     """
     _check_bounds(bounds)
     rule = allocation if isinstance(allocation, str) else values_by_name(allocation, bounds, "noise weight")
-    active = {name: bound for name, bound in bounds.items() if bound > 0}
+    heads = _heads(bounds, groups, rule)
+    total = {head: sum(sizes[name] for name in bounds if heads[name] == head) for head in set(heads.values())}
+    active = {name: bound for name, bound in bounds.items() if bound > 0 and heads[name] == name}
+    stds = _shared(rule, active, total, noise_multiplier)
+    return {name: stds[heads[name]] for name in bounds if heads[name] in stds}
+
+
+def _heads(bounds: Mapping[str, float], groups: Iterable[Collection[str]], rule: Allocation) -> dict[str, str]:
+    """Return, for each parameter, the one that stands for its group."""
+    heads = {name: name for name in bounds}
+    for group in groups:
+        first = next(iter(group))
+        if {bounds[name] for name in group} != {bounds[first]}:
+            raise ValueError(f"the parameters {', '.join(group)} are clipped together, but have different bounds")
+        if isinstance(rule, Mapping) and {rule[name] for name in group} != {rule[first]}:
+            raise ValueError(
+                f"the parameters {', '.join(group)} are clipped together, so their noise must be the same: give "
+                "them equal weights"
+            )
+        heads.update(dict.fromkeys(group, first))
+    return heads
+
+
+def _shared(
+    rule: Allocation, active: Mapping[str, float], sizes: Mapping[str, int], noise_multiplier: float
+) -> dict[str, float]:
+    """Return s_p of parameters with a positive bound."""
     stds = {name: noise_multiplier * share for name, share in _shares(rule, active, sizes).items()}
     if not active:
         return stds

@@ -209,7 +209,9 @@ class _Training:
         parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
         sizes = {name: p.numel() for name, p in parameters.items()}
         self.parameters = parameters
-        self.stds = allocate(config.noise, module.gradient_bounds(), sizes, sigma)
+        self.stds = allocate(
+            config.noise, module.gradient_bounds(), sizes, sigma, [group.parameters for group in module.clips]
+        )
         self.generator = torch.Generator()
         self.generator.manual_seed(config.seed) if config.seed is not None else self.generator.seed()
         self.canaries: Canaries = choose(

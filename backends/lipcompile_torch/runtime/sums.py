@@ -15,14 +15,8 @@ add less than one unit u. So each entry of v_t is multiplied by a factor between
 
 from __future__ import annotations
 
-import math
-from typing import Any
-
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812  (its name everywhere in this field)
-
-from .own_functions import apply
 
 RUN = 64
 RUNS = 8
@@ -67,30 +61,6 @@ def _sum_along(x: Tensor, dim: int) -> Tensor:
     return rest if runs is None else torch.cat([runs.sum(dim + 1, dtype=working_dtype(x)).double(), rest], dim)
 
 
-class _Spread(torch.autograd.Function):
-    """A parameter at every example and position; on the way back their sum."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(parameter: Tensor, shape: tuple[int, ...]) -> Tensor:
-        return parameter.expand(shape)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, tuple[int, ...]], output: Tensor) -> None:  # noqa: ARG004
-        ctx.shape, ctx.dtype = tuple(inputs[0].shape), inputs[0].dtype
-
-    @staticmethod
-    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None]:
-        return sum_to(cotangents[0], ctx.shape).to(ctx.dtype), None
-
-
-def spread(parameter: Tensor, shape: torch.Size) -> Tensor:
-    """Return a parameter expanded to this shape, [B, *example]; its gradient is a sum by :func:`sum_to`."""
-    spread_out: Tensor = apply(_Spread, parameter, tuple(shape))
-    return spread_out
-
-
 # --- sums of products --------------------------------------------------------------------------------------------
 
 
@@ -129,71 +99,3 @@ def _all_runs(left: Tensor, right: Tensor) -> Tensor:
     for row, column in zip(torch.split(rows, at_once, -3), torch.split(columns, at_once, -3), strict=True):
         total = total + (row.mT @ column).sum(-3, dtype=torch.float64)
     return total
-
-
-class _Linear(torch.autograd.Function):
-    """x·Wᵀ + b at every position."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return F.linear(x, weight, bias)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None], output: Tensor) -> None:  # noqa: ARG004
-        x, weight, bias = inputs
-        ctx.save_for_backward(x, weight)
-        ctx.bias_shape = None if bias is None else tuple(bias.shape)
-
-    @staticmethod
-    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        (cotangent,), (x, weight) = cotangents, ctx.saved_tensors
-        wanted, back = ctx.needs_input_grad, None
-        if wanted[0]:
-            back = (cotangent @ weight.to(cotangent.dtype)).to(x.dtype)
-        rows = [half.reshape(math.prod(half.shape[:-1]), half.shape[-1]) for half in (cotangent, x)]
-        return (
-            back,
-            sum_of_products(*rows).to(weight.dtype) if wanted[1] else None,
-            sum_to(cotangent, ctx.bias_shape).to(weight.dtype) if wanted[2] else None,
-        )
-
-
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return x·Wᵀ + b on the trailing axis of [B, …, d]; gradients of parameters are sums of this module."""
-    mapped: Tensor = apply(_Linear, x, weight, bias)
-    return mapped
-
-
-# --- rows that are selected --------------------------------------------------------------------------------------
-
-
-class _Select(torch.autograd.Function):
-    """Rows of a table."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(table: Tensor, selected: Tensor) -> Tensor:
-        return F.embedding(selected, table)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:  # noqa: ARG004
-        table, selected = inputs
-        ctx.save_for_backward(selected)
-        ctx.entries, ctx.dtype = len(table), table.dtype
-
-    @staticmethod
-    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None]:
-        (selected,) = ctx.saved_tensors
-        width = cotangents[0].shape[-1]
-        rows, used = cotangents[0].reshape(-1, width).double(), selected.reshape(-1)
-        total = rows.new_zeros(ctx.entries, width).index_add(0, used, rows)
-        return total.to(ctx.dtype), None
-
-
-def select(table: Tensor, selected: Tensor) -> Tensor:
-    """Return rows [B, …, width] of a table, by their numbers [B, …]; the gradient is added in float64."""
-    rows: Tensor = apply(_Select, table, selected)
-    return rows

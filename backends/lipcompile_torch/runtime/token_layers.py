@@ -12,7 +12,7 @@ from .constraints import Ball, Constraint, RowBalls, Spectral
 from .dot_product import dot_product_attention
 from .layers import ConstrainedLayer
 from .operators import Dense, Rows, Translation
-from .sums import linear, select, spread
+from .reading import linear, select, spread
 
 Constraints = Constraint | Mapping[str, Constraint] | None
 """One constraint for all matrices, or one for each by its name."""

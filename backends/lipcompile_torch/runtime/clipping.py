@@ -1,0 +1,426 @@
+"""Bounds by a clip within the backward pass: the gradient of one example, over a group of parameters, is scaled.
+
+The gradient of an example in a parameter is a function P_i of what the layer read and of the cotangent of what it
+made. Both are there, example by example, in an ordinary backward pass. So a layer whose parameter belongs to a
+group does not compute its gradient. It notes the *use*: all that makes P_i. When the cotangents of all uses of all
+parameters of the group are known, the norm n_i of the example over the group is known too, and with it the factor
+s_i = min(1, C/n_i), or C/(n_i + γ). Then the gradients Σ_i s_i·P_i are computed, once (book-keeping, Bu et al.
+2023).
+
+What is handed on to the layer before is not scaled, so groups do not disturb one another. One group of all
+parameters gives the gradients of Abadi et al. (2016), and one for each layer those of He et al. (2023).
+
+Formal guarantees: let b be the normaliser. For every example, whatever the weights, the inputs and the loss are,
+‖s_i·P̃_i‖ ≤ C/b over the group, where P̃_i is P_i as it is computed and added. An example whose norm is not finite has
+s_i = 0, and changes nothing. The sum over examples is rounded as :mod:`.sums` says. P̃_i depends on the example
+alone if the numbers that a layer reads and gets back for an example do not depend on the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from itertools import groupby
+from operator import add
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from .example_gradients import Clip, ExampleGradients
+from .sums import sum_of_products
+
+_INWARD = 1 - 2.0**-51
+"""Covers the division of C by b."""
+
+_AT_ONCE = 2**22
+"""Entries of gradients of examples that are held at once where a parameter has several uses."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClipGroup:
+    """Parameters whose gradients one clip bounds together.
+
+    Args:
+        name: of the group.
+        parameters: names, as `named_parameters` has them.
+        length: C, which the gradient of one example's loss over the group is clipped to.
+        regulariser: None for min(1, C/n) of a gradient of norm n; γ for C/(n + γ), "automatic" (Bu et al. 2022).
+
+    Raises:
+        ValueError: no parameters; C or γ is not positive and finite.
+    """
+
+    name: str
+    parameters: tuple[str, ...]
+    length: float
+    regulariser: float | None = None
+
+    def __post_init__(self) -> None:
+        Clip(self.length, self.regulariser)  # which checks them
+        if not self.parameters:
+            raise ValueError(f"the group {self.name!r} of clips has no parameters")
+
+    def clip(self, normaliser: float) -> Clip:
+        """Return the clip of gradients that are divided by the normaliser, as those of the criterion are."""
+        regulariser = None if self.regulariser is None else self.regulariser / normaliser
+        return Clip(self.length / normaliser * _INWARD, regulariser)
+
+
+class Use(Protocol):
+    """One use of a parameter by a batch: the gradients P_i in it, example by example.
+
+    Attributes:
+        examples: B.
+    """
+
+    @property
+    def examples(self) -> int:
+        """B."""
+        ...  # pragma: no cover
+
+    def squares(self) -> Tensor:
+        """Return ‖P_i‖², [B] in float64; not finite where P_i is not."""
+        ...  # pragma: no cover
+
+    def total(self, factors: Tensor) -> Tensor:
+        """Return Σ factor_i·P_i in float64, flat; an example with factor 0 adds nothing, not even NaN."""
+        ...  # pragma: no cover
+
+    def rows(self, some: slice) -> Tensor:
+        """Return P_i of some examples, [c, entries] in float64."""
+        ...  # pragma: no cover
+
+
+@dataclass(frozen=True, slots=True)
+class Summed:
+    """A use whose gradients are held: of a parameter that is added or multiplied at every position.
+
+    Args:
+        gradients: [B, *parameter] in float64.
+    """
+
+    gradients: Tensor
+
+    @staticmethod
+    def of_spread(cotangent: Tensor, shape: Sequence[int]) -> Summed:
+        """Return the use of a parameter of this shape, broadcast to the examples of a cotangent [B, *example]."""
+        lead = cotangent.dim() - len(shape)
+        wide = [lead + axis for axis, own in enumerate(shape) if own == 1 != cotangent.shape[lead + axis]]
+        axes = [*range(1, lead), *wide]
+        summed = cotangent.sum(axes, dtype=torch.float64) if axes else cotangent.double()
+        return Summed(summed.reshape(len(cotangent), *shape))
+
+    @property
+    def examples(self) -> int:
+        """B."""
+        return len(self.gradients)
+
+    def squares(self) -> Tensor:
+        """Return ‖P_i‖², [B]."""
+        return self.gradients.flatten(1).square().sum(1)
+
+    def total(self, factors: Tensor) -> Tensor:
+        """Return Σ factor_i·P_i, flat."""
+        return factors @ _without(self.gradients.flatten(1), factors)
+
+    def rows(self, some: slice) -> Tensor:
+        """Return P_i of some examples, [c, entries]."""
+        return self.gradients[some].flatten(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Outer:
+    """The use of a matrix by vectors: P_i = g_i·x_iᵀ, whose norm is ‖g_i‖·‖x_i‖.
+
+    Formal guarantees: both vectors are scaled to ‖s·P_i‖ and to 1 before they are multiplied. So nothing overflows,
+    and each scaled entry is rounded to float32 once: :data:`_ROUNDED` pays for that.
+
+    Args:
+        read: x, [B, d].
+        made: g, [B, p].
+    """
+
+    read: Tensor
+    made: Tensor
+
+    @property
+    def examples(self) -> int:
+        """B."""
+        return len(self.read)
+
+    def squares(self) -> Tensor:
+        """Return ‖P_i‖², [B]."""
+        return _squares(self.read) * _squares(self.made)
+
+    def total(self, factors: Tensor) -> Tensor:
+        """Return Σ factor_i·P_i, flat."""
+        dtype = torch.promote_types(torch.promote_types(self.read.dtype, self.made.dtype), torch.float32)
+        length = _squares(self.read).sqrt()
+        used = (factors > 0) & (length > 0)
+        inverse = torch.where(used, 1 / length, 0.0)
+        scaled = torch.where(used, factors * length * _ROUNDED, 0.0)
+        made, read = (
+            torch.where(used[:, None], one * factor[:, None], 0.0).to(dtype)
+            for one, factor in ((self.made, scaled), (self.read, inverse))
+        )
+        return sum_of_products(made, read).double().flatten()
+
+    def rows(self, some: slice) -> Tensor:
+        """Return P_i of some examples, [c, entries]."""
+        return (self.made[some].double()[:, :, None] * self.read[some].double()[:, None, :]).flatten(1)
+
+
+_ROUNDED = 1 - 2.0**-21
+"""Covers the rounding of two scaled vectors to float32, each by 2⁻²⁴ of an entry."""
+
+
+@dataclass(frozen=True, slots=True)
+class Products:
+    """The use of a kernel, or of a matrix by tokens.
+
+    Args:
+        gradients: of examples.
+    """
+
+    gradients: ExampleGradients
+
+    @property
+    def examples(self) -> int:
+        """B."""
+        return len(self.gradients.read)
+
+    def squares(self) -> Tensor:
+        """Return ‖P_i‖², [B]."""
+        return self.gradients.norms().square()
+
+    def total(self, factors: Tensor) -> Tensor:
+        """Return Σ factor_i·P_i, flat."""
+        return self.gradients.scaled(factors).flatten()
+
+    def rows(self, some: slice) -> Tensor:
+        """Return P_i of some examples, [c, entries]."""
+        return self.gradients.rows(some)
+
+
+@dataclass(frozen=True, slots=True)
+class Selected:
+    """The use of a table of which each token selects a row: P_i is the sum of cotangents by row.
+
+    Args:
+        tokens: [B, n], whole numbers.
+        made: [B, n, width].
+        entries: of the table.
+    """
+
+    tokens: Tensor
+    made: Tensor
+    entries: int
+
+    @property
+    def examples(self) -> int:
+        """B."""
+        return len(self.tokens)
+
+    def _by_row(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the rows that examples use: the example and the place of each, and the sum of its cotangents."""
+        examples = torch.arange(len(self.tokens), device=self.tokens.device)[:, None]
+        keys, place = torch.unique(self.tokens + examples * self.entries, return_inverse=True)
+        width = self.made.shape[-1]
+        sums = torch.zeros(len(keys), width, dtype=torch.float64, device=self.made.device)
+        sums.index_add_(0, place.flatten(), self.made.reshape(-1, width).double())
+        return keys // self.entries, keys % self.entries, sums
+
+    def squares(self) -> Tensor:
+        """Return ‖P_i‖², [B]."""
+        examples, _, sums = self._by_row()
+        found = torch.zeros(len(self.tokens), dtype=torch.float64, device=self.made.device)
+        return found.index_add_(0, examples, sums.square().sum(1))
+
+    def total(self, factors: Tensor) -> Tensor:
+        """Return Σ factor_i·P_i, flat."""
+        examples, rows, sums = self._by_row()
+        found = torch.zeros(self.entries, self.made.shape[-1], dtype=torch.float64, device=self.made.device)
+        scaled = _without(sums, factors[examples]) * factors[examples][:, None]
+        return found.index_add_(0, rows, scaled).flatten()
+
+    def rows(self, some: slice) -> Tensor:
+        """Return P_i of some examples, [c, entries]."""
+        part = Selected(self.tokens[some], self.made[some], self.entries)
+        examples, rows, sums = part._by_row()
+        found = torch.zeros(part.examples, self.entries, self.made.shape[-1], dtype=torch.float64)
+        found = found.to(self.made.device)
+        found[examples, rows] = sums
+        return found.flatten(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Several:
+    """Several uses of one parameter, whose gradients of an example add up: shared weights, recurrent cells.
+
+    Args:
+        uses: of the same examples and the same entries.
+        entries: of the parameter.
+    """
+
+    uses: tuple[Use, ...]
+    entries: int
+
+    @property
+    def examples(self) -> int:
+        """B."""
+        return self.uses[0].examples
+
+    def rows(self, some: slice) -> Tensor:
+        """Return P_i of some examples, [c, entries]."""
+        return reduce(add, (use.rows(some) for use in self.uses))
+
+    def _chunks(self) -> list[slice]:
+        step = max(_AT_ONCE // max(self.entries, 1), 1)
+        return [slice(start, start + step) for start in range(0, self.examples, step)]
+
+    def squares(self) -> Tensor:
+        """Return ‖P_i‖², [B]."""
+        parts = [self.rows(some).square().sum(1) for some in self._chunks()]
+        return torch.cat(parts) if parts else self.uses[0].squares()
+
+    def total(self, factors: Tensor) -> Tensor:
+        """Return Σ factor_i·P_i, flat."""
+        parts = (factors[some] @ _without(self.rows(some), factors[some]) for some in self._chunks())
+        return reduce(add, parts, torch.zeros(self.entries, dtype=torch.float64, device=factors.device))
+
+
+def clipped(uses: Sequence[Sequence[Use]], entries: Sequence[int], clip: Clip) -> list[Tensor]:
+    """Return Σ_i s_i·P_i of each parameter of a group, flat and in float64.
+
+    Args:
+        uses: of each parameter, by the same B examples.
+        entries: of each parameter.
+        clip: of the gradient of one example over the group.
+    """
+    whole = [_joined(found, size) for found, size in zip(uses, entries, strict=True)]
+    present = [use for use in whole if use is not None]
+    if not present:
+        return [torch.zeros(size, dtype=torch.float64) for size in entries]
+    kernels = [use for use in present if isinstance(use, Products)]
+    if len(kernels) == 1:  # its norms and its sum in one pass
+        others = [use.squares() for use in present if use is not kernels[0]]
+        found = kernels[0].gradients.clipped(
+            _narrowed(clip, sum(entries)), reduce(add, others) if others else None
+        )
+        factors, known = found.factors, {id(kernels[0]): found.total.flatten()}
+    else:
+        norms = reduce(add, (use.squares() for use in present)).sqrt()
+        factors, known = clip.scaling(sum(entries) + len(present), None).factors(norms), {}
+    return [
+        torch.zeros(size, dtype=torch.float64, device=factors.device)
+        if use is None
+        else known[id(use)]
+        if id(use) in known
+        else use.total(factors)
+        for use, size in zip(whole, entries, strict=True)
+    ]
+
+
+def _narrowed(clip: Clip, entries: int) -> Clip:
+    """Return a clip that leaves room for the rounding of the squares of that many entries beside a kernel's."""
+    return Clip(clip.length * (1 - (entries + 8) * 2.0**-52), clip.regulariser)
+
+
+def _joined(uses: Sequence[Use], entries: int) -> Use | None:
+    """Return all uses of a parameter as one; None if there are none."""
+    if len(uses) < 2:
+        return uses[0] if uses else None
+    if all(isinstance(use, Summed) for use in uses):
+        return Summed(reduce(add, (use.gradients for use in uses if isinstance(use, Summed))))
+    return Several(tuple(uses), entries)
+
+
+def _squares(x: Tensor) -> Tensor:
+    """Return ‖x_i‖², [B] in float64, of [B, n]."""
+    return torch.linalg.vector_norm(x, dim=1, dtype=torch.float64).square()
+
+
+def _without(rows: Tensor, factors: Tensor) -> Tensor:
+    """Return [B, n] with the rows of factor 0 set to 0: they need not be finite."""
+    return rows if bool((factors > 0).all()) else rows.masked_fill((factors == 0)[:, None], 0.0)
+
+
+# --- what a forward pass notes -----------------------------------------------------------------------------------
+
+
+class Noted:
+    """The uses of one parameter of a group since its gradient was asked for last, by forward pass.
+
+    Attributes:
+        current: number of the forward pass that is under way.
+        placeholder: what layers send back in the place of the gradient, 0-dim.
+    """
+
+    def __init__(self, parameter: Tensor) -> None:
+        self.current = 0
+        self.placeholder = parameter.detach().new_zeros(())
+        self._shape = parameter.shape
+        self._uses: list[tuple[int, Use]] = []
+
+    def ticket(self) -> Ticket:
+        """Return what a use in the forward pass that is under way is noted by."""
+        return Ticket(self, self.current)
+
+    def note(self, forward_pass: int, use: Use) -> Tensor:
+        """Note a use; return what takes the place of the gradient."""
+        self._uses.append((forward_pass, use))
+        return self.placeholder.expand(self._shape)
+
+    def is_foreign(self, cotangent: Tensor | None) -> bool:
+        """Whether what arrives for the parameter is more than placeholders."""
+        if cotangent is None or cotangent.data_ptr() == self.placeholder.data_ptr():
+            return False
+        return bool((cotangent != 0).any())  # several placeholders were added up
+
+    def taken(self) -> dict[int, list[Use]]:
+        """Return the uses by forward pass, and forget them."""
+        uses, self._uses = sorted(self._uses, key=lambda pair: pair[0]), []
+        return {number: [use for _, use in found] for number, found in groupby(uses, lambda pair: pair[0])}
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """One use of a parameter in a forward pass, to be noted in the backward pass."""
+
+    noted: Noted
+    forward_pass: int
+
+    def note(self, use: Use) -> Tensor:
+        """Note what makes the gradients of the examples; return what takes the place of their sum."""
+        return self.noted.note(self.forward_pass, use)
+
+
+def ticket_of(parameter: Tensor | None) -> Ticket | None:
+    """Return the ticket of a parameter that the backward pass clips; None of any other tensor."""
+    noted: Noted | None = getattr(parameter, "noted", None)
+    return None if noted is None else noted.ticket()
+
+
+def group_gradients(noted: Sequence[Noted], entries: Sequence[int], clip: Clip) -> list[Tensor]:
+    """Return the clipped gradients of a group, summed over the examples of all forward passes, flat in float64.
+
+    Raises:
+        ValueError: uses by different numbers of examples in one forward pass, which would mix them.
+    """
+    taken = [one.taken() for one in noted]
+    totals = [
+        torch.zeros(size, dtype=torch.float64, device=one.placeholder.device)
+        for size, one in zip(entries, noted, strict=True)
+    ]
+    for forward_pass in sorted({number for found in taken for number in found}):
+        uses = [found.get(forward_pass, []) for found in taken]
+        sizes = {use.examples for found in uses for use in found}
+        if len(sizes) > 1:
+            raise ValueError(
+                f"layers of one group saw {' and '.join(map(str, sorted(sizes)))} examples in one forward pass: "
+                "the first axis of all that they read must be the batch"
+            )
+        totals = [total + one for total, one in zip(totals, clipped(uses, entries, clip), strict=True)]
+    return totals
