@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     Array = NDArray[Any]
 
 
+# The clip that has no threshold to choose: see docs/clipping.md, "Automatic".
+LENGTH, REGULARISER = Fraction(1), Fraction(1, 100)
 # Longer paths in diagnostics begin with an ellipsis.
 LONGEST_PATH = 8
 

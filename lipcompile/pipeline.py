@@ -16,7 +16,7 @@ from lipcompile.ops.registry import load_plugins
 from lipcompile.passes.canonical import canonical
 from lipcompile.passes.clips import SOURCES, Source, unproved, with_source
 from lipcompile.passes.loops import frozen_inside
-from lipcompile.passes.requirements import examine, requirements
+from lipcompile.passes.requirements import examine, proves, requirements
 from lipcompile.passes.sensitivity import analyse
 from lipcompile.passes.vacuous import vacuous
 
@@ -77,17 +77,23 @@ def derive(loaded: Loaded, options: ModelOptions) -> Derivation:
 def _derive(loaded: Loaded, options: ModelOptions) -> Derivation:
     graph = frozen_inside(loaded.graph.freeze(options.freeze)) if loaded.graph else None
     found = list(loaded.diagnostics)
+    source = bounds_source(loaded, options)
     if graph is not None:
         graph, notes = canonical(graph)
-        graph, choice = with_source(graph, bounds_source(loaded, options))
+        graph, choice = with_source(graph, source)
+        found = [d for d in found if d.code != "LIP305" or proves(graph)]  # nothing is scaled into a constraint
         found += [*notes, *_unmatched(graph, options), *choice, *examine(graph)]
-    verdict = requirements(graph, found)
-    accepted = graph is not None and not any(d.severity == Severity.ERROR for d in found)
-    analysis = analyse(graph) if graph is not None and accepted else None
+    analysis = analyse(graph) if graph is not None and not _errors(found) else None
     if analysis is not None:
         found += unproved(analysis.graph, [name for name, k in analysis.parameters.items() if k.value is not None])
         found += vacuous(analysis)
-    return Derivation(loaded.source, verdict, tuple(found), analysis)
+    return Derivation(
+        loaded.source, requirements(graph, found), tuple(found), None if _errors(found) else analysis
+    )
+
+
+def _errors(found: Sequence[Diagnostic]) -> bool:
+    return any(d.severity == Severity.ERROR for d in found)
 
 
 def bounds_source(loaded: Loaded, options: ModelOptions) -> Source:

@@ -47,6 +47,8 @@ class Constraint:
         return f"{_MEASURED.get(self.kind, self.kind)}<={text(self.bound)}"
 
 
+FREE = Constraint("free", Fraction(0))
+
 # What a constraint's bound bounds, where the kind does not say it.
 _MEASURED = {"ball": "norm", "box": "max entry", "rows": "max row norm"}
 

@@ -13,20 +13,17 @@ from fractions import Fraction
 from typing import Literal
 
 from lipcompile.diagnostics import Diagnostic, Severity
-from lipcompile.graph import ClipGroup, Graph
+from lipcompile.graph import LENGTH, REGULARISER, ClipGroup, Graph
 from lipcompile.numbers.certified import Certified
-from lipcompile.ops.record import Constraint
+from lipcompile.ops.record import FREE
 from lipcompile.passes.bounds import derive
 from lipcompile.passes.loops import loops
 from lipcompile.passes.open_numbers import open_numbers
-from lipcompile.passes.requirements import examine
+from lipcompile.passes.requirements import examine, proves
 
 Source = Literal["theorem", "clip", "auto"]
 SOURCES: tuple[Source, ...] = ("theorem", "clip", "auto")
 
-FREE = Constraint("free", Fraction(0))
-# The gradient of an example is scaled to C/(‖g‖ + γ) times itself: see docs/clipping.md, "Automatic".
-LENGTH, REGULARISER = Fraction(1), Fraction(1, 100)
 # Times L·max(1, X_0): see docs/clipping.md, "The choice of auto".
 LARGEST_THEOREM = 4
 
@@ -34,8 +31,17 @@ LARGEST_THEOREM = 4
 def with_source(graph: Graph, source: Source) -> tuple[Graph, tuple[Diagnostic, ...]]:
     """Return the graph whose bounds have this source, and notes of what `auto` chose, and why.
 
+    Where no theorem is left, an input without a norm is taken as it comes.
+
     Formal guarantees: the choice depends on the graph alone, not on data or weights.
     """
+    graph, notes = _with_source(graph, source)
+    if graph.input.norm is None and not graph.input.tokens and not proves(graph):
+        graph = replace(graph, input=replace(graph.input, trusted=True))
+    return graph, notes
+
+
+def _with_source(graph: Graph, source: Source) -> tuple[Graph, tuple[Diagnostic, ...]]:
     if source == "theorem" or not _unclipped(graph):
         return graph, ()
     if source == "clip":
@@ -51,7 +57,7 @@ def with_source(graph: Graph, source: Source) -> tuple[Graph, tuple[Diagnostic, 
 def clipped(graph: Graph) -> tuple[Graph, tuple[Diagnostic, ...]]:
     """Return the graph in which one clip bounds all parameters that are trained and have no clip of their own.
 
-    Nothing constrains them from there on. An input without a norm is taken as it comes.
+    Nothing constrains them from there on.
     """
     if loops(graph):
         message = "a repetition whose count is open cannot be clipped"
@@ -62,10 +68,7 @@ def clipped(graph: Graph) -> tuple[Graph, tuple[Diagnostic, ...]]:
     parameters = {
         name: replace(p, constraint=FREE) if name in names else p for name, p in graph.parameters.items()
     }
-    source = graph.input
-    if source.norm is None and not source.tokens:
-        source = replace(source, trusted=True)
-    return replace(graph, input=source, parameters=parameters, clips=(*graph.clips, group)), ()
+    return replace(graph, parameters=parameters, clips=(*graph.clips, group)), ()
 
 
 def _unclipped(graph: Graph) -> tuple[str, ...]:
@@ -96,12 +99,13 @@ def _chosen(message: str, mend: str) -> Diagnostic:
 
 
 def unproved(graph: Graph, known: Sequence[str]) -> tuple[Diagnostic, ...]:
-    """Return an error for each parameter that is not clipped and has no finite bound, in a graph with clips.
+    """Return an error for each parameter without a finite bound, if a weight has no constraint.
 
     Args:
+        graph: as it was derived.
         known: names of the parameters with a finite bound.
     """
-    if not graph.clips or open_numbers(graph):
+    if not _is_loose(graph) or open_numbers(graph):
         return ()
     return tuple(
         Diagnostic(
@@ -112,4 +116,13 @@ def unproved(graph: Graph, known: Sequence[str]) -> tuple[Diagnostic, ...]:
         )
         for name in _unclipped(graph)
         if name not in known
+    )
+
+
+def _is_loose(graph: Graph) -> bool:
+    """Whether rules read a bound of a parameter that nothing constrains."""
+    return any(
+        graph.parameters[name].constraint.kind == "free" and node.op.parameter(role).is_constrained
+        for node in graph.nodes
+        for role, name in node.parameters.items()
     )

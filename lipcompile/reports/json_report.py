@@ -19,7 +19,7 @@ from lipcompile.derivation import (
     Requirement,
 )
 from lipcompile.diagnostics import Diagnostic, Location
-from lipcompile.graph import Node, Parameter
+from lipcompile.graph import ClipGroup, Node, Parameter
 from lipcompile.numbers import text as scalar_text
 from lipcompile.numbers.symbolic import Definition
 from lipcompile.reports.formulas import latex, text
@@ -161,12 +161,12 @@ def _parameters(analysis: Analysis) -> list[Json]:
         for name in node.parameters.values():
             layers.setdefault(name, node.name)
     return [
-        _parameter(parameter, layers[name], analysis.parameters.get(name))
+        _parameter(parameter, layers[name], analysis.parameters.get(name), analysis.graph.clip_of(name))
         for name, parameter in analysis.graph.parameters.items()
     ]
 
 
-def _parameter(parameter: Parameter, layer: str, bound: Bound | None) -> Json:
+def _parameter(parameter: Parameter, layer: str, bound: Bound | None, clip: ClipGroup | None) -> Json:
     return {
         "name": parameter.name,
         "layer": layer,
@@ -176,7 +176,14 @@ def _parameter(parameter: Parameter, layer: str, bound: Bound | None) -> Json:
         "constraint": str(parameter.constraint),
         **({"certified_by": parameter.constraint.method} if parameter.constraint.method else {}),
         "gradient_bound": _ZERO if bound is None else _bound(bound),
+        "source": None if bound is None else "theorem" if clip is None else "clip",
+        **({} if clip is None else {"clip": _clip(clip)}),
     }
+
+
+def _clip(group: ClipGroup) -> Json:
+    regulariser = None if group.regulariser is None else float(group.regulariser)
+    return {"group": group.name, "length": float(group.length), "regulariser": regulariser}
 
 
 def _bound(bound: Bound) -> Json:

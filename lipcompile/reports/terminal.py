@@ -12,9 +12,10 @@ from rich.text import Text
 
 from lipcompile.derivation import Analysis, Bound, Depth, Derivation
 from lipcompile.diagnostics import Severity
-from lipcompile.graph import Parameter
+from lipcompile.graph import ClipGroup, Parameter
 from lipcompile.numbers import text as scalar_text
 from lipcompile.numbers.symbolic import Definition
+from lipcompile.passes.requirements import proves
 from lipcompile.reports.console import BAD, GOOD, HINT, STRONG, printable, styled, table
 from lipcompile.reports.formulas import count, dimensions, legible, round_up
 from lipcompile.reports.messages import Sources, messages
@@ -60,7 +61,8 @@ def _requirements(derivation: Derivation) -> Table:
 
 def _analysis(analysis: Analysis, *, verbose: bool) -> Iterator[RenderableType]:
     shown = analysis.definitions if verbose else _mentioned(analysis)
-    parts: list[RenderableType] = [_parameters(analysis), _names(shown, verbose=verbose), _totals(analysis)]
+    names = [_names(shown, verbose=verbose)] if shown else []
+    parts: list[RenderableType] = [_parameters(analysis), *names, _totals(analysis)]
     parts += _depth(analysis, verbose=verbose)
     if verbose:
         parts.insert(1, _layers(analysis))
@@ -68,7 +70,7 @@ def _analysis(analysis: Analysis, *, verbose: bool) -> Iterator[RenderableType]:
         yield Text("")
         yield Padding(part, _INDENT, expand=False)
     yield Text("")
-    if hidden := len(analysis.definitions) - len(shown):
+    if (hidden := len(analysis.definitions) - len(shown)) and proves(analysis.graph):
         yield Text(f"--verbose shows {hidden} more name{'s' if hidden != 1 else ''} and their formulas.", HINT)
     yield styled(
         "Bounds are of the gradient of one example's loss. Numbers under `at most` are certified, and rounded up."
@@ -79,11 +81,20 @@ def _parameters(analysis: Analysis) -> Table:
     rows = table("parameter", "shape", "constraint", "at most", "gradient bound", right=("at most",))
     for name, parameter in analysis.graph.parameters.items():
         bound = analysis.parameters.get(name)
-        cells = ("0", "not trained") if bound is None else (_value(bound), legible(bound.expression))
+        clip = analysis.graph.clip_of(name)
+        source = "" if bound is None else legible(bound.expression) if clip is None else _clipped(clip)
+        cells = ("0", "not trained") if bound is None else (_value(bound), source)
         rows.add_row(
             printable(name), dimensions(parameter.shape, parameter.copies), _constraint(parameter), *cells
         )
     return rows
+
+
+def _clipped(group: ClipGroup) -> str:
+    """Say how a clip bounds the gradients of a group."""
+    alone = len(group.parameters) == 1
+    rule = "clipped" if group.regulariser is None else "clipped, without a threshold"
+    return rule if alone else f"{rule}, all of `{group.name}` together"
 
 
 def _constraint(parameter: Parameter) -> str:
@@ -103,8 +114,10 @@ def _layers(analysis: Analysis) -> Table:
 def _mentioned(analysis: Analysis) -> tuple[Definition, ...]:
     """Return the names that the shown formulas mention, and those without a formula, which may need a value."""
     known = {definition.name: definition for definition in analysis.definitions}
-    waiting = [bound.expression for bound in (*analysis.parameters.values(), analysis.total, analysis.lipschitz)]
-    found = {name for name, definition in known.items() if definition.expression is None}
+    slope = (analysis.lipschitz,) if proves(analysis.graph) else ()
+    waiting = [bound.expression for bound in (*analysis.parameters.values(), analysis.total, *slope)]
+    free = set() if proves(analysis.graph) else set(known)  # nothing rests on the norms of weights, or of inputs
+    found = {name for name, definition in known.items() if definition.expression is None} - free
     while waiting:
         for symbol in waiting.pop().free_symbols:
             name = str(symbol)
@@ -133,7 +146,11 @@ def _names(definitions: Sequence[Definition], *, verbose: bool) -> Table:
 
 def _totals(analysis: Analysis) -> Table:
     rows = table("total", "at most", "", right=("at most",))
-    totals = {"gradient bound, all parameters": analysis.total, "Lipschitz, input to logits": analysis.lipschitz}
+    totals = {"gradient bound, all parameters": analysis.total}
+    if not proves(analysis.graph):
+        rows.add_row("gradient bound, all parameters", _value(analysis.total), legible(analysis.total.expression))
+        return rows
+    totals["Lipschitz, input to logits"] = analysis.lipschitz
     for what, bound in totals.items():
         rows.add_row(what, _value(bound), legible(bound.expression))
     rows.add_row("growth with depth", "", ", ".join(_growth(analysis.depth)))

@@ -11,8 +11,8 @@ What is handed on to the layer before is not scaled, so groups do not disturb on
 parameters gives the gradients of Abadi et al. (2016), and one for each layer those of He et al. (2023).
 
 Formal guarantees: let b be the normaliser. For every example, whatever the weights, the inputs and the loss are,
-‖s_i·P̃_i‖ ≤ C/b over the group, where P̃_i is P_i as it is computed and added. An example whose norm is not finite has
-s_i = 0, and changes nothing. The sum over examples is rounded as :mod:`.sums` says. P̃_i depends on the example
+‖s_i·P̃_i‖ ≤ C/b over the group, where P̃_i is P_i as it is computed and added. An example whose norm is not finite
+has s_i = 0, and changes nothing. The sum over examples is rounded as :mod:`.sums` says. P̃_i depends on the example
 alone if the numbers that a layer reads and gets back for an example do not depend on the batch.
 """
 
@@ -134,8 +134,8 @@ class Summed:
 class Outer:
     """The use of a matrix by vectors: P_i = g_i·x_iᵀ, whose norm is ‖g_i‖·‖x_i‖.
 
-    Formal guarantees: both vectors are scaled to ‖s·P_i‖ and to 1 before they are multiplied. So nothing overflows,
-    and each scaled entry is rounded to float32 once: :data:`_ROUNDED` pays for that.
+    Formal guarantees: both vectors are scaled to ‖s·P_i‖ and to 1 before they are multiplied. So nothing
+    overflows, and each scaled entry is rounded to float32 once: :data:`_ROUNDED` pays for that.
 
     Args:
         read: x, [B, d].
@@ -339,7 +339,8 @@ def _joined(uses: Sequence[Use], entries: int) -> Use | None:
 
 def _squares(x: Tensor) -> Tensor:
     """Return ‖x_i‖², [B] in float64, of [B, n]."""
-    return torch.linalg.vector_norm(x, dim=1, dtype=torch.float64).square()
+    norms: Tensor = torch.linalg.vector_norm(x, dim=1, dtype=torch.float64)
+    return norms.square()
 
 
 def _without(rows: Tensor, factors: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from fractions import Fraction
 from typing import Any
@@ -12,10 +12,10 @@ from lipcompile.frontends.lip import syntax as ast
 from lipcompile.frontends.lip.scope import Problem, Scope
 from lipcompile.frontends.lip.starting import starts_at_zero, zeroed
 from lipcompile.frontends.options import ModelOptions
-from lipcompile.graph import GraphBuilder, ParameterChoice, Value
+from lipcompile.graph import LENGTH, REGULARISER, ClipGroup, GraphBuilder, ParameterChoice, Value
 from lipcompile.ops.linear import BIAS, CONV, BiasShape
 from lipcompile.ops.merge import SUM, Sum
-from lipcompile.ops.record import AnyOp, Constraint, ConstraintKind, ParameterRule, Shape, Spelling
+from lipcompile.ops.record import FREE, AnyOp, Constraint, ConstraintKind, ParameterRule, Shape, Spelling
 from lipcompile.ops.registry import layers
 from lipcompile.ops.rules import feature_axis
 from lipcompile.ops.schema import Argument, ArgumentError, bind, check_names, suggest
@@ -62,8 +62,11 @@ class LayerLowering:
         named = {argument.name.text: argument.value for argument in arguments if argument.name}
         positional = [scope.argument(argument.value) for argument in arguments if argument.name is None]
         label = _label(op, named, scope, call)
+        clip = _clip(op, named, scope, call)
         from_zero = starts_at_zero(op, named, scope, call)
+        kept = {"constraint", "bound", "bias"} & named.keys()
         parameters = self._parameters(op, call, named, positional, scope)
+        parameters = parameters if clip is None else _loosened(op, parameters, kept)
         values = {name: scope.argument(expression) for name, expression in named.items()}
         values |= {name: Fraction(value) for name, value in spelling.preset}
         shapes = tuple(operand.shape for operand in operands if operand.shape is not None)
@@ -81,9 +84,20 @@ class LayerLowering:
             parameters=zeroed(op, attributes, shapes, tied, call) if from_zero else tied,
             scope=scope.path,
         )
+        if clip is not None:
+            self._clip_all(value, *clip)
         if label is not None and value.shape is not None:
             self._labelled.setdefault(label, Labelled(op, value.name, parameters))
         return value
+
+    def _clip_all(self, value: Value, length: Fraction, regulariser: Fraction | None) -> None:
+        """Clip the trained parameters of a layer that no other layer has brought, as one group."""
+        node = self.builder.made(value)
+        if node is None:
+            return
+        prefix = f"{node.name}."
+        own = tuple(name for name in node.parameters.values() if name.startswith(prefix))
+        self.builder.clip(ClipGroup(node.name, own, length, regulariser))
 
     def _parameters(
         self,
@@ -130,9 +144,11 @@ class LayerLowering:
 
     def _radius(self, rule: ParameterRule[Any], bound: Argument, scope: Scope, call: ast.Call) -> ParameterChoice:
         """Return a parameter within the declared bound; that of the command line overrides it for biases."""
+        if bound is True and rule.optional and self.options.bias_bound is None:
+            return ParameterChoice(FREE, trainable=not scope.frozen)
         if isinstance(bound, bool | str | tuple):
             message = f"the {rule.role} needs the bound of its size"
-            write = "write bias=0.5 for ‖b‖ <= 0.5, or bias=false" if rule.optional else "write a number"
+            write = "write bias=0.5 for ‖b‖ <= 0.5, or true, or false" if rule.optional else "write a number"
             raise Problem("LIP012", message, call.at, write)
         bias = rule.role == "bias" and self.options.bias_bound is not None
         chosen = self.options.bias_bound if bias and self.options.bias_bound is not None else bound
@@ -176,6 +192,31 @@ def _label(op: AnyOp, named: dict[str, ast.Expression], scope: Scope, call: ast.
     if not isinstance(label, str):
         raise Problem("LIP012", "`share` takes a label", call.at, 'write share="stem" on each of the layers')
     return label
+
+
+def _clip(
+    op: AnyOp, named: dict[str, ast.Expression], scope: Scope, call: ast.Call
+) -> tuple[Fraction, Fraction | None] | None:
+    """Take `clip` out of the arguments of a layer with parameters: C, and γ of a clip without a threshold."""
+    if not op.parameters or "clip" not in named:
+        return None
+    length = scope.argument(named.pop("clip"))
+    if length == "automatic":
+        return LENGTH, REGULARISER
+    if not isinstance(length, Fraction) or length <= 0:
+        message = "a clip is the length of a gradient, a number above 0, or `automatic`"
+        raise Problem("LIP012", message, call.at, "write clip=automatic")
+    return length, None
+
+
+def _loosened(
+    op: AnyOp, parameters: Mapping[str, ParameterChoice], kept: Collection[str]
+) -> dict[str, ParameterChoice]:
+    """Return the parameters of a clipped layer: nothing constrains them but arguments that were given."""
+    return {
+        role: choice if op.parameter(role).argument in kept else replace(choice, constraint=FREE)
+        for role, choice in parameters.items()
+    }
 
 
 def _declared_constraint(expression: ast.Expression, scope: Scope) -> tuple[Constraint, bool]:
@@ -279,7 +320,7 @@ class Given:
 
 def _parameter_arguments(op: AnyOp) -> tuple[str, ...]:
     declared = [rule.argument for rule in op.parameters if rule.argument is not None]
-    own = (*dict.fromkeys(declared), "share") if op.parameters else ()
+    own = (*dict.fromkeys(declared), "share", "clip") if op.parameters else ()
     return (*own, "start") if "constraint" in own else own
 
 

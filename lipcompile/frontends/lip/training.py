@@ -19,6 +19,7 @@ NOISES = ("global", "per_layer", "optimal")
 CORRELATIONS: Mapping[str, tuple[str, bool]] = {"correlated": ("bands", True), "blt": ("buffers", False)}
 OPTIMIZERS: Mapping[str, tuple[str, ...]] = {"sgd": ("lr", "momentum"), "adam": ("lr",)}
 SCHEDULES = ("constant", "cosine")
+SOURCES = ("theorem", "clip", "auto")
 
 
 def training_plan(lines: Sequence[ast.TrainLine]) -> tuple[TrainingPlan | None, tuple[Diagnostic, ...]]:
@@ -93,6 +94,10 @@ def _schedule(line: ast.TrainLine) -> Iterator[tuple[str, Setting]]:
     yield "schedule", _word(line, SCHEDULES)
 
 
+def _bounds(line: ast.TrainLine) -> Iterator[tuple[str, Setting]]:
+    yield "bounds", _word(line, SOURCES)
+
+
 def _budget(line: ast.TrainLine) -> Iterator[tuple[str, Setting]]:
     yield from _numbers(line.values, ("epsilon", "delta", "epochs", "noise_multiplier"), line)
 
@@ -131,6 +136,7 @@ _READERS: Mapping[str, Callable[[ast.TrainLine], Iterator[tuple[str, Setting]]]]
     "schedule": _schedule,
     "budget": _budget,
     "physical_batch": _physical_batch,
+    "bounds": _bounds,
     "sampling": _sampling,
     "optimizer": _optimizer,
 }
