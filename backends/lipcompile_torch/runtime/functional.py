@@ -119,7 +119,9 @@ def householder(x: Tensor, angle: Tensor | float, axis: int = 0) -> Tensor:
     first, second = pairs.unbind(dimension + 1)
     if isinstance(angle, Tensor) and ticket_of(angle) is not None:
         half = spread(angle, first.shape) / 2  # a clipped parameter is spread before anything is computed of it
-    sine, cosine = (spread(part, first.shape) for part in (half.sin(), half.cos()))
+        sine, cosine = half.sin(), half.cos()
+    else:
+        sine, cosine = (spread(part, first.shape) for part in (half.sin(), half.cos()))
     depth = 2 * torch.relu(second * cosine - first * sine)
     return torch.stack((first + depth * sine, second - depth * cosine), dimension + 1).reshape(x.shape)
 

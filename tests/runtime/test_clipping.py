@@ -1,0 +1,289 @@
+"""Clips in the backward pass: never above C, and the gradients that torch.func computes example by example."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lipcompile_torch import ClipGroup, PrivacyEngine
+from lipcompile_torch.emit import emit
+from lipcompile_torch.runtime.checks import PrivacyError
+from lipcompile_torch.runtime.noise import allocate
+from torch import Tensor
+from torch.func import functional_call, grad, vmap
+from torch.utils.data import DataLoader, TensorDataset
+
+from lipcompile.frontends.options import ModelOptions
+from lipcompile.pipeline import check
+
+B = 6
+counter = itertools.count()
+
+# Every layer with parameters, and every way in which one is used.
+NETWORKS = {
+    "vectors": "input x: tensor[5]; dense(7, bias=true); tanh; dense(3)",
+    "tokens": "input x: tensor[4, 5]; dense(7, bias=true); tanh; dense(3); reduce_mean(axes=(0,))",
+    "images": """input x: tensor[2, 7, 6]
+        conv2d(4, kernel=3, stride=2, padding=1, bias=true); tanh
+        conv2d(8, kernel=(1, 3), dilation=(1, 1), groups=4); tanh; flatten; dense(3)""",
+    "rows": "input x: tensor[2, 9]; conv1d(4, kernel=3, dilation=2, bias=true); tanh; flatten; dense(3)",
+    "volumes": "input x: tensor[2, 4, 4, 3]; conv3d(3, kernel=2, bias=true); tanh; flatten; dense(3)",
+    "transposed": """input x: tensor[3, 4, 4]
+        conv_transpose2d(2, kernel=3, stride=2, padding=1, bias=true); tanh; flatten; dense(3)""",
+    "pointwise": "input x: tensor[3, 4, 4]; scale; bias; prelu; flatten; dense(6); householder; dense(3)",
+    "tokens of a table": """input x: tokens[7]
+        embedding(5, 4); class_token(1); attention(2); tanh; flatten; dense(3)""",
+    "shared": """input x: tensor[4]
+        dense(4, bias=true, share="w"); tanh; dense(4, bias=true, share="w"); tanh; dense(3)""",
+    "shared over images": """input x: tensor[2, 5, 5]
+        conv2d(2, kernel=3, padding=1, share="k"); tanh; conv2d(2, kernel=3, padding=1, share="k"); tanh
+        flatten; dense(3)""",
+    "recurrent": "input x: tensor[4, 3]; lstm(5, bias=true); flatten; dense(3)",
+}
+
+
+def model(body: str, folder: Path, bounds: str = "clip") -> Any:
+    """Return an emitted module in float32 whose weights are some times larger than they start."""
+    path = folder / f"model{next(counter)}.lip"
+    path.write_text(f"model net {{ {body}; loss cross_entropy }}")
+    derivation = check(str(path), ModelOptions(bounds=bounds))  # type: ignore[arg-type]
+    assert derivation.ok, derivation.diagnostics
+    emitted = path.with_suffix(".py")
+    emitted.write_text(emit(derivation))
+    spec = importlib.util.spec_from_file_location(emitted.stem, emitted)
+    assert spec is not None
+    assert spec.loader is not None
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    torch.manual_seed(0)
+    module = loaded.Model()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return module
+
+
+def batch(module: Any, size: int = B, scale: float = 3.0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    shape = (size, *module.input_shape)
+    if module.input_tokens:
+        x = torch.randint(0, 5, shape, generator=generator)
+    else:
+        x = scale * torch.randn(shape, generator=generator)
+    return x, torch.randint(0, 3, (size,), generator=generator)
+
+
+def per_example(module: Any, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    """Return the gradient of each example's loss, [B, *parameter], in float64."""
+    parameters = {name: p.detach().double() for name, p in module.named_parameters()}
+
+    def loss(given: dict[str, Tensor], example: Tensor, label: Tensor) -> Tensor:
+        output = functional_call(module, given, (example[None],))
+        return torch.nn.functional.cross_entropy(output, label[None])
+
+    x = x if module.input_tokens else x.double()
+    with module.gate.bypassed():
+        if module.input_tokens:  # which a table takes one at a time
+            found = [grad(loss)(parameters, one, label) for one, label in zip(x, y, strict=True)]
+            return {name: torch.stack([one[name] for one in found]) for name in parameters}
+        gradients: dict[str, Tensor] = vmap(grad(loss), (None, 0, 0))(parameters, x, y)
+    return gradients
+
+
+def expected(module: Any, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    """Return the clipped sum over the normaliser, group by group."""
+    gradients, sums = per_example(module, x, y), {}
+    for group in module.clips:
+        rows = torch.cat([gradients[name].flatten(1) for name in group.parameters], dim=1)
+        norms = rows.norm(dim=1)
+        if group.regulariser is None:
+            factors = (group.length / norms).clamp(max=1.0)
+        else:
+            factors = group.length / (norms + group.regulariser)
+        for name in group.parameters:
+            sums[name] = torch.einsum("b,b...->...", factors, gradients[name]) / module.normaliser
+    return sums
+
+
+def clipped(module: Any, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    """Return the gradients of one backward pass, as an engine would have them."""
+    module.guard_layers()
+    module.gate.reset()
+    module.zero_grad()
+    module.criterion(module(x), y).backward()
+    assert not module.gate.entrances.foreign
+    return {name: p.grad.clone() for name, p in module.named_parameters()}
+
+
+def whole(gradients: dict[str, Tensor], names: Any = None) -> float:
+    return math.sqrt(
+        sum(float(g.double().square().sum()) for n, g in gradients.items() if not names or n in names)
+    )
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("grouping", ["together", "by layer"])
+@pytest.mark.parametrize("rule", ["automatic", "threshold"])
+def test_gradients_are_those_of_torch_func_clipped(name: str, grouping: str, rule: str, tmp_path: Path) -> None:
+    module = model(NETWORKS[name], tmp_path)
+    names = [n for n, _ in module.named_parameters()]
+    parts = [names] if grouping == "together" else [[n] for n in names]
+    regulariser = 0.01 if rule == "automatic" else None
+    type(module).clips = [ClipGroup(str(i), tuple(part), 0.2, regulariser) for i, part in enumerate(parts)]
+    module.normaliser = 8.0
+    x, y = batch(module)
+    found, wanted = clipped(module, x, y), expected(module, x, y)
+    for key, gradient in wanted.items():
+        assert torch.allclose(found[key].double(), gradient, rtol=2e-4, atol=2e-6 * whole(wanted)), key
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_no_example_adds_more_than_c(name: str, tmp_path: Path) -> None:
+    """The norm of what one example adds is C to within 2e-6: a factor of 1.05 somewhere, either way, is seen."""
+    module = model(NETWORKS[name], tmp_path)
+    type(module).clips = [ClipGroup("all", tuple(n for n, _ in module.named_parameters()), 1e-3)]
+    x, y = batch(module, 1)
+    norm = whole(clipped(module, x, y))
+    assert 1e-3 * (1 - 4e-6) <= norm <= 1e-3 * (1 + 1e-7)  # the gradient is rounded to float32
+
+
+def test_a_group_is_clipped_as_a_whole_and_others_by_themselves(tmp_path: Path) -> None:
+    module = model(NETWORKS["images"], tmp_path)
+    names = [n for n, _ in module.named_parameters()]
+    type(module).clips = [
+        ClipGroup("first", tuple(names[:2]), 1e-3),
+        ClipGroup("rest", tuple(names[2:]), 2e-3),
+    ]
+    gradients = clipped(module, *batch(module, 1))
+    assert whole(gradients, names[:2]) == pytest.approx(1e-3, rel=1e-5)
+    assert whole(gradients, names[2:]) == pytest.approx(2e-3, rel=1e-5)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 3e38])
+@pytest.mark.parametrize("name", ["vectors", "tokens", "images", "pointwise", "recurrent"])
+def test_an_example_without_a_finite_gradient_changes_nothing(name: str, value: float, tmp_path: Path) -> None:
+    module = model(NETWORKS[name].replace("tanh", "relu"), tmp_path)
+    x, y = batch(module)
+    alone = clipped(module, x[1:], y[1:])
+    x[0] = value
+    found = clipped(module, x, y)
+    if value == 3e38:  # it may have a finite gradient, and adds C at most
+        assert whole({n: found[n] - alone[n] for n in found}) <= 1 + 1e-6
+        return
+    assert all(torch.allclose(found[n], alone[n], rtol=1e-5, atol=1e-7) for n in found)
+
+
+def test_large_and_small_operands_do_not_overflow(tmp_path: Path) -> None:
+    """x of 1e30 and weights of 1e-30: the product of both overflows in no order of multiplication."""
+    module = model("input x: tensor[5]; dense(4); dense(3)", tmp_path)
+    with torch.no_grad():
+        module.dense.weight.mul_(1e-30)
+    x, y = batch(module, 4, 1e30)
+    found, wanted = clipped(module, x, y), expected(module, x, y)
+    assert whole(found) == pytest.approx(whole(wanted), rel=1e-4)
+    assert whole({n: found[n].double() - wanted[n] for n in found}) <= 1e-4 * whole(wanted)
+
+
+def test_batches_may_be_empty_and_arrive_in_pieces(tmp_path: Path) -> None:
+    module = model(NETWORKS["images"], tmp_path)
+    x, y = batch(module)
+    at_once = clipped(module, x, y)
+    module.zero_grad()
+    for part in (slice(0, 0), slice(0, 2), slice(2, B)):
+        module.criterion(module(x[part]), y[part]).backward()
+    assert all(torch.allclose(p.grad, at_once[n], rtol=1e-4, atol=1e-6) for n, p in module.named_parameters())
+
+
+def test_two_forward_passes_may_flow_back_at_once(tmp_path: Path) -> None:
+    module = model(NETWORKS["shared"], tmp_path)
+    x, y = batch(module)
+    at_once = clipped(module, x, y)
+    module.zero_grad()
+    first = module.criterion(module(x[:2]), y[:2])
+    (first + module.criterion(module(x[2:]), y[2:])).backward()
+    assert not module.gate.entrances.foreign
+    assert all(torch.allclose(p.grad, at_once[n], rtol=1e-4, atol=1e-6) for n, p in module.named_parameters())
+
+
+def engine(module: Any, **options: Any) -> Any:
+    x, y = batch(module, 40)
+    loader = DataLoader(TensorDataset(x, y), batch_size=10)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    return PrivacyEngine().make_private(
+        module=module, optimizer=optimizer, data_loader=loader, noise_multiplier=1.0, **options
+    )
+
+
+@pytest.mark.parametrize("name", ["images", "tokens of a table", "recurrent"])
+@pytest.mark.parametrize("options", [{}, {"max_physical_batch": 3}, {"noise": "per_layer"}, {"loss_clip": 0.1}])
+def test_an_engine_trains_clipped_modules(name: str, options: dict[str, Any], tmp_path: Path) -> None:
+    module, optimizer, loader = engine(model(NETWORKS[name], tmp_path), **options)
+    before = {n: p.detach().clone() for n, p in module.named_parameters()}
+    for x, y in loader:
+        optimizer.zero_grad()
+        module.criterion(module(x), y).backward()
+        optimizer.step()
+    assert all(not torch.equal(before[n], p) for n, p in module.named_parameters())
+
+
+def test_an_engine_refuses_gradients_that_no_layer_noted(tmp_path: Path) -> None:
+    """A weight that is read by other means than the layers' functions, here by a patched layer."""
+    module, optimizer, loader = engine(model(NETWORKS["vectors"], tmp_path))
+    x, y = next(iter(loader))
+    loss = module.criterion(module(x), y)
+    alias = module.gate.entrances._aliases[id(module.dense.weight)]
+    (loss + alias.square().sum()).backward()
+    with pytest.raises(PrivacyError, match=r"dense\.weight"):
+        optimizer.step()
+
+
+def test_clips_cannot_be_changed_once_a_module_is_private(tmp_path: Path) -> None:
+    module, optimizer, loader = engine(model(NETWORKS["vectors"], tmp_path))
+    x, y = next(iter(loader))
+    module.criterion(module(x), y).backward()
+    type(module).clips = [ClipGroup("all", module.clips[0].parameters, 10.0)]
+    with pytest.raises(PrivacyError, match="changed"):
+        optimizer.step()
+
+
+def test_a_wider_clip_than_the_certified_one_is_refused(tmp_path: Path) -> None:
+    module = model(NETWORKS["vectors"], tmp_path)
+    type(module).clips = [ClipGroup("all", module.clips[0].parameters, 1.01, 0.01)]
+    with pytest.raises(PrivacyError, match=r"clipped to 1\.01"):
+        engine(module)
+
+
+@pytest.mark.parametrize(("length", "regulariser"), [(0.0, None), (-1.0, None), (math.inf, None), (1.0, 0.0)])
+def test_lengths_that_clip_nothing_are_refused(length: float, regulariser: float | None) -> None:
+    with pytest.raises(ValueError, match="positive"):
+        ClipGroup("all", ("w",), length, regulariser)
+
+
+# --- noise -------------------------------------------------------------------------------------------------------
+
+
+def test_a_group_counts_once_however_noise_is_shared() -> None:
+    """Two groups of C = 3 and 4 have sensitivity 5, by hand; three parameters of 3, 3, 4 would have √34."""
+    bounds, sizes = {"a": 3.0, "b": 3.0, "c": 4.0}, {"a": 10, "b": 6, "c": 4}
+    stds = allocate("global", bounds, sizes, 2.0, [("a", "b")])
+    assert stds == pytest.approx(dict.fromkeys(bounds, 10.0))
+    stds = allocate("per_layer", bounds, sizes, 2.0, [("a", "b")])
+    root = math.sqrt(2)
+    assert stds == pytest.approx({"a": 6 * root, "b": 6 * root, "c": 8 * root})
+    stds = allocate("optimal", bounds, sizes, 1.0, [("a", "b")])
+    total = 3 * 4 + 4 * 2  # Σ K·√n, with 16 and 4 entries
+    assert stds == pytest.approx(
+        {"a": math.sqrt(3 / 4 * total), "b": math.sqrt(3 / 4 * total), "c": math.sqrt(2 * total)}
+    )
+
+
+def test_noise_within_a_group_is_the_same() -> None:
+    with pytest.raises(ValueError, match="clipped together"):
+        allocate({"a": 1.0, "b": 2.0}, {"a": 1.0, "b": 1.0}, {"a": 1, "b": 1}, 1.0, [("a", "b")])
+    with pytest.raises(ValueError, match="different bounds"):
+        allocate("global", {"a": 1.0, "b": 2.0}, {"a": 1, "b": 1}, 1.0, [("a", "b")])
