@@ -9,6 +9,7 @@ import os
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 
 from lipcompile import pipeline
@@ -18,8 +19,9 @@ from lipcompile.frontends.mends import Mended, Mends
 from lipcompile.frontends.options import ModelOptions
 from lipcompile.graph import Graph
 from lipcompile.passes.canonical import canonical
-from lipcompile.passes.fix import Fixed, Wanted, fixed
+from lipcompile.passes.fix import KINDS, Fixed, Wanted, fixed
 from lipcompile.passes.loops import frozen_inside
+from lipcompile.passes.requirements import proves
 
 SUFFIXES = (".lip", ".onnx")
 
@@ -73,7 +75,13 @@ def fix(model: str, options: ModelOptions, wishes: Wishes, output: Path) -> Outc
         found = pipeline.derive(loaded, options)
         if not found.ok:
             return Outcome(found.diagnostics, mended)
-        result = fixed(graph, wishes.wanted, wishes.also, wishes.never)
+        assert found.analysis is not None
+        if proves(found.analysis.graph):
+            result = fixed(graph, wishes.wanted, wishes.also, wishes.never)
+        else:  # no change makes the bound of a clip smaller: only those that were asked for are made
+            kinds = [kind for kind in KINDS if kind.name in wishes.also]
+            result = fixed(graph, wishes.wanted, wishes.also, wishes.never, kinds)
+            result = replace(result, total=found.analysis.total.value or inf, useful=True)
     checked = _written(result.graph, options, output)
     return Outcome(found.diagnostics, mended, result, checked, _unsaid(result.graph, output))
 
@@ -106,7 +114,7 @@ def _write(graph: Graph, path: Path) -> None:
 def _rereading(options: ModelOptions, output: Path) -> ModelOptions:
     """Return the options to read a written file with: .lip says all, ONNX not what is done to weights."""
     if output.suffix == ".lip":
-        return ModelOptions(limits=options.limits)
+        return ModelOptions(limits=options.limits, bounds=options.bounds)
     return replace(options, mends=None, input_norm=None, loss=None, bindings={}, input_shape={})
 
 

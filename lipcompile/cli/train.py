@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,8 @@ DEFAULTS = {
     "device": "auto",
     "resume": False,
 }
+# Gradients that are clipped to one length take larger rates, and rates that fall, as noise is all that is left.
+CLIPPED = {**DEFAULTS, "learning_rate": 2e-2, "schedule": "cosine"}
 
 
 @click.command(short_help="Train MODEL privately, to a budget.")
@@ -48,9 +51,10 @@ DEFAULTS = {
 @click.option(
     "--batch-size",
     type=click.IntRange(1),
-    help="Expected batch size; by default 512, or all examples if they are fewer.",
+    help="Expected batch size; by default 512, or all examples if they are fewer; with clips a 25th of the "
+    "examples, between 64 and 2048.",
 )
-@click.option("--lr", "learning_rate", type=float, help="Learning rate; 0.01 by default.")
+@click.option("--lr", "learning_rate", type=float, help="Learning rate; 0.01 by default, 0.02 with clips.")
 @click.option("--optimizer", type=click.Choice(["adam", "sgd"]), help="adam by default.")
 @click.option("--momentum", type=float, help="Of sgd; 0.9 by default.")
 @click.option("--schedule", type=click.Choice(["constant", "cosine"]), help="Of the learning rate.")
@@ -121,7 +125,8 @@ def train(model: str, options: ModelOptions, data: Path, output: Path, **given: 
     if not derivation.ok:
         return 1
     plan = planned(loaded)
-    settings = _settings(given, plan)
+    assert derivation.analysis is not None
+    settings = _settings(given, plan, CLIPPED if derivation.analysis.graph.clips else DEFAULTS)
     run = Run(derivation, data, settings, output, plan.get("dataset"))
     try:
         print_result(execute(run, find()), run)
@@ -132,7 +137,7 @@ def train(model: str, options: ModelOptions, data: Path, output: Path, **given: 
     return 0
 
 
-def _settings(given: dict[str, Any], plan: dict[str, Any]) -> dict[str, Any]:
+def _settings(given: dict[str, Any], plan: dict[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of the backend's training configuration; raises InputError (LIP404)."""
     from lipcompile.cli.settings import demand, merged, resolved_sampling
 
@@ -140,7 +145,7 @@ def _settings(given: dict[str, Any], plan: dict[str, Any]) -> dict[str, Any]:
     given["correlation"] = _correlation(given["correlation"])
     if given["correlation"] is not None and "correlation" in plan:
         plan = {**plan, "sampling": None}  # it was that of the plan's noise
-    settings = merged(given, plan, DEFAULTS)
+    settings = merged(given, plan, defaults)
     demand(settings, ("epsilon", "delta"))
     settings["correlation"] = settings["correlation"] or None
     settings["sampling"] = resolved_sampling(settings["sampling"], settings["correlation"])

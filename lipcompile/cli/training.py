@@ -65,7 +65,7 @@ def execute(run: Run, backend: Backend) -> Any:
     text = backend.emit(run.derivation)
     arrays = _arrays(run, backend)
     examples = len(arrays.x_train)
-    settings = {**run.settings, "batch_size": run.settings["batch_size"] or min(LARGEST_DEFAULT_BATCH, examples)}
+    settings = {**run.settings, "batch_size": run.settings["batch_size"] or _default_batch(run, examples)}
     _check_settings(run, settings, examples)
     _check_folder(run, text)
     watch = Watch(run.settings["epochs"])
@@ -75,6 +75,14 @@ def execute(run: Run, backend: Backend) -> Any:
         config = backend.training.TrainConfig(output=run.output, **settings)
         with _plain_warnings(), watch:
             return backend.training.train(module, arrays, config, watch)
+
+
+def _default_batch(run: Run, examples: int) -> int:
+    """Return the expected batch size where none was asked for."""
+    assert run.derivation.analysis is not None
+    if run.derivation.analysis.graph.clips:
+        return min(max(examples // 25, 64), 2048, examples)
+    return min(LARGEST_DEFAULT_BATCH, examples)
 
 
 def print_result(result: Any, run: Run) -> None:

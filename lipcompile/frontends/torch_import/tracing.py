@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import count, product
 from typing import TYPE_CHECKING, Any
@@ -131,8 +132,23 @@ def _exported(module: Module, examples: Sequence[Example], *, is_open: bool) -> 
     args, kwargs = batch(module, examples, _batch_size(module, examples))
     axis = {0: Dim.DYNAMIC}
     open_axes = (tuple(axis for _ in args), dict.fromkeys(kwargs, axis)) if is_open else None
-    with silence():
+    with silence(), _out_of_place(module):
         return export(module, args, kwargs, dynamic_shapes=_by_name(module, open_axes), strict=False)
+
+
+@contextmanager
+def _out_of_place(module: Module) -> Iterator[None]:
+    """Let dropout write to new memory meanwhile: in place it is traced as its parts, not as dropout."""
+    from torch.nn.modules.dropout import _DropoutNd
+
+    changed = [part for part in module.modules() if isinstance(part, _DropoutNd) and part.inplace]
+    try:
+        for part in changed:
+            part.inplace = False
+        yield
+    finally:
+        for part in changed:
+            part.inplace = True
 
 
 def _by_name(module: Module, axes: tuple[tuple[Any, ...], dict[str, Any]] | None) -> Any:
