@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from lipcompile.calls import compile, fix, private, train  # noqa: A004
     from lipcompile.derivation import Derivation
     from lipcompile.diagnostics import Diagnostic, InputError, Severity
     from lipcompile.exporting import export_onnx
@@ -30,10 +31,14 @@ __all__ = [
     "Severity",
     "__version__",
     "check",
+    "compile",
     "export_onnx",
+    "fix",
     "from_module",
+    "private",
     "register",
     "report",
+    "train",
 ]
 
 _HOMES = {
@@ -45,10 +50,14 @@ _HOMES = {
     "ModelOptions": "frontends.options",
     "Severity": "diagnostics",
     "check": "pipeline",
+    "compile": "calls",
     "export_onnx": "exporting",
+    "fix": "calls",
     "from_module": "pipeline",
+    "private": "calls",
     "register": "ops.registry",
     "report": "reports.json_report",
+    "train": "calls",
 }
 
 

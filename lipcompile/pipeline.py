@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lipcompile.derivation import Derivation
 from lipcompile.diagnostics import Diagnostic, Severity, input_error
-from lipcompile.frontends.options import Loaded, ModelOptions
+from lipcompile.frontends.options import Loaded, ModelOptions, model_options
 from lipcompile.graph import Graph
 from lipcompile.ops.registry import load_plugins
 from lipcompile.passes.canonical import canonical
@@ -134,18 +134,22 @@ def from_module(
 
     Raises InputError if it is no module, or does not take such examples.
     """
-    from lipcompile.frontends import torch_module
-    from lipcompile.frontends.options import parse_constraint, parse_number
-
-    load_plugins()
-    options = ModelOptions(
-        input_norm=None if input_norm is None else parse_number(str(input_norm), "input_norm"),
+    options = model_options(
+        input_norm=input_norm,
         loss=loss,
-        constraint=None if constraint is None else parse_constraint(constraint),
-        bias_bound=None if bias_bound is None else parse_number(str(bias_bound), "bias_bound"),
-        freeze=tuple(freeze),
+        constraint=constraint,
+        bias_bound=bias_bound,
+        freeze=freeze,
         bounds=bounds,
     )
+    return of_module(module, example, options)
+
+
+def of_module(module: Module, example: Any, options: ModelOptions) -> Derivation:
+    """Check a torch module, traced on an example; see `from_module`."""
+    from lipcompile.frontends import torch_module
+
+    load_plugins()
     with options.limits.in_force():
         loaded = torch_module.from_example(module, example, options)
     return derive(loaded, options)

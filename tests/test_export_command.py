@@ -17,7 +17,7 @@ import torch
 from lipcompile_torch.runtime.data import load_test_npz
 
 from lipcompile import __main__
-from lipcompile.cli.programs import instantiate
+from lipcompile.programs import instantiate
 
 Capture = pytest.CaptureFixture[str]
 EXPORT = "export run/model.py --weights run/checkpoint.pt"

@@ -54,7 +54,7 @@ def _loaded(module: Any, weights: Path, backend: Backend) -> str | None:
 
 
 def _instance(source: Path, backend: Backend) -> Any:
-    from lipcompile.cli.programs import instantiate
+    from lipcompile.programs import instantiate
 
     if source.exists() and not source.is_file():  # a pipe or a device may have no end
         raise input_error("LIP510", f"`{source}` is no file", _MEND)

@@ -12,6 +12,7 @@ from lipcompile.cli.arguments import model_options
 from lipcompile.cli.output import complain, serious
 
 if TYPE_CHECKING:
+    from lipcompile.derivation import Derivation
     from lipcompile.frontends.options import ModelOptions
 
 DEFAULTS = {
@@ -125,8 +126,7 @@ def train(model: str, options: ModelOptions, data: Path, output: Path, **given: 
     if not derivation.ok:
         return 1
     plan = planned(loaded)
-    assert derivation.analysis is not None
-    settings = _settings(given, plan, CLIPPED if derivation.analysis.graph.clips else DEFAULTS)
+    settings = _settings(given, plan, defaults_of(derivation))
     run = Run(derivation, data, settings, output, plan.get("dataset"))
     try:
         print_result(execute(run, find()), run)
@@ -135,6 +135,12 @@ def train(model: str, options: ModelOptions, data: Path, output: Path, **given: 
             click.echo("interrupted: the same command with --resume goes on", err=True)
         raise
     return 0
+
+
+def defaults_of(derivation: Derivation) -> Mapping[str, Any]:
+    """Return the settings of training that nothing else says."""
+    assert derivation.analysis is not None
+    return CLIPPED if derivation.analysis.graph.clips else DEFAULTS
 
 
 def _settings(given: dict[str, Any], plan: dict[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:

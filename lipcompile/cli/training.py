@@ -15,8 +15,8 @@ import click
 from lipcompile.cli.data import reading
 from lipcompile.cli.modules import CHECKPOINT, LEDGER, MODULE
 from lipcompile.cli.output import complain, write_text
-from lipcompile.cli.programs import instantiate
 from lipcompile.diagnostics import Diagnostic, InputError, Severity, input_error
+from lipcompile.programs import instantiate
 
 if TYPE_CHECKING:
     from lipcompile.backend import Backend
@@ -65,7 +65,10 @@ def execute(run: Run, backend: Backend) -> Any:
     text = backend.emit(run.derivation)
     arrays = _arrays(run, backend)
     examples = len(arrays.x_train)
-    settings = {**run.settings, "batch_size": run.settings["batch_size"] or _default_batch(run, examples)}
+    settings = {
+        **run.settings,
+        "batch_size": run.settings["batch_size"] or default_batch(run.derivation, examples),
+    }
     _check_settings(run, settings, examples)
     _check_folder(run, text)
     watch = Watch(run.settings["epochs"])
@@ -77,10 +80,10 @@ def execute(run: Run, backend: Backend) -> Any:
             return backend.training.train(module, arrays, config, watch)
 
 
-def _default_batch(run: Run, examples: int) -> int:
+def default_batch(derivation: Derivation, examples: int) -> int:
     """Return the expected batch size where none was asked for."""
-    assert run.derivation.analysis is not None
-    if run.derivation.analysis.graph.clips:
+    assert derivation.analysis is not None
+    if derivation.analysis.graph.clips:
         return min(max(examples // 25, 64), 2048, examples)
     return min(LARGEST_DEFAULT_BATCH, examples)
 

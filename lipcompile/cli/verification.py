@@ -50,8 +50,8 @@ def _found(loaded: Loaded, derivation: Derivation, backend: Backend, text: str |
 
 
 def _compared(original: Original, derivation: Derivation, backend: Backend, text: str) -> Diagnostic:
-    from lipcompile.cli.programs import program
     from lipcompile.cli.training import tokens_of
+    from lipcompile.programs import program
 
     assert derivation.analysis is not None
     agreement = backend.agreement

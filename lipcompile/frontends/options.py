@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING, Literal
@@ -12,7 +12,7 @@ from lipcompile import limits
 from lipcompile.derivation import Source
 from lipcompile.diagnostics import Diagnostic, InputError, input_error
 from lipcompile.frontends.losses import loss_attributes, unknown_loss
-from lipcompile.frontends.mends import Mends
+from lipcompile.frontends.mends import BatchNorm, Mends
 from lipcompile.graph import Graph, LossUse
 from lipcompile.limits import Limits
 from lipcompile.numbers import Scalar
@@ -73,6 +73,38 @@ class Loaded:
     diagnostics: tuple[Diagnostic, ...]
     training: TrainingPlan | None = None
     original: Callable[[], Original] | None = None
+
+
+def model_options(
+    *,
+    input_norm: Scalar | float | None = None,
+    loss: str | None = None,
+    constraint: str | None = None,
+    bias_bound: float | Fraction | None = None,
+    freeze: Sequence[str] = (),
+    bounds: Literal["theorem", "clip", "auto"] | None = None,
+    batch_norm: BatchNorm | None = None,
+) -> ModelOptions:
+    """Return the options of the command line, from values of Python.
+
+    Args:
+        input_norm: bound of the norm of one example, clipped to; read as the decimal that Python prints.
+        loss, constraint, bias_bound, freeze, bounds: as on the command line: "cross_entropy:temperature=10",
+            "keep", "auto".
+        batch_norm: what takes the place of batch normalisation in training mode: "group_norm", "center" or "fold";
+            None: it is refused, as it mixes examples.
+
+    Raises InputError (LIP005) for a value that means nothing.
+    """
+    return ModelOptions(
+        input_norm=None if input_norm is None else parse_number(str(input_norm), "input_norm"),
+        loss=loss,
+        constraint=None if constraint is None else parse_constraint(constraint),
+        bias_bound=None if bias_bound is None else parse_number(str(bias_bound), "bias_bound"),
+        freeze=tuple(freeze),
+        bounds=bounds,
+        mends=None if batch_norm is None else Mends(batch_norm),
+    )
 
 
 def parse_constraint(text: str) -> Constraint | Keep:
@@ -158,6 +190,7 @@ __all__ = [
     "Loaded",
     "ModelOptions",
     "TrainingPlan",
+    "model_options",
     "parse_constraint",
     "parse_loss",
     "parse_shape",

@@ -15,12 +15,12 @@ from lipcompile_verify import Problem, verify
 from lipcompile_verify.files import check_model, check_module
 
 from lipcompile.certificates import certificate, encode
-from lipcompile.cli.programs import instantiate
 from lipcompile.derivation import Derivation
 from lipcompile.diagnostics import Diagnostic, Severity
 from lipcompile.frontends.options import ModelOptions
 from lipcompile.frontends.quiet import silence_native
 from lipcompile.pipeline import check
+from lipcompile.programs import instantiate
 from tests.exports.architectures import ARCHITECTURES
 from tests.exports.attack import Attained, attack
 from tests.exports.exporting import Export

@@ -30,8 +30,8 @@ from lipcompile_torch.runtime.robustness import (
 )
 from torch import Tensor
 
-from lipcompile.cli.programs import instantiate
 from lipcompile.pipeline import check
+from lipcompile.programs import instantiate
 from tests.runtime.private_net import Net
 from tests.test_emit import NETWORKS
 

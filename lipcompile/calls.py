@@ -1,0 +1,177 @@
+"""The commands as functions of Python, on a reader's own `nn.Module`: `private`, `compile`, `train`, `fix`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lipcompile import pipeline
+from lipcompile.backend import find
+from lipcompile.diagnostics import InputError, input_error
+from lipcompile.frontends.mends import BatchNorm, Mends
+from lipcompile.frontends.options import ModelOptions, model_options, parse_number
+from lipcompile.passes.clips import Source
+from lipcompile.programs import instantiate
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.nn import Module
+
+    from lipcompile.derivation import Derivation
+    from lipcompile.fixing import Outcome
+
+    Example = Tensor | Sequence[Tensor] | Mapping[str, Tensor] | Sequence[int]
+
+
+def private(
+    module: Module, example: Example, *, loss: str = "cross_entropy", bounds: Source = "auto", **options: Any
+) -> Any:
+    """Return a module that computes what yours does, with its weights, and that `PrivacyEngine` can train.
+
+        model = lipcompile.private(model, images)
+        model, optimizer, loader = PrivacyEngine().make_private(
+            module=model, optimizer=Adam(model.parameters()), data_loader=loader, noise_multiplier=1.0
+        )
+        for x, y in loader:
+            optimizer.zero_grad()
+            model.criterion(model(x), y).backward()
+            optimizer.step()
+
+    Args:
+        module: yours; it is traced as it is, and left as it was.
+        example: a batch of examples [B, …], one for each argument of `forward`, by position or by name; or the
+            shape of one example. Only shapes and kinds of numbers are read.
+        loss: as on the command line.
+        bounds: "auto" clips the gradient of each example in the backward pass, unless a theorem bounds it tightly.
+        options: see `frontends.options.model_options`; `batch_norm="group_norm"` replaces batch normalisation.
+
+    Returns:
+        A `lipcompile_torch.LipschitzModule`: an `nn.Module`, whose `criterion` is the loss. With bounds by clip it
+        has the weights of `module`; bounds by theorem project them into their constraints.
+
+    Raises:
+        InputError: the module is rejected; the diagnostics say where, why, and how to mend it.
+    """
+    derivation = _derived(module, example, model_options(loss=loss, bounds=bounds, **options))
+    return instantiate(Path(f"{derivation.source.name}.py"), find().emit(derivation))
+
+
+def compile(  # noqa: A001  (the name of the command)
+    model: str | Module,
+    output: str | Path,
+    *,
+    example: Example | None = None,
+    loss: str | None = None,
+    bounds: Source = "auto",
+    **options: Any,
+) -> Path:
+    """Write the module that trains under the derived bounds, as `lipcompile compile` does; return its path.
+
+    Args:
+        model: a .lip or .onnx file, `package.module:factory`, or a torch module, which needs an `example`.
+        output: the Python file.
+        example: see `private`.
+        loss, bounds, options: see `private`; the loss that a .lip file names counts if there is none here.
+
+    Raises:
+        InputError: the model is rejected or cannot be read.
+        OSError: the file cannot be written.
+    """
+    chosen = model_options(loss=loss, bounds=bounds, **options)
+    path = Path(output)
+    path.write_text(find().emit(_derived(model, example, chosen)), encoding="utf-8")
+    return path
+
+
+def train(
+    model: str | Module,
+    data: Any,
+    output: str | Path,
+    *,
+    epsilon: float,
+    delta: float,
+    epochs: int = 20,
+    batch_size: int | None = None,
+    example: Example | None = None,
+    loss: str | None = None,
+    bounds: Source = "auto",
+    how: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Any:
+    """Train privately to a budget, as `lipcompile train` does.
+
+    Args:
+        model, example, loss, bounds, options: see `compile`. The example of a module is the data, if left out.
+        data: (x_train, y_train, x_test, y_test), arrays of numpy, or `lipcompile_torch.runtime.data.Arrays`.
+        output: folder for model.py, checkpoint.pt and ledger.jsonl.
+        epsilon, delta: the budget.
+        epochs, batch_size: as on the command line, with its defaults.
+        how: further fields of `lipcompile_torch.runtime.training.TrainConfig`.
+
+    Returns:
+        `lipcompile_torch.runtime.training.TrainResult`: accuracy, ε, steps, and the files.
+
+    Raises:
+        InputError: the model is rejected or cannot be read; errors of `lipcompile_torch.runtime.training.train`.
+    """
+    from lipcompile.cli.train import defaults_of
+    from lipcompile.cli.training import default_batch
+
+    backend = find()
+    arrays = data if isinstance(data, backend.data.Arrays) else backend.data.Arrays(*data)
+    shape = example if example is not None else tuple(arrays.x_train.shape[1:])
+    derivation = _derived(model, shape, model_options(loss=loss, bounds=bounds, **options))
+    folder = Path(output)
+    folder.mkdir(parents=True, exist_ok=True)
+    text = backend.emit(derivation)
+    (folder / "model.py").write_text(text, encoding="utf-8")
+    settings = {
+        **defaults_of(derivation),
+        "epsilon": epsilon,
+        "delta": delta,
+        "epochs": epochs,
+        "batch_size": batch_size or default_batch(derivation, len(arrays.x_train)),
+        **(how or {}),
+    }
+    module = instantiate(folder / "model.py", text)
+    return backend.training.train(module, arrays, backend.training.TrainConfig(output=folder, **settings))
+
+
+def fix(
+    model: str, output: str | Path, *, batch_norm: BatchNorm = "group_norm", floor: float = 1.0, **options: Any
+) -> Outcome:
+    """Write a model that passes `check`, as near to `model` as its bound allows, as `lipcompile fix` does.
+
+    Args:
+        model: see `compile`, but for a torch module.
+        output: a .lip or .onnx file.
+        batch_norm: what takes the place of batch normalisation.
+        floor: of the deviation that a norm divides by.
+        options: see `frontends.options.model_options`.
+
+    Raises:
+        InputError: the model cannot be read, or the format has no words for it (LIP017).
+        OSError: the file cannot be written.
+    """
+    from lipcompile import fixing
+    from lipcompile.passes.fix import Wanted
+
+    least = parse_number(str(floor), "floor")
+    wishes = fixing.Wishes(Mends(batch_norm, least), Wanted(least))
+    return fixing.fix(model, model_options(**options), wishes, Path(output))
+
+
+def _derived(model: str | Module, example: Example | None, options: ModelOptions) -> Derivation:
+    """Return the derivation of an accepted model; raises InputError."""
+    if isinstance(model, str):
+        shape = {} if example is None or not model.partition("::")[0].count(":") else {"": tuple(example)}
+        derivation = pipeline.check(model, replace(options, input_shape=shape))
+    elif example is None:
+        raise input_error("LIP023", "a torch module needs an example", "give a batch, or the shape of one example")
+    else:
+        derivation = pipeline.of_module(model, example, options)
+    if not derivation.ok:
+        raise InputError(derivation.diagnostics, derivation.source.text)
+    return derivation
