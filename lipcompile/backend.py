@@ -68,6 +68,10 @@ class Backend(Protocol):
         """The module that certifies the predictions of an emitted program; imports the framework."""
 
     @property
+    def signal(self) -> Any:
+        """The module that measures gradients of an emitted program; imports the framework."""
+
+    @property
     def training(self) -> Any:
         """The module that trains an emitted program; imports the framework."""
 

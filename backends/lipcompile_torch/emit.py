@@ -95,6 +95,11 @@ class TorchBackend:
         return import_module("lipcompile_torch.runtime.certification")
 
     @property
+    def signal(self) -> ModuleType:
+        """`lipcompile_torch.runtime.signal`."""
+        return import_module("lipcompile_torch.runtime.signal")
+
+    @property
     def training(self) -> ModuleType:
         """`lipcompile_torch.runtime.training`."""
         return import_module("lipcompile_torch.runtime.training")

@@ -88,6 +88,11 @@ def output_option(metavar: str, text: str, *, required: bool = True) -> Callable
     return click.option("-o", "--output", type=path, required=required, metavar=metavar, help=text)
 
 
+vacuous_option = click.option(
+    "--allow-vacuous", is_flag=True, help="Go on with a bound that is far above the gradients that occur."
+)
+
+
 def verify_option(*, default: bool) -> Callable[[Command], Command]:
     """Give a command the keyword `verify_import`: whether an import is compared with its original."""
     return click.option(

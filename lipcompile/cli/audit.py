@@ -131,8 +131,8 @@ def _privacy(model: str, derivation: Derivation, backend: Backend, settings: Map
 
     text = backend.emit(derivation)
     assert derivation.analysis is not None
-    admissible = _admissible(backend.audit, derivation.analysis.graph)
-    found = audited(backend.privacy_audit, instantiate(Path("audited.py"), text), admissible, settings)
+    choices = admissible(backend.audit, derivation.analysis.graph)
+    found = audited(backend.privacy_audit, instantiate(Path("audited.py"), text), choices, settings)
     if found is None:
         return 1
     print_audit(model, found, settings, form)
@@ -150,11 +150,11 @@ def _attacked(derivation: Derivation, backend: Backend, effort: Mapping[str, int
     module = instantiate(Path("audited.py"), text).double()
     with AuditWatch() as watch:
         return attack.audit(
-            module, _admissible(attack, derivation.analysis.graph), attack.AuditConfig(**effort), watch
+            module, admissible(attack, derivation.analysis.graph), attack.AuditConfig(**effort), watch
         )
 
 
-def _admissible(attack: Any, graph: Graph) -> Any:
+def admissible(attack: Any, graph: Graph) -> Any:
     """Say what the adversary may choose as target and as tokens."""
     import math
 

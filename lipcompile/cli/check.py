@@ -7,13 +7,14 @@ import gc
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from lipcompile.cli.arguments import Command, model_options, verify_option
+from lipcompile.cli.arguments import Command, model_options, vacuous_option, verify_option
 from lipcompile.cli.output import complain, print_json, refuse_source, source_text
 from lipcompile.diagnostics import InputError, input_error
 
@@ -64,6 +65,10 @@ def _machine_readable(command: Command) -> Command:
     help="Also write the derivation as a certificate, for `lipcompile verify`.",
 )
 @click.option("-v", "--verbose", is_flag=True, help="Also print every layer's bounds, and long formulas.")
+@click.option(
+    "--signal", is_flag=True, help="Also measure gradients of random examples, and show noise against signal."
+)
+@vacuous_option
 @verify_option(default=False)
 def check(
     models: tuple[str, ...],
@@ -71,6 +76,8 @@ def check(
     form: str,
     certificate: Path | None,
     verbose: bool,
+    signal: bool,
+    allow_vacuous: bool,
     verify_import: bool,
 ) -> int:
     """Verify that MODEL can be trained without clipping, and derive its gradient bounds.
@@ -85,15 +92,32 @@ def check(
       lipcompile check model.onnx --input-norm 1.0 --loss cross_entropy --format json
       lipcompile check model.lip model.onnx --format sarif
       lipcompile check model.lip --certificate model.json
+      lipcompile check model.lip --signal
     """
     if certificate is not None and len(models) > 1:
         message = f"--certificate is of one model, not {len(models)}"
         raise input_error("LIP005", message, "run the command once for each")
-    derived = partial(_derived, options=options, verify=verify_import, certificate=certificate)
+    if signal and form != "text":
+        raise input_error("LIP005", f"--signal is a table, which --format {form} has not", "leave one out")
+    wishes = Wishes(options, verify_import, certificate, allow_vacuous, signal)
+    derived = partial(_derived, wishes=wishes)
     with _uncollected():
         if form == "json":
             return _json(models, derived)
-        return _sarif(models, derived) if form == "sarif" else _text(models, derived, verbose=verbose)
+        if form == "sarif":
+            return _sarif(models, derived)
+        return _text(models, derived, verbose=verbose, signal=signal)
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What is wanted of every model."""
+
+    options: ModelOptions
+    verify: bool
+    certificate: Path | None
+    allow_vacuous: bool
+    signal: bool
 
 
 @contextmanager
@@ -108,15 +132,22 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def _derived(model: str, options: ModelOptions, *, verify: bool, certificate: Path | None) -> Derivation:
+def _derived(model: str, wishes: Wishes) -> Derivation:
     """Check one model; raises InputError, also for a file that the system does not let us read."""
     from lipcompile import pipeline
+    from lipcompile.backend import find
+    from lipcompile.cli.verdicts import hopeless, judged
 
+    certificate = wishes.certificate
     try:
-        loaded = pipeline.load(model, options)
-        derivation = pipeline.derive(loaded, options)
-        if verify:
+        loaded = pipeline.load(model, wishes.options)
+        derivation = pipeline.derive(loaded, wishes.options)
+        if wishes.verify:
             derivation = _verified(loaded, derivation)
+        derivation = judged(derivation, allow_vacuous=wishes.allow_vacuous)
+        if wishes.signal and derivation.ok and not wishes.allow_vacuous:
+            found = hopeless(derivation, find())
+            derivation = replace(derivation, diagnostics=(*derivation.diagnostics, *found))
     except OSError as error:
         raise input_error("LIP001", f"`{model}` cannot be read: {error.strerror}", "check the path") from None
     if certificate is not None and derivation.ok:
@@ -154,7 +185,7 @@ def _json(models: tuple[str, ...], derived: Derived) -> int:
     return _code(derivation)
 
 
-def _text(models: tuple[str, ...], derived: Derived, *, verbose: bool) -> int:
+def _text(models: tuple[str, ...], derived: Derived, *, verbose: bool, signal: bool) -> int:
     """Print a report for each model, an empty line between two; what cannot be read does not stop the others."""
     from lipcompile.reports.console import show
     from lipcompile.reports.terminal import report
@@ -170,8 +201,19 @@ def _text(models: tuple[str, ...], derived: Derived, *, verbose: bool) -> int:
         if index:
             sys.stdout.write("\n")
         show(sys.stdout, *report(derivation, source_text, verbose=verbose))
+        if signal and derivation.analysis is not None:
+            _show_signals(derivation)
         worst = max(worst, _code(derivation))
     return worst
+
+
+def _show_signals(derivation: Derivation) -> None:
+    from lipcompile.backend import find
+    from lipcompile.cli.verdicts import shown, signals
+    from lipcompile.reports.console import show
+
+    sys.stdout.write("\n")
+    show(sys.stdout, *shown(signals(derivation, find())))
 
 
 def _sarif(models: tuple[str, ...], derived: Derived) -> int:

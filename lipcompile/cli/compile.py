@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from lipcompile.cli.arguments import model_options, output_option, verify_option
+from lipcompile.cli.arguments import model_options, output_option, vacuous_option, verify_option
 from lipcompile.cli.output import complain, refuse_source, serious, write_text
 
 if TYPE_CHECKING:
@@ -24,9 +24,16 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Let the bounds follow the norms of the current weights: less noise when these shrink.",
 )
+@vacuous_option
 @verify_option(default=True)
 def compile_(
-    model: str, options: ModelOptions, output: Path, backend: str, follow_weights: bool, verify_import: bool
+    model: str,
+    options: ModelOptions,
+    output: Path,
+    backend: str,
+    follow_weights: bool,
+    allow_vacuous: bool,
+    verify_import: bool,
 ) -> int:
     """Check MODEL, and emit a module that trains under the derived bounds.
 
@@ -41,11 +48,12 @@ def compile_(
     from lipcompile.backend import find
     from lipcompile.cli.certificates import planned_training
     from lipcompile.cli.settings import noise_strategy, planned
+    from lipcompile.cli.verdicts import judged
 
     emitter = find(backend)
     refuse_source(model, output)
     loaded = pipeline.load(model, options)
-    derivation = pipeline.derive(loaded, options)
+    derivation = judged(pipeline.derive(loaded, options), allow_vacuous=allow_vacuous)
     complain(serious(derivation.diagnostics))
     if not derivation.ok:
         return 1

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lipcompile.cli.arguments import model_options
+from lipcompile.cli.arguments import model_options, vacuous_option
 from lipcompile.cli.output import complain, serious
 
 if TYPE_CHECKING:
@@ -104,7 +104,8 @@ CLIPPED = {**DEFAULTS, "learning_rate": 2e-2, "schedule": "cosine"}
     "fixed_size sampling.",
 )
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), help="auto by default.")
-def train(model: str, options: ModelOptions, data: Path, output: Path, **given: Any) -> int:
+@vacuous_option
+def train(model: str, options: ModelOptions, data: Path, output: Path, allow_vacuous: bool, **given: Any) -> int:
     """Compile MODEL and train it privately, to a budget.
 
     The `train` block of MODEL supplies what is not given as an option. FILE.npz holds x_train, y_train, x_test and
@@ -119,11 +120,15 @@ def train(model: str, options: ModelOptions, data: Path, output: Path, **given: 
     from lipcompile.cli.modules import CHECKPOINT
     from lipcompile.cli.settings import planned
     from lipcompile.cli.training import Run, execute, print_result
+    from lipcompile.cli.verdicts import hopeless, judged
 
     loaded = pipeline.load(model, options)
-    derivation = pipeline.derive(loaded, options)
+    derivation = judged(pipeline.derive(loaded, options), allow_vacuous=allow_vacuous)
     complain(serious(derivation.diagnostics))
     if not derivation.ok:
+        return 1
+    if not allow_vacuous and (found := hopeless(derivation, find())):
+        complain(found)
         return 1
     plan = planned(loaded)
     settings = _settings(given, plan, defaults_of(derivation))

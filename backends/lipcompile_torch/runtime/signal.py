@@ -1,0 +1,127 @@
+"""How large gradients are at the initial weights, beside the bounds that noise is in proportion to.
+
+A bound of every input and weight may lie far above the gradients that occur. Then noise drowns them at any budget.
+What is measured here are gradients of random examples at the initial weights, so it costs no privacy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .audit_points import Admissible
+from .module import LipschitzModule
+from .noise import allocate
+
+EXAMPLES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """The gradients of examples in one parameter, or in all of them.
+
+    Args:
+        bound: K_p.
+        typical: root mean square of the norms of the gradients of examples.
+        mean: norm of their mean.
+        noise: expected norm of the noise on the mean of a batch.
+    """
+
+    bound: float
+    typical: float
+    mean: float
+    noise: float
+
+    @property
+    def excess(self) -> float:
+        """How many times the bound is a typical gradient."""
+        return math.inf if self.typical == 0 else self.bound / self.typical
+
+
+@dataclass(frozen=True, slots=True)
+class Signals:
+    """What was measured, by parameter and for the whole gradient."""
+
+    parameters: Mapping[str, Signal]
+    total: Signal
+
+
+def measure(
+    module: LipschitzModule, admissible: Admissible, noise_multiplier: float = 1.0, batch: int = 512, seed: int = 0
+) -> Signals:
+    """Measure gradients of random examples at the weights of ``module``, as its bounds leave them.
+
+    Inputs are normal, scaled to the largest norm that the module admits, or as they are drawn if it admits any;
+    tokens and classes are drawn evenly. Noise of this multiplier is shared globally, over batches of ``batch``.
+    """
+    examples = _examples(module, admissible, torch.Generator().manual_seed(seed))
+    found = [_gradient(module, *example) for example in examples]
+    bounds, sizes = module.gradient_bounds(), {name: p.numel() for name, p in module.named_parameters()}
+    groups = [group.parameters for group in module.clips]
+    stds = allocate("global", bounds, sizes, noise_multiplier, groups)
+    signals = {}
+    for name, bound in bounds.items():
+        rows = torch.stack([gradients[name].flatten() for gradients in found])
+        noise = stds.get(name, 0.0) * math.sqrt(sizes[name]) / batch
+        typical = float(rows.norm(dim=1).square().mean().sqrt())
+        signals[name] = Signal(bound, typical, float(rows.mean(0).norm()), noise)
+    alone = [bound for name, bound in bounds.items() if name not in module.clipped_parameters]
+    whole = math.hypot(*alone, *(group.length for group in module.clips))
+    parts = signals.values()
+    return Signals(
+        signals,
+        Signal(
+            whole,
+            math.hypot(*(one.typical for one in parts)),
+            math.hypot(*(one.mean for one in parts)),
+            math.hypot(*(one.noise for one in parts)),
+        ),
+    )
+
+
+def _examples(
+    module: LipschitzModule, admissible: Admissible, generator: torch.Generator
+) -> list[tuple[Tensor, Tensor]]:
+    parameter = next(module.parameters())
+    shape = (EXAMPLES, *module.input_shape)
+    if admissible.vocabulary is not None:
+        x = torch.randint(admissible.vocabulary, shape, generator=generator)
+    else:
+        x = torch.randn(shape, generator=generator, dtype=parameter.dtype)
+        if math.isfinite(module.input_norm):
+            x = x / x.flatten(1).norm(dim=1).reshape(-1, *(1,) * (x.dim() - 1)) * module.input_norm
+    with torch.no_grad():
+        outputs = module(x)
+    return [
+        (one[None], _target(output[None], admissible, generator)) for one, output in zip(x, outputs, strict=True)
+    ]
+
+
+def _target(output: Tensor, admissible: Admissible, generator: torch.Generator) -> Tensor:
+    """Return a random target of an output [1, …]."""
+    if admissible.target == "class":
+        return torch.randint(output.shape[-1], output.shape[:-1], generator=generator)
+    if admissible.target == "vector":
+        return torch.randn(output.shape, generator=generator, dtype=output.dtype)
+    coin = torch.randint(2, output.shape[:1], generator=generator).to(output.dtype)
+    return 2 * coin - 1 if admissible.target == "sign" else coin
+
+
+def _gradient(module: LipschitzModule, x: Tensor, target: Tensor) -> dict[str, Tensor]:
+    """Return the gradient of one example's loss, each group clipped."""
+    names = list(module.bounds)
+    parameters = dict(module.named_parameters())
+    loss = module.per_example_loss(module(x), target).sum()
+    found = torch.autograd.grad(
+        loss, [parameters[name] for name in names], allow_unused=True, materialize_grads=True
+    )
+    gradients = dict(zip(names, found, strict=True))
+    for group in module.clips:
+        norm = math.hypot(*(float(gradients[name].double().norm()) for name in group.parameters))
+        factor = group.clip(1.0).scaling(1, None).factors(torch.tensor([norm], dtype=torch.float64))
+        gradients.update((name, gradients[name] * float(factor)) for name in group.parameters)
+    return gradients

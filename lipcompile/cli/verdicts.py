@@ -1,0 +1,70 @@
+"""Bounds that hold and are of no use: a verdict of `check`, `compile` and `train`, unless one allows them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lipcompile.diagnostics import Diagnostic, Severity
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from lipcompile.backend import Backend
+    from lipcompile.derivation import Derivation
+
+# A bound of so many times the gradients that occur: see docs/clipping.md, "Hopeless bounds".
+HOPELESS = 50
+_MEND = "--bounds auto clips gradients where theorems do not serve; --allow-vacuous goes on all the same"
+
+
+def judged(derivation: Derivation, *, allow_vacuous: bool) -> Derivation:
+    """Return the derivation, rejected if its bound is known to be of no use (LIP310) and nobody allows that."""
+    if allow_vacuous:
+        return derivation
+    diagnostics = tuple(
+        replace(found, severity=Severity.ERROR, help=f"{_MEND}; {found.help}") if found.code == "LIP310" else found
+        for found in derivation.diagnostics
+    )
+    return replace(derivation, diagnostics=diagnostics)
+
+
+def signals(derivation: Derivation, backend: Backend) -> Any:
+    """Measure gradients of random examples at the initial weights; raises InputError if a number is open."""
+    from lipcompile.cli.audit import admissible
+    from lipcompile.programs import instantiate
+
+    module = instantiate(Path("measured.py"), backend.emit(derivation))
+    assert derivation.analysis is not None
+    return backend.signal.measure(module, admissible(backend.audit, derivation.analysis.graph))
+
+
+def hopeless(derivation: Derivation, backend: Backend) -> list[Diagnostic]:
+    """Return an error if the bound is far above the gradients of random examples at the initial weights."""
+    total = signals(derivation, backend).total
+    if total.excess <= HOPELESS:
+        return []
+    message = (
+        f"the bound of the whole gradient, {total.bound:.4g}, is {total.excess:.3g} times a typical gradient at the "
+        "initial weights: noise in its proportion drowns the signal at any usual budget"
+    )
+    return [Diagnostic("LIP311", message, _MEND)]
+
+
+def shown(found: Any) -> Iterator[RenderableType]:
+    """Yield a table of noise against signal."""
+    from lipcompile.reports.console import printable, styled, table
+
+    columns = ("bound", "typical gradient", "bound / typical", "mean gradient", "noise", "noise / mean")
+    rows = table("parameter", *columns, right=columns)
+    for name, one in (*found.parameters.items(), ("whole gradient", found.total)):
+        relative = one.noise / one.mean if one.mean else float("inf")
+        numbers = (one.bound, one.typical, one.excess, one.mean, one.noise, relative)
+        rows.add_row(printable(name), *(f"{number:.4g}" for number in numbers))
+    yield rows
+    yield styled(
+        "Gradients of random examples at the initial weights; norms of the noise of multiplier 1 on the mean of "
+        "a batch of 512."
+    )
