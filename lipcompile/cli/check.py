@@ -7,7 +7,7 @@ import gc
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -136,7 +136,7 @@ def _derived(model: str, wishes: Wishes) -> Derivation:
     """Check one model; raises InputError, also for a file that the system does not let us read."""
     from lipcompile import pipeline
     from lipcompile.backend import find
-    from lipcompile.cli.verdicts import hopeless, judged
+    from lipcompile.cli.verdicts import judged, measured
 
     certificate = wishes.certificate
     try:
@@ -145,9 +145,8 @@ def _derived(model: str, wishes: Wishes) -> Derivation:
         if wishes.verify:
             derivation = _verified(loaded, derivation)
         derivation = judged(derivation, allow_vacuous=wishes.allow_vacuous)
-        if wishes.signal and derivation.ok and not wishes.allow_vacuous:
-            found = hopeless(derivation, find())
-            derivation = replace(derivation, diagnostics=(*derivation.diagnostics, *found))
+        if wishes.signal or derivation.source.format == "torch":  # which has loaded the framework
+            derivation = measured(derivation, find(), allow_vacuous=wishes.allow_vacuous)
     except OSError as error:
         raise input_error("LIP001", f"`{model}` cannot be read: {error.strerror}", "check the path") from None
     if certificate is not None and derivation.ok:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,12 +49,14 @@ def compile_(
     from lipcompile.backend import find
     from lipcompile.cli.certificates import planned_training
     from lipcompile.cli.settings import noise_strategy, planned
-    from lipcompile.cli.verdicts import judged
+    from lipcompile.cli.verdicts import judged, measured
 
     emitter = find(backend)
     refuse_source(model, output)
     loaded = pipeline.load(model, options)
     derivation = judged(pipeline.derive(loaded, options), allow_vacuous=allow_vacuous)
+    if backend == "torch" and find_spec("torch") is not None:  # without which programs are emitted, too
+        derivation = measured(derivation, emitter, allow_vacuous=allow_vacuous)
     complain(serious(derivation.diagnostics))
     if not derivation.ok:
         return 1

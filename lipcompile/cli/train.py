@@ -120,15 +120,13 @@ def train(model: str, options: ModelOptions, data: Path, output: Path, allow_vac
     from lipcompile.cli.modules import CHECKPOINT
     from lipcompile.cli.settings import planned
     from lipcompile.cli.training import Run, execute, print_result
-    from lipcompile.cli.verdicts import hopeless, judged
+    from lipcompile.cli.verdicts import judged, measured
 
     loaded = pipeline.load(model, options)
     derivation = judged(pipeline.derive(loaded, options), allow_vacuous=allow_vacuous)
+    derivation = measured(derivation, find(), allow_vacuous=allow_vacuous)
     complain(serious(derivation.diagnostics))
     if not derivation.ok:
-        return 1
-    if not allow_vacuous and (found := hopeless(derivation, find())):
-        complain(found)
         return 1
     plan = planned(loaded)
     settings = _settings(given, plan, defaults_of(derivation))

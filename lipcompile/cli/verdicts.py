@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lipcompile.diagnostics import Diagnostic, Severity
+from lipcompile.diagnostics import Diagnostic, InputError, Severity
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -41,16 +41,24 @@ def signals(derivation: Derivation, backend: Backend) -> Any:
     return backend.signal.measure(module, admissible(backend.audit, derivation.analysis.graph))
 
 
-def hopeless(derivation: Derivation, backend: Backend) -> list[Diagnostic]:
-    """Return an error if the bound is far above the gradients of random examples at the initial weights."""
-    total = signals(derivation, backend).total
+def measured(derivation: Derivation, backend: Backend, *, allow_vacuous: bool) -> Derivation:
+    """Return the derivation, rejected if its bound is far above the gradients of random examples at the initial
+    weights (LIP311), and nobody allows that. A model that leaves a number open is not measured.
+    """
+    if allow_vacuous or not derivation.ok:
+        return derivation
+    try:
+        total = signals(derivation, backend).total
+    except InputError:
+        return derivation
     if total.excess <= HOPELESS:
-        return []
+        return derivation
     message = (
-        f"the bound of the whole gradient, {total.bound:.4g}, is {total.excess:.3g} times a typical gradient at the "
-        "initial weights: noise in its proportion drowns the signal at any usual budget"
+        f"the bound of the whole gradient, {total.bound:.4g}, is {total.excess:.3g} times a typical gradient at "
+        "the initial weights: noise in its proportion drowns the signal at any usual budget"
     )
-    return [Diagnostic("LIP311", message, _MEND)]
+    found = Diagnostic("LIP311", message, _MEND)
+    return replace(derivation, diagnostics=(*derivation.diagnostics, found))
 
 
 def shown(found: Any) -> Iterator[RenderableType]:

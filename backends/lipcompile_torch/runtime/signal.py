@@ -96,9 +96,8 @@ def _examples(
             x = x / x.flatten(1).norm(dim=1).reshape(-1, *(1,) * (x.dim() - 1)) * module.input_norm
     with torch.no_grad():
         outputs = module(x)
-    return [
-        (one[None], _target(output[None], admissible, generator)) for one, output in zip(x, outputs, strict=True)
-    ]
+    pairs = zip(torch.split(x, 1), torch.split(outputs, 1), strict=True)
+    return [(one, _target(output, admissible, generator)) for one, output in pairs]
 
 
 def _target(output: Tensor, admissible: Admissible, generator: torch.Generator) -> Tensor:
