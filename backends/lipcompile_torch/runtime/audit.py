@@ -115,7 +115,7 @@ class _Campaign:
         self.terrain, self.config = terrain, config
         self.best: dict[str, tuple[float, Point]] = {}
         self.names = tuple(terrain.bounds)
-        self.claims = {**terrain.bounds, "": math.hypot(*terrain.bounds.values())}
+        self.claims = {**terrain.bounds, "": terrain.total(terrain.bounds)}
 
     def run(self, watch: Watch) -> None:
         """Climb the whole gradient, then each parameter's own that is not attained yet."""
@@ -146,7 +146,8 @@ class _Campaign:
             self._note(point, look)
 
     def _note(self, point: Point, look: Look) -> None:
-        for name, square in (*look.squares.items(), ("", math.fsum(look.squares.values()))):
+        counted = self.terrain.counted(look.squares)
+        for name, square in (*counted.items(), ("", math.fsum(counted.values()))):
             finite = square if math.isfinite(square) else 0.0
             if name not in self.best or self.best[name][0] < finite:
                 self.best[name] = (finite, point)

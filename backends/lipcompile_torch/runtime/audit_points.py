@@ -62,6 +62,9 @@ class Terrain:
         self.module, self.admissible, self.generator = module, admissible, generator
         self.bounds = module.gradient_bounds()
         self.domains = {name: Domain(*pair) for name, pair in constraints_of(module).items()}
+        # Where nothing bounds inputs, they are of the length of usual ones.
+        usual = 3 * math.sqrt(math.prod(module.input_shape))
+        self.reach = module.input_norm if math.isfinite(module.input_norm) else usual
 
     def output(self, point: Point) -> Tensor:
         """Return the output, [1, …]."""
@@ -100,7 +103,36 @@ class Terrain:
         self.module.forget_certificates()  # to come as near as float64 certifies
         self.module.project_()
         weights = {name: parameter.detach() for name, parameter in self.module.named_parameters()}
-        return self.squares(replace(point, weights=weights))
+        squares = self.squares(replace(point, weights=weights))
+        return squares | self._clipped_squares(point)
+
+    def _clipped_squares(self, point: Point) -> dict[str, float]:
+        """Return the squared norms of the gradients that a backward pass leaves of clipped parameters."""
+        if not self.module.clips:
+            return {}
+        self.module.guard_layers()
+        self.module.gate.reset()
+        self.module.zero_grad()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(point.mask)
+            self.module.criterion(self.module(point.x), point.target).backward()  # type: ignore[no-untyped-call]
+        parameters = dict(self.module.named_parameters())
+        return {name: _square(parameters[name].grad) for name in self.module.clipped_parameters}
+
+    def total(self, bounds: Mapping[str, float]) -> float:
+        """Return the norm of the whole, of norms by parameter; those of a group are bounded together."""
+        alone = [bound for name, bound in bounds.items() if name not in self.module.clipped_parameters]
+        return math.hypot(*alone, *(group.length for group in self.module.clips))
+
+    def counted(self, squares: Mapping[str, float]) -> dict[str, float]:
+        """Return squared norms as the groups of the module are clipped to, of those before."""
+        found = dict(squares)
+        for group in self.module.clips:
+            square = math.fsum(squares[name] for name in group.parameters)
+            norm = torch.tensor([math.sqrt(square)], dtype=torch.float64)
+            factor = float(group.clip(self.module.normaliser).scaling(1, None).factors(norm))
+            found.update((name, squares[name] * factor**2) for name in group.parameters)
+        return found
 
     def value(self, point: Point, objective: Sequence[str]) -> float:
         """Return the squared norm of the gradient in the parameters of `objective`; 0 where it is not finite."""
@@ -128,7 +160,7 @@ class Terrain:
         x, target = point.x, point.target
         for name, size in sizes.items():
             if name == INPUT:
-                x = self.bounded_input(x / self.module.input_norm + size * unit(slopes[name]))
+                x = self.bounded_input(x / self.reach + size * unit(slopes[name]))
             elif name == TARGET:
                 target = self.bounded_target(target + size * self._target_scale(target) * unit(slopes[name]))
             else:
@@ -137,7 +169,7 @@ class Terrain:
 
     def bounded_input(self, direction: Tensor) -> Tensor:
         """Return the input in a direction whose norm is so little below its bound that no rounding clips it."""
-        return self.module.input_norm * (1 - 1e-12 - direction.numel() * 2.0**-50) * unit(direction)
+        return self.reach * (1 - 1e-12 - direction.numel() * 2.0**-50) * unit(direction)
 
     def sequences(self, x: Tensor, count: int) -> Iterator[Tensor]:
         """Yield `count` other sequences of tokens: one changed, or all made equal."""
@@ -176,6 +208,10 @@ class Terrain:
         (slopes,) = torch.autograd.grad(losses, outputs)
         ranked = slopes.norm(dim=-1).argsort(dim=0, descending=True)
         yield from (ranked[rank][None] for rank in range(min(count, classes)))
+
+
+def _square(gradient: Tensor | None) -> float:
+    return 0.0 if gradient is None else float(gradient.double().square().sum())
 
 
 def _blocks(point: Point) -> dict[str, Tensor]:
