@@ -45,6 +45,17 @@ model m {
 """
 
 
+# Rectifiers halve what the bound counts in full, nine times.
+SMALL_GRADIENTS = """
+model m {
+    input x: tensor[64], norm <= 1
+    repeat 9 { dense(64, constraint=spectral(1.5)); relu; dense(8) }
+    dense(2)
+    loss cross_entropy
+}
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
     """A command behind `lipcompile`, run in a folder that `make` filled; `exit` is its exit code.
@@ -436,7 +447,10 @@ CASES: Mapping[str, Case] = {
         network([node("Gemm", "x w", "h"), node("Gemm", "h w", "y", transB=1)], ("n", 6), {"w": floats(6, 6)}),
     ),
     "LIP309": Case(CHECK, copied_bias, 0),
-    "LIP310": Case("check model.lip", example("LIP310"), 0),
+    "LIP310": Case("check model.lip", example("LIP310")),
+    "LIP311": Case("check model.lip --signal", texts(model=SMALL_GRADIENTS)),
+    "LIP315": Case("check model.lip", example("LIP315"), 0),
+    "LIP317": Case("check model.lip", example("LIP317")),
     "LIP401": Case("budget --epsilon 0.0001 --delta 1e-30 --sampling-rate 0.5 --steps 1000000", good, 2),
     "LIP402": Case(TRAIN, no_archive, 2),
     "LIP403": Case(TRAIN, of_another_width, 2),

@@ -129,7 +129,7 @@ def test_a_frozen_cell_is_not_trained(tmp_path: Path) -> None:
         (f"{INPUT} rnn(0)", "LIP012", "`width` must be at least 1"),
         (f"{INPUT} rnn(3, share=2)", "LIP012", "takes a label"),
         (f"{INPUT} rnn(3, constraint=tight)", "LIP012", "no constraint"),
-        (f"{INPUT} rnn(3, bias=true)", "LIP012", "bound"),
+        (f"{INPUT} rnn(3, bias=wide)", "LIP012", "bound"),
         (f"{INPUT} rnn(y, 3)", "LIP011", "unknown name `y`"),
         (f"{INPUT} lsmt(3)", "LIP011", "unknown layer"),
     ],

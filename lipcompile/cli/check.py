@@ -97,8 +97,6 @@ def check(
     if certificate is not None and len(models) > 1:
         message = f"--certificate is of one model, not {len(models)}"
         raise input_error("LIP005", message, "run the command once for each")
-    if signal and form != "text":
-        raise input_error("LIP005", f"--signal is a table, which --format {form} has not", "leave one out")
     wishes = Wishes(options, verify_import, certificate, allow_vacuous, signal)
     derived = partial(_derived, wishes=wishes)
     with _uncollected():

@@ -125,7 +125,11 @@ def test_bounds_of_a_clipped_loss_are_rounded_up() -> None:
     """C/L times the bound without clips."""
     for limit, unclipped in PAIRS:
         module: Any = SimpleNamespace(
-            bounds={"w": 1e9}, unclipped_bounds={"w": unclipped}, loss_limit=limit, loss_lipschitz=limit + 0.7
+            bounds={"w": 1e9},
+            unclipped_bounds={"w": unclipped},
+            loss_limit=limit,
+            loss_lipschitz=limit + 0.7,
+            clipped_parameters=frozenset(),
         )
         found = LipschitzModule.gradient_bounds(module)["w"]
         assert found >= DIGITS.mpf(limit) / DIGITS.mpf(limit + 0.7) * DIGITS.mpf(unclipped)
