@@ -5,7 +5,8 @@
 
 Contestants: `relu`, plain SGD on torch's layers with ReLU and max-pooling; `same layers`, plain SGD on the forward
 pass that lipcompile emits; `global`, `per_layer`, `optimal`: private training by lipcompile, by how noise is
-shared among parameters; `correlated`, the last with a BLT; `secure`, with cryptographic noise (only if named);
+shared among parameters; `clip`, private training of the ReLU network, its gradients clipped in
+the backward pass; `correlated`, the last with a BLT; `secure`, with cryptographic noise (only if named);
 `hooks`, `ghost`: DP-SGD by Opacus on the ReLU network (`pip install lipcompile[bench]`).
 
 Each contestant of a network and batch size has a process of its own, and they take turns, so that a slow moment of

@@ -24,6 +24,8 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 from torch.utils.data import DataLoader, TensorDataset
 
+import lipcompile
+
 from .networks import Network
 
 SIGMA = 1.0
@@ -104,21 +106,32 @@ def ours(how: Mapping[str, Any]) -> Contestant:
     def train(task: Task) -> Iterator[int]:
         module = task.network.emitted()().to(task.device)
         yield 0
-        module, optimizer, loader = PrivacyEngine(neighbours="replace_one").make_private(
-            module=module,
-            optimizer=task.sgd(module),
-            data_loader=DataLoader(task.data, batch_size=task.batch),
-            noise_multiplier=SIGMA,
-            **how,
-        )
-        while True:
-            for x, y in loader:
-                optimizer.zero_grad()
-                module.criterion(module(x), y).backward()
-                optimizer.step()
-                yield len(x)
+        yield from _private(task, module, how)
 
     return train
+
+
+def _private(task: Task, module: Any, how: Mapping[str, Any]) -> Iterator[int]:
+    module, optimizer, loader = PrivacyEngine(neighbours="replace_one").make_private(
+        module=module,
+        optimizer=task.sgd(module),
+        data_loader=DataLoader(task.data, batch_size=task.batch),
+        noise_multiplier=SIGMA,
+        **how,
+    )
+    while True:
+        for x, y in loader:
+            optimizer.zero_grad()
+            module.criterion(module(x), y).backward()
+            optimizer.step()
+            yield len(x)
+
+
+def _clip(task: Task) -> Iterator[int]:
+    """Private training of torch's own layers, ReLU and max-pooling, each example's gradient clipped as a whole."""
+    module = lipcompile.private(task.relu().cpu(), tuple(task.data.tensors[0].shape[1:]), bounds="clip")
+    yield 0
+    yield from _private(task, module.to(task.device), FIXED_SIZE)
 
 
 def _correlated(task: Task) -> Iterator[int]:
@@ -159,6 +172,7 @@ CONTESTANTS: dict[str, Contestant] = {
     "global": ours(FIXED_SIZE | {"noise": "global"}),
     "per_layer": ours(FIXED_SIZE | {"noise": "per_layer"}),
     "optimal": ours(FIXED_SIZE | {"noise": "optimal"}),
+    "clip": _clip,
     "correlated": _correlated,
     "secure": ours(FIXED_SIZE | {"noise": "optimal", "secure": True}),
     "hooks": opacus("hooks"),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lipcompile.diagnostics import Diagnostic, InputError, Severity
+from lipcompile.passes.requirements import proves
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -36,16 +37,19 @@ def signals(derivation: Derivation, backend: Backend) -> Any:
     from lipcompile.cli.audit import admissible
     from lipcompile.programs import instantiate
 
-    module = instantiate(Path("measured.py"), backend.emit(derivation))
+    text = backend.emit(derivation)
+    with backend.signal.repeatable():  # a verdict must not change from call to call
+        module = instantiate(Path("measured.py"), text)
     assert derivation.analysis is not None
     return backend.signal.measure(module, admissible(backend.audit, derivation.analysis.graph))
 
 
 def measured(derivation: Derivation, backend: Backend, *, allow_vacuous: bool) -> Derivation:
     """Return the derivation, rejected if its bound is far above the gradients of random examples at the initial
-    weights (LIP311), and nobody allows that. A model that leaves a number open is not measured.
+    weights (LIP311), and nobody allows that. Not measured are a model that leaves a number open, and one whose
+    gradients are all clipped.
     """
-    if allow_vacuous or not derivation.ok:
+    if allow_vacuous or not derivation.ok or derivation.analysis is None or not proves(derivation.analysis.graph):
         return derivation
     try:
         total = signals(derivation, backend).total
@@ -54,7 +58,7 @@ def measured(derivation: Derivation, backend: Backend, *, allow_vacuous: bool) -
     if total.excess <= HOPELESS:
         return derivation
     message = (
-        f"the bound of the whole gradient, {total.bound:.4g}, is {total.excess:.3g} times a typical gradient at "
+        f"the bound of the whole gradient, {total.bound:.4g}, is {total.excess:.2g} times a typical gradient at "
         "the initial weights: noise in its proportion drowns the signal at any usual budget"
     )
     found = Diagnostic("LIP311", message, _MEND)

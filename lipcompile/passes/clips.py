@@ -83,6 +83,8 @@ def _against_theorems(graph: Graph) -> str | None:
         return f"no theorem holds ({errors[0].message})"
     if open_numbers(graph) or graph.loss is None:
         return None
+    if graph.input.norm is None and not graph.input.tokens:
+        return "no input norm is declared, so no theorem gives a bound"
     bounds = derive(graph, Certified())
     norm = graph.input.norm
     unit = bounds.loss_lipschitz.upper * max(1.0, float(norm) if isinstance(norm, Fraction) else 1.0)

@@ -42,7 +42,7 @@ def complete(derivation: Derivation, what: str) -> Analysis:
         raise input_error("LIP014", f"{what} needs numbers, but {', '.join(symbols)} has none", mend)
     if not graph.input.tokens and not isinstance(graph.input.norm, Fraction) and proves(graph):
         raise input_error("LIP014", f"{what} needs numbers, but X_0 has none", "use --input-norm")
-    crossed = proves(graph) and all(node.op.lipschitz is not None for node in graph.nodes)
+    crossed = not graph.clips and all(node.op.lipschitz is not None for node in graph.nodes)
     if analysis.total.value is None or (crossed and analysis.lipschitz.value is None):
         message = f"{what} needs numbers, but the bounds of this model are beyond those that doubles hold"
         raise input_error("LIP014", message, "tighten its constraints, or make it shallower")

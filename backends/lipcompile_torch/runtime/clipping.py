@@ -18,7 +18,7 @@ alone if the numbers that a layer reads and gets back for an example do not depe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import groupby
@@ -134,8 +134,9 @@ class Summed:
 class Outer:
     """The use of a matrix by vectors: P_i = g_i·x_iᵀ, whose norm is ‖g_i‖·‖x_i‖.
 
-    Formal guarantees: both vectors are scaled to ‖s·P_i‖ and to 1 before they are multiplied. So nothing
-    overflows, and each scaled entry is rounded to float32 once: :data:`_ROUNDED` pays for that.
+    Formal guarantees: where all ‖x_i‖ are at most 2⁴⁰, g_i is scaled by s_i, and each entry rounded to float32
+    twice: by 2⁻²³ of it, or by 2⁻¹⁴⁹. Elsewhere both vectors are scaled, to ‖s_i·P_i‖ and to 1, so that no product
+    overflows. :data:`_ROUNDED` pays for that, as C/b is at least :data:`_LEAST`.
 
     Args:
         read: x, [B, d].
@@ -157,14 +158,15 @@ class Outer:
     def total(self, factors: Tensor) -> Tensor:
         """Return Σ factor_i·P_i, flat."""
         dtype = torch.promote_types(torch.promote_types(self.read.dtype, self.made.dtype), torch.float32)
-        length = _squares(self.read).sqrt()
-        used = (factors > 0) & (length > 0)
+        length = torch.linalg.vector_norm(self.read, dim=1, dtype=torch.float64)
+        used = factors > 0
+        if bool((used & (length <= _SHORT)).all()):
+            scaled = self.made.to(dtype) * (factors * _ROUNDED).to(dtype)[:, None]
+            return sum_of_products(scaled, self.read).double().flatten()
+        used &= length > 0
         inverse = torch.where(used, 1 / length, 0.0)
-        scaled = torch.where(used, factors * length * _ROUNDED, 0.0)
-        made, read = (
-            torch.where(used[:, None], one * factor[:, None], 0.0).to(dtype)
-            for one, factor in ((self.made, scaled), (self.read, inverse))
-        )
+        both = (self.made, factors * length * _ROUNDED), (self.read, inverse)
+        made, read = (torch.where(used[:, None], one * scale[:, None], 0.0).to(dtype) for one, scale in both)
         return sum_of_products(made, read).double().flatten()
 
     def rows(self, some: slice) -> Tensor:
@@ -173,7 +175,11 @@ class Outer:
 
 
 _ROUNDED = 1 - 2.0**-21
-"""Covers the rounding of two scaled vectors to float32, each by 2⁻²⁴ of an entry."""
+"""Covers the rounding of factors and of scaled vectors to float32, four times by 2⁻²⁴ of an entry."""
+
+_SHORT = 2.0**40
+_LEAST = 2.0**-60
+"""Least C/b: a subnormal entry of a scaled vector is off by 2⁻¹⁴⁹, which times √n·2⁴⁰ is far below C/b·2⁻²²."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,8 +297,8 @@ class Several:
         return reduce(add, parts, torch.zeros(self.entries, dtype=torch.float64, device=factors.device))
 
 
-def clipped(uses: Sequence[Sequence[Use]], entries: Sequence[int], clip: Clip) -> list[Tensor]:
-    """Return Σ_i s_i·P_i of each parameter of a group, flat and in float64.
+def clipped(uses: Sequence[Sequence[Use]], entries: Sequence[int], clip: Clip) -> Iterator[Tensor]:
+    """Yield Σ_i s_i·P_i of each parameter of a group, flat and in float64.
 
     Args:
         uses: of each parameter, by the same B examples.
@@ -302,25 +308,24 @@ def clipped(uses: Sequence[Sequence[Use]], entries: Sequence[int], clip: Clip) -
     whole = [_joined(found, size) for found, size in zip(uses, entries, strict=True)]
     present = [use for use in whole if use is not None]
     if not present:
-        return [torch.zeros(size, dtype=torch.float64) for size in entries]
+        yield from (torch.zeros(size, dtype=torch.float64) for size in entries)
+        return
     kernels = [use for use in present if isinstance(use, Products)]
+    known: dict[int, Tensor] = {}
     if len(kernels) == 1:  # its norms and its sum in one pass
         others = [use.squares() for use in present if use is not kernels[0]]
         found = kernels[0].gradients.clipped(
             _narrowed(clip, sum(entries)), reduce(add, others) if others else None
         )
-        factors, known = found.factors, {id(kernels[0]): found.total.flatten()}
+        factors, known[id(kernels[0])] = found.factors, found.total.flatten()
     else:
         norms = reduce(add, (use.squares() for use in present)).sqrt()
-        factors, known = clip.scaling(sum(entries) + len(present), None).factors(norms), {}
-    return [
-        torch.zeros(size, dtype=torch.float64, device=factors.device)
-        if use is None
-        else known[id(use)]
-        if id(use) in known
-        else use.total(factors)
-        for use, size in zip(whole, entries, strict=True)
-    ]
+        factors = clip.scaling(sum(entries) + len(present), None).factors(norms)
+    for use, size in zip(whole, entries, strict=True):
+        if use is None:
+            yield torch.zeros(size, dtype=torch.float64, device=factors.device)
+        else:
+            yield known[id(use)] if id(use) in known else use.total(factors)
 
 
 def _narrowed(clip: Clip, entries: int) -> Clip:
@@ -404,24 +409,34 @@ def ticket_of(parameter: Tensor | None) -> Ticket | None:
     return None if noted is None else noted.ticket()
 
 
-def group_gradients(noted: Sequence[Noted], entries: Sequence[int], clip: Clip) -> list[Tensor]:
-    """Return the clipped gradients of a group, summed over the examples of all forward passes, flat in float64.
+def group_gradients(noted: Sequence[Noted], parameters: Sequence[Tensor], clip: Clip) -> list[Tensor]:
+    """Return the clipped gradients of a group, summed over the examples of all forward passes, as parameters are.
 
     Raises:
-        ValueError: uses by different numbers of examples in one forward pass, which would mix them.
+        ValueError: uses by different numbers of examples in one forward pass, which would mix them; or a clip that
+            is too short for the numbers of float32.
     """
+    if clip.length < _LEAST:
+        raise ValueError(f"a clip of {clip.length:.3g} for each example: C over the batch size is at least 2⁻⁶⁰")
     taken = [one.taken() for one in noted]
-    totals = [
-        torch.zeros(size, dtype=torch.float64, device=one.placeholder.device)
-        for size, one in zip(entries, noted, strict=True)
-    ]
-    for forward_pass in sorted({number for found in taken for number in found}):
-        uses = [found.get(forward_pass, []) for found in taken]
-        sizes = {use.examples for found in uses for use in found}
-        if len(sizes) > 1:
-            raise ValueError(
-                f"layers of one group saw {' and '.join(map(str, sorted(sizes)))} examples in one forward pass: "
-                "the first axis of all that they read must be the batch"
-            )
-        totals = [total + one for total, one in zip(totals, clipped(uses, entries, clip), strict=True)]
-    return totals
+    passes = sorted({number for found in taken for number in found})
+    sums = [_of_pass([found.get(number, []) for found in taken], parameters, clip) for number in passes]
+    if len(sums) == 1:  # each is rounded as soon as it is there, which saves memory
+        return [total.to(p.dtype) for total, p in zip(sums[0], parameters, strict=True)]
+    totals = [torch.zeros_like(parameter, dtype=torch.float64) for parameter in parameters]
+    for found in sums:
+        totals = [total + one for total, one in zip(totals, found, strict=True)]
+    return [total.to(p.dtype) for total, p in zip(totals, parameters, strict=True)]
+
+
+def _of_pass(uses: Sequence[Sequence[Use]], parameters: Sequence[Tensor], clip: Clip) -> Iterator[Tensor]:
+    """Yield the sums of one forward pass, in the shapes of the parameters, in float64."""
+    sizes = {use.examples for found in uses for use in found}
+    if len(sizes) > 1:
+        raise ValueError(
+            f"layers of one group saw {' and '.join(map(str, sorted(sizes)))} examples in one forward pass: "
+            "the first axis of all that they read must be the batch"
+        )
+    found = clipped(uses, [parameter.numel() for parameter in parameters], clip)
+    for total, parameter in zip(found, parameters, strict=True):
+        yield total.reshape(parameter.shape)

@@ -102,9 +102,7 @@ class _Group:
 
     def gradients(self, normaliser: float) -> list[Tensor]:
         """Return the clipped gradients, summed over the examples, in the shapes and dtypes of the parameters."""
-        sizes = [parameter.numel() for parameter in self.parameters]
-        found = group_gradients(self.noted, sizes, self.clips.clip(normaliser))
-        return [total.reshape(p.shape).to(p.dtype) for total, p in zip(found, self.parameters, strict=True)]
+        return group_gradients(self.noted, self.parameters, self.clips.clip(normaliser))
 
     def aliases(self, entrances: Entrances) -> dict[int, Tensor]:
         """Return aliases by the identity of the parameter; what reads them in a layer finds where to note uses."""

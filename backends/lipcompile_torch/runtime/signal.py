@@ -7,7 +7,8 @@ What is measured here are gradients of random examples at the initial weights, s
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -48,6 +49,14 @@ class Signals:
 
     parameters: Mapping[str, Signal]
     total: Signal
+
+
+@contextmanager
+def repeatable() -> Iterator[None]:
+    """Draw the same initial weights every time meanwhile, and leave torch's generator as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
 
 
 def measure(

@@ -1,0 +1,240 @@
+"""Networks that have no useful theorem are accepted with bounds by clip, and train as they are."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lipcompile_torch import PrivacyEngine
+from lipcompile_verify import verify
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn import functional as F  # noqa: N812  (its name everywhere in this field)
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.data import DataLoader, TensorDataset
+
+import lipcompile
+from lipcompile.__main__ import run
+from lipcompile.certificates import certificate, encode
+
+
+class Recurrent(nn.Module):
+    """The last state of a recurrent layer; without biases, of which torch has two that do the same."""
+
+    def __init__(self, kind: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.layer, self.head = kind(8, 16, batch_first=True, bias=False), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        states, _ = self.layer(x)
+        output: Tensor = self.head(states[:, -1])
+        return output
+
+
+class Encoder(nn.Module):
+    """Transformer encoder layers of torch, and the mean over the tokens."""
+
+    def __init__(self, norm_first: bool) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, batch_first=True, norm_first=norm_first)
+        self.layers, self.head = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.head(self.layers(x).mean(1))
+        return output
+
+
+class Block(nn.Module):
+    """A block of a vision transformer, as timm writes it."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads, self.first, self.second = heads, nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        size, tokens, width = x.shape
+        parts = self.qkv(self.first(x)).reshape(size, tokens, 3, self.heads, width // self.heads)
+        q, k, v = parts.permute(2, 0, 3, 1, 4).unbind(0)
+        mixed = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(size, tokens, width)
+        x = x + self.out(mixed)
+        output: Tensor = x + self.mlp(self.second(x))
+        return output
+
+
+class ViT(nn.Module):
+    """A small vision transformer with a class token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.blocks = nn.Conv2d(3, 16, 8, 8), nn.Sequential(Block(16, 4), Block(16, 4))
+        self.token, self.position = nn.Parameter(torch.zeros(1, 1, 16)), nn.Parameter(torch.zeros(1, 5, 16))
+        self.norm, self.head = nn.LayerNorm(16), nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x).flatten(2).transpose(1, 2)
+        x = torch.cat([self.token.expand(x.shape[0], -1, -1), x], 1) + self.position
+        output: Tensor = self.head(self.norm(self.blocks(x))[:, 0])
+        return output
+
+
+class UNet(nn.Module):
+    """Down, up, and beside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.down = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 8, 3, stride=2, padding=1)
+        self.up, self.last = nn.ConvTranspose2d(8, 4, 2, 2), nn.Conv2d(8, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        beside = F.relu(self.first(x))
+        up = F.relu(self.up(F.relu(self.down(beside))))
+        return F.adaptive_avg_pool2d(self.last(torch.cat([beside, up], 1)), 1).flatten(1)
+
+
+class Gated(nn.Module):
+    """A product of two branches, behind a norm by the root mean square."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.gate, self.value = nn.RMSNorm(8), nn.Linear(8, 16), nn.Linear(8, 16)
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(x)
+        output: Tensor = self.head(F.silu(self.gate(x)) * self.value(x))
+        return output
+
+
+def lenet() -> nn.Module:
+    return nn.Sequential(
+        *(
+            nn.Conv2d(1, 6, 5, padding=2),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(6, 16, 5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+        ),
+        *(nn.Flatten(), nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 4)),
+    )
+
+
+MODELS: dict[str, tuple[Any, tuple[int, ...]]] = {
+    "lenet": (lenet, (1, 28, 28)),
+    "lstm": (lambda: Recurrent(nn.LSTM), (3, 8)),
+    "gru": (lambda: Recurrent(nn.GRU), (3, 8)),
+    "encoder": (lambda: Encoder(norm_first=False), (5, 16)),
+    "encoder, norm first": (lambda: Encoder(norm_first=True), (5, 16)),
+    "vit": (ViT, (3, 16, 16)),
+    "unet": (UNet, (1, 8, 8)),
+    "gated": (Gated, (8,)),
+}
+
+
+@pytest.fixture(params=MODELS)
+def case(request: pytest.FixtureRequest) -> tuple[nn.Module, tuple[int, ...]]:
+    build, shape = MODELS[request.param]
+    torch.manual_seed(0)
+    return build(), shape
+
+
+def test_auto_clips_them_and_their_certificates_verify(case: tuple[nn.Module, tuple[int, ...]]) -> None:
+    module, shape = case
+    derivation = lipcompile.from_module(module, shape, loss="cross_entropy", bounds="auto")
+    assert derivation.ok, derivation.diagnostics
+    assert derivation.analysis is not None
+    assert derivation.analysis.total.value == 1.0
+    verdict = verify(json.loads(encode(certificate(derivation))))
+    assert verdict.ok, verdict.problems
+
+
+def test_they_keep_their_function_and_train_on_clipped_gradients(case: tuple[nn.Module, tuple[int, ...]]) -> None:
+    """The gradient is the sum of g/(‖g‖ + 0.01) over the examples, of gradients of the reader's own module."""
+    module, shape = case
+    generator = torch.Generator().manual_seed(1)
+    x, y = torch.randn(24, *shape, generator=generator), torch.randint(0, 4, (24,), generator=generator)
+    private = lipcompile.private(module, shape)
+    assert torch.allclose(private(x), module(x), atol=1e-5)
+
+    def loss(given: dict[str, Tensor], example: Tensor, label: Tensor) -> Tensor:
+        return F.cross_entropy(functional_call(module, given, (example[None],)), label[None])
+
+    own = {name: parameter.detach() for name, parameter in module.named_parameters()}
+    if isinstance(module, Recurrent):  # torch's recurrent layers have no rule for vmap
+        each = [grad(loss)(own, one, label) for one, label in zip(x, y, strict=True)]
+        gradients = {name: torch.stack([one[name] for one in each]) for name in own}
+    else:
+        with sdpa_kernel(SDPBackend.MATH):
+            gradients = vmap(grad(loss), (None, 0, 0))(own, x, y)
+    norms = torch.cat([one.flatten(1) for one in gradients.values()], 1).double().norm(dim=1)
+
+    engine = PrivacyEngine()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        private, optimizer, loader = engine.make_private(
+            module=private,
+            optimizer=torch.optim.SGD(private.parameters(), lr=0.1),
+            data_loader=DataLoader(TensorDataset(x, y), batch_size=24),
+            noise_multiplier=1.0,
+        )
+    batch, labels = next(iter(loader))
+    private.criterion(private(batch), labels).backward()
+    rows = [int(((x - one).flatten(1).abs().sum(1)).argmin()) for one in batch]
+    factors = 1 / (norms[rows] + 0.01)
+    wanted = {n: torch.einsum("b,b...->...", factors, g[rows].double()) / 24 for n, g in gradients.items()}
+    whole = sum(float(one.square().sum()) for one in wanted.values()) ** 0.5
+    found = sum(float(p.grad.double().square().sum()) for p in private.parameters()) ** 0.5
+    assert found == pytest.approx(whole, rel=1e-3)
+    optimizer.step()
+    assert engine.get_epsilon(1e-5) > 0
+
+
+def test_a_hopeless_theorem_is_refused_and_told_how_to_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "deep.lip"
+    layers = "repeat 9 { dense(64, constraint=spectral(1.5)); relu; dense(8) }"
+    body = f"input x: tensor[64], norm <= 1\n {layers}\n dense(2)\n loss cross_entropy"
+    path.write_text(f"model deep {{ {body} }}")
+    assert run(["check", str(path), "--signal"]) == 1
+    assert "LIP311" in capsys.readouterr().out
+    assert run(["check", str(path), "--signal", "--allow-vacuous"]) == 0
+    assert run(["compile", str(path), "-o", str(tmp_path / "m.py")]) == 1
+    assert not (tmp_path / "m.py").exists()
+    assert "--bounds auto" in capsys.readouterr().err
+    assert run(["compile", str(path), "--bounds", "auto", "-o", str(tmp_path / "m.py")]) == 0
+
+
+def test_auto_keeps_tight_theorems(tmp_path: Path) -> None:
+    """One linear layer has K = √2·X_0 at most."""
+    path = tmp_path / "linear.lip"
+    path.write_text(
+        "model m { input x: tensor[8], norm <= 1\n dense(3)\n loss cross_entropy }\ntrain { bounds auto }"
+    )
+    derivation = lipcompile.check(str(path))
+    assert derivation.analysis is not None
+    assert derivation.analysis.graph.clips == ()
+    assert [found.code for found in derivation.diagnostics] == ["LIP315"]
+
+
+def test_clipped_and_proved_parameters_stand_side_by_side(tmp_path: Path) -> None:
+    """‖(0.1, K)‖ with K = L·1 of a bias on the logits, which depends on no other weight: L <= √2."""
+    path = tmp_path / "mixed.lip"
+    path.write_text(
+        "model m { input x: tensor[8], norm <= 1\n dense(3, clip=0.1)\n bias(1)\n loss cross_entropy }"
+    )
+    derivation = lipcompile.check(str(path))
+    assert derivation.ok, derivation.diagnostics
+    assert derivation.analysis is not None
+    assert derivation.analysis.parameters["dense.weight"].value == 0.1
+    total = derivation.analysis.total.value
+    assert total is not None
+    assert total == pytest.approx((0.01 + 2) ** 0.5, rel=1e-9)
+    verdict = verify(json.loads(encode(certificate(derivation))))
+    assert verdict.ok, verdict.problems
