@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from lipcompile.certificates import certificate, encode
 class Recurrent(nn.Module):
     """The last state of a recurrent layer; without biases, of which torch has two that do the same."""
 
-    def __init__(self, kind: type[nn.RNNBase]) -> None:
+    def __init__(self, kind: Callable[..., nn.Module]) -> None:
         super().__init__()
         self.layer, self.head = kind(8, 16, batch_first=True, bias=False), nn.Linear(16, 4)
 
