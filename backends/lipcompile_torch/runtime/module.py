@@ -330,6 +330,11 @@ class LipschitzModule(nn.Module):
 
     def _check_as_certified(self) -> None:
         """Refuse a forward pass that is not the certified one: its gradient would be released."""
+        if self.clips and self._compiled_call_impl is not None:
+            raise RuntimeError(
+                "module.compile() replaces the backward pass that clips gradients: leave it out, or compile the "
+                "model with bounds by theorem"
+            )
         self._check_layers()
         check_saving()
         found = hooked(self)
