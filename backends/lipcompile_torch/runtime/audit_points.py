@@ -128,10 +128,9 @@ class Terrain:
         """Return squared norms as the groups of the module are clipped to, of those before."""
         found = dict(squares)
         for group in self.module.clips:
-            square = math.fsum(squares[name] for name in group.parameters)
-            norm = torch.tensor([math.sqrt(square)], dtype=torch.float64)
-            factor = float(group.clip(self.module.normaliser).scaling(1, None).factors(norm))
-            found.update((name, squares[name] * factor**2) for name in group.parameters)
+            norm = math.sqrt(math.fsum(squares[name] for name in group.parameters))
+            factor = float(group.clip(1.0).scaling(1, None).factors(torch.tensor(norm, dtype=torch.float64)))
+            found.update((name, squares[name] * factor**2 if factor else 0.0) for name in group.parameters)
         return found
 
     def value(self, point: Point, objective: Sequence[str]) -> float:

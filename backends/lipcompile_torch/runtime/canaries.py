@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .audit_pairs import PairTerrain, furthest
 from .audit_points import Admissible, Point, Terrain
+from .clipping import as_clipped
 from .module import LipschitzModule
 
 _LARGEST = 2**28  # entries of the gradients of all canaries: a gigabyte
@@ -177,7 +178,7 @@ class _Gradients:
         parameters = {name: p for name, p in self.module.named_parameters() if name in self.stds}
         loss = self.module.per_example_loss(self.module(x), target).sum()
         found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True, materialize_grads=True)
-        return flattened(dict(zip(parameters, found, strict=True)), self.stds)
+        return flattened(as_clipped(dict(zip(parameters, found, strict=True)), self.module.clips), self.stds)
 
 
 def flattened(gradients: Mapping[str, Tensor], stds: Mapping[str, float]) -> Tensor:

@@ -18,7 +18,7 @@ alone if the numbers that a layer reads and gets back for an example do not depe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from itertools import groupby
@@ -66,6 +66,22 @@ class ClipGroup:
         """Return the clip of gradients that are divided by the normaliser, as those of the criterion are."""
         regulariser = None if self.regulariser is None else self.regulariser / normaliser
         return Clip(self.length / normaliser * _INWARD, regulariser)
+
+
+def as_clipped(gradients: Mapping[str, Tensor], groups: Sequence[ClipGroup]) -> dict[str, Tensor]:
+    """Return the gradient of one example's loss, by parameter, as the groups scale it.
+
+    A group whose gradient is not finite counts as zero.
+    """
+    found = dict(gradients)
+    for group in groups:
+        parts = [found[name].double() for name in group.parameters]
+        norm = torch.stack([part.norm() for part in parts]).norm()
+        factor = group.clip(1.0).scaling(1, None).factors(norm)
+        for name, part in zip(group.parameters, parts, strict=True):
+            scaled = torch.zeros_like(part) if float(factor) == 0 else part * factor
+            found[name] = scaled.to(gradients[name].dtype)
+    return found
 
 
 class Use(Protocol):

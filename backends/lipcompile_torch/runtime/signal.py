@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from .audit_points import Admissible
+from .clipping import as_clipped
 from .module import LipschitzModule
 from .noise import allocate
 
@@ -127,9 +128,4 @@ def _gradient(module: LipschitzModule, x: Tensor, target: Tensor) -> dict[str, T
     found = torch.autograd.grad(
         loss, [parameters[name] for name in names], allow_unused=True, materialize_grads=True
     )
-    gradients = dict(zip(names, found, strict=True))
-    for group in module.clips:
-        norm = math.hypot(*(float(gradients[name].double().norm()) for name in group.parameters))
-        factor = group.clip(1.0).scaling(1, None).factors(torch.tensor([norm], dtype=torch.float64))
-        gradients.update((name, gradients[name] * float(factor)) for name in group.parameters)
-    return gradients
+    return as_clipped(dict(zip(names, found, strict=True)), module.clips)
