@@ -127,7 +127,8 @@ def message(act: Callable[[], Any]) -> str:
 
 
 def after_backward(**options: Any) -> Any:
-    training = Training(**options)
+    """Take a batch that is not empty: one batch in nine is, and their gradients are zero whoever sums them."""
+    training = Training(seed=7, **options)
     x, y = next(iter(training.loader))
     training.backward(x, y)
     return training
