@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
+import lipcompile
 from benchmarks.utility import image_peers
 from benchmarks.utility.image_features import Name, Pictures, Whitening, kept, pictures
 from benchmarks.utility.image_patches import Patches
@@ -61,7 +62,8 @@ class Row:
         inputs: the fixed map of each image.
         model: in images.lip or image_networks.lip.
         sizes: values of its parameters, besides those of its input.
-        method: Opacus trains the like of image_networks.lip.
+        method: "ours" has bounds by theorem; "clip" trains the networks of `image_peers`, imported, with bounds by
+            clip; Opacus trains the same.
     """
 
     data: Name
@@ -70,13 +72,13 @@ class Row:
     model: str
     recipe: Recipe
     sizes: tuple[tuple[str, int], ...] = ()
-    method: Literal["ours", "opacus"] = "ours"
+    method: Literal["ours", "clip", "opacus"] = "ours"
 
     @property
     def name(self) -> str:
         """As in the table."""
         network = "features" if isinstance(self.inputs, Whitening) else self.model
-        by = " by Opacus" if self.method == "opacus" else ""
+        by = {"ours": "", "clip": " by clip", "opacus": " by Opacus"}[self.method]
         return f"{self.data}, {network}{by}, ε = {self.epsilon:g}"
 
     def about(self) -> dict[str, Any]:
@@ -134,11 +136,15 @@ def run(row: Row, given: Examples, seed: int, curve: list[tuple[int, float]] | N
     """
     began = time.process_time()
     torch.manual_seed(seed)
+    shape = tuple(given.x.shape[1:])
     if row.method == "opacus":
-        peer = image_peers.network(row.model, tuple(given.x.shape[1:]))
+        peer = image_peers.network(row.model, shape)
         spent = image_peers.train(peer, given.x, given.y, row.recipe, Budget(row.epsilon, DELTA))
         return Score(_share(peer, given), spent, time.process_time() - began)
-    module = compiled(NETWORKS if row.model in _KNOWN else MODELS, _sizes(row, given.x), row.model)
+    if row.method == "clip":
+        module = lipcompile.private(image_peers.network(row.model, shape), shape, bounds="clip")
+    else:
+        module = compiled(NETWORKS if row.model in _KNOWN else MODELS, _sizes(row, given.x), row.model)
     engine = PrivacyEngine()
     data, budget = TensorDataset(given.x, given.y), Budget(row.epsilon, DELTA)
 

@@ -397,6 +397,29 @@ def test_clipped_examples_are_those_that_torch_computes(
     torch.testing.assert_close(found, functional.clip_norm(x, 1.5), rtol=2e-7, atol=0)
 
 
+@pytest.mark.parametrize("shape", [(0, 5), (3, 0), (1, 1), (5, 7), (2, 9), (40, 17), (3, 70001)])
+@pytest.mark.parametrize("size", [1.0, 1e-30, 1e30])
+def test_row_norms_are_off_by_what_the_documentation_says(shape: tuple[int, int], size: float) -> None:
+    x = size * torch.randn(shape, generator=generator())
+    found = native.row_norms(x)
+    assert found is not None
+    assert found.shape == shape[:1]
+    allowed = (Fraction(shape[1], 2) + 1) / 2**53 * Fraction(1001, 1000)
+    for row, norm in zip(x, found.tolist(), strict=True):
+        squares = sum((entry * entry for entry in reads(row)), Fraction(0))
+        assert (1 - allowed) ** 2 * squares <= Fraction(norm) ** 2 <= (1 + allowed) ** 2 * squares
+
+
+def test_row_norms_of_what_is_no_number_or_no_row() -> None:
+    x = torch.tensor([[1.0, math.nan], [math.inf, 1.0], [3.0, 4.0]])
+    found = native.row_norms(x)
+    assert found is not None
+    assert not found[:2].isfinite().any()
+    assert float(found[2]) == 5.0
+    for other in (x.mT, x[:, :1], x.double(), x[0], x.to("meta")):
+        assert native.row_norms(other) is None
+
+
 def test_channels_may_lie_last() -> None:
     x = torch.randn(5, 3, 4, 4, generator=generator()).to(memory_format=torch.channels_last)
     found = native.clipped(x, 1.0, 1.0)

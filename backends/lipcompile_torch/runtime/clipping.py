@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import cached_property, reduce
 from itertools import groupby
 from operator import add
 from typing import Protocol
@@ -29,7 +29,8 @@ import torch
 from torch import Tensor
 
 from .example_gradients import Clip, ExampleGradients
-from .sums import sum_of_products
+from .example_norms import example_norms
+from .sums import sum_of_each, sum_of_products
 
 _INWARD = 1 - 2.0**-51
 """Covers the division of C by b."""
@@ -101,7 +102,7 @@ class Use(Protocol):
         ...  # pragma: no cover
 
     def total(self, factors: Tensor) -> Tensor:
-        """Return Σ factor_i·P_i in float64, flat; an example with factor 0 adds nothing, not even NaN."""
+        """Return Σ factor_i·P_i in float64, or as :mod:`.sums` adds, flat; factor 0 adds nothing, not even NaN."""
         ...  # pragma: no cover
 
     def rows(self, some: slice) -> Tensor:
@@ -125,8 +126,7 @@ class Summed:
         lead = cotangent.dim() - len(shape)
         wide = [lead + axis for axis, own in enumerate(shape) if own == 1 != cotangent.shape[lead + axis]]
         axes = [*range(1, lead), *wide]
-        summed = cotangent.sum(axes, dtype=torch.float64) if axes else cotangent.double()
-        return Summed(summed.reshape(len(cotangent), *shape))
+        return Summed(sum_of_each(cotangent, tuple(axes)).reshape(len(cotangent), *shape))
 
     @property
     def examples(self) -> int:
@@ -146,7 +146,7 @@ class Summed:
         return self.gradients[some].flatten(1)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Outer:
     """The use of a matrix by vectors: P_i = g_i·x_iᵀ, whose norm is ‖g_i‖·‖x_i‖.
 
@@ -167,23 +167,28 @@ class Outer:
         """B."""
         return len(self.read)
 
+    @cached_property
+    def _length(self) -> Tensor:
+        """‖x_i‖, [B]."""
+        return example_norms(self.read)
+
     def squares(self) -> Tensor:
         """Return ‖P_i‖², [B]."""
-        return _squares(self.read) * _squares(self.made)
+        return (self._length * example_norms(self.made)).square()
 
     def total(self, factors: Tensor) -> Tensor:
         """Return Σ factor_i·P_i, flat."""
         dtype = torch.promote_types(torch.promote_types(self.read.dtype, self.made.dtype), torch.float32)
-        length = torch.linalg.vector_norm(self.read, dim=1, dtype=torch.float64)
+        length = self._length
         used = factors > 0
         if bool((used & (length <= _SHORT)).all()):
             scaled = self.made.to(dtype) * (factors * _ROUNDED).to(dtype)[:, None]
-            return sum_of_products(scaled, self.read).double().flatten()
+            return sum_of_products(scaled, self.read).flatten()
         used &= length > 0
         inverse = torch.where(used, 1 / length, 0.0)
         both = (self.made, factors * length * _ROUNDED), (self.read, inverse)
         made, read = (torch.where(used[:, None], one * scale[:, None], 0.0).to(dtype) for one, scale in both)
-        return sum_of_products(made, read).double().flatten()
+        return sum_of_products(made, read).flatten()
 
     def rows(self, some: slice) -> Tensor:
         """Return P_i of some examples, [c, entries]."""
@@ -314,7 +319,7 @@ class Several:
 
 
 def clipped(uses: Sequence[Sequence[Use]], entries: Sequence[int], clip: Clip) -> Iterator[Tensor]:
-    """Yield Σ_i s_i·P_i of each parameter of a group, flat and in float64.
+    """Yield Σ_i s_i·P_i of each parameter of a group, flat, as `Use.total` gives it.
 
     Args:
         uses: of each parameter, by the same B examples.
@@ -356,12 +361,6 @@ def _joined(uses: Sequence[Use], entries: int) -> Use | None:
     if all(isinstance(use, Summed) for use in uses):
         return Summed(reduce(add, (use.gradients for use in uses if isinstance(use, Summed))))
     return Several(tuple(uses), entries)
-
-
-def _squares(x: Tensor) -> Tensor:
-    """Return ‖x_i‖², [B] in float64, of [B, n]."""
-    norms: Tensor = torch.linalg.vector_norm(x, dim=1, dtype=torch.float64)
-    return norms.square()
 
 
 def _without(rows: Tensor, factors: Tensor) -> Tensor:
@@ -446,7 +445,7 @@ def group_gradients(noted: Sequence[Noted], parameters: Sequence[Tensor], clip: 
 
 
 def _of_pass(uses: Sequence[Sequence[Use]], parameters: Sequence[Tensor], clip: Clip) -> Iterator[Tensor]:
-    """Yield the sums of one forward pass, in the shapes of the parameters, in float64."""
+    """Yield the sums of one forward pass, in the shapes of the parameters."""
     sizes = {use.examples for found in uses for use in found}
     if len(sizes) > 1:
         raise ValueError(

@@ -16,6 +16,8 @@ from torch import Tensor
 from . import native
 from .clipping import ticket_of
 from .dot_product import dot_product_attention as dot_product_attention
+from .example_norms import as_rows
+from .example_norms import example_norms as example_norms
 from .normalisation import center as center
 from .normalisation import group_norm as group_norm
 from .normalisation import instance_norm as instance_norm
@@ -46,50 +48,6 @@ from .sorting import max_min as max_min
 def _columns(scale: Tensor, x: Tensor) -> Tensor:
     """Give per-example numbers [B] the rank of ``x``."""
     return scale.reshape(-1, *(1,) * (x.dim() - 1))
-
-
-def example_norms(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Return the norm of each example of [B, …], [B], accumulated in float64.
-
-    Args:
-        x: of any floating dtype.
-        dtype: the dtype that the entries came from, if x is a copy in a wider one.
-
-    Formal guarantees: the norm of n entries is off by a relative (n/2 + 1)·2⁻⁵³ at most, up to terms of second
-    order, and by 2⁻¹⁰⁷⁵ where it is subnormal in float64; infinity where it is beyond the largest float64. A sum
-    of n squares has n roundings on the way of each, of which a root keeps half, and adds its own (Higham, section
-    3.1). No square of a narrower dtype under- or overflows in float64. Nor does it matter in float64 if the
-    measured norm is within [2⁻⁴⁰⁰, 2⁴⁰⁰]: what underflows is below n·2⁻²⁷⁵ of the sum. Other examples are first
-    multiplied by a power of two that brings their largest entry into [2⁻⁴⁷⁴, 2⁴²⁴]: n·2⁻¹²⁵ of the sum.
-    """
-    rows, wide = _rows(x), (dtype or x.dtype) == torch.float64
-    if rows.device.type != "cpu" or torch.compiler.is_compiling():
-        return _row_norms(rows, wide)
-    parts = torch.split(rows, max(_AT_ONCE // max(rows.shape[1], 1), 1))
-    return torch.cat([_row_norms(part.to(torch.float64), wide) for part in parts])
-
-
-def _row_norms(rows: Tensor, wide: bool) -> Tensor:
-    """Return the norms of rows [B, n]; ``wide``: of entries whose squares may under- or overflow in float64."""
-    norms: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
-    if not wide or rows.shape[1] == 0:
-        return norms
-    may_ask = rows.device.type == "cpu" and native.is_eager()  # elsewhere it would wait for a device
-    if may_ask and bool(((norms > 2.0**-400) & (norms < 2.0**400)).all()):
-        return norms
-    largest = torch.linalg.vector_norm(rows.detach(), math.inf, dim=1)
-    power = torch.ones_like(largest).masked_fill(largest > 2.0**400, 2.0**-600)
-    power = power.masked_fill(largest < 2.0**-400, 2.0**600)
-    scaled: Tensor = torch.linalg.vector_norm(rows * power[:, None], dim=1)
-    return scaled / power
-
-
-_AT_ONCE = 2**18  # entries whose copies in float64, which processors make, stay in a cache
-
-
-def _rows(x: Tensor) -> Tensor:
-    """Return each example as a row, [B, entries]."""
-    return x.flatten(1) if x.dim() > 1 else x[:, None]
 
 
 def householder(x: Tensor, angle: Tensor | float, axis: int = 0) -> Tensor:
@@ -147,7 +105,7 @@ class _ClipNorm(torch.autograd.Function):
         scale, live = _clip_scale(norms, x, ctx.radius), _columns(norms.isfinite(), x)
         lengths = norms.clamp_min(max(ctx.radius, _step(x.dtype)))  # in the dtype, not 0
         unit = torch.where(live, x / _columns(lengths.to(x.dtype), x), torch.zeros_like(x))
-        radial = _rows(unit * cotangents[0]).sum(dim=1) * (scale < 1)
+        radial = as_rows(unit * cotangents[0]).sum(dim=1) * (scale < 1)
         gradient = (cotangents[0] - unit * _columns(radial, x)) * _columns(scale.to(x.dtype), x)
         return torch.where(live, gradient, torch.zeros_like(x)), None
 
@@ -162,7 +120,7 @@ def _projected(x: Tensor, radius: float) -> Tensor:
 
 def _clip_scale(norms: Tensor, x: Tensor, radius: float) -> Tensor:
     """Return the factor of each example [B] of x, float64 and rounded down."""
-    return clip_scale(norms, _rows(x).shape[1], x.dtype, radius)
+    return clip_scale(norms, as_rows(x).shape[1], x.dtype, radius)
 
 
 def clip_scale(norms: Tensor, entries: int, dtype: torch.dtype, radius: float) -> Tensor:

@@ -279,6 +279,19 @@ def spectra(given: Tensor, cosines: Tensor, sines: Tensor) -> Spectra | None:
 # --- examples ---
 
 
+def row_norms(x: Tensor) -> Tensor | None:
+    """Return the norm of each row of [B, n] in float32, [B] in float64, as :func:`~.example_norms` states it; None
+    if there is no native code for it.
+    """
+    if not is_eager() or kernels is None or x.dtype != torch.float32 or x.dim() != 2 or not is_plain(x):
+        return None
+    if not x.is_contiguous():
+        return None
+    found = torch.empty(len(x), dtype=torch.float64, device="cpu")
+    kernels.row_norms(x.data_ptr(), *x.shape, found.data_ptr(), torch.get_num_threads())
+    return found
+
+
 def clipped(x: Tensor, limit: float, room: float) -> Tensor | None:
     """Return the examples of [B, …], each that is longer than ``limit`` scaled to ``room``, and zeros for one that
     is not finite: see :func:`~.functional.clip_norm`. None if there is no native code for it.

@@ -53,6 +53,22 @@ def sum_to(x: Tensor, shape: tuple[int, ...]) -> Tensor:
     return total.reshape(shape)
 
 
+def sum_of_each(x: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """Return the sum over axes of each example of [B, *example], in float64.
+
+    Args:
+        x: the terms.
+        axes: of x, not 0.
+    """
+    if not axes or x.dtype == torch.float64 or torch.compiler.is_compiling():
+        return x.sum(axes, dtype=torch.float64) if axes else x.double()
+    parts = torch.split(x, max(_COPIED // max(x[:1].numel(), 1), 1))
+    return torch.cat([part.sum(axes, dtype=torch.float64) for part in parts])
+
+
+_COPIED = 2**16  # entries whose copies in float64, which torch makes, stay in a cache
+
+
 def _sum_along(x: Tensor, dim: int) -> Tensor:
     """Return sums of runs along an axis, in float64: all of them along that axis add up to the sum of ``x``."""
     whole = x.shape[dim] // RUN * RUN
@@ -77,7 +93,7 @@ def sum_of_products(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _run_by_run(left: Tensor, right: Tensor) -> Tensor:
-    """Return the sum in float64, run by run: best where a product of matrices starts at once."""
+    """Return the sum, in float64 if runs are many, run by run: best where a product of matrices starts at once."""
     total: Tensor | None = None
     for rows, columns in zip(torch.split(left, RUN * RUNS), torch.split(right, RUN * RUNS), strict=True):
         runs = zip(torch.split(rows, RUN), torch.split(columns, RUN), strict=True)
@@ -85,6 +101,8 @@ def _run_by_run(left: Tensor, right: Tensor) -> Tensor:
         part = row.mT @ column
         for row, column in runs:
             part = part.addmm_(row.mT, column)
+        if len(left) <= RUN * RUNS:
+            return part
         total = part.double() if total is None else total.add_(part)
     assert total is not None
     return total

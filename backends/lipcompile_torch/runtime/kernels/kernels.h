@@ -176,6 +176,11 @@ void spectra_guess(const complex_lanes *grams, size_t blocks, size_t rows, const
 void spectra_prove(const complex_lanes *grams, size_t blocks, size_t rows, float limit, complex_lanes *room,
                    unsigned char *open, double *traces, int threads);
 
+/* The norm of each row, in float64: of n entries it is off by a relative (n/2 + 1)·2^-53 at most, up to terms of second
+ * order. A square goes through n roundings at most, of which the root keeps half, and adds its own.
+ */
+void row_norms(const float *rows, size_t count, size_t entries, double *found, int threads);
+
 /* Project rows on a ball as functional.py does. Rows in it keep their bits; a row that is not finite becomes zero.
  *
  * limit: up to what norm a row is in it.

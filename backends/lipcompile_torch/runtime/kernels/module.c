@@ -219,6 +219,18 @@ static PyObject *py_spectra_prove(PyObject *self, PyObject *arguments) {
     Py_RETURN_NONE;
 }
 
+static PyObject *py_row_norms(PyObject *self, PyObject *arguments) {
+    unsigned long long rows, found;
+    Py_ssize_t count, entries;
+    int threads;
+    (void)self;
+    if (!PyArg_ParseTuple(arguments, "KnnKi", &rows, &count, &entries, &found, &threads)) return NULL;
+    Py_BEGIN_ALLOW_THREADS;
+    row_norms((const float *)(uintptr_t)rows, (size_t)count, (size_t)entries, (double *)(uintptr_t)found, threads);
+    Py_END_ALLOW_THREADS;
+    Py_RETURN_NONE;
+}
+
 static PyObject *py_clip_rows(PyObject *self, PyObject *arguments) {
     unsigned long long rows, found;
     Py_ssize_t count, entries;
@@ -328,6 +340,7 @@ static PyMethodDef methods[] = {
      "spectra_guess(grams, blocks, rows, wanted, steps, start, room, guesses, threads): see kernels.h"},
     {"spectra_prove", py_spectra_prove, METH_VARARGS,
      "spectra_prove(grams, blocks, rows, limit, room, open, traces, threads): see kernels.h"},
+    {"row_norms", py_row_norms, METH_VARARGS, "row_norms(rows, count, entries, found, threads): see kernels.h"},
     {"clip_rows", py_clip_rows, METH_VARARGS,
      "clip_rows(rows, count, entries, limit, room, found, threads): see kernels.h"},
 #if HAS_TILES

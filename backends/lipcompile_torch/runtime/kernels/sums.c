@@ -157,7 +157,25 @@ static void clip_some(void *context, size_t begin, size_t end) {
     }
 }
 
+static size_t rows_at_once(size_t entries) { return entries < GRAIN ? GRAIN / (entries + 1) + 1 : 1; }
+
 void clip_rows(const float *rows, size_t count, size_t entries, double limit, double room, float *found, int threads) {
     clipped_rows all = {rows, entries, limit, room, found};
-    in_stretches(count, entries < GRAIN ? GRAIN / (entries + 1) + 1 : 1, threads, clip_some, &all);
+    in_stretches(count, rows_at_once(entries), threads, clip_some, &all);
+}
+
+typedef struct {
+    const float *rows;
+    size_t entries;
+    double *found;
+} measured_rows;
+
+static void measure_some(void *context, size_t begin, size_t end) {
+    const measured_rows *all = context;
+    for (size_t i = begin; i < end; i++) all->found[i] = sqrt(squares_added(all->rows + i * all->entries, all->entries));
+}
+
+void row_norms(const float *rows, size_t count, size_t entries, double *found, int threads) {
+    measured_rows all = {rows, entries, found};
+    in_stretches(count, rows_at_once(entries), threads, measure_some, &all);
 }
