@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from lipcompile_torch.runtime import reading, sums
+from lipcompile_torch.runtime import native, reading, sums
 from lipcompile_torch.runtime.convolving import Geometry, convolve
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
@@ -172,3 +172,29 @@ def test_kernels_of_large_images_do_not_drift(value: float) -> None:
     assert worst(bias.grad, exact, exact) <= sums.DEPTH
     exact = (cotangent.double() * x.double()).sum()
     assert worst(kernel.grad, exact, exact) <= sums.DEPTH
+
+
+@pytest.mark.skipif(native.kernels is None, reason="the package was installed without a compiler")
+def test_one_example_changes_the_gradient_of_a_kernel_by_its_own() -> None:
+    """Not by what the others' sums are rounded to: the sum in float64 hides nothing of so few examples."""
+    kernel = torch.zeros(4, 3, 3, 3, requires_grad=True)
+    x, cotangent = normal(64, 3, 9, 9).float(), normal(64, 4, 7, 7).float()
+    geometry = Geometry((1, 1), (0, 0), (1, 1), 1)
+
+    def gradient(some: slice) -> Tensor:
+        found = torch.autograd.grad(convolve(x[some], kernel, None, geometry), kernel, cotangent[some])
+        return found[0].double()
+
+    own, others, together = gradient(slice(0, 1)), gradient(slice(1, 64)), gradient(slice(0, 64))
+    last = 2.0**-24 * (own.abs() + others.abs() + together.abs())
+    assert bool(((together - others - own).abs() <= last).all())
+
+
+def test_the_gradient_of_a_kernel_can_be_differentiated_again() -> None:
+    kernel = torch.ones(1, 1, 1, 1, requires_grad=True)
+    x = torch.full((2, 1, 3, 3), 2.0, requires_grad=True)
+    made = convolve(x, kernel, None, Geometry((1, 1), (0, 0), (1, 1), 1))
+    (first,) = torch.autograd.grad(made.square().sum(), kernel, create_graph=True)  # Σ 2·k·x² = 144
+    (second,) = torch.autograd.grad(first.sum(), kernel)
+    assert float(first.detach()) == 144.0
+    assert float(second) == 144.0

@@ -15,7 +15,7 @@ from .example_gradients import ExampleGradients
 from .outer_products import Windows
 from .own_functions import apply
 from .reading import summed
-from .sums import sum_of_products
+from .sums import DEPTH, sum_of_products
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +93,19 @@ def _kernel_gradient(
 ) -> Tensor:
     """Return the gradient of a kernel, [F, C/groups, *kernel], or [C, F/groups, *kernel] of a transposed one, or
     what stands for it.
+
+    Native code adds in two steps: the gradient P̃_i of an example in float32, whose bits depend on the example
+    alone, then all P̃_i in float64, and rounds the sum once. So the sums of two neighbouring batches of B examples
+    differ by P̃_i and the last rounding: by K·(1 + a'·u + 2·B·u), with a' roundings on the way into P̃_i, where
+    `precision.sum_slack` counts on K·(1 + 2·DEPTH·u·B) with B of 25 at least. A sum of B gradients is off by
+    B·K·(a' + 1)·u, of which `checks.check_gradients` allows B·K·2·DEPTH·u.
     """
+    of = ExampleGradients.of_transposed_convolution if geometry.transposed else ExampleGradients.of_convolution
+    gradients = of(x, cotangent, geometry.windows(weight.shape[2:]))
     if ticket is not None:
-        of = ExampleGradients.of_transposed_convolution if geometry.transposed else ExampleGradients.of_convolution
-        return ticket.note(Products(of(x, cotangent, geometry.windows(weight.shape[2:]))))
+        return ticket.note(Products(gradients))
+    if not torch.is_grad_enabled() and gradients.is_native and gradients.depth < 2 * DEPTH:
+        return gradients.total().to(weight.dtype)
     # The adjoint exchanges the roles of what is read and of the cotangent of what is made.
     read, made = (cotangent, x) if geometry.transposed else (x, cotangent)
     entries = read.shape[1] * math.prod(made.shape[2:]) * math.prod(weight.shape[2:])

@@ -138,9 +138,14 @@ class ExampleGradients:
         return ExampleGradients(read, made, Windows((1,), (1,), (0,), (1,)), is_dense=True)
 
     @property
+    def is_native(self) -> bool:
+        """Whether native code computes them, so that the bits of P̃_i depend on its example alone."""
+        return self._native() is not None
+
+    @property
     def depth(self) -> int:
         """How often a product is rounded to float32 at most on its way into P̃_i."""
-        return depth(self._sizes()) if self._native() else math.prod(self.made.shape[2:])
+        return depth(self._sizes()) if self.is_native else math.prod(self.made.shape[2:])
 
     def total(self) -> Tensor:
         """Return Σ_i P_i in float64."""

@@ -32,6 +32,7 @@ def plan(sizes: Sizes, tile: Tile, *, are_side_by_side: bool) -> Plan:
     return _by_panels(sizes, tile) if are_side_by_side and _is_dense(sizes) else _by_filters(sizes, tile)
 
 
+@lru_cache(maxsize=256)
 def depth(sizes: Sizes) -> int:
     """Return how often a product is rounded to float32 at most on its way into the gradient of an example.
 
