@@ -8,9 +8,9 @@ token around. The label is whether the values add up to more than 0; sentences w
 model that counts words is wrong where there are negations, and a transformer has to look at neighbours. `words`
 is such a model: the same network without attention.
 
-The network is of plain torch: an embedding, positions, two encoder layers of width 32 with four heads, the mean over
-tokens, a linear layer; `lipcompile.private` takes it as it is, with bounds by clip. Settings were chosen at seed 100,
-whose sentences are others.
+The network is of plain torch: an embedding, positions, two encoder layers of width 32 with four heads, the mean
+over tokens, a linear layer; `lipcompile.private` takes it as it is, with bounds by clip. Settings were chosen at
+seed 100, whose sentences are others.
 """
 
 from __future__ import annotations

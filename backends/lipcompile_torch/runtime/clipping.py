@@ -12,8 +12,13 @@ parameters gives the gradients of Abadi et al. (2016), and one for each layer th
 
 Formal guarantees: let b be the normaliser. For every example, whatever the weights, the inputs and the loss are,
 ‖s_i·P̃_i‖ ≤ C/b over the group, where P̃_i is P_i as it is computed and added. An example whose norm is not finite
-has s_i = 0, and changes nothing. The sum over examples is rounded as :mod:`.sums` says. P̃_i depends on the example
-alone if the numbers that a layer reads and gets back for an example do not depend on the batch.
+has s_i = 0, and changes nothing. P̃_i depends on the example alone if the numbers that a layer reads and gets back
+for an example do not depend on the batch.
+
+The sum over examples is added in float64, where the rounding of B examples stays below a unit of float32, and is
+rounded to the dtype of the parameter in the end. Two kinds are rounded as :mod:`.sums` says: large matrices, and
+all on other devices than processors, since P̃_i of a kernel is in float32 there, and its bits may depend on the
+batch. `sum_depth` tells them apart.
 """
 
 from __future__ import annotations
@@ -30,7 +35,7 @@ from torch import Tensor
 
 from .example_gradients import Clip, ExampleGradients
 from .example_norms import example_norms
-from .sums import sum_of_each, sum_of_products
+from .sums import DEPTH, sum_of_each, sum_of_products
 
 _INWARD = 1 - 2.0**-51
 """Covers the division of C by b."""
@@ -102,7 +107,7 @@ class Use(Protocol):
         ...  # pragma: no cover
 
     def total(self, factors: Tensor) -> Tensor:
-        """Return Σ factor_i·P_i in float64, or as :mod:`.sums` adds, flat; factor 0 adds nothing, not even NaN."""
+        """Return Σ factor_i·P_i, flat; an example with factor 0 adds nothing, not even NaN."""
         ...  # pragma: no cover
 
     def rows(self, some: slice) -> Tensor:
@@ -150,9 +155,11 @@ class Summed:
 class Outer:
     """The use of a matrix by vectors: P_i = g_i·x_iᵀ, whose norm is ‖g_i‖·‖x_i‖.
 
-    Formal guarantees: where all ‖x_i‖ are at most 2⁴⁰, g_i is scaled by s_i, and each entry rounded to float32
-    twice: by 2⁻²³ of it, or by 2⁻¹⁴⁹. Elsewhere both vectors are scaled, to ‖s_i·P_i‖ and to 1, so that no product
-    overflows. :data:`_ROUNDED` pays for that, as C/b is at least :data:`_LEAST`.
+    Formal guarantees: a matrix of at most :data:`_SMALL` entries is added in float64. Of a larger one products are
+    rounded to float32 and added as :mod:`.sums` says, which is faster. There g_i is scaled by s_i where all ‖x_i‖
+    are at most 2⁴⁰, and each entry rounded to float32 twice: by 2⁻²³ of it, or by 2⁻¹⁴⁹. Elsewhere both vectors
+    are scaled, to ‖s_i·P_i‖ and to 1, so that no product overflows. :data:`_ROUNDED` pays for that, as C/b is at
+    least :data:`_LEAST`.
 
     Args:
         read: x, [B, d].
@@ -178,22 +185,32 @@ class Outer:
 
     def total(self, factors: Tensor) -> Tensor:
         """Return Σ factor_i·P_i, flat."""
+        large = self.made.shape[1] * self.read.shape[1] > _SMALL
+        return (self._by_runs(factors) if large else self._in_double(factors)).flatten()
+
+    def _in_double(self, factors: Tensor) -> Tensor:
+        made, read = (_without(rows, factors).double() for rows in (self.made, self.read))
+        return (made * factors[:, None]).mT @ read
+
+    def _by_runs(self, factors: Tensor) -> Tensor:
         dtype = torch.promote_types(torch.promote_types(self.read.dtype, self.made.dtype), torch.float32)
         length = self._length
         used = factors > 0
         if bool((used & (length <= _SHORT)).all()):
             scaled = self.made.to(dtype) * (factors * _ROUNDED).to(dtype)[:, None]
-            return sum_of_products(scaled, self.read).flatten()
+            return sum_of_products(scaled, self.read)
         used &= length > 0
         inverse = torch.where(used, 1 / length, 0.0)
         both = (self.made, factors * length * _ROUNDED), (self.read, inverse)
         made, read = (torch.where(used[:, None], one * scale[:, None], 0.0).to(dtype) for one, scale in both)
-        return sum_of_products(made, read).flatten()
+        return sum_of_products(made, read)
 
     def rows(self, some: slice) -> Tensor:
         """Return P_i of some examples, [c, entries]."""
         return (self.made[some].double()[:, :, None] * self.read[some].double()[:, None, :]).flatten(1)
 
+
+_SMALL = 2**16
 
 _ROUNDED = 1 - 2.0**-21
 """Covers the rounding of factors and of scaled vectors to float32, four times by 2⁻²⁴ of an entry."""
@@ -319,7 +336,7 @@ class Several:
 
 
 def clipped(uses: Sequence[Sequence[Use]], entries: Sequence[int], clip: Clip) -> Iterator[Tensor]:
-    """Yield Σ_i s_i·P_i of each parameter of a group, flat, as `Use.total` gives it.
+    """Yield Σ_i s_i·P_i of each parameter of a group, flat.
 
     Args:
         uses: of each parameter, by the same B examples.
@@ -416,6 +433,11 @@ class Ticket:
     def note(self, use: Use) -> Tensor:
         """Note what makes the gradients of the examples; return what takes the place of their sum."""
         return self.noted.note(self.forward_pass, use)
+
+
+def sum_depth(parameter: Tensor) -> int:
+    """Return the depth of the sum that is the gradient of a clipped parameter, see `precision.sum_slack`."""
+    return 1 if parameter.device.type == "cpu" and parameter.numel() <= _SMALL else DEPTH
 
 
 def ticket_of(parameter: Tensor | None) -> Ticket | None:

@@ -9,9 +9,10 @@ Formal guarantees, in float32 and but for underflow: what is computed is P̃_i w
     ‖P̃_i - P_i‖ ≤ γ·Σ_t ‖g_t‖·‖w_t‖ ≤ γ·√m·‖g_i‖·‖x_i‖,    γ = k·u/(1 - k·u),  u = 2⁻²⁴,
 
 where k is :attr:`ExampleGradients.depth` and m windows read one entry at most (proof:
-`kernels/example_gradients.c`; without native code k is the number of positions, since torch's order of summation
-is not known). The norm of P̃_i is off by a relative (n + 4)·2⁻⁵³ at most, with n entries. A sum over B examples
-is added in float64, and off by at most 2·B·2⁻⁵³·Σ_i |s_i|·‖P̃_i‖.
+`kernels/example_gradients.c`). Without native code processors compute in float64, and the same holds with u = 2⁻⁵³
+and k the number of positions, since torch's order of summation is not known; so it is on other devices with u =
+2⁻²⁴. The norm of P̃_i is off by a relative (n + 4)·2⁻⁵³ at most, with n entries. A sum over B examples is added in
+float64, and off by at most 2·B·2⁻⁵³·Σ_i |s_i|·‖P̃_i‖.
 
 With native code the bits of P̃_i, of its norm and of its factor depend on x_i, g_i and the geometry alone: not
 on the batch, the number of threads or the processor, and P̃_i is the same in norms and in sums. So
@@ -243,7 +244,8 @@ def _combined(rows: Tensor, factors: Tensor | None) -> Tensor:
 
 def _gradients(read: Tensor, made: Tensor, windows: Windows) -> Tensor:
     """Return gradients [B, F·C/groups·taps]."""
-    dtype = torch.promote_types(torch.promote_types(read.dtype, made.dtype), torch.float32)
+    least = torch.float64 if made.device.type == "cpu" else torch.float32
+    dtype = torch.promote_types(torch.promote_types(read.dtype, made.dtype), least)
     rank, groups = len(windows.kernel), windows.groups
     if 0 in made.shape:  # torch cuts no windows where there are none
         return made.new_zeros(len(made), made.shape[1] * read.shape[1] // groups * math.prod(windows.kernel))

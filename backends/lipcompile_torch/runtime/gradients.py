@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from . import checks
 from .checks import PrivacyError
 from .clipped import ClippedGradients
+from .clipping import sum_depth
 from .distributed import ALONE, RankError, World, check_same
 from .gate import GateRecord
 from .loss_clipping import LossClipping
@@ -266,8 +267,10 @@ class LipschitzGradients:
         entries = {name: parameter.numel() for name, parameter in positive.items()}
         for group in self._groups:  # whose parts are one sum
             entries.update(dict.fromkeys(group, sum(self._parameters[name].numel() for name in group)))
+        depths = {name: sum_depth(p) if name not in self._proved else DEPTH for name, p in positive.items()}
+        added = self._pieces + self.total.world.size
         return {
-            name: sum_slack(p.dtype, self._normaliser, entries[name], bounds[name], self._depth)
+            name: sum_slack(p.dtype, self._normaliser, entries[name], bounds[name], depths[name] + added)
             for name, p in positive.items()
         }
 
