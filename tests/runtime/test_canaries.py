@@ -262,7 +262,7 @@ def test_noise_for_another_batch_size_is_found(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_clip_that_is_attained_is_not_exceeded() -> None:
-    """One audit, which 5 % of seeds would refute. Weights that nothing constrains stay of usual sizes meanwhile."""
+    """One audit, which 5 % of seeds would refute. Weights that nothing constrains stay of usual sizes."""
     module = Clipped()
     found = audited(module, CLASSES)
     assert found.sound
