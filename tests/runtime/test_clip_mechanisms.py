@@ -318,3 +318,39 @@ def test_examples_that_share_a_gradient_are_refused(tmp_path: Path) -> None:
     module.criterion(output - output.mean(0), y).backward()
     with pytest.raises(PrivacyError):
         optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("body", "bounds", "said"),
+    [
+        ("clip", "clip", None),
+        ("clip", "auto", None),
+        ("clip", "theorem", "dense.weight, dense_2.weight are bounded by clip"),
+        ("theorem", "theorem", None),
+        ("theorem", "auto", None),
+        ("theorem", "clip", "dense.weight, dense_2.weight are bounded by theorem"),
+        ("mixed", "auto", None),
+        ("mixed", "clip", "bias.bias are bounded by theorem"),
+        ("mixed", "theorem", "dense.weight are bounded by clip"),
+        ("clip", "ghost", "unknown source of bounds 'ghost'"),
+    ],
+)
+def test_bounds_of_another_source_are_refused(body: str, bounds: Any, said: str | None, tmp_path: Path) -> None:
+    mixed = "input x: tensor[5], norm <= 1; dense(3, clip=0.1); bias(1)"
+    two = "input x: tensor[5], norm <= 1; dense(4); relu; dense(3)"
+    module = model(mixed if body == "mixed" else two, tmp_path, "theorem" if body == "mixed" else body)
+    if said is None:
+        private(module, bounds=bounds)
+        return
+    with pytest.raises(PrivacyError, match=said):
+        private(module, bounds=bounds)
+
+
+def test_a_module_of_ones_own_is_told_how_it_is_compiled() -> None:
+    module = torch.nn.Linear(4, 3)
+    data = DataLoader(TensorDataset(torch.zeros(8, 4), torch.zeros(8).long()), batch_size=2)
+    budget = {"target_epsilon": 1.0, "target_delta": 1e-5, "epochs": 1}
+    for name, level in (("make_private", {"noise_multiplier": 1.0}), ("make_private_with_epsilon", budget)):
+        act: Any = getattr(PrivacyEngine(), name)
+        with pytest.raises(PrivacyError, match=r'lipcompile\.private\(module, example, .*bounds="clip"\)'):
+            act(module=module, optimizer=SGD(module.parameters(), 0.1), data_loader=data, bounds="clip", **level)
