@@ -64,8 +64,8 @@ def _check_source(module: LipschitzModule, source: Source) -> None:
         found = "clip" if source == "theorem" else "theorem"
         raise PrivacyError(
             f"bounds by {source} were asked for, and {', '.join(sorted(others))} are bounded by {found}. Bounds "
-            f'are chosen when a module is compiled: lipcompile.private(…, bounds="{source}"), or lipcompile compile '
-            f"--bounds {source}; leave bounds out of make_private to take them as they are"
+            f'are chosen when a module is compiled: lipcompile.private(…, bounds="{source}"), or lipcompile '
+            f"compile --bounds {source}; leave bounds out of make_private to take them as they are"
         )
 
 
