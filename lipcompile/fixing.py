@@ -114,7 +114,7 @@ def _write(graph: Graph, path: Path) -> None:
 def _rereading(options: ModelOptions, output: Path) -> ModelOptions:
     """Return the options to read a written file with: .lip says all, ONNX not what is done to weights."""
     if output.suffix == ".lip":
-        return ModelOptions(limits=options.limits, bounds=options.bounds)
+        return ModelOptions(limits=options.limits, bounds=options.bounds, clip_groups=options.clip_groups)
     return replace(options, mends=None, input_norm=None, loss=None, bindings={}, input_shape={})
 
 

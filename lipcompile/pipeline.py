@@ -14,7 +14,7 @@ from lipcompile.frontends.options import Loaded, ModelOptions, model_options
 from lipcompile.graph import Graph
 from lipcompile.ops.registry import load_plugins
 from lipcompile.passes.canonical import canonical
-from lipcompile.passes.clips import SOURCES, Source, unproved, with_source
+from lipcompile.passes.clips import GROUPS, SOURCES, Groups, Source, unproved, with_source
 from lipcompile.passes.loops import frozen_inside
 from lipcompile.passes.requirements import examine, proves, requirements
 from lipcompile.passes.sensitivity import analyse
@@ -80,7 +80,7 @@ def _derive(loaded: Loaded, options: ModelOptions) -> Derivation:
     source = bounds_source(loaded, options)
     if graph is not None:
         graph, notes = canonical(graph)
-        graph, choice = with_source(graph, source)
+        graph, choice = with_source(graph, source, clip_groups(loaded, options, source))
         found = [d for d in found if d.code != "LIP305" or proves(graph)]  # nothing is scaled into a constraint
         found += [*notes, *_unmatched(graph, options), *choice, *examine(graph)]
     analysis = analyse(graph) if graph is not None and not _errors(found) else None
@@ -103,6 +103,19 @@ def bounds_source(loaded: Loaded, options: ModelOptions) -> Source:
     return next(source for source in SOURCES if source == said)
 
 
+def clip_groups(loaded: Loaded, options: ModelOptions, source: Source) -> Groups:
+    """Return what one clip bounds: as the options say, else the model's `train` block, else all parameters.
+
+    Raises InputError (LIP005) for groups that are asked for where nothing is clipped.
+    """
+    if options.clip_groups is not None and source == "theorem":
+        message = f"--clip-groups {options.clip_groups}: bounds are by theorem, and nothing is clipped"
+        raise input_error("LIP005", message, "add --bounds clip, or --bounds auto")
+    planned = loaded.training.settings.get("clip_groups") if loaded.training else None
+    said = options.clip_groups or planned or "flat"
+    return next(groups for groups in GROUPS if groups == said)
+
+
 def check(model: str, options: ModelOptions | None = None) -> Derivation:
     """Load and derive: what `lipcompile check` does."""
     chosen = options or ModelOptions()
@@ -119,6 +132,7 @@ def from_module(
     bias_bound: float | Fraction | None = None,
     freeze: Sequence[str] = (),
     bounds: Source | None = None,
+    clip_groups: Groups | None = None,
 ) -> Derivation:
     """Check a torch module: what `lipcompile check package.module:factory` does.
 
@@ -129,8 +143,8 @@ def from_module(
         example: a batch of examples [B, …], one for each argument of `forward`, by position or by name; or the
             shape of one example.
         input_norm: bound of the norm of one example, clipped to; read as the decimal that Python prints.
-        loss, constraint, bias_bound, freeze, bounds: as on the command line: "cross_entropy:temperature=10",
-            "keep", "auto".
+        loss, constraint, bias_bound, freeze, bounds, clip_groups: as on the command line:
+            "cross_entropy:temperature=10", "keep", "auto", "layers".
 
     Raises InputError if it is no module, or does not take such examples.
     """
@@ -141,6 +155,7 @@ def from_module(
         bias_bound=bias_bound,
         freeze=freeze,
         bounds=bounds,
+        clip_groups=clip_groups,
     )
     return of_module(module, example, options)
 

@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import lipcompile
 from lipcompile.__main__ import run
 from lipcompile.certificates import certificate, encode
+from lipcompile.frontends.options import ModelOptions, model_options
 
 
 class Recurrent(nn.Module):
@@ -222,6 +223,87 @@ def test_auto_keeps_tight_theorems(tmp_path: Path) -> None:
     assert derivation.analysis is not None
     assert derivation.analysis.graph.clips == ()
     assert [found.code for found in derivation.diagnostics] == ["LIP315"]
+
+
+RESIDUAL = """model net {
+    input x: tensor[8]
+    dense(6, bias=true); tanh
+    residual(add) { dense(6, share="w"); tanh; dense(6) }
+    tanh; dense(6, share="w"); dense(3)
+    loss cross_entropy
+}"""
+GROUPED = {
+    "flat": {"all": ["dense.weight", "dense.bias", "dense_2.weight", "dense_3.weight", "dense_5.weight"]},
+    "layers": {
+        "dense": ["dense.weight", "dense.bias"],
+        **{f"dense_{i}": [f"dense_{i}.weight"] for i in (2, 3, 5)},
+    },
+    "blocks": {
+        "dense": ["dense.weight", "dense.bias"],
+        "dense_2": ["dense_2.weight", "dense_3.weight"],
+        "dense_5": ["dense_5.weight"],
+    },
+}
+
+
+@pytest.mark.parametrize("groups", GROUPED)
+@pytest.mark.parametrize("said", ["option", "file", "python"])
+def test_groups_are_flat_layers_or_blocks(
+    groups: Any, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The weight that two layers share is where it is first; m groups of C = 1 have sensitivity √m."""
+    path = tmp_path / "net.lip"
+    path.write_text(RESIDUAL + (f"train {{ bounds clip, groups={groups} }}" if said == "file" else ""))
+    options = model_options(bounds="clip", clip_groups=groups) if said == "python" else ModelOptions()
+    if said == "option":
+        assert run(["check", str(path), "--bounds", "clip", "--clip-groups", groups, "--format", "json"]) == 0
+        report = json.loads(capsys.readouterr().out)
+        found: dict[str, list[str]] = {}
+        for parameter in report["parameters"]:
+            found.setdefault(parameter["clip"]["group"], []).append(parameter["name"])
+        total = report["total"]["gradient_bound"]["value"]
+    else:
+        derivation = lipcompile.check(str(path), options)
+        assert derivation.analysis is not None
+        found = {group.name: list(group.parameters) for group in derivation.analysis.graph.clips}
+        total = derivation.analysis.total.value
+        document = json.loads(encode(certificate(derivation)))
+        assert {group["name"]: group["parameters"] for group in document["graph"]["clips"]} == found
+        assert verify(document).ok
+    assert found == GROUPED[groups]
+    assert total == pytest.approx(len(found) ** 0.5, rel=1e-9)
+
+
+def test_groups_hold_for_what_has_no_clip_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "net.lip"
+    path.write_text(RESIDUAL.replace("dense(3)", "dense(3, clip=0.5)"))
+    derivation = lipcompile.check(str(path), model_options(bounds="clip", clip_groups="blocks"))
+    assert derivation.analysis is not None
+    assert [(g.name, float(g.length)) for g in derivation.analysis.graph.clips] == [
+        ("dense_5", 0.5),
+        ("dense", 1.0),
+        ("dense_2", 1.0),
+    ]
+    assert derivation.analysis.total.value == pytest.approx(1.5)
+
+
+def test_modules_have_the_groups_and_the_noise_of_their_number() -> None:
+    module = lipcompile.private(lenet(), (1, 28, 28), bounds="clip", clip_groups="layers")
+    assert [len(group.parameters) for group in module.clips] == [2] * 5
+    assert [group.length for group in module.clips] == [1.0] * 5
+
+
+def test_groups_of_nothing_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "net.lip"
+    path.write_text(RESIDUAL)
+    assert run(["check", str(path), "--clip-groups", "layers"]) == 2
+    assert "nothing is clipped" in capsys.readouterr().err
+    path.write_text(RESIDUAL + "train { bounds clip, groups=all }")
+    assert run(["check", str(path)]) == 1
+    assert "`groups` is one of flat, layers, blocks" in capsys.readouterr().out
+    path.write_text(RESIDUAL + "train { bounds clip, layers }")
+    assert run(["check", str(path)]) == 1
+    assert "write groups=layers" in capsys.readouterr().out
 
 
 def test_clipped_and_proved_parameters_stand_side_by_side(tmp_path: Path) -> None:

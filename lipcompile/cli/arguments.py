@@ -28,6 +28,11 @@ _OPTIONS = (
         type=click.Choice(["theorem", "clip", "auto"]),
         help="Source of gradient bounds: theorems (the default), a clip in the backward pass, or what suits.",
     ),
+    click.option(
+        "--clip-groups",
+        type=click.Choice(["flat", "layers", "blocks"]),
+        help="What one clip bounds: all parameters (the default), those of a layer, or of a block.",
+    ),
     click.option("--freeze", multiple=True, metavar="GLOB", help="Do not train matching parameters; repeatable."),
     click.option(
         "--set", "bindings", multiple=True, metavar="NAME=VALUE", help="Value of a .lip parameter; repeatable."
@@ -49,7 +54,7 @@ _OPTIONS = (
 )
 
 _NAMES = (
-    *("input_norm", "loss", "constraint", "bias_bound", "bounds"),
+    *("input_norm", "loss", "constraint", "bias_bound", "bounds", "clip_groups"),
     *("freeze", "bindings", "shapes", "limits"),
 )
 
@@ -109,6 +114,7 @@ def _collect(
     constraint: str | None,
     bias_bound: str | None,
     bounds: Literal["theorem", "clip", "auto"] | None,
+    clip_groups: Literal["flat", "layers", "blocks"] | None,
     freeze: tuple[str, ...],
     bindings: tuple[str, ...],
     shapes: tuple[str, ...],
@@ -123,6 +129,7 @@ def _collect(
         constraint=None if constraint is None else parse_constraint(constraint),
         bias_bound=None if bias_bound is None else parse_number(bias_bound, "--bias-bound"),
         bounds=bounds,
+        clip_groups=clip_groups,
         freeze=freeze,
         bindings=_bindings(bindings),
         input_shape=_shapes(shapes),

@@ -33,7 +33,8 @@ class ModelOptions:
 
     input_shape: shapes of one example by the name of the input; the empty name stands for the only input. They fix
     sizes that an ONNX file leaves open, and are the examples that a torch module is traced with. mends: what `fix`
-    puts in the place of what is refused. bounds: their source, see `passes.clips`.
+    puts in the place of what is refused. bounds: their source; clip_groups: what one clip bounds; see
+    `passes.clips`.
     """
 
     input_norm: Scalar | None = None
@@ -46,6 +47,7 @@ class ModelOptions:
     input_shape: Mapping[str, Shape] = field(default_factory=dict)
     mends: Mends | None = field(default=None, compare=False)
     bounds: Literal["theorem", "clip", "auto"] | None = None
+    clip_groups: Literal["flat", "layers", "blocks"] | None = None
 
 
 Setting = str | Fraction | Mapping[str, str | Fraction]
@@ -83,14 +85,15 @@ def model_options(
     bias_bound: float | Fraction | None = None,
     freeze: Sequence[str] = (),
     bounds: Literal["theorem", "clip", "auto"] | None = None,
+    clip_groups: Literal["flat", "layers", "blocks"] | None = None,
     batch_norm: BatchNorm | None = None,
 ) -> ModelOptions:
     """Return the options of the command line, from values of Python.
 
     Args:
         input_norm: bound of the norm of one example, clipped to; read as the decimal that Python prints.
-        loss, constraint, bias_bound, freeze, bounds: as on the command line: "cross_entropy:temperature=10",
-            "keep", "auto".
+        loss, constraint, bias_bound, freeze, bounds, clip_groups: as on the command line:
+            "cross_entropy:temperature=10", "keep", "auto", "layers".
         batch_norm: what takes the place of batch normalisation in training mode: "group_norm", "center" or "fold";
             None: it is refused, as it mixes examples.
 
@@ -103,6 +106,7 @@ def model_options(
         bias_bound=None if bias_bound is None else parse_number(str(bias_bound), "bias_bound"),
         freeze=tuple(freeze),
         bounds=bounds,
+        clip_groups=clip_groups,
         mends=None if batch_norm is None else Mends(batch_norm),
     )
 

@@ -7,7 +7,7 @@ So the parameters of a clipped layer need no constraint, and the rest of the net
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import Literal
@@ -20,42 +20,48 @@ from lipcompile.passes.bounds import derive
 from lipcompile.passes.loops import loops
 from lipcompile.passes.open_numbers import open_numbers
 from lipcompile.passes.requirements import examine, proves
+from lipcompile.passes.rolling import stretches
 
 Source = Literal["theorem", "clip", "auto"]
 SOURCES: tuple[Source, ...] = ("theorem", "clip", "auto")
+# What one clip bounds: all parameters, those of a layer, or those between two values that every path passes.
+Groups = Literal["flat", "layers", "blocks"]
+GROUPS: tuple[Groups, ...] = ("flat", "layers", "blocks")
 
 # Times L·max(1, X_0): see docs/clipping.md, "The choice of auto".
 LARGEST_THEOREM = 4
 
 
-def with_source(graph: Graph, source: Source) -> tuple[Graph, tuple[Diagnostic, ...]]:
+def with_source(graph: Graph, source: Source, groups: Groups = "flat") -> tuple[Graph, tuple[Diagnostic, ...]]:
     """Return the graph whose bounds have this source, and notes of what `auto` chose, and why.
+
+    groups: of the parameters that are clipped.
 
     Where no theorem is left, an input without a norm is taken as it comes.
 
     Formal guarantees: the choice depends on the graph alone, not on data or weights.
     """
-    graph, notes = _with_source(graph, source)
+    graph, notes = _with_source(graph, source, groups)
     if graph.input.norm is None and not graph.input.tokens and not proves(graph):
         graph = replace(graph, input=replace(graph.input, trusted=True))
     return graph, notes
 
 
-def _with_source(graph: Graph, source: Source) -> tuple[Graph, tuple[Diagnostic, ...]]:
+def _with_source(graph: Graph, source: Source, groups: Groups) -> tuple[Graph, tuple[Diagnostic, ...]]:
     if source == "theorem" or not _unclipped(graph):
         return graph, ()
     if source == "clip":
-        return clipped(graph)
+        return clipped(graph, groups)
     reason = _against_theorems(graph)
     if reason is None:
         message = f"bounds by theorem: the whole is at most {LARGEST_THEOREM}·L·max(1, X_0)"
         return graph, (_chosen(message, "--bounds clip clips instead"),)
-    graph, notes = clipped(graph)
+    graph, notes = clipped(graph, groups)
     return graph, (*notes, _chosen(f"bounds by clip: {reason}", "--bounds theorem proves them instead"))
 
 
-def clipped(graph: Graph) -> tuple[Graph, tuple[Diagnostic, ...]]:
-    """Return the graph in which one clip bounds all parameters that are trained and have no clip of their own.
+def clipped(graph: Graph, groups: Groups) -> tuple[Graph, tuple[Diagnostic, ...]]:
+    """Return the graph in which clips bound all parameters that are trained and have no clip of their own.
 
     Nothing constrains them from there on.
     """
@@ -63,12 +69,25 @@ def clipped(graph: Graph) -> tuple[Graph, tuple[Diagnostic, ...]]:
         message = "a repetition whose count is open cannot be clipped"
         return graph, (Diagnostic("LIP316", message, "give the count: --set name=12"),)
     names = _unclipped(graph)
-    own = {name for group in graph.clips for name in group.parameters}
-    group = ClipGroup("all" if not own else "others", names, LENGTH, REGULARISER)
+    made = (ClipGroup(name, own, LENGTH, REGULARISER) for name, own in _groups(graph, names, groups))
     parameters = {
         name: replace(p, constraint=FREE) if name in names else p for name, p in graph.parameters.items()
     }
-    return replace(graph, parameters=parameters, clips=(*graph.clips, group)), ()
+    return replace(graph, parameters=parameters, clips=(*graph.clips, *made)), ()
+
+
+def _groups(graph: Graph, names: Sequence[str], groups: Groups) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield the name and parameters of each group, a partition of `names`; a shared one is where it is first."""
+    if groups == "flat":
+        yield "others" if graph.clips else "all", tuple(names)
+        return
+    left = dict.fromkeys(names)
+    for stretch in stretches(graph) if groups == "blocks" else ((node,) for node in graph.nodes):
+        own = {name: node.name for node in stretch for name in node.parameters.values() if name in left}
+        for name in own:
+            del left[name]
+        if own:
+            yield next(iter(own.values())), tuple(own)
 
 
 def _unclipped(graph: Graph) -> tuple[str, ...]:

@@ -73,7 +73,7 @@ def _head(graph: Graph, found: Features, nodes: tuple[Node, ...]) -> Graph:
     used = {name for node in nodes for name in node.parameters.values()}
     parameters = {name: p for name, p in graph.parameters.items() if name in used}
     source = Input(found.name, found.shape, found.norm)
-    return Graph(graph.name, source, nodes, parameters, graph.output, graph.loss)
+    return Graph(graph.name, source, nodes, parameters, graph.output, graph.loss, clips=graph.clips)
 
 
 def _as_tight(graph: Graph, head: Graph, whole: Bounds[Interval]) -> bool:

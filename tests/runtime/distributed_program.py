@@ -13,11 +13,11 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from runpy import run_path
-from typing import Any
+from typing import Any, ClassVar
 from unittest.mock import patch
 
 import torch
-from lipcompile_torch import PrivacyEngine
+from lipcompile_torch import ClipGroup, PrivacyEngine
 from lipcompile_torch.factorisation import planned_strategy
 from lipcompile_torch.runtime.checkpoint import read_checkpoint, restore, save_checkpoint
 from lipcompile_torch.runtime.distributed import Processes
@@ -41,12 +41,12 @@ KINDS = ("ours", "ddp", "fsdp")
 # --- scenarios ---
 
 
-def summed(kind: str) -> Any:
+def summed(kind: str, net: Any = Net) -> Any:
     """Hardly any noise: what is released is the sum over the batch.
 
     Without slack, as shards are: they are certified in full at every step.
     """
-    training = Training(kind, noise_multiplier=1e-9, seed=7, max_physical_batch=1, slack=0.0)
+    training = Training(kind, net=net, noise_multiplier=1e-9, seed=7, max_physical_batch=1, slack=0.0)
     training.train()
     return training.result()
 
@@ -78,6 +78,20 @@ def following(kind: str) -> Any:
     training = Training(kind, net=Following, noise_multiplier=1e-9, seed=7, slack=0.0)
     training.train()
     return training.result()
+
+
+class Clipped(Net):  # type: ignore[misc, valid-type]
+    """Bounds by clip: the inner layer's length keeps most gradients as they are, the outer's none."""
+
+    clips: ClassVar = [
+        ClipGroup("inner", ("inner.weight", "inner.bias"), 0.4),
+        ClipGroup("outer", ("outer.weight",), 0.1, 0.01),
+    ]
+    bounds: ClassVar = {"inner.weight": 0.4, "inner.bias": 0.4, "outer.weight": 0.1}
+
+
+def clipped_in_the_backward_pass(kind: str) -> Any:
+    return summed(kind, net=Clipped)
 
 
 def clipped_one_by_one() -> dict[str, Any]:
@@ -327,11 +341,12 @@ def scenarios(folder: Path) -> dict[str, Callable[[], Any]]:
         **{f"learned {kind}": partial(learned, kind, folder) for kind in ("ours", "fsdp")},
         **{f"correlated {kind}": partial(correlated, kind) for kind in ("ours", "fsdp")},
         **{f"fault mean {kind}": partial(a_mean_for_a_sum, kind) for kind in ("ours", "fsdp")},
+        **{f"clipped {kind}": partial(clipped_in_the_backward_pass, kind) for kind in KINDS},
         "evaluated": evaluated_between,
         "following": partial(following, "fsdp"),
         "unseeded": partial(noisy, "fsdp", seed=None),
         "secure": partial(noisy, "fsdp", seed=None, secure=True),
-        "clipped": clipped_one_by_one,
+        "one by one": clipped_one_by_one,
         "scaled": one_rank_scales_its_loss,
         **{f"penalty {kind}": partial(a_penalty_on_all_ranks, kind) for kind in ("ours", "ddp", "fsdp")},
         "written": a_gradient_written_on_all_ranks,

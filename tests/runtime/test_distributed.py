@@ -26,6 +26,8 @@ from lipcompile_torch.runtime.reduction import owners
 from lipcompile_torch.runtime.sampler import PrivateLoader
 from torch.optim import Adam
 
+from tests.runtime.clip_nets import expected
+
 PROGRAM = Path(__file__).with_name("distributed_program.py")
 HERE = run_path(str(PROGRAM))
 Training, BATCH, SIZE, KINDS = HERE["Training"], HERE["BATCH"], HERE["SIZE"], HERE["KINDS"]
@@ -48,6 +50,10 @@ class Run:
         complaints = [process.communicate(timeout=600)[1].decode() for process in self._ranks]
         assert [process.returncode for process in self._ranks] == [0] * self.size, complaints
         self._results = [torch.load(self.folder / f"{rank}.pt", weights_only=False) for rank in range(self.size)]
+
+    def errors(self, scenario: str) -> list[Any]:
+        """Return what each process ended a scenario with that must fail."""
+        return [results[scenario] for results in self._results]
 
     def __getitem__(self, scenario: str) -> list[Any]:
         found = [results[scenario] for results in self._results if scenario in results]
@@ -108,8 +114,38 @@ def test_a_mean_in_place_of_the_sum_would_show(run: Run, alone: Any, kind: str) 
 
 def test_gradients_clipped_one_by_one_are_summed_alike(run: Run) -> None:
     expected = HERE["clipped_one_by_one"]()
-    for found in run["clipped"]:
+    for found in run["one by one"]:
         assert_same_training(found, expected)
+
+
+@pytest.fixture(scope="module")
+def clipped_alone() -> tuple[Any, list[dict[str, torch.Tensor]]]:
+    """Training with bounds by clip in this process, and the sums of gradients clipped by hand at each step."""
+    training, sums = HERE["Training"](net=HERE["Clipped"], noise_multiplier=1e-9, seed=7, slack=0.0), []
+    for x, y in training.loader:
+        zero = {name: torch.zeros_like(p) for name, p in training.inner.named_parameters()}
+        sums.append(expected(training.inner, x, y) if len(x) else zero)
+        training.backward(x, y)
+        training.optimizer.step()
+    return training.result(), sums
+
+
+@pytest.mark.parametrize("kind", ["ours", "ddp"])
+def test_clips_in_the_backward_pass_are_those_of_examples_whoever_has_them(
+    run: Run, clipped_alone: Any, kind: str
+) -> None:
+    alone, sums = clipped_alone
+    assert max(float(one["outer.weight"].norm()) for one in sums) > 0.05
+    for step, by_hand in zip(alone["seen"], sums, strict=True):
+        for gradient, wanted in zip(step, by_hand.values(), strict=True):
+            torch.testing.assert_close(gradient.double(), wanted.double(), atol=1e-6, rtol=1e-5)
+    for found in run[f"clipped {kind}"]:
+        assert_same_training(found, alone)
+
+
+def test_clips_of_shards_are_refused_on_every_rank(run: Run) -> None:
+    for error in run.errors("clipped fsdp"):
+        assert "replicate the module" in str(error)
 
 
 def test_shares_are_a_partition_in_equally_many_pieces() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from lipcompile_torch import PrivacyEngine
+from lipcompile_torch import ClipGroup, PrivacyEngine
 from lipcompile_torch.runtime.checks import PrivacyError
 from lipcompile_torch.runtime.engine import SeededWarning
 from lipcompile_torch.runtime.ledger import LedgerError, read_ledger
@@ -110,6 +110,36 @@ def test_it_is_the_training_of_the_plain_loop(kind: Any, how: Any, tmp_path: Pat
             optimizer.step()
     for name, value in weights(net).items():
         assert torch.equal(value, weights(model.net)[name])
+
+
+@pytest.mark.filterwarnings("ignore:the rounding of sums")  # in bfloat16 it takes more noise
+@pytest.mark.parametrize("kind", [Lit, ByHand])
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true"])
+def test_bounds_by_clip_train_in_any_precision(kind: Any, precision: Any, tmp_path: Path) -> None:
+    """Hardly any noise: a gradient is Σ of at most b + 8·√b + 16 examples of length C = 0.1, over b."""
+    model, lengths = kind(), []
+
+    class Clipped(Net):  # type: ignore[misc, valid-type]
+        clips = (ClipGroup("all", tuple(Net.bounds), 0.1),)
+        bounds = dict.fromkeys(Net.bounds, 0.1)
+
+    model.net = Clipped()
+
+    def configure_optimizers() -> Any:
+        optimizer = SGD(model.parameters(), lr=0.1)
+        optimizer.register_step_pre_hook(lambda *_: lengths.append(length(model.net)))
+        return optimizer
+
+    model.configure_optimizers = configure_optimizers
+    callback = private(target_epsilon=1e6)
+    trainer(callback, tmp_path, epochs=1, precision=precision).fit(model, make_loader(200, 20))
+    most, noise = (20 + 8 * 20**0.5 + 16) / 20 * 0.1, callback.optimizer.noise_multiplier * 0.1
+    assert len(lengths) == 10
+    assert 0.05 < max(lengths) < most + 12 * noise
+
+
+def length(net: Any) -> float:
+    return float(torch.cat([p.grad.flatten().double() for p in net.parameters()]).norm())
 
 
 def test_schedulers_and_loaders_of_the_module_work_as_ever(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from lipcompile_torch.runtime.robustness import (
 )
 from torch import Tensor
 
+from lipcompile.frontends.options import ModelOptions
 from lipcompile.pipeline import check
 from lipcompile.programs import instantiate
 from tests.runtime.private_net import Net
@@ -38,11 +39,11 @@ from tests.test_emit import NETWORKS
 CROSS_ENTROPY = "loss cross_entropy"
 
 
-def emitted(folder: Path, body: str) -> Any:
+def emitted(folder: Path, body: str, bounds: Any = None) -> Any:
     """Compile a network and return its module, in float64."""
     path = folder / "net.lip"
     path.write_text("model net {\n" + body.replace("; ", "\n") + "\n}\n")
-    derivation = check(str(path))
+    derivation = check(str(path), ModelOptions(bounds=bounds))
     assert derivation.ok, derivation.diagnostics
     torch.manual_seed(0)
     return instantiate(folder / "net.py", emit(derivation)).double()
@@ -205,10 +206,10 @@ TRAINED = {
 }
 
 
-def trained(folder: Path, name: str, seed: int) -> tuple[Any, Tensor, Tensor]:
+def trained(folder: Path, name: str, seed: int, bounds: Any = None) -> tuple[Any, Tensor, Tensor]:
     """A module after some steps of ordinary training on blobs, in float32, with the blobs."""
     torch.manual_seed(seed)
-    module = emitted(folder, TRAINED[name]).float()
+    module = emitted(folder, TRAINED[name], bounds).float()
     classes = 2 if name == "one logit" else module(torch.zeros(1, *module.input_shape)).shape[1]
     y = torch.randint(0, classes, (64,))
     x = torch.randn(classes, *module.input_shape)[y] + 0.5 * torch.randn(64, *module.input_shape)
@@ -221,6 +222,24 @@ def trained(folder: Path, name: str, seed: int) -> tuple[Any, Tensor, Tensor]:
         optimizer.step()
         module.project_()
     return module, x, y
+
+
+@pytest.mark.parametrize("name", ["vector", "residual", "one logit"])
+def test_radii_of_clipped_modules_are_those_of_their_weights_as_they_are(tmp_path: Path, name: str) -> None:
+    """Nothing constrains these weights: steps of Adam take their norms beyond 1, and radii follow."""
+    module, x, y = trained(tmp_path, name, 0, bounds="clip")
+    assert module.clips
+    norms = module.certified_norms()
+    weights = {key: p.detach() for key, p in module.named_parameters() if p.dim() == 2}
+    assert max(float(torch.linalg.matrix_norm(weight, 2)) for weight in weights.values()) > 1.5
+    for key, weight in weights.items():
+        assert norms[key] >= float(torch.linalg.matrix_norm(weight.double(), 2))
+    radii = certified_radii(module, x, y)
+    assert (radii > 0).float().mean() > 0.5
+    nearest = attack(module, x, y, radii, AttackConfig(steps=40, restarts=4, seed=0))
+    assert bool((nearest[radii > 0] == math.inf).all())
+    far = attack(module, x, y, 20 * radii, AttackConfig(steps=40, restarts=4, seed=0))
+    assert bool((far < math.inf).any())
 
 
 @pytest.mark.parametrize("name", TRAINED)

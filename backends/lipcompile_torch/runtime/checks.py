@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,9 @@ from .precision import rounding_slack
 from .sampler import LogicalBatch
 from .sharding import hooked, local
 
+Source = Literal["theorem", "clip", "auto"]
+"""Where bounds of gradients come from, as `--bounds` has it."""
+
 
 class PrivacyError(RuntimeError):
     """A step that would not be the mechanism that is accounted. Nothing was released, no parameter changed."""
@@ -30,18 +34,39 @@ def trainable(module: nn.Module) -> dict[str, nn.Parameter]:
     return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
 
 
-def check_module(module: object) -> None:
-    """Refuse what has no proved gradient bounds, and what is trained without one."""
+def check_module(module: object, source: Source = "auto") -> None:
+    """Refuse what has no gradient bounds, or bounds of another source, and what is trained without one.
+
+    Args:
+        module: anything.
+        source: "theorem" or "clip" of all bounds; "auto" takes the bounds that the module was compiled with.
+    """
     if not isinstance(module, LipschitzModule):
         raise PrivacyError(
-            f"{type(module).__name__} has no proved gradient bounds: compile the network first (lipcompile "
-            "compile) and pass the module itself, not a wrapper (DataParallel; for torch.compile there is "
+            f"{type(module).__name__} has no proved gradient bounds: compile the network first, with "
+            f'lipcompile.private(module, example, loss="cross_entropy", bounds="{source}") or lipcompile compile, '
+            "and pass the module itself, not a wrapper (DataParallel; for torch.compile there is "
             "module.compile(), which wraps nothing)"
         )
+    _check_source(module, source)
     check_hooks(module)
     if not trainable(module):
         raise PrivacyError("the module has no trainable parameters: there is nothing to train privately")
     check_bounds(trainable(module), module.gradient_bounds())
+
+
+def _check_source(module: LipschitzModule, source: Source) -> None:
+    if source not in get_args(Source):
+        raise PrivacyError(f"unknown source of bounds {source!r}: use one of {', '.join(get_args(Source))}")
+    trained, clipped = trainable(module).keys(), module.clipped_parameters
+    others = {"theorem": trained & clipped, "clip": trained - clipped, "auto": set()}[source]
+    if others:
+        found = "clip" if source == "theorem" else "theorem"
+        raise PrivacyError(
+            f"bounds by {source} were asked for, and {', '.join(sorted(others))} are bounded by {found}. Bounds "
+            f'are chosen when a module is compiled: lipcompile.private(…, bounds="{source}"), or lipcompile '
+            f"compile --bounds {source}; leave bounds out of make_private to take them as they are"
+        )
 
 
 def check_hooks(module: nn.Module) -> None:

@@ -25,7 +25,7 @@ from ..accounting import (
 from ..factorisation import Strategy
 from . import checks
 from .certificate import check_certificate
-from .checks import PrivacyError
+from .checks import PrivacyError, Source
 from .clipped import ClippedGradients, PerExampleLoss
 from .correlation import Correlation, check_participation, chosen_strategy, sampling_for
 from .distributed import check_same, current_world
@@ -118,6 +118,7 @@ class PrivacyEngine:
         data_loader: DataLoader[Any],
         noise_multiplier: float,
         max_steps: int | None = None,
+        bounds: Source = "auto",
         **how: Unpack[How],
     ) -> tuple[Module, PrivateOptimizer, PrivateLoader]:
         """Return the module and a private optimizer and loader to train it with.
@@ -125,11 +126,13 @@ class PrivacyEngine:
         The module is the same object, with its normaliser set to b and its weights projected.
 
         Args:
-            module: an emitted module.
+            module: an emitted module, such as `lipcompile.private` makes of an `nn.Module`.
             optimizer: any optimizer of one gradient a step, over the module's parameters.
             data_loader: its batch size is the EXPECTED batch size b; its order is replaced by the sampling.
             noise_multiplier: σ > 0, noise standard deviation over the per-example bound of the whole gradient.
             max_steps: refuse further steps with `BudgetError`; correlated noise is planned for so many.
+            bounds: refuse a module with a gradient bound of another source, which is chosen when it is compiled:
+                "theorem" or "clip"; "auto" takes any.
             how: noise and sampling, see `How`.
 
         Raises:
@@ -139,7 +142,7 @@ class PrivacyEngine:
             BudgetError: σ is no noise multiplier, or this accountant cannot count such steps.
             LedgerError: the ledger is damaged, in use, or belongs to other data.
         """
-        how = _correlated(_lipschitz(without_ddp(module, self.world), optimizer), how)
+        how = _correlated(_lipschitz(without_ddp(module, self.world), optimizer, bounds), how)
         clip = how.get("loss_clip")
 
         def gradients(normaliser: float, pieces: int) -> Gradients:
@@ -257,6 +260,7 @@ class PrivacyEngine:
         target_epsilon: float,
         target_delta: float,
         epochs: int,
+        bounds: Source = "auto",
         **how: Unpack[How],
     ) -> tuple[Module, PrivateOptimizer, PrivateLoader]:
         """As `make_private`, with σ calibrated so that `epochs` epochs cost at most (ε, δ).
@@ -268,7 +272,7 @@ class PrivacyEngine:
         Raises:
             BudgetError: a budget that cannot be met; see also `make_private`.
         """
-        how = _correlated(_lipschitz(without_ddp(module, self.world), optimizer), how)
+        how = _correlated(_lipschitz(without_ddp(module, self.world), optimizer, bounds), how)
         steps = epochs * drawing_of(data_loader).steps_per_epoch
         strategy, _ = self._prepare(data_loader, steps, how)
         chosen = how if strategy is None else how | {"correlation": strategy}
@@ -409,8 +413,8 @@ def _normals(how: How) -> Normals | None:
     return SecureNormals()
 
 
-def _lipschitz(module: object, optimizer: Optimizer) -> LipschitzModule:
-    checks.check_module(module)
+def _lipschitz(module: object, optimizer: Optimizer, bounds: Source) -> LipschitzModule:
+    checks.check_module(module, bounds)
     assert isinstance(module, LipschitzModule)
     check_certificate(module)
     checks.check_optimizer(optimizer, module)

@@ -140,7 +140,7 @@ class Entrances:
     def clip(
         self, groups: Iterable[ClipGroup], parameters: Mapping[str, nn.Parameter], normaliser: Callable[[], float]
     ) -> None:
-        """Clip the gradients of groups from now on.
+        """Clip the gradients of these groups from now on, and of no others.
 
         Args:
             groups: with names of trainable parameters.
@@ -151,6 +151,8 @@ class Entrances:
             ValueError: a parameter of a group is sharded: its layer has but a part of it.
         """
         self.normaliser = normaliser
+        self._groups.clear()
+        self._aliases.clear()  # of the groups before
         for clips in groups:
             own = tuple(parameters[name] for name in clips.parameters)
             if any(map(is_shard, own)):
@@ -158,9 +160,8 @@ class Entrances:
                     f"parameters of the clip group {clips.name!r} are sharded, and the norm of an example's "
                     "gradient needs whole ones: replicate the module (DistributedDataParallel), do not shard it"
                 )
-            if all(id(parameter) not in self._groups for parameter in own):
-                group = _Group(clips, own)
-                self._groups.update((id(parameter), group) for parameter in own)
+            group = _Group(clips, own)
+            self._groups.update((id(parameter), group) for parameter in own)
 
     def __deepcopy__(self, memo: Any) -> Entrances:
         return Entrances()

@@ -20,6 +20,7 @@ CORRELATIONS: Mapping[str, tuple[str, bool]] = {"correlated": ("bands", True), "
 OPTIMIZERS: Mapping[str, tuple[str, ...]] = {"sgd": ("lr", "momentum"), "adam": ("lr",)}
 SCHEDULES = ("constant", "cosine")
 SOURCES = ("theorem", "clip", "auto")
+CLIP_GROUPS = ("flat", "layers", "blocks")
 
 
 def training_plan(lines: Sequence[ast.TrainLine]) -> tuple[TrainingPlan | None, tuple[Diagnostic, ...]]:
@@ -95,7 +96,13 @@ def _schedule(line: ast.TrainLine) -> Iterator[tuple[str, Setting]]:
 
 
 def _bounds(line: ast.TrainLine) -> Iterator[tuple[str, Setting]]:
-    yield "bounds", _word(line, SOURCES)
+    """Read the source of bounds, and what one clip bounds: `bounds clip, groups=layers`."""
+    first, *more = line.values
+    yield "bounds", _word(replace(line, values=(first,)), SOURCES)
+    for argument in more:
+        if argument.name is None or argument.name.text != "groups":
+            raise Problem("LIP404", "`bounds` takes a source and groups", argument.value.at, "write groups=layers")
+        yield "clip_groups", _word(replace(line, key=argument.name, values=(argument,)), CLIP_GROUPS)
 
 
 def _budget(line: ast.TrainLine) -> Iterator[tuple[str, Setting]]:
