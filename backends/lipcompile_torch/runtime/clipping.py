@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from .example_gradients import Clip, ExampleGradients
+from .precision import single_is_kept
 from .sums import sum_of_products
 
 _INWARD = 1 - 2.0**-51
@@ -150,9 +151,11 @@ class Summed:
 class Outer:
     """The use of a matrix by vectors: P_i = g_i·x_iᵀ, whose norm is ‖g_i‖·‖x_i‖.
 
-    Formal guarantees: where all ‖x_i‖ are at most 2⁴⁰, g_i is scaled by s_i, and each entry rounded to float32
-    twice: by 2⁻²³ of it, or by 2⁻¹⁴⁹. Elsewhere both vectors are scaled, to ‖s_i·P_i‖ and to 1, so that no product
-    overflows. :data:`_ROUNDED` pays for that, as C/b is at least :data:`_LEAST`.
+    Formal guarantees: g_i is scaled by s_i where ‖x_i‖ is between 2⁻⁴⁰ and 2⁴⁰. Elsewhere g_i is scaled by
+    s_i·‖x_i‖ and x_i to 1, so that no entry overflows; which of the two depends on the example alone. Scaled vectors
+    are computed in float64. Each entry is rounded to float32, by 2⁻²⁴ of it or by 2⁻¹⁵⁰, and products of entries are
+    rounded again. :data:`_ROUNDED` pays for that, as C/b is at least :data:`_LEAST`. :data:`_COARSE` pays for devices
+    that round operands of float32 to TF32 or bfloat16.
 
     Args:
         read: x, [B, d].
@@ -169,20 +172,21 @@ class Outer:
 
     def squares(self) -> Tensor:
         """Return ‖P_i‖², [B]."""
-        return _squares(self.read) * _squares(self.made)
+        return (_lengths(self.read) * _lengths(self.made)).square()
 
     def total(self, factors: Tensor) -> Tensor:
         """Return Σ factor_i·P_i, flat."""
         dtype = torch.promote_types(torch.promote_types(self.read.dtype, self.made.dtype), torch.float32)
-        length = torch.linalg.vector_norm(self.read, dim=1, dtype=torch.float64)
-        used = factors > 0
-        if bool((used & (length <= _SHORT)).all()):
-            scaled = self.made.to(dtype) * (factors * _ROUNDED).to(dtype)[:, None]
-            return sum_of_products(scaled, self.read).double().flatten()
-        used &= length > 0
-        inverse = torch.where(used, 1 / length, 0.0)
-        both = (self.made, factors * length * _ROUNDED), (self.read, inverse)
-        made, read = (torch.where(used[:, None], one * scale[:, None], 0.0).to(dtype) for one, scale in both)
+        length = _lengths(self.read)
+        is_plain = (length >= 1 / _LONG) & (length <= _LONG)
+        unit = torch.where(is_plain, 1.0, length)
+        room = _ROUNDED if dtype == torch.float64 or single_is_kept(self.read.device) else _COARSE
+        scale = factors * unit * room
+        used = scale >= _VANISHED
+        made = torch.where(used[:, None], self.made.double() * scale[:, None], 0.0).to(dtype)
+        read = self.read
+        if not bool((used & is_plain).all()):
+            read = torch.where(used[:, None], read.double() / unit[:, None], 0.0).to(dtype)
         return sum_of_products(made, read).double().flatten()
 
     def rows(self, some: slice) -> Tensor:
@@ -191,11 +195,17 @@ class Outer:
 
 
 _ROUNDED = 1 - 2.0**-21
-"""Covers the rounding of factors and of scaled vectors to float32, four times by 2⁻²⁴ of an entry."""
+"""Covers the rounding of scaled vectors and of their products to float32, three times by 2⁻²⁴ of an entry."""
 
-_SHORT = 2.0**40
+_COARSE = 1 - 2.0**-7
+"""Covers the rounding of both operands to bfloat16, by 2⁻⁹ of an entry each, or to TF32."""
+
+_VANISHED = 2.0**-1000
+"""What is scaled by less adds nothing: a subnormal scale would not be exact to 2⁻²¹."""
+
+_LONG = 2.0**40
 _LEAST = 2.0**-60
-"""Least C/b: a subnormal entry of a scaled vector is off by 2⁻¹⁴⁹, which times √n·2⁴⁰ is far below C/b·2⁻²²."""
+"""Least C/b: a subnormal entry of a scaled vector is off by 2⁻¹⁵⁰, which times √n·2⁴⁰ is far below C/b·2⁻²²."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,10 +368,18 @@ def _joined(uses: Sequence[Use], entries: int) -> Use | None:
     return Several(tuple(uses), entries)
 
 
-def _squares(x: Tensor) -> Tensor:
-    """Return ‖x_i‖², [B] in float64, of [B, n]."""
-    norms: Tensor = torch.linalg.vector_norm(x, dim=1, dtype=torch.float64)
-    return norms.square()
+def _lengths(x: Tensor) -> Tensor:
+    """Return ‖x_i‖, [B] in float64, of [B, n]; squares neither overflow nor vanish.
+
+    Of vectors of float64 below 2⁻⁹⁶⁰ that are not 0 it is more than the length.
+    """
+    if x.dtype != torch.float64:
+        norms: Tensor = torch.linalg.vector_norm(x, dim=1, dtype=torch.float64)
+        return norms
+    largest = x.abs().amax(1, keepdim=True) if x.shape[1] else x.new_zeros(len(x), 1)
+    unit = torch.where(largest > 0, largest.clamp(min=2.0**-960), 1.0)
+    norms = torch.linalg.vector_norm(x / unit, dim=1, keepdim=True).clamp(min=1.0) * unit
+    return torch.where(largest == 0, 0.0, norms)[:, 0]
 
 
 def _without(rows: Tensor, factors: Tensor) -> Tensor:
