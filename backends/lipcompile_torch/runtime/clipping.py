@@ -152,10 +152,10 @@ class Outer:
     """The use of a matrix by vectors: P_i = g_i·x_iᵀ, whose norm is ‖g_i‖·‖x_i‖.
 
     Formal guarantees: g_i is scaled by s_i where ‖x_i‖ is between 2⁻⁴⁰ and 2⁴⁰. Elsewhere g_i is scaled by
-    s_i·‖x_i‖ and x_i to 1, so that no entry overflows; which of the two depends on the example alone. Scaled vectors
-    are computed in float64. Each entry is rounded to float32, by 2⁻²⁴ of it or by 2⁻¹⁵⁰, and products of entries are
-    rounded again. :data:`_ROUNDED` pays for that, as C/b is at least :data:`_LEAST`. :data:`_COARSE` pays for devices
-    that round operands of float32 to TF32 or bfloat16.
+    s_i·‖x_i‖ and x_i to 1, so that no entry overflows; which of the two depends on the example alone. Scaled
+    vectors are computed in float64. Each entry is rounded to float32, by 2⁻²⁴ of it or by 2⁻¹⁵⁰, and products of
+    entries are rounded again. :data:`_ROUNDED` pays for that, as C/b is at least :data:`_LEAST`. :data:`_COARSE`
+    pays for devices that round operands of float32 to TF32 or bfloat16.
 
     Args:
         read: x, [B, d].
