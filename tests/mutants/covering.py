@@ -42,6 +42,9 @@ CERTIFICATES = {
     f"{RUNTIME}/noise.py": _runtime("rounding_noise", "noise"),
     f"{RUNTIME}/normals.py": _runtime("rounding_noise", "normals"),
     f"{RUNTIME}/clipped.py": _runtime("clipped"),
+    f"{RUNTIME}/clipping.py": _runtime("rounding_clips", "clipping"),
+    f"{RUNTIME}/example_gradients.py": _runtime("example_gradients"),
+    f"{RUNTIME}/native_gradients.py": _runtime("example_gradients"),
     f"{RUNTIME}/membership.py": _runtime("certificate", "checkpoint"),
     "lipcompile/norms.py": ("tests/test_certified_rounding.py", "tests/test_certified_norms.py"),
     "lipcompile/numbers/certified.py": (
@@ -74,6 +77,7 @@ OTHERS = {
 }
 # Native code.
 KERNELS = {
+    f"{RUNTIME}/kernels/example_gradients.c": _runtime("example_gradients"),
     f"{RUNTIME}/kernels/gram.c": _runtime("rounding_kernels", "drift", "native"),
     f"{RUNTIME}/kernels/spectra.c": _runtime("rounding_kernels", "spectra"),
     f"{RUNTIME}/kernels/sums.c": _runtime("rounding_kernels", "native", "functional"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,57 @@ def test_batches_may_be_empty_and_arrive_in_pieces(tmp_path: Path) -> None:
     for part in (slice(0, 0), slice(0, 2), slice(2, B)):
         module.criterion(module(x[part]), y[part]).backward()
     assert all(torch.allclose(p.grad, at_once[n], rtol=1e-4, atol=1e-6) for n, p in module.named_parameters())
+
+
+def test_what_flows_back_again_counts_once(tmp_path: Path) -> None:
+    """After a backward pass that kept its graph, and zero_grad, uses are noted afresh."""
+    module = model(NETWORKS["shared"], tmp_path)
+    x, y = batch(module)
+    at_once = clipped(module, x, y)
+    module.zero_grad()
+    loss = module.criterion(module(x), y)
+    loss.backward(retain_graph=True)
+    module.zero_grad()
+    loss.backward()
+    assert all(torch.allclose(p.grad, at_once[n], rtol=1e-6, atol=1e-7) for n, p in module.named_parameters())
+
+
+def test_a_backward_pass_that_ends_early_leaves_no_uses_behind(tmp_path: Path) -> None:
+    """One that ends before the parameters, and is forgotten with the batch."""
+    module = model(NETWORKS["vectors"], tmp_path)
+    x, y = batch(module)
+    at_once = clipped(module, x, y)
+    module.zero_grad()
+    x.requires_grad_()
+    torch.autograd.grad(module.criterion(module(10 * x), y), x)
+    module.gate.reset()
+    module.criterion(module(x), y).backward()
+    assert all(torch.allclose(p.grad, at_once[n], rtol=1e-6, atol=1e-7) for n, p in module.named_parameters())
+
+
+SIZES = [0.0, -1.0, 1e-45, 1e-38, 1e-20, 1e19, 1e30, -3e38, math.inf, math.nan]
+
+
+@pytest.mark.parametrize("regulariser", [None, 1e-2])
+@pytest.mark.parametrize("name", ["vectors", "tokens", "images", "pointwise", "shared", "recurrent"])
+def test_no_operands_let_an_example_add_more_than_its_length(
+    name: str, regulariser: float | None, tmp_path: Path
+) -> None:
+    """Weights and inputs of all sizes: one example alone, and beside three others."""
+    module = model(NETWORKS[name].replace("tanh", "relu"), tmp_path)
+    type(module).clips = [ClipGroup("all", module.clips[0].parameters, 0.3, regulariser)]
+    initial = {n: p.detach().clone() for n, p in module.named_parameters()}
+    generator = torch.Generator().manual_seed(0)
+    for case, size in itertools.product(range(6), SIZES):
+        scales = 10.0 ** torch.randint(-1, 2, (len(initial),), generator=generator).mul(10 * case).double()
+        with torch.no_grad():
+            for (n, p), scale in zip(module.named_parameters(), scales.tolist(), strict=True):
+                p.copy_((initial[n].double() * scale).clamp(-3e38, 3e38))
+        x, y = batch(module, 4, 10.0 ** (5 * case - 15))
+        x[0].view(-1)[case % x[0].numel()] = size
+        alone, rest, all_ = (clipped(module, x[some], y[some]) for some in (slice(0, 1), slice(1, 4), slice(0, 4)))
+        assert whole(alone) <= 0.3 * (1 + 1e-6)
+        assert whole({n: all_[n].double() - rest[n].double() for n in rest}) <= 0.3 * (1 + 1e-5)
 
 
 def test_two_forward_passes_may_flow_back_at_once(tmp_path: Path) -> None:

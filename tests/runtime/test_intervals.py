@@ -51,6 +51,14 @@ def test_floats_stand_for_what_rounds_to_them(operation: Callable[[Any, Any], An
         assert contains(operation(Interval.exactly(y), float(x)), operation(Fraction(y), x))
 
 
+def test_roots_are_close_and_begin_at_zero() -> None:
+    """What rounding puts below 0 has the root 0; of 4 to 9 it is 2 to 3, and no more than two steps around."""
+    assert Interval(-1e-320, 4.0).sqrt().low == 0
+    root, step = Interval(4.0, 9.0).sqrt(), math.ulp(3.0)
+    assert 2 - 2 * step <= root.low <= 2
+    assert 3 <= root.high <= 3 + 2 * step
+
+
 SMALL = [0.0, 5e-324, 1e-310, 2.0**-1022, 1e-200, 1.0, 1e200, 1.7e308]
 
 

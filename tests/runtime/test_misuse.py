@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from lipcompile_torch import PrivacyEngine
+from lipcompile_torch import ClipGroup, PrivacyEngine
 from lipcompile_torch.runtime import layers
 from lipcompile_torch.runtime.checks import PrivacyError
 from lipcompile_torch.runtime.constraints import Fixed, Spectral
@@ -50,13 +50,29 @@ MISUSES: list[tuple[str, Callable[[Any, Any, Any], Any], str]] = [
     ("repeated", lambda m, x, y: m.criterion(m(torch.cat((x, x))), torch.cat((y, y))), "called twice"),
     ("detached", lambda m, x, y: m.criterion(m(x).detach().requires_grad_(), y), "before step"),
     ("infinite", lambda m, x, y: math.inf * m.criterion(m(x), y), FOREIGN),
+    ("hook", lambda m, x, y: m.criterion(_hooked(m(x), lambda g: 5 * g), y), FOREIGN),
+    ("hook that mixes", lambda m, x, y: m.criterion(_hooked(m(x), lambda g: g.flip(0)), y), FOREIGN),
+    ("mean of another pass", lambda m, x, y: m.criterion(m(x), y) + m(x).mean(0).square().sum(), "called twice"),
 ]
 
 
+def _hooked(output: Any, hook: Callable[[Any], Any]) -> Any:
+    output.register_hook(hook)
+    return output
+
+
+class Clipped(Net):  # type: ignore[misc,valid-type]
+    """The same with gradients that the backward pass clips, so that no bound rests on the loss."""
+
+    bounds: ClassVar = dict.fromkeys(Net.bounds, 1.0)
+    clips: ClassVar = [ClipGroup("all", tuple(Net.bounds), 1.0, 0.01)]
+
+
+@pytest.mark.parametrize("build", [Net, Clipped], ids=["proved", "clipped"])
 @pytest.mark.parametrize(("misuse", "said"), [(m, s) for _, m, s in MISUSES], ids=[n for n, _, _ in MISUSES])
-def test_gradients_that_are_not_the_analysed_ones_are_refused(misuse: Any, said: str) -> None:
+def test_gradients_that_are_not_the_analysed_ones_are_refused(misuse: Any, said: str, build: Any) -> None:
     engine = PrivacyEngine()
-    module, optimizer, loader = private(engine=engine)
+    module, optimizer, loader = private(engine=engine, module=build())
     module.inner.weight.data.mul_(0.1)  # so that the softmax is far from sure, and the cotangents are large
     for x, y in loader:
         misuse(module, x, y).backward()

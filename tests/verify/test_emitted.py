@@ -135,6 +135,30 @@ def test_every_op_and_loss() -> None:
     assert found.keys() >= {*spelling.NODES, *spelling.LAYERS}
 
 
+# Pools of 7 by 6, and what is written of the padding that divisors count: nothing if that is all of it.
+POOLS = {
+    "2": "",
+    "3, stride=2, padding=1": "",
+    "3, stride=2, padding=((0, 1), (1, 0))": "",
+    "3, stride=2, padding=1, count_include_pad=false": "((0, 0), (0, 0))",
+    "3, stride=2, padding=((0, 1), (0, 0)), count_include_pad=false": "((0, 0), (0, 0))",
+    "3, stride=2, padding=((1, 0), (0, 0)), count_include_pad=false": "((0, 0), (0, 0))",
+    "4, stride=3, ceil_mode=true": "((0, 0), (0, 0))",
+    "4, stride=2, padding=1, ceil_mode=true": "((1, 1), (1, 1))",
+    "1, stride=3, padding=0, ceil_mode=true": "",
+}
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_divisors_of_averages(pool: str, tmp_path: Path) -> None:
+    one = of_text(
+        tmp_path, f"input x: tensor[2, 7, 6], norm <= 1.0; avg_pool({pool}); flatten; dense(3); loss cross_entropy"
+    )
+    assert one.refusal() == ""
+    text = "".join(one.text.split())
+    assert text.count("counted=") == text.count(f",counted={POOLS[pool]}".replace(" ", "")) == bool(POOLS[pool])
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_random_graphs(seed: int) -> None:
     graph = random_graph(seed)

@@ -35,6 +35,7 @@ from torch import Tensor
 
 from .example_gradients import Clip, ExampleGradients
 from .example_norms import example_norms
+from .precision import single_is_kept
 from .sums import DEPTH, sum_of_each, sum_of_products
 
 _INWARD = 1 - 2.0**-51
@@ -155,11 +156,13 @@ class Summed:
 class Outer:
     """The use of a matrix by vectors: P_i = g_i·x_iᵀ, whose norm is ‖g_i‖·‖x_i‖.
 
-    Formal guarantees: a matrix of at most :data:`_SMALL` entries is added in float64. Of a larger one products are
-    rounded to float32 and added as :mod:`.sums` says, which is faster. There g_i is scaled by s_i where all ‖x_i‖
-    are at most 2⁴⁰, and each entry rounded to float32 twice: by 2⁻²³ of it, or by 2⁻¹⁴⁹. Elsewhere both vectors
-    are scaled, to ‖s_i·P_i‖ and to 1, so that no product overflows. :data:`_ROUNDED` pays for that, as C/b is at
-    least :data:`_LEAST`.
+    Formal guarantees: a matrix of at most :data:`_SMALL` entries is added in float64, if the vectors are in less.
+    Of another one products are rounded to float32 and added as :mod:`.sums` says, which is faster. There g_i is
+    scaled by s_i where ‖x_i‖ is between 2⁻⁴⁰ and 2⁴⁰. Elsewhere g_i is scaled by s_i·‖x_i‖ and x_i to 1, so that
+    no entry overflows; which of the two depends on the example alone. Scaled vectors are computed in float64. Each
+    entry is rounded to float32, by 2⁻²⁴ of it or by 2⁻¹⁵⁰, and products of entries are rounded again.
+    :data:`_ROUNDED` pays for that, as C/b is at least :data:`_LEAST`. :data:`_COARSE` pays for devices that round
+    operands of float32 to TF32 or bfloat16.
 
     Args:
         read: x, [B, d].
@@ -185,8 +188,9 @@ class Outer:
 
     def total(self, factors: Tensor) -> Tensor:
         """Return Σ factor_i·P_i, flat."""
-        large = self.made.shape[1] * self.read.shape[1] > _SMALL
-        return (self._by_runs(factors) if large else self._in_double(factors)).flatten()
+        small = self.made.shape[1] * self.read.shape[1] <= _SMALL
+        narrow = torch.float64 not in (self.made.dtype, self.read.dtype)
+        return (self._in_double(factors) if small and narrow else self._by_runs(factors)).flatten()
 
     def _in_double(self, factors: Tensor) -> Tensor:
         made, read = (_without(rows, factors).double() for rows in (self.made, self.read))
@@ -195,14 +199,15 @@ class Outer:
     def _by_runs(self, factors: Tensor) -> Tensor:
         dtype = torch.promote_types(torch.promote_types(self.read.dtype, self.made.dtype), torch.float32)
         length = self._length
-        used = factors > 0
-        if bool((used & (length <= _SHORT)).all()):
-            scaled = self.made.to(dtype) * (factors * _ROUNDED).to(dtype)[:, None]
-            return sum_of_products(scaled, self.read)
-        used &= length > 0
-        inverse = torch.where(used, 1 / length, 0.0)
-        both = (self.made, factors * length * _ROUNDED), (self.read, inverse)
-        made, read = (torch.where(used[:, None], one * scale[:, None], 0.0).to(dtype) for one, scale in both)
+        is_plain = (length >= 1 / _LONG) & (length <= _LONG)
+        unit = torch.where(is_plain, 1.0, length)
+        room = _ROUNDED if dtype == torch.float64 or single_is_kept(self.read.device) else _COARSE
+        scale = factors * unit * room
+        used = scale >= _VANISHED
+        made = torch.where(used[:, None], self.made.double() * scale[:, None], 0.0).to(dtype)
+        read = self.read
+        if not bool((used & is_plain).all()):
+            read = torch.where(used[:, None], read.double() / unit[:, None], 0.0).to(dtype)
         return sum_of_products(made, read)
 
     def rows(self, some: slice) -> Tensor:
@@ -213,11 +218,17 @@ class Outer:
 _SMALL = 2**16
 
 _ROUNDED = 1 - 2.0**-21
-"""Covers the rounding of factors and of scaled vectors to float32, four times by 2⁻²⁴ of an entry."""
+"""Covers the rounding of scaled vectors and of their products to float32, three times by 2⁻²⁴ of an entry."""
 
-_SHORT = 2.0**40
+_COARSE = 1 - 2.0**-7
+"""Covers the rounding of both operands to bfloat16, by 2⁻⁹ of an entry each, or to TF32."""
+
+_VANISHED = 2.0**-1000
+"""What is scaled by less adds nothing: a subnormal scale would not be exact to 2⁻²¹."""
+
+_LONG = 2.0**40
 _LEAST = 2.0**-60
-"""Least C/b: a subnormal entry of a scaled vector is off by 2⁻¹⁴⁹, which times √n·2⁴⁰ is far below C/b·2⁻²²."""
+"""Least C/b: a subnormal entry of a scaled vector is off by 2⁻¹⁵⁰, which times √n·2⁴⁰ is far below C/b·2⁻²²."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -437,7 +448,8 @@ class Ticket:
 
 def sum_depth(parameter: Tensor) -> int:
     """Return the depth of the sum that is the gradient of a clipped parameter, see `precision.sum_slack`."""
-    return 1 if parameter.device.type == "cpu" and parameter.numel() <= _SMALL else DEPTH
+    is_small = parameter.numel() <= _SMALL and parameter.dtype != torch.float64
+    return 1 if is_small and parameter.device.type == "cpu" else DEPTH
 
 
 def ticket_of(parameter: Tensor | None) -> Ticket | None:

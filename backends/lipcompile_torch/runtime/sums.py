@@ -82,8 +82,13 @@ def _sum_along(x: Tensor, dim: int) -> Tensor:
 
 def sum_of_products(left: Tensor, right: Tensor) -> Tensor:
     """Return Σ_t left_t·right_tᵀ, [*groups, p, d], of rows [*groups, n, p] and [*groups, n, d], in the dtype that
-    runs are added in, or in float64.
+    runs are added in, or in float64. Autocast, in a backward pass within it, would round the sums of runs.
     """
+    with torch.autocast(left.device.type, enabled=False):
+        return _sum_of_products(left, right)
+
+
+def _sum_of_products(left: Tensor, right: Tensor) -> Tensor:
     dtype = working_dtype(left, right)
     left, right = left.to(dtype), right.to(dtype)
     if left.shape[-2] <= RUN or dtype == torch.float64:
