@@ -18,7 +18,7 @@ from lipcompile.diagnostics import Diagnostic, Location
 from lipcompile.passes.what_if import Change
 from lipcompile.pipeline import check
 from lipcompile.reports import latex, markdown
-from lipcompile.reports.document import Curve, Document, Privacy, SignalRow, document
+from lipcompile.reports.document import Curve, Document, Privacy, document
 from tests.html_pages import OPEN, full
 
 ROOT = Path(__file__).parent.parent
@@ -64,11 +64,8 @@ def hostile(folder: Path) -> Document:
     )
     source = replace(found.source, name=HOSTILE, path=f"{HOSTILE}/{TALL}")
     privacy = Privacy(1.0, 0.1, 9, 1e-5, "add_remove", (Curve(HOSTILE, ((1, 0.5),), HOSTILE),))
-    assert found.analysis is not None
-    suggestion = Change("scale", HOSTILE, TALL, 1.0, 0.5, found.analysis.graph, 0.5)
-    signal = SignalRow(HOSTILE, 1.0, 0.0, 0.0, 1.0)  # of which two quotients are infinite
-    hostile = replace(found, source=source, diagnostics=(noted,))
-    return document(hostile, suggestions=[suggestion], signal=[signal], privacy=privacy)
+    suggestion = Change("scale", HOSTILE, TALL, 1.0, 0.5)
+    return document(replace(found, source=source, diagnostics=(noted,)), suggestions=[suggestion], privacy=privacy)
 
 
 def row(text: str, start: str) -> str:

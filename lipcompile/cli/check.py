@@ -206,11 +206,11 @@ def _text(models: tuple[str, ...], derived: Derived, *, verbose: bool, signal: b
 
 def _show_signals(derivation: Derivation) -> None:
     from lipcompile.backend import find
-    from lipcompile.cli.verdicts import shown, signal_rows
+    from lipcompile.cli.verdicts import shown, signals
     from lipcompile.reports.console import show
 
     sys.stdout.write("\n")
-    show(sys.stdout, *shown(signal_rows(derivation, find())))
+    show(sys.stdout, *shown(signals(derivation, find())))
 
 
 def _sarif(models: tuple[str, ...], derived: Derived) -> int:

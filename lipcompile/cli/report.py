@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lipcompile.cli.arguments import model_options, output_option, vacuous_option
+from lipcompile.cli.arguments import model_options, output_option
 from lipcompile.cli.output import complain, refuse_source, serious, write_text
 from lipcompile.cli.privacy import privacy_options
 
@@ -28,19 +28,9 @@ _RENDERINGS = {".html": "html", ".md": "markdown", ".tex": "latex", ".json": "js
 @model_options()
 @output_option("FILE.{html,md,tex,json}", "File to write; its suffix says in which form.", required=False)
 @click.option("--layer", metavar="NAME", help="Print the closed forms of a layer, a parameter or a block.")
-@click.option(
-    "--signal", is_flag=True, help="Also measure gradients of random examples, and rank changes by them."
-)
-@vacuous_option
 @privacy_options
 def report(
-    model: str,
-    options: ModelOptions,
-    output: Path | None,
-    layer: str | None,
-    signal: bool,
-    allow_vacuous: bool,
-    given: Mapping[str, Any],
+    model: str, options: ModelOptions, output: Path | None, layer: str | None, given: Mapping[str, Any]
 ) -> int:
     """Write all that is derived of MODEL: formulas, bounds, depth, what to change, ε against steps.
 
@@ -50,23 +40,18 @@ def report(
     \b
     Examples:
       lipcompile report model.lip -o report.html
-      lipcompile report model.lip -o report.html --signal
       lipcompile report model.lip --layer dense.weight
     """
     from lipcompile import pipeline
-    from lipcompile.backend import find
-    from lipcompile.cli.verdicts import judged, measured
 
     _check(model, output, layer)
     loaded = pipeline.load(model, options)
-    derivation = judged(pipeline.derive(loaded, options), allow_vacuous=allow_vacuous)
-    if signal:
-        derivation = measured(derivation, find(), allow_vacuous=allow_vacuous)
+    derivation = pipeline.derive(loaded, options)
     complain(serious(derivation.diagnostics))
     if layer is not None and derivation.analysis is not None:
         _print_closed_forms(derivation.analysis, layer)
     if output is not None:
-        write_text(output, _rendered(_document(derivation, loaded, given, signal=signal), output))
+        write_text(output, _rendered(_document(derivation, loaded, given), output))
         click.echo(f"wrote {output}", err=True)
     return 0 if derivation.ok else 1
 
@@ -95,18 +80,16 @@ def _print_closed_forms(analysis: Analysis, name: str) -> None:
     show(sys.stdout, *closed_forms(name, known[name]))
 
 
-def _document(derivation: Derivation, loaded: Loaded, given: Mapping[str, Any], *, signal: bool) -> Document:
+def _document(derivation: Derivation, loaded: Loaded, given: Mapping[str, Any]) -> Document:
     from lipcompile.backend import find
     from lipcompile.cli.curves import asked, privacy
     from lipcompile.cli.progress import CountWatch
     from lipcompile.cli.settings import planned
-    from lipcompile.cli.verdicts import signal_rows, weighed
     from lipcompile.passes.depth import curves
     from lipcompile.passes.what_if import changes
     from lipcompile.reports.document import document
 
-    backend = find()
-    accounting = backend.accounting
+    accounting = find().accounting
     question = asked(accounting, given, planned(loaded))
     if derivation.analysis is None:
         return document(derivation)
@@ -114,11 +97,8 @@ def _document(derivation: Derivation, loaded: Loaded, given: Mapping[str, Any], 
     analysis = replace(derivation.analysis, depth=curves(graph, depth))
     with CountWatch("changes") as watch:
         suggestions = changes(graph, watch)
-    rows = signal_rows(derivation, backend) if signal else ()
-    if rows:
-        suggestions = weighed(suggestions, derivation, rows[0].excess, backend)
     epsilon = None if question is None else privacy(accounting, question)
-    return document(replace(derivation, analysis=analysis), suggestions=suggestions, signal=rows, privacy=epsilon)
+    return document(replace(derivation, analysis=analysis), suggestions=suggestions, privacy=epsilon)
 
 
 def _rendered(document: Document, output: Path) -> str:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
-from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +15,6 @@ if TYPE_CHECKING:
 
     from lipcompile.backend import Backend
     from lipcompile.derivation import Derivation
-    from lipcompile.passes.what_if import Change
-    from lipcompile.reports.document import SignalRow
 
 # A bound of so many times the gradients that occur: see docs/clipping.md, "Hopeless bounds".
 HOPELESS = 50
@@ -68,44 +65,17 @@ def measured(derivation: Derivation, backend: Backend, *, allow_vacuous: bool) -
     return replace(derivation, diagnostics=(*derivation.diagnostics, found))
 
 
-def signal_rows(derivation: Derivation, backend: Backend) -> tuple[SignalRow, ...]:
-    """Return noise against signal, of the whole gradient first; nothing if the model leaves a number open."""
-    from lipcompile.reports.document import SignalRow
-
-    try:
-        found = signals(replace(derivation, diagnostics=()), backend)  # a hopeless bound is what it shows
-    except InputError:
-        return ()
-    named = (("whole gradient", found.total), *found.parameters.items())
-    return tuple(SignalRow(name, one.bound, one.typical, one.mean, one.noise) for name, one in named)
-
-
-def weighed(
-    changes: Sequence[Change], derivation: Derivation, excess: float, backend: Backend
-) -> tuple[Change, ...]:
-    """Return changes with what they do to the bound over a typical gradient, those that gain most first.
-
-    excess: the bound over a typical gradient now.
-    """
-    from lipcompile.passes.sensitivity import analyse
-
-    found = []
-    for change in changes:
-        rows = signal_rows(replace(derivation, analysis=analyse(change.graph)), backend)
-        found.append(replace(change, against_signal=rows[0].excess / excess if rows else None))
-    return tuple(sorted(found, key=lambda one: inf if one.against_signal is None else one.against_signal))
-
-
-def shown(rows: Sequence[SignalRow]) -> Iterator[RenderableType]:
+def shown(found: Any) -> Iterator[RenderableType]:
     """Yield a table of noise against signal."""
     from lipcompile.reports.console import printable, styled, table
 
     columns = ("bound", "typical gradient", "bound / typical", "mean gradient", "noise", "noise / mean")
-    lines = table("parameter", *columns, right=columns)
-    for row in rows:
-        numbers = (row.bound, row.typical, row.excess, row.mean, row.noise, row.relative)
-        lines.add_row(printable(row.name), *(f"{number:.4g}" for number in numbers))
-    yield lines
+    rows = table("parameter", *columns, right=columns)
+    for name, one in (*found.parameters.items(), ("whole gradient", found.total)):
+        relative = one.noise / one.mean if one.mean else float("inf")
+        numbers = (one.bound, one.typical, one.excess, one.mean, one.noise, relative)
+        rows.add_row(printable(name), *(f"{number:.4g}" for number in numbers))
+    yield rows
     yield styled(
         "Gradients of random examples at the initial weights; norms of the noise of multiplier 1 on the mean of "
         "a batch of 512."

@@ -63,31 +63,6 @@ class ParameterRow:
 
 
 @dataclass(frozen=True, slots=True)
-class SignalRow:
-    """Gradients of random examples at the initial weights, in one parameter or in all.
-
-    bound: K. typical: root mean square of their norms. mean: norm of their mean. noise: expected norm of the noise
-    of multiplier 1 on the mean of a batch of 512.
-    """
-
-    name: str
-    bound: float
-    typical: float
-    mean: float
-    noise: float
-
-    @property
-    def excess(self) -> float:
-        """How many times the bound is a typical gradient."""
-        return math.inf if self.typical == 0 else self.bound / self.typical
-
-    @property
-    def relative(self) -> float:
-        """Noise over the mean gradient."""
-        return math.inf if self.mean == 0 else self.noise / self.mean
-
-
-@dataclass(frozen=True, slots=True)
 class Curve:
     """ε after so many steps, in their order, by one accountant; `note` says why there are no (more) points."""
 
@@ -126,9 +101,8 @@ class Document:
     Verdict, model facts, totals and depth are those of the `derivation` itself. A rejected model has requirements
     and diagnostics, and no row of anything else. `size` is its number of scalar parameters, `trained` how many of
     them are trained. `dominating` are the largest shares of ΣK², copies of a layer taken together. `depth_symbols`
-    are names that mean in formulas of depth what they do not mean elsewhere. `signal` is that of the whole
-    gradient first, and empty if it was not measured. `privacy` is None if no curve was asked for: `PRIVACY_HINT`
-    says what would give one.
+    are names that mean in formulas of depth what they do not mean elsewhere. `privacy` is None if no curve was
+    asked for: `PRIVACY_HINT` says what would give one.
     """
 
     derivation: Derivation
@@ -143,7 +117,6 @@ class Document:
     blocks: Rows[Block] = Rows()
     depth_symbols: Rows[Definition] = Rows()
     suggestions: Rows[Change] = Rows()
-    signal: Rows[SignalRow] = Rows()
     privacy: Privacy | None = None
 
 
@@ -151,7 +124,6 @@ def document(
     derivation: Derivation,
     *,
     suggestions: Sequence[Change] = (),
-    signal: Sequence[SignalRow] = (),
     privacy: Privacy | None = None,
     limit: int = LARGEST_TABLE,
 ) -> Document:
@@ -178,7 +150,6 @@ def document(
         blocks=_first(analysis.depth.blocks, limit),
         depth_symbols=_first(_of_depth_alone(analysis), limit),
         suggestions=_first(suggestions, limit),
-        signal=_first(signal, limit),
         privacy=privacy,
     )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
@@ -28,7 +27,7 @@ from lipcompile.reports.messages import command
 
 if TYPE_CHECKING:
     from lipcompile.passes.what_if import Change, Share
-    from lipcompile.reports.document import Curve, Document, Privacy, SignalRow
+    from lipcompile.reports.document import Curve, Document, Privacy
 
 SCHEMA = "lipcompile.report/1"
 Json = dict[str, Any]
@@ -43,7 +42,6 @@ def render(document: Document) -> str:
     added: Json = {
         "dominating": [_share(share) for share in document.dominating.shown],
         "suggestions": [_suggestion(change) for change in document.suggestions.shown],
-        "signal": [_signal(row) for row in document.signal.shown],
         "privacy": None if document.privacy is None else _privacy(document.privacy),
     }
     whole = {**report(document.derivation), **added}
@@ -244,17 +242,7 @@ def _suggestion(change: Change) -> Json:
         "place": change.place,
         "gradient_bound": change.total,
         "factor": change.factor,
-        "against_signal": _finite(change.against_signal),
     }
-
-
-def _signal(row: SignalRow) -> Json:
-    numbers = {"bound": row.bound, "typical_gradient": row.typical, "mean_gradient": row.mean, "noise": row.noise}
-    return {"name": row.name, **{name: _finite(number) for name, number in numbers.items()}}
-
-
-def _finite(number: float | None) -> float | None:
-    return number if number is not None and math.isfinite(number) else None
 
 
 def _share(share: Share) -> Json:

@@ -44,16 +44,6 @@ KINDS: Mapping[str, str] = {
 LESS_NOISE = (
     "A smaller bound is less noise for the same privacy; whether the signal keeps up is for a trial to say."
 )
-AGAINST_SIGNAL = (
-    "Changes are in the order of what they do to the bound over a typical gradient, which decides how much of the "
-    "signal is left: 1 is no gain."
-)
-
-SIGNAL = (
-    "Gradients of random examples at the initial weights, and the noise of multiplier 1 on the mean of a batch of "
-    "512. Where the bound is many times a typical gradient, or the noise many times the mean gradient, training "
-    "learns little: `--bounds auto` clips gradients instead."
-)
 
 NUMBERS = (
     "Bounds are of the gradient of one example's loss, for all weights within their constraints. Numbers that "

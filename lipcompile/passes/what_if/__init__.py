@@ -40,8 +40,6 @@ class Change:
     kind: `scale` makes the numbers of the same network smaller, and gradients with them; `structure` makes another
     network; `training` trains the same one otherwise. place: node, parameter, input or loss, or several of them.
     description: what to write. total: certified, not below the true number. factor: total after / total before.
-    graph: the changed one. against_signal: by what the bound over a typical gradient is multiplied, if that was
-    measured; a change that makes gradients and bound smaller alike has 1, and gains nothing.
     """
 
     kind: Kind
@@ -49,8 +47,6 @@ class Change:
     description: str
     total: float
     factor: float
-    graph: Graph
-    against_signal: float | None = None
 
 
 def changes(graph: Graph, progress: Progress | None = None) -> tuple[Change, ...]:
@@ -130,17 +126,17 @@ class _Trial:
     def __call__(self, edit: Edit) -> Change | None:
         """Return what an edit changes; None if it cannot be made, or makes nothing smaller."""
         changed = applied(self.graph, edit.patch)
-        found = None if changed is None else self._change(edit, changed, derive(changed, Certified()).total)
+        found = None if changed is None else self._change(edit, derive(changed, Certified()).total)
         self.done += 1
         if self.progress is not None:
             self.progress(edit.place, self.done, self.planned)
         return found
 
-    def _change(self, edit: Edit, changed: Graph, total: Interval) -> Change | None:
+    def _change(self, edit: Edit, total: Interval) -> Change | None:
         factor = (total / self.before).upper
         if not math.isfinite(total.upper) or factor >= 1 - _ROUNDING:
             return None
-        return Change(edit.kind, edit.place, edit.description, total.upper, factor, changed)
+        return Change(edit.kind, edit.place, edit.description, total.upper, factor)
 
 
 def _tried(plans: Sequence[_Plan], trial: _Trial) -> Iterator[Change]:
