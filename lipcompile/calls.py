@@ -140,13 +140,7 @@ def train(
 
 
 def fix(
-    model: str,
-    output: str | Path,
-    *,
-    batch_norm: BatchNorm = "group_norm",
-    floor: float = 1.0,
-    target: float | None = None,
-    **options: Any,
+    model: str, output: str | Path, *, batch_norm: BatchNorm = "group_norm", floor: float = 1.0, **options: Any
 ) -> Outcome:
     """Write a model that passes `check`, as near to `model` as its bound allows, as `lipcompile fix` does.
 
@@ -155,7 +149,6 @@ def fix(
         output: a .lip or .onnx file.
         batch_norm: what takes the place of batch normalisation.
         floor: of the deviation that a norm divides by.
-        target: of the bound of the whole gradient; None: what is of use at all.
         options: see `frontends.options.model_options`.
 
     Raises:
@@ -166,7 +159,7 @@ def fix(
     from lipcompile.passes.fix import Wanted
 
     least = parse_number(str(floor), "floor")
-    wishes = fixing.Wishes(Mends(batch_norm, least), Wanted(least, target))
+    wishes = fixing.Wishes(Mends(batch_norm, least), Wanted(least))
     return fixing.fix(model, model_options(**options), wishes, Path(output))
 
 

@@ -30,11 +30,6 @@ _KINDS = click.Choice(["softmax", "norm", "residual", "attention", "pool", "grou
 @click.option(
     "--floor", default="1", show_default=True, metavar="α", help="Norms divide by at least this: slope 1/α."
 )
-@click.option(
-    "--target",
-    metavar="K",
-    help="Go on until the gradient of one example is at most this; else until the bound is of use at all.",
-)
 @click.option("--also", multiple=True, type=_KINDS, help="Make this change in any case; repeatable.")
 @click.option("--never", multiple=True, type=_KINDS, help="Do not make this change; repeatable.")
 def fix(
@@ -43,7 +38,6 @@ def fix(
     output: Path,
     batch_norm: str,
     floor: str,
-    target: str | None,
     also: tuple[str, ...],
     never: tuple[str, ...],
 ) -> int:
@@ -51,8 +45,7 @@ def fix(
 
     Batch normalisation is always replaced, and a last softmax left out where the loss has its own. While the bound
     is of no use, above 10^6 times L·max(1, X_0), norms get a floor, sums of branches become means, and tokens of
-    attention get a bounded length, in this order. With --target they go on until the bound is at most K, and max
-    pools and ReLU may change too. Every change is listed with the bound before and after it, and
+    attention get a bounded length, in this order. Every change is listed with the bound before and after it, and
     so are those that were not needed. The exit code is 0 if a file was written that passes `check`, 1 if something
     remains that no change mends.
 
@@ -60,7 +53,6 @@ def fix(
     Examples:
       lipcompile fix model.onnx --input-norm 1.0 --loss cross_entropy -o fixed.onnx
       lipcompile fix model.lip -o fixed.lip --also groupsort
-      lipcompile fix model.lip -o fixed.lip --target 100
     """
     from lipcompile.fixing import Wishes
     from lipcompile.fixing import fix as fixed
@@ -72,11 +64,8 @@ def fix(
     least = parse_number(floor, "--floor")
     if least <= 0:
         raise click.UsageError("--floor must be positive")
-    goal = None if target is None else float(parse_number(target, "--target"))
-    if goal is not None and goal <= 0:
-        raise click.UsageError("--target must be positive")
     mends = Mends(batch_norm, least)  # type: ignore[arg-type]
-    outcome = fixed(model, options, Wishes(mends, Wanted(least, goal), also, never), output)
+    outcome = fixed(model, options, Wishes(mends, Wanted(least), also, never), output)
     return _tell(outcome, output)
 
 

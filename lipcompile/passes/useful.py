@@ -22,20 +22,20 @@ LARGEST_USEFUL = 1e6
 class Standing:
     """The certified bound of the whole gradient of one example, infinite where it is not known.
 
-    useful: whether it is at most the target, or `LARGEST_USEFUL`·L·max(1, X_0) if there is none.
+    useful: whether it is at most `LARGEST_USEFUL`·L·max(1, X_0).
     """
 
     total: float
     useful: bool
 
 
-def standing(graph: Graph, target: float | None = None) -> Standing:
+def standing(graph: Graph) -> Standing:
     """Return how a graph stands, as if what is not declared were X_0 = 1 and L = 1."""
     graph = complete(graph)
     bounds = derive(graph, Certified())
     norm, total = graph.input.norm, bounds.total.upper
     unit = bounds.loss_lipschitz.upper * max(1.0, float(norm) if isinstance(norm, Fraction) else 1.0)
-    return Standing(total, math.isfinite(total) and total <= (target or LARGEST_USEFUL * unit))
+    return Standing(total, math.isfinite(total) and total <= LARGEST_USEFUL * unit)
 
 
 def complete(graph: Graph) -> Graph:

@@ -69,9 +69,7 @@ def _asked(outcome: Outcome) -> Iterator[str]:
     if asked and outcome.fixed is not None:
         yield f"please declare {' and '.join(asked)}, as fits your data: until then, 1 stands for each"
     if outcome.fixed is not None and not outcome.fixed.useful:
-        target = outcome.fixed.target
-        still = "still too large to be of use" if target is None else f"still above the target of {target:g}"
-        yield f"the bound is {still}: lipcompile report ranks further changes, --bounds auto clips gradients"
+        yield "the bound is still too large to be of use: lipcompile report ranks further changes"
     if check is not None and not check.ok:
         yield "what was written does not pass: no file is kept"
 

@@ -30,7 +30,7 @@ class Kind:
     made: Literal["always", "if needed", "if asked for"]
 
 
-# In the order in which they are tried. A target has those made that are made only if they are asked for.
+# In the order in which they are tried.
 KINDS: Sequence[Kind] = (
     Kind("softmax", "last softmax or sigmoid -> left out, as the loss has its own", layers.of_logits, "always"),
     Kind("norm", "norms that divide by almost nothing -> norms with a floor", layers.floored, "if needed"),
@@ -67,10 +67,9 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """A graph after its changes. total: of its whole gradient. useful: whether that is at most what was wanted.
+    """A graph after its changes. total: of its whole gradient. useful: whether that is below the threshold.
 
     assumed: that the graph declares no input norm or no loss, and that totals are those for X_0 = 1 and L = 1.
-    target: what was wanted of the total; None: to be of use at all.
     """
 
     graph: Graph
@@ -79,7 +78,6 @@ class Fixed:
     total: float
     useful: bool
     assumed: bool
-    target: float | None = None
 
 
 def fixed(
@@ -96,20 +94,19 @@ def fixed(
     """
     made: list[Fix] = []
     left: list[Left] = []
-    before = before or standing(graph, wanted.target)
+    before = before or standing(graph)
     for kind in kinds:
         changed = kind.make(graph, wanted)
         if not (changed.places or changed.not_made) or _is_refused(changed.graph):
             continue
-        after = standing(changed.graph, wanted.target) if changed.places else before
-        due = kind.name in also or _is_due(kind, before, after, wanted)
-        if changed.places and kind.name not in never and due:
+        after = standing(changed.graph) if changed.places else before
+        if changed.places and kind.name not in never and (kind.name in also or _is_due(kind, before, after)):
             made.append(Fix(kind, changed.places, before.total, after.total, changed.not_made))
             graph, before = changed.graph, after
         else:
             left.append(Left(kind, changed.places, after.total, changed.not_made))
     assumed = complete(graph) is not graph
-    return Fixed(graph, tuple(made), tuple(left), before.total, before.useful, assumed, wanted.target)
+    return Fixed(graph, tuple(made), tuple(left), before.total, before.useful, assumed)
 
 
 def helps(graph: Graph, total: float) -> bool:
@@ -118,11 +115,10 @@ def helps(graph: Graph, total: float) -> bool:
     return fixed(graph, Wanted(), kinds=unasked, before=Standing(total, useful=False)).useful
 
 
-def _is_due(kind: Kind, before: Standing, after: Standing, wanted: Wanted) -> bool:
+def _is_due(kind: Kind, before: Standing, after: Standing) -> bool:
     """Whether a change is made unasked: what is beyond doubles on both sides of it may have been made smaller."""
     smaller = after.total < before.total or math.isinf(after.total)
-    asked = kind.made == "if asked for" and wanted.target is None
-    return kind.made == "always" or (not asked and not before.useful and smaller)
+    return kind.made == "always" or (kind.made == "if needed" and not before.useful and smaller)
 
 
 def _is_refused(graph: Graph) -> bool:

@@ -15,13 +15,9 @@ from lipcompile.passes.what_if.edit import Replacement, rebuild
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the bound shall come to.
-
-    floor: of the deviation that a norm divides by. target: of the whole gradient; None: what is of use at all.
-    """
+    """floor: of the deviation that a norm divides by."""
 
     floor: Fraction = Fraction(1)
-    target: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
