@@ -12,13 +12,11 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from lipcompile_torch import ClipGroup
 from lipcompile_torch.accounting import BudgetError
 from lipcompile_torch.runtime import checks, layers, losses
 from lipcompile_torch.runtime.audit_points import Admissible
 from lipcompile_torch.runtime.canaries import CanaryError
 from lipcompile_torch.runtime.checks import PrivacyError
-from lipcompile_torch.runtime.constraints import Free
 from lipcompile_torch.runtime.engine import PrivacyEngine
 from lipcompile_torch.runtime.module import LipschitzModule
 from lipcompile_torch.runtime.noise import NoiseSource
@@ -81,30 +79,6 @@ class Biased(LipschitzModule):
 
     def per_example_loss(self, output: Tensor, target: Tensor) -> Tensor:
         return losses.cross_entropy(4 * output, target)
-
-
-class Clipped(LipschitzModule):
-    """Two layers that nothing constrains, and whose gradients are clipped in the backward pass, to 1 together."""
-
-    input_shape = (6,)
-    input_norm = 1.0
-    lipschitz = 1.0
-    loss_lipschitz = math.inf
-    certificate: ClassVar[dict[str, object]] = {}
-    clips: ClassVar = [ClipGroup("all", ("inner.weight", "inner.bias", "outer.weight"), 1.0, 0.01)]
-    bounds: ClassVar = dict.fromkeys(("inner.weight", "inner.bias", "outer.weight"), 1.0)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner = layers.Dense(6, 8, bias=Free(), constraint=Free())
-        self.outer = layers.Dense(8, 3, constraint=Free())
-        self.project_()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.release(self.outer(torch.tanh(self.inner(self.clip_input(x)))))
-
-    def per_example_loss(self, output: Tensor, target: Tensor) -> Tensor:
-        return losses.cross_entropy(output, target)
 
 
 SIGNS, CLASSES = Admissible("sign"), Admissible("class")
@@ -259,30 +233,6 @@ def test_noise_for_another_batch_size_is_found(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(NoiseSource, "perturb_", scaled(2 / 4))
     found = audited(Signs(), batch_size=2, dataset_size=4, noise_multiplier=1.2)
     assert not found.sound
-
-
-def test_a_clip_that_is_attained_is_not_exceeded() -> None:
-    """One audit, which 5 % of seeds would refute. Weights that nothing constrains stay of usual sizes."""
-    module = Clipped()
-    found = audited(module, CLASSES)
-    assert found.sound
-    assert found.separation > 0.9
-    assert 2.0 < found.lower < 4.0  # but for 2e-3 of seeds
-    assert max(float(p.detach().norm()) for p in module.parameters()) < 30
-
-
-def test_a_clip_three_times_too_long_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The noise is a third of what it should be: missed if 2 of the 100 surest guesses are wrong."""
-    true = ClipGroup.clip
-
-    def wide(group: ClipGroup, normaliser: float) -> Any:
-        return true(group, normaliser / 3)
-
-    monkeypatch.setattr(checks, "check_gradients", lambda *_: None)  # they are larger than the bounds allow
-    monkeypatch.setattr(ClipGroup, "clip", wide)
-    found = audited(Clipped(), CLASSES)
-    assert not found.sound
-    assert found.separation > 2
 
 
 # --- what is refused ---

@@ -19,7 +19,6 @@ from .operators import Convolution, Dense, Entries, Operator, Rows
 _ROUNDS = 6  # of clipping at all frequencies and cutting the kernel back to its support, at most
 _RELAXATION = 1.8  # how far a round goes, from the second on: alternating projections go only part of the way
 _SETTLED = 1e-3
-_USUAL = 4.0
 
 
 def unit(direction: Tensor) -> Tensor:
@@ -45,7 +44,7 @@ class Domain:
         if self.settled or not slope.abs().max() > 0:
             return weight
         if isinstance(self.constraint, Free):
-            return _within(weight + size * max(1.0, float(weight.norm())) * unit(slope))
+            return weight + size * max(1.0, float(weight.norm())) * unit(slope)
         radius = self.constraint.bound
         return radius * self._retract(weight / radius + size * self._steepest(slope))
 
@@ -87,15 +86,6 @@ class Domain:
             weight = clip_convolution(weight, self.operator)
         norm = self.operator.norm(weight).bound
         return weight / norm if norm > 0 else weight
-
-
-def _within(weight: Tensor) -> Tensor:
-    """Return a weight that nothing constrains, no longer than :data:`_USUAL` orthogonal matrices of its size.
-
-    Longer ones make longer gradients, which a clip shortens again, until they overflow.
-    """
-    longest = _USUAL * math.sqrt(min(weight.shape[:2]) if weight.dim() > 1 else 1)
-    return weight * (longest / max(float(weight.norm()), longest))
 
 
 def _shortened(weight: Tensor, dim: int | None) -> Tensor:

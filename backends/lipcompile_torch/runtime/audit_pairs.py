@@ -13,10 +13,7 @@ from torch import Tensor
 from .audit import climb
 from .audit_points import Admissible, Point, Terrain
 from .audit_starts import STARTS, draw
-from .clipping import as_clipped
 from .module import LipschitzModule
-
-_NEARLY = 0.98  # of the largest value: no need to climb on
 
 
 class PairTerrain(Terrain):
@@ -38,18 +35,12 @@ class PairTerrain(Terrain):
     def gradients(self, point: Point, curved: bool) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the output, and the difference of the two gradients."""
         output = self.output(point)
-        first, second = (
-            self._clipped(loss, point, curved) for loss in self.module.per_example_loss(output, point.target)
-        )
-        return output, {name: (first[name] - second[name]) / self.stds[name] for name in self.bounds}
-
-    def _clipped(self, loss: Tensor, point: Point, curved: bool) -> dict[str, Tensor]:
-        """Return the gradients of the loss of one example, as the clips of the module scale them."""
+        losses = self.module.per_example_loss(output, point.target)
         trained = [point.weights[name] for name in self.bounds]
         found = torch.autograd.grad(
-            loss, trained, retain_graph=True, create_graph=curved, allow_unused=True, materialize_grads=True
+            losses[0] - losses[1], trained, create_graph=curved, allow_unused=True, materialize_grads=True
         )
-        return as_clipped(dict(zip(self.bounds, found, strict=True)), self.module.clips)
+        return output, {name: g / self.stds[name] for name, g in zip(self.bounds, found, strict=True)}
 
     def bounded_input(self, direction: Tensor) -> Tensor:
         """Return both inputs at the largest norm."""
@@ -64,20 +55,10 @@ class PairTerrain(Terrain):
         first, second = (self.single.targets(row, count) for row in torch.split(output, 1))
         yield from (torch.cat(pair) for pair in product(first, second))
 
-    def most(self) -> float:
-        """Return the largest value that the bounds allow: a pair at the ends of a diameter."""
-        clips = self.module.clips
-        proved = [
-            self.bounds[name] / self.stds[name] for name in self.bounds.keys() - self.module.clipped_parameters
-        ]
-        return 4 * math.hypot(*proved, *(group.length / self.stds[group.parameters[0]] for group in clips)) ** 2
-
     def start(self, point: Point) -> Point:
-        """Return a pair of an example and of its opposite, of itself if examples are tokens or a clip bounds them:
-        two targets of one input have gradients that are opposite, and a clip makes them as long as it allows.
-        """
-        same = self.admissible.vocabulary is not None or bool(self.module.clips)
-        x = torch.cat((point.x, point.x if same else -point.x))
+        """Return a pair of an example and of its opposite, of itself if examples are tokens."""
+        tokens = self.admissible.vocabulary is not None
+        x = torch.cat((point.x, point.x if tokens else -point.x))
         with torch.no_grad():
             output = self.output(replace(point, x=x))
         return replace(point, x=x, target=next(self.targets(output, 1)))
@@ -88,11 +69,4 @@ def furthest(terrain: PairTerrain, ascents: int, steps: int) -> Point:
     names = tuple(terrain.bounds)
     starts = (terrain.start(draw(terrain.single, start)) for start in islice(cycle(STARTS), ascents))
     looks = (found for start in starts for found in climb(terrain, start, names, steps))
-    best, highest = None, 0.0
-    for pair, look in looks:
-        if best is None or (math.isfinite(look.value) and look.value > highest):
-            best, highest = pair, look.value if math.isfinite(look.value) else 0.0
-        if highest >= _NEARLY * terrain.most():
-            break
-    assert best is not None  # there is at least one ascent, of at least one step
-    return best
+    return max(looks, key=lambda found: found[1].value if math.isfinite(found[1].value) else 0.0)[0]
