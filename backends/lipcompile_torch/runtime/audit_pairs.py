@@ -64,12 +64,24 @@ class PairTerrain(Terrain):
     def targets(self, output: Tensor, count: int) -> Iterator[Tensor]:
         """Yield pairs of promising targets."""
         first, second = (self.single.targets(row, count) for row in torch.split(output, 1))
-        yield from (torch.cat(pair) for pair in product(first, second))
+        pairs = (torch.cat(pair) for pair in product(first, second))
+        if self.admissible.target == "vector":
+            promising = next(pairs)
+            yield from (promising, torch.cat((promising[:1], -promising[:1])))
+        yield from pairs
 
-    def start(self, point: Point) -> Point:
-        """Return a pair of an example and of its opposite, of itself if examples are tokens."""
+    def starts(self, point: Point) -> Iterator[Point]:
+        """Yield pairs of an example and of itself, whose clipped gradients other targets turn round, whatever the
+        layers are; and of an example and of its opposite.
+        """
         tokens = self.admissible.vocabulary is not None
-        x = torch.cat((point.x, point.x if tokens else -point.x))
+        if tokens or self.module.clips:
+            yield self._start(point, point.x)
+        if not tokens:
+            yield self._start(point, -point.x)
+
+    def _start(self, point: Point, other: Tensor) -> Point:
+        x = torch.cat((point.x, other))
         with torch.no_grad():
             output = self.output(replace(point, x=x))
         return replace(point, x=x, target=next(self.targets(output, 1)))
@@ -78,7 +90,8 @@ class PairTerrain(Terrain):
 def furthest(terrain: PairTerrain, ascents: int, steps: int) -> Point:
     """Return the pair whose gradients differ most of those that a few ascents find."""
     names = tuple(terrain.bounds)
-    starts = (terrain.start(draw(terrain.single, start)) for start in islice(cycle(STARTS), ascents))
+    drawn = (draw(terrain.single, start) for start in islice(cycle(STARTS), ascents))
+    starts = (start for point in drawn for start in terrain.starts(point))
     looks = (found for start in starts for found in climb(terrain, start, names, steps))
     best: tuple[float, Point] | None = None
     for point, look in looks:
