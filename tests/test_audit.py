@@ -155,6 +155,13 @@ def test_a_module_in_single_precision_is_refused() -> None:
         audit(Nothing(), Admissible(), AuditConfig(), None)  # type: ignore[arg-type]
 
 
+def test_a_free_weight_does_not_run_away() -> None:
+    domain, weight = Domain(constraints.Free(), operators.Dense()), torch.eye(4, 9, dtype=torch.float64)
+    for _ in range(200):
+        weight = domain.step(weight, weight + 1, 64.0)
+    assert float(weight.norm()) == pytest.approx(8 * 2, rel=1e-12)
+
+
 @pytest.mark.parametrize("stride", [(1, 1), (2, 2), (1, 3)])
 def test_clipping_leaves_small_kernels_alone_and_brings_large_ones_near_the_ball(stride: tuple[int, int]) -> None:
     geometry = operators.Convolution((3, 3), (9, 9), 9, 9, stride, ((1, 1), (1, 1)), (1, 1), groups=2)

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 SCHEMA = "lipcompile.privacy-audit/1"
 
+_NEAR = 0.5  # a separation below which an audit would miss a noise of half the size
+
 REPORT = "noise made so protects less than it promises: please report it, with the command"
 
 
@@ -103,6 +105,8 @@ def _text(found: Any, settings: Mapping[str, Any]) -> Iterator[RenderableType]:
         f"If the claim holds, so many have a probability of at most {found.p_value:.2g}."
     )
     yield styled(f"The canaries' gradients are {found.separation:.0%} as far apart as the bounds allow.")
+    if found.separation < _NEAR:
+        yield styled("This audit shows little: bounds or clips that no gradient reaches mean needless noise.")
     yield styled(("the claim was not refuted", GOOD) if found.sound else ("the claim is refuted", BAD))
 
 

@@ -151,6 +151,14 @@ def test_a_seed_repeats_an_audit_and_fresh_entropy_does_not() -> None:
     assert len(fresh) > 1
 
 
+def test_runs_leave_no_hooks_in_the_module_that_the_next_one_would_meet() -> None:
+    module = Signs()
+    audited(module, canaries=2)
+    weight: Any = module.layer.weight
+    assert not weight._backward_hooks
+    assert not weight._post_accumulate_grad_hooks
+
+
 # --- faults ---
 
 

@@ -19,6 +19,7 @@ from .operators import Convolution, Dense, Entries, Operator, Rows
 _ROUNDS = 6  # of clipping at all frequencies and cutting the kernel back to its support, at most
 _RELAXATION = 1.8  # how far a round goes, from the second on: alternating projections go only part of the way
 _SETTLED = 1e-3
+_USUAL = 8.0  # how much longer a free weight may get than an orthogonal one of its size
 
 
 def unit(direction: Tensor) -> Tensor:
@@ -40,11 +41,14 @@ class Domain:
         return self.constraint.bound == 0 and not isinstance(self.constraint, Free)
 
     def step(self, weight: Tensor, slope: Tensor, size: float) -> Tensor:
-        """Go ``size`` radii along ``slope`` and back into the set, up to rounding."""
+        """Go ``size`` radii along ``slope`` and back into the set, up to rounding. A free weight stays in a ball:
+        without one, it would grow until its gradients overflow.
+        """
         if self.settled or not slope.abs().max() > 0:
             return weight
         if isinstance(self.constraint, Free):
-            return weight + size * max(1.0, float(weight.norm())) * unit(slope)
+            radius = _USUAL * math.sqrt(min(weight.shape[:2], default=1))
+            return radius * _shortened(weight / radius + size * unit(slope), None)
         radius = self.constraint.bound
         return radius * self._retract(weight / radius + size * self._steepest(slope))
 

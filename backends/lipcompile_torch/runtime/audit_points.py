@@ -77,9 +77,15 @@ class Terrain:
         """Return the output and the gradient of the loss in every trained parameter."""
         output = self.output(point)
         loss = self.module.per_example_loss(output, point.target).sum()
+        return output, self.in_weights(loss, point, curved)
+
+    def in_weights(self, loss: Tensor, point: Point, curved: bool) -> dict[str, Tensor]:
+        """Return the gradient of a loss in every trained parameter; the graph of the loss stays."""
         trained = [point.weights[name] for name in self.bounds]
-        found = torch.autograd.grad(loss, trained, create_graph=curved, allow_unused=True, materialize_grads=True)
-        return output, dict(zip(self.bounds, found, strict=True))
+        found = torch.autograd.grad(
+            loss, trained, retain_graph=True, create_graph=curved, allow_unused=True, materialize_grads=True
+        )
+        return dict(zip(self.bounds, found, strict=True))
 
     def _tracked(self, point: Point) -> Point:
         """Return the point with everything that can move by a little ready to be differentiated in."""
@@ -97,14 +103,18 @@ class Terrain:
 
     def certified_squares(self, point: Point) -> dict[str, float]:
         """Return `squares` at the nearest weights that are certified to lie in their sets."""
+        self.settle(point)
+        weights = {name: parameter.detach() for name, parameter in self.module.named_parameters()}
+        squares = self.squares(replace(point, weights=weights))
+        return squares | self._clipped_squares(point)
+
+    def settle(self, point: Point) -> None:
+        """Give the module the nearest weights that are certified to lie in their sets."""
         with torch.no_grad():
             for name, parameter in self.module.named_parameters():
                 parameter.copy_(point.weights[name])
         self.module.forget_certificates()  # to come as near as float64 certifies
         self.module.project_()
-        weights = {name: parameter.detach() for name, parameter in self.module.named_parameters()}
-        squares = self.squares(replace(point, weights=weights))
-        return squares | self._clipped_squares(point)
 
     def _clipped_squares(self, point: Point) -> dict[str, float]:
         """Return the squared norms of the gradients that a backward pass leaves of clipped parameters."""

@@ -97,7 +97,7 @@ def choose(
         )
     terrain = PairTerrain(deepcopy(module).double(), admissible, generator, stds)
     pair = furthest(terrain, ascents, _STEPS)
-    terrain.certified_squares(pair)
+    terrain.settle(pair)
     module.load_state_dict(terrain.module.state_dict())
     gradients = _Gradients(module, terrain.single, stds)
     pools = _pools(terrain.single, pair, count)

@@ -78,7 +78,7 @@ class ClipGroup:
 def as_clipped(gradients: Mapping[str, Tensor], groups: Sequence[ClipGroup]) -> dict[str, Tensor]:
     """Return the gradient of one example's loss, by parameter, as the groups scale it.
 
-    A group whose gradient is not finite counts as zero.
+    A group whose gradient is not finite counts as zero. Differentiable.
     """
     found = dict(gradients)
     for group in groups:
@@ -86,7 +86,7 @@ def as_clipped(gradients: Mapping[str, Tensor], groups: Sequence[ClipGroup]) -> 
         norm = torch.stack([part.norm() for part in parts]).norm()
         factor = group.clip(1.0).scaling(1, None).factors(norm)
         for name, part in zip(group.parameters, parts, strict=True):
-            scaled = torch.zeros_like(part) if float(factor) == 0 else part * factor
+            scaled = torch.zeros_like(part) if float(factor.detach()) == 0 else part * factor
             found[name] = scaled.to(gradients[name].dtype)
     return found
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterable
+from copy import deepcopy
 from dataclasses import dataclass
 from itertools import chain, repeat
 from typing import Any
@@ -206,9 +207,7 @@ class _Training:
         self, module: LipschitzModule, admissible: Admissible, config: PrivacyAuditConfig, sigma: float
     ) -> None:
         self.module, self.config, self.sigma = module, config, sigma
-        parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
-        sizes = {name: p.numel() for name, p in parameters.items()}
-        self.parameters = parameters
+        sizes = {name: p.numel() for name, p in module.named_parameters() if p.requires_grad}
         self.stds = allocate(
             config.noise, module.gradient_bounds(), sizes, sigma, [group.parameters for group in module.clips]
         )
@@ -234,19 +233,19 @@ class _Training:
     def _released(self, data: TensorDataset) -> list[Tensor]:
         """Train, and return what every step released, as the noisy sum in units of the noise."""
         released: list[Tensor] = []
-        onlooker = Onlooker(self.module.parameters(), lambda: released.append(self._seen()))
+        copied = deepcopy(self.module)  # an engine leaves its hooks in a module, which the next one would run
+        onlooker = Onlooker(copied.parameters(), lambda: released.append(self._seen(copied)))
         module: Any
-        module, optimizer, loader = self._private(onlooker, data)
+        module, optimizer, loader = self._private(copied, onlooker, data)
         for x, y in chain.from_iterable(repeat(loader)):
             module.criterion(module(x), y).backward()
             optimizer.step()
             if len(released) == self.config.steps:
                 break
-        module.normaliser = 1.0
         return released
 
     def _private(
-        self, onlooker: Optimizer, data: TensorDataset
+        self, module: LipschitzModule, onlooker: Optimizer, data: TensorDataset
     ) -> tuple[LipschitzModule, Optimizer, Iterable[Any]]:
         config = self.config
         seed = None if config.seed is None else int(torch.randint(2**31, (), generator=self.generator))
@@ -254,7 +253,7 @@ class _Training:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SeededWarning)
             return self.engine.make_private(
-                module=self.module,
+                module=module,
                 optimizer=onlooker,
                 data_loader=DataLoader(data, batch_size=config.batch),
                 noise_multiplier=self.sigma,
@@ -263,11 +262,17 @@ class _Training:
                 seed=seed,
             )
 
-    def _seen(self) -> Tensor:
+    def _seen(self, module: LipschitzModule) -> Tensor:
         gradients = {
-            name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in self.parameters.items()
+            name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in module.named_parameters()
         }
-        return flattened(gradients, self.stds) * self.config.batch
+        seen = flattened(gradients, self.stds) * self.config.batch
+        if not bool(seen.isfinite().all()):
+            raise ValueError(
+                f"a noisy gradient is not finite: noise of standard deviation {max(self.stds.values()):.3g} is "
+                "too large for the numbers of the parameters: clip to a shorter length, or lower the bounds"
+            )
+        return seen
 
 
 class Onlooker(Optimizer):
