@@ -291,6 +291,12 @@ class GraphBuilder:
         """Clip the gradients of parameters that have been added; a group replaces another of the same name."""
         self._clips[group.name] = group
 
+    def clip_together(self, names: Iterable[str]) -> None:
+        """Clip the parameters of these groups as one, called like the first."""
+        found = [self._clips.pop(name) for name in names if name in self._clips]
+        for first in found[:1]:
+            self.clip(replace(first, parameters=tuple(name for group in found for name in group.parameters)))
+
     def holds_tokens(self, value: Value) -> bool:
         """Whether a value is the input of a model of tokens."""
         return self._input is not None and self._input.tokens and value.name == self._input.name

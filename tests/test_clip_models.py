@@ -293,6 +293,37 @@ def test_modules_have_the_groups_and_the_noise_of_their_number() -> None:
     assert [group.length for group in module.clips] == [1.0] * 5
 
 
+@pytest.mark.parametrize("cell", ["rnn", "gru", "lstm"])
+@pytest.mark.parametrize("rule", ["automatic", "0.5"])
+def test_a_clip_of_a_recurrent_layer_is_one_group(cell: str, rule: str, tmp_path: Path) -> None:
+    path = tmp_path / "net.lip"
+    layers = f"a = {cell}(4, bias=true, sequence=true, clip={rule}); {cell}(4, clip={rule})"
+    path.write_text(f"model net {{ input x: tensor[3, 5]\n {layers}\n dense(2, clip=1)\n loss cross_entropy }}")
+    derivation = lipcompile.check(str(path))
+    assert derivation.ok, derivation.diagnostics
+    assert derivation.analysis is not None
+    length = 1.0 if rule == "automatic" else 0.5
+    assert [(group.parameters, float(group.length)) for group in derivation.analysis.graph.clips] == [
+        (("a_input.weight", "a_input.bias", "a_state.weight"), length),
+        ((f"{cell}_input.weight", f"{cell}_state.weight"), length),
+        (("dense.weight",), 1.0),
+    ]
+    assert derivation.analysis.total.value == pytest.approx((2 * length**2 + 1) ** 0.5, rel=1e-9)
+    assert verify(json.loads(encode(certificate(derivation)))).ok
+
+
+def test_recurrent_layers_that_share_weights_share_their_clip(tmp_path: Path) -> None:
+    path = tmp_path / "net.lip"
+    layer = 'gru(5, sequence=true, share="cell", clip=0.5)'
+    path.write_text(f"model net {{ input x: tensor[3, 5]\n {layer}; {layer}\n flatten; dense(2, clip=1) }}")
+    derivation = lipcompile.check(str(path))
+    assert derivation.analysis is not None, derivation.diagnostics
+    assert [group.parameters for group in derivation.analysis.graph.clips] == [
+        ("gru_input.weight", "gru_state.weight"),
+        ("dense.weight",),
+    ]
+
+
 def test_groups_of_nothing_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "net.lip"
     path.write_text(RESIDUAL)

@@ -200,6 +200,44 @@ def test_declarations(text: str, line: str) -> None:
     assert line in [written.strip() for written in check_round_trip(read(text)).splitlines()]
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        "dense(3, clip=automatic)",
+        "dense(3, bias=true, clip=0.25)",
+        "dense(3, bias=0.5, clip=automatic)",
+        "dense(3, constraint=spectral(1), clip=automatic)",
+        "dense(3, constraint=frobenius(2), bias=true, clip=1/3)",
+        "dense(3, bias=true)",
+        "scale(clip=2)",
+        "scale(bound=1, clip=2)",
+        "bias(clip=automatic)",
+        "bias(bound=0.5, clip=automatic)",
+        'dense(4, bias=true, share="a", clip=0.1); relu; dense(4, bias=true, share="a", clip=0.1)',
+        "prelu(clip=automatic); householder(clip=0.1); dense(3)",
+        "residual(add) { dense(4, clip=automatic) }; repeat 2 { dense(4, clip=0.5) }",
+    ],
+)
+def test_clips_come_back(body: str) -> None:
+    graph = read(f"model m {{ input x: tensor[4], norm <= 1\n {body} }}")
+    again = read(check_round_trip(graph))
+    assert [(group.parameters, group.length, group.regulariser) for group in again.clips] == [
+        (group.parameters, group.length, group.regulariser) for group in graph.clips
+    ]
+
+
+@pytest.mark.parametrize(
+    ("head", "body", "said"),
+    [
+        ("input x: tensor[3, 4]", "lstm(2, clip=0.5)", "clipped together with other layers"),
+        ("input x: tensor[4], norm <= 1", "frozen { dense(3, clip=0.5) }", "nothing constrains its weights"),
+    ],
+)
+def test_clips_without_words_are_refused(head: str, body: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        written(body, head)
+
+
 def test_repetitions_with_shared_weights() -> None:
     body = 'repeat n { residual(mean) { dense(4); tanh } }; dense(4, share="own"); tanh; dense(4, share="own")'
     graph = read(f"model m {{ param n: int input x: tensor[4] repeat n {{ {body} }} dense(2) }}")

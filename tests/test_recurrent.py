@@ -144,7 +144,7 @@ def test_mistakes_are_told_where_they_are(tmp_path: Path, text: str, code: str, 
 
 def test_an_unknown_argument_is_answered_with_those_there_are(tmp_path: Path) -> None:
     (found,) = problems(tmp_path, f"model m {{ {INPUT} gru(3, bidirectional=true) }}")
-    assert found.help == "the arguments are (width, sequence=false, bias=…, constraint=…, share=…)"
+    assert found.help == "the arguments are (width, sequence=false, bias=…, constraint=…, share=…, clip=…)"
 
 
 def test_a_refused_input_is_not_complained_of_twice(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ NETWORKS = {
     "shared over images": """input x: tensor[2, 5, 5]
         conv2d(2, kernel=3, padding=1, share="k"); tanh; conv2d(2, kernel=3, padding=1, share="k"); tanh
         flatten; dense(3)""",
+    "recurrent by itself": "input x: tensor[4, 3]; gru(5, bias=true, clip=0.3); flatten; dense(3)",
     "recurrent": "input x: tensor[4, 3]; lstm(5, bias=true); flatten; dense(3)",
 }
 

@@ -13,7 +13,7 @@ from lipcompile.diagnostics import Diagnostic, InputError, Refusal
 from lipcompile.frontends.lip.apart import apart
 from lipcompile.frontends.lip.outline import MERGES, Fork, Item, Outline, Step
 from lipcompile.frontends.lip.spelling import call, loss_call, spelling_of, unspeakable
-from lipcompile.graph import Graph, Input, Node
+from lipcompile.graph import ClipGroup, Graph, Input, Node
 from lipcompile.names import Names, identifier
 from lipcompile.numbers import Symbol, symbols_of, text
 from lipcompile.passes.loops import Loop, is_loop
@@ -141,7 +141,7 @@ class _Body:
     def _layer(self, node: Node, current: str, *, frozen: bool) -> str:
         operands = [] if _reads_above(node, current) else [self._alias(value) for value in node.inputs]
         label = self._labels.get(node.name)
-        written = call(node, operands, self._graph.parameters, label, frozen=frozen)
+        written = call(node, operands, self._graph.parameters, label, _clip(node, self._graph), frozen=frozen)
         return f"{self._target(node, spelling_of(node).name)}{written}"
 
     def _target(self, node: Node, default: str) -> str:
@@ -217,6 +217,15 @@ def _braced(head: str, bodies: Sequence[Sequence[str]], tail: str) -> list[str]:
         lines += ["} {"] if place else []
         lines += [f"{INDENT}{line}" for line in body]
     return [*lines, f"}}{tail}"]
+
+
+def _clip(node: Node, graph: Graph) -> ClipGroup | None:
+    """Return the group that clips a layer, None without one; raises `Refusal` for one of several layers."""
+    own = set(node.parameters.values())
+    found = [group for group in graph.clips if own & set(group.parameters)]
+    if found and set(found[0].parameters) != own:
+        raise unspeakable(node, "it is clipped together with other layers", "choose --bounds where it is read")
+    return found[0] if found else None
 
 
 def _nodes(item: Item) -> Iterator[Node]:

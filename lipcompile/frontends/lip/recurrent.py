@@ -6,7 +6,7 @@ The matrix of the state has no bias of its own: that of the input does the same.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
@@ -22,7 +22,10 @@ from lipcompile.ops.schema import ArgumentError, bind
 
 DENSE = OP_BY_NAME["dense"]
 # Arguments that are handed on to the dense layers inside.
-_HANDED_ON: Mapping[Role, tuple[str, ...]] = {"input": ("bias", "constraint"), "state": ("constraint",)}
+_HANDED_ON: Mapping[Role, tuple[str, ...]] = {
+    "input": ("bias", "constraint", "clip"),
+    "state": ("constraint", "clip"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,7 @@ class _Layer:
     cell: Cell
     width: int
     label: str | None
-    first: str = ""
+    made: list[str] = field(default_factory=list)
 
     def node(self, op: AnyOp, attributes: Any, operands: Sequence[Value], name: str) -> Value:
         """Add a node without parameters."""
@@ -59,14 +62,14 @@ class _Layer:
             handed.append(ast.Argument(ast.Name("share", self.call.at), ast.Constant(label, self.call.at)))
         layer = ast.Call(ast.Name("dense", self.call.at), (size, *handed))
         added = self.layers.lower(layer, x, self.scope, name)
-        self.first = self.first or added.name
+        self.made.append(added.name)
         return added
 
     def _shared(self, role: Role) -> str | None:
         """The label of a matrix: the layer's own; or one that no file can give, for the states of all steps."""
         if self.label is not None:
             return f"{self.label}.{role}"
-        return f'"{self.first}".state' if role == "state" else None
+        return f'"{self.made[0]}".state' if role == "state" else None
 
 
 def lower(layers: LayerLowering, call: ast.Call, current: Value, scope: Scope, target: str | None) -> Value:
@@ -79,6 +82,7 @@ def lower(layers: LayerLowering, call: ast.Call, current: Value, scope: Scope, t
     layer = _Layer(layers, ast.Call(call.name, tuple(arguments)), scope, cell, record.width, label)
     net = Unrolling(layer.node, layer.dense, target or call.name.text, record.width)
     outputs = [state.output for state in unrolled(net, cell, operands[0], range(steps))]
+    layers.builder.clip_together(layer.made)
     if record.sequence and steps > 1:
         return net.add(CONCAT, Concat(0), outputs)
     return net.reshaped("", outputs[-1], (1, record.width) if record.sequence else (record.width,))
@@ -86,7 +90,7 @@ def lower(layers: LayerLowering, call: ast.Call, current: Value, scope: Scope, t
 
 def _read(call: ast.Call, arguments: Sequence[ast.Argument], scope: Scope) -> tuple[Recurrence, str | None]:
     """Return the layer's own arguments and its `share` label."""
-    own = ("bias", "constraint", "share")
+    own = ("bias", "constraint", "share", "clip")
     positional = [scope.argument(a.value) for a in arguments if a.name is None]
     named = {a.name.text: scope.argument(a.value) for a in arguments if a.name and a.name.text not in own}
     try:

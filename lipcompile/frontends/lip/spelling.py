@@ -8,11 +8,11 @@ from fractions import Fraction
 from typing import Any, get_type_hints
 
 from lipcompile.diagnostics import Refusal
-from lipcompile.graph import LossUse, Node, Parameter
+from lipcompile.graph import LENGTH, REGULARISER, ClipGroup, LossUse, Node, Parameter
 from lipcompile.numbers import Scalar, text
 from lipcompile.ops.linear import BIAS, BiasShape
 from lipcompile.ops.merge import SUM
-from lipcompile.ops.record import AnyOp, Constraint, Shape, Spelling
+from lipcompile.ops.record import FREE, AnyOp, Constraint, Shape, Spelling
 from lipcompile.ops.rules import feature_axis
 from lipcompile.ops.schema import Axis, Every, Extra, Like, Padding, PerAxis
 
@@ -85,16 +85,23 @@ def _presets_change(node: Node, spelling: Spelling) -> bool:
 
 
 def call(
-    node: Node, operands: Sequence[str], parameters: Mapping[str, Parameter], share: str | None, *, frozen: bool
+    node: Node,
+    operands: Sequence[str],
+    parameters: Mapping[str, Parameter],
+    share: str | None,
+    clip: ClipGroup | None = None,
+    *,
+    frozen: bool,
 ) -> str:
     """Return the call of a node on named operands, or on the value above where there are none; raises `Refusal`.
 
-    `frozen`: the call stands where nothing is trained. `share`: the label of its weights.
+    `frozen`: the call stands where nothing is trained. `share`: the label of its weights. `clip`: of gradients.
     """
     spelling = spelling_of(node)
     positional, named = _arguments(node, spelling)
     own = [] if share is None else [f'share="{share}"']
-    own = [*_of_parameters(node, parameters, frozen=frozen), *own]
+    own = own if clip is None else [_clip(node, clip), *own]
+    own = [*_of_parameters(node, parameters, frozen=frozen, clipped=clip is not None), *own]
     leading = [argument for argument in own if "=" not in argument]
     trailing = [argument for argument in own if "=" in argument]
     written = ", ".join([*operands, *leading, *positional, *named, *trailing])
@@ -188,17 +195,33 @@ def _padding(sides: Sequence[tuple[int, int]]) -> str:
 # Parameters
 
 
-def _of_parameters(node: Node, parameters: Mapping[str, Parameter], *, frozen: bool) -> list[str]:
-    """Return the arguments that declare constraints; the bound that leads a call has no name."""
+def _clip(node: Node, group: ClipGroup) -> str:
+    if (group.length, group.regulariser) == (LENGTH, REGULARISER):
+        return "clip=automatic"
+    if group.regulariser is not None:
+        raise unspeakable(node, "its clip has a regulariser of its own", "write clip=automatic")
+    return f"clip={text(group.length)}"
+
+
+def _of_parameters(node: Node, parameters: Mapping[str, Parameter], *, frozen: bool, clipped: bool) -> list[str]:
+    """Return the arguments that declare constraints; the bound that leads a call has no name.
+
+    Of a clipped layer every constraint is said, and no argument stands for none.
+    """
     rules = {rule.role: rule for rule in node.op.parameters}
     own = {role: parameters[name] for role, name in node.parameters.items()}
     weights = [p for role, p in own.items() if rules[role].argument == "constraint"]
     fixed = _fixed(node, own, weights, frozen=frozen)
-    written = _constraint(node, weights, fixed=fixed)
+    written = _constraint(node, weights, fixed=fixed, clipped=clipped)
     for role, parameter in own.items():
         argument, bound = rules[role].argument, text(parameter.constraint.bound)
+        free = parameter.constraint == FREE and argument is not None
         if argument == "bias":
-            written.append(f"bias={bound}")
+            written.append("bias=true" if free else f"bias={bound}")
+        elif free and argument != "constraint" and not clipped:
+            raise unspeakable(node, f"nothing constrains its {role}", "clip it, or give it a bound")
+        elif clipped and argument == "bound":
+            written += [] if free else [f"bound={bound}"]
         elif argument == "bound" and parameter.constraint.bound != ONE:
             written.append(bound if _leads(node) else f"bound={bound}")
         elif argument == "bound" and node.op is BIAS:
@@ -227,13 +250,16 @@ def _fixed(node: Node, own: Mapping[str, Parameter], weights: Sequence[Parameter
     )
 
 
-def _constraint(node: Node, weights: Sequence[Parameter], *, fixed: bool) -> list[str]:
+def _constraint(node: Node, weights: Sequence[Parameter], *, fixed: bool, clipped: bool) -> list[str]:
     sets = {(p.constraint.kind, p.constraint.bound) for p in weights}
     if len(sets) > 1:
         raise unspeakable(node, "its weights have different constraints", "give them one constraint")
     if fixed:
         return ["constraint=fixed"]
-    return [f"constraint={_set(p.constraint)}" for p in weights[:1] if p.constraint != UNIT]
+    if weights and weights[0].constraint == FREE and not clipped:
+        raise unspeakable(node, "nothing constrains its weights", "clip it, or give it a constraint")
+    default = FREE if clipped else UNIT
+    return [f"constraint={_set(p.constraint)}" for p in weights[:1] if p.constraint != default]
 
 
 def _set(constraint: Constraint) -> str:
