@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lipcompile.derivation import Derivation, Source
 from lipcompile.diagnostics import Diagnostic, InputError, Severity
-from lipcompile.passes.requirements import proves
+from lipcompile.passes.requirements import proves, requirements
+from lipcompile.passes.sensitivity import analyse
+from lipcompile.passes.useful import LARGEST_EXCESS, Aim
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from lipcompile.backend import Backend
-    from lipcompile.derivation import Derivation
+    from lipcompile.graph import Graph
 
-# A bound of so many times the gradients that occur: see docs/clipping.md, "Hopeless bounds".
-HOPELESS = 50
 _MEND = "--bounds auto clips gradients where theorems do not serve; --allow-vacuous goes on all the same"
 
 
@@ -44,6 +46,29 @@ def signals(derivation: Derivation, backend: Backend) -> Any:
     return backend.signal.measure(module, admissible(backend.audit, derivation.analysis.graph))
 
 
+def signal(graph: Graph, backend: Backend) -> Any:
+    """Measure the whole gradient of a changed model; None if it leaves a number open."""
+    source = Source(graph.name, graph.name, "lip", "")
+    try:
+        return signals(Derivation(source, requirements(graph, ()), (), analyse(graph)), backend).total
+    except InputError:
+        return None
+
+
+def aim(target: float | None = None) -> Aim:
+    """Return what `fix` aims at: a total, else what `judged` and `measured` let pass, where torch is installed."""
+    from lipcompile.backend import find
+
+    if target is not None or find_spec("torch") is None:
+        return Aim(target)
+
+    def excess(graph: Graph) -> float | None:
+        found = signal(graph, find())
+        return None if found is None else float(found.excess)
+
+    return Aim(measure=excess)
+
+
 def measured(derivation: Derivation, backend: Backend, *, allow_vacuous: bool) -> Derivation:
     """Return the derivation, rejected if its bound is far above the gradients of random examples at the initial
     weights (LIP311), and nobody allows that. Not measured are a model that leaves a number open, and one whose
@@ -55,7 +80,7 @@ def measured(derivation: Derivation, backend: Backend, *, allow_vacuous: bool) -
         total = signals(derivation, backend).total
     except InputError:
         return derivation
-    if total.excess <= HOPELESS:
+    if total.excess <= LARGEST_EXCESS:
         return derivation
     message = (
         f"the bound of the whole gradient, {total.bound:.4g}, is {total.excess:.2g} times a typical gradient at "
