@@ -165,7 +165,7 @@ def fix(
         OSError: the file cannot be written.
     """
     from lipcompile import fixing
-    from lipcompile.cli.verdicts import aim
+    from lipcompile.cli.signals import aim
     from lipcompile.passes.fix import Wanted
 
     least = parse_number(str(floor), "floor")

@@ -52,9 +52,9 @@ def fix(
     Batch normalisation is always replaced, and a last softmax left out where the loss has its own. While the bound
     is of no use, above 10^6 times L·max(1, X_0) or far above the gradients of random examples, norms get a floor,
     sums of branches become means, and tokens of attention get a bounded length, in this order. With --target, all
-    kinds of changes are made while the bound is above K. Every change is listed with its effect on the bound, and so
-    are those that were not needed. The exit code is 0 if a file was written whose bound is useful, or at most K, and
-    1 if it is not, or if something remains that no change mends.
+    kinds of changes are made while the bound is above K. Every change is listed with its effect on the bound, and
+    so are those that were not needed. The exit code is 0 if a file was written whose bound is useful, or at most
+    K, and 1 if it is not, or if something remains that no change mends.
 
     \b
     Examples:
@@ -62,7 +62,7 @@ def fix(
       lipcompile fix model.lip -o fixed.lip --also groupsort
       lipcompile fix model.lip -o fixed.lip --target 10
     """
-    from lipcompile.cli.verdicts import aim
+    from lipcompile.cli.signals import aim
     from lipcompile.fixing import Wishes
     from lipcompile.fixing import fix as fixed
     from lipcompile.frontends.mends import Mends

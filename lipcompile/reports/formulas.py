@@ -6,6 +6,7 @@ import decimal
 from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache
+from math import isfinite
 from typing import Any
 
 from sympy import (
@@ -226,6 +227,16 @@ def round_up(value: float, digits: int = 7) -> str:
 def up(number: float | None, digits: int = 7) -> str:
     """Return a number rounded up, or a dash where it is unknown."""
     return UNKNOWN if number is None else round_up(number, digits)
+
+
+def rough(number: float | None) -> str:
+    """Return a number to three digits: for the eye, not a bound."""
+    return UNKNOWN if number is None or not isfinite(number) else f"{number:.3g}"
+
+
+def times(gain: float | None) -> str:
+    """Return a factor to three decimals, so that one of no effect is `1.000`."""
+    return UNKNOWN if gain is None else f"{gain:.3f}" if gain < 1000 else f"{gain:.3g}"
 
 
 def percent(share: float | None) -> str:
