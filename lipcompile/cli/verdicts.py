@@ -42,9 +42,12 @@ def exceeded(derivation: Derivation, found: Any, *, allow_vacuous: bool) -> Deri
     """Return the derivation, rejected as by `measured` for what was measured of it; None if nothing was."""
     if allow_vacuous or found is None or not _is_proved(derivation) or found.total.excess <= LARGEST_EXCESS:
         return derivation
+    from lipcompile.reports.formulas import about
+
+    bound, times = f"{found.total.bound:.4g}", about(found.total.excess)
     message = (
-        f"the bound of the whole gradient, {found.total.bound:.4g}, is {found.total.excess:.2g} times a typical "
-        "gradient at the initial weights: noise in its proportion drowns the signal at any usual budget"
+        f"the bound of the whole gradient, {bound}, is {times} times a typical gradient at the initial weights: "
+        "noise in its proportion drowns the signal at any usual budget"
     )
     return replace(derivation, diagnostics=(*derivation.diagnostics, Diagnostic("LIP311", message, _MEND)))
 

@@ -10,7 +10,7 @@ from lipcompile.fixing import Outcome
 from lipcompile.passes.fix import Fix, Fixed, Left
 from lipcompile.passes.useful import LARGEST_EXCESS
 from lipcompile.passes.what_if.edit import listed
-from lipcompile.reports.formulas import round_up
+from lipcompile.reports.formulas import about, round_up
 
 # Places that are listed of each change.
 _SHOWN = 8
@@ -83,7 +83,7 @@ def _missed(fixed: Fixed) -> str:
         times = f" {round_up(fixed.total / fixed.target, 2)} times" if math.isfinite(fixed.total) else ""
         return f"the target is missed: {_shown(fixed.total)} is{times} the {fixed.target:g} asked for"
     if fixed.excess is not None:
-        times = f"{fixed.excess:.2g} times a typical gradient at the initial weights"
+        times = f"{about(fixed.excess)} times a typical gradient at the initial weights"
         return f"{_TOO_LARGE}: {times}, where {LARGEST_EXCESS:g} is the most"
     return f"{_TOO_LARGE}: above 10^6 times L·max(1, X_0)"
 

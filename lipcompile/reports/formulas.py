@@ -39,6 +39,8 @@ _DIGITS, _LONGEST = 7, 400
 _MOST_TERMS = 128
 _SHORT = decimal.Context(prec=_DIGITS, rounding=decimal.ROUND_CEILING)
 _SMALLEST_FIXED, _LARGEST_FIXED = 1e-4, 1e9
+# From here on, numbers for the eye have no decimals.
+_LEAST_WHOLE = 1000
 
 UNKNOWN = "\N{EN DASH}"
 ONE = Fraction(1)
@@ -230,8 +232,15 @@ def up(number: float | None, digits: int = 7) -> str:
 
 
 def rough(number: float | None) -> str:
-    """Return a number to three digits: for the eye, not a bound."""
-    return UNKNOWN if number is None or not isfinite(number) else f"{number:.3g}"
+    """Return a number to three digits, or to a whole number: for the eye, not a bound."""
+    if number is None or not isfinite(number):
+        return UNKNOWN
+    return f"{number:,.0f}" if _LEAST_WHOLE <= number < _LARGEST_FIXED else f"{number:.3g}"
+
+
+def about(number: float) -> str:
+    """Return a number to two digits: for what is measured, and differs from machine to machine in the others."""
+    return f"{float(f'{number:.2g}'):,g}"
 
 
 def times(gain: float | None) -> str:

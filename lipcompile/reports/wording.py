@@ -87,8 +87,8 @@ def signal(found: Measured) -> str:
     """Return what is measured, and beside which noise."""
     return (
         "Norms of gradients of random examples at the initial weights, and of the noise on the mean of a batch of "
-        f"{found.batch:,} at noise multiplier {found.noise_multiplier:.4g}. Steps average the noise away: {_STEPS} "
-        f"Above {LARGEST_EXCESS:g} times a typical gradient a bound is of no use."
+        f"{found.batch:,} at noise multiplier {found.noise_multiplier:.4g}. Steps average the noise away: "
+        f"{_STEPS} Above {LARGEST_EXCESS:g} times a typical gradient a bound is of no use."
     )
 
 
