@@ -140,15 +140,24 @@ def train(
 
 
 def fix(
-    model: str, output: str | Path, *, batch_norm: BatchNorm = "group_norm", floor: float = 1.0, **options: Any
+    model: str,
+    output: str | Path,
+    *,
+    batch_norm: BatchNorm = "group_norm",
+    floor: float = 1.0,
+    target: float | None = None,
+    **options: Any,
 ) -> Outcome:
     """Write a model that passes `check`, as near to `model` as its bound allows, as `lipcompile fix` does.
+
+    The `reached` of what is returned says whether the bound came down as far as it should.
 
     Args:
         model: see `compile`, but for a torch module.
         output: a .lip or .onnx file.
         batch_norm: what takes the place of batch normalisation.
         floor: of the deviation that a norm divides by.
+        target: the largest bound of the whole gradient to aim at; without it, one that is useful.
         options: see `frontends.options.model_options`.
 
     Raises:
@@ -156,10 +165,11 @@ def fix(
         OSError: the file cannot be written.
     """
     from lipcompile import fixing
+    from lipcompile.cli.signals import aim
     from lipcompile.passes.fix import Wanted
 
     least = parse_number(str(floor), "floor")
-    wishes = fixing.Wishes(Mends(batch_norm, least), Wanted(least))
+    wishes = fixing.Wishes(Mends(batch_norm, least), Wanted(least), aim=aim(target))
     return fixing.fix(model, model_options(**options), wishes, Path(output))
 
 

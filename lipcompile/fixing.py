@@ -22,18 +22,20 @@ from lipcompile.passes.canonical import canonical
 from lipcompile.passes.fix import KINDS, Fixed, Wanted, fixed
 from lipcompile.passes.loops import frozen_inside
 from lipcompile.passes.requirements import proves
+from lipcompile.passes.useful import USEFUL, Aim
 
 SUFFIXES = (".lip", ".onnx")
 
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """What the user decides: how to mend, kinds of changes to make anyway, and kinds not to make."""
+    """What the user decides: how to mend, changes to make anyway, or not to make, and what to aim at."""
 
     mends: Mends
     wanted: Wanted
     also: Collection[str] = ()
     never: Collection[str] = ()
+    aim: Aim = USEFUL
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,11 @@ class Outcome:
     def ok(self) -> bool:
         """Whether a file was written that passes."""
         return self.check is not None and self.check.ok
+
+    @property
+    def reached(self) -> bool:
+        """Whether a file was written, and its bound is at most the target, or useful without one."""
+        return self.ok and self.fixed is not None and self.fixed.useful
 
 
 def fix(model: str, options: ModelOptions, wishes: Wishes, output: Path) -> Outcome:
@@ -77,11 +84,12 @@ def fix(model: str, options: ModelOptions, wishes: Wishes, output: Path) -> Outc
             return Outcome(found.diagnostics, mended)
         assert found.analysis is not None
         if proves(found.analysis.graph):
-            result = fixed(graph, wishes.wanted, wishes.also, wishes.never)
+            result = fixed(graph, wishes.wanted, wishes.also, wishes.never, aim=wishes.aim)
         else:  # no change makes the bound of a clip smaller: only those that were asked for are made
             kinds = [kind for kind in KINDS if kind.name in wishes.also]
             result = fixed(graph, wishes.wanted, wishes.also, wishes.never, kinds)
-            result = replace(result, total=found.analysis.total.value or inf, useful=True)
+            total, target = found.analysis.total.value or inf, wishes.aim.target
+            result = replace(result, total=total, useful=target is None or total <= target, target=target)
     checked = _written(result.graph, options, output)
     return Outcome(found.diagnostics, mended, result, checked, _unsaid(result.graph, output))
 

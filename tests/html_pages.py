@@ -7,13 +7,14 @@ from dataclasses import dataclass, field, replace
 from html.parser import HTMLParser
 from pathlib import Path
 
-from lipcompile.derivation import Derivation
+from lipcompile.derivation import Analysis, Derivation
 from lipcompile.frontends.options import ModelOptions
 from lipcompile.passes.depth import curves
 from lipcompile.passes.what_if import changes
 from lipcompile.pipeline import check
 from lipcompile.reports.document import Curve, Document, Privacy, document
 from lipcompile.reports.html import render
+from lipcompile.reports.signal import Measured, SignalRow
 from tests.onnx_models import floats, model, node, save
 from tests.resnet_onnx import resnet
 
@@ -109,8 +110,27 @@ def full(derivation: Derivation, privacy: Privacy | None = None) -> Document:
         return document(derivation)
     deeper = replace(analysis, depth=curves(analysis.graph, analysis.depth))
     return document(
-        replace(derivation, analysis=deeper), suggestions=changes(analysis.graph), privacy=privacy or PRIVACY
+        replace(derivation, analysis=deeper),
+        suggestions=changes(analysis.graph, measure=lambda _: 1.0),
+        privacy=privacy or PRIVACY,
+        signal=_measured(analysis),
     )
+
+
+@dataclass(frozen=True)
+class Measures:
+    """What a backend returns."""
+
+    parameters: dict[str, SignalRow]
+    total: SignalRow
+
+
+def _measured(analysis: Analysis) -> Measured:
+    """A typical gradient of a hundredth of the bound; the last parameter has none."""
+    *names, last = analysis.parameters
+    rows = {name: SignalRow(name, analysis.parameters[name].value or 1.0, 0.01, 0.001, 2.0) for name in names}
+    rows[last] = SignalRow(last, 1.0, 0.0, 0.0, float("inf"))
+    return Measured(Measures(rows, SignalRow("", 1234.5, 0.01, 0.001, 2.0)), 1.5, 1024)
 
 
 def _curve(accountant: str, scale: float) -> Curve:

@@ -21,7 +21,9 @@ from lipcompile.__main__ import run
 from lipcompile.fixing import Outcome, Wishes, fix
 from lipcompile.frontends.mends import BATCH_NORMS, Mends, groups_of
 from lipcompile.frontends.options import ModelOptions
+from lipcompile.graph import Graph
 from lipcompile.passes.fix import Wanted
+from lipcompile.passes.useful import Aim
 from lipcompile.pipeline import check
 from tests.onnx_models import floats, save
 from tests.onnx_models import model as onnx_model
@@ -378,9 +380,110 @@ def test_each_change_is_told_with_its_effect(tmp_path: Path, capsys: pytest.Capt
 
 
 @pytest.mark.parametrize(
-    "arguments", [("-o", "fixed.txt"), ("-o", "model.lip"), ("-o", "x.lip", "--floor", "0"), ("--also", "magic")]
+    "arguments",
+    [
+        ("-o", "fixed.txt"),
+        ("-o", "model.lip"),
+        ("-o", "x.lip", "--floor", "0"),
+        ("-o", "x.lip", "--target", "0"),
+        ("--also", "magic"),
+    ],
 )
 def test_usage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]) -> None:
     monkeypatch.chdir(tmp_path)
     written("dense(1)", tmp_path)
     assert command("model.lip", *arguments) == 2
+
+
+# What is aimed at
+
+
+def aimed(target: float | None) -> Wishes:
+    return wishes(aim=Aim(target))
+
+
+def test_a_target_is_reached_by_the_changes_that_it_takes(tmp_path: Path) -> None:
+    """x + Wx and then a row: √5; means: √1.25. Both are useful, so that without a target nothing is done."""
+    source = str(written("residual(add) { dense(4) }; dense(1)", tmp_path))
+    for target, made in ((None, []), (2.3, []), (2.2, ["residual"]), (1.12, ["residual"])):
+        outcome = fix(source, ModelOptions(), aimed(target), tmp_path / "fixed.lip")
+        assert outcome.reached
+        assert outcome.fixed is not None
+        assert [one.kind.name for one in outcome.fixed.made] == made
+
+
+def test_a_target_makes_changes_that_nobody_asked_for_by_name(tmp_path: Path) -> None:
+    """Windows that overlap in four ways let both weights have gradients of 2: √8. Windows apart: √2."""
+    body = "reshape(1, 2, 2); pad(4); dense(10); max_pool(3, stride=2, padding=1); flatten; dense(1)"
+    source = str(written(body, tmp_path))
+    for target, made in ((None, []), (2.0, ["pool"])):
+        outcome = fix(source, ModelOptions(), aimed(target), tmp_path / "fixed.lip")
+        assert outcome.reached
+        assert outcome.fixed is not None
+        assert [one.kind.name for one in outcome.fixed.made] == made
+        assert outcome.fixed.total == pytest.approx(2**0.5 if made else 8**0.5)
+
+
+def test_several_changes_for_one_target(tmp_path: Path) -> None:
+    """K of row, matrix and block: 2, 2·10⁸ and 10⁸; with a floor 2, 2 and 1; with means 1, 1 and 1/2."""
+    body = "residual(add) { dense(4) }; dense(4); layer_norm(eps=1e-16); dense(1)"
+    outcome = fix(str(written(body, tmp_path)), ModelOptions(), aimed(2), tmp_path / "fixed.lip")
+    assert outcome.reached
+    assert outcome.fixed is not None
+    norm, means = outcome.fixed.made
+    assert [norm.kind.name, means.kind.name] == ["norm", "residual"]
+    assert [norm.before, norm.after, means.after] == pytest.approx([5**0.5 * 1e8, 3, 1.5], rel=1e-6)
+
+
+def test_a_target_that_is_missed_is_told_with_its_distance(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """√1.25 with means; nothing goes on from there. The file is kept: its bound holds."""
+    source, output = written("residual(add) { dense(4) }; dense(1)", tmp_path), tmp_path / "fixed.lip"
+    assert command(source, "-o", output, "--target", "1") == 1
+    told = capsys.readouterr()
+    assert "the target is missed: 1.1180340 is 1.12 times the 1 asked for" in told.out
+    assert "passes" not in told.err
+    assert "residual(mean)" in output.read_text()
+    assert command(source, "-o", output, "--target", "1.2") == 0
+    assert "the target" not in capsys.readouterr().out
+
+
+def test_a_target_of_a_clip(tmp_path: Path) -> None:
+    """The bound of a clip is its length, 1; nothing in the network makes it smaller."""
+    source = str(written("residual(add) { dense(4) }; dense(1)", tmp_path))
+    for target, reached in ((1.0, True), (0.5, False)):
+        options = ModelOptions(bounds="clip")
+        outcome = fix(source, options, aimed(target), tmp_path / "fixed.lip")
+        assert outcome.reached == reached
+        assert outcome.fixed is not None
+        assert not outcome.fixed.made
+
+
+def test_useful_is_what_is_not_far_above_the_gradients(tmp_path: Path) -> None:
+    """The bound of √5 is useful by formulas; a measure of 51 times the gradients says that it is not."""
+    source, asked = str(written("residual(add) { dense(4) }; dense(1)", tmp_path)), []
+
+    def excess(graph: Graph) -> float:
+        asked.append(graph)
+        return 51.0 / len(asked)
+
+    outcome = fix(source, ModelOptions(), wishes(aim=Aim(measure=excess)), tmp_path / "fixed.lip")
+    assert outcome.fixed is not None
+    assert [one.kind.name for one in outcome.fixed.made] == ["residual"]
+    assert (outcome.reached, outcome.fixed.excess, len(asked)) == (True, 25.5, 2)
+    outcome = fix(source, ModelOptions(), wishes(aim=Aim(measure=lambda _: 51.0)), tmp_path / "fixed.lip")
+    assert not outcome.reached
+
+
+def test_what_was_fixed_is_what_check_accepts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ten blocks whose norms make gradients of sums smaller, but not their bounds, which double."""
+    source, output = tmp_path / "model.lip", tmp_path / "fixed.lip"
+    block = "residual(add) { dense(16); layer_norm(floor=1); relu }"
+    source.write_text(
+        f"model m {{ input x: tensor[16], norm <= 4\n repeat 10 {{ {block} }}\n dense(1)\n loss hinge }}"
+    )
+    assert run(["check", str(source), "--signal"]) == 1
+    assert command(source, "-o", output) == 0
+    assert "sums of branches -> their means" in capsys.readouterr().out
+    assert run(["check", str(output), "--signal"]) == 0

@@ -263,3 +263,11 @@ def test_a_logarithmic_axis_has_ticks_at_round_numbers(
 def test_curves_of_any_size_are_drawn(points: list[tuple[float, float]]) -> None:
     """No warning of matplotlib, which would fail the test, and some mark of the curve."""
     assert "var(--series-1)" in _plot(series=[Series("one", points)], log_y=True, marked=1)
+
+
+def test_noise_is_shown_against_signal(deep: Parsed) -> None:
+    """A bound of 1234.5 is 123,450 times a gradient of 0.01, and noise of 2 is 2,000 times a mean of 0.001."""
+    assert "Whole gradient 1,234 0.01 123,450 0.001 2 2,000" in deep.text
+    assert "of a batch of 1,024 at noise multiplier 1.5" in deep.text
+    assert "signal over noise of the changed model" in deep.text
+    assert "1.000" in deep.text

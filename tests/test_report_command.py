@@ -125,7 +125,7 @@ def test_json_of_a_report_is_that_of_a_check_and_more(capsys: Capture) -> None:
     assert __main__.run(["check", "model.lip", "--format", "json"]) == 0
     checked = json.loads(capsys.readouterr().out)
     assert {key: found[key] for key in checked} == checked
-    assert set(found) - set(checked) == {"dominating", "suggestions", "privacy"}
+    assert set(found) - set(checked) == {"dominating", "suggestions", "privacy", "signal"}
     # K² are 0.25, 1 and 0.5625.
     assert [entry["parameters"] for entry in found["dominating"]] == [
         ["first.bias"],
@@ -133,9 +133,41 @@ def test_json_of_a_report_is_that_of_a_check_and_more(capsys: Capture) -> None:
         ["first.weight"],
     ]
     assert found["dominating"][0]["share"] == pytest.approx(1 / 1.8125)
-    totals = [entry["gradient_bound"] for entry in found["suggestions"]]
-    assert totals == sorted(totals)
-    assert 0 < totals[0] < found["total"]["gradient_bound"]["value"]
+    suggestions = found["suggestions"]
+    assert [entry["gain"] for entry in suggestions] == sorted((e["gain"] for e in suggestions), reverse=True)
+    total = found["total"]["gradient_bound"]["value"]
+    assert all(0 < entry["gradient_bound"] < total for entry in suggestions)
+
+
+def test_json_says_noise_and_signal() -> None:
+    """Noise of multiplier 2 on 16 weights, 4 biases and 4 weights; K in all is √1.8125."""
+    signal = written("model.lip --noise-multiplier 2 --batch-size 10 --dataset-size 100 --steps 5 --delta 1e-5")
+    signal = signal["signal"]
+    assert (signal["noise_multiplier"], signal["batch"]) == (2, 10)
+    names = ["first.weight", "first.bias", "dense_2.weight"]
+    found = {entry["name"]: entry for entry in signal["parameters"] if entry["gradient_bound"] > 0}
+    assert sorted(found) == sorted(names)
+    for name, size in zip(names, (16, 4, 4), strict=True):
+        assert found[name]["noise"] == pytest.approx(2 * 1.8125**0.5 * size**0.5 / 10, rel=1e-6)
+        assert 0 < found[name]["mean"] <= found[name]["typical"] <= found[name]["gradient_bound"]
+    assert signal["total"]["noise"] == pytest.approx(2 * 1.8125**0.5 * 24**0.5 / 10, rel=1e-6)
+
+
+@pytest.mark.parametrize(("repeats", "code"), [(12, "LIP311"), (24, "LIP310")])
+def test_a_bound_of_no_use_is_rejected_with_the_mend(repeats: int, code: str, capsys: Capture) -> None:
+    block = "residual(add) { dense(4); layer_norm(floor=1); relu }"
+    blocks = f"repeat {repeats} {{ {block} }}"
+    Path("deep.lip").write_text(f"model m {{ input x: tensor[4], norm <= 1\n {blocks}\n dense(1)\n loss hinge }}")
+    assert run("deep.lip -o out.html") == 1
+    assert f"error[{code}]" in capsys.readouterr().err
+    page = Path("out.html").read_text(encoding="utf-8")
+    for part in ('<p class="verdict bad">✗ rejected: hopeless bound</p>', "--bounds auto", 'id="signal"'):
+        assert part in page
+    assert 'class="right number bad"' in page
+    assert run("deep.lip -o out.md") == 1
+    assert Path("out.md").read_text(encoding="utf-8").startswith("# m: rejected: hopeless bound")
+    assert run("deep.lip -o out.html --allow-vacuous") == 0
+    assert '<p class="verdict good">✓ accepted</p>' in Path("out.html").read_text(encoding="utf-8")
 
 
 def test_json_says_all_of_depth() -> None:
@@ -248,7 +280,7 @@ def test_closed_forms_are_never_exponential(capsys: Capture) -> None:
     Path("deep.lip").write_text(
         f"model m {{ input x: tensor[4, 8], norm <= 1 {blocks} flatten dense(2) loss cross_entropy }}"
     )
-    assert run("deep.lip --layer attention") == 0
+    assert run("deep.lip --layer attention --allow-vacuous") == 0
     assert len(capsys.readouterr().out) < 100_000
 
 

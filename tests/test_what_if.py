@@ -13,6 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from lipcompile.backend import find
+from lipcompile.cli.signals import gains, signals
 from lipcompile.derivation import Analysis
 from lipcompile.frontends.options import ModelOptions
 from lipcompile.graph import Graph, ParameterChoice
@@ -331,6 +333,60 @@ def test_the_largest_share_is_first(tmp_path: Path) -> None:
 
 def test_unknown_bounds_have_no_shares(tmp_path: Path) -> None:
     assert dominating(analysed(tmp_path, "input x: tensor[4]\n dense(1) loss hinge")) == ()
+
+
+# Signal over noise
+
+SCALED = "input x: tensor[4], norm <= 1\n a = dense(4) b = dense(1) loss hinge"
+
+
+def test_halving_what_gradients_are_made_of_is_no_improvement(tmp_path: Path) -> None:
+    """Gradients of a and b are w_b·x and W_a·x, their bounds c_b·X_0 and c_a·X_0; |w_b·W_a·x| <= 1 keeps the slope
+    of hinge at 1. Half the input, or half of both weights, is half of every gradient and half of both bounds.
+    """
+    graph = analysed(tmp_path, SCALED).graph
+    found = {change.description: change for change in changes(graph, measure=gains(graph))}
+    for description in ("norm <= 0.5 in place of 1", "constraint=spectral(0.5) in place of spectral(1), 2 times"):
+        assert found[description].factor == pytest.approx(0.5)
+        assert found[description].gain == pytest.approx(1, abs=1e-5)
+    # By the bound alone they would be the best.
+    assert changes(graph)[0].factor == pytest.approx(0.5)
+    assert next(iter(found)).startswith("frozen")
+
+
+def test_the_gain_of_a_layer_that_is_not_trained(tmp_path: Path) -> None:
+    """Noise has the norm √2·√20·σ/b, of 20 weights; with a layer of 16 frozen 1·√4·σ/b. Its signal is left out."""
+    analysis = analysed(tmp_path, SCALED)
+    found = {change.place: change for change in changes(analysis.graph, measure=gains(analysis.graph))}
+    derivation = check(str(next(tmp_path.glob("*.lip"))))
+    signal = signals(derivation, find())
+    assert signal.total.noise == pytest.approx(40**0.5 / 512)
+    left = signal.parameters["b.weight"].mean / signal.total.mean
+    assert found["a"].gain == pytest.approx(10**0.5 * left, rel=1e-5)
+
+
+def test_gains_rank_before_bounds_and_unknown_gains_last(tmp_path: Path) -> None:
+    """The measure likes small inputs most, does not know clips, and is not told of anything else."""
+    graph = analysed(tmp_path, SCALED).graph
+
+    def measure(changed: Graph) -> float | None:
+        if changed.nodes[-1].op.name == "clip_gradient":
+            return None
+        return 3.0 if changed.input.norm == HALF else 2.0
+
+    found = changes(graph, measure=measure)
+    assert (found[0].place, found[0].gain) == ("x", 1.5)
+    assert found[-1].gain is None
+    assert found[-1].description.startswith("clip_gradient")
+    between = found[1:-1]
+    assert {change.gain for change in between} == {1.0}
+    assert list(between) == sorted(between, key=lambda change: change.factor)
+    assert [change.gain for change in changes(graph, measure=lambda _: None)] == [None] * len(changes(graph))
+
+
+def test_large_models_are_not_measured(tmp_path: Path) -> None:
+    wide = analysed(tmp_path, "input x: tensor[1500], norm <= 1\n dense(1500) dense(1) loss hinge").graph
+    assert gains(wide) is None
 
 
 # Rebuilding

@@ -206,11 +206,13 @@ def _text(models: tuple[str, ...], derived: Derived, *, verbose: bool, signal: b
 
 def _show_signals(derivation: Derivation) -> None:
     from lipcompile.backend import find
-    from lipcompile.cli.verdicts import shown, signals
+    from lipcompile.cli.signals import shown, signals
     from lipcompile.reports.console import show
 
-    sys.stdout.write("\n")
-    show(sys.stdout, *shown(signals(derivation, find())))
+    found = signals(derivation, find())
+    if found is not None:
+        sys.stdout.write("\n")
+        show(sys.stdout, *shown(found))
 
 
 def _sarif(models: tuple[str, ...], derived: Derived) -> int:

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lipcompile.cli.arguments import model_options, output_option
+from lipcompile.cli.arguments import model_options, output_option, vacuous_option
 from lipcompile.cli.output import complain, refuse_source, serious, write_text
 from lipcompile.cli.privacy import privacy_options
 
 if TYPE_CHECKING:
     from lipcompile.derivation import Analysis, Derivation
     from lipcompile.frontends.options import Loaded, ModelOptions
-    from lipcompile.reports.document import Document
+    from lipcompile.reports.document import Document, Privacy
+    from lipcompile.reports.signal import Measured
 
 # The modules of `lipcompile.reports` that write a document, by the suffix of the file.
 _RENDERINGS = {".html": "html", ".md": "markdown", ".tex": "latex", ".json": "json_report"}
@@ -28,14 +29,22 @@ _RENDERINGS = {".html": "html", ".md": "markdown", ".tex": "latex", ".json": "js
 @model_options()
 @output_option("FILE.{html,md,tex,json}", "File to write; its suffix says in which form.", required=False)
 @click.option("--layer", metavar="NAME", help="Print the closed forms of a layer, a parameter or a block.")
+@vacuous_option
 @privacy_options
 def report(
-    model: str, options: ModelOptions, output: Path | None, layer: str | None, given: Mapping[str, Any]
+    model: str,
+    options: ModelOptions,
+    output: Path | None,
+    layer: str | None,
+    allow_vacuous: bool,
+    given: Mapping[str, Any],
 ) -> int:
     """Write all that is derived of MODEL: formulas, bounds, depth, what to change, ε against steps.
 
-    A model that is rejected has its diagnostics in the report. The curves of ε need two of ε, noise multiplier and
-    steps; the `train` block of MODEL supplies what is not given.
+    A model that is rejected has its diagnostics in the report, and so has one whose bound is far above the
+    gradients of random examples at the initial weights, which are shown beside the noise. Changes are ranked by
+    signal over noise. The curves of ε need two of ε, noise multiplier and steps; the `train` block of MODEL
+    supplies what is not given.
 
     \b
     Examples:
@@ -43,15 +52,20 @@ def report(
       lipcompile report model.lip --layer dense.weight
     """
     from lipcompile import pipeline
+    from lipcompile.cli.verdicts import judged
 
     _check(model, output, layer)
     loaded = pipeline.load(model, options)
-    derivation = pipeline.derive(loaded, options)
-    complain(serious(derivation.diagnostics))
+    derivation = judged(pipeline.derive(loaded, options), allow_vacuous=allow_vacuous)
+    if output is None:
+        complain(serious(derivation.diagnostics))
     if layer is not None and derivation.analysis is not None:
         _print_closed_forms(derivation.analysis, layer)
     if output is not None:
-        write_text(output, _rendered(_document(derivation, loaded, given), output))
+        found = _document(derivation, loaded, given, allow_vacuous=allow_vacuous)
+        derivation = found.derivation
+        complain(serious(derivation.diagnostics))
+        write_text(output, _rendered(found, output))
         click.echo(f"wrote {output}", err=True)
     return 0 if derivation.ok else 1
 
@@ -80,11 +94,15 @@ def _print_closed_forms(analysis: Analysis, name: str) -> None:
     show(sys.stdout, *closed_forms(name, known[name]))
 
 
-def _document(derivation: Derivation, loaded: Loaded, given: Mapping[str, Any]) -> Document:
+def _document(
+    derivation: Derivation, loaded: Loaded, given: Mapping[str, Any], *, allow_vacuous: bool
+) -> Document:
     from lipcompile.backend import find
     from lipcompile.cli.curves import asked, privacy
     from lipcompile.cli.progress import CountWatch
     from lipcompile.cli.settings import planned
+    from lipcompile.cli.signals import gains
+    from lipcompile.cli.verdicts import exceeded
     from lipcompile.passes.depth import curves
     from lipcompile.passes.what_if import changes
     from lipcompile.reports.document import document
@@ -96,9 +114,26 @@ def _document(derivation: Derivation, loaded: Loaded, given: Mapping[str, Any]) 
     graph, depth = derivation.analysis.graph, derivation.analysis.depth
     analysis = replace(derivation.analysis, depth=curves(graph, depth))
     with CountWatch("changes") as watch:
-        suggestions = changes(graph, watch)
+        suggestions = changes(graph, watch, gains(graph))
     epsilon = None if question is None else privacy(accounting, question)
-    return document(replace(derivation, analysis=analysis), suggestions=suggestions, privacy=epsilon)
+    signal = _signal(derivation, epsilon, None if question is None else question.batch_size)
+    derivation = exceeded(derivation, signal and signal.signals, allow_vacuous=allow_vacuous)
+    return document(
+        replace(derivation, analysis=analysis), suggestions=suggestions, privacy=epsilon, signal=signal
+    )
+
+
+def _signal(derivation: Derivation, epsilon: Privacy | None, batch: int | None) -> Measured | None:
+    """Measure gradients beside the noise of the training asked for, else of multiplier 1 and batches of 512."""
+    from lipcompile.backend import find
+    from lipcompile.cli.signals import measurable, signals
+    from lipcompile.reports.signal import Measured
+
+    if not measurable():
+        return None
+    noise = (1.0 if epsilon is None else epsilon.noise_multiplier, batch or 512)
+    found = signals(derivation, find(), *noise)
+    return None if found is None else Measured(found, *noise)
 
 
 def _rendered(document: Document, output: Path) -> str:

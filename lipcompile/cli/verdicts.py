@@ -1,23 +1,19 @@
-"""Bounds that hold and are of no use: a verdict of `check`, `compile` and `train`, unless one allows them."""
+"""Bounds that hold and are of no use: a verdict of `check`, `compile`, `train` and `report`, unless allowed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lipcompile.diagnostics import Diagnostic, InputError, Severity
+from lipcompile.cli.signals import signals
+from lipcompile.diagnostics import Diagnostic, Severity
 from lipcompile.passes.requirements import proves
+from lipcompile.passes.useful import LARGEST_EXCESS
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from lipcompile.backend import Backend
     from lipcompile.derivation import Derivation
 
-# A bound of so many times the gradients that occur: see docs/clipping.md, "Hopeless bounds".
-HOPELESS = 50
 _MEND = "--bounds auto clips gradients where theorems do not serve; --allow-vacuous goes on all the same"
 
 
@@ -32,51 +28,30 @@ def judged(derivation: Derivation, *, allow_vacuous: bool) -> Derivation:
     return replace(derivation, diagnostics=diagnostics)
 
 
-def signals(derivation: Derivation, backend: Backend) -> Any:
-    """Measure gradients of random examples at the initial weights; raises InputError if a number is open."""
-    from lipcompile.cli.audit import admissible
-    from lipcompile.programs import instantiate
-
-    text = backend.emit(derivation)
-    with backend.signal.repeatable():  # a verdict must not change from call to call
-        module = instantiate(Path("measured.py"), text)
-    assert derivation.analysis is not None
-    return backend.signal.measure(module, admissible(backend.audit, derivation.analysis.graph))
-
-
 def measured(derivation: Derivation, backend: Backend, *, allow_vacuous: bool) -> Derivation:
     """Return the derivation, rejected if its bound is far above the gradients of random examples at the initial
     weights (LIP311), and nobody allows that. Not measured are a model that leaves a number open, and one whose
     gradients are all clipped.
     """
-    if allow_vacuous or not derivation.ok or derivation.analysis is None or not proves(derivation.analysis.graph):
+    if allow_vacuous or not _is_proved(derivation):
         return derivation
-    try:
-        total = signals(derivation, backend).total
-    except InputError:
+    return exceeded(derivation, signals(derivation, backend), allow_vacuous=allow_vacuous)
+
+
+def exceeded(derivation: Derivation, found: Any, *, allow_vacuous: bool) -> Derivation:
+    """Return the derivation, rejected as by `measured` for what was measured of it; None if nothing was."""
+    if allow_vacuous or found is None or not _is_proved(derivation) or found.total.excess <= LARGEST_EXCESS:
         return derivation
-    if total.excess <= HOPELESS:
-        return derivation
+    from lipcompile.reports.formulas import about
+
+    bound, times = f"{found.total.bound:.4g}", about(found.total.excess)
     message = (
-        f"the bound of the whole gradient, {total.bound:.4g}, is {total.excess:.2g} times a typical gradient at "
-        "the initial weights: noise in its proportion drowns the signal at any usual budget"
+        f"the bound of the whole gradient, {bound}, is {times} times a typical gradient at the initial weights: "
+        "noise in its proportion drowns the signal at any usual budget"
     )
-    found = Diagnostic("LIP311", message, _MEND)
-    return replace(derivation, diagnostics=(*derivation.diagnostics, found))
+    return replace(derivation, diagnostics=(*derivation.diagnostics, Diagnostic("LIP311", message, _MEND)))
 
 
-def shown(found: Any) -> Iterator[RenderableType]:
-    """Yield a table of noise against signal."""
-    from lipcompile.reports.console import printable, styled, table
-
-    columns = ("bound", "typical gradient", "bound / typical", "mean gradient", "noise", "noise / mean")
-    rows = table("parameter", *columns, right=columns)
-    for name, one in (*found.parameters.items(), ("whole gradient", found.total)):
-        relative = one.noise / one.mean if one.mean else float("inf")
-        numbers = (one.bound, one.typical, one.excess, one.mean, one.noise, relative)
-        rows.add_row(printable(name), *(f"{number:.4g}" for number in numbers))
-    yield rows
-    yield styled(
-        "Gradients of random examples at the initial weights; norms of the noise of multiplier 1 on the mean of "
-        "a batch of 512."
-    )
+def _is_proved(derivation: Derivation) -> bool:
+    """Whether a model is accepted, and a theorem bounds one of its gradients."""
+    return derivation.ok and derivation.analysis is not None and proves(derivation.analysis.graph)

@@ -23,6 +23,7 @@ from lipcompile.numbers.symbolic import Definition
 from lipcompile.passes.what_if import Change, Share, dominating
 from lipcompile.reports.copies import first_copies, grouped, layer_of_all, together
 from lipcompile.reports.requirements import RequirementRow, requirement_rows
+from lipcompile.reports.signal import Measured, SignalRow, signal_row
 
 # The most rows that a table has, and the most points that a curve is drawn through.
 LARGEST_TABLE = 100
@@ -60,6 +61,15 @@ class ParameterRow:
     bound: Bound | None
     share: float | None
     copies: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Against:
+    """Noise against signal: all that was measured, the rows of a table, and that of the whole gradient."""
+
+    measured: Measured
+    rows: Rows[SignalRow]
+    total: SignalRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +112,7 @@ class Document:
     and diagnostics, and no row of anything else. `size` is its number of scalar parameters, `trained` how many of
     them are trained. `dominating` are the largest shares of ΣK², copies of a layer taken together. `depth_symbols`
     are names that mean in formulas of depth what they do not mean elsewhere. `privacy` is None if no curve was
-    asked for: `PRIVACY_HINT` says what would give one.
+    asked for: `PRIVACY_HINT` says what would give one. `signal` is None if nothing was measured.
     """
 
     derivation: Derivation
@@ -118,6 +128,12 @@ class Document:
     depth_symbols: Rows[Definition] = Rows()
     suggestions: Rows[Change] = Rows()
     privacy: Privacy | None = None
+    signal: Against | None = None
+
+    @property
+    def ranked(self) -> bool:
+        """Whether suggestions are ranked by signal over noise."""
+        return any(change.gain is not None for change in self.suggestions.shown)
 
 
 def document(
@@ -125,6 +141,7 @@ def document(
     *,
     suggestions: Sequence[Change] = (),
     privacy: Privacy | None = None,
+    signal: Measured | None = None,
     limit: int = LARGEST_TABLE,
 ) -> Document:
     """Return what a report of `derivation` shows, at most `limit` rows a table."""
@@ -151,7 +168,19 @@ def document(
         depth_symbols=_first(_of_depth_alone(analysis), limit),
         suggestions=_first(suggestions, limit),
         privacy=privacy,
+        signal=None if signal is None else _against(signal, _alike(analysis.graph, first), limit),
     )
+
+
+def _against(found: Measured, groups: Mapping[Any, Sequence[str]], limit: int) -> Against:
+    """Take copies together; of what is still too much keep what the noise is largest in."""
+    known = found.signals.parameters
+    rows = [signal_row(names[0], [known[name] for name in names if name in known]) for names in groups.values()]
+    trained = [row for row in rows if row.bound > 0]
+    kept = {row.name for row in sorted(trained, key=lambda row: -row.noise)[:limit]}
+    shown = tuple(row for row in trained if row.name in kept)
+    left_out = sum(row.copies for row in trained) - sum(row.copies for row in shown)
+    return Against(found, Rows(shown, left_out), signal_row("whole gradient", [found.signals.total]))
 
 
 def users(analysis: Analysis) -> dict[str, str]:

@@ -8,11 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from lipcompile.derivation import Derivation
 from lipcompile.fixing import Outcome
 from lipcompile.passes.fix import Fix, Fixed, Left
+from lipcompile.passes.useful import LARGEST_EXCESS
 from lipcompile.passes.what_if.edit import listed
-from lipcompile.reports.formulas import round_up
+from lipcompile.reports.formulas import about, round_up
 
 # Places that are listed of each change.
 _SHOWN = 8
+_TOO_LARGE = "the bound is still too large to be of use"
+_FURTHER = "--bounds auto clips gradients where theorems do not serve; lipcompile report ranks further changes"
 _OPTIONS = {"LIP201": "--input-norm 1.0", "LIP213": "--loss cross_entropy"}
 
 
@@ -69,9 +72,20 @@ def _asked(outcome: Outcome) -> Iterator[str]:
     if asked and outcome.fixed is not None:
         yield f"please declare {' and '.join(asked)}, as fits your data: until then, 1 stands for each"
     if outcome.fixed is not None and not outcome.fixed.useful:
-        yield "the bound is still too large to be of use: lipcompile report ranks further changes"
+        yield f"{_missed(outcome.fixed)}: {_FURTHER}"
     if check is not None and not check.ok:
         yield "what was written does not pass: no file is kept"
+
+
+def _missed(fixed: Fixed) -> str:
+    """Say by how much the aim was missed, as far as that is a number."""
+    if fixed.target is not None:
+        times = f" {round_up(fixed.total / fixed.target, 2)} times" if math.isfinite(fixed.total) else ""
+        return f"the target is missed: {_shown(fixed.total)} is{times} the {fixed.target:g} asked for"
+    if fixed.excess is not None:
+        times = f"{about(fixed.excess)} times a typical gradient at the initial weights"
+        return f"{_TOO_LARGE}: {times}, where {LARGEST_EXCESS:g} is the most"
+    return f"{_TOO_LARGE}: above 10^6 times L·max(1, X_0)"
 
 
 def _bound(total: float) -> str:

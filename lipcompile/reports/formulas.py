@@ -6,6 +6,7 @@ import decimal
 from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache
+from math import isfinite
 from typing import Any
 
 from sympy import (
@@ -38,6 +39,8 @@ _DIGITS, _LONGEST = 7, 400
 _MOST_TERMS = 128
 _SHORT = decimal.Context(prec=_DIGITS, rounding=decimal.ROUND_CEILING)
 _SMALLEST_FIXED, _LARGEST_FIXED = 1e-4, 1e9
+# From here on, numbers for the eye have no decimals.
+_LEAST_WHOLE = 1000
 
 UNKNOWN = "\N{EN DASH}"
 ONE = Fraction(1)
@@ -226,6 +229,23 @@ def round_up(value: float, digits: int = 7) -> str:
 def up(number: float | None, digits: int = 7) -> str:
     """Return a number rounded up, or a dash where it is unknown."""
     return UNKNOWN if number is None else round_up(number, digits)
+
+
+def rough(number: float | None) -> str:
+    """Return a number to three digits, or to a whole number: for the eye, not a bound."""
+    if number is None or not isfinite(number):
+        return UNKNOWN
+    return f"{number:,.0f}" if _LEAST_WHOLE <= number < _LARGEST_FIXED else f"{number:.3g}"
+
+
+def about(number: float) -> str:
+    """Return a number to two digits: for what is measured, and differs from machine to machine in the others."""
+    return f"{float(f'{number:.2g}'):,g}"
+
+
+def times(gain: float | None) -> str:
+    """Return a factor to three decimals, so that one of no effect is `1.000`."""
+    return UNKNOWN if gain is None else f"{gain:.3f}" if gain < 1000 else f"{gain:.3g}"
 
 
 def percent(share: float | None) -> str:

@@ -17,6 +17,7 @@ from lipcompile.derivation import (
     Derivation,
     LayerBounds,
     Requirement,
+    finite,
 )
 from lipcompile.diagnostics import Diagnostic, Location
 from lipcompile.graph import ClipGroup, Node, Parameter
@@ -28,6 +29,7 @@ from lipcompile.reports.messages import command
 if TYPE_CHECKING:
     from lipcompile.passes.what_if import Change, Share
     from lipcompile.reports.document import Curve, Document, Privacy
+    from lipcompile.reports.signal import Measured, Signal
 
 SCHEMA = "lipcompile.report/1"
 Json = dict[str, Any]
@@ -43,6 +45,7 @@ def render(document: Document) -> str:
         "dominating": [_share(share) for share in document.dominating.shown],
         "suggestions": [_suggestion(change) for change in document.suggestions.shown],
         "privacy": None if document.privacy is None else _privacy(document.privacy),
+        "signal": None if document.signal is None else _signal(document.signal.measured),
     }
     whole = {**report(document.derivation), **added}
     return json.dumps(whole, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
@@ -242,7 +245,22 @@ def _suggestion(change: Change) -> Json:
         "place": change.place,
         "gradient_bound": change.total,
         "factor": change.factor,
+        "gain": change.gain,
     }
+
+
+def _signal(found: Measured) -> Json:
+    return {
+        "noise_multiplier": found.noise_multiplier,
+        "batch": found.batch,
+        "parameters": [{"name": name, **_norms(one)} for name, one in found.signals.parameters.items()],
+        "total": _norms(found.signals.total),
+    }
+
+
+def _norms(row: Signal) -> Json:
+    norms = {"gradient_bound": row.bound, "typical": row.typical, "mean": row.mean, "noise": row.noise}
+    return {name: finite(norm) for name, norm in norms.items()}
 
 
 def _share(share: Share) -> Json:

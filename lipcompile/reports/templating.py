@@ -19,7 +19,7 @@ from lipcompile.reports import wording
 from lipcompile.reports.book import Book
 from lipcompile.reports.console import printable
 from lipcompile.reports.document import PRIVACY_HINT, Document, Rows
-from lipcompile.reports.formulas import count, dimensions, percent, up
+from lipcompile.reports.formulas import count, dimensions, percent, rough, times, up
 from lipcompile.reports.html.findings import findings
 from lipcompile.reports.pieces import Pieces, pieces
 
@@ -91,7 +91,9 @@ def _filters(language: Language) -> dict[str, Callable[..., str]]:
         "name": lambda name: Raw(language.name(printable(name))),
         "percent": percent,
         "plain": lambda number: f"{number:.6g}",
+        "rough": rough,
         "several": lambda names: _several(names, language),
+        "times": times,
         "up": up,
     }
 

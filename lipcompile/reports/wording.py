@@ -4,14 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lipcompile.derivation import Depth
+from lipcompile.derivation import Depth, Derivation
+from lipcompile.diagnostics import Severity
+from lipcompile.passes.useful import LARGEST_EXCESS
+from lipcompile.reports.signal import Measured
 
-VERDICTS: Mapping[bool, str] = {
+_VERDICTS: Mapping[bool, str] = {
     True: "This network can be trained privately without clipping gradients: the gradient of each example is "
     "bounded in advance.",
     False: "As it is, this network cannot be trained without clipping gradients. The findings say why, and what "
     "would mend it.",
 }
+
+# A bound that holds, and is rejected because it is of no use.
+_HOPELESS = ("LIP310", "LIP311")
+_OF_NO_USE = (
+    "The bound of this network holds, and is of no use: noise in its proportion would drown the gradients at any "
+    "usual budget. `--bounds auto` clips gradients where theorems do not serve; the findings say more."
+)
+
+
+def verdict(derivation: Derivation) -> str:
+    """Return what the verdict on a model means."""
+    return _OF_NO_USE if _is_hopeless(derivation) else _VERDICTS[derivation.ok]
+
+
+def badge(derivation: Derivation) -> str:
+    """Return the verdict on a model in a few words."""
+    if _is_hopeless(derivation):
+        return "rejected: hopeless bound"
+    return "accepted" if derivation.ok else "rejected"
+
+
+def _is_hopeless(derivation: Derivation) -> bool:
+    errors = [found.code for found in derivation.diagnostics if found.severity == Severity.ERROR]
+    return bool(errors) and all(code in _HOPELESS for code in errors)
+
 
 _REGIMES: Mapping[str | None, str] = {
     None: "it depends on symbols without a value.",
@@ -44,6 +72,27 @@ KINDS: Mapping[str, str] = {
 LESS_NOISE = (
     "A smaller bound is less noise for the same privacy; whether the signal keeps up is for a trial to say."
 )
+RANKED = (
+    "They are ranked by the gain: signal over noise of the changed model, divided by that of the model as it is. "
+    "A gain of 1 is no improvement, however small the bound: gradients have become smaller with it."
+)
+
+
+def suggested(*, ranked: bool) -> str:
+    """Return how a list of changes is to be read; `ranked` by signal over noise, else by the bound."""
+    return RANKED if ranked else LESS_NOISE
+
+
+def signal(found: Measured) -> str:
+    """Return what is measured, and beside which noise."""
+    return (
+        "Norms of gradients of random examples at the initial weights, and of the noise on the mean of a batch of "
+        f"{found.batch:,} at noise multiplier {found.noise_multiplier:.4g}. Steps average the noise away: "
+        f"{_STEPS} Above {LARGEST_EXCESS:g} times a typical gradient a bound is of no use."
+    )
+
+
+_STEPS = "where it is n times the mean gradient, it takes about n² of them to see that gradient once."
 
 NUMBERS = (
     "Bounds are of the gradient of one example's loss, for all weights within their constraints. Numbers that "

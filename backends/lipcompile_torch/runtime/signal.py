@@ -43,6 +43,11 @@ class Signal:
         """How many times the bound is a typical gradient."""
         return math.inf if self.typical == 0 else self.bound / self.typical
 
+    @property
+    def relative(self) -> float:
+        """Noise over signal: that of the mean of a batch over the mean gradient."""
+        return math.inf if self.mean == 0 else self.noise / self.mean
+
 
 @dataclass(frozen=True, slots=True)
 class Signals:

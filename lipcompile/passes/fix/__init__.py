@@ -15,14 +15,17 @@ from lipcompile.graph import Graph
 from lipcompile.passes.fix import layers, tokens
 from lipcompile.passes.fix.edit import Changed, Wanted
 from lipcompile.passes.requirements import examine
-from lipcompile.passes.useful import Standing, complete, standing
+from lipcompile.passes.useful import USEFUL, Aim, Standing, complete, standing
 
 __all__ = ["KINDS", "Fix", "Fixed", "Kind", "Left", "Wanted", "fixed", "helps"]
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of change. made: in any case, where the bound is useless without it, or only if it is asked for."""
+    """A kind of change.
+
+    made: in any case, where the bound misses its aim without it, or only if it or a target is asked for.
+    """
 
     name: str
     title: str
@@ -30,6 +33,8 @@ class Kind:
     made: Literal["always", "if needed", "if asked for"]
 
 
+# What makes the total smaller by less is no change of it.
+_ROUNDING = 1e-6
 # In the order in which they are tried.
 KINDS: Sequence[Kind] = (
     Kind("softmax", "last softmax or sigmoid -> left out, as the loss has its own", layers.of_logits, "always"),
@@ -67,9 +72,10 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """A graph after its changes. total: of its whole gradient. useful: whether that is below the threshold.
+    """A graph after its changes. total: of its whole gradient. useful: whether the aim is reached.
 
     assumed: that the graph declares no input norm or no loss, and that totals are those for X_0 = 1 and L = 1.
+    target: the total that was aimed at, None for a useful one. excess: total over a typical gradient, if measured.
     """
 
     graph: Graph
@@ -78,6 +84,8 @@ class Fixed:
     total: float
     useful: bool
     assumed: bool
+    target: float | None = None
+    excess: float | None = None
 
 
 def fixed(
@@ -87,26 +95,27 @@ def fixed(
     never: Collection[str] = (),
     kinds: Sequence[Kind] = KINDS,
     before: Standing | None = None,
+    aim: Aim = USEFUL,
 ) -> Fixed:
-    """Return the graph with the changes of kinds in `also` and those that its bound needs, but none in `never`.
+    """Return the graph with the changes of kinds in `also` and those that its aim needs, but none in `never`.
 
     before: how the graph stands, if that is known.
     """
     made: list[Fix] = []
     left: list[Left] = []
-    before = before or standing(graph)
+    before = before or aim.judged(graph, standing(graph))
     for kind in kinds:
         changed = kind.make(graph, wanted)
         if not (changed.places or changed.not_made) or _is_refused(changed.graph):
             continue
         after = standing(changed.graph) if changed.places else before
-        if changed.places and kind.name not in never and (kind.name in also or _is_due(kind, before, after)):
+        if changed.places and kind.name not in never and (kind.name in also or _is_due(kind, before, after, aim)):
             made.append(Fix(kind, changed.places, before.total, after.total, changed.not_made))
-            graph, before = changed.graph, after
+            graph, before = changed.graph, aim.judged(changed.graph, after)
         else:
             left.append(Left(kind, changed.places, after.total, changed.not_made))
     assumed = complete(graph) is not graph
-    return Fixed(graph, tuple(made), tuple(left), before.total, before.useful, assumed)
+    return Fixed(graph, tuple(made), tuple(left), before.total, before.useful, assumed, aim.target, before.excess)
 
 
 def helps(graph: Graph, total: float) -> bool:
@@ -115,10 +124,12 @@ def helps(graph: Graph, total: float) -> bool:
     return fixed(graph, Wanted(), kinds=unasked, before=Standing(total, useful=False)).useful
 
 
-def _is_due(kind: Kind, before: Standing, after: Standing) -> bool:
+def _is_due(kind: Kind, before: Standing, after: Standing, aim: Aim) -> bool:
     """Whether a change is made unasked: what is beyond doubles on both sides of it may have been made smaller."""
-    smaller = after.total < before.total or math.isinf(after.total)
-    return kind.made == "always" or (kind.made == "if needed" and not before.useful and smaller)
+    if kind.made == "always":
+        return True
+    smaller = after.total < before.total * (1 - _ROUNDING) or math.isinf(after.total)
+    return not before.useful and smaller and (kind.made == "if needed" or aim.target is not None)
 
 
 def _is_refused(graph: Graph) -> bool:

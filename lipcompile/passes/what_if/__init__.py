@@ -1,7 +1,7 @@
 """What if: which parameters dominate the noise, and which changes of the model make its gradient bound smaller.
 
 Every total is certified, and derived from the changed graph. A smaller bound is less noise for the same privacy,
-not by itself a better ratio of signal to noise: docs/what-if.md.
+not by itself a better ratio of signal to noise: where that can be measured, it ranks them (docs/what-if.md).
 """
 
 from __future__ import annotations
@@ -18,15 +18,19 @@ from lipcompile.passes.what_if import scale, structure, training
 from lipcompile.passes.what_if.edit import Edit, Family, Kind, applied
 from lipcompile.passes.what_if.subject import Subject
 
-__all__ = ["Change", "Progress", "Share", "changes", "dominating"]
+__all__ = ["Change", "Measure", "Progress", "Share", "changes", "dominating"]
 
 # Told after each candidate: its place, how many are done, and of how many.
 Progress = Callable[[str, int, int], None]
+# Returns the mean gradient over its noise in a graph at its initial weights; None where that is not known.
+Measure = Callable[[Graph], float | None]
 
 # Changes of scale are many and do much: they are not to push those of structure out.
 _MOST, _MOST_OF_A_KIND = 12, 6
 # Changes of less than that are rounding.
 _ROUNDING = 1e-6
+# Decimals of a gain: what differs in later ones is rounding of the gradients.
+_MEASURED = 3
 # Nodes to derive for single places in all, and how many places a family may try at least.
 _WORK, _FEWEST = 40_000, 3
 # In graphs of more nodes, single places are tried in the dominating layers alone.
@@ -40,6 +44,7 @@ class Change:
     kind: `scale` makes the numbers of the same network smaller, and gradients with them; `structure` makes another
     network; `training` trains the same one otherwise. place: node, parameter, input or loss, or several of them.
     description: what to write. total: certified, not below the true number. factor: total after / total before.
+    gain: signal over noise after / before, measured at the initial weights; None if it was not measured.
     """
 
     kind: Kind
@@ -47,20 +52,44 @@ class Change:
     description: str
     total: float
     factor: float
+    gain: float | None = None
 
 
-def changes(graph: Graph, progress: Progress | None = None) -> tuple[Change, ...]:
+def changes(graph: Graph, progress: Progress | None = None, measure: Measure | None = None) -> tuple[Change, ...]:
     """Return the changes that make the total smaller, the most effective first: at most twelve, six of a kind.
 
-    Of changes that several places allow there are two: all of them together, and the best single one. Nothing is
+    The most effective are those with the largest gain, where `measure` knows it, else with the smallest total. Of
+    changes that several places allow there are two: all of them together, and the best single one. Nothing is
     returned where the total is not known, as without an input norm or a loss.
     """
     before = derive(graph, Certified())
     if not _is_known(before.total):
         return ()
     subject = Subject(graph, _relative(before), before.loss_lipschitz.upper)
-    found = _tried(_plan(subject), _Trial(graph, before.total, progress))
-    return _best(sorted(found, key=lambda change: change.factor))
+    found = list(_tried(_plan(subject), _Trial(graph, before.total, progress)))
+    ranked = [one.change for one in found] if measure is None else _measured(found, graph, measure, progress)
+    return _best(sorted(ranked, key=_rank))
+
+
+def _rank(change: Change) -> tuple[bool, float, float]:
+    """Put gains before factors, and known gains before unknown ones."""
+    gain = 0.0 if change.gain is None else round(change.gain, _MEASURED)
+    return change.gain is None, -gain, change.factor
+
+
+def _measured(found: Sequence[_Tried], graph: Graph, measure: Measure, progress: Progress | None) -> list[Change]:
+    """Return changes with their gains, as far as they can be measured."""
+    before = measure(graph)
+    if not before:
+        return [one.change for one in found]
+    measured = []
+    for done, one in enumerate(found, start=1):
+        changed = applied(graph, one.edit.patch)
+        after = None if changed is None else measure(changed)
+        measured.append(replace(one.change, gain=None if after is None else after / before))
+        if progress is not None:
+            progress(one.edit.place, done, len(found))
+    return measured
 
 
 def _best(ranked: Sequence[Change]) -> tuple[Change, ...]:
@@ -113,6 +142,19 @@ def _single(family: Family, subject: Subject, most: int, *, large: bool) -> tupl
     return sorted(dominating, key=subject.rank)[:most], True
 
 
+@dataclass(frozen=True, slots=True)
+class _Tried:
+    """An edit, and what it changes."""
+
+    edit: Edit
+    change: Change
+
+    @property
+    def factor(self) -> float:
+        """Total after / total before."""
+        return self.change.factor
+
+
 @dataclass(slots=True)
 class _Trial:
     """Derives the bound of one changed graph after the other."""
@@ -123,14 +165,14 @@ class _Trial:
     planned: int = 0
     done: int = 0
 
-    def __call__(self, edit: Edit) -> Change | None:
+    def __call__(self, edit: Edit) -> _Tried | None:
         """Return what an edit changes; None if it cannot be made, or makes nothing smaller."""
         changed = applied(self.graph, edit.patch)
         found = None if changed is None else self._change(edit, derive(changed, Certified()).total)
         self.done += 1
         if self.progress is not None:
             self.progress(edit.place, self.done, self.planned)
-        return found
+        return None if found is None else _Tried(edit, found)
 
     def _change(self, edit: Edit, total: Interval) -> Change | None:
         factor = (total / self.before).upper
@@ -139,12 +181,12 @@ class _Trial:
         return Change(edit.kind, edit.place, edit.description, total.upper, factor)
 
 
-def _tried(plans: Sequence[_Plan], trial: _Trial) -> Iterator[Change]:
+def _tried(plans: Sequence[_Plan], trial: _Trial) -> Iterator[_Tried]:
     """Yield the best single change of each family, and that of all places if it does more."""
     trial.planned = sum(len(plan.single) + plan.together for plan in plans)
     for plan in plans:
-        single = [change for change in map(trial, plan.single) if change is not None]
-        best = min(single, key=lambda change: change.factor, default=None)
+        single = [found for found in map(trial, plan.single) if found is not None]
+        best = min(single, key=lambda found: found.factor, default=None)
         if best is not None:
             yield best
         every = trial(plan.family.together()) if plan.together else None

@@ -16,7 +16,7 @@ from lipcompile.numbers import text as scalar_text
 from lipcompile.numbers.symbolic import Symbolic
 from lipcompile.reports import wording
 from lipcompile.reports.console import printable
-from lipcompile.reports.formulas import ELLIPSIS, count, dimensions, percent, up
+from lipcompile.reports.formulas import ELLIPSIS, count, dimensions, percent, rough, times, up
 from lipcompile.reports.mathml import mathml
 from lipcompile.reports.pieces import pieces
 
@@ -35,7 +35,7 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters = (abridged, count, dimensions, math, name, percent, prose, quantity, symbol, up)
+    filters = (abridged, count, dimensions, math, name, percent, prose, quantity, rough, symbol, times, up)
     made.globals["wording"] = wording
     made.filters |= {function.__name__: function for function in filters}
     return made
