@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from fractions import Fraction
 from types import SimpleNamespace
 from typing import Any
 
@@ -107,6 +108,18 @@ def test_what_sums_round_is_added(dtype: torch.dtype, batch: float) -> None:
     bound = kind.smallest_normal * kind.eps  # so short that only η counts
     assert sum_slack(dtype, batch, 10**4, bound, depth=0) >= 100 * batch
     assert scipy.stats.poisson.sf(most + 16, batch) < 1e-14
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_the_rounding_of_sums_counts_roundings_of_roundings(dtype: torch.dtype) -> None:
+    """Each sum is off by a·u/(1 - a·u), not a·u, and what is rounded to the dtype in the end is longer by as much."""
+    kind, working = torch.finfo(dtype), torch.finfo(torch.promote_types(dtype, torch.float32))
+    for depth, batch in ((90, 512), (91, 4096), (300, 1)):
+        lost = Fraction(depth) * Fraction(working.eps) / 2
+        lost /= 1 - lost
+        last = Fraction(kind.eps) if kind.bits < 32 else Fraction(0)
+        most = Fraction(batch + 8 * math.sqrt(batch) + 16)
+        assert sum_slack(dtype, batch, 1, 1.0, depth) >= (2 * lost + last * (1 + lost)) * most
 
 
 def test_slacks_are_far_above_what_was_measured() -> None:
