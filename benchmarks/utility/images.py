@@ -224,9 +224,7 @@ _SETS: tuple[Name, ...] = ("mnist", "fashion_mnist", "cifar10")
 
 
 def _known(data: Name) -> Iterator[Row]:
-    """Yield the rows of image_networks.lip: by theorems, by clips, and Opacus's; settings were chosen on MNIST at ε =
-    3.
-    """
+    """Yield rows by theorems, by clips and by Opacus; settings were chosen on MNIST at ε = 3."""
     cases = [(name, epsilon) for name in _KNOWN for epsilon in (1.0, 3.0, 8.0)]
     for name, epsilon in cases:
         yield Row(data, epsilon, Pixels(0.0), name, _KNOWN_RECIPES[name], _COLD)

@@ -112,7 +112,7 @@ def test_what_sums_round_is_added(dtype: torch.dtype, batch: float) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 def test_the_rounding_of_sums_counts_roundings_of_roundings(dtype: torch.dtype) -> None:
-    """Each sum is off by a·u/(1 - a·u), not a·u, and what is rounded to the dtype in the end is longer by as much."""
+    """Each sum is off by a·u/(1 - a·u), not a·u, and what is rounded to the dtype in the end is so much longer."""
     kind, working = torch.finfo(dtype), torch.finfo(torch.promote_types(dtype, torch.float32))
     for depth, batch in ((90, 512), (91, 4096), (300, 1)):
         lost = Fraction(depth) * Fraction(working.eps) / 2
