@@ -129,6 +129,7 @@ def lenet() -> nn.Module:
 
 MODELS: dict[str, tuple[Any, tuple[int, ...]]] = {
     "lenet": (lenet, (1, 28, 28)),
+    "rnn": (lambda: Recurrent(nn.RNN), (3, 8)),
     "lstm": (lambda: Recurrent(nn.LSTM), (3, 8)),
     "gru": (lambda: Recurrent(nn.GRU), (3, 8)),
     "encoder": (lambda: Encoder(norm_first=False), (5, 16)),

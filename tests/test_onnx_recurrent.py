@@ -13,6 +13,8 @@ import onnxruntime
 import pytest
 import torch
 
+import lipcompile
+from lipcompile.diagnostics import InputError
 from lipcompile.frontends import onnx_model
 from lipcompile.frontends.onnx_import.recurrent import MOST_STEPS
 from lipcompile.frontends.options import Loaded
@@ -258,3 +260,39 @@ def test_what_torch_exports(name: str, dynamo: bool, tmp_path: Path) -> None:
     biases = 0 if name == "without biases" else sum("bias_hh" in key for key, _ in net.named_parameters())
     merged = biases if "gru" not in name else 0  # the biases of input and state act as one, except in a GRU
     assert len(loaded.graph.parameters) == len(weights) - merged
+
+
+class LastState(Net):
+    """The same behind the last state, [layers, batch, width]."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Map [batch, steps, features] to [batch, 2]."""
+        logits: torch.Tensor = self.head(self.layer(x)[1][-1])
+        return logits
+
+
+PLAIN: Mapping[str, dict[str, Any]] = {
+    "plain": {},
+    "without biases": {"bias": False},
+    "two layers": {"num_layers": 2, "dropout": 0.5},
+    "both directions": {"bidirectional": True},
+    "two layers, both directions": {"num_layers": 2, "bidirectional": True},
+}
+
+
+@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("kind", [Net, LastState])
+def test_plain_rnn_modules_are_read(name: str, kind: Callable[..., Net]) -> None:
+    torch.manual_seed(0)
+    options = PLAIN[name]
+    layer = torch.nn.RNN(FEATURES, WIDTH, batch_first=True, **options)
+    net = kind(layer, WIDTH * (2 if kind is Net and "bidirectional" in options else 1))
+    private = lipcompile.private(net, (STEPS, FEATURES), bounds="clip").eval()
+    x = torch.randn(5, STEPS, FEATURES)
+    torch.testing.assert_close(private(x), net.eval()(x), rtol=2e-5, atol=2e-6)
+
+
+def test_a_plain_rnn_of_another_activation_is_refused_by_its_name() -> None:
+    net = Net(torch.nn.RNN(FEATURES, WIDTH, batch_first=True, nonlinearity="relu"), WIDTH)
+    with pytest.raises(InputError, match="RNN with the activations relu is not yet supported"):
+        lipcompile.private(net, (STEPS, FEATURES), bounds="clip")

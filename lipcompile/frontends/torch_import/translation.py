@@ -11,6 +11,7 @@ from lipcompile.diagnostics import Diagnostic
 from lipcompile.frontends.onnx_import.node import scope_of, traced_line
 from lipcompile.frontends.quiet import silence
 from lipcompile.frontends.torch_import.places import summary
+from lipcompile.frontends.torch_import.rnn import translations
 from lipcompile.frontends.torch_import.tracing import Untraceable, untraceable
 
 if TYPE_CHECKING:
@@ -35,7 +36,13 @@ def translated(program: ExportedProgram) -> ModelProto:
     named = program.state_dict.keys()
     try:
         with silence():
-            made = torch.onnx.export(program, dynamo=True, optimize=False, verbose=False)
+            made = torch.onnx.export(
+                program,
+                dynamo=True,
+                optimize=False,
+                verbose=False,
+                custom_translation_table=dict(translations()),
+            )
             assert made is not None
             optimizer.fold_constants(
                 made.model,
