@@ -100,13 +100,14 @@ def test_products_of_any_two_vectors_of_float32_are_clipped(x: float, g: float, 
 
 
 @pytest.mark.parametrize(
-    ("x", "g"), [(1e-160, 1e150), (1e-165, 1e152), (1e-300, 1e290), (5e-324, 1e308), (0.0, 1e300)]
+    ("x", "g"), [(1e-160, 1e150), (1e-165, 1e152), (1e-300, 1e290), (5e-324, 1e308), (5e-324, 1e299), (0.0, 1e300)]
 )
 def test_products_in_float64_are_clipped_where_squares_vanish(x: float, g: float) -> None:
     """1e-160 squared is subnormal, and 1e-165 squared 0: the norm was off, and nothing was clipped."""
     use = outer([x, x], [g], torch.float64)
     assert share(use, Clip(2.0**-59)) <= 1
     assert share(use, Clip(1e-12, 1e-3)) <= 1
+    assert share(use, Clip(1e6, 1e-200)) <= 1
 
 
 @pytest.mark.parametrize(("x", "g"), [(1e200, 1e-150), (1e-200, 1e210), (1e-150, 1e150)])

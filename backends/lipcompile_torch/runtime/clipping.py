@@ -182,7 +182,7 @@ class Outer:
         unit = torch.where(is_plain, 1.0, length)
         room = _ROUNDED if dtype == torch.float64 or single_is_kept(self.read.device) else _COARSE
         scale = factors * unit * room
-        used = scale >= _VANISHED
+        used = torch.minimum(scale, unit) >= _VANISHED
         made = torch.where(used[:, None], self.made.double() * scale[:, None], 0.0).to(dtype)
         read = self.read
         if not bool((used & is_plain).all()):
@@ -201,7 +201,7 @@ _COARSE = 1 - 2.0**-7
 """Covers the rounding of both operands to bfloat16, by 2⁻⁹ of an entry each, or to TF32."""
 
 _VANISHED = 2.0**-1000
-"""What is scaled by less adds nothing: a subnormal scale would not be exact to 2⁻²¹."""
+"""What is scaled or divided by less adds nothing: a subnormal scale or length would not be exact to 2⁻²¹."""
 
 _LONG = 2.0**40
 _LEAST = 2.0**-60
@@ -369,17 +369,13 @@ def _joined(uses: Sequence[Use], entries: int) -> Use | None:
 
 
 def _lengths(x: Tensor) -> Tensor:
-    """Return ‖x_i‖, [B] in float64, of [B, n]; squares neither overflow nor vanish.
-
-    Of vectors of float64 below 2⁻⁹⁶⁰ that are not 0 it is more than the length.
-    """
+    """Return ‖x_i‖, [B] in float64, of [B, n]; squares neither overflow nor vanish."""
     if x.dtype != torch.float64:
         norms: Tensor = torch.linalg.vector_norm(x, dim=1, dtype=torch.float64)
         return norms
     largest = x.abs().amax(1, keepdim=True) if x.shape[1] else x.new_zeros(len(x), 1)
-    unit = torch.where(largest > 0, largest.clamp(min=2.0**-960), 1.0)
-    norms = torch.linalg.vector_norm(x / unit, dim=1, keepdim=True).clamp(min=1.0) * unit
-    return torch.where(largest == 0, 0.0, norms)[:, 0]
+    unit = torch.where(largest > 0, largest, 1.0)
+    return (torch.linalg.vector_norm(x / unit, dim=1, keepdim=True) * unit)[:, 0]
 
 
 def _without(rows: Tensor, factors: Tensor) -> Tensor:
