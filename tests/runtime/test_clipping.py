@@ -173,6 +173,13 @@ def test_an_engine_trains_clipped_modules(name: str, options: dict[str, Any], tm
     assert all(not torch.equal(before[n], p) for n, p in module.named_parameters())
 
 
+def test_noise_is_that_of_one_group(tmp_path: Path) -> None:
+    """σ·C on every parameter: three of them are clipped together, to C = 1."""
+    _, optimizer, _ = engine(model(NETWORKS["vectors"], tmp_path))
+    stds = optimizer._gradients.constant_stds(2.0)
+    assert stds == pytest.approx(dict.fromkeys(("dense.weight", "dense.bias", "dense_2.weight"), 2.0))
+
+
 def test_an_engine_refuses_gradients_that_no_layer_noted(tmp_path: Path) -> None:
     """A weight that is read by other means than the layers' functions, here by a patched layer."""
     module, optimizer, loader = engine(model(NETWORKS["vectors"], tmp_path))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from lipcompile_torch import ClipGroup
 from lipcompile_torch.runtime import clipping, sums
-from lipcompile_torch.runtime.clipping import Outer, Products, Summed, Use, clipped
+from lipcompile_torch.runtime.clipping import Noted, Outer, Products, Summed, Use, clipped, group_gradients
 from lipcompile_torch.runtime.example_gradients import Clip, ExampleGradients
 from lipcompile_torch.runtime.native_gradients import Scaling
 from lipcompile_torch.runtime.reading import linear
@@ -100,13 +100,14 @@ def test_products_of_any_two_vectors_of_float32_are_clipped(x: float, g: float, 
 
 
 @pytest.mark.parametrize(
-    ("x", "g"), [(1e-160, 1e150), (1e-165, 1e152), (1e-300, 1e290), (5e-324, 1e308), (0.0, 1e300)]
+    ("x", "g"), [(1e-160, 1e150), (1e-165, 1e152), (1e-300, 1e290), (5e-324, 1e308), (5e-324, 1e299), (0.0, 1e300)]
 )
 def test_products_in_float64_are_clipped_where_squares_vanish(x: float, g: float) -> None:
     """1e-160 squared is subnormal, and 1e-165 squared 0: the norm was off, and nothing was clipped."""
     use = outer([x, x], [g], torch.float64)
     assert share(use, Clip(2.0**-59)) <= 1
     assert share(use, Clip(1e-12, 1e-3)) <= 1
+    assert share(use, Clip(1e6, 1e-200)) <= 1
 
 
 @pytest.mark.parametrize(("x", "g"), [(1e200, 1e-150), (1e-200, 1e210), (1e-150, 1e150)])
@@ -148,3 +149,16 @@ def test_autocast_around_the_backward_pass_does_not_round_sums() -> None:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             found = added([Outer(x[:1], torch.ones(1, 2))], Clip(0.1))
         assert float(length(found)) == pytest.approx(0.1, rel=1e-6)
+
+
+# --- what mixes examples -----------------------------------------------------------------------------------------
+
+
+def test_layers_of_a_group_that_saw_different_numbers_of_examples_are_refused() -> None:
+    """One number for all would be broadcast: the norm of one example would be that of all."""
+    parameters = [torch.zeros(2, 3), torch.zeros(2, 3)]
+    noted = [Noted(parameter) for parameter in parameters]
+    for one, examples in zip(noted, (1, 3), strict=True):
+        one.note(0, Outer(torch.ones(examples, 3), torch.ones(examples, 2)))
+    with pytest.raises(ValueError, match="saw 1 and 3 examples in one forward pass"):
+        group_gradients(noted, parameters, Clip(1.0))

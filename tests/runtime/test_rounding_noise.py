@@ -112,7 +112,7 @@ def test_what_sums_round_is_added(dtype: torch.dtype, batch: float) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 def test_the_rounding_of_sums_counts_roundings_of_roundings(dtype: torch.dtype) -> None:
-    """Each sum is off by a·u/(1 - a·u), not a·u, and what is rounded to the dtype in the end is so much longer."""
+    """Each sum is off by a·u/(1 - a·u), not a·u, and what is rounded to the dtype in the end is longer, too."""
     kind, working = torch.finfo(dtype), torch.finfo(torch.promote_types(dtype, torch.float32))
     for depth, batch in ((90, 512), (91, 4096), (300, 1)):
         lost = Fraction(depth) * Fraction(working.eps) / 2
@@ -120,6 +120,21 @@ def test_the_rounding_of_sums_counts_roundings_of_roundings(dtype: torch.dtype) 
         last = Fraction(kind.eps) if kind.bits < 32 else Fraction(0)
         most = Fraction(batch + 8 * math.sqrt(batch) + 16)
         assert sum_slack(dtype, batch, 1, 1.0, depth) >= (2 * lost + last * (1 + lost)) * most
+
+
+def test_sums_that_rounding_lengthened_are_taken() -> None:
+    """By the slack of each gradient, or by a·2u of the sum: a refusal would depend on the data."""
+    for slack, depth, longer in ((1e-5, 0, 1.9e-5), (0.0, 90, 89 * 2.0**-23), (1e-5, 90, 1.9e-5 + 89 * 2.0**-23)):
+        checks.check_gradients({"w": 2 * (1 + longer)}, {"w": 1.0}, 2.0, slack, depth)
+        with pytest.raises(checks.PrivacyError, match="where this batch allows"):
+            checks.check_gradients({"w": 2 * (1 + 1.1 * longer)}, {"w": 1.0}, 2.0, slack, depth)
+
+
+def test_as_many_pieces_are_added_as_noise_covers() -> None:
+    parameters = {"w": nn.Parameter(torch.zeros(1))}
+    checks.check_pieces(parameters, 16, 16)
+    with pytest.raises(checks.PrivacyError, match="the noise covers the rounding of 16"):
+        checks.check_pieces(parameters, 17, 16)
 
 
 def test_slacks_are_far_above_what_was_measured() -> None:

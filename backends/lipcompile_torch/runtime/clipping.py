@@ -203,7 +203,7 @@ class Outer:
         unit = torch.where(is_plain, 1.0, length)
         room = _ROUNDED if dtype == torch.float64 or single_is_kept(self.read.device) else _COARSE
         scale = factors * unit * room
-        used = scale >= _VANISHED
+        used = torch.minimum(scale, unit) >= _VANISHED
         made = torch.where(used[:, None], self.made.double() * scale[:, None], 0.0).to(dtype)
         read = self.read
         if not bool((used & is_plain).all()):
@@ -224,7 +224,7 @@ _COARSE = 1 - 2.0**-7
 """Covers the rounding of both operands to bfloat16, by 2⁻⁹ of an entry each, or to TF32."""
 
 _VANISHED = 2.0**-1000
-"""What is scaled by less adds nothing: a subnormal scale would not be exact to 2⁻²¹."""
+"""What is scaled or divided by less adds nothing: a subnormal scale or length would not be exact to 2⁻²¹."""
 
 _LONG = 2.0**40
 _LEAST = 2.0**-60
