@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from lipcompile_torch import PrivacyEngine
@@ -353,3 +354,21 @@ def test_clipped_and_proved_parameters_stand_side_by_side(tmp_path: Path) -> Non
     assert total == pytest.approx((0.01 + 2) ** 0.5, rel=1e-9)
     verdict = verify(json.loads(encode(certificate(derivation))))
     assert verdict.ok, verdict.problems
+
+
+def test_signal_of_public_examples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of one layer under hinge loss the gradient is as long as the input: a quarter of the bound."""
+    path = tmp_path / "model.lip"
+    path.write_text("model m { input x: tensor[4], norm <= 1\n dense(1)\n loss hinge }")
+    x = np.zeros((20, 4), dtype=np.float32)
+    x[:, 0] = 0.25
+    np.savez(tmp_path / "public.npz", X=x, y=np.ones(20, dtype=np.float32))
+    command = ["check", str(path), "--signal", "--public-data", str(tmp_path / "public.npz")]
+    assert run(command) == 0
+    told = capsys.readouterr().out
+    (line,) = (line for line in told.splitlines() if line.startswith("whole gradient"))
+    assert line.split()[2:5] == ["1", "0.25", "4"]
+    assert "Gradients of public examples" in told
+    np.savez(tmp_path / "public.npz", X=np.zeros((20, 5), dtype=np.float32), y=np.ones(20, dtype=np.float32))
+    assert run(command) == 2
+    assert "LIP403" in capsys.readouterr().err

@@ -98,6 +98,14 @@ vacuous_option = click.option(
 )
 
 
+public_option = click.option(
+    "--public-data",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE.npz",
+    help="Measure gradients of these examples, on which nobody's privacy depends, in place of random ones.",
+)
+
+
 def verify_option(*, default: bool) -> Callable[[Command], Command]:
     """Give a command the keyword `verify_import`: whether an import is compared with its original."""
     return click.option(

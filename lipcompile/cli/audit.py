@@ -158,7 +158,7 @@ def admissible(attack: Any, graph: Graph) -> Any:
     """Say what the adversary may choose as target and as tokens."""
     import math
 
-    from lipcompile.cli.training import tokens_of
+    from lipcompile.cli.data import tokens_of
 
     assert graph.loss is not None
     norm = getattr(graph.loss.attributes, "target_norm", None)

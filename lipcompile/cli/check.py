@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lipcompile.cli.arguments import Command, model_options, vacuous_option, verify_option
+from lipcompile.cli.arguments import Command, model_options, public_option, vacuous_option, verify_option
 from lipcompile.cli.output import complain, print_json, refuse_source, source_text
 from lipcompile.diagnostics import InputError, input_error
 
@@ -68,6 +68,7 @@ def _machine_readable(command: Command) -> Command:
 @click.option(
     "--signal", is_flag=True, help="Also measure gradients of random examples, and show noise against signal."
 )
+@public_option
 @vacuous_option
 @verify_option(default=False)
 def check(
@@ -77,6 +78,7 @@ def check(
     certificate: Path | None,
     verbose: bool,
     signal: bool,
+    public_data: Path | None,
     allow_vacuous: bool,
     verify_import: bool,
 ) -> int:
@@ -93,18 +95,19 @@ def check(
       lipcompile check model.lip model.onnx --format sarif
       lipcompile check model.lip --certificate model.json
       lipcompile check model.lip --signal
+      lipcompile check model.lip --signal --public-data public.npz
     """
     if certificate is not None and len(models) > 1:
         message = f"--certificate is of one model, not {len(models)}"
         raise input_error("LIP005", message, "run the command once for each")
-    wishes = Wishes(options, verify_import, certificate, allow_vacuous, signal)
+    wishes = Wishes(options, verify_import, certificate, allow_vacuous, signal, public_data)
     derived = partial(_derived, wishes=wishes)
     with _uncollected():
         if form == "json":
             return _json(models, derived)
         if form == "sarif":
             return _sarif(models, derived)
-        return _text(models, derived, verbose=verbose, signal=signal)
+        return _text(models, derived, wishes, verbose=verbose)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +119,7 @@ class Wishes:
     certificate: Path | None
     allow_vacuous: bool
     signal: bool
+    public: Path | None
 
 
 @contextmanager
@@ -144,7 +148,8 @@ def _derived(model: str, wishes: Wishes) -> Derivation:
             derivation = _verified(loaded, derivation)
         derivation = judged(derivation, allow_vacuous=wishes.allow_vacuous)
         if wishes.signal or derivation.source.format == "torch":  # which has loaded the framework
-            derivation = measured(derivation, find(), allow_vacuous=wishes.allow_vacuous)
+            allowed = wishes.allow_vacuous
+            derivation = measured(derivation, find(), allow_vacuous=allowed, public=wishes.public)
     except OSError as error:
         raise input_error("LIP001", f"`{model}` cannot be read: {error.strerror}", "check the path") from None
     if certificate is not None and derivation.ok:
@@ -182,7 +187,7 @@ def _json(models: tuple[str, ...], derived: Derived) -> int:
     return _code(derivation)
 
 
-def _text(models: tuple[str, ...], derived: Derived, *, verbose: bool, signal: bool) -> int:
+def _text(models: tuple[str, ...], derived: Derived, wishes: Wishes, *, verbose: bool) -> int:
     """Print a report for each model, an empty line between two; what cannot be read does not stop the others."""
     from lipcompile.reports.console import show
     from lipcompile.reports.terminal import report
@@ -198,21 +203,21 @@ def _text(models: tuple[str, ...], derived: Derived, *, verbose: bool, signal: b
         if index:
             sys.stdout.write("\n")
         show(sys.stdout, *report(derivation, source_text, verbose=verbose))
-        if signal and derivation.analysis is not None:
-            _show_signals(derivation)
+        if wishes.signal and derivation.analysis is not None:
+            _show_signals(derivation, wishes.public)
         worst = max(worst, _code(derivation))
     return worst
 
 
-def _show_signals(derivation: Derivation) -> None:
+def _show_signals(derivation: Derivation, public: Path | None) -> None:
     from lipcompile.backend import find
     from lipcompile.cli.signals import shown, signals
     from lipcompile.reports.console import show
 
-    found = signals(derivation, find())
+    found = signals(derivation, find(), public=public)
     if found is not None:
         sys.stdout.write("\n")
-        show(sys.stdout, *shown(found))
+        show(sys.stdout, *shown(found, public))
 
 
 def _sarif(models: tuple[str, ...], derived: Derived) -> int:

@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from lipcompile.diagnostics import input_error
+
+if TYPE_CHECKING:
+    from lipcompile.backend import Backend
+    from lipcompile.graph import Graph
 
 
 @contextmanager
@@ -21,3 +26,19 @@ def reading(path: Path, data_error: type[Exception]) -> Iterator[None]:
         raise input_error("LIP402", f"`{path}` cannot be read: {error.strerror or error}") from None
     except data_error as error:
         raise input_error("LIP402" if error.__cause__ else "LIP403", str(error)) from None
+
+
+def arrays_of(path: Path, graph: Graph, backend: Backend) -> Any:
+    """Read data for a model with a loss; raises InputError (LIP402, LIP403)."""
+    assert graph.loss is not None
+    classes = graph.shape(graph.output)[0] if graph.loss.loss.target == "a class index" else None
+    with reading(path, backend.data.DataError):
+        return backend.data.load_npz(path, graph.input.shape, classes, tokens_of(graph))
+
+
+def tokens_of(graph: Graph) -> int | None:
+    """Return how many different tokens every embedding has a row for; None if the input holds numbers."""
+    if not graph.input.tokens:
+        return None
+    entries: int = min(node.attributes.entries for node in graph.nodes if node.op.takes == "tokens")
+    return entries

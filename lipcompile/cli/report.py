@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lipcompile.cli.arguments import model_options, output_option, vacuous_option
+from lipcompile.cli.arguments import model_options, output_option, public_option, vacuous_option
 from lipcompile.cli.output import complain, refuse_source, serious, write_text
 from lipcompile.cli.privacy import privacy_options
 
@@ -29,6 +29,7 @@ _RENDERINGS = {".html": "html", ".md": "markdown", ".tex": "latex", ".json": "js
 @model_options()
 @output_option("FILE.{html,md,tex,json}", "File to write; its suffix says in which form.", required=False)
 @click.option("--layer", metavar="NAME", help="Print the closed forms of a layer, a parameter or a block.")
+@public_option
 @vacuous_option
 @privacy_options
 def report(
@@ -36,6 +37,7 @@ def report(
     options: ModelOptions,
     output: Path | None,
     layer: str | None,
+    public_data: Path | None,
     allow_vacuous: bool,
     given: Mapping[str, Any],
 ) -> int:
@@ -62,7 +64,7 @@ def report(
     if layer is not None and derivation.analysis is not None:
         _print_closed_forms(derivation.analysis, layer)
     if output is not None:
-        found = _document(derivation, loaded, given, allow_vacuous=allow_vacuous)
+        found = _document(derivation, loaded, given, public_data, allow_vacuous=allow_vacuous)
         derivation = found.derivation
         complain(serious(derivation.diagnostics))
         write_text(output, _rendered(found, output))
@@ -95,7 +97,7 @@ def _print_closed_forms(analysis: Analysis, name: str) -> None:
 
 
 def _document(
-    derivation: Derivation, loaded: Loaded, given: Mapping[str, Any], *, allow_vacuous: bool
+    derivation: Derivation, loaded: Loaded, given: Mapping[str, Any], public: Path | None, *, allow_vacuous: bool
 ) -> Document:
     from lipcompile.backend import find
     from lipcompile.cli.curves import asked, privacy
@@ -116,14 +118,16 @@ def _document(
     with CountWatch("changes") as watch:
         suggestions = changes(graph, watch, gains(graph))
     epsilon = None if question is None else privacy(accounting, question)
-    signal = _signal(derivation, epsilon, None if question is None else question.batch_size)
+    signal = _signal(derivation, epsilon, None if question is None else question.batch_size, public)
     derivation = exceeded(derivation, signal and signal.signals, allow_vacuous=allow_vacuous)
     return document(
         replace(derivation, analysis=analysis), suggestions=suggestions, privacy=epsilon, signal=signal
     )
 
 
-def _signal(derivation: Derivation, epsilon: Privacy | None, batch: int | None) -> Measured | None:
+def _signal(
+    derivation: Derivation, epsilon: Privacy | None, batch: int | None, public: Path | None
+) -> Measured | None:
     """Measure gradients beside the noise of the training asked for, else of multiplier 1 and batches of 512."""
     from lipcompile.backend import find
     from lipcompile.cli.signals import measurable, signals
@@ -132,7 +136,7 @@ def _signal(derivation: Derivation, epsilon: Privacy | None, batch: int | None) 
     if not measurable():
         return None
     noise = (1.0 if epsilon is None else epsilon.noise_multiplier, batch or 512)
-    found = signals(derivation, find(), *noise)
+    found = signals(derivation, find(), *noise, public)
     return None if found is None else Measured(found, *noise)
 
 

@@ -25,9 +25,22 @@ if TYPE_CHECKING:
 _LARGEST = 2_000_000
 
 
-def signals(derivation: Derivation, backend: Backend, noise_multiplier: float = 1.0, batch: int = 512) -> Any:
-    """Measure gradients and the noise on the mean of a batch; None if the model leaves a number open."""
+def signals(
+    derivation: Derivation,
+    backend: Backend,
+    noise_multiplier: float = 1.0,
+    batch: int = 512,
+    public: Path | None = None,
+) -> Any:
+    """Measure gradients and the noise on the mean of a batch; None if the model leaves a number open.
+
+    Args:
+        public: file of examples; None: random ones.
+
+    Raises InputError (LIP402, LIP403) for a file that cannot be read, or whose examples do not fit.
+    """
     from lipcompile.cli.audit import admissible
+    from lipcompile.cli.data import arrays_of
     from lipcompile.programs import instantiate
 
     try:
@@ -38,7 +51,8 @@ def signals(derivation: Derivation, backend: Backend, noise_multiplier: float = 
         module = instantiate(Path("measured.py"), text)
     assert derivation.analysis is not None
     choices = admissible(backend.audit, derivation.analysis.graph)
-    return backend.signal.measure(module, choices, noise_multiplier, batch)
+    examples = None if public is None else arrays_of(public, derivation.analysis.graph, backend)
+    return backend.signal.measure(module, choices, noise_multiplier, batch, public=examples)
 
 
 def aim(target: float | None = None) -> Aim:
@@ -81,7 +95,7 @@ def _of_graph(graph: Graph) -> Any:
     return None if found is None else found.total
 
 
-def shown(found: Any) -> Iterator[RenderableType]:
+def shown(found: Any, public: Path | None) -> Iterator[RenderableType]:
     """Yield a table of noise against signal."""
     from lipcompile.reports.console import printable, styled, table
 
@@ -92,6 +106,6 @@ def shown(found: Any) -> Iterator[RenderableType]:
         rows.add_row(printable(name), *(f"{number:.4g}" for number in numbers))
     yield rows
     yield styled(
-        "Gradients of random examples at the initial weights; norms of the noise of multiplier 1 on the mean of "
-        "a batch of 512."
+        f"Gradients of {'random' if public is None else 'public'} examples at the initial weights; norms of the "
+        "noise of multiplier 1 on the mean of a batch of 512."
     )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lipcompile.cli.data import reading
+from lipcompile.cli.data import arrays_of
 from lipcompile.cli.modules import CHECKPOINT, LEDGER, MODULE
 from lipcompile.cli.output import complain, write_text
 from lipcompile.diagnostics import Diagnostic, InputError, Severity, input_error
@@ -21,7 +21,6 @@ from lipcompile.programs import instantiate
 if TYPE_CHECKING:
     from lipcompile.backend import Backend
     from lipcompile.derivation import Derivation
-    from lipcompile.graph import Graph
 
 
 LARGEST_DEFAULT_BATCH = 512
@@ -63,7 +62,8 @@ def execute(run: Run, backend: Backend) -> Any:
     from lipcompile.cli.progress import Watch
 
     text = backend.emit(run.derivation)
-    arrays = _arrays(run, backend)
+    assert run.derivation.analysis is not None
+    arrays = arrays_of(run.data, run.derivation.analysis.graph, backend)
     examples = len(arrays.x_train)
     settings = {
         **run.settings,
@@ -103,24 +103,6 @@ def print_result(result: Any, run: Run) -> None:
         f"ledger      {result.ledger}",
     )
     click.echo("\n".join(lines))
-
-
-def _arrays(run: Run, backend: Backend) -> Any:
-    """Read the data; raises InputError (LIP402, LIP403)."""
-    assert run.derivation.analysis is not None
-    graph = run.derivation.analysis.graph
-    assert graph.loss is not None
-    classes = graph.shape(graph.output)[0] if graph.loss.loss.target == "a class index" else None
-    with reading(run.data, backend.data.DataError):
-        return backend.data.load_npz(run.data, graph.input.shape, classes, tokens_of(graph))
-
-
-def tokens_of(graph: Graph) -> int | None:
-    """Return how many different tokens every embedding has a row for; None if the input holds numbers."""
-    if not graph.input.tokens:
-        return None
-    entries: int = min(node.attributes.entries for node in graph.nodes if node.op.takes == "tokens")
-    return entries
 
 
 def _check_settings(run: Run, settings: Mapping[str, Any], examples: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lipcompile.cli.signals import signals
@@ -28,14 +29,16 @@ def judged(derivation: Derivation, *, allow_vacuous: bool) -> Derivation:
     return replace(derivation, diagnostics=diagnostics)
 
 
-def measured(derivation: Derivation, backend: Backend, *, allow_vacuous: bool) -> Derivation:
-    """Return the derivation, rejected if its bound is far above the gradients of random examples at the initial
-    weights (LIP311), and nobody allows that. Not measured are a model that leaves a number open, and one whose
-    gradients are all clipped.
+def measured(
+    derivation: Derivation, backend: Backend, *, allow_vacuous: bool, public: Path | None = None
+) -> Derivation:
+    """Return the derivation, rejected if its bound is far above the gradients of random or public examples at the
+    initial weights (LIP311), and nobody allows that. Not measured are a model that leaves a number open, and one
+    whose gradients are all clipped.
     """
     if allow_vacuous or not _is_proved(derivation):
         return derivation
-    return exceeded(derivation, signals(derivation, backend), allow_vacuous=allow_vacuous)
+    return exceeded(derivation, signals(derivation, backend, public=public), allow_vacuous=allow_vacuous)
 
 
 def exceeded(derivation: Derivation, found: Any, *, allow_vacuous: bool) -> Derivation:

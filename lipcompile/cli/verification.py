@@ -50,7 +50,7 @@ def _found(loaded: Loaded, derivation: Derivation, backend: Backend, text: str |
 
 
 def _compared(original: Original, derivation: Derivation, backend: Backend, text: str) -> Diagnostic:
-    from lipcompile.cli.training import tokens_of
+    from lipcompile.cli.data import tokens_of
     from lipcompile.programs import program
 
     assert derivation.analysis is not None

@@ -1,7 +1,8 @@
 """How large gradients are at the initial weights, beside the bounds that noise is in proportion to.
 
 A bound of every input and weight may lie far above the gradients that occur. Then noise drowns them at any budget.
-What is measured here are gradients of random examples at the initial weights, so it costs no privacy.
+What is measured here are gradients of random examples, or of public ones, at the initial weights, so it costs no
+privacy.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from .audit_points import Admissible
 from .clipping import as_clipped
+from .data import Arrays
 from .module import LipschitzModule
 from .noise import allocate
 
@@ -66,14 +68,24 @@ def repeatable() -> Iterator[None]:
 
 
 def measure(
-    module: LipschitzModule, admissible: Admissible, noise_multiplier: float = 1.0, batch: int = 512, seed: int = 0
+    module: LipschitzModule,
+    admissible: Admissible,
+    noise_multiplier: float = 1.0,
+    batch: int = 512,
+    seed: int = 0,
+    public: Arrays | None = None,
 ) -> Signals:
-    """Measure gradients of random examples at the weights of ``module``, as its bounds leave them.
+    """Measure gradients of examples at the weights of ``module``, as its bounds leave them.
 
-    Inputs are normal, scaled to the largest norm that the module admits, or as they are drawn if it admits any;
-    tokens and classes are drawn evenly. Noise of this multiplier is shared globally, over batches of ``batch``.
+    Noise of this multiplier is shared globally, over batches of ``batch``.
+
+    Args:
+        public: examples to draw from, which nobody's privacy depends on. None: inputs are normal, scaled to the
+            largest norm that the module admits, or as they are drawn if it admits any; tokens and classes are
+            drawn evenly.
     """
-    examples = _examples(module, admissible, torch.Generator().manual_seed(seed))
+    generator = torch.Generator().manual_seed(seed)
+    examples = _examples(module, admissible, generator) if public is None else _drawn(module, public, generator)
     found = [_gradient(module, *example) for example in examples]
     bounds, sizes = module.gradient_bounds(), {name: p.numel() for name, p in module.named_parameters()}
     groups = [group.parameters for group in module.clips]
@@ -113,6 +125,13 @@ def _examples(
         outputs = module(x)
     pairs = zip(torch.split(x, 1), torch.split(outputs, 1), strict=True)
     return [(one, _target(output, admissible, generator)) for one, output in pairs]
+
+
+def _drawn(module: LipschitzModule, public: Arrays, generator: torch.Generator) -> list[tuple[Tensor, Tensor]]:
+    some = torch.randperm(len(public.x_train), generator=generator)[:EXAMPLES]
+    x, y = (torch.from_numpy(rows[some.numpy()]) for rows in (public.x_train, public.y_train))
+    own = x.to(next(module.parameters()).dtype) if x.is_floating_point() else x
+    return list(zip(torch.split(own, 1), torch.split(y, 1), strict=True))
 
 
 def _target(output: Tensor, admissible: Admissible, generator: torch.Generator) -> Tensor:
