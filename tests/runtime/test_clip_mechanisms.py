@@ -111,7 +111,7 @@ def test_the_sum_is_that_of_gradients_clipped_by_hand(name: str, how: str, tmp_p
 
 @pytest.mark.parametrize("name", ["images", "recurrent"])
 def test_a_clip_of_the_loss_comes_before_and_changes_no_bound(name: str, tmp_path: Path) -> None:
-    module, _, loader = private(two_groups(model(NETWORKS[name], tmp_path)), loss_clip=0.05)
+    module, _, loader = private(two_groups(model(NETWORKS[name], tmp_path)), loss_clip=0.05, sampling="fixed_size")
     x, y = next(iter(loader))
     assert module.gradient_bounds() == dict(module.bounds)
     module.criterion(module(x), y).backward()
@@ -151,7 +151,9 @@ def test_training_goes_on_from_a_checkpoint_and_its_ledger(tmp_path: Path) -> No
     def session() -> Any:
         engine = PrivacyEngine("rdp", ledger=ledger)
         own = copy.deepcopy(module)
-        return engine, *private(own, lambda ps: Adam(ps, lr=0.1), engine, noise_multiplier=1.0)
+        return engine, *private(
+            own, lambda ps: Adam(ps, lr=0.1), engine, noise_multiplier=1.0, sampling="fixed_size"
+        )
 
     engine, first, optimizer, loader = session()
     for x, y in loader:
@@ -312,7 +314,7 @@ def test_a_frozen_part_may_be_computed_once(tmp_path: Path) -> None:
 
 def test_examples_that_share_a_gradient_are_refused(tmp_path: Path) -> None:
     """A term that couples examples behind the module's end is no criterion's."""
-    module, optimizer, loader = private(two_groups(model(NETWORKS["vectors"], tmp_path)), lambda ps: SGD(ps, 0.1))
+    module, optimizer, loader = private(two_groups(model(NETWORKS["vectors"], tmp_path)), sampling="fixed_size")
     x, y = next(iter(loader))
     output = module(x)
     module.criterion(output - output.mean(0), y).backward()
