@@ -370,12 +370,14 @@ def _joined(uses: Sequence[Use], entries: int) -> Use | None:
 
 def _lengths(x: Tensor) -> Tensor:
     """Return ‖x_i‖, [B] in float64, of [B, n]; squares neither overflow nor vanish."""
+    norms: Tensor
     if x.dtype != torch.float64:
-        norms: Tensor = torch.linalg.vector_norm(x, dim=1, dtype=torch.float64)
+        norms = torch.linalg.vector_norm(x, dim=1, dtype=torch.float64)
         return norms
     largest = x.abs().amax(1, keepdim=True) if x.shape[1] else x.new_zeros(len(x), 1)
     unit = torch.where(largest > 0, largest, 1.0)
-    return (torch.linalg.vector_norm(x / unit, dim=1, keepdim=True) * unit)[:, 0]
+    norms = torch.linalg.vector_norm(x / unit, dim=1, keepdim=True)
+    return (norms * unit)[:, 0]
 
 
 def _without(rows: Tensor, factors: Tensor) -> Tensor:
