@@ -15,6 +15,7 @@ from lipcompile_torch.runtime import layers
 from lipcompile_torch.runtime.checks import PrivacyError
 from lipcompile_torch.runtime.constraints import Fixed, Spectral
 from lipcompile_torch.runtime.module import LipschitzModule
+from lipcompile_torch.runtime.noise import NoiseSource
 from lipcompile_torch.runtime.precision import rounding_slack
 from lipcompile_torch.runtime.sampling import SamplingError
 from torch import nn
@@ -83,6 +84,32 @@ def test_gradients_that_are_not_the_analysed_ones_are_refused(misuse: Any, said:
         assert engine.ledger is not None
         assert engine.ledger.record.total_steps == 0
         break
+
+
+def test_cotangents_are_limited_where_a_bound_rests_on_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By L, which says 0.01 here; a clip bounds gradients of any loss."""
+    monkeypatch.setattr(Net, "loss_lipschitz", 0.01)
+    for build, is_refused in ((Net, True), (Clipped, False)):
+        module, optimizer, loader = private(module=build())
+        backward(module, *next(iter(loader)))
+        if is_refused:
+            with pytest.raises(
+                PrivacyError, match=r"an example's cotangent is .* where the analysis allows 0\.01"
+            ):
+                optimizer.step()
+        else:
+            optimizer.step()
+
+
+def test_noise_pays_for_coarse_arithmetic_where_a_theorem_bounds_the_gradient() -> None:
+    """A clipped gradient is no longer than C as it is computed, however coarsely."""
+    for build, factor in ((Net, 1.5), (Clipped, 1.0)):
+        _, optimizer, _ = private(module=build())
+        gradients, stds = optimizer._gradients, []
+        for slack in (0.0, 0.5):
+            gradients._gate_slack = slack
+            stds.append(gradients._widened(dict(build.bounds), 1.0, NoiseSource(None)))
+        assert stds[1] == pytest.approx({name: factor * std for name, std in stds[0].items()})
 
 
 def test_a_penalty_that_flows_back_by_itself_is_refused() -> None:
