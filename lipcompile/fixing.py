@@ -122,7 +122,12 @@ def _write(graph: Graph, path: Path) -> None:
 def _rereading(options: ModelOptions, output: Path) -> ModelOptions:
     """Return the options to read a written file with: .lip says all, ONNX not what is done to weights."""
     if output.suffix == ".lip":
-        return ModelOptions(limits=options.limits, bounds=options.bounds, clip_groups=options.clip_groups)
+        return ModelOptions(
+            limits=options.limits,
+            bounds=options.bounds,
+            clip_groups=options.clip_groups,
+            clip_length=options.clip_length,
+        )
     return replace(options, mends=None, input_norm=None, loss=None, bindings={}, input_shape={})
 
 

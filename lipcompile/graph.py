@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 # The clip that has no threshold to choose: see docs/clipping.md, "Automatic".
 LENGTH, REGULARISER = Fraction(1), Fraction(1, 100)
+# Lengths of clips: divided by any usual size of a batch, the runtime can scale numbers of float32 by them.
+SHORTEST, LONGEST = Fraction(1, 10**9), Fraction(10**9)
 # Longer paths in diagnostics begin with an ellipsis.
 LONGEST_PATH = 8
 
@@ -90,6 +92,11 @@ class ClipGroup:
     parameters: tuple[str, ...]
     length: Fraction
     regulariser: Fraction | None = None
+
+    @staticmethod
+    def has_length(length: object) -> bool:
+        """Whether it is a C that gradients can be clipped to."""
+        return isinstance(length, Fraction) and SHORTEST <= length <= LONGEST
 
 
 @dataclass(frozen=True, slots=True)

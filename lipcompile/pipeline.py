@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from lipcompile.derivation import Derivation
 from lipcompile.diagnostics import Diagnostic, Severity, input_error
@@ -14,7 +14,7 @@ from lipcompile.frontends.options import Loaded, ModelOptions, model_options
 from lipcompile.graph import Graph
 from lipcompile.ops.registry import load_plugins
 from lipcompile.passes.canonical import canonical
-from lipcompile.passes.clips import GROUPS, SOURCES, Groups, Source, unproved, with_source
+from lipcompile.passes.clips import GROUPS, SOURCES, Clipping, Groups, Source, unproved, with_source
 from lipcompile.passes.loops import frozen_inside
 from lipcompile.passes.requirements import examine, proves, requirements
 from lipcompile.passes.sensitivity import analyse
@@ -80,7 +80,7 @@ def _derive(loaded: Loaded, options: ModelOptions) -> Derivation:
     source = bounds_source(loaded, options)
     if graph is not None:
         graph, notes = canonical(graph)
-        graph, choice = with_source(graph, source, clip_groups(loaded, options, source))
+        graph, choice = with_source(graph, source, clipping(loaded, options, source))
         found = [d for d in found if d.code != "LIP305" or proves(graph)]  # nothing is scaled into a constraint
         found += [*notes, *_unmatched(graph, options), *choice, *examine(graph)]
     analysis = analyse(graph) if graph is not None and not _errors(found) else None
@@ -103,17 +103,20 @@ def bounds_source(loaded: Loaded, options: ModelOptions) -> Source:
     return next(source for source in SOURCES if source == said)
 
 
-def clip_groups(loaded: Loaded, options: ModelOptions, source: Source) -> Groups:
-    """Return what one clip bounds: as the options say, else the model's `train` block, else all parameters.
+def clipping(loaded: Loaded, options: ModelOptions, source: Source) -> Clipping:
+    """Return how gradients are clipped: as the options say, else the model's `train` block, else by one clip.
 
-    Raises InputError (LIP005) for groups that are asked for where nothing is clipped.
+    Raises InputError (LIP005) for clips that are asked for where nothing is clipped.
     """
-    if options.clip_groups is not None and source == "theorem":
-        message = f"--clip-groups {options.clip_groups}: bounds are by theorem, and nothing is clipped"
+    if source == "theorem" and (options.clip_groups is not None or options.clip_length is not None):
+        name = "--clip-length" if options.clip_groups is None else f"--clip-groups {options.clip_groups}"
+        message = f"{name}: bounds are by theorem, and nothing is clipped"
         raise input_error("LIP005", message, "add --bounds clip, or --bounds auto")
-    planned = loaded.training.settings.get("clip_groups") if loaded.training else None
-    said = options.clip_groups or planned or "flat"
-    return next(groups for groups in GROUPS if groups == said)
+    planned = loaded.training.settings if loaded.training else {}
+    wanted = options.clip_groups or planned.get("clip_groups", "flat")
+    groups = next(groups for groups in GROUPS if groups == wanted)
+    length = planned.get("clip_length") if options.clip_length is None else options.clip_length
+    return Clipping(groups, length if isinstance(length, Fraction) else None)
 
 
 def check(model: str, options: ModelOptions | None = None) -> Derivation:
@@ -133,6 +136,7 @@ def from_module(
     freeze: Sequence[str] = (),
     bounds: Source | None = None,
     clip_groups: Groups | None = None,
+    clip_length: float | Fraction | Literal["automatic"] | None = None,
 ) -> Derivation:
     """Check a torch module: what `lipcompile check package.module:factory` does.
 
@@ -143,7 +147,7 @@ def from_module(
         example: a batch of examples [B, …], one for each argument of `forward`, by position or by name; or the
             shape of one example.
         input_norm: bound of the norm of one example, clipped to; read as the decimal that Python prints.
-        loss, constraint, bias_bound, freeze, bounds, clip_groups: as on the command line:
+        loss, constraint, bias_bound, freeze, bounds, clip_groups, clip_length: as on the command line:
             "cross_entropy:temperature=10", "keep", "auto", "layers".
 
     Raises InputError if it is no module, or does not take such examples.
@@ -156,6 +160,7 @@ def from_module(
         freeze=freeze,
         bounds=bounds,
         clip_groups=clip_groups,
+        clip_length=clip_length,
     )
     return of_module(module, example, options)
 

@@ -339,6 +339,53 @@ def test_groups_of_nothing_are_refused(tmp_path: Path, capsys: pytest.CaptureFix
     assert "write groups=layers" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("said", ["option", "file", "python"])
+def test_a_length_holds_for_all_that_has_no_clip_of_its_own(
+    said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three groups of C = 1/4 beside one of 1/2 have sensitivity √(3/16 + 1/4)."""
+    path = tmp_path / "net.lip"
+    plan = "train { bounds clip, groups=layers, length=0.25 }" if said == "file" else ""
+    path.write_text(RESIDUAL.replace("dense(3)", "dense(3, clip=0.5)") + plan)
+    words = ["--bounds", "clip", "--clip-groups", "layers", "--clip-length", "0.25"] if said == "option" else []
+    if said == "python":
+        options = model_options(bounds="clip", clip_groups="layers", clip_length=0.25)
+        total = lipcompile.check(str(path), options).analysis.total.value  # type: ignore[union-attr]
+    else:
+        assert run(["check", str(path), *words, "--format", "json"]) == 0
+        report = json.loads(capsys.readouterr().out)
+        assert {one["clip"]["length"] for one in report["parameters"]} == {0.25, 0.5}
+        assert all(one["clip"]["regulariser"] is None for one in report["parameters"])
+        total = report["total"]["gradient_bound"]["value"]
+    assert total == pytest.approx((3 / 16 + 1 / 4) ** 0.5, rel=1e-9)
+
+
+def test_an_option_comes_before_the_length_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "net.lip"
+    path.write_text(RESIDUAL + "train { bounds clip, length=0.25 }")
+    for length, expected in ((0.5, 0.5), ("automatic", 1.0), (None, 0.25)):
+        derivation = lipcompile.check(str(path), model_options(clip_length=length))  # type: ignore[arg-type]
+        assert derivation.analysis is not None
+        (group,) = derivation.analysis.graph.clips
+        assert float(group.length) == expected
+        assert (group.regulariser is None) == (length != "automatic")
+
+
+@pytest.mark.parametrize("length", ["0", "-1", "nan", "much", "1e-12", "1e390"])
+def test_lengths_that_are_none_are_refused(
+    length: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "net.lip"
+    path.write_text(RESIDUAL)
+    assert run(["check", str(path), "--bounds", "clip", "--clip-length", length]) == 2
+    assert "LIP005" in capsys.readouterr().err
+    assert run(["check", str(path), "--clip-length", "1"]) == 2
+    assert "nothing is clipped" in capsys.readouterr().err
+    path.write_text(RESIDUAL + "train { bounds clip, length=0 }")
+    assert run(["check", str(path)]) == 1
+    assert "from 1e-9 to 1e9" in capsys.readouterr().out
+
+
 def test_clipped_and_proved_parameters_stand_side_by_side(tmp_path: Path) -> None:
     """‖(0.1, K)‖ with K = L·1 of a bias on the logits, which depends on no other weight: L <= √2."""
     path = tmp_path / "mixed.lip"

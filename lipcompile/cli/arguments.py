@@ -33,6 +33,9 @@ _OPTIONS = (
         type=click.Choice(["flat", "layers", "blocks"]),
         help="What one clip bounds: all parameters (the default), those of a layer, or of a block.",
     ),
+    click.option(
+        "--clip-length", metavar="C", help="Length that gradients are clipped to, or automatic (the default)."
+    ),
     click.option("--freeze", multiple=True, metavar="GLOB", help="Do not train matching parameters; repeatable."),
     click.option(
         "--set", "bindings", multiple=True, metavar="NAME=VALUE", help="Value of a .lip parameter; repeatable."
@@ -54,7 +57,7 @@ _OPTIONS = (
 )
 
 _NAMES = (
-    *("input_norm", "loss", "constraint", "bias_bound", "bounds", "clip_groups"),
+    *("input_norm", "loss", "constraint", "bias_bound", "bounds", "clip_groups", "clip_length"),
     *("freeze", "bindings", "shapes", "limits"),
 )
 
@@ -123,12 +126,13 @@ def _collect(
     bias_bound: str | None,
     bounds: Literal["theorem", "clip", "auto"] | None,
     clip_groups: Literal["flat", "layers", "blocks"] | None,
+    clip_length: str | None,
     freeze: tuple[str, ...],
     bindings: tuple[str, ...],
     shapes: tuple[str, ...],
     limits: tuple[str, ...],
 ) -> ModelOptions:
-    from lipcompile.frontends.options import ModelOptions, parse_constraint, parse_number
+    from lipcompile.frontends.options import ModelOptions, parse_constraint, parse_length, parse_number
     from lipcompile.limits import parse_limits
 
     return ModelOptions(
@@ -138,6 +142,7 @@ def _collect(
         bias_bound=None if bias_bound is None else parse_number(bias_bound, "--bias-bound"),
         bounds=bounds,
         clip_groups=clip_groups,
+        clip_length=None if clip_length is None else parse_length(clip_length),
         freeze=freeze,
         bindings=_bindings(bindings),
         input_shape=_shapes(shapes),

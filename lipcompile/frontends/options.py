@@ -13,7 +13,7 @@ from lipcompile.derivation import Source
 from lipcompile.diagnostics import Diagnostic, InputError, input_error
 from lipcompile.frontends.losses import loss_attributes, unknown_loss
 from lipcompile.frontends.mends import BatchNorm, Mends
-from lipcompile.graph import Graph, LossUse
+from lipcompile.graph import ClipGroup, Graph, LossUse
 from lipcompile.limits import Limits
 from lipcompile.numbers import Scalar
 from lipcompile.ops import LOSS_BY_NAME
@@ -33,8 +33,8 @@ class ModelOptions:
 
     input_shape: shapes of one example by the name of the input; the empty name stands for the only input. They fix
     sizes that an ONNX file leaves open, and are the examples that a torch module is traced with. mends: what `fix`
-    puts in the place of what is refused. bounds: their source; clip_groups: what one clip bounds; see
-    `passes.clips`.
+    puts in the place of what is refused. bounds: their source; clip_groups: what one clip bounds; clip_length: C;
+    see `passes.clips`.
     """
 
     input_norm: Scalar | None = None
@@ -48,6 +48,7 @@ class ModelOptions:
     mends: Mends | None = field(default=None, compare=False)
     bounds: Literal["theorem", "clip", "auto"] | None = None
     clip_groups: Literal["flat", "layers", "blocks"] | None = None
+    clip_length: Fraction | Literal["automatic"] | None = None
 
 
 Setting = str | Fraction | Mapping[str, str | Fraction]
@@ -86,13 +87,14 @@ def model_options(
     freeze: Sequence[str] = (),
     bounds: Literal["theorem", "clip", "auto"] | None = None,
     clip_groups: Literal["flat", "layers", "blocks"] | None = None,
+    clip_length: float | Fraction | Literal["automatic"] | None = None,
     batch_norm: BatchNorm | None = None,
 ) -> ModelOptions:
     """Return the options of the command line, from values of Python.
 
     Args:
         input_norm: bound of the norm of one example, clipped to; read as the decimal that Python prints.
-        loss, constraint, bias_bound, freeze, bounds, clip_groups: as on the command line:
+        loss, constraint, bias_bound, freeze, bounds, clip_groups, clip_length: as on the command line:
             "cross_entropy:temperature=10", "keep", "auto", "layers".
         batch_norm: what takes the place of batch normalisation in training mode: "group_norm", "center" or "fold";
             None: it is refused, as it mixes examples.
@@ -107,8 +109,20 @@ def model_options(
         freeze=tuple(freeze),
         bounds=bounds,
         clip_groups=clip_groups,
+        clip_length=None if clip_length is None else parse_length(str(clip_length)),
         mends=None if batch_norm is None else Mends(batch_norm),
     )
+
+
+def parse_length(text: str) -> Fraction | Literal["automatic"]:
+    """Read the length of a clip: `automatic` or a number; raises InputError (LIP005)."""
+    if text == "automatic":
+        return "automatic"
+    length = parse_number(text, "--clip-length")
+    if not ClipGroup.has_length(length):
+        message = f"--clip-length {text}: gradients are clipped to a length from 1e-9 to 1e9"
+        raise input_error("LIP005", message, "use a number such as 0.5, or automatic")
+    return length
 
 
 def parse_constraint(text: str) -> Constraint | Keep:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal
 
@@ -32,35 +32,47 @@ GROUPS: tuple[Groups, ...] = ("flat", "layers", "blocks")
 LARGEST_THEOREM = 4
 
 
-def with_source(graph: Graph, source: Source, groups: Groups = "flat") -> tuple[Graph, tuple[Diagnostic, ...]]:
-    """Return the graph whose bounds have this source, and notes of what `auto` chose, and why.
+@dataclass(frozen=True, slots=True)
+class Clipping:
+    """How parameters without a clip of their own are clipped. length: C; None: automatic, without a threshold."""
 
-    groups: of the parameters that are clipped.
+    groups: Groups = "flat"
+    length: Fraction | None = None
+
+    def of(self, name: str, parameters: tuple[str, ...]) -> ClipGroup:
+        """Return a group."""
+        if self.length is None:
+            return ClipGroup(name, parameters, LENGTH, REGULARISER)
+        return ClipGroup(name, parameters, self.length, None)
+
+
+def with_source(graph: Graph, source: Source, clipping: Clipping) -> tuple[Graph, tuple[Diagnostic, ...]]:
+    """Return the graph whose bounds have this source, and notes of what `auto` chose, and why.
 
     Where no theorem is left, an input without a norm is taken as it comes.
 
     Formal guarantees: the choice depends on the graph alone, not on data or weights.
     """
-    graph, notes = _with_source(graph, source, groups)
+    graph, notes = _with_source(graph, source, clipping)
     if graph.input.norm is None and not graph.input.tokens and not proves(graph):
         graph = replace(graph, input=replace(graph.input, trusted=True))
     return graph, notes
 
 
-def _with_source(graph: Graph, source: Source, groups: Groups) -> tuple[Graph, tuple[Diagnostic, ...]]:
+def _with_source(graph: Graph, source: Source, clipping: Clipping) -> tuple[Graph, tuple[Diagnostic, ...]]:
     if source == "theorem" or not _unclipped(graph):
         return graph, ()
     if source == "clip":
-        return clipped(graph, groups)
+        return clipped(graph, clipping)
     reason = _against_theorems(graph)
     if reason is None:
         message = f"bounds by theorem: the whole is at most {LARGEST_THEOREM}·L·max(1, X_0)"
         return graph, (_chosen(message, "--bounds clip clips instead"),)
-    graph, notes = clipped(graph, groups)
+    graph, notes = clipped(graph, clipping)
     return graph, (*notes, _chosen(f"bounds by clip: {reason}", "--bounds theorem proves them instead"))
 
 
-def clipped(graph: Graph, groups: Groups) -> tuple[Graph, tuple[Diagnostic, ...]]:
+def clipped(graph: Graph, clipping: Clipping) -> tuple[Graph, tuple[Diagnostic, ...]]:
     """Return the graph in which clips bound all parameters that are trained and have no clip of their own.
 
     Nothing constrains them from there on.
@@ -69,7 +81,7 @@ def clipped(graph: Graph, groups: Groups) -> tuple[Graph, tuple[Diagnostic, ...]
         message = "a repetition whose count is open cannot be clipped"
         return graph, (Diagnostic("LIP316", message, "give the count: --set name=12"),)
     names = _unclipped(graph)
-    made = (ClipGroup(name, own, LENGTH, REGULARISER) for name, own in _groups(graph, names, groups))
+    made = (clipping.of(name, own) for name, own in _groups(graph, names, clipping.groups))
     parameters = {
         name: replace(p, constraint=FREE) if name in names else p for name, p in graph.parameters.items()
     }

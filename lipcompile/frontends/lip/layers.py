@@ -203,8 +203,8 @@ def _clip(
     length = scope.argument(named.pop("clip"))
     if length == "automatic":
         return LENGTH, REGULARISER
-    if not isinstance(length, Fraction) or length <= 0:
-        message = "a clip is the length of a gradient, a number above 0, or `automatic`"
+    if not isinstance(length, Fraction) or not ClipGroup.has_length(length):
+        message = "a clip is the length of a gradient, a number from 1e-9 to 1e9, or `automatic`"
         raise Problem("LIP012", message, call.at, "write clip=automatic")
     return length, None
 

@@ -10,6 +10,7 @@ from lipcompile.diagnostics import Diagnostic
 from lipcompile.frontends.lip import syntax as ast
 from lipcompile.frontends.lip.scope import Problem, Scope
 from lipcompile.frontends.options import Setting, TrainingPlan
+from lipcompile.graph import ClipGroup
 from lipcompile.ops.schema import suggest
 
 NEIGHBOURS = ("add_remove", "replace_one")
@@ -95,13 +96,24 @@ def _schedule(line: ast.TrainLine) -> Iterator[tuple[str, Setting]]:
     yield "schedule", _word(line, SCHEDULES)
 
 
+def _length(argument: ast.Argument, line: ast.TrainLine) -> Iterator[tuple[str, Setting]]:
+    for _, length in _numbers((argument,), ("length",), line):
+        if not ClipGroup.has_length(length):
+            raise Problem("LIP404", "`length` is a number from 1e-9 to 1e9", argument.value.at)
+        yield "clip_length", length
+
+
 def _bounds(line: ast.TrainLine) -> Iterator[tuple[str, Setting]]:
-    """Read the source of bounds, and what one clip bounds: `bounds clip, groups=layers`."""
+    """Read the source of bounds, and how gradients are clipped: `bounds clip, groups=layers, length=0.5`."""
     first, *more = line.values
     yield "bounds", _word(replace(line, values=(first,)), SOURCES)
     for argument in more:
+        if argument.name is not None and argument.name.text == "length":
+            yield from _length(argument, line)
+            continue
         if argument.name is None or argument.name.text != "groups":
-            raise Problem("LIP404", "`bounds` takes a source and groups", argument.value.at, "write groups=layers")
+            message = "`bounds` takes a source, groups and a length"
+            raise Problem("LIP404", message, argument.value.at, "write groups=layers, or length=0.5")
         yield "clip_groups", _word(replace(line, key=argument.name, values=(argument,)), CLIP_GROUPS)
 
 
