@@ -98,14 +98,18 @@ def _sum_of_products(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _run_by_run(left: Tensor, right: Tensor) -> Tensor:
-    """Return the sum, in float64 if runs are many, run by run: best where a product of matrices starts at once."""
+    """Return the sum, in float64 if runs are many, run by run: best where a product of matrices starts at once.
+
+    A product is made by itself before it is added: `addmm_` may add its terms to the sum one by one, and did.
+    """
     total: Tensor | None = None
+    product = left.new_empty(left.shape[1], right.shape[1])
     for rows, columns in zip(torch.split(left, RUN * RUNS), torch.split(right, RUN * RUNS), strict=True):
         runs = zip(torch.split(rows, RUN), torch.split(columns, RUN), strict=True)
         row, column = next(runs)
         part = row.mT @ column
         for row, column in runs:
-            part = part.addmm_(row.mT, column)
+            part += torch.mm(row.mT, column, out=product)
         if len(left) <= RUN * RUNS:
             return part
         total = part.double() if total is None else total.add_(part)
