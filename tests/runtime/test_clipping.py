@@ -127,8 +127,8 @@ def test_no_operands_let_an_example_add_more_than_its_length(
     """Weights and inputs of all sizes: one example alone, and beside three others.
 
     An example that is not a number counts as zero, and takes the place of the one that is left out. So the others
-    are computed in the same places of a batch of the same size: their last bits may depend on those, and weights of
-    1e50 magnify them (docs/clipping.md).
+    are computed in the same places of a batch of the same size: their last bits may depend on those, and weights
+    of 1e50 magnify them (docs/clipping.md).
     """
     module = model(NETWORKS[name].replace("tanh", "relu"), tmp_path)
     type(module).clips = [ClipGroup("all", module.clips[0].parameters, 0.3, regulariser)]
