@@ -159,8 +159,9 @@ class Outer:
     Formal guarantees: a matrix of at most :data:`_SMALL` entries is added in float64, if the vectors are in less.
     Of another one products are rounded to float32 and added as :mod:`.sums` says, which is faster. There g_i is
     scaled by s_i where ‖x_i‖ is between 2⁻⁴⁰ and 2⁴⁰. Elsewhere g_i is scaled by s_i·‖x_i‖ and x_i to 1, so that
-    no entry overflows; which of the two depends on the example alone. Scaled vectors are computed in float64. Each
-    entry is rounded to float32, by 2⁻²⁴ of it or by 2⁻¹⁵⁰, and products of entries are rounded again.
+    no entry overflows, and where s_i is below the normal numbers of float32; which of the two depends on the
+    example alone. First s_i is rounded to float32, by 2⁻²⁴ of it; elsewhere vectors are scaled in float64.
+    Each entry is rounded to float32, by 2⁻²⁴ of it or by 2⁻¹⁵⁰, and products of entries are rounded again.
     :data:`_ROUNDED` pays for that, as C/b is at least :data:`_LEAST`. :data:`_COARSE` pays for devices that round
     operands of float32 to TF32 or bfloat16.
 
@@ -203,11 +204,15 @@ class Outer:
         unit = torch.where(is_plain, 1.0, length)
         room = _ROUNDED if dtype == torch.float64 or single_is_kept(self.read.device) else _COARSE
         scale = factors * unit * room
-        used = torch.minimum(scale, unit) >= _VANISHED
-        made = torch.where(used[:, None], self.made.double() * scale[:, None], 0.0).to(dtype)
-        read = self.read
-        if not bool((used & is_plain).all()):
-            read = torch.where(used[:, None], read.double() / unit[:, None], 0.0).to(dtype)
+        narrow, range_ = scale.to(dtype), torch.finfo(dtype)
+        made, read = self.made * narrow[:, None], self.read
+        rest = torch.nonzero(~(is_plain & (narrow >= range_.tiny) & (narrow <= range_.max)))[:, 0]
+        if len(rest):
+            scale, unit = scale[rest, None], unit[rest, None]
+            used = torch.minimum(scale, unit) >= _VANISHED
+            made[rest] = torch.where(used, self.made[rest].double() * scale, 0.0).to(dtype)
+            others = torch.where(used, read[rest].double() / unit, 0.0).to(dtype)
+            read = read.to(dtype, copy=True).index_copy_(0, rest, others)
         return sum_of_products(made, read)
 
     def rows(self, some: slice) -> Tensor:
@@ -218,7 +223,7 @@ class Outer:
 _SMALL = 2**16
 
 _ROUNDED = 1 - 2.0**-21
-"""Covers the rounding of scaled vectors and of their products to float32, three times by 2⁻²⁴ of an entry."""
+"""Covers the rounding of scales, of scaled vectors and of their products, four times by 2⁻²⁴ of an entry."""
 
 _COARSE = 1 - 2.0**-7
 """Covers the rounding of both operands to bfloat16, by 2⁻⁹ of an entry each, or to TF32."""
