@@ -50,18 +50,18 @@ _PURE = (
 )
 _ATTRIBUTES = """
     T_destination add_module apply bfloat16 bounds buffers call_super_init certificate certified_norms
-    check_parameters children clip_features clip_gradient clip_input clip_loss_gradient clipped_parameters clips
-    compile cpu criterion cuda double dump_patches eval extra_repr features_norm features_shape fill_ float
-    forget_certificates forward frozen_features gate get_buffer get_extra_state get_parameter get_submodule
-    gradient_bounds guard_layers half input_norm input_shape input_tokens input_trusted ipu last_dense lipschitz
-    load_initial_weights load_state_dict loss_clip loss_limit loss_lipschitz modules mtia named_buffers
-    named_children named_modules named_parameters noise_strategy normaliser on_features parameters
-    per_example_loss project_ projection_slack register_backward_hook register_buffer register_forward_hook
-    register_forward_pre_hook register_full_backward_hook register_full_backward_pre_hook
-    register_load_state_dict_post_hook register_load_state_dict_pre_hook register_module register_parameter
-    register_state_dict_post_hook register_state_dict_pre_hook release requires_grad_ set_extra_state
-    set_submodule share_memory slope state_dict takes_features to to_empty train training type unclipped_bounds
-    xpu zero_grad
+    check_parameters children clip_features clip_gradient clip_input clip_lengths clip_loss_gradient
+    clipped_parameters clips compile cpu criterion cuda double dump_patches eval extra_repr features_norm
+    features_shape fill_ float forget_certificates forward frozen_features gate get_buffer get_extra_state
+    get_parameter get_submodule gradient_bounds guard_layers half input_norm input_shape input_tokens
+    input_trusted ipu last_dense lipschitz load_initial_weights load_state_dict loss_clip loss_limit
+    loss_lipschitz modules moved_bounds mtia named_buffers named_children named_modules named_parameters
+    noise_strategy normaliser on_features parameters per_example_loss project_ projection_slack
+    register_backward_hook register_buffer register_forward_hook register_forward_pre_hook
+    register_full_backward_hook register_full_backward_pre_hook register_load_state_dict_post_hook
+    register_load_state_dict_pre_hook register_module register_parameter register_state_dict_post_hook
+    register_state_dict_pre_hook release requires_grad_ set_extra_state set_submodule share_memory slope
+    state_dict takes_features to to_empty train training type unclipped_bounds xpu zero_grad
 """
 _FUNCTIONS = ("sqrt", "exp", "expm1", "log", "minimum", "maximum", "max_over", "Interval.around")
 _NUMERIC = [f"num.{name}" for name in _FUNCTIONS]

@@ -85,13 +85,13 @@ def per_example(module: Any, x: Tensor, y: Tensor) -> dict[str, Tensor]:
 
 
 def expected(module: Any, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-    """Return the clipped sum over the normaliser, group by group."""
+    """Return the clipped sum over the normaliser, group by group, at the lengths that they have now."""
     gradients, sums = per_example(module, x, y), {}
     for group in module.clips:
         rows = torch.cat([gradients[name].flatten(1) for name in group.parameters], dim=1)
-        norms = rows.norm(dim=1)
+        norms, length = rows.norm(dim=1), module.clip_lengths.get(group.name, group.length)
         if group.regulariser is None:
-            factors = (group.length / norms).clamp(max=1.0)
+            factors = (length / norms).clamp(max=1.0)
         else:
             factors = group.length / (norms + group.regulariser)
         for name in group.parameters:

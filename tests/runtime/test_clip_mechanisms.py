@@ -19,6 +19,7 @@ from lipcompile_torch.factorisation import planned_strategy
 from lipcompile_torch.runtime.checkpoint import read_checkpoint, restore, save_checkpoint
 from lipcompile_torch.runtime.checks import PrivacyError
 from lipcompile_torch.runtime.ledger import read_ledger
+from lipcompile_torch.runtime.loss_clipping import AdaptiveClip, Cosine
 from torch import Tensor
 from torch.optim import SGD, Adam
 from torch.utils.checkpoint import checkpoint
@@ -96,6 +97,10 @@ MECHANISMS: dict[str, dict[str, Any]] = {
     "banded": {"correlation": {"kind": "correlated", "bands": 3}, "max_steps": 6},
     "blt": {"correlation": {"kind": "blt", "buffers": 2}, "max_steps": 6},
     "fixed norm": {"fixed_norm": True},
+    "quantile": {"clip_length": AdaptiveClip(0.3, learning_rate=1.0)},
+    "quantile in pieces": {"clip_length": {"0": AdaptiveClip(0.3)}, "max_physical_batch": 3},
+    "quantiles of both": {"clip_length": AdaptiveClip(0.3), "loss_clip": AdaptiveClip(50.0), "secure": True},
+    "schedule": {"clip_length": Cosine(1.0, 0.1, 5), "correlation": {"kind": "blt", "buffers": 2}, "max_steps": 6},
 }
 
 

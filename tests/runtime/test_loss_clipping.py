@@ -16,9 +16,10 @@ from lipcompile_torch.runtime import checks, losses
 from lipcompile_torch.runtime.gate import GateRecord
 from lipcompile_torch.runtime.loss_clipping import (
     AdaptiveClip,
+    ClipLength,
     Cosine,
-    LossClip,
-    LossClipping,
+    Threshold,
+    Thresholds,
     clip_cotangents,
     gradient_multiplier,
 )
@@ -174,12 +175,8 @@ def test_another_loss_is_refused_under_a_clip_too() -> None:
 # --- C over the steps ---
 
 
-def clipping(clip: LossClip, sigma: float = 1.0, normaliser: float = 100.0) -> LossClipping:
-    return LossClipping(clip, sigma, normaliser)
-
-
-def gate(within: int, count: int) -> GateRecord:
-    return GateRecord(examples=count, within_clip=torch.tensor(within))
+def clipping(clip: ClipLength, sigma: float = 1.0, normaliser: float = 100.0) -> Threshold:
+    return Thresholds({None: clip}, sigma, normaliser)[None]
 
 
 def flow(found: GateRecord) -> checks.Flow:
@@ -200,7 +197,7 @@ def test_fixed_and_scheduled_clips() -> None:
     for clip in (clipping(schedule), clipping(lambda step: 1 / (1 + step)), clipping(0.25)):
         for _ in range(3):
             found.append(clip.current)
-            clip.advance(gate(1, 2), silent)
+            clip.advance(1, 2, silent)
     assert found == pytest.approx([*expected[:3], 1, 1 / 2, 1 / 3, 0.25, 0.25, 0.25])
 
 
@@ -228,15 +225,15 @@ def test_numbers_out_of_range_are_refused(build: Callable[[], Any]) -> None:
 def test_one_step_of_the_quantile_by_hand() -> None:
     # 30 of 80 examples within C, b = 100: Σ(indicator - 1/2) = -10, b̃ = -10/100 + 1/2 = 0.4; η = 0.2, γ = 0.5.
     found = clipping(AdaptiveClip(initial=2.0))
-    found.advance(gate(30, 80), silent)
+    found.advance(30, 80, silent)
     assert found.current == pytest.approx(2.0 * math.exp(-0.2 * (0.4 - 0.5)))
     # Noise of one standard deviation, s = max(100/20, 5·1) = 5: b̃ = (-10 + 5)/100 + 1/2.
     found = clipping(AdaptiveClip(initial=2.0))
-    found.advance(gate(30, 80), lambda scaled: scaled + 1)
+    found.advance(30, 80, lambda scaled: scaled + 1)
     assert found.current == pytest.approx(2.0 * math.exp(-0.2 * (0.45 - 0.5)))
     # An empty batch releases its count as well: only noise.
     found = clipping(AdaptiveClip(initial=2.0, count_noise=3.0))
-    found.advance(GateRecord(), lambda scaled: scaled + 1, widening=2.0)
+    found.advance(0, 0, lambda scaled: scaled + 1, widening=2.0)
     assert found.current == pytest.approx(2.0 * math.exp(-0.2 * (6 / 100)))
 
 
@@ -246,7 +243,7 @@ def test_the_released_count_has_the_stated_noise() -> None:
     found, moved = clipping(AdaptiveClip(initial=1.0, count_noise=7.0)), []
     for _ in range(4000):
         before = found.current
-        found.advance(gate(50, 100), lambda u: normals.prepare(u) + normals.draw(u.shape, u.device))
+        found.advance(50, 100, lambda u: normals.prepare(u) + normals.draw(u.shape, u.device))
         moved.append(math.log(found.current / before))
     deviations = torch.tensor(moved, dtype=torch.float64)
     assert abs(float(deviations.std()) / (0.2 * 7 / 100) - 1) < 6 / math.sqrt(8000)
@@ -263,9 +260,10 @@ def test_the_clip_finds_the_quantile(quantile: float, normals: Normals | None) -
         late = []
         for step in range(300):
             norms = 3 * torch.rand(200, generator=generator)
-            counted = gate(int((norms <= found.current).sum()), 200)
+            within = int((norms <= found.current).sum())
             found.advance(
-                counted,
+                within,
+                200,
                 silent if normals is None else lambda u: normals.prepare(u) + normals.draw(u.shape, u.device),
             )
             late += [found.current] if step >= 150 else []
@@ -274,17 +272,17 @@ def test_the_clip_finds_the_quantile(quantile: float, normals: Normals | None) -
 
 
 def test_the_state_goes_through_json_and_continues() -> None:
-    def build() -> LossClipping:
+    def build() -> Threshold:
         return clipping(AdaptiveClip(initial=2.0))
 
     one = build()
     for within in (30, 70, 20):
-        one.advance(gate(within, 80), silent)
+        one.advance(within, 80, silent)
     other = build()
     other.load_state_dict(json.loads(json.dumps(one.state_dict())))
     assert (other.current, other.steps) == (one.current, 3)
     for found in (one, other):
-        found.advance(gate(50, 80), silent)
+        found.advance(50, 80, silent)
     assert other.current == one.current
     scheduled = clipping(Cosine(2.0, 1.0, 4))
     scheduled.load_state_dict({"steps": 2, "value": None})
@@ -302,12 +300,20 @@ def test_the_state_goes_through_json_and_continues() -> None:
 def test_joint_sigma_by_hand() -> None:
     # σ = 3, s = 2.5: 1/9 - 1/25 = 16/225, so σ_g = 15/4.
     assert gradient_multiplier(3.0, 2.5) == pytest.approx(3.75, rel=1e-13)
-    assert clipping(AdaptiveClip(1.0, count_noise=2.5), sigma=3.0).gradient_multiplier == gradient_multiplier(
-        3.0, 2.5
-    )
-    assert clipping(Cosine(1.0, 1.0, 1), sigma=3.0).gradient_multiplier == 3.0
-    # By default s = 5σ at least: σ_g = σ/√(1 - 0.01).
-    assert clipping(AdaptiveClip(1.0), sigma=3.0).gradient_multiplier == pytest.approx(3 / math.sqrt(0.99))
+    # Two counts of s = 2.5·√2 have half of that each.
+    assert gradient_multiplier(3.0, 2.5 * math.sqrt(2), 2.5 * math.sqrt(2)) == pytest.approx(3.75, rel=1e-13)
+    assert gradient_multiplier(3.0) == 3.0
+
+    def left(*clips: ClipLength) -> float:
+        return Thresholds(dict(zip((None, "one", "two"), clips, strict=False)), 3.0, 100.0).gradient_multiplier(
+            3.0
+        )
+
+    assert left(AdaptiveClip(1.0, count_noise=2.5)) == gradient_multiplier(3.0, 2.5)
+    assert left(Cosine(1.0, 1.0, 1), 0.5) == 3.0
+    # By default s = 5σ·√m at least of m counts: σ_g = σ/√(1 - 0.01).
+    assert left(AdaptiveClip(1.0)) == pytest.approx(3 / math.sqrt(0.99))
+    assert left(AdaptiveClip(1.0), AdaptiveClip(0.5), AdaptiveClip(1.0)) == pytest.approx(3 / math.sqrt(0.99))
     for count_noise in (1.5, 1.0):
         with pytest.raises(ValueError, match=r"count_noise above 1\.5"):
             gradient_multiplier(3.0, count_noise)

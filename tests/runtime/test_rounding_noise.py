@@ -40,6 +40,14 @@ def test_the_multiplier_of_the_gradient_beside_a_count_is_rounded_up() -> None:
         assert gradient_multiplier(sigma, noise_of_count) >= exact
 
 
+def test_the_noise_of_several_counts_is_rounded_up() -> None:
+    """(σ^-2 - Σ(2·s_j)^-2)^(-1/2), of counts that use up nearly all of σ, where a unit of rounding is much."""
+    for share, other in PAIRS:
+        counts = [math.sqrt(3) / 2 * (1 + 1e-9 * share), math.sqrt(3) / 2, math.sqrt(3) / 2 * (1 + 1e-9 * other)]
+        exact = 1 / DIGITS.sqrt(1 - sum(1 / (2 * DIGITS.mpf(count)) ** 2 for count in counts))
+        assert gradient_multiplier(1.0, *counts) >= exact
+
+
 def test_noise_on_the_count_costs_little() -> None:
     """Five times the multiplier, by which that of the gradient grows by 1/200; of large batches a twentieth."""
     assert AdaptiveClip(1.0).count_std(1.0, 10.0) == 5
@@ -158,6 +166,7 @@ def test_bounds_of_a_clipped_loss_are_rounded_up() -> None:
             loss_limit=limit,
             loss_lipschitz=limit + 0.7,
             clipped_parameters=frozenset(),
+            moved_bounds={},
         )
         found = LipschitzModule.gradient_bounds(module)["w"]
         assert found >= DIGITS.mpf(limit) / DIGITS.mpf(limit + 0.7) * DIGITS.mpf(unclipped)

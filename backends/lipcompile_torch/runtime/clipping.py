@@ -23,7 +23,7 @@ batch. `sum_depth` tells them apart.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from itertools import groupby
@@ -43,6 +43,8 @@ _INWARD = 1 - 2.0**-51
 
 _AT_ONCE = 2**22
 """Entries of gradients of examples that are held at once where a parameter has several uses."""
+
+Note = Callable[[Tensor], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,13 +353,16 @@ class Several:
         return reduce(add, parts, torch.zeros(self.entries, dtype=torch.float64, device=factors.device))
 
 
-def clipped(uses: Sequence[Sequence[Use]], entries: Sequence[int], clip: Clip) -> Iterator[Tensor]:
+def clipped(
+    uses: Sequence[Sequence[Use]], entries: Sequence[int], clip: Clip, note: Note | None = None
+) -> Iterator[Tensor]:
     """Yield Σ_i s_i·P_i of each parameter of a group, flat.
 
     Args:
         uses: of each parameter, by the same B examples.
         entries: of each parameter.
         clip: of the gradient of one example over the group.
+        note: is given the norms n_i, [B] in float64.
     """
     whole = [_joined(found, size) for found, size in zip(uses, entries, strict=True)]
     present = [use for use in whole if use is not None]
@@ -371,10 +376,12 @@ def clipped(uses: Sequence[Sequence[Use]], entries: Sequence[int], clip: Clip) -
         found = kernels[0].gradients.clipped(
             _narrowed(clip, sum(entries)), reduce(add, others) if others else None
         )
-        factors, known[id(kernels[0])] = found.factors, found.total.flatten()
+        norms, factors, known[id(kernels[0])] = found.norms, found.factors, found.total.flatten()
     else:
         norms = reduce(add, (use.squares() for use in present)).sqrt()
         factors = clip.scaling(sum(entries) + len(present), None).factors(norms)
+    if note is not None:
+        note(norms)
     for use, size in zip(whole, entries, strict=True):
         if use is None:
             yield torch.zeros(size, dtype=torch.float64, device=factors.device)
@@ -463,8 +470,16 @@ def ticket_of(parameter: Tensor | None) -> Ticket | None:
     return None if noted is None else noted.ticket()
 
 
-def group_gradients(noted: Sequence[Noted], parameters: Sequence[Tensor], clip: Clip) -> list[Tensor]:
+def group_gradients(
+    noted: Sequence[Noted], parameters: Sequence[Tensor], clip: Clip, note: Note | None = None
+) -> list[Tensor]:
     """Return the clipped gradients of a group, summed over the examples of all forward passes, as parameters are.
+
+    Args:
+        noted: uses of each parameter.
+        parameters: of the group.
+        clip: of the gradient of one example over the group.
+        note: is given the norms n_i of each forward pass, [B] in float64.
 
     Raises:
         ValueError: uses by different numbers of examples in one forward pass, which would mix them; or a clip that
@@ -474,7 +489,7 @@ def group_gradients(noted: Sequence[Noted], parameters: Sequence[Tensor], clip: 
         raise ValueError(f"a clip of {clip.length:.3g} for each example: C over the batch size is at least 2⁻⁶⁰")
     taken = [one.taken() for one in noted]
     passes = sorted({number for found in taken for number in found})
-    sums = [_of_pass([found.get(number, []) for found in taken], parameters, clip) for number in passes]
+    sums = [_of_pass([found.get(number, []) for found in taken], parameters, clip, note) for number in passes]
     if len(sums) == 1:  # each is rounded as soon as it is there, which saves memory
         return [total.to(p.dtype) for total, p in zip(sums[0], parameters, strict=True)]
     totals = [torch.zeros_like(parameter, dtype=torch.float64) for parameter in parameters]
@@ -483,7 +498,9 @@ def group_gradients(noted: Sequence[Noted], parameters: Sequence[Tensor], clip: 
     return [total.to(p.dtype) for total, p in zip(totals, parameters, strict=True)]
 
 
-def _of_pass(uses: Sequence[Sequence[Use]], parameters: Sequence[Tensor], clip: Clip) -> Iterator[Tensor]:
+def _of_pass(
+    uses: Sequence[Sequence[Use]], parameters: Sequence[Tensor], clip: Clip, note: Note | None
+) -> Iterator[Tensor]:
     """Yield the sums of one forward pass, in the shapes of the parameters."""
     sizes = {use.examples for found in uses for use in found}
     if len(sizes) > 1:
@@ -491,6 +508,6 @@ def _of_pass(uses: Sequence[Sequence[Use]], parameters: Sequence[Tensor], clip: 
             f"layers of one group saw {' and '.join(map(str, sorted(sizes)))} examples in one forward pass: "
             "the first axis of all that they read must be the batch"
         )
-    found = clipped(uses, [parameter.numel() for parameter in parameters], clip)
+    found = clipped(uses, [parameter.numel() for parameter in parameters], clip, note)
     for total, parameter in zip(found, parameters, strict=True):
         yield total.reshape(parameter.shape)

@@ -31,7 +31,7 @@ from .correlation import Correlation, check_participation, chosen_strategy, samp
 from .distributed import check_same, current_world
 from .gradients import Gradients, LipschitzGradients, PerExampleGradients
 from .ledger import Ledger, LedgerError, read_ledger
-from .loss_clipping import AdaptiveClip, LossClip, LossClipping
+from .loss_clipping import AdaptiveClip, ClipLength, Thresholds
 from .module import LipschitzModule
 from .noise import Allocation, NoiseSource
 from .normals import Normals, SecureNormals
@@ -59,6 +59,8 @@ class How(TypedDict, total=False):
             None: noise is independent.
         loss_clip: clips the gradient of each example's loss in its output to C, in place of L, which bounds it
             otherwise: a number, a function of the step, or `loss_clipping.AdaptiveClip`.
+        clip_length: C of clip groups, in place of the length that the module was compiled with: of the same kinds,
+            for every group that is clipped to a length; or by name of the group.
         fixed_norm: after every step scale weights to the bounds of their constraints, up as well as down.
         secure: noise from a cryptographic generator, exact on a grid, see `normals.SecureNormals`: slower.
     """
@@ -68,7 +70,8 @@ class How(TypedDict, total=False):
     max_physical_batch: int | None
     seed: int | None
     correlation: Correlation | None
-    loss_clip: LossClip | None
+    loss_clip: ClipLength | None
+    clip_length: ClipLength | Mapping[str, ClipLength] | None
     fixed_norm: bool
     secure: bool
 
@@ -142,17 +145,17 @@ class PrivacyEngine:
             BudgetError: σ is no noise multiplier, or this accountant cannot count such steps.
             LedgerError: the ledger is damaged, in use, or belongs to other data.
         """
-        how = _correlated(_lipschitz(without_ddp(module, self.world), optimizer, bounds), how)
-        clip = how.get("loss_clip")
+        emitted = _lipschitz(without_ddp(module, self.world), optimizer, bounds)
+        how = _correlated(emitted, how)
+        clips = _clips(emitted, how)
 
         def gradients(normaliser: float, pieces: int) -> Gradients:
-            clipping = None if clip is None else LossClipping(clip, noise_multiplier, normaliser)
             return LipschitzGradients(
                 module,  # type: ignore[arg-type]  # just checked
                 optimizer,
                 how.get("noise", "global"),
                 normaliser,
-                clipping,
+                Thresholds(clips, noise_multiplier, normaliser),
                 how.get("fixed_norm", False),
                 self.world,
                 pieces,
@@ -186,8 +189,9 @@ class PrivacyEngine:
         """
         normaliser = float(data_loader.batch_size or 1)
         checks.check_optimizer(optimizer, module)
-        if how.get("loss_clip") is not None:
-            raise PrivacyError("per-example gradients are clipped already: leave loss_clip out")
+        for name in ("loss_clip", "clip_length"):
+            if how.get(name) is not None:
+                raise PrivacyError(f"per-example gradients are clipped already: leave {name} out")
         clipped = ClippedGradients(
             without_ddp(module, self.world),
             clipping,
@@ -373,11 +377,14 @@ class PrivacyEngine:
         loader = PrivateLoader(data_loader, limit, seed, drawing, self.relation, self.world)
         if strategy is not None:
             check_participation(strategy, per_epoch)
-            if isinstance(how.get("loss_clip"), AdaptiveClip):
-                raise BudgetError(
-                    "an adaptive clip releases a count at every step, whose noise would have to be correlated "
-                    "too: with correlated noise use a fixed or scheduled loss_clip"
-                )
+            for name in ("loss_clip", "clip_length"):
+                clip: Any = how.get(name)
+                clips = clip.values() if isinstance(clip, Mapping) else [clip]
+                if any(isinstance(one, AdaptiveClip) for one in clips):
+                    raise BudgetError(
+                        "an adaptive clip releases a count at every step, whose noise would have to be correlated "
+                        f"too: with correlated noise use a fixed or scheduled {name}"
+                    )
         return strategy, loader
 
     def _release(self, loader: PrivateLoader, noise_multiplier: float) -> Release:
@@ -401,6 +408,31 @@ class PrivacyEngine:
 def _correlated(module: LipschitzModule, how: How) -> How:
     """Return the options, with the correlation that the module was compiled with unless they have their own."""
     return how if "correlation" in how else how | {"correlation": module.noise_strategy}
+
+
+def _clips(module: LipschitzModule, how: How) -> dict[str | None, ClipLength]:
+    """Return what the thresholds of training are to be: with None for the loss, and by name of the clip group.
+
+    Raises:
+        PrivacyError: a clip_length of no group, or of one whose rule has no threshold.
+    """
+    loss, given = how.get("loss_clip"), how.get("clip_length")
+    clips: dict[str | None, ClipLength] = {} if loss is None else {None: loss}
+    if given is None:
+        return clips
+    groups = {group.name: group for group in module.clips}
+    if len(groups) < len(module.clips):
+        raise PrivacyError("several clip groups have one name: clip_length needs names of their own")
+    lengths = [name for name, group in groups.items() if group.regulariser is None]
+    wanted = given if isinstance(given, Mapping) else dict.fromkeys(lengths, given)
+    wrong = sorted(wanted.keys() - set(lengths))
+    if wrong or not wanted:
+        raise PrivacyError(
+            f"clip_length{' of ' + ', '.join(wrong) if wrong else ''}: groups that are clipped to a length are "
+            f"{', '.join(lengths) or 'none'}, of {', '.join(groups) or 'none'}; the automatic rule has no "
+            "threshold: compile with bounds by clip and a clip_length, as --clip-length 1"
+        )
+    return clips | dict(wanted)
 
 
 def _normals(how: How) -> Normals | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from .clipping import ClipGroup, Noted, group_gradients
+from .loss_clipping import count_within
 from .own_functions import apply
 from .sharding import is_shard
 
@@ -79,7 +80,7 @@ class _GroupEntrance(torch.autograd.Function):
         for name, noted, cotangent in zip(group.names, group.noted, cotangents, strict=True):
             if noted.is_foreign(cotangent):
                 entrances.foreign.add(name)
-        gradients = group.gradients(entrances.normaliser())
+        gradients = group.gradients(entrances.normaliser(), entrances.lengths(), entrances.within)
         entrances.under_way.update(
             (id(parameter), gradient) for parameter, gradient in zip(group.parameters, gradients, strict=True)
         )
@@ -100,9 +101,22 @@ class _Group:
     def names(self) -> tuple[str, ...]:
         return self.clips.parameters
 
-    def gradients(self, normaliser: float) -> list[Tensor]:
-        """Return the clipped gradients, summed over the examples, in the shapes and dtypes of the parameters."""
-        return group_gradients(self.noted, self.parameters, self.clips.clip(normaliser))
+    def gradients(
+        self, normaliser: float, lengths: Mapping[str, float], within: dict[str, Tensor]
+    ) -> list[Tensor]:
+        """Return the clipped gradients, summed over the examples, in the shapes and dtypes of the parameters.
+
+        If the length of the group is among those that move, count the examples that are within it.
+        """
+        name = self.clips.name
+        if name not in lengths:
+            return group_gradients(self.noted, self.parameters, self.clips.clip(normaliser))
+        clip = replace(self.clips, length=lengths[name]).clip(normaliser)
+
+        def note(norms: Tensor) -> None:
+            within[name] = within.get(name, 0.0) + count_within(norms, clip.length)
+
+        return group_gradients(self.noted, self.parameters, clip, note)
 
     def aliases(self, entrances: Entrances) -> dict[int, Tensor]:
         """Return aliases by the identity of the parameter; what reads them in a layer finds where to note uses."""
@@ -126,19 +140,26 @@ class Entrances:
     Attributes:
         under_way: cotangents that passed an alias and have not arrived yet, by the identity of the parameter.
         foreign: names of parameters that a gradient reached by another way since `reset`.
+        within: how many examples were within the length of a group that moves, since `reset`, by its name.
     """
 
     def __init__(self) -> None:
         self.under_way: dict[int, Tensor] = {}
         self.foreign: set[str] = set()
+        self.within: dict[str, Tensor] = {}
         self._aliases: dict[int, Tensor] = {}
         self._watched: dict[int, tuple[str, nn.Parameter]] = {}
         self._groups: dict[int, _Group] = {}
         self.normaliser: Callable[[], float] = lambda: 1.0
+        self.lengths: Callable[[], Mapping[str, float]] = dict
         self._passes = 0
 
     def clip(
-        self, groups: Iterable[ClipGroup], parameters: Mapping[str, nn.Parameter], normaliser: Callable[[], float]
+        self,
+        groups: Iterable[ClipGroup],
+        parameters: Mapping[str, nn.Parameter],
+        normaliser: Callable[[], float],
+        lengths: Callable[[], Mapping[str, float]],
     ) -> None:
         """Clip the gradients of these groups from now on, and of no others.
 
@@ -146,11 +167,12 @@ class Entrances:
             groups: with names of trainable parameters.
             parameters: by name.
             normaliser: gives b, which the criterion divides by.
+            lengths: gives C of groups whose length moves, by name, in the place of their own.
 
         Raises:
             ValueError: a parameter of a group is sharded: its layer has but a part of it.
         """
-        self.normaliser = normaliser
+        self.normaliser, self.lengths = normaliser, lengths
         self._groups.clear()
         self._aliases.clear()  # of the groups before
         for clips in groups:
@@ -181,6 +203,7 @@ class Entrances:
         """Forget what flowed back, and the aliases."""
         self.under_way.clear()
         self.foreign.clear()
+        self.within.clear()
         self._aliases.clear()
         for group in self._groups.values():
             for noted in group.noted:

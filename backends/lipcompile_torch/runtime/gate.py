@@ -40,7 +40,8 @@ class GateRecord:
             that forward pass: 0 if it was nothing else. None if nothing flowed back.
         slack: relative rounding slack of the lowest precision of a forward pass that anything flowed back into.
         running: how many forward passes of the module are under way.
-        within_clip: number of examples whose cotangent was within the clip, 0-dim; None if nothing was clipped.
+        within_clip: how many examples had a cotangent within the clip, see `loss_clipping.count_within`; None if
+            nothing was clipped.
         batch: stands for the batch that was drawn last.
         aside: outputs pass by the gate: what computes them one example at a time lets them through it together.
         entrances: where the parameters enter the forward pass.

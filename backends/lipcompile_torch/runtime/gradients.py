@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -15,8 +14,7 @@ from .checks import PrivacyError
 from .clipped import ClippedGradients
 from .clipping import sum_depth
 from .distributed import ALONE, RankError, World, check_same
-from .gate import GateRecord
-from .loss_clipping import LossClipping
+from .loss_clipping import Thresholds
 from .module import LipschitzModule
 from .noise import Allocation, NoiseSource, allocate
 from .precision import long_sum_slack, sum_slack, warn_of_sums
@@ -115,14 +113,14 @@ def _stated(module: LipschitzModule) -> tuple[object, ...]:
 
 
 class LipschitzGradients:
-    """Gradients of a compiled module's criterion, bounded by its formulas, at the logits perhaps by a clip.
+    """Gradients of a compiled module's criterion, bounded by its formulas, or by clips.
 
     Args:
         module: emitted; DDP may be around it.
         optimizer: that holds its parameters.
         allocation: how noise is shared among them.
         normaliser: b.
-        clipping: of the loss's gradient; None: L bounds it.
+        thresholds: of clips that are chosen in training; None: none.
         fixed_norm: scale weights to the bounds of their constraints, not only down to them.
         world: the processes that train the module together.
         pieces: how many parts a batch arrives in at most, whose gradients are added one after the other.
@@ -134,7 +132,7 @@ class LipschitzGradients:
         optimizer: Optimizer,
         allocation: Allocation,
         normaliser: float,
-        clipping: LossClipping | None = None,
+        thresholds: Thresholds | None = None,
         fixed_norm: bool = False,
         world: World = ALONE,
         pieces: int = 1,
@@ -142,8 +140,8 @@ class LipschitzGradients:
         self.module: LipschitzModule = without_ddp(module, world)
         self._fixed_norm = fixed_norm
         self._optimizer, self._allocation = optimizer, allocation
-        self._normaliser, self.clipping = normaliser, clipping
-        self._clip: float | None = None
+        self._normaliser, self.thresholds = normaliser, thresholds or Thresholds({}, 1.0, normaliser)
+        self._clips: tuple[float | None, dict[str, float]] = None, {}
         self._parameters = checks.trainable(self.module)
         self._pieces = max(pieces, _PIECES)
         self._depth = DEPTH + self._pieces + world.size
@@ -159,12 +157,13 @@ class LipschitzGradients:
     def check(self, noise_multiplier: float) -> None:
         """Share the noise by way of trial."""
         self.total.check()
-        self._share(self.module.gradient_bounds(), noise_multiplier)
+        self._share(self._bounds(), noise_multiplier)
 
     def start(self) -> None:
         """Set the module's normaliser, share and project its weights, guard its layers."""
         self.module.normaliser = self._normaliser
-        warn_of_sums(max(self._sum_slacks(self.module.gradient_bounds()).values(), default=0.0), self._normaliser)
+        self._set_clips()
+        warn_of_sums(max(self._sum_slacks(self._bounds()).values(), default=0.0), self._normaliser)
         self.total.share_weights_()
         self.module.guard_layers()
         self.module.forget_certificates()  # they may differ from rank to rank
@@ -175,9 +174,19 @@ class LipschitzGradients:
         settle(self.module)
         if any(self.total.world.each("draw a batch", self._weights_changed)):
             self._project()
-        self._clip = None if self.clipping is None else self.clipping.current
-        self.module.loss_clip = self._clip
+        self._set_clips()
         self._batch = self.module.gate.batch = object()
+
+    def _set_clips(self) -> None:
+        """Give the module the thresholds of the next batch."""
+        current = {name: threshold.current for name, threshold in self.thresholds.items()}
+        lengths = {name: length for name, length in current.items() if name is not None}
+        self._clips = current.get(None), lengths
+        self.module.loss_clip, self.module.clip_lengths = self._clips[0], dict(lengths)
+
+    def _bounds(self) -> dict[str, float]:
+        """Return K_p; a method that follows weights knows nothing of lengths that move."""
+        return self.module.gradient_bounds() | self.module.moved_bounds
 
     def _weights_changed(self) -> bool:
         return not checks.current_contents(self.module).same(self._contents)
@@ -191,7 +200,7 @@ class LipschitzGradients:
     def stds(self, batch: LogicalBatch, noise_multiplier: float, noise: NoiseSource) -> dict[str, float]:
         """Check everything that the accounting assumes of this step; return s_p."""
         settle(self.module)
-        bounds = self.module.gradient_bounds()
+        bounds = self._bounds()
         views = self.total.world.each("take a step", lambda: self._view(batch, bounds, noise_multiplier))
         _check_agreement(views, batch)
         # The lowest precision so far: nothing flows back from an empty batch, which noise must not give away.
@@ -228,7 +237,7 @@ class LipschitzGradients:
             "batches": (batch.step, batch.round, batch.total, batch.digest),
             "weights": self.total.weights(),
             "bounds": dict(bounds),
-            "settings": (module.normaliser, module.loss_clip, self._multiplier(sigma)),
+            "settings": (module.normaliser, *self._clips, self.thresholds.gradient_multiplier(sigma)),
         }
 
     def _check_settings(self) -> None:
@@ -248,14 +257,15 @@ class LipschitzGradients:
                 f"the module's normaliser is {module.normaliser}, not the expected batch size {self._normaliser}: "
                 "do not change it"
             )
-        if module.loss_clip != self._clip:
-            raise PrivacyError("the module's loss_clip was changed since the batch was drawn: leave it alone")
+        for name, own in zip(("loss_clip", "clip_lengths"), self._clips, strict=True):
+            if getattr(module, name) != own:
+                raise PrivacyError(f"the module's {name} was changed since the batch was drawn: leave it alone")
 
     def _widened(self, bounds: Mapping[str, float], sigma: float, noise: NoiseSource) -> dict[str, float]:
-        stds = self._share(bounds, sigma)
-        entries = 1 + sum(self._parameters[name].numel() for name in stds)  # one for the count of an adaptive clip
+        stds, left = self._share(bounds, sigma), self.thresholds.gradient_multiplier(sigma)
+        entries = self.thresholds.counts + sum(self._parameters[name].numel() for name in stds)
         # The noise carries the slack of each parameter's dtype by itself; that of the computation comes on top.
-        self._factor = noise.widening(self._multiplier(sigma), entries)
+        self._factor = noise.widening(left, entries)
         # What is added of a clipped gradient is no longer than C, as it is in floating point.
         one = dict.fromkeys(stds, 1.0) | dict.fromkeys(self._proved, 1 + self._gate_slack + self._long_slack)
         summed = self._sum_slacks(bounds)
@@ -280,45 +290,44 @@ class LipschitzGradients:
 
     def _share(self, bounds: Mapping[str, float], sigma: float) -> dict[str, float]:
         sizes = {name: parameter.numel() for name, parameter in self._parameters.items()}
-        return allocate(self._allocation, bounds, sizes, self._multiplier(sigma), self._groups)
+        return allocate(self._allocation, bounds, sizes, self.thresholds.gradient_multiplier(sigma), self._groups)
 
     def constant_stds(self, noise_multiplier: float) -> dict[str, float] | None:
         """Return s_p of the module's own bounds, before slack is added; None if they follow weights or a clip."""
         bounds = dict(self.module.bounds)
         follow = type(self.module).gradient_bounds is not LipschitzModule.gradient_bounds
-        if follow or self.clipping is not None or not all(bounds.values()):
+        if follow or self.thresholds or not all(bounds.values()):
             return None
         return self._share(bounds, noise_multiplier)
 
-    def _multiplier(self, sigma: float) -> float:
-        """Return what is left of σ for the gradient."""
-        return sigma if self.clipping is None else self.clipping.gradient_multiplier
-
     def settle(self, batch: LogicalBatch, noise: NoiseSource) -> None:
-        """Move the clip, if there is one, and project."""
+        """Move the thresholds, if there are any, and project."""
         self._watch.reset()  # it holds what arrived; projection needs the memory
-        if self.clipping is not None:
-            self.clipping.advance(self._counted(batch), lambda u: self._released(u, noise), self._factor)
+        if self.thresholds:
+            self._advance(batch, noise)
         self._project()
 
-    def _counted(self, batch: LogicalBatch) -> GateRecord:
-        """Return how many examples were within the clip, over all processes."""
-        within = self.module.gate.within_clip
-        counts = self.total.world.each("count examples", lambda: 0 if within is None else int(within))
-        return GateRecord(examples=batch.total, within_clip=torch.tensor(sum(counts)))
+    def _advance(self, batch: LogicalBatch, noise: NoiseSource) -> None:
+        """Release how many examples of all processes were within the thresholds that adapt, and move on."""
+        gate = self.module.gate
+        own: dict[str | None, float] = {name: float(count) for name, count in gate.entrances.within.items()}
+        own[None] = 0.0 if gate.within_clip is None else float(gate.within_clip)
+        counts = self.total.world.each("count examples", lambda: own)
+        for name, threshold in self.thresholds.items():
+            within = sum(count.get(name, 0.0) for count in counts)
+            threshold.advance(within, batch.total, lambda u: self._released(u, noise), self._factor)
 
     def _released(self, count: Tensor, noise: NoiseSource) -> Tensor:
         """Return a count with noise that one process draws for all."""
-        return self.total.world.first("release a count", lambda: noise.added("loss clip", count))
+        return self.total.world.first("release a count", lambda: noise.added("count", count))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the clip's state, if there is one."""
-        return {} if self.clipping is None else {"loss_clip": self.clipping.state_dict()}
+        """Return the state of the thresholds, if there are any."""
+        return self.thresholds.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Set the clip to where it was; a run without one has no use for a state."""
-        if self.clipping is not None:
-            self.clipping.load_state_dict(state.get("loss_clip", {}))
+        """Set the thresholds to where they were; a run without them has no use for a state."""
+        self.thresholds.load_state_dict(state)
 
     def _project(self) -> None:
         self.module.project_()

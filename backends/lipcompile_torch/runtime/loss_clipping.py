@@ -1,8 +1,9 @@
-"""Clipping the gradient of the loss at the output: C in place of L, fixed, scheduled, or at a private quantile.
+"""Thresholds C that are chosen in training, fixed, scheduled, or at a private quantile; and the clip of the loss.
 
 The bounds of a module hold for every cotangent of norm at most L that arrives at its output; clipping each
 example's to C < L, where the criterion takes the output, makes them those of min(L, C) (clipless_v2, section 3.1).
-It needs no per-example gradients: the cotangent at the output is there for every example anyway.
+It needs no per-example gradients: the cotangent at the output is there for every example anyway. The lengths of
+clip groups (:mod:`.clipping`) may be chosen in the same way.
 
 The adaptive clip is that of Andrew et al. 2021 ("Differentially private learning with adaptive clipping",
 Algorithm 1): C follows a quantile of the norms by a noisy count of the examples within C.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +21,12 @@ import torch
 from torch import Tensor
 
 from .functional import clip_scale, example_norms
-from .gate import GateRecord
 
 _OUTWARD = 1 + 1e-14  # covers the rounding of the formula below
+_INWARD = 1 - 2.0**-50  # covers that of the noise of several counts together
+
+_RAMP = 2.0**-6  # width of the step from 1 to 0 of an example's count, over C
+_GRID = 2.0**20  # parts of 1 that counts are whole numbers of: sums of fewer than 2³³ examples are exact
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +54,20 @@ class Cosine:
 
 
 class AdaptiveClip:
-    """C that follows a quantile of the norms of the loss's gradients, from a noisy count after every step.
+    """C that follows a quantile of the norms of gradients, from a noisy count after every step.
 
     C ← C·exp(-η·(b̃ - γ)), b̃ the noisy fraction of examples within C: Andrew et al. 2021, Algorithm 1, but divided
-    by the FIXED expected batch size. Count and gradient are one Gaussian mechanism: see `gradient_multiplier`. It
-    holds C, so one instance serves one run.
+    by the FIXED expected batch size. Counts and gradient are one Gaussian mechanism: see `gradient_multiplier`. It
+    holds C, so one instance serves one run; groups of clips get copies.
 
     Args:
-        initial: C of the first step, in the units of the loss's gradient in the logits.
+        initial: C of the first step, in the units of the gradient of one example's loss, in the logits or in the
+            parameters of a group.
         quantile: γ, the fraction of examples that C leaves alone.
         learning_rate: η.
         count_noise: standard deviation of the noise on the count of a batch; more noise on it costs less on the
-            gradient. None: a 20th of the expected batch size, as the paper has it, but at least 5σ, at which the
-            gradient's noise is 0.5 % larger.
+            gradient. None: a 20th of the expected batch size, as the paper has it, but at least 5σ·√m of m counts,
+            at which the gradient's noise is 0.5 % larger.
 
     Raises:
         ValueError: a number out of range.
@@ -90,38 +96,31 @@ class AdaptiveClip:
         moved = self.value * math.exp(-self.learning_rate * (fraction - self.quantile))
         self.value = _positive(moved, "the adapted clip")
 
-    def count_std(self, noise_multiplier: float, normaliser: float) -> float:
-        """Return the standard deviation of the noise on the count."""
-        return max(normaliser / 20, 5 * noise_multiplier) if self.count_noise is None else self.count_noise
+    def count_std(self, noise_multiplier: float, normaliser: float, counts: int = 1) -> float:
+        """Return the standard deviation of the noise on the count, one of so many of a step."""
+        least = 5 * noise_multiplier * math.sqrt(counts)
+        return max(normaliser / 20, least) if self.count_noise is None else self.count_noise
 
 
-LossClip = float | Callable[[int], float] | AdaptiveClip
+ClipLength = float | Callable[[int], float] | AdaptiveClip
 """C; or C as a function of the step, counted from 0, which must not look at the private data; or adaptive."""
 
 
-class LossClipping:
-    """The clip of one run: what C is now, what it leaves of σ, and how it goes on.
-
-    The engine keeps to this order at every step: set `module.loss_clip = clipping.current` before the batch;
-    allocate the gradient's noise at `gradient_multiplier`; once the step is counted, call `advance`, before the
-    gate is reset.
+class Threshold:
+    """One threshold over the steps of a run: what C is now, and how it goes on.
 
     Args:
-        clip: see `LossClip`.
-        noise_multiplier: σ of the whole step, gradient and count together.
+        clip: see `ClipLength`.
+        count_std: standard deviation of the noise on its count; used if it is adaptive.
         normaliser: b, the expected batch size.
 
     Raises:
-        ValueError: a clip that is not positive and finite; noise on the count that leaves none for the gradient.
+        ValueError: a clip that is not positive and finite.
     """
 
-    def __init__(self, clip: LossClip, noise_multiplier: float, normaliser: float) -> None:
+    def __init__(self, clip: ClipLength, count_std: float, normaliser: float) -> None:
         self.clip, self.steps = clip, 0
-        self._normaliser = normaliser
-        self._count_std = clip.count_std(noise_multiplier, normaliser) if isinstance(clip, AdaptiveClip) else None
-        self.gradient_multiplier = (
-            noise_multiplier if self._count_std is None else gradient_multiplier(noise_multiplier, self._count_std)
-        )
+        self._count_std, self._normaliser = count_std, normaliser
         _ = self.current  # what it refuses, it refuses now
 
     @property
@@ -130,27 +129,25 @@ class LossClipping:
         value = self.clip(self.steps) if callable(self.clip) else self.clip
         return _positive(value, f"the clip at step {self.steps}")
 
-    def advance(self, gate: GateRecord, add_noise: Callable[[Tensor], Tensor], widening: float = 1.0) -> None:
+    def advance(
+        self, within: float, examples: int, add_noise: Callable[[Tensor], Tensor], widening: float = 1.0
+    ) -> None:
         """Go on to the next step; if adaptive, release the noisy count of this one and follow it.
 
         Args:
-            gate: what flowed back in this step.
+            within: sum of `count_within` over the examples of this step.
+            examples: number of them.
             add_noise: adds the standard noise of this step to a 0-dim float64 tensor that is scaled to it:
                 `lambda u: normals.prepare(u) + normals.draw(u.shape, u.device)`, through the stream if there is
                 one.
             widening: what the noise scales of the gradient were multiplied by for these normals.
         """
         if isinstance(self.clip, AdaptiveClip):
-            assert self._count_std is not None
-            self.clip.follow(self._noisy_fraction(gate, add_noise, self._count_std * widening))
+            # An example adds ±1/2 at most, in place of 1; replacing one moves the sum by 1 all the same.
+            std, centred = self._count_std * widening, within - examples / 2
+            noisy = float(add_noise(torch.tensor(centred / std, dtype=torch.float64))) * std
+            self.clip.follow(noisy / self._normaliser + 0.5)
         self.steps += 1
-
-    def _noisy_fraction(self, gate: GateRecord, add_noise: Callable[[Tensor], Tensor], std: float) -> float:
-        within = 0 if gate.within_clip is None else int(gate.within_clip)
-        # An example adds 1/2 or -1/2: half of what it would, and replacing one moves the sum by 1 all the same.
-        centred = within - gate.examples / 2
-        noisy = float(add_noise(torch.tensor(centred / std, dtype=torch.float64))) * std
-        return noisy / self._normaliser + 0.5
 
     def state_dict(self) -> dict[str, Any]:
         """Return the number of steps, and C if it adapts; computed from noisy counts, so it may be published."""
@@ -171,29 +168,93 @@ class LossClipping:
         self.steps = steps
 
 
-def gradient_multiplier(noise_multiplier: float, count_noise: float) -> float:
-    """Return σ_g = (σ^-2 - (2·s)^-2)^(-1/2), with which gradient and count together have multiplier σ.
+class Thresholds(dict[str | None, Threshold]):
+    """The thresholds of one run by group of clips, that of the loss under None; and what they leave of σ.
 
-    One example moves the gradient's sum over its noise scale by at most 1/σ_g, and the count by ±1/2 over s: the
-    pair by √(σ_g^-2 + (2s)^-2) = 1/σ. If it is replaced, both may turn over, and the pair moves by 2/σ: the
+    The engine keeps to this order at every step: give the module what is `current` before the batch; allocate the
+    gradient's noise at `gradient_multiplier`; once the step is counted, let each `advance`, before the gate is
+    reset.
+
+    Args:
+        clips: by name of the group, of which copies are made; with None for the loss's gradient.
+        noise_multiplier: σ of the whole step, gradient and counts together.
+        normaliser: b, the expected batch size.
+
+    Attributes:
+        counts: number of noisy counts that a step releases.
+
+    Raises:
+        ValueError: a clip that is not positive and finite; noise on counts that leaves none for the gradient.
+    """
+
+    def __init__(self, clips: Mapping[str | None, ClipLength], noise_multiplier: float, normaliser: float) -> None:
+        adaptive = {name: clip for name, clip in clips.items() if isinstance(clip, AdaptiveClip)}
+        self.counts = len(adaptive)
+        self._stds = {
+            name: clip.count_std(noise_multiplier, normaliser, self.counts) for name, clip in adaptive.items()
+        }
+        self.gradient_multiplier(noise_multiplier)  # what it refuses, it refuses now
+        for name, clip in clips.items():
+            own = clip if name is None else copy(clip)
+            self[name] = Threshold(own, self._stds.get(name, 0.0), normaliser)
+
+    def gradient_multiplier(self, noise_multiplier: float) -> float:
+        """Return what is left of σ for the gradient, see the function of this name."""
+        return gradient_multiplier(noise_multiplier, *self._stds.values())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of all; see `Threshold.state_dict`."""
+        lengths = {name: threshold.state_dict() for name, threshold in self.items()}
+        loss = {"loss_clip": lengths.pop(None)} if None in lengths else {}
+        return {**loss, **({"clip_length": lengths} if lengths else {})}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state, among other entries; raise ValueError if it is that of other clips."""
+        states = {None: state.get("loss_clip", {}), **state.get("clip_length", {})}
+        for name, threshold in self.items():
+            threshold.load_state_dict(states.get(name, {}))
+
+
+def gradient_multiplier(noise_multiplier: float, *count_noise: float) -> float:
+    """Return σ_g = (σ^-2 - Σ(2·s_j)^-2)^(-1/2), with which gradient and counts together have multiplier σ.
+
+    One example moves the gradient's sum over its noise scale by at most 1/σ_g, and each count by at most 1/2 over
+    s_j: all of them by √(σ_g^-2 + Σ(2·s_j)^-2) = 1/σ. If it is replaced, all may turn over, and move by 2/σ: the
     formula is the same under both neighbouring relations. (Andrew et al. 2021, Theorem 1.)
 
-    Formal guarantees: rounded up, by less than a relative 2e-14.
+    Formal guarantees: rounded up. Of one count, gradient and count together lose less than a relative 2e-14 of σ.
 
     Args:
         noise_multiplier: σ > 0, what the step is accounted with.
-        count_noise: s, standard deviation of the noise on the count.
+        count_noise: s_j, standard deviations of the noise on the counts.
 
     Raises:
-        ValueError: 2s ≤ σ.
+        ValueError: Σ(2·s_j)^-2 ≥ σ^-2.
     """
-    most, sigma = 2 * count_noise, noise_multiplier
+    if not count_noise:
+        return noise_multiplier
+    most, sigma = 2 / math.hypot(*(1 / std for std in count_noise)) * _INWARD, noise_multiplier
     if not sigma < most:
+        each = " and ".join(f"{std:g}" for std in count_noise)
         raise ValueError(
-            f"noise of standard deviation {count_noise:g} on the count alone costs more than noise multiplier "
-            f"{sigma:g} allows: give the adaptive clip a count_noise above {sigma / 2:g}"
+            f"noise of standard deviation {each} on the count alone costs more than noise multiplier {sigma:g} "
+            f"allows: give the adaptive clip a count_noise above {sigma * math.sqrt(len(count_noise)) / 2:g}"
         )
     return sigma * most / math.sqrt((most - sigma) * (most + sigma)) * _OUTWARD
+
+
+def count_within(norms: Tensor, bound: float) -> Tensor:
+    """Return how many examples are within a bound, 0-dim: the sum of the count of each, at most 1.
+
+    A norm up to the bound counts as 1, one above (1 + 2⁻⁶) of it as 0, and between them it falls from 1 to 0. So
+    norms that the rest of the batch moves in their last bits move the sum by 64 times as much, and not by 1 each.
+    What is not finite counts as 0. Counts are multiples of 2⁻²⁰, so that the sum is exact.
+
+    Args:
+        norms: [B], float64.
+    """
+    share = ((1 + _RAMP - norms / bound) / _RAMP).nan_to_num(0.0).clamp(0.0, 1.0)
+    return (share * _GRID).floor().sum() / _GRID
 
 
 def clip_cotangents(cotangent: Tensor, bound: float) -> tuple[Tensor, Tensor]:
@@ -202,14 +263,14 @@ def clip_cotangents(cotangent: Tensor, bound: float) -> tuple[Tensor, Tensor]:
     Formal guarantees: the norm of each result is at most `bound`, as in `functional.clip_norm`.
 
     Returns:
-        The clipped cotangents, and how many examples were within the bound, 0-dim.
+        The clipped cotangents, and how many examples were within the bound, see `count_within`.
     """
     norms = example_norms(cotangent)
     scale = clip_scale(norms, math.prod(cotangent.shape[1:]), cotangent.dtype, bound)
     column = (-1, *(1,) * (cotangent.dim() - 1))
     scaled = cotangent * scale.to(cotangent.dtype).reshape(column)
     clipped = torch.where(norms.isfinite().reshape(column), scaled, torch.zeros_like(cotangent))
-    return clipped, (norms <= bound).sum()
+    return clipped, count_within(norms, bound)
 
 
 def _positive(value: Any, what: str) -> float:

@@ -62,6 +62,8 @@ class LipschitzModule(nn.Module):
         normaliser: b, what :meth:`criterion` divides the sum over the batch by; set by the engine.
         loss_clip: C, what the gradient of each example's loss in its output is clipped to on its way back, or
             None; set by the engine before each batch, and not to be changed within one.
+        clip_lengths: C of clip groups whose length moves in training, by name, in the place of their own; set by
+            the engine before each batch, as `loss_clip` is.
         projection_slack: by how much, relatively, projection may scale a weight down to spare a certificate of it,
             see :mod:`.projection`; 0 to certify every weight in full that has moved out of what is known.
         gate: what flowed back; read and reset by the engine at every step.
@@ -90,6 +92,7 @@ class LipschitzModule(nn.Module):
         super().__init__()
         self.normaliser: float = 1.0
         self.loss_clip: float | None = None
+        self.clip_lengths: Mapping[str, float] = {}
         self.takes_features = False
         self.projection_slack = 0.1
         self.gate = GateRecord()
@@ -219,7 +222,7 @@ class LipschitzModule(nn.Module):
             layer.gate = self.gate
         trained = {name: p for name, p in self.named_parameters() if p.requires_grad}
         self.gate.entrances.watch(trained)
-        self.gate.entrances.clip(self.clips, trained, lambda: self.normaliser)
+        self.gate.entrances.clip(self.clips, trained, lambda: self.normaliser, lambda: self.clip_lengths)
 
     @property
     def loss_limit(self) -> float:
@@ -238,21 +241,27 @@ class LipschitzModule(nn.Module):
 
     def gradient_bounds(self) -> dict[str, float]:
         """Return K_p by parameter name, for weights in their constraint sets, of the loss as :attr:`loss_clip`
-        leaves it.
+        leaves it, and with :attr:`clip_lengths`.
 
         Formal guarantees: for C < L the least of K_p at L and C/L times the unclipped bound, rounded outward. The
         first is a bound since every rule is monotone in what arrives at the output; the second since without clips
         inside every rule is positively homogeneous, and clips lower cotangents only.
         """
         if self.unclipped_bounds is None or self.loss_limit >= self.loss_lipschitz:
-            return dict(self.bounds)
+            return dict(self.bounds) | self.moved_bounds
         exactly, unclipped = Interval.exactly, self.unclipped_bounds
         share = exactly(self.loss_limit) / exactly(self.loss_lipschitz) * exactly(_OUTWARD)
         clipped = self.clipped_parameters
         return {
             name: bound if name in clipped else min(bound, (share * exactly(unclipped[name])).high)
             for name, bound in self.bounds.items()
-        }
+        } | self.moved_bounds
+
+    @property
+    def moved_bounds(self) -> dict[str, float]:
+        """K_p of the parameters of the groups of :attr:`clip_lengths`, by name."""
+        moved = (group for group in self.clips if group.name in self.clip_lengths)
+        return {name: self.clip_lengths[group.name] for group in moved for name in group.parameters}
 
     @property
     def clipped_parameters(self) -> frozenset[str]:
