@@ -94,6 +94,19 @@ def clipped_in_the_backward_pass(kind: str) -> Any:
     return summed(kind, net=Clipped)
 
 
+def clipped_at_quantiles(kind: str) -> Any:
+    """The thresholds of batches in pieces: each rank counts its examples, and one draws the noise of the sum."""
+    clip = AdaptiveClip(0.2, learning_rate=1.0, count_noise=1e-6)
+    options = {"noise_multiplier": 1e-9, "seed": 7, "max_physical_batch": 1, "slack": 0.0}
+    training, lengths = Training(kind, net=Clipped, clip_length=clip, **options), []
+    for x, y in training.loader:
+        if training.loader.current.complete:
+            lengths.append(training.inner.clip_lengths["inner"])
+        training.backward(x, y)
+        training.optimizer.step()
+    return {**training.result(), "lengths": lengths}
+
+
 def clipped_one_by_one() -> dict[str, Any]:
     torch.manual_seed(0)
     module, engine = Net(), PrivacyEngine()
@@ -342,6 +355,7 @@ def scenarios(folder: Path) -> dict[str, Callable[[], Any]]:
         **{f"correlated {kind}": partial(correlated, kind) for kind in ("ours", "fsdp")},
         **{f"fault mean {kind}": partial(a_mean_for_a_sum, kind) for kind in ("ours", "fsdp")},
         **{f"clipped {kind}": partial(clipped_in_the_backward_pass, kind) for kind in KINDS},
+        **{f"quantiles {kind}": partial(clipped_at_quantiles, kind) for kind in ("ours", "ddp")},
         "evaluated": evaluated_between,
         "following": partial(following, "fsdp"),
         "unseeded": partial(noisy, "fsdp", seed=None),

@@ -143,6 +143,17 @@ def test_clips_in_the_backward_pass_are_those_of_examples_whoever_has_them(
         assert_same_training(found, alone)
 
 
+@pytest.mark.parametrize("kind", ["ours", "ddp"])
+def test_thresholds_of_clip_groups_are_those_of_one_process(run: Run, kind: str) -> None:
+    """Hardly any noise: counts of all ranks together move the threshold as those of one process do."""
+    alone = HERE["clipped_at_quantiles"]("ours")
+    for found in run[f"quantiles {kind}"]:
+        assert_same_training(found, alone)
+        assert found["lengths"] == run[f"quantiles {kind}"][0]["lengths"]
+        assert found["lengths"] == pytest.approx(alone["lengths"], rel=1e-4)
+        assert len(set(found["lengths"])) > STEPS / 2
+
+
 def test_clips_of_shards_are_refused_on_every_rank(run: Run) -> None:
     for error in run.errors("clipped fsdp"):
         assert "replicate the module" in str(error)

@@ -13,7 +13,7 @@ import scipy.stats
 import torch
 from lipcompile_torch.runtime import checks, loss_clipping, noise
 from lipcompile_torch.runtime.discrete_gaussian import GRID_BITS
-from lipcompile_torch.runtime.loss_clipping import AdaptiveClip, gradient_multiplier
+from lipcompile_torch.runtime.loss_clipping import AdaptiveClip, Threshold, gradient_multiplier
 from lipcompile_torch.runtime.module import LipschitzModule
 from lipcompile_torch.runtime.noise import NoiseSource, allocate
 from lipcompile_torch.runtime.normals import SecureNormals
@@ -46,6 +46,29 @@ def test_the_noise_of_several_counts_is_rounded_up() -> None:
         counts = [math.sqrt(3) / 2 * (1 + 1e-9 * share), math.sqrt(3) / 2, math.sqrt(3) / 2 * (1 + 1e-9 * other)]
         exact = 1 / DIGITS.sqrt(1 - sum(1 / (2 * DIGITS.mpf(count)) ** 2 for count in counts))
         assert gradient_multiplier(1.0, *counts) >= exact
+
+
+def scaled_count(within: int, examples: int, std: float) -> Fraction:
+    """Return a count in units of its noise, as it is before the noise is added."""
+    seen: list[Tensor] = []
+
+    def add_noise(scaled: Tensor) -> Tensor:
+        seen.append(scaled)
+        return scaled
+
+    Threshold(AdaptiveClip(1.0), std, examples).advance(within, examples, add_noise)
+    return Fraction(float(seen[0]))
+
+
+def test_the_noise_of_a_count_covers_the_rounding_of_both_neighbours() -> None:
+    """Over the noise, exactly: by 1 at most if an example is replaced, and by 1/2 if one is removed."""
+    for share, std in PAIRS:
+        within = int(2**24 * share)
+        low, high = (scaled_count(count, 2 * within + 1, std) for count in (within, within + 1))
+        assert high - low <= 1 / Fraction(std)
+        assert scaled_count(within, within, std) - scaled_count(within - 1, within - 1, std) <= 1 / Fraction(
+            2 * std
+        )
 
 
 def test_noise_on_the_count_costs_little() -> None:

@@ -25,6 +25,8 @@ from .functional import clip_scale, example_norms
 _OUTWARD = 1 + 1e-14  # covers the rounding of the formula below
 _INWARD = 1 - 2.0**-50  # covers that of the noise of several counts together
 
+_ROUNDED = 1 + 2.0**-26  # covers the rounding of a count of up to 2²⁵ examples over its noise
+
 _RAMP = 2.0**-6  # width of the step from 1 to 0 of an example's count, over C
 _GRID = 2.0**20  # parts of 1 that counts are whole numbers of: sums of fewer than 2³³ examples are exact
 
@@ -144,7 +146,7 @@ class Threshold:
         """
         if isinstance(self.clip, AdaptiveClip):
             # An example adds ±1/2 at most, in place of 1; replacing one moves the sum by 1 all the same.
-            std, centred = self._count_std * widening, within - examples / 2
+            std, centred = self._count_std * widening * _ROUNDED, within - examples / 2
             noisy = float(add_noise(torch.tensor(centred / std, dtype=torch.float64))) * std
             self.clip.follow(noisy / self._normaliser + 0.5)
         self.steps += 1
