@@ -317,6 +317,8 @@ def test_joint_sigma_by_hand() -> None:
     for count_noise in (1.5, 1.0):
         with pytest.raises(ValueError, match=r"count_noise above 1\.5"):
             gradient_multiplier(3.0, count_noise)
+    with pytest.raises(ValueError, match="costs more"):  # twice the noise, rounded inward, is σ itself
+        gradient_multiplier(2 * (1 - 2.0**-50), 1.0)
 
 
 @pytest.mark.parametrize(("sigma", "count_noise"), [(1.0, 0.500001), (1e-3, 7.0), (50.0, 26.0), (0.7, 0.7)])
