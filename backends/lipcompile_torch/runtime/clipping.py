@@ -35,6 +35,7 @@ from torch import Tensor
 
 from .example_gradients import Clip, ExampleGradients
 from .example_norms import example_norms
+from .native_gradients import HeldGradients
 from .precision import single_is_kept
 from .sums import DEPTH, sum_of_each, sum_of_products
 
@@ -254,6 +255,42 @@ class Products:
     def squares(self) -> Tensor:
         """Return ‖P_i‖², [B]."""
         return self.gradients.norms().square()
+
+    def total(self, factors: Tensor) -> Tensor:
+        """Return Σ factor_i·P_i, flat."""
+        return self.gradients.scaled(factors).flatten()
+
+    def rows(self, some: slice) -> Tensor:
+        """Return P_i of some examples, [c, entries]."""
+        return self.gradients.rows(some)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The use of a small kernel, or of a small matrix by tokens, whose gradients take less memory than its operands.
+
+    They are computed as soon as their cotangent is there, and once: so what the layer read is not kept.
+
+    Args:
+        gradients: of examples.
+    """
+
+    gradients: HeldGradients
+
+    @staticmethod
+    def or_products(gradients: ExampleGradients) -> Use:
+        """Return the use of a kernel or a matrix: its gradients if they are small, else what they are made of."""
+        held = gradients.held()
+        return Products(gradients) if held is None else Held(held)
+
+    @property
+    def examples(self) -> int:
+        """B."""
+        return len(self.gradients.norms)
+
+    def squares(self) -> Tensor:
+        """Return ‖P_i‖², [B]."""
+        return self.gradients.norms.square()
 
     def total(self, factors: Tensor) -> Tensor:
         """Return Σ factor_i·P_i, flat."""

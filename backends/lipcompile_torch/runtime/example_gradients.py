@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  (its name everywhere in this field)
 
-from .native_gradients import NativeGradients, Scaling, native_gradients
+from .native_gradients import HeldGradients, NativeGradients, Scaling, native_gradients
 from .outer_product_plans import depth
 from .outer_products import Sizes, Windows
 
@@ -175,6 +175,13 @@ class ExampleGradients:
         scaling, native = clip.scaling(self._entries(), self._per_example(beside)), self._native()
         total, factors, norms = native.clipped(scaling) if native else self._clip(scaling)
         return Clipped(self._shaped(total), factors, norms)
+
+    @torch.no_grad()
+    def held(self) -> HeldGradients | None:
+        """Return all P_i where that takes no more memory than what they are made of; else None."""
+        native = self._native()
+        fitting = native is not None and native.size * len(self.read) <= self.read.numel() + self.made.numel()
+        return native.held() if native is not None and fitting else None
 
     def rows(self, some: slice) -> Tensor:
         """Return P_i of some examples, [c, entries] in float64."""
