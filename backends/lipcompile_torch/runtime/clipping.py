@@ -267,7 +267,7 @@ class Products:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The use of a small kernel, or of a small matrix by tokens, whose gradients take less memory than its operands.
+    """The use of a small kernel, or of a small matrix by tokens: its gradients take less memory than its operands.
 
     They are computed as soon as their cotangent is there, and once: so what the layer read is not kept.
 

@@ -133,7 +133,7 @@ class HeldGradients:
         self._code, self._plan, self._gradients, self.norms = code, plan, gradients, norms
 
     def scaled(self, factors: Tensor) -> Tensor:
-        """Return Σ factor_i·P_i in float64, of factors [B] in float64; one that is 0 adds nothing, not even NaN."""
+        """Return Σ factor_i·P_i in float64, of factors [B] in float64; one of 0 adds nothing, not even NaN."""
         factors = factors.contiguous()
         total = torch.empty(self._plan.size, dtype=torch.float64, device="cpu")
         sizes = self._gradients.data_ptr(), *self._gradients.shape

@@ -85,7 +85,7 @@ def layer_norm(x: Tensor, axes: Axes, floor: float | None = None, eps: float | N
 
 
 class _Normalised(torch.autograd.Function):
-    """(x - μ)/√(σ² + eps) over trailing axes, and the mean and 1/√(σ² + eps) of what is centred, by torch's kernels.
+    """(x - μ)/√(σ² + eps) over trailing axes by torch's kernels, and mean and 1/√(σ² + eps) of what is centred.
 
     They are given x - μ, as they compute x/√(σ² + eps) - μ/√(σ² + eps), whose terms may be far above the result.
     A norm does not see a mean, so the gradient in x is that in x - μ.
