@@ -14,6 +14,7 @@ from typing import Literal
 
 from lipcompile.diagnostics import Diagnostic, Severity
 from lipcompile.graph import LENGTH, REGULARISER, ClipGroup, Graph
+from lipcompile.names import Names
 from lipcompile.numbers.certified import Certified
 from lipcompile.ops.record import FREE
 from lipcompile.passes.bounds import derive
@@ -81,7 +82,8 @@ def clipped(graph: Graph, clipping: Clipping) -> tuple[Graph, tuple[Diagnostic, 
         message = "a repetition whose count is open cannot be clipped"
         return graph, (Diagnostic("LIP316", message, "give the count: --set name=12"),)
     names = _unclipped(graph)
-    made = (clipping.of(name, own) for name, own in _groups(graph, names, clipping.groups))
+    fresh = Names({group.name for group in graph.clips}).fresh
+    made = (clipping.of(fresh(name), own) for name, own in _groups(graph, names, clipping.groups))
     parameters = {
         name: replace(p, constraint=FREE) if name in names else p for name, p in graph.parameters.items()
     }

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -12,6 +14,8 @@ import torch
 from lipcompile_torch import ClipGroup, PrivacyEngine
 from lipcompile_torch.runtime.checks import PrivacyError
 from lipcompile_torch.runtime.noise import allocate
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.runtime.clip_nets import NETWORKS, B, batch, clipped, expected, model, whole
@@ -154,6 +158,83 @@ def test_two_forward_passes_may_flow_back_at_once(tmp_path: Path) -> None:
     module.zero_grad()
     first = module.criterion(module(x[:2]), y[:2])
     (first + module.criterion(module(x[2:]), y[2:])).backward()
+    assert not module.gate.entrances.foreign
+    assert all(torch.allclose(p.grad, at_once[n], rtol=1e-4, atol=1e-6) for n, p in module.named_parameters())
+
+
+class AtTanh(TorchFunctionMode):
+    """Does something else before the first tanh of a forward pass."""
+
+    def __init__(self, action: Callable[[], object]) -> None:
+        super().__init__()
+        self._action: Callable[[], object] | None = action
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        action = self._action if func is torch.tanh else None
+        if action is not None:
+            self._action = None
+            action()
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_forward_pass_without_gradients_may_run_within_another_one(tmp_path: Path) -> None:
+    """As in a thread that evaluates meanwhile: both layers of an example stay in one norm, √2·C otherwise."""
+    module = model(NETWORKS["vectors"], tmp_path)
+    x, y = batch(module)
+    at_once = clipped(module, x, y)
+    module.zero_grad()
+    with AtTanh(torch.no_grad()(lambda: module(x))):
+        output = module(x)
+    module.criterion(output, y).backward()
+    assert all(torch.equal(p.grad, at_once[n]) for n, p in module.named_parameters())
+
+
+def test_forward_passes_that_build_gradients_do_not_overlap(tmp_path: Path) -> None:
+    """Uses of one would pass for the other's, which let an example add up to 3·C."""
+    module = model(NETWORKS["vectors"], tmp_path)
+    x, y = batch(module)
+    clipped(module, x, y)
+    with pytest.raises(RuntimeError, match="another forward pass"), AtTanh(lambda: module(x)):
+        module(x)
+    entrances = module.gate.entrances  # and where both threads began before either of them saw the other
+    with pytest.raises(RuntimeError, match="another forward pass"), entrances.entered([]), entrances.entered([]):
+        pass
+    module(x)
+
+
+class BeforeTanhBackward(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Waits before the backward pass of tanh."""
+
+    def __init__(self, reached: Event, go_on: Event) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._reached, self._go_on = reached, go_on
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.tanh_backward.default:
+            self._reached.set()
+            assert self._go_on.wait(60)
+        return func(*args, **(kwargs or {}))
+
+
+def test_backward_passes_in_threads_are_kept_apart(tmp_path: Path) -> None:
+    """One waits between its layers while another one runs: an example of the first is still clipped once."""
+    module = model(NETWORKS["vectors"], tmp_path)
+    x, y = batch(module)
+    at_once = clipped(module, x, y)
+    module.zero_grad()
+    first, second = (module.criterion(module(x[part]), y[part]) for part in (slice(0, 3), slice(3, B)))
+    reached, go_on = Event(), Event()
+
+    def backward() -> None:
+        with BeforeTanhBackward(reached, go_on):
+            first.backward()
+
+    thread = Thread(target=backward)
+    thread.start()
+    assert reached.wait(60)
+    second.backward()
+    go_on.set()
+    thread.join()
     assert not module.gate.entrances.foreign
     assert all(torch.allclose(p.grad, at_once[n], rtol=1e-4, atol=1e-6) for n, p in module.named_parameters())
 

@@ -234,7 +234,8 @@ _VANISHED = 2.0**-1000
 
 _LONG = 2.0**40
 _LEAST = 2.0**-60
-"""Least C/b: a subnormal entry of a scaled vector is off by 2⁻¹⁵⁰, which times √n·2⁴⁰ is far below C/b·2⁻²²."""
+"""Least C/b: a subnormal entry of a scaled vector is off by 2⁻¹⁵⁰, which times √n·2⁴⁰ is far below C/b·2⁻²². Least
+γ/b as well: gradients in float64 of 10⁻¹⁷⁰ have a norm that is computed as 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -441,27 +442,39 @@ def _without(rows: Tensor, factors: Tensor) -> Tensor:
 # --- what a forward pass notes -----------------------------------------------------------------------------------
 
 
+@dataclass(slots=True)
+class ForwardPass:
+    """The number of the forward pass of a module that is under way: one place, so that threads see it change."""
+
+    number: int = -1
+
+
 class Noted:
-    """The uses of one parameter of a group since its gradient was asked for last, by forward pass.
+    """The uses of one parameter of a group that a backward pass has met, by forward pass.
+
+    Backward passes that are under way at the same time, in threads, are kept apart.
+
+    Args:
+        parameter: that is used.
+        under_way: the forward pass that uses it now.
 
     Attributes:
-        current: number of the forward pass that is under way.
         placeholder: what layers send back in the place of the gradient, 0-dim.
     """
 
-    def __init__(self, parameter: Tensor) -> None:
-        self.current = 0
+    def __init__(self, parameter: Tensor, under_way: ForwardPass) -> None:
+        self._under_way = under_way
         self.placeholder = parameter.detach().new_zeros(())
         self._shape = parameter.shape
-        self._uses: list[tuple[int, Use]] = []
+        self._uses: dict[int, list[tuple[int, Use]]] = {}
 
     def ticket(self) -> Ticket:
         """Return what a use in the forward pass that is under way is noted by."""
-        return Ticket(self, self.current)
+        return Ticket(self, self._under_way.number)
 
     def note(self, forward_pass: int, use: Use) -> Tensor:
         """Note a use; return what takes the place of the gradient."""
-        self._uses.append((forward_pass, use))
+        self._uses.setdefault(_backward_pass(), []).append((forward_pass, use))
         return self.placeholder.expand(self._shape)
 
     def is_foreign(self, cotangent: Tensor | None) -> bool:
@@ -471,9 +484,19 @@ class Noted:
         return bool((cotangent != 0).any())  # several placeholders were added up
 
     def taken(self) -> dict[int, list[Use]]:
-        """Return the uses by forward pass, and forget them."""
-        uses, self._uses = sorted(self._uses, key=lambda pair: pair[0]), []
+        """Return the uses of the backward pass that is under way by forward pass, and forget them."""
+        uses = sorted(self._uses.pop(_backward_pass(), []), key=lambda pair: pair[0])
         return {number: [use for _, use in found] for number, found in groupby(uses, lambda pair: pair[0])}
+
+    def forget(self) -> None:
+        """Forget all uses: those of a backward pass that did not end."""
+        self._uses.clear()
+
+
+def _backward_pass() -> int:
+    """Return the number of the backward pass that is under way in this thread; -1 if there is none."""
+    number: int = torch._C._current_graph_task_id()
+    return number
 
 
 @dataclass(frozen=True, slots=True)
@@ -504,11 +527,14 @@ def group_gradients(noted: Sequence[Noted], parameters: Sequence[Tensor], clip: 
     """Return the clipped gradients of a group, summed over the examples of all forward passes, as parameters are.
 
     Raises:
-        ValueError: uses by different numbers of examples in one forward pass, which would mix them; or a clip that
-            is too short for the numbers of float32.
+        ValueError: uses by different numbers of examples in one forward pass, which would mix them; or a clip whose
+            numbers are too small for the arithmetic.
     """
-    if clip.length < _LEAST:
-        raise ValueError(f"a clip of {clip.length:.3g} for each example: C over the batch size is at least 2⁻⁶⁰")
+    for number in (clip.length, 1.0 if clip.regulariser is None else clip.regulariser):
+        if number < _LEAST:
+            raise ValueError(
+                f"a clip with {number:.3g} for each example: C and γ over the batch size are 2⁻⁶⁰ at least"
+            )
     taken = [one.taken() for one in noted]
     passes = sorted({number for found in taken for number in found})
     sums = [_of_pass([found.get(number, []) for found in taken], parameters, clip) for number in passes]

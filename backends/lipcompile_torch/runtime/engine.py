@@ -417,6 +417,7 @@ def _lipschitz(module: object, optimizer: Optimizer, bounds: Source) -> Lipschit
     checks.check_module(module, bounds)
     assert isinstance(module, LipschitzModule)
     check_certificate(module)
+    checks.check_clips(module)
     checks.check_optimizer(optimizer, module)
     return module
 

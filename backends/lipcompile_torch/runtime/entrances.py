@@ -15,14 +15,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .clipping import ClipGroup, Noted, group_gradients
+from .clipping import ClipGroup, ForwardPass, Noted, group_gradients
 from .own_functions import apply
 from .sharding import is_shard
+
+OVERLAP = (
+    "another forward pass of this module began before this one ended, in a thread: run those that build gradients "
+    "one after the other; under torch.no_grad() they may overlap"
+)
 
 
 class OwnHook:
@@ -92,9 +98,10 @@ class _Group:
 
     clips: ClipGroup
     parameters: tuple[nn.Parameter, ...]
+    under_way: ForwardPass
 
     def __post_init__(self) -> None:
-        self.noted = [Noted(parameter) for parameter in self.parameters]
+        self.noted = [Noted(parameter, self.under_way) for parameter in self.parameters]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -135,7 +142,8 @@ class Entrances:
         self._watched: dict[int, tuple[str, nn.Parameter]] = {}
         self._groups: dict[int, _Group] = {}
         self.normaliser: Callable[[], float] = lambda: 1.0
-        self._passes = 0
+        self._numbers = count()
+        self._pass = ForwardPass()
 
     def clip(
         self, groups: Iterable[ClipGroup], parameters: Mapping[str, nn.Parameter], normaliser: Callable[[], float]
@@ -160,7 +168,7 @@ class Entrances:
                     f"parameters of the clip group {clips.name!r} are sharded, and the norm of an example's "
                     "gradient needs whole ones: replicate the module (DistributedDataParallel), do not shard it"
                 )
-            group = _Group(clips, own)
+            group = _Group(clips, own, self._pass)
             self._groups.update((id(parameter), group) for parameter in own)
 
     def __deepcopy__(self, memo: Any) -> Entrances:
@@ -184,15 +192,16 @@ class Entrances:
         self._aliases.clear()
         for group in self._groups.values():
             for noted in group.noted:
-                noted.taken()  # of a backward pass that did not end
+                noted.forget()
 
     @contextmanager
     def entered(self, layers: Iterable[nn.Module]) -> Iterator[None]:
-        """Let these layers read aliases of their watched parameters meanwhile."""
-        self._passes += 1
-        for group in self._groups.values():
-            for noted in group.noted:
-                noted.current = self._passes
+        """Let these layers read aliases of their watched parameters meanwhile.
+
+        Raises:
+            RuntimeError: another forward pass began meanwhile, in a thread: their uses could be confused.
+        """
+        own = self._pass.number = next(self._numbers)
         placed = [
             (layer, role, self._alias(parameter))
             for layer in layers
@@ -206,6 +215,8 @@ class Entrances:
         finally:
             for layer, role, _ in placed:
                 vars(layer).pop(role, None)
+        if self._pass.number != own:
+            raise RuntimeError(OVERLAP)
 
     def _alias(self, parameter: nn.Parameter) -> Tensor:
         """Return the alias of a parameter: one for all forward passes until the next `reset`, so that what flows

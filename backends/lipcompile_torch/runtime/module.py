@@ -7,7 +7,7 @@ import warnings
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, ClassVar, Self, cast
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from . import functional
 from .clipping import ClipGroup
+from .entrances import OVERLAP
 from .gate import GateRecord, Passage, check_saving, enter_criterion, leave_criterion, pass_gate
 from .layers import ConstrainedLayer
 from .loss_clipping import clip_cotangents
@@ -189,13 +190,19 @@ class LipschitzModule(nn.Module):
         Where `Module.compile` has put compiled code in the place of ``forward``, the gate is left out of it, and
         comes after it.
         """
-        outermost = not (self.gate.running or self.gate.aside or torch.compiler.is_compiling())
-        layers = [layer for _, layer in self._constrained()] if outermost and torch.is_grad_enabled() else []
-        if layers and self.gate.batch is not None:
+        if not torch.is_grad_enabled():  # nothing flows back: it may run beside a pass that is trained on
+            return super().__call__(*args, **kwargs)
+        watched = not (self.gate.aside or torch.compiler.is_compiling())
+        if watched and self.gate.running:
+            raise RuntimeError(OVERLAP)
+        if watched and self.gate.batch is not None:
             self._check_as_certified()
+        entered = (
+            self.gate.entrances.entered(layer for _, layer in self._constrained()) if watched else nullcontext()
+        )
         self.gate.running += 1
         try:
-            with self.gate.entrances.entered(layers), self._quiet():
+            with entered, self._quiet():
                 output = super().__call__(*args, **kwargs)
         finally:
             self.gate.running -= 1
