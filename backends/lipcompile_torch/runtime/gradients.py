@@ -154,7 +154,7 @@ class LipschitzGradients:
         self._proved = self._parameters.keys() - self.module.clipped_parameters
         self._long_slack = self._long_sums() if self._proved else 0.0
         self._stated = _stated(self.module)
-        self.total = Reduction(self.module, world)
+        self.total = Reduction(self.module, world, self.module.clipped_parameters)
 
     def check(self, noise_multiplier: float) -> None:
         """Share the noise by way of trial."""

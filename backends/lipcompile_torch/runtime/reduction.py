@@ -9,7 +9,7 @@ ways and could be subtracted, whatever the devices' generators and their roundin
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -37,13 +37,16 @@ def owners(sizes: Mapping[str, int], ranks: int) -> dict[str, int]:
 class Reduction:
     """The gradients of a module that all processes of a world train together.
 
+    Args:
+        clipped: names of parameters of clip groups, which reduce their gradients: that of a shard is the sum.
+
     Attributes:
         world: the processes.
         mine: the parameters whose noise this process draws, all of them or a shard, in the order of the module's.
     """
 
-    def __init__(self, module: nn.Module, world: World = ALONE) -> None:
-        self.world, self._module = world, module
+    def __init__(self, module: nn.Module, world: World = ALONE, clipped: Collection[str] = ()) -> None:
+        self.world, self._module, self._clipped = world, module, clipped
         self._parameters = checks.trainable(module)
         replicated = {name: p.numel() for name, p in self._parameters.items() if not is_shard(p)}
         self._owners = owners(replicated, world.size)
@@ -77,7 +80,7 @@ class Reduction:
         for name, parameter in self._parameters.items():
             if name in self._owners:
                 self._sum_replicas_(parameter, self._owners[name])
-            elif parameter.grad is not None:
+            elif parameter.grad is not None and name not in self._clipped:
                 parameter.grad = parameter.grad * self.world.size
 
     def _sum_replicas_(self, parameter: nn.Parameter, owner: int) -> None:
