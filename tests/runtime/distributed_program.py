@@ -34,7 +34,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Adam
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 HERE = run_path(str(Path(__file__).with_name("distributed_training.py")))
 Net, Wide, Training, Recording, make_loader, weights, whole, SIZE, BATCH = (
@@ -100,8 +100,8 @@ class Flat(Net):  # type: ignore[misc, valid-type]
     """One clip for all parameters, of which one is used twice."""
 
     names: ClassVar = ("inner.weight", "inner.bias", "middle.weight", "outer.weight")
-    clips: ClassVar = [ClipGroup("all", names, 0.2)]
-    bounds: ClassVar = dict.fromkeys(names, 0.2)
+    clips: ClassVar = [ClipGroup("all", names, 0.8)]
+    bounds: ClassVar = dict.fromkeys(names, 0.8)
 
     def __init__(self) -> None:
         LipschitzModule.__init__(self)
@@ -112,7 +112,8 @@ class Flat(Net):  # type: ignore[misc, valid-type]
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.middle(torch.relu(self.middle(torch.relu(self.inner(self.clip_input(x))))))
-        return self.release(self.outer(x))
+        output: Tensor = self.release(self.outer(x))
+        return output
 
 
 class Mixed(Net):  # type: ignore[misc, valid-type]
@@ -129,7 +130,8 @@ def recomputed(kind: str, net: Any) -> Any:
     """Activations are computed again in the backward pass."""
     training = Training(kind, net=net, noise_multiplier=1e-9, seed=7, slack=0.0)
     training.outer = partial(checkpoint, training.outer, use_reentrant=False)
-    training.train()
+    with set_checkpoint_early_stop(False):  # else a forward pass that is run again does not end
+        training.train()
     return training.result()
 
 
@@ -322,7 +324,12 @@ def refused_wrappers() -> dict[str, str]:
 
         private(fully_shard(Net(), mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16)))
 
-    return {"hooked": message(hooked), "half": message(half)}
+    def narrow() -> None:
+        from torch.distributed.fsdp import fully_shard
+
+        private(fully_shard(Net().bfloat16()))
+
+    return {"hooked": message(hooked), "half": message(half), "narrow": message(narrow)}
 
 
 def shards_that_are_not_summed() -> dict[str, str]:

@@ -268,9 +268,16 @@ class LipschitzGradients:
         for group in self._groups:  # whose parts are one sum
             entries.update(dict.fromkeys(group, sum(self._parameters[name].numel() for name in group)))
         depths = {name: sum_depth(p) if name not in self._proved else DEPTH for name, p in positive.items()}
-        added = self._pieces + self.total.world.size
+        added, halved = self._pieces + self.total.world.size, self.total.roundings
         return {
-            name: sum_slack(p.dtype, self._normaliser, entries[name], bounds[name], depths[name] + added)
+            name: sum_slack(
+                p.dtype,
+                self._normaliser,
+                entries[name],
+                bounds[name],
+                depths[name] + added,
+                self.total.roundings(p),
+            )
             for name, p in positive.items()
         }
 
@@ -385,9 +392,12 @@ class PerExampleGradients:
         lengths, depth = self.clipped.bounds(), self.total.world.size
         # Of a flat clip all parts are one: the entries of all of them count for each.
         entries = sum(self._parameters[name].numel() for name in lengths)
+        chosen = {name: self._parameters[name] for name in lengths}
         return {
-            name: sum_slack(self._parameters[name].dtype, self.clipped.normaliser, entries, length, depth)
-            for name, length in lengths.items()
+            name: sum_slack(
+                p.dtype, self.clipped.normaliser, entries, lengths[name], depth, self.total.roundings(p)
+            )
+            for name, p in chosen.items()
         }
 
     def _view(self, batch: LogicalBatch) -> dict[str, Any]:

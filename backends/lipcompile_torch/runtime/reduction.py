@@ -56,6 +56,13 @@ class Reduction:
         self._summed = False
         self._key: Key | None = None
 
+    def roundings(self, parameter: nn.Parameter) -> int:
+        """Return how often a gradient in half precision is rounded: as a part, and as the sum, see `sum_slack`.
+
+        Clip groups add up the parts of shards in float32.
+        """
+        return 1 if self.world is ALONE or is_shard(parameter) else 2
+
     def share_weights_(self) -> None:
         """Give all processes the parameters and buffers of rank 0, but for shards; and a key to compare by."""
         self._key = Key(self.world.first("share a key", new_secret))
@@ -130,6 +137,11 @@ class Reduction:
                 raise PrivacyError(
                     f"{name} is sharded as {parameter.placements} over {parameter.device_mesh}: its noise is "
                     "known for one mesh of one dimension over all ranks, as fully_shard(module) makes it"
+                )
+            if is_shard(parameter) and parameter.element_size() < 4 and name not in self._clipped:
+                raise PrivacyError(
+                    f"{name} is sharded in half precision, in which FSDP adds up gradients, and noise does not "
+                    "cover that: keep parameters in float32, and use torch.autocast"
                 )
         for group in fsdp_groups(self._module):
             _check_group(group)
