@@ -268,7 +268,7 @@ class LipschitzGradients:
         for group in self._groups:  # whose parts are one sum
             entries.update(dict.fromkeys(group, sum(self._parameters[name].numel() for name in group)))
         depths = {name: sum_depth(p) if name not in self._proved else DEPTH for name, p in positive.items()}
-        added, halved = self._pieces + self.total.world.size, self.total.roundings
+        added = self._pieces + self.total.world.size
         return {
             name: sum_slack(
                 p.dtype,
