@@ -148,16 +148,11 @@ def test_clips_that_no_gradient_reaches_show_little(capsys: Capture) -> None:
     assert "This audit shows little" in out
 
 
-@pytest.mark.parametrize(
-    ("length", "said"),
-    [("1e-30", "a clip of 5e-31 for each example"), ("1e200", "a noisy gradient is not finite")],
-)
-def test_clips_that_no_number_holds_are_refused(length: str, said: str, capsys: Capture) -> None:
-    assert run("--privacy --canaries 4 --seed 2", CLIPPED.replace("bias=true", f"bias=true, clip={length}")) == 2
+@pytest.mark.parametrize("length", ["1e-30", "1e200"])
+def test_clips_that_no_number_holds_are_refused(length: str, capsys: Capture) -> None:
+    assert run("--privacy --canaries 4 --seed 2", CLIPPED.replace("bias=true", f"bias=true, clip={length}")) == 1
     out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("error[LIP404]: ")
-    assert said in err
+    assert "a number from 1e-9 to 1e9" in out + err
 
 
 @pytest.mark.usefixtures("half_the_noise")

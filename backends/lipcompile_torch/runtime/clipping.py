@@ -523,8 +523,9 @@ def ticket_of(parameter: Tensor | None) -> Ticket | None:
     return None if noted is None else noted.ticket()
 
 
-def group_gradients(noted: Sequence[Noted], parameters: Sequence[Tensor], clip: Clip) -> list[Tensor]:
-    """Return the clipped gradients of a group, summed over the examples of all forward passes, as parameters are.
+def group_gradients(noted: Sequence[Noted], parameters: Sequence[Tensor], clip: Clip) -> Iterator[Tensor]:
+    """Return the clipped gradients of a group, summed over the examples of all forward passes, in the shapes of
+    the parameters. They are not rounded to their dtypes, and each is computed when it is asked for.
 
     Raises:
         ValueError: uses by different numbers of examples in one forward pass, which would mix them; or a clip whose
@@ -538,16 +539,16 @@ def group_gradients(noted: Sequence[Noted], parameters: Sequence[Tensor], clip: 
     taken = [one.taken() for one in noted]
     passes = sorted({number for found in taken for number in found})
     sums = [_of_pass([found.get(number, []) for found in taken], parameters, clip) for number in passes]
-    if len(sums) == 1:  # each is rounded as soon as it is there, which saves memory
-        return [total.to(p.dtype) for total, p in zip(sums[0], parameters, strict=True)]
+    if len(sums) == 1:
+        return sums[0]
     totals = [torch.zeros_like(parameter, dtype=torch.float64) for parameter in parameters]
     for found in sums:
         totals = [total + one for total, one in zip(totals, found, strict=True)]
-    return [total.to(p.dtype) for total, p in zip(totals, parameters, strict=True)]
+    return iter(totals)
 
 
 def _of_pass(uses: Sequence[Sequence[Use]], parameters: Sequence[Tensor], clip: Clip) -> Iterator[Tensor]:
-    """Yield the sums of one forward pass, in the shapes of the parameters."""
+    """Return the sums of one forward pass, in the shapes of the parameters."""
     sizes = {use.examples for found in uses for use in found}
     if len(sizes) > 1:
         raise ValueError(
@@ -555,5 +556,4 @@ def _of_pass(uses: Sequence[Sequence[Use]], parameters: Sequence[Tensor], clip: 
             "the first axis of all that they read must be the batch"
         )
     found = clipped(uses, [parameter.numel() for parameter in parameters], clip)
-    for total, parameter in zip(found, parameters, strict=True):
-        yield total.reshape(parameter.shape)
+    return (total.reshape(parameter.shape) for total, parameter in zip(found, parameters, strict=True))

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from .clipping import ClipGroup, ForwardPass, Noted, group_gradients
 from .own_functions import apply
-from .sharding import is_shard
+from .sharding import add_sum_, is_shard
 
 OVERLAP = (
     "another forward pass of this module began before this one ended, in a thread: run those that build gradients "
@@ -85,38 +85,41 @@ class _GroupEntrance(torch.autograd.Function):
         for name, noted, cotangent in zip(group.names, group.noted, cotangents, strict=True):
             if noted.is_foreign(cotangent):
                 entrances.foreign.add(name)
-        gradients = group.gradients(entrances.normaliser())
-        entrances.under_way.update(
-            (id(parameter), gradient) for parameter, gradient in zip(group.parameters, gradients, strict=True)
-        )
-        return None, None, *gradients
+        found = zip(group.parameters, group.gradients(entrances.normaliser()), strict=True)
+        return None, None, *(entrances.handed_on(parameter, gradient) for parameter, gradient in found)
 
 
 @dataclass(eq=False)
 class _Group:
-    """A clip group of a module, and the uses of its parameters."""
+    """A clip group of a module, and the uses of its parameters.
+
+    Args:
+        parameters: of the module.
+        read: the same, but whole where FSDP has sharded them.
+    """
 
     clips: ClipGroup
     parameters: tuple[nn.Parameter, ...]
+    read: tuple[nn.Parameter, ...]
     under_way: ForwardPass
 
     def __post_init__(self) -> None:
-        self.noted = [Noted(parameter, self.under_way) for parameter in self.parameters]
+        self.noted = [Noted(parameter, self.under_way) for parameter in self.read]
 
     @property
     def names(self) -> tuple[str, ...]:
         return self.clips.parameters
 
-    def gradients(self, normaliser: float) -> list[Tensor]:
-        """Return the clipped gradients, summed over the examples, in the shapes and dtypes of the parameters."""
-        return group_gradients(self.noted, self.parameters, self.clips.clip(normaliser))
+    def gradients(self, normaliser: float) -> Iterator[Tensor]:
+        """Return the clipped gradients, summed over the examples here, in the shapes of whole parameters."""
+        return group_gradients(self.noted, self.read, self.clips.clip(normaliser))
 
     def aliases(self, entrances: Entrances) -> dict[int, Tensor]:
         """Return aliases by the identity of the parameter; what reads them in a layer finds where to note uses."""
-        made: tuple[Tensor, ...] = apply(_GroupEntrance, self, entrances, *self.parameters)
+        made: tuple[Tensor, ...] = apply(_GroupEntrance, self, entrances, *self.read)
         for alias, noted in zip(made, self.noted, strict=True):
             alias.noted = noted  # type: ignore[attr-defined]
-        return {id(parameter): alias for parameter, alias in zip(self.parameters, made, strict=True)}
+        return {id(parameter): alias for parameter, alias in zip(self.read, made, strict=True)}
 
 
 class Entrances:
@@ -127,6 +130,7 @@ class Entrances:
     parameter's hook. A second contribution makes the sum another tensor than the noted one: the noted tensor is
     alive until then, so autograd does not add to it in place. Of a parameter that FSDP has sharded, every gradient
     that autograd brings is foreign: FSDP reduces the gradients of whole parameters, and sets the shard's itself.
+    Of one that is clipped every gradient of the whole parameter is foreign as well: its group reduces by itself.
 
     A gradient that was put into `.grad` by hand is the business of `unaltered.GradientWatch`.
 
@@ -140,13 +144,18 @@ class Entrances:
         self.foreign: set[str] = set()
         self._aliases: dict[int, Tensor] = {}
         self._watched: dict[int, tuple[str, nn.Parameter]] = {}
+        self._whole: dict[int, nn.Parameter] = {}
         self._groups: dict[int, _Group] = {}
         self.normaliser: Callable[[], float] = lambda: 1.0
         self._numbers = count()
         self._pass = ForwardPass()
 
     def clip(
-        self, groups: Iterable[ClipGroup], parameters: Mapping[str, nn.Parameter], normaliser: Callable[[], float]
+        self,
+        groups: Iterable[ClipGroup],
+        parameters: Mapping[str, nn.Parameter],
+        normaliser: Callable[[], float],
+        whole: Mapping[int, nn.Parameter],
     ) -> None:
         """Clip the gradients of these groups from now on, and of no others.
 
@@ -154,22 +163,26 @@ class Entrances:
             groups: with names of trainable parameters.
             parameters: by name.
             normaliser: gives b, which the criterion divides by.
+            whole: what FSDP gathers, see `sharding.gathered`.
 
         Raises:
-            ValueError: a parameter of a group is sharded: its layer has but a part of it.
+            ValueError: a parameter of a group is sharded, and not by FSDP: its layer has but a part of it.
         """
-        self.normaliser = normaliser
+        self.normaliser, self._whole = normaliser, {}
         self._groups.clear()
         self._aliases.clear()  # of the groups before
         for clips in groups:
             own = tuple(parameters[name] for name in clips.parameters)
-            if any(map(is_shard, own)):
+            shards = {name: p for name, p in zip(clips.parameters, own, strict=True) if is_shard(p)}
+            if any(id(shard) not in whole for shard in shards.values()):
                 raise ValueError(
                     f"parameters of the clip group {clips.name!r} are sharded, and the norm of an example's "
-                    "gradient needs whole ones: replicate the module (DistributedDataParallel), do not shard it"
+                    "gradient needs whole ones: shard by fully_shard(module), or replicate the module"
                 )
-            group = _Group(clips, own, self._pass)
-            self._groups.update((id(parameter), group) for parameter in own)
+            self._whole.update((id(shard), whole[id(shard)]) for shard in shards.values())
+            self.watch({name: whole[id(shard)] for name, shard in shards.items()})
+            group = _Group(clips, own, tuple(whole.get(id(p), p) for p in own), self._pass)
+            self._groups.update((id(parameter), group) for parameter in group.read)
 
     def __deepcopy__(self, memo: Any) -> Entrances:
         return Entrances()
@@ -205,7 +218,8 @@ class Entrances:
         placed = [
             (layer, role, self._alias(parameter))
             for layer in layers
-            for role, parameter in layer._parameters.items()
+            for role, held in layer._parameters.items()
+            for parameter in (self._whole.get(id(held), held),)
             if parameter is not None and id(parameter) in self._watched and not is_shard(parameter)
         ]
         for layer, role, alias in placed:
@@ -227,6 +241,17 @@ class Entrances:
             made = {id(parameter): apply(_Entrance, parameter, self)} if group is None else group.aliases(self)
             self._aliases.update(made)
         return self._aliases[id(parameter)]
+
+    def handed_on(self, parameter: nn.Parameter, gradient: Tensor) -> Tensor | None:
+        """Return the clipped gradient of a parameter, which is on its way to it; that of a shard is there then.
+
+        FSDP is done with a layer before its group is, and has cut its parameters into shards again.
+        """
+        if is_shard(parameter):
+            add_sum_(parameter, gradient)
+            return None
+        self.under_way[id(parameter)] = rounded = gradient.to(parameter.dtype)
+        return rounded
 
     def _arrive(self, parameter: int, gradient: Tensor) -> None:
         """Note where a gradient that arrives came from."""

@@ -154,7 +154,7 @@ class LipschitzGradients:
         self._proved = self._parameters.keys() - self.module.clipped_parameters
         self._long_slack = self._long_sums() if self._proved else 0.0
         self._stated = _stated(self.module)
-        self.total = Reduction(self.module, world)
+        self.total = Reduction(self.module, world, self.module.clipped_parameters)
 
     def check(self, noise_multiplier: float) -> None:
         """Share the noise by way of trial."""
@@ -270,7 +270,14 @@ class LipschitzGradients:
         depths = {name: sum_depth(p) if name not in self._proved else DEPTH for name, p in positive.items()}
         added = self._pieces + self.total.world.size
         return {
-            name: sum_slack(p.dtype, self._normaliser, entries[name], bounds[name], depths[name] + added)
+            name: sum_slack(
+                p.dtype,
+                self._normaliser,
+                entries[name],
+                bounds[name],
+                depths[name] + added,
+                self.total.roundings(p),
+            )
             for name, p in positive.items()
         }
 
@@ -385,9 +392,12 @@ class PerExampleGradients:
         lengths, depth = self.clipped.bounds(), self.total.world.size
         # Of a flat clip all parts are one: the entries of all of them count for each.
         entries = sum(self._parameters[name].numel() for name in lengths)
+        chosen = {name: self._parameters[name] for name in lengths}
         return {
-            name: sum_slack(self._parameters[name].dtype, self.clipped.normaliser, entries, length, depth)
-            for name, length in lengths.items()
+            name: sum_slack(
+                p.dtype, self.clipped.normaliser, entries, lengths[name], depth, self.total.roundings(p)
+            )
+            for name, p in chosen.items()
         }
 
     def _view(self, batch: LogicalBatch) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from .membership import OutsideWarning, outside
 from .numbers import Interval, Number
 from .precision import working_slack
 from .projection import Amortised, project_
-from .sharding import hooked, plain_type
+from .sharding import gathered, hooked, plain_type, settle
 from .weights import decode_weights
 
 __all__ = ["LipschitzModule", "decode_weights"]
@@ -204,6 +204,8 @@ class LipschitzModule(nn.Module):
         try:
             with entered, self._quiet():
                 output = super().__call__(*args, **kwargs)
+            if layers:
+                settle(self)  # or a term of the loss on whole parameters would reach them unseen
         finally:
             self.gate.running -= 1
         return output if hasattr(output, "passage") else self.release(output)
@@ -226,7 +228,8 @@ class LipschitzModule(nn.Module):
             layer.gate = self.gate
         trained = {name: p for name, p in self.named_parameters() if p.requires_grad}
         self.gate.entrances.watch(trained)
-        self.gate.entrances.clip(self.clips, trained, lambda: self.normaliser)
+        whole = gathered(self) if self.clips else {}
+        self.gate.entrances.clip(self.clips, trained, lambda: self.normaliser, whole)
 
     @property
     def loss_limit(self) -> float:
