@@ -171,13 +171,13 @@ class Polynomials(Generic[N]):
         return Polynomial(self.base, {} if value == 0 else {0: self.base.of(value)})
 
     def symbol(self, name: str, value: Scalar | None, meaning: str) -> Polynomial[N]:
-        """X_0 is X; L, of which every cotangent is a multiple, is 1; norms of free weights are symbols of the base."""
+        """X_0 is X; L, which every cotangent is a multiple of, is 1; norms of free weights are symbols below."""
         if name == "X_0":
             return Polynomial(self.base, {1: self.base.of(1)})
         if name == "L":
             return self.of(1)
         # A layer of a copy may be called like one outside: u_dense_bias becomes u_repeat_dense_bias.
-        letter, rest = name.split("_", 1)
+        letter, _, rest = name.partition("_")
         own = self.base.symbol(f"{letter}_{self.prefix}_{rest}", value, f"{meaning}, in a copy of {self.prefix}")
         return Polynomial(self.base, {0: own})
 

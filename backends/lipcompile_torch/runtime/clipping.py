@@ -528,8 +528,8 @@ def group_gradients(noted: Sequence[Noted], parameters: Sequence[Tensor], clip: 
     the parameters. They are not rounded to their dtypes, and each is computed when it is asked for.
 
     Raises:
-        ValueError: uses by different numbers of examples in one forward pass, which would mix them; or a clip whose
-            numbers are too small for the arithmetic.
+        ValueError: uses by different numbers of examples in one forward pass, which would mix them; or a clip
+            whose numbers are too small for the arithmetic.
     """
     for number in (clip.length, 1.0 if clip.regulariser is None else clip.regulariser):
         if number < _LEAST:

@@ -204,7 +204,7 @@ class LipschitzModule(nn.Module):
         try:
             with entered, self._quiet():
                 output = super().__call__(*args, **kwargs)
-            if layers:
+            if watched:
                 settle(self)  # or a term of the loss on whole parameters would reach them unseen
         finally:
             self.gate.running -= 1
