@@ -217,9 +217,14 @@ def one_rank_scales_its_loss() -> dict[str, Any]:
     return {**found, "steps": training.engine.ledger.record.total_steps}
 
 
+def all_of(weight: Tensor) -> Tensor:
+    """Return a weight as a penalty reads it; gradients flow back into the shard."""
+    return weight.full_tensor() if is_shard(weight) else weight
+
+
 def a_penalty_on_all_ranks(kind: str) -> str:
     training = after_backward(kind=kind)
-    (1e-3 * training.inner.outer.weight.square().sum()).backward()
+    (1e-3 * all_of(training.inner.outer.weight).square().sum()).backward()
     return message(training.optimizer.step)
 
 
@@ -227,8 +232,7 @@ def a_penalty_within_the_loss(kind: str, net: Any) -> str:
     training = Training(kind, net, seed=7)
     x, y = next(iter(training.loader))
     loss = training.inner.criterion(training.outer(x), y)
-    weight = training.inner.outer.weight
-    (loss + 1e-3 * (weight.full_tensor() if is_shard(weight) else weight).square().sum()).backward()
+    (loss + 1e-3 * all_of(training.inner.outer.weight).square().sum()).backward()
     return message(training.optimizer.step)
 
 
