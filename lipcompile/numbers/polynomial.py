@@ -171,7 +171,7 @@ class Polynomials(Generic[N]):
         return Polynomial(self.base, {} if value == 0 else {0: self.base.of(value)})
 
     def symbol(self, name: str, value: Scalar | None, meaning: str) -> Polynomial[N]:
-        """X_0 is X; L, of which every cotangent is a multiple, is 1; norms of free weights are symbols of the base."""
+        """X_0 is X; L, of which every cotangent is a multiple, is 1; norms of weights are symbols of the base."""
         if name == "X_0":
             return Polynomial(self.base, {1: self.base.of(1)})
         if name == "L":

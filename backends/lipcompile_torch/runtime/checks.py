@@ -64,7 +64,9 @@ def check_clips(module: LipschitzModule) -> None:
     for group in module.clips:
         least = min(module.bounds[name] for name in group.parameters)
         if group.length > least:
-            raise PrivacyError(f"the group {group.name!r} is clipped to {group.length!r}, but bounded by {least!r}")
+            raise PrivacyError(
+                f"the group {group.name!r} is clipped to {group.length!r}, but bounded by {least!r}"
+            )
 
 
 def _check_source(module: LipschitzModule, source: Source) -> None:

@@ -490,8 +490,8 @@ def group_gradients(noted: Sequence[Noted], parameters: Sequence[Tensor], clip: 
     """Return the clipped gradients of a group, summed over the examples of all forward passes, as parameters are.
 
     Raises:
-        ValueError: uses by different numbers of examples in one forward pass, which would mix them; or a clip whose
-            numbers are too small for the arithmetic.
+        ValueError: uses by different numbers of examples in one forward pass, which would mix them; or a clip with
+            numbers that are too small for the arithmetic.
     """
     for number in (clip.length, 1.0 if clip.regulariser is None else clip.regulariser):
         if number < _LEAST:

@@ -24,7 +24,7 @@ def translations() -> Mapping[Callable[..., Any], Callable[..., Any]]:
 
 
 def projects(node: Node) -> bool:
-    """Whether a traced operation is an LSTM whose states are projected: torch.onnx drops the matrix that does it."""
+    """Whether a traced operation is an LSTM whose states are projected: torch.onnx drops that matrix."""
     if str(node.target) != "aten.lstm.input":
         return False
     given: Any = node.args
