@@ -23,6 +23,7 @@ import lipcompile
 from lipcompile.__main__ import run
 from lipcompile.certificates import certificate, encode
 from lipcompile.frontends.options import ModelOptions, model_options
+from lipcompile.programs import instantiate
 
 
 class Recurrent(nn.Module):
@@ -401,6 +402,73 @@ def test_clipped_and_proved_parameters_stand_side_by_side(tmp_path: Path) -> Non
     assert total == pytest.approx((0.01 + 2) ** 0.5, rel=1e-9)
     verdict = verify(json.loads(encode(certificate(derivation))))
     assert verdict.ok, verdict.problems
+
+
+@pytest.mark.parametrize(
+    "middle", ["tanh", "sigmoid", "softmax", "clip_norm(1)", "layer_norm(axes=(0,), floor=0.5)"]
+)
+def test_bounds_behind_a_clipped_layer_hold_for_all_its_weights(middle: str, tmp_path: Path) -> None:
+    """What stands between bounds the norm by itself: weights of 1e-3 to 1e12, gradients by torch alone."""
+    path = tmp_path / "mixed.lip"
+    last = "dense(3, clip=automatic, constraint=spectral(2))"
+    body = f"dense(6, clip=0.5, bias=true); {middle}; dense(5); tanh; {last}"
+    path.write_text(f"model m {{ input x: tensor[4], norm <= 1\n {body}; loss cross_entropy }}")
+    module = lipcompile_module(path)
+    bound, generator = module.bounds["dense_2.weight"], torch.Generator().manual_seed(0)
+    parts = dict(module.named_parameters())
+    for scale in (10.0 ** torch.arange(-3, 13, 3)).tolist():
+        with torch.no_grad():
+            for name, parameter in parts.items():
+                drawn = torch.randn(parameter.shape, generator=generator)
+                parameter.copy_(drawn * (scale if name in ("dense.weight", "dense.bias") else 10.0))
+        module.project_()
+        for label in range(3):
+            x = torch.randn(1, 4, generator=generator)
+            loss = F.cross_entropy(module(x), torch.tensor([label]))
+            (found,) = torch.autograd.grad(loss, [parts["dense_2.weight"]])
+            assert float(found.norm()) <= bound * (1 + 1e-5)
+
+
+def lipcompile_module(path: Path) -> Any:
+    """Return the module of a file, with theorems for what has no clip of its own."""
+    output = lipcompile.compile(str(path), path.with_suffix(".py"), bounds="theorem")
+    return instantiate(output, output.read_text())
+
+
+def test_groups_have_names_of_their_own(tmp_path: Path) -> None:
+    """A certificate is read group by group, by name."""
+    path = tmp_path / "net.lip"
+    path.write_text("model m { input x: tensor[4]\n dense(4); others = dense(4, clip=0.5); dense(3) }")
+    derivation = lipcompile.check(str(path), model_options(bounds="clip"))
+    assert derivation.analysis is not None, derivation.diagnostics
+    assert [group.name for group in derivation.analysis.graph.clips] == ["others", "others_2"]
+
+
+def test_layers_that_share_weights_have_one_clip(tmp_path: Path) -> None:
+    path = tmp_path / "net.lip"
+    layers = (f'dense(4, share="w", clip={length})' for length in (0.5, 0.1))
+    path.write_text(f"model m {{ input x: tensor[4]\n {'; '.join(layers)}; dense(3, clip=1) }}")
+    (refused,) = lipcompile.check(str(path)).diagnostics
+    assert refused.code == "LIP012"
+    assert "constraints and clips" in refused.message
+
+
+OPEN = "model m {{ param n: int\n input x: tensor[4], norm <= 1\n {}; tanh; dense(3); loss cross_entropy }}"
+
+
+def test_a_clip_within_a_repetition_of_open_count_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "net.lip"
+    path.write_text(OPEN.format("repeat n { dense(4, clip=0.5) }"))
+    assert "LIP316" in {found.code for found in lipcompile.check(str(path)).diagnostics}
+
+
+def test_free_norms_of_a_repetition_and_of_what_is_outside_are_different_symbols(tmp_path: Path) -> None:
+    path = tmp_path / "net.lip"
+    path.write_text(OPEN.format("dense(4, bias=true); repeat n { dense(4, bias=true) }"))
+    analysis = lipcompile.check(str(path)).analysis
+    assert analysis is not None
+    names = {found.name for found in analysis.definitions}
+    assert {"u_dense_bias", "u_repeat_1_dense_bias"} <= names
 
 
 def test_signal_of_public_examples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -190,7 +190,7 @@ def test_a_forward_pass_without_gradients_may_run_within_another_one(tmp_path: P
 
 
 def test_forward_passes_that_build_gradients_do_not_overlap(tmp_path: Path) -> None:
-    """Uses of one would pass for the other's, which let an example add up to 3·C."""
+    """Uses of one would pass for the other's, by derivation an example could add 3·C."""
     module = model(NETWORKS["vectors"], tmp_path)
     x, y = batch(module)
     clipped(module, x, y)
@@ -300,6 +300,36 @@ def test_a_wider_clip_than_the_certified_one_is_refused(tmp_path: Path) -> None:
     type(module).clips = [ClipGroup("all", module.clips[0].parameters, 1.01, 0.01)]
     with pytest.raises(PrivacyError, match=r"clipped to 1\.01"):
         engine(module)
+
+
+NAMES = ("dense.weight", "dense.bias", "dense_2.weight")
+
+
+@pytest.mark.parametrize(
+    ("groups", "said"),
+    [
+        ([ClipGroup("all", NAMES, 1.01)], r"clipped to 1\.01"),
+        ([ClipGroup("all", NAMES, 1.0), ClipGroup("more", NAMES[:1], 1.0)], r"dense\.weight: a clip is of"),
+        ([ClipGroup("all", (*NAMES, "head.weight"), 1.0)], r"head\.weight: a clip is of"),
+    ],
+)
+def test_groups_that_the_bounds_do_not_cover_are_refused(groups: Any, said: str, tmp_path: Path) -> None:
+    """Of a module without a certificate: noise would be of length 1 where examples move the sum by more."""
+    module = model(NETWORKS["vectors"], tmp_path)
+    type(module).clips, type(module).certificate = groups, {}
+    assert dict(module.bounds) == dict.fromkeys(NAMES, 1.0)
+    with pytest.warns(UserWarning, match="certificate"), pytest.raises(PrivacyError, match=said):
+        engine(module)
+
+
+def test_a_clip_of_cotangents_bounds_what_stands_before_a_clipped_layer(tmp_path: Path) -> None:
+    """Its bound without clips inside is infinite, and leaves no share of it to a clip of the loss."""
+    body = "input x: tensor[5], norm <= 1; dense(4); clip_gradient(0.1); dense(4, clip=1); dense(3, clip=1)"
+    module, optimizer, loader = engine(model(body, tmp_path, "theorem"), loss_clip=0.01)
+    assert module.gradient_bounds()["dense.weight"] == pytest.approx(0.1)
+    x, y = next(iter(loader))
+    module.criterion(module(x), y).backward()
+    optimizer.step()
 
 
 @pytest.mark.parametrize(("length", "regulariser"), [(0.0, None), (-1.0, None), (math.inf, None), (1.0, 0.0)])

@@ -160,6 +160,15 @@ def test_autocast_around_the_backward_pass_does_not_round_sums() -> None:
         assert float(length(found)) == pytest.approx(0.1, rel=1e-6)
 
 
+@pytest.mark.parametrize("clip", [Clip(2.0**-61), Clip(1.0, 2.0**-61)])
+def test_clips_that_the_arithmetic_cannot_hold_are_refused(clip: Clip) -> None:
+    """A gradient of 1e-170, whose square is 0, has s = C/γ: with γ of 1e-200 it would add 1e30·C."""
+    noted = [Noted(torch.zeros(2), ForwardPass())]
+    noted[0].note(0, Summed(torch.full((1, 2), 1e-170, dtype=torch.float64)))
+    with pytest.raises(ValueError, match="2⁻⁶⁰"):
+        group_gradients(noted, [torch.zeros(2)], clip)
+
+
 # --- what mixes examples -----------------------------------------------------------------------------------------
 
 
