@@ -78,6 +78,8 @@ def _derive(loaded: Loaded, options: ModelOptions) -> Derivation:
     graph = frozen_inside(loaded.graph.freeze(options.freeze)) if loaded.graph else None
     found = list(loaded.diagnostics)
     source = bounds_source(loaded, options)
+    if graph is None and source != "theorem":  # rejected: what would be clipped is not scaled into a constraint
+        found = [d for d in found if d.code != "LIP305"]
     if graph is not None:
         graph, notes = canonical(graph)
         graph, choice = with_source(graph, source, clipping(loaded, options, source))

@@ -117,13 +117,14 @@ def _examples(module: LipschitzModule, vocabulary: int | None, rng: np.random.Ge
     shape, size = module.input_shape, prod(module.input_shape)
     if vocabulary:
         return rng.integers(vocabulary, size=(len(_SCALES) * _ROUNDS, *shape))
-    scales = [scale for scale in _SCALES if scale < 1 or not module.input_trusted]
+    norm = module.input_norm if math.isfinite(module.input_norm) else math.sqrt(size)
+    scales = [scale for scale in _SCALES if scale < 1 or norm != module.input_norm or not module.input_trusted]
     rows = rng.standard_normal((len(scales) * _ROUNDS, size))
     for row in rows[1::2]:
         row[rng.permutation(size)[4:]] = 0
-    lengths = np.repeat(scales, _ROUNDS) * module.input_norm
+    lengths = np.repeat(scales, _ROUNDS) * norm
     rows *= (lengths / np.maximum(np.linalg.norm(rows, axis=1), 1e-300))[:, None]
-    edges = [np.zeros(size)] if module.input_trusted else _edges(size, module.input_norm, rng)
+    edges = [np.zeros(size)] if module.input_trusted else _edges(size, norm, rng)
     return np.concatenate([rows, np.stack(edges)]).astype(np.float32).reshape(-1, *shape)
 
 
