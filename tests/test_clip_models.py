@@ -265,9 +265,9 @@ def test_what_mixes_examples_is_refused_with_a_mend_that_works(
     out = capsys.readouterr().out
     assert "couples the examples" in out
     assert "LIP305" not in out
-    command = f"fix {model} --input-shape 6 -o FILE"
+    command = f"fix {model} --input-shape 6 -o fixed.onnx"
     assert f"run lipcompile {command}\n" in out
-    assert run([*command.replace("FILE", "fixed.onnx").split(), *options]) == 0
+    assert run(command.split()) == 0
     assert run(["check", "fixed.onnx", *options]) == 0
 
 
@@ -291,6 +291,17 @@ def test_what_is_written_of_a_clipped_model_does_not_claim_that_nothing_is_clipp
     assert "clip `all`: 1.0000000 together, 2 parameters" in header
     derivation = lipcompile.from_module(nn.Linear(6, 3), (6,), loss="cross_entropy", bounds="clip")
     assert "by a clip in the backward pass" in verdict(derivation)
+
+
+@pytest.mark.parametrize(("suffix", "said"), [("md", "clipped in `all`"), ("html", "clipped in <code>all</code>")])
+def test_reports_name_the_clip_in_place_of_a_share(suffix: str, said: str, tmp_path: Path) -> None:
+    """The bound is that of all parameters of the group together: none has a share of its own."""
+    path = tmp_path / "net.lip"
+    path.write_text(RESIDUAL)
+    assert run(["report", str(path), "--bounds", "clip", "-o", str(tmp_path / f"r.{suffix}")]) == 0
+    text = (tmp_path / f"r.{suffix}").read_text()
+    assert text.count(said) == 5
+    assert suffix == "html" or "20%" not in text  # the page draws them
 
 
 def test_repeats_of_a_clipped_model_have_no_table_of_slopes(tmp_path: Path) -> None:

@@ -68,9 +68,10 @@ def command(found: Diagnostic, file: str = "MODEL") -> str:
     place = file if found.location is None else found.location.file
     if place.endswith(".py") and not found.model:  # the code of a module in memory: no command takes it
         return ""
-    return codes()[found.code].command.replace(
-        "MODEL", found.model or (place if place == "MODEL" else shlex.quote(place))
-    )
+    text = codes()[found.code].command
+    if found.model:
+        return text.replace("MODEL", found.model).replace("FILE", "fixed.onnx")
+    return text.replace("MODEL", place if place == "MODEL" else shlex.quote(place))
 
 
 def alike(diagnostics: Sequence[Diagnostic]) -> list[list[Diagnostic]]:
