@@ -446,6 +446,24 @@ def test_inputs_that_are_missing_are_named() -> None:
         from_module(Two(6, 2), (6,))
 
 
+@pytest.mark.parametrize(
+    "normalise",
+    [
+        nn.utils.parametrizations.weight_norm,
+        nn.utils.parametrizations.spectral_norm,
+        nn.utils.weight_norm,
+        nn.utils.spectral_norm,
+    ],
+)
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_what_makes_a_weight_is_said_to_be_left_out(normalise: Any) -> None:
+    module = nn.Sequential(normalise(nn.Linear(6, 6)), nn.ReLU(), nn.Linear(6, 2))
+    derivation = from_module(module, (6,), loss="cross_entropy", bounds="clip")
+    assert derivation.ok
+    (found,) = [d for d in derivation.diagnostics if d.code == "LIP122"]
+    assert found.message.startswith("`0.weight` is trained as it is")
+
+
 def test_random_depth_is_told_as_such() -> None:
     class Deep(nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lipcompile.derivation import Source
-from lipcompile.diagnostics import input_error
+from lipcompile.diagnostics import Diagnostic, Severity, input_error
 from lipcompile.frontends import onnx_model
 from lipcompile.frontends.options import Loaded, ModelOptions
 from lipcompile.frontends.original import OriginalError
@@ -82,7 +82,28 @@ def _loaded(module: Module, examples: Sequence[Example], name: str, path: str, o
         return Loaded(Source(name, path, "torch", _NO_DIGEST), None, (refused.diagnostic,))
     source = Source(name, path, "torch", digest(model))
     loaded = onnx_model.imported(model, source, replace(options, input_shape={}), _frozen(module, model))
-    return replace(loaded, original=partial(_original, module, taken, model))
+    return replace(
+        loaded,
+        diagnostics=(*loaded.diagnostics, *_parametrised(module)),
+        original=partial(_original, module, taken, model),
+    )
+
+
+def _parametrised(module: Module) -> Iterator[Diagnostic]:
+    """Yield a warning for each weight that is made of other parameters, as by weight or spectral normalisation."""
+    for name, part in module.named_modules():
+        made = {weight: chain[0] for weight, chain in getattr(part, "parametrizations", {}).items()}
+        hooks = part._forward_pre_hooks.values()
+        made |= {hook.name: hook for hook in hooks if type(hook).__name__ in ("WeightNorm", "SpectralNorm")}
+        for weight, how in made.items():
+            yield Diagnostic(
+                "LIP122",
+                f"`{name}{'.' * bool(name)}{weight}` is trained as it is, and not by its parametrisation "
+                f"{type(how).__name__.lstrip('_')}",
+                "remove the parametrisation, which keeps the weight, if that is meant",
+                Severity.WARNING,
+                node=name or None,
+            )
 
 
 def _original(module: Module, examples: Sequence[Example], model: ModelProto) -> ModuleRun:
