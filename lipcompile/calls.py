@@ -123,7 +123,7 @@ def train(
     """
     from lipcompile.cli.data import checked
     from lipcompile.cli.train import defaults_of
-    from lipcompile.cli.training import default_batch, text_of_run
+    from lipcompile.cli.training import check_targets, default_batch, text_of_run
 
     backend = find()
     inputs = data.x_train if isinstance(data, backend.data.Arrays) else data[0]
@@ -134,6 +134,8 @@ def train(
     arrays = checked(data, derivation.analysis.graph, backend)
     folder = Path(output)
     text = text_of_run(folder, text, resume=bool((how or {}).get("resume")))
+    module = instantiate(folder / "model.py", text)
+    check_targets(module, arrays)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "model.py").write_text(text, encoding="utf-8")
     settings = {
@@ -144,7 +146,6 @@ def train(
         "batch_size": batch_size or default_batch(derivation, len(arrays.x_train)),
         **(how or {}),
     }
-    module = instantiate(folder / "model.py", text)
     return backend.training.train(module, arrays, backend.training.TrainConfig(output=folder, **settings))
 
 

@@ -43,6 +43,14 @@ def test_labels_out_of_range_leave_no_folder(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+def test_targets_of_another_shape_leave_no_folder(tmp_path: Path) -> None:
+    x, _, *_ = data()
+    y = np.zeros((40, 3), np.float32)
+    with pytest.raises(InputError, match="targets must be floats of shape"):
+        lipcompile.train(net(), (x, y, x, y), tmp_path / "run", **{**SETTINGS, "loss": "absolute_error"})
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_run_is_not_written_over(tmp_path: Path) -> None:
     """Nor by another network; what goes on has the module of its run."""
     lipcompile.train(net(), data(), tmp_path, **SETTINGS)

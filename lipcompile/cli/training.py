@@ -80,7 +80,7 @@ def execute(run: Run, backend: Backend) -> Any:
     watch = Watch(run.settings["epochs"])
     with _mended(lambda: watch.began), _folder(run, text, lambda: watch.began):
         module = instantiate(run.output / MODULE, text)
-        _check_targets(module, arrays)
+        check_targets(module, arrays)
         config = backend.training.TrainConfig(output=run.output, **settings)
         with _plain_warnings(), watch:
             return backend.training.train(module, arrays, config, watch)
@@ -167,7 +167,7 @@ def _folder(run: Run, text: str, began: Any) -> Iterator[None]:
                     path.rmdir()
 
 
-def _check_targets(module: Any, arrays: Any) -> None:
+def check_targets(module: Any, arrays: Any) -> None:
     """Let the loss look at every target before anything is spent; raises InputError (LIP403)."""
     import torch
 
