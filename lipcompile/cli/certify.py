@@ -14,7 +14,6 @@ import click
 
 from lipcompile.cli.arguments import module_argument, weights_option
 from lipcompile.cli.output import complain, print_json
-from lipcompile.derivation import finite
 from lipcompile.diagnostics import Diagnostic, Severity, input_error
 
 if TYPE_CHECKING:
@@ -188,6 +187,8 @@ def _certified(subject: _Subject, asked: _Radii, config: dict[str, int] | None, 
 
 
 def _report(subject: _Subject, asked: _Radii, found: Any, config: dict[str, int] | None) -> dict[str, Any]:
+    from lipcompile.derivation import finite
+
     return {
         "schema": SCHEMA,
         "module": str(subject.source),
@@ -215,6 +216,8 @@ def _report(subject: _Subject, asked: _Radii, found: Any, config: dict[str, int]
 
 
 def _constants(found: Any, module: Any) -> dict[str, Any]:
+    from lipcompile.derivation import finite
+
     pairs = None
     if found.pairs is not None:
         apart = found.pairs[~found.pairs.new_ones(len(found.pairs)).diag().bool()]
