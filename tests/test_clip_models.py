@@ -22,8 +22,13 @@ from torch.utils.data import DataLoader, TensorDataset
 import lipcompile
 from lipcompile.__main__ import run
 from lipcompile.certificates import certificate, encode
+from lipcompile.diagnostics import InputError
 from lipcompile.frontends.options import ModelOptions, model_options
+from lipcompile.passes.clips import SOURCES
 from lipcompile.programs import instantiate
+from lipcompile.reports.console import plain
+from lipcompile.reports.terminal import report
+from lipcompile.reports.wording import verdict
 
 
 class Recurrent(nn.Module):
@@ -226,6 +231,89 @@ def test_auto_keeps_tight_theorems(tmp_path: Path) -> None:
     assert derivation.analysis is not None
     assert derivation.analysis.graph.clips == ()
     assert [found.code for found in derivation.diagnostics] == ["LIP315"]
+    assert "at most 4·L·max(1, X_0)" in derivation.diagnostics[0].message
+
+
+@pytest.mark.parametrize(("norm", "said"), [("", "no input norm"), (", norm <= 1", "until a loss")])
+def test_auto_claims_nothing_without_a_norm_or_a_loss(norm: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "open.lip"
+    path.write_text(
+        f"model m {{ input x: tensor[8]{norm}\n dense(64)\n relu\n dense(3) }}\ntrain {{ bounds auto }}"
+    )
+    found = next(d for d in lipcompile.check(str(path)).diagnostics if d.code == "LIP315")
+    assert said in found.message
+    assert "at most" not in found.message
+
+
+class Normalised(nn.Sequential):
+    """Two batch normalisations; the norms of the weights are above 1."""
+
+    def __init__(self) -> None:
+        layers = [nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)]
+        super().__init__(*layers)
+        for layer in layers[::2]:
+            nn.init.constant_(layer.weight, 3.0)  # type: ignore[arg-type]
+
+
+def test_what_mixes_examples_is_refused_with_a_mend_that_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is said of constraints that a clipped weight would not have; the printed command is run as it is."""
+    monkeypatch.chdir(tmp_path)
+    model = f"{__name__}:Normalised"
+    options = ["--loss", "cross_entropy", "--bounds", "auto"]
+    assert run(["check", model, "--input-shape", "6", *options]) == 1
+    out = capsys.readouterr().out
+    assert "couples the examples" in out
+    assert "LIP305" not in out
+    command = f"fix {model} --input-shape 6 -o fixed.onnx"
+    assert f"run lipcompile {command}\n" in out
+    assert run(command.split()) == 0
+    assert run(["check", "fixed.onnx", *options]) == 0
+
+
+def test_an_error_in_python_says_each_reason_once_and_its_mend() -> None:
+    with pytest.raises(InputError) as raised:
+        lipcompile.private(Normalised(), (6,))
+    message = str(raised.value)
+    assert message.count("couples the examples") == 1
+    assert "scaled down" not in message
+    assert 'batch_norm="group_norm" replaces it' in message
+    private = lipcompile.private(Normalised(), (6,), batch_norm="group_norm")
+    assert private(torch.zeros(2, 6)).shape == (2, 3)
+
+
+def test_what_is_written_of_a_clipped_model_does_not_claim_that_nothing_is_clipped(tmp_path: Path) -> None:
+    written = lipcompile.compile(
+        nn.Linear(6, 3), tmp_path / "m.py", example=(6,), loss="cross_entropy", bounds="clip"
+    )
+    header = written.read_text().split("from __future__")[0]
+    assert "without clipping" not in header
+    assert "clip `all`: 1.0000000 together, 2 parameters" in header
+    derivation = lipcompile.from_module(nn.Linear(6, 3), (6,), loss="cross_entropy", bounds="clip")
+    assert "by a clip in the backward pass" in verdict(derivation)
+
+
+@pytest.mark.parametrize(("suffix", "said"), [("md", "clipped in `all`"), ("html", "clipped in <code>all</code>")])
+def test_reports_name_the_clip_in_place_of_a_share(suffix: str, said: str, tmp_path: Path) -> None:
+    """The bound is that of all parameters of the group together: none has a share of its own."""
+    path = tmp_path / "net.lip"
+    path.write_text(RESIDUAL)
+    assert run(["report", str(path), "--bounds", "clip", "-o", str(tmp_path / f"r.{suffix}")]) == 0
+    text = (tmp_path / f"r.{suffix}").read_text()
+    assert text.count(said) == 5
+    assert suffix == "html" or "20%" not in text  # the page draws them
+
+
+def test_repeats_of_a_clipped_model_have_no_table_of_slopes(tmp_path: Path) -> None:
+    path = tmp_path / "deep.lip"
+    path.write_text("model m { input x: tensor[8]\n repeat 4 { dense(8); relu }\n dense(3)\n loss cross_entropy }")
+    said = {
+        source: plain(*report(lipcompile.check(str(path), model_options(bounds=source)), lambda _: None))
+        for source in SOURCES
+    }
+    assert "copies" in said["theorem"]
+    assert "copies" not in said["clip"]
 
 
 RESIDUAL = """model net {
@@ -379,7 +467,7 @@ def test_lengths_that_are_none_are_refused(
     path = tmp_path / "net.lip"
     path.write_text(RESIDUAL)
     assert run(["check", str(path), "--bounds", "clip", "--clip-length", length]) == 2
-    assert "LIP005" in capsys.readouterr().err
+    assert "use a number such as 0.5, or automatic" in capsys.readouterr().err
     assert run(["check", str(path), "--clip-length", "1"]) == 2
     assert "nothing is clipped" in capsys.readouterr().err
     path.write_text(RESIDUAL + "train { bounds clip, length=0 }")
