@@ -135,6 +135,13 @@ def recomputed(kind: str, net: Any) -> Any:
     return training.result()
 
 
+def compiled(net: Any) -> Any:
+    training = Training("fsdp", net=net, noise_multiplier=1e-9, seed=7, slack=0.0)
+    training.inner.compile(backend="aot_eager")
+    training.train()
+    return training.result()
+
+
 def sums_of_half_precision() -> tuple[Tensor, float]:
     """Return a sum over all ranks in bfloat16, and what is added in exact arithmetic."""
     from torch.distributed.fsdp import fully_shard
@@ -224,7 +231,7 @@ def all_of(weight: Tensor) -> Tensor:
 
 def a_penalty_on_all_ranks(kind: str) -> str:
     training = after_backward(kind=kind)
-    (1e-3 * all_of(training.inner.outer.weight).square().sum()).backward()  # type: ignore[no-untyped-call]
+    torch.autograd.backward(1e-3 * all_of(training.inner.outer.weight).square().sum())
     return message(training.optimizer.step)
 
 
@@ -448,6 +455,7 @@ def scenarios(folder: Path) -> dict[str, Callable[[], Any]]:
         **{f"fault mean {kind}": partial(a_mean_for_a_sum, kind) for kind in ("ours", "fsdp")},
         **{f"{name} {kind}": partial(summed, kind, net) for name, net in CLIPPED.items() for kind in KINDS},
         **{f"recomputed {net.__name__}": partial(recomputed, "fsdp", net) for net in (Net, Clipped, Flat)},
+        "compiled": partial(compiled, Flat),
         "half": sums_of_half_precision,
         "evaluated": evaluated_between,
         "following": partial(following, "fsdp"),

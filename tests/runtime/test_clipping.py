@@ -287,14 +287,6 @@ def test_clips_cannot_be_changed_once_a_module_is_private(tmp_path: Path) -> Non
         optimizer.step()
 
 
-def test_a_compiled_module_is_refused(tmp_path: Path) -> None:
-    module, _, loader = engine(model(NETWORKS["vectors"], tmp_path))
-    module.compile(backend="eager")
-    x, _ = next(iter(loader))
-    with pytest.raises(RuntimeError, match=r"module\.compile\(\) replaces the backward pass"):
-        module(x)
-
-
 def test_a_wider_clip_than_the_certified_one_is_refused(tmp_path: Path) -> None:
     module = model(NETWORKS["vectors"], tmp_path)
     type(module).clips = [ClipGroup("all", module.clips[0].parameters, 1.01, 0.01)]

@@ -158,6 +158,12 @@ def test_shards_may_be_gathered_for_activations_that_are_computed_again(run: Run
         assert_same_training(found, alone)
 
 
+def test_shards_may_be_compiled(run: Run) -> None:
+    alone = HERE["summed"]("ours", HERE["Flat"])
+    for found in run["compiled"]:
+        assert_same_training(found, alone)
+
+
 def test_sums_of_clipped_shards_are_rounded_to_half_precision_once(run: Run) -> None:
     for found, exact in run["half"]:
         assert found.dtype == torch.bfloat16

@@ -30,6 +30,8 @@ from .weights import decode_weights
 
 __all__ = ["LipschitzModule", "decode_weights"]
 
+_MODES = (None, "default", "max-autotune-no-cudagraphs")
+
 _OUTWARD = 1 + 1e-12  # covers the rounding of L and of the unclipped bounds, which are certified to more digits
 
 
@@ -210,6 +212,24 @@ class LipschitzModule(nn.Module):
             self.gate.running -= 1
         return output if hasattr(output, "passage") else self.release(output)
 
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile the forward pass in place, as `torch.nn.Module.compile` does; layers that clip run as they are.
+
+        Raises:
+            ValueError: options that do not go with clips: one graph for everything; graphs of CUDA, which use the
+            memory again that clips read in the end.
+        """
+        clipped = self._clipped()
+        asked = kwargs.get("fullgraph") or kwargs.get("options") or kwargs.get("backend") == "cudagraphs"
+        if clipped and (asked or kwargs.get("mode") not in _MODES):
+            raise ValueError(
+                "layers that clip gradients run between compiled parts, and keep what those hand them: leave "
+                f"fullgraph, options and cudagraphs out, and choose mode among {', '.join(map(str, _MODES))}"
+            )
+        for layer in clipped:
+            layer.keep_apart()
+        super().compile(*args, **kwargs)
+
     @contextmanager
     def _quiet(self) -> Iterator[None]:
         """Silence Dynamo, which asks an alias of a parameter for a ``.grad`` that only the parameter has."""
@@ -340,16 +360,30 @@ class LipschitzModule(nn.Module):
 
     def _check_as_certified(self) -> None:
         """Refuse a forward pass that is not the certified one: its gradient would be released."""
-        if self.clips and self._compiled_call_impl is not None:
-            raise RuntimeError(
-                "module.compile() replaces the backward pass that clips gradients: leave it out, or compile the "
-                "model with bounds by theorem"
-            )
+        if self.clips:
+            self._check_compiled()
         self._check_layers()
         check_saving()
         found = hooked(self)
         if found:
             raise RuntimeError(f"{found} has hooks, which the bounds know nothing of: remove them")
+
+    def _check_compiled(self) -> None:
+        """Refuse compiled code in the place of what clips gradients."""
+        traced: Any = [part for part in self.modules() if part._compiled_call_impl is not None]
+        if not all(part is self for part in traced) or (traced and not all(p.is_apart for p in self._clipped())):
+            raise RuntimeError(
+                "compiled code stands in the place of a layer that clips gradients: compile the module as a "
+                "whole, by module.compile(), or leave it out"
+            )
+
+    def _clipped(self) -> list[ConstrainedLayer]:
+        names = self.clipped_parameters
+        return [
+            layer
+            for prefix, layer in self._constrained()
+            if any((f"{prefix}.{role}" if prefix else role) in names for role in layer.constraints)
+        ]
 
     def _check_layers(self) -> None:
         """Compare the layers with those that were there first, at the end of ``__init__``.
