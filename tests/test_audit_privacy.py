@@ -182,7 +182,7 @@ def halved(module: LipschitzModule) -> dict[str, float]:
 
 @pytest.mark.parametrize("rule", ["automatic", "0.1"])
 @pytest.mark.parametrize(
-    ("place", "name", "fault"),
+    ("owner", "name", "fault"),
     [
         (entrances, "group_gradients", lengthened(2.0)),
         (entrances, "group_gradients", lengthened(4.0)),
@@ -191,13 +191,13 @@ def halved(module: LipschitzModule) -> dict[str, float]:
     ids=["twice as long", "four times as long", "half the noise"],
 )
 def test_a_broken_clip_is_found(
-    place: Any, name: str, fault: Any, rule: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+    owner: Any, name: str, fault: Any, rule: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     """At twice the claimed distance it is missed only if 2 of the 100 surest guesses of 200 are wrong: by 1e-3 of
     seeds.
     """
     monkeypatch.setattr(checks, "check_gradients", lambda *_: None)  # the engine sees it itself
-    monkeypatch.setattr(place, name, fault)
+    monkeypatch.setattr(owner, name, fault)
     body = CLIPPED.replace("dense(8, bias=true)", f"dense(8, bias=true, clip={rule})")
     assert run("--privacy --canaries 200 --seed 2 --bounds clip", body) == 1
     assert "error[LIP406]: epsilon is at least " in capsys.readouterr().err
