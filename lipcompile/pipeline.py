@@ -80,13 +80,12 @@ def _derive(loaded: Loaded, options: ModelOptions) -> Derivation:
     graph = frozen_inside(loaded.graph.freeze(options.freeze)) if loaded.graph else None
     found = list(loaded.diagnostics)
     source = bounds_source(loaded, options)
-    if graph is None and source != "theorem":  # rejected: what would be clipped is not scaled into a constraint
-        found = [d for d in found if d.code != "LIP305"]
     if graph is not None:
         graph, notes = canonical(graph)
         graph, choice = with_source(graph, source, clipping(loaded, options, source))
-        found = [d for d in found if d.code != "LIP305" or proves(graph)]  # nothing is scaled into a constraint
         found += [*notes, *_unmatched(graph, options), *choice, *examine(graph)]
+    if not (source == "theorem" if graph is None else proves(graph)):  # nothing is scaled into a constraint
+        found = [d for d in found if d.code != "LIP305"]
     analysis = analyse(graph) if graph is not None and not _errors(found) else None
     if analysis is not None:
         found += unproved(analysis.graph, [name for name, k in analysis.parameters.items() if k.value is not None])

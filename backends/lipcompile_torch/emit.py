@@ -155,7 +155,7 @@ def class_name(model: str) -> str:
 def _header(derivation: Derivation, analysis: Analysis) -> list[str]:
     source = derivation.source
     origin = f"from {Path(source.path).name}, sha256 {source.sha256[:16]}"
-    how = ", without clipping the gradients of examples" * (not analysis.graph.clips)
+    how = "" if analysis.graph.clips else ", without clipping the gradients of examples"
     return [
         f'"""{source.name}: trains with differential privacy{how}.',
         "",

@@ -59,7 +59,7 @@ class Target:
                         yield f"{network} {batch}", upper, lower
 
     def __str__(self) -> str:
-        networks = "all networks" if self.networks in (ALL, CLIPPED) else ", ".join(self.networks)
+        networks = "all networks" if self.networks == ALL else ", ".join(self.networks)
         batches = "all batches" if self.batches == BATCHES else ", ".join(map(str, self.batches))
         what = "memory: " if self.memory else ""
         sign = ">=" if self.least else "<="

@@ -243,55 +243,26 @@ class Products:
     """The use of a kernel, or of a matrix by tokens.
 
     Args:
-        gradients: of examples.
+        gradients: of examples, or what they are made of.
     """
 
-    gradients: ExampleGradients
+    gradients: ExampleGradients | HeldGradients
+
+    @staticmethod
+    def of(gradients: ExampleGradients) -> Products:
+        """Return the use of gradients, which are computed now, and once, where they are small: then what the layer
+        read need not be kept.
+        """
+        return Products(gradients.held() or gradients)
 
     @property
     def examples(self) -> int:
         """B."""
-        return len(self.gradients.read)
+        return self.gradients.examples
 
     def squares(self) -> Tensor:
         """Return ‖P_i‖², [B]."""
         return self.gradients.norms().square()
-
-    def total(self, factors: Tensor) -> Tensor:
-        """Return Σ factor_i·P_i, flat."""
-        return self.gradients.scaled(factors).flatten()
-
-    def rows(self, some: slice) -> Tensor:
-        """Return P_i of some examples, [c, entries]."""
-        return self.gradients.rows(some)
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """The use of a small kernel, or of a small matrix by tokens: its gradients take less memory than its operands.
-
-    They are computed as soon as their cotangent is there, and once: so what the layer read is not kept.
-
-    Args:
-        gradients: of examples.
-    """
-
-    gradients: HeldGradients
-
-    @staticmethod
-    def or_products(gradients: ExampleGradients) -> Use:
-        """Return the use of a kernel or a matrix: its gradients if they are small, else what they are made of."""
-        held = gradients.held()
-        return Products(gradients) if held is None else Held(held)
-
-    @property
-    def examples(self) -> int:
-        """B."""
-        return len(self.gradients.norms)
-
-    def squares(self) -> Tensor:
-        """Return ‖P_i‖², [B]."""
-        return self.gradients.norms.square()
 
     def total(self, factors: Tensor) -> Tensor:
         """Return Σ factor_i·P_i, flat."""
@@ -402,14 +373,17 @@ def clipped(uses: Sequence[Sequence[Use]], entries: Sequence[int], clip: Clip) -
     if not present:
         yield from (torch.zeros(size, dtype=torch.float64) for size in entries)
         return
-    kernels = [use for use in present if isinstance(use, Products)]
+    kernels = [
+        (use, use.gradients)
+        for use in present
+        if isinstance(use, Products) and isinstance(use.gradients, ExampleGradients)
+    ]
     known: dict[int, Tensor] = {}
     if len(kernels) == 1:  # its norms and its sum in one pass
-        others = [use.squares() for use in present if use is not kernels[0]]
-        found = kernels[0].gradients.clipped(
-            _narrowed(clip, sum(entries)), reduce(add, others) if others else None
-        )
-        factors, known[id(kernels[0])] = found.factors, found.total.flatten()
+        ((kernel, gradients),) = kernels
+        others = [use.squares() for use in present if use is not kernel]
+        found = gradients.clipped(_narrowed(clip, sum(entries)), reduce(add, others) if others else None)
+        factors, known[id(kernel)] = found.factors, found.total.flatten()
     else:
         norms = reduce(add, (use.squares() for use in present)).sqrt()
         factors = clip.scaling(sum(entries) + len(present), None).factors(norms)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  (its name everywhere in this field)
 
-from .clipping import Held, Ticket, ticket_of
+from .clipping import Products, Ticket, ticket_of
 from .example_gradients import ExampleGradients
 from .outer_products import Windows
 from .own_functions import apply
@@ -103,7 +103,7 @@ def _kernel_gradient(
     of = ExampleGradients.of_transposed_convolution if geometry.transposed else ExampleGradients.of_convolution
     gradients = of(x, cotangent, geometry.windows(weight.shape[2:]))
     if ticket is not None:
-        return ticket.note(Held.or_products(gradients))
+        return ticket.note(Products.of(gradients))
     if not torch.is_grad_enabled() and gradients.is_native and gradients.depth < 2 * DEPTH:
         return gradients.total().to(weight.dtype)
     # The adjoint exchanges the roles of what is read and of the cotangent of what is made.

@@ -1,4 +1,4 @@
-"""Weight gradients of single examples: their norms, and sums of them scaled one by one, without holding them all.
+"""Weight gradients of single examples: their norms, and sums of them scaled one by one, held or not.
 
 The weight gradient of example i is P_i = Σ_t g_t·w_tᵀ over positions t, of the cotangents g_t of what a layer
 made, and of the windows w_t of what it read: one bilinear function for dense layers on tokens, convolutions of
@@ -137,6 +137,11 @@ class ExampleGradients:
         """
         read, made = (t.reshape(len(t), math.prod(t.shape[1:-1]), t.shape[-1]).mT for t in (x, cotangent))
         return ExampleGradients(read, made, Windows((1,), (1,), (0,), (1,)), is_dense=True)
+
+    @property
+    def examples(self) -> int:
+        """B."""
+        return len(self.read)
 
     @property
     def is_native(self) -> bool:

@@ -130,7 +130,16 @@ class HeldGradients:
     """
 
     def __init__(self, code: ModuleType, plan: Plan, gradients: Tensor, norms: Tensor) -> None:
-        self._code, self._plan, self._gradients, self.norms = code, plan, gradients, norms
+        self._code, self._plan, self._gradients, self._norms = code, plan, gradients, norms
+
+    @property
+    def examples(self) -> int:
+        """B."""
+        return len(self._gradients)
+
+    def norms(self) -> Tensor:
+        """Return ‖P_i‖, [B] in float64; infinity or NaN where P_i is not finite."""
+        return self._norms
 
     def scaled(self, factors: Tensor) -> Tensor:
         """Return Σ factor_i·P_i in float64, of factors [B] in float64; one of 0 adds nothing, not even NaN."""

@@ -91,8 +91,6 @@ class _Normalised(torch.autograd.Function):
     A norm does not see a mean, so the gradient in x is that in x - μ.
     """
 
-    generate_vmap_rule = True
-
     @staticmethod
     def forward(x: Tensor, rank: int, eps: float) -> tuple[Tensor, ...]:
         centred = _centred(x, tuple(range(x.dim() - rank, x.dim())))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  (its name everywhere in this field)
 
-from .clipping import Held, Outer, Selected, Summed, Ticket, ticket_of
+from .clipping import Outer, Products, Selected, Summed, Ticket, ticket_of
 from .example_gradients import ExampleGradients
 from .own_functions import apply
 from .sums import sum_of_products, sum_to
@@ -91,7 +91,7 @@ def _matrix_gradient(x: Tensor, cotangent: Tensor, ticket: Ticket | None) -> Ten
     if ticket is not None:
         if math.prod(x.shape[1:-1]) == 1:
             return ticket.note(Outer(x.flatten(1), cotangent.flatten(1)))
-        return ticket.note(Held.or_products(ExampleGradients.of_tokens(x, cotangent)))
+        return ticket.note(Products.of(ExampleGradients.of_tokens(x, cotangent)))
     rows = [half.reshape(math.prod(half.shape[:-1]), half.shape[-1]) for half in (cotangent, x)]
     return sum_of_products(*rows)
 

@@ -1,4 +1,4 @@
-/* Weight gradients P_i of examples: their norms, and sums Σ s_i·P_i, without ever holding more than a few of them.
+/* Weight gradients P_i of examples: their norms, and sums Σ s_i·P_i, of which a few are held at a time, or all if asked for.
  *
  * P_i = Σ_t a_t·b_tᵀ is a sum over positions t of products of what a layer read and of the cotangent of what it made. The
  * caller says where both lie (see outer_products.py); nothing here knows what a convolution is.
