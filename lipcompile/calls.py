@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from lipcompile import pipeline
 from lipcompile.backend import find
 from lipcompile.diagnostics import InputError, input_error
@@ -104,8 +106,10 @@ def train(
 
     Args:
         model, example, loss, bounds, options: see `compile`. The example of a module is the data, if left out.
-        data: (x_train, y_train, x_test, y_test), arrays of numpy, or `lipcompile_torch.runtime.data.Arrays`.
-        output: folder for model.py, checkpoint.pt and ledger.jsonl.
+        data: (x_train, y_train, x_test, y_test), arrays of numpy or what becomes some, or
+            `lipcompile_torch.runtime.data.Arrays`; converted as those of a file are.
+        output: folder for model.py, checkpoint.pt and ledger.jsonl. One with a run is refused, unless `how` says
+            resume=True.
         epsilon, delta: the budget.
         epochs, batch_size: as on the command line, with its defaults.
         how: further fields of `lipcompile_torch.runtime.training.TrainConfig`.
@@ -114,18 +118,25 @@ def train(
         `lipcompile_torch.runtime.training.TrainResult`: accuracy, ε, steps, and the files.
 
     Raises:
-        InputError: the model is rejected or cannot be read; errors of `lipcompile_torch.runtime.training.train`.
+        InputError: the model is rejected or cannot be read, or the folder holds another run.
+        DataError: the arrays do not fit; errors of `lipcompile_torch.runtime.training.train`.
     """
+    from lipcompile.cli.data import checked
     from lipcompile.cli.train import defaults_of
-    from lipcompile.cli.training import default_batch
+    from lipcompile.cli.training import check_targets, default_batch, text_of_run
 
     backend = find()
-    arrays = data if isinstance(data, backend.data.Arrays) else backend.data.Arrays(*data)
-    shape = example if example is not None else tuple(arrays.x_train.shape[1:])
+    inputs = data.x_train if isinstance(data, backend.data.Arrays) else data[0]
+    shape = example if example is not None else np.shape(inputs)[1:]
     derivation = _derived(model, shape, model_options(loss=loss, bounds=bounds, **options))
-    folder = Path(output)
-    folder.mkdir(parents=True, exist_ok=True)
     text = backend.emit(derivation)
+    assert derivation.analysis is not None
+    arrays = checked(data, derivation.analysis.graph, backend)
+    folder = Path(output)
+    text = text_of_run(folder, text, resume=bool((how or {}).get("resume")))
+    module = instantiate(folder / "model.py", text)
+    check_targets(module, arrays)
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "model.py").write_text(text, encoding="utf-8")
     settings = {
         **defaults_of(derivation),
@@ -135,7 +146,6 @@ def train(
         "batch_size": batch_size or default_batch(derivation, len(arrays.x_train)),
         **(how or {}),
     }
-    module = instantiate(folder / "model.py", text)
     return backend.training.train(module, arrays, backend.training.TrainConfig(output=folder, **settings))
 
 
@@ -143,6 +153,7 @@ def fix(
     model: str,
     output: str | Path,
     *,
+    example: Sequence[int] | None = None,
     batch_norm: BatchNorm = "group_norm",
     floor: float = 1.0,
     target: float | None = None,
@@ -153,8 +164,9 @@ def fix(
     The `reached` of what is returned says whether the bound came down as far as it should.
 
     Args:
-        model: see `compile`, but for a torch module.
+        model: see `compile`, but for a module in memory, which `batch_norm` of `private` and the others mends.
         output: a .lip or .onnx file.
+        example: the shape of one example, of `package.module:factory`.
         batch_norm: what takes the place of batch normalisation.
         floor: of the deviation that a norm divides by.
         target: the largest bound of the whole gradient to aim at; without it, one that is useful.
@@ -168,16 +180,24 @@ def fix(
     from lipcompile.cli.signals import aim
     from lipcompile.passes.fix import Wanted
 
+    if not isinstance(model, str):
+        mend = 'give batch_norm="group_norm" to lipcompile.private, compile or train'
+        raise input_error("LIP001", "fix reads files and package.module:factory, not modules in memory", mend)
     least = parse_number(str(floor), "floor")
     wishes = fixing.Wishes(Mends(batch_norm, least), Wanted(least), aim=aim(target))
-    return fixing.fix(model, model_options(**options), wishes, Path(output))
+    return fixing.fix(model, _shaped(model, example, model_options(**options)), wishes, Path(output))
+
+
+def _shaped(model: str, example: Any, options: ModelOptions) -> ModelOptions:
+    """Return the options with the shape of one example, where a model does not say it itself."""
+    shape = {} if example is None or not model.partition("::")[0].count(":") else {"": tuple(example)}
+    return replace(options, input_shape=shape)
 
 
 def _derived(model: str | Module, example: Example | None, options: ModelOptions) -> Derivation:
     """Return the derivation of an accepted model; raises InputError."""
     if isinstance(model, str):
-        shape = {} if example is None or not model.partition("::")[0].count(":") else {"": tuple(example)}
-        derivation = pipeline.check(model, replace(options, input_shape=shape))
+        derivation = pipeline.check(model, _shaped(model, example, options))
     elif example is None:
         raise input_error("LIP023", "a torch module needs an example", "give a batch, or the shape of one example")
     else:

@@ -26,7 +26,10 @@ class Location:
 
 @dataclass(frozen=True, slots=True)
 class Diagnostic:
-    """One finding. `code` is a key of `lipcompile.codes.CODES`."""
+    """One finding. `code` is a key of `lipcompile.codes.CODES`.
+
+    model: how a command line names the model, if that is not the file that `location` is in.
+    """
 
     code: str
     message: str
@@ -36,6 +39,7 @@ class Diagnostic:
     op: str | None = None
     location: Location | None = None
     path: tuple[str, ...] = ()
+    model: str = ""
 
 
 class Refusal(Exception):  # noqa: N818
@@ -53,8 +57,14 @@ class InputError(Exception):
     """
 
     def __init__(self, diagnostics: tuple[Diagnostic, ...], source: str | None = None) -> None:
-        super().__init__("; ".join(d.message for d in diagnostics))
+        errors = [d for d in diagnostics if d.severity == Severity.ERROR] or diagnostics
+        super().__init__("\n".join(dict.fromkeys(map(_told, errors))))
         self.diagnostics, self.source = diagnostics, source
+
+
+def _told(found: Diagnostic) -> str:
+    """Return a finding as a line, and its mend as another; equal for what one mend repairs everywhere."""
+    return f"{found.message} [{found.code}]" + (f"\n  help: {found.help}" if found.help else "")
 
 
 def input_error(code: str, message: str, help: str = "", location: Location | None = None) -> InputError:  # noqa: A002

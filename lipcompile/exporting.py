@@ -240,7 +240,7 @@ def _unsaid(graph: Graph, norms: object, lipschitz: object) -> Iterator[str]:
         yield "it states no Lipschitz constant: the weights are not certified to lie in their sets"
     elif lipschitz is None:
         yield "it states no Lipschitz constant: the logits have none that is finite in the input"
-    if graph.input.trusted:
+    if graph.input.trusted and graph.input.norm is not None:
         yield "it does not clip its input, which the model trusts to be within its norm"
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from lipcompile.derivation import Derivation
 from lipcompile.diagnostics import Diagnostic, Severity, input_error
@@ -23,6 +23,8 @@ from lipcompile.passes.vacuous import vacuous
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
+
+T = TypeVar("T")
 
 
 def load(model: str, options: ModelOptions) -> Loaded:
@@ -81,8 +83,9 @@ def _derive(loaded: Loaded, options: ModelOptions) -> Derivation:
     if graph is not None:
         graph, notes = canonical(graph)
         graph, choice = with_source(graph, source, clipping(loaded, options, source))
-        found = [d for d in found if d.code != "LIP305" or proves(graph)]  # nothing is scaled into a constraint
         found += [*notes, *_unmatched(graph, options), *choice, *examine(graph)]
+    if not (source == "theorem" if graph is None else proves(graph)):  # nothing is scaled into a constraint
+        found = [d for d in found if d.code != "LIP305"]
     analysis = analyse(graph) if graph is not None and not _errors(found) else None
     if analysis is not None:
         found += unproved(analysis.graph, [name for name, k in analysis.parameters.items() if k.value is not None])
@@ -99,8 +102,7 @@ def _errors(found: Sequence[Diagnostic]) -> bool:
 def bounds_source(loaded: Loaded, options: ModelOptions) -> Source:
     """Return the source of bounds: of the options, else of the model's `train` block, else theorems."""
     planned = loaded.training.settings.get("bounds") if loaded.training else None
-    said = options.bounds or planned or "theorem"
-    return next(source for source in SOURCES if source == said)
+    return _one_of("bounds", options.bounds or planned or "theorem", SOURCES)
 
 
 def clipping(loaded: Loaded, options: ModelOptions, source: Source) -> Clipping:
@@ -113,10 +115,16 @@ def clipping(loaded: Loaded, options: ModelOptions, source: Source) -> Clipping:
         message = f"{name}: bounds are by theorem, and nothing is clipped"
         raise input_error("LIP005", message, "add --bounds clip, or --bounds auto")
     planned = loaded.training.settings if loaded.training else {}
-    wanted = options.clip_groups or planned.get("clip_groups", "flat")
-    groups = next(groups for groups in GROUPS if groups == wanted)
+    groups = _one_of("clip_groups", options.clip_groups or planned.get("clip_groups", "flat"), GROUPS)
     length = planned.get("clip_length") if options.clip_length is None else options.clip_length
     return Clipping(groups, length if isinstance(length, Fraction) else None)
+
+
+def _one_of(option: str, said: object, known: Sequence[T]) -> T:
+    for value in known:
+        if value == said:
+            return value
+    raise input_error("LIP005", f"{option}: `{said}` is none of {', '.join(map(str, known))}")
 
 
 def check(model: str, options: ModelOptions | None = None) -> Derivation:

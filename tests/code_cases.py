@@ -236,9 +236,10 @@ def two_inputs(folder: Path) -> None:
 # Modules of torch: each file has a name of its own, for Python keeps what it imported
 
 
-def module(code: str, body: str) -> Make:
-    """Write a Python module in which `network` is a class or a function with this body."""
-    return lambda folder: (folder / f"net_{code}.py").write_text(_NETWORK.format(body=body), encoding="utf-8")
+def module(code: str, body: str, more: str = "") -> Make:
+    """Write a Python module in which `Network` is a class whose forward pass has this body."""
+    text = _NETWORK.format(body=body) + more
+    return lambda folder: (folder / f"net_{code}.py").write_text(text, encoding="utf-8")
 
 
 _NETWORK = """
@@ -252,6 +253,13 @@ class Network(nn.Module):
 
     def forward(self, x):
         {body}
+"""
+PARAMETRISED = """
+
+def net():
+    network = Network()
+    network.layer = nn.utils.parametrizations.weight_norm(network.layer)
+    return network
 """
 UNTRACEABLE = "return torch.from_numpy(self.layer(x).detach().numpy() * 2)"
 
@@ -425,6 +433,7 @@ CASES: Mapping[str, Case] = {
     "LIP114": Case(CHECK, trained_statistics, 0),
     "LIP120": Case(reading("120"), module("120", "return self.layer(x) if x.sum() > 0 else self.layer(-x)")),
     "LIP121": Case(reading("121"), module("121", UNTRACEABLE)),
+    "LIP122": Case(reading("122", "net"), module("122", "return self.layer(x)", PARAMETRISED), 0),
     "LIP201": Case("check model.lip", example("LIP201"), 0),
     "LIP203": Case("", good, api=empty_input),
     "LIP213": Case("check model.lip", example("LIP213"), 0),

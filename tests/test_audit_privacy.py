@@ -148,16 +148,11 @@ def test_clips_that_no_gradient_reaches_show_little(capsys: Capture) -> None:
     assert "This audit shows little" in out
 
 
-@pytest.mark.parametrize(
-    ("length", "said"),
-    [("1e-30", "a clip of 5e-31 for each example"), ("1e200", "a noisy gradient is not finite")],
-)
-def test_clips_that_no_number_holds_are_refused(length: str, said: str, capsys: Capture) -> None:
-    assert run("--privacy --canaries 4 --seed 2", CLIPPED.replace("bias=true", f"bias=true, clip={length}")) == 2
+@pytest.mark.parametrize("length", ["1e-30", "1e200"])
+def test_clips_that_no_number_holds_are_refused(length: str, capsys: Capture) -> None:
+    assert run("--privacy --canaries 4 --seed 2", CLIPPED.replace("bias=true", f"bias=true, clip={length}")) == 1
     out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("error[LIP404]: ")
-    assert said in err
+    assert "a number from 1e-9 to 1e9" in out + err
 
 
 @pytest.mark.usefixtures("half_the_noise")
@@ -187,7 +182,7 @@ def halved(module: LipschitzModule) -> dict[str, float]:
 
 @pytest.mark.parametrize("rule", ["automatic", "0.1"])
 @pytest.mark.parametrize(
-    ("place", "name", "fault"),
+    ("owner", "name", "fault"),
     [
         (entrances, "group_gradients", lengthened(2.0)),
         (entrances, "group_gradients", lengthened(4.0)),
@@ -196,13 +191,13 @@ def halved(module: LipschitzModule) -> dict[str, float]:
     ids=["twice as long", "four times as long", "half the noise"],
 )
 def test_a_broken_clip_is_found(
-    place: Any, name: str, fault: Any, rule: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+    owner: Any, name: str, fault: Any, rule: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     """At twice the claimed distance it is missed only if 2 of the 100 surest guesses of 200 are wrong: by 1e-3 of
     seeds.
     """
     monkeypatch.setattr(checks, "check_gradients", lambda *_: None)  # the engine sees it itself
-    monkeypatch.setattr(place, name, fault)
+    monkeypatch.setattr(owner, name, fault)
     body = CLIPPED.replace("dense(8, bias=true)", f"dense(8, bias=true, clip={rule})")
     assert run("--privacy --canaries 200 --seed 2 --bounds clip", body) == 1
     assert "error[LIP406]: epsilon is at least " in capsys.readouterr().err

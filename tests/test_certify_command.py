@@ -147,6 +147,21 @@ def test_a_trusted_input_is_certified_within_its_ball(capsys: Capture) -> None:
     assert "norm at most 10" in capsys.readouterr().out
 
 
+def test_weights_that_nothing_constrains_have_a_constant_of_their_own(capsys: Capture) -> None:
+    """A clip needs neither a norm of the input nor constraints: the distances are those of the weights alone."""
+    compiled("input x: tensor[2]; dense(2, bias=true, clip=automatic); loss cross_entropy", "clipped")
+    command = COMMAND.replace("model.py", "clipped.py")
+    found = reported(capsys, "--radius 0.5", command)
+    assert (found["lipschitz"]["declared"], found["within"]) == (None, None)
+    assert found["radii"][0]["certified_accuracy"] == 0.5  # of 7/5, 3/5, 1/5, and one wrong
+    assert run(f"{command} --radius 0.5") == 0
+    out = capsys.readouterr().out
+    assert "of any weights none" in out
+    assert "inf" not in out
+    assert run("export clipped.py --weights weights.pt -o clipped.onnx") == 0
+    assert "of any weights none" in capsys.readouterr().out
+
+
 def test_a_run_of_train_is_certified_by_its_folder(capsys: Capture) -> None:
     rng = np.random.default_rng(0)
     x = rng.standard_normal((40, 2)).astype(np.float32)

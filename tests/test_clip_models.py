@@ -22,7 +22,13 @@ from torch.utils.data import DataLoader, TensorDataset
 import lipcompile
 from lipcompile.__main__ import run
 from lipcompile.certificates import certificate, encode
+from lipcompile.diagnostics import InputError
 from lipcompile.frontends.options import ModelOptions, model_options
+from lipcompile.passes.clips import SOURCES
+from lipcompile.programs import instantiate
+from lipcompile.reports.console import plain
+from lipcompile.reports.terminal import report
+from lipcompile.reports.wording import verdict
 
 
 class Recurrent(nn.Module):
@@ -225,6 +231,89 @@ def test_auto_keeps_tight_theorems(tmp_path: Path) -> None:
     assert derivation.analysis is not None
     assert derivation.analysis.graph.clips == ()
     assert [found.code for found in derivation.diagnostics] == ["LIP315"]
+    assert "at most 4·L·max(1, X_0)" in derivation.diagnostics[0].message
+
+
+@pytest.mark.parametrize(("norm", "said"), [("", "no input norm"), (", norm <= 1", "until a loss")])
+def test_auto_claims_nothing_without_a_norm_or_a_loss(norm: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "open.lip"
+    path.write_text(
+        f"model m {{ input x: tensor[8]{norm}\n dense(64)\n relu\n dense(3) }}\ntrain {{ bounds auto }}"
+    )
+    found = next(d for d in lipcompile.check(str(path)).diagnostics if d.code == "LIP315")
+    assert said in found.message
+    assert "at most" not in found.message
+
+
+class Normalised(nn.Sequential):
+    """Two batch normalisations; the norms of the weights are above 1."""
+
+    def __init__(self) -> None:
+        layers = [nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)]
+        super().__init__(*layers)
+        for layer in layers[::2]:
+            nn.init.constant_(layer.weight, 3.0)  # type: ignore[arg-type]
+
+
+def test_what_mixes_examples_is_refused_with_a_mend_that_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is said of constraints that a clipped weight would not have; the printed command is run as it is."""
+    monkeypatch.chdir(tmp_path)
+    model = f"{__name__}:Normalised"
+    options = ["--loss", "cross_entropy", "--bounds", "auto"]
+    assert run(["check", model, "--input-shape", "6", *options]) == 1
+    out = capsys.readouterr().out
+    assert "couples the examples" in out
+    assert "LIP305" not in out
+    command = f"fix {model} --input-shape 6 -o fixed.onnx"
+    assert f"run lipcompile {command}\n" in out
+    assert run(command.split()) == 0
+    assert run(["check", "fixed.onnx", *options]) == 0
+
+
+def test_an_error_in_python_says_each_reason_once_and_its_mend() -> None:
+    with pytest.raises(InputError) as raised:
+        lipcompile.private(Normalised(), (6,))
+    message = str(raised.value)
+    assert message.count("couples the examples") == 1
+    assert "scaled down" not in message
+    assert 'batch_norm="group_norm" replaces it' in message
+    private = lipcompile.private(Normalised(), (6,), batch_norm="group_norm")
+    assert private(torch.zeros(2, 6)).shape == (2, 3)
+
+
+def test_what_is_written_of_a_clipped_model_does_not_claim_that_nothing_is_clipped(tmp_path: Path) -> None:
+    written = lipcompile.compile(
+        nn.Linear(6, 3), tmp_path / "m.py", example=(6,), loss="cross_entropy", bounds="clip"
+    )
+    header = written.read_text().split("from __future__")[0]
+    assert "without clipping" not in header
+    assert "clip `all`: 1.0000000 together, 2 parameters" in header
+    derivation = lipcompile.from_module(nn.Linear(6, 3), (6,), loss="cross_entropy", bounds="clip")
+    assert "by a clip in the backward pass" in verdict(derivation)
+
+
+@pytest.mark.parametrize(("suffix", "said"), [("md", "clipped in `all`"), ("html", "clipped in <code>all</code>")])
+def test_reports_name_the_clip_in_place_of_a_share(suffix: str, said: str, tmp_path: Path) -> None:
+    """The bound is that of all parameters of the group together: none has a share of its own."""
+    path = tmp_path / "net.lip"
+    path.write_text(RESIDUAL)
+    assert run(["report", str(path), "--bounds", "clip", "-o", str(tmp_path / f"r.{suffix}")]) == 0
+    text = (tmp_path / f"r.{suffix}").read_text()
+    assert text.count(said) == 5
+    assert suffix == "html" or "20%" not in text  # the page draws them
+
+
+def test_repeats_of_a_clipped_model_have_no_table_of_slopes(tmp_path: Path) -> None:
+    path = tmp_path / "deep.lip"
+    path.write_text("model m { input x: tensor[8]\n repeat 4 { dense(8); relu }\n dense(3)\n loss cross_entropy }")
+    said = {
+        source: plain(*report(lipcompile.check(str(path), model_options(bounds=source)), lambda _: None))
+        for source in SOURCES
+    }
+    assert "copies" in said["theorem"]
+    assert "copies" not in said["clip"]
 
 
 RESIDUAL = """model net {
@@ -378,7 +467,7 @@ def test_lengths_that_are_none_are_refused(
     path = tmp_path / "net.lip"
     path.write_text(RESIDUAL)
     assert run(["check", str(path), "--bounds", "clip", "--clip-length", length]) == 2
-    assert "LIP005" in capsys.readouterr().err
+    assert "use a number such as 0.5, or automatic" in capsys.readouterr().err
     assert run(["check", str(path), "--clip-length", "1"]) == 2
     assert "nothing is clipped" in capsys.readouterr().err
     path.write_text(RESIDUAL + "train { bounds clip, length=0 }")
@@ -401,6 +490,73 @@ def test_clipped_and_proved_parameters_stand_side_by_side(tmp_path: Path) -> Non
     assert total == pytest.approx((0.01 + 2) ** 0.5, rel=1e-9)
     verdict = verify(json.loads(encode(certificate(derivation))))
     assert verdict.ok, verdict.problems
+
+
+@pytest.mark.parametrize(
+    "middle", ["tanh", "sigmoid", "softmax", "clip_norm(1)", "layer_norm(axes=(0,), floor=0.5)"]
+)
+def test_bounds_behind_a_clipped_layer_hold_for_all_its_weights(middle: str, tmp_path: Path) -> None:
+    """What stands between bounds the norm by itself: weights of 1e-3 to 1e12, gradients by torch alone."""
+    path = tmp_path / "mixed.lip"
+    last = "dense(3, clip=automatic, constraint=spectral(2))"
+    body = f"dense(6, clip=0.5, bias=true); {middle}; dense(5); tanh; {last}"
+    path.write_text(f"model m {{ input x: tensor[4], norm <= 1\n {body}; loss cross_entropy }}")
+    module = lipcompile_module(path)
+    bound, generator = module.bounds["dense_2.weight"], torch.Generator().manual_seed(0)
+    parts = dict(module.named_parameters())
+    for scale in (10.0 ** torch.arange(-3, 13, 3)).tolist():
+        with torch.no_grad():
+            for name, parameter in parts.items():
+                drawn = torch.randn(parameter.shape, generator=generator)
+                parameter.copy_(drawn * (scale if name in ("dense.weight", "dense.bias") else 10.0))
+        module.project_()
+        for label in range(3):
+            x = torch.randn(1, 4, generator=generator)
+            loss = F.cross_entropy(module(x), torch.tensor([label]))
+            (found,) = torch.autograd.grad(loss, [parts["dense_2.weight"]])
+            assert float(found.norm()) <= bound * (1 + 1e-5)
+
+
+def lipcompile_module(path: Path) -> Any:
+    """Return the module of a file, with theorems for what has no clip of its own."""
+    output = lipcompile.compile(str(path), path.with_suffix(".py"), bounds="theorem")
+    return instantiate(output, output.read_text())
+
+
+def test_groups_have_names_of_their_own(tmp_path: Path) -> None:
+    """A certificate is read group by group, by name."""
+    path = tmp_path / "net.lip"
+    path.write_text("model m { input x: tensor[4]\n dense(4); others = dense(4, clip=0.5); dense(3) }")
+    derivation = lipcompile.check(str(path), model_options(bounds="clip"))
+    assert derivation.analysis is not None, derivation.diagnostics
+    assert [group.name for group in derivation.analysis.graph.clips] == ["others", "others_2"]
+
+
+def test_layers_that_share_weights_have_one_clip(tmp_path: Path) -> None:
+    path = tmp_path / "net.lip"
+    layers = (f'dense(4, share="w", clip={length})' for length in (0.5, 0.1))
+    path.write_text(f"model m {{ input x: tensor[4]\n {'; '.join(layers)}; dense(3, clip=1) }}")
+    (refused,) = lipcompile.check(str(path)).diagnostics
+    assert refused.code == "LIP012"
+    assert "constraints and clips" in refused.message
+
+
+OPEN = "model m {{ param n: int\n input x: tensor[4], norm <= 1\n {}; tanh; dense(3); loss cross_entropy }}"
+
+
+def test_a_clip_within_a_repetition_of_open_count_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "net.lip"
+    path.write_text(OPEN.format("repeat n { dense(4, clip=0.5) }"))
+    assert "LIP316" in {found.code for found in lipcompile.check(str(path)).diagnostics}
+
+
+def test_free_norms_of_a_repetition_and_of_what_is_outside_are_different_symbols(tmp_path: Path) -> None:
+    path = tmp_path / "net.lip"
+    path.write_text(OPEN.format("dense(4, bias=true); repeat n { dense(4, bias=true) }"))
+    analysis = lipcompile.check(str(path)).analysis
+    assert analysis is not None
+    names = {found.name for found in analysis.definitions}
+    assert {"u_dense_bias", "u_repeat_1_dense_bias"} <= names
 
 
 def test_signal_of_public_examples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -175,6 +175,14 @@ def test_a_trusted_input_is_not_clipped(tmp_path: Path) -> None:
     assert any("does not clip its input" in note for note in found.notes)
 
 
+def test_a_model_without_an_input_norm(tmp_path: Path) -> None:
+    """Clipped gradients need none; eleven lengths are compared, four of each, and zero."""
+    clipped = "input x: tensor[4]; dense(4, clip=0.1); tanh; dense(3, clip=0.1); loss cross_entropy"
+    found = export_onnx(small(tmp_path, clipped), tmp_path / "m.onnx")
+    assert found.ok
+    assert found.agreement.examples == 45
+
+
 def test_dropout_and_gradient_clips_do_nothing(tmp_path: Path) -> None:
     module = small(tmp_path, "input x: tensor[4], norm <= 2; dropout(0.5); dense(3); clip_gradient(0.1); loss nll")
     assert export_onnx(module.train(), tmp_path / "m.onnx").ok

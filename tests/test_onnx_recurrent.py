@@ -296,3 +296,13 @@ def test_a_plain_rnn_of_another_activation_is_refused_by_its_name() -> None:
     net = Net(torch.nn.RNN(FEATURES, WIDTH, batch_first=True, nonlinearity="relu"), WIDTH)
     with pytest.raises(InputError, match="RNN with the activations relu is not yet supported"):
         lipcompile.private(net, (STEPS, FEATURES), bounds="clip")
+
+
+@pytest.mark.parametrize("options", [{}, {"bias": False, "bidirectional": True, "num_layers": 2}])
+def test_an_lstm_with_projected_states_is_refused(options: dict[str, Any]) -> None:
+    """Torch's exporter drops the matrix that projects, and writes another network."""
+    net = Net(
+        torch.nn.LSTM(FEATURES, WIDTH, batch_first=True, proj_size=2, **options), 2 * (1 + len(options) // 3)
+    )
+    with pytest.raises(InputError, match="whose states are projected is not yet supported"):
+        lipcompile.private(net, (STEPS, FEATURES), bounds="clip")

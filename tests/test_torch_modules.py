@@ -437,6 +437,45 @@ def test_what_is_no_example(example: Any) -> None:
     assert raised.value.diagnostics[0].code == "LIP023"
 
 
+def test_inputs_that_are_missing_are_named() -> None:
+    class Two(nn.Linear):
+        def forward(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            return super().forward(left + right)
+
+    with pytest.raises(InputError, match="--input-shape left=3,32,32 --input-shape right=3,32,32"):
+        from_module(Two(6, 2), (6,))
+
+
+@pytest.mark.parametrize(
+    "normalise",
+    [
+        nn.utils.parametrizations.weight_norm,
+        nn.utils.parametrizations.spectral_norm,
+        nn.utils.weight_norm,
+        nn.utils.spectral_norm,
+    ],
+)
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_what_makes_a_weight_is_said_to_be_left_out(normalise: Any) -> None:
+    module = nn.Sequential(normalise(nn.Linear(6, 6)), nn.ReLU(), nn.Linear(6, 2))
+    derivation = from_module(module, (6,), loss="cross_entropy", bounds="clip")
+    assert derivation.ok
+    (found,) = [d for d in derivation.diagnostics if d.code == "LIP122"]
+    assert found.message.startswith("`0.weight` is trained as it is")
+
+
+def test_random_depth_is_told_as_such() -> None:
+    class Deep(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            kept = torch.empty(1, dtype=x.dtype).bernoulli_(0.9)
+            return x + super().forward(x) * kept
+
+    (found,) = (d for d in from_module(Deep(6, 6), (6,)).diagnostics if d.severity == Severity.ERROR)
+    assert found.code == "LIP110"
+    assert "random numbers other than those of dropout" in found.message
+    assert "stochastic_depth_prob=0" in found.help
+
+
 def test_what_is_no_module() -> None:
     with pytest.raises(InputError) as raised:
         from_module(lambda x: x, (6,))  # type: ignore[arg-type]

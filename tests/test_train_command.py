@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +129,37 @@ def test_a_broken_off_epoch_shortens_the_resumed_run_and_says_so(
     assert "warning: 4 steps are left, 6 in all in place of 8" in err
     assert "after 6 steps" in out
     assert read_ledger(LEDGER).charges.total() == 2
+
+
+def test_a_module_that_draws_its_weights_goes_on_with_those_of_its_run(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each call of the factory draws others. What the run has is kept; another network is refused."""
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    monkeypatch.delitem(sys.modules, "drawn_again", raising=False)
+    Path("drawn_again.py").write_text(
+        "from torch import nn\n"
+        "def net(width=8):\n"
+        "    return nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, 2))\n"
+        "def wide():\n"
+        "    return net(9)\n"
+    )
+
+    def interrupted(_: Watch, steps: int) -> None:
+        if steps == 2:
+            raise KeyboardInterrupt
+
+    options = "--input-shape 4 --loss cross_entropy --bounds clip --epsilon 20 --delta 1e-3 --epochs 2"
+    command = f"train drawn_again:net {options} --batch-size 10 --data data.npz --output run"
+    with monkeypatch.context() as patch:
+        patch.setattr(Watch, "stepped", interrupted)
+        assert run(command) == 130
+    before = Path("run/model.py").read_text()
+    assert run(command.replace(":net", ":wide") + " --resume") == 2
+    assert "is another module" in capsys.readouterr().err
+    assert run(f"{command} --resume") == 0
+    assert Path("run/model.py").read_text() == before
+    assert read_ledger(LEDGER).charges.total() == 8
 
 
 def test_weights_of_the_noise(capsys: Capture) -> None:

@@ -155,8 +155,9 @@ def class_name(model: str) -> str:
 def _header(derivation: Derivation, analysis: Analysis) -> list[str]:
     source = derivation.source
     origin = f"from {Path(source.path).name}, sha256 {source.sha256[:16]}"
+    how = "" if analysis.graph.clips else ", without clipping the gradients of examples"
     return [
-        f'"""{source.name}: trains with differential privacy, without clipping the gradients of examples.',
+        f'"""{source.name}: trains with differential privacy{how}.',
         "",
         f"Emitted by lipcompile {lipcompile.__version__} {origin}.",
         "Emit again instead of editing: the bounds hold for this very network.",
@@ -164,9 +165,14 @@ def _header(derivation: Derivation, analysis: Analysis) -> list[str]:
         "Bounds of the gradient of one example, by parameter, while the constraints hold:",
         "",
         *_table(analysis),
+        *(f"    {_shared(group)}" for group in analysis.graph.clips),
         '"""',
         "",
     ]
+
+
+def _shared(group: ClipGroup) -> str:
+    return f"clip `{group.name}`: {round_up(float(group.length))} together, {len(group.parameters)} parameters"
 
 
 def _table(analysis: Analysis) -> list[str]:

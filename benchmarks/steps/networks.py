@@ -1,13 +1,15 @@
 """The networks that are timed: each as a `.lip` file and, of the same shape, of torch's own layers.
 
 The latter have ReLU and max-pooling in place of GroupSort and L2-pooling, and no biases either: all contestants
-train the same parameters.
+train the same parameters. Some are of torch's own layers alone, with biases: nothing but a clip bounds their
+gradients, so contestants with bounds by theorem are left out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,6 +19,7 @@ from lipcompile_torch.emit import emit
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from benchmarks.utility import image_peers
 from lipcompile.pipeline import check
 
 CLASSES = 10
@@ -77,6 +80,56 @@ class _Mixer(nn.Module):
         return logits
 
 
+def _opacus() -> nn.Module:
+    """The network of Opacus' MNIST tutorial, which papers use as well: 26,010 weights."""
+    return nn.Sequential(
+        *(nn.Conv2d(1, 16, 8, 2, padding=3), nn.ReLU(), nn.MaxPool2d(2, 1)),
+        *(nn.Conv2d(16, 32, 4, 2), nn.ReLU(), nn.MaxPool2d(2, 1)),
+        *(nn.Flatten(), nn.Linear(512, 32), nn.ReLU(), nn.Linear(32, CLASSES)),
+    )
+
+
+class _Attention(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.taken = nn.Linear(width, 3 * width)
+        self.given = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, tokens, width = x.shape
+        split = self.taken(x).reshape(batch, tokens, 3, self.heads, width // self.heads)
+        query, key, value = split.permute(2, 0, 3, 1, 4).unbind(0)
+        scores = torch.softmax(query @ key.transpose(2, 3) * (width // self.heads) ** -0.5, dim=-1)
+        found: Tensor = self.given((scores @ value).transpose(1, 2).reshape(batch, tokens, width))
+        return found
+
+
+class _ViT(nn.Module):
+    """Dosovitskiy et al. (2021) in a small size, with fixed positions: Opacus has no rule for raw parameters."""
+
+    def __init__(self, width: int = 64, blocks: int = 4) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, width, 4, stride=4)
+        self.register_buffer("positions", torch.sin(torch.arange(64.0)[:, None] / 2 ** torch.arange(width)))
+        self.mixing = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(width), _Attention(width, 4)) for _ in range(blocks)
+        )
+        self.thinking = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+            for _ in range(blocks)
+        )
+        self.head = nn.Linear(width, CLASSES)
+
+    def forward(self, image: Tensor) -> Tensor:
+        x = self.stem(image).flatten(2).transpose(1, 2) + self.positions
+        for mixed, thought in zip(self.mixing, self.thinking, strict=True):
+            x = x + mixed(x)
+            x = x + thought(x)
+        logits: Tensor = self.head(x.mean(1))
+        return logits
+
+
 def _dense(features: int, width: int) -> nn.Module:
     return nn.Linear(features, width, bias=False)
 
@@ -102,15 +155,23 @@ class Network:
         input_shape: of an example.
         size: N, the number of examples: near that of the data set that it is meant for, and a multiple of 2048.
         relu: builds the network of torch's own layers.
+        proved: there is a `.lip` file with bounds by theorem.
     """
 
     name: str
     input_shape: tuple[int, ...]
     size: int
     relu: Callable[[], nn.Module]
+    proved: bool = True
 
     def emitted(self) -> Any:
-        """Return the emitted class."""
+        """Return the emitted class.
+
+        Raises:
+            ValueError: bounds are by clip alone.
+        """
+        if not self.proved:
+            raise ValueError("no theorem is claimed of this network")
         module = ModuleType(self.name)
         exec(emit(check(str(Path(__file__).parent / f"{self.name}.lip"))), module.__dict__)
         return module.Model
@@ -136,6 +197,12 @@ NETWORKS = {
         Network("mnist", (1, 28, 28), 30 * 2048, _mnist),
         Network("cifar", (3, 32, 32), 25 * 2048, _cifar),
         Network("mixer", (3, 32, 32), 25 * 2048, _Mixer),
+        Network("opacus", (1, 28, 28), 30 * 2048, _opacus, proved=False),
+        Network("vgg", (3, 32, 32), 25 * 2048, partial(image_peers.network, "vgg", (3, 32, 32)), proved=False),
+        Network(
+            "resnet", (3, 32, 32), 25 * 2048, partial(image_peers.network, "resnet", (3, 32, 32)), proved=False
+        ),
+        Network("vit", (3, 32, 32), 25 * 2048, _ViT, proved=False),
         TINY,
     )
 }

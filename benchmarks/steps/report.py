@@ -15,7 +15,8 @@ Cells = Mapping[str, Mapping[str, Mapping[str, Any]]]
 OURS = ("global", "per_layer", "optimal")
 PRIVATE = (*OURS, "correlated", "secure")
 CONVNETS, ALL = ("mnist", "cifar"), ("mlp", "mnist", "cifar", "mixer")
-BATCHES = (128, 512, 2048)
+CLIPPED = (*ALL, "opacus", "vgg", "resnet", "vit")
+BATCHES, LARGE = (128, 512, 2048), (512, 2048)
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,11 @@ TARGETS = (
     Target("hooks", "ours", ALL, BATCHES, 3.0, least=True),
     Target("hooks", "ours", ("mlp",), BATCHES, 20.0, least=True),
     Target("ours", "same layers", ALL, BATCHES, 1.10, memory=True),
+    Target("clip", "relu", ("mlp", "mixer", "vit"), LARGE, 1.30),
+    Target("clip", "relu", ("mnist", "cifar", "opacus", "vgg", "resnet"), LARGE, 1.50),
+    Target("ghost", "clip", CLIPPED, LARGE, 1.0, least=True),
+    Target("hooks", "clip", CLIPPED, LARGE, 1.0, least=True),
+    Target("clip", "relu", CLIPPED, LARGE, 1.50, memory=True),
 )
 
 
@@ -108,8 +114,9 @@ def render(cells: Cells, clock: str) -> Iterator[str]:
     yield from _table("weights certified in full, a step", cells, private, _certificates)
     yield from _ratios("times the step of the same layers without privacy", cells, _over(names), clock)
     yield from _ratios("the same, of means: certificates count whenever they are", cells, _over(names), "mean")
-    yield from _ratios("times ours (optimal), or ReLU", cells, _others(names), clock)
+    yield from _ratios("times ours (optimal or clip), or ReLU", cells, _others(names), clock)
     yield from _ratios("memory, times that of the same layers", cells, _over(names), "peak")
+    yield from _ratios("memory, clip", cells, [pair for pair in _others(names) if "clip" in pair], "peak")
     yield from _verdicts(cells, clock)
     yield from _reasons(cells)
 
@@ -120,6 +127,7 @@ def _over(names: Sequence[str]) -> list[tuple[str, str]]:
 
 def _others(names: Sequence[str]) -> list[tuple[str, str]]:
     pairs = [("same layers", "relu"), ("hooks", "optimal"), ("ghost", "optimal")]
+    pairs += [("clip", "relu"), ("hooks", "clip"), ("ghost", "clip")]
     return [pair for pair in pairs if set(pair) <= set(names)]
 
 

@@ -24,7 +24,7 @@ from lipcompile.cli.verify import verify
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="lipcompile")
 def cli() -> None:
-    """Private training without clipping: certified gradient bounds of Lipschitz networks.
+    """Private training in one backward pass: certified gradient bounds, by theorem or by a clip.
 
     \b
     Start with

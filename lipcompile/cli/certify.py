@@ -187,6 +187,8 @@ def _certified(subject: _Subject, asked: _Radii, config: dict[str, int] | None, 
 
 
 def _report(subject: _Subject, asked: _Radii, found: Any, config: dict[str, int] | None) -> dict[str, Any]:
+    from lipcompile.derivation import finite
+
     return {
         "schema": SCHEMA,
         "module": str(subject.source),
@@ -197,7 +199,7 @@ def _report(subject: _Subject, asked: _Radii, found: Any, config: dict[str, int]
         "accuracy": found.right / found.examples,
         "norm": "l2",
         "input_scale": float(asked.scale),
-        "within": float(subject.module.input_norm) if subject.module.input_trusted else None,
+        "within": finite(subject.module.input_norm) if subject.module.input_trusted else None,
         "lipschitz": _constants(found.constants, subject.module),
         "radii": [
             {
@@ -214,12 +216,14 @@ def _report(subject: _Subject, asked: _Radii, found: Any, config: dict[str, int]
 
 
 def _constants(found: Any, module: Any) -> dict[str, Any]:
+    from lipcompile.derivation import finite
+
     pairs = None
     if found.pairs is not None:
         apart = found.pairs[~found.pairs.new_ones(len(found.pairs)).diag().bool()]
         pairs = {"smallest": float(apart.min()), "largest": float(apart.max())}
     return {
-        "declared": module.lipschitz,
+        "declared": finite(module.lipschitz),
         "logits": found.logits,
         "features": found.features,
         "layer": module.last_dense,
@@ -261,11 +265,9 @@ def _table(asked: _Radii, found: Any) -> RenderableType:
 
 
 def _of_constants(found: Any, module: Any) -> str:
-    from lipcompile.reports.formulas import round_up
+    from lipcompile.reports.formulas import of_any_weights, round_up
 
-    said = (
-        f"Lipschitz constant of the logits {round_up(found.logits)}; of any weights {round_up(module.lipschitz)}"
-    )
+    said = f"Lipschitz constant of the logits {round_up(found.logits)}; {of_any_weights(module.lipschitz)}"
     pairs = _constants(found, module)["pairs"]
     if pairs is None:
         return said
@@ -275,7 +277,7 @@ def _of_constants(found: Any, module: Any) -> str:
 def _of_radii(module: Any, asked: _Radii) -> Iterator[str]:
     units = "as in the data file" if asked.scale == 1 else f"before it was multiplied by {float(asked.scale):g}"
     yield f"Radii are 2-norms of a change of the input, {units}; bytes count as numbers from 0 to 1."
-    if module.input_trusted:
+    if module.input_trusted and math.isfinite(module.input_norm):
         yield f"Only inputs of norm at most {module.input_norm:g} count: the module trusts that it gets no others."
 
 

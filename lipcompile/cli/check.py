@@ -82,7 +82,7 @@ def check(
     allow_vacuous: bool,
     verify_import: bool,
 ) -> int:
-    """Verify that MODEL can be trained without clipping, and derive its gradient bounds.
+    """Verify that MODEL can be trained privately, and derive its gradient bounds.
 
     MODEL is a .lip file (FILE.lip::name picks one of several models), an .onnx file, or package.module:factory, a
     torch module with --input-shape. The exit code is 0 if all requirements hold, 1 if the model is rejected, 2 if

@@ -30,10 +30,23 @@ def reading(path: Path, data_error: type[Exception]) -> Iterator[None]:
 
 def arrays_of(path: Path, graph: Graph, backend: Backend) -> Any:
     """Read data for a model with a loss; raises InputError (LIP402, LIP403)."""
-    assert graph.loss is not None
-    classes = graph.shape(graph.output)[0] if graph.loss.loss.target == "a class index" else None
     with reading(path, backend.data.DataError):
-        return backend.data.load_npz(path, graph.input.shape, classes, tokens_of(graph))
+        return backend.data.load_npz(path, graph.input.shape, _classes(graph), tokens_of(graph))
+
+
+def checked(data: Any, graph: Graph, backend: Backend) -> Any:
+    """Return `Arrays`, or four values in their order, as those of a file; raises the backend's DataError."""
+    import numpy as np
+
+    names = ("x_train", "y_train", "x_test", "y_test")
+    values = [getattr(data, name) for name in names] if isinstance(data, backend.data.Arrays) else data
+    arrays = {name: np.asarray(value) for name, value in zip(names, values, strict=True)}
+    return backend.data.from_arrays(arrays, graph.input.shape, _classes(graph), tokens_of(graph))
+
+
+def _classes(graph: Graph) -> int | None:
+    assert graph.loss is not None
+    return graph.shape(graph.output)[0] if graph.loss.loss.target == "a class index" else None
 
 
 def tokens_of(graph: Graph) -> int | None:

@@ -114,13 +114,13 @@ def _measured(agreement: Any) -> str:
 
 
 def _summary(found: Export, *, tied: bool) -> list[str]:
-    from lipcompile.reports.formulas import round_up
+    from lipcompile.reports.formulas import of_any_weights, round_up
 
     lines = ["weights certified to lie in their sets"] if found.certified else []
     if found.lipschitz is not None:
         lines.append(
             f"Lipschitz constant of the logits {round_up(found.lipschitz.of_weights)}; "
-            f"of any weights {round_up(found.lipschitz.declared)}"
+            f"{of_any_weights(found.lipschitz.declared)}"
         )
     if found.spent is not None:
         spent = found.spent

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
@@ -38,6 +39,11 @@ _MENDABLE = {
 }
 
 
+_START = re.compile(
+    r'sha256 [0-9a-f]{16}\.|"sha256": "[0-9a-f]{64}"|^_WEIGHTS = """.*?"""', re.DOTALL | re.MULTILINE
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """What to train, on what, how (the fields of the backend's `TrainConfig` but for `output`), and where to.
@@ -70,11 +76,11 @@ def execute(run: Run, backend: Backend) -> Any:
         "batch_size": run.settings["batch_size"] or default_batch(run.derivation, examples),
     }
     _check_settings(run, settings, examples)
-    _check_folder(run, text)
+    text = text_of_run(run.output, text, resume=run.resume)
     watch = Watch(run.settings["epochs"])
     with _mended(lambda: watch.began), _folder(run, text, lambda: watch.began):
         module = instantiate(run.output / MODULE, text)
-        _check_targets(module, arrays)
+        check_targets(module, arrays)
         config = backend.training.TrainConfig(output=run.output, **settings)
         with _plain_warnings(), watch:
             return backend.training.train(module, arrays, config, watch)
@@ -118,19 +124,29 @@ def _check_settings(run: Run, settings: Mapping[str, Any], examples: int) -> Non
         complain([Diagnostic("LIP404", message, f"use --delta {0.1 / examples:.1g}", Severity.WARNING)])
 
 
-def _check_folder(run: Run, text: str) -> None:
-    """Refuse to mix two runs in one folder, or to write over somebody's file; raises InputError (LIP405)."""
-    module = run.output / MODULE
-    if run.output.exists() and not run.output.is_dir():
-        raise input_error("LIP405", f"`{run.output}` is a file", "choose another --output")
-    if run.resume and not module.is_file():
-        raise input_error("LIP405", f"there is no run in `{run.output}` to resume", "leave out --resume")
-    if not run.resume and (run.output / LEDGER).exists():
+def text_of_run(output: Path, text: str, *, resume: bool) -> str:
+    """Return the module to train: of a run that goes on its own, whose first weights nobody may know any more.
+
+    Raises InputError (LIP405) rather than mix two runs in one folder, or write over somebody's file.
+    """
+    module = output / MODULE
+    if output.exists() and not output.is_dir():
+        raise input_error("LIP405", f"`{output}` is a file", "choose another --output")
+    if resume and not module.is_file():
+        raise input_error("LIP405", f"there is no run in `{output}` to resume", "leave out --resume")
+    if not resume and (output / LEDGER).exists():
         mend = "go on with --resume, or choose another --output"
-        raise input_error("LIP405", f"`{run.output}` holds an earlier run", mend)
-    if module.is_file() and module.read_text(encoding="utf-8", errors="replace") != text:
+        raise input_error("LIP405", f"`{output}` holds an earlier run", mend)
+    old = module.read_text(encoding="utf-8", errors="replace") if module.is_file() else text
+    if old != text and not (resume and _unstarted(old) == _unstarted(text)):
         mend = "use the model and options that it was made from, or choose another --output"
         raise input_error("LIP405", f"`{module}` is another module than this model's", mend)
+    return old
+
+
+def _unstarted(text: str) -> str:
+    """Return a module's text without the weights that it starts with, which a factory draws anew, and digests."""
+    return _START.sub("", text)
 
 
 @contextmanager
@@ -151,7 +167,7 @@ def _folder(run: Run, text: str, began: Any) -> Iterator[None]:
                     path.rmdir()
 
 
-def _check_targets(module: Any, arrays: Any) -> None:
+def check_targets(module: Any, arrays: Any) -> None:
     """Let the loss look at every target before anything is spent; raises InputError (LIP403)."""
     import torch
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING, Literal
@@ -118,8 +119,10 @@ def parse_length(text: str) -> Fraction | Literal["automatic"]:
     """Read the length of a clip: `automatic` or a number; raises InputError (LIP005)."""
     if text == "automatic":
         return "automatic"
-    length = parse_number(text, "--clip-length")
-    if not ClipGroup.has_length(length):
+    length = None
+    with suppress(InputError):
+        length = parse_number(text, "--clip-length")
+    if length is None or not ClipGroup.has_length(length):
         message = f"--clip-length {text}: gradients are clipped to a length from 1e-9 to 1e9"
         raise input_error("LIP005", message, "use a number such as 0.5, or automatic")
     return length

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from lipcompile.derivation import Source
-from lipcompile.diagnostics import Diagnostic, input_error
+from lipcompile.diagnostics import Diagnostic, Severity, input_error
 from lipcompile.frontends import onnx_model
 from lipcompile.frontends.options import Loaded, ModelOptions
 from lipcompile.frontends.original import OriginalError
@@ -22,10 +23,8 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
 
-# What mends a module rather than a file, by the code of the problem.
-_MENDS = {
-    "LIP101": "call .eval() on it, which folds it into the layer before; `lipcompile fix` replaces it",
-}
+# What mends a batch normalisation of a module rather than of a file: on the command line, and in Python.
+_BATCH_NORM = "call .eval() on it, which folds it into the layer before; {} replaces it"
 _NO_DIGEST = "0" * 64
 
 
@@ -35,7 +34,11 @@ def load(reference: str, options: ModelOptions) -> Loaded:
         message = f"`{reference}` is a torch module: the shape of its examples is not known"
         raise input_error("LIP023", message, "give it, without the batch: --input-shape 3,32,32")
     examples = [Example(name, shape) for name, shape in options.input_shape.items()]
-    return _loaded(find(reference), examples, reference.rpartition(":")[2].rpartition(".")[2], reference, options)
+    name = reference.rpartition(":")[2].rpartition(".")[2]
+    loaded = _loaded(find(reference), examples, name, reference, options)
+    shapes = (f"{one.name}{'=' * bool(one.name)}{','.join(map(str, one.shape))}" for one in examples)
+    model = shlex.join([reference, *(word for shape in shapes for word in ("--input-shape", shape))])
+    return _mended(loaded, "`lipcompile fix`", model)
 
 
 def from_example(module: Module, example: Any, options: ModelOptions) -> Loaded:
@@ -45,7 +48,8 @@ def from_example(module: Module, example: Any, options: ModelOptions) -> Loaded:
     if not isinstance(module, Module):
         raise input_error("LIP022", f"an object of type {type(module).__qualname__} is no torch.nn.Module")
     kind = type(module)
-    return _loaded(module, _examples(example), kind.__name__, f"{kind.__module__}.{kind.__qualname__}", options)
+    loaded = _loaded(module, _examples(example), kind.__name__, f"{kind.__module__}.{kind.__qualname__}", options)
+    return _mended(loaded, 'batch_norm="group_norm"', "")
 
 
 def _examples(example: Any) -> list[Example]:
@@ -80,9 +84,26 @@ def _loaded(module: Module, examples: Sequence[Example], name: str, path: str, o
     loaded = onnx_model.imported(model, source, replace(options, input_shape={}), _frozen(module, model))
     return replace(
         loaded,
-        diagnostics=tuple(map(_mended, loaded.diagnostics)),
+        diagnostics=(*loaded.diagnostics, *_parametrised(module)),
         original=partial(_original, module, taken, model),
     )
+
+
+def _parametrised(module: Module) -> Iterator[Diagnostic]:
+    """Yield a warning for each weight that is made of other parameters, as by weight or spectral normalisation."""
+    for name, part in module.named_modules():
+        made = {weight: chain[0] for weight, chain in getattr(part, "parametrizations", {}).items()}
+        hooks = part._forward_pre_hooks.values()
+        made |= {hook.name: hook for hook in hooks if type(hook).__name__ in ("WeightNorm", "SpectralNorm")}
+        for weight, how in made.items():
+            yield Diagnostic(
+                "LIP122",
+                f"`{name}{'.' * bool(name)}{weight}` is trained as it is, and not by its parametrisation "
+                f"{type(how).__name__.lstrip('_')}",
+                "remove the parametrisation, which keeps the weight, if that is meant",
+                Severity.WARNING,
+                node=name or None,
+            )
 
 
 def _original(module: Module, examples: Sequence[Example], model: ModelProto) -> ModuleRun:
@@ -102,5 +123,12 @@ def _frozen(module: Module, model: ModelProto) -> frozenset[str]:
     return frozenset({tensor.name for tensor in model.graph.initializer} | made) - trained
 
 
-def _mended(found: Diagnostic) -> Diagnostic:
-    return replace(found, help=_MENDS.get(found.code, found.help))
+def _mended(loaded: Loaded, mend: str, model: str) -> Loaded:
+    """Return what was loaded, with the mends of a module; model: how a command line names it."""
+    return replace(
+        loaded,
+        diagnostics=tuple(
+            replace(found, model=model, help=_BATCH_NORM.format(mend) if found.code == "LIP101" else found.help)
+            for found in loaded.diagnostics
+        ),
+    )

@@ -171,10 +171,15 @@ class Polynomials(Generic[N]):
         return Polynomial(self.base, {} if value == 0 else {0: self.base.of(value)})
 
     def symbol(self, name: str, value: Scalar | None, meaning: str) -> Polynomial[N]:
-        """X_0 is X; L, of which every cotangent is a multiple, is 1; other symbols are those of the base."""
+        """X_0 is X; L, which every cotangent is a multiple of, is 1; norms of free weights are symbols below."""
         if name == "X_0":
             return Polynomial(self.base, {1: self.base.of(1)})
-        return self.of(1) if name == "L" else Polynomial(self.base, {0: self.base.symbol(name, value, meaning)})
+        if name == "L":
+            return self.of(1)
+        # A layer of a copy may be called like one outside: u_dense_bias becomes u_repeat_dense_bias.
+        letter, _, rest = name.partition("_")
+        own = self.base.symbol(f"{letter}_{self.prefix}_{rest}", value, f"{meaning}, in a copy of {self.prefix}")
+        return Polynomial(self.base, {0: own})
 
     def unbounded(self) -> Polynomial[N]:
         """Return what nothing is known of."""

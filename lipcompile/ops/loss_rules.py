@@ -29,6 +29,11 @@ def _mend(logits: Shape) -> str:
         return "put flatten before the last dense layer, or take token_cross_entropy: a label for every token"
     if len(logits) == 1:
         return "one logit takes the loss bce"
+    if len(logits) == 3:
+        return (
+            "classes first, as of a convolution: end with .flatten(1) and a dense layer for one label an example, "
+            "or with .flatten(2).transpose(1, 2) and token_cross_entropy for a label a pixel"
+        )
     return "dense acts on the last axis: put flatten before the last one"
 
 

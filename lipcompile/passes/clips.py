@@ -14,6 +14,7 @@ from typing import Literal
 
 from lipcompile.diagnostics import Diagnostic, Severity
 from lipcompile.graph import LENGTH, REGULARISER, ClipGroup, Graph
+from lipcompile.names import Names
 from lipcompile.numbers.certified import Certified
 from lipcompile.ops.record import FREE
 from lipcompile.passes.bounds import derive
@@ -66,7 +67,11 @@ def _with_source(graph: Graph, source: Source, clipping: Clipping) -> tuple[Grap
         return clipped(graph, clipping)
     reason = _against_theorems(graph)
     if reason is None:
-        message = f"bounds by theorem: the whole is at most {LARGEST_THEOREM}·L·max(1, X_0)"
+        known = graph.loss is not None and not open_numbers(graph)
+        tight = f"bounds by theorem: the whole is at most {LARGEST_THEOREM}·L·max(1, X_0)"
+        message = (
+            tight if known else "bounds by theorem, until a loss and all counts are given: then they are compared"
+        )
         return graph, (_chosen(message, "--bounds clip clips instead"),)
     graph, notes = clipped(graph, clipping)
     return graph, (*notes, _chosen(f"bounds by clip: {reason}", "--bounds theorem proves them instead"))
@@ -81,7 +86,8 @@ def clipped(graph: Graph, clipping: Clipping) -> tuple[Graph, tuple[Diagnostic, 
         message = "a repetition whose count is open cannot be clipped"
         return graph, (Diagnostic("LIP316", message, "give the count: --set name=12"),)
     names = _unclipped(graph)
-    made = (clipping.of(name, own) for name, own in _groups(graph, names, clipping.groups))
+    fresh = Names({group.name for group in graph.clips}).fresh
+    made = (clipping.of(fresh(name), own) for name, own in _groups(graph, names, clipping.groups))
     parameters = {
         name: replace(p, constraint=FREE) if name in names else p for name, p in graph.parameters.items()
     }
@@ -112,10 +118,12 @@ def _against_theorems(graph: Graph) -> str | None:
     errors = [d for d in examine(graph) if d.severity == Severity.ERROR]
     if errors:
         return f"no theorem holds ({errors[0].message})"
-    if open_numbers(graph) or graph.loss is None:
+    if open_numbers(graph):
         return None
     if graph.input.norm is None and not graph.input.tokens:
         return "no input norm is declared, so no theorem gives a bound"
+    if graph.loss is None:
+        return None
     bounds = derive(graph, Certified())
     norm = graph.input.norm
     unit = bounds.loss_lipschitz.upper * max(1.0, float(norm) if isinstance(norm, Fraction) else 1.0)

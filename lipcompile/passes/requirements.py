@@ -17,8 +17,8 @@ from lipcompile.passes.steep import stretches
 _LOSS, _INPUT = "LIP21", "LIP20"
 # Ops without parameters that stand in the place of layers with frozen ones.
 _TRANSFORMS = ("scattering2d",)
-# Of the names of frozen layers that are shown.
-_MOST_FROZEN = 8
+# Of the names of layers that are shown.
+_MOST_SHOWN = 8
 # Losses that turn logits into probabilities themselves.
 _OF_LOGITS = ("cross_entropy", "token_cross_entropy", "bce")
 # A norm that stretches by more is warned of.
@@ -194,8 +194,13 @@ def _first(errors: Sequence[Diagnostic]) -> str:
 def _layer_errors(errors: Sequence[Diagnostic]) -> str:
     if not errors:
         return ""
-    places = ", ".join(dict.fromkeys(d.node or d.op or d.code for d in errors))
-    return f"{_counted(len(errors), 'problem')}: {places}"
+    return f"{_counted(len(errors), 'problem')}: {_some([d.node or d.op or d.code for d in errors])}"
+
+
+def _some(names: Sequence[str]) -> str:
+    """Return the first names, and the last."""
+    found = list(dict.fromkeys(names))
+    return ", ".join(found if len(found) <= _MOST_SHOWN else [*found[: _MOST_SHOWN - 2], "…", found[-1]])
 
 
 def _loss_detail(graph: Graph | None) -> str:
@@ -232,10 +237,7 @@ def _layer_detail(graph: Graph | None) -> str:
         return f"not needed: {layers}, none of which mixes examples; {parameters}, clipped"
     detail = f"{layers}, each Lipschitz; {parameters}, projected after each step"
     frozen = [node.name for node in frozen_nodes(graph)]
-    if not frozen:
-        return detail
-    shown = ", ".join(frozen if len(frozen) <= _MOST_FROZEN else [*frozen[: _MOST_FROZEN - 2], "…", frozen[-1]])
-    return f"{detail}; no sensitivity: {shown}"
+    return f"{detail}; no sensitivity: {_some(frozen)}" if frozen else detail
 
 
 def _counted(number: int, noun: str) -> str:

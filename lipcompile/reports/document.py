@@ -52,8 +52,9 @@ class LayerRow:
 class ParameterRow:
     """A parameter, the first layer that uses it, and its bound: None if it is not trained.
 
-    share: K² over the sum of all K², to the nearest double; None unless both are known. If the row stands for
-    `copies` copies, the bound holds of each of them, and the share is that of all.
+    share: K² over the sum of all K², to the nearest double; None unless both are known, and for what a clip bounds
+    together with others. If the row stands for `copies` copies, the bound holds of each of them, and the share is
+    that of all. clip: the name of the group that it is clipped with, empty if it is not.
     """
 
     parameter: Parameter
@@ -61,6 +62,7 @@ class ParameterRow:
     bound: Bound | None
     share: float | None
     copies: int = 1
+    clip: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,29 +216,37 @@ def _parameters(analysis: Analysis, first: Mapping[str, str], limit: int) -> Row
     return Rows(shown, len(analysis.graph.parameters) - sum(row.copies for row in shown))
 
 
-def _alike(graph: Graph, first: Mapping[str, str]) -> dict[tuple[str, str, str, bool], list[str]]:
-    """Return parameters by the layer of the first copy, their role, constraint and whether they are trained."""
-    groups: dict[tuple[str, str, str, bool], list[str]] = {}
+def _alike(graph: Graph, first: Mapping[str, str]) -> dict[tuple[str, str, str, bool, str], list[str]]:
+    """Return parameters by the layer of the first copy, role, constraint, whether they are trained, and clip."""
+    groups: dict[tuple[str, str, str, bool, str], list[str]] = {}
     seen: set[str] = set()
     for node in graph.nodes:
         for role, name in node.parameters.items():
             if name not in seen:  # a shared one belongs to the first layer that uses it
                 seen.add(name)
                 parameter = graph.parameters[name]
-                key = (first.get(node.name, node.name), role, str(parameter.constraint), parameter.trainable)
+                layer, constraint = first.get(node.name, node.name), str(parameter.constraint)
+                key = (layer, role, constraint, parameter.trainable, _clip(graph, name))
                 groups.setdefault(key, []).append(name)
     return groups
+
+
+def _clip(graph: Graph, name: str) -> str:
+    group = graph.clip_of(name)
+    return "" if group is None else group.name
 
 
 def _parameter(analysis: Analysis, copies: Sequence[str], layer: str, share: Mapping[str, float]) -> ParameterRow:
     bounds = [analysis.parameters[name] for name in copies if name in analysis.parameters]
     parts = [share[name] for name in copies if name in share]
+    clip = _clip(analysis.graph, copies[0])
     return ParameterRow(
         analysis.graph.parameters[copies[0]],
         layer,
         bound=together(bounds) if bounds else None,
-        share=math.fsum(parts) if parts else None,
+        share=math.fsum(parts) if parts and not clip else None,
         copies=len(copies),
+        clip=clip,
     )
 
 

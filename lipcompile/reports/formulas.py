@@ -226,6 +226,11 @@ def round_up(value: float, digits: int = 7) -> str:
     return f"{_EXACT.scaleb(rounded, exact.adjusted()):.{digits}e}"
 
 
+def of_any_weights(lipschitz: float) -> str:
+    """Say what constant a network has whatever its weights are; infinite where clips leave them free."""
+    return f"of any weights {round_up(lipschitz)}" if isfinite(lipschitz) else "of any weights none: they are free"
+
+
 def up(number: float | None, digits: int = 7) -> str:
     """Return a number rounded up, or a dash where it is unknown."""
     return UNKNOWN if number is None else round_up(number, digits)

@@ -66,7 +66,12 @@ def line_at(location: Location, lines: Lines) -> str | None:
 def command(found: Diagnostic, file: str = "MODEL") -> str:
     """Return the command that mends a finding, in `file` unless it says where it is; empty if there is none."""
     place = file if found.location is None else found.location.file
-    return codes()[found.code].command.replace("MODEL", place if place == "MODEL" else shlex.quote(place))
+    if place.endswith(".py") and not found.model:  # the code of a module in memory: no command takes it
+        return ""
+    text = codes()[found.code].command
+    if found.model:
+        return text.replace("MODEL", found.model).replace("FILE", "fixed.onnx")
+    return text.replace("MODEL", place if place == "MODEL" else shlex.quote(place))
 
 
 def alike(diagnostics: Sequence[Diagnostic]) -> list[list[Diagnostic]]:

@@ -166,7 +166,7 @@ def _growth(depth: Depth) -> Iterator[str]:
 def _depth(analysis: Analysis, *, verbose: bool) -> Iterator[RenderableType]:
     """Yield what repeats, and the bound over the numbers of copies."""
     depth = analysis.depth
-    if not depth.blocks and not depth.unsolved:
+    if not proves(analysis.graph) or not (depth.blocks or depth.unsolved):
         return
     rows = table("repeats", "copies", "regime", "Lipschitz", "layers of one copy")
     for block in depth.blocks:

@@ -16,6 +16,11 @@ _VERDICTS: Mapping[bool, str] = {
     "would mend it.",
 }
 
+_CLIPPED = (
+    "This network can be trained privately: the gradient of each example is bounded, by theorem or by a clip in "
+    "the backward pass. The table says which."
+)
+
 # A bound that holds, and is rejected because it is of no use.
 _HOPELESS = ("LIP310", "LIP311")
 _OF_NO_USE = (
@@ -26,7 +31,10 @@ _OF_NO_USE = (
 
 def verdict(derivation: Derivation) -> str:
     """Return what the verdict on a model means."""
-    return _OF_NO_USE if _is_hopeless(derivation) else _VERDICTS[derivation.ok]
+    if _is_hopeless(derivation):
+        return _OF_NO_USE
+    clipped = derivation.ok and derivation.analysis is not None and derivation.analysis.graph.clips
+    return _CLIPPED if clipped else _VERDICTS[derivation.ok]
 
 
 def badge(derivation: Derivation) -> str:

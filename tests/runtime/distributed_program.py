@@ -19,16 +19,22 @@ from unittest.mock import patch
 import torch
 from lipcompile_torch import ClipGroup, PrivacyEngine
 from lipcompile_torch.factorisation import planned_strategy
+from lipcompile_torch.runtime import layers
 from lipcompile_torch.runtime.checkpoint import read_checkpoint, restore, save_checkpoint
 from lipcompile_torch.runtime.distributed import Processes
 from lipcompile_torch.runtime.loss_clipping import AdaptiveClip
+from lipcompile_torch.runtime.module import LipschitzModule
 from lipcompile_torch.runtime.reduction import Reduction
 from lipcompile_torch.runtime.sampler import PrivateLoader
+from lipcompile_torch.runtime.sharding import add_sum_, is_shard
 from torch import Tensor
 from torch import distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD, Adam
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 HERE = run_path(str(Path(__file__).with_name("distributed_training.py")))
 Net, Wide, Training, Recording, make_loader, weights, whole, SIZE, BATCH = (
@@ -90,8 +96,61 @@ class Clipped(Net):  # type: ignore[misc, valid-type]
     bounds: ClassVar = {"inner.weight": 0.4, "inner.bias": 0.4, "outer.weight": 0.1}
 
 
-def clipped_in_the_backward_pass(kind: str) -> Any:
-    return summed(kind, net=Clipped)
+class Flat(Net):  # type: ignore[misc, valid-type]
+    """One clip for all parameters, of which one is used twice."""
+
+    names: ClassVar = ("inner.weight", "inner.bias", "middle.weight", "outer.weight")
+    clips: ClassVar = [ClipGroup("all", names, 0.8)]
+    bounds: ClassVar = dict.fromkeys(names, 0.8)
+
+    def __init__(self) -> None:
+        LipschitzModule.__init__(self)
+        self.inner = layers.Dense(4, self.hidden, bias=0.1)
+        self.middle = layers.Dense(self.hidden, self.hidden)
+        self.outer = layers.Dense(self.hidden, 3)
+        self.project_()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.middle(torch.relu(self.middle(torch.relu(self.inner(self.clip_input(x))))))
+        output: Tensor = self.release(self.outer(x))
+        return output
+
+
+class Mixed(Net):  # type: ignore[misc, valid-type]
+    """A clip of one layer, a theorem for the other."""
+
+    clips: ClassVar = Clipped.clips[:1]
+    bounds: ClassVar = {**Net.bounds, **dict.fromkeys(Clipped.clips[0].parameters, 0.4)}
+
+
+CLIPPED = {"clipped": Clipped, "flat": Flat, "mixed": Mixed}
+
+
+def recomputed(kind: str, net: Any) -> Any:
+    """Activations are computed again in the backward pass."""
+    training = Training(kind, net=net, noise_multiplier=1e-9, seed=7, slack=0.0)
+    training.outer = partial(checkpoint, training.outer, use_reentrant=False)
+    with set_checkpoint_early_stop(False):  # else a forward pass that is run again does not end
+        training.train()
+    return training.result()
+
+
+def compiled(net: Any) -> Any:
+    training = Training("fsdp", net=net, noise_multiplier=1e-9, seed=7, slack=0.0)
+    training.inner.compile(backend="aot_eager")
+    training.train()
+    return training.result()
+
+
+def sums_of_half_precision() -> tuple[Tensor, float]:
+    """Return a sum over all ranks in bfloat16, and what is added in exact arithmetic."""
+    from torch.distributed.fsdp import fully_shard
+
+    layer = torch.nn.Linear(3, 3, bias=False, dtype=torch.bfloat16)
+    fully_shard(layer)
+    parts = [256.75, *[0.75] * (dist.get_world_size() - 1)]  # in bfloat16, 256 + 0.75 is 256
+    add_sum_(layer.weight, torch.full((3, 3), parts[dist.get_rank()], dtype=torch.float64))  # type: ignore[arg-type]
+    return whole(layer.weight.grad), sum(parts)
 
 
 def clipped_at_quantiles(kind: str) -> Any:
@@ -122,10 +181,10 @@ def clipped_one_by_one() -> dict[str, Any]:
     return {"weights": weights(module), "seen": plain.seen}
 
 
-def learned(kind: str, folder: Path) -> dict[str, Any]:
+def learned(kind: str, folder: Path, net: Any = Net) -> dict[str, Any]:
     """Real noise, a ledger, and a checkpoint that another process group goes on from."""
-    path, saved = folder / f"{kind}.jsonl", folder / f"{kind}.pt"
-    first = Training(kind, build=lambda ps: Adam(ps, lr=0.1), ledger=path, loss_clip=AdaptiveClip(0.5))
+    path, saved = folder / f"{kind} {net.__name__}.jsonl", folder / f"{kind} {net.__name__}.pt"
+    first = Training(kind, net, build=lambda ps: Adam(ps, lr=0.1), ledger=path, loss_clip=AdaptiveClip(0.5))
     first.train()
     assert first.engine.ledger is not None
     save_checkpoint(saved, first.inner, first.optimizer, first.engine.ledger)
@@ -133,7 +192,7 @@ def learned(kind: str, folder: Path) -> dict[str, Any]:
     clip = first.optimizer.state_dict()["loss_clip"]
     before = {**first.result(), "norms": first.inner.certified_norms(), "moments": moments, "clip": clip}
     first.engine.close()
-    again = Training(kind, build=lambda ps: Adam(ps, lr=0.1), ledger=path, loss_clip=AdaptiveClip(0.5))
+    again = Training(kind, net, build=lambda ps: Adam(ps, lr=0.1), ledger=path, loss_clip=AdaptiveClip(0.5))
     assert again.engine.ledger is not None
     restore(read_checkpoint(saved), again.inner, again.optimizer, again.engine.ledger)
     before["restored"] = weights(again.inner)
@@ -178,10 +237,57 @@ def one_rank_scales_its_loss() -> dict[str, Any]:
     return {**found, "steps": training.engine.ledger.record.total_steps}
 
 
+def all_of(weight: Tensor) -> Tensor:
+    """Return a weight as a penalty reads it; gradients flow back into the shard."""
+    return weight.full_tensor() if is_shard(weight) else weight
+
+
 def a_penalty_on_all_ranks(kind: str) -> str:
     training = after_backward(kind=kind)
-    (1e-3 * training.inner.outer.weight.square().sum()).backward()
+    torch.autograd.backward(1e-3 * all_of(training.inner.outer.weight).square().sum())
     return message(training.optimizer.step)
+
+
+def a_penalty_within_the_loss(kind: str, net: Any) -> str:
+    training = Training(kind, net, seed=7)
+    x, y = next(iter(training.loader))
+    loss = training.inner.criterion(training.outer(x), y)
+    (loss + 1e-3 * all_of(training.inner.outer.weight).square().sum()).backward()
+    return message(training.optimizer.step)
+
+
+def a_penalty_on_gathered_parameters() -> str:
+    training = Training("fsdp", Clipped, seed=7)
+    x, y = next(iter(training.loader))
+    loss = training.inner.criterion(training.outer(x), y)
+    training.inner.unshard()
+    (loss + 1e-3 * training.inner.outer.weight.square().sum()).backward()
+    return message(training.optimizer.step)
+
+
+def hooks_on_shards(net: Any) -> str:
+    training = Training("fsdp", net, seed=7)
+    training.inner.outer.weight.register_post_accumulate_grad_hook(lambda p: p.grad.mul_(2))
+    x, y = next(iter(training.loader))
+    training.backward(x, y)
+    return message(training.optimizer.step)
+
+
+def many_pieces(net: Any) -> str:
+    training = Training("fsdp", net, seed=7)
+    x, y = next(iter(training.loader))
+    for _ in range(16):
+        training.backward(x[:0], y[:0])
+    training.backward(x, y)
+    return message(training.optimizer.step)
+
+
+def shards_of_others() -> str:
+    module = Clipped()
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    shard = distribute_tensor(module.inner.weight.detach(), mesh, [Shard(0)])
+    module.inner.weight = torch.nn.Parameter(shard)
+    return message(module.guard_layers)
 
 
 def a_gradient_written_on_all_ranks() -> list[str]:
@@ -242,7 +348,12 @@ def refused_wrappers() -> dict[str, str]:
 
         private(fully_shard(Net(), mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16)))
 
-    return {"hooked": message(hooked), "half": message(half)}
+    def narrow() -> None:
+        from torch.distributed.fsdp import fully_shard
+
+        private(fully_shard(Net().bfloat16()))
+
+    return {"hooked": message(hooked), "half": message(half), "narrow": message(narrow)}
 
 
 def shards_that_are_not_summed() -> dict[str, str]:
@@ -351,11 +462,15 @@ def scenarios(folder: Path) -> dict[str, Callable[[], Any]]:
     return {
         **{f"summed {kind}": partial(summed, kind) for kind in KINDS},
         **{f"noisy {kind}": partial(noisy, kind) for kind in KINDS},
-        **{f"learned {kind}": partial(learned, kind, folder) for kind in ("ours", "fsdp")},
+        **{f"learned {kind} Net": partial(learned, kind, folder) for kind in ("ours", "fsdp")},
+        "learned fsdp Clipped": partial(learned, "fsdp", folder, Clipped),
         **{f"correlated {kind}": partial(correlated, kind) for kind in ("ours", "fsdp")},
         **{f"fault mean {kind}": partial(a_mean_for_a_sum, kind) for kind in ("ours", "fsdp")},
-        **{f"clipped {kind}": partial(clipped_in_the_backward_pass, kind) for kind in KINDS},
-        **{f"quantiles {kind}": partial(clipped_at_quantiles, kind) for kind in ("ours", "ddp")},
+        **{f"{name} {kind}": partial(summed, kind, net) for name, net in CLIPPED.items() for kind in KINDS},
+        **{f"quantiles {kind}": partial(clipped_at_quantiles, kind) for kind in KINDS},
+        **{f"recomputed {net.__name__}": partial(recomputed, "fsdp", net) for net in (Net, Clipped, Flat)},
+        "compiled": partial(compiled, Flat),
+        "half": sums_of_half_precision,
         "evaluated": evaluated_between,
         "following": partial(following, "fsdp"),
         "unseeded": partial(noisy, "fsdp", seed=None),
@@ -363,6 +478,15 @@ def scenarios(folder: Path) -> dict[str, Callable[[], Any]]:
         "one by one": clipped_one_by_one,
         "scaled": one_rank_scales_its_loss,
         **{f"penalty {kind}": partial(a_penalty_on_all_ranks, kind) for kind in ("ours", "ddp", "fsdp")},
+        **{
+            f"penalty within {kind} {net.__name__}": partial(a_penalty_within_the_loss, kind, net)
+            for kind in ("ours", "fsdp")
+            for net in (Net, Clipped)
+        },
+        "penalty gathered": a_penalty_on_gathered_parameters,
+        **{f"hooks {net.__name__}": partial(hooks_on_shards, net) for net in (Net, Clipped)},
+        **{f"pieces {net.__name__}": partial(many_pieces, net) for net in (Net, Clipped)},
+        "shards of others": shards_of_others,
         "written": a_gradient_written_on_all_ranks,
         **{f"doubled {kind}": partial(a_second_sum_over_ranks, kind) for kind in ("ours", "ddp")},
         **{f"clipped sum {kind}": partial(one_rank_clips_the_sum, kind) for kind in ("ours", "ddp")},

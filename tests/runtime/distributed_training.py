@@ -54,7 +54,8 @@ class Training:
         if kind == "fsdp" and not alone:
             from torch.distributed.fsdp import fully_shard  # slow to import
 
-            fully_shard(self.inner.inner)
+            for layer in list(self.inner.children())[:-1]:
+                fully_shard(layer)
             fully_shard(self.inner)
         elif kind == "ddp" and not alone:
             self.outer = DistributedDataParallel(self.inner)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -12,6 +14,8 @@ import torch
 from lipcompile_torch import ClipGroup, PrivacyEngine
 from lipcompile_torch.runtime.checks import PrivacyError
 from lipcompile_torch.runtime.noise import allocate
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.runtime.clip_nets import NETWORKS, B, batch, clipped, expected, model, whole
@@ -158,6 +162,83 @@ def test_two_forward_passes_may_flow_back_at_once(tmp_path: Path) -> None:
     assert all(torch.allclose(p.grad, at_once[n], rtol=1e-4, atol=1e-6) for n, p in module.named_parameters())
 
 
+class AtTanh(TorchFunctionMode):
+    """Does something else before the first tanh of a forward pass."""
+
+    def __init__(self, action: Callable[[], object]) -> None:
+        super().__init__()
+        self._action: Callable[[], object] | None = action
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        action = self._action if func is torch.tanh else None
+        if action is not None:
+            self._action = None
+            action()
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_forward_pass_without_gradients_may_run_within_another_one(tmp_path: Path) -> None:
+    """As in a thread that evaluates meanwhile: both layers of an example stay in one norm, √2·C otherwise."""
+    module = model(NETWORKS["vectors"], tmp_path)
+    x, y = batch(module)
+    at_once = clipped(module, x, y)
+    module.zero_grad()
+    with AtTanh(torch.no_grad()(lambda: module(x))):
+        output = module(x)
+    module.criterion(output, y).backward()
+    assert all(torch.equal(p.grad, at_once[n]) for n, p in module.named_parameters())
+
+
+def test_forward_passes_that_build_gradients_do_not_overlap(tmp_path: Path) -> None:
+    """Uses of one would pass for the other's, by derivation an example could add 3·C."""
+    module = model(NETWORKS["vectors"], tmp_path)
+    x, y = batch(module)
+    clipped(module, x, y)
+    with pytest.raises(RuntimeError, match="another forward pass"), AtTanh(lambda: module(x)):
+        module(x)
+    entrances = module.gate.entrances  # and where both threads began before either of them saw the other
+    with pytest.raises(RuntimeError, match="another forward pass"), entrances.entered([]), entrances.entered([]):
+        pass
+    module(x)
+
+
+class BeforeTanhBackward(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Waits before the backward pass of tanh."""
+
+    def __init__(self, reached: Event, go_on: Event) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._reached, self._go_on = reached, go_on
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.tanh_backward.default:
+            self._reached.set()
+            assert self._go_on.wait(60)
+        return func(*args, **(kwargs or {}))
+
+
+def test_backward_passes_in_threads_are_kept_apart(tmp_path: Path) -> None:
+    """One waits between its layers while another one runs: an example of the first is still clipped once."""
+    module = model(NETWORKS["vectors"], tmp_path)
+    x, y = batch(module)
+    at_once = clipped(module, x, y)
+    module.zero_grad()
+    first, second = (module.criterion(module(x[part]), y[part]) for part in (slice(0, 3), slice(3, B)))
+    reached, go_on = Event(), Event()
+
+    def backward() -> None:
+        with BeforeTanhBackward(reached, go_on):
+            first.backward()
+
+    thread = Thread(target=backward)
+    thread.start()
+    assert reached.wait(60)
+    second.backward()
+    go_on.set()
+    thread.join()
+    assert not module.gate.entrances.foreign
+    assert all(torch.allclose(p.grad, at_once[n], rtol=1e-4, atol=1e-6) for n, p in module.named_parameters())
+
+
 def engine(module: Any, **options: Any) -> Any:
     x, y = batch(module, 40)
     loader = DataLoader(TensorDataset(x, y), batch_size=10)
@@ -206,19 +287,41 @@ def test_clips_cannot_be_changed_once_a_module_is_private(tmp_path: Path) -> Non
         optimizer.step()
 
 
-def test_a_compiled_module_is_refused(tmp_path: Path) -> None:
-    module, _, loader = engine(model(NETWORKS["vectors"], tmp_path))
-    module.compile(backend="eager")
-    x, _ = next(iter(loader))
-    with pytest.raises(RuntimeError, match=r"module\.compile\(\) replaces the backward pass"):
-        module(x)
-
-
 def test_a_wider_clip_than_the_certified_one_is_refused(tmp_path: Path) -> None:
     module = model(NETWORKS["vectors"], tmp_path)
     type(module).clips = [ClipGroup("all", module.clips[0].parameters, 1.01, 0.01)]
     with pytest.raises(PrivacyError, match=r"clipped to 1\.01"):
         engine(module)
+
+
+NAMES = ("dense.weight", "dense.bias", "dense_2.weight")
+
+
+@pytest.mark.parametrize(
+    ("groups", "said"),
+    [
+        ([ClipGroup("all", NAMES, 1.01)], r"clipped to 1\.01"),
+        ([ClipGroup("all", NAMES, 1.0), ClipGroup("more", NAMES[:1], 1.0)], r"dense\.weight: a clip is of"),
+        ([ClipGroup("all", (*NAMES, "head.weight"), 1.0)], r"head\.weight: a clip is of"),
+    ],
+)
+def test_groups_that_the_bounds_do_not_cover_are_refused(groups: Any, said: str, tmp_path: Path) -> None:
+    """Of a module without a certificate: noise would be of length 1 where examples move the sum by more."""
+    module = model(NETWORKS["vectors"], tmp_path)
+    type(module).clips, type(module).certificate = groups, {}
+    assert dict(module.bounds) == dict.fromkeys(NAMES, 1.0)
+    with pytest.warns(UserWarning, match="certificate"), pytest.raises(PrivacyError, match=said):
+        engine(module)
+
+
+def test_a_clip_of_cotangents_bounds_what_stands_before_a_clipped_layer(tmp_path: Path) -> None:
+    """Its bound without clips inside is infinite, and leaves no share of it to a clip of the loss."""
+    body = "input x: tensor[5], norm <= 1; dense(4); clip_gradient(0.1); dense(4, clip=1); dense(3, clip=1)"
+    module, optimizer, loader = engine(model(body, tmp_path, "theorem"), loss_clip=0.01)
+    assert module.gradient_bounds()["dense.weight"] == pytest.approx(0.1)
+    x, y = next(iter(loader))
+    module.criterion(module(x), y).backward()
+    optimizer.step()
 
 
 @pytest.mark.parametrize(("length", "regulariser"), [(0.0, None), (-1.0, None), (math.inf, None), (1.0, 0.0)])

@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from runpy import run_path
 from typing import Any
@@ -26,7 +27,7 @@ from lipcompile_torch.runtime.reduction import owners
 from lipcompile_torch.runtime.sampler import PrivateLoader
 from torch.optim import Adam
 
-from tests.runtime.clip_nets import expected
+from tests.runtime.clip_nets import expected, per_example
 
 PROGRAM = Path(__file__).with_name("distributed_program.py")
 HERE = run_path(str(PROGRAM))
@@ -118,10 +119,10 @@ def test_gradients_clipped_one_by_one_are_summed_alike(run: Run) -> None:
         assert_same_training(found, expected)
 
 
-@pytest.fixture(scope="module")
-def clipped_alone() -> tuple[Any, list[dict[str, torch.Tensor]]]:
+@cache
+def clipped_alone(net: Any) -> tuple[Any, list[dict[str, torch.Tensor]]]:
     """Training with bounds by clip in this process, and the sums of gradients clipped by hand at each step."""
-    training, sums = HERE["Training"](net=HERE["Clipped"], noise_multiplier=1e-9, seed=7, slack=0.0), []
+    training, sums = HERE["Training"](net=net, noise_multiplier=1e-9, seed=7, slack=0.0), []
     for x, y in training.loader:
         zero = {name: torch.zeros_like(p) for name, p in training.inner.named_parameters()}
         sums.append(expected(training.inner, x, y) if len(x) else zero)
@@ -130,20 +131,20 @@ def clipped_alone() -> tuple[Any, list[dict[str, torch.Tensor]]]:
     return training.result(), sums
 
 
-@pytest.mark.parametrize("kind", ["ours", "ddp"])
-def test_clips_in_the_backward_pass_are_those_of_examples_whoever_has_them(
-    run: Run, clipped_alone: Any, kind: str
-) -> None:
-    alone, sums = clipped_alone
-    assert max(float(one["outer.weight"].norm()) for one in sums) > 0.05
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("net", ["clipped", "flat", "mixed"])
+def test_clips_in_the_backward_pass_are_those_of_examples_whoever_has_them(run: Run, net: str, kind: str) -> None:
+    alone, sums = clipped_alone(HERE["CLIPPED"][net])
+    assert max(float(one["inner.weight"].norm()) for one in sums) > 0.05
     for step, by_hand in zip(alone["seen"], sums, strict=True):
-        for gradient, wanted in zip(step, by_hand.values(), strict=True):
-            torch.testing.assert_close(gradient.double(), wanted.double(), atol=1e-6, rtol=1e-5)
-    for found in run[f"clipped {kind}"]:
+        for name, gradient in zip(alone["weights"], step, strict=True):
+            if name in by_hand:  # the rest has a theorem
+                torch.testing.assert_close(gradient.double(), by_hand[name].double(), atol=1e-6, rtol=1e-5)
+    for found in run[f"{net} {kind}"]:
         assert_same_training(found, alone)
 
 
-@pytest.mark.parametrize("kind", ["ours", "ddp"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_thresholds_of_clip_groups_are_those_of_one_process(run: Run, kind: str) -> None:
     """Hardly any noise: counts of all ranks together move the threshold as those of one process do."""
     alone = HERE["clipped_at_quantiles"]("ours")
@@ -154,9 +155,36 @@ def test_thresholds_of_clip_groups_are_those_of_one_process(run: Run, kind: str)
         assert len(set(found["lengths"])) > STEPS / 2
 
 
-def test_clips_of_shards_are_refused_on_every_rank(run: Run) -> None:
-    for error in run.errors("clipped fsdp"):
-        assert "replicate the module" in str(error)
+def test_one_clip_for_all_leaves_some_gradients_as_they_are_and_shortens_others() -> None:
+    torch.manual_seed(0)
+    gradients = per_example(HERE["Flat"](), *HERE["make_loader"](SIZE, BATCH).dataset[:])
+    norms = torch.cat([g.flatten(1) for g in gradients.values()], dim=1).norm(dim=1)
+    assert float(norms.min()) < 0.8 < float(norms.max())
+
+
+@pytest.mark.parametrize("net", ["Net", "Clipped", "Flat"])
+def test_shards_may_be_gathered_for_activations_that_are_computed_again(run: Run, net: str) -> None:
+    alone = HERE["summed"]("ours", HERE[net])
+    for found in run[f"recomputed {net}"]:
+        assert_same_training(found, alone)
+
+
+def test_shards_may_be_compiled(run: Run) -> None:
+    alone = HERE["summed"]("ours", HERE["Flat"])
+    for found in run["compiled"]:
+        assert_same_training(found, alone)
+
+
+def test_sums_of_clipped_shards_are_rounded_to_half_precision_once(run: Run) -> None:
+    for found, exact in run["half"]:
+        assert found.dtype == torch.bfloat16
+        assert found.tolist() == torch.full((3, 3), exact).bfloat16().tolist()
+
+
+def test_clips_of_shards_of_others_are_refused(run: Run) -> None:
+    for error in run["shards of others"]:
+        assert error.startswith("ValueError: parameters of the clip group 'inner' are sharded")
+        assert "fully_shard(module)" in error
 
 
 def test_shares_are_a_partition_in_equally_many_pieces() -> None:
@@ -254,7 +282,7 @@ def test_noise_correlated_over_steps_is_kept_with_its_owner(run: Run, kind: str)
         assert not has_noise_of_the_analysis(found)  # it is another covariance than that of independent noise
 
 
-@pytest.mark.parametrize("scenario", ["noisy ours", "noisy ddp", "noisy fsdp", "secure", "learned ours"])
+@pytest.mark.parametrize("scenario", ["noisy ours", "noisy ddp", "noisy fsdp", "secure", "learned ours Net"])
 def test_all_ranks_hold_the_same_bits(run: Run, scenario: str) -> None:
     first, *others = run[scenario]
     for other in others:
@@ -267,7 +295,10 @@ def test_all_ranks_hold_the_same_bits(run: Run, scenario: str) -> None:
 # --- training ---
 
 
-@pytest.mark.parametrize("kind", ["ours", "fsdp"])
+LEARNED = ["ours Net", "fsdp Net", "fsdp Clipped"]
+
+
+@pytest.mark.parametrize("kind", LEARNED)
 def test_weights_stay_in_their_sets(run: Run, kind: str) -> None:
     for found in run[f"learned {kind}"]:
         for state in (found["weights"], found["after"]):
@@ -283,7 +314,7 @@ def test_shards_train_also_where_outputs_are_looked_at_in_between(run: Run) -> N
     assert all(len(found["seen"]) == STEPS for found in run["evaluated"])
 
 
-@pytest.mark.parametrize("kind", ["ours", "fsdp"])
+@pytest.mark.parametrize("kind", LEARNED)
 def test_a_clip_that_adapts_is_the_same_everywhere(run: Run, kind: str) -> None:
     clips = [found["clip"] for found in run[f"learned {kind}"]]
     assert all(clip == clips[0] for clip in clips)
@@ -291,11 +322,12 @@ def test_a_clip_that_adapts_is_the_same_everywhere(run: Run, kind: str) -> None:
     assert clips[0]["value"] != 0.5
 
 
-@pytest.mark.parametrize("kind", ["ours", "fsdp"])
+@pytest.mark.parametrize("kind", LEARNED)
 def test_a_checkpoint_is_whole_and_another_number_of_processes_goes_on_from_it(run: Run, kind: str) -> None:
     found = run[f"learned {kind}"]
     saved = read_checkpoint(run.folder / f"{kind}.pt")
-    single = Training(build=lambda ps: Adam(ps, lr=0.1), loss_clip=HERE["AdaptiveClip"](0.5))
+    net = HERE[kind.split()[1]]
+    single = Training(net=net, build=lambda ps: Adam(ps, lr=0.1), loss_clip=HERE["AdaptiveClip"](0.5))
     ledger = Ledger(run.folder / f"{kind}.jsonl", single.engine.relation, SIZE)
     restore(saved, single.inner, single.optimizer, ledger)
     ledger.close()
@@ -313,7 +345,7 @@ def test_a_checkpoint_is_whole_and_another_number_of_processes_goes_on_from_it(r
 # --- the ledger ---
 
 
-@pytest.mark.parametrize("kind", ["ours", "fsdp"])
+@pytest.mark.parametrize("kind", LEARNED)
 def test_every_step_is_counted_once(run: Run, kind: str) -> None:
     record = read_ledger(run.folder / f"{kind}.jsonl")
     assert record.charges == {Mechanism(BATCH / SIZE, 1.0): 2 * STEPS}
@@ -354,6 +386,28 @@ def test_a_term_on_parameters_is_refused(run: Run, kind: str) -> None:
         assert error.startswith("PrivacyError: a part of the gradient of outer.weight did not come from")
 
 
+WITHIN = [f"within {kind} {net}" for kind in ("ours", "fsdp") for net in ("Net", "Clipped")]
+
+
+@pytest.mark.parametrize("scenario", [*WITHIN, "gathered"])
+def test_a_term_on_parameters_within_the_loss_is_refused(run: Run, scenario: str) -> None:
+    """After its forward pass alone, FSDP leaves the parameters of the whole module whole."""
+    for error in run[f"penalty {scenario}"]:
+        assert error.startswith("PrivacyError: a part of the gradient of outer.weight did not come from")
+
+
+@pytest.mark.parametrize("net", ["Net", "Clipped"])
+def test_hooks_on_shards_are_refused(run: Run, net: str) -> None:
+    for error in run[f"hooks {net}"]:
+        assert error.startswith("PrivacyError: outer.weight has hooks, which may change gradients")
+
+
+@pytest.mark.parametrize("net", ["Net", "Clipped"])
+def test_additions_to_shards_are_counted(run: Run, net: str) -> None:
+    for error in run[f"pieces {net}"]:
+        assert error.startswith("PrivacyError: 17 backward passes added to the gradient of this batch")
+
+
 @pytest.mark.parametrize("kind", ["ours", "ddp"])
 def test_gradients_that_were_summed_by_hand_are_refused(run: Run, kind: str) -> None:
     """Torch does not count that as a change."""
@@ -387,6 +441,7 @@ def test_wrappers_that_change_gradients_are_refused(run: Run) -> None:
     for found in run["wrappers"]:
         assert "communication hook" in found["hooked"]
         assert "mixed precision" in found["half"]
+        assert "is sharded in half precision" in found["narrow"]
     for found in run["unsummed"]:
         assert "set_requires_gradient_sync(True)" in found["set_requires_gradient_sync"]
         assert "set_gradient_divide_factor" in found["set_gradient_divide_factor"]

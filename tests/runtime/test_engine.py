@@ -339,6 +339,9 @@ def test_impossible_and_unsupported_budgets_are_refused_early(tmp_path: Path) ->
         private(noise_multiplier=0.0)
     with pytest.raises(ValueError, match="unknown noise allocation"):
         private(noise="most", engine=PrivacyEngine(ledger=tmp_path / "l"))
+    for name in ("max_grad_norm", "secure_mode", "nosie"):
+        with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'"):
+            private(**{name: 1.0}, engine=PrivacyEngine(ledger=tmp_path / "l"))
     assert not (tmp_path / "l").exists()
 
 

@@ -119,6 +119,25 @@ def test_norms_and_sums_are_those_of_the_gradients_of_torch(case: str) -> None:
 
 
 @each_case
+@needs_kernels
+def test_gradients_that_are_held_have_the_same_norms_rows_and_sums(case: str) -> None:
+    """An example whose factor is 0 adds nothing, though its gradient is not finite."""
+    given = of_convolution(*CASES[case])
+    given.made[1] = math.nan
+    native = given._native()
+    assert native is not None
+    held, expected = native.held(), by_torch(given)
+    assert held.examples == given.examples == BATCH
+    kept = [0, 2, 3, 4]
+    size = 1e-6 * float(torch.linalg.vector_norm(expected[kept].flatten(1), dim=1).max())
+    torch.testing.assert_close(held.norms(), given.norms(), rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(held.rows(slice(2, 4)), expected[2:4].flatten(1).double(), rtol=0, atol=size)
+    factors = torch.tensor([0.5, 0.0, 2.0, 1.0, -1.0], dtype=torch.float64)
+    total = torch.tensordot(factors[kept], expected[kept], 1)
+    torch.testing.assert_close(held.scaled(factors), total, rtol=0, atol=BATCH * size)
+
+
+@each_case
 @pytest.mark.parametrize("regulariser", [None, 0.5])
 @pytest.mark.usefixtures("passes")
 def test_clipped_sums_have_the_factors_of_their_kind(case: str, regulariser: float | None) -> None:

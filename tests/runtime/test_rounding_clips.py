@@ -10,7 +10,16 @@ import pytest
 import torch
 from lipcompile_torch import ClipGroup
 from lipcompile_torch.runtime import clipping, sums
-from lipcompile_torch.runtime.clipping import Noted, Outer, Products, Summed, Use, clipped, group_gradients
+from lipcompile_torch.runtime.clipping import (
+    ForwardPass,
+    Noted,
+    Outer,
+    Products,
+    Summed,
+    Use,
+    clipped,
+    group_gradients,
+)
 from lipcompile_torch.runtime.example_gradients import Clip, ExampleGradients
 from lipcompile_torch.runtime.native_gradients import Scaling
 from lipcompile_torch.runtime.reading import linear
@@ -151,13 +160,22 @@ def test_autocast_around_the_backward_pass_does_not_round_sums() -> None:
         assert float(length(found)) == pytest.approx(0.1, rel=1e-6)
 
 
+@pytest.mark.parametrize("clip", [Clip(2.0**-61), Clip(1.0, 2.0**-61)])
+def test_clips_that_the_arithmetic_cannot_hold_are_refused(clip: Clip) -> None:
+    """A gradient of 1e-170, whose square is 0, has s = C/γ: with γ of 1e-200 it would add 1e30·C."""
+    noted = [Noted(torch.zeros(2), ForwardPass())]
+    noted[0].note(0, Summed(torch.full((1, 2), 1e-170, dtype=torch.float64)))
+    with pytest.raises(ValueError, match="2⁻⁶⁰"):
+        group_gradients(noted, [torch.zeros(2)], clip)
+
+
 # --- what mixes examples -----------------------------------------------------------------------------------------
 
 
 def test_layers_of_a_group_that_saw_different_numbers_of_examples_are_refused() -> None:
     """One number for all would be broadcast: the norm of one example would be that of all."""
     parameters = [torch.zeros(2, 3), torch.zeros(2, 3)]
-    noted = [Noted(parameter) for parameter in parameters]
+    noted = [Noted(parameter, ForwardPass()) for parameter in parameters]
     for one, examples in zip(noted, (1, 3), strict=True):
         one.note(0, Outer(torch.ones(examples, 3), torch.ones(examples, 2)))
     with pytest.raises(ValueError, match="saw 1 and 3 examples in one forward pass"):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from fractions import Fraction
+from pathlib import Path
+from runpy import run_path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +14,10 @@ import pytest
 import scipy.stats
 import torch
 from lipcompile_torch.runtime import checks, loss_clipping, noise
+from lipcompile_torch.runtime.clipped import ClippedGradients
 from lipcompile_torch.runtime.discrete_gaussian import GRID_BITS
+from lipcompile_torch.runtime.distributed import ALONE, World
+from lipcompile_torch.runtime.gradients import LipschitzGradients, PerExampleGradients
 from lipcompile_torch.runtime.loss_clipping import AdaptiveClip, Threshold, gradient_multiplier
 from lipcompile_torch.runtime.module import LipschitzModule
 from lipcompile_torch.runtime.noise import NoiseSource, allocate
@@ -20,8 +25,11 @@ from lipcompile_torch.runtime.normals import SecureNormals
 from lipcompile_torch.runtime.precision import rounding_slack, sum_slack
 from lipcompile_torch.runtime.streams import BandedStream
 from torch import Tensor, nn
+from torch.optim import SGD
 
 from ..rounding import DIGITS, each_is_needed
+
+HELP = run_path(str(Path(__file__).with_name("private_net.py")))
 
 
 def draws(seed: int, count: int) -> list[float]:
@@ -137,7 +145,8 @@ def test_what_sums_round_is_added(dtype: torch.dtype, batch: float) -> None:
     last = kind.eps if kind.bits < 32 else 0.0
     assert sum_slack(dtype, batch, 1, 1.0, depth=5) >= (5 * working.eps + last) * most
     bound = kind.smallest_normal * kind.eps  # so short that only η counts
-    assert sum_slack(dtype, batch, 10**4, bound, depth=0) >= 100 * batch
+    for roundings in (1, 2):
+        assert sum_slack(dtype, batch, 10**4, bound, 0, roundings) >= roundings * 100 * batch
     assert scipy.stats.poisson.sf(most + 16, batch) < 1e-14
 
 
@@ -151,6 +160,24 @@ def test_the_rounding_of_sums_counts_roundings_of_roundings(dtype: torch.dtype) 
         last = Fraction(kind.eps) if kind.bits < 32 else Fraction(0)
         most = Fraction(batch + 8 * math.sqrt(batch) + 16)
         assert sum_slack(dtype, batch, 1, 1.0, depth) >= (2 * lost + last * (1 + lost)) * most
+
+
+def test_half_precision_is_rounded_twice_over_several_processes() -> None:
+    """Each part of a sum of B gradients of length K, and the sum of the parts: by 2⁻⁸ in bfloat16, both ways."""
+
+    class Two(World):
+        size = 2
+
+    module = HELP["Net"]().bfloat16()
+    optimizer, most = SGD(module.parameters(), lr=0.1), 512 + 8 * math.sqrt(512) + 16
+    for world, roundings in ((ALONE, 1), (Two(), 2)):
+        gradients = LipschitzGradients(module, optimizer, "global", 512.0, world=world)
+        slacks = gradients._sum_slacks(module.bounds)
+        for slack in slacks.values():
+            assert slack >= 2 * ((1 + 2.0**-8) ** roundings - 1) * most
+        clipped = PerExampleGradients(ClippedGradients(module, 1.0, normaliser=512.0), optimizer, "global", world)
+        for slack in clipped._sum_slacks().values():
+            assert slack >= 2 * ((1 + 2.0**-8) ** roundings - 1) * most
 
 
 def test_sums_that_rounding_lengthened_are_taken() -> None:

@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 import torch
 from lipcompile_torch import PrivacyEngine
+from lipcompile_torch.runtime import layers
 from lipcompile_torch.runtime.checks import PrivacyError
 from torch import Tensor
 from torch.optim import SGD
+
+from tests.runtime.clip_nets import NETWORKS, batch, clipped, expected, model
 
 
 def _imported(name: str) -> Any:
@@ -111,3 +114,61 @@ def test_a_wrapper_is_refused_with_the_mend() -> None:
             data_loader=HELP.loader(),
             noise_multiplier=1.0,
         )
+
+
+# --- clips ---
+
+
+@pytest.mark.parametrize("network", ["vectors", "images", "tokens of a table", "shared", "recurrent"])
+def test_a_compiled_module_clips_as_it_does_otherwise(network: str, tmp_path: Path) -> None:
+    module = model(NETWORKS[network], tmp_path)
+    batches = [batch(module, size) for size in (6, 1, 3)]
+    by_hand = [expected(module, x, y) for x, y in batches]
+    module.compile(backend="aot_eager")
+    module.gate.batch = object()
+    for (x, y), wanted in zip(batches, by_hand, strict=True):
+        for name, gradient in clipped(module, x, y).items():
+            torch.testing.assert_close(gradient.double(), wanted[name], rtol=1e-4, atol=1e-6)
+
+
+def test_layers_that_clip_are_not_traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, forward = [], layers.Dense.forward
+
+    def watched(self: layers.Dense, x: Tensor) -> Tensor:
+        seen.append(torch.compiler.is_compiling())
+        return forward(self, x)
+
+    monkeypatch.setattr(layers.Dense, "forward", watched)
+    for bounds, traced in (("clip", False), ("theorem", True)):
+        module = model("input x: tensor[5], norm <= 1; dense(7); tanh; dense(3)", tmp_path, bounds)
+        module.compile(backend="eager")
+        seen.clear()
+        module(torch.ones(2, 5))
+        assert seen == [traced, traced]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"fullgraph": True},
+        {"mode": "reduce-overhead"},
+        {"options": {"triton.cudagraphs": True}},
+        {"backend": "cudagraphs"},
+    ],
+    ids=str,
+)
+def test_what_does_not_compile_between_clips_is_refused(options: dict[str, Any], tmp_path: Path) -> None:
+    module = model(NETWORKS["vectors"], tmp_path)
+    with pytest.raises(ValueError, match="leave fullgraph, options and cudagraphs out"):
+        module.compile(**options)
+
+
+@pytest.mark.parametrize("part", ["layer", "module"])
+def test_compiled_code_in_the_place_of_a_layer_that_clips_is_refused(part: str, tmp_path: Path) -> None:
+    module = model(NETWORKS["vectors"], tmp_path)
+    module.guard_layers()
+    module.gate.batch = object()  # as an engine does
+    torch.nn.Module.compile(module if part == "module" else module.dense, backend="eager")
+    x, _ = batch(module)
+    with pytest.raises(RuntimeError, match=r"by module\.compile\(\), or leave it out"):
+        module(x)

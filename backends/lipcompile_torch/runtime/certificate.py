@@ -10,6 +10,7 @@ from __future__ import annotations
 import builtins
 import hashlib
 import json
+import math
 import warnings
 from collections.abc import Iterator, Mapping
 from fractions import Fraction
@@ -220,5 +221,7 @@ def _bounds(module: LipschitzModule, steps: Mapping[str, Any], totals: Mapping[s
             yield f"the unclipped bound of {name} is {at}"
 
 
-def _share(bound: float, loss: float) -> Fraction:
+def _share(bound: float, loss: float) -> Fraction | float:
+    if bound == math.inf:  # of what only a clip of gradients inside bounds
+        return bound
     return Fraction(bound) / Fraction(loss) if loss else Fraction(0)

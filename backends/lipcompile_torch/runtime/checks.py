@@ -55,6 +55,19 @@ def check_module(module: object, source: Source = "auto") -> None:
     check_bounds(trainable(module), module.gradient_bounds())
 
 
+def check_clips(module: LipschitzModule) -> None:
+    """Refuse groups of clips that are not of trained parameters, each once, or longer than their bounds say."""
+    clipped = Counter(name for group in module.clips for name in group.parameters)
+    wrong = sorted(name for name in clipped if clipped[name] > 1 or name not in module.bounds)
+    if wrong:
+        raise PrivacyError(f"{', '.join(wrong)}: a clip is of a trained parameter, and of each once")
+    for group in module.clips:
+        least = min(module.bounds[name] for name in group.parameters)
+        if group.length > least:
+            message = f"the group {group.name!r} is clipped to {group.length!r}, but bounded by {least!r}"
+            raise PrivacyError(message)
+
+
 def _check_source(module: LipschitzModule, source: Source) -> None:
     if source not in get_args(Source):
         raise PrivacyError(f"unknown source of bounds {source!r}: use one of {', '.join(get_args(Source))}")

@@ -35,6 +35,7 @@ from torch import Tensor
 
 from .example_gradients import Clip, ExampleGradients
 from .example_norms import example_norms
+from .native_gradients import HeldGradients
 from .precision import single_is_kept
 from .sums import DEPTH, sum_of_each, sum_of_products
 
@@ -235,7 +236,8 @@ _VANISHED = 2.0**-1000
 
 _LONG = 2.0**40
 _LEAST = 2.0**-60
-"""Least C/b: a subnormal entry of a scaled vector is off by 2⁻¹⁵⁰, which times √n·2⁴⁰ is far below C/b·2⁻²²."""
+"""Least C/b: a subnormal entry of a scaled vector is off by 2⁻¹⁵⁰, which times √n·2⁴⁰ is far below C/b·2⁻²². Least
+γ/b as well: gradients in float64 of 10⁻¹⁷⁰ have a norm that is computed as 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,15 +245,22 @@ class Products:
     """The use of a kernel, or of a matrix by tokens.
 
     Args:
-        gradients: of examples.
+        gradients: of examples, or what they are made of.
     """
 
-    gradients: ExampleGradients
+    gradients: ExampleGradients | HeldGradients
+
+    @staticmethod
+    def of(gradients: ExampleGradients) -> Products:
+        """Return the use of gradients, which are computed now, and once, where they are small: then what the layer
+        read need not be kept.
+        """
+        return Products(gradients.held() or gradients)
 
     @property
     def examples(self) -> int:
         """B."""
-        return len(self.gradients.read)
+        return self.gradients.examples
 
     def squares(self) -> Tensor:
         """Return ‖P_i‖², [B]."""
@@ -369,14 +378,17 @@ def clipped(
     if not present:
         yield from (torch.zeros(size, dtype=torch.float64) for size in entries)
         return
-    kernels = [use for use in present if isinstance(use, Products)]
+    kernels = [
+        (use, use.gradients)
+        for use in present
+        if isinstance(use, Products) and isinstance(use.gradients, ExampleGradients)
+    ]
     known: dict[int, Tensor] = {}
     if len(kernels) == 1:  # its norms and its sum in one pass
-        others = [use.squares() for use in present if use is not kernels[0]]
-        found = kernels[0].gradients.clipped(
-            _narrowed(clip, sum(entries)), reduce(add, others) if others else None
-        )
-        norms, factors, known[id(kernels[0])] = found.norms, found.factors, found.total.flatten()
+        ((kernel, gradients),) = kernels
+        others = [use.squares() for use in present if use is not kernel]
+        found = gradients.clipped(_narrowed(clip, sum(entries)), reduce(add, others) if others else None)
+        norms, factors, known[id(kernel)] = found.norms, found.factors, found.total.flatten()
     else:
         norms = reduce(add, (use.squares() for use in present)).sqrt()
         factors = clip.scaling(sum(entries) + len(present), None).factors(norms)
@@ -411,27 +423,39 @@ def _without(rows: Tensor, factors: Tensor) -> Tensor:
 # --- what a forward pass notes -----------------------------------------------------------------------------------
 
 
+@dataclass(slots=True)
+class ForwardPass:
+    """The number of the forward pass of a module that is under way: one place, so that threads see it change."""
+
+    number: int = -1
+
+
 class Noted:
-    """The uses of one parameter of a group since its gradient was asked for last, by forward pass.
+    """The uses of one parameter of a group that a backward pass has met, by forward pass.
+
+    Backward passes that are under way at the same time, in threads, are kept apart.
+
+    Args:
+        parameter: that is used.
+        under_way: the forward pass that uses it now.
 
     Attributes:
-        current: number of the forward pass that is under way.
         placeholder: what layers send back in the place of the gradient, 0-dim.
     """
 
-    def __init__(self, parameter: Tensor) -> None:
-        self.current = 0
+    def __init__(self, parameter: Tensor, under_way: ForwardPass) -> None:
+        self._under_way = under_way
         self.placeholder = parameter.detach().new_zeros(())
         self._shape = parameter.shape
-        self._uses: list[tuple[int, Use]] = []
+        self._uses: dict[int, list[tuple[int, Use]]] = {}
 
     def ticket(self) -> Ticket:
         """Return what a use in the forward pass that is under way is noted by."""
-        return Ticket(self, self.current)
+        return Ticket(self, self._under_way.number)
 
     def note(self, forward_pass: int, use: Use) -> Tensor:
         """Note a use; return what takes the place of the gradient."""
-        self._uses.append((forward_pass, use))
+        self._uses.setdefault(_backward_pass(), []).append((forward_pass, use))
         return self.placeholder.expand(self._shape)
 
     def is_foreign(self, cotangent: Tensor | None) -> bool:
@@ -441,9 +465,19 @@ class Noted:
         return bool((cotangent != 0).any())  # several placeholders were added up
 
     def taken(self) -> dict[int, list[Use]]:
-        """Return the uses by forward pass, and forget them."""
-        uses, self._uses = sorted(self._uses, key=lambda pair: pair[0]), []
+        """Return the uses of the backward pass that is under way by forward pass, and forget them."""
+        uses = sorted(self._uses.pop(_backward_pass(), []), key=lambda pair: pair[0])
         return {number: [use for _, use in found] for number, found in groupby(uses, lambda pair: pair[0])}
+
+    def forget(self) -> None:
+        """Forget all uses: those of a backward pass that did not end."""
+        self._uses.clear()
+
+
+def _backward_pass() -> int:
+    """Return the number of the backward pass that is under way in this thread; -1 if there is none."""
+    number: int = torch._C._current_graph_task_id()
+    return number
 
 
 @dataclass(frozen=True, slots=True)
@@ -472,8 +506,9 @@ def ticket_of(parameter: Tensor | None) -> Ticket | None:
 
 def group_gradients(
     noted: Sequence[Noted], parameters: Sequence[Tensor], clip: Clip, note: Note | None = None
-) -> list[Tensor]:
-    """Return the clipped gradients of a group, summed over the examples of all forward passes, as parameters are.
+) -> Iterator[Tensor]:
+    """Return the clipped gradients of a group, summed over the examples of all forward passes, in the shapes of
+    the parameters. They are not rounded to their dtypes, and each is computed when it is asked for.
 
     Args:
         noted: uses of each parameter.
@@ -482,26 +517,29 @@ def group_gradients(
         note: is given the norms n_i of each forward pass, [B] in float64.
 
     Raises:
-        ValueError: uses by different numbers of examples in one forward pass, which would mix them; or a clip that
-            is too short for the numbers of float32.
+        ValueError: uses by different numbers of examples in one forward pass, which would mix them; or a clip
+            whose numbers are too small for the arithmetic.
     """
-    if clip.length < _LEAST:
-        raise ValueError(f"a clip of {clip.length:.3g} for each example: C over the batch size is at least 2⁻⁶⁰")
+    for number in (clip.length, 1.0 if clip.regulariser is None else clip.regulariser):
+        if number < _LEAST:
+            raise ValueError(
+                f"a clip with {number:.3g} for each example: C and γ over the batch size are 2⁻⁶⁰ at least"
+            )
     taken = [one.taken() for one in noted]
     passes = sorted({number for found in taken for number in found})
     sums = [_of_pass([found.get(number, []) for found in taken], parameters, clip, note) for number in passes]
-    if len(sums) == 1:  # each is rounded as soon as it is there, which saves memory
-        return [total.to(p.dtype) for total, p in zip(sums[0], parameters, strict=True)]
+    if len(sums) == 1:
+        return sums[0]
     totals = [torch.zeros_like(parameter, dtype=torch.float64) for parameter in parameters]
     for found in sums:
         totals = [total + one for total, one in zip(totals, found, strict=True)]
-    return [total.to(p.dtype) for total, p in zip(totals, parameters, strict=True)]
+    return iter(totals)
 
 
 def _of_pass(
     uses: Sequence[Sequence[Use]], parameters: Sequence[Tensor], clip: Clip, note: Note | None
 ) -> Iterator[Tensor]:
-    """Yield the sums of one forward pass, in the shapes of the parameters."""
+    """Return the sums of one forward pass, in the shapes of the parameters."""
     sizes = {use.examples for found in uses for use in found}
     if len(sizes) > 1:
         raise ValueError(
@@ -509,5 +547,4 @@ def _of_pass(
             "the first axis of all that they read must be the batch"
         )
     found = clipped(uses, [parameter.numel() for parameter in parameters], clip, note)
-    for total, parameter in zip(found, parameters, strict=True):
-        yield total.reshape(parameter.shape)
+    return (total.reshape(parameter.shape) for total, parameter in zip(found, parameters, strict=True))

@@ -103,7 +103,7 @@ def _kernel_gradient(
     of = ExampleGradients.of_transposed_convolution if geometry.transposed else ExampleGradients.of_convolution
     gradients = of(x, cotangent, geometry.windows(weight.shape[2:]))
     if ticket is not None:
-        return ticket.note(Products(gradients))
+        return ticket.note(Products.of(gradients))
     if not torch.is_grad_enabled() and gradients.is_native and gradients.depth < 2 * DEPTH:
         return gradients.total().to(weight.dtype)
     # The adjoint exchanges the roles of what is read and of the cotangent of what is made.

@@ -28,6 +28,7 @@ Run = Callable[[Array], Array]
 
 # How long examples are, as shares of the bound of their norm: within the ball, on its boundary, and outside.
 _SCALES = (1.0, 0.999, 0.5, 0.1, 0.01, 1e-3, 1e-6, 1.001, 1.5, 3.0, 30.0, 1e4, 1e10, 1e30)
+_FREE = 1e3  # what nothing cuts is taken to be no longer than so many times its usual norm
 _ROUNDS = 4  # examples of each length
 _HUGE = 3.4e38
 # What counts as rounding beside that of the module itself: shares of the largest output of the example, and of
@@ -117,13 +118,15 @@ def _examples(module: LipschitzModule, vocabulary: int | None, rng: np.random.Ge
     shape, size = module.input_shape, prod(module.input_shape)
     if vocabulary:
         return rng.integers(vocabulary, size=(len(_SCALES) * _ROUNDS, *shape))
-    scales = [scale for scale in _SCALES if scale < 1 or not module.input_trusted]
+    free = math.isinf(module.input_norm)
+    norm = math.sqrt(size) if free else module.input_norm
+    scales = [scale for scale in _SCALES if scale < 1 or not module.input_trusted or (free and scale < _FREE)]
     rows = rng.standard_normal((len(scales) * _ROUNDS, size))
     for row in rows[1::2]:
         row[rng.permutation(size)[4:]] = 0
-    lengths = np.repeat(scales, _ROUNDS) * module.input_norm
+    lengths = np.repeat(scales, _ROUNDS) * norm
     rows *= (lengths / np.maximum(np.linalg.norm(rows, axis=1), 1e-300))[:, None]
-    edges = [np.zeros(size)] if module.input_trusted else _edges(size, module.input_norm, rng)
+    edges = [np.zeros(size)] if module.input_trusted else _edges(size, norm, rng)
     return np.concatenate([rows, np.stack(edges)]).astype(np.float32).reshape(-1, *shape)
 
 

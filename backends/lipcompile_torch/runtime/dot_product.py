@@ -35,8 +35,9 @@ def dot_product_attention(
     q, k, v = queries.shape, keys.shape, values.shape
     if not (len(q) >= 3 and q[:-2] == k[:-2] == v[:-2] and q[-1] == k[-1] and k[-2] == v[-2]):
         raise ValueError(f"queries {tuple(q)}, keys {tuple(k)} and values {tuple(v)} do not fit each other")
-    scores = queries @ keys.mT
-    scores = scores / math.sqrt(q[-1]) if scale is None else scores * scale
+    factor = 1 / math.sqrt(q[-1]) if scale is None else scale
+    # Of queries and scores the smaller one is multiplied, which saves passes over memory.
+    scores = (queries * factor) @ keys.mT if q[-1] < k[-2] else (queries @ keys.mT) * factor
     if causal:
         later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
         scores = scores.masked_fill(later, -torch.inf)

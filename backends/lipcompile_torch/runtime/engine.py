@@ -367,7 +367,8 @@ class PrivacyEngine:
     def _prepare(
         self, data_loader: DataLoader[Any], steps: int | None, how: How
     ) -> tuple[Strategy | None, PrivateLoader]:
-        """Return what correlates the noise, if anything, and the loader."""
+        """Return what correlates the noise, if anything, and the loader; raises TypeError for unknown options."""
+        _check_names(how)
         seed, limit, wanted = how.get("seed"), how.get("max_physical_batch"), how.get("correlation")
         per_epoch = drawing_of(data_loader).steps_per_epoch
         strategy = None if wanted is None else chosen_strategy(wanted, steps, per_epoch)
@@ -403,6 +404,15 @@ class PrivacyEngine:
         if self.ledger is None:
             self.ledger = Ledger(self._path, self.relation, dataset_size, self.world)
         return self.ledger
+
+
+def _check_names(how: How) -> None:
+    """An option that nothing reads would be believed to hold: `secure_mode` of Opacus, say."""
+    for name in sorted(how.keys() - How.__optional_keys__):
+        mend = f"there are {', '.join(sorted(How.__optional_keys__))}"
+        if name == "max_grad_norm":
+            mend = "a module has its bounds: clip_length= of lipcompile.private, or make_private_by_clipping"
+        raise TypeError(f"unexpected keyword argument {name!r}: {mend}")
 
 
 def _correlated(module: LipschitzModule, how: How) -> How:
@@ -449,6 +459,7 @@ def _lipschitz(module: object, optimizer: Optimizer, bounds: Source) -> Lipschit
     checks.check_module(module, bounds)
     assert isinstance(module, LipschitzModule)
     check_certificate(module)
+    checks.check_clips(module)
     checks.check_optimizer(optimizer, module)
     return module
 

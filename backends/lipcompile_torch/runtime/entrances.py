@@ -15,15 +15,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .clipping import ClipGroup, Noted, group_gradients
+from .clipping import ClipGroup, ForwardPass, Note, Noted, group_gradients
+from .example_gradients import Clip
 from .loss_clipping import count_within
 from .own_functions import apply
-from .sharding import is_shard
+from .sharding import add_sum_, is_shard
+
+OVERLAP = (
+    "another forward pass of this module began before this one ended, in a thread: run those that build gradients "
+    "one after the other; under torch.no_grad() they may overlap"
+)
 
 
 class OwnHook:
@@ -80,50 +87,41 @@ class _GroupEntrance(torch.autograd.Function):
         for name, noted, cotangent in zip(group.names, group.noted, cotangents, strict=True):
             if noted.is_foreign(cotangent):
                 entrances.foreign.add(name)
-        gradients = group.gradients(entrances.normaliser(), entrances.lengths(), entrances.within)
-        entrances.under_way.update(
-            (id(parameter), gradient) for parameter, gradient in zip(group.parameters, gradients, strict=True)
-        )
-        return None, None, *gradients
+        found = zip(group.parameters, entrances.gradients(group), strict=True)
+        return None, None, *(entrances.handed_on(parameter, gradient) for parameter, gradient in found)
 
 
 @dataclass(eq=False)
 class _Group:
-    """A clip group of a module, and the uses of its parameters."""
+    """A clip group of a module, and the uses of its parameters.
+
+    Args:
+        parameters: of the module.
+        read: the same, but whole where FSDP has sharded them.
+    """
 
     clips: ClipGroup
     parameters: tuple[nn.Parameter, ...]
+    read: tuple[nn.Parameter, ...]
+    under_way: ForwardPass
 
     def __post_init__(self) -> None:
-        self.noted = [Noted(parameter) for parameter in self.parameters]
+        self.noted = [Noted(parameter, self.under_way) for parameter in self.read]
 
     @property
     def names(self) -> tuple[str, ...]:
         return self.clips.parameters
 
-    def gradients(
-        self, normaliser: float, lengths: Mapping[str, float], within: dict[str, Tensor]
-    ) -> list[Tensor]:
-        """Return the clipped gradients, summed over the examples, in the shapes and dtypes of the parameters.
-
-        If the length of the group is among those that move, count the examples that are within it.
-        """
-        name = self.clips.name
-        if name not in lengths:
-            return group_gradients(self.noted, self.parameters, self.clips.clip(normaliser))
-        clip = replace(self.clips, length=lengths[name]).clip(normaliser)
-
-        def note(norms: Tensor) -> None:
-            within[name] = within.get(name, 0.0) + count_within(norms, clip.length)
-
-        return group_gradients(self.noted, self.parameters, clip, note)
+    def gradients(self, clip: Clip, note: Note | None = None) -> Iterator[Tensor]:
+        """Return the clipped gradients, summed over the examples here, in the shapes of whole parameters."""
+        return group_gradients(self.noted, self.read, clip, note)
 
     def aliases(self, entrances: Entrances) -> dict[int, Tensor]:
         """Return aliases by the identity of the parameter; what reads them in a layer finds where to note uses."""
-        made: tuple[Tensor, ...] = apply(_GroupEntrance, self, entrances, *self.parameters)
+        made: tuple[Tensor, ...] = apply(_GroupEntrance, self, entrances, *self.read)
         for alias, noted in zip(made, self.noted, strict=True):
             alias.noted = noted  # type: ignore[attr-defined]
-        return {id(parameter): alias for parameter, alias in zip(self.parameters, made, strict=True)}
+        return {id(parameter): alias for parameter, alias in zip(self.read, made, strict=True)}
 
 
 class Entrances:
@@ -134,25 +132,29 @@ class Entrances:
     parameter's hook. A second contribution makes the sum another tensor than the noted one: the noted tensor is
     alive until then, so autograd does not add to it in place. Of a parameter that FSDP has sharded, every gradient
     that autograd brings is foreign: FSDP reduces the gradients of whole parameters, and sets the shard's itself.
+    Of one that is clipped every gradient of the whole parameter is foreign as well: its group reduces by itself.
 
     A gradient that was put into `.grad` by hand is the business of `unaltered.GradientWatch`.
 
     Attributes:
         under_way: cotangents that passed an alias and have not arrived yet, by the identity of the parameter.
         foreign: names of parameters that a gradient reached by another way since `reset`.
-        within: how many examples were within the length of a group that moves, since `reset`, by its name.
+        within: names of groups whose length moves, with how many examples of a backward pass were within it, since
+            `reset`. Backward passes in threads append to it.
     """
 
     def __init__(self) -> None:
         self.under_way: dict[int, Tensor] = {}
         self.foreign: set[str] = set()
-        self.within: dict[str, Tensor] = {}
+        self.within: list[tuple[str, Tensor]] = []
         self._aliases: dict[int, Tensor] = {}
         self._watched: dict[int, tuple[str, nn.Parameter]] = {}
+        self._whole: dict[int, nn.Parameter] = {}
         self._groups: dict[int, _Group] = {}
         self.normaliser: Callable[[], float] = lambda: 1.0
         self.lengths: Callable[[], Mapping[str, float]] = dict
-        self._passes = 0
+        self._numbers = count()
+        self._pass = ForwardPass()
 
     def clip(
         self,
@@ -160,6 +162,7 @@ class Entrances:
         parameters: Mapping[str, nn.Parameter],
         normaliser: Callable[[], float],
         lengths: Callable[[], Mapping[str, float]],
+        whole: Mapping[int, nn.Parameter],
     ) -> None:
         """Clip the gradients of these groups from now on, and of no others.
 
@@ -168,22 +171,26 @@ class Entrances:
             parameters: by name.
             normaliser: gives b, which the criterion divides by.
             lengths: gives C of groups whose length moves, by name, in the place of their own.
+            whole: what FSDP gathers, see `sharding.gathered`.
 
         Raises:
-            ValueError: a parameter of a group is sharded: its layer has but a part of it.
+            ValueError: a parameter of a group is sharded, and not by FSDP: its layer has but a part of it.
         """
-        self.normaliser, self.lengths = normaliser, lengths
+        self.normaliser, self.lengths, self._whole = normaliser, lengths, {}
         self._groups.clear()
         self._aliases.clear()  # of the groups before
         for clips in groups:
             own = tuple(parameters[name] for name in clips.parameters)
-            if any(map(is_shard, own)):
+            shards = {name: p for name, p in zip(clips.parameters, own, strict=True) if is_shard(p)}
+            if any(id(shard) not in whole for shard in shards.values()):
                 raise ValueError(
                     f"parameters of the clip group {clips.name!r} are sharded, and the norm of an example's "
-                    "gradient needs whole ones: replicate the module (DistributedDataParallel), do not shard it"
+                    "gradient needs whole ones: shard by fully_shard(module), or replicate the module"
                 )
-            group = _Group(clips, own)
-            self._groups.update((id(parameter), group) for parameter in own)
+            self._whole.update((id(shard), whole[id(shard)]) for shard in shards.values())
+            self.watch({name: whole[id(shard)] for name, shard in shards.items()})
+            group = _Group(clips, own, tuple(whole.get(id(p), p) for p in own), self._pass)
+            self._groups.update((id(parameter), group) for parameter in group.read)
 
     def __deepcopy__(self, memo: Any) -> Entrances:
         return Entrances()
@@ -207,19 +214,21 @@ class Entrances:
         self._aliases.clear()
         for group in self._groups.values():
             for noted in group.noted:
-                noted.taken()  # of a backward pass that did not end
+                noted.forget()
 
     @contextmanager
     def entered(self, layers: Iterable[nn.Module]) -> Iterator[None]:
-        """Let these layers read aliases of their watched parameters meanwhile."""
-        self._passes += 1
-        for group in self._groups.values():
-            for noted in group.noted:
-                noted.current = self._passes
+        """Let these layers read aliases of their watched parameters meanwhile.
+
+        Raises:
+            RuntimeError: another forward pass began meanwhile, in a thread: their uses could be confused.
+        """
+        own = self._pass.number = next(self._numbers)
         placed = [
             (layer, role, self._alias(parameter))
             for layer in layers
-            for role, parameter in layer._parameters.items()
+            for role, held in layer._parameters.items()
+            for parameter in (self._whole.get(id(held), held),)
             if parameter is not None and id(parameter) in self._watched and not is_shard(parameter)
         ]
         for layer, role, alias in placed:
@@ -229,6 +238,8 @@ class Entrances:
         finally:
             for layer, role, _ in placed:
                 vars(layer).pop(role, None)
+        if self._pass.number != own:
+            raise RuntimeError(OVERLAP)
 
     def _alias(self, parameter: nn.Parameter) -> Tensor:
         """Return the alias of a parameter: one for all forward passes until the next `reset`, so that what flows
@@ -239,6 +250,26 @@ class Entrances:
             made = {id(parameter): apply(_Entrance, parameter, self)} if group is None else group.aliases(self)
             self._aliases.update(made)
         return self._aliases[id(parameter)]
+
+    def handed_on(self, parameter: nn.Parameter, gradient: Tensor) -> Tensor | None:
+        """Return the clipped gradient of a parameter, which is on its way to it; that of a shard is there then.
+
+        FSDP is done with a layer before its group is, and has cut its parameters into shards again.
+        """
+        if is_shard(parameter):
+            add_sum_(parameter, gradient)
+            return None
+        self.under_way[id(parameter)] = rounded = gradient.to(parameter.dtype)
+        return rounded
+
+    def gradients(self, group: _Group) -> Iterator[Tensor]:
+        """Return the clipped gradients of a group; if its length moves, count the examples that are within it."""
+        clips = group.clips
+        moved = self.lengths().get(clips.name)
+        if moved is None:
+            return group.gradients(clips.clip(self.normaliser()))
+        clip = replace(clips, length=moved).clip(self.normaliser())
+        return group.gradients(clip, lambda n: self.within.append((clips.name, count_within(n, clip.length))))
 
     def _arrive(self, parameter: int, gradient: Tensor) -> None:
         """Note where a gradient that arrives came from."""

@@ -1,4 +1,4 @@
-"""Weight gradients of single examples: their norms, and sums of them scaled one by one, without holding them all.
+"""Weight gradients of single examples: their norms, and sums of them scaled one by one, held or not.
 
 The weight gradient of example i is P_i = Σ_t g_t·w_tᵀ over positions t, of the cotangents g_t of what a layer
 made, and of the windows w_t of what it read: one bilinear function for dense layers on tokens, convolutions of
@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  (its name everywhere in this field)
 
-from .native_gradients import NativeGradients, Scaling, native_gradients
+from .native_gradients import HeldGradients, NativeGradients, Scaling, native_gradients
 from .outer_product_plans import depth
 from .outer_products import Sizes, Windows
 
@@ -139,6 +139,11 @@ class ExampleGradients:
         return ExampleGradients(read, made, Windows((1,), (1,), (0,), (1,)), is_dense=True)
 
     @property
+    def examples(self) -> int:
+        """B."""
+        return len(self.read)
+
+    @property
     def is_native(self) -> bool:
         """Whether native code computes them, so that the bits of P̃_i depend on its example alone."""
         return self._native() is not None
@@ -175,6 +180,13 @@ class ExampleGradients:
         scaling, native = clip.scaling(self._entries(), self._per_example(beside)), self._native()
         total, factors, norms = native.clipped(scaling) if native else self._clip(scaling)
         return Clipped(self._shaped(total), factors, norms)
+
+    @torch.no_grad()
+    def held(self) -> HeldGradients | None:
+        """Return all P_i where that takes no more memory than what they are made of; else None."""
+        native = self._native()
+        fitting = native is not None and native.size * len(self.read) <= self.read.numel() + self.made.numel()
+        return native.held() if native is not None and fitting else None
 
     def rows(self, some: slice) -> Tensor:
         """Return P_i of some examples, [c, entries] in float64."""

@@ -152,7 +152,7 @@ class LipschitzGradients:
         self._proved = self._parameters.keys() - self.module.clipped_parameters
         self._long_slack = self._long_sums() if self._proved else 0.0
         self._stated = _stated(self.module)
-        self.total = Reduction(self.module, world)
+        self.total = Reduction(self.module, world, self.module.clipped_parameters)
 
     def check(self, noise_multiplier: float) -> None:
         """Share the noise by way of trial."""
@@ -280,7 +280,14 @@ class LipschitzGradients:
         depths = {name: sum_depth(p) if name not in self._proved else DEPTH for name, p in positive.items()}
         added = self._pieces + self.total.world.size
         return {
-            name: sum_slack(p.dtype, self._normaliser, entries[name], bounds[name], depths[name] + added)
+            name: sum_slack(
+                p.dtype,
+                self._normaliser,
+                entries[name],
+                bounds[name],
+                depths[name] + added,
+                self.total.roundings(p),
+            )
             for name, p in positive.items()
         }
 
@@ -310,11 +317,11 @@ class LipschitzGradients:
     def _advance(self, batch: LogicalBatch, noise: NoiseSource) -> None:
         """Release how many examples of all processes were within the thresholds that adapt, and move on."""
         gate = self.module.gate
-        own: dict[str | None, float] = {name: float(count) for name, count in gate.entrances.within.items()}
-        own[None] = 0.0 if gate.within_clip is None else float(gate.within_clip)
+        own: list[tuple[str | None, float]] = [(name, float(count)) for name, count in gate.entrances.within]
+        own.append((None, 0.0 if gate.within_clip is None else float(gate.within_clip)))
         counts = self.total.world.each("count examples", lambda: own)
         for name, threshold in self.thresholds.items():
-            within = sum(count.get(name, 0.0) for count in counts)
+            within = sum(count for found in counts for group, count in found if group == name)
             threshold.advance(within, batch.total, lambda u: self._released(u, noise), self._factor)
 
     def _released(self, count: Tensor, noise: NoiseSource) -> Tensor:
@@ -394,9 +401,12 @@ class PerExampleGradients:
         lengths, depth = self.clipped.bounds(), self.total.world.size
         # Of a flat clip all parts are one: the entries of all of them count for each.
         entries = sum(self._parameters[name].numel() for name in lengths)
+        chosen = {name: self._parameters[name] for name in lengths}
         return {
-            name: sum_slack(self._parameters[name].dtype, self.clipped.normaliser, entries, length, depth)
-            for name, length in lengths.items()
+            name: sum_slack(
+                p.dtype, self.clipped.normaliser, entries, lengths[name], depth, self.total.roundings(p)
+            )
+            for name, p in chosen.items()
         }
 
     def _view(self, batch: LogicalBatch) -> dict[str, Any]:

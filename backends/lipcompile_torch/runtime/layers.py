@@ -42,6 +42,8 @@ class ConstrainedLayer(nn.Module):
         gate: set by the engine; while its ``running`` is 0, calls that build gradients are refused.
     """
 
+    _is_apart = False
+
     def __init__(self) -> None:
         super().__init__()
         self._constraints: dict[str, tuple[Constraint, Operator]] = {}
@@ -59,7 +61,21 @@ class ConstrainedLayer(nn.Module):
                 "a layer was called outside its module's forward pass: a gradient from there is not bounded; use "
                 "the module as a whole, or torch.no_grad()"
             )
+        if self._is_apart and torch.compiler.is_compiling():
+            return _run_apart(self, *args, **kwargs)
         return super().__call__(*args, **kwargs)
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether this layer runs as it is within a module that is compiled."""
+        return self._is_apart
+
+    def keep_apart(self) -> None:
+        """Let this layer run as it is within a module that is compiled: what it notes of uses cannot be traced."""
+        global _run_apart
+        self._is_apart = True
+        if _run_apart is _run:  # torch's compiler is slow to import
+            _run_apart = torch.compiler.disable(_run)  # type: ignore[no-untyped-call]
 
     @property
     def constraints(self) -> Mapping[str, tuple[Constraint, Operator]]:
@@ -123,6 +139,13 @@ class ConstrainedLayer(nn.Module):
             name: operator.norm(whole(self.get_parameter(name))).bound
             for name, (_, operator) in self._constraints.items()
         }
+
+
+def _run(layer: ConstrainedLayer, *args: Any, **kwargs: Any) -> Any:
+    return nn.Module.__call__(layer, *args, **kwargs)
+
+
+_run_apart = _run
 
 
 def constraints_of(module: nn.Module) -> dict[str, tuple[Constraint, Operator]]:

@@ -7,7 +7,7 @@ import warnings
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, ClassVar, Self, cast
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from . import functional
 from .clipping import ClipGroup
+from .entrances import OVERLAP
 from .gate import GateRecord, Passage, check_saving, enter_criterion, leave_criterion, pass_gate
 from .layers import ConstrainedLayer
 from .loss_clipping import clip_cotangents
@@ -24,10 +25,12 @@ from .membership import OutsideWarning, outside
 from .numbers import Interval, Number
 from .precision import working_slack
 from .projection import Amortised, project_
-from .sharding import hooked, plain_type
+from .sharding import gathered, hooked, plain_type, settle
 from .weights import decode_weights
 
 __all__ = ["LipschitzModule", "decode_weights"]
+
+_MODES = (None, "default", "max-autotune-no-cudagraphs")
 
 _OUTWARD = 1 + 1e-12  # covers the rounding of L and of the unclipped bounds, which are certified to more digits
 
@@ -192,17 +195,43 @@ class LipschitzModule(nn.Module):
         Where `Module.compile` has put compiled code in the place of ``forward``, the gate is left out of it, and
         comes after it.
         """
-        outermost = not (self.gate.running or self.gate.aside or torch.compiler.is_compiling())
-        layers = [layer for _, layer in self._constrained()] if outermost and torch.is_grad_enabled() else []
-        if layers and self.gate.batch is not None:
+        if not torch.is_grad_enabled():  # nothing flows back: it may run beside a pass that is trained on
+            return super().__call__(*args, **kwargs)
+        watched = not (self.gate.aside or torch.compiler.is_compiling())
+        if watched and self.gate.running:
+            raise RuntimeError(OVERLAP)
+        if watched and self.gate.batch is not None:
             self._check_as_certified()
+        entered = (
+            self.gate.entrances.entered(layer for _, layer in self._constrained()) if watched else nullcontext()
+        )
         self.gate.running += 1
         try:
-            with self.gate.entrances.entered(layers), self._quiet():
+            with entered, self._quiet():
                 output = super().__call__(*args, **kwargs)
+            if watched:
+                settle(self)  # or a term of the loss on whole parameters would reach them unseen
         finally:
             self.gate.running -= 1
         return output if hasattr(output, "passage") else self.release(output)
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile the forward pass in place, as `torch.nn.Module.compile` does; layers that clip run as they are.
+
+        Raises:
+            ValueError: options that do not go with clips: one graph for everything; graphs of CUDA, which use the
+            memory again that clips read in the end.
+        """
+        clipped = self._clipped()
+        asked = kwargs.get("fullgraph") or kwargs.get("options") or kwargs.get("backend") == "cudagraphs"
+        if clipped and (asked or kwargs.get("mode") not in _MODES):
+            raise ValueError(
+                "layers that clip gradients run between compiled parts, and keep what those hand them: leave "
+                f"fullgraph, options and cudagraphs out, and choose mode among {', '.join(map(str, _MODES))}"
+            )
+        for layer in clipped:
+            layer.keep_apart()
+        super().compile(*args, **kwargs)
 
     @contextmanager
     def _quiet(self) -> Iterator[None]:
@@ -222,7 +251,8 @@ class LipschitzModule(nn.Module):
             layer.gate = self.gate
         trained = {name: p for name, p in self.named_parameters() if p.requires_grad}
         self.gate.entrances.watch(trained)
-        self.gate.entrances.clip(self.clips, trained, lambda: self.normaliser, lambda: self.clip_lengths)
+        whole = gathered(self) if self.clips else {}
+        self.gate.entrances.clip(self.clips, trained, lambda: self.normaliser, lambda: self.clip_lengths, whole)
 
     @property
     def loss_limit(self) -> float:
@@ -339,16 +369,30 @@ class LipschitzModule(nn.Module):
 
     def _check_as_certified(self) -> None:
         """Refuse a forward pass that is not the certified one: its gradient would be released."""
-        if self.clips and self._compiled_call_impl is not None:
-            raise RuntimeError(
-                "module.compile() replaces the backward pass that clips gradients: leave it out, or compile the "
-                "model with bounds by theorem"
-            )
+        if self.clips:
+            self._check_compiled()
         self._check_layers()
         check_saving()
         found = hooked(self)
         if found:
             raise RuntimeError(f"{found} has hooks, which the bounds know nothing of: remove them")
+
+    def _check_compiled(self) -> None:
+        """Refuse compiled code in the place of what clips gradients."""
+        traced: Any = [part for part in self.modules() if part._compiled_call_impl is not None]
+        if not all(part is self for part in traced) or (traced and not all(p.is_apart for p in self._clipped())):
+            raise RuntimeError(
+                "compiled code stands in the place of a layer that clips gradients: compile the module as a "
+                "whole, by module.compile(), or leave it out"
+            )
+
+    def _clipped(self) -> list[ConstrainedLayer]:
+        names = self.clipped_parameters
+        return [
+            layer
+            for prefix, layer in self._constrained()
+            if any((f"{prefix}.{role}" if prefix else role) in names for role in layer.constraints)
+        ]
 
     def _check_layers(self) -> None:
         """Compare the layers with those that were there first, at the end of ``__init__``.

@@ -68,6 +68,18 @@ class NativeGradients:
         self._run(factors, norms, scaling, totals)
         return self._plan.restored(totals[0]), factors, norms
 
+    def held(self) -> HeldGradients:
+        """Return all P_i, in float32 as they are computed."""
+        norms = self._per_example()
+        gradients = torch.empty(len(self._read), self._plan.size, dtype=torch.float32, device="cpu")
+        self._run(None, norms, None, None, gradients)
+        return HeldGradients(self._code, self._plan, gradients, norms)
+
+    @property
+    def size(self) -> int:
+        """Numbers of float32 that it takes to hold one P_i."""
+        return self._plan.size
+
     def _per_example(self) -> Tensor:
         return torch.empty(len(self._read), dtype=torch.float64, device="cpu")
 
@@ -79,7 +91,12 @@ class NativeGradients:
         return torch.empty(parts, self._plan.size, dtype=torch.float64, device="cpu")
 
     def _run(
-        self, factors: Tensor | None, norms: Tensor | None, scaling: Scaling | None, totals: Tensor | None
+        self,
+        factors: Tensor | None,
+        norms: Tensor | None,
+        scaling: Scaling | None,
+        totals: Tensor | None,
+        held: Tensor | None = None,
     ) -> None:
         examples, given = len(self._read), self._description()
         parts = min(examples, _MOST_PARTS) if totals is None else len(totals)
@@ -89,7 +106,8 @@ class NativeGradients:
         beside = None if scaling is None else scaling.beside
         numbers = (0.0, 0.0, 0.0) if scaling is None else (scaling.limit, scaling.room, scaling.regulariser)
         scales = *map(_address, (factors, norms, beside)), *numbers, scaling is None and factors is not None
-        self._code.example_gradients(given, examples, scales, parts, _address(totals), rooms.data_ptr(), threads)
+        rooms_and_held = rooms.data_ptr(), _address(held)
+        self._code.example_gradients(given, examples, scales, parts, _address(totals), *rooms_and_held, threads)
 
     def _description(self) -> tuple[object, ...]:
         plan = self._plan
@@ -99,6 +117,41 @@ class NativeGradients:
         tables = plan.segments, plan.units, plan.rows
         segments, units, rows = ((table.ctypes.data, len(table)) for table in tables)
         return *operands, steps, segments, units, (*rows, plan.row_width)
+
+
+class HeldGradients:
+    """Weight gradients P_i of the examples of a batch, as native code computed them.
+
+    Args:
+        code: the kernels.
+        plan: how a gradient is laid out.
+        gradients: [B, plan.size] in float32; lanes that are not there may hold anything.
+        norms: ‖P_i‖, [B] in float64.
+    """
+
+    def __init__(self, code: ModuleType, plan: Plan, gradients: Tensor, norms: Tensor) -> None:
+        self._code, self._plan, self._gradients, self._norms = code, plan, gradients, norms
+
+    @property
+    def examples(self) -> int:
+        """B."""
+        return len(self._gradients)
+
+    def norms(self) -> Tensor:
+        """Return ‖P_i‖, [B] in float64; infinity or NaN where P_i is not finite."""
+        return self._norms
+
+    def scaled(self, factors: Tensor) -> Tensor:
+        """Return Σ factor_i·P_i in float64, of factors [B] in float64; one of 0 adds nothing, not even NaN."""
+        factors = factors.contiguous()
+        total = torch.empty(self._plan.size, dtype=torch.float64, device="cpu")
+        sizes = self._gradients.data_ptr(), *self._gradients.shape
+        self._code.sum_held(*sizes, factors.data_ptr(), total.data_ptr(), torch.get_num_threads())
+        return self._plan.restored(total)
+
+    def rows(self, some: slice) -> Tensor:
+        """Return P_i of some examples, [c, entries] in float64."""
+        return torch.stack([self._plan.restored(row).flatten() for row in self._gradients[some].double()])
 
 
 def _address(tensor: Tensor | None) -> int:

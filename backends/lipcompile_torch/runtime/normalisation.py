@@ -6,8 +6,14 @@ example, so no group of entries reaches across the batch. Half precision is comp
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import torch
 from torch import Tensor
+
+from . import native
+from .own_functions import apply
 
 __all__ = ["center", "group_norm", "instance_norm", "layer_norm", "local_response_norm", "rms_norm"]
 
@@ -69,8 +75,45 @@ def layer_norm(x: Tensor, axes: Axes, floor: float | None = None, eps: float | N
     Raises:
         ValueError: no axes, or one that an example does not have; not exactly one positive floor or eps.
     """
-    dimensions = _dimensions(x, axes)
-    return _divided(_centred(_working(x), dimensions), dimensions, floor, eps).to(x.dtype)
+    dimensions, working = _dimensions(x, axes), _working(x)
+    trailing = sorted(dimensions) == list(range(x.dim() - len(dimensions), x.dim()))
+    if floor is None and eps is not None and 0 < eps < math.inf and trailing and native.is_eager():
+        normalised, _, _ = apply(_Normalised, working, len(dimensions), eps)
+        found: Tensor = normalised.to(x.dtype)
+        return found
+    return _divided(_centred(working, dimensions), dimensions, floor, eps).to(x.dtype)
+
+
+class _Normalised(torch.autograd.Function):
+    """(x - μ)/√(σ² + eps) over trailing axes by torch's kernels, and mean and 1/√(σ² + eps) of what is centred.
+
+    They are given x - μ, as they compute x/√(σ² + eps) - μ/√(σ² + eps), whose terms may be far above the result.
+    A norm does not see a mean, so the gradient in x is that in x - μ.
+    """
+
+    @staticmethod
+    def forward(x: Tensor, rank: int, eps: float) -> tuple[Tensor, ...]:
+        centred = _centred(x, tuple(range(x.dim() - rank, x.dim())))
+        return torch.native_layer_norm(centred, x.shape[-rank:], None, None, eps)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        x, ctx.rank, ctx.eps = inputs
+        _, mean, scale = output
+        ctx.mark_non_differentiable(mean, scale)
+        ctx.save_for_backward(x, mean, scale)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None, None]:
+        x, mean, scale = ctx.saved_tensors
+        dimensions = tuple(range(x.dim() - ctx.rank, x.dim()))
+        centred = _centred(x, dimensions)
+        if torch.is_grad_enabled():  # the derivative of a derivative
+            found = _divided(centred, dimensions, None, ctx.eps)
+            (back,) = torch.autograd.grad(found, x, cotangents[0], create_graph=True)
+            return back, None, None
+        given = cotangents[0], centred, x.shape[-ctx.rank :], mean, scale
+        return torch.ops.aten.native_layer_norm_backward(*given, None, None, (True, False, False))[0], None, None
 
 
 def rms_norm(x: Tensor, axes: Axes, floor: float | None = None, eps: float | None = None) -> Tensor:

@@ -75,7 +75,9 @@ def most_examples(expected: float) -> float:
     return expected + 8 * math.sqrt(expected) + 16
 
 
-def sum_slack(dtype: torch.dtype, normaliser: float, entries: int, bound: float, depth: int = DEPTH) -> float:
+def sum_slack(
+    dtype: torch.dtype, normaliser: float, entries: int, bound: float, depth: int = DEPTH, roundings: int = 1
+) -> float:
     """Return by how much rounding moves the sums of two neighbouring batches apart, over one example's bound K.
 
     Let a sum of B gradients of length K be rounded to the dtype of its parameter in the end, and be off by at most
@@ -97,11 +99,14 @@ def sum_slack(dtype: torch.dtype, normaliser: float, entries: int, bound: float,
         entries: n, of the sum.
         bound: K > 0.
         depth: a.
+        roundings: how often the sum, or every part of it, is rounded to the dtype, if that is less than float32.
     """
     most = most_examples(normaliser)
     kind, working = torch.finfo(dtype), torch.finfo(torch.promote_types(dtype, torch.float32))
-    rounded = (depth * working.eps + (kind.eps if kind.eps != working.eps else 0.0)) * most
-    return rounded * (1 + 1e-3) + kind.smallest_normal * kind.eps * math.sqrt(entries) * normaliser / bound
+    last = (1 + kind.eps) ** roundings - 1 if kind.eps != working.eps else 0.0
+    least = roundings * kind.smallest_normal * kind.eps
+    rounded = (depth * working.eps + last) * most
+    return rounded * (1 + 1e-3) + least * math.sqrt(entries) * normaliser / bound
 
 
 class RoundedSumsWarning(UserWarning):

@@ -91,7 +91,7 @@ def _matrix_gradient(x: Tensor, cotangent: Tensor, ticket: Ticket | None) -> Ten
     if ticket is not None:
         if math.prod(x.shape[1:-1]) == 1:
             return ticket.note(Outer(x.flatten(1), cotangent.flatten(1)))
-        return ticket.note(Products(ExampleGradients.of_tokens(x, cotangent)))
+        return ticket.note(Products.of(ExampleGradients.of_tokens(x, cotangent)))
     rows = [half.reshape(math.prod(half.shape[:-1]), half.shape[-1]) for half in (cotangent, x)]
     return sum_of_products(*rows)
 

@@ -9,7 +9,7 @@ ways and could be subtracted, whatever the devices' generators and their roundin
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -37,13 +37,16 @@ def owners(sizes: Mapping[str, int], ranks: int) -> dict[str, int]:
 class Reduction:
     """The gradients of a module that all processes of a world train together.
 
+    Args:
+        clipped: names of parameters of clip groups, which reduce their gradients: that of a shard is the sum.
+
     Attributes:
         world: the processes.
         mine: the parameters whose noise this process draws, all of them or a shard, in the order of the module's.
     """
 
-    def __init__(self, module: nn.Module, world: World = ALONE) -> None:
-        self.world, self._module = world, module
+    def __init__(self, module: nn.Module, world: World = ALONE, clipped: Collection[str] = ()) -> None:
+        self.world, self._module, self._clipped = world, module, clipped
         self._parameters = checks.trainable(module)
         replicated = {name: p.numel() for name, p in self._parameters.items() if not is_shard(p)}
         self._owners = owners(replicated, world.size)
@@ -52,6 +55,13 @@ class Reduction:
         }
         self._summed = False
         self._key: Key | None = None
+
+    def roundings(self, parameter: nn.Parameter) -> int:
+        """Return how often a gradient in half precision is rounded: as a part, and as the sum, see `sum_slack`.
+
+        Clip groups add up the parts of shards in float32.
+        """
+        return 1 if self.world is ALONE or is_shard(parameter) else 2
 
     def share_weights_(self) -> None:
         """Give all processes the parameters and buffers of rank 0, but for shards; and a key to compare by."""
@@ -77,7 +87,7 @@ class Reduction:
         for name, parameter in self._parameters.items():
             if name in self._owners:
                 self._sum_replicas_(parameter, self._owners[name])
-            elif parameter.grad is not None:
+            elif parameter.grad is not None and name not in self._clipped:
                 parameter.grad = parameter.grad * self.world.size
 
     def _sum_replicas_(self, parameter: nn.Parameter, owner: int) -> None:
@@ -127,6 +137,11 @@ class Reduction:
                 raise PrivacyError(
                     f"{name} is sharded as {parameter.placements} over {parameter.device_mesh}: its noise is "
                     "known for one mesh of one dimension over all ranks, as fully_shard(module) makes it"
+                )
+            if is_shard(parameter) and parameter.element_size() < 4 and name not in self._clipped:
+                raise PrivacyError(
+                    f"{name} is sharded in half precision, in which FSDP adds up gradients, and noise does not "
+                    "cover that: keep parameters in float32, and use torch.autocast"
                 )
         for group in fsdp_groups(self._module):
             _check_group(group)

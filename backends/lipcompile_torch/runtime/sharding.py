@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeGuard
 
+import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -59,6 +60,22 @@ def shard_like(shard: Tensor, parameter: Tensor) -> Tensor:
     )
 
 
+def add_sum_(shard: DTensor, addend: Tensor) -> None:
+    """Add the sum over all processes of whole tensors to the `.grad` of a shard; all processes call it.
+
+    Each entry is added in float32 at least, and rounded to the dtype of the shard once.
+    """
+    from torch.distributed.tensor import DTensor, Partial
+
+    mesh, wide = shard.device_mesh, torch.promote_types(shard.dtype, torch.float32)
+    parts = DTensor.from_local(addend.to(wide), mesh, [Partial()], run_check=False)
+    own = parts.redistribute(mesh, shard.placements).to_local().to(shard.to_local().device, shard.dtype)
+    total = shard_like(own, shard)
+    shard.grad = total if shard.grad is None else shard.grad + total
+    for hook in (getattr(shard, "_post_accumulate_grad_hooks", None) or {}).values():
+        hook(shard)  # as FSDP does
+
+
 def replace_(parameter: Tensor, change: Callable[[Tensor], Tensor]) -> None:
     """Put `change` of the whole parameter in its place, which it leaves alone if it is given back as it was."""
     before = whole(parameter.detach())
@@ -96,9 +113,24 @@ def hooked(module: nn.Module) -> str:
 
 
 def settle(module: nn.Module) -> None:
-    """Let the parameters of FSDP's modules be their shards, which after a forward pass alone they are not."""
+    """Let the parameters of FSDP's modules be their shards, which after a forward pass alone they are not.
+
+    Within a backward pass, which may run a forward pass again, nothing happens: FSDP sees to it.
+    """
+    if torch._C._current_graph_task_id() == -1:
+        for part in _fsdp_parts(module):
+            part.reshard()
+
+
+def gathered(module: nn.Module) -> dict[int, nn.Parameter]:
+    """Return the whole parameters that FSDP gathers, by the identity of their shards; all processes call it.
+
+    Torch makes each of them once. Their memory comes and goes, also behind views of them.
+    """
     for part in _fsdp_parts(module):
+        part.unshard()
         part.reshard()
+    return {id(p.sharded_param): p.unsharded_param for group in fsdp_groups(module) for p in group.fsdp_params}
 
 
 def forget_gradients(module: nn.Module) -> None:

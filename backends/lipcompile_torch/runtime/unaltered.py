@@ -38,7 +38,8 @@ class GradientWatch:
     another mechanism: one example moves each parameter's part by what the others' norms do, too.
 
     Writes that torch does not count (through `.data`, by collective operations) are seen if they change the norm
-    of a gradient. The gradients of parameters that FSDP has sharded are not watched.
+    of a gradient. The gradients of parameters that FSDP has sharded are not watched, but for what is added to them
+    and for hooks.
 
     Attributes:
         norms: of the gradients as they arrived, 0-dim, by name.
@@ -51,10 +52,14 @@ class GradientWatch:
     def __init__(self, parameters: Mapping[str, nn.Parameter], late: bool = False) -> None:
         self._late = late
         self.norms: dict[str, Tensor] = {}
+        self._all = parameters
         self._parameters = {name: p for name, p in parameters.items() if not is_shard(p)}
         self._arrived: dict[str, tuple[Tensor | None, int]] = {}
         self._changed: set[str] = set()
         self._additions: Counter[str] = Counter()
+        for name in parameters.keys() - self._parameters.keys():
+            count = OwnHook(partial(self._count, name))
+            parameters[name].register_post_accumulate_grad_hook(count)  # type: ignore[no-untyped-call]
         for name, p in self._parameters.items():
             p.register_hook(OwnHook(partial(self._before, name)))  # type: ignore[no-untyped-call]
             p.register_post_accumulate_grad_hook(OwnHook(partial(self._after, name)))  # type: ignore[no-untyped-call]
@@ -73,7 +78,7 @@ class GradientWatch:
 
     def check_hooks(self) -> None:
         """Refuse hooks of others, which may have changed what arrived."""
-        for name, parameter in self._parameters.items():
+        for name, parameter in self._all.items():
             if not has_own_hooks_only(parameter):
                 raise PrivacyError(
                     f"{name} has hooks, which may change gradients that the bounds hold for: remove them"
@@ -98,8 +103,11 @@ class GradientWatch:
         if self._parameters[name].grad is not None and not self._is_as_arrived(name):
             self._changed.add(name)
 
-    def _after(self, name: str, _: Tensor) -> None:
+    def _count(self, name: str, _: Tensor) -> None:
         self._additions[name] += 1
+
+    def _after(self, name: str, _: Tensor) -> None:
+        self._count(name, _)
         self._note(name)
         if self._late:  # what is queued while the queue is worked off comes behind what DDP has queued
             _at_end(lambda: _at_end(lambda: self._note(name)))

@@ -20,6 +20,9 @@ from lipcompile.ops.registry import layers
 from lipcompile.ops.rules import feature_axis
 from lipcompile.ops.schema import Argument, ArgumentError, bind, check_names, suggest
 
+# C, and γ of a clip without a threshold.
+Clip = tuple[Fraction, Fraction | None]
+
 # Layers that stand for several nodes; `frontends.dsl` expands them.
 SUGAR = ("split", "rnn", "gru", "lstm", "onnx")
 UNIT = Constraint("spectral", Fraction(1))
@@ -74,7 +77,7 @@ class LayerLowering:
             _check_names(op, call, arguments)
             return Value(call.name.text, None)
         attributes = _attributes(Given(op, spelling, tuple(positional), values, shapes), call)
-        tied = self._tied(label, op, parameters, call)
+        tied = self._tied(label, op, parameters, clip, call)
         value = self.builder.add(
             op,
             attributes,
@@ -87,7 +90,7 @@ class LayerLowering:
         if clip is not None:
             self._clip_all(value, *clip)
         if label is not None and value.shape is not None:
-            self._labelled.setdefault(label, Labelled(op, value.name, parameters))
+            self._labelled.setdefault(label, Labelled(op, value.name, parameters, clip))
         return value
 
     def _clip_all(self, value: Value, length: Fraction, regulariser: Fraction | None) -> None:
@@ -155,7 +158,7 @@ class LayerLowering:
         return ParameterChoice(Constraint(rule.constraints[0], chosen), trainable=not scope.frozen)
 
     def _tied(
-        self, label: str | None, op: AnyOp, own: dict[str, ParameterChoice], call: ast.Call
+        self, label: str | None, op: AnyOp, own: dict[str, ParameterChoice], clip: Clip | None, call: ast.Call
     ) -> dict[str, ParameterChoice]:
         """Let a layer with a `share` label use the parameters of the first layer that has it."""
         if label in self.closed:
@@ -164,8 +167,8 @@ class LayerLowering:
         if label is None or label not in self._labelled:
             return own
         first = self._labelled[label]
-        if first.op is not op or first.choices != own:
-            message = f"layers that share `{label}` must be of one kind, with the same constraints"
+        if (first.op, first.choices, first.clip) != (op, own, clip):
+            message = f"layers that share `{label}` must be of one kind, with the same constraints and clips"
             raise Problem("LIP012", message, call.at, "give them equal arguments, or another label")
         return {role: replace(choice, shared=f"{first.node}.{role}") for role, choice in own.items()}
 
@@ -182,6 +185,7 @@ class Labelled:
     op: AnyOp
     node: str
     choices: Mapping[str, ParameterChoice]
+    clip: Clip | None
 
 
 def _label(op: AnyOp, named: dict[str, ast.Expression], scope: Scope, call: ast.Call) -> str | None:
@@ -194,10 +198,8 @@ def _label(op: AnyOp, named: dict[str, ast.Expression], scope: Scope, call: ast.
     return label
 
 
-def _clip(
-    op: AnyOp, named: dict[str, ast.Expression], scope: Scope, call: ast.Call
-) -> tuple[Fraction, Fraction | None] | None:
-    """Take `clip` out of the arguments of a layer with parameters: C, and γ of a clip without a threshold."""
+def _clip(op: AnyOp, named: dict[str, ast.Expression], scope: Scope, call: ast.Call) -> Clip | None:
+    """Take `clip` out of the arguments of a layer with parameters."""
     if not op.parameters or "clip" not in named:
         return None
     length = scope.argument(named.pop("clip"))

@@ -254,6 +254,8 @@ class Lowering:
         body, shared = self._copy(layer, name, current.shape, scope)
         if body is None:
             return POISONED
+        if body.clips:
+            raise Problem("LIP316", "a repetition whose count is open cannot be clipped", layer.at, _give(count))
         if body.shape(body.output) != current.shape:
             message = f"one copy makes {list(body.shape(body.output))} of {list(current.shape)}"
             raise Problem("LIP014", f"{message}, so that the next copies differ", layer.at, _give(count))

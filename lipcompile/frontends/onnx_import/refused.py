@@ -40,7 +40,11 @@ _MENDS: Mapping[str, str] = {
     _DEVIATION: "use layer_norm or instance_norm, which add eps to the variance: the slope is 1/√eps",
     "Sqrt": "roots of sums of squares are imported, and of Σx² + eps as a divisor of x",
     _SEQUENCES: "export the model with tensors of fixed shapes",
+    _DRAWS: "make the module without random depth (stochastic_depth_prob=0, drop_path_rate=0) and other noise",
 }
+
+# Operators that draw random numbers, on constants too.
+DRAWS = ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
 
 NEVER: Mapping[str, str] = {
     **dict.fromkeys(("Ceil", "Floor", "Mod", "Round"), _JUMPS),
@@ -77,8 +81,7 @@ LATER: Mapping[str, str] = {
     **dict.fromkeys(("Optional", "OptionalGetElement", "OptionalHasElement"), _SEQUENCES),
     **dict.fromkeys(("ConcatFromSequence", "SequenceAt", "SequenceConstruct", "SequenceEmpty"), _SEQUENCES),
     **dict.fromkeys(("SequenceErase", "SequenceInsert", "SequenceLength", "SplitToSequence"), _SEQUENCES),
-    **dict.fromkeys(("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike"), _DRAWS),
-    **dict.fromkeys(("RandomUniform", "RandomUniformLike"), _DRAWS),
+    **dict.fromkeys(DRAWS, _DRAWS),
     **dict.fromkeys(("Scatter", "ScatterElements", "ScatterND", "TensorScatter"), _PLACES),
     **dict.fromkeys(("GatherElements", "GatherND"), "entries taken from given places: Gather takes whole slices"),
     "CenterCropPad": "export it as Slice and Pad",

@@ -14,6 +14,7 @@ from lipcompile.diagnostics import Refusal
 from lipcompile.frontends.onnx_import import memory, sizes
 from lipcompile.frontends.onnx_import.layout import Placed
 from lipcompile.frontends.onnx_import.node import OnnxNode
+from lipcompile.frontends.onnx_import.refused import DRAWS, refusal_of
 from lipcompile.frontends.onnx_import.sizes import BATCH, checked, has_batch
 from lipcompile.graph import Value
 
@@ -139,6 +140,8 @@ def fold(proto: NodeProto, operands: Sequence[Known | None], version: int) -> li
     """Evaluate a node whose operands are constants; raises Refusal where that is not possible."""
     given = [operand for operand in operands if operand is not None]
     op_type = proto.op_type
+    if op_type in DRAWS:
+        raise refusal_of(op_type, [], standard=True)
     if op_type not in MOVES | ARITHMETIC:
         raise Refusal(
             "LIP100", f"unsupported op {op_type} on constants", "simplify the file: fold constants while exporting"

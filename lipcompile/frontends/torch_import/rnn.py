@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, update_wrapper
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch.fx import Node
 
 
 def translations() -> Mapping[Callable[..., Any], Callable[..., Any]]:
@@ -18,6 +21,15 @@ def translations() -> Mapping[Callable[..., Any], Callable[..., Any]]:
     aten = torch.ops.aten
     cells = {aten.rnn_tanh.input: "Tanh", aten.rnn_relu.input: "Relu"}
     return {operator: update_wrapper(partial(_rnn, activation), _rnn) for operator, activation in cells.items()}
+
+
+def projects(node: Node) -> bool:
+    """Whether a traced operation is an LSTM with projected states: torch.onnx drops the matrix that projects."""
+    if str(node.target) != "aten.lstm.input":
+        return False
+    given: Any = node.args
+    params, has_biases, layers, _, _, bidirectional = given[2:8]
+    return bool(len(params) > layers * (2 if bidirectional else 1) * (4 if has_biases else 2))
 
 
 def _operators() -> Any:

@@ -171,10 +171,18 @@ def _explained(module: Module, examples: Sequence[Example], error: Exception) ->
     if failure is not None:
         shown = ", ".join(f"{one.name or 'x'}[{', '.join(map(str, ('B', *one.shape)))}]" for one in examples)
         message = f"the module fails on examples {shown}: {summary(failure)}"
-        mend = "give the shape of one example, without the batch: --input-shape 3,32,32"
-        return input_error("LIP023", message, mend, place_of(failure))
+        return input_error("LIP023", message, _shapes(module, len(examples)), place_of(failure))
     message = f"torch.export cannot trace the module: {summary(error)}"
     return untraceable("LIP121", message, "write this line with operations of torch only", place_of(error))
+
+
+def _shapes(module: Module, given: int) -> str:
+    """Return how to give the shapes of all inputs that the module needs."""
+    arguments = inspect.signature(module.forward).parameters.values()
+    needed = [one.name for one in arguments if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD]
+    if len(needed) <= max(given, 1):
+        return "give the shape of one example, without the batch: --input-shape 3,32,32"
+    return f"give the shape of each: {' '.join(f'--input-shape {name}=3,32,32' for name in needed)}"
 
 
 def untraceable(code: str, message: str, mend: str, location: Location | None) -> Untraceable:

@@ -11,7 +11,7 @@ from lipcompile.diagnostics import Diagnostic
 from lipcompile.frontends.onnx_import.node import scope_of, traced_line
 from lipcompile.frontends.quiet import silence
 from lipcompile.frontends.torch_import.places import summary
-from lipcompile.frontends.torch_import.rnn import translations
+from lipcompile.frontends.torch_import.rnn import projects, translations
 from lipcompile.frontends.torch_import.tracing import Untraceable, untraceable
 
 if TYPE_CHECKING:
@@ -33,6 +33,10 @@ def translated(program: ExportedProgram) -> ModelProto:
     import torch
     from onnxscript import optimizer
 
+    for node in filter(projects, program.graph.nodes):
+        message = "an LSTM whose states are projected is not yet supported"
+        at = traced_line(str(node.meta.get("stack_trace")))
+        raise untraceable("LIP110", message, "leave proj_size out", at)
     named = program.state_dict.keys()
     try:
         with silence():

@@ -1,4 +1,4 @@
-/* Weight gradients P_i of examples: their norms, and sums Σ s_i·P_i, without ever holding more than a few of them.
+/* Weight gradients P_i of examples: their norms, and sums Σ s_i·P_i, of which a few are held at a time, or all if asked for.
  *
  * P_i = Σ_t a_t·b_tᵀ is a sum over positions t of products of what a layer read and of the cotangent of what it made. The
  * caller says where both lie (see outer_products.py); nothing here knows what a convolution is.
@@ -44,6 +44,7 @@ typedef struct {
     const gradient_scales *scales;
     size_t examples, parts, size, positions, together, room;
     double *totals, *rooms;
+    float *held;
     int are_kept, threads;
 } gradient_work;
 
@@ -165,7 +166,9 @@ static void work_on(const gradient_work *all, const chosen *which, group *some) 
     for (size_t i = some->begin; i < some->end; i++) {
         size_t own = i - some->begin;
         double factor = all->scales->factors != NULL && all->scales->are_given ? all->scales->factors[i] : 1.0;
-        float *found = all->are_kept ? in->kept + own * all->size + which->place : in->tile;
+        float *found = all->held != NULL ? all->held + i * all->size + which->place
+                       : all->are_kept   ? in->kept + own * all->size + which->place
+                                         : in->tile;
         if (factor == 0.0) continue;
         multiply_chosen(all, which, some, own, found);
         if (all->scales->norms != NULL)
@@ -269,7 +272,7 @@ static void add_parts(void *context, size_t begin, size_t end) {
 }
 
 void example_gradients(const gradient_plan *plan, size_t examples, const gradient_scales *scales, size_t parts,
-                       double *totals, double *rooms, int threads) {
+                       double *totals, double *rooms, float *held, int threads) {
     int are_kept = scales->norms != NULL && totals != NULL;
     size_t positions = 0;
     for (size_t i = 0; i < plan->segment_count; i++) positions += (size_t)plan->segments[i].count;
@@ -284,11 +287,35 @@ void example_gradients(const gradient_plan *plan, size_t examples, const gradien
                          example_gradients_room(plan, are_kept),
                          totals,
                          rooms,
+                         held,
                          are_kept,
                          threads};
     for (int t = 0; t < threads; t++) leave_room(rooms + (size_t)t * all.room, FRESH);
     in_stretches(parts, 1, threads, work_on_parts, &all);
     if (totals != NULL) in_stretches(all.size, CHUNK, threads, add_parts, &all);
+}
+
+/* --- gradients that are held --- */
+
+typedef struct {
+    const tile_kind *tiles;
+    const float *held;
+    size_t examples, size;
+    const double *factors;
+    double *total;
+} held_gradients;
+
+static void sum_entries(void *context, size_t begin, size_t end) {
+    const held_gradients *all = context;
+    memset(all->total + begin, 0, (end - begin) * sizeof *all->total);
+    for (size_t i = 0; i < all->examples; i++)
+        if (all->factors[i] != 0.0)
+            all->tiles->add_multiple(all->held + i * all->size + begin, end - begin, all->factors[i], all->total + begin);
+}
+
+void sum_held(const float *held, size_t examples, size_t size, const double *factors, double *total, int threads) {
+    held_gradients all = {tiles_at_hand(), held, examples, size, factors, total};
+    in_stretches(size, CHUNK, threads, sum_entries, &all);
 }
 
 #endif

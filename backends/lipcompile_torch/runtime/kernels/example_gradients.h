@@ -47,8 +47,14 @@ size_t example_gradients_room(const gradient_plan *plan, int are_kept);
  * they are NULL. Part k has examples k·examples/parts to (k + 1)·examples/parts, added in that order; then parts are added.
  *
  * rooms: [threads][example_gradients_room], at multiples of 64 bytes.
+ * held: [examples][one gradient], all gradients, to be written; or NULL. Without totals alone.
  */
 void example_gradients(const gradient_plan *plan, size_t examples, const gradient_scales *scales, size_t parts,
-                       double *totals, double *rooms, int threads);
+                       double *totals, double *rooms, float *held, int threads);
+
+/* Write Σ factors_i·held_i to total [size], of gradients held [examples][size]; the examples are added in their order. An
+ * example whose factor is 0 adds nothing.
+ */
+void sum_held(const float *held, size_t examples, size_t size, const double *factors, double *total, int threads);
 
 #endif

@@ -297,22 +297,35 @@ static PyObject *py_example_gradients_room(PyObject *self, PyObject *arguments) 
 
 static PyObject *py_example_gradients(PyObject *self, PyObject *arguments) {
     PyObject *given;
-    unsigned long long factors, norms, beside, totals, rooms;
+    unsigned long long factors, norms, beside, totals, rooms, held;
     Py_ssize_t examples, parts;
     int threads;
     gradient_plan plan;
     gradient_scales scales;
     (void)self;
-    if (!PyArg_ParseTuple(arguments, "O!n(KKKdddp)nKKi", &PyTuple_Type, &given, &examples, &factors, &norms, &beside,
+    if (!PyArg_ParseTuple(arguments, "O!n(KKKdddp)nKKKi", &PyTuple_Type, &given, &examples, &factors, &norms, &beside,
                           &scales.limit, &scales.room, &scales.regulariser, &scales.are_given, &parts, &totals, &rooms,
-                          &threads))
+                          &held, &threads))
         return NULL;
     if (!read_plan(given, &plan)) return NULL;
     scales.factors = (double *)(uintptr_t)factors, scales.norms = (double *)(uintptr_t)norms;
     scales.beside = (const double *)(uintptr_t)beside;
     Py_BEGIN_ALLOW_THREADS;
     example_gradients(&plan, (size_t)examples, &scales, (size_t)parts, (double *)(uintptr_t)totals,
-                      (double *)(uintptr_t)rooms, threads);
+                      (double *)(uintptr_t)rooms, (float *)(uintptr_t)held, threads);
+    Py_END_ALLOW_THREADS;
+    Py_RETURN_NONE;
+}
+
+static PyObject *py_sum_held(PyObject *self, PyObject *arguments) {
+    unsigned long long held, factors, total;
+    Py_ssize_t examples, size;
+    int threads;
+    (void)self;
+    if (!PyArg_ParseTuple(arguments, "KnnKKi", &held, &examples, &size, &factors, &total, &threads)) return NULL;
+    Py_BEGIN_ALLOW_THREADS;
+    sum_held((const float *)(uintptr_t)held, (size_t)examples, (size_t)size, (const double *)(uintptr_t)factors,
+             (double *)(uintptr_t)total, threads);
     Py_END_ALLOW_THREADS;
     Py_RETURN_NONE;
 }
@@ -348,7 +361,9 @@ static PyMethodDef methods[] = {
      "example_gradients_room(plan, are_kept): see example_gradients.h"},
     {"example_gradients", py_example_gradients, METH_VARARGS,
      "example_gradients(plan, examples, (factors, norms, beside, limit, room, regulariser, are_given), parts, totals, "
-     "rooms, threads): see example_gradients.h"},
+     "rooms, held, threads): see example_gradients.h"},
+    {"sum_held", py_sum_held, METH_VARARGS,
+     "sum_held(held, examples, size, factors, total, threads): see example_gradients.h"},
 #endif
     {NULL, NULL, 0, NULL},
 };

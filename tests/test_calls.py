@@ -1,0 +1,82 @@
+"""The commands as functions of Python: what they take, refuse, and leave on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lipcompile_torch.runtime.data import DataError
+from lipcompile_torch.runtime.ledger import read_ledger
+from torch import nn
+
+import lipcompile
+from lipcompile.diagnostics import InputError
+
+SETTINGS: dict[str, Any] = {"loss": "cross_entropy", "epsilon": 8, "delta": 1e-3, "epochs": 1, "batch_size": 10}
+
+
+def data() -> tuple[Any, ...]:
+    x = np.random.default_rng(0).standard_normal((40, 4))
+    y = (x[:, 0] > 0).astype(np.int64)
+    return x, y, x[:10], y[:10]
+
+
+def net(width: int = 8) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, 2))
+
+
+@pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy, lambda array: array.tolist()])
+def test_data_of_any_kind(kind: Any, tmp_path: Path) -> None:
+    """Doubles become what the module computes in, as those of a file do."""
+    result = lipcompile.train(net(), tuple(map(kind, data())), tmp_path / "run", **SETTINGS)
+    assert result.steps == 4
+    assert (tmp_path / "run/model.py").is_file()
+
+
+def test_labels_out_of_range_leave_no_folder(tmp_path: Path) -> None:
+    x, y, *test = data()
+    with pytest.raises(DataError, match="range from 1 to 2: the network has classes 0 to 1"):
+        lipcompile.train(net(), (x, y + 1, *test), tmp_path / "run", **SETTINGS)
+    assert not (tmp_path / "run").exists()
+
+
+def test_targets_of_another_shape_leave_no_folder(tmp_path: Path) -> None:
+    x, _, *_ = data()
+    y = np.zeros((40, 3), np.float32)
+    with pytest.raises(InputError, match="targets must be floats of shape"):
+        lipcompile.train(net(), (x, y, x, y), tmp_path / "run", **{**SETTINGS, "loss": "absolute_error"})
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_is_not_written_over(tmp_path: Path) -> None:
+    """Nor by another network; what goes on has the module of its run."""
+    lipcompile.train(net(), data(), tmp_path, **SETTINGS)
+    before = (tmp_path / "model.py").read_text()
+    for other in (net(), net(9)):
+        with pytest.raises(InputError, match="holds an earlier run"):
+            lipcompile.train(other, data(), tmp_path, **SETTINGS)
+    with pytest.raises(InputError, match="is another module"):
+        lipcompile.train(net(9), data(), tmp_path, how={"resume": True}, **SETTINGS)
+    assert lipcompile.train(net(), data(), tmp_path, how={"resume": True}, **SETTINGS).steps == 4
+    assert (tmp_path / "model.py").read_text() == before
+    assert read_ledger(tmp_path / "ledger.jsonl").charges.total() == 4
+
+
+@pytest.mark.parametrize("option", [{"bounds": "clipp"}, {"clip_groups": "layer"}, {"clip_length": -1}])
+def test_options_that_mean_nothing_are_refused(option: Any) -> None:
+    with pytest.raises(InputError) as raised:
+        lipcompile.private(net(), (4,), **option)
+    assert [found.code for found in raised.value.diagnostics] == ["LIP005"]
+
+
+def test_fix_takes_references_and_no_modules_in_memory(tmp_path: Path) -> None:
+    outcome = lipcompile.fix(
+        f"{__name__}:net", tmp_path / "f.onnx", example=(4,), loss="cross_entropy", bounds="clip"
+    )
+    assert outcome.reached
+    assert (tmp_path / "f.onnx").is_file()
+    with pytest.raises(InputError, match='batch_norm="group_norm"'):
+        lipcompile.fix(net(), tmp_path / "f.onnx")  # type: ignore[arg-type]
