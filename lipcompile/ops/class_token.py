@@ -76,7 +76,6 @@ CLASS_TOKEN = plain(
             optional=False,
         ),
     ),
-    onnx=("Concat",),
 )
 
 OPS: tuple[AnyOp, ...] = (CLASS_TOKEN,)

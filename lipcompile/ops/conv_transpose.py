@@ -80,7 +80,6 @@ CONV_TRANSPOSE = plain(
         bias_rule(lambda conv, inputs: (conv.channels,), conv_bias_kappa),
     ),
     dsl=(Spelling("conv_transpose1d", 1), Spelling("conv_transpose2d", 2), Spelling("conv_transpose3d", 3)),
-    onnx=("ConvTranspose",),
     conditions=window_counts(adjoint_windows),
 )
 

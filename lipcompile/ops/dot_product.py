@@ -101,7 +101,6 @@ DOT_PRODUCT = plain(
     reads=("row",),
     lipschitz=dot_product_lipschitz,
     operands=(3, 3),
-    onnx=("Attention",),
 )
 
 OPS: tuple[AnyOp, ...] = (DOT_PRODUCT,)

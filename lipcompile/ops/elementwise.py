@@ -63,7 +63,7 @@ class Function:
         return [grown if self.at_zero is None else grown + num.sqrt(entries) * self.at_zero(num, attributes)]
 
 
-def elementwise(name: str, onnx: tuple[str, ...], function: Function, **others: Any) -> AnyOp:
+def elementwise(name: str, function: Function, **others: Any) -> AnyOp:
     """Return the record of φ acting on every entry; `others` as for `plain`."""
     slope = function.slope
 
@@ -92,6 +92,5 @@ def elementwise(name: str, onnx: tuple[str, ...], function: Function, **others: 
         norm=norm,
         row=row,
         entry=entry,
-        onnx=onnx,
         **others,
     )

@@ -293,7 +293,6 @@ DENSE = plain(
         weight_rule(dense_weight_shape, input_norm_kappa),
         bias_rule(lambda attributes, inputs: (attributes.features,), dense_bias_kappa),
     ),
-    onnx=("Gemm", "MatMul"),
     conditions=position_count,
 )
 BIAS = plain(
@@ -307,7 +306,6 @@ BIAS = plain(
     lipschitz=shift_lipschitz,
     parameters=(bias_rule(lambda attributes, inputs: attributes.size, bias_kappa, optional=False),),
     dsl=(Spelling("bias"), Spelling("position")),
-    onnx=("Add", "Sub"),
     conditions=position_count,
 )
 CONV = plain(
@@ -322,7 +320,6 @@ CONV = plain(
         bias_rule(lambda conv, inputs: (conv.channels,), conv_bias_kappa),
     ),
     dsl=(Spelling("conv1d", 1), Spelling("conv2d", 2), Spelling("conv3d", 3)),
-    onnx=("Conv",),
     conditions=window_counts(conv_windows),
 )
 

@@ -91,6 +91,5 @@ OPS: tuple[AnyOp, ...] = (
         row=local_response_row,
         entry=local_response_entry,
         lipschitz=local_response_slope,
-        onnx=("LRN",),
     ),
 )

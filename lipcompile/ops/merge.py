@@ -218,7 +218,6 @@ SUM = plain(
     lipschitz=sum_lipschitz,
     operands=(1, None),
     dsl=(Spelling("add"), Spelling("mean")),
-    onnx=("Add", "Mean", "Sub", "Sum"),
     conditions=copy_counts,
 )
 PRODUCT = plain(
@@ -232,7 +231,6 @@ PRODUCT = plain(
     reads=("row", "entry"),
     lipschitz=product_lipschitz,
     operands=(2, 2),
-    onnx=("Mul",),
     conditions=copy_counts,
 )
 CONCAT = plain(
@@ -246,7 +244,6 @@ CONCAT = plain(
     parts=True,
     lipschitz=parts_lipschitz,
     operands=(1, None),
-    onnx=("Concat",),
 )
 MAXIMUM, MINIMUM = (
     plain(
@@ -260,9 +257,8 @@ MAXIMUM, MINIMUM = (
         parts=True,
         lipschitz=parts_lipschitz,
         operands=(2, None),
-        onnx=onnx,
     )
-    for name, onnx in (("maximum", ("Max",)), ("minimum", ("Min",)))
+    for name in ("maximum", "minimum")
 )
 WHERE = plain(
     "where",
@@ -276,7 +272,6 @@ WHERE = plain(
     lipschitz=parts_lipschitz,
     operands=(2, 2),
     dsl=(),
-    onnx=("Where",),
 )
 
 OPS: tuple[AnyOp, ...] = (SUM, PRODUCT, CONCAT, MAXIMUM, MINIMUM, WHERE)

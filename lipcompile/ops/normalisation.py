@@ -226,7 +226,7 @@ def rms_norm_entry(num: Numbers[N], site: Site[OverAxes], x: Inputs[N], theta: T
 
 
 def normalising(
-    name: str, attributes: type[Any], shape: ShapeRule[Any], row: NormRule[Any], entry: NormRule[Any], onnx: str
+    name: str, attributes: type[Any], shape: ShapeRule[Any], row: NormRule[Any], entry: NormRule[Any]
 ) -> AnyOp:
     """Return the record of a norm."""
     return plain(
@@ -238,7 +238,6 @@ def normalising(
         row=row,
         entry=entry,
         lipschitz=bounded_slope,
-        onnx=(onnx,),
     )
 
 
@@ -253,19 +252,8 @@ def squared_slope(attributes: Any) -> Fraction | None:
 
 OPS: tuple[AnyOp, ...] = (
     plain("center", Center, center_shape, "normalisation.md#centring", row=center_row, entry=center_entry),
-    normalising(
-        "layer_norm", OverAxes, centred_norm_shape, centred_norm_row, centred_norm_entry, "LayerNormalization"
-    ),
-    normalising(
-        "group_norm", GroupNorm, centred_norm_shape, centred_norm_row, centred_norm_entry, "GroupNormalization"
-    ),
-    normalising(
-        "instance_norm",
-        InstanceNorm,
-        centred_norm_shape,
-        centred_norm_row,
-        centred_norm_entry,
-        "InstanceNormalization",
-    ),
-    normalising("rms_norm", OverAxes, rms_norm_shape, rms_norm_row, rms_norm_entry, "RMSNormalization"),
+    normalising("layer_norm", OverAxes, centred_norm_shape, centred_norm_row, centred_norm_entry),
+    normalising("group_norm", GroupNorm, centred_norm_shape, centred_norm_row, centred_norm_entry),
+    normalising("instance_norm", InstanceNorm, centred_norm_shape, centred_norm_row, centred_norm_entry),
+    normalising("rms_norm", OverAxes, rms_norm_shape, rms_norm_row, rms_norm_entry),
 )

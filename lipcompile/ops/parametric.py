@@ -92,7 +92,7 @@ def scale_gain(num: Numbers[N], site: Site[PerFeature], x: Inputs[N], theta: The
     return theta["gain"]
 
 
-def per_feature(name: str, role: str, gain: NormRule[PerFeature], onnx: tuple[str, ...]) -> AnyOp:
+def per_feature(name: str, role: str, gain: NormRule[PerFeature]) -> AnyOp:
     """Return the record of an op that multiplies entries by at most `gain`, with one parameter in a box."""
 
     def norm(num: Numbers[N], site: Site[Any], x: Inputs[N], theta: Theta[N]) -> N:
@@ -127,7 +127,6 @@ def per_feature(name: str, role: str, gain: NormRule[PerFeature], onnx: tuple[st
         lipschitz=lipschitz,
         reads=("entry",),
         parameters=(parameter,),
-        onnx=onnx,
     )
 
 
@@ -176,8 +175,8 @@ ANGLE = ParameterRule(
     kappa=angle_kappa,
     optional=False,
 )
-PRELU = per_feature("prelu", "slope", prelu_gain, ("PRelu",))
-SCALE = per_feature("scale", "gain", scale_gain, ("Mul",))
+PRELU = per_feature("prelu", "slope", prelu_gain)
+SCALE = per_feature("scale", "gain", scale_gain)
 
 OPS: tuple[AnyOp, ...] = (
     PRELU,

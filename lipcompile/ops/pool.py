@@ -220,12 +220,9 @@ OPS: tuple[AnyOp, ...] = (
         WINDOWS,
         overlap,
         entry=entry_of_input,
-        onnx=("MaxPool",),
         conditions=window_reads,
     ),
-    homogeneous(
-        "l2_pool", Pool, pool_shape, WINDOWS, overlap, entry=entry_of_l2, onnx=("LpPool",), conditions=window_reads
-    ),
+    homogeneous("l2_pool", Pool, pool_shape, WINDOWS, overlap, entry=entry_of_l2, conditions=window_reads),
     homogeneous(
         "lp_pool",
         LpPool,
@@ -233,7 +230,6 @@ OPS: tuple[AnyOp, ...] = (
         "pool.md#p-norms",
         lp_gain,
         entry=entry_of_lp,
-        onnx=("LpPool",),
         conditions=lp_counts,
     ),
     homogeneous(
@@ -243,7 +239,6 @@ OPS: tuple[AnyOp, ...] = (
         AVERAGES,
         average,
         entry=entry_of_input,
-        onnx=("AveragePool",),
         conditions=squares_of_averages,
     ),
     homogeneous(

@@ -204,7 +204,6 @@ class Op(Generic[A]):
     parts: bool
     parameters: tuple[ParameterRule[A], ...]
     dsl: tuple[Spelling, ...]
-    onnx: tuple[str, ...]
     proof: str
     conditions: ConditionsRule[A] | None = None
 

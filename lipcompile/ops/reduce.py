@@ -167,16 +167,14 @@ class Kind:
     row: NormRule[Any]
     entry: NormRule[Any]
 
-    def op(self, name: str, attributes: type[Any], onnx: str) -> AnyOp:
+    def op(self, name: str, attributes: type[Any]) -> AnyOp:
         """Return the record of a reduction of this kind."""
 
         def norm(num: Numbers[N], site: Site[Reduction], x: Inputs[N], theta: Theta[N]) -> N:
             return self.gain(num, site) * x[0].norm
 
         row = rows(self.row, self.entry, norm)
-        return homogeneous(
-            name, attributes, reduced_shape, self.proof, self.gain, row=row, entry=self.entry, onnx=(onnx,)
-        )
+        return homogeneous(name, attributes, reduced_shape, self.proof, self.gain, row=row, entry=self.entry)
 
 
 MEAN = Kind("reduce.md#means-and-sums", inverse_root, row_of_input, entry_of_input)
@@ -186,12 +184,12 @@ EUCLIDEAN = Kind("reduce.md#norms", one, row_of_norm, entry_of_norm)
 MAGNITUDES = Kind("reduce.md#norms", root, row_of_sum, entry_of_sum)
 
 OPS: tuple[AnyOp, ...] = (
-    MEAN.op("reduce_mean", Reduce, "ReduceMean"),
-    SUM.op("reduce_sum", Reduce, "ReduceSum"),
-    EXTREME.op("reduce_max", Reduce, "ReduceMax"),
-    EXTREME.op("reduce_min", Reduce, "ReduceMin"),
-    EUCLIDEAN.op("reduce_l2", Reduce, "ReduceL2"),
-    MAGNITUDES.op("reduce_l1", Reduce, "ReduceL1"),
+    MEAN.op("reduce_mean", Reduce),
+    SUM.op("reduce_sum", Reduce),
+    EXTREME.op("reduce_max", Reduce),
+    EXTREME.op("reduce_min", Reduce),
+    EUCLIDEAN.op("reduce_l2", Reduce),
+    MAGNITUDES.op("reduce_l1", Reduce),
     plain(
         "logsumexp",
         Reduce,
@@ -200,9 +198,8 @@ OPS: tuple[AnyOp, ...] = (
         norm=norm_of_logsumexp,
         row=rows(row_of_logsumexp, entry_of_logsumexp, norm_of_logsumexp),
         entry=entry_of_logsumexp,
-        onnx=("ReduceLogSumExp",),
     ),
-    MEAN.op("global_avg_pool", GlobalPool, "GlobalAveragePool"),
-    EXTREME.op("global_max_pool", GlobalPool, "GlobalMaxPool"),
-    EUCLIDEAN.op("global_l2_pool", GlobalPool, "GlobalLpPool"),
+    MEAN.op("global_avg_pool", GlobalPool),
+    EXTREME.op("global_max_pool", GlobalPool),
+    EUCLIDEAN.op("global_l2_pool", GlobalPool),
 )

@@ -161,7 +161,6 @@ def _copying(
         gain,
         row=row,
         entry=entry_of_input,
-        onnx=(name.capitalize(),),
         conditions=counts,
     )
 
@@ -288,7 +287,6 @@ OPS: tuple[AnyOp, ...] = (
         enlarged,
         row=enlarged_row,
         entry=enlarged_entry,
-        onnx=("Resize", "Upsample"),
         conditions=squared_gains,
     ),
 )

@@ -94,7 +94,6 @@ def plain(
     parameters: tuple[ParameterRule[Any], ...] = (),
     operands: tuple[int, int | None] = (1, 1),
     dsl: tuple[Spelling, ...] | None = None,
-    onnx: tuple[str, ...] = (),
     conditions: ConditionsRule[Any] | None = None,
 ) -> AnyOp:
     """Return the record of an op; by default it has no parameters, is 1-Lipschitz and does not enlarge norms."""
@@ -113,7 +112,6 @@ def plain(
         parts=parts,
         parameters=parameters,
         dsl=(Spelling(name),) if dsl is None else dsl,
-        onnx=onnx,
         proof=proof,
         conditions=conditions,
     )

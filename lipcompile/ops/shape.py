@@ -221,9 +221,8 @@ OPS: tuple[AnyOp, ...] = (
         MOVES,
         row=row_of_input,
         entry=entry_of_input,
-        onnx=("Identity",),
     ),
-    plain("flatten", NoAttributes, flatten_shape, MOVES, entry=entry_of_input, onnx=("Flatten",)),
+    plain("flatten", NoAttributes, flatten_shape, MOVES, entry=entry_of_input),
     plain(
         "reshape",
         Reshape,
@@ -231,7 +230,6 @@ OPS: tuple[AnyOp, ...] = (
         MOVES,
         row=reshaped_row,
         entry=entry_of_input,
-        onnx=("Reshape", "Squeeze", "Unsqueeze"),
     ),
     plain(
         "transpose",
@@ -240,12 +238,11 @@ OPS: tuple[AnyOp, ...] = (
         MOVES,
         row=transposed_row,
         entry=entry_of_input,
-        onnx=("Transpose",),
     ),
     plain("space_to_depth", Block, space_to_depth_shape, MOVES, entry=entry_of_input),
     plain("depth_to_space", Block, depth_to_space_shape, MOVES, entry=entry_of_input),
     plain("patches", Block, patches_shape, MOVES, entry=entry_of_input),
-    plain("slice", Slice, slice_shape, CUTS, row=row_of_input, entry=entry_of_input, onnx=("Slice", "Split")),
+    plain("slice", Slice, slice_shape, CUTS, row=row_of_input, entry=entry_of_input),
     plain(
         "clip_norm",
         ClipNorm,
@@ -272,6 +269,5 @@ OPS: tuple[AnyOp, ...] = (
         dropout_gain,
         row=dropped_row,
         entry=dropped_entry,
-        onnx=("Dropout",),
     ),
 )

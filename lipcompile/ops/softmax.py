@@ -161,7 +161,6 @@ OPS: tuple[AnyOp, ...] = (
         entry=softmax_entry,
         reads=("row", "entry"),
         lipschitz=softmax_slope,
-        onnx=("Softmax",),
     ),
     plain(
         "log_softmax",
@@ -173,6 +172,5 @@ OPS: tuple[AnyOp, ...] = (
         entry=log_softmax_entry,
         reads=("row", "entry"),
         lipschitz=log_softmax_slope,
-        onnx=("LogSoftmax",),
     ),
 )

@@ -134,7 +134,6 @@ def loop_op(loop: Loop) -> AnyOp:
         parts=False,
         parameters=tuple(_parameter(name, parameter.shape) for name, parameter in loop.body.parameters.items()),
         dsl=(),
-        onnx=(),
         proof="theory.md#repetition",
     )
 
