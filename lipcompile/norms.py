@@ -18,7 +18,7 @@ from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lipcompile.numbers.rounding import round_up
+from lipcompile.numbers.rounding import UNIT, UP, round_up
 from lipcompile.ops.counting import Window, copies, reads, taps
 
 # numpy is imported where it is used: `check` on a .lip file starts faster without it.
@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-_UNIT = 2.0**-53
-_UP = 1.0 + 2.0**-48  # outward step that covers a handful of float operations
-_PHASE_ERROR = 128 * _UNIT  # of cos and sin of at most three summed fractions of a turn
+_PHASE_ERROR = 128 * UNIT  # of cos and sin of at most three summed fractions of a turn
 _SLACKS = (1e-9, 1e-7, 1e-5, 1e-3)  # distances above the guess at which a proof is tried
 _EXACT_SIZE = 384  # up to here the dense eigenvalue solver makes the guess
 _FREQUENCY_FLOPS = 2e9  # above this, a convolution is bounded by its reshaped kernels alone
@@ -80,18 +78,18 @@ def convolution_norm(kernel: Array, windows: Sequence[Window], groups: int = 1) 
     by_filter = grouped.reshape(groups, grouped.shape[1], -1)
     by_channel = grouped.swapaxes(1, 2).reshape(groups, grouped.shape[2], -1)
     bounds = [
-        (math.sqrt(reads(windows)) * _stack_norm(by_filter) * _UP, "kernel, F × C·k"),
-        (math.sqrt(taps(windows)) * _stack_norm(by_channel) * _UP, "kernel, C × F·k"),
+        (math.sqrt(reads(windows)) * _stack_norm(by_filter) * UP, "kernel, F × C·k"),
+        (math.sqrt(taps(windows)) * _stack_norm(by_channel) * UP, "kernel, C × F·k"),
     ]
     inner, repeats = _unpadded(windows)
     if _frequencies_pay(grouped.shape, inner):
-        bounds.append((math.sqrt(repeats) * _frequency_norm(scaled, inner, groups) * _UP, "frequencies"))
+        bounds.append((math.sqrt(repeats) * _frequency_norm(scaled, inner, groups) * UP, "frequencies"))
     smallest, method = min(bounds)
     return Measured(_rounded_up(smallest, scale), method)
 
 
 def _gamma(terms: int) -> float:
-    return 8 * (terms + 2) * _UNIT
+    return 8 * (terms + 2) * UNIT
 
 
 def _normalised(entries: Array) -> tuple[Array, int]:
@@ -115,7 +113,7 @@ def _frobenius(entries: Array) -> float:
     """‖entries‖_F, rounded up."""
     import numpy as np
 
-    return float(np.linalg.norm(entries.reshape(-1))) * (1 + _gamma(entries.size)) * _UP
+    return float(np.linalg.norm(entries.reshape(-1))) * (1 + _gamma(entries.size)) * UP
 
 
 def _stack_norm(maps: Array, error: float = 0.0) -> float:
@@ -133,7 +131,7 @@ def _stack_norm(maps: Array, error: float = 0.0) -> float:
     adjoint = maps.conj().swapaxes(-1, -2)
     grams = maps @ adjoint if rows <= columns else adjoint @ maps
     eigenvalue = _largest_eigenvalue(np.ascontiguousarray(grams)) + _gamma(max(rows, columns)) * largest**2
-    return (min(math.sqrt(eigenvalue), largest) + error) * _UP
+    return (min(math.sqrt(eigenvalue), largest) + error) * UP
 
 
 def _largest_eigenvalue(grams: Array) -> float:

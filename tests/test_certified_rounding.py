@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 
 from lipcompile import norms
 from lipcompile.numbers.certified import _IV, Certified, Interval
-from lipcompile.numbers.rounding import round_up
+from lipcompile.numbers.rounding import UP, above, below, round_up
 from lipcompile.ops.counting import windows_of
 
 from .rounding import DIGITS, each_is_needed, length, nearly_rank_one
 
 Array = NDArray[Any]
-OFF: dict[tuple[Any, str], Any] = {(norms, "_UP"): 1.0, (norms, "_gamma"): lambda _: 0.0}
+OFF: dict[tuple[Any, str], Any] = {(norms, "UP"): 1.0, (norms, "_gamma"): lambda _: 0.0}
 GAMMA = {"γ": {(norms, "_gamma"): norms._gamma}}
-ONE_STEP = {"one step": {(norms, "_UP"): norms._UP}}
+ONE_STEP = {"one step": {(norms, "UP"): UP}}
 UNIT = 2.0**-53
 
 
@@ -165,3 +165,18 @@ def test_extremes_and_roots_are_those_of_both_ends() -> None:
     assert [float(root.a), float(root.b)] == [0, 2]
     assert float(num.sqrt(Interval(_IV.mpf([4, 9]))).ends.a) == 2
     assert num.max_over(1, 5, lambda m: num.of(10) - m).upper == 9
+
+
+def test_an_outward_step_covers_thirty_operations_and_itself() -> None:
+    assert Fraction(UP) * (1 - Fraction(1, 2**53)) ** 31 >= 1
+
+
+@pytest.mark.parametrize(
+    "exact", [Fraction(1, 10), Fraction(3, 10), Fraction(2**53 + 1), Fraction(7, 3), Fraction(0)]
+)
+def test_exact_numbers_lie_between_the_doubles_beside_them(exact: Fraction) -> None:
+    for number in (exact, -exact):
+        low, high = below(number), above(number)
+        assert Fraction(low) <= number <= Fraction(high)
+        assert high in (low, math.nextafter(low, math.inf))
+        assert (low == high) == (Fraction(float(number)) == number)

@@ -383,7 +383,7 @@ def test_a_wrong_writer_is_found(
 def test_a_clip_of_another_radius_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from lipcompile_onnx import domain
 
-    monkeypatch.setattr(domain, "_below", lambda value: float(value) * 1.001)
+    monkeypatch.setattr(domain, "below", lambda value: float(value) * 1.001)
     assert not export_onnx(small(tmp_path), tmp_path / "m.onnx").ok
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from fractions import Fraction
 
 import numpy as np
 from onnx import TensorProto
 
 from lipcompile.graph import Input
+from lipcompile.numbers.rounding import below
 
 from .writer import Writer
 
@@ -21,7 +21,7 @@ def clipped(writer: Writer, source: Input) -> str:
     factor: a comparison with it is false. What is no number then becomes 0.
     """
     assert isinstance(source.norm, Fraction)
-    radius = writer.constant(np.array(_below(source.norm)))
+    radius = writer.constant(np.array(below(source.norm)))
     one, zero = writer.constant(np.array(1.0)), writer.constant(np.array(0, dtype=np.float32))
     entries = writer.op("Cast", source.name, to=TensorProto.DOUBLE)
     squares = writer.op("Mul", entries, entries)
@@ -31,9 +31,3 @@ def clipped(writer: Writer, source: Input) -> str:
     factor = writer.op("Where", inside, one, writer.op("Div", radius, norm))
     scaled = writer.op("Mul", source.name, writer.op("Cast", factor, to=TensorProto.FLOAT))
     return writer.op("Where", writer.op("IsNaN", scaled), zero, scaled)
-
-
-def _below(value: Fraction) -> float:
-    """Return the largest double not above an exact number."""
-    rounded = float(value)
-    return rounded if Fraction(rounded) <= value else math.nextafter(rounded, -math.inf)

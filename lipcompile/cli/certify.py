@@ -15,6 +15,7 @@ import click
 from lipcompile.cli.arguments import module_argument, weights_option
 from lipcompile.cli.output import complain, print_json
 from lipcompile.diagnostics import Diagnostic, Severity, input_error
+from lipcompile.numbers.rounding import above
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -155,8 +156,7 @@ def _above(exact: Fraction) -> float:
     """Return the least double not below a number."""
     if exact > Fraction(sys.float_info.max):
         raise input_error("LIP005", "--radius: a radius is too large")
-    rounded = float(exact)
-    return rounded if Fraction(rounded) >= exact else math.nextafter(rounded, math.inf)
+    return above(exact)
 
 
 def _subject(path: Path, weights: Path | None, data: Path, backend: Backend) -> _Subject:

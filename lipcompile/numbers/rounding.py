@@ -1,9 +1,26 @@
-"""Exact numbers rounded up to decimals that people can read."""
+"""Numbers rounded to one side: exact ones to doubles or decimals, and steps that pay for operations on doubles."""
 
 from __future__ import annotations
 
 import math
 from fractions import Fraction
+
+UNIT = 2.0**-53
+"""u: an operation on doubles gives (a∘b)(1 + d), |d| <= u, unless it under- or overflows (IEEE 754)."""
+
+UP = 1.0 + 2.0**-48
+"""Covers 30 operations on positive doubles, and the product with it: (1 - u)^31·(1 + 32u) >= 1 + u - 992u² > 1."""
+
+
+def below(exact: Fraction) -> float:
+    """Return the largest double not above an exact number."""
+    rounded = float(exact)
+    return rounded if Fraction(rounded) <= exact else math.nextafter(rounded, -math.inf)
+
+
+def above(exact: Fraction) -> float:
+    """Return the smallest double not below an exact number."""
+    return -below(-exact)
 
 
 def round_up(value: Fraction, digits: int) -> Fraction:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from math import ceil, floor, log10
 from typing import TYPE_CHECKING, Any
 
+from lipcompile.numbers.rounding import round_up
 from lipcompile.ops.counting import Window
 
 if TYPE_CHECKING:
@@ -118,7 +118,4 @@ def _by_powers(outputs: Integers, entries: Integers, divisors: Floats) -> Floats
 
 
 def _rounded_up(bound: Fraction) -> Fraction:
-    if bound.denominator < 10**6:
-        return bound
-    unit = Fraction(10) ** (floor(log10(bound)) - 8)
-    return ceil(bound / unit) * unit
+    return bound if bound.denominator < 10**6 else round_up(bound, 9)

@@ -25,6 +25,7 @@ def _runtime(*names: str) -> tuple[str, ...]:
 
 # Certificates: all that may make a bound too small.
 CERTIFICATES = {
+    f"{RUNTIME}/rounding.py": _runtime("rounding", "rounding_norms", "rounding_single", "drift"),
     f"{RUNTIME}/gram.py": _runtime("rounding_norms", "gram", "norms"),
     f"{RUNTIME}/norms.py": _runtime("rounding_norms", "norms", "projection"),
     f"{RUNTIME}/single.py": _runtime("rounding_single", "drift", "native"),

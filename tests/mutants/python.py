@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 # Names of what rounds outward or stands for rounding: units, margins, bounds of errors.
 _NAMES = re.compile(
-    r"_(UNIT|SINGLE|BRAIN|MARGIN|EXP|CONSTANT|HEADROOM|SAME|PHASE_ERROR|SLACKS?|TF32_SLACK|ROUNDING)|ROUNDINGS"
+    r"DOUBLE|SINGLE|BRAIN|_(UNIT|MARGIN|EXP|CONSTANT|HEADROOM|SAME|PHASE_ERROR|SLACKS?|TF32_SLACK|ROUNDING)|ROUNDINGS"
     r"|_?gamma|gamma_single|unit|eps|tiny|smallest_normal|excess|lost|summed|step|distance|_?vanished|sqrt"
     r"|\w*(error|slack|rounding)|rounded"
 )
-_FACTORS = re.compile(r"_?(UP|up|OUTWARD)")
+_FACTORS = re.compile(r"_?(UP(_MANY)?|up|OUTWARD)")
 _SWAPPED = {
     "max": "min",
     "maximum": "minimum",
@@ -138,7 +138,9 @@ def _is_small(node: ast.expr) -> bool:
 
 
 def _is_factor(node: ast.expr) -> bool:
-    """Whether this is a number near 1 that rounds outward."""
+    """Whether this is a number near 1 that rounds outward, or one as another type."""
+    if isinstance(node, ast.Call):
+        return len(node.args) == 1 and _is_factor(node.args[0])
     return isinstance(node, ast.Name | ast.Attribute) and bool(_FACTORS.fullmatch(_name(node) or ""))
 
 

@@ -144,7 +144,7 @@ def test_a_square_that_was_rounded_to_bfloat16_is_paid_for(
     length, norm = norms(stack, one)
     assert length >= float(stack.double().norm())
     assert norm >= exact(stack)
-    monkeypatch.setattr(drift, "_BRAIN", 0.0)
+    monkeypatch.setattr(drift, "BRAIN", 0.0)
     length, norm = norms(stack, one)
     assert length < float(stack.double().norm())
     assert norm < exact(stack)
@@ -169,7 +169,7 @@ def test_the_bound_of_one_block_is_that_of_its_gram_matrix(
     are 3 - 3/128, and 127 times -3/128. Hence ‖E^p‖_F. All is exact in bfloat16; 0.2 per cent are for sums in
     float32.
     """
-    monkeypatch.setattr(drift, "_BRAIN", 0.0)
+    monkeypatch.setattr(drift, "BRAIN", 0.0)
     power = 2**squarings
     rest = math.sqrt((3 - 3 / 128) ** (2 * power) + 127 * (3 / 128) ** (2 * power)) ** (1 / power)
     expected = math.sqrt(1 + 3 / 128 + rest)

@@ -20,7 +20,7 @@ from lipcompile_torch.runtime.drift import (
     frobenius_length,
     read_norms,
 )
-from lipcompile_torch.runtime.gram import gamma
+from lipcompile_torch.runtime.rounding import DOUBLE, UP, gamma, gamma_single
 from torch import Tensor
 
 from ..rounding import DIGITS, each_is_needed, length, only
@@ -29,8 +29,8 @@ OFF = {
     (drift, "gamma"): lambda _: 0.0,
     (drift, "gamma_single"): lambda _: 0.0,
     (drift, "_vanished"): lambda _: 0.0,
-    (drift, "_UP"): 1.0,
-    (drift, "_DOUBLE"): 0.0,
+    (drift, "UP"): 1.0,
+    (drift, "DOUBLE"): 0.0,
 }
 
 
@@ -66,7 +66,7 @@ def test_each_part_of_a_frobenius_norm_is_rounded_up() -> None:
         return float(frobenius_length(stack))
 
     rows = [gauss(seed, 1, 1, 3000) for seed in range(20)]
-    each_is_needed(OFF, {"rows": {(drift, "gamma_single"): drift.gamma_single}}, bound, length, rows)
+    each_is_needed(OFF, {"rows": {(drift, "gamma_single"): gamma_single}}, bound, length, rows)
     on = {"rows together": {(drift, "gamma"): gamma}}
     each_is_needed(OFF, on, bound, length, [row.mT for row in rows])
     tiny = [torch.full((1, 2, 50), scale) for scale in (2e-23, 1e-30, 1e-40)]
@@ -132,7 +132,7 @@ def test_small_matrices_are_rounded_up() -> None:
 def test_small_matrices_of_two_entries_are_rounded_up() -> None:
     """A quotient, and a handful of operations."""
     stacks = [gauss(seed, 1, 1, 2) for seed in range(200)]
-    on = {"quotient": {(drift, "_DOUBLE"): drift._DOUBLE}, "one step": {(drift, "_UP"): drift._UP}}
+    on = {"quotient": {(drift, "DOUBLE"): DOUBLE}, "one step": {(drift, "UP"): UP}}
     with pytest.MonkeyPatch.context() as patch:
         for place, value in OFF.items():
             patch.setattr(*place, value)
@@ -157,7 +157,7 @@ def test_lengths_of_several_matrices_are_rounded_up() -> None:
     def exact(seed: int) -> Any:
         return length(gauss(seed, 2, dtype=torch.float64))
 
-    each_is_needed(OFF, {"one step": {(drift, "_UP"): drift._UP}}, bound, exact, range(200))
+    each_is_needed(OFF, {"one step": {(drift, "UP"): UP}}, bound, exact, range(200))
 
 
 # --- blocks of rows: what their moments say, where rounding took as much as it may ---
@@ -208,7 +208,7 @@ def test_both_norms_are_rounded_up(norm: int) -> None:
         return bounds([trace, 0.0], 0.0)[norm]
 
     traces = [1 + k / 64 for k in range(64)]
-    each_is_needed(OFF, {"one step": {(drift, "_UP"): drift._UP}}, bound, DIGITS.sqrt, traces)
+    each_is_needed(OFF, {"one step": {(drift, "UP"): UP}}, bound, DIGITS.sqrt, traces)
 
 
 @pytest.mark.usefixtures("exaggerated")

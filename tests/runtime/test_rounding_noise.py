@@ -23,6 +23,7 @@ from lipcompile_torch.runtime.module import LipschitzModule
 from lipcompile_torch.runtime.noise import NoiseSource, allocate
 from lipcompile_torch.runtime.normals import SecureNormals
 from lipcompile_torch.runtime.precision import rounding_slack, sum_slack
+from lipcompile_torch.runtime.rounding import UP_MANY
 from lipcompile_torch.runtime.streams import BandedStream
 from torch import Tensor, nn
 from torch.optim import SGD
@@ -111,8 +112,8 @@ def test_shared_noise_has_no_smaller_multiplier() -> None:
         return float(1 / DIGITS.sqrt(squares) - DIGITS.mpf(sigma))
 
     each_is_needed(
-        {(noise, "_OUTWARD"): 0.0},
-        {"it": {(noise, "_OUTWARD"): noise._OUTWARD}},
+        {(noise, "UP_MANY"): 1.0},
+        {"it": {(noise, "UP_MANY"): UP_MANY}},
         achieved,
         lambda _: 0.0,
         cases,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from lipcompile_torch.runtime import gram, norms
-from lipcompile_torch.runtime.gram import frobenius_norms, gamma, gram_iteration, iterated
+from lipcompile_torch.runtime.gram import frobenius_norms, gram_iteration, iterated
 from lipcompile_torch.runtime.norms import (
     EuclideanNorm,
     GramStack,
@@ -18,12 +18,12 @@ from lipcompile_torch.runtime.norms import (
     matrix_norm,
     normalised,
 )
+from lipcompile_torch.runtime.rounding import UP, gamma
 from torch import Tensor
 
 from ..rounding import DIGITS, Groups, Place, each_is_needed, length, nearly_rank_one, only
 
-UP = 1 + 2.0**-48
-OFF: dict[Place, Any] = {(norms, "_UP"): 1.0, (norms, "gamma"): lambda _: 0.0}
+OFF: dict[Place, Any] = {(norms, "UP"): 1.0, (norms, "gamma"): lambda _: 0.0}
 
 
 def gauss(seed: int, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -43,7 +43,7 @@ def test_gamma_is_above_what_theorems_ask_for(terms: int) -> None:
     assert Fraction(gamma(terms)) ** 2 >= 2 * (most * unit / (1 - most * unit)) ** 2
 
 
-ALONE: list[tuple[int, dict[Place, Any]]] = [(2, {(norms, "_UP"): norms._UP}), (3000, {(norms, "gamma"): gamma})]
+ALONE: list[tuple[int, dict[Place, Any]]] = [(2, {(norms, "UP"): UP}), (3000, {(norms, "gamma"): gamma})]
 
 
 @pytest.mark.parametrize(("entries", "on"), ALONE)
@@ -94,7 +94,7 @@ def test_the_frobenius_norm_of_a_matrix_in_pieces_is_rounded_up(monkeypatch: pyt
     on: Groups = {"γ of pieces": {(norms, "gamma"): only(gamma, 1000)}}
     each_is_needed(OFF, on, coarse, length, rows)
     monkeypatch.setattr(norms, "_COLUMNS", 1)
-    on = {"one step": {(norms, "_UP"): norms._UP}}
+    on = {"one step": {(norms, "UP"): UP}}
     each_is_needed(OFF, on, coarse, length, [gauss(seed, 1, 2) for seed in range(20)])
 
 
@@ -141,7 +141,7 @@ def test_a_bound_is_made_of_all_its_parts(monkeypatch: pytest.MonkeyPatch) -> No
         largest, gram_error, map_error, factor = map(DIGITS.mpf, parts)
         return factor * (DIGITS.sqrt(largest + gram_error) + map_error)
 
-    each_is_needed({(norms, "_UP"): 1.0}, {"one step": {(norms, "_UP"): norms._UP}}, bound, exact, FOUND)
+    each_is_needed({(norms, "UP"): 1.0}, {"one step": {(norms, "UP"): UP}}, bound, exact, FOUND)
 
 
 def test_what_is_certified_to_be_at_most_a_limit_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +168,7 @@ def test_what_is_certified_to_be_at_most_a_limit_is(monkeypatch: pytest.MonkeyPa
     near = [(s * t, 1.0 + t, 0.0, 0.3 + t) for s in (1e-9, 1e-7, 1.0) for _, _, t, _ in FOUND]
     near += [(s * t, 0.0, 1.0 + t, 0.3 + t) for s in (1e-9, 1e-7, 1.0) for _, _, t, _ in FOUND]
     cases = [*near, *FOUND]
-    each_is_needed({(norms, "_UP"): 1.0}, {"both": {(norms, "_UP"): norms._UP}}, least_room, lambda _: 0, cases)
+    each_is_needed({(norms, "UP"): 1.0}, {"both": {(norms, "UP"): UP}}, least_room, lambda _: 0, cases)
 
 
 def rank_one(seed: int, size: int) -> tuple[Tensor, int]:
@@ -217,8 +217,8 @@ def test_frobenius_norms_of_gram_matrices_are_rounded_up(dtype: torch.dtype) -> 
 @pytest.mark.parametrize("steps", [1, 2])
 def test_what_squaring_rounds_is_paid_for(steps: int) -> None:
     """Of matrices of rank one the Frobenius norm is the eigenvalue: there is no other room."""
-    off: dict[Place, Any] = {(gram, "_UP"): 1.0, (gram, "gamma"): lambda _: 0.0}
-    on: Groups = {"γ": {(gram, "gamma"): only(gamma, 2)}, "one step": {(gram, "_UP"): gram._UP}}
+    off: dict[Place, Any] = {(gram, "UP"): 1.0, (gram, "gamma"): lambda _: 0.0}
+    on: Groups = {"γ": {(gram, "gamma"): only(gamma, 2)}, "one step": {(gram, "UP"): UP}}
     grams = [rank_one(seed, 2)[0] / 7 for seed in range(200)]
 
     def exact(found: Tensor) -> Any:

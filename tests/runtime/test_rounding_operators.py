@@ -11,14 +11,15 @@ import torch
 from lipcompile_torch.runtime import operators
 from lipcompile_torch.runtime.norms import EuclideanNorm
 from lipcompile_torch.runtime.operators import Convolution, Dense
+from lipcompile_torch.runtime.rounding import UP_MANY
 from lipcompile_torch.runtime.spectra import Transform
 from torch import Tensor
 
 from ..rounding import DIGITS, each_is_needed
 
 UNIT = 2.0**-53
-OFF = {(operators, "_UP"): 1.0}
-ONE_STEP = {"one step": {(operators, "_UP"): operators._UP}}
+OFF = {(operators, "UP_MANY"): 1.0}
+ONE_STEP = {"one step": {(operators, "UP_MANY"): UP_MANY}}
 NUMBERS = torch.rand(60, generator=torch.Generator().manual_seed(0), dtype=torch.float64).add_(0.5).tolist()
 
 

@@ -11,6 +11,7 @@ from lipcompile_torch.runtime import constraints, projection
 from lipcompile_torch.runtime.constraints import Box, Orthogonal, Spectral
 from lipcompile_torch.runtime.operators import Dense, Entries
 from lipcompile_torch.runtime.projection import Amortised, Anchor
+from lipcompile_torch.runtime.rounding import UP_MANY
 from torch import Tensor
 
 from ..rounding import DIGITS, each_is_needed
@@ -73,8 +74,8 @@ def test_a_sum_that_rounding_makes_small_enough_is_too_large() -> None:
         share, bound, norm = map(DIGITS.mpf, case)
         return share * bound + norm
 
-    off = {(projection, "_UP"): 1.0, (projection, "difference_error"): lambda *_: 0.0}
-    each_is_needed(off, {"one step": {(projection, "_UP"): projection._UP}}, kept, exact, cases)
+    off = {(projection, "UP_MANY"): 1.0, (projection, "difference_error"): lambda *_: 0.0}
+    each_is_needed(off, {"one step": {(projection, "UP_MANY"): UP_MANY}}, kept, exact, cases)
 
 
 @pytest.mark.usefixtures("errors")

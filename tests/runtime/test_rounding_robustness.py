@@ -12,15 +12,15 @@ import pytest
 import torch
 from lipcompile_torch import certified_radii
 from lipcompile_torch.runtime import robustness
-from lipcompile_torch.runtime.gram import gamma
 from lipcompile_torch.runtime.robustness import Constants, beyond_the_clip
+from lipcompile_torch.runtime.rounding import UP, gamma
 from torch import Tensor, nn
 
 from ..rounding import DIGITS, each_is_needed
 from .test_robustness import at, emitted, linear
 
-OFF = {(robustness, "gamma"): lambda _: 0.0, (robustness, "_UP"): 1.0}
-ONE_STEP = {"one step": {(robustness, "_UP"): robustness._UP}}
+OFF = {(robustness, "gamma"): lambda _: 0.0, (robustness, "UP"): 1.0}
+ONE_STEP = {"one step": {(robustness, "UP"): UP}}
 
 
 def gauss(seed: int, *shape: int) -> Tensor:

@@ -8,7 +8,7 @@ from fractions import Fraction
 import pytest
 import torch
 from lipcompile_torch.runtime import native, single, spectra
-from lipcompile_torch.runtime.drift import gamma_single
+from lipcompile_torch.runtime.rounding import SINGLE, gamma_single
 from lipcompile_torch.runtime.spectra import Transform, transform_bound
 from torch import Tensor
 
@@ -50,8 +50,8 @@ def test_what_a_factorisation_rounds_is_paid_for(size: int) -> None:
 
     Both terms, for the factorisation and for the diagonal, cover that in matrices so small.
     """
-    off = {(single, "gamma_single"): nothing, (single, "_UNIT"): 0.0}
-    on: Groups = {"γ": {(single, "gamma_single"): gamma_single}, "diagonal": {(single, "_UNIT"): single._UNIT}}
+    off = {(single, "gamma_single"): nothing, (single, "SINGLE"): 0.0}
+    on: Groups = {"γ": {(single, "gamma_single"): gamma_single}, "diagonal": {(single, "SINGLE"): SINGLE}}
     vectors = [gauss(seed, size) for seed in range(100)]
 
     def bound(vector: Tensor) -> float:
@@ -86,8 +86,11 @@ class _JustBelow:
 @pytest.mark.usefixtures("passes")
 @pytest.mark.parametrize("size", [3, 30])
 def test_what_factorisations_at_frequencies_round_is_paid_for(size: int) -> None:
-    off = {(spectra, "gamma_single"): nothing, (spectra, "_UNIT"): 0.0, (spectra, "_SLACKS"): (0.0,)}
-    on: Groups = {"γ": {(spectra, "gamma_single"): gamma_single}, "diagonal": {(spectra, "_UNIT"): spectra._UNIT}}
+    off = {(spectra, "gamma_single"): nothing, (spectra, "SINGLE"): 0.0, (spectra, "_SLACKS"): (0.0,)}
+    on: Groups = {
+        "γ": {(spectra, "gamma_single"): gamma_single},
+        "diagonal": {(spectra, "SINGLE"): SINGLE},
+    }
     vectors = [gauss(seed, size) for seed in range(100)]
 
     def bound(vector: Tensor) -> float:
@@ -109,7 +112,7 @@ def test_a_gram_matrix_in_float32_that_is_too_small_is_paid_for(monkeypatch: pyt
         return transform_bound(Transform(row[None, :, :, None], torch.zeros(1, 1, dtype=torch.float64)))
 
     for module, bound in ((single, single.spectral_bound), (spectra, at_frequencies)):
-        off = {(module, "gamma_single"): nothing, (module, "_UP"): 1.0}
+        off = {(module, "gamma_single"): nothing, (module, "UP"): 1.0}
         on = {"γ": {(module, "gamma_single"): gamma_single}}
         each_is_needed(off, on, bound, length, rows)
         each_is_needed(off, on, bound, length, [row.mT for row in rows])
@@ -127,8 +130,8 @@ def test_roots_are_rounded_up(monkeypatch: pytest.MonkeyPatch) -> None:
         return transform_bound(Transform(row[None, :, :, None], torch.zeros(1, 1, dtype=torch.float64)))
 
     for module, bound in ((single, single.spectral_bound), (spectra, at_frequencies)):
-        off = {(module, "gamma_single"): nothing, (module, "_UP"): 1.0}
-        each_is_needed(off, {"one step": {(module, "_UP"): module._UP}}, bound, length, rows)
+        off = {(module, "gamma_single"): nothing, (module, "UP"): 1.0}
+        each_is_needed(off, {"one step": {(module, "UP"): module.UP}}, bound, length, rows)
 
 
 def test_roundings_on_the_way_of_a_product_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:

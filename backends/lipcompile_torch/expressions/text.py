@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
 from lipcompile.graph import Node
-from lipcompile.numbers import Scalar
+from lipcompile.numbers import Scalar, rounding
 from lipcompile.ops.record import Shape
 from lipcompile.ops.rules import feature_axis
 
@@ -25,16 +24,12 @@ def nearest(value: Scalar) -> str:
 
 def below(value: Scalar) -> str:
     """Write the largest double not above an exact number: a radius may shrink, never grow."""
-    exact = _exact(value)
-    rounded = float(exact)
-    return repr(rounded if Fraction(rounded) <= exact else math.nextafter(rounded, -math.inf))
+    return repr(rounding.below(_exact(value)))
 
 
 def above(value: Scalar) -> str:
     """Write the smallest double not below an exact number: a floor may rise, never sink."""
-    exact = _exact(value)
-    rounded = float(exact)
-    return repr(rounded if Fraction(rounded) >= exact else math.nextafter(rounded, math.inf))
+    return repr(rounding.above(_exact(value)))
 
 
 def _exact(value: Scalar) -> Fraction:

@@ -28,19 +28,10 @@ import torch
 from torch import Tensor
 
 from . import native
-from .gram import gamma
+from .rounding import BRAIN, DOUBLE, SINGLE, UP, gamma, gamma_single
 
-_SINGLE = 2.0**-24
-_DOUBLE = 2.0**-53
-_BRAIN = 2.0**-8  # unit roundoff of bfloat16
 _SMALL = 64  # up to here float64 costs less than what bfloat16 takes beside the product
 _PIECE = 2**19  # entries of a difference that are there at a time, on processors
-_UP = 1 + 2.0**-48
-
-
-def gamma_single(terms: int) -> float:
-    """γ_k of float32, with a factor of four to spare: sums in any order, of tensor cores that truncate."""
-    return 4 * (terms + 2) * _SINGLE
 
 
 def difference(weight: Tensor, copy: Tensor, share: float) -> Tensor:
@@ -58,7 +49,7 @@ def difference_error(length: float, copied: float) -> float:
     Args:
         copied: at least ‖a·W₀‖_F.
     """
-    return 8 * _SINGLE * (length + 2 * copied)
+    return 8 * SINGLE * (length + 2 * copied)
 
 
 def frobenius_length(matrices: Tensor) -> Tensor:
@@ -160,7 +151,7 @@ def _largest(found: Sequence[Moments]) -> Moments:
     def norms(values: Sequence[float]) -> tuple[float, float]:
         numbers = iter(values)
         pairs = [m.norms(list(islice(numbers, size))) for m, size in zip(found, sizes, strict=True)]
-        return math.hypot(*(length for length, _ in pairs)) * _UP, _most(norm for _, norm in pairs)
+        return math.hypot(*(length for length, _ in pairs)) * UP, _most(norm for _, norm in pairs)
 
     return Moments(torch.cat([moments.values for moments in found]), norms)
 
@@ -196,7 +187,7 @@ def _squared(matrices: Tensor) -> Moments:
         found, bound = values[0], values[1] * (1 + gamma(rows * rows))
         for lost in (rows, rows, columns):
             bound = math.sqrt(bound + 2 * gamma(lost))
-        return found, (bound + 2 * _DOUBLE) * found * _UP
+        return found, (bound + 2 * DOUBLE) * found * UP
 
     return Moments(torch.stack((length, fourth)), norms)
 
@@ -210,7 +201,7 @@ def _centred(weight: Tensor, copy: Tensor, share: float, blocks: Blocks) -> Mome
     height, count = blocks.height, 2 + blocks.squarings
     found, unit, terms = native.gram_moments(weight, copy, share, height, count), 0.0, native.ROUNDINGS
     if found is None:
-        found, unit, terms = _of_rounded(weight, copy, share, height, count), _BRAIN, weight.shape[1]
+        found, unit, terms = _of_rounded(weight, copy, share, height, count), BRAIN, weight.shape[1]
     return Moments(found.flatten(), partial(_summed, weight.shape, height, count, unit, terms))
 
 
@@ -262,7 +253,7 @@ def _summed(
     whole = math.sqrt(traces * (1 + lost) / (1 - unit)) / (1 - unit) + vanished
     error = lost * whole * whole  # of ‖B‖, at most (1 + u)‖D‖: γ has more than that to spare
     bound = math.sqrt(squared + error) * (1 + gamma(len(values) + height**2)) + unit * whole + vanished
-    return whole * _UP, bound * _UP
+    return whole * UP, bound * UP
 
 
 def _symmetric_norm(lengths: Sequence[float]) -> float:

@@ -37,6 +37,7 @@ from .resampling import expand as expand
 from .resampling import gather as gather
 from .resampling import pad as pad
 from .resampling import upsample as upsample
+from .rounding import DOUBLE
 from .scattering import scattering2d as scattering2d
 from .selection import where as where
 from .sorting import dimension_of
@@ -155,7 +156,7 @@ def _step(dtype: torch.dtype) -> float:
 
 def _clip_room(entries: int, dtype: torch.dtype, radius: float) -> tuple[float, float]:
     """Return up to what measured norm an example is inside, and to what one outside is scaled: see `clip_norm`."""
-    slack = (entries + 2) * 2.0**-53
+    slack = (entries + 2) * DOUBLE
     room = radius * (1 - 2 * torch.finfo(dtype).eps - 3 * slack) - _step(dtype) * math.sqrt(entries) - _TINY
     return radius * (1 - slack) - _TINY, max(room, 0.0)
 

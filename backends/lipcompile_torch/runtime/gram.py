@@ -11,13 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_UNIT = 2.0**-53
-_UP = 1 + 2.0**-48  # outward step that covers a handful of float operations
-
-
-def gamma(terms: int) -> float:
-    """γ_k with a factor of eight to spare, see :mod:`.norms`: complex arithmetic, blocking, tiny entries."""
-    return 8 * (terms + 2) * _UNIT
+from .rounding import UP, gamma
 
 
 def _hermitian(grams: Tensor) -> Tensor:
@@ -78,7 +72,7 @@ def iterated(grams: Tensor, steps: int) -> Tensor:
         powers.append(power)
     bounds = last = frobenius_norms(current)
     for power in reversed(powers):
-        bounds = torch.sqrt(power * bounds + 2 * gamma(grams.shape[-1])) * _UP
+        bounds = torch.sqrt(power * bounds + 2 * gamma(grams.shape[-1])) * UP
     # Products with powers of two are exact, but for results below the normal numbers.
     found = torch.nextafter(bounds * first, torch.full_like(bounds, torch.inf))
     return torch.where(last > 0, found, torch.zeros_like(bounds))  # 0 of a zero matrix only

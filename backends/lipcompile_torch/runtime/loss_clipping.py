@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from .functional import clip_scale, example_norms
+from .rounding import UP_MANY
 
-_OUTWARD = 1 + 1e-14  # covers the rounding of the formula below
 _INWARD = 1 - 2.0**-50  # covers that of the noise of several counts together
 
 _ROUNDED = 1 + 2.0**-26  # covers the rounding of a count of up to 2²⁵ examples over its noise
@@ -224,7 +224,7 @@ def gradient_multiplier(noise_multiplier: float, *count_noise: float) -> float:
     s_j: all of them by √(σ_g^-2 + Σ(2·s_j)^-2) = 1/σ. If it is replaced, all may turn over, and move by 2/σ: the
     formula is the same under both neighbouring relations. (Andrew et al. 2021, Theorem 1.)
 
-    Formal guarantees: rounded up. Of one count, gradient and count together lose less than a relative 2e-14 of σ.
+    Formal guarantees: rounded up. Of one count, gradient and count together lose less than a relative 2e-12 of σ.
 
     Args:
         noise_multiplier: σ > 0, what the step is accounted with.
@@ -242,7 +242,7 @@ def gradient_multiplier(noise_multiplier: float, *count_noise: float) -> float:
             f"noise of standard deviation {each} on the count alone costs more than noise multiplier {sigma:g} "
             f"allows: give the adaptive clip a count_noise above {sigma * math.sqrt(len(count_noise)) / 2:g}"
         )
-    return sigma * most / math.sqrt((most - sigma) * (most + sigma)) * _OUTWARD
+    return sigma * most / math.sqrt((most - sigma) * (most + sigma)) * UP_MANY
 
 
 def count_within(norms: Tensor, bound: float) -> Tensor:

@@ -25,14 +25,13 @@ from .membership import OutsideWarning, outside
 from .numbers import Interval, Number
 from .precision import working_slack
 from .projection import Amortised, project_
+from .rounding import UP_MANY
 from .sharding import gathered, hooked, plain_type, settle
 from .weights import decode_weights
 
 __all__ = ["LipschitzModule", "decode_weights"]
 
 _MODES = (None, "default", "max-autotune-no-cudagraphs")
-
-_OUTWARD = 1 + 1e-12  # covers the rounding of L and of the unclipped bounds, which are certified to more digits
 
 
 class LipschitzModule(nn.Module):
@@ -280,7 +279,8 @@ class LipschitzModule(nn.Module):
         if self.unclipped_bounds is None or self.loss_limit >= self.loss_lipschitz:
             return dict(self.bounds) | self.moved_bounds
         exactly, unclipped = Interval.exactly, self.unclipped_bounds
-        share = exactly(self.loss_limit) / exactly(self.loss_lipschitz) * exactly(_OUTWARD)
+        # Outward for the rounding of L and of the unclipped bounds, which are certified to more digits.
+        share = exactly(self.loss_limit) / exactly(self.loss_lipschitz) * exactly(UP_MANY)
         clipped = self.clipped_parameters
         return {
             name: bound if name in clipped else min(bound, (share * exactly(unclipped[name])).high)

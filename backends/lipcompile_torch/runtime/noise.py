@@ -19,13 +19,12 @@ from torch import Tensor
 from .flat import dense, flat
 from .normals import Normals, PlainNormals
 from .precision import rounding_slack
+from .rounding import UP_MANY
 from .sharding import local, shard_like
 from .streams import Stream
 
 Rule = Literal["global", "per_layer", "optimal"]
 Allocation = Rule | Mapping[str, float]  # a rule, or weights by parameter name or pattern
-
-_OUTWARD = 1e-12  # of it, half covers the rounding of the multiplier that is achieved, which is some 1e-15
 
 
 def allocate(
@@ -97,9 +96,10 @@ def _shared(
     if not active:
         return stds
     inward = max(1.0, noise_multiplier / effective_multiplier(active, stds))
-    stds = {name: std * inward * (1 + _OUTWARD) for name, std in stds.items()}
+    stds = {name: std * inward * UP_MANY for name, std in stds.items()}
     achieved = effective_multiplier(active, stds)
-    if not noise_multiplier * (1 + _OUTWARD / 2) <= achieved <= noise_multiplier * (1 + 1e-9):
+    # Half of the step covers the rounding of what is achieved, which is some 1e-15.
+    if not noise_multiplier * math.sqrt(UP_MANY) <= achieved <= noise_multiplier * (1 + 1e-9):
         raise ValueError(f"noise allocation missed its multiplier: {achieved!r} for {noise_multiplier!r}")
     return stds
 

@@ -27,6 +27,7 @@ from .discrete_gaussian import GRID_BITS, Words, draw
 from .flat import Part, add_scaled_, by_device, entries, in_threads, stretches, with_values
 from .generators import CHACHA, PHILOX
 from .lanes import Lanes
+from .rounding import UP
 
 
 class Normals(Protocol):
@@ -179,7 +180,7 @@ class SecureNormals:
                 f"noise multiplier {noise_multiplier:g} over {entries} entries is too fine for secure noise, a "
                 "multiple of 2^-40 of its scale: use a smaller noise multiplier"
             )
-        return 1 / (1 - added) * (1 + 2.0**-50)
+        return 1 / (1 - added) * UP
 
     def draw(self, shape: torch.Size, device: torch.device) -> Tensor:
         """Return independent standard normals of a shape, in float64 on a device."""

@@ -20,9 +20,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from .gram import frobenius_norms, gamma, gram_iteration
+from .gram import frobenius_norms, gram_iteration
+from .rounding import UP, gamma
 
-_UP = 1.0 + 2.0**-48  # outward step that covers a handful of float operations
 _SMALLEST_NORMAL = 2.0**-1022
 _EXACT_SIZE = 64  # up to here a dense eigenvalue solver costs no more than Lanczos
 _SLACKS = (1e-8, 1e-5, 1e-3)  # distances above the guess at which a proof is tried
@@ -100,7 +100,7 @@ class EuclideanNorm:
     def bound(self) -> float:
         """‖weight‖, rounded up."""
         entries, scale = normalised(self.weight)
-        return times(float(torch.linalg.vector_norm(entries)) * (1 + gamma(entries.numel())) * _UP, scale)
+        return times(float(torch.linalg.vector_norm(entries)) * (1 + gamma(entries.numel())) * UP, scale)
 
     @property
     def coarse(self) -> float:
@@ -130,7 +130,7 @@ class LargestNorm:
         if entries.shape[1] == 1:
             return float(entries.abs().max()) * scale  # exact: a power of two
         norms = torch.linalg.vector_norm(entries, dim=1)
-        return times(float(norms.max()) * (1 + gamma(entries.shape[1])) * _UP, scale)
+        return times(float(norms.max()) * (1 + gamma(entries.shape[1])) * UP, scale)
 
     @property
     def coarse(self) -> float:
@@ -240,13 +240,13 @@ class GramStack:
         if self.factor == 0.0:
             return 0.0
         eigenvalue = _eigenvalue_bound(self.grams, self.guess)
-        return times((math.sqrt(eigenvalue + self.gram_error) + self.map_error) * _UP, self.factor)
+        return times((math.sqrt(eigenvalue + self.gram_error) + self.map_error) * UP, self.factor)
 
     def at_most(self, limit: float) -> bool:
         """Whether the norm is certified to be at most ``limit``."""
         if self.factor == 0.0:
             return True
-        root = limit / self.factor / _UP - self.map_error
+        root = limit / self.factor / UP - self.map_error
         square = root * root - self.gram_error  # the step that was taken covers what these round
         if root <= 0 or square <= 0 or self.guess > square:
             return False
@@ -318,7 +318,7 @@ def matrix_norm(matrix: Tensor) -> OperatorNorm:
     short = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.mT
     pieces = torch.split(short, max(_COLUMNS, _PIECE // max(1, len(short))), dim=1)
     lengths = [torch.linalg.vector_norm(_divided(piece, scale)) for piece in pieces]
-    rounding = (1 + gamma(matrix.numel())) * (1 + gamma(len(lengths))) * _UP
+    rounding = (1 + gamma(matrix.numel())) * (1 + gamma(len(lengths))) * UP
     frobenius = float(torch.linalg.vector_norm(torch.stack(lengths))) * rounding
     stacks = (_matrix_stack(pieces, scale, frobenius) for _ in range(1))
     return OperatorNorm(stacks, times(frobenius, scale))

@@ -30,6 +30,7 @@ from .norms import (
     times,
 )
 from .precision import single_is_kept
+from .rounding import DOUBLE, UP_MANY
 from .single import spectral_bound
 from .spectra import Transform, transform_bound
 
@@ -42,9 +43,7 @@ are used.
 """
 
 _EXACT_SIZE = 64  # up to here float64 costs no more than float32
-_UNIT = 2.0**-53
-_UP = 1 + 1e-12  # covers a handful of float operations
-_PHASE_ERROR = 128 * _UNIT  # of cos and sin of at most three summed fractions of a turn, computed in float64
+_PHASE_ERROR = 128 * DOUBLE  # of cos and sin of at most three summed fractions of a turn, computed in float64
 
 
 class Operator(ABC):
@@ -228,7 +227,7 @@ class Convolution(Operator):
     @property
     def factor(self) -> float:
         """√reads, see 1."""
-        return math.sqrt(self.reads) * _UP
+        return math.sqrt(self.reads) * UP_MANY
 
     def _span(self, axis: int) -> int:
         """Distance between the first and the last tap."""
@@ -300,7 +299,7 @@ class Convolution(Operator):
         kernel, scale = normalised(weight)
         # In float32 from here on: a weight over a power of two has no more digits.
         transform, _, error = self._transform(kernel.to(torch.float32), EuclideanNorm(kernel).bound)
-        bound = scale * self._repeats * (transform_bound(transform) + error) * _UP
+        bound = scale * self._repeats * (transform_bound(transform) + error) * UP_MANY
         return bound if bound < math.inf else self.norm(weight).bound
 
     def descriptions(self, weight: Tensor) -> Iterator[GramStack]:
@@ -320,7 +319,7 @@ class Convolution(Operator):
             yield self._frequency_stack(kernel, scale, frobenius)
 
     def _reshaped(self, kernel: Tensor, scale: float, frobenius: float) -> Iterator[GramStack]:
-        grouped, up = self._grouped(kernel), scale * _UP
+        grouped, up = self._grouped(kernel), scale * UP_MANY
         yield gram_stack(grouped.flatten(2), math.sqrt(self.reads) * up, frobenius, name="kernel, F × C·k")
         by_channel = grouped.transpose(1, 2).flatten(2)
         yield gram_stack(by_channel, math.sqrt(self.taps) * up, frobenius, name="kernel, C × F·k")
@@ -345,7 +344,7 @@ class Convolution(Operator):
 
     def _frequency_stack(self, kernel: Tensor, scale: float, frobenius: float) -> GramStack:
         transform, largest, error = self._transform(kernel, frobenius)
-        return gram_stack(transform.maps(), scale * self._repeats * _UP, largest, error, "frequencies")
+        return gram_stack(transform.maps(), scale * self._repeats * UP_MANY, largest, error, "frequencies")
 
     def _transform(self, kernel: Tensor, frobenius: float) -> tuple[Transform, float, float]:
         """Return the matrices K̂(ω) of the stride-one circular form, ω over half the grid, since K is real; a bound
@@ -360,7 +359,7 @@ class Convolution(Operator):
         angles = _angles(axes, [self._span(i) // axis.phases + 1 for i, axis in enumerate(axes)], kernel.device)
         channels = kernel.shape[1] * math.prod(axis.phases for axis in axes)
         transform = Transform(kernels.reshape(self.groups, -1, channels, kernels.shape[1]), angles)
-        largest = math.sqrt(taps) * frobenius * _UP
+        largest = math.sqrt(taps) * frobenius * UP_MANY
         unit = torch.finfo(kernel.dtype).eps / 2
         return transform, largest, largest * (8 * (kernels.shape[1] + 2) * unit + _PHASE_ERROR)
 

@@ -34,9 +34,9 @@ from .drift import (
     read_norms,
 )
 from .operators import Operator
+from .rounding import UP_MANY
 from .sharding import is_shard, replace_
 
-_UP = 1 + 1e-12  # covers a few dozen float operations: all on the way from norms to what is compared with a limit
 _SAME = 1e-3  # of a drift: by how much it may come out longer, measured again at another scale
 _HEADROOM = 2.5e-3  # what scaling leaves for the rounding of the anchor to half precision: 2.2e-3 at 512 × 512
 _PATIENCE = 8  # a full certificate costs about as much as this many measurements of a drift
@@ -153,7 +153,7 @@ class Amortised:
         drift = factor * (norm + difference_error(length, 0.0 if anchor.share == 1.0 else copied))
         if isinstance(self.constraint, Orthogonal) and not drift <= slack:
             return False
-        if anchor.share * anchor.bound + drift <= limit / _UP:
+        if anchor.share * anchor.bound + drift <= limit / UP_MANY:
             return True
         drift = factor * (norm * (1 + _SAME) + difference_error(length, copied))
         bound = (anchor.share * anchor.bound + drift) * (1 + 1e-6)

@@ -19,15 +19,14 @@ from torch import Tensor
 from torch.func import functional_call
 
 from .functional import example_norms
-from .gram import gamma
 from .module import LipschitzModule
 from .norms import normalised
 from .numbers import exactly, upper
 from .precision import rounding_slack, working_slack
+from .rounding import UP, gamma
 from .sharding import foreign_hooks
 
 BATCH = 512
-_UP = 1 + 2.0**-48  # a handful of float operations
 _SEEN = 16  # by this the largest rounding seen in a logit is multiplied
 _PROBES = 256  # points near the examples at which it is looked for, since at an example it may vanish by chance
 
@@ -193,7 +192,7 @@ class _Certifier:
             gaps = gaps.scatter(1, targets[:, None], math.inf)
             slopes = self.constants.pairs[targets]
         gaps = gaps - lost[:, None]
-        distances = torch.where(gaps > 0, gaps / (slopes + steeper) / _UP, torch.zeros_like(gaps))
+        distances = torch.where(gaps > 0, gaps / (slopes + steeper) / UP, torch.zeros_like(gaps))
         return distances.amin(dim=1)
 
 
@@ -206,8 +205,8 @@ def beyond_the_clip(moved: Tensor, norms: Tensor, limit: float) -> Tensor:
     The larger one counts.
     """
     share = (moved / limit).clamp_max(math.sqrt(2))
-    around = norms * share * (1 - share * share / 4).sqrt() / _UP
-    return torch.maximum(moved, torch.minimum(around, (norms - limit) / _UP))
+    around = norms * share * (1 - share * share / 4).sqrt() / UP
+    return torch.maximum(moved, torch.minimum(around, (norms - limit) / UP))
 
 
 def logit_count(module: LipschitzModule) -> int:
@@ -234,7 +233,7 @@ def _pairs(module: LipschitzModule, count: int, logits: float, features: float |
     entries, scale = normalised(module.get_parameter(f"{module.last_dense}.weight"))
     # Sums of squares of differences, each correctly rounded: see `norms.EuclideanNorm`; 2^-500 covers underflow.
     apart = torch.cdist(entries, entries, compute_mode="donot_use_mm_for_euclid_dist")
-    apart = (apart * (1 + gamma(entries.shape[1])) + 2.0**-500) * scale * features * _UP
+    apart = (apart * (1 + gamma(entries.shape[1])) + 2.0**-500) * scale * features * UP
     return torch.minimum(pairs, apart)
 
 

@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from . import native
-from .drift import frobenius_length, gamma_single
+from .drift import frobenius_length
+from .rounding import SINGLE, UP, gamma_single
 
-_UNIT = 2.0**-24
-_UP = 1 + 2.0**-48  # covers a handful of float operations
 _CHUNK = 128  # terms of a sum
 _ROWS = 128  # of a Gram matrix at a time: what lies above the diagonal blocks is not computed, but copied
 _FACTOR = 256  # above this size a factorisation is made in two halves, which is faster
@@ -48,7 +47,7 @@ def spectral_bound(matrix: Tensor) -> float:
         limit = guess * (1 + slack)
         proved = _proved(gram, limit)
         if proved < math.inf:
-            return min(math.sqrt(proved + error) / scale * _UP, length)
+            return min(math.sqrt(proved + error) / scale * UP, length)
     return length
 
 
@@ -101,7 +100,7 @@ def _proved(gram: Tensor, limit: float) -> float:
     if not _positive(shifted):
         return math.inf
     trace = float(shifted.diagonal().double().sum())
-    return limit + gamma_single(len(gram)) / 2 * trace + 4 * _UNIT * (limit + trace)
+    return limit + gamma_single(len(gram)) / 2 * trace + 4 * SINGLE * (limit + trace)
 
 
 def _positive(matrix: Tensor) -> bool:

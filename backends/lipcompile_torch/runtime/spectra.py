@@ -14,11 +14,9 @@ import torch
 from torch import Tensor
 
 from . import native
-from .drift import gamma_single
 from .norms import guess_eigenvalue
+from .rounding import SINGLE, UP, gamma_single
 
-_UNIT = 2.0**-24
-_UP = 1 + 2.0**-48  # covers a handful of float operations
 _SUSPECTS = 8  # matrices that the guess looks at
 _SLACKS = (1e-3, 4e-3, 2e-2, 1e-1)  # above the guess, at which a proof is tried
 
@@ -89,7 +87,7 @@ def transform_bound(transform: Transform) -> float:
     if not (share < 0.5 and trace < math.inf):
         return math.inf
     error = share / (1 - share) * trace  # what this rounds is far below what γ has to spare
-    return math.sqrt(_largest_proved(spectra, min(rows, columns)) + error) * _UP
+    return math.sqrt(_largest_proved(spectra, min(rows, columns)) + error) * UP
 
 
 def _largest_proved(spectra: Spectra, size: int) -> float:
@@ -107,7 +105,7 @@ def _largest_proved(spectra: Spectra, size: int) -> float:
         if not 0 < limit < math.inf:
             return math.inf
         trace = spectra.prove(limit)
-        excess = max(excess, gamma_single(size) * trace + 4 * _UNIT * (limit + trace))
+        excess = max(excess, gamma_single(size) * trace + 4 * SINGLE * (limit + trace))
         if spectra.are_proved():
             return limit + excess
         guess = max(guess, spectra.guess())

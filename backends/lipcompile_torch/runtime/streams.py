@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from ..factorisation.participation import FactorisationError
-
-_OUTWARD = 1 + 1e-12  # covers the rounding of the few products that scale an output
+from .rounding import UP_MANY
 
 
 class Stream(Protocol):
@@ -67,7 +66,7 @@ class _Correlated(ABC):
     """A recurrence over a memory for each parameter."""
 
     def __init__(self, rows: int, weights: Tensor, scale: float, steps: int) -> None:
-        self._rows, self._scale, self._steps = rows, scale * _OUTWARD, steps
+        self._rows, self._scale, self._steps = rows, scale * UP_MANY, steps
         self._weights = {weights.device: weights}
         self._memories: dict[str, _Memory] = {}
 

@@ -16,6 +16,7 @@ from lipcompile.passes.fix import layers, tokens
 from lipcompile.passes.fix.edit import Changed, Wanted
 from lipcompile.passes.requirements import examine
 from lipcompile.passes.useful import USEFUL, Aim, Standing, complete, standing
+from lipcompile.passes.what_if.edit import NO_CHANGE
 
 __all__ = ["KINDS", "Fix", "Fixed", "Kind", "Left", "Wanted", "fixed", "helps"]
 
@@ -33,8 +34,6 @@ class Kind:
     made: Literal["always", "if needed", "if asked for"]
 
 
-# What makes the total smaller by less is no change of it.
-_ROUNDING = 1e-6
 # In the order in which they are tried.
 KINDS: Sequence[Kind] = (
     Kind("softmax", "last softmax or sigmoid -> left out, as the loss has its own", layers.of_logits, "always"),
@@ -128,7 +127,7 @@ def _is_due(kind: Kind, before: Standing, after: Standing, aim: Aim) -> bool:
     """Whether a change is made unasked: what is beyond doubles on both sides of it may have been made smaller."""
     if kind.made == "always":
         return True
-    smaller = after.total < before.total * (1 - _ROUNDING) or math.isinf(after.total)
+    smaller = after.total < before.total * (1 - NO_CHANGE) or math.isinf(after.total)
     return not before.useful and smaller and (kind.made == "if needed" or aim.target is not None)
 
 

@@ -15,7 +15,7 @@ from lipcompile.numbers.certified import Certified, Interval
 from lipcompile.passes.bounds import Bounds, derive
 from lipcompile.passes.shares import Share, dominating
 from lipcompile.passes.what_if import scale, structure, training
-from lipcompile.passes.what_if.edit import Edit, Family, Kind, applied
+from lipcompile.passes.what_if.edit import NO_CHANGE, Edit, Family, Kind, applied
 from lipcompile.passes.what_if.subject import Subject
 
 __all__ = ["Change", "Measure", "Progress", "Share", "changes", "dominating"]
@@ -27,8 +27,6 @@ Measure = Callable[[Graph], float | None]
 
 # Changes of scale are many and do much: they are not to push those of structure out.
 _MOST, _MOST_OF_A_KIND = 12, 6
-# Changes of less than that are rounding.
-_ROUNDING = 1e-6
 # Decimals of a gain: what differs in later ones is rounding of the gradients.
 _MEASURED = 3
 # Nodes to derive for single places in all, and how many places a family may try at least.
@@ -176,7 +174,7 @@ class _Trial:
 
     def _change(self, edit: Edit, total: Interval) -> Change | None:
         factor = (total / self.before).upper
-        if not math.isfinite(total.upper) or factor >= 1 - _ROUNDING:
+        if not math.isfinite(total.upper) or factor >= 1 - NO_CHANGE:
             return None
         return Change(edit.kind, edit.place, edit.description, total.upper, factor)
 
@@ -190,5 +188,5 @@ def _tried(plans: Sequence[_Plan], trial: _Trial) -> Iterator[_Tried]:
         if best is not None:
             yield best
         every = trial(plan.family.together()) if plan.together else None
-        if every is not None and (best is None or every.factor < best.factor * (1 - _ROUNDING)):
+        if every is not None and (best is None or every.factor < best.factor * (1 - NO_CHANGE)):
             yield every

@@ -17,6 +17,8 @@ from lipcompile.passes.requirements import examine
 Kind = Literal["scale", "structure", "training"]
 # What stands in the place of a node: an op and its attributes.
 Replacement = tuple[AnyOp, Any]
+# What makes a bound smaller by a smaller share is no change of it.
+NO_CHANGE = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
