@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from lipcompile_privacy.accounting import BudgetError, Mechanism, NeighbouringRelation, epsilon
+from lipcompile_privacy.factorisation import optimal_banded, optimal_blt, strategy_from
+from lipcompile_privacy.factorisation.participation import Cyclic
 from lipcompile_torch import PrivacyEngine, accounting
-from lipcompile_torch.accounting import BudgetError, Mechanism, NeighbouringRelation, epsilon
-from lipcompile_torch.factorisation import optimal_banded, optimal_blt, strategy_from
-from lipcompile_torch.factorisation.participation import Cyclic
 from torch.utils.data import DataLoader, TensorDataset
 
 from lipcompile import __main__

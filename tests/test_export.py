@@ -15,7 +15,7 @@ import onnxruntime
 import pytest
 import torch
 from lipcompile_onnx import operators
-from lipcompile_torch.accounting import Accountant, Mechanism, NeighbouringRelation
+from lipcompile_privacy.accounting import Accountant, Mechanism, NeighbouringRelation
 from lipcompile_torch.emit import emit
 from lipcompile_torch.runtime.layers import Dense
 from lipcompile_torch.runtime.ledger import Ledger, read_ledger

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lipcompile_torch.factorisation import (
+from lipcompile_privacy.factorisation import (
     BandedToeplitz,
     Blt,
     Cyclic,
@@ -26,7 +26,7 @@ from lipcompile_torch.factorisation import (
     planned_strategy,
     strategy_from,
 )
-from lipcompile_torch.factorisation.strategies import Objective
+from lipcompile_privacy.factorisation.strategies import Objective
 
 # --- the oracle: dense matrices, written down from the definitions -----------------------------------------------
 

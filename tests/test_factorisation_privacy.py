@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from lipcompile_torch.accounting import Mechanism, epsilon
-from lipcompile_torch.factorisation import BandedToeplitz, Cyclic, MinSeparation, optimal_banded, optimal_blt
+from lipcompile_privacy.accounting import Mechanism, epsilon
+from lipcompile_privacy.factorisation import BandedToeplitz, Cyclic, MinSeparation, optimal_banded, optimal_blt
 
 SAMPLES = 200_000
 DELTA = 0.02

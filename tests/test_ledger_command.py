@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lipcompile_torch.accounting import (
+from lipcompile_privacy.accounting import (
     Mechanism,
     NeighbouringRelation,
     RandomAllocation,

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import sysconfig
 import tomllib
+from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.resources import files
 from pathlib import Path
@@ -18,6 +19,12 @@ CONFIG = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PLACES = {"lipcompile.grammar": ROOT / "grammar"}
 
 
+ALL_OF_PRIVACY = ", ".join(
+    ".".join(path.relative_to(ROOT / "backends").with_suffix("").parts)
+    for path in (ROOT / "backends/lipcompile_privacy").rglob("*.py")
+)
+
+
 def run(program: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True, check=False)
 
@@ -25,11 +32,7 @@ def run(program: str) -> subprocess.CompletedProcess[str]:
 def place(package: str) -> Path:
     if package in PLACES:
         return PLACES[package]
-    root = (
-        ROOT / "backends"
-        if package.startswith(("lipcompile_torch", "lipcompile_onnx", "lipcompile_verify"))
-        else ROOT
-    )
+    root = ROOT / "backends" if package.startswith("lipcompile_") else ROOT
     return root.joinpath(*package.split("."))
 
 
@@ -39,6 +42,7 @@ def test_every_package_on_disk_is_listed_and_installed() -> None:
         ".".join(path.parent.relative_to(root).parts)
         for root, top in (
             (ROOT, "lipcompile"),
+            (ROOT / "backends", "lipcompile_privacy"),
             (ROOT / "backends", "lipcompile_torch"),
             (ROOT / "backends", "lipcompile_onnx"),
             (ROOT / "backends", "lipcompile_verify"),
@@ -104,8 +108,12 @@ def test_nothing_else_is_importable(module: str) -> None:
             ("torch", "onnx", "onnxruntime", "dp_accounting", "jinja2", "matplotlib"),
         ),
         ("import lipcompile.reports.document, lipcompile.reports.json_report", ("jinja2", "matplotlib", "torch")),
-        ("import lipcompile_torch, lipcompile_torch.accounting", ("torch", "lipcompile", "dp_accounting")),
-        ("import lipcompile_torch.factorisation", ("torch", "lipcompile", "numpy", "scipy")),
+        ("import lipcompile_torch.accounting", ("torch", "lipcompile", "dp_accounting")),
+        ("import lipcompile_privacy.factorisation", ("torch", "lipcompile", "lipcompile_torch", "numpy", "scipy")),
+        (
+            f"import {ALL_OF_PRIVACY}",
+            ("torch", "lipcompile", "lipcompile_torch", "dp_accounting", "scipy"),
+        ),
         ("import lipcompile_torch.emit", ("torch",)),
         ("import lipcompile_onnx", ("onnx",)),
         ("import lipcompile_onnx.emit", ("torch", "onnxruntime")),
@@ -116,3 +124,24 @@ def test_nothing_else_is_importable(module: str) -> None:
 def test_imports_stay_inside_their_boundary(program: str, banned: tuple[str, ...]) -> None:
     result = run(f"{program}\nimport sys\nprint([m for m in {banned!r} if m in sys.modules])")
     assert result.stdout.strip() == "[]", result.stderr
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("lipcompile_torch.accounting", "lipcompile_privacy.accounting"),
+        ("lipcompile_torch.factorisation", "lipcompile_privacy.factorisation"),
+        ("lipcompile_torch.runtime.guesses", "lipcompile_privacy.guesses"),
+        ("lipcompile_torch.runtime.ledger", "lipcompile_privacy.ledger"),
+        *(
+            (f"lipcompile_torch.runtime.{module}", "lipcompile_privacy.errors")
+            for module in ("certificate", "checkpoint", "checks", "data", "ledger", "sampling")
+        ),
+    ],
+)
+def test_old_import_paths_lead_to_the_same_objects(old: str, new: str) -> None:
+    there, here = vars(import_module(old)), vars(import_module(new))
+    names = [name for name in there if name in here and not name.startswith("_")]
+    own = [name for name in names if str(getattr(here[name], "__module__", "")).startswith("lipcompile_privacy")]
+    assert own
+    assert all(there[name] is here[name] for name in own)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from lipcompile_torch.accounting import (
+from lipcompile_privacy.accounting import (
     Mechanism,
     NeighbouringRelation,
     RandomAllocation,

@@ -46,8 +46,8 @@ class TorchBackend:
 
     @property
     def accounting(self) -> ModuleType:
-        """`lipcompile_torch.accounting`."""
-        return import_module("lipcompile_torch.accounting")
+        """`lipcompile_privacy.accounting`."""
+        return import_module("lipcompile_privacy.accounting")
 
     @property
     def agreement(self) -> ModuleType:
@@ -76,13 +76,13 @@ class TorchBackend:
 
     @property
     def factorisation(self) -> ModuleType:
-        """`lipcompile_torch.factorisation`."""
-        return import_module("lipcompile_torch.factorisation")
+        """`lipcompile_privacy.factorisation`."""
+        return import_module("lipcompile_privacy.factorisation")
 
     @property
     def ledger(self) -> ModuleType:
-        """`lipcompile_torch.runtime.ledger_record`."""
-        return import_module("lipcompile_torch.runtime.ledger_record")
+        """`lipcompile_privacy.ledger`."""
+        return import_module("lipcompile_privacy.ledger")
 
     @property
     def privacy_audit(self) -> ModuleType:

@@ -15,15 +15,15 @@ try:
 except ImportError as error:
     raise ImportError("PrivacyCallback needs PyTorch Lightning: pip install 'lipcompile[lightning]'") from error
 
+from lipcompile_privacy.accounting import BudgetError
+from lipcompile_privacy.planning import Budget, course
 from torch.utils.data import DataLoader
 
-from .accounting import BudgetError
 from .runtime.checks import PrivacyError
 from .runtime.engine import How, PrivacyEngine
 from .runtime.ledger import LedgerError
 from .runtime.module import LipschitzModule
 from .runtime.optimizer import PrivateOptimizer
-from .runtime.planning import Budget, course
 
 
 class PrivacyCallback(Callback):  # type: ignore[misc]  # typed where lightning is installed

@@ -17,8 +17,8 @@ from typing import Any, ClassVar
 from unittest.mock import patch
 
 import torch
+from lipcompile_privacy.factorisation import planned_strategy
 from lipcompile_torch import ClipGroup, PrivacyEngine
-from lipcompile_torch.factorisation import planned_strategy
 from lipcompile_torch.runtime import layers
 from lipcompile_torch.runtime.checkpoint import read_checkpoint, restore, save_checkpoint
 from lipcompile_torch.runtime.distributed import Processes

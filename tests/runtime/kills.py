@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from lipcompile_torch.accounting import RandomAllocation, epsilon
+from lipcompile_privacy.accounting import RandomAllocation, epsilon
 from lipcompile_torch.runtime.checkpoint import read_checkpoint
 from lipcompile_torch.runtime.ledger import Ledger, read_ledger
 from lipcompile_torch.runtime.optimizer import PrivateOptimizer

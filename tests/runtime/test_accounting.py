@@ -9,7 +9,7 @@ import sys
 import time
 
 import pytest
-from lipcompile_torch.accounting import (
+from lipcompile_privacy.accounting import (
     Accountant,
     BudgetError,
     Mechanism,
@@ -191,7 +191,7 @@ def _array(values: object) -> object:
 
 def test_importing_loads_neither_torch_nor_dp_accounting() -> None:
     code = (
-        "import sys, lipcompile_torch.accounting; "
+        "import sys, lipcompile_privacy.accounting; "
         "sys.exit(any(m.split('.')[0] in ('torch', 'dp_accounting', 'scipy') for m in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lipcompile_torch.accounting import (
+from lipcompile_privacy.accounting import (
     COMPARISONS,
     BudgetError,
     Comparison,

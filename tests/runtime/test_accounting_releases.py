@@ -20,7 +20,7 @@ from dp_accounting import (
 )
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
-from lipcompile_torch.accounting import (
+from lipcompile_privacy.accounting import (
     Accountant,
     BudgetError,
     Mechanism,
@@ -35,7 +35,7 @@ from lipcompile_torch.accounting import (
     epsilon,
     release_from,
 )
-from lipcompile_torch.accounting.fixed_size import fixed_size_pld
+from lipcompile_privacy.accounting.fixed_size import fixed_size_pld
 from scipy.optimize import brentq
 from scipy.stats import norm
 
@@ -174,7 +174,7 @@ def test_little_noise_costs_little_of_what_is_hardly_sampled(rate: float, steps:
 def test_without_the_package_random_allocation_names_the_extra_and_keeps_its_bound(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("lipcompile_torch.accounting.composition.available", lambda: False)
+    monkeypatch.setattr("lipcompile_privacy.accounting.composition.available", lambda: False)
     release = RandomAllocation(100, 2.0)
     with pytest.raises(BudgetError, match=r"install lipcompile\[allocation\], or use accountant='rdp'"):
         check_supported({release: 1}, DELTA, ADD, "pld")

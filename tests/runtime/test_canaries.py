@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from lipcompile_torch.accounting import BudgetError
+from lipcompile_privacy.accounting import BudgetError
 from lipcompile_torch.runtime import checks, layers, losses
 from lipcompile_torch.runtime.audit_points import Admissible
 from lipcompile_torch.runtime.canaries import CanaryError

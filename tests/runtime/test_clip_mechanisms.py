@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 import torch
+from lipcompile_privacy.factorisation import planned_strategy
 from lipcompile_torch import ClipGroup, PrivacyEngine
-from lipcompile_torch.factorisation import planned_strategy
 from lipcompile_torch.runtime.checkpoint import read_checkpoint, restore, save_checkpoint
 from lipcompile_torch.runtime.checks import PrivacyError
 from lipcompile_torch.runtime.ledger import read_ledger

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from lipcompile_privacy.accounting import BudgetError
 from lipcompile_torch import ClipGroup, PrivacyEngine
-from lipcompile_torch.accounting import BudgetError
 from lipcompile_torch.runtime.checkpoint import read_checkpoint, restore, save_checkpoint
 from lipcompile_torch.runtime.checks import PrivacyError
 from lipcompile_torch.runtime.gradients import LipschitzGradients

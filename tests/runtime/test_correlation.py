@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lipcompile_privacy.accounting import BudgetError, Mechanism
+from lipcompile_privacy.factorisation import BandedToeplitz, Cyclic, MinSeparation, planned_strategy
 from lipcompile_torch import PrivacyEngine
-from lipcompile_torch.accounting import BudgetError, Mechanism
-from lipcompile_torch.factorisation import BandedToeplitz, Cyclic, MinSeparation, planned_strategy
 from lipcompile_torch.runtime.engine import SeededWarning
 from lipcompile_torch.runtime.ledger import read_ledger
 

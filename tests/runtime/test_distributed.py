@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 import torch
-from lipcompile_torch.accounting import Mechanism
+from lipcompile_privacy.accounting import Mechanism
 from lipcompile_torch.runtime.checkpoint import read_checkpoint, restore
 from lipcompile_torch.runtime.distributed import World
 from lipcompile_torch.runtime.ledger import Ledger, read_ledger

@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 import torch
-from lipcompile_torch import PrivacyEngine
-from lipcompile_torch.accounting import (
+from lipcompile_privacy.accounting import (
     BudgetError,
     Mechanism,
     NeighbouringRelation,
     calibrate_noise_multiplier,
     epsilon,
 )
+from lipcompile_privacy.generators import GeneratorWarning
+from lipcompile_torch import PrivacyEngine
 from lipcompile_torch.runtime.checks import PrivacyError
-from lipcompile_torch.runtime.generators import GeneratorWarning
 from lipcompile_torch.runtime.gradients import _stated
 from lipcompile_torch.runtime.ledger import read_ledger
 from lipcompile_torch.runtime.noise import Rule

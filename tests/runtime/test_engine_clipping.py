@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from lipcompile_privacy.accounting import BudgetError
 from lipcompile_torch import PrivacyEngine
-from lipcompile_torch.accounting import BudgetError
 from lipcompile_torch.runtime.checks import PrivacyError
 from lipcompile_torch.runtime.engine import SeededWarning
 from lipcompile_torch.runtime.loss_clipping import AdaptiveClip, Cosine

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lipcompile_torch.accounting import BudgetError, Mechanism, NeighbouringRelation, WithoutReplacement, epsilon
-from lipcompile_torch.accounting.curve import privacy_curve
-from lipcompile_torch.runtime.guesses import Claim, Guesses, largest_refuted, p_value, refuted
+from lipcompile_privacy.accounting import BudgetError, Mechanism, NeighbouringRelation, WithoutReplacement, epsilon
+from lipcompile_privacy.accounting.curve import privacy_curve
+from lipcompile_privacy.guesses import Claim, Guesses, largest_refuted, p_value, refuted
 from lipcompile_torch.runtime.guessing import lower_epsilon, play
 from numpy.typing import NDArray
 from scipy.optimize import linprog

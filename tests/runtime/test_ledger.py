@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from lipcompile_torch.accounting import Mechanism, NeighbouringRelation, RandomAllocation, epsilon
+from lipcompile_privacy.accounting import Mechanism, NeighbouringRelation, RandomAllocation, epsilon
 from lipcompile_torch.runtime.ledger import Ledger, LedgerError, read_ledger
 
 ADD = NeighbouringRelation.ADD_REMOVE
@@ -177,7 +177,7 @@ def test_two_writers_are_refused_in_this_process_and_in_another(path: Path) -> N
         Ledger(path, ADD, 100)
     code = (
         "import sys; from lipcompile_torch.runtime.ledger import *\n"
-        "from lipcompile_torch.accounting import NeighbouringRelation\n"
+        "from lipcompile_privacy.accounting import NeighbouringRelation\n"
         "try: Ledger(sys.argv[1], NeighbouringRelation.ADD_REMOVE, 100)\n"
         "except LedgerError as error: sys.exit(7 if 'in use' in str(error) else 1)\n"
     )

@@ -20,8 +20,8 @@ from dp_accounting import (
 )
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
+from lipcompile_privacy.accounting import BudgetError
 from lipcompile_torch import PrivacyEngine
-from lipcompile_torch.accounting import BudgetError
 from lipcompile_torch.runtime.ledger import read_ledger
 from lipcompile_torch.runtime.loss_clipping import AdaptiveClip
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from lipcompile_privacy.planning import ShortenedWarning
 from lipcompile_torch import ClipGroup, PrivacyEngine
 from lipcompile_torch.runtime.checks import PrivacyError
 from lipcompile_torch.runtime.engine import SeededWarning
 from lipcompile_torch.runtime.ledger import LedgerError, read_ledger
-from lipcompile_torch.runtime.planning import ShortenedWarning
 from torch import nn
 from torch.optim import SGD
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 import torch
+from lipcompile_privacy.accounting import BudgetError, Mechanism, NeighbouringRelation, epsilon
+from lipcompile_privacy.factorisation import BandedToeplitz, MinSeparation
 from lipcompile_torch import PrivacyEngine
-from lipcompile_torch.accounting import BudgetError, Mechanism, NeighbouringRelation, epsilon
-from lipcompile_torch.factorisation import BandedToeplitz, MinSeparation
 from lipcompile_torch.runtime.checks import PrivacyError
 from lipcompile_torch.runtime.data import Arrays
 from lipcompile_torch.runtime.gradients import LipschitzGradients

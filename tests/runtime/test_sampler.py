@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from lipcompile_torch.accounting import Drawing
+from lipcompile_privacy.accounting import Drawing
 from lipcompile_torch.runtime.sampler import PrivateLoader
 from lipcompile_torch.runtime.sampling import Poisson, SamplingError
 from torch import Tensor

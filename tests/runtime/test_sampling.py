@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from lipcompile_torch.accounting import (
+from lipcompile_privacy.accounting import (
     BudgetError,
     Drawing,
     Mechanism,

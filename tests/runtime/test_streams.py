@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lipcompile_torch.factorisation import (
+from lipcompile_privacy.factorisation import (
     BandedToeplitz,
     Blt,
     Cyclic,

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lipcompile_privacy.accounting import BudgetError, Mechanism, RandomAllocation, WithoutReplacement
+from lipcompile_privacy.planning import Plan, ShortenedWarning
 from lipcompile_torch import PrivacyEngine
-from lipcompile_torch.accounting import BudgetError, Mechanism, RandomAllocation, WithoutReplacement
 from lipcompile_torch.runtime.checkpoint import CheckpointError, read_checkpoint
 from lipcompile_torch.runtime.data import Arrays
 from lipcompile_torch.runtime.engine import SeededWarning
 from lipcompile_torch.runtime.ledger import LedgerError, read_ledger
-from lipcompile_torch.runtime.planning import Plan, ShortenedWarning
 from lipcompile_torch.runtime.training import (
     EpochSummary,
     Silent,

@@ -6,11 +6,11 @@ import os
 from typing import Any, Protocol
 
 import numpy as np
+from lipcompile_privacy.generators import AES, SFC
 from numpy.random import SFC64
 from numpy.typing import NDArray
 
 from . import native
-from .generators import AES, SFC
 
 Words = NDArray[np.uint64]
 

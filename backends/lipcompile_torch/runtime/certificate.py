@@ -18,11 +18,11 @@ from functools import lru_cache
 from types import FunctionType
 from typing import Any
 
+from lipcompile_privacy.errors import CertificateError as CertificateError
 from lipcompile_verify import Verdict, verify
 from lipcompile_verify.document import MalformedError, canonical
 from lipcompile_verify.rules import OPS
 
-from .checks import PrivacyError
 from .constraints import Ball, Box, Constraint, Fixed, Free, Frobenius, Orthogonal, RowBalls, Spectral
 from .layers import constraints_of
 from .module import LipschitzModule
@@ -39,10 +39,6 @@ _ENFORCED_BY: Mapping[str, tuple[type[Constraint], ...]] = {
     "free": (Free,),
 }
 _MEND = "compile the model again, and use the file as it was emitted"
-
-
-class CertificateError(PrivacyError):
-    """A certificate proves less than it claims, or is another module's. No step was taken."""
 
 
 class UncertifiedWarning(UserWarning):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lipcompile_privacy.errors import CheckpointError as CheckpointError
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -22,10 +23,6 @@ from .optimizer import PrivateOptimizer
 from .sharding import cut_like, is_shard, whole_state
 
 SCHEMA = "lipcompile.checkpoint/2"
-
-
-class CheckpointError(RuntimeError):
-    """A file that is no checkpoint, or none of this module."""
 
 
 @dataclass(frozen=True, slots=True)

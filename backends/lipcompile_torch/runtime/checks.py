@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
+from lipcompile_privacy.errors import PrivacyError as PrivacyError
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer, SparseAdam
 
@@ -23,10 +24,6 @@ from .sharding import hooked, local
 
 Source = Literal["theorem", "clip", "auto"]
 """Where bounds of gradients come from, as `--bounds` has it."""
-
-
-class PrivacyError(RuntimeError):
-    """A step that would not be the mechanism that is accounted. Nothing was released, no parameter changed."""
 
 
 def trainable(module: nn.Module) -> dict[str, nn.Parameter]:

@@ -11,14 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from lipcompile_privacy.errors import DataError as DataError
 from numpy.typing import NDArray
 
 _SPLIT_SEED = 0
 _TEST_SHARE = 0.2
-
-
-class DataError(ValueError):
-    """Data that cannot be trained on; the message says what is wrong with it and what would be right."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar, Unpack
 
-from torch import nn
-from torch.optim import Optimizer
-from torch.utils.data import DataLoader
-
-from ..accounting import (
+from lipcompile_privacy.accounting import (
     Accountant,
     BudgetError,
     NeighbouringRelation,
@@ -22,12 +18,16 @@ from ..accounting import (
     calibrate_noise_multiplier,
     check_supported,
 )
-from ..factorisation import Strategy
+from lipcompile_privacy.correlation import Correlation, check_participation, chosen_strategy, sampling_for
+from lipcompile_privacy.factorisation import Strategy
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
 from . import checks
 from .certificate import check_certificate
 from .checks import PrivacyError, Source
 from .clipped import ClippedGradients, PerExampleLoss
-from .correlation import Correlation, check_participation, chosen_strategy, sampling_for
 from .distributed import check_same, current_world
 from .gradients import Gradients, LipschitzGradients, PerExampleGradients
 from .ledger import Ledger, LedgerError, read_ledger

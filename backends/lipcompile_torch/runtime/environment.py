@@ -7,9 +7,9 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
+from lipcompile_privacy.generators import PHILOX
 
 from . import bits, native
-from .generators import PHILOX
 from .precision import single_is_kept
 
 

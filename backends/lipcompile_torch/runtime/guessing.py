@@ -7,10 +7,9 @@ from collections.abc import Callable
 from typing import Protocol
 
 import torch
+from lipcompile_privacy.accounting import NeighbouringRelation
+from lipcompile_privacy.guesses import Claim, Guesses, largest_refuted
 from torch import Tensor
-
-from ..accounting import NeighbouringRelation
-from .guesses import Claim, Guesses, largest_refuted
 
 
 class Watch(Protocol):

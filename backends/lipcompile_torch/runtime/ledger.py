@@ -25,10 +25,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..accounting import Accountant, NeighbouringRelation, Release, release_from
+from lipcompile_privacy.accounting import Accountant, NeighbouringRelation, Release, release_from
+from lipcompile_privacy.errors import LedgerError
+from lipcompile_privacy.generators import UNKNOWN
+from lipcompile_privacy.ledger import COUNTS, GENESIS, SCHEMA, LedgerRecord, parse, read_ledger, sealed
+
 from .distributed import ALONE, World
-from .generators import UNKNOWN
-from .ledger_record import COUNTS, GENESIS, SCHEMA, LedgerError, LedgerRecord, parse, read_ledger, sealed
 from .unaltered import Singular
 
 __all__ = ["Ledger", "LedgerError", "LedgerRecord", "read_ledger", "sync_folder"]

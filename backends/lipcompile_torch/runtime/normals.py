@@ -19,13 +19,13 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from lipcompile_privacy.generators import CHACHA, PHILOX
 from numpy.typing import NDArray
 from torch import Tensor
 
 from . import bits
 from .discrete_gaussian import GRID_BITS, Words, draw
 from .flat import Part, add_scaled_, by_device, entries, in_threads, stretches, with_values
-from .generators import CHACHA, PHILOX
 from .lanes import Lanes
 from .rounding import UP
 

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from lipcompile_privacy.accounting import BudgetError, Release, Run
+from lipcompile_privacy.generators import warn_of
 from torch.optim import Optimizer
 
-from ..accounting import BudgetError, Release, Run
 from . import checks
 from .checks import PrivacyError
-from .generators import warn_of
 from .gradients import Gradients
 from .ledger import Ledger
 from .noise import NoiseSource, zero_gradient_

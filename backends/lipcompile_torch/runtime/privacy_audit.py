@@ -17,17 +17,23 @@ from typing import Any
 
 import numpy as np
 import torch
+from lipcompile_privacy.accounting import (
+    BudgetError,
+    Mechanism,
+    NeighbouringRelation,
+    calibrate_noise_multiplier,
+    epsilon,
+)
+from lipcompile_privacy.accounting.curve import privacy_curve
+from lipcompile_privacy.guesses import Claim, Guesses, largest_refuted, p_value
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, TensorDataset
 
-from ..accounting import BudgetError, Mechanism, NeighbouringRelation, calibrate_noise_multiplier, epsilon
-from ..accounting.curve import privacy_curve
 from .audit_points import Admissible
 from .canaries import Canaries, choose, flattened, scores
 from .checks import PrivacyError
 from .engine import PrivacyEngine, SeededWarning
-from .guesses import Claim, Guesses, largest_refuted, p_value
 from .guessing import Watch, lower_epsilon, play
 from .module import LipschitzModule
 from .noise import Allocation, allocate

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from lipcompile_privacy.accounting import Drawing, NeighbouringRelation, Sampling
 from torch import Tensor
 from torch.utils.data import (
     DataLoader,
@@ -20,7 +21,6 @@ from torch.utils.data import (
     default_collate,
 )
 
-from ..accounting import Drawing, NeighbouringRelation, Sampling
 from .distributed import ALONE, World
 from .normals import fresh_generator
 from .precision import most_examples

@@ -8,15 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from lipcompile_privacy.accounting import Drawing, NeighbouringRelation, Sampling
+from lipcompile_privacy.errors import SamplingError as SamplingError
 from torch import Tensor
 
-from ..accounting import Drawing, NeighbouringRelation, Sampling
-
 _MANY = 8  # a batch that is a larger share than 1/8 of the data has many draws that come twice
-
-
-class SamplingError(ValueError):
-    """A loader that cannot be sampled as the accounting assumes, or was not used as it must be."""
 
 
 @dataclass(frozen=True, slots=True)

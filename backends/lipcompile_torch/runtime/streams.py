@@ -1,7 +1,7 @@
 """Streams of noise: independent standard normals in, correlated noise C⁻¹Z out, one step at a time.
 
 A stream's output is noise for gradients that are scaled to a per-example norm of 1/σ: C is scaled so that its
-sensitivity is 1 (see `lipcompile_torch.factorisation`). Its state is secret like the normals themselves: who knows
+sensitivity is 1 (see `lipcompile_privacy.factorisation`). Its state is secret like the normals themselves: who knows
 it knows the noise that was added. It is in no checkpoint; a run that is resumed begins a new stream, and a new
 mechanism.
 """
@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import torch
+from lipcompile_privacy.errors import FactorisationError
 from torch import Tensor
 
-from ..factorisation.participation import FactorisationError
 from .rounding import UP_MANY
 
 

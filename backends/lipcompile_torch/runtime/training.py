@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
+from lipcompile_privacy.accounting import Accountant, BudgetError, Sampling
+from lipcompile_privacy.planning import Budget, Course, Plan, course
 from torch import Tensor
 from torch.optim import SGD, Adam, Optimizer
 from torch.utils.data import DataLoader, TensorDataset
 
-from ..accounting import Accountant, BudgetError, Sampling
 from .checkpoint import Checkpoint, CheckpointError, read_checkpoint, restore, save_checkpoint
 from .data import Arrays
 from .engine import PrivacyEngine
@@ -24,7 +25,6 @@ from .ledger import LedgerError
 from .module import LipschitzModule
 from .noise import Allocation
 from .optimizer import PrivateOptimizer
-from .planning import Budget, Course, Plan, course
 from .sampler import PrivateLoader
 
 _EVALUATION_BATCH = 1024

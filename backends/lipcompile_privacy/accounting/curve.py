@@ -6,7 +6,8 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from .guarantee import BudgetError, NeighbouringRelation
+from ..errors import BudgetError
+from .guarantee import NeighbouringRelation
 from .pld import composed_pld, is_gaussian
 from .releases import Mechanism, Release, Run
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..accounting import BudgetError, Sampling
-from ..factorisation import Cyclic, FactorisationError, Strategy, planned_strategy, strategy_from
+from .accounting import Sampling
+from .errors import BudgetError, FactorisationError
+from .factorisation import Cyclic, Strategy, planned_strategy, strategy_from
 
 Correlation = Strategy | Mapping[str, Any]
 """A strategy, the dict of one, or what kind is wanted: {"kind": "correlated", "bands": 16}, {"kind": "blt"}."""

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..accounting import (
+from .accounting import (
     Accountant,
-    BudgetError,
     Drawing,
     NeighbouringRelation,
     Run,
@@ -17,8 +16,9 @@ from ..accounting import (
     calibrate_noise_multiplier,
     epsilon,
 )
-from ..factorisation import Strategy
 from .correlation import chosen_strategy, sampling_for
+from .errors import BudgetError
+from .factorisation import Strategy
 from .ledger import LedgerRecord
 
 

@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-
-class FactorisationError(ValueError):
-    """A strategy that no theorem covers, data that is no strategy, or a stream used past its end."""
+from ..errors import FactorisationError
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,8 @@ from functools import lru_cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from .guarantee import BudgetError, NeighbouringRelation
+from ..errors import BudgetError
+from .guarantee import NeighbouringRelation
 from .rdp import rdp_epsilon
 from .releases import Mechanism, RandomAllocation, Release
 

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from ..errors import BudgetError
 from .allocation import allocation_pld, available
 from .fixed_size import fixed_size_pld
-from .guarantee import BudgetError, NeighbouringRelation
+from .guarantee import NeighbouringRelation
 from .rdp import rdp_epsilon
 from .releases import Mechanism, RandomAllocation, Release, Run, WithoutReplacement
 

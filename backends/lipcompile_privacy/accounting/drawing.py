@@ -24,7 +24,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from .guarantee import BudgetError, NeighbouringRelation
+from ..errors import BudgetError
+from .guarantee import NeighbouringRelation
 from .releases import Mechanism, RandomAllocation, Release, WithoutReplacement, check_rate
 
 Sampling = Literal["poisson", "fixed_size", "shuffle", "balls_in_bins", "cyclic_poisson", "fixed_order"]

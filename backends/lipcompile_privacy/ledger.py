@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..accounting import Accountant, NeighbouringRelation, Release, Run, epsilon, release_from
+from .accounting import Accountant, NeighbouringRelation, Release, Run, epsilon, release_from
+from .errors import LedgerError
 from .generators import UNKNOWN, is_cryptographic
 
 SCHEMA = "lipcompile.ledger/1"
@@ -20,10 +21,6 @@ GENESIS = "0" * 64
 # What a line of each kind adds: uses of its release, training steps.
 COUNTS = {"step": (1, 1), "round": (1, 0), "inner": (0, 1)}
 _INNER = b'{"kind": "inner"'
-
-
-class LedgerError(RuntimeError):
-    """A ledger that is damaged, in use by another process, or that belongs to something else."""
 
 
 @dataclass

@@ -21,6 +21,7 @@ Importing this package loads neither torch nor dp-accounting, which takes a seco
 
 from __future__ import annotations
 
+from ..errors import BudgetError
 from .calibration import (
     LARGEST_NOISE_MULTIPLIER,
     LARGEST_STEP_COUNT,
@@ -33,7 +34,7 @@ from .comparison import COMPARISONS, Comparison, comparison_epsilon, comparison_
 from .composition import check_supported, epsilon
 from .drawing import Drawing, Sampling
 from .gaussian import Formula, gaussian_delta, gaussian_epsilon, gaussian_noise
-from .guarantee import Accountant, BudgetError, NeighbouringRelation
+from .guarantee import Accountant, NeighbouringRelation
 from .releases import Mechanism, RandomAllocation, Release, Run, WithoutReplacement, release_from
 
 __all__ = [

@@ -24,7 +24,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from .guarantee import BudgetError, check_target
+from ..errors import BudgetError
+from .guarantee import check_target
 
 Formula = Literal["analytic", "refined", "tail", "padded", "classical"]
 

@@ -9,8 +9,9 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
+from ..errors import BudgetError
 from .allocation import MISSING, available
-from .guarantee import Accountant, BudgetError, NeighbouringRelation, check_accountant, check_delta
+from .guarantee import Accountant, NeighbouringRelation, check_accountant, check_delta
 from .pld import check_resolution, pld_epsilon
 from .rdp import rdp_epsilon
 from .releases import Mechanism, RandomAllocation, Release, Run

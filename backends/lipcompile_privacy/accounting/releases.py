@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .guarantee import BudgetError
+from ..errors import BudgetError
 
 
 @dataclass(frozen=True, slots=True)

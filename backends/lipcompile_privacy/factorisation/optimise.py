@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from .participation import FactorisationError, MinSeparation, Participation, check_positive
+from ..errors import FactorisationError
+from .participation import MinSeparation, Participation, check_positive
 from .strategies import BandedToeplitz, Blt, Objective
 
 if TYPE_CHECKING:

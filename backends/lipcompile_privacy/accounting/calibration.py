@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from ..errors import BudgetError
 from .composition import epsilon
-from .guarantee import Accountant, BudgetError, NeighbouringRelation, check_target
+from .guarantee import Accountant, NeighbouringRelation, check_target
 from .pld import like_poisson, resolved_charges
 from .releases import Mechanism, Release, Run
 

@@ -18,7 +18,8 @@ import math
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
-from .participation import FactorisationError, MinSeparation
+from ..errors import FactorisationError
+from .participation import MinSeparation
 
 
 def check_coefficients(coefficients: Sequence[float]) -> None:

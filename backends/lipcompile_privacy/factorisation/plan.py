@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ..errors import FactorisationError
 from .optimise import optimal_banded, optimal_blt
-from .participation import Cyclic, FactorisationError, check_positive
+from .participation import Cyclic, check_positive
 from .strategies import Strategy
 
 

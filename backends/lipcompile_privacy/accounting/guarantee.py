@@ -6,11 +6,9 @@ import math
 from enum import Enum
 from typing import Any, Literal, get_args
 
+from ..errors import BudgetError
+
 Accountant = Literal["rdp", "pld"]
-
-
-class BudgetError(ValueError):
-    """A privacy budget that no noise can meet, that is spent, or that an accountant cannot compute."""
 
 
 class NeighbouringRelation(Enum):

@@ -9,10 +9,11 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Literal, get_args
 
+from ..errors import BudgetError
 from .calibration import LARGEST_STEP_COUNT, largest, smallest
 from .composition import merge
 from .gaussian import gaussian_epsilon, gaussian_noise
-from .guarantee import BudgetError, NeighbouringRelation, check_delta, check_target
+from .guarantee import NeighbouringRelation, check_delta, check_target
 from .releases import Mechanism, RandomAllocation, Release, Run, WithoutReplacement
 
 Comparison = Literal["advanced", "analytic", "refined", "tail", "padded", "classical"]

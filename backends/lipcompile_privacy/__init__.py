@@ -1,0 +1,16 @@
+"""What differential privacy asks of a training, in numbers: none of it needs torch, or the compiler.
+
+==================  =======================================================================================
+`accounting`        ε at δ of composed releases, and the noise or the steps that a budget allows
+`factorisation`     strategies of correlated noise, their certified sensitivity, their optimisers
+`correlation`       which strategy a run uses, and whether its sampling is what the strategy was proved for
+`planning`          what a budget buys: steps and noise of a run, and what is left when it is resumed
+`ledger`            what a ledger says: its lines, and what they add up to
+`guesses`           what guesses about canaries say of a claimed ε
+`generators`        generators of random bits, by the names that ledgers give them
+`errors`            what a private training refuses
+==================  =======================================================================================
+
+Imports go one way: `lipcompile_torch` and the command line import this package, which imports neither. The one
+exception is `Strategy.stream`, which makes torch's noise and imports it when it is called.
+"""
