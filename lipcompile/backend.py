@@ -23,13 +23,9 @@ class Backend(Protocol):
         """Return the text of a module that trains under the derived bounds; raises InputError if it cannot.
 
         With `follow_weights` the module evaluates its bounds at the certified norms of the current weights. With a
-        `noise_strategy` of `factorisation`, as data, it says how its noise is correlated over the steps. Its
+        `noise_strategy` of `lipcompile_privacy`, as data, it says how its noise is correlated over the steps. Its
         certificate says of the planned training what `training` does.
         """
-
-    @property
-    def accounting(self) -> Any:
-        """The module that relates (ε, δ), noise and steps; needs no framework."""
 
     @property
     def agreement(self) -> Any:
@@ -50,14 +46,6 @@ class Backend(Protocol):
     @property
     def environment(self) -> Any:
         """The module that says what programs run on here; imports the framework."""
-
-    @property
-    def factorisation(self) -> Any:
-        """The module that finds strategies of correlated noise; needs no framework."""
-
-    @property
-    def ledger(self) -> Any:
-        """The module that reads what a training has spent; needs no framework."""
 
     @property
     def privacy_audit(self) -> Any:

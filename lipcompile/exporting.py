@@ -16,6 +16,10 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lipcompile_privacy.accounting import Accountant
+from lipcompile_privacy.errors import BudgetError
+from lipcompile_privacy.ledger import LedgerRecord, read_ledger
+
 from lipcompile.backend import Backend, find
 from lipcompile.certificates import SCHEMA, encode
 from lipcompile.diagnostics import input_error
@@ -28,7 +32,7 @@ from lipcompile.passes.bounds import slope
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-ACCOUNTANTS = ("pld", "rdp")
+ACCOUNTANTS: tuple[Accountant, ...] = ("pld", "rdp")
 _FOREIGN = "give the module that `lipcompile compile` emitted, unchanged"
 
 
@@ -83,7 +87,7 @@ def export_onnx(
     *,
     ledger: Any = None,
     delta: float | None = None,
-    accountant: str | None = None,
+    accountant: Accountant | None = None,
 ) -> Export:
     """Write a trained module as an ONNX file that runs in onnxruntime, checked against the module.
 
@@ -111,7 +115,7 @@ def export_onnx(
     single = _single(module, graph, backend)
     norms = backend.deployment.norms_in_sets(single)
     lipschitz = None if norms is None else _lipschitz(graph, norms, float.fromhex(document["totals"]["lipschitz"]))
-    spent, notes = _spent(ledger, delta, accountant, backend)
+    spent, notes = _spent(ledger, delta, accountant)
     notes = (*notes, *_unsaid(graph, norms, lipschitz))
     metadata = {**_of_model(document), **_of_weights(norms, lipschitz), **_of_privacy(spent)}
     model = _model(graph, backend.deployment.weights_of(single), metadata)
@@ -161,29 +165,29 @@ def _tokens(graph: Graph) -> int | None:
 
 
 def _spent(
-    ledger: Any, delta: float | None, accountant: str | None, backend: Backend
+    ledger: LedgerRecord | str | os.PathLike[str] | None, delta: float | None, accountant: Accountant | None
 ) -> tuple[Spent | None, tuple[str, ...]]:
     if ledger is None:
         if delta is not None or accountant is not None:
             raise input_error("LIP405", "δ and an accountant need a ledger", "say what was spent: --ledger FILE")
         return None, ("it says nothing of privacy: no ledger was given",)
-    record = ledger if hasattr(ledger, "charges") else backend.ledger.read_ledger(ledger)
+    record = ledger if isinstance(ledger, LedgerRecord) else read_ledger(ledger)
     if record.seeded:
         return None, ("it states no ε: a seed was fixed, so the noise is predictable",)
     chosen = delta_of(delta, record.dataset_size)
     names = ACCOUNTANTS if accountant is None else (accountant,)
-    found = {name: epsilon for name in names if (epsilon := _epsilon(record, chosen, name, backend)) is not None}
+    found = {name: epsilon for name in names if (epsilon := _epsilon(record, chosen, name)) is not None}
     if not found:
         raise input_error("LIP405", "no accountant has a finite ε for what the ledger charges at this δ")
     best = min(found, key=lambda name: found[name])
     return Spent(found[best], chosen, record.relation.value, best, record.hashes[-1]), ()
 
 
-def _epsilon(record: Any, delta: float, accountant: str, backend: Backend) -> float | None:
+def _epsilon(record: LedgerRecord, delta: float, accountant: Accountant) -> float | None:
     """Return ε, None where an accountant has no analysis, or no room for so little noise."""
     try:
-        epsilon: float = record.epsilon(delta, accountant)
-    except (backend.accounting.BudgetError, ArithmeticError, MemoryError, ValueError):
+        epsilon = record.epsilon(delta, accountant)
+    except (BudgetError, ArithmeticError, MemoryError, ValueError):
         return None
     return epsilon if math.isfinite(epsilon) else None
 

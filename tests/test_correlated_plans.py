@@ -12,7 +12,7 @@ import torch
 from lipcompile_privacy.accounting import BudgetError, Mechanism, NeighbouringRelation, epsilon
 from lipcompile_privacy.factorisation import optimal_banded, optimal_blt, strategy_from
 from lipcompile_privacy.factorisation.participation import Cyclic
-from lipcompile_torch import PrivacyEngine, accounting
+from lipcompile_torch import PrivacyEngine
 from torch.utils.data import DataLoader, TensorDataset
 
 from lipcompile import __main__
@@ -92,8 +92,8 @@ def test_noise_that_the_sampling_has_no_analysis_for_is_refused(noise: str, samp
 
 def rdp(path: str, **given: Any) -> Answer:
     """What the RDP accountant answers; the plan's ε holds where nothing else is given."""
-    question = ask(accounting, {**dict.fromkeys(_OPTIONS), **given}, planned(load(path, ModelOptions())))
-    return answer(accounting, "rdp", question)
+    question = ask({**dict.fromkeys(_OPTIONS), **given}, planned(load(path, ModelOptions())))
+    return answer("rdp", question)
 
 
 def test_the_budget_of_cyclic_sampling() -> None:

@@ -45,11 +45,6 @@ class TorchBackend:
         return emit(derivation, follow_weights, noise_strategy, training)
 
     @property
-    def accounting(self) -> ModuleType:
-        """`lipcompile_privacy.accounting`."""
-        return import_module("lipcompile_privacy.accounting")
-
-    @property
     def agreement(self) -> ModuleType:
         """`lipcompile_torch.runtime.agreement`."""
         return import_module("lipcompile_torch.runtime.agreement")
@@ -73,16 +68,6 @@ class TorchBackend:
     def environment(self) -> ModuleType:
         """`lipcompile_torch.runtime.environment`."""
         return import_module("lipcompile_torch.runtime.environment")
-
-    @property
-    def factorisation(self) -> ModuleType:
-        """`lipcompile_privacy.factorisation`."""
-        return import_module("lipcompile_privacy.factorisation")
-
-    @property
-    def ledger(self) -> ModuleType:
-        """`lipcompile_privacy.ledger`."""
-        return import_module("lipcompile_privacy.ledger")
 
     @property
     def privacy_audit(self) -> ModuleType:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from lipcompile_privacy.accounting import COMPARISONS, Accountant
 
 from lipcompile.cli.arguments import model_options
 from lipcompile.cli.output import complain, print_json
@@ -74,7 +75,6 @@ def budget(
       lipcompile budget --epsilon 0.5 --delta 1e-6 --sampling-rate 1 --steps 1 --sensitivity 100
     """
     from lipcompile import pipeline
-    from lipcompile.backend import find
     from lipcompile.cli.settings import planned
 
     loaded: Loaded | None = pipeline.load(model, options) if model else None
@@ -82,13 +82,12 @@ def budget(
         complain(loaded.diagnostics)
         return 1
     _check(sensitivity, plot)
-    accounting = find().accounting
-    found = _found(accounting, given, planned(loaded))
+    found = _found(given, planned(loaded))
     refuse_if_none(found.accountants)
     if plot is not None:
         from lipcompile.cli.budget_plot import draw
 
-        draw(accounting, found.question, found.accountants, against, plot)
+        draw(found.question, found.accountants, against, plot)
     if form == "json":
         print_json(_report(found, sensitivity))
     else:
@@ -103,27 +102,27 @@ def _check(sensitivity: float | None, plot: Path | None) -> None:
         raise click.UsageError(f"--plot: the name of {plot} ends neither in .svg nor in .png")
 
 
-def _found(accounting: Any, given: Mapping[str, Any], plan: Mapping[str, Any]) -> Found:
+def _found(given: Mapping[str, Any], plan: Mapping[str, Any]) -> Found:
     """Raises InputError."""
-    if (at := batch_question(accounting, given, plan)) is not None:
-        return _found_batch(accounting, at, given["epsilon"], given["dataset_size"] or plan["dataset"])
-    question = ask(accounting, given, plan)
-    accountants = _watched(lambda name: answer(accounting, name, question))
-    comparisons = {name: answer(accounting, name, question) for name in accounting.COMPARISONS}
+    if (at := batch_question(given, plan)) is not None:
+        return _found_batch(at, given["epsilon"], given["dataset_size"] or plan["dataset"])
+    question = ask(given, plan)
+    accountants = _watched(lambda name: answer(name, question))
+    comparisons: dict[str, Answer] = {name: answer(name, question) for name in COMPARISONS}
     return Found(question, question.unknown, accountants, comparisons)
 
 
-def _found_batch(accounting: Any, at: Callable[[int], Question], epsilon: float, most: int) -> Found:
-    accountants = _watched(lambda name: answer_batch(accounting, name, at, epsilon, most))
+def _found_batch(at: Callable[[int], Question], epsilon: float, most: int) -> Found:
+    accountants = _watched(lambda name: answer_batch(name, at, epsilon, most))
     sizes = [found.batch_size for found in reversed(accountants.values()) if found.batch_size]
     return Found(at(sizes[0] if sizes else most), "batch_size", accountants, {})
 
 
-def _watched(work: Callable[[str], Answer]) -> dict[str, Answer]:
+def _watched(work: Callable[[Accountant], Answer]) -> dict[str, Answer]:
     """Return the answer of every accountant; the search of PLD takes seconds, which a terminal shows."""
     from lipcompile.cli.progress import spinner
 
-    answers = {}
+    answers: dict[str, Answer] = {}
     for name in ACCOUNTANTS:
         with spinner(f"{name} accountant"):
             answers[name] = work(name)

@@ -25,10 +25,10 @@ _WIDEST = 1e3  # times the least ε drawn: beyond, other analyses would press th
 Line = tuple[str, list[tuple[float, float]]]
 
 
-def draw(accounting: Any, asked: Question, answers: Mapping[str, Answer], against: str, file: Path) -> None:
+def draw(asked: Question, answers: Mapping[str, Answer], against: str, file: Path) -> None:
     """Draw the plot to a file whose name ends in .svg or .png; raises InputError (LIP401), OSError."""
     settled = _settled(asked, answers)
-    lines = _lines(accounting, settled, against)
+    lines = _lines(settled, against)
     if not any(name in ACCOUNTANTS for name, _ in lines):
         raise input_error("LIP401", "no accountant has an ε to draw")
     metadata = {"Date": None} if file.suffix == ".svg" else {}
@@ -54,12 +54,12 @@ def _places(asked: Question, against: str) -> list[tuple[float, Question]]:
     return [(count, replace(asked, steps=count)) for count in steps]
 
 
-def _lines(accounting: Any, asked: Question, against: str) -> list[Line]:
+def _lines(asked: Question, against: str) -> list[Line]:
     places = _places(asked, against)
     lines: list[Line] = []
     with CountWatch("drawing") as watch:
         for index, name in enumerate(_LABELS):
-            found = [(place, answer(accounting, name, question).epsilon) for place, question in places]
+            found = [(place, answer(name, question).epsilon) for place, question in places]
             lines.append((name, [(place, value) for place, value in found if value]))
             watch(name, (index + 1) * len(places), len(_LABELS) * len(places))
     return _visible(lines)

@@ -177,7 +177,7 @@ def _certified(subject: _Subject, asked: _Radii, config: dict[str, int] | None, 
 
     certifier = backend.robustness
     try:
-        with reading(subject.data, certifier.DataError):
+        with reading(subject.data):
             inputs, targets = certifier.load_examples(subject.module, subject.data)
         attack = None if config is None else certifier.AttackConfig(**config)
         with CountWatch("attacking") as watch:

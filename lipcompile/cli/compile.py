@@ -61,7 +61,7 @@ def compile_(
     if not derivation.ok:
         return 1
     plan = planned(loaded)
-    text = emitter.emit(derivation, follow_weights, noise_strategy(plan, emitter), planned_training(loaded))
+    text = emitter.emit(derivation, follow_weights, noise_strategy(plan), planned_training(loaded))
     if verify_import and not _agrees(loaded, derivation, text if backend == "torch" else None):
         return 1
     write_text(output, text)

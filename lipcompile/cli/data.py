@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lipcompile_privacy.errors import DataError
+
 from lipcompile.diagnostics import input_error
 
 if TYPE_CHECKING:
@@ -15,27 +17,27 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def reading(path: Path, data_error: type[Exception]) -> Iterator[None]:
+def reading(path: Path) -> Iterator[None]:
     """Raise InputError (LIP402, LIP403) for a file that cannot be read, or that holds no such data.
 
-    `data_error` is the backend's; what is no array file at all caused it.
+    A DataError that something else caused is about what is no array file at all.
     """
     try:
         yield
     except OSError as error:
         raise input_error("LIP402", f"`{path}` cannot be read: {error.strerror or error}") from None
-    except data_error as error:
+    except DataError as error:
         raise input_error("LIP402" if error.__cause__ else "LIP403", str(error)) from None
 
 
 def arrays_of(path: Path, graph: Graph, backend: Backend) -> Any:
     """Read data for a model with a loss; raises InputError (LIP402, LIP403)."""
-    with reading(path, backend.data.DataError):
+    with reading(path):
         return backend.data.load_npz(path, graph.input.shape, _classes(graph), tokens_of(graph))
 
 
 def checked(data: Any, graph: Graph, backend: Backend) -> Any:
-    """Return `Arrays`, or four values in their order, as those of a file; raises the backend's DataError."""
+    """Return `Arrays`, or four values in their order, as those of a file; raises DataError."""
     import numpy as np
 
     names = ("x_train", "y_train", "x_test", "y_test")

@@ -12,7 +12,9 @@ from lipcompile.cli.output import complain
 from lipcompile.diagnostics import Diagnostic, input_error
 
 if TYPE_CHECKING:
-    from lipcompile.backend import Backend
+    from lipcompile_privacy.accounting import Accountant
+    from lipcompile_privacy.ledger import LedgerRecord
+
     from lipcompile.cli.modules import Trained
     from lipcompile.exporting import Export
 
@@ -41,7 +43,7 @@ def export(
     weights: Path | None,
     ledger: Path | None,
     delta: float | None,
-    accountant: str | None,
+    accountant: Accountant | None,
     output: Path,
 ) -> int:
     """Write MODULE, with trained weights, as a file that runs in onnxruntime.
@@ -61,12 +63,11 @@ def export(
     from lipcompile.exporting import export_onnx
 
     _check_output(output)
-    backend = find()
-    subject = trained(module, weights, backend)
+    subject = trained(module, weights, find())
     if subject.weights is None:
         raise input_error("LIP513", "no weights were given", "use --weights run/checkpoint.pt, or a state dict")
     ledger = module / LEDGER if ledger is None and module.is_dir() else ledger
-    record = None if ledger is None else _record(ledger, subject, backend)
+    record = None if ledger is None else _record(ledger, subject)
     try:
         found = export_onnx(subject.module, output, ledger=record, delta=delta, accountant=accountant)
     except (ValueError, RuntimeError) as error:
@@ -82,11 +83,11 @@ def _check_output(output: Path) -> None:
         raise input_error("LIP005", f"there is no folder `{output.parent}` to write in", mend)
 
 
-def _record(ledger: Path, subject: Trained, backend: Backend) -> Any:
+def _record(ledger: Path, subject: Trained) -> LedgerRecord:
     """Return what a ledger says, if it is that of the weights; raises InputError (LIP405)."""
     from lipcompile.cli.ledger import read_record
 
-    record = read_record(ledger, backend)
+    record = read_record(ledger)
     if subject.ledger_head is not None and subject.ledger_head not in record.hashes:
         raise input_error("LIP405", f"`{ledger}` is not the ledger of `{subject.weights}`: {_OTHER}")
     return record

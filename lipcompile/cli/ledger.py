@@ -7,18 +7,18 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, get_args
 
 import click
+from lipcompile_privacy.accounting import Accountant, Release
+from lipcompile_privacy.errors import BudgetError, LedgerError
+from lipcompile_privacy.ledger import LedgerRecord, read_ledger
 
 from lipcompile.cli.output import print_json
 from lipcompile.diagnostics import InputError, input_error
 
-if TYPE_CHECKING:
-    from lipcompile.backend import Backend
-
 SCHEMA = "lipcompile.ledger-report/1"
-_ACCOUNTANTS = ("rdp", "pld")
+_ACCOUNTANTS: tuple[Accountant, ...] = get_args(Accountant)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class _Spent:
 @click.option("--delta", type=float, help="δ to give ε at; by default a tenth of one over the number of examples.")
 @click.option("--accountant", type=click.Choice(_ACCOUNTANTS), help="Ask this one alone; both by default.")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="What to print.")
-def ledger(file: Path, delta: float | None, accountant: str | None, form: str) -> int:
+def ledger(file: Path, delta: float | None, accountant: Accountant | None, form: str) -> int:
     """Say what the ledger FILE, or that of the folder FILE, has spent so far. It is read, never changed.
 
     What is charged is printed beside ε by each accountant. A training that is going on can be looked at. The exit
@@ -45,15 +45,13 @@ def ledger(file: Path, delta: float | None, accountant: str | None, form: str) -
       lipcompile ledger run/ledger.jsonl --delta 1e-5
       lipcompile ledger run --format json
     """
-    from lipcompile.backend import find
     from lipcompile.exporting import delta_of
 
-    backend = find()
     path = file / "ledger.jsonl" if file.is_dir() else file
-    record = read_record(path, backend)
+    record = read_record(path)
     chosen = delta_of(delta, record.dataset_size)
     asked = _ACCOUNTANTS if accountant is None else (accountant,)
-    spent = {name: _spent(record, chosen, name, backend) for name in asked}
+    spent: dict[str, _Spent] = {name: _spent(record, chosen, name) for name in asked}
     if form == "json":
         print_json(_report(path, record, chosen, spent))
     else:
@@ -61,15 +59,15 @@ def ledger(file: Path, delta: float | None, accountant: str | None, form: str) -
     return 0 if any(found.epsilon is not None for found in spent.values()) else 1
 
 
-def read_record(path: Path, backend: Backend) -> Any:
+def read_record(path: Path) -> LedgerRecord:
     """Return what the ledger says; raises InputError (LIP405)."""
     if path.exists() and not path.is_file():  # a pipe or a device may have no end
         raise _unreadable(path, "it is no file")
     try:
-        return backend.ledger.read_ledger(path)
+        return read_ledger(path)
     except OSError as error:
         raise _unreadable(path, error.strerror or str(error)) from None
-    except backend.ledger.LedgerError as error:
+    except LedgerError as error:
         raise input_error("LIP405", str(error)) from None
 
 
@@ -78,17 +76,17 @@ def _unreadable(path: Path, reason: str) -> InputError:
     return input_error("LIP405", f"`{path}` cannot be read as a ledger: {reason}", mend)
 
 
-def _spent(record: Any, delta: float, accountant: str, backend: Backend) -> _Spent:
+def _spent(record: LedgerRecord, delta: float, accountant: Accountant) -> _Spent:
     try:
         epsilon = record.epsilon(delta, accountant)
-    except backend.accounting.BudgetError as error:
+    except BudgetError as error:
         return _Spent(None, str(error))
     if not math.isfinite(epsilon):
         return _Spent(None, "no finite epsilon: there was too little noise for this delta")
     return _Spent(epsilon)
 
 
-def _report(path: Path, record: Any, delta: float, spent: Mapping[str, _Spent]) -> dict[str, Any]:
+def _report(path: Path, record: LedgerRecord, delta: float, spent: Mapping[str, _Spent]) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "ledger": str(path),
@@ -108,7 +106,7 @@ def _report(path: Path, record: Any, delta: float, spent: Mapping[str, _Spent]) 
     }
 
 
-def _print(path: Path, record: Any, delta: float, spent: Mapping[str, _Spent]) -> None:
+def _print(path: Path, record: LedgerRecord, delta: float, spent: Mapping[str, _Spent]) -> None:
     from lipcompile.reports.console import BAD, CAUTION, printable, show, styled, table
     from lipcompile.reports.formulas import round_up
 
@@ -143,7 +141,7 @@ def _generator(name: str, is_cryptographic: bool | None) -> Iterator[str | tuple
         yield ("; it is not cryptographic: who sees some of its output may compute the rest", CAUTION)
 
 
-def _described(release: Any) -> str:
+def _described(release: Release) -> str:
     fields = release.fields().items()
     return ", ".join(f"{name.replace('_', ' ')} {_number(value)}" for name, value in fields)
 

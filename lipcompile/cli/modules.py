@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lipcompile_privacy.errors import CheckpointError
+
 from lipcompile.cli.output import complain
 from lipcompile.diagnostics import Diagnostic, Severity, input_error
 
@@ -47,7 +49,7 @@ def _loaded(module: Any, weights: Path, backend: Backend) -> str | None:
             head: str | None = backend.robustness.load_weights(module, weights)
     except OSError as error:
         raise input_error("LIP513", f"`{weights}` cannot be read: {error.strerror or error}") from None
-    except backend.robustness.CheckpointError as error:
+    except CheckpointError as error:
         raise input_error("LIP513", str(error)) from None
     complain([Diagnostic("LIP513", str(one.message), severity=Severity.WARNING) for one in caught])
     return head

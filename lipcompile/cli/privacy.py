@@ -9,13 +9,27 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import click
+from lipcompile_privacy import accounting
+from lipcompile_privacy.accounting import Accountant, Drawing
+from lipcompile_privacy.errors import BudgetError
 
 from lipcompile.cli.arguments import Command
 
-ACCOUNTANTS = ("rdp", "pld")
+ACCOUNTANTS: tuple[Accountant, ...] = get_args(Accountant)
 Unknown = Literal["epsilon", "noise_multiplier", "steps"]
 COLUMNS: tuple[Unknown, ...] = get_args(Unknown)
 
+# What answers for each of `COLUMNS`.
+_BY_ACCOUNTANTS: tuple[Callable[..., Any], ...] = (
+    accounting.epsilon,
+    accounting.calibrate_noise_multiplier,
+    accounting.calibrate_steps,
+)
+_BY_COMPARISONS: tuple[Callable[..., Any], ...] = (
+    accounting.comparison_epsilon,
+    accounting.comparison_noise,
+    accounting.comparison_steps,
+)
 # By the names that commands have for them.
 _OPTIONS: dict[str, tuple[Any, str]] = {
     "epsilon": (float, "ε of the whole training."),
@@ -35,11 +49,11 @@ _OPTIONS: dict[str, tuple[Any, str]] = {
 class Question:
     """A budget with one number missing: `unknown` is None there.
 
-    drawing: how batches are drawn and what is charged for it: a `Drawing` of the backend's accounting.
+    drawing: how batches are drawn and what is charged for it.
     """
 
     neighbours: str
-    drawing: Any
+    drawing: Drawing
     delta: float
     epsilon: float | None
     noise_multiplier: float | None
@@ -80,8 +94,8 @@ def privacy_options(command: Command) -> Command:
     return collected
 
 
-def ask(accounting: Any, given: Mapping[str, Any], plan: Mapping[str, Any]) -> Question:
-    """Return what is asked, for a backend's `accounting`; the plan supplies what is not given.
+def ask(given: Mapping[str, Any], plan: Mapping[str, Any]) -> Question:
+    """Return what is asked; the plan supplies what is not given.
 
     Raises InputError (LIP404).
     """
@@ -104,9 +118,9 @@ def ask(accounting: Any, given: Mapping[str, Any], plan: Mapping[str, Any]) -> Q
     correlation, neighbours = plan.get("correlation"), settings["neighbours"]
     sampling = resolved_sampling(settings["sampling"], correlation)
     try:
-        drawing = _drawing(accounting, sampling, correlation, rate, sizes)
+        drawing = _drawing(sampling, correlation, rate, sizes)
         drawing.check(accounting.NeighbouringRelation(neighbours))
-    except accounting.BudgetError as error:
+    except BudgetError as error:
         raise setting_error(str(error)) from error
     if unknown[0] == "steps" and drawing.round_steps is None:
         raise setting_error(
@@ -115,9 +129,7 @@ def ask(accounting: Any, given: Mapping[str, Any], plan: Mapping[str, Any]) -> Q
     return Question(neighbours, drawing, settings["delta"], unknown=unknown[0], **asked)
 
 
-def batch_question(
-    accounting: Any, given: Mapping[str, Any], plan: Mapping[str, Any]
-) -> Callable[[int], Question] | None:
+def batch_question(given: Mapping[str, Any], plan: Mapping[str, Any]) -> Callable[[int], Question] | None:
     """Return the question for ε at every batch size, if the batch size is what is asked for.
 
     It is if ε, the noise and the steps or epochs are given as options, and neither a batch size nor a rate. Raises
@@ -131,15 +143,15 @@ def batch_question(
         return None
     demand(merged(given, {"dataset_size": plan.get("dataset"), **plan}, {}), ("dataset_size",))
     plan = {name: value for name, value in plan.items() if name not in ("epsilon", "noise_multiplier")}
-    return lambda size: ask(accounting, {**given, "epsilon": None, "batch_size": size}, plan)
+    return lambda size: ask({**given, "epsilon": None, "batch_size": size}, plan)
 
 
-def answer(accounting: Any, analysis: str, asked: Question) -> Answer:
-    """Let one analysis complete a question: an accountant of a backend's `accounting`, or a comparison there."""
+def answer(analysis: str, asked: Question) -> Answer:
+    """Let one analysis complete a question: an accountant, or one of `accounting.COMPARISONS`."""
     known: dict[str, Any] = {name: getattr(asked, name) for name in COLUMNS}
     try:
-        found = _solution(accounting, analysis, asked)
-    except accounting.BudgetError as error:
+        found = _solution(analysis, asked)
+    except BudgetError as error:
         return Answer(**known, note=str(error), batch_size=asked.batch_size)
     if not math.isfinite(found):
         note = "no finite epsilon: there is too little noise for this delta"
@@ -147,43 +159,37 @@ def answer(accounting: Any, analysis: str, asked: Question) -> Answer:
     return Answer(**{**known, asked.unknown: found}, batch_size=asked.batch_size)
 
 
-def answer_batch(
-    accounting: Any, accountant: str, asked: Callable[[int], Question], epsilon: float, most: int
-) -> Answer:
+def answer_batch(accountant: Accountant, asked: Callable[[int], Question], epsilon: float, most: int) -> Answer:
     """Let one accountant find the largest batch, of `most` examples at most, that ε allows."""
     sample = asked(most)
     relation = accounting.NeighbouringRelation(sample.neighbours)
 
     def run(size: int) -> Any:
-        question = asked(size)
+        question: Any = asked(size)
         return question.drawing.release(question.noise_multiplier), question.charges
 
     size, note = 0, None
     try:
         size = accounting.calibrate_batch_size(epsilon, sample.delta, run, most, relation, accountant)
-    except accounting.BudgetError as error:
+    except BudgetError as error:
         note = str(error)
     if size == 0:
         return Answer(epsilon, sample.noise_multiplier, sample.steps, note or "not even a batch of 1 is possible")
     return Answer(epsilon, sample.noise_multiplier, asked(size).steps, batch_size=size)
 
 
-def _solution(accounting: Any, analysis: str, asked: Question) -> float:
-    """Return the number that is unknown; raises the BudgetError of the accounting."""
-    relation = accounting.NeighbouringRelation(asked.neighbours)
-    release = asked.drawing.release
-    compared = analysis in accounting.COMPARISONS
-    by = (analysis,) if compared else ()
-    last = () if compared else (analysis,)
+def _solution(analysis: str, asked: Any) -> float:
+    """Return the number of a `Question` that is unknown; raises BudgetError."""
+    relation, release = accounting.NeighbouringRelation(asked.neighbours), asked.drawing.release
+    if analysis in accounting.COMPARISONS:
+        epsilon, noise, steps = (functools.partial(function, analysis) for function in _BY_COMPARISONS)
+    else:
+        epsilon, noise, steps = (functools.partial(function, accountant=analysis) for function in _BY_ACCOUNTANTS)
     if asked.unknown == "epsilon":
-        spend = functools.partial(accounting.comparison_epsilon, *by) if compared else accounting.epsilon
-        return float(spend([(release(asked.noise_multiplier), asked.charges)], asked.delta, relation, *last))
+        return float(epsilon([(release(asked.noise_multiplier), asked.charges)], asked.delta, relation))
     if asked.unknown == "noise_multiplier":
-        noise = accounting.comparison_noise if compared else accounting.calibrate_noise_multiplier
-        return float(noise(*by, asked.epsilon, asked.delta, release, asked.charges, relation, *last))
-    steps = accounting.comparison_steps if compared else accounting.calibrate_steps
-    charges = steps(*by, asked.epsilon, asked.delta, release(asked.noise_multiplier), relation, *last)
-    return int(asked.drawing.steps(charges))
+        return float(noise(asked.epsilon, asked.delta, release, asked.charges, relation))
+    return int(asked.drawing.steps(steps(asked.epsilon, asked.delta, release(asked.noise_multiplier), relation)))
 
 
 def refuse_if_none(answers: Mapping[str, Answer]) -> None:
@@ -210,18 +216,17 @@ def _asked(
 
 
 def _drawing(
-    accounting: Any,
-    sampling: str | None,
+    sampling: Any,
     correlation: Mapping[str, Any] | None,
     rate: float,
     sizes: tuple[int, int] | None,
-) -> Any:
+) -> Drawing:
     """Return how batches are drawn; of correlated noise, as it needs."""
     if correlation is None:
-        return accounting.Drawing(sampling or "poisson", rate, sizes)
+        return Drawing(sampling or "poisson", rate, sizes)
     if correlation["kind"] == "blt":
-        return accounting.Drawing("fixed_order", rate, sizes)
-    return accounting.Drawing("cyclic_poisson", rate, sizes, int(correlation["bands"]))
+        return Drawing("fixed_order", rate, sizes)
+    return Drawing("cyclic_poisson", rate, sizes, int(correlation["bands"]))
 
 
 def _sizes(given: Mapping[str, Any], settings: Mapping[str, Any]) -> tuple[int, int] | None:

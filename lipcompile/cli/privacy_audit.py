@@ -6,6 +6,8 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from lipcompile_privacy.errors import BudgetError, PrivacyError
+
 from lipcompile.cli.output import complain, print_json
 from lipcompile.diagnostics import Diagnostic, input_error
 
@@ -30,11 +32,11 @@ def audited(attack: Any, module: Any, admissible: Any, settings: Mapping[str, An
         config = attack.PrivacyAuditConfig(**settings)
         with CountWatch("auditing") as watch:
             return attack.audit_privacy(module, admissible, config, watch)
-    except attack.BudgetError as error:
+    except BudgetError as error:
         raise input_error("LIP401", str(error)) from None
     except ValueError as error:
         raise input_error("LIP404", str(error)) from None
-    except attack.PrivacyError as error:
+    except PrivacyError as error:
         complain([Diagnostic("LIP406", f"the engine refused a step of the audit: {error}", REPORT)])
         return None
 

@@ -99,7 +99,6 @@ def _print_closed_forms(analysis: Analysis, name: str) -> None:
 def _document(
     derivation: Derivation, loaded: Loaded, given: Mapping[str, Any], public: Path | None, *, allow_vacuous: bool
 ) -> Document:
-    from lipcompile.backend import find
     from lipcompile.cli.curves import asked, privacy
     from lipcompile.cli.progress import CountWatch
     from lipcompile.cli.settings import planned
@@ -109,15 +108,14 @@ def _document(
     from lipcompile.passes.what_if import changes
     from lipcompile.reports.document import document
 
-    accounting = find().accounting
-    question = asked(accounting, given, planned(loaded))
+    question = asked(given, planned(loaded))
     if derivation.analysis is None:
         return document(derivation)
     graph, depth = derivation.analysis.graph, derivation.analysis.depth
     analysis = replace(derivation.analysis, depth=curves(graph, depth))
     with CountWatch("changes") as watch:
         suggestions = changes(graph, watch, gains(graph))
-    epsilon = None if question is None else privacy(accounting, question)
+    epsilon = None if question is None else privacy(question)
     signal = _signal(derivation, epsilon, None if question is None else question.batch_size, public)
     derivation = exceeded(derivation, signal and signal.signals, allow_vacuous=allow_vacuous)
     return document(

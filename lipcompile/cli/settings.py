@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from lipcompile_privacy.errors import FactorisationError
+from lipcompile_privacy.factorisation import planned_strategy
+
 from lipcompile.diagnostics import InputError, input_error
 
 if TYPE_CHECKING:
-    from lipcompile.backend import Backend
     from lipcompile.frontends.options import Loaded, Setting
 
 # Keys of the `train` block that are called otherwise in the training configuration.
@@ -34,7 +36,7 @@ def merged(given: Mapping[str, Any], plan: Mapping[str, Any], defaults: Mapping[
     }
 
 
-def noise_strategy(plan: Mapping[str, Any], backend: Backend) -> Mapping[str, Any] | None:
+def noise_strategy(plan: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the strategy of a plan's correlated noise as data, optimised; None if its noise is independent.
 
     Raises InputError (LIP404) if the plan leaves the number of steps open, or asks for what cannot be.
@@ -49,11 +51,10 @@ def noise_strategy(plan: Mapping[str, Any], backend: Backend) -> Mapping[str, An
         )
     steps_per_epoch = epoch_steps(plan["dataset"], plan["batch_size"])
     try:
-        strategy = backend.factorisation.planned_strategy(plan["correlation"], plan["epochs"], steps_per_epoch)
-    except ValueError as error:
+        strategy = planned_strategy(plan["correlation"], plan["epochs"], steps_per_epoch)
+    except FactorisationError as error:
         raise setting_error(str(error)) from None
-    data: Mapping[str, Any] = strategy.to_dict()
-    return data
+    return strategy.to_dict()
 
 
 def epoch_steps(dataset: float, batch: float) -> int:

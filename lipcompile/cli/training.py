@@ -12,6 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from lipcompile_privacy.errors import (
+    BudgetError,
+    CertificateError,
+    CheckpointError,
+    DataError,
+    LedgerError,
+    PrivacyError,
+    SamplingError,
+)
 
 from lipcompile.cli.data import arrays_of
 from lipcompile.cli.modules import CHECKPOINT, LEDGER, MODULE
@@ -26,16 +35,13 @@ if TYPE_CHECKING:
 
 LARGEST_DEFAULT_BATCH = 512
 
-# Exceptions of a backend, by the names of their classes: what the user can mend, and its code.
-_MENDABLE = {
-    "BudgetError": "LIP401",
-    "DataError": "LIP403",
-    "SamplingError": "LIP404",
-    "PrivacyError": "LIP404",
-    "CertificateError": "LIP501",
-    "OutOfMemoryError": "LIP404",
-    "LedgerError": "LIP405",
-    "CheckpointError": "LIP405",
+# Exceptions of a training that the user can mend, by their codes.
+_MENDABLE: Mapping[str, tuple[type[Exception], ...]] = {
+    "LIP401": (BudgetError,),
+    "LIP403": (DataError,),
+    "LIP501": (CertificateError,),
+    "LIP404": (SamplingError, PrivacyError),
+    "LIP405": (LedgerError, CheckpointError),
 }
 
 
@@ -182,20 +188,27 @@ def check_targets(module: Any, arrays: Any) -> None:
 
 @contextmanager
 def _mended(began: Any) -> Iterator[None]:
-    """Turn a backend's exceptions that the user can mend into diagnostics."""
+    """Turn exceptions that the user can mend into diagnostics."""
     try:
         yield
     except InputError:
         raise
     except Exception as error:
-        names = [cls.__name__ for cls in type(error).__mro__]
-        code = next((_MENDABLE[name] for name in names if name in _MENDABLE), None)
-        if code is None and isinstance(error, ValueError) and not began():
+        full = _is_out_of_memory(error)
+        code = next((code for code, kinds in _MENDABLE.items() if isinstance(error, kinds)), None)
+        if full or (code is None and isinstance(error, ValueError) and not began()):
             code = "LIP404"
         if code is None:
             raise
-        mend = "use --max-physical-batch" if "OutOfMemoryError" in names else ""
+        mend = "use --max-physical-batch" if full else ""
         raise input_error(code, str(error).splitlines()[0], mend) from error
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Whether a device has no room for what was computed."""
+    import torch
+
+    return isinstance(error, torch.OutOfMemoryError)
 
 
 @contextmanager

@@ -1,9 +1,9 @@
 """Streams of noise: independent standard normals in, correlated noise C⁻¹Z out, one step at a time.
 
 A stream's output is noise for gradients that are scaled to a per-example norm of 1/σ: C is scaled so that its
-sensitivity is 1 (see `lipcompile_privacy.factorisation`). Its state is secret like the normals themselves: who knows
-it knows the noise that was added. It is in no checkpoint; a run that is resumed begins a new stream, and a new
-mechanism.
+sensitivity is 1 (see `lipcompile_privacy.factorisation`). Its state is secret like the normals themselves: who
+knows it knows the noise that was added. It is in no checkpoint; a run that is resumed begins a new stream, and a
+new mechanism.
 """
 
 from __future__ import annotations
