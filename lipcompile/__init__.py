@@ -8,6 +8,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from lipcompile.version import __version__
+
 if TYPE_CHECKING:
     from lipcompile.calls import compile, fix, private, train  # noqa: A004
     from lipcompile.derivation import Derivation
@@ -18,8 +20,6 @@ if TYPE_CHECKING:
     from lipcompile.ops.registry import register
     from lipcompile.pipeline import check, from_module
     from lipcompile.reports.json_report import report
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Derivation",

@@ -8,7 +8,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from lipcompile.derivation import Derivation
+from lipcompile.derivation import Derivation, shown_by
 from lipcompile.diagnostics import Diagnostic, Severity, input_error
 from lipcompile.frontends.options import Loaded, ModelOptions, model_options
 from lipcompile.graph import Graph
@@ -25,6 +25,13 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
 T = TypeVar("T")
+
+
+@shown_by
+def _table(derivation: Derivation) -> str:
+    from lipcompile.reports.notebook import table
+
+    return table(derivation)
 
 
 def load(model: str, options: ModelOptions) -> Loaded:

@@ -22,7 +22,8 @@ from lipcompile import ModelOptions, pipeline
 from lipcompile.derivation import Analysis, Bound
 from lipcompile.graph import Graph
 from lipcompile.numbers.certified import Certified
-from lipcompile.numbers.symbolic import Definition, MaxOver
+from lipcompile.numbers.known import Definition
+from lipcompile.numbers.symbolic import MaxOver
 from lipcompile.passes.bounds import derive
 from lipcompile.passes.sensitivity import analyse
 

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lipcompile.derivation import Analysis
-from lipcompile.numbers.symbolic import Definition, MaxOver
+from lipcompile.numbers.known import Definition
+from lipcompile.numbers.symbolic import MaxOver
 from lipcompile.pipeline import check
 from lipcompile.reports.expansion import Expansion, expand
 from lipcompile.reports.formulas import text

@@ -21,7 +21,7 @@ def derivation(folder: Path, program: str) -> Derivation:
 
 
 def html(found: Derivation) -> str:
-    return found._repr_html_()
+    return found._repr_html_() or ""
 
 
 def test_an_accepted_model_shows_its_bounds(tmp_path: Path) -> None:

@@ -12,11 +12,11 @@ import onnx
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper
 
-import lipcompile
 from lipcompile.diagnostics import Diagnostic, InputError, Refusal
 from lipcompile.frontends.lip.spelling import loss_text
 from lipcompile.graph import Graph
 from lipcompile.numbers import text
+from lipcompile.version import __version__
 
 from .domain import clipped
 from .operators import EMITTERS
@@ -102,7 +102,7 @@ def _model(graph: Graph, writer: Writer, metadata: Mapping[str, str]) -> ModelPr
         opset_imports=[helper.make_opsetid("", OPSET)],
         ir_version=IR_VERSION,
         producer_name="lipcompile",
-        producer_version=lipcompile.__version__,
+        producer_version=__version__,
     )
     helper.set_model_props(model, dict(metadata))
     onnx.checker.check_model(model, full_check=True)

@@ -11,7 +11,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import lipcompile
 from lipcompile.certificates import certificate, listed
 from lipcompile.derivation import Analysis, Derivation, finite
 from lipcompile.graph import ClipGroup, Graph, Input, Node
@@ -21,6 +20,7 @@ from lipcompile.passes.features import Features, features
 from lipcompile.passes.open_numbers import complete
 from lipcompile.passes.requirements import proves
 from lipcompile.reports.formulas import round_up
+from lipcompile.version import __version__
 
 from .expressions import below, constructor, expression, loss_expression, owner, user_imports
 from .expressions.text import WIDTH, nearest, wrapped
@@ -144,7 +144,7 @@ def _header(derivation: Derivation, analysis: Analysis) -> list[str]:
     return [
         f'"""{source.name}: trains with differential privacy{how}.',
         "",
-        f"Emitted by lipcompile {lipcompile.__version__} {origin}.",
+        f"Emitted by lipcompile {__version__} {origin}.",
         "Emit again instead of editing: the bounds hold for this very network.",
         "",
         "Bounds of the gradient of one example, by parameter, while the constraints hold:",

@@ -11,7 +11,6 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from lipcompile import __version__
 from lipcompile.certificates.graph import graph_document
 from lipcompile.certificates.steps import steps, totals
 from lipcompile.derivation import Derivation, Source
@@ -20,6 +19,7 @@ from lipcompile.numbers.certified import Interval
 from lipcompile.ops import OP_BY_NAME
 from lipcompile.passes.bounds import Bounds
 from lipcompile.passes.open_numbers import complete
+from lipcompile.version import __version__
 
 SCHEMA = "lipcompile.certificate/1"
 Json = dict[str, Any]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import click
 
-from lipcompile import __version__
 from lipcompile.cli.audit import audit
 from lipcompile.cli.budget import budget
 from lipcompile.cli.certify import certify
@@ -19,6 +18,7 @@ from lipcompile.cli.ledger import ledger
 from lipcompile.cli.report import report
 from lipcompile.cli.train import train
 from lipcompile.cli.verify import verify
+from lipcompile.version import __version__
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

@@ -17,8 +17,9 @@ from typing import Any
 
 from mpmath.ctx_iv import MPIntervalContext
 
+from lipcompile.numbers.number import Coefficients, Count, Step
 from lipcompile.numbers.scalar import Arithmetic, Scalar, Symbol
-from lipcompile.numbers.step import Coefficients, Count, Step, then
+from lipcompile.numbers.step import then
 
 _IV: Any = MPIntervalContext()
 _IV.prec = 113

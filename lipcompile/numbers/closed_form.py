@@ -17,7 +17,8 @@ from typing import Any
 import sympy
 
 from lipcompile.numbers.known import CLOSE, DIGITS
-from lipcompile.numbers.step import Coefficients, Step, added, changed, scaled
+from lipcompile.numbers.number import Coefficients, Step
+from lipcompile.numbers.step import added, changed, scaled
 from lipcompile.numbers.sums import common
 
 # Σ coefficient·base^s·s^j, by (base, j).

@@ -4,16 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from fractions import Fraction
+from typing import Any
 
 import sympy
-
-if TYPE_CHECKING:
-    from lipcompile.numbers.symbolic import Definition
 
 DIGITS = 200
 # Numbers that differ by less, relatively, may be the same.
 CLOSE = sympy.Float(10) ** -150
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """A name that formulas use: an input of the analysis (`expression` None) or a bound subterm.
+
+    `upper` is a certified double not below the number it stands for, None where that is unknown.
+    """
+
+    name: str
+    meaning: str
+    expression: Any = None
+    value: Fraction | None = None
+    upper: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,8 @@ from operator import add
 from typing import Generic
 
 from lipcompile.numbers import N, Numbers, Scalar
-from lipcompile.numbers.step import Coefficients, Count, Step, added, changed, multiplied
+from lipcompile.numbers.number import Coefficients, Count, Step
+from lipcompile.numbers.step import added, changed, multiplied
 
 # Of products that grow faster nothing is kept: those of gates along a sequence would have thousands of terms.
 HIGHEST_DEGREE = 8

@@ -8,50 +8,13 @@ polynomial leaves out those that are exactly zero.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from math import comb
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TypeVar
 
-from lipcompile.numbers.number import N, Number
-from lipcompile.numbers.scalar import Scalar
-
-if TYPE_CHECKING:
-    from lipcompile.numbers import Numbers
+from lipcompile.numbers.number import Coefficients, N, Number, Numbers, Step
 
 M = TypeVar("M", bound=Number)
-
-
-@dataclass(frozen=True, slots=True)
-class Count:
-    """How many copies: as formulas write it, and as a number where that is known."""
-
-    scalar: Scalar
-    value: int | None
-
-
-# Coefficients by degree.
-Coefficients = Mapping[int, N]
-
-
-@dataclass(frozen=True, slots=True)
-class Step(Generic[N]):
-    """An affine step.
-
-    squares: k² of each parameter that every copy has for itself. shared: k of each that all copies have in common.
-    exact: whether the step gives what the rules give; else it is not below that.
-    """
-
-    norm: Coefficients[N]
-    lipschitz: N
-    squares: Mapping[str, Coefficients[N]]
-    shared: Mapping[str, Coefficients[N]]
-    exact: bool
-
-    @property
-    def linear(self) -> bool:
-        """Whether the norm is mapped to a multiple of itself."""
-        return set(self.norm) <= {1}
 
 
 def then(num: Numbers[N], first: Step[N], second: Step[N]) -> Step[N]:

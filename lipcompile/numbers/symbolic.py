@@ -12,10 +12,12 @@ from sympy.printing.latex import LatexPrinter
 from sympy.printing.str import StrPrinter
 
 from lipcompile import limits
+from lipcompile.numbers import closed_form
 from lipcompile.numbers.extremes import extreme
-from lipcompile.numbers.known import Known
+from lipcompile.numbers.known import Definition, Known
+from lipcompile.numbers.number import Count, Step
 from lipcompile.numbers.scalar import Arithmetic, Scalar, Symbol
-from lipcompile.numbers.step import Count, Step, changed
+from lipcompile.numbers.step import changed
 from lipcompile.numbers.sums import total
 
 # Above this many operations a named quantity is bound to its name instead of being written out.
@@ -75,20 +77,6 @@ class Formula:
 
     def __rtruediv__(self, other: int) -> Formula:
         return Formula(other / self.expression)
-
-
-@dataclass(frozen=True, slots=True)
-class Definition:
-    """A name that formulas use: an input of the analysis (`expression` None) or a bound subterm.
-
-    `upper` is a certified double not below the number it stands for, None where that is unknown.
-    """
-
-    name: str
-    meaning: str
-    expression: Any = None
-    value: Fraction | None = None
-    upper: float | None = None
 
 
 @dataclass(slots=True)
@@ -165,8 +153,6 @@ class Symbolic:
 
     def power(self, step: Step[Formula], count: Count | Formula, name: str) -> Step[Formula]:
         """Write the power in closed form."""
-        from lipcompile.numbers import closed_form
-
         times = count if isinstance(count, Formula) else self._count(count)
         plain = self._with_one_rate(changed(step, lambda coefficient: coefficient.expression))
         rates = dict.fromkeys([plain.norm.get(1, sympy.S.Zero), plain.lipschitz])

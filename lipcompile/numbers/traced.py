@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import reduce
 
+from lipcompile.numbers.number import Count, Step
 from lipcompile.numbers.scalar import Arithmetic, Scalar, Symbol
-from lipcompile.numbers.step import Count, Step
 
 # Sums of more terms are written in halves.
 LONGEST_SUM = 64

@@ -16,9 +16,10 @@ import sympy
 from lipcompile.derivation import Block, Bound, Depth, finite
 from lipcompile.graph import Graph, Node
 from lipcompile.numbers.certified import Certified, Interval
-from lipcompile.numbers.known import Known
-from lipcompile.numbers.step import Step, changed, value
-from lipcompile.numbers.symbolic import Definition, Formula, Symbolic
+from lipcompile.numbers.known import Definition, Known
+from lipcompile.numbers.number import Step
+from lipcompile.numbers.step import changed, value
+from lipcompile.numbers.symbolic import Formula, Symbolic
 from lipcompile.passes.advice import advice
 from lipcompile.passes.bounds import derive
 from lipcompile.passes.growth import Growth, NoOrderError, written

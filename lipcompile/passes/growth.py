@@ -9,8 +9,8 @@ from typing import Any
 
 import sympy
 
-from lipcompile.numbers.known import CLOSE, DIGITS, Known
-from lipcompile.numbers.symbolic import Definition, MaxOver
+from lipcompile.numbers.known import CLOSE, DIGITS, Definition, Known
+from lipcompile.numbers.symbolic import MaxOver
 
 
 @dataclass(frozen=True, slots=True)

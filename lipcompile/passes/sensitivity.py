@@ -11,7 +11,8 @@ from lipcompile.derivation import Analysis, Bound, LayerBounds, finite
 from lipcompile.graph import Graph
 from lipcompile.numbers.certified import Certified, Interval
 from lipcompile.numbers.extremes import extreme
-from lipcompile.numbers.symbolic import Definition, Formula, Symbolic
+from lipcompile.numbers.known import Definition
+from lipcompile.numbers.symbolic import Formula, Symbolic
 from lipcompile.passes.bounds import Bounds, derive
 from lipcompile.passes.depth import growth
 

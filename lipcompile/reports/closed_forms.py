@@ -13,7 +13,7 @@ from rich.text import Text
 from lipcompile.derivation import Analysis, Block, Bound
 from lipcompile.graph import Node
 from lipcompile.numbers import text as scalar_text
-from lipcompile.numbers.symbolic import Definition
+from lipcompile.numbers.known import Definition
 from lipcompile.reports.console import STRONG, printable, styled, table
 from lipcompile.reports.document import users
 from lipcompile.reports.expansion import expand

@@ -19,7 +19,7 @@ from lipcompile.derivation import Analysis, Block, Bound, Derivation, LayerBound
 from lipcompile.diagnostics import Diagnostic
 from lipcompile.graph import Graph, Node, Parameter
 from lipcompile.numbers import Scalar
-from lipcompile.numbers.symbolic import Definition
+from lipcompile.numbers.known import Definition
 from lipcompile.passes.what_if import Change, Share, dominating
 from lipcompile.reports.copies import first_copies, grouped, layer_of_all, together
 from lipcompile.reports.requirements import RequirementRow, requirement_rows

@@ -12,7 +12,8 @@ from typing import Any
 
 from sympy import Max, Min, preorder_traversal
 
-from lipcompile.numbers.symbolic import Definition, Formula, Symbolic
+from lipcompile.numbers.known import Definition
+from lipcompile.numbers.symbolic import Formula, Symbolic
 
 # The most operations that a formula may have after a name in it is written out.
 LONGEST_EXPANSION = 200

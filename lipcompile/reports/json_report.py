@@ -22,7 +22,7 @@ from lipcompile.derivation import (
 from lipcompile.diagnostics import Diagnostic, Location
 from lipcompile.graph import ClipGroup, Node, Parameter
 from lipcompile.numbers import text as scalar_text
-from lipcompile.numbers.symbolic import Definition
+from lipcompile.numbers.known import Definition
 from lipcompile.reports.formulas import latex, text
 from lipcompile.reports.messages import command
 

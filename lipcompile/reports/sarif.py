@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from lipcompile import __version__
 from lipcompile.codes import codes
 from lipcompile.diagnostics import Diagnostic, Location
 from lipcompile.ops.schema import suggest, suggested
 from lipcompile.reports.messages import Lines, Sources, alike, command, line_at, lines_of
 from lipcompile.reports.sarif_rules import rule_indices, rules
+from lipcompile.version import __version__
 
 Json = dict[str, Any]
 

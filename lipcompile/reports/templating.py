@@ -10,7 +10,6 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from sympy import Symbol
 
-from lipcompile import __version__
 from lipcompile.derivation import Bound
 from lipcompile.numbers import Scalar
 from lipcompile.numbers import text as scalar_text
@@ -22,6 +21,7 @@ from lipcompile.reports.document import PRIVACY_HINT, Document, Rows
 from lipcompile.reports.formulas import count, dimensions, percent, rough, times, up
 from lipcompile.reports.html.findings import findings
 from lipcompile.reports.pieces import Pieces, pieces
+from lipcompile.version import __version__
 
 # So many names of a list are written.
 _MOST_NAMES = 12

@@ -14,7 +14,7 @@ from lipcompile.derivation import Analysis, Bound, Depth, Derivation
 from lipcompile.diagnostics import Severity
 from lipcompile.graph import ClipGroup, Parameter
 from lipcompile.numbers import text as scalar_text
-from lipcompile.numbers.symbolic import Definition
+from lipcompile.numbers.known import Definition
 from lipcompile.passes.requirements import proves
 from lipcompile.reports.console import BAD, GOOD, HINT, STRONG, printable, styled, table
 from lipcompile.reports.formulas import count, dimensions, legible, round_up

@@ -7,9 +7,9 @@ import math
 import torch
 from torch import Tensor
 
+from .constrained import ConstrainedLayer, check_broadcast
 from .constraints import Box, Constraint, Free
 from .functional import householder
-from .layers import ConstrainedLayer, check_broadcast
 from .operators import Entries
 from .reading import spread
 

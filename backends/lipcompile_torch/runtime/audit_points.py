@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from .audit_moves import Domain, unit
-from .layers import constraints_of
+from .constrained import constraints_of
 from .module import LipschitzModule
 
 INPUT, TARGET = "input", "target"  # blocks of a point that are no parameters; no parameter has such a name

@@ -23,8 +23,8 @@ from lipcompile_verify import Verdict, verify
 from lipcompile_verify.document import MalformedError, canonical
 from lipcompile_verify.rules import OPS
 
+from .constrained import constraints_of
 from .constraints import Ball, Box, Constraint, Fixed, Free, Frobenius, Orthogonal, RowBalls, Spectral
-from .layers import constraints_of
 from .module import LipschitzModule
 from .sharding import plain_type
 

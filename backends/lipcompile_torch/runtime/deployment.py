@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from .agreement import compared
 from .certificate import check_certificate
+from .constrained import constraints_of
 from .constraints import Free
-from .layers import constraints_of
 from .module import LipschitzModule
 from .robustness import check_module, outputs_of
 from .sharding import whole

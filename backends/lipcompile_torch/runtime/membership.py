@@ -10,8 +10,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from .constrained import constraints_of
 from .constraints import Free
-from .layers import constraints_of
 from .sharding import whole
 
 # Weights that a drift kept within their set may be certified at a little more than its radius, and half precision

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from . import functional
 from .clipping import ClipGroup
+from .constrained import ConstrainedLayer
 from .entrances import OVERLAP
 from .gate import GateRecord, Passage, check_saving, enter_criterion, leave_criterion, pass_gate
-from .layers import ConstrainedLayer
 from .loss_clipping import clip_cotangents
 from .membership import OutsideWarning, outside
 from .numbers import Interval, Number

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (its name everywhere in this field)
 
+from .constrained import ConstrainedLayer
 from .constraints import Ball, Constraint, RowBalls, Spectral
 from .dot_product import dot_product_attention
-from .layers import ConstrainedLayer
 from .operators import Dense, Rows, Translation
 from .reading import linear, select, spread
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from .constrained import BiasBound, ConstrainedLayer
 from .constraints import Constraint
 from .convolving import Geometry, convolve
-from .layers import BiasBound, ConstrainedLayer
 from .operators import Convolution, Padding
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import sympy
 from markupsafe import Markup
 
-from lipcompile import __version__
 from lipcompile.derivation import Block, Source
 from lipcompile.reports.document import PRIVACY_HINT, Document, Privacy
 from lipcompile.reports.html.drawing import drawing
 from lipcompile.reports.html.environment import environment
 from lipcompile.reports.html.findings import findings
 from lipcompile.reports.html.plots import Plot, Series, plot
+from lipcompile.version import __version__
 
 # The most lines of a source that a page shows, and the most characters of a line.
 _LINES, _LONGEST_LINE = 2000, 1000

@@ -1,0 +1,5 @@
+"""The version, for whatever writes it into what it makes."""
+
+from __future__ import annotations
+
+__version__ = "0.1.0"
