@@ -70,7 +70,7 @@ OTHERS = {
     f"{RUNTIME}/streams.py": _runtime("rounding_noise", "streams"),
     f"{RUNTIME}/regression.py": _runtime("losses"),
     f"{RUNTIME}/box_muller.py": _runtime("native", "normals"),
-    f"{RUNTIME}/guesses.py": _runtime("guesses"),
+    "backends/lipcompile_privacy/guesses.py": _runtime("guesses"),
     f"{RUNTIME}/adversarial.py": _runtime("robustness"),
     f"{RUNTIME}/audit.py": ("tests/test_audit.py",),
     f"{RUNTIME}/audit_points.py": ("tests/test_audit.py",),

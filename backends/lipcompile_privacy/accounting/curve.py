@@ -8,11 +8,10 @@ from collections.abc import Iterable, Sequence
 
 from ..errors import BudgetError
 from .guarantee import NeighbouringRelation
-from .pld import composed_pld, is_gaussian
+from .pld import SMALLEST_DELTA, composed_pld, is_gaussian, lost_delta
 from .releases import Mechanism, Release, Run
 
 _INTERVAL = 5e-3  # of privacy losses: fifty times as coarse as for a budget, and on the private side all the same
-_ROUNDING, _ROUNDING_PER_STEP = 1e-12, 1e-15  # of δ, see `pld`
 
 
 def privacy_curve(
@@ -33,7 +32,7 @@ def privacy_curve(
     for release, _ in listed:
         if not isinstance(release, Mechanism) or release.noise_multiplier == 0:
             raise BudgetError(f"{release} has no privacy curve here: only Poisson sampling with noise has")
-    slack = _ROUNDING + _ROUNDING_PER_STEP * sum(count for _, count in listed)
+    slack = lost_delta(sum(count for _, count in listed))
     curve = _numeric if not all(is_gaussian(release, relation) for release, _ in listed) else _gaussian
     return [min(1.0, max(0.0, delta) + slack) for delta in curve(listed, epsilons, relation)]
 
@@ -54,5 +53,5 @@ def _numeric(runs: list[Run], epsilons: Sequence[float], relation: NeighbouringR
     counts: Counter[Release] = Counter()
     for release, count in runs:
         counts[release] += count
-    composed = composed_pld(counts, _ROUNDING, relation, _INTERVAL)
+    composed = composed_pld(counts, SMALLEST_DELTA, relation, _INTERVAL)
     return [float(composed.get_delta_for_epsilon(epsilon)) for epsilon in epsilons]

@@ -25,9 +25,14 @@ _FINE_EPSILON = 20.0  # larger budgets are computed on a proportionally coarser,
 # distribution is wrong by about T * 1e-18 of probability (measured: even negative δ results). Smaller δ is
 # refused.
 _DELTA_PER_STEP = 1e-15
-_SMALLEST_DELTA = 1e-12
+SMALLEST_DELTA = 1e-12
 _LARGEST_EXPONENT = 700.0
 _TOLERANCE = 1e-6  # relative, of ε by two changes
+
+
+def lost_delta(steps: int) -> float:
+    """Return more than the probability by which a composition of so many steps may be wrong."""
+    return SMALLEST_DELTA + _DELTA_PER_STEP * steps
 
 
 def pld_epsilon(runs: Counter[Release], delta: float, relation: NeighbouringRelation, notes: list[str]) -> float:
@@ -61,7 +66,7 @@ def _by_two_changes(runs: Counter[Release], delta: float, direct: float, notes: 
         composed = composed_pld(runs, delta / 10, added, interval)
     except (BudgetError, OverflowError):
         return math.inf
-    slack = _SMALLEST_DELTA + _DELTA_PER_STEP * sum(runs.values())
+    slack = lost_delta(sum(runs.values()))
 
     def suffices(epsilon: float) -> bool:
         once = max(0.0, float(composed.get_delta_for_epsilon(epsilon))) + slack
@@ -97,7 +102,7 @@ def composed_pld(
 def check_resolution(runs: Mapping[Release, int], delta: float, relation: NeighbouringRelation) -> None:
     """Raise BudgetError if rounding alone would decide ε at so small a δ."""
     steps = sum(count for release, count in runs.items() if not is_gaussian(release, relation))
-    if steps and delta < max(_SMALLEST_DELTA, _DELTA_PER_STEP * steps):
+    if steps and delta < max(SMALLEST_DELTA, _DELTA_PER_STEP * steps):
         raise BudgetError(
             f"delta = {delta:g} is below what the pld accountant resolves for {steps} steps: use accountant='rdp'"
         )
