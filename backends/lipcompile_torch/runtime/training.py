@@ -21,6 +21,7 @@ from .data import Arrays
 from .engine import PrivacyEngine
 from .features import fill_features, room_for_features, worth_keeping
 from .ledger import LedgerError
+from .loss_clipping import at_quantile
 from .module import LipschitzModule
 from .noise import Allocation
 from .optimizer import PrivateOptimizer
@@ -51,6 +52,8 @@ class TrainConfig:
         correlation: how noise is correlated from step to step: {"kind": "correlated", "bands": 16}, {"kind":
             "blt"}, or a strategy as data; None: it is independent.
         loss_clip: clips the gradient of each example's loss in its output to C; None: L bounds it.
+        clip_quantile: the length of each clip group follows this private quantile of the norms of its gradients;
+            None: it stays.
         fixed_norm: scale weights to the bounds of their constraints, up as well as down.
         secure: noise from a cryptographic generator, see `normals.SecureNormals`.
         cache_features: compute what stands before the first trained parameter once for each example, if the module
@@ -76,6 +79,7 @@ class TrainConfig:
     sampling: Sampling | None = None
     correlation: Mapping[str, Any] | None = None
     loss_clip: float | None = None
+    clip_quantile: float | None = None
     fixed_norm: bool = False
     secure: bool = False
     cache_features: bool = True
@@ -249,6 +253,9 @@ class _Run:
             sampling=way.drawing.sampling,
             correlation=way.strategy,
             loss_clip=config.loss_clip,
+            clip_length=None
+            if config.clip_quantile is None
+            else at_quantile(self.module.clips, config.clip_quantile),
             fixed_norm=config.fixed_norm,
             secure=config.secure,
         )
