@@ -10,19 +10,11 @@ import pytest
 import torch
 from lipcompile_torch import ClipGroup
 from lipcompile_torch.runtime import clipping, sums
-from lipcompile_torch.runtime.clipping import (
-    ForwardPass,
-    Noted,
-    Outer,
-    Products,
-    Summed,
-    Use,
-    clipped,
-    group_gradients,
-)
+from lipcompile_torch.runtime.clipping import ForwardPass, Noted, clipped, group_gradients
 from lipcompile_torch.runtime.example_gradients import Clip, ExampleGradients
 from lipcompile_torch.runtime.native_gradients import Scaling
 from lipcompile_torch.runtime.reading import linear
+from lipcompile_torch.runtime.uses import Outer, Products, Summed, Use
 from torch import Tensor
 
 from ..rounding import length
