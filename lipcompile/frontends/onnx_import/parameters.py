@@ -191,9 +191,9 @@ class Parameters:
         return _roomy(norms.euclidean_norm(array)) if _is_finite(array) else Fraction(1)
 
     def _warn(self, use: Use, choice: ParameterChoice, parameter: str) -> None:
-        """Say so if the first projection will change what was imported."""
+        """Say so if the first projection will change what was imported; with clips there is none."""
         bound = choice.constraint.bound
-        if choice.initial is None or not isinstance(bound, Fraction):
+        if choice.initial is None or not isinstance(bound, Fraction) or self.options.bounds == "clip":
             return
         excess = _excess(use, choice.initial, choice.constraint.kind, bound)
         if excess:
