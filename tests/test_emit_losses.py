@@ -148,7 +148,7 @@ def errors(tmp_path: Path, body: str, loss: str | None = None) -> str:
 
 
 REFUSED = (
-    (VECTOR, "mse", "LIP210 unknown loss `mse`; use mean_squared_error(target_norm"),
+    (VECTOR, "mse", "LIP210 unknown loss `mse`; use mean_squared_error, for bounds by theorem with"),
     (VECTOR, "l1_loss", "LIP210 unknown loss `l1_loss`; use absolute_error"),
     (VECTOR, "ce", "LIP210 unknown loss `ce`; use cross_entropy"),
     (VECTOR, "bce_with_logits", "LIP210 unknown loss `bce_with_logits`; use bce"),
@@ -188,7 +188,7 @@ REFUSED = (
     (VECTOR, "huber(delta=0)", "LIP212 `delta` must be positive"),
     (VECTOR, "smooth_l1(beta=0)", "LIP212 `beta` must be positive"),
     (VECTOR, "huber(target_norm=0)", "LIP212 `target_norm` must be positive"),
-    (VECTOR, "mean_squared_error", "needs the argument `target_norm`"),
+    (VECTOR, "mean_squared_error", "LIP212 mean_squared_error has no Lipschitz constant without a bound of the"),
     (VECTOR, "multi_margin(p=3)", "`p` must be one of 1, 2"),
     (TOKENS, "absolute_error", "LIP211 this loss needs a vector"),
 )

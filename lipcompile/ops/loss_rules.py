@@ -15,24 +15,13 @@ Reduce = Literal["mean", "sum"]
 _POSITIVE = ("temperature", "floor", "target_norm", "delta", "beta")
 _NOT_NEGATIVE = ("alpha", "margin")
 CLASS_OF_TOKEN = "a class index a token"
-# Ops of an example [channels, *spatial], and ops that move axes or act on the last one: by those the classes are last.
-_CHANNELS_FIRST = frozenset(
-    (
-        "conv",
-        "conv_transpose",
-        "depth_to_space",
-        "space_to_depth",
-        "upsample",
-        "scattering2d",
-        "max_pool",
-        "l2_pool",
-    )
-    + ("lp_pool", "avg_pool", "scaled_avg_pool", "adaptive_avg_pool", "group_norm", "instance_norm", "lrn")
-)
-DECIDES_AXES = _CHANNELS_FIRST | frozenset(
-    ("dense", "flatten", "reshape", "transpose", "patches", "expand", "class_token", "embedding")
-    + ("attention", "dot_product_attention")
-)
+# Ops of an example [channels, *spatial]; and with those that move axes, or act on the last one, all that decide
+# where the classes of an output are.
+_CHANNELS_FIRST = {"conv", "conv_transpose", "upsample", "scattering2d", "group_norm", "instance_norm", "lrn"}
+_CHANNELS_FIRST |= {"depth_to_space", "space_to_depth", "adaptive_avg_pool", "scaled_avg_pool"}
+_CHANNELS_FIRST |= {"max_pool", "avg_pool", "l2_pool", "lp_pool"}
+DECIDES_AXES = _CHANNELS_FIRST | {"dense", "flatten", "reshape", "transpose", "patches", "expand", "class_token"}
+DECIDES_AXES |= {"embedding", "attention", "dot_product_attention"}
 
 
 def several_classes(attributes: Any, logits: Shape) -> None:
