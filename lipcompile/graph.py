@@ -362,7 +362,7 @@ class GraphBuilder:
         node = self.made(output)
         while node is not None and node.op.name not in DECIDES_AXES:
             node = self._made.get(node.inputs[0])
-        return node and node.op
+        return None if node is None else node.op
 
     def _choose(
         self,

@@ -31,15 +31,15 @@ class _Spent:
 
 @click.command(short_help="Say what a training has spent.")
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--delta", type=float, help="δ to give ε at; by default that of the training, as the ledger has it.")
+@click.option("--delta", type=float, help="δ to give ε at; by default that of the training.")
 @click.option("--accountant", type=click.Choice(_ACCOUNTANTS), help="Ask this one alone; both by default.")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="What to print.")
 def ledger(file: Path, delta: float | None, accountant: str | None, form: str) -> int:
     """Say what the ledger FILE, or that of the folder FILE, has spent so far. It is read, never changed.
 
     What is charged is printed beside ε by each accountant. A training that is going on can be looked at. δ is a
-    tenth of one over the number of examples if the ledger does not know it. The exit code is 1 if no accountant has
-    an ε for what was charged, 2 if the ledger cannot be trusted.
+    tenth of one over the number of examples if the ledger does not know it. The exit code is 1 if no accountant
+    has an ε for what was charged, 2 if the ledger cannot be trusted.
 
     \b
     Examples:

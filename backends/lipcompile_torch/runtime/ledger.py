@@ -47,8 +47,8 @@ class Ledger(Singular):
         world: the processes that share the ledger.
 
     Attributes:
-        delta: δ that the training was given, None if it was given none. Each declaration notes it, for who asks for
-            ε later; no charge depends on it.
+        delta: δ that the training was given, if any. Declarations note it, for who asks for ε later; no charge
+            depends on it.
 
     Raises:
         LedgerError: the file is damaged, another process is writing it, or it was kept for other data.
