@@ -80,7 +80,7 @@ def _with_source(graph: Graph, source: Source, clipping: Clipping) -> tuple[Grap
 def clipped(graph: Graph, clipping: Clipping) -> tuple[Graph, tuple[Diagnostic, ...]]:
     """Return the graph in which clips bound all parameters that are trained and have no clip of their own.
 
-    Nothing constrains them from there on, nor stored weights that are frozen: no theorem is left that needs it.
+    Nothing constrains them from there on.
     """
     if loops(graph):
         message = "a repetition whose count is open cannot be clipped"
@@ -89,8 +89,7 @@ def clipped(graph: Graph, clipping: Clipping) -> tuple[Graph, tuple[Diagnostic, 
     fresh = Names({group.name for group in graph.clips}).fresh
     made = (clipping.of(fresh(name), own) for name, own in _groups(graph, names, clipping.groups))
     parameters = {
-        name: replace(p, constraint=FREE) if name in names or (p.initial is not None and not p.trainable) else p
-        for name, p in graph.parameters.items()
+        name: replace(p, constraint=FREE) if name in names else p for name, p in graph.parameters.items()
     }
     return replace(graph, parameters=parameters, clips=(*graph.clips, *made)), ()
 
