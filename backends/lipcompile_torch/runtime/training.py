@@ -198,6 +198,7 @@ class _Run:
         self.begun = self.ledger_path.exists()
         try:
             self.ledger = self.engine.open_ledger(len(train_set))
+            self.ledger.delta = config.delta
             self.plan, self.optimizer, self.loader = self._prepare(train_set, self._saved())
             if self.cached:  # by frozen weights that a checkpoint may just have brought
                 raw, x_test = x_test, room_for_features(self.module, len(x_test))
