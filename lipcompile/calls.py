@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 
 from lipcompile import pipeline
 from lipcompile.backend import find
-from lipcompile.diagnostics import InputError, input_error
+from lipcompile.diagnostics import InputError, Severity, input_error, told
 from lipcompile.frontends.mends import BatchNorm, Mends
 from lipcompile.frontends.options import ModelOptions, model_options, parse_number
 from lipcompile.passes.clips import Source
@@ -204,4 +205,7 @@ def _derived(model: str | Module, example: Example | None, options: ModelOptions
         derivation = pipeline.of_module(model, example, options)
     if not derivation.ok:
         raise InputError(derivation.diagnostics, derivation.source.text)
+    for found in derivation.diagnostics:
+        if found.severity == Severity.WARNING:
+            warnings.warn(told(found), UserWarning, 3)
     return derivation

@@ -58,11 +58,11 @@ class InputError(Exception):
 
     def __init__(self, diagnostics: tuple[Diagnostic, ...], source: str | None = None) -> None:
         errors = [d for d in diagnostics if d.severity == Severity.ERROR] or diagnostics
-        super().__init__("\n".join(dict.fromkeys(map(_told, errors))))
+        super().__init__("\n".join(dict.fromkeys(map(told, errors))))
         self.diagnostics, self.source = diagnostics, source
 
 
-def _told(found: Diagnostic) -> str:
+def told(found: Diagnostic) -> str:
     """Return a finding as a line, and its mend as another; equal for what one mend repairs everywhere."""
     return f"{found.message} [{found.code}]" + (f"\n  help: {found.help}" if found.help else "")
 

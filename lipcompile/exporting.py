@@ -98,7 +98,8 @@ def export_onnx(
         module: of an emitted file, trained. It is not changed.
         path: of the file. It is left as it was if the new one computes something else.
         ledger: `LedgerRecord` or path of what the training has spent; without it the file says nothing of privacy.
-        delta: at which ε is stated; by default a tenth of one over the number of examples.
+        delta: at which ε is stated; by default that of the training, or a tenth of one over the number of examples
+            where the ledger does not say it.
         accountant: "pld" or "rdp"; by default whichever gives the smaller ε.
 
     Raises:
@@ -174,7 +175,7 @@ def _spent(
     record = ledger if isinstance(ledger, LedgerRecord) else read_ledger(ledger)
     if record.seeded:
         return None, ("it states no ε: a seed was fixed, so the noise is predictable",)
-    chosen = delta_of(delta, record.dataset_size)
+    chosen = delta_of(delta, record)
     names = ACCOUNTANTS if accountant is None else (accountant,)
     found = {name: epsilon for name in names if (epsilon := _epsilon(record, chosen, name)) is not None}
     if not found:
@@ -192,10 +193,12 @@ def _epsilon(record: LedgerRecord, delta: float, accountant: Accountant) -> floa
     return epsilon if math.isfinite(epsilon) else None
 
 
-def delta_of(given: float | None, examples: int) -> float:
-    """Return δ, by default a tenth of one over the number of examples; raises InputError (LIP401)."""
+def delta_of(given: float | None, record: Any) -> float:
+    """Return δ, by default that of the training, or a tenth of one over the number of examples where the ledger
+    does not say it; raises InputError (LIP401).
+    """
     if given is None:
-        return float(f"{0.1 / max(1, examples):.1g}")
+        return float(record.delta or f"{0.1 / max(1, record.dataset_size):.1g}")
     if not 0 < given < 1:
         raise input_error("LIP401", f"δ = {given:g} is not strictly between 0 and 1", "use --delta 1e-5")
     return given

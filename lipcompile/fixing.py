@@ -72,9 +72,10 @@ def fix(model: str, options: ModelOptions, wishes: Wishes, output: Path) -> Outc
     """
     if output.suffix not in SUFFIXES:
         raise input_error("LIP005", f"-o: `{output}` ends in neither .lip nor .onnx", "name the file so")
-    options = replace(options, mends=wishes.mends)
+    mends = replace(wishes.mends, steep=options.clips_all, made=[])
+    options = replace(options, mends=mends)
     loaded = pipeline.load(model, options)
-    mended = tuple(wishes.mends.made)
+    mended = tuple(mends.made)
     if loaded.graph is None:
         return Outcome(loaded.diagnostics, mended)
     with options.limits.in_force():
@@ -85,6 +86,8 @@ def fix(model: str, options: ModelOptions, wishes: Wishes, output: Path) -> Outc
         assert found.analysis is not None
         if proves(found.analysis.graph):
             result = fixed(graph, wishes.wanted, wishes.also, wishes.never, aim=wishes.aim)
+        elif mended and not mends.steep:  # as it is clipped, norms may be those of batches
+            return fix(model, replace(options, bounds="clip"), wishes, output)
         else:  # no change makes the bound of a clip smaller: only those that were asked for are made
             kinds = [kind for kind in KINDS if kind.name in wishes.also]
             result = fixed(graph, wishes.wanted, wishes.also, wishes.never, kinds)

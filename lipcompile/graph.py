@@ -13,6 +13,7 @@ from lipcompile import limits
 from lipcompile.diagnostics import Diagnostic, Location, Refusal
 from lipcompile.names import Names, identifier
 from lipcompile.numbers import Scalar, combine
+from lipcompile.ops.loss_rules import DECIDES_AXES, refuse_channels_first
 from lipcompile.ops.record import AnyLoss, AnyOp, Constraint, ParameterRule, Shape, Site
 
 # numpy and networkx are imported where they are used: `check` starts faster without them.
@@ -345,6 +346,7 @@ class GraphBuilder:
         if loss is not None and output.shape is not None:
             try:
                 loss.loss.check(loss.attributes, output.shape)
+                refuse_channels_first(loss.loss, output.shape, self._layout(output))
             except Refusal as refusal:
                 self.refuse(refusal, name=output.name, op=loss.loss.name, location=loss.location)
         if self._input is None or any(d.severity == "error" for d in self.diagnostics):
@@ -354,6 +356,13 @@ class GraphBuilder:
         graph = replace(whole.up_to(output.name), loss=loss)
         graph.verify()
         return graph
+
+    def _layout(self, output: Value) -> AnyOp | None:
+        """Return the op that decided which axis of the output is which: what follows it leaves axes in place."""
+        node = self.made(output)
+        while node is not None and node.op.name not in DECIDES_AXES:
+            node = self._made.get(node.inputs[0])
+        return None if node is None else node.op
 
     def _choose(
         self,

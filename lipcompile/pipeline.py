@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from fractions import Fraction
 from pathlib import Path
@@ -87,10 +87,11 @@ def _derive(loaded: Loaded, options: ModelOptions) -> Derivation:
     graph = frozen_inside(loaded.graph.freeze(options.freeze)) if loaded.graph else None
     found = list(loaded.diagnostics)
     source = bounds_source(loaded, options)
-    if graph is not None:
+    if loaded.graph is not None and graph is not None:
+        frozen = _clips_of_frozen(loaded.graph, graph)
         graph, notes = canonical(graph)
         graph, choice = with_source(graph, source, clipping(loaded, options, source))
-        found += [*notes, *_unmatched(graph, options), *choice, *examine(graph)]
+        found += [*notes, *_unmatched(graph, options), *frozen, *choice, *examine(graph)]
     if not (source == "theorem" if graph is None else proves(graph)):  # nothing is scaled into a constraint
         found = [d for d in found if d.code != "LIP305"]
     analysis = analyse(graph) if graph is not None and not _errors(found) else None
@@ -204,6 +205,15 @@ def _unmatched(graph: Graph, options: ModelOptions) -> list[Diagnostic]:
             Diagnostic("LIP306", "--bias-bound: no layer of the model has a bias", "leave the option out")
         )
     return found
+
+
+def _clips_of_frozen(said: Graph, graph: Graph) -> Iterator[Diagnostic]:
+    """Warn of layers that --freeze leaves without a gradient to clip, and the clip without a constraint."""
+    kept = {group.name for group in graph.clips}
+    for group in said.clips:
+        if group.name not in kept:
+            message = f"`{group.name}` is frozen: it has no gradient to clip, and nothing constrains its weights"
+            yield Diagnostic("LIP318", message, "leave `clip=` out, or freeze less", Severity.WARNING)
 
 
 def _has_biases(graph: Graph) -> bool:

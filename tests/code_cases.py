@@ -261,6 +261,18 @@ def net():
     network.layer = nn.utils.parametrizations.weight_norm(network.layer)
     return network
 """
+UNREAD = """
+
+def net():
+    network = Network()
+    network.forgotten = nn.Linear(6, 2)
+    return network
+"""
+HALVED = """
+
+def net():
+    return Network().half()
+"""
 UNTRACEABLE = "return torch.from_numpy(self.layer(x).detach().numpy() * 2)"
 
 
@@ -434,6 +446,8 @@ CASES: Mapping[str, Case] = {
     "LIP120": Case(reading("120"), module("120", "return self.layer(x) if x.sum() > 0 else self.layer(-x)")),
     "LIP121": Case(reading("121"), module("121", UNTRACEABLE)),
     "LIP122": Case(reading("122", "net"), module("122", "return self.layer(x)", PARAMETRISED), 0),
+    "LIP123": Case(reading("123", "net"), module("123", "return self.layer(x)", UNREAD), 0),
+    "LIP124": Case(reading("124", "net"), module("124", "return self.layer(x)", HALVED), 0),
     "LIP201": Case("check model.lip", example("LIP201"), 0),
     "LIP203": Case("", good, api=empty_input),
     "LIP213": Case("check model.lip", example("LIP213"), 0),
@@ -460,6 +474,7 @@ CASES: Mapping[str, Case] = {
     "LIP311": Case("check model.lip --signal", texts(model=SMALL_GRADIENTS)),
     "LIP315": Case("check model.lip", example("LIP315"), 0),
     "LIP317": Case("check model.lip", example("LIP317")),
+    "LIP318": Case("check model.lip", example("LIP318")),
     "LIP401": Case("budget --epsilon 0.0001 --delta 1e-30 --sampling-rate 0.5 --steps 1000000", good, 2),
     "LIP402": Case(TRAIN, no_archive, 2),
     "LIP403": Case(TRAIN, of_another_width, 2),

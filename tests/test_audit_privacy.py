@@ -169,8 +169,8 @@ def lengthened(factor: float) -> Any:
     """Return a clip to so many times its length."""
     true: Any = clipping.group_gradients
 
-    def gradients(noted: Any, parameters: Any, clip: Clip) -> Any:
-        return true(noted, parameters, Clip(factor * clip.length, clip.regulariser))
+    def gradients(noted: Any, parameters: Any, clip: Clip, *note: Any) -> Any:
+        return true(noted, parameters, Clip(factor * clip.length, clip.regulariser), *note)
 
     return gradients
 

@@ -541,6 +541,88 @@ def test_layers_that_share_weights_have_one_clip(tmp_path: Path) -> None:
     assert "constraints and clips" in refused.message
 
 
+def test_frozen_weights_of_a_clipped_module_stay_as_they_are() -> None:
+    first = nn.Linear(4, 4)
+    module = nn.Sequential(first, nn.Tanh(), nn.Linear(4, 3))
+    with torch.no_grad():
+        first.weight.mul_(20)
+    x = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
+    private = lipcompile.private(module, (4,), bounds="clip", freeze=["n_0.*"])
+    private.project_()
+    assert torch.equal(private(x), module(x))
+
+
+@pytest.mark.parametrize(
+    "layers", ["frozen { dense(4, clip=1) }; dense(3)", "dense(3); frozen { bias(1, clip=1) }"]
+)
+def test_a_clip_of_a_frozen_layer_is_refused(layers: str, tmp_path: Path) -> None:
+    path = tmp_path / "net.lip"
+    path.write_text(f"model m {{ input x: tensor[4], norm <= 1\n {layers}; loss cross_entropy }}")
+    (refused,) = lipcompile.check(str(path)).diagnostics
+    assert (refused.code, refused.severity) == ("LIP318", "error")
+    assert "is frozen: it has no gradient to clip" in refused.message
+
+
+def test_freezing_a_layer_with_a_clip_is_warned_of(tmp_path: Path) -> None:
+    path = tmp_path / "net.lip"
+    path.write_text("model m { input x: tensor[4]\n dense(4, clip=1); dense(3, clip=1); loss cross_entropy }")
+    derivation = lipcompile.check(str(path), model_options(freeze=["dense.weight"]))
+    assert derivation.ok
+    assert [found.message[:17] for found in derivation.diagnostics if found.code == "LIP318"] == [
+        "`dense` is frozen"
+    ]
+    assert not [d for d in lipcompile.check(str(path)).diagnostics if d.code == "LIP318"]
+
+
+@pytest.mark.parametrize("bounds", SOURCES)
+def test_nothing_to_train_is_said_as_such(bounds: Any) -> None:
+    module = nn.Linear(4, 3).requires_grad_(False)
+    with pytest.raises(InputError, match="nothing to train: every parameter is frozen") as raised:  # noqa: SIM117
+        with pytest.warns(UserWarning, match="LIP307"):
+            lipcompile.private(module, (4,), bounds=bounds)
+    assert raised.value.diagnostics[0].code == "LIP307"
+
+
+@pytest.mark.parametrize("loss", ["squared_error", "mean_squared_error"])
+def test_squared_errors_need_no_bound_of_the_targets_where_all_is_clipped(loss: str, tmp_path: Path) -> None:
+    """Targets of length 10⁶: the gradient of each example in the matrix is (½ or ⅔·½ of 2r)·xᵀ, clipped to 1."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(8, 4, generator=generator), 1e6 * torch.randn(8, 3, generator=generator)
+    module = nn.Linear(4, 3, bias=False)
+    for bounds in ("clip", "auto"):
+        output = lipcompile.compile(
+            module, tmp_path / "net.py", example=(4,), loss=loss, bounds=bounds, input_norm=1, clip_length=1
+        )
+    assert run(["verify", str(output)]) == 0
+    private = instantiate(output, output.read_text())
+    each = private.per_example_loss(private(x), y)
+    residual = module(x / x.norm(dim=1, keepdim=True).clamp(min=1)) - y
+    torch.testing.assert_close(each, residual.square().sum(1) / (2 if loss == "squared_error" else 3))
+    engine = PrivacyEngine()
+    private, optimizer, loader = engine.make_private(
+        module=private,
+        optimizer=torch.optim.SGD(private.parameters(), lr=0.1),
+        data_loader=DataLoader(TensorDataset(x, y), batch_size=8),
+        noise_multiplier=1.0,
+    )
+    for batch, targets in loader:
+        private.criterion(private(batch), targets).backward()
+        (gradient,) = (p.grad for p in private.parameters())
+        assert 0.5 < float(gradient.norm()) * 8 <= len(batch)
+        optimizer.step()
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        private.per_example_loss(private(x), y / 0)
+    with pytest.raises(InputError, match="no Lipschitz constant without a bound of the targets"):
+        lipcompile.private(module, (4,), loss=loss, bounds="theorem", input_norm=1)
+
+
+def test_squared_errors_beside_a_theorem_need_a_bound_of_the_targets(tmp_path: Path) -> None:
+    path = tmp_path / "net.lip"
+    path.write_text("model m { input x: tensor[4], norm <= 1\n dense(3, clip=1); bias(1); loss squared_error }")
+    (refused,) = lipcompile.check(str(path)).diagnostics
+    assert refused.code == "LIP212"
+
+
 OPEN = "model m {{ param n: int\n input x: tensor[4], norm <= 1\n {}; tanh; dense(3); loss cross_entropy }}"
 
 

@@ -25,6 +25,8 @@ from .test_emit import build, derive
 VECTOR = "input x: tensor[4], norm <= 2\n dense(3)"
 LOGIT = "input x: tensor[4], norm <= 2\n dense(1)"
 TOKENS = "input x: tensor[5, 4], norm <= 2\n dense(3)"
+IMAGE = "input x: tensor[2, 5, 4], norm <= 2\n conv2d(3, kernel=1)"
+SERIES = "input x: tensor[2, 5], norm <= 2\n conv1d(3, kernel=1)"
 CASES = (
     (VECTOR, "cross_entropy(temperature=4)"),
     (VECTOR, "cross_entropy(label_smoothing=0.25, temperature=3, normalise=false)"),
@@ -33,6 +35,9 @@ CASES = (
     (TOKENS, "token_cross_entropy(temperature=4, label_smoothing=0.1, reduce=sum)"),
     (TOKENS, "token_cross_entropy(class_weights=(1, 0.5, 2), ignore=-100)"),
     (TOKENS + " reshape(1, 5, 3)", "token_cross_entropy(ignore=0)"),
+    (IMAGE + " reshape(3, -1) transpose", "token_cross_entropy"),
+    (IMAGE + " transpose(1, 2, 0) relu", "token_cross_entropy"),
+    (SERIES + " transpose", "token_cross_entropy"),
     (VECTOR, "nll"),
     (LOGIT, "bce(temperature=2, normalise=false)"),
     (LOGIT, "hinge(margin=0.5)"),
@@ -143,7 +148,7 @@ def errors(tmp_path: Path, body: str, loss: str | None = None) -> str:
 
 
 REFUSED = (
-    (VECTOR, "mse", "LIP210 unknown loss `mse`; use mean_squared_error(target_norm"),
+    (VECTOR, "mse", "LIP210 unknown loss `mse`; use mean_squared_error, for bounds by theorem with"),
     (VECTOR, "l1_loss", "LIP210 unknown loss `l1_loss`; use absolute_error"),
     (VECTOR, "ce", "LIP210 unknown loss `ce`; use cross_entropy"),
     (VECTOR, "bce_with_logits", "LIP210 unknown loss `bce_with_logits`; use bce"),
@@ -168,10 +173,22 @@ REFUSED = (
     (VECTOR, "cross_entropy(label_smoothing=-0.1)", "LIP212 `label_smoothing` must be at least 0 and below 1"),
     (TOKENS, "cross_entropy", "or take token_cross_entropy"),
     (VECTOR, "token_cross_entropy", "LIP211 this loss needs logits [tokens, classes]"),
+    (
+        IMAGE,
+        "token_cross_entropy",
+        "last axis of [3, 5, 4], but `conv` has channels first; for a label a position end",
+    ),
+    (IMAGE, "token_cross_entropy", ".flatten(2).transpose(1, 2), in a .lip file with reshape(3, -1) transpose"),
+    (IMAGE + " avg_pool(2) relu", "token_cross_entropy", "[3, 2, 2], but `avg_pool` has channels first"),
+    (
+        SERIES,
+        "token_cross_entropy",
+        "[3, 5], but `conv` has channels first; for a label a position end with .transpose",
+    ),
     (VECTOR, "huber(delta=0)", "LIP212 `delta` must be positive"),
     (VECTOR, "smooth_l1(beta=0)", "LIP212 `beta` must be positive"),
     (VECTOR, "huber(target_norm=0)", "LIP212 `target_norm` must be positive"),
-    (VECTOR, "mean_squared_error", "needs the argument `target_norm`"),
+    (VECTOR, "mean_squared_error", "LIP212 mean_squared_error has no Lipschitz constant without a bound of the"),
     (VECTOR, "multi_margin(p=3)", "`p` must be one of 1, 2"),
     (TOKENS, "absolute_error", "LIP211 this loss needs a vector"),
 )

@@ -18,13 +18,15 @@ from torch import Tensor, nn
 
 from lipcompile import pipeline
 from lipcompile.__main__ import run
+from lipcompile.backend import find
 from lipcompile.fixing import Outcome, Wishes, fix
 from lipcompile.frontends.mends import BATCH_NORMS, Mends, groups_of
-from lipcompile.frontends.options import ModelOptions
+from lipcompile.frontends.options import ModelOptions, model_options
 from lipcompile.graph import Graph
 from lipcompile.passes.fix import Wanted
 from lipcompile.passes.useful import Aim
 from lipcompile.pipeline import check
+from lipcompile.programs import instantiate
 from tests.onnx_models import floats, save
 from tests.onnx_models import model as onnx_model
 from tests.onnx_models import node as onnx_node
@@ -114,6 +116,32 @@ def test_a_residual_network_with_batch_norms(tmp_path: Path, kind: str) -> None:
     session = onnxruntime.InferenceSession(output, providers=["CPUExecutionProvider"])
     (found,) = session.run(None, {"x": x.numpy()})
     assert np.allclose(found, expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("options", [{"bounds": "clip"}, {"bounds": "auto"}, {"bounds": "auto", "input_norm": 1}])
+def test_norms_in_the_place_of_batch_norms_have_no_floor_where_all_is_clipped(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    """Bounds by theorem are above the threshold of `auto`. Dropout draws nothing when the import is
+    checked.
+    """
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4), nn.ReLU()]
+    module = nn.Sequential(*layers, nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 5))
+    source, output = export(module, 8, tmp_path / "net.onnx", dynamo=False), tmp_path / "fixed.onnx"
+    outcome = fix(str(source), model_options(loss="cross_entropy", **options), wishes(), output)
+    assert outcome.ok
+    text = "batch norm -> group_norm(2, eps=1e-05), its factors and its shift"
+    assert [one.text for one in outcome.mended] == [text] * 2
+    for layer in (1, 4):
+        normalised = nn.GroupNorm(2, 4)
+        normalised.load_state_dict({"weight": module[layer].weight, "bias": module[layer].bias})
+        module[layer] = normalised
+    x = 0.05 * torch.randn(3, 3, 8, 8)
+    emitted = find().emit(check(str(output), model_options(bounds="clip")))
+    found = instantiate(tmp_path / "model.py", emitted).eval()(x)
+    assert torch.allclose(found, module.eval()(x), rtol=1e-4, atol=1e-5)
+    assert run(["compile", str(output), "--bounds", "auto", "-o", str(tmp_path / "model.py")]) == 0
 
 
 def stored_in(path: Path, module: nn.Module) -> nn.Module:

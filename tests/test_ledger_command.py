@@ -48,10 +48,12 @@ def write(
     uses: int = 2,
     seeded: bool = False,
     generators: Sequence[str] = ("AES-128-CTR",),
+    delta: float | None = None,
 ) -> Path:
     """Write a ledger in which each release was used so often; of a round three steps are taken."""
     path = Path("ledger.jsonl")
     ledger = Ledger(path, relation, 100)
+    ledger.delta = delta
     for release in releases:
         ledger.declare(release, seeded, generators)
         for _ in range(uses):
@@ -106,6 +108,17 @@ def gaussian_delta(epsilon: float, sigma: float) -> float:
 def test_delta_has_a_default_below_one_over_the_examples(capsys: Capture) -> None:
     write(POISSON)
     assert reported(capsys, "--accountant rdp")["delta"] == 0.001
+
+
+def test_epsilon_is_at_the_delta_of_the_training_unless_another_is_asked_for(capsys: Capture) -> None:
+    write(POISSON, delta=1e-7)
+    found = reported(capsys, "--accountant rdp")
+    assert found["delta"] == 1e-7
+    asked = reported(capsys, "--accountant rdp --delta 1e-7")
+    assert found["accountants"] == asked["accountants"]
+    assert reported(capsys, "--delta 1e-5")["delta"] == 1e-5
+    assert run("ledger.jsonl --accountant rdp") == 0
+    assert "at δ = 1e-07 of the training, rounded up" in capsys.readouterr().out
 
 
 def test_an_accountant_without_an_analysis_says_why(capsys: Capture) -> None:

@@ -7,7 +7,7 @@ import logging
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -462,6 +462,90 @@ def test_what_makes_a_weight_is_said_to_be_left_out(normalise: Any) -> None:
     assert derivation.ok
     (found,) = [d for d in derivation.diagnostics if d.code == "LIP122"]
     assert found.message.startswith("`0.weight` is trained as it is")
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_what_the_output_does_not_depend_on_is_said_to_be_left_out() -> None:
+    """Tied weights are read under one of their names; frozen ones are not trained anyway."""
+    module = nn.Sequential(nn.utils.weight_norm(nn.Linear(6, 6)), nn.Linear(6, 6), nn.Linear(6, 6))
+    module[2].weight = module[1].weight
+    module.forgotten, module.kept = nn.Linear(3, 2), nn.Parameter(torch.ones(2), requires_grad=False)
+    module.forward = lambda x: module[2](module[1](module[0](x)))  # type: ignore[method-assign]
+    derivation = from_module(module, (6,), loss="cross_entropy", bounds="clip")
+    assert derivation.ok
+    (found,) = [d for d in derivation.diagnostics if d.code == "LIP123"]
+    assert found.message == "the output does not depend on `forgotten.weight`, `forgotten.bias`: left out"
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float64])
+def test_another_kind_of_numbers_is_said_to_become_float32(kind: torch.dtype) -> None:
+    module = nn.Linear(6, 2).to(kind)
+    (found,) = [d for d in from_module(module, (6,)).diagnostics if d.code == "LIP124"]
+    assert f"{kind} is the kind of numbers of `weight`, `bias`".removeprefix("torch.") in found.message
+    with pytest.warns(UserWarning, match="the emitted module computes in float32"):
+        private = lipcompile.private(module, (6,), bounds="clip")
+    assert {parameter.dtype for parameter in private.parameters()} == {torch.float32}
+
+
+class Sized(nn.Module):
+    """A linear layer, and what a function makes of its output and the input."""
+
+    def __init__(self, then: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.layer, self.then = nn.Linear(6, 3), then
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.then(self.layer(x.reshape(x.shape[0], -1)), x)
+
+
+@pytest.mark.parametrize(
+    "then",
+    [
+        lambda y, x: y / x.shape[0],
+        lambda y, x: y / len(x),
+        lambda y, x: y + float(x.shape[0]),
+        lambda y, x: y * torch.tensor(len(x)),
+        lambda y, x: y * 2 if x.shape[0] > 2 else y,
+        lambda y, x: y.relu() if len(x) == 5 else y,
+    ],
+)
+def test_what_is_computed_from_the_size_of_the_batch_is_refused(then: Any) -> None:
+    """`len` and `float` fix the size that is traced: 3 and 6 are sizes of the layer, so it is 5, then 7."""
+    (found,) = (d for d in from_module(Sized(then), (6,)).diagnostics if d.severity == Severity.ERROR)
+    assert found.code == "LIP108"
+    assert "differ" in found.message
+
+
+def test_shapes_may_have_the_size_of_the_batch() -> None:
+    def then(y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return y.view(len(x), 1, 3).expand(len(x), 2, 3).reshape(len(x), 6) * 7.0 + 5.0
+
+    assert from_module(Sized(then), (6,)).ok
+
+
+@pytest.mark.parametrize(
+    ("shape", "pool"),
+    [
+        ((2, 1, 1), nn.AdaptiveAvgPool2d(7)),  # as of a VGG on images of 32 by 32
+        ((2, 4, 5), nn.AdaptiveAvgPool2d((3, 7))),
+        ((2, 6), nn.AdaptiveAvgPool1d(4)),
+        ((2, 3, 2, 4), nn.AdaptiveAvgPool3d((2, 3, 4))),
+        ((2, 5, 5), nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.AdaptiveAvgPool2d(2))),
+    ],
+)
+def test_adaptive_pools_of_windows_that_differ(shape: tuple[int, ...], pool: nn.Module) -> None:
+    x = torch.randn(3, *shape, generator=torch.Generator().manual_seed(0))
+    width = pool(x).flatten(1).shape[1]
+    module = nn.Sequential(pool, nn.Flatten(), nn.Linear(width, 3))
+    private = lipcompile.private(module, shape, bounds="clip")
+    torch.testing.assert_close(private(x), module(x))
+    derivation = from_module(module, shape, loss="cross_entropy", bounds="theorem", input_norm=1)
+    assert derivation.ok
+    assert derivation.analysis is not None
+    if shape == (2, 1, 1):  # 49 copies of the input are 7 times as long
+        (repeated,) = (n for n in derivation.analysis.graph.nodes if n.op.name == "dense" and len(n.shape) == 2)
+        (layer,) = (one for one in derivation.analysis.layers if one.name == repeated.name)
+        assert layer.output_norm.value == pytest.approx(7, rel=1e-5)
 
 
 def test_random_depth_is_told_as_such() -> None:

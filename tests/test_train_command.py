@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from lipcompile_privacy.accounting import (
     Mechanism,
     NeighbouringRelation,
@@ -178,6 +179,42 @@ def test_secure_noise_clips_and_pieces(capsys: Capture) -> None:
     assert (record.total_steps, record.seeded) == (8, False)
     Path("run").rename("first")
     assert "leave the seed out" in refused("--secure --seed 1", capsys)
+
+
+CLIPS = "bounds clip, groups=layers, length=0.5"
+
+
+@pytest.mark.parametrize("said", ["option", "plan"])
+def test_lengths_of_clips_follow_a_quantile_and_a_resumed_run_goes_on_with_them(said: str) -> None:
+    """The lengths of both layers move, and a checkpoint has them."""
+    write(more=CLIPS if said == "option" else f"{CLIPS}, quantile=0.9")
+    options = "--clip-quantile 0.9" if said == "option" else ""
+    train(options)
+    saved = torch.load("run/checkpoint.pt", weights_only=False)
+    lengths = lengths_of(saved)
+    assert set(lengths) == {"dense", "dense_2"}
+    assert all(length["steps"] == 8 and length["value"] != 0.5 for length in lengths.values())
+    assert run(f"train model.lip --data data.npz --output run --accountant rdp {options} --resume") == 0
+
+
+def lengths_of(state: Any) -> dict[str, Any]:
+    """Return what a checkpoint says of the lengths of clips, wherever it stands."""
+    if isinstance(state, dict):
+        if "clip_length" in state and isinstance(state["clip_length"], dict):
+            return dict(state["clip_length"])
+        for value in state.values():
+            if found := lengths_of(value):
+                return found
+    return {}
+
+
+def test_a_quantile_needs_clips_of_a_length(capsys: Capture) -> None:
+    write(more="bounds clip")
+    assert "--clip-length 1" in refused("--clip-quantile 0.5", capsys)
+    assert "0<=x<=1" in refused("--clip-quantile 1.5", capsys)
+    write(more="bounds clip, length=1, quantile=1.5")
+    assert run("check model.lip") == 1
+    assert "`quantile` is a number from 0 to 1" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,16 @@ def test_a_certificate_verifies(capsys: Capture) -> None:
 
 
 @pytest.mark.usefixtures("place")
+def test_what_nothing_constrains_is_said_to_have_no_bound(capsys: Capture) -> None:
+    assert run(["compile", "net.lip", "--bounds", "clip", "-o", "clipped.py"]) == 0
+    capsys.readouterr()
+    assert run(["verify", "clipped.py"]) == 0
+    out = capsys.readouterr().out
+    assert "Lipschitz constant of the output  no finite bound, as where nothing constrains a weight" in out
+    assert "inf" not in out.replace("no finite", "")
+
+
+@pytest.mark.usefixtures("place")
 def test_the_step_that_fails_is_named(capsys: Capture) -> None:
     changed(norm=(0.5).hex())
     assert run(["verify", "changed.json"]) == 1

@@ -37,6 +37,7 @@ class LedgerRecord:
         declared: every release declared, in order.
         seeded: some run had a fixed seed: its steps count, but its noise is known to whoever knows the seed.
         generators: what noise came from, by the names of `generators`, in the order of their first use.
+        delta: that the training was given, as it was declared last; None if no declaration says it.
         interrupted: the last line is incomplete.
         hashes: hash of every complete line, in order.
         length: bytes of the complete lines.
@@ -50,6 +51,7 @@ class LedgerRecord:
     declared: list[Release] = field(default_factory=list)
     seeded: bool = False
     generators: list[str] = field(default_factory=list)
+    delta: float | None = None
     interrupted: bool = False
     hashes: list[str] = field(default_factory=list)
     length: int = 0
@@ -70,9 +72,12 @@ class LedgerRecord:
         """The charges, as accounting takes them."""
         return list(self.charges.items())
 
-    def declare(self, release: Release, seeded: bool, generators: Iterable[str]) -> None:
+    def declare(
+        self, release: Release, seeded: bool, generators: Iterable[str], delta: float | None = None
+    ) -> None:
         """Note a release that may be used from now on."""
         self.seeded |= seeded
+        self.delta = self.delta if delta is None else delta
         self.generators += [name for name in generators if name not in self.generators]
         if release not in self.declared:
             self.declared.append(release)
@@ -163,7 +168,7 @@ def _new_record(body: dict[str, Any]) -> LedgerRecord:
 def _take(record: LedgerRecord, body: dict[str, Any]) -> None:
     release = release_from(body)
     if body["kind"] == "mechanism":
-        record.declare(release, bool(body["seeded"]), _generators(body))
+        record.declare(release, bool(body["seeded"]), _generators(body), _delta(body))
     elif release in record.declared and (body["kind"] != "inner" or record.charges[release]):
         record.count(release, *COUNTS[body["kind"]])
     else:
@@ -175,3 +180,10 @@ def _generators(body: dict[str, Any]) -> list[str]:
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ValueError
     return names
+
+
+def _delta(body: dict[str, Any]) -> float | None:
+    delta = body.get("delta")
+    if delta is not None and not (isinstance(delta, float) and 0 < delta < 1):
+        raise ValueError
+    return delta

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import textwrap
 from collections.abc import Iterable, Mapping
 from importlib import import_module
 from pathlib import Path
@@ -331,7 +330,9 @@ def _footer(document: Mapping[str, Any], graph: Graph, name: str) -> list[str]:
     lines = ["", "", *_text_constant("_CERTIFICATE", listed(document).replace("\\", "\\\\"))]
     initial = {n: p.initial for n, p in graph.parameters.items() if p.initial is not None}
     if initial:
-        lines += ["", *_text_constant("_WEIGHTS", "\n".join(textwrap.wrap(encode_weights(initial), WIDTH)))]
+        text = encode_weights(initial)
+        rows = (text[start : start + WIDTH] for start in range(0, len(text), WIDTH))
+        lines += ["", *_text_constant("_WEIGHTS", "\n".join(rows))]
     return [*lines, "", f"{name}.certificate = json.loads(_CERTIFICATE)", f"Model = {name}"]
 
 

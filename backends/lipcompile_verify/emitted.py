@@ -257,6 +257,7 @@ class _File:
     def _bounds(self, all_derived: Sequence[Derived]) -> None:
         """Check the numbers that noise rests on, for the whole and for what reads features."""
         trained = {name for name, one in self.graph["parameters"].items() if one["trainable"]}
+        clipped = {name for group in self.graph.get("clips", ()) for name in group["parameters"]}
         loss, bounds = self._number("loss_lipschitz"), self._numbers("bounds")
         alias = ast.unparse(self.members.get("unclipped_bounds", ast.Pass())) == "unclipped_bounds = bounds"
         unclipped = bounds if alias and self._assigned("unclipped_bounds") else self._numbers("unclipped_bounds")
@@ -267,6 +268,8 @@ class _File:
             for name in derived.gradient:
                 _at_least(f"bounds[{name}]", bounds[name], derived.gradient[name])
                 _at_least(f"unclipped_bounds[{name}]", unclipped[name], derived.unclipped[name])
+                if name in clipped:  # whatever the loss hands on
+                    continue
                 # A loss clipped to C < L has C/L times the bound, which the runtime rounds up by 1e-12.
                 share = Fraction(derived.unclipped[name]) * Fraction(loss) / (Fraction(derived.loss) or 1)
                 _at_least(f"unclipped_bounds[{name}]", Fraction(unclipped[name]) * _OUTWARD, share)

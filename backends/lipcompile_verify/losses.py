@@ -8,7 +8,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from .document import require
-from .intervals import Exact, Real, decay, least, most, root
+from .intervals import UNBOUNDED, Exact, Real, decay, least, most, root
 from .rules import Extent
 
 
@@ -65,6 +65,11 @@ def _classes(s: Any, slope: Exact = 1) -> Real:
     return root(slope**2 * (Fraction(1, s.K) if s.reduce == "mean" else s.K))
 
 
+def _residual(s: Any, x: Extent) -> Real:
+    """The longest residual, if the targets have a bound."""
+    return UNBOUNDED if s.target_norm is None else x.X + s.target_norm
+
+
 def _pieces(s: Any, x: Extent, corner: Fraction, unit: Fraction) -> Real:
     """A gradient that is the residual up to a corner, and divided by a unit."""
     capped = (
@@ -98,8 +103,8 @@ LOSSES = {
     "multiclass_hkr": Loss("alpha:q0 margin:q0 reduce:mean|sum", "classes", lambda s, x: _classes(s, 1 + s.alpha)),
     "multi_margin": Loss("margin:q0 p:n", "classes", _multi_margin),
     "cosine": Loss("floor:q+", "classes", lambda s, x: 1 / s.floor),
-    "squared_error": Loss("target_norm:q+", "vector", lambda s, x: x.X + s.target_norm),
-    "mean_squared_error": Loss("target_norm:q+", "vector", lambda s, x: (x.X + s.target_norm) * 2 / s.K),
+    "squared_error": Loss("target_norm:q+?", "vector", lambda s, x: _residual(s, x)),
+    "mean_squared_error": Loss("target_norm:q+?", "vector", lambda s, x: _residual(s, x) * 2 / s.K),
     "absolute_error": Loss("reduce:mean|sum", "vector", lambda s, x: _classes(s)),
     "huber": Loss(
         "delta:q+ target_norm:q+? reduce:mean|sum", "vector", lambda s, x: _pieces(s, x, s.delta, Fraction(1))

@@ -29,7 +29,6 @@ _TARGETS = {
     "a class index a token": "class",
     "-1 or 1": "sign",
     "a number from 0 to 1": "probability",
-    "a vector within the target norm": "vector",
     "a vector": "vector",
 }
 

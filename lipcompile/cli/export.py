@@ -32,7 +32,7 @@ _OF_THE_COMPILER = "this is a bug of lipcompile, or of onnxruntime: please repor
     help="What the training has spent; of a folder its ledger.jsonl by default.",
 )
 @click.option(
-    "--delta", type=float, help="δ to state ε at; by default a tenth of one over the number of examples."
+    "--delta", type=float, help="δ to state ε at; by default that of the training, see `lipcompile ledger`."
 )
 @click.option(
     "--accountant", type=click.Choice(["pld", "rdp"]), help="Ask this one alone; by default the smaller ε counts."

@@ -31,14 +31,15 @@ class _Spent:
 
 @click.command(short_help="Say what a training has spent.")
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--delta", type=float, help="δ to give ε at; by default a tenth of one over the number of examples.")
+@click.option("--delta", type=float, help="δ to give ε at; by default that of the training.")
 @click.option("--accountant", type=click.Choice(_ACCOUNTANTS), help="Ask this one alone; both by default.")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="What to print.")
 def ledger(file: Path, delta: float | None, accountant: Accountant | None, form: str) -> int:
     """Say what the ledger FILE, or that of the folder FILE, has spent so far. It is read, never changed.
 
-    What is charged is printed beside ε by each accountant. A training that is going on can be looked at. The exit
-    code is 1 if no accountant has an ε for what was charged, 2 if the ledger cannot be trusted.
+    What is charged is printed beside ε by each accountant. A training that is going on can be looked at. δ is a
+    tenth of one over the number of examples if the ledger does not know it. The exit code is 1 if no accountant
+    has an ε for what was charged, 2 if the ledger cannot be trusted.
 
     \b
     Examples:
@@ -49,7 +50,7 @@ def ledger(file: Path, delta: float | None, accountant: Accountant | None, form:
 
     path = file / "ledger.jsonl" if file.is_dir() else file
     record = read_record(path)
-    chosen = delta_of(delta, record.dataset_size)
+    chosen = delta_of(delta, record)
     asked = _ACCOUNTANTS if accountant is None else (accountant,)
     spent: dict[str, _Spent] = {name: _spent(record, chosen, name) for name in asked}
     if form == "json":
@@ -125,7 +126,8 @@ def _print(path: Path, record: LedgerRecord, delta: float, spent: Mapping[str, _
     ask = table("accountant", "epsilon", "")
     for name, found in spent.items():
         ask.add_row(name, "–" if found.epsilon is None else round_up(found.epsilon, 4), found.note or "")
-    tail = styled(f"at δ = {delta:g}, rounded up")
+    whose = {record.delta: " of the training"}.get(delta, "")
+    tail = styled(f"at δ = {delta:g}{whose}, rounded up")
     show(sys.stdout, *lines, styled(""), charged, styled(""), ask, styled(""), tail)
 
 

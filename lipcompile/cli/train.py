@@ -81,6 +81,12 @@ CLIPPED = {**DEFAULTS, "learning_rate": 2e-2, "schedule": "cosine"}
     "--loss-clip", type=float, metavar="C", help="Clip each example's gradient of the loss in the output to C."
 )
 @click.option(
+    "--clip-quantile",
+    type=click.FloatRange(0, 1),
+    metavar="Q",
+    help="Let the length of each clip follow a private quantile of its gradients, from --clip-length on.",
+)
+@click.option(
     "--fixed-norm", is_flag=True, default=None, help="Scale weights up to their bounds, not only down to them."
 )
 @click.option(

@@ -160,8 +160,13 @@ def _lines(found: Finding) -> list[str]:
         f"{_TOTALS.get(name, name)}": bound for name, bound in verdict.totals.items()
     }
     width = max(map(len, bounds), default=0)
-    shown = {name: "inf" if _finite(bound) is None else round_up(bound) for name, bound in bounds.items()}
-    return [*lines, *(f"  {name.ljust(width)}  <= {bound}" for name, bound in shown.items())]
+    shown = {
+        name: _UNBOUNDED if _finite(bound) is None else f"<= {round_up(bound)}" for name, bound in bounds.items()
+    }
+    return [*lines, *(f"  {name.ljust(width)}  {bound}" for name, bound in shown.items())]
+
+
+_UNBOUNDED = "no finite bound, as where nothing constrains a weight"
 
 
 _TOTALS = {"gradient": "gradient of one example", "lipschitz": "Lipschitz constant of the output"}

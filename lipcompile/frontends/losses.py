@@ -10,7 +10,7 @@ from lipcompile.ops import LOSS_BY_NAME
 from lipcompile.ops.record import AnyLoss
 from lipcompile.ops.schema import Argument, ArgumentError, bind, suggest
 
-_SQUARES = "use mean_squared_error(target_norm=…): without a bound of the targets its constant is infinite"
+_SQUARES = "use mean_squared_error, for bounds by theorem with a bound of the targets: target_norm=…"
 _LABELS = "use cross_entropy with class numbers and label_smoothing=…: other soft targets have other constants"
 _LOGITS = "use bce on one logit, before the sigmoid"
 _PAIRS = "it couples examples: the gradient of one example's loss would depend on the others"

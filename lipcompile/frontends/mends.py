@@ -19,6 +19,7 @@ BatchNorm = Literal["group_norm", "center", "fold"]
 BATCH_NORMS: tuple[BatchNorm, ...] = get_args(BatchNorm)
 # Groups of channels that a norm has at most, and the name of a norm of statistics of a batch in .lip.
 _MOST_GROUPS = 16
+_EPS = Fraction(1, 100_000)  # of batch normalisation in torch
 _NAMES = ("batchnorm", "batchnorm1d", "batchnorm2d", "batchnorm3d")
 
 
@@ -36,12 +37,25 @@ class Mends:
 
     batch_norm: what takes the place of a batch normalisation in training mode: a norm of groups of channels of one
     example; centring of the example; or a map with the stored statistics, which the layer before takes in.
-    floor: of the deviation that a norm divides by: 1 lets no norm stretch.
+    floor: of the deviation σ that a norm divides by: 1 lets no norm stretch.
+    steep: norms divide by √(σ² + 1e-5), as batch normalisation does: where all is clipped, nothing has to be
+    Lipschitz, and behind norms with a floor the signal fades from layer to layer.
     """
 
     batch_norm: BatchNorm = "group_norm"
     floor: Fraction = Fraction(1)
+    steep: bool = False
     made: list[Mended] = field(default_factory=list)
+
+    @property
+    def divisor(self) -> dict[str, Fraction]:
+        """What a norm that takes the place of a batch normalisation divides by, as its attributes say it."""
+        return {"eps": _EPS} if self.steep else {"floor": self.floor}
+
+    @property
+    def said_divisor(self) -> str:
+        """The same, as it is written."""
+        return ", ".join(f"{name}={float(value):g}" for name, value in self.divisor.items())
 
     def prepare(self, model: ModelProto) -> None:
         """Let batch normalisations use their stored statistics, where that is wanted."""

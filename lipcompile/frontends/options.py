@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Literal
 
@@ -50,6 +50,11 @@ class ModelOptions:
     bounds: Literal["theorem", "clip", "auto"] | None = None
     clip_groups: Literal["flat", "layers", "blocks"] | None = None
     clip_length: Fraction | Literal["automatic"] | None = None
+
+    @property
+    def clips_all(self) -> bool:
+        """Whether all gradients are clipped, whatever the model is."""
+        return self.bounds == "clip" or (self.bounds == "auto" and self.input_norm is None)
 
 
 Setting = str | Fraction | Mapping[str, str | Fraction]
@@ -102,7 +107,7 @@ def model_options(
 
     Raises InputError (LIP005) for a value that means nothing.
     """
-    return ModelOptions(
+    options = ModelOptions(
         input_norm=None if input_norm is None else parse_number(str(input_norm), "input_norm"),
         loss=loss,
         constraint=None if constraint is None else parse_constraint(constraint),
@@ -111,8 +116,8 @@ def model_options(
         bounds=bounds,
         clip_groups=clip_groups,
         clip_length=None if clip_length is None else parse_length(str(clip_length)),
-        mends=None if batch_norm is None else Mends(batch_norm),
     )
+    return options if batch_norm is None else replace(options, mends=Mends(batch_norm, steep=options.clips_all))
 
 
 def parse_length(text: str) -> Fraction | Literal["automatic"]:

@@ -6,25 +6,37 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from lipcompile.derivation import Source
 from lipcompile.diagnostics import Diagnostic, Severity, input_error
 from lipcompile.frontends import onnx_model
+from lipcompile.frontends.onnx_import.values import OF_BATCH
 from lipcompile.frontends.options import Loaded, ModelOptions
 from lipcompile.frontends.original import OriginalError
 from lipcompile.frontends.torch_import.find import find
 from lipcompile.frontends.torch_import.run import ModuleRun, precision
-from lipcompile.frontends.torch_import.tracing import Example, Untraceable, traced
-from lipcompile.frontends.torch_import.translation import digest, translated
+from lipcompile.frontends.torch_import.tracing import (
+    Example,
+    Untraceable,
+    has_open_batch,
+    retraced,
+    traced,
+    untraceable,
+)
+from lipcompile.frontends.torch_import.translation import digest, line_of, translated
+from lipcompile.graph import Graph, Node
 
 if TYPE_CHECKING:
     from onnx import ModelProto
     from torch import Tensor
+    from torch.export import ExportedProgram
     from torch.nn import Module
 
 # What mends a batch normalisation of a module rather than of a file: on the command line, and in Python.
 _BATCH_NORM = "call .eval() on it, which folds it into the layer before; {} replaces it"
+_MOST_LISTED = 4
 _NO_DIGEST = "0" * 64
 
 
@@ -75,18 +87,47 @@ def _like(name: str, tensor: Tensor) -> Example:
 
 
 def _loaded(module: Module, examples: Sequence[Example], name: str, path: str, options: ModelOptions) -> Loaded:
+    def imported(program: ExportedProgram) -> tuple[Loaded, ModelProto]:
+        model = translated(program)
+        source = Source(name, path, "torch", digest(model))
+        return onnx_model.imported(model, source, replace(options, input_shape={}), _frozen(module, model)), model
+
     try:
         program, taken = traced(module, examples)
-        model = translated(program)
+        is_open = has_open_batch(program)
+        loaded, model = imported(program)
+        if loaded.graph is not None and not is_open:
+            _refuse_numbers_of_batch(loaded.graph, imported(retraced(module, taken))[0].graph, program)
     except Untraceable as refused:
         return Loaded(Source(name, path, "torch", _NO_DIGEST), None, (refused.diagnostic,))
-    source = Source(name, path, "torch", digest(model))
-    loaded = onnx_model.imported(model, source, replace(options, input_shape={}), _frozen(module, model))
     return replace(
         loaded,
-        diagnostics=(*loaded.diagnostics, *_parametrised(module)),
+        diagnostics=(*loaded.diagnostics, *_parametrised(module), *_left_out(module, model), *_rounded(module)),
         original=partial(_original, module, taken, model),
     )
+
+
+def _refuse_numbers_of_batch(one: Graph, other: Graph | None, program: ExportedProgram) -> None:
+    """Raise Untraceable if a module that was traced with batches of two fixed sizes gave two graphs.
+
+    Shapes are those of one example in both, so it is a number that differs. program: of the first.
+    """
+    again = () if other is None else other.nodes
+    pairs = zip_longest(one.nodes, again[: len(one.nodes)])
+    node = next(
+        (node for node, twin in pairs if node != twin or _weights(one, node) != _weights(other, twin)), None
+    )
+    if node is not None or len(again) > len(one.nodes):
+        message = "a number is computed from the batch size: it differs from batch to batch"
+        raise untraceable("LIP108", message, OF_BATCH, line_of(program, node.name) if node else None)
+
+
+def _weights(graph: Graph | None, node: Node | None) -> list[bytes | None]:
+    """Return the stored values of a node's parameters."""
+    if graph is None or node is None:
+        return []
+    stored = (graph.parameters[name].initial for name in node.parameters.values())
+    return [None if array is None else array.tobytes() for array in stored]
 
 
 def _parametrised(module: Module) -> Iterator[Diagnostic]:
@@ -104,6 +145,34 @@ def _parametrised(module: Module) -> Iterator[Diagnostic]:
                 Severity.WARNING,
                 node=name or None,
             )
+
+
+def _left_out(module: Module, model: ModelProto) -> Iterator[Diagnostic]:
+    """Yield a warning of parameters that the module trains, and that its output does not depend on."""
+    read = {tensor.name for tensor in model.graph.initializer}
+    named = list(module.named_parameters(remove_duplicate=False))
+    used = {id(parameter) for name, parameter in named if name in read}
+    unused = [name for name, parameter in named if parameter.requires_grad and id(parameter) not in used]
+    if unused:
+        message = f"the output does not depend on {_listed(unused)}: left out"
+        yield Diagnostic("LIP123", message, "use what is left out in `forward`, or delete it", Severity.WARNING)
+
+
+def _rounded(module: Module) -> Iterator[Diagnostic]:
+    """Yield a warning of parameters that are not in float32, which the module that is emitted has."""
+    kinds = {name: str(parameter.dtype).removeprefix("torch.") for name, parameter in module.named_parameters()}
+    other = [name for name, kind in kinds.items() if kind != "float32"]
+    if other:
+        kind = kinds[other[0]]
+        message = f"the emitted module computes in float32, but {kind} is the kind of numbers of {_listed(other)}"
+        mend = f"call .to(torch.{kind}) on the emitted module for {kind}, or .float() on yours for float32"
+        yield Diagnostic("LIP124", message, mend, Severity.WARNING)
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(f"`{name}`" for name in names[:_MOST_LISTED])
+    more = f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
+    return f"{shown}{more}"
 
 
 def _original(module: Module, examples: Sequence[Example], model: ModelProto) -> ModuleRun:

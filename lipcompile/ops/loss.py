@@ -11,6 +11,7 @@ from lipcompile.diagnostics import Refusal
 from lipcompile.numbers import N, Numbers, Scalar
 from lipcompile.ops import regression
 from lipcompile.ops.loss_rules import (
+    CLASS_OF_TOKEN,
     Reduce,
     largest,
     loss_record,
@@ -238,7 +239,7 @@ LOSSES: tuple[AnyLoss, ...] = (
         TokenCrossEntropy,
         check_token_cross_entropy,
         token_cross_entropy,
-        "a class index a token",
+        CLASS_OF_TOKEN,
         "loss.md#cross-entropy-of-tokens",
         reads=("row",),
     ),

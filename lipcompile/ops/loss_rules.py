@@ -9,11 +9,19 @@ from typing import Any, Literal
 
 from lipcompile.diagnostics import Refusal
 from lipcompile.numbers import N, Numbers, Scalar
-from lipcompile.ops.record import AnyLoss, Loss, LossLipschitzRule, Measure, Shape
+from lipcompile.ops.record import AnyLoss, AnyOp, Loss, LossLipschitzRule, Measure, Shape
 
 Reduce = Literal["mean", "sum"]
 _POSITIVE = ("temperature", "floor", "target_norm", "delta", "beta")
 _NOT_NEGATIVE = ("alpha", "margin")
+CLASS_OF_TOKEN = "a class index a token"
+# Ops of an example [channels, *spatial]; and with those that move axes, or act on the last one, all that decide
+# where the classes of an output are.
+_CHANNELS_FIRST = {"conv", "conv_transpose", "upsample", "scattering2d", "group_norm", "instance_norm", "lrn"}
+_CHANNELS_FIRST |= {"depth_to_space", "space_to_depth", "adaptive_avg_pool", "scaled_avg_pool"}
+_CHANNELS_FIRST |= {"max_pool", "avg_pool", "l2_pool", "lp_pool"}
+DECIDES_AXES = _CHANNELS_FIRST | {"dense", "flatten", "reshape", "transpose", "patches", "expand", "class_token"}
+DECIDES_AXES |= {"embedding", "attention", "dot_product_attention"}
 
 
 def several_classes(attributes: Any, logits: Shape) -> None:
@@ -43,6 +51,16 @@ def table_of_logits(attributes: Any, logits: Shape) -> None:
         message = f"this loss needs logits [tokens, classes], not the shape {list(logits)}"
         raise Refusal("LIP211", message, "one label an example takes cross_entropy" if len(logits) < 2 else "")
     check_numbers(attributes)
+
+
+def refuse_channels_first(loss: AnyLoss, logits: Shape, by: AnyOp | None) -> None:
+    """Refuse a table of logits whose first axis has the classes; by: the op that decided its axes."""
+    if loss.target != CLASS_OF_TOKEN or by is None or by.name not in _CHANNELS_FIRST:
+        return
+    message = f"this loss reads classes from the last axis of {list(logits)}, but `{by.name}` has channels first"
+    flat, own = (".flatten(2)", f"reshape({logits[0]}, -1) ") if len(logits) > 2 else ("", "")
+    mend = f"for a label a position end with {flat}.transpose(1, 2), in a .lip file with {own}transpose"
+    raise Refusal("LIP211", message, mend)
 
 
 def one_logit(attributes: Any, logits: Shape) -> None:

@@ -15,9 +15,12 @@ ONE = Fraction(1)
 
 @dataclass(frozen=True, slots=True)
 class SquaredError:
-    """½‖ŷ - t‖², or the mean of (ŷ - t)² over the outputs, for targets with ‖t‖ <= target_norm."""
+    """½‖ŷ - t‖², or the mean of (ŷ - t)² over the outputs.
 
-    target_norm: Scalar
+    target_norm: a bound of ‖t‖; without one the loss has no Lipschitz constant.
+    """
+
+    target_norm: Scalar | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +52,13 @@ class SmoothL1:
 
 
 def squared_error(num: Numbers[N], loss: SquaredError, shape: Shape, logits: Extent[N]) -> N:
-    """X + Y."""
-    return logits.norm + num.of(loss.target_norm)
+    """X + Y; without Y, ∞."""
+    return num.unbounded() if loss.target_norm is None else logits.norm + num.of(loss.target_norm)
 
 
 def mean_squared_error(num: Numbers[N], loss: SquaredError, shape: Shape, logits: Extent[N]) -> N:
-    """(2/K)·(X + Y)."""
-    return 2 * (logits.norm + num.of(loss.target_norm)) / shape[0]
+    """(2/K)·(X + Y); without Y, ∞."""
+    return num.unbounded() if loss.target_norm is None else 2 * (logits.norm + num.of(loss.target_norm)) / shape[0]
 
 
 def absolute_error(num: Numbers[N], loss: AbsoluteError, shape: Shape, logits: Extent[N]) -> N:
@@ -89,11 +92,11 @@ def _regression(name: str, attributes: type[Any], rule: Any, proof: str, target:
     return loss_record(name, attributes, any_vector, rule, target, f"regression.md#{proof}")
 
 
-BOUNDED, REAL = "a vector within the target norm", "a vector"
+REAL = "a vector"
 
 LOSSES: tuple[AnyLoss, ...] = (
-    _regression("squared_error", SquaredError, squared_error, "squared-error", BOUNDED),
-    _regression("mean_squared_error", SquaredError, mean_squared_error, "squared-error", BOUNDED),
+    _regression("squared_error", SquaredError, squared_error, "squared-error", REAL),
+    _regression("mean_squared_error", SquaredError, mean_squared_error, "squared-error", REAL),
     _regression("absolute_error", AbsoluteError, absolute_error, "absolute-error", REAL),
     _regression("huber", Huber, huber, "huber", REAL),
     _regression("smooth_l1", SmoothL1, smooth_l1, "huber", REAL),

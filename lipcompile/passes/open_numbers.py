@@ -28,7 +28,8 @@ def complete(derivation: Derivation, what: str) -> Analysis:
 
     Bounds may be finite all the same, where an open number stands in a minimum.
 
-    Raises InputError if the model is rejected, has no loss (LIP213), an open number or no finite bound (LIP014).
+    Raises InputError if the model is rejected, has no loss (LIP213), an open number or no finite bound (LIP014),
+    or neither a declared input norm nor a parameter that is trained (LIP307).
     """
     analysis = derivation.analysis
     if analysis is None:
@@ -41,6 +42,10 @@ def complete(derivation: Derivation, what: str) -> Analysis:
         mend = f"give {'it' if len(symbols) == 1 else 'them'}: {' '.join(f'--set {name}=…' for name in symbols)}"
         raise input_error("LIP014", f"{what} needs numbers, but {', '.join(symbols)} has none", mend)
     if not graph.input.tokens and not isinstance(graph.input.norm, Fraction) and proves(graph):
+        if not any(parameter.trainable for parameter in graph.parameters.values()):
+            message = f"{what} would have nothing to train: every parameter is frozen"
+            mend = "freeze less (requires_grad, --freeze, frozen { }); with --input-norm it can be certified"
+            raise input_error("LIP307", message, mend)
         raise input_error("LIP014", f"{what} needs numbers, but X_0 has none", "use --input-norm")
     crossed = not graph.clips and all(node.op.lipschitz is not None for node in graph.nodes)
     if analysis.total.value is None or (crossed and analysis.lipschitz.value is None):

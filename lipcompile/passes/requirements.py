@@ -21,6 +21,7 @@ _TRANSFORMS = ("scattering2d",)
 _MOST_SHOWN = 8
 # Losses that turn logits into probabilities themselves.
 _OF_LOGITS = ("cross_entropy", "token_cross_entropy", "bce")
+_SQUARES = ("squared_error", "mean_squared_error")
 # A norm that stretches by more is warned of.
 _STEEP = 10
 _OF_DEVIATIONS = "give it a floor of the size of usual deviations: floor=0.5 multiplies by 2"
@@ -81,6 +82,13 @@ def _loss(graph: Graph) -> Iterator[Diagnostic]:
             node=last.name,
             op=last.op.name,
             location=last.location,
+        )
+    elif graph.loss.loss.name in _SQUARES and graph.loss.attributes.target_norm is None and proves(graph):
+        yield Diagnostic(
+            "LIP212",
+            f"{graph.loss.loss.name} has no Lipschitz constant without a bound of the targets",
+            f"give a bound of ‖t‖, {graph.loss.loss.name}:target_norm=1, or clip: --bounds clip",
+            location=graph.loss.location,
         )
 
 

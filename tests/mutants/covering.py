@@ -44,6 +44,7 @@ CERTIFICATES = {
     f"{RUNTIME}/normals.py": _runtime("rounding_noise", "normals"),
     f"{RUNTIME}/clipped.py": _runtime("clipped"),
     f"{RUNTIME}/clipping.py": _runtime("rounding_clips", "clipping"),
+    f"{RUNTIME}/uses.py": _runtime("rounding_clips", "clipping"),
     f"{RUNTIME}/example_gradients.py": _runtime("example_gradients"),
     f"{RUNTIME}/native_gradients.py": _runtime("example_gradients"),
     f"{RUNTIME}/membership.py": _runtime("certificate", "checkpoint"),

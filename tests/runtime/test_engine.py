@@ -287,6 +287,8 @@ def test_a_target_is_met_and_enforced(neighbours: str, sigma_ratio: float) -> No
         epochs=2,
     )
     assert engine.get_epsilon(1e-5) == 0
+    assert engine.ledger is not None
+    assert engine.ledger.record.delta == 1e-5
     assert optimizer.steps_left == 20
     for _ in range(2):
         for x, y in loader:

@@ -274,6 +274,28 @@ def test_generators_that_are_no_names_are_no_ledger(path: Path, generators: obje
         read_ledger(path)
 
 
+def test_delta_is_recorded_as_it_was_given_last(path: Path) -> None:
+    ledger = Ledger(path, ADD, 100)
+    ledger.declare(MECHANISM)
+    assert read_ledger(path).delta is None
+    for delta in (1e-5, 1e-6):
+        ledger.delta = delta
+        ledger.declare(MECHANISM)
+    ledger.delta = None
+    ledger.declare(MECHANISM)
+    ledger.close()
+    assert read_ledger(path).delta == ledger.record.delta == 1e-6
+
+
+@pytest.mark.parametrize("delta", ["1e-5", 1, 0.0, 1.5, float("nan"), [0.1]])
+def test_a_delta_that_is_none_is_no_ledger(path: Path, delta: object) -> None:
+    ledger = Ledger(path, ADD, 100)
+    ledger._append({"kind": "mechanism", **MECHANISM.fields(), "seeded": False, "delta": delta})
+    ledger.close()
+    with pytest.raises(LedgerError, match="line 2"):
+        read_ledger(path)
+
+
 TRAIN = """
 import runpy, sys, torch
 from lipcompile_torch import PrivacyEngine

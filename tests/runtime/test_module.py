@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import math
 import pickle
@@ -247,6 +248,8 @@ def test_weights_travel_as_text() -> None:
     decoded = decode_weights("\n".join(text[i : i + 20] for i in range(0, len(text), 20)))
     assert decoded.keys() == arrays.keys()
     assert all(np.array_equal(decoded[name], arrays[name]) for name in arrays)
+    older = base64.b85encode(base64.b64decode(text.removeprefix("base64:"))).decode("ascii")
+    assert decode_weights(older).keys() == arrays.keys()
     for damaged in (text[:-5], "!", text[:40] + "#" + text[41:]):
         with pytest.raises(ValueError, match="damaged"):
             decode_weights(damaged)

@@ -410,6 +410,38 @@ def test_row_norms_are_off_by_what_the_documentation_says(shape: tuple[int, int]
         assert (1 - allowed) ** 2 * squares <= Fraction(norm) ** 2 <= (1 + allowed) ** 2 * squares
 
 
+@pytest.mark.parametrize(
+    ("shape", "axes"),
+    [
+        ((5, 7, 6), (1,)),
+        ((5, 7, 6), (2,)),
+        ((3, 4, 5, 35), (2, 3)),
+        ((2, 300, 1), (1, 2)),
+        ((3, 0, 4), (1,)),
+        ((0, 3), (1,)),
+    ],
+)
+def test_sums_of_each_example_are_added_in_float64(shape: tuple[int, ...], axes: tuple[int, ...]) -> None:
+    """1 beside terms of 2²⁵ is lost in float32; sums of whole numbers are exact in float64."""
+    x = torch.randint(-(2**24), 2**24, shape, generator=torch.Generator().manual_seed(0)).float() * 4 + 1
+    found = native.sum_of_each(x, axes)
+    assert found is not None
+    assert found.dtype == torch.float64
+    assert torch.equal(found, x.double().sum(axes))
+
+
+def test_sums_of_each_example_leave_others_to_torch() -> None:
+    """NaN stays with its example; axes that are not neighbours, other layouts and dtypes have no native code."""
+    x = torch.ones(3, 4, 5)
+    x[1, 2, 3] = math.nan
+    found = native.sum_of_each(x, (1, 2))
+    assert found is not None
+    assert found.isnan().tolist() == [False, True, False]
+    assert native.sum_of_each(torch.ones(2, 3, 4, 5), (1, 3)) is None
+    assert native.sum_of_each(x.mT, (1,)) is None
+    assert native.sum_of_each(x.half(), (1,)) is None
+
+
 def test_row_norms_of_what_is_no_number_or_no_row() -> None:
     x = torch.tensor([[1.0, math.nan], [math.inf, 1.0], [3.0, 4.0]])
     found = native.row_norms(x)

@@ -9,20 +9,12 @@ from fractions import Fraction
 import pytest
 import torch
 from lipcompile_torch import ClipGroup
-from lipcompile_torch.runtime import clipping, sums
-from lipcompile_torch.runtime.clipping import (
-    ForwardPass,
-    Noted,
-    Outer,
-    Products,
-    Summed,
-    Use,
-    clipped,
-    group_gradients,
-)
+from lipcompile_torch.runtime import sums, uses
+from lipcompile_torch.runtime.clipping import ForwardPass, Noted, clipped, group_gradients
 from lipcompile_torch.runtime.example_gradients import Clip, ExampleGradients
 from lipcompile_torch.runtime.native_gradients import Scaling
 from lipcompile_torch.runtime.reading import linear
+from lipcompile_torch.runtime.uses import Outer, Products, Summed, Use
 from torch import Tensor
 
 from ..rounding import length
@@ -140,8 +132,8 @@ def test_operands_that_a_device_rounds_to_bfloat16_leave_room(monkeypatch: pytes
     def coarse(left: Tensor, right: Tensor) -> Tensor:
         return sums.sum_of_products(left.bfloat16().float(), right.bfloat16().float())
 
-    monkeypatch.setattr(clipping, "sum_of_products", coarse)
-    monkeypatch.setattr(clipping, "single_is_kept", lambda _: False)
+    monkeypatch.setattr(uses, "sum_of_products", coarse)
+    monkeypatch.setattr(uses, "single_is_kept", lambda _: False)
     for x, g in (5 * torch.randn(300, 2, generator=generator())).tolist():
         assert share(outer([x], [g]), Clip(0.01)) <= 1
 

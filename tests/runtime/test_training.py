@@ -89,7 +89,9 @@ def test_training_spends_the_budget_and_learns(tmp_path: Path, changes: Any) -> 
     assert [epoch.steps for epoch in seen.epochs] == [10, 20, 30, 40, 50, 60]
     spent = [epoch.epsilon for epoch in seen.epochs]
     assert spent == sorted(spent)
-    assert spent[-1] == result.epsilon == read_ledger(result.ledger).epsilon(1e-5, "rdp")
+    record = read_ledger(result.ledger)
+    assert spent[-1] == result.epsilon == record.epsilon(1e-5, "rdp")
+    assert record.delta == 1e-5
     assert result.test_accuracy == seen.epochs[-1].test_accuracy > 0.6
     assert result.private
 

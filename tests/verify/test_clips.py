@@ -65,3 +65,13 @@ def test_what_is_no_clip_of_the_claims_is_refused(change: str) -> None:
     changed = deepcopy(valid())
     CHANGES[change](changed)
     assert verify(rehashed(changed)).problems
+
+
+def test_without_a_bound_of_the_targets_a_squared_error_proves_nothing(tmp_path: Path) -> None:
+    """A certificate by theorem, of which the bound of the targets is taken away, claims too little."""
+    path = tmp_path / "net.lip"
+    path.write_text("model m { input x: tensor[4], norm <= 1\n dense(3); loss squared_error(target_norm=2) }")
+    document = json.loads(json.dumps(certificate(pipeline.check(str(path)))))
+    assert not verify(deepcopy(document)).problems
+    document["graph"]["loss"]["attributes"]["target_norm"] = None
+    assert verify(rehashed(document)).problems

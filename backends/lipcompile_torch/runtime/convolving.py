@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  (its name everywhere in this field)
 
-from .clipping import Products, Ticket, ticket_of
+from .clipping import Ticket, ticket_of
 from .example_gradients import ExampleGradients
 from .outer_products import Windows
 from .own_functions import apply
 from .reading import summed
 from .sums import DEPTH, sum_of_products
+from .uses import Products
 
 
 @dataclass(frozen=True, slots=True)

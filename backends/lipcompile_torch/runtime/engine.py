@@ -314,8 +314,9 @@ class PrivacyEngine:
                 UserWarning,
                 2,
             )
-        spent = [*self.open_ledger(loader.size).record.runs, *self._pending()]
-        return self.world.first(
+        ledger = self.open_ledger(loader.size)
+        spent = [*ledger.record.runs, *self._pending()]
+        sigma = self.world.first(
             "calibrate the noise",
             lambda: calibrate_noise_multiplier(
                 target_epsilon,
@@ -327,6 +328,8 @@ class PrivacyEngine:
                 spent,
             ),
         )
+        ledger.delta = float(target_delta)
+        return sigma
 
     def _agree(self, loader: PrivateLoader, sigma: float, max_steps: int | None, how: How) -> None:
         """Refuse, with RankError, another plan on another process."""

@@ -212,7 +212,7 @@ class Entrances:
         self.foreign.clear()
         self.within.clear()
         self._aliases.clear()
-        for group in self._groups.values():
+        for group in set(self._groups.values()):
             for noted in group.noted:
                 noted.forget()
 

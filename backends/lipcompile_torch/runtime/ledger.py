@@ -48,6 +48,10 @@ class Ledger(Singular):
         dataset_size: N; must be that of an existing file.
         world: the processes that share the ledger.
 
+    Attributes:
+        delta: δ that the training was given, if any. Declarations note it, for who asks for ε later; no charge
+            depends on it.
+
     Raises:
         LedgerError: the file is damaged, another process is writing it, or it was kept for other data.
         OSError: it cannot be opened or written.
@@ -63,6 +67,7 @@ class Ledger(Singular):
         self.path = None if path is None else Path(path)
         self.world = world
         self.record = LedgerRecord(relation, dataset_size)
+        self.delta: float | None = None
         self._open: Release | None = None
         self._file = -1
         self._process = os.getpid()
@@ -119,11 +124,12 @@ class Ledger(Singular):
             seeded: whether a seed was fixed.
             generators: what noise comes from on this process, by the names of `generators`.
         """
-        declaration = {"kind": "mechanism", **release.fields(), "seeded": seeded, "time": time.time()}
+        meant = {} if self.delta is None else {"delta": self.delta}
+        declaration = {"kind": "mechanism", **release.fields(), "seeded": seeded, **meant, "time": time.time()}
         said = self.world.each("declare a release", lambda: (declaration, generators))
         names = sorted({name for _, theirs in said for name in theirs})
         self._append({**said[0][0], "generators": names})
-        self.record.declare(release, seeded, names)
+        self.record.declare(release, seeded, names, said[0][0].get("delta"))
 
     def record_step(self, release: Release) -> None:
         """Count one training step that is one use of a declared release.

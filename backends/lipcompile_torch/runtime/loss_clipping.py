@@ -12,7 +12,7 @@ Algorithm 1): C follows a quantile of the norms by a noisy count of the examples
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .clipping import ClipGroup
 from .functional import clip_scale, example_norms
 from .rounding import UP_MANY
 
@@ -106,6 +107,11 @@ class AdaptiveClip:
 
 ClipLength = float | Callable[[int], float] | AdaptiveClip
 """C; or C as a function of the step, counted from 0, which must not look at the private data; or adaptive."""
+
+
+def at_quantile(groups: Iterable[ClipGroup], quantile: float) -> dict[str, AdaptiveClip]:
+    """Return clips of the groups that have a length, which begin with it and follow a quantile; by name."""
+    return {group.name: AdaptiveClip(group.length, quantile) for group in groups if group.regulariser is None}
 
 
 class Threshold:

@@ -292,6 +292,21 @@ def row_norms(x: Tensor) -> Tensor | None:
     return found
 
 
+def sum_of_each(x: Tensor, axes: tuple[int, ...]) -> Tensor | None:
+    """Return the sum in float64 over neighbouring axes, not 0, of each example of [B, …] in float32; None if there
+    is no native code for it.
+    """
+    if not is_eager() or kernels is None or x.dtype != torch.float32 or not is_plain(x) or not x.is_contiguous():
+        return None
+    first, last = axes[0], axes[-1] + 1
+    if axes != tuple(range(first, last)):
+        return None
+    found = torch.empty(x.shape[:first] + x.shape[last:], dtype=torch.float64, device="cpu")
+    sizes = (math.prod(x.shape[:first]), math.prod(x.shape[first:last]), math.prod(x.shape[last:]))
+    kernels.sum_of_each(x.data_ptr(), *sizes, found.data_ptr(), torch.get_num_threads())
+    return found
+
+
 def clipped(x: Tensor, limit: float, room: float) -> Tensor | None:
     """Return the examples of [B, …], each that is longer than ``limit`` scaled to ``room``, and zeros for one that
     is not finite: see :func:`~.functional.clip_norm`. None if there is no native code for it.

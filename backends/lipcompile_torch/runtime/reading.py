@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  (its name everywhere in this field)
 
-from .clipping import Outer, Products, Selected, Summed, Ticket, ticket_of
+from .clipping import Ticket, ticket_of
 from .example_gradients import ExampleGradients
 from .own_functions import apply
 from .sums import sum_of_products, sum_to
+from .uses import Outer, Products, Selected, Summed
 
 # --- spread over examples and positions --------------------------------------------------------------------------
 

@@ -28,23 +28,22 @@ def over_outputs(values: Tensor, reduce: Reduce) -> Tensor:
     return values.mean(dim=1) if reduce == "mean" else values.sum(dim=1)
 
 
-def squared_error(output: Tensor, target: Tensor, target_norm: float) -> Tensor:
-    """Return ½‖r‖², [B], for targets with ‖t‖ ≤ ``target_norm``. (X + target_norm)-Lipschitz.
+def squared_error(output: Tensor, target: Tensor, target_norm: float | None = None) -> Tensor:
+    """Return ½‖r‖², [B]. (X + target_norm)-Lipschitz; not Lipschitz without ``target_norm``.
 
     Raises:
-        ValueError: another shape, or a target outside the ball.
+        ValueError: another shape, a target that is not finite, or one outside the ball.
     """
     residuals = output - _targets(output, target, target_norm)
     return (residuals * residuals).flatten(1).sum(dim=1) / 2
 
 
-def mean_squared_error(output: Tensor, target: Tensor, target_norm: float) -> Tensor:
-    """Return the mean of r² over the K outputs, [B], for targets with ‖t‖ ≤ ``target_norm``.
-
-    2(X + target_norm)/K-Lipschitz.
+def mean_squared_error(output: Tensor, target: Tensor, target_norm: float | None = None) -> Tensor:
+    """Return the mean of r² over the K outputs, [B]. 2(X + target_norm)/K-Lipschitz; not Lipschitz without
+    ``target_norm``.
 
     Raises:
-        ValueError: another shape, or a target outside the ball.
+        ValueError: another shape, a target that is not finite, or one outside the ball.
     """
     residuals = output - _targets(output, target, target_norm)
     return (residuals * residuals).flatten(1).mean(dim=1)

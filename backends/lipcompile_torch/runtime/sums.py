@@ -18,6 +18,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from . import native
+
 RUN = 64
 RUNS = 8
 DEPTH = RUN + RUNS + 2
@@ -58,10 +60,13 @@ def sum_of_each(x: Tensor, axes: tuple[int, ...]) -> Tensor:
 
     Args:
         x: the terms.
-        axes: of x, not 0.
+        axes: of x, not 0, in rising order.
     """
     if not axes or x.dtype == torch.float64 or torch.compiler.is_compiling():
         return x.sum(axes, dtype=torch.float64) if axes else x.double()
+    found = native.sum_of_each(x, axes)
+    if found is not None:
+        return found
     parts = torch.split(x, max(_COPIED // max(x[:1].numel(), 1), 1))
     return torch.cat([part.sum(axes, dtype=torch.float64) for part in parts])
 

@@ -22,6 +22,7 @@ from .data import Arrays
 from .engine import PrivacyEngine
 from .features import fill_features, room_for_features, worth_keeping
 from .ledger import LedgerError
+from .loss_clipping import at_quantile
 from .module import LipschitzModule
 from .noise import Allocation
 from .optimizer import PrivateOptimizer
@@ -51,6 +52,8 @@ class TrainConfig:
         correlation: how noise is correlated from step to step: {"kind": "correlated", "bands": 16}, {"kind":
             "blt"}, or a strategy as data; None: it is independent.
         loss_clip: clips the gradient of each example's loss in its output to C; None: L bounds it.
+        clip_quantile: the length of each clip group follows this private quantile of the norms of its gradients;
+            None: it stays.
         fixed_norm: scale weights to the bounds of their constraints, up as well as down.
         secure: noise from a cryptographic generator, see `normals.SecureNormals`.
         cache_features: compute what stands before the first trained parameter once for each example, if the module
@@ -76,6 +79,7 @@ class TrainConfig:
     sampling: Sampling | None = None
     correlation: Mapping[str, Any] | None = None
     loss_clip: float | None = None
+    clip_quantile: float | None = None
     fixed_norm: bool = False
     secure: bool = False
     cache_features: bool = True
@@ -194,6 +198,7 @@ class _Run:
         self.begun = self.ledger_path.exists()
         try:
             self.ledger = self.engine.open_ledger(len(train_set))
+            self.ledger.delta = config.delta
             self.plan, self.optimizer, self.loader = self._prepare(train_set, self._saved())
             if self.cached:  # by frozen weights that a checkpoint may just have brought
                 raw, x_test = x_test, room_for_features(self.module, len(x_test))
@@ -249,6 +254,9 @@ class _Run:
             sampling=way.drawing.sampling,
             correlation=way.strategy,
             loss_clip=config.loss_clip,
+            clip_length=None
+            if config.clip_quantile is None
+            else at_quantile(self.module.clips, config.clip_quantile),
             fixed_norm=config.fixed_norm,
             secure=config.secure,
         )

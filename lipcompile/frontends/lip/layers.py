@@ -203,6 +203,9 @@ def _clip(op: AnyOp, named: dict[str, ast.Expression], scope: Scope, call: ast.C
     if not op.parameters or "clip" not in named:
         return None
     length = scope.argument(named.pop("clip"))
+    if scope.frozen:
+        message = f"`{op.name}` is frozen: it has no gradient to clip"
+        raise Problem("LIP318", message, call.at, "leave `clip=` out, or take the layer out of `frozen`")
     if length == "automatic":
         return LENGTH, REGULARISER
     if not isinstance(length, Fraction) or not ClipGroup.has_length(length):

@@ -25,8 +25,8 @@ def mended(
         names, text = [_call(call, "center")], "center"
     else:
         groups = groups_of(source.shape)
-        norm = _call(call, "group_norm", ast.Constant(Fraction(groups), call.at), floor=mends.floor)
-        names, text = [norm], f"group_norm({groups}, floor={mends.floor})"
+        norm = _call(call, "group_norm", ast.Constant(Fraction(groups), call.at), **mends.divisor)
+        names, text = [norm], f"group_norm({groups}, {mends.said_divisor})"
     names += [_call(call, "scale"), _call(call, "bias", ast.Constant(Fraction(1), call.at))]
     mends.note(f"line {call.at.line}", f"batch norm -> {text}, scale, bias(1)")
     for layer in names:

@@ -103,17 +103,28 @@ def _length(argument: ast.Argument, line: ast.TrainLine) -> Iterator[tuple[str, 
         yield "clip_length", length
 
 
+def _quantile(argument: ast.Argument, line: ast.TrainLine) -> Iterator[tuple[str, Setting]]:
+    for _, quantile in _numbers((argument,), ("quantile",), line):
+        if quantile > 1:
+            raise Problem("LIP404", "`quantile` is a number from 0 to 1", argument.value.at)
+        yield "clip_quantile", quantile
+
+
+_OF_CLIPS = {"length": _length, "quantile": _quantile}
+
+
 def _bounds(line: ast.TrainLine) -> Iterator[tuple[str, Setting]]:
     """Read the source of bounds, and how gradients are clipped: `bounds clip, groups=layers, length=0.5`."""
     first, *more = line.values
     yield "bounds", _word(replace(line, values=(first,)), SOURCES)
     for argument in more:
-        if argument.name is not None and argument.name.text == "length":
-            yield from _length(argument, line)
-            continue
-        if argument.name is None or argument.name.text != "groups":
-            message = "`bounds` takes a source, groups and a length"
+        name = argument.name.text if argument.name is not None else ""
+        if argument.name is None or name not in ("groups", *_OF_CLIPS):
+            message = "`bounds` takes a source, groups, a length and a quantile"
             raise Problem("LIP404", message, argument.value.at, "write groups=layers, or length=0.5")
+        if name in _OF_CLIPS:
+            yield from _OF_CLIPS[name](argument, line)
+            continue
         yield "clip_groups", _word(replace(line, key=argument.name, values=(argument,)), CLIP_GROUPS)
 
 

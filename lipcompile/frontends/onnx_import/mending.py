@@ -35,9 +35,9 @@ def _normalised(context: Context, node: OnnxNode, mends: Mends) -> Value:
     if mends.batch_norm == "center":
         made, text = context.add(node, OP_BY_NAME["center"], Center(), [operand]), "center"
     else:
-        norm = GroupNorm(groups_of(example), floor=mends.floor)
+        norm = GroupNorm(groups_of(example), **mends.divisor)
         made = context.add(node, OP_BY_NAME["group_norm"], norm, [operand])
-        text = f"group_norm({norm.groups}, floor={mends.floor})"
+        text = f"group_norm({norm.groups}, {mends.said_divisor})"
     if made.shape is not None:
         mends.note(node.label, f"batch norm -> {text}, its factors and its shift")
     return affine(context, node, made, example[:1], per_channel(example))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from fractions import Fraction
 from math import isqrt
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from lipcompile.frontends.onnx_import.node import module_of
 from lipcompile.frontends.onnx_import.values import KEEP, Known, floats
 from lipcompile.frontends.options import ModelOptions
 from lipcompile.graph import GraphBuilder, ParameterChoice, Value
+from lipcompile.names import identifier
 from lipcompile.numbers import text
 from lipcompile.numbers.rounding import round_up
 from lipcompile.ops import counting
@@ -120,7 +122,9 @@ class Parameters:
         """Add a node with parameters; a tensor that another node has already is the same parameter."""
         name = self._own_name(tensors) or name
         uses = [Use(op, attributes, operand.shape or (), role, known) for role, known in tensors]
-        choices = {use.role: self._choice(use, trainable=not frozen and self._is_trainable(use)) for use in uses}
+        choices = {
+            use.role: self._choice(use, name, trainable=not frozen and self._is_trainable(use)) for use in uses
+        }
         value = self.builder.add(op, attributes, [operand], name=name, parameters=choices)
         if value.shape is not None:
             for use in uses:
@@ -135,12 +139,18 @@ class Parameters:
         given = source in self.stored and _GIVEN.fullmatch(source) and not module_of(source)
         return source if alone and given else ""
 
-    def _choice(self, use: Use, *, trainable: bool) -> ParameterChoice:
+    def _is_kept(self, parameter: str) -> bool:
+        """Whether --freeze names a parameter, where clips leave weights unconstrained: it keeps its norm."""
+        clips = self.options.bounds in ("clip", "auto")
+        return clips and any(fnmatchcase(parameter, glob) for glob in self.options.freeze)
+
+    def _choice(self, use: Use, name: str, *, trainable: bool) -> ParameterChoice:
         if use.known.batched:
             raise Refusal("LIP108", f"the {use.role} is made of copies for each example", KEEP)
         array = floats(use.known.array, f"the {use.role}")
         shared = self._shared(use, array) if trainable else None
-        constraint = self._constraint(use, array, trainable)
+        kept = self._is_kept(f"{identifier(name)}.{use.role}")
+        constraint = self._constraint(use, array, trainable and not kept)
         return ParameterChoice(constraint, trainable, array, shared)
 
     def _shared(self, use: Use, array: Array) -> str | None:
@@ -191,9 +201,9 @@ class Parameters:
         return _roomy(norms.euclidean_norm(array)) if _is_finite(array) else Fraction(1)
 
     def _warn(self, use: Use, choice: ParameterChoice, parameter: str) -> None:
-        """Say so if the first projection will change what was imported."""
+        """Say so if the first projection will change what was imported; with clips there is none."""
         bound = choice.constraint.bound
-        if choice.initial is None or not isinstance(bound, Fraction):
+        if choice.initial is None or not isinstance(bound, Fraction) or self.options.bounds == "clip":
             return
         excess = _excess(use, choice.initial, choice.constraint.kind, bound)
         if excess:

@@ -15,7 +15,7 @@ from lipcompile.ops.record import Shape
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-    from onnx import ModelProto
+    from onnx import ModelProto, NodeProto
 
     Array = NDArray[Any]
 
@@ -72,11 +72,12 @@ def opened(path: Path, model: ModelProto, given: Mapping[str, Shape]) -> Session
     found = sources(model.graph, given)
     types = {value.name: value.type.tensor_type.elem_type for value in model.graph.input}
     kinds = {source.name: helper.tensor_dtype_to_np_dtype(types[source.name]) for source in found}
-    reasons = []
+    calm, reasons = _in_evaluation(model), []
+    source = str(path) if calm is model else calm.SerializeToString()
     for runner, start in _starts():
         try:
             with silence_native():
-                run = start(path, model)
+                run = start(source, calm)
             session = Session(runner, found[0].batch, _precision(model, kinds), found, kinds, run)
             session(_zeros(found))
         except Exception as error:
@@ -100,7 +101,7 @@ def on_processor(path: Path, model: ModelProto, *, optimised: bool) -> Session:
     }
     try:
         with silence_native():
-            session = _session(path, ["CPUExecutionProvider"], optimised=optimised)
+            session = _session(str(path), ["CPUExecutionProvider"], optimised=optimised)
     except Exception as error:
         raise OriginalError(f"onnxruntime: {_line(error)}") from None
     return Session("onnxruntime", None, "float32", found, kinds, lambda feeds: session.run(None, feeds)[0])
@@ -125,7 +126,7 @@ def _zeros(found: Sequence[Source]) -> Array:
     return np.zeros((batch, sum(prod(source.shape) for source in found)))
 
 
-def _starts() -> list[tuple[str, Callable[[Path, ModelProto], Run]]]:
+def _starts() -> list[tuple[str, Callable[[str | bytes, ModelProto], Run]]]:
     """Return who may run a model, in the order to be tried."""
     import torch
 
@@ -133,30 +134,46 @@ def _starts() -> list[tuple[str, Callable[[Path, ModelProto], Run]]]:
     return [*gpu, ("onnxruntime", _on_processor), ("the ONNX reference", _by_reference)]
 
 
-def _on_gpu(path: Path, _: ModelProto) -> Run:
+def _in_evaluation(model: ModelProto) -> ModelProto:
+    """Return a model that drops nothing out: what is dropped in training is random."""
+    if not any(_drops(node) for node in model.graph.node):
+        return model
+    calm = type(model)()
+    calm.CopyFrom(model)
+    for node in filter(_drops, calm.graph.node):
+        del node.input[2:]
+    return calm
+
+
+def _drops(node: NodeProto) -> bool:
+    """Whether a node is a Dropout that may be in training mode."""
+    return node.op_type == "Dropout" and len(node.input) > 2
+
+
+def _on_gpu(source: str | bytes, _: ModelProto) -> Run:
     """Run on the GPU with all the digits of float32; raises OriginalError where onnxruntime falls back."""
-    session = _session(path, [("CUDAExecutionProvider", {"use_tf32": "0"})])
+    session = _session(source, [("CUDAExecutionProvider", {"use_tf32": "0"})])
     if "CUDAExecutionProvider" not in session.get_providers():
         raise OriginalError("onnxruntime does not reach the GPU")
     return lambda feeds: session.run(None, feeds)[0]
 
 
-def _on_processor(path: Path, _: ModelProto) -> Run:
-    session = _session(path, ["CPUExecutionProvider"])
+def _on_processor(source: str | bytes, _: ModelProto) -> Run:
+    session = _session(source, ["CPUExecutionProvider"])
     return lambda feeds: session.run(None, feeds)[0]
 
 
-def _session(path: Path, providers: list[Any], *, optimised: bool = False) -> Any:
+def _session(source: str | bytes, providers: list[Any], *, optimised: bool = False) -> Any:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     if not optimised:  # as it is written: fused into a max pool, the zeros of a Pad count as no entries at all
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    return onnxruntime.InferenceSession(str(path), options, providers=providers)
+    return onnxruntime.InferenceSession(source, options, providers=providers)
 
 
-def _by_reference(_: Path, model: ModelProto) -> Run:
+def _by_reference(_: str | bytes, model: ModelProto) -> Run:
     from onnx.reference import ReferenceEvaluator
 
     evaluator: Any = ReferenceEvaluator(model)

@@ -41,6 +41,7 @@ ARITHMETIC = frozenset(_ARITHMETIC.split())
 # broadcasts to the same; one that leaves nothing of what stands for all is refused.)
 _OF_COPIES = frozenset(("Identity", "Cast", "Slice", "Transpose", "Unsqueeze"))
 KEEP = "keep the batch axis as it is: use -1"
+OF_BATCH = "write a number of your own in its place: training divides by the expected size of a batch"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,7 +112,9 @@ def scalar(known: Known) -> Fraction:
     if known.array.size != 1:
         raise Refusal("LIP102", f"expected one number, not an array of shape {list(known.array.shape)}")
     if has_batch(known.array):
-        raise Refusal("LIP108", "a number is computed from the batch size: it differs from batch to batch", KEEP)
+        raise Refusal(
+            "LIP108", "a number is computed from the batch size: it differs from batch to batch", OF_BATCH
+        )
     value = float(known.array.reshape(-1)[0])
     if not math.isfinite(value):
         raise Refusal("LIP304", "a constant is NaN or infinite", "export the model again before training diverged")

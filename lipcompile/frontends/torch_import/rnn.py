@@ -32,7 +32,7 @@ def projects(node: Node) -> bool:
     return bool(len(params) > layers * (2 if bidirectional else 1) * (4 if has_biases else 2))
 
 
-def _operators() -> Any:
+def operators() -> Any:
     """Return what adds operators to the graph that is exported; lists and numbers become constants."""
     from onnxscript import opset18
 
@@ -55,7 +55,7 @@ def _rnn(
 
     Of each direction of each layer, `params` has the matrices of the input and the state, and their biases.
     """
-    op = _operators()
+    op = operators()
     directions, count = 2 if bidirectional else 1, 4 if has_biases else 2
     x, last = op.Transpose(input, perm=[1, 0, 2]) if batch_first else input, []
     for layer in range(num_layers):
@@ -83,6 +83,6 @@ def _rnn(
 
 def _stacked(tensors: Sequence[Any]) -> Any:
     """Return tensors of both directions, or of one, with an axis for the direction in front."""
-    op = _operators()
+    op = operators()
     rows = [op.Unsqueeze(tensor, [0]) for tensor in tensors]
     return rows[0] if len(rows) == 1 else op.Concat(*rows, axis=0)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 import inspect
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import count, product
+from itertools import count, islice, product
 from typing import TYPE_CHECKING, Any
 
 from lipcompile.diagnostics import Diagnostic, InputError, Location, input_error
@@ -31,6 +32,8 @@ _DATA_DEPENDENT = frozenset(
 )
 # Whether each input is real numbers or tokens is tried for so many inputs.
 _MOST_UNSAID = 3
+# torch.export takes every open size to be at least 2.
+_LEAST_OPEN = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,23 @@ def traced(module: Module, examples: Sequence[Example]) -> tuple[ExportedProgram
     except InputError:
         tokens = _as_tokens(module, examples)
         return _program(module, tokens), tokens
+
+
+def has_open_batch(program: ExportedProgram) -> bool:
+    """Whether a program was traced for a batch of any size; raises Untraceable if what it does depends on that."""
+    ranges = program.range_constraints.values()
+    if any(found.lower > _LEAST_OPEN or found.upper < sys.maxsize for found in ranges):
+        message = "which operations are done depends on the batch size: they differ from batch to batch"
+        raise untraceable("LIP108", message, "do the same for batches of all sizes", None)
+    return bool(ranges)
+
+
+def retraced(module: Module, examples: Sequence[Example]) -> ExportedProgram:
+    """Trace a module once more that takes a fixed size of the batch only, with another one; raises Untraceable."""
+    try:
+        return _exported(module, examples, is_open=False, attempt=1)
+    except Exception as error:
+        raise _explained(module, examples, error) from None
 
 
 def _as_tokens(module: Module, examples: Sequence[Example]) -> tuple[Example, ...]:
@@ -100,11 +120,11 @@ def real(module: Module) -> dtype:
     return next(kinds, torch.float32)
 
 
-def _batch_size(module: Module, examples: Sequence[Example]) -> int:
-    """Return a prime that is no other size around: a fixed batch must not be mistaken for something else."""
+def _batch_sizes(module: Module, examples: Sequence[Example]) -> Iterator[int]:
+    """Yield primes that are no other size around: a fixed batch must not be mistaken for something else."""
     sizes = {size for example in examples for size in example.shape}
     sizes |= {size for parameter in module.parameters() for size in parameter.shape}
-    return next(n for n in count(3) if n not in sizes and all(n % d for d in range(2, n)))
+    return (n for n in count(3) if n not in sizes and all(n % d for d in range(2, n)))
 
 
 # Tracing
@@ -126,10 +146,11 @@ def _program(module: Module, examples: Sequence[Example]) -> ExportedProgram:
         raise _explained(module, examples, error) from None
 
 
-def _exported(module: Module, examples: Sequence[Example], *, is_open: bool) -> ExportedProgram:
+def _exported(module: Module, examples: Sequence[Example], *, is_open: bool, attempt: int = 0) -> ExportedProgram:
     from torch.export import Dim, export
 
-    args, kwargs = batch(module, examples, _batch_size(module, examples))
+    size = next(islice(_batch_sizes(module, examples), attempt, None))
+    args, kwargs = batch(module, examples, size)
     axis = {0: Dim.DYNAMIC}
     open_axes = (tuple(axis for _ in args), dict.fromkeys(kwargs, axis)) if is_open else None
     with silence(), _out_of_place(module):

@@ -7,11 +7,11 @@ import re
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
-from lipcompile.diagnostics import Diagnostic
+from lipcompile.diagnostics import Diagnostic, Location
 from lipcompile.frontends.onnx_import.node import scope_of, traced_line
 from lipcompile.frontends.quiet import silence
+from lipcompile.frontends.torch_import import pooling, rnn
 from lipcompile.frontends.torch_import.places import summary
-from lipcompile.frontends.torch_import.rnn import projects, translations
 from lipcompile.frontends.torch_import.tracing import Untraceable, untraceable
 
 if TYPE_CHECKING:
@@ -33,11 +33,14 @@ def translated(program: ExportedProgram) -> ModelProto:
     import torch
     from onnxscript import optimizer
 
-    for node in filter(projects, program.graph.nodes):
+    for node in filter(rnn.projects, program.graph.nodes):
         message = "an LSTM whose states are projected is not yet supported"
         at = traced_line(str(node.meta.get("stack_trace")))
         raise untraceable("LIP110", message, "leave proj_size out", at)
     named = program.state_dict.keys()
+    table = dict(rnn.translations())
+    if any(map(pooling.is_uneven, program.graph.nodes)):
+        table |= pooling.translations()
     try:
         with silence():
             made = torch.onnx.export(
@@ -45,7 +48,7 @@ def translated(program: ExportedProgram) -> ModelProto:
                 dynamo=True,
                 optimize=False,
                 verbose=False,
-                custom_translation_table=dict(translations()),
+                custom_translation_table=table,
             )
             assert made is not None
             optimizer.fold_constants(
@@ -108,6 +111,12 @@ def _module_of(node: Node) -> str:
     """Return the qualified name of the module that a traced operation stands in."""
     stack = list(node.meta.get("nn_module_stack", {}).values())
     return str(stack[-1][0]) if stack else ""
+
+
+def line_of(program: ExportedProgram, name: str) -> Location | None:
+    """Return the line of the user's code that a traced operation comes from, if it is known."""
+    stacks = (str(node.meta.get("stack_trace")) for node in program.graph.nodes if node.name == name)
+    return next(map(traced_line, stacks), None)
 
 
 def _untranslated(program: ExportedProgram, error: Exception) -> Untraceable:

@@ -181,6 +181,9 @@ void spectra_prove(const complex_lanes *grams, size_t blocks, size_t rows, float
  */
 void row_norms(const float *rows, size_t count, size_t entries, double *found, int threads);
 
+/* The sum of the terms [examples, count, entries] of each example, in float64: [examples, entries]. */
+void sum_of_each(const float *terms, size_t examples, size_t count, size_t entries, double *found, int threads);
+
 /* Project rows on a ball as functional.py does. Rows in it keep their bits; a row that is not finite becomes zero.
  *
  * limit: up to what norm a row is in it.

@@ -231,6 +231,19 @@ static PyObject *py_row_norms(PyObject *self, PyObject *arguments) {
     Py_RETURN_NONE;
 }
 
+static PyObject *py_sum_of_each(PyObject *self, PyObject *arguments) {
+    unsigned long long terms, found;
+    Py_ssize_t examples, count, entries;
+    int threads;
+    (void)self;
+    if (!PyArg_ParseTuple(arguments, "KnnnKi", &terms, &examples, &count, &entries, &found, &threads)) return NULL;
+    Py_BEGIN_ALLOW_THREADS;
+    sum_of_each((const float *)(uintptr_t)terms, (size_t)examples, (size_t)count, (size_t)entries,
+                (double *)(uintptr_t)found, threads);
+    Py_END_ALLOW_THREADS;
+    Py_RETURN_NONE;
+}
+
 static PyObject *py_clip_rows(PyObject *self, PyObject *arguments) {
     unsigned long long rows, found;
     Py_ssize_t count, entries;
@@ -353,6 +366,8 @@ static PyMethodDef methods[] = {
      "spectra_guess(grams, blocks, rows, wanted, steps, start, room, guesses, threads): see kernels.h"},
     {"spectra_prove", py_spectra_prove, METH_VARARGS,
      "spectra_prove(grams, blocks, rows, limit, room, open, traces, threads): see kernels.h"},
+    {"sum_of_each", py_sum_of_each, METH_VARARGS,
+     "sum_of_each(terms, examples, count, entries, found, threads): see kernels.h"},
     {"row_norms", py_row_norms, METH_VARARGS, "row_norms(rows, count, entries, found, threads): see kernels.h"},
     {"clip_rows", py_clip_rows, METH_VARARGS,
      "clip_rows(rows, count, entries, limit, room, found, threads): see kernels.h"},

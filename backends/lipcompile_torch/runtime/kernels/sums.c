@@ -179,3 +179,45 @@ void row_norms(const float *rows, size_t count, size_t entries, double *found, i
     measured_rows all = {rows, entries, found};
     in_stretches(count, rows_at_once(entries), threads, measure_some, &all);
 }
+
+/* --- sums of each --- */
+
+typedef struct {
+    const float *terms;
+    size_t count, entries;
+    double *found;
+} summed_terms;
+
+FOR_EACH_PROCESSOR
+static void add_term(const float *restrict term, size_t entries, double *restrict sums) {
+    for (size_t i = 0; i < entries; i++) sums[i] += (double)term[i];
+}
+
+FOR_EACH_PROCESSOR
+static double terms_added(const float *terms, size_t count) {
+    double sums[LANES] = {0};
+    size_t whole = count - count % LANES;
+    for (size_t i = 0; i < whole; i += LANES)
+        for (int j = 0; j < LANES; j++) sums[j] += (double)terms[i + j];
+    for (size_t i = whole; i < count; i++) sums[0] += (double)terms[i];
+    return total_of(sums, LANES);
+}
+
+static void sum_some(void *context, size_t begin, size_t end) {
+    const summed_terms *all = context;
+    for (size_t i = begin; i < end; i++) {
+        const float *terms = all->terms + i * all->count * all->entries;
+        double *sums = all->found + i * all->entries;
+        if (all->entries == 1) {
+            *sums = terms_added(terms, all->count);
+            continue;
+        }
+        for (size_t j = 0; j < all->entries; j++) sums[j] = 0;
+        for (size_t j = 0; j < all->count; j++) add_term(terms + j * all->entries, all->entries, sums);
+    }
+}
+
+void sum_of_each(const float *terms, size_t examples, size_t count, size_t entries, double *found, int threads) {
+    summed_terms all = {terms, count, entries, found};
+    in_stretches(examples, rows_at_once(count * entries), threads, sum_some, &all);
+}
