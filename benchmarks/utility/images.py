@@ -277,6 +277,20 @@ def tables(rows: Rows, part: Part) -> Iterator[str]:
             )
 
 
+def side_by_side(rows: Rows, part: Part) -> Iterator[str]:
+    """Yield the lines of a table of the networks that are trained by theorems, by clips and by Opacus."""
+    yield "| data | network | ε | by theorem | by clip | Opacus | clip less Opacus |"
+    yield "| --- | --- | --: | --: | --: | --: | --: |"
+    for row in ROWS:
+        if row.method == "clip":
+            names = (replace(row, method=method).name for method in ("ours", "clip", "opacus"))
+            ours, clip, peer = (rows.rows.get(f"{name}, {part}") for name in names)
+            if clip is not None and peer is not None:
+                shown = [_accuracy(found) if found is not None else "" for found in (ours, clip, peer)]
+                less = 100 * (clip["mean"] - peer["mean"])
+                yield f"| {row.data} | `{row.model}` | {row.epsilon:g} | {' | '.join(shown)} | {less:+.2f} |"
+
+
 def _accuracy(found: dict[str, Any]) -> str:
     """Return `mean ± std` in per cent, or the one accuracy that there is."""
     return cell(found) if len(found["seeds"]) > 1 else f"{100 * found['mean']:.2f}"
@@ -356,7 +370,7 @@ def main() -> None:
     for row in wanted:
         found = measure(row, given(row), rows, arguments.part, arguments.seeds)
         print(f"{row.name:45} {_accuracy(found)}", flush=True)
-    print(*tables(rows, arguments.part), sep="\n")
+    print(*tables(rows, arguments.part), "", *side_by_side(rows, arguments.part), sep="\n")
     if arguments.plot:
         plot(rows, arguments.plot)
 
