@@ -65,6 +65,18 @@ def test_patches_that_are_not_whitened_are_patches_of_one_contrast() -> None:
     )
 
 
+def test_standardised_images_have_mean_0_and_deviation_1_each_by_itself() -> None:
+    """A plain image is not blown up: its deviation counts as 0.05 at least."""
+    images = noise(3, 3, 8)
+    images[1] = 100
+    images[1, 0, 0, 0] = 101
+    found = module("images").Standardised()(images)
+    assert found.mean(dim=(1, 2, 3)).abs().max() < 1e-5
+    assert found[[0, 2]].std(dim=(1, 2, 3)).tolist() == pytest.approx([1.0, 1.0])
+    assert float(found[1].abs().max()) == pytest.approx(191 / 192 / 255 / 0.05, rel=1e-3)
+    assert torch.equal(found[:1], module("images").Standardised()(images[:1]))
+
+
 def test_synthetic_images_are_the_same_each_time_and_differ_among_each_other() -> None:
     synthetic = module("synthetic_images")
     for made, shape in ((synthetic.leaves(3), (3, 3, 32, 32)), (synthetic.strokes(3), (3, 1, 28, 28))):
