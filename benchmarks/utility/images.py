@@ -312,8 +312,10 @@ def plot(rows: Rows, path: Path) -> None:
             lines.setdefault((row.data, network), []).append(point)
     networks = dict.fromkeys(network for _, network in lines)
     colours = dict(zip(networks, colormaps["tab20"].colors, strict=False))  # type: ignore[attr-defined]
+    named: set[str] = set()
     for (data, network), points in lines.items():
-        marker, label = "s" if network.endswith("Opacus") else "o", network if data == _SETS[0] else None
+        marker, label = "s" if network.endswith("Opacus") else "o", None if network in named else network
+        named.add(network)
         x, mean, deviation = zip(*points, strict=True)
         panels[data].errorbar(x, mean, deviation, marker=marker, capsize=3, label=label, color=colours[network])
     for data, axes in panels.items():
