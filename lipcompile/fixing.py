@@ -72,7 +72,7 @@ def fix(model: str, options: ModelOptions, wishes: Wishes, output: Path) -> Outc
     """
     if output.suffix not in SUFFIXES:
         raise input_error("LIP005", f"-o: `{output}` ends in neither .lip nor .onnx", "name the file so")
-    mends = replace(wishes.mends, steep=options.clips_all, made=[])
+    mends = replace(wishes.mends, steep=options.bounds == "clip", made=[])
     options = replace(options, mends=mends)
     loaded = pipeline.load(model, options)
     mended = tuple(mends.made)

@@ -144,6 +144,18 @@ def test_norms_in_the_place_of_batch_norms_have_no_floor_where_all_is_clipped(
     assert run(["compile", str(output), "--bounds", "auto", "-o", str(tmp_path / "model.py")]) == 0
 
 
+def test_norms_keep_their_floor_where_a_file_has_a_norm_and_a_theorem_holds(tmp_path: Path) -> None:
+    source = written(
+        "reshape(2, 2, 1); conv2d(2, kernel=1); batch_norm; flatten; dense(2)", tmp_path, "cross_entropy"
+    )
+    outcome = fix(str(source), ModelOptions(bounds="auto"), wishes(), tmp_path / "fixed.lip")
+    assert outcome.ok
+    assert [one.text for one in outcome.mended] == ["batch norm -> group_norm(1, floor=1), scale, bias(1)"]
+    assert outcome.check is not None
+    assert outcome.check.analysis is not None
+    assert not outcome.check.analysis.graph.clips
+
+
 def stored_in(path: Path, module: nn.Module) -> nn.Module:
     """Give a module the tensors of a file: tracing it in training mode has moved its statistics."""
     found = {t.name: onnx.numpy_helper.to_array(t).copy() for t in onnx.load(path).graph.initializer}

@@ -19,9 +19,11 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 import lipcompile
-from lipcompile import __main__
+from lipcompile import __main__, pipeline
 from lipcompile.diagnostics import InputError, Severity
+from lipcompile.frontends.mends import Mends
 from lipcompile.frontends.onnx_import.session import parts
+from lipcompile.frontends.options import ModelOptions
 from lipcompile.frontends.torch_import.tracing import Example, traced
 from lipcompile.frontends.torch_import.translation import digest, translated
 from lipcompile.pipeline import from_module
@@ -521,6 +523,17 @@ def test_shapes_may_have_the_size_of_the_batch() -> None:
         return y.view(len(x), 1, 3).expand(len(x), 2, 3).reshape(len(x), 6) * 7.0 + 5.0
 
     assert from_module(Sized(then), (6,)).ok
+
+
+def test_a_module_that_is_traced_twice_is_mended_once() -> None:
+    def then(y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return y.view(len(x), 1, 3).expand(len(x), 2, 3).reshape(len(x), 6)
+
+    module = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), Sized(then)).train()
+    mends = Mends()
+    derivation = pipeline.of_module(module, (6,), ModelOptions(loss="cross_entropy", bounds="clip", mends=mends))
+    assert derivation.ok
+    assert len(mends.made) == 1
 
 
 @pytest.mark.parametrize(

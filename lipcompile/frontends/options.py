@@ -53,7 +53,7 @@ class ModelOptions:
 
     @property
     def clips_all(self) -> bool:
-        """Whether all gradients are clipped, whatever the model is."""
+        """Whether all gradients are clipped of a model that declares no norm of its input, as torch modules do."""
         return self.bounds == "clip" or (self.bounds == "auto" and self.input_norm is None)
 
 

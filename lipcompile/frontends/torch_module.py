@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from lipcompile.derivation import Source
 from lipcompile.diagnostics import Diagnostic, Severity, input_error
 from lipcompile.frontends import onnx_model
+from lipcompile.frontends.mends import Mends
 from lipcompile.frontends.onnx_import.values import OF_BATCH
 from lipcompile.frontends.options import Loaded, ModelOptions
 from lipcompile.frontends.original import OriginalError
@@ -87,17 +88,22 @@ def _like(name: str, tensor: Tensor) -> Example:
 
 
 def _loaded(module: Module, examples: Sequence[Example], name: str, path: str, options: ModelOptions) -> Loaded:
-    def imported(program: ExportedProgram) -> tuple[Loaded, ModelProto]:
+    if options.clips_all:  # then no weight is held against a constraint, which takes a while
+        options = replace(options, bounds="clip")
+
+    def imported(program: ExportedProgram, mends: Mends | None) -> tuple[Loaded, ModelProto]:
         model = translated(program)
         source = Source(name, path, "torch", digest(model))
-        return onnx_model.imported(model, source, replace(options, input_shape={}), _frozen(module, model)), model
+        own = replace(options, input_shape={}, mends=mends)
+        return onnx_model.imported(model, source, own, _frozen(module, model)), model
 
     try:
         program, taken = traced(module, examples)
         is_open = has_open_batch(program)
-        loaded, model = imported(program)
+        loaded, model = imported(program, options.mends)
         if loaded.graph is not None and not is_open:
-            _refuse_numbers_of_batch(loaded.graph, imported(retraced(module, taken))[0].graph, program)
+            again = options.mends and replace(options.mends, made=[])  # what is mended is told once
+            _refuse_numbers_of_batch(loaded.graph, imported(retraced(module, taken), again)[0].graph, program)
     except Untraceable as refused:
         return Loaded(Source(name, path, "torch", _NO_DIGEST), None, (refused.diagnostic,))
     return replace(
