@@ -44,7 +44,6 @@ def test_every_package_on_disk_is_listed_and_installed() -> None:
             (ROOT, "lipcompile"),
             (ROOT / "backends", "lipcompile_privacy"),
             (ROOT / "backends", "lipcompile_torch"),
-            (ROOT / "backends", "lipcompile_onnx"),
             (ROOT / "backends", "lipcompile_verify"),
         )
         for path in (root / top).rglob("__init__.py")
@@ -62,7 +61,7 @@ def test_package_data_exists() -> None:
 
 def test_all_native_code_is_compiled() -> None:
     (extension,) = CONFIG["tool"]["setuptools"]["ext-modules"]
-    folder = ROOT / "backends/lipcompile_torch/runtime/kernels"
+    folder = ROOT / "backends/lipcompile_torch/native/kernels"
     assert set(extension["sources"]) == {str(path.relative_to(ROOT)) for path in folder.glob("*.c")}
     assert set(extension["depends"]) == {str(path.relative_to(ROOT)) for path in folder.glob("*.h")}
 
@@ -73,7 +72,7 @@ def test_all_native_code_is_compiled() -> None:
 )
 def test_native_code_is_there_where_it_can_be_compiled() -> None:
     """A build that fails is passed over in silence, or users without a compiler could not install."""
-    found = run("import torch, lipcompile_torch.runtime._kernels")
+    found = run("import torch, lipcompile_torch.native._kernels")
     mend = "`pip install -v -e .` says what the compiler has against it"
     assert found.returncode == 0, f"there is a C compiler, and no native code: {mend}\n{found.stderr}"
 
@@ -104,7 +103,7 @@ def test_nothing_else_is_importable(module: str) -> None:
     ("program", "banned"),
     [
         (
-            "import lipcompile.pipeline, lipcompile.frontends.dsl",
+            "import lipcompile.pipeline, lipcompile.frontends.lip.model",
             ("torch", "onnx", "onnxruntime", "dp_accounting", "jinja2", "matplotlib"),
         ),
         ("import lipcompile.reports.document, lipcompile.reports.json_report", ("jinja2", "matplotlib", "torch")),
@@ -114,11 +113,11 @@ def test_nothing_else_is_importable(module: str) -> None:
             f"import {ALL_OF_PRIVACY}",
             ("torch", "lipcompile", "lipcompile_torch", "dp_accounting", "scipy"),
         ),
-        ("import lipcompile_torch.emit", ("torch",)),
-        ("import lipcompile_onnx", ("onnx",)),
-        ("import lipcompile_onnx.emit", ("torch", "onnxruntime")),
+        ("import lipcompile.emitters.torch.emit", ("torch",)),
+        ("import lipcompile.emitters.onnx", ("onnx",)),
+        ("import lipcompile.emitters.onnx.emit", ("torch", "onnxruntime")),
         ("from lipcompile_torch import LipschitzModule, PrivacyEngine, layers, losses", ("lipcompile", "onnx")),
-        ("import lipcompile_torch.runtime.training", ("lipcompile", "onnx")),
+        ("import lipcompile_torch.train.training", ("lipcompile", "onnx")),
     ],
 )
 def test_imports_stay_inside_their_boundary(program: str, banned: tuple[str, ...]) -> None:
@@ -131,8 +130,8 @@ def test_imports_stay_inside_their_boundary(program: str, banned: tuple[str, ...
     [
         ("lipcompile_torch.accounting", "lipcompile_privacy.accounting"),
         ("lipcompile_torch.factorisation", "lipcompile_privacy.factorisation"),
-        ("lipcompile_torch.runtime.guesses", "lipcompile_privacy.guesses"),
-        ("lipcompile_torch.runtime.ledger", "lipcompile_privacy.ledger"),
+        ("lipcompile_torch.audit.guesses", "lipcompile_privacy.guesses"),
+        ("lipcompile_torch.train.ledger", "lipcompile_privacy.ledger"),
         *(
             (f"lipcompile_torch.runtime.{module}", "lipcompile_privacy.errors")
             for module in ("certificate", "checkpoint", "checks", "data", "ledger", "sampling")

@@ -14,16 +14,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from lipcompile.analysis.canonical import canonical
 from lipcompile.numbers.certified import Certified
-from lipcompile.ops import LOSS_BY_NAME, OP_BY_NAME
 from lipcompile.ops.counting import Mode
-from lipcompile.ops.linear import Conv
-from lipcompile.ops.loss import Cosine, CrossEntropy
-from lipcompile.ops.pool import Pool
+from lipcompile.ops.linear.rules import Conv
+from lipcompile.ops.loss.rules import Cosine, CrossEntropy
+from lipcompile.ops.pool.rules import Pool
 from lipcompile.ops.record import Constraint, Extent, NoAttributes, Shape
-from lipcompile.ops.shape import ClipGradient, Transpose
-from lipcompile.ops.softmax import LogSoftmax
-from lipcompile.passes.canonical import canonical
+from lipcompile.ops.shape.rules import ClipGradient, Transpose
+from lipcompile.ops.softmax.rules import LogSoftmax
+from lipcompile.ops.table import LOSS_BY_NAME, OP_BY_NAME
 
 from .attacks import harness, points
 from .attacks.catalogue import ATTACKS
