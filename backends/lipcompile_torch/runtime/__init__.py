@@ -1,6 +1,6 @@
-"""Modules by their former names: `lipcompile_torch.runtime.NAME` has what its successor in a room of this package has.
+"""Modules by their former names: `lipcompile_torch.runtime.NAME` has the names of its successor in another folder.
 
-Emitted modules and older programs import from here. A successor is imported when one of its names is first asked for.
+Emitted modules and older programs import from here. A successor is imported when one of its names is first needed.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _HOMES = {**_FOUND, "noise": "noise.mechanism"}
 
 def _moved(name: str, home: str) -> ModuleType:
     """Return a module whose names are those of its successor."""
-    module = ModuleType(f"{__name__}.{name}", f"`{_PACKAGE}.{home}`, by its former name.")
+    module = ModuleType(f"{__name__}.{name}", f"`{home}`, by its former name.")
 
     def found(wanted: str) -> Any:
         if wanted.startswith("__"):  # `inspect` asks every module for its file
             raise AttributeError(wanted)
-        value = getattr(import_module(f"{_PACKAGE}.{home}"), wanted)
+        value = getattr(import_module(home), wanted)
         setattr(module, wanted, value)
         return value
 
