@@ -13,10 +13,12 @@ from typing import Any
 
 _PACKAGE = __name__.rpartition(".")[0]
 _ROOMS = ("audit", "certify", "clip", "nn", "noise", "train")
-_FOUND = {
-    path.stem: f"{room}.{path.stem}" for room in _ROOMS for path in Path(__file__).parents[1].glob(f"{room}/*.py")
+_FILES = [path for room in _ROOMS for path in Path(__file__).parents[1].glob(f"{room}/*.py")]
+_HOMES = {
+    **{path.stem: f"{_PACKAGE}.{path.parent.name}.{path.stem}" for path in _FILES},
+    "guesses": "lipcompile_privacy.guesses",
+    "noise": f"{_PACKAGE}.noise.mechanism",
 }
-_HOMES = {**_FOUND, "noise": "noise.mechanism"}
 
 
 def _moved(name: str, home: str) -> ModuleType:
