@@ -25,7 +25,7 @@ L = math.sqrt(2)
 
 
 class Small(LipschitzModule):
-    """An emitted module in miniature; constants by the design notes, section 3."""
+    """An emitted module in miniature; constants by hand."""
 
     input_shape = (1, 6, 6)
     input_norm = 1.0

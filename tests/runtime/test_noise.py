@@ -1,4 +1,4 @@
-"""Allocation against the formulas of the design notes, and the noise that is really drawn."""
+"""Allocation against formulas written by hand, and the noise that is really drawn."""
 
 from __future__ import annotations
 

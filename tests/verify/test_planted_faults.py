@@ -1,6 +1,6 @@
 """Every trap of the theory, planted in the compiler one at a time: the verifier must find each.
 
-The numbers are those of the design notes. A fault in a rule shows in a certificate, one in the emitter in the
+The numbers are those of docs/theory.md. A fault in a rule shows in a certificate, one in the emitter in the
 module that carries it. Traps of the runtime stand here in the form in which a compiler can fall into them.
 """
 

@@ -166,7 +166,7 @@ class Convolution(Operator):
 
     1. √reads·‖reshape(K, F × C·k)‖: the map is reshape(K) after the gathering of patches, which copies each
        entry at most ``reads`` times;
-    2. √taps·‖reshape(K, C × F·k)‖ (design notes, section 5);
+    2. √taps·‖reshape(K, C × F·k)‖;
     3. the frequency bound. Split input entry i + lo = s·q + φ and tap position d·t = s·a + φ: the output at o
        is Σ_φ Σ_a K_φ[a]·x_φ[o + a], a convolution of stride one with C·s channels, ⌊d(k-1)/s⌋ + 1 = A
        positions of the kernel, O outputs and Q positions q of the input. On a circular grid of min(O, Q) + A

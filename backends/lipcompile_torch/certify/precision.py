@@ -26,7 +26,7 @@ def rounding_slack(dtype: torch.dtype) -> float:
     apart, by `long_sum_slack` and `sum_slack`. Measured where the bound is tight, on chains of 4 to 16 orthogonal
     dense layers of width 64 to 512 with GroupSort, as the largest excess of a per-example gradient norm over
     float64: float32 2.4e-7, float16 6.6e-4, bfloat16 3.0e-3, the same under autocast; others saw 1e-7, 4e-4 and
-    3e-3 (design notes, trap 22). The slack is at least fifteen times that. Rounding grows with depth: beyond a
+    3e-3 (docs/theory.md, trap 22). The slack is at least fifteen times that. Rounding grows with depth: beyond a
     few hundred layers measure again.
 
     Raises:

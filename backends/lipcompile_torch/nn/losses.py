@@ -1,8 +1,8 @@
 """Losses of one example: each exactly the formula whose Lipschitz constant the compiler used.
 
 All return [B], one number for each example, and never reduce over the batch. Targets are checked in every
-call: a soft, scaled, weighted or out-of-range target has another constant, so it is refused (design notes,
-trap 17). K is the number of classes, n that of tokens, X a bound of the logits.
+call: a soft, scaled, weighted or out-of-range target has another constant, so it is refused
+(docs/theory.md, trap 17). K is the number of classes, n that of tokens, X a bound of the logits.
 """
 
 from __future__ import annotations

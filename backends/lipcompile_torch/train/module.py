@@ -174,8 +174,8 @@ class LipschitzModule(nn.Module):
     def clip_gradient(self, x: Tensor, bound: float) -> Tensor:
         """Return ``x``; on the way back clip the cotangent of each example's own loss to ``bound``.
 
-        The criterion divides by the normaliser, so what is clipped here is ``bound``/normaliser (design
-        notes, trap 12).
+        The criterion divides by the normaliser, so what is clipped here is ``bound``/normaliser
+        (docs/theory.md, trap 12).
         """
         return functional.clip_gradient(x, bound / self.normaliser)
 
