@@ -115,7 +115,7 @@ def has_words(row: Tensor) -> bool:
     return kernels is not None and is_plain(row)
 
 
-def fingerprint(rows: Sequence[Tensor], inner: Tensor, outer: Tensor) -> Tensor:
+def fingerprint_rows(rows: Sequence[Tensor], inner: Tensor, outer: Tensor) -> Tensor:
     """Return the fingerprint of tensors [n] of entries side by side: see :mod:`.fingerprint`; 0-dim int64.
 
     Args:

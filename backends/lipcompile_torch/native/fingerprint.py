@@ -93,7 +93,7 @@ def fingerprint(rows: Sequence[Tensor], key: Key) -> Tensor:
         group = list(alike)
         count = sum(-(-row.nbytes // (4 * BLOCK)) for row in group)
         keys = key.inner(device), key.outer(device, first + count)[first:]
-        sums.append(native.fingerprint(group, *keys) if is_native else _by_torch(group, *keys))
+        sums.append(native.fingerprint_rows(group, *keys) if is_native else _by_torch(group, *keys))
         first += count
     return torch.stack([value.to(sums[0].device) for value in sums]).sum()
 
