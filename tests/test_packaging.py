@@ -14,10 +14,26 @@ from pathlib import Path
 
 import pytest
 
+from lipcompile import check
+from lipcompile.emitters.torch.emit import emit
+
 ROOT = Path(__file__).parent.parent
 CONFIG = tomllib.loads((ROOT / "pyproject.toml").read_text())
+RUNTIME = tomllib.loads((ROOT / "backends/pyproject.toml").read_text())
 PLACES = {"lipcompile.grammar": ROOT / "grammar"}
-
+# Of these an emitted module needs nothing: neither to train nor to draw noise.
+COMPILER = (
+    "lipcompile",
+    "click",
+    "dp_accounting",
+    "jinja2",
+    "lark",
+    "matplotlib",
+    "onnx",
+    "onnxruntime",
+    "rich",
+    "scipy",
+)
 
 ALL_OF_PRIVACY = ", ".join(
     ".".join(path.relative_to(ROOT / "backends").with_suffix("").parts)
@@ -51,6 +67,46 @@ def test_every_package_on_disk_is_listed_and_installed() -> None:
     assert set(listed) == found | {"lipcompile.grammar"}
     for package in listed:
         assert (place(package) / "__init__.py").is_file()
+
+
+def test_the_runtime_is_built_of_the_same_sources() -> None:
+    """Two distributions have the packages of the runtime; one of them needs numpy and torch alone."""
+    (whole,), (part,) = (config["tool"]["setuptools"]["ext-modules"] for config in (CONFIG, RUNTIME))
+    for key in ("sources", "depends"):
+        part[key] = [f"backends/{path}" for path in part[key]]
+    assert part == whole
+    assert RUNTIME["project"]["version"] == CONFIG["project"]["version"]
+    needed = {name.partition(">")[0] for name in RUNTIME["project"]["dependencies"]}
+    assert needed == {"numpy", "torch"}
+
+
+def test_an_emitted_module_trains_without_the_compiler_and_what_it_needs(tmp_path: Path) -> None:
+    emitted = tmp_path / "emitted.py"
+    emitted.write_text(emit(check(str(ROOT / "examples/mlp.lip"))), encoding="utf-8")
+    program = f"""
+import sys
+sys.modules.update(dict.fromkeys({COMPILER!r}))
+sys.path.insert(0, {str(tmp_path)!r})
+import torch
+from emitted import Model
+from lipcompile_torch import PrivacyEngine
+
+module = Model()
+data = torch.utils.data.TensorDataset(torch.randn(64, *module.input_shape), torch.zeros(64, dtype=torch.long))
+module, optimizer, loader = PrivacyEngine().make_private(
+    module=module,
+    optimizer=torch.optim.SGD(module.parameters(), lr=0.1),
+    data_loader=torch.utils.data.DataLoader(data, batch_size=32),
+    noise_multiplier=1.0,
+)
+for x, y in loader:
+    optimizer.zero_grad()
+    module.criterion(module(x), y).backward()
+    optimizer.step()
+print("trained")
+"""
+    result = run(program)
+    assert result.stdout.strip() == "trained", result.stderr
 
 
 def test_package_data_exists() -> None:
