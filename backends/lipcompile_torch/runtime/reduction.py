@@ -175,7 +175,7 @@ def _check_group(group: Any) -> None:
     if not type(group._reduce_scatter_comm).__module__.startswith("torch."):
         raise PrivacyError("FSDP has a reduction of its own here, of which nothing is known: leave torch's")
     policies = [parameter.mp_policy for parameter in group.fsdp_params]  # before torch 2.15 the group's own
-    if any(getattr(policy, name) for policy in policies for name in ("param_dtype", "reduce_dtype", "output_dtype")):
+    if any(policy.param_dtype or policy.reduce_dtype or policy.output_dtype for policy in policies):
         raise PrivacyError(
             "FSDP's mixed precision rounds weights out of their constraint sets: leave mp_policy out, and use "
             "torch.autocast"
