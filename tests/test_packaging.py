@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
+
+import lipcompile
 
 ROOT = Path(__file__).parent.parent
 CONFIG = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -52,6 +55,12 @@ def test_every_package_on_disk_is_listed_and_installed() -> None:
     assert set(listed) == found | {"lipcompile.grammar"}
     for package in listed:
         assert (place(package) / "__init__.py").is_file()
+
+
+def test_the_version_is_the_same_wherever_it_stands() -> None:
+    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert newest is not None
+    assert CONFIG["project"]["version"] == lipcompile.__version__ == newest[1]
 
 
 def test_package_data_exists() -> None:
