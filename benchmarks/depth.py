@@ -20,7 +20,7 @@ from typing import Any
 import sympy
 
 from lipcompile import ModelOptions, check
-from lipcompile.derivation import Analysis
+from lipcompile.core.derivation import Analysis
 from lipcompile.reports.formulas import round_up
 
 DOCS = Path(__file__).parent.parent / "docs"

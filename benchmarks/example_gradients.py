@@ -22,9 +22,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from lipcompile_torch.runtime import native
-from lipcompile_torch.runtime.example_gradients import Clip, ExampleGradients
-from lipcompile_torch.runtime.outer_products import Windows
+from lipcompile_torch import native
+from lipcompile_torch.clip.example_gradients import Clip, ExampleGradients
+from lipcompile_torch.clip.outer_products import Windows
 
 from benchmarks.kernels import Run, measure
 

@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
 
+from lipcompile.analysis.fix import Wanted
 from lipcompile.fixing import Wishes, fix
 from lipcompile.frontends.mends import Mends
-from lipcompile.passes.fix import Wanted
 from lipcompile.reports.formulas import round_up
 from tests.exports.architectures import ARCHITECTURES
 from tests.exports.attack import Attained

@@ -19,12 +19,12 @@ from typing import Any
 from unittest import mock
 
 from lipcompile import pipeline
+from lipcompile.analysis import bounds
+from lipcompile.analysis.cotangents import Form
+from lipcompile.core.graph import Graph
 from lipcompile.frontends.options import ModelOptions
-from lipcompile.graph import Graph
 from lipcompile.numbers.certified import Certified
 from lipcompile.ops.record import Extent
-from lipcompile.passes import bounds
-from lipcompile.passes.forms import Form
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SEQUENCE = "input x: tensor[8, 16], norm <= 2\n"

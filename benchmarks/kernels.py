@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lipcompile_torch.runtime import functional as lf
+from lipcompile_torch.nn import functional as lf
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 

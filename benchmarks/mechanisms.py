@@ -29,16 +29,16 @@ from typing import Any
 import torch
 from lipcompile_torch import PrivacyEngine
 from lipcompile_torch.accounting import Accountant, BudgetError
-from lipcompile_torch.emit import emit
-from lipcompile_torch.runtime.data import load_npz
-from lipcompile_torch.runtime.engine import SeededWarning
-from lipcompile_torch.runtime.loss_clipping import AdaptiveClip
-from lipcompile_torch.runtime.training import evaluate
+from lipcompile_torch.clip.loss_clipping import AdaptiveClip
+from lipcompile_torch.train.data import load_npz
+from lipcompile_torch.train.engine import SeededWarning
+from lipcompile_torch.train.training import evaluate
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (its name everywhere in this field)
 from torch.optim import SGD
 from torch.utils.data import DataLoader, TensorDataset
 
+from lipcompile.emitters.torch.emit import emit
 from lipcompile.pipeline import check
 
 NETWORK = Path(__file__).parent / "mechanisms.lip"

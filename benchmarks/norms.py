@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lipcompile_torch.runtime.gram import gram_iteration
-from lipcompile_torch.runtime.norms import EuclideanNorm, GramStack, matrix_norm
-from lipcompile_torch.runtime.operators import Convolution
+from lipcompile_torch.certify.gram import gram_iteration
+from lipcompile_torch.certify.norms import EuclideanNorm, GramStack, matrix_norm
+from lipcompile_torch.certify.operators import Convolution
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 

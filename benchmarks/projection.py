@@ -24,11 +24,11 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from lipcompile_torch.emit import emit
-from lipcompile_torch.runtime.drift import Moments
-from lipcompile_torch.runtime.projection import Amortised
+from lipcompile_torch.certify.drift import Moments
+from lipcompile_torch.certify.projection import Amortised
 from torch import Tensor
 
+from lipcompile.emitters.torch.emit import emit
 from lipcompile.pipeline import check
 
 EXAMPLES = Path(__file__).parent.parent / "examples"

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-from lipcompile_torch.runtime.normals import Normals, PlainNormals, SecureNormals
+from lipcompile_torch.noise.normals import Normals, PlainNormals, SecureNormals
 
 BYTES = 16
 CHUNK = 1 << 20

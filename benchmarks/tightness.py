@@ -22,10 +22,10 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from lipcompile_torch.emit import emit
-from lipcompile_torch.runtime.audit import Audit, AuditConfig, audit
-from lipcompile_torch.runtime.audit_points import Admissible
+from lipcompile_torch.audit.points import Admissible
+from lipcompile_torch.audit.search import Audit, AuditConfig, audit
 
+from lipcompile.emitters.torch.emit import emit
 from lipcompile.pipeline import check
 
 CLAIMS = json.loads((Path(__file__).parent / "lipdp_bounds.json").read_text())["architectures"]

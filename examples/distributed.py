@@ -18,8 +18,8 @@ from typing import Any
 import click
 import torch
 from lipcompile_torch import PrivacyEngine
-from lipcompile_torch.runtime.checkpoint import save_checkpoint
-from lipcompile_torch.runtime.data import load_npz
+from lipcompile_torch.train.checkpoint import save_checkpoint
+from lipcompile_torch.train.data import load_npz
 from torch import distributed as dist
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, TensorDataset

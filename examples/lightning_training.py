@@ -16,7 +16,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lipcompile_torch import PrivacyEngine
 from lipcompile_torch.lightning import PrivacyCallback
-from lipcompile_torch.runtime.data import load_npz
+from lipcompile_torch.train.data import load_npz
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 

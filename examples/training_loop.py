@@ -13,7 +13,7 @@ from typing import Any
 import click
 import torch
 from lipcompile_torch import PrivacyEngine  # private
-from lipcompile_torch.runtime.data import load_npz
+from lipcompile_torch.train.data import load_npz
 from torch.utils.data import DataLoader, TensorDataset
 
 DATA = Path(__file__).parent.parent / "lipcompile" / "data" / "digits.npz"

@@ -12,11 +12,11 @@ from lipcompile.version import __version__
 
 if TYPE_CHECKING:
     from lipcompile.calls import compile, fix, private, train  # noqa: A004
-    from lipcompile.derivation import Derivation
-    from lipcompile.diagnostics import Diagnostic, InputError, Severity
+    from lipcompile.core.derivation import Derivation
+    from lipcompile.core.diagnostics import Diagnostic, InputError, Severity
+    from lipcompile.core.graph import Graph, GraphBuilder
     from lipcompile.exporting import export_onnx
     from lipcompile.frontends.options import ModelOptions
-    from lipcompile.graph import Graph, GraphBuilder
     from lipcompile.ops.registry import register
     from lipcompile.pipeline import check, from_module
     from lipcompile.reports.json_report import report
@@ -42,13 +42,13 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Derivation": "derivation",
-    "Diagnostic": "diagnostics",
-    "Graph": "graph",
-    "GraphBuilder": "graph",
-    "InputError": "diagnostics",
+    "Derivation": "core.derivation",
+    "Diagnostic": "core.diagnostics",
+    "Graph": "core.graph",
+    "GraphBuilder": "core.graph",
+    "InputError": "core.diagnostics",
     "ModelOptions": "frontends.options",
-    "Severity": "diagnostics",
+    "Severity": "core.diagnostics",
     "check": "pipeline",
     "compile": "calls",
     "export_onnx": "exporting",

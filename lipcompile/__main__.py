@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import click
 
 from lipcompile.cli import cli
-from lipcompile.cli.output import complain
-from lipcompile.diagnostics import InputError
+from lipcompile.cli.shared.output import complain
+from lipcompile.core.diagnostics import InputError
 
 REJECTED, UNUSABLE, UNEXPECTED, INTERRUPTED, BROKEN_PIPE = 1, 2, 3, 130, 141
 

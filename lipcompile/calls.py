@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lipcompile import pipeline
-from lipcompile.backend import find
-from lipcompile.diagnostics import InputError, Severity, input_error, told
+from lipcompile.analysis.clips import Source
+from lipcompile.core.backend import find
+from lipcompile.core.diagnostics import InputError, Severity, input_error, told
+from lipcompile.core.programs import instantiate
 from lipcompile.frontends.mends import BatchNorm, Mends
 from lipcompile.frontends.options import ModelOptions, model_options, parse_number
-from lipcompile.passes.clips import Source
-from lipcompile.programs import instantiate
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
 
-    from lipcompile.derivation import Derivation
+    from lipcompile.core.derivation import Derivation
     from lipcompile.fixing import Outcome
 
     Example = Tensor | Sequence[Tensor] | Mapping[str, Tensor] | Sequence[int]
@@ -108,23 +108,23 @@ def train(
     Args:
         model, example, loss, bounds, options: see `compile`. The example of a module is the data, if left out.
         data: (x_train, y_train, x_test, y_test), arrays of numpy or what becomes some, or
-            `lipcompile_torch.runtime.data.Arrays`; converted as those of a file are.
+            `lipcompile_torch.train.data.Arrays`; converted as those of a file are.
         output: folder for model.py, checkpoint.pt and ledger.jsonl. One with a run is refused, unless `how` says
             resume=True.
         epsilon, delta: the budget.
         epochs, batch_size: as on the command line, with its defaults.
-        how: further fields of `lipcompile_torch.runtime.training.TrainConfig`.
+        how: further fields of `lipcompile_torch.train.training.TrainConfig`.
 
     Returns:
-        `lipcompile_torch.runtime.training.TrainResult`: accuracy, ε, steps, and the files.
+        `lipcompile_torch.train.training.TrainResult`: accuracy, ε, steps, and the files.
 
     Raises:
         InputError: the model is rejected or cannot be read, or the folder holds another run.
-        DataError: the arrays do not fit; errors of `lipcompile_torch.runtime.training.train`.
+        DataError: the arrays do not fit; errors of `lipcompile_torch.train.training.train`.
     """
-    from lipcompile.cli.data import checked
+    from lipcompile.cli.shared.data import checked
+    from lipcompile.cli.shared.training import check_targets, default_batch, text_of_run
     from lipcompile.cli.train import defaults_of
-    from lipcompile.cli.training import check_targets, default_batch, text_of_run
 
     backend = find()
     inputs = data.x_train if isinstance(data, backend.data.Arrays) else data[0]
@@ -178,8 +178,8 @@ def fix(
         OSError: the file cannot be written.
     """
     from lipcompile import fixing
-    from lipcompile.cli.signals import aim
-    from lipcompile.passes.fix import Wanted
+    from lipcompile.analysis.fix import Wanted
+    from lipcompile.cli.shared.signals import aim
 
     if not isinstance(model, str):
         mend = 'give batch_norm="group_norm" to lipcompile.private, compile or train'

@@ -20,14 +20,14 @@ from lipcompile_privacy.accounting import Accountant
 from lipcompile_privacy.errors import BudgetError
 from lipcompile_privacy.ledger import LedgerRecord, read_ledger
 
-from lipcompile.backend import Backend, find
+from lipcompile.analysis.bounds import slope
 from lipcompile.certificates import SCHEMA, encode
-from lipcompile.diagnostics import input_error
-from lipcompile.frontends.certificate import document_of, graph_of
+from lipcompile.certificates.read import document_of, graph_of
+from lipcompile.core.backend import Backend, find
+from lipcompile.core.diagnostics import input_error
+from lipcompile.core.graph import Graph
 from lipcompile.frontends.original import OriginalError
-from lipcompile.graph import Graph
 from lipcompile.numbers.certified import Certified
-from lipcompile.passes.bounds import slope
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -255,7 +255,7 @@ def _unsaid(graph: Graph, norms: object, lipschitz: object) -> Iterator[str]:
 
 
 def _model(graph: Graph, weights: Mapping[str, Any], metadata: Mapping[str, str]) -> ModelProto:
-    from lipcompile_onnx import to_onnx
+    from lipcompile.emitters.onnx import to_onnx
 
     return to_onnx(graph, weights, clip_input=True, metadata=metadata)
 
@@ -263,7 +263,7 @@ def _model(graph: Graph, weights: Mapping[str, Any], metadata: Mapping[str, str]
 @contextmanager
 def _written(model: ModelProto, path: Path) -> Iterator[Any]:
     """Write a model beside its place; what is called to keep it moves it there, else it is removed."""
-    from lipcompile_onnx import save
+    from lipcompile.emitters.onnx import save
 
     temporary = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
     data = temporary.with_name(f"{temporary.name}.data")
@@ -280,7 +280,7 @@ def _written(model: ModelProto, path: Path) -> Iterator[Any]:
 
 def _agreement(module: Any, path: Path, model: ModelProto, tokens: int | None, backend: Backend) -> Any:
     """Compare the file with the module: as it is written, and as onnxruntime rewrites it."""
-    from lipcompile.frontends.onnx_import.session import on_processor
+    from lipcompile.frontends.onnx.file.session import on_processor
 
     try:
         found = [

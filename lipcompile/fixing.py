@@ -13,16 +13,16 @@ from math import inf
 from pathlib import Path
 
 from lipcompile import pipeline
-from lipcompile.derivation import Derivation
-from lipcompile.diagnostics import Diagnostic, input_error
+from lipcompile.analysis.canonical import canonical
+from lipcompile.analysis.depth.loops import frozen_inside
+from lipcompile.analysis.fix import KINDS, Fixed, Wanted, fixed
+from lipcompile.analysis.requirements import proves
+from lipcompile.analysis.useful import USEFUL, Aim
+from lipcompile.core.derivation import Derivation
+from lipcompile.core.diagnostics import Diagnostic, input_error
+from lipcompile.core.graph import Graph
 from lipcompile.frontends.mends import Mended, Mends
 from lipcompile.frontends.options import ModelOptions
-from lipcompile.graph import Graph
-from lipcompile.passes.canonical import canonical
-from lipcompile.passes.fix import KINDS, Fixed, Wanted, fixed
-from lipcompile.passes.loops import frozen_inside
-from lipcompile.passes.requirements import proves
-from lipcompile.passes.useful import USEFUL, Aim
 
 SUFFIXES = (".lip", ".onnx")
 
@@ -117,7 +117,7 @@ def _write(graph: Graph, path: Path) -> None:
 
         path.write_text(print_model(graph, "Written by lipcompile fix."), encoding="utf-8")
         return
-    from lipcompile_onnx import save, to_onnx
+    from lipcompile.emitters.onnx import save, to_onnx
 
     save(to_onnx(graph, training=True), path)
 

@@ -8,17 +8,17 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from lipcompile.derivation import Derivation, shown_by
-from lipcompile.diagnostics import Diagnostic, Severity, input_error
+from lipcompile.analysis.canonical import canonical
+from lipcompile.analysis.clips import GROUPS, SOURCES, Clipping, Groups, Source, unproved, with_source
+from lipcompile.analysis.depth.loops import frozen_inside
+from lipcompile.analysis.requirements import examine, proves, requirements
+from lipcompile.analysis.sensitivity import analyse
+from lipcompile.analysis.vacuous import vacuous
+from lipcompile.core.derivation import Derivation, shown_by
+from lipcompile.core.diagnostics import Diagnostic, Severity, input_error
+from lipcompile.core.graph import Graph
 from lipcompile.frontends.options import Loaded, ModelOptions, model_options
-from lipcompile.graph import Graph
 from lipcompile.ops.registry import load_plugins
-from lipcompile.passes.canonical import canonical
-from lipcompile.passes.clips import GROUPS, SOURCES, Clipping, Groups, Source, unproved, with_source
-from lipcompile.passes.loops import frozen_inside
-from lipcompile.passes.requirements import examine, proves, requirements
-from lipcompile.passes.sensitivity import analyse
-from lipcompile.passes.vacuous import vacuous
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,12 +48,12 @@ def _load(model: str, options: ModelOptions) -> Loaded:
     if not _exists(path):
         raise input_error("LIP001", f"there is no file `{path}`", "check the path")
     if path.suffix == ".onnx":
-        from lipcompile.frontends import onnx_model
+        from lipcompile.frontends.onnx import model as onnx_model
 
         return onnx_model.load(path, options)
     if options.input_shape:
         raise input_error("LIP005", "--input-shape: a .lip file says itself what its input is", "leave it out")
-    from lipcompile.frontends import dsl
+    from lipcompile.frontends.lip import model as dsl
 
     return dsl.load(path, model.partition("::")[2] or None, options)
 
@@ -67,12 +67,12 @@ def _exists(path: Path) -> bool:
 
 def _load_module(model: str, options: ModelOptions) -> Loaded:
     """Read `package.module:factory`; raises InputError (LIP001) if that is not what the text is."""
-    from lipcompile.frontends.torch_import.find import is_reference
+    from lipcompile.frontends.torch.find import is_reference
 
     if not is_reference(model):
         message = f"`{model}` is neither a .lip nor an .onnx file, nor package.module:factory of a torch module"
         raise input_error("LIP001", message, "give a path that ends so, or name a factory")
-    from lipcompile.frontends import torch_module
+    from lipcompile.frontends.torch import module as torch_module
 
     return torch_module.load(model, options)
 
@@ -183,7 +183,7 @@ def from_module(
 
 def of_module(module: Module, example: Any, options: ModelOptions) -> Derivation:
     """Check a torch module, traced on an example; see `from_module`."""
-    from lipcompile.frontends import torch_module
+    from lipcompile.frontends.torch import module as torch_module
 
     load_plugins()
     with options.limits.in_force():

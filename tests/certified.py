@@ -8,16 +8,16 @@ from itertools import islice
 from math import prod
 from typing import Any
 
+from lipcompile.analysis.bounds import derive
 from lipcompile.certificates import document
-from lipcompile.derivation import Source
-from lipcompile.graph import Graph, GraphBuilder, LossUse, ParameterChoice, Value
+from lipcompile.core.derivation import Source
+from lipcompile.core.graph import Graph, GraphBuilder, LossUse, ParameterChoice, Value
 from lipcompile.numbers.certified import Certified
-from lipcompile.ops import LOSS_BY_NAME, OP_BY_NAME, OPS
-from lipcompile.ops.linear import Dense
-from lipcompile.ops.loss import CrossEntropy
+from lipcompile.ops.linear.rules import Dense
+from lipcompile.ops.loss.rules import CrossEntropy
 from lipcompile.ops.record import Constraint, NoAttributes, Shape
-from lipcompile.ops.shape import Reshape
-from lipcompile.passes.bounds import derive
+from lipcompile.ops.shape.rules import Reshape
+from lipcompile.ops.table import LOSS_BY_NAME, OP_BY_NAME, OPS
 
 from .attacks.harness import Case, LossCase
 from .attacks.instances import cases, loss_cases

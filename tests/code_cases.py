@@ -14,21 +14,21 @@ from typing import Any
 
 import numpy as np
 import onnx
-from lipcompile_torch.runtime.deployment import Agreement
+from lipcompile_torch.train.deployment import Agreement
 from onnx import TensorProto, helper
 
-from lipcompile.backend import find
 from lipcompile.certificates import certificate, encode
 from lipcompile.cli.certify import refutation as broken
 from lipcompile.cli.export import refutation as wrong_export
 from lipcompile.cli.privacy_audit import refutation
-from lipcompile.cli.verification import verified
+from lipcompile.cli.shared.verification import verified
 from lipcompile.codes import codes
-from lipcompile.diagnostics import Diagnostic, InputError
+from lipcompile.core.backend import find
+from lipcompile.core.diagnostics import Diagnostic, InputError
+from lipcompile.core.graph import GraphBuilder, ParameterChoice
 from lipcompile.frontends.lip.printer import print_model
 from lipcompile.frontends.options import ModelOptions
-from lipcompile.graph import GraphBuilder, ParameterChoice
-from lipcompile.ops.linear import DENSE, Dense
+from lipcompile.ops.linear.rules import DENSE, Dense
 from lipcompile.ops.record import Constraint
 from lipcompile.pipeline import derive, load
 from tests.onnx_models import Array, floats, model, node, save

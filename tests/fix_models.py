@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lipcompile.frontends.quiet import silence_native
+from lipcompile.frontends.silence import silence_native
 
 
 class BasicBlock(nn.Module):

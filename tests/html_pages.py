@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from html.parser import HTMLParser
 from pathlib import Path
 
-from lipcompile.derivation import Analysis, Derivation
+from lipcompile.analysis.depth.regimes import curves
+from lipcompile.analysis.what_if import changes
+from lipcompile.core.derivation import Analysis, Derivation
 from lipcompile.frontends.options import ModelOptions
-from lipcompile.passes.depth import curves
-from lipcompile.passes.what_if import changes
 from lipcompile.pipeline import check
 from lipcompile.reports.document import Curve, Document, Privacy, document
 from lipcompile.reports.html import render

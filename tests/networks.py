@@ -6,17 +6,17 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from lipcompile.graph import Graph, GraphBuilder, LossUse, ParameterChoice, Value
+from lipcompile.analysis.bounds import Bounds, derive
+from lipcompile.core.graph import Graph, GraphBuilder, LossUse, ParameterChoice, Value
 from lipcompile.numbers import Scalar
 from lipcompile.numbers.certified import Certified, Interval
-from lipcompile.ops import LOSS_BY_NAME, OP_BY_NAME
-from lipcompile.ops.activation import GroupSort
-from lipcompile.ops.linear import Conv, Dense
-from lipcompile.ops.loss import CrossEntropy
-from lipcompile.ops.merge import Sum
-from lipcompile.ops.pool import Pool
+from lipcompile.ops.activation.rules import GroupSort
+from lipcompile.ops.linear.rules import Conv, Dense
+from lipcompile.ops.loss.rules import CrossEntropy
+from lipcompile.ops.merge.rules import Sum
+from lipcompile.ops.pool.rules import Pool
 from lipcompile.ops.record import Constraint, NoAttributes, Shape
-from lipcompile.passes.bounds import Bounds, derive
+from lipcompile.ops.table import LOSS_BY_NAME, OP_BY_NAME
 
 ONE = Fraction(1)
 UNIT = Constraint("spectral", ONE)

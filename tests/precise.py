@@ -10,12 +10,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import mpmath
-from lipcompile_torch.programs import current_slope, following_bounds, last_dense
-from lipcompile_torch.runtime import numbers as runtime
+from lipcompile_torch.certify import numbers as runtime
 
-from lipcompile.graph import Graph
+from lipcompile.analysis.bounds import derive, slope
+from lipcompile.core.graph import Graph
+from lipcompile.emitters.torch.programs import current_slope, following_bounds, last_dense
 from lipcompile.numbers import Arithmetic, Count, Scalar, Step, Symbol
-from lipcompile.passes.bounds import derive, slope
 
 SLOPE = "slope"
 REAL = mpmath.mp.clone()

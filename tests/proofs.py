@@ -14,15 +14,15 @@ import tokenize
 from collections.abc import Iterator
 from fractions import Fraction
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from lipcompile.ops import LOSSES, OPS
 from lipcompile.ops.record import AnyLoss, AnyOp
+from lipcompile.ops.table import LOSSES, OPS
 
-LOCK = Path(__file__).parent.parent / "lipcompile" / "ops" / "proofs.lock"
+OPS_FOLDER = Path(__file__).parent.parent / "lipcompile" / "ops"
+LOCK = OPS_FOLDER / "proofs.lock"
 HOME = "lipcompile.ops"
 _LAYOUT = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
 
@@ -39,7 +39,8 @@ class Entry:
 @cache
 def sections(file: str) -> dict[str, str]:
     """Text of each second-level section, by its anchor."""
-    text = files(HOME).joinpath(file).read_text(encoding="utf-8")
+    (page,) = OPS_FOLDER.glob(f"*/{file}")
+    text = page.read_text(encoding="utf-8")
     pieces = re.split(r"^## (.+)$", text, flags=re.MULTILINE)[1:]
     titles, bodies = pieces[::2], pieces[1::2]
     return {title.lower().replace(" ", "-"): body for title, body in zip(titles, bodies, strict=True)}

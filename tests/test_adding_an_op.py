@@ -13,16 +13,16 @@ from pathlib import Path
 import jsonschema
 import pytest
 import torch
-from lipcompile_torch.emit import emit
-from lipcompile_torch.expressions.user import unregister_expression
-from lipcompile_torch.runtime.certificate import UncertifiedWarning, check_certificate
-from lipcompile_torch.runtime.module import LipschitzModule
+from lipcompile_torch.certify.certificate import UncertifiedWarning, check_certificate
+from lipcompile_torch.train.module import LipschitzModule
 
 import lipcompile
 from lipcompile.__main__ import run
 from lipcompile.certificates import certificate, encode
-from lipcompile.diagnostics import InputError
-from lipcompile.ops.activation import OPS
+from lipcompile.core.diagnostics import InputError
+from lipcompile.emitters.torch.emit import emit
+from lipcompile.emitters.torch.user_ops import unregister_expression
+from lipcompile.ops.activation.rules import OPS
 from lipcompile.ops.record import Shape
 from lipcompile.ops.registry import layers, load_plugins, registered, unregister
 from lipcompile.ops.rules import plain, same_shape

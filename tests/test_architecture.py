@@ -1,15 +1,17 @@
 """The picture of rooms and arrows in CONTRIBUTING.md, drawn from the imports; UPDATE_GOLDEN=1 draws it again.
 
 A room is a folder of a package, with all that is in it. Files beside the rooms of a package stand above them, if
-they import one, themselves or through others, or else below. An arrow that follows from others is left out, except
-within a circle of rooms. Dotted are imports for types alone, or when a function is called.
+they import one, themselves or through others, or else below. An arrow that follows from others is left out. Thick
+arrows close circles of rooms; their number is that of such imports. Dotted are imports for types alone, or when a
+function is called.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -47,28 +49,38 @@ def rooms() -> dict[str, str]:
     return {module: room(module) for module in modules()}
 
 
-def arrows(kinds: Collection[str]) -> nx.DiGraph[str]:
-    """Return which room imports which, at these times."""
-    found = nx.DiGraph()
-    found.add_nodes_from(rooms().values())
-    pairs = {(rooms()[source], rooms()[target]) for source, target, kind in imports() if kind in kinds}
-    found.add_edges_from((source, target) for source, target in pairs if source != target)
-    return found
+def arrows(kinds: Collection[str]) -> Counter[Arrow]:
+    """Return how many files of one room import files of another, at these times."""
+    pairs = {(source, target) for source, target, kind in imports() if kind in kinds}
+    ends = ((rooms()[source], rooms()[target]) for source, target in pairs)
+    return Counter(arrow for arrow in ends if arrow[0] != arrow[1])
 
 
-def not_implied(graph: nx.DiGraph[str]) -> list[Arrow]:
-    """Return the arrows that do not follow from others, and those within circles."""
-    circles = nx.condensation(graph)
-    of, kept = circles.graph["mapping"], nx.transitive_reduction(circles)
-    return sorted(pair for pair in graph.edges if of[pair[0]] == of[pair[1]] or kept.has_edge(*map(of.get, pair)))
+def against(weights: Mapping[Arrow, int]) -> set[Arrow]:
+    """Return arrows without which there is no circle: light ones, as far as each of them is needed."""
+    graph, found = nx.DiGraph([*weights]), list[Arrow]()
+    while not nx.is_directed_acyclic_graph(graph):
+        circles = [graph.subgraph(circle).edges for circle in nx.strongly_connected_components(graph)]
+        found.append(
+            min((arrow for circle in circles for arrow in circle), key=lambda arrow: (weights[arrow], arrow))
+        )
+        graph.remove_edge(*found[-1])
+    for arrow in reversed(found.copy()):
+        if not nx.has_path(graph, *reversed(arrow)):
+            graph.add_edge(*arrow)
+            found.remove(arrow)
+    return set(found)
 
 
 def picture() -> str:
     """Return the picture in the language of Mermaid."""
     now, ever = arrows({NOW}), arrows({kind for _, _, kind in imports()})
-    dotted = sorted(pair for pair in ever.edges if not nx.has_path(now, *pair))
-    lines = [f"    {name(source)} --> {name(target)}" for source, target in not_implied(now)]
-    lines += [f"    {name(source)} -.-> {name(target)}" for source, target in dotted]
+    back, known = against(now), nx.DiGraph([*now])
+    known.add_nodes_from(rooms().values())
+    drawn = dict.fromkeys(nx.transitive_reduction(nx.DiGraph([*now.keys() - back])).edges, "-->")
+    drawn |= {arrow: f"==>|{now[arrow]}|" for arrow in back}
+    drawn |= {arrow: "-.->" for arrow in ever.keys() - now.keys() if not nx.has_path(known, *arrow)}
+    lines = [f"    {name(source)} {line} {name(target)}" for (source, target), line in sorted(drawn.items())]
     return "\n".join(["```mermaid", "flowchart TD", *boxes(), *lines, "```", ""])
 
 
@@ -105,12 +117,12 @@ def test_the_picture_is_that_of_the_imports() -> None:
     assert drawn == picture(), "UPDATE_GOLDEN=1 pytest tests/test_architecture.py draws it again"
 
 
-def test_arrows_that_follow_from_others_are_left_out_and_circles_are_kept() -> None:
-    graph = nx.DiGraph([("a", "b"), ("b", "c"), ("a", "c"), ("c", "d"), ("d", "c"), ("a", "d")])
-    assert not_implied(graph) == [("a", "b"), ("b", "c"), ("c", "d"), ("d", "c")]
+def test_the_lightest_arrow_of_a_circle_is_against_it() -> None:
+    assert against({("a", "b"): 3, ("b", "c"): 2, ("c", "a"): 1, ("a", "c"): 1, ("c", "d"): 1}) == {("c", "a")}
+    assert against({("a", "b"): 1, ("b", "c"): 1, ("a", "c"): 1}) == set()
 
 
 def test_every_import_between_rooms_is_a_path_in_the_picture() -> None:
-    drawn = nx.DiGraph(re.findall(r"^    (\w+) -\.?-> (\w+)$", picture(), re.MULTILINE))
-    for source, target in arrows({kind for _, _, kind in imports()}).edges:
+    drawn = nx.DiGraph(re.findall(r"^    (\w+) [-.=]+>(?:\|\d+\|)? (\w+)$", picture(), re.MULTILINE))
+    for source, target in arrows({kind for _, _, kind in imports()}):
         assert nx.has_path(drawn, name(source), name(target)), f"{source} imports {target}"

@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 from lipcompile_torch import LipschitzModule
-from lipcompile_torch.runtime import checks, clipping, entrances
-from lipcompile_torch.runtime.example_gradients import Clip
-from lipcompile_torch.runtime.noise import NoiseSource
+from lipcompile_torch.clip import clipping
+from lipcompile_torch.clip.example_gradients import Clip
+from lipcompile_torch.noise.mechanism import NoiseSource
+from lipcompile_torch.train import checks, entrances
 
 from lipcompile import __main__
-from lipcompile.cli import progress
+from lipcompile.cli.shared import progress
 
 Capture = pytest.CaptureFixture[str]
 

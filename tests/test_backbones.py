@@ -11,12 +11,12 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from lipcompile_torch.emit import emit
 
-from lipcompile.derivation import Derivation
-from lipcompile.diagnostics import InputError
+from lipcompile.core.derivation import Derivation
+from lipcompile.core.diagnostics import InputError
+from lipcompile.core.limits import parse_limits
+from lipcompile.emitters.torch.emit import emit
 from lipcompile.frontends.options import ModelOptions
-from lipcompile.limits import parse_limits
 from lipcompile.pipeline import check
 
 from .onnx_models import floats, model, node, save

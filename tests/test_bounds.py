@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from lipcompile.analysis.bounds import derive
 from lipcompile.numbers.certified import Certified, Interval
-from lipcompile.ops import LOSS_BY_NAME, LOSSES
-from lipcompile.ops.merge import Concat, Sum
+from lipcompile.ops.merge.rules import Concat, Sum
 from lipcompile.ops.record import Extent, NoAttributes
-from lipcompile.ops.shape import ClipGradient, Slice
-from lipcompile.passes.bounds import derive
+from lipcompile.ops.shape.rules import ClipGradient, Slice
+from lipcompile.ops.table import LOSS_BY_NAME, LOSSES
 
 from .networks import Network, certified, gradient_bounds
 

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lipcompile_torch.runtime.data import DataError
-from lipcompile_torch.runtime.ledger import read_ledger
+from lipcompile_torch.train.data import DataError
+from lipcompile_torch.train.ledger import read_ledger
 from torch import nn
 
 import lipcompile
-from lipcompile.diagnostics import InputError
+from lipcompile.core.diagnostics import InputError
 
 SETTINGS: dict[str, Any] = {"loss": "cross_entropy", "epsilon": 8, "delta": 1e-3, "epochs": 1, "batch_size": 10}
 

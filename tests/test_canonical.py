@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lipcompile.derivation import Analysis
+from lipcompile.core.derivation import Analysis
 from lipcompile.pipeline import check
 from tests.test_emit import build, derive
 

@@ -18,11 +18,11 @@ import pytest
 import lipcompile
 from lipcompile.__main__ import run
 from lipcompile.certificates import certificate, encode, listed
-from lipcompile.derivation import Derivation
-from lipcompile.graph import LossUse
+from lipcompile.core.derivation import Derivation
+from lipcompile.core.graph import LossUse
 from lipcompile.numbers import Scalar
-from lipcompile.ops import LOSS_BY_NAME, LOSSES, OPS
-from lipcompile.ops.loss import CrossEntropy
+from lipcompile.ops.loss.rules import CrossEntropy
+from lipcompile.ops.table import LOSS_BY_NAME, LOSSES, OPS
 
 from .attacks.graphs import random_graph
 from .certified import certificate_of, losses, uses

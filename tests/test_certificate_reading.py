@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from lipcompile.analysis.sensitivity import analyse
 from lipcompile.certificates import certificate, encode, hash_of
-from lipcompile.certificates.graph import graph_document
-from lipcompile.diagnostics import InputError
-from lipcompile.frontends.certificate import document_of, graph_of
-from lipcompile.passes.sensitivity import analyse
+from lipcompile.certificates.read import document_of, graph_of
+from lipcompile.certificates.write_graph import graph_document
+from lipcompile.core.diagnostics import InputError
 
 from .certified import certificate_of, losses, uses
 from .test_emit import NETWORKS, derive

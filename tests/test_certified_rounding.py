@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lipcompile import norms
+from lipcompile.numbers import norms
 from lipcompile.numbers.certified import _IV, Certified, Interval
 from lipcompile.numbers.rounding import UP, above, below, round_up
 from lipcompile.ops.counting import windows_of

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from lipcompile_torch.runtime.layers import ClassToken
+from lipcompile_torch.nn.layers import ClassToken
 
-from lipcompile.frontends import onnx_model
+from lipcompile.frontends.onnx import model as onnx_model
 from lipcompile.frontends.options import ModelOptions
 from lipcompile.pipeline import check
 from tests.attacks.graphs import interpret

@@ -21,11 +21,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import lipcompile
 from lipcompile.__main__ import run
+from lipcompile.analysis.clips import SOURCES
 from lipcompile.certificates import certificate, encode
-from lipcompile.diagnostics import InputError
+from lipcompile.core.diagnostics import InputError
+from lipcompile.core.programs import instantiate
 from lipcompile.frontends.options import ModelOptions, model_options
-from lipcompile.passes.clips import SOURCES
-from lipcompile.programs import instantiate
 from lipcompile.reports.console import plain
 from lipcompile.reports.terminal import report
 from lipcompile.reports.wording import verdict

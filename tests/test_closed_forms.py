@@ -19,13 +19,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lipcompile import ModelOptions, pipeline
-from lipcompile.derivation import Analysis, Bound
-from lipcompile.graph import Graph
+from lipcompile.analysis.bounds import derive
+from lipcompile.analysis.sensitivity import analyse
+from lipcompile.core.derivation import Analysis, Bound
+from lipcompile.core.graph import Graph
 from lipcompile.numbers.certified import Certified
 from lipcompile.numbers.known import Definition
 from lipcompile.numbers.symbolic import MaxOver
-from lipcompile.passes.bounds import derive
-from lipcompile.passes.sensitivity import analyse
 
 DEPTHS = range(1, 41)
 DIGITS = 60

@@ -16,12 +16,12 @@ from lipcompile_torch import PrivacyEngine
 from torch.utils.data import DataLoader, TensorDataset
 
 from lipcompile import __main__
-from lipcompile.cli.privacy import _OPTIONS, Answer, answer, ask
-from lipcompile.cli.settings import planned
-from lipcompile.diagnostics import InputError
+from lipcompile.cli.shared.privacy import _OPTIONS, Answer, answer, ask
+from lipcompile.cli.shared.settings import planned
+from lipcompile.core.diagnostics import InputError
+from lipcompile.core.programs import instantiate
 from lipcompile.frontends.options import ModelOptions
 from lipcompile.pipeline import load
-from lipcompile.programs import instantiate
 
 Capture = pytest.CaptureFixture[str]
 MODEL = "model m { input x: tensor[4], norm <= 1\n dense(8) groupsort(2) dense(2) loss cross_entropy }\n"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import sympy
 
-from lipcompile.derivation import Block, Bound, Derivation
+from lipcompile.core.derivation import Block, Bound, Derivation
 from lipcompile.pipeline import check
 from lipcompile.reports.copies import first_copies, together
 from lipcompile.reports.document import Curve, Document, Privacy, document

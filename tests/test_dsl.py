@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from lipcompile.derivation import Derivation
-from lipcompile.diagnostics import Diagnostic, InputError
+from lipcompile.core.derivation import Derivation
+from lipcompile.core.diagnostics import Diagnostic, InputError
+from lipcompile.core.graph import Graph
 from lipcompile.frontends.options import ModelOptions
-from lipcompile.graph import Graph
 from lipcompile.numbers import Arithmetic, Symbol
 from lipcompile.ops.record import Constraint
 from lipcompile.pipeline import check, load

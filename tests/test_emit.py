@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 import torch
 from lipcompile_torch import LipschitzModule
-from lipcompile_torch.emit import class_name, emit
-from lipcompile_torch.expressions import EXPRESSIONS, LAYERS
 
 from lipcompile.certificates import certificate
-from lipcompile.derivation import Derivation
-from lipcompile.diagnostics import InputError
+from lipcompile.core.derivation import Derivation
+from lipcompile.core.diagnostics import InputError
+from lipcompile.core.names import RESERVED
+from lipcompile.emitters.torch.emit import class_name, emit
+from lipcompile.emitters.torch.expressions import EXPRESSIONS, LAYERS
 from lipcompile.frontends.options import ModelOptions
-from lipcompile.names import RESERVED
-from lipcompile.ops import OPS
+from lipcompile.ops.table import OPS
 from lipcompile.pipeline import check
 
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.lip"))

@@ -11,9 +11,9 @@ from mpmath import mp
 
 from lipcompile.numbers import Arithmetic, Symbol
 from lipcompile.numbers.certified import Certified
-from lipcompile.ops import OP_BY_NAME
-from lipcompile.ops.activation import Hardtanh
+from lipcompile.ops.activation.rules import Hardtanh
 from lipcompile.ops.record import Extent, NoAttributes, Site
+from lipcompile.ops.table import OP_BY_NAME
 from lipcompile.pipeline import check
 from tests.attacks.graphs import interpret
 from tests.test_emit import assert_within_bounds, build, derive

@@ -13,14 +13,14 @@ import jsonschema
 import numpy as np
 import pytest
 import torch
-from lipcompile_torch.expressions import constructor
-from lipcompile_torch.runtime import functional
+from lipcompile_torch.nn import functional
 
 from lipcompile.__main__ import run
-from lipcompile.derivation import Derivation
+from lipcompile.analysis.bounds import _Forward
+from lipcompile.core.derivation import Derivation
+from lipcompile.emitters.torch.expressions import constructor
 from lipcompile.numbers.certified import Certified
 from lipcompile.ops.record import Constraint
-from lipcompile.passes.bounds import _Forward
 from lipcompile.pipeline import check
 from lipcompile.reports.json_report import report
 from tests.attacks.graphs import interpret

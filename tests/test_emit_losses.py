@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from lipcompile.__main__ import run
-from lipcompile.diagnostics import InputError
+from lipcompile.core.diagnostics import InputError
+from lipcompile.core.graph import Graph
 from lipcompile.frontends.options import ModelOptions, parse_loss
-from lipcompile.graph import Graph
-from lipcompile.ops import LOSSES
+from lipcompile.ops.table import LOSSES
 from lipcompile.pipeline import check
 
 from .attacks.catalogue import LOSS_ATTACKS

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lipcompile.graph import Graph
+from lipcompile.core.graph import Graph
 
 from .attacks.graphs import interpret
 from .test_dsl import problems

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from lipcompile.diagnostics import Refusal
-from lipcompile.ops.pool import AveragePool, pool_shape
+from lipcompile.core.diagnostics import Refusal
+from lipcompile.ops.pool.rules import AveragePool, pool_shape
 from lipcompile.pipeline import check
 
 from .attacks.families.pool import average, gathered

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from lipcompile_torch.runtime import environment, native
+from lipcompile_torch import native
+from lipcompile_torch.native import environment
 
 from lipcompile import __main__
 
@@ -102,7 +103,7 @@ def test_nothing_that_is_missing_makes_it_fail(capsys: Capture, monkeypatch: pyt
     found = reported(capsys)
     assert found["versions"]["torch"] is None
     assert found["runtime"]["gpus"] == "unknown: RuntimeError: the driver is too old"
-    monkeypatch.setitem(sys.modules, "lipcompile_torch.runtime.environment", None)
+    monkeypatch.setitem(sys.modules, "lipcompile_torch.native.environment", None)
     assert "ModuleNotFoundError" in reported(capsys)["runtime"]["error"]
     assert __main__.run(["env"]) == 0
     assert re.search(r"^torch +none$", capsys.readouterr().out, re.MULTILINE)

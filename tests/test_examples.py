@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from lipcompile_torch.runtime.ledger import read_ledger
+from lipcompile_torch.train.ledger import read_ledger
 
 from lipcompile import __main__
 

@@ -11,7 +11,7 @@ import sympy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lipcompile.derivation import Analysis
+from lipcompile.core.derivation import Analysis
 from lipcompile.numbers.known import Definition
 from lipcompile.numbers.symbolic import MaxOver
 from lipcompile.pipeline import check

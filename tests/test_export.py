@@ -14,26 +14,26 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from lipcompile_onnx import operators
 from lipcompile_privacy.accounting import Accountant, Mechanism, NeighbouringRelation
-from lipcompile_torch.emit import emit
-from lipcompile_torch.runtime.layers import Dense
-from lipcompile_torch.runtime.ledger import Ledger, read_ledger
+from lipcompile_torch.nn.layers import Dense
+from lipcompile_torch.train.ledger import Ledger, read_ledger
 from lipcompile_verify import verify
 from lipcompile_verify.files import check_model, read_certificate
 
 import lipcompile
+from lipcompile.analysis.bounds import derive as bounds_of
+from lipcompile.analysis.sensitivity import analyse
 from lipcompile.certificates import document, encode
-from lipcompile.certificates.graph import graph_document
-from lipcompile.derivation import Derivation
-from lipcompile.diagnostics import InputError
+from lipcompile.certificates.write_graph import graph_document
+from lipcompile.core.derivation import Derivation
+from lipcompile.core.diagnostics import InputError
+from lipcompile.core.graph import Graph
+from lipcompile.emitters.onnx import operators
+from lipcompile.emitters.torch.emit import emit
 from lipcompile.exporting import Export, _decimal, export_onnx
 from lipcompile.frontends.options import ModelOptions
-from lipcompile.graph import Graph
 from lipcompile.numbers.certified import Certified
-from lipcompile.ops import OPS
-from lipcompile.passes.bounds import derive as bounds_of
-from lipcompile.passes.sensitivity import analyse
+from lipcompile.ops.table import OPS
 
 from .attacks.modules import random_model
 from .certified import SOURCE, uses
@@ -113,8 +113,8 @@ def test_every_example(example: Path, tmp_path: Path) -> None:
 def of_graph(graph: Graph) -> Derivation:
     """The derivation of a graph that no file says."""
     analysis = analyse(graph)
-    held = lipcompile.derivation.Requirement(True, "")
-    return Derivation(SOURCE, lipcompile.derivation.Requirements(held, held, held), (), analysis)
+    held = lipcompile.core.derivation.Requirement(True, "")
+    return Derivation(SOURCE, lipcompile.core.derivation.Requirements(held, held, held), (), analysis)
 
 
 def test_every_op(tmp_path: Path) -> None:
@@ -381,7 +381,7 @@ def test_a_wrong_writer_is_found(
 
 
 def test_a_clip_of_another_radius_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from lipcompile_onnx import domain
+    from lipcompile.emitters.onnx import domain
 
     monkeypatch.setattr(domain, "below", lambda value: float(value) * 1.001)
     assert not export_onnx(small(tmp_path), tmp_path / "m.onnx").ok

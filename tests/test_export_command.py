@@ -14,10 +14,10 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from lipcompile_torch.runtime.data import load_test_npz
+from lipcompile_torch.train.data import load_test_npz
 
 from lipcompile import __main__
-from lipcompile.programs import instantiate
+from lipcompile.core.programs import instantiate
 
 Capture = pytest.CaptureFixture[str]
 EXPORT = "export run/model.py --weights run/checkpoint.pt"

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import torch
 from lipcompile_torch import cache_features
-from lipcompile_torch.runtime.data import Arrays
-from lipcompile_torch.runtime.engine import SeededWarning
-from lipcompile_torch.runtime.training import EpochSummary, Silent, TrainConfig, train
+from lipcompile_torch.train.data import Arrays
+from lipcompile_torch.train.engine import SeededWarning
+from lipcompile_torch.train.training import EpochSummary, Silent, TrainConfig, train
 from torch.utils.data import TensorDataset
 
-from lipcompile.passes.features import features
+from lipcompile.analysis.features import features
 from lipcompile.pipeline import check
 
 from .test_emit import assert_within_bounds, build, derive
@@ -226,7 +226,7 @@ def test_a_resumed_run_takes_the_frozen_weights_of_its_checkpoint(tmp_path: Path
 def test_what_is_emitted_says_so(tmp_path: Path) -> None:
     path = tmp_path / "m.lip"
     path.write_text(f"model m {{ {FROZEN} }}")
-    from lipcompile_torch.emit import emit
+    from lipcompile.emitters.torch.emit import emit
 
     text = emit(check(str(path)))
     assert "features_shape = (80,)" in text

@@ -18,15 +18,15 @@ from torch import Tensor, nn
 
 from lipcompile import pipeline
 from lipcompile.__main__ import run
-from lipcompile.backend import find
+from lipcompile.analysis.fix import Wanted
+from lipcompile.analysis.useful import Aim
+from lipcompile.core.backend import find
+from lipcompile.core.graph import Graph
+from lipcompile.core.programs import instantiate
 from lipcompile.fixing import Outcome, Wishes, fix
 from lipcompile.frontends.mends import BATCH_NORMS, Mends, groups_of
 from lipcompile.frontends.options import ModelOptions, model_options
-from lipcompile.graph import Graph
-from lipcompile.passes.fix import Wanted
-from lipcompile.passes.useful import Aim
 from lipcompile.pipeline import check
-from lipcompile.programs import instantiate
 from tests.onnx_models import floats, save
 from tests.onnx_models import model as onnx_model
 from tests.onnx_models import node as onnx_node

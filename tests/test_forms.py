@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 import torch
 
-from lipcompile.graph import Graph, Value
+from lipcompile.analysis.bounds import Bounds, derive
+from lipcompile.analysis.cotangents import MOST_TERMS, Form, Part, bound, disjoint, limited, settled, total
+from lipcompile.core.graph import Graph, Value
 from lipcompile.numbers.certified import Certified, Interval
+from lipcompile.numbers.matrices import operator_norm
 from lipcompile.numbers.symbolic import Symbolic
 from lipcompile.numbers.traced import Traced
 from lipcompile.ops.record import NoAttributes
-from lipcompile.ops.shape import Slice
-from lipcompile.passes.bounds import Bounds, derive
-from lipcompile.passes.forms import MOST_TERMS, Form, Part, bound, disjoint, limited, settled, total
-from lipcompile.passes.matrices import operator_norm
+from lipcompile.ops.shape.rules import Slice
 
 from .attacks.forks import Net
 from .attacks.harness import SLACK, spectral

@@ -11,10 +11,10 @@ import sympy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lipcompile.derivation import Block, Bound
+from lipcompile.core.derivation import Block, Bound
+from lipcompile.core.graph import Graph, Value
 from lipcompile.frontends.options import ModelOptions
-from lipcompile.graph import Graph, Value
-from lipcompile.ops.merge import Sum
+from lipcompile.ops.merge.rules import Sum
 from lipcompile.pipeline import load
 from lipcompile.reports.html.drawing import Drawing, place
 from lipcompile.reports.html.layout import Bracket, Layout, Row, assign, layout

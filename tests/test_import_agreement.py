@@ -10,9 +10,9 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from lipcompile_torch.emit import emit
 
-from lipcompile.diagnostics import Severity
+from lipcompile.core.diagnostics import Severity
+from lipcompile.emitters.torch.emit import emit
 from lipcompile.frontends.options import ModelOptions
 from lipcompile.pipeline import check
 

@@ -21,7 +21,7 @@ from lipcompile_privacy.accounting import (
     Release,
     WithoutReplacement,
 )
-from lipcompile_torch.runtime.ledger import Ledger
+from lipcompile_torch.train.ledger import Ledger
 
 from lipcompile import __main__
 

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from lipcompile.graph import Graph
+from lipcompile.analysis.bounds import derive
+from lipcompile.analysis.depth.loops import loops, with_count, with_loop
+from lipcompile.core.graph import Graph
 from lipcompile.numbers import Step, certified, closed_form, polynomial
 from lipcompile.numbers.certified import Certified
 from lipcompile.numbers.polynomial import Polynomial, Polynomials, without_root
 from lipcompile.numbers.step import value
 from lipcompile.numbers.symbolic import Symbolic
-from lipcompile.passes.bounds import derive
-from lipcompile.passes.loops import loops, with_count, with_loop
 
 from .test_closed_forms import evaluated, loaded, network
 

@@ -11,15 +11,15 @@ import sympy
 from sympy import Rational, Symbol, factor_terms, sqrt
 
 from lipcompile import ModelOptions, pipeline
-from lipcompile.derivation import Analysis
+from lipcompile.analysis.bounds import derive
+from lipcompile.analysis.depth.loops import loops, with_count
+from lipcompile.analysis.depth.repetition import rolled
+from lipcompile.analysis.sensitivity import analyse
+from lipcompile.core.derivation import Analysis
 from lipcompile.numbers.certified import Certified
 from lipcompile.numbers.symbolic import Formula, Symbolic
-from lipcompile.ops import OP_BY_NAME
 from lipcompile.ops.record import NoAttributes
-from lipcompile.passes.bounds import derive
-from lipcompile.passes.loops import loops, with_count
-from lipcompile.passes.rolling import rolled
-from lipcompile.passes.sensitivity import analyse
+from lipcompile.ops.table import OP_BY_NAME
 
 from .networks import Network
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from lipcompile.derivation import Derivation
+from lipcompile.core.derivation import Derivation
 from lipcompile.pipeline import check
 from tests.html_pages import parsed
 

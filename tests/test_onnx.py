@@ -12,9 +12,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from lipcompile.derivation import Derivation
-from lipcompile.diagnostics import InputError, Severity
-from lipcompile.frontends import onnx_model
+from lipcompile.core.derivation import Derivation
+from lipcompile.core.diagnostics import InputError, Severity
+from lipcompile.frontends.onnx import model as onnx_model
 from lipcompile.frontends.options import Loaded, ModelOptions
 from lipcompile.ops.record import Constraint
 from lipcompile.pipeline import check

@@ -11,7 +11,7 @@ import onnx
 import pytest
 import torch
 
-from lipcompile.frontends import onnx_model
+from lipcompile.frontends.onnx import model as onnx_model
 from lipcompile.frontends.options import ModelOptions
 from lipcompile.ops.record import Constraint
 from tests.onnx_models import Array, floats, model, node, save

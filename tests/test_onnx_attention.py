@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 
-from lipcompile.frontends import onnx_model
+from lipcompile.frontends.onnx import model as onnx_model
 from tests.onnx_models import Array, floats, ints, model, node, save
 from tests.test_onnx_semantics import KEEP, agree
 

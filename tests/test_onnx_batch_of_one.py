@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lipcompile.frontends.onnx_import.layout import FIRST, Layout, permuted, reshaped
+from lipcompile.frontends.onnx.layout import FIRST, Layout, permuted, reshaped
 from tests.onnx_models import Array, floats, ints, model, node
 from tests.test_onnx_semantics import agree
 

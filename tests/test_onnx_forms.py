@@ -13,8 +13,8 @@ import pytest
 import torch
 from onnx import TensorProto
 
-from lipcompile.diagnostics import InputError
-from lipcompile.frontends import onnx_model
+from lipcompile.core.diagnostics import InputError
+from lipcompile.frontends.onnx import model as onnx_model
 from lipcompile.frontends.options import ModelOptions
 from tests.onnx_models import Array, floats, ints, model, node, save
 from tests.test_onnx_semantics import KEEP, agree, emitted
@@ -267,7 +267,7 @@ def test_the_tokens_themselves_are_no_output(tmp_path: Path) -> None:
 
 
 def test_a_changed_operator_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from lipcompile.frontends.onnx_import import reviewed
+    from lipcompile.frontends.onnx import reviewed
 
     monkeypatch.setattr(reviewed, "NEWEST", {**reviewed.NEWEST, "ReduceSum": 11})
     nodes = [node("Mul", "x x", "s"), node("ReduceSum", "s a", "t", keepdims=0), node("Sqrt", "t", "y")]

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from lipcompile_onnx import save, to_onnx
 from onnx import ModelProto, NodeProto, numpy_helper
 
-from lipcompile.derivation import Derivation
+from lipcompile.core.derivation import Derivation
+from lipcompile.emitters.onnx import save, to_onnx
 from lipcompile.frontends.options import ModelOptions
 from lipcompile.pipeline import check
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 
-from lipcompile.diagnostics import Severity
-from lipcompile.frontends import onnx_model
+from lipcompile.core.diagnostics import Severity
+from lipcompile.frontends.onnx import model as onnx_model
 from lipcompile.frontends.options import Loaded
 from lipcompile.pipeline import derive
 from tests.onnx_models import Array, floats, ints, model, node, save

@@ -19,8 +19,8 @@ import onnxruntime
 import pytest
 import torch
 
-from lipcompile.frontends import onnx_model
-from lipcompile.frontends.onnx_import.layout import FIRST, Layout, permuted, reshaped
+from lipcompile.frontends.onnx import model as onnx_model
+from lipcompile.frontends.onnx.layout import FIRST, Layout, permuted, reshaped
 from tests.onnx_models import model, node, save
 from tests.test_onnx_semantics import KEEP, emitted
 

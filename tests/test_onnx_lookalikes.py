@@ -14,9 +14,9 @@ import numpy as np
 import onnx
 import pytest
 
-from lipcompile.diagnostics import InputError
-from lipcompile.frontends import onnx_model
-from lipcompile.frontends.onnx_import.sizes import BATCH
+from lipcompile.core.diagnostics import InputError
+from lipcompile.frontends.onnx import model as onnx_model
+from lipcompile.frontends.onnx.sizes import BATCH
 from tests.onnx_models import Array, floats, ints, model, node, save
 from tests.test_onnx_semantics import KEEP, agree
 

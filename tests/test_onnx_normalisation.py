@@ -10,8 +10,8 @@ import numpy as np
 import onnx
 import pytest
 
-from lipcompile.diagnostics import Severity
-from lipcompile.frontends import onnx_model
+from lipcompile.core.diagnostics import Severity
+from lipcompile.frontends.onnx import model as onnx_model
 from lipcompile.frontends.options import Loaded, ModelOptions
 from lipcompile.pipeline import derive
 from tests.onnx_models import Array, floats, model, node, save

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 import lipcompile
-from lipcompile.diagnostics import InputError
-from lipcompile.frontends import onnx_model
-from lipcompile.frontends.onnx_import.recurrent import MOST_STEPS
+from lipcompile.core.diagnostics import InputError
+from lipcompile.frontends.onnx import model as onnx_model
 from lipcompile.frontends.options import Loaded
+from lipcompile.ops.recurrent.onnx_read import MOST_STEPS
 from tests.onnx_models import Array, floats, ints, model, node, save
 from tests.test_onnx_attention import assert_refused
 from tests.test_onnx_semantics import KEEP, emitted

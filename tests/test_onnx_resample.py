@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 import torch
 
-from lipcompile.frontends import onnx_model
+from lipcompile.frontends.onnx import model as onnx_model
 from tests.onnx_models import Array, floats, ints, model, node, save
 from tests.test_onnx_semantics import KEEP, emitted
 

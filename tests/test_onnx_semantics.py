@@ -13,10 +13,10 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from lipcompile_torch.emit import emit
 from onnx.reference import ReferenceEvaluator
 
-from lipcompile.frontends import onnx_model
+from lipcompile.emitters.torch.emit import emit
+from lipcompile.frontends.onnx import model as onnx_model
 from lipcompile.frontends.options import Loaded, ModelOptions, parse_loss
 from lipcompile.pipeline import derive
 from tests.onnx_models import Array, floats, ints, model, node, save

@@ -13,8 +13,8 @@ import pytest
 import torch
 from onnx import TensorProto, defs, helper, numpy_helper
 
-from lipcompile.diagnostics import InputError
-from lipcompile.frontends import onnx_model
+from lipcompile.core.diagnostics import InputError
+from lipcompile.frontends.onnx import model as onnx_model
 from lipcompile.frontends.options import ModelOptions
 from tests.onnx_models import Array, floats, ints, model, node, save
 from tests.test_onnx_semantics import KEEP, agree, emitted

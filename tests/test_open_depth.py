@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from lipcompile.__main__ import run
+from lipcompile.analysis.depth.loops import loops
 from lipcompile.frontends.options import ModelOptions
 from lipcompile.numbers import Symbol
-from lipcompile.passes.loops import loops
 from lipcompile.pipeline import check
 from tests.test_dsl import graph_of, problems, write
 

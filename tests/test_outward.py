@@ -14,11 +14,11 @@ from itertools import chain
 from random import Random
 
 import pytest
-from lipcompile_torch.runtime import intervals
+from lipcompile_torch.certify import intervals
 
-from lipcompile.graph import Graph
-from lipcompile.ops.activation import GELU
-from lipcompile.ops.loss import CrossEntropy
+from lipcompile.core.graph import Graph
+from lipcompile.ops.activation.rules import GELU
+from lipcompile.ops.loss.rules import CrossEntropy
 from lipcompile.ops.record import NoAttributes
 
 from .attacks.graphs import random_graph

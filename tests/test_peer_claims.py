@@ -11,17 +11,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from lipcompile_torch.emit import emit
-from lipcompile_torch.runtime import functional, layers, losses
-from lipcompile_torch.runtime.constraints import Orthogonal, Spectral
+from lipcompile_torch import layers
+from lipcompile_torch.certify.constraints import Orthogonal, Spectral
+from lipcompile_torch.nn import functional, losses
 
 import lipcompile
-from lipcompile.derivation import Derivation
+from lipcompile.core.derivation import Derivation
+from lipcompile.emitters.torch.emit import emit
 from lipcompile.numbers.certified import Certified
-from lipcompile.ops import OP_BY_NAME
-from lipcompile.ops.activation import LeakyReLU
-from lipcompile.ops.linear import Conv
+from lipcompile.ops.activation.rules import LeakyReLU
+from lipcompile.ops.linear.rules import Conv
 from lipcompile.ops.record import Constraint
+from lipcompile.ops.table import OP_BY_NAME
 
 from .attacks import harness, points
 from .attacks.harness import Point

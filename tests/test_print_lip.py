@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from lipcompile.diagnostics import InputError
+from lipcompile.analysis.bounds import derive
+from lipcompile.analysis.depth.loops import Loop
+from lipcompile.core.diagnostics import InputError
+from lipcompile.core.graph import Graph, Node
 from lipcompile.frontends.lip.lowering import lower
 from lipcompile.frontends.lip.parser import parse
 from lipcompile.frontends.lip.printer import print_model
 from lipcompile.frontends.options import ModelOptions
-from lipcompile.graph import Graph, Node
 from lipcompile.numbers.certified import Certified
-from lipcompile.ops.merge import SUM, Sum, Where
-from lipcompile.passes.bounds import derive
-from lipcompile.passes.loops import Loop
+from lipcompile.ops.merge.rules import SUM, Sum, Where
 from lipcompile.pipeline import load
 
 from .attacks.graphs import random_graph

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from lipcompile.ops import OP_BY_NAME
 from lipcompile.ops.record import Inputs, Site, Theta
+from lipcompile.ops.table import OP_BY_NAME
 
 from . import proofs
 from .proofs import Entry, sections

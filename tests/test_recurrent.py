@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from lipcompile.derivation import Derivation
+from lipcompile.core.derivation import Derivation
 
 from .test_dsl import problems
 from .test_emit import assert_within_bounds, build, derive

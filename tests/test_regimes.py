@@ -13,9 +13,9 @@ import pytest
 import sympy
 
 from lipcompile import ModelOptions, pipeline
+from lipcompile.analysis.bounds import derive
+from lipcompile.analysis.depth.loops import loops, with_count
 from lipcompile.numbers.certified import Certified
-from lipcompile.passes.bounds import derive
-from lipcompile.passes.loops import loops, with_count
 from tests.test_theorem1 import analysed
 
 # The halves of half of a block's input are split again: the norm rule loses √2 there, the cotangent rule does not.

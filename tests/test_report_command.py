@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 
 from lipcompile import __main__
-from lipcompile.cli.progress import CountWatch
+from lipcompile.cli.shared.progress import CountWatch
 
 Capture = pytest.CaptureFixture[str]
 

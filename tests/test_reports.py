@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.text import Text
 
-from lipcompile.diagnostics import Diagnostic, Location, Severity
+from lipcompile.core.diagnostics import Diagnostic, Location, Severity
 from lipcompile.frontends.options import ModelOptions
 from lipcompile.pipeline import check
 from lipcompile.reports import terminal

@@ -14,15 +14,15 @@ import onnx
 import pytest
 
 from lipcompile import ModelOptions, pipeline
-from lipcompile.derivation import Analysis
-from lipcompile.graph import Graph, Value
+from lipcompile.analysis.bounds import derive
+from lipcompile.analysis.depth.loops import Loop, loops, step_of
+from lipcompile.analysis.depth.repetition import Run, bottlenecks, rolled, runs, stretches
+from lipcompile.analysis.sensitivity import analyse
+from lipcompile.core.derivation import Analysis
+from lipcompile.core.graph import Graph, Value
 from lipcompile.numbers.certified import Certified
-from lipcompile.ops.merge import Sum
+from lipcompile.ops.merge.rules import Sum
 from lipcompile.ops.record import Constraint, NoAttributes
-from lipcompile.passes.bounds import derive
-from lipcompile.passes.loops import Loop, loops, step_of
-from lipcompile.passes.rolling import Run, bottlenecks, rolled, runs, stretches
-from lipcompile.passes.sensitivity import analyse
 
 from .attacks.planted import permuted, planted
 from .networks import ONE, Network

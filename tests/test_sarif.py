@@ -14,7 +14,7 @@ import pytest
 
 from lipcompile.__main__ import run
 from lipcompile.codes import codes
-from lipcompile.diagnostics import Diagnostic, Location
+from lipcompile.core.diagnostics import Diagnostic, Location
 from lipcompile.reports.sarif import Checked, log
 from lipcompile.reports.sarif_rules import rules
 from tests.onnx_models import model, node, save

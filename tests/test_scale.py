@@ -23,8 +23,8 @@ from rich.padding import Padding
 from rich.text import Text
 
 from lipcompile import pipeline
+from lipcompile.core.names import Names
 from lipcompile.frontends.options import ModelOptions
-from lipcompile.names import Names
 from lipcompile.numbers import sums
 from lipcompile.numbers.certified import _round_up
 from lipcompile.numbers.extremes import extreme

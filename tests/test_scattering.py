@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from lipcompile_torch.runtime import functional as lf
-from lipcompile_torch.runtime import scattering as runtime
+from lipcompile_torch.nn import functional as lf
+from lipcompile_torch.nn import scattering as runtime
 
-from lipcompile.ops import scattering
-from lipcompile.ops.scattering import Scattering2d
+from lipcompile.ops.scattering import rules as scattering
+from lipcompile.ops.scattering.rules import Scattering2d
 from lipcompile.pipeline import check
 
 from .test_emit import assert_within_bounds, build, derive

@@ -16,9 +16,9 @@ import pytest
 from mpmath.ctx_iv import MPIntervalContext
 
 from lipcompile.numbers.symbolic import Symbolic
-from lipcompile.ops import OP_BY_NAME
-from lipcompile.ops.activation import GELU
+from lipcompile.ops.activation.rules import GELU
 from lipcompile.ops.record import Extent, NoAttributes, Site
+from lipcompile.ops.table import OP_BY_NAME
 
 IV: Any = MPIntervalContext()
 IV.prec = 80

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lipcompile.derivation import Derivation
-from lipcompile.diagnostics import Diagnostic, Location
-from lipcompile.passes.what_if import Change
+from lipcompile.analysis.what_if import Change
+from lipcompile.core.derivation import Derivation
+from lipcompile.core.diagnostics import Diagnostic, Location
 from lipcompile.pipeline import check
 from lipcompile.reports import latex, markdown
 from lipcompile.reports.document import Curve, Document, Privacy, document

@@ -22,10 +22,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lipcompile import ModelOptions, check, pipeline
-from lipcompile.derivation import Analysis
+from lipcompile.analysis.bounds import derive
+from lipcompile.analysis.depth.loops import loops, with_count
+from lipcompile.core.derivation import Analysis
 from lipcompile.numbers.certified import Certified
-from lipcompile.passes.bounds import derive
-from lipcompile.passes.loops import loops, with_count
 from tests.test_closed_forms import evaluated
 
 THEOREM = """

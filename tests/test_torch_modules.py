@@ -20,12 +20,12 @@ from torch.nn import functional as F  # noqa: N812
 
 import lipcompile
 from lipcompile import __main__, pipeline
-from lipcompile.diagnostics import InputError, Severity
+from lipcompile.core.diagnostics import InputError, Severity
 from lipcompile.frontends.mends import Mends
-from lipcompile.frontends.onnx_import.session import parts
+from lipcompile.frontends.onnx.file.session import parts
 from lipcompile.frontends.options import ModelOptions
-from lipcompile.frontends.torch_import.tracing import Example, traced
-from lipcompile.frontends.torch_import.translation import digest, translated
+from lipcompile.frontends.torch.tracing import Example, traced
+from lipcompile.frontends.torch.translation import digest, translated
 from lipcompile.pipeline import from_module
 
 Capture = pytest.CaptureFixture[str]

@@ -20,10 +20,10 @@ from lipcompile_privacy.accounting import (
     WithoutReplacement,
     epsilon,
 )
-from lipcompile_torch.runtime.ledger import LedgerRecord, read_ledger
+from lipcompile_torch.train.ledger import LedgerRecord, read_ledger
 
 from lipcompile import __main__
-from lipcompile.cli.progress import Watch
+from lipcompile.cli.shared.progress import Watch
 
 Capture = pytest.CaptureFixture[str]
 REPLACE = NeighbouringRelation.REPLACE_ONE

@@ -16,18 +16,19 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from lipcompile_torch.runtime import agreement
+from lipcompile_torch.train import agreement
 from onnx import TensorProto
 from torch import nn
 
 from lipcompile import __main__, pipeline
-from lipcompile.backend import find
-from lipcompile.cli.verification import verified
-from lipcompile.diagnostics import Diagnostic
-from lipcompile.frontends import torch_module
-from lipcompile.frontends.onnx_import import session, visit
-from lipcompile.frontends.onnx_import.ops import IMPORTERS
+from lipcompile.cli.shared.verification import verified
+from lipcompile.core.backend import find
+from lipcompile.core.diagnostics import Diagnostic
+from lipcompile.frontends.onnx import nodes as visit
+from lipcompile.frontends.onnx.file import session
+from lipcompile.frontends.onnx.operators import IMPORTERS
 from lipcompile.frontends.options import ModelOptions, parse_loss
+from lipcompile.frontends.torch import module as torch_module
 from tests.onnx_models import floats, model, node, save
 
 Capture = pytest.CaptureFixture[str]
@@ -259,7 +260,7 @@ def subject(tmp_path: Path) -> Subject:
     weight = floats(3, 6, scale=5.0)
     path = save(model([node("Gemm", "x w", "y", transB=1)], ["batch", 6], {"w": weight}), tmp_path)
     derivation = pipeline.check(str(path), ModelOptions(input_norm=ONE, loss="cross_entropy"))
-    from lipcompile.programs import program
+    from lipcompile.core.programs import program
 
     module = program(Path("subject.py"), find().emit(derivation))
     return Subject(module.Model, weight.astype(np.float64))

@@ -13,19 +13,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lipcompile.backend import find
-from lipcompile.cli.signals import gains, signals
-from lipcompile.derivation import Analysis
+from lipcompile.analysis import what_if
+from lipcompile.analysis.what_if import Change, changes
+from lipcompile.analysis.what_if.edit import Patch, applied, rebuild
+from lipcompile.analysis.what_if.shares import dominating
+from lipcompile.cli.shared.signals import gains, signals
+from lipcompile.core.backend import find
+from lipcompile.core.derivation import Analysis
+from lipcompile.core.graph import Graph, ParameterChoice
 from lipcompile.frontends.options import ModelOptions
-from lipcompile.graph import Graph, ParameterChoice
-from lipcompile.ops import OP_BY_NAME
-from lipcompile.ops.linear import Conv, Dense
-from lipcompile.ops.merge import Sum
+from lipcompile.ops.linear.rules import Conv, Dense
+from lipcompile.ops.merge.rules import Sum
 from lipcompile.ops.record import Constraint, NoAttributes
-from lipcompile.passes import what_if
-from lipcompile.passes.shares import dominating
-from lipcompile.passes.what_if import Change, changes
-from lipcompile.passes.what_if.edit import Patch, applied, rebuild
+from lipcompile.ops.table import OP_BY_NAME
 from lipcompile.pipeline import check, load
 from tests.attacks.graphs import random_graph
 from tests.networks import Network, certified

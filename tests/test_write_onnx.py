@@ -12,17 +12,17 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from lipcompile_onnx import save, to_onnx
-from lipcompile_torch.emit import emit
 
-from lipcompile.derivation import Derivation
-from lipcompile.diagnostics import InputError
+from lipcompile.core.derivation import Derivation
+from lipcompile.core.diagnostics import InputError
+from lipcompile.core.graph import Graph
+from lipcompile.emitters.onnx import save, to_onnx
+from lipcompile.emitters.torch.emit import emit
 from lipcompile.frontends.options import ModelOptions
-from lipcompile.graph import Graph
-from lipcompile.ops import OPS
 from lipcompile.ops.record import NoAttributes
 from lipcompile.ops.registry import register, unregister
 from lipcompile.ops.rules import plain, same_shape
+from lipcompile.ops.table import OPS
 from lipcompile.pipeline import check
 
 from .attacks.modules import random_model

@@ -9,14 +9,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .runtime import constraints, functional, layers, losses
-    from .runtime.constraints import Ball, Box, Fixed, Free, Frobenius, Orthogonal, RowBalls, Spectral
-    from .runtime.engine import PrivacyEngine
-    from .runtime.features import cache_features
-    from .runtime.module import LipschitzModule, decode_weights
-    from .runtime.precision import rounding_slack
-    from .runtime.privacy_audit import audit_privacy
-    from .runtime.robustness import certified_radii
+    from .audit.privacy_audit import audit_privacy
+    from .certify import constraints
+    from .certify.constraints import Ball, Box, Fixed, Free, Frobenius, Orthogonal, RowBalls, Spectral
+    from .certify.precision import rounding_slack
+    from .certify.robustness import certified_radii
+    from .nn import functional, layers, losses
+    from .train.engine import PrivacyEngine
+    from .train.features import cache_features
+    from .train.module import LipschitzModule, decode_weights
 
 __all__ = [
     "Ball",
@@ -42,22 +43,26 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Ball": "constraints",
-    "Box": "constraints",
-    "ClipGroup": "clipping",
-    "Free": "constraints",
-    "RowBalls": "constraints",
-    "Fixed": "constraints",
-    "Frobenius": "constraints",
-    "LipschitzModule": "module",
-    "Orthogonal": "constraints",
-    "PrivacyEngine": "engine",
-    "audit_privacy": "privacy_audit",
-    "certified_radii": "robustness",
-    "cache_features": "features",
-    "Spectral": "constraints",
+    "Ball": "certify.constraints",
+    "Box": "certify.constraints",
+    "ClipGroup": "clip.clipping",
+    "Free": "certify.constraints",
+    "RowBalls": "certify.constraints",
+    "Fixed": "certify.constraints",
+    "Frobenius": "certify.constraints",
+    "LipschitzModule": "train.module",
+    "Orthogonal": "certify.constraints",
+    "PrivacyEngine": "train.engine",
+    "audit_privacy": "audit.privacy_audit",
+    "certified_radii": "certify.robustness",
+    "cache_features": "train.features",
+    "Spectral": "certify.constraints",
+    "constraints": "certify.constraints",
+    "functional": "nn.functional",
+    "layers": "nn.layers",
+    "losses": "nn.losses",
     "decode_weights": "weights",
-    "rounding_slack": "precision",
+    "rounding_slack": "certify.precision",
 }
 
 
@@ -65,8 +70,8 @@ def __getattr__(name: str) -> Any:
     """Import a public name on first use."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = import_module(f".runtime.{_HOMES.get(name, name)}", __name__)
-    value = getattr(home, name) if name in _HOMES else home
+    home = import_module(f".{_HOMES[name]}", __name__)
+    value = getattr(home, name, home)
     globals()[name] = value
     return value
 

@@ -19,11 +19,11 @@ from lipcompile_privacy.accounting import BudgetError
 from lipcompile_privacy.planning import Budget, course
 from torch.utils.data import DataLoader
 
-from .runtime.checks import PrivacyError
-from .runtime.engine import How, PrivacyEngine
-from .runtime.ledger import LedgerError
-from .runtime.module import LipschitzModule
-from .runtime.optimizer import PrivateOptimizer
+from .train.checks import PrivacyError
+from .train.engine import How, PrivacyEngine
+from .train.ledger import LedgerError
+from .train.module import LipschitzModule
+from .train.optimizer import PrivateOptimizer
 
 
 class PrivacyCallback(Callback):  # type: ignore[misc]  # typed where lightning is installed

@@ -15,11 +15,11 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from lipcompile_torch.emit import emit
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from benchmarks.utility import image_peers
+from lipcompile.emitters.torch.emit import emit
 from lipcompile.pipeline import check
 
 CLASSES = 10

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lipcompile_torch.runtime.projection import Amortised
+from lipcompile_torch.certify.projection import Amortised
 from torch import nn
 
 from .contestants import Task, start

@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from lipcompile_torch.runtime.functional import scattering2d
+from lipcompile_torch.nn.functional import scattering2d
 from numpy.typing import NDArray
 from torch import Tensor
 

@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 from lipcompile_torch import PrivacyEngine
-from lipcompile_torch.emit import emit
-from lipcompile_torch.runtime.engine import SeededWarning
+from lipcompile_torch.train.engine import SeededWarning
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 from torch.utils.data import DataLoader, TensorDataset
 
+from lipcompile.emitters.torch.emit import emit
 from lipcompile.frontends.options import ModelOptions
 from lipcompile.pipeline import check
 

@@ -11,14 +11,14 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from lipcompile.certificates.graph import graph_document
-from lipcompile.certificates.steps import steps, totals
-from lipcompile.derivation import Derivation, Source
-from lipcompile.graph import Graph
+from lipcompile.analysis.bounds import Bounds
+from lipcompile.analysis.open_numbers import complete
+from lipcompile.certificates.write_graph import graph_document
+from lipcompile.certificates.write_steps import steps, totals
+from lipcompile.core.derivation import Derivation, Source
+from lipcompile.core.graph import Graph
 from lipcompile.numbers.certified import Interval
-from lipcompile.ops import OP_BY_NAME
-from lipcompile.passes.bounds import Bounds
-from lipcompile.passes.open_numbers import complete
+from lipcompile.ops.table import OP_BY_NAME
 from lipcompile.version import __version__
 
 SCHEMA = "lipcompile.certificate/1"

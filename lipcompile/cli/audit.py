@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lipcompile.cli.arguments import model_options
-from lipcompile.cli.output import complain, print_json, serious
-from lipcompile.diagnostics import input_error
+from lipcompile.cli.shared.arguments import model_options
+from lipcompile.cli.shared.output import complain, print_json, serious
+from lipcompile.core.diagnostics import input_error
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from lipcompile.backend import Backend
-    from lipcompile.derivation import Derivation
+    from lipcompile.core.backend import Backend
+    from lipcompile.core.derivation import Derivation
+    from lipcompile.core.graph import Graph
     from lipcompile.frontends.options import ModelOptions
-    from lipcompile.graph import Graph
 
 SCHEMA = "lipcompile.audit/1"
 
@@ -94,7 +94,7 @@ def audit(
       lipcompile audit model.lip --privacy --canaries 200 --seed 0
     """
     from lipcompile import pipeline
-    from lipcompile.backend import find
+    from lipcompile.core.backend import find
 
     _check_options(privacy, {"restarts": restarts, **given})
     derivation = pipeline.check(model, options)
@@ -126,7 +126,7 @@ def _check_options(privacy: bool, given: Mapping[str, Any]) -> None:
 
 def _privacy(model: str, derivation: Derivation, backend: Backend, settings: Mapping[str, Any], form: str) -> int:
     from lipcompile.cli.privacy_audit import audited, print_audit
-    from lipcompile.programs import instantiate
+    from lipcompile.core.programs import instantiate
 
     text = backend.emit(derivation)
     assert derivation.analysis is not None
@@ -140,8 +140,8 @@ def _privacy(model: str, derivation: Derivation, backend: Backend, settings: Map
 
 def _attacked(derivation: Derivation, backend: Backend, effort: Mapping[str, int]) -> Any:
     """Emit the module, run it in float64 and let the backend attack it. Raises InputError if a number is open."""
-    from lipcompile.cli.progress import AuditWatch
-    from lipcompile.programs import instantiate
+    from lipcompile.cli.shared.progress import AuditWatch
+    from lipcompile.core.programs import instantiate
 
     text = backend.emit(derivation)
     assert derivation.analysis is not None
@@ -157,7 +157,7 @@ def admissible(attack: Any, graph: Graph) -> Any:
     """Say what the adversary may choose as target and as tokens."""
     import math
 
-    from lipcompile.cli.data import tokens_of
+    from lipcompile.cli.shared.data import tokens_of
 
     assert graph.loss is not None
     norm = getattr(graph.loss.attributes, "target_norm", None)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 from lipcompile_privacy.accounting import COMPARISONS, Accountant
 
-from lipcompile.cli.arguments import model_options
-from lipcompile.cli.output import complain, print_json
-from lipcompile.cli.privacy import (
+from lipcompile.cli.shared.arguments import model_options
+from lipcompile.cli.shared.output import complain, print_json
+from lipcompile.cli.shared.privacy import (
     ACCOUNTANTS,
     Answer,
     Question,
@@ -75,7 +75,7 @@ def budget(
       lipcompile budget --epsilon 0.5 --delta 1e-6 --sampling-rate 1 --steps 1 --sensitivity 100
     """
     from lipcompile import pipeline
-    from lipcompile.cli.settings import planned
+    from lipcompile.cli.shared.settings import planned
 
     loaded: Loaded | None = pipeline.load(model, options) if model else None
     if loaded and loaded.graph is None:
@@ -85,7 +85,7 @@ def budget(
     found = _found(given, planned(loaded))
     refuse_if_none(found.accountants)
     if plot is not None:
-        from lipcompile.cli.budget_plot import draw
+        from lipcompile.cli.shared.budget_plot import draw
 
         draw(found.question, found.accountants, against, plot)
     if form == "json":
@@ -120,7 +120,7 @@ def _found_batch(at: Callable[[int], Question], epsilon: float, most: int) -> Fo
 
 def _watched(work: Callable[[Accountant], Answer]) -> dict[str, Answer]:
     """Return the answer of every accountant; the search of PLD takes seconds, which a terminal shows."""
-    from lipcompile.cli.progress import spinner
+    from lipcompile.cli.shared.progress import spinner
 
     answers: dict[str, Answer] = {}
     for name in ACCOUNTANTS:

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lipcompile.cli.arguments import module_argument, weights_option
-from lipcompile.cli.output import complain, print_json
-from lipcompile.diagnostics import Diagnostic, Severity, input_error
+from lipcompile.cli.shared.arguments import module_argument, weights_option
+from lipcompile.cli.shared.output import complain, print_json
+from lipcompile.core.diagnostics import Diagnostic, Severity, input_error
 from lipcompile.numbers.rounding import above
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from lipcompile.backend import Backend
+    from lipcompile.core.backend import Backend
 
 SCHEMA = "lipcompile.certify/1"
 RADII = ("1/255", "2/255", "4/255", "8/255", "16/255")
@@ -102,7 +102,7 @@ def certify(
       lipcompile certify run --data data.npz
       lipcompile certify run/model.py --weights run/checkpoint.pt --data data.npz --radius 0.1 --format json
     """
-    from lipcompile.backend import find
+    from lipcompile.core.backend import find
 
     config = _effort(attack, effort)
     asked = _asked(radii or RADII, input_scale)
@@ -161,7 +161,7 @@ def _above(exact: Fraction) -> float:
 
 def _subject(path: Path, weights: Path | None, data: Path, backend: Backend) -> _Subject:
     """Run the module and load its weights; raises InputError (LIP510, LIP513)."""
-    from lipcompile.cli.modules import CHECKPOINT, trained
+    from lipcompile.cli.shared.modules import CHECKPOINT, trained
 
     found = trained(path, weights, backend)
     if found.weights is None and (beside := found.source.parent / CHECKPOINT).is_file():
@@ -172,8 +172,8 @@ def _subject(path: Path, weights: Path | None, data: Path, backend: Backend) -> 
 
 def _certified(subject: _Subject, asked: _Radii, config: dict[str, int] | None, backend: Backend) -> Any:
     """Return what the backend finds; raises InputError (LIP402, LIP403, LIP511)."""
-    from lipcompile.cli.data import reading
-    from lipcompile.cli.progress import CountWatch
+    from lipcompile.cli.shared.data import reading
+    from lipcompile.cli.shared.progress import CountWatch
 
     certifier = backend.robustness
     try:
@@ -187,7 +187,7 @@ def _certified(subject: _Subject, asked: _Radii, config: dict[str, int] | None, 
 
 
 def _report(subject: _Subject, asked: _Radii, found: Any, config: dict[str, int] | None) -> dict[str, Any]:
-    from lipcompile.derivation import finite
+    from lipcompile.core.derivation import finite
 
     return {
         "schema": SCHEMA,
@@ -216,7 +216,7 @@ def _report(subject: _Subject, asked: _Radii, found: Any, config: dict[str, int]
 
 
 def _constants(found: Any, module: Any) -> dict[str, Any]:
-    from lipcompile.derivation import finite
+    from lipcompile.core.derivation import finite
 
     pairs = None
     if found.pairs is not None:

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lipcompile.cli.arguments import Command, model_options, public_option, vacuous_option, verify_option
-from lipcompile.cli.output import complain, print_json, refuse_source, source_text
-from lipcompile.diagnostics import InputError, input_error
+from lipcompile.cli.shared.arguments import Command, model_options, public_option, vacuous_option, verify_option
+from lipcompile.cli.shared.output import complain, print_json, refuse_source, source_text
+from lipcompile.core.diagnostics import InputError, input_error
 
 if TYPE_CHECKING:
-    from lipcompile.derivation import Derivation
-    from lipcompile.diagnostics import Diagnostic
+    from lipcompile.core.derivation import Derivation
+    from lipcompile.core.diagnostics import Diagnostic
     from lipcompile.frontends.options import Loaded, ModelOptions
     from lipcompile.reports.sarif import Checked
 
@@ -137,8 +137,8 @@ def _uncollected() -> Iterator[None]:
 def _derived(model: str, wishes: Wishes) -> Derivation:
     """Check one model; raises InputError, also for a file that the system does not let us read."""
     from lipcompile import pipeline
-    from lipcompile.backend import find
-    from lipcompile.cli.verdicts import judged, measured
+    from lipcompile.cli.shared.verdicts import judged, measured
+    from lipcompile.core.backend import find
 
     certificate = wishes.certificate
     try:
@@ -159,14 +159,14 @@ def _derived(model: str, wishes: Wishes) -> Derivation:
 
 def _verified(loaded: Loaded, derivation: Derivation) -> Derivation:
     """Check what a model was imported from."""
-    from lipcompile.backend import find
-    from lipcompile.cli.verification import verified
+    from lipcompile.cli.shared.verification import verified
+    from lipcompile.core.backend import find
 
     return verified(loaded, derivation, find())
 
 
 def _certify(path: Path, derivation: Derivation, loaded: Loaded) -> None:
-    from lipcompile.cli.certificates import write_certificate
+    from lipcompile.cli.shared.certificates import write_certificate
 
     refuse_source(loaded.source.path, path)
     write_certificate(path, derivation, loaded)
@@ -210,8 +210,8 @@ def _text(models: tuple[str, ...], derived: Derived, wishes: Wishes, *, verbose:
 
 
 def _show_signals(derivation: Derivation, public: Path | None) -> None:
-    from lipcompile.backend import find
-    from lipcompile.cli.signals import shown, signals
+    from lipcompile.cli.shared.signals import shown, signals
+    from lipcompile.core.backend import find
     from lipcompile.reports.console import show
 
     found = signals(derivation, find(), public=public)

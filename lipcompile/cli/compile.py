@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from lipcompile.cli.arguments import model_options, output_option, vacuous_option, verify_option
-from lipcompile.cli.output import complain, refuse_source, serious, write_text
+from lipcompile.cli.shared.arguments import model_options, output_option, vacuous_option, verify_option
+from lipcompile.cli.shared.output import complain, refuse_source, serious, write_text
 
 if TYPE_CHECKING:
-    from lipcompile.derivation import Derivation
+    from lipcompile.core.derivation import Derivation
     from lipcompile.frontends.options import Loaded, ModelOptions
 
 
@@ -46,10 +46,10 @@ def compile_(
       lipcompile compile model.lip -o model.py
     """
     from lipcompile import pipeline
-    from lipcompile.backend import find
-    from lipcompile.cli.certificates import planned_training
-    from lipcompile.cli.settings import noise_strategy, planned
-    from lipcompile.cli.verdicts import judged, measured
+    from lipcompile.cli.shared.certificates import planned_training
+    from lipcompile.cli.shared.settings import noise_strategy, planned
+    from lipcompile.cli.shared.verdicts import judged, measured
+    from lipcompile.core.backend import find
 
     emitter = find(backend)
     refuse_source(model, output)
@@ -71,8 +71,8 @@ def compile_(
 
 def _agrees(loaded: Loaded, derivation: Derivation, text: str | None) -> bool:
     """Compare an import, as a module of torch, with its original, and say what came out."""
-    from lipcompile.backend import find
-    from lipcompile.cli.verification import verified
+    from lipcompile.cli.shared.verification import verified
+    from lipcompile.core.backend import find
 
     found = verified(loaded, derivation, find(), text)
     new = found.diagnostics[len(derivation.diagnostics) :]

@@ -32,12 +32,12 @@ def demo(output: Path | None) -> int:
 
 def _demo(model: Path, data: Path, output: Path) -> int:
     from lipcompile import pipeline
-    from lipcompile.backend import find
-    from lipcompile.cli.modules import MODULE
-    from lipcompile.cli.output import source_text
-    from lipcompile.cli.settings import merged, planned
+    from lipcompile.cli.shared.modules import MODULE
+    from lipcompile.cli.shared.output import source_text
+    from lipcompile.cli.shared.settings import merged, planned
+    from lipcompile.cli.shared.training import Run, execute, print_result
     from lipcompile.cli.train import DEFAULTS
-    from lipcompile.cli.training import Run, execute, print_result
+    from lipcompile.core.backend import find
     from lipcompile.frontends.options import ModelOptions
     from lipcompile.reports.console import show
     from lipcompile.reports.terminal import report

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from lipcompile.cli.output import print_json
+from lipcompile.cli.shared.output import print_json
 
 SCHEMA = "lipcompile.env/1"
 
@@ -71,7 +71,7 @@ def _version(package: str) -> str | None:
 def _runtime() -> dict[str, Any]:
     """Return what the backend says; if it cannot be imported, the error."""
     try:
-        from lipcompile.backend import find
+        from lipcompile.core.backend import find
 
         found: dict[str, Any] = find().environment.describe()
     except Exception as error:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from lipcompile.cli.arguments import model_options, output_option
-from lipcompile.cli.output import complain, refuse_source
+from lipcompile.cli.shared.arguments import model_options, output_option
+from lipcompile.cli.shared.output import complain, refuse_source
 
 if TYPE_CHECKING:
     from lipcompile.fixing import Outcome
@@ -62,12 +62,12 @@ def fix(
       lipcompile fix model.lip -o fixed.lip --also groupsort
       lipcompile fix model.lip -o fixed.lip --target 10
     """
-    from lipcompile.cli.signals import aim
+    from lipcompile.analysis.fix import Wanted
+    from lipcompile.cli.shared.signals import aim
     from lipcompile.fixing import Wishes
     from lipcompile.fixing import fix as fixed
     from lipcompile.frontends.mends import Mends
     from lipcompile.frontends.options import parse_number
-    from lipcompile.passes.fix import Wanted
 
     refuse_source(model, output)
     least = parse_number(floor, "--floor")

@@ -14,8 +14,8 @@ from lipcompile_privacy.accounting import Accountant, Release
 from lipcompile_privacy.errors import BudgetError, LedgerError
 from lipcompile_privacy.ledger import LedgerRecord, read_ledger
 
-from lipcompile.cli.output import print_json
-from lipcompile.diagnostics import InputError, input_error
+from lipcompile.cli.shared.output import print_json
+from lipcompile.core.diagnostics import InputError, input_error
 
 SCHEMA = "lipcompile.ledger-report/1"
 _ACCOUNTANTS: tuple[Accountant, ...] = get_args(Accountant)

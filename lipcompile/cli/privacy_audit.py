@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from lipcompile_privacy.errors import BudgetError, PrivacyError
 
-from lipcompile.cli.output import complain, print_json
-from lipcompile.diagnostics import Diagnostic, input_error
+from lipcompile.cli.shared.output import complain, print_json
+from lipcompile.core.diagnostics import Diagnostic, input_error
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -26,7 +26,7 @@ def audited(attack: Any, module: Any, admissible: Any, settings: Mapping[str, An
 
     Raises InputError (LIP401, LIP404).
     """
-    from lipcompile.cli.progress import CountWatch
+    from lipcompile.cli.shared.progress import CountWatch
 
     try:
         config = attack.PrivacyAuditConfig(**settings)

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lipcompile.cli.arguments import model_options, output_option, public_option, vacuous_option
-from lipcompile.cli.output import complain, refuse_source, serious, write_text
-from lipcompile.cli.privacy import privacy_options
+from lipcompile.cli.shared.arguments import model_options, output_option, public_option, vacuous_option
+from lipcompile.cli.shared.output import complain, refuse_source, serious, write_text
+from lipcompile.cli.shared.privacy import privacy_options
 
 if TYPE_CHECKING:
-    from lipcompile.derivation import Analysis, Derivation
+    from lipcompile.core.derivation import Analysis, Derivation
     from lipcompile.frontends.options import Loaded, ModelOptions
     from lipcompile.reports.document import Document, Privacy
     from lipcompile.reports.signal import Measured
@@ -54,7 +54,7 @@ def report(
       lipcompile report model.lip --layer dense.weight
     """
     from lipcompile import pipeline
-    from lipcompile.cli.verdicts import judged
+    from lipcompile.cli.shared.verdicts import judged
 
     _check(model, output, layer)
     loaded = pipeline.load(model, options)
@@ -84,7 +84,7 @@ def _check(model: str, output: Path | None, layer: str | None) -> None:
 
 
 def _print_closed_forms(analysis: Analysis, name: str) -> None:
-    from lipcompile.diagnostics import input_error
+    from lipcompile.core.diagnostics import input_error
     from lipcompile.ops.schema import suggest
     from lipcompile.reports.closed_forms import closed_forms, subjects
     from lipcompile.reports.console import show
@@ -99,13 +99,13 @@ def _print_closed_forms(analysis: Analysis, name: str) -> None:
 def _document(
     derivation: Derivation, loaded: Loaded, given: Mapping[str, Any], public: Path | None, *, allow_vacuous: bool
 ) -> Document:
-    from lipcompile.cli.curves import asked, privacy
-    from lipcompile.cli.progress import CountWatch
-    from lipcompile.cli.settings import planned
-    from lipcompile.cli.signals import gains
-    from lipcompile.cli.verdicts import exceeded
-    from lipcompile.passes.depth import curves
-    from lipcompile.passes.what_if import changes
+    from lipcompile.analysis.depth.regimes import curves
+    from lipcompile.analysis.what_if import changes
+    from lipcompile.cli.shared.curves import asked, privacy
+    from lipcompile.cli.shared.progress import CountWatch
+    from lipcompile.cli.shared.settings import planned
+    from lipcompile.cli.shared.signals import gains
+    from lipcompile.cli.shared.verdicts import exceeded
     from lipcompile.reports.document import document
 
     question = asked(given, planned(loaded))
@@ -127,8 +127,8 @@ def _signal(
     derivation: Derivation, epsilon: Privacy | None, batch: int | None, public: Path | None
 ) -> Measured | None:
     """Measure gradients beside the noise of the training asked for, else of multiplier 1 and batches of 512."""
-    from lipcompile.backend import find
-    from lipcompile.cli.signals import measurable, signals
+    from lipcompile.cli.shared.signals import measurable, signals
+    from lipcompile.core.backend import find
     from lipcompile.reports.signal import Measured
 
     if not measurable():

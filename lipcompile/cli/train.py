@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lipcompile.cli.arguments import model_options, vacuous_option
-from lipcompile.cli.output import complain, serious
+from lipcompile.cli.shared.arguments import model_options, vacuous_option
+from lipcompile.cli.shared.output import complain, serious
 
 if TYPE_CHECKING:
-    from lipcompile.derivation import Derivation
+    from lipcompile.core.derivation import Derivation
     from lipcompile.frontends.options import ModelOptions
 
 DEFAULTS = {
@@ -122,11 +122,11 @@ def train(model: str, options: ModelOptions, data: Path, output: Path, allow_vac
       lipcompile train model.lip --data data.npz --output run --epsilon 3 --delta 1e-5
     """
     from lipcompile import pipeline
-    from lipcompile.backend import find
-    from lipcompile.cli.modules import CHECKPOINT
-    from lipcompile.cli.settings import planned
-    from lipcompile.cli.training import Run, execute, print_result
-    from lipcompile.cli.verdicts import judged, measured
+    from lipcompile.cli.shared.modules import CHECKPOINT
+    from lipcompile.cli.shared.settings import planned
+    from lipcompile.cli.shared.training import Run, execute, print_result
+    from lipcompile.cli.shared.verdicts import judged, measured
+    from lipcompile.core.backend import find
 
     loaded = pipeline.load(model, options)
     derivation = judged(pipeline.derive(loaded, options), allow_vacuous=allow_vacuous)
@@ -154,7 +154,7 @@ def defaults_of(derivation: Derivation) -> Mapping[str, Any]:
 
 def _settings(given: dict[str, Any], plan: dict[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of the backend's training configuration; raises InputError (LIP404)."""
-    from lipcompile.cli.settings import demand, merged, resolved_sampling
+    from lipcompile.cli.shared.settings import demand, merged, resolved_sampling
 
     given["noise"] = _noise(given["noise"], given.pop("weights"))
     given["correlation"] = _correlation(given["correlation"])

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lipcompile.cli.output import complain, print_json
-from lipcompile.diagnostics import Diagnostic, Severity, input_error
+from lipcompile.cli.shared.output import complain, print_json
+from lipcompile.core.diagnostics import Diagnostic, Severity, input_error
 
 if TYPE_CHECKING:
     from lipcompile_verify import Problem, Verdict

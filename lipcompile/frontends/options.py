@@ -9,17 +9,17 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Literal
 
-from lipcompile import limits
-from lipcompile.derivation import Source
-from lipcompile.diagnostics import Diagnostic, InputError, input_error
-from lipcompile.frontends.losses import loss_attributes, unknown_loss
+from lipcompile.core import limits
+from lipcompile.core.derivation import Source
+from lipcompile.core.diagnostics import Diagnostic, InputError, input_error
+from lipcompile.core.graph import ClipGroup, Graph, LossUse
+from lipcompile.core.limits import Limits
 from lipcompile.frontends.mends import BatchNorm, Mends
-from lipcompile.graph import ClipGroup, Graph, LossUse
-from lipcompile.limits import Limits
 from lipcompile.numbers import Scalar
-from lipcompile.ops import LOSS_BY_NAME
+from lipcompile.ops.loss.spelled import loss_attributes, unknown_loss
 from lipcompile.ops.record import Constraint, Shape
 from lipcompile.ops.schema import Argument, ArgumentError
+from lipcompile.ops.table import LOSS_BY_NAME
 
 if TYPE_CHECKING:
     from lipcompile.frontends.original import Original

@@ -11,7 +11,7 @@ import sympy
 from sympy.printing.latex import LatexPrinter
 from sympy.printing.str import StrPrinter
 
-from lipcompile import limits
+from lipcompile.core import limits
 from lipcompile.numbers import closed_form
 from lipcompile.numbers.extremes import extreme
 from lipcompile.numbers.known import Definition, Known

@@ -1,49 +1,5 @@
-"""All ops and losses, as one explicit table."""
+"""Ops, a folder a family: rules and proofs, and how torch and ONNX write and read them. `table` lists all.
 
-from __future__ import annotations
-
-from lipcompile.ops import (
-    activation,
-    attention,
-    class_token,
-    conv_transpose,
-    dot_product,
-    embedding,
-    linear,
-    local_response,
-    loss,
-    merge,
-    normalisation,
-    parametric,
-    pool,
-    reduce,
-    resample,
-    scattering,
-    shape,
-    softmax,
-)
-from lipcompile.ops.record import AnyLoss, AnyOp
-
-OPS: tuple[AnyOp, ...] = (
-    *linear.OPS,
-    *conv_transpose.OPS,
-    *activation.OPS,
-    *parametric.OPS,
-    *pool.OPS,
-    *reduce.OPS,
-    *shape.OPS,
-    *resample.OPS,
-    *scattering.OPS,
-    *merge.OPS,
-    *class_token.OPS,
-    *attention.OPS,
-    *dot_product.OPS,
-    *embedding.OPS,
-    *normalisation.OPS,
-    *local_response.OPS,
-    *softmax.OPS,
-)
-LOSSES: tuple[AnyLoss, ...] = loss.LOSSES
-
-OP_BY_NAME = {op.name: op for op in OPS}
-LOSS_BY_NAME = {entry.name: entry for entry in LOSSES}
+A family F has `rules.py`, and `F.md` with the proofs that the rules cite; `text.py`, the line of an emitted
+module; `onnx_read.py` and `onnx_write.py`. Passes and frontends never name an op: they read its record (`record`).
+"""

@@ -8,9 +8,9 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import get_args
 
-from lipcompile.diagnostics import input_error
-from lipcompile.ops import OP_BY_NAME, OPS
+from lipcompile.core.diagnostics import input_error
 from lipcompile.ops.record import AnyOp, ConstraintKind, Op, Spelling
+from lipcompile.ops.table import OP_BY_NAME, OPS
 
 GROUP = "lipcompile.ops"
 _USER: dict[str, AnyOp] = {}

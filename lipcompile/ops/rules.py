@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any, Literal, Protocol
 
-from lipcompile.diagnostics import Refusal
+from lipcompile.core.diagnostics import Refusal
 from lipcompile.numbers import Arithmetic, N, Numbers, Scalar
 from lipcompile.ops.record import (
     AnyOp,

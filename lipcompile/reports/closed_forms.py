@@ -10,8 +10,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from lipcompile.derivation import Analysis, Block, Bound
-from lipcompile.graph import Node
+from lipcompile.core.derivation import Analysis, Block, Bound
+from lipcompile.core.graph import Node
 from lipcompile.numbers import text as scalar_text
 from lipcompile.numbers.known import Definition
 from lipcompile.reports.console import STRONG, printable, styled, table

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from lipcompile.derivation import Block, Bound, LayerBounds
+from lipcompile.core.derivation import Block, Bound, LayerBounds
 from lipcompile.reports.formulas import ELLIPSIS
 
 

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Generic, TypeVar
 
-from lipcompile.derivation import Analysis, Block, Bound, Derivation, LayerBounds
-from lipcompile.diagnostics import Diagnostic
-from lipcompile.graph import Graph, Node, Parameter
+from lipcompile.analysis.what_if import Change, Share, dominating
+from lipcompile.core.derivation import Analysis, Block, Bound, Derivation, LayerBounds
+from lipcompile.core.diagnostics import Diagnostic
+from lipcompile.core.graph import Graph, Node, Parameter
 from lipcompile.numbers import Scalar
 from lipcompile.numbers.known import Definition
-from lipcompile.passes.what_if import Change, Share, dominating
 from lipcompile.reports.copies import first_copies, grouped, layer_of_all, together
 from lipcompile.reports.requirements import RequirementRow, requirement_rows
 from lipcompile.reports.signal import Measured, SignalRow, signal_row

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from lipcompile.derivation import Derivation
+from lipcompile.analysis.fix import Fix, Fixed, Left
+from lipcompile.analysis.useful import LARGEST_EXCESS
+from lipcompile.analysis.what_if.edit import listed
+from lipcompile.core.derivation import Derivation
 from lipcompile.fixing import Outcome
-from lipcompile.passes.fix import Fix, Fixed, Left
-from lipcompile.passes.useful import LARGEST_EXCESS
-from lipcompile.passes.what_if.edit import listed
 from lipcompile.reports.formulas import about, round_up
 
 # Places that are listed of each change.

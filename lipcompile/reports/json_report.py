@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from lipcompile.codes import codes
-from lipcompile.derivation import (
+from lipcompile.core.derivation import (
     NOT_REACHED,
     Analysis,
     Block,
@@ -19,15 +19,15 @@ from lipcompile.derivation import (
     Requirement,
     finite,
 )
-from lipcompile.diagnostics import Diagnostic, Location
-from lipcompile.graph import ClipGroup, Node, Parameter
+from lipcompile.core.diagnostics import Diagnostic, Location
+from lipcompile.core.graph import ClipGroup, Node, Parameter
 from lipcompile.numbers import text as scalar_text
 from lipcompile.numbers.known import Definition
 from lipcompile.reports.formulas import latex, text
 from lipcompile.reports.messages import command
 
 if TYPE_CHECKING:
-    from lipcompile.passes.what_if import Change, Share
+    from lipcompile.analysis.what_if import Change, Share
     from lipcompile.reports.document import Curve, Document, Privacy
     from lipcompile.reports.signal import Measured, Signal
 

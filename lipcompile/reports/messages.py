@@ -12,7 +12,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from lipcompile.codes import codes
-from lipcompile.diagnostics import Diagnostic, Location, Severity
+from lipcompile.core.diagnostics import Diagnostic, Location, Severity
 from lipcompile.reports.console import BAD, CAUTION, HINT, STRONG, printable, styled
 
 _STYLES = {Severity.ERROR: BAD, Severity.WARNING: CAUTION, Severity.NOTE: HINT}

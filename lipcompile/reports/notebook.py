@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lipcompile.derivation import Derivation
+from lipcompile.core.derivation import Derivation
 from lipcompile.reports.document import document
 from lipcompile.reports.html.environment import environment
 

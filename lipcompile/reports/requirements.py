@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from lipcompile.derivation import NOT_REACHED, Requirements
+from lipcompile.core.derivation import NOT_REACHED, Requirements
 
 State = Literal["holds", "fails", "not reached"]
 

@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import quote
 
 from lipcompile.codes import codes
-from lipcompile.diagnostics import Diagnostic, Location
+from lipcompile.core.diagnostics import Diagnostic, Location
 from lipcompile.ops.schema import suggest, suggested
 from lipcompile.reports.messages import Lines, Sources, alike, command, line_at, lines_of
 from lipcompile.reports.sarif_rules import rule_indices, rules

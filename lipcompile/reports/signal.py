@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from lipcompile.passes.useful import LARGEST_EXCESS
+from lipcompile.analysis.useful import LARGEST_EXCESS
 
 
 class Signal(Protocol):

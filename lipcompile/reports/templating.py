@@ -10,7 +10,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from sympy import Symbol
 
-from lipcompile.derivation import Bound
+from lipcompile.core.derivation import Bound
 from lipcompile.numbers import Scalar
 from lipcompile.numbers import text as scalar_text
 from lipcompile.numbers.symbolic import Symbolic

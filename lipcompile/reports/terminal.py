@@ -10,12 +10,12 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from lipcompile.derivation import Analysis, Bound, Depth, Derivation
-from lipcompile.diagnostics import Severity
-from lipcompile.graph import ClipGroup, Parameter
+from lipcompile.analysis.requirements import proves
+from lipcompile.core.derivation import Analysis, Bound, Depth, Derivation
+from lipcompile.core.diagnostics import Severity
+from lipcompile.core.graph import ClipGroup, Parameter
 from lipcompile.numbers import text as scalar_text
 from lipcompile.numbers.known import Definition
-from lipcompile.passes.requirements import proves
 from lipcompile.reports.console import BAD, GOOD, HINT, STRONG, printable, styled, table
 from lipcompile.reports.formulas import count, dimensions, legible, round_up
 from lipcompile.reports.messages import Sources, messages

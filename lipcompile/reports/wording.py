@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lipcompile.derivation import Depth, Derivation
-from lipcompile.diagnostics import Severity
-from lipcompile.passes.useful import LARGEST_EXCESS
+from lipcompile.analysis.useful import LARGEST_EXCESS
+from lipcompile.core.derivation import Depth, Derivation
+from lipcompile.core.diagnostics import Severity
 from lipcompile.reports.signal import Measured
 
 _VERDICTS: Mapping[bool, str] = {

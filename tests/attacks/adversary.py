@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lipcompile.graph import Graph, LossUse
+from lipcompile.core.graph import Graph, LossUse
 
 from . import harness, points
 from .catalogue import LOSS_ATTACKS

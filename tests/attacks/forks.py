@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from lipcompile.graph import Graph, GraphBuilder, LossUse, ParameterChoice, Value
-from lipcompile.ops import LOSS_BY_NAME, OP_BY_NAME
-from lipcompile.ops.linear import Dense
-from lipcompile.ops.loss import Hinge
-from lipcompile.ops.merge import Concat, Sum
+from lipcompile.core.graph import Graph, GraphBuilder, LossUse, ParameterChoice, Value
+from lipcompile.ops.linear.rules import Dense
+from lipcompile.ops.loss.rules import Hinge
+from lipcompile.ops.merge.rules import Concat, Sum
 from lipcompile.ops.record import Constraint
-from lipcompile.ops.shape import ClipGradient, Slice
+from lipcompile.ops.shape.rules import ClipGradient, Slice
+from lipcompile.ops.table import LOSS_BY_NAME, OP_BY_NAME
 
 WIDTH = 4
 

@@ -11,16 +11,16 @@ from typing import Any
 
 from torch import Tensor
 
-from lipcompile.graph import Graph, GraphBuilder, LossUse, ParameterChoice, Value
-from lipcompile.ops import LOSS_BY_NAME, OP_BY_NAME
-from lipcompile.ops.activation import GroupSort, LeakyReLU
+from lipcompile.core.graph import Graph, GraphBuilder, LossUse, ParameterChoice, Value
+from lipcompile.ops.activation.rules import GroupSort, LeakyReLU
 from lipcompile.ops.counting import Mode
-from lipcompile.ops.linear import BiasShape, Conv, Dense
-from lipcompile.ops.merge import Concat, Sum, Where
-from lipcompile.ops.pool import AveragePool
+from lipcompile.ops.linear.rules import BiasShape, Conv, Dense
+from lipcompile.ops.merge.rules import Concat, Sum, Where
+from lipcompile.ops.pool.rules import AveragePool
 from lipcompile.ops.record import Constraint, NoAttributes
-from lipcompile.ops.reduce import GlobalPool
-from lipcompile.ops.shape import ClipGradient, ClipNorm, Dropout, Reshape, Slice
+from lipcompile.ops.reduce.rules import GlobalPool
+from lipcompile.ops.shape.rules import ClipGradient, ClipNorm, Dropout, Reshape, Slice
+from lipcompile.ops.table import LOSS_BY_NAME, OP_BY_NAME
 
 from .catalogue import ATTACKS, LOSS_ATTACKS
 from .draw import Draw

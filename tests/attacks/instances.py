@@ -7,9 +7,9 @@ from fractions import Fraction
 from math import prod
 from random import Random
 
-from lipcompile.diagnostics import Refusal
-from lipcompile.ops import LOSS_BY_NAME, OP_BY_NAME
+from lipcompile.core.diagnostics import Refusal
 from lipcompile.ops.record import AnyOp, Shape
+from lipcompile.ops.table import LOSS_BY_NAME, OP_BY_NAME
 
 from .catalogue import ATTACKS, LOSS_ATTACKS
 from .draw import Draw

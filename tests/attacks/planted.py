@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from random import Random
 
-from lipcompile.graph import Graph, LossUse, Parameter, Value
-from lipcompile.ops import LOSS_BY_NAME
-from lipcompile.ops.linear import Dense
-from lipcompile.ops.merge import Sum
+from lipcompile.core.graph import Graph, LossUse, Parameter, Value
+from lipcompile.ops.linear.rules import Dense
+from lipcompile.ops.merge.rules import Sum
+from lipcompile.ops.table import LOSS_BY_NAME
 
 from .catalogue import LOSS_ATTACKS
 from .draw import Draw

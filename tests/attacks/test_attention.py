@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from lipcompile.numbers.certified import Certified
-from lipcompile.ops import dot_product
-from lipcompile.ops.attention import Attention, Sight, contrast, mixing
-from lipcompile.ops.dot_product import DotProduct
+from lipcompile.ops.attention import dot_product
+from lipcompile.ops.attention.dot_product import DotProduct
+from lipcompile.ops.attention.rules import Attention, Sight, contrast, mixing
 from lipcompile.ops.record import Extent
 
 from . import harness

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from lipcompile.graph import Graph
+from lipcompile.analysis.bounds import Bounds, derive
+from lipcompile.core.graph import Graph
 from lipcompile.numbers.certified import Certified, Interval
-from lipcompile.passes.bounds import Bounds, derive
 
 from .adversary import Adversary, Choice, gradients
 from .graphs import interpret, random_graph

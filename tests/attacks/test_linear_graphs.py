@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from lipcompile.graph import Graph, Value
+from lipcompile.analysis.bounds import derive
+from lipcompile.core.graph import Graph, Value
 from lipcompile.numbers.certified import Certified
-from lipcompile.ops.shape import Slice
-from lipcompile.passes.bounds import derive
+from lipcompile.ops.shape.rules import Slice
 
 from . import points
 from .forks import WIDTH, Net

@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from lipcompile.graph import Graph
+from lipcompile.analysis.bounds import derive, linear_in_loss
+from lipcompile.core.graph import Graph
 from lipcompile.numbers.certified import Certified
-from lipcompile.passes.bounds import derive, linear_in_loss
 
 from .modules import random_model
 from .test_modules import Subject, ascend, inputs, over, reweigh, subject, targets
@@ -151,7 +151,7 @@ def test_clips_of_rows_instead_of_examples_are_exceeded(tmp_path: Path, monkeypa
         norms = cotangent.norm(dim=-1, keepdim=True)
         return cotangent * (bound / norms).clamp(max=1), (norms <= bound).sum()
 
-    monkeypatch.setattr("lipcompile_torch.runtime.module.clip_cotangents", by_rows)
+    monkeypatch.setattr("lipcompile_torch.train.module.clip_cotangents", by_rows)
     seen = list(faults(found))
     assert any(fault.startswith("cotangent") for fault in seen)
     assert any(fault.startswith("K(") for fault in seen)

@@ -17,15 +17,15 @@ from typing import Any
 
 import pytest
 import torch
-from lipcompile_torch.emit import emit
 from torch import Tensor
 
-from lipcompile.derivation import Analysis, Derivation
-from lipcompile.diagnostics import InputError
-from lipcompile.graph import Graph
-from lipcompile.ops.attention import Attention
-from lipcompile.ops.dot_product import DotProduct
-from lipcompile.ops.shape import Dropout
+from lipcompile.core.derivation import Analysis, Derivation
+from lipcompile.core.diagnostics import InputError
+from lipcompile.core.graph import Graph
+from lipcompile.emitters.torch.emit import emit
+from lipcompile.ops.attention.dot_product import DotProduct
+from lipcompile.ops.attention.rules import Attention
+from lipcompile.ops.shape.rules import Dropout
 from lipcompile.pipeline import check
 
 from .catalogue import LOSS_ATTACKS

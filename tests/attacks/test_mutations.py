@@ -10,8 +10,8 @@ from functools import cache
 import pytest
 
 from lipcompile.numbers.certified import Certified
-from lipcompile.ops import LOSS_BY_NAME, OP_BY_NAME
 from lipcompile.ops.record import Extent
+from lipcompile.ops.table import LOSS_BY_NAME, OP_BY_NAME
 
 from . import harness
 from .catalogue import ATTACKS, LOSS_ATTACKS

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812
 
-from lipcompile.ops.resample import Interpolation, Upsample
+from lipcompile.ops.resample.rules import Interpolation, Upsample
 
 from . import harness, instances, points
 from .families.resample import upsample

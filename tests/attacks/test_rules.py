@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from lipcompile.numbers.certified import Certified
-from lipcompile.ops import LOSS_BY_NAME, LOSSES, OP_BY_NAME, OPS
+from lipcompile.ops.table import LOSS_BY_NAME, LOSSES, OP_BY_NAME, OPS
 
 from . import harness, instances, points
 from .catalogue import ATTACKS, LOSS_ATTACKS

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from lipcompile.numbers.certified import Certified
-from lipcompile.ops import LOSS_BY_NAME, OP_BY_NAME
+from lipcompile.ops.table import LOSS_BY_NAME, OP_BY_NAME
 
 from . import harness
 from .catalogue import ATTACKS, LOSS_ATTACKS

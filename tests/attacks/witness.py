@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lipcompile.ops import OP_BY_NAME
 from lipcompile.ops.record import Constraint, ConstraintKind, Shape
+from lipcompile.ops.table import OP_BY_NAME
 
 from . import harness
 from .family import Witness

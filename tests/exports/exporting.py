@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from lipcompile.frontends.quiet import silence_native
+from lipcompile.frontends.silence import silence_native
 from tests.exports.architectures import ARCHITECTURES
 
 # Operator sets that the exporters are asked for; the second one writes 18 where it is asked for less.

@@ -15,12 +15,12 @@ from lipcompile_verify import Problem, verify
 from lipcompile_verify.files import check_model, check_module
 
 from lipcompile.certificates import certificate, encode
-from lipcompile.derivation import Derivation
-from lipcompile.diagnostics import Diagnostic, Severity
+from lipcompile.core.derivation import Derivation
+from lipcompile.core.diagnostics import Diagnostic, Severity
+from lipcompile.core.programs import instantiate
 from lipcompile.frontends.options import ModelOptions
-from lipcompile.frontends.quiet import silence_native
+from lipcompile.frontends.silence import silence_native
 from lipcompile.pipeline import check
-from lipcompile.programs import instantiate
 from tests.exports.architectures import ARCHITECTURES
 from tests.exports.attack import Attained, attack
 from tests.exports.exporting import Export
@@ -64,7 +64,7 @@ def verdict(derivation: Derivation) -> Verdict:
 
 def unverified(derivation: Derivation, path: Path) -> list[Problem]:
     """Return what the verifier says against the certificate of a file, the module that it becomes, or the file."""
-    from lipcompile_torch.emit import emit
+    from lipcompile.emitters.torch.emit import emit
 
     document, module = json.loads(encode(certificate(derivation))), path.with_suffix(".py")
     module.write_text(emit(derivation), encoding="utf-8")
@@ -78,7 +78,7 @@ def errors(derivation: Derivation) -> list[Diagnostic]:
 
 def emitted(derivation: Derivation) -> Any:
     """Return the emitted module, with the weights of the file."""
-    from lipcompile_torch.emit import emit
+    from lipcompile.emitters.torch.emit import emit
 
     return instantiate(Path("emitted.py"), emit(derivation))
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from random import Random
 
 from lipcompile.frontends.lip.layers import SUGAR
-from lipcompile.ops import LOSS_BY_NAME
 from lipcompile.ops.registry import layers
+from lipcompile.ops.table import LOSS_BY_NAME
 
 TOKEN = re.compile(r"\#[^\n]*|\"[^\"\n]*\"|[A-Za-z_]\w*|\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|<=|->|\s+|.", re.DOTALL)
 NUMBERS = (

@@ -11,7 +11,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 from onnx.checker import ValidationError
 
-from lipcompile.frontends.onnx_import.ops import IMPORTERS
+from lipcompile.frontends.onnx.operators import IMPORTERS
 
 INTEGERS = (
     0,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-RUNTIME = "backends/lipcompile_torch/runtime"
+TORCH = "backends/lipcompile_torch"
 
 
 class Covered(NamedTuple):
@@ -25,30 +25,30 @@ def _runtime(*names: str) -> tuple[str, ...]:
 
 # Certificates: all that may make a bound too small.
 CERTIFICATES = {
-    f"{RUNTIME}/rounding.py": _runtime("rounding", "rounding_norms", "rounding_single", "drift"),
-    f"{RUNTIME}/gram.py": _runtime("rounding_norms", "gram", "norms"),
-    f"{RUNTIME}/norms.py": _runtime("rounding_norms", "norms", "projection"),
-    f"{RUNTIME}/single.py": _runtime("rounding_single", "drift", "native"),
-    f"{RUNTIME}/spectra.py": _runtime("rounding_single", "spectra"),
-    f"{RUNTIME}/drift.py": _runtime("rounding_drift", "drift"),
-    f"{RUNTIME}/projection.py": _runtime("rounding_projection", "projection"),
-    f"{RUNTIME}/operators.py": _runtime("rounding_operators", "norms"),
-    f"{RUNTIME}/constraints.py": _runtime("rounding_projection", "constraints", "projection"),
-    f"{RUNTIME}/intervals.py": _runtime("intervals", "robustness"),
-    f"{RUNTIME}/robustness.py": _runtime("rounding_robustness", "robustness"),
-    f"{RUNTIME}/precision.py": _runtime("rounding_noise", "noise", "training", "functional", "loopholes"),
-    f"{RUNTIME}/functional.py": _runtime("functional", "clipped", "native"),
-    f"{RUNTIME}/checks.py": _runtime("rounding_noise", "misuse", "loopholes", "roundings", "engine"),
-    f"{RUNTIME}/loss_clipping.py": _runtime("rounding_noise", "loss_clipping", "clip_thresholds"),
-    f"{RUNTIME}/noise.py": _runtime("rounding_noise", "noise"),
-    f"{RUNTIME}/normals.py": _runtime("rounding_noise", "normals"),
-    f"{RUNTIME}/clipped.py": _runtime("clipped"),
-    f"{RUNTIME}/clipping.py": _runtime("rounding_clips", "clipping"),
-    f"{RUNTIME}/uses.py": _runtime("rounding_clips", "clipping"),
-    f"{RUNTIME}/example_gradients.py": _runtime("example_gradients"),
-    f"{RUNTIME}/native_gradients.py": _runtime("example_gradients"),
-    f"{RUNTIME}/membership.py": _runtime("certificate", "checkpoint"),
-    "lipcompile/norms.py": ("tests/test_certified_rounding.py", "tests/test_certified_norms.py"),
+    f"{TORCH}/certify/rounding.py": _runtime("rounding", "rounding_norms", "rounding_single", "drift"),
+    f"{TORCH}/certify/gram.py": _runtime("rounding_norms", "gram", "norms"),
+    f"{TORCH}/certify/norms.py": _runtime("rounding_norms", "norms", "projection"),
+    f"{TORCH}/certify/single_precision.py": _runtime("rounding_single", "drift", "native"),
+    f"{TORCH}/certify/spectra.py": _runtime("rounding_single", "spectra"),
+    f"{TORCH}/certify/drift.py": _runtime("rounding_drift", "drift"),
+    f"{TORCH}/certify/projection.py": _runtime("rounding_projection", "projection"),
+    f"{TORCH}/certify/operators.py": _runtime("rounding_operators", "norms"),
+    f"{TORCH}/certify/constraints.py": _runtime("rounding_projection", "constraints", "projection"),
+    f"{TORCH}/certify/intervals.py": _runtime("intervals", "robustness"),
+    f"{TORCH}/certify/robustness.py": _runtime("rounding_robustness", "robustness"),
+    f"{TORCH}/certify/precision.py": _runtime("rounding_noise", "noise", "training", "functional", "loopholes"),
+    f"{TORCH}/nn/functional.py": _runtime("functional", "clipped", "native"),
+    f"{TORCH}/train/checks.py": _runtime("rounding_noise", "misuse", "loopholes", "roundings", "engine"),
+    f"{TORCH}/clip/loss_clipping.py": _runtime("rounding_noise", "loss_clipping", "clip_thresholds"),
+    f"{TORCH}/noise/mechanism.py": _runtime("rounding_noise", "noise"),
+    f"{TORCH}/noise/normals.py": _runtime("rounding_noise", "normals"),
+    f"{TORCH}/clip/clipped.py": _runtime("clipped"),
+    f"{TORCH}/clip/clipping.py": _runtime("rounding_clips", "clipping"),
+    f"{TORCH}/clip/uses.py": _runtime("rounding_clips", "clipping"),
+    f"{TORCH}/clip/example_gradients.py": _runtime("example_gradients"),
+    f"{TORCH}/clip/native_gradients.py": _runtime("example_gradients"),
+    f"{TORCH}/certify/membership.py": _runtime("certificate", "checkpoint"),
+    "lipcompile/numbers/norms.py": ("tests/test_certified_rounding.py", "tests/test_certified_norms.py"),
     "lipcompile/numbers/certified.py": (
         "tests/test_certified_rounding.py",
         "tests/test_domains.py",
@@ -65,26 +65,26 @@ CERTIFICATES = {
 }
 # What uses certificates, or looks for what breaks them.
 OTHERS = {
-    f"{RUNTIME}/roundings.py": _runtime("roundings"),
-    f"{RUNTIME}/module.py": _runtime("rounding_noise", "module"),
-    f"{RUNTIME}/gradients.py": _runtime("rounding_noise", "engine", "misuse"),
-    f"{RUNTIME}/streams.py": _runtime("rounding_noise", "streams"),
-    f"{RUNTIME}/regression.py": _runtime("losses"),
-    f"{RUNTIME}/box_muller.py": _runtime("native", "normals"),
+    f"{TORCH}/certify/roundings.py": _runtime("roundings"),
+    f"{TORCH}/train/module.py": _runtime("rounding_noise", "module"),
+    f"{TORCH}/train/gradients.py": _runtime("rounding_noise", "engine", "misuse"),
+    f"{TORCH}/noise/streams.py": _runtime("rounding_noise", "streams"),
+    f"{TORCH}/nn/regression.py": _runtime("losses"),
+    f"{TORCH}/noise/box_muller.py": _runtime("native", "normals"),
     "backends/lipcompile_privacy/guesses.py": _runtime("guesses"),
-    f"{RUNTIME}/adversarial.py": _runtime("robustness"),
-    f"{RUNTIME}/audit.py": ("tests/test_audit.py",),
-    f"{RUNTIME}/audit_points.py": ("tests/test_audit.py",),
-    f"{RUNTIME}/scattering.py": _runtime("scattering"),
+    f"{TORCH}/audit/adversarial.py": _runtime("robustness"),
+    f"{TORCH}/audit/search.py": ("tests/test_audit.py",),
+    f"{TORCH}/audit/points.py": ("tests/test_audit.py",),
+    f"{TORCH}/nn/scattering.py": _runtime("scattering"),
 }
 # Native code.
 KERNELS = {
-    f"{RUNTIME}/kernels/example_gradients.c": _runtime("example_gradients"),
-    f"{RUNTIME}/kernels/gram.c": _runtime("rounding_kernels", "drift", "native"),
-    f"{RUNTIME}/kernels/spectra.c": _runtime("rounding_kernels", "spectra"),
-    f"{RUNTIME}/kernels/sums.c": _runtime("rounding_kernels", "native", "functional"),
-    f"{RUNTIME}/kernels/difference.c": _runtime("rounding_kernels", "native"),
-    f"{RUNTIME}/kernels/normals.c": _runtime("native"),
+    f"{TORCH}/native/kernels/example_gradients.c": _runtime("example_gradients"),
+    f"{TORCH}/native/kernels/gram.c": _runtime("rounding_kernels", "drift", "native"),
+    f"{TORCH}/native/kernels/spectra.c": _runtime("rounding_kernels", "spectra"),
+    f"{TORCH}/native/kernels/sums.c": _runtime("rounding_kernels", "native", "functional"),
+    f"{TORCH}/native/kernels/difference.c": _runtime("rounding_kernels", "native"),
+    f"{TORCH}/native/kernels/normals.c": _runtime("native"),
 }
 COVERED = {
     **{file: Covered(tests) for file, tests in CERTIFICATES.items()},
@@ -93,11 +93,11 @@ COVERED = {
 }
 # Functions that guess where an eigenvalue lies: nothing is promised of what they return.
 GUESSES = {
-    f"{RUNTIME}/norms.py": {"_lanczos", "guess_eigenvalue"},
-    f"{RUNTIME}/single.py": {"_guess"},
-    f"{RUNTIME}/spectra.py": {"_ByTorch.guess"},
-    "lipcompile/norms.py": {"_guess"},
-    f"{RUNTIME}/kernels/spectra.c": {
+    f"{TORCH}/certify/norms.py": {"_lanczos", "guess_eigenvalue"},
+    f"{TORCH}/certify/single_precision.py": {"_guess"},
+    f"{TORCH}/certify/spectra.py": {"_ByTorch.guess"},
+    "lipcompile/numbers/norms.py": {"_guess"},
+    f"{TORCH}/native/kernels/spectra.c": {
         *("multiply", "inner", "add_multiple", "divide", "reaches_above", "largest_eigenvalue", "guess_block"),
     },
 }

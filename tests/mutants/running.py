@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-KERNELS = Path("backends/lipcompile_torch/runtime/kernels")
+KERNELS = Path("backends/lipcompile_torch/native/kernels")
 _COPIED = ("lipcompile", "backends", "grammar", "tests", "examples", "benchmarks", "pyproject.toml")
 _LIMIT = 900  # seconds that a mutant's tests may take; one that hangs is seen as well
 # Tests run in processes that are forked from one that has imported what takes seconds.

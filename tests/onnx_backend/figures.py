@@ -16,9 +16,9 @@ from pathlib import Path
 import onnx
 from onnx import defs
 
-from lipcompile.frontends.onnx_import.ops import IMPORTERS, PARTS
-from lipcompile.frontends.onnx_import.refused import LATER, NEVER, OF_CONSTANTS
-from lipcompile.frontends.onnx_import.values import ARITHMETIC
+from lipcompile.frontends.onnx.operators import IMPORTERS, PARTS
+from lipcompile.frontends.onnx.refused import LATER, NEVER, OF_CONSTANTS
+from lipcompile.frontends.onnx.values import ARITHMETIC
 from tests.onnx_backend import cases, comparing, record
 from tests.onnx_backend.comparing import ABSENT, EQUAL, RANDOM, REFUSED, Outcome
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from onnx import defs
 
-from lipcompile.diagnostics import InputError, Severity
-from lipcompile.frontends.onnx_import import reviewed
-from lipcompile.frontends.onnx_import.ops import IMPORTERS, PARTS, PLACING
-from lipcompile.frontends.onnx_import.refused import LATER, NEVER, OF_CONSTANTS
+from lipcompile.core.diagnostics import InputError, Severity
+from lipcompile.frontends.onnx import reviewed
+from lipcompile.frontends.onnx.operators import IMPORTERS, PARTS, PLACING
+from lipcompile.frontends.onnx.refused import LATER, NEVER, OF_CONSTANTS
 from lipcompile.pipeline import check
 from tests.onnx_backend import cases, record
 from tests.onnx_backend.cases import Case

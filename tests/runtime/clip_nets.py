@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lipcompile_torch.emit import emit
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
+from lipcompile.core.programs import instantiate
+from lipcompile.emitters.torch.emit import emit
 from lipcompile.frontends.options import ModelOptions
 from lipcompile.pipeline import check
-from lipcompile.programs import instantiate
 
 B = 6
 counter = itertools.count()

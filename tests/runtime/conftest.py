@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from lipcompile_torch.runtime import native
+from lipcompile_torch import native
 
 
 @pytest.fixture

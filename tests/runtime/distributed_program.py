@@ -18,15 +18,14 @@ from unittest.mock import patch
 
 import torch
 from lipcompile_privacy.factorisation import planned_strategy
-from lipcompile_torch import ClipGroup, PrivacyEngine
-from lipcompile_torch.runtime import layers
-from lipcompile_torch.runtime.checkpoint import read_checkpoint, restore, save_checkpoint
-from lipcompile_torch.runtime.distributed import Processes
-from lipcompile_torch.runtime.loss_clipping import AdaptiveClip
-from lipcompile_torch.runtime.module import LipschitzModule
-from lipcompile_torch.runtime.reduction import Reduction
-from lipcompile_torch.runtime.sampler import PrivateLoader
-from lipcompile_torch.runtime.sharding import add_sum_, is_shard
+from lipcompile_torch import ClipGroup, PrivacyEngine, layers
+from lipcompile_torch.clip.loss_clipping import AdaptiveClip
+from lipcompile_torch.train.checkpoint import read_checkpoint, restore, save_checkpoint
+from lipcompile_torch.train.distributed import Processes
+from lipcompile_torch.train.module import LipschitzModule
+from lipcompile_torch.train.reduction import Reduction
+from lipcompile_torch.train.sampler import PrivateLoader
+from lipcompile_torch.train.sharding import add_sum_, is_shard
 from torch import Tensor
 from torch import distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
@@ -428,7 +427,7 @@ def every_rank_adds_noise() -> Any:
 
 
 def the_same_noise_for_all_shards() -> Any:
-    from lipcompile_torch.runtime.normals import PlainNormals
+    from lipcompile_torch.noise.normals import PlainNormals
 
     true: Any = PlainNormals.__init__
 

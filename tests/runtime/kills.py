@@ -30,9 +30,9 @@ from typing import Any
 
 import numpy as np
 from lipcompile_privacy.accounting import RandomAllocation, epsilon
-from lipcompile_torch.runtime.checkpoint import read_checkpoint
-from lipcompile_torch.runtime.ledger import Ledger, read_ledger
-from lipcompile_torch.runtime.optimizer import PrivateOptimizer
+from lipcompile_torch.train.checkpoint import read_checkpoint
+from lipcompile_torch.train.ledger import Ledger, read_ledger
+from lipcompile_torch.train.optimizer import PrivateOptimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from lipcompile import __main__

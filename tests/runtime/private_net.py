@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from lipcompile_torch import PrivacyEngine
-from lipcompile_torch.runtime import layers, losses
-from lipcompile_torch.runtime.engine import SeededWarning
-from lipcompile_torch.runtime.module import LipschitzModule
+from lipcompile_torch import PrivacyEngine, layers
+from lipcompile_torch.nn import losses
+from lipcompile_torch.train.engine import SeededWarning
+from lipcompile_torch.train.module import LipschitzModule
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 from torch.utils.data import DataLoader, TensorDataset

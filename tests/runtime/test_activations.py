@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from lipcompile_torch.runtime import functional as lf
-from lipcompile_torch.runtime.layers import ConstrainedLayer, Householder, PReLU, Scale
+from lipcompile_torch.nn import functional as lf
+from lipcompile_torch.nn.layers import ConstrainedLayer, Householder, PReLU, Scale
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 

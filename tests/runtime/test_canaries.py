@@ -13,14 +13,16 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from lipcompile_privacy.accounting import BudgetError
-from lipcompile_torch.runtime import checks, layers, losses
-from lipcompile_torch.runtime.audit_points import Admissible
-from lipcompile_torch.runtime.canaries import CanaryError
-from lipcompile_torch.runtime.checks import PrivacyError
-from lipcompile_torch.runtime.engine import PrivacyEngine
-from lipcompile_torch.runtime.module import LipschitzModule
-from lipcompile_torch.runtime.noise import NoiseSource
-from lipcompile_torch.runtime.privacy_audit import PrivacyAudit, PrivacyAuditConfig, audit_privacy
+from lipcompile_torch import layers
+from lipcompile_torch.audit.canaries import CanaryError
+from lipcompile_torch.audit.points import Admissible
+from lipcompile_torch.audit.privacy_audit import PrivacyAudit, PrivacyAuditConfig, audit_privacy
+from lipcompile_torch.nn import losses
+from lipcompile_torch.noise.mechanism import NoiseSource
+from lipcompile_torch.train import checks
+from lipcompile_torch.train.checks import PrivacyError
+from lipcompile_torch.train.engine import PrivacyEngine
+from lipcompile_torch.train.module import LipschitzModule
 from scipy.stats import binom
 from torch import Tensor
 

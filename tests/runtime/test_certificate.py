@@ -18,14 +18,14 @@ import lipcompile_verify
 import pytest
 import torch
 from lipcompile_torch import Ball, Frobenius, PrivacyEngine, Spectral, layers
-from lipcompile_torch.emit import emit
-from lipcompile_torch.runtime import certificate
-from lipcompile_torch.runtime.certificate import CertificateError, UncertifiedWarning, check_certificate
-from lipcompile_torch.runtime.checkpoint import CheckpointError, read_checkpoint, restore, save_checkpoint
-from lipcompile_torch.runtime.checks import PrivacyError
-from lipcompile_torch.runtime.module import LipschitzModule
+from lipcompile_torch.certify import certificate
+from lipcompile_torch.certify.certificate import CertificateError, UncertifiedWarning, check_certificate
+from lipcompile_torch.train.checkpoint import CheckpointError, read_checkpoint, restore, save_checkpoint
+from lipcompile_torch.train.checks import PrivacyError
+from lipcompile_torch.train.module import LipschitzModule
 from torch.utils.data import DataLoader, TensorDataset
 
+from lipcompile.emitters.torch.emit import emit
 from lipcompile.frontends.options import ModelOptions
 from lipcompile.pipeline import check
 

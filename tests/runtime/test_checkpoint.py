@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 from lipcompile_torch import PrivacyEngine
-from lipcompile_torch.runtime.checkpoint import CheckpointError, read_checkpoint, restore, save_checkpoint
-from lipcompile_torch.runtime.ledger import Ledger, LedgerError
-from lipcompile_torch.runtime.membership import outside
+from lipcompile_torch.certify.membership import outside
+from lipcompile_torch.train.checkpoint import CheckpointError, read_checkpoint, restore, save_checkpoint
+from lipcompile_torch.train.ledger import Ledger, LedgerError
 from torch.optim import SGD, Adam
 
 HELP = run_path(str(Path(__file__).with_name("private_net.py")))

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 from lipcompile_torch import ClipGroup, PrivacyEngine
-from lipcompile_torch.runtime.checks import PrivacyError
-from lipcompile_torch.runtime.noise import allocate
+from lipcompile_torch.noise.mechanism import allocate
+from lipcompile_torch.train.checks import PrivacyError
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, TensorDataset

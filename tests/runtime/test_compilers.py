@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 (MODULE,) = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["ext-modules"]
-KERNELS = ROOT / "backends/lipcompile_torch/runtime/kernels"
+KERNELS = ROOT / "backends/lipcompile_torch/native/kernels"
 FLAGS = [*MODULE["extra-compile-args"], "-Wall", "-Wextra", "-Werror", f"-I{KERNELS}"]
 
 # What runs a program that a compiler makes, and how it is linked for that.

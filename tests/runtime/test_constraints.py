@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from lipcompile_torch.runtime.constraints import (
+from lipcompile_torch.certify.constraints import (
     Ball,
     Box,
     Constraint,
@@ -16,7 +16,7 @@ from lipcompile_torch.runtime.constraints import (
     RowBalls,
     Spectral,
 )
-from lipcompile_torch.runtime.operators import Convolution, Dense, Entries, Operator, Rows, Translation
+from lipcompile_torch.certify.operators import Convolution, Dense, Entries, Operator, Rows, Translation
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 

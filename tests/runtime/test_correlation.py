@@ -13,8 +13,8 @@ import torch
 from lipcompile_privacy.accounting import BudgetError, Mechanism
 from lipcompile_privacy.factorisation import BandedToeplitz, Cyclic, MinSeparation, planned_strategy
 from lipcompile_torch import PrivacyEngine
-from lipcompile_torch.runtime.engine import SeededWarning
-from lipcompile_torch.runtime.ledger import read_ledger
+from lipcompile_torch.train.engine import SeededWarning
+from lipcompile_torch.train.ledger import read_ledger
 
 HELP = run_path(str(Path(__file__).with_name("private_net.py")))
 Net, backward = HELP["Net"], HELP["backward"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from lipcompile_torch.runtime.data import DataError, from_arrays, load_npz, load_test_npz
+from lipcompile_torch.train.data import DataError, from_arrays, load_npz, load_test_npz
 
 RNG = np.random.default_rng(0)
 

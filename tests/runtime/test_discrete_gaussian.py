@@ -10,8 +10,8 @@ from typing import Any
 import mpmath
 import numpy as np
 import pytest
-from lipcompile_torch.runtime import discrete_gaussian as module
-from lipcompile_torch.runtime.discrete_gaussian import GRID_BITS, Words, draw
+from lipcompile_torch.noise import discrete_gaussian as module
+from lipcompile_torch.noise.discrete_gaussian import GRID_BITS, Words, draw
 from numpy.typing import NDArray
 
 R = 2**GRID_BITS

@@ -19,12 +19,12 @@ from typing import Any
 import pytest
 import torch
 from lipcompile_privacy.accounting import Mechanism
-from lipcompile_torch.runtime.checkpoint import read_checkpoint, restore
-from lipcompile_torch.runtime.distributed import World
-from lipcompile_torch.runtime.ledger import Ledger, read_ledger
-from lipcompile_torch.runtime.precision import rounding_slack
-from lipcompile_torch.runtime.reduction import owners
-from lipcompile_torch.runtime.sampler import PrivateLoader
+from lipcompile_torch.certify.precision import rounding_slack
+from lipcompile_torch.train.checkpoint import read_checkpoint, restore
+from lipcompile_torch.train.distributed import World
+from lipcompile_torch.train.ledger import Ledger, read_ledger
+from lipcompile_torch.train.reduction import owners
+from lipcompile_torch.train.sampler import PrivateLoader
 from torch.optim import Adam
 
 from tests.runtime.clip_nets import expected, per_example

@@ -6,8 +6,8 @@ import math
 
 import pytest
 import torch
-from lipcompile_torch.runtime import drift
-from lipcompile_torch.runtime.drift import (
+from lipcompile_torch.certify import drift
+from lipcompile_torch.certify.drift import (
     COARSE,
     FINE,
     Blocks,
@@ -18,7 +18,7 @@ from lipcompile_torch.runtime.drift import (
     frobenius_length,
     read_norms,
 )
-from lipcompile_torch.runtime.single import spectral_bound
+from lipcompile_torch.certify.single_precision import spectral_bound
 from torch import Tensor
 
 BLOCKS = pytest.mark.parametrize("blocks", [COARSE, FINE], ids=["coarse", "fine"])
@@ -226,7 +226,7 @@ def test_certificates_in_float32_hold(shape: tuple[int, int], kind: str, scale: 
 
 
 def test_a_guess_that_is_wrong_costs_tightness_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lipcompile_torch.runtime import single
+    from lipcompile_torch.certify import single_precision as single
 
     matrix = matrices("gauss", (1, 100, 120))[0]
     for guess in (1e-9, 1e-3, 1.0, 5.0):

@@ -22,12 +22,12 @@ from lipcompile_privacy.accounting import (
 )
 from lipcompile_privacy.generators import GeneratorWarning
 from lipcompile_torch import PrivacyEngine
-from lipcompile_torch.runtime.checks import PrivacyError
-from lipcompile_torch.runtime.gradients import _stated
-from lipcompile_torch.runtime.ledger import read_ledger
-from lipcompile_torch.runtime.noise import Rule
-from lipcompile_torch.runtime.normals import PlainNormals
-from lipcompile_torch.runtime.precision import rounding_slack
+from lipcompile_torch.certify.precision import rounding_slack
+from lipcompile_torch.noise.mechanism import Rule
+from lipcompile_torch.noise.normals import PlainNormals
+from lipcompile_torch.train.checks import PrivacyError
+from lipcompile_torch.train.gradients import _stated
+from lipcompile_torch.train.ledger import read_ledger
 from torch.optim import SGD, Adam, AdamW, lr_scheduler
 
 HELP = run_path(str(Path(__file__).with_name("private_net.py")))
@@ -265,7 +265,7 @@ def test_gradients_are_gone_when_weights_are_projected(monkeypatch: pytest.Monke
 
     backward(module, *next(iter(loader)))
     gradients += [weakref.ref(parameter.grad) for parameter in module.parameters()]
-    monkeypatch.setattr("lipcompile_torch.runtime.module.LipschitzModule.project_", project)
+    monkeypatch.setattr("lipcompile_torch.train.module.LipschitzModule.project_", project)
     optimizer._gradients._stated = _stated(module)  # which refuses methods that were replaced
     optimizer.step()
     assert left == [[False] * 3]

@@ -9,9 +9,9 @@ from fractions import Fraction
 
 import pytest
 import torch
-from lipcompile_torch.runtime import native
-from lipcompile_torch.runtime.example_gradients import Clip, ExampleGradients
-from lipcompile_torch.runtime.outer_products import Windows
+from lipcompile_torch import native
+from lipcompile_torch.clip.example_gradients import Clip, ExampleGradients
+from lipcompile_torch.clip.outer_products import Windows
 from torch import Tensor
 from torch.func import grad, vmap
 from torch.nn import functional as F  # noqa: N812

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from lipcompile_torch.runtime import native
-from lipcompile_torch.runtime.checks import current_contents
-from lipcompile_torch.runtime.distributed import World
-from lipcompile_torch.runtime.fingerprint import BLOCK, Key, fingerprint, in_memory
-from lipcompile_torch.runtime.reduction import Reduction
+from lipcompile_torch import native
+from lipcompile_torch.native.fingerprint import BLOCK, Key, fingerprint, in_memory
+from lipcompile_torch.train.checks import current_contents
+from lipcompile_torch.train.distributed import World
+from lipcompile_torch.train.reduction import Reduction
 from torch import Tensor, nn
 
 SECRET = bytes(range(32))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from lipcompile_torch.runtime.gram import gram_iteration
+from lipcompile_torch.certify.gram import gram_iteration
 from torch import Tensor
 
 

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lipcompile_torch.runtime import intervals as intervals_module
-from lipcompile_torch.runtime import numbers as num
-from lipcompile_torch.runtime.intervals import Interval, Intervals
+from lipcompile_torch.certify import intervals as intervals_module
+from lipcompile_torch.certify import numbers as num
+from lipcompile_torch.certify.intervals import Interval, Intervals
 
 doubles = st.floats(-1e100, 1e100, allow_subnormal=False).filter(lambda x: x == 0 or abs(x) > 1e-100)
 intervals = st.tuples(doubles, doubles).map(lambda ends: Interval(min(ends), max(ends)))

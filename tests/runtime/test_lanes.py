@@ -12,17 +12,18 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from lipcompile_torch import PrivacyEngine
-from lipcompile_torch.runtime import bits as sources
-from lipcompile_torch.runtime import box_muller, layers, losses, native
-from lipcompile_torch.runtime import flat as flats
-from lipcompile_torch.runtime.bits import Bits
-from lipcompile_torch.runtime.box_muller import BLOCK, adder
-from lipcompile_torch.runtime.flat import add_scaled_, flat, in_threads, stretches
-from lipcompile_torch.runtime.lanes import LANES, STRETCH, Lanes
-from lipcompile_torch.runtime.module import LipschitzModule
-from lipcompile_torch.runtime.noise import NoiseSource
-from lipcompile_torch.runtime.normals import SecureNormals
+from lipcompile_torch import PrivacyEngine, layers, native
+from lipcompile_torch.native import memory_rows as flats
+from lipcompile_torch.native.memory_rows import add_scaled_, flat, in_threads, stretches
+from lipcompile_torch.nn import losses
+from lipcompile_torch.noise import bits as sources
+from lipcompile_torch.noise import box_muller
+from lipcompile_torch.noise.bits import Bits
+from lipcompile_torch.noise.box_muller import BLOCK, adder
+from lipcompile_torch.noise.mechanism import NoiseSource
+from lipcompile_torch.noise.normals import SecureNormals
+from lipcompile_torch.noise.word_sources import LANES, STRETCH, Lanes
+from lipcompile_torch.train.module import LipschitzModule
 from numpy.random import SFC64
 from numpy.typing import NDArray
 from torch import Tensor, nn

@@ -6,9 +6,9 @@ import math
 
 import pytest
 import torch
-from lipcompile_torch.runtime import layers
-from lipcompile_torch.runtime.constraints import Ball, Fixed, Frobenius, Orthogonal, Spectral
-from lipcompile_torch.runtime.layers import Bias, ConstrainedLayer, Conv1d, Conv2d, Conv3d, Dense
+from lipcompile_torch import layers
+from lipcompile_torch.certify.constraints import Ball, Fixed, Frobenius, Orthogonal, Spectral
+from lipcompile_torch.nn.layers import Bias, ConstrainedLayer, Conv1d, Conv2d, Conv3d, Dense
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 

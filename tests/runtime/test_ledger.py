@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from lipcompile_privacy.accounting import Mechanism, NeighbouringRelation, RandomAllocation, epsilon
-from lipcompile_torch.runtime.ledger import Ledger, LedgerError, read_ledger
+from lipcompile_torch.train.ledger import Ledger, LedgerError, read_ledger
 
 ADD = NeighbouringRelation.ADD_REMOVE
 MECHANISM, OTHER = Mechanism(0.1, 1.5), Mechanism(0.2, 0.75)
@@ -176,7 +176,7 @@ def test_two_writers_are_refused_in_this_process_and_in_another(path: Path) -> N
     with pytest.raises(LedgerError, match="in use"):
         Ledger(path, ADD, 100)
     code = (
-        "import sys; from lipcompile_torch.runtime.ledger import *\n"
+        "import sys; from lipcompile_torch.train.ledger import *\n"
         "from lipcompile_privacy.accounting import NeighbouringRelation\n"
         "try: Ledger(sys.argv[1], NeighbouringRelation.ADD_REMOVE, 100)\n"
         "except LedgerError as error: sys.exit(7 if 'in use' in str(error) else 1)\n"

@@ -11,9 +11,9 @@ import pytest
 import torch
 from lipcompile_privacy.planning import ShortenedWarning
 from lipcompile_torch import ClipGroup, PrivacyEngine
-from lipcompile_torch.runtime.checks import PrivacyError
-from lipcompile_torch.runtime.engine import SeededWarning
-from lipcompile_torch.runtime.ledger import LedgerError, read_ledger
+from lipcompile_torch.train.checks import PrivacyError
+from lipcompile_torch.train.engine import SeededWarning
+from lipcompile_torch.train.ledger import LedgerError, read_ledger
 from torch import nn
 from torch.optim import SGD
 

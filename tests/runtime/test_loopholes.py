@@ -16,14 +16,14 @@ import torch
 from lipcompile_privacy.accounting import BudgetError, Mechanism, NeighbouringRelation, epsilon
 from lipcompile_privacy.factorisation import BandedToeplitz, MinSeparation
 from lipcompile_torch import PrivacyEngine
-from lipcompile_torch.runtime.checks import PrivacyError
-from lipcompile_torch.runtime.data import Arrays
-from lipcompile_torch.runtime.gradients import LipschitzGradients
-from lipcompile_torch.runtime.ledger import Ledger, LedgerError, read_ledger
-from lipcompile_torch.runtime.noise import NoiseSource
-from lipcompile_torch.runtime.precision import RoundedSumsWarning, rounding_slack, sum_slack
-from lipcompile_torch.runtime.sampler import LogicalBatch
-from lipcompile_torch.runtime.training import TrainConfig, train
+from lipcompile_torch.certify.precision import RoundedSumsWarning, rounding_slack, sum_slack
+from lipcompile_torch.noise.mechanism import NoiseSource
+from lipcompile_torch.train.checks import PrivacyError
+from lipcompile_torch.train.data import Arrays
+from lipcompile_torch.train.gradients import LipschitzGradients
+from lipcompile_torch.train.ledger import Ledger, LedgerError, read_ledger
+from lipcompile_torch.train.sampler import LogicalBatch
+from lipcompile_torch.train.training import TrainConfig, train
 from torch import nn
 from torch.optim import SGD
 
@@ -148,7 +148,7 @@ def test_half_an_epoch_is_no_more_than_was_calibrated_for() -> None:
     assert engine.get_epsilon(1e-5) <= 1.0
 
 
-@pytest.mark.filterwarnings("ignore::lipcompile_torch.runtime.precision.RoundedSumsWarning")
+@pytest.mark.filterwarnings("ignore::lipcompile_torch.certify.precision.RoundedSumsWarning")
 @pytest.mark.parametrize(
     ("dtype", "autocast"),
     [(torch.float32, False), (torch.float32, True), (torch.float16, False), (torch.bfloat16, False)],
@@ -176,7 +176,7 @@ def test_rounding_of_sums_is_paid_for_in_noise(dtype: torch.dtype, autocast: boo
     assert worst <= 1
 
 
-@pytest.mark.filterwarnings("ignore::lipcompile_torch.runtime.precision.RoundedSumsWarning")
+@pytest.mark.filterwarnings("ignore::lipcompile_torch.certify.precision.RoundedSumsWarning")
 def test_pieces_are_not_added_up_in_half_precision() -> None:
     module, optimizer, loader = private(module=Net().to(torch.bfloat16), max_physical_batch=2, count=40)
     for x, y in loader:  # of some 20 examples each
@@ -212,7 +212,7 @@ def test_the_smallest_numbers_of_a_sum_are_paid_for_in_noise() -> None:
     assert sum_slack(torch.float32, 64.0, 10**4, 0.5, depth=90) == pytest.approx(added, rel=2e-3)
 
 
-@pytest.mark.filterwarnings("ignore::lipcompile_torch.runtime.precision.RoundedSumsWarning")
+@pytest.mark.filterwarnings("ignore::lipcompile_torch.certify.precision.RoundedSumsWarning")
 def test_an_empty_batch_gets_the_noise_of_any_other() -> None:
     """Where the loop skips it nothing flows back to say how precisely; the noise must not tell."""
     module, optimizer, loader = private()

@@ -12,9 +12,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from lipcompile_torch.runtime import checks, losses
-from lipcompile_torch.runtime.gate import GateRecord
-from lipcompile_torch.runtime.loss_clipping import (
+from lipcompile_torch.clip.loss_clipping import (
     AdaptiveClip,
     ClipLength,
     Cosine,
@@ -23,8 +21,11 @@ from lipcompile_torch.runtime.loss_clipping import (
     clip_cotangents,
     gradient_multiplier,
 )
-from lipcompile_torch.runtime.normals import Normals, PlainNormals, SecureNormals
-from lipcompile_torch.runtime.sampler import LogicalBatch
+from lipcompile_torch.nn import losses
+from lipcompile_torch.noise.normals import Normals, PlainNormals, SecureNormals
+from lipcompile_torch.train import checks
+from lipcompile_torch.train.gate import GateRecord
+from lipcompile_torch.train.sampler import LogicalBatch
 from torch import Tensor
 
 helper = runpy.run_path(str(Path(__file__).parent / "private_net.py"))
@@ -158,7 +159,7 @@ def test_the_gate_refuses_a_cotangent_above_the_clip(monkeypatch: pytest.MonkeyP
     module.criterion(module(x), y).backward()
     checks.check_flow(flow(module.gate), batch, limit)
     module.gate.reset()
-    monkeypatch.setattr("lipcompile_torch.runtime.module.clip_cotangents", lambda g, _: (g, torch.tensor(0)))
+    monkeypatch.setattr("lipcompile_torch.train.module.clip_cotangents", lambda g, _: (g, torch.tensor(0)))
     module.criterion(module(x), y).backward()
     with pytest.raises(checks.PrivacyError, match=r"where the analysis allows 0\.7"):
         checks.check_flow(flow(module.gate), batch, limit)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from lipcompile_torch.runtime import losses
+from lipcompile_torch.nn import losses
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 

@@ -10,14 +10,13 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from lipcompile_torch import ClipGroup, PrivacyEngine
-from lipcompile_torch.runtime import layers
-from lipcompile_torch.runtime.checks import PrivacyError
-from lipcompile_torch.runtime.constraints import Fixed, Spectral
-from lipcompile_torch.runtime.module import LipschitzModule
-from lipcompile_torch.runtime.noise import NoiseSource
-from lipcompile_torch.runtime.precision import rounding_slack
-from lipcompile_torch.runtime.sampling import SamplingError
+from lipcompile_torch import ClipGroup, PrivacyEngine, layers
+from lipcompile_torch.certify.constraints import Fixed, Spectral
+from lipcompile_torch.certify.precision import rounding_slack
+from lipcompile_torch.noise.mechanism import NoiseSource
+from lipcompile_torch.train.checks import PrivacyError
+from lipcompile_torch.train.module import LipschitzModule
+from lipcompile_torch.train.sampling import SamplingError
 from torch import nn
 from torch.optim import LBFGS, SGD, Optimizer, SparseAdam
 
@@ -267,7 +266,7 @@ def test_replaced_layers_are_refused() -> None:
         )
 
 
-@pytest.mark.filterwarnings("ignore::lipcompile_torch.runtime.precision.RoundedSumsWarning")
+@pytest.mark.filterwarnings("ignore::lipcompile_torch.certify.precision.RoundedSumsWarning")
 def test_autocast_is_paid_for_in_noise() -> None:
     """bfloat16 products exceed the bounds by more than float32's slack, whatever dtype the parameters have."""
     module, optimizer, loader = private()

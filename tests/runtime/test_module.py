@@ -12,19 +12,20 @@ import sys
 import numpy as np
 import pytest
 import torch
-from lipcompile_torch.runtime import functional, layers, losses
-from lipcompile_torch.runtime.constraints import Ball, Fixed, Orthogonal
-from lipcompile_torch.runtime.membership import OutsideWarning
-from lipcompile_torch.runtime.module import LipschitzModule
-from lipcompile_torch.runtime.precision import rounding_slack
-from lipcompile_torch.runtime.weights import Arrays, decode_weights, encode_weights
+from lipcompile_torch import layers
+from lipcompile_torch.certify.constraints import Ball, Fixed, Orthogonal
+from lipcompile_torch.certify.membership import OutsideWarning
+from lipcompile_torch.certify.precision import rounding_slack
+from lipcompile_torch.nn import functional, losses
+from lipcompile_torch.train.module import LipschitzModule
+from lipcompile_torch.weights import Arrays, decode_weights, encode_weights
 from torch import Tensor, nn
 
 L = math.sqrt(2)
 
 
 class Small(LipschitzModule):
-    """An emitted module in miniature; constants by the design notes, section 3."""
+    """An emitted module in miniature; constants by hand."""
 
     input_shape = (1, 6, 6)
     input_norm = 1.0

@@ -13,13 +13,15 @@ import numpy as np
 import pytest
 import torch
 from cryptography.hazmat.primitives import ciphers
-from lipcompile_torch.runtime import drift, functional, native
-from lipcompile_torch.runtime.bits import KeyStream
-from lipcompile_torch.runtime.box_muller import BLOCK, adder
-from lipcompile_torch.runtime.drift import COARSE, FINE
-from lipcompile_torch.runtime.flat import flat
-from lipcompile_torch.runtime.lanes import STRETCH, Lanes
-from lipcompile_torch.runtime.single import spectral_bound
+from lipcompile_torch import native
+from lipcompile_torch.certify import drift
+from lipcompile_torch.certify.drift import COARSE, FINE
+from lipcompile_torch.certify.single_precision import spectral_bound
+from lipcompile_torch.native.memory_rows import flat
+from lipcompile_torch.nn import functional
+from lipcompile_torch.noise.bits import KeyStream
+from lipcompile_torch.noise.box_muller import BLOCK, adder
+from lipcompile_torch.noise.word_sources import STRETCH, Lanes
 from numpy.typing import NDArray
 from torch import Tensor
 

@@ -1,4 +1,4 @@
-"""Allocation against the formulas of the design notes, and the noise that is really drawn."""
+"""Allocation against formulas written by hand, and the noise that is really drawn."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lipcompile_torch.runtime.noise import (
+from lipcompile_torch.certify.precision import rounding_slack
+from lipcompile_torch.noise.mechanism import (
     Allocation,
     NoiseSource,
     allocate,
     effective_multiplier,
     zero_gradient_,
 )
-from lipcompile_torch.runtime.precision import rounding_slack
 from torch import nn
 
 ALLOCATIONS: tuple[Allocation, ...] = ("global", "per_layer", "optimal")

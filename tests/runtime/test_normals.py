@@ -12,8 +12,8 @@ from runpy import run_path
 
 import pytest
 import torch
-from lipcompile_torch.runtime.noise import NoiseSource
-from lipcompile_torch.runtime.normals import Normals, PlainNormals, SecureNormals, fresh_generator
+from lipcompile_torch.noise.mechanism import NoiseSource
+from lipcompile_torch.noise.normals import Normals, PlainNormals, SecureNormals, fresh_generator
 from torch import Tensor, nn
 
 CPU = torch.device("cpu")
@@ -120,7 +120,7 @@ def test_secure_normals_have_the_moments_of_normals() -> None:
 
 _FORK = """
 import os, sys, torch
-from lipcompile_torch.runtime.normals import SecureNormals, PlainNormals
+from lipcompile_torch.noise.normals import SecureNormals, PlainNormals
 torch.set_num_threads(1)
 sources = [PlainNormals(), SecureNormals()]
 for source in sources:
@@ -168,7 +168,7 @@ def released(source: Normals, gradient: float, n: int, scale: float = 1.0) -> Te
 def test_low_bits_of_released_values_tell_nothing_of_the_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     # Mironov's attack: next to 0 a plain sum 0 + z has bits far below those that 1 + z has room for; a released
     # value that is no multiple of 2^-53 says that the gradient was 0. Secure sums lie on one grid either way.
-    monkeypatch.setattr("lipcompile_torch.runtime.noise.rounding_slack", lambda _: 0.0)
+    monkeypatch.setattr("lipcompile_torch.noise.mechanism.rounding_slack", lambda _: 0.0)
 
     def betrayed(source: Normals, gradient: float) -> int:
         values = released(source, gradient, 2**16)

@@ -10,9 +10,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from lipcompile_torch.runtime import native, norms, operators, spectra
-from lipcompile_torch.runtime.norms import EuclideanNorm, matrix_norm, normalised, spectral_norm_bound
-from lipcompile_torch.runtime.operators import Convolution, Dense, PaddingMode, conv_norm_bound
+from lipcompile_torch import native
+from lipcompile_torch.certify import norms, operators, spectra
+from lipcompile_torch.certify.norms import EuclideanNorm, matrix_norm, normalised, spectral_norm_bound
+from lipcompile_torch.certify.operators import Convolution, Dense, PaddingMode, conv_norm_bound
 from torch import Tensor
 
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 import torch.utils.checkpoint
 from lipcompile_torch import PrivacyEngine
-from lipcompile_torch.runtime.checks import PrivacyError
-from lipcompile_torch.runtime.precision import rounding_slack
+from lipcompile_torch.certify.precision import rounding_slack
+from lipcompile_torch.train.checks import PrivacyError
 from torch import nn
 
 HELP = run_path(str(Path(__file__).with_name("private_net.py")))

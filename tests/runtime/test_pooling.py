@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-from lipcompile_torch.runtime import functional as lf
+from lipcompile_torch.nn import functional as lf
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 

@@ -16,12 +16,13 @@ from typing import Any
 
 import pytest
 import torch
-from lipcompile_torch.runtime import drift, operators, projection, single
-from lipcompile_torch.runtime.constraints import Fixed, Frobenius, Orthogonal, RowBalls, Spectral
-from lipcompile_torch.runtime.drift import COARSE, FINE
-from lipcompile_torch.runtime.layers import ConstrainedLayer, Conv1d, Conv2d, ConvTranspose2d, Dense, Embedding
-from lipcompile_torch.runtime.operators import Convolution
-from lipcompile_torch.runtime.projection import Amortised, project_
+from lipcompile_torch.certify import drift, operators, projection
+from lipcompile_torch.certify import single_precision as single
+from lipcompile_torch.certify.constraints import Fixed, Frobenius, Orthogonal, RowBalls, Spectral
+from lipcompile_torch.certify.drift import COARSE, FINE
+from lipcompile_torch.certify.operators import Convolution
+from lipcompile_torch.certify.projection import Amortised, project_
+from lipcompile_torch.nn.layers import ConstrainedLayer, Conv1d, Conv2d, ConvTranspose2d, Dense, Embedding
 from torch import Tensor
 
 private = run_path(str(Path(__file__).with_name("private_net.py")))["private"]

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from lipcompile_torch.runtime import functional as lf
-from lipcompile_torch.runtime.constraints import Constraint, Frobenius, Orthogonal, Spectral
-from lipcompile_torch.runtime.layers import (
+from lipcompile_torch.certify.constraints import Constraint, Frobenius, Orthogonal, Spectral
+from lipcompile_torch.nn import functional as lf
+from lipcompile_torch.nn.layers import (
     ConstrainedLayer,
     Conv1d,
     Conv2d,
@@ -18,7 +18,7 @@ from lipcompile_torch.runtime.layers import (
     ConvTranspose2d,
     ConvTranspose3d,
 )
-from lipcompile_torch.runtime.resampling import Mode
+from lipcompile_torch.nn.resampling import Mode
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 

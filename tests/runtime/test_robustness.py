@@ -15,24 +15,24 @@ from typing import Any
 import pytest
 import torch
 from lipcompile_torch import certified_radii
-from lipcompile_torch.emit import emit
-from lipcompile_torch.runtime import certification, robustness
-from lipcompile_torch.runtime.adversarial import AttackConfig, attack
-from lipcompile_torch.runtime.certification import certify
-from lipcompile_torch.runtime.intervals import Interval
-from lipcompile_torch.runtime.module import LipschitzModule
-from lipcompile_torch.runtime.robustness import (
+from lipcompile_torch.audit.adversarial import AttackConfig, attack
+from lipcompile_torch.certify import certification, robustness
+from lipcompile_torch.certify.certification import certify
+from lipcompile_torch.certify.intervals import Interval
+from lipcompile_torch.certify.robustness import (
     Constants,
     beyond_the_clip,
     certified_constants,
     margins,
     outputs_of,
 )
+from lipcompile_torch.train.module import LipschitzModule
 from torch import Tensor
 
+from lipcompile.core.programs import instantiate
+from lipcompile.emitters.torch.emit import emit
 from lipcompile.frontends.options import ModelOptions
 from lipcompile.pipeline import check
-from lipcompile.programs import instantiate
 from tests.runtime.private_net import Net
 from tests.test_emit import NETWORKS
 

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 import torch
-from lipcompile_torch.runtime.rounding import BRAIN, DOUBLE, SINGLE, UP, UP_MANY
+from lipcompile_torch.certify.rounding import BRAIN, DOUBLE, SINGLE, UP, UP_MANY
 
 
 @pytest.mark.parametrize(

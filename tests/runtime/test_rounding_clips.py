@@ -9,12 +9,13 @@ from fractions import Fraction
 import pytest
 import torch
 from lipcompile_torch import ClipGroup
-from lipcompile_torch.runtime import sums, uses
-from lipcompile_torch.runtime.clipping import ForwardPass, Noted, clipped, group_gradients
-from lipcompile_torch.runtime.example_gradients import Clip, ExampleGradients
-from lipcompile_torch.runtime.native_gradients import Scaling
-from lipcompile_torch.runtime.reading import linear
-from lipcompile_torch.runtime.uses import Outer, Products, Summed, Use
+from lipcompile_torch.clip import uses
+from lipcompile_torch.clip.clipping import ForwardPass, Noted, clipped, group_gradients
+from lipcompile_torch.clip.example_gradients import Clip, ExampleGradients
+from lipcompile_torch.clip.native_gradients import Scaling
+from lipcompile_torch.clip.uses import Outer, Products, Summed, Use
+from lipcompile_torch.nn import sums
+from lipcompile_torch.nn.reading import linear
 from torch import Tensor
 
 from ..rounding import length

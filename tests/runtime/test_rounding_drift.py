@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from lipcompile_torch.runtime import drift, native
-from lipcompile_torch.runtime.drift import (
+from lipcompile_torch import native
+from lipcompile_torch.certify import drift
+from lipcompile_torch.certify.drift import (
     COARSE,
     Moments,
     difference_error,
@@ -20,7 +21,7 @@ from lipcompile_torch.runtime.drift import (
     frobenius_length,
     read_norms,
 )
-from lipcompile_torch.runtime.rounding import DOUBLE, UP, gamma, gamma_single
+from lipcompile_torch.certify.rounding import DOUBLE, UP, gamma, gamma_single
 from torch import Tensor
 
 from ..rounding import DIGITS, each_is_needed, length, only

@@ -6,9 +6,9 @@ import math
 
 import pytest
 import torch
-from lipcompile_torch.runtime import native
-from lipcompile_torch.runtime.functional import clip_norm
-from lipcompile_torch.runtime.spectra import Transform
+from lipcompile_torch import native
+from lipcompile_torch.certify.spectra import Transform
+from lipcompile_torch.nn.functional import clip_norm
 from torch import Tensor
 
 pytestmark = pytest.mark.skipif(native.kernels is None, reason="the package was installed without a compiler")

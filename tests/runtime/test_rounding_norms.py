@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from lipcompile_torch.runtime import gram, norms
-from lipcompile_torch.runtime.gram import frobenius_norms, gram_iteration, iterated
-from lipcompile_torch.runtime.norms import (
+from lipcompile_torch.certify import gram, norms
+from lipcompile_torch.certify.gram import frobenius_norms, gram_iteration, iterated
+from lipcompile_torch.certify.norms import (
     EuclideanNorm,
     GramStack,
     LargestNorm,
@@ -18,7 +18,7 @@ from lipcompile_torch.runtime.norms import (
     matrix_norm,
     normalised,
 )
-from lipcompile_torch.runtime.rounding import UP, gamma
+from lipcompile_torch.certify.rounding import UP, gamma
 from torch import Tensor
 
 from ..rounding import DIGITS, Groups, Place, each_is_needed, length, nearly_rank_one, only

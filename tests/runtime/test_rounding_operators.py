@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from lipcompile_torch.runtime import operators
-from lipcompile_torch.runtime.norms import EuclideanNorm
-from lipcompile_torch.runtime.operators import Convolution, Dense
-from lipcompile_torch.runtime.rounding import UP_MANY
-from lipcompile_torch.runtime.spectra import Transform
+from lipcompile_torch.certify import operators
+from lipcompile_torch.certify.norms import EuclideanNorm
+from lipcompile_torch.certify.operators import Convolution, Dense
+from lipcompile_torch.certify.rounding import UP_MANY
+from lipcompile_torch.certify.spectra import Transform
 from torch import Tensor
 
 from ..rounding import DIGITS, each_is_needed

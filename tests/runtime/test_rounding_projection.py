@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from lipcompile_torch.runtime import constraints, projection
-from lipcompile_torch.runtime.constraints import Box, Orthogonal, Spectral
-from lipcompile_torch.runtime.operators import Dense, Entries
-from lipcompile_torch.runtime.projection import Amortised, Anchor
-from lipcompile_torch.runtime.rounding import UP_MANY
+from lipcompile_torch.certify import constraints, projection
+from lipcompile_torch.certify.constraints import Box, Orthogonal, Spectral
+from lipcompile_torch.certify.operators import Dense, Entries
+from lipcompile_torch.certify.projection import Amortised, Anchor
+from lipcompile_torch.certify.rounding import UP_MANY
 from torch import Tensor
 
 from ..rounding import DIGITS, each_is_needed

@@ -7,9 +7,11 @@ from fractions import Fraction
 
 import pytest
 import torch
-from lipcompile_torch.runtime import native, single, spectra
-from lipcompile_torch.runtime.rounding import SINGLE, gamma_single
-from lipcompile_torch.runtime.spectra import Transform, transform_bound
+from lipcompile_torch import native
+from lipcompile_torch.certify import single_precision as single
+from lipcompile_torch.certify import spectra
+from lipcompile_torch.certify.rounding import SINGLE, gamma_single
+from lipcompile_torch.certify.spectra import Transform, transform_bound
 from torch import Tensor
 
 from ..rounding import Groups, each_is_needed, length

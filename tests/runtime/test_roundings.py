@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 from lipcompile_torch import PrivacyEngine
-from lipcompile_torch.emit import emit
-from lipcompile_torch.runtime.precision import long_sum_slack, rounding_slack
-from lipcompile_torch.runtime.roundings import additions
+from lipcompile_torch.certify.precision import long_sum_slack, rounding_slack
+from lipcompile_torch.certify.roundings import additions
 from torch.optim import SGD
 from torch.utils.data import DataLoader, TensorDataset
 
 import lipcompile
+from lipcompile.emitters.torch.emit import emit
 
 
 def built(body: str, folder: Any) -> Any:

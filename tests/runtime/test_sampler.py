@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 from lipcompile_privacy.accounting import Drawing
-from lipcompile_torch.runtime.sampler import PrivateLoader
-from lipcompile_torch.runtime.sampling import Poisson, SamplingError
+from lipcompile_torch.train.sampler import PrivateLoader
+from lipcompile_torch.train.sampling import Poisson, SamplingError
 from torch import Tensor
 from torch.utils.data import (
     DataLoader,

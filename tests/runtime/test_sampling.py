@@ -17,7 +17,7 @@ from lipcompile_privacy.accounting import (
     Sampling,
     WithoutReplacement,
 )
-from lipcompile_torch.runtime.sampling import SamplingError, Scheme, scheme_for
+from lipcompile_torch.train.sampling import SamplingError, Scheme, scheme_for
 
 ADD, REPLACE = NeighbouringRelation.ADD_REMOVE, NeighbouringRelation.REPLACE_ONE
 N, B = 60, 9  # round(60/9) = 7 steps an epoch

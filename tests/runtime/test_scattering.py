@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from lipcompile_torch.runtime import functional as lf
+from lipcompile_torch.nn import functional as lf
 from torch import Tensor
 
 
@@ -40,7 +40,7 @@ def test_channels_and_examples_are_treated_alike_and_apart(monkeypatch: pytest.M
     together = lf.scattering2d(x, 2, 3)
     alone = [lf.scattering2d(x[b : b + 1, c : c + 1], 2, 3) for b in range(5) for c in range(2)]
     torch.testing.assert_close(together, torch.cat(alone).reshape(together.shape))
-    monkeypatch.setattr("lipcompile_torch.runtime.scattering._ENTRIES", 3000)
+    monkeypatch.setattr("lipcompile_torch.nn.scattering._ENTRIES", 3000)
     torch.testing.assert_close(lf.scattering2d(x, 2, 3), together)
     mapped = torch.func.vmap(lambda image: lf.scattering2d(image[None], 2, 3)[0])(x)
     torch.testing.assert_close(mapped, together)

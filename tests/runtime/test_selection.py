@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from lipcompile_torch.runtime import functional as lf
+from lipcompile_torch.nn import functional as lf
 
 A, B = torch.arange(6.0).reshape(1, 2, 3), -torch.arange(6.0).reshape(1, 2, 3) - 1
 # Bits 101001, row by row.

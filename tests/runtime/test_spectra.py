@@ -6,9 +6,9 @@ import math
 
 import pytest
 import torch
-from lipcompile_torch.runtime import native
-from lipcompile_torch.runtime import spectra as spectra_module
-from lipcompile_torch.runtime.spectra import Transform, _ByTorch, _largest_proved, transform_bound
+from lipcompile_torch import native
+from lipcompile_torch.certify import spectra as spectra_module
+from lipcompile_torch.certify.spectra import Transform, _ByTorch, _largest_proved, transform_bound
 from torch import Tensor
 
 pytestmark = pytest.mark.skipif(native.kernels is None, reason="the package was installed without a compiler")

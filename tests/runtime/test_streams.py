@@ -18,7 +18,7 @@ from lipcompile_privacy.factorisation import (
     optimal_banded,
     optimal_blt,
 )
-from lipcompile_torch.runtime.streams import BandedStream, BufferedStream, Independent, Stream
+from lipcompile_torch.noise.streams import BandedStream, BufferedStream, Independent, Stream
 from torch import Tensor
 
 STEPS = 11

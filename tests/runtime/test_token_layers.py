@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from lipcompile_torch.runtime.constraints import Frobenius, Spectral
-from lipcompile_torch.runtime.layers import Attention, Embedding
+from lipcompile_torch.certify.constraints import Frobenius, Spectral
+from lipcompile_torch.nn.layers import Attention, Embedding
 from torch import Tensor, nn
 
 

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from lipcompile_torch import PrivacyEngine
-from lipcompile_torch.runtime import layers
-from lipcompile_torch.runtime.checks import PrivacyError
+from lipcompile_torch import PrivacyEngine, layers
+from lipcompile_torch.train.checks import PrivacyError
 from torch import Tensor
 from torch.optim import SGD
 

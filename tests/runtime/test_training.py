@@ -19,18 +19,11 @@ import torch
 from lipcompile_privacy.accounting import BudgetError, Mechanism, RandomAllocation, WithoutReplacement
 from lipcompile_privacy.planning import Plan, ShortenedWarning
 from lipcompile_torch import PrivacyEngine
-from lipcompile_torch.runtime.checkpoint import CheckpointError, read_checkpoint
-from lipcompile_torch.runtime.data import Arrays
-from lipcompile_torch.runtime.engine import SeededWarning
-from lipcompile_torch.runtime.ledger import LedgerError, read_ledger
-from lipcompile_torch.runtime.training import (
-    EpochSummary,
-    Silent,
-    TrainConfig,
-    evaluate,
-    predict,
-    train,
-)
+from lipcompile_torch.train.checkpoint import CheckpointError, read_checkpoint
+from lipcompile_torch.train.data import Arrays
+from lipcompile_torch.train.engine import SeededWarning
+from lipcompile_torch.train.ledger import LedgerError, read_ledger
+from lipcompile_torch.train.training import EpochSummary, Silent, TrainConfig, evaluate, predict, train
 
 HERE = Path(__file__).parent
 HELP = run_path(str(HERE / "private_net.py"))
@@ -144,7 +137,7 @@ def test_a_run_that_ended_before_its_first_step_begins_when_it_is_resumed(
         raise RuntimeError("power cut")
 
     with monkeypatch.context() as patch:
-        patch.setattr("lipcompile_torch.runtime.training.save_checkpoint", cut)
+        patch.setattr("lipcompile_torch.train.training.save_checkpoint", cut)
         with pytest.raises(RuntimeError, match="power cut"):
             train(Net(), arrays(), config(tmp_path, epochs=1))
     assert not (tmp_path / "checkpoint.pt").exists()

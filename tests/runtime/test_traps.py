@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lipcompile_torch.runtime import layers
-from lipcompile_torch.runtime.checks import PrivacyError
-from lipcompile_torch.runtime.data import load_npz
+from lipcompile_torch import layers
+from lipcompile_torch.train.checks import PrivacyError
+from lipcompile_torch.train.data import load_npz
 from torch import Tensor
 from torch.optim import SGD
 

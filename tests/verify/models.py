@@ -10,13 +10,13 @@ from random import Random
 from typing import Any
 
 from lipcompile.certificates import certificate, encode
-from lipcompile.derivation import Source
+from lipcompile.core.derivation import Source
+from lipcompile.core.graph import Graph, GraphBuilder, LossUse, ParameterChoice, Value
 from lipcompile.frontends.options import Loaded, ModelOptions
-from lipcompile.graph import Graph, GraphBuilder, LossUse, ParameterChoice, Value
-from lipcompile.ops import LOSS_BY_NAME, OP_BY_NAME
-from lipcompile.ops.linear import Dense
+from lipcompile.ops.linear.rules import Dense
 from lipcompile.ops.record import Constraint, NoAttributes
-from lipcompile.ops.shape import ClipNorm, Reshape, Slice
+from lipcompile.ops.shape.rules import ClipNorm, Reshape, Slice
+from lipcompile.ops.table import LOSS_BY_NAME, OP_BY_NAME
 from lipcompile.pipeline import derive
 
 from ..attacks.catalogue import LOSS_ATTACKS

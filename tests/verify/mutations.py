@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 from lipcompile_verify.document import canonical
 
-from lipcompile.diagnostics import InputError
-from lipcompile.frontends.certificate import graph_of
-from lipcompile.ops import LOSSES, OPS
+from lipcompile.certificates.read import graph_of
+from lipcompile.core.diagnostics import InputError
+from lipcompile.ops.table import LOSSES, OPS
 
 from .models import document
 

@@ -12,9 +12,9 @@ from lipcompile_verify.rules import OPS as RULES
 
 import lipcompile
 from lipcompile.certificates import certificate
-from lipcompile.diagnostics import InputError
-from lipcompile.ops import OP_BY_NAME, OPS
+from lipcompile.core.diagnostics import InputError
 from lipcompile.ops.record import NoAttributes
+from lipcompile.ops.table import OP_BY_NAME, OPS
 
 from ..networks import Network
 from .models import document, drawn, one_op
@@ -24,7 +24,7 @@ OPEN = {"deep.lip"}  # its depth has no value
 
 
 def test_every_op_and_every_loss_has_a_rule() -> None:
-    from lipcompile.ops import LOSSES as COMPILED
+    from lipcompile.ops.table import LOSSES as COMPILED
 
     assert set(RULES) == {op.name for op in OPS}
     assert set(LOSSES) == {loss.name for loss in COMPILED}

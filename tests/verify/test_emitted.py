@@ -18,18 +18,18 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from lipcompile_torch.emit import emit
-from lipcompile_torch.runtime.module import LipschitzModule
+from lipcompile_torch.train.module import LipschitzModule
 from lipcompile_verify import emitted, files, spelling
 from lipcompile_verify.foreign import ForeignError
 
 import lipcompile
 from lipcompile import pipeline
 from lipcompile.certificates import certificate
-from lipcompile.derivation import Derivation
+from lipcompile.core.derivation import Derivation
+from lipcompile.core.graph import Graph
+from lipcompile.emitters.torch.emit import emit
 from lipcompile.frontends.options import Loaded, ModelOptions
-from lipcompile.graph import Graph
-from lipcompile.ops.pool import AveragePool
+from lipcompile.ops.pool.rules import AveragePool
 from tests.attacks.graphs import random_graph
 from tests.certified import SOURCE, losses, uses
 

@@ -16,7 +16,7 @@ from lipcompile_verify.scattering import Bank, energy
 from lipcompile_verify.spelling import rounded
 from lipcompile_verify.verdict import Verdict
 
-from lipcompile.ops import scattering
+from lipcompile.ops.scattering import rules as scattering
 
 FINE = mpmath.mp.clone()
 FINE.prec = 600

@@ -11,8 +11,8 @@ from random import Random
 import pytest
 from lipcompile_verify import verify
 
-from lipcompile.diagnostics import InputError
-from lipcompile.ops import OPS
+from lipcompile.core.diagnostics import InputError
+from lipcompile.ops.table import OPS
 
 from .models import document, drawn, one_op
 from .mutations import Json, changed, expected, rehashed

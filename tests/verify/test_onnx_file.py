@@ -10,13 +10,13 @@ from typing import Any
 
 import onnx
 import pytest
-from lipcompile_onnx.emit import to_onnx
 from lipcompile_verify import files, onnx_file
 from lipcompile_verify.foreign import ForeignError
 from onnx import ModelProto, helper
 
 import lipcompile
 from lipcompile.certificates import certificate, encode
+from lipcompile.emitters.onnx.emit import to_onnx
 
 from .test_emitted import CONV, EXAMPLES, MERGED
 

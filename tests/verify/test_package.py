@@ -29,7 +29,7 @@ def test_it_imports_the_standard_library_and_mpmath_alone() -> None:
 
 
 def test_importing_it_loads_nothing_of_the_compiler() -> None:
-    banned = ("lipcompile", "lipcompile_torch", "lipcompile_onnx", "sympy", "numpy", "torch", "onnx", "networkx")
+    banned = ("lipcompile", "lipcompile_torch", "sympy", "numpy", "torch", "onnx", "networkx")
     program = f"import sys, lipcompile_verify; print([name for name in {banned} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -1,6 +1,6 @@
 """Every trap of the theory, planted in the compiler one at a time: the verifier must find each.
 
-The numbers are those of the design notes. A fault in a rule shows in a certificate, one in the emitter in the
+The numbers are those of docs/theory.md. A fault in a rule shows in a certificate, one in the emitter in the
 module that carries it. Traps of the runtime stand here in the form in which a compiler can fall into them.
 """
 
@@ -15,20 +15,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lipcompile_torch import emit
-from lipcompile_torch.expressions import EXPRESSIONS, LAYERS
-from lipcompile_torch.expressions.layer import Layer
-from lipcompile_torch.runtime import noise
+from lipcompile_torch.noise import mechanism as noise
 from lipcompile_verify import Verdict, verify
 from lipcompile_verify.__main__ import judge
 
 import lipcompile
+from lipcompile.analysis import bounds
 from lipcompile.certificates import certificate
-from lipcompile.derivation import Derivation
+from lipcompile.core.derivation import Derivation
+from lipcompile.emitters.torch import emit
+from lipcompile.emitters.torch.expressions import EXPRESSIONS, LAYERS
+from lipcompile.emitters.torch.layer import Layer
 from lipcompile.numbers import certified
-from lipcompile.ops import LOSS_BY_NAME, OP_BY_NAME, averaging, counting, pool
+from lipcompile.ops import averaging, counting
+from lipcompile.ops.pool import rules as pool
 from lipcompile.ops.record import Loss, Op, ParameterRule
-from lipcompile.passes import bounds
+from lipcompile.ops.table import LOSS_BY_NAME, OP_BY_NAME
 
 Fault = tuple[Any, str, Any]
 IMAGE = "input x: tensor[2, 8, 8], norm <= 1"

@@ -8,8 +8,8 @@ from random import Random
 import pytest
 from lipcompile_verify import verify
 
-from lipcompile.diagnostics import InputError
-from lipcompile.ops import LOSSES, OPS
+from lipcompile.core.diagnostics import InputError
+from lipcompile.ops.table import LOSSES, OPS
 
 from .models import document, drawn, one_op
 from .mutations import Json, Place, at, is_bound, places, put

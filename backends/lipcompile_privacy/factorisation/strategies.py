@@ -17,7 +17,7 @@ from .participation import Cyclic, MinSeparation, Participation, built, check_po
 from .sensitivity import check_coefficients, column_norm, separated_sensitivity
 
 if TYPE_CHECKING:
-    from lipcompile_torch.runtime.streams import Stream
+    from lipcompile_torch.noise.streams import Stream
 
 Objective = Literal["mean", "max"]
 """Of the squared errors of the n prefix sums."""
@@ -136,7 +136,7 @@ class BandedToeplitz(Strategy):
 
     def stream(self) -> Stream:
         """Return a stream with a ring of bands - 1 outputs for each parameter."""
-        from lipcompile_torch.runtime.streams import BandedStream
+        from lipcompile_torch.noise.streams import BandedStream
 
         return BandedStream(self.coefficients, self.sensitivity, self.steps)
 
@@ -218,7 +218,7 @@ class Blt(Strategy):
 
     def stream(self) -> Stream:
         """Return a stream with one buffer for each decay and parameter."""
-        from lipcompile_torch.runtime.streams import BufferedStream
+        from lipcompile_torch.noise.streams import BufferedStream
 
         return BufferedStream(self.decays, self.scales, self.sensitivity, self.steps)
 

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lipcompile import limits
-from lipcompile.diagnostics import Location, input_error
+from lipcompile.core import limits
+from lipcompile.core.diagnostics import Location, input_error
+from lipcompile.core.graph import Graph, GraphBuilder, Node, ParameterChoice, Value
 from lipcompile.frontends import files
 from lipcompile.frontends.lip import syntax as ast
 from lipcompile.frontends.lip.scope import Problem, Scope
 from lipcompile.frontends.options import ModelOptions
-from lipcompile.graph import Graph, GraphBuilder, Node, ParameterChoice, Value
 from lipcompile.ops.record import Shape
 
 NAME = "onnx"
@@ -83,7 +83,7 @@ class Backbones:
     def _graph(self, path: Path, shape: Shape, at: Location) -> Graph | None:
         """Read a file for inputs of this shape, its own diagnostics told once."""
         if (path, shape) not in self._read:
-            from lipcompile.frontends import onnx_model  # slow to import
+            from lipcompile.frontends.onnx import model as onnx_model  # slow to import
 
             self._used += files.size(path)
             limits.demand("file_size", self._used, "the imported networks hold", at)

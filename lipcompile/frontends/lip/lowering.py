@@ -8,29 +8,30 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
 
-from lipcompile import limits
-from lipcompile.diagnostics import Diagnostic, Refusal
-from lipcompile.frontends.cells import CELLS
-from lipcompile.frontends.lip import backbone, recurrent
+from lipcompile.analysis.depth.loops import GROWING, Loop, NotAffineError, affine, loop_op, loops
+from lipcompile.core import limits
+from lipcompile.core.diagnostics import Diagnostic, Refusal
+from lipcompile.core.graph import Graph, GraphBuilder, LossUse, ParameterChoice, Value
+from lipcompile.core.names import is_derived
+from lipcompile.frontends.lip import backbone
 from lipcompile.frontends.lip import syntax as ast
 from lipcompile.frontends.lip.backbone import Backbones
 from lipcompile.frontends.lip.layers import LayerLowering, operands_of, unknown_layer
 from lipcompile.frontends.lip.mending import mended
 from lipcompile.frontends.lip.scope import Problem, Scope, Unknowable
-from lipcompile.frontends.losses import loss_attributes, unknown_loss
 from lipcompile.frontends.options import ModelOptions, parse_loss
-from lipcompile.graph import Graph, GraphBuilder, LossUse, ParameterChoice, Value
-from lipcompile.names import is_derived
 from lipcompile.numbers import Arithmetic, Count, Scalar, Symbol, combine, symbols_of
-from lipcompile.ops import LOSS_BY_NAME, OP_BY_NAME
-from lipcompile.ops.loss_rules import check_numbers
-from lipcompile.ops.merge import CONCAT, MAXIMUM, MINIMUM, PRODUCT, SUM, Concat, Sum
+from lipcompile.ops.loss.constants import check_numbers
+from lipcompile.ops.loss.spelled import loss_attributes, unknown_loss
+from lipcompile.ops.merge.rules import CONCAT, MAXIMUM, MINIMUM, PRODUCT, SUM, Concat, Sum
 from lipcompile.ops.record import NoAttributes, Shape
+from lipcompile.ops.recurrent import lip_layers as recurrent
+from lipcompile.ops.recurrent.cells import CELLS
 from lipcompile.ops.registry import layers
 from lipcompile.ops.rules import feature_axis
 from lipcompile.ops.schema import Argument, ArgumentError, bind, suggest
-from lipcompile.ops.shape import Slice
-from lipcompile.passes.loops import GROWING, Loop, NotAffineError, affine, loop_op, loops
+from lipcompile.ops.shape.rules import Slice
+from lipcompile.ops.table import LOSS_BY_NAME, OP_BY_NAME
 
 # Merges of branches that take no arguments and no weights.
 _MERGES = {op.name: op for op in (PRODUCT, MAXIMUM, MINIMUM)}

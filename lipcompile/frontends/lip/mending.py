@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+from lipcompile.core.graph import Value
 from lipcompile.frontends.lip import syntax as ast
 from lipcompile.frontends.lip.layers import LayerLowering
 from lipcompile.frontends.lip.scope import Scope
 from lipcompile.frontends.mends import Mends, groups_of
-from lipcompile.graph import Value
 
 
 def mended(

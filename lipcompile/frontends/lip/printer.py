@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from lipcompile.diagnostics import Diagnostic, InputError, Refusal
-from lipcompile.frontends.lip.apart import apart
-from lipcompile.frontends.lip.outline import MERGES, Fork, Item, Outline, Step
-from lipcompile.frontends.lip.spelling import call, loss_call, spelling_of, unspeakable
-from lipcompile.graph import ClipGroup, Graph, Input, Node
-from lipcompile.names import Names, identifier
+from lipcompile.analysis.depth.loops import Loop, is_loop
+from lipcompile.analysis.open_numbers import open_numbers
+from lipcompile.core.diagnostics import Diagnostic, InputError, Refusal
+from lipcompile.core.graph import ClipGroup, Graph, Input, Node
+from lipcompile.core.names import Names, identifier
+from lipcompile.frontends.lip.layer_text import call, loss_call, spelling_of, unspeakable
+from lipcompile.frontends.lip.separate_biases import apart
+from lipcompile.frontends.lip.statements import MERGES, Fork, Item, Outline, Step
 from lipcompile.numbers import Symbol, symbols_of, text
-from lipcompile.passes.loops import Loop, is_loop
-from lipcompile.passes.open_numbers import open_numbers
 
 INDENT = "    "
 # A body is written on one line if that is no longer.

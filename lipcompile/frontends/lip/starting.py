@@ -7,11 +7,11 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from lipcompile import limits
-from lipcompile.diagnostics import Refusal
+from lipcompile.core import limits
+from lipcompile.core.diagnostics import Refusal
+from lipcompile.core.graph import ParameterChoice
 from lipcompile.frontends.lip import syntax as ast
 from lipcompile.frontends.lip.scope import Problem, Scope
-from lipcompile.graph import ParameterChoice
 from lipcompile.ops.record import AnyOp, Shape
 
 

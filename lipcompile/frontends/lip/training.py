@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
-from lipcompile.diagnostics import Diagnostic
+from lipcompile.core.diagnostics import Diagnostic
+from lipcompile.core.graph import ClipGroup
 from lipcompile.frontends.lip import syntax as ast
 from lipcompile.frontends.lip.scope import Problem, Scope
 from lipcompile.frontends.options import Setting, TrainingPlan
-from lipcompile.graph import ClipGroup
 from lipcompile.ops.schema import suggest
 
 NEIGHBOURS = ("add_remove", "replace_one")

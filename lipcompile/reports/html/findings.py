@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from lipcompile.derivation import Source
-from lipcompile.diagnostics import Diagnostic, Location
+from lipcompile.core.derivation import Source
+from lipcompile.core.diagnostics import Diagnostic, Location
 
 # Of a long line so many characters are shown on either side of what is pointed at.
 _AROUND = 60

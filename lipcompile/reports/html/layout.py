@@ -9,11 +9,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from lipcompile.derivation import Block
-from lipcompile.graph import Graph
+from lipcompile.core.derivation import Block
+from lipcompile.core.graph import Graph
 from lipcompile.numbers import Scalar
 from lipcompile.reports.copies import first_copies
-from lipcompile.reports.html.flat import Flat, Part, flat
+from lipcompile.reports.html.parts import Flat, Part, flat
 
 # The most rows that are drawn of a graph.
 LARGEST_DRAWING = 80

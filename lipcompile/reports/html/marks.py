@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 
-from lipcompile.derivation import Analysis, Bound
-from lipcompile.graph import Input
+from lipcompile.core.derivation import Analysis, Bound
+from lipcompile.core.graph import Input
 from lipcompile.numbers import text as scalar_text
 from lipcompile.reports.document import Document, shares
 from lipcompile.reports.formulas import count, dimensions, percent, round_up, text
-from lipcompile.reports.html.flat import Part
 from lipcompile.reports.html.layout import Row
+from lipcompile.reports.html.parts import Part
 
 _LONGEST, _LONGEST_FACTOR = 36, 16
 

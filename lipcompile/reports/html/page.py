@@ -5,7 +5,7 @@ from __future__ import annotations
 import sympy
 from markupsafe import Markup
 
-from lipcompile.derivation import Block, Source
+from lipcompile.core.derivation import Block, Source
 from lipcompile.reports.document import PRIVACY_HINT, Document, Privacy
 from lipcompile.reports.html.drawing import drawing
 from lipcompile.reports.html.environment import environment

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lipcompile.ops.activation import (
+from lipcompile.ops.activation.rules import (
     CELU,
     ELU,
     GELU,
@@ -25,12 +25,7 @@ from lipcompile.ops.activation import (
 from ..draw import NO, Draw, Drawn, no_attributes, plain
 from ..family import Attack, Witness, feature_axis, split_axis, unary
 from ..harness import unit
-from ..witness import (
-    at,
-    constant,
-    one_hot,
-    spread,
-)
+from ..witness import at, constant, one_hot, spread
 
 
 def _sorted_groups(draw: Draw) -> Drawn:

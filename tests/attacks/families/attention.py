@@ -9,9 +9,9 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from lipcompile.ops import OP_BY_NAME
-from lipcompile.ops.attention import Attention
+from lipcompile.ops.attention.rules import Attention
 from lipcompile.ops.record import Constraint, Site
+from lipcompile.ops.table import OP_BY_NAME
 
 from .. import harness
 from ..draw import Draw, Drawn

@@ -10,9 +10,9 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from lipcompile.ops import OP_BY_NAME
-from lipcompile.ops.dot_product import DotProduct
+from lipcompile.ops.attention.dot_product import DotProduct
 from lipcompile.ops.record import Site
+from lipcompile.ops.table import OP_BY_NAME
 
 from .. import harness
 from ..draw import Draw, Drawn

@@ -8,9 +8,9 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from lipcompile.ops import OP_BY_NAME
-from lipcompile.ops.embedding import Embedding
+from lipcompile.ops.embedding.rules import Embedding
 from lipcompile.ops.record import Constraint, Site
+from lipcompile.ops.table import OP_BY_NAME
 
 from .. import harness
 from ..draw import Draw, Drawn

@@ -9,26 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lipcompile.ops import OP_BY_NAME
-from lipcompile.ops.conv_transpose import ConvTranspose
+from lipcompile.ops.conv.transpose import ConvTranspose
 from lipcompile.ops.counting import Mode
-from lipcompile.ops.linear import BiasShape, Conv, Dense
+from lipcompile.ops.linear.rules import BiasShape, Conv, Dense
 from lipcompile.ops.record import Constraint, ConstraintKind, Shape, Site
+from lipcompile.ops.table import OP_BY_NAME
 
 from .. import harness
 from ..draw import Draw, Drawn
 from ..family import Attack, Tensors, Theta, Witness, split_axis, windows
 from ..harness import Point, unit
 from ..points import into
-from ..witness import (
-    BIAS,
-    BIAS_NORM,
-    THREE,
-    constant,
-    constraint,
-    one_hot,
-    worst_direction,
-)
+from ..witness import BIAS, BIAS_NORM, THREE, constant, constraint, one_hot, worst_direction
 
 
 def _dense(draw: Draw) -> Drawn:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from lipcompile.ops import LOSS_BY_NAME
-from lipcompile.ops.loss import (
+from lipcompile.ops.loss.constants import Reduce
+from lipcompile.ops.loss.rules import (
     Cosine,
     CrossEntropy,
     Hinge,
@@ -24,8 +24,8 @@ from lipcompile.ops.loss import (
     MultiMargin,
     TokenCrossEntropy,
 )
-from lipcompile.ops.loss_rules import Reduce
 from lipcompile.ops.record import NoAttributes, Shape
+from lipcompile.ops.table import LOSS_BY_NAME
 
 from ..draw import NO, Draw
 from ..harness import LossCase

@@ -11,18 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lipcompile.ops import OP_BY_NAME
-from lipcompile.ops.merge import Concat, Sum, Where
+from lipcompile.ops.merge.rules import Concat, Sum, Where
 from lipcompile.ops.record import Shape, Site
+from lipcompile.ops.table import OP_BY_NAME
 
 from .. import harness
 from ..draw import NO, Draw, Drawn
 from ..family import Attack, Oracle, Tensors, Theta, Witness, feature_axis
 from ..harness import Point
-from ..witness import (
-    constant,
-    one_hot,
-)
+from ..witness import constant, one_hot
 
 
 def _narrowed(draw: Draw, shape: Shape) -> Shape:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lipcompile.ops.local_response import LocalResponse
-from lipcompile.ops.normalisation import Center, GroupNorm, InstanceNorm, OverAxes
+from lipcompile.ops.normalisation.local_response import LocalResponse
+from lipcompile.ops.normalisation.rules import Center, GroupNorm, InstanceNorm, OverAxes
 from lipcompile.ops.record import Shape
 
 from ..draw import Draw, Drawn

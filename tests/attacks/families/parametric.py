@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lipcompile.ops import OP_BY_NAME
-from lipcompile.ops.parametric import FixedHouseholder, Householder, PerFeature
+from lipcompile.ops.parametric.rules import FixedHouseholder, Householder, PerFeature
 from lipcompile.ops.record import Constraint, Site
+from lipcompile.ops.table import OP_BY_NAME
 
 from .. import harness
 from ..draw import Draw, Drawn

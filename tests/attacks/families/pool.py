@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lipcompile.ops.pool import AdaptivePool, AveragePool, LpPool, Pool
+from lipcompile.ops.pool.rules import AdaptivePool, AveragePool, LpPool, Pool
 from lipcompile.ops.record import Shape
 
 from .. import harness

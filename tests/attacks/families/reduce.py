@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lipcompile.ops.reduce import GlobalPool, Reduce
+from lipcompile.ops.reduce.rules import GlobalPool, Reduce
 
 from ..draw import Draw, Drawn
 from ..family import Attack, Witness, unary

@@ -12,7 +12,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from lipcompile.ops.counting import Mode
 from lipcompile.ops.record import Shape
-from lipcompile.ops.resample import Expand, Gather, Interpolation, Pad, Upsample
+from lipcompile.ops.resample.rules import Expand, Gather, Interpolation, Pad, Upsample
 
 from ..draw import Draw, Drawn
 from ..family import Attack, Witness, feature_axis, unary

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from lipcompile.ops.scattering import Scattering2d
+from lipcompile.ops.scattering.rules import Scattering2d
 
 from ..draw import Draw, Drawn
 from ..family import Attack, unary

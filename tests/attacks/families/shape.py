@@ -11,23 +11,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from lipcompile.ops import OP_BY_NAME
 from lipcompile.ops.record import Site
-from lipcompile.ops.shape import Block, ClipGradient, ClipNorm, Dropout, Reshape, Slice, Transpose
+from lipcompile.ops.shape.rules import Block, ClipGradient, ClipNorm, Dropout, Reshape, Slice, Transpose
+from lipcompile.ops.table import OP_BY_NAME
 
 from .. import harness
 from ..draw import NO, Draw, Drawn, Instance, no_attributes, plain
 from ..family import Attack, Tensors, Theta, Witness, unary
 from ..harness import Point, unit
 from ..points import number
-from ..witness import (
-    HALF,
-    THREE,
-    at,
-    constant,
-    one_hot,
-    spread,
-)
+from ..witness import HALF, THREE, at, constant, one_hot, spread
 
 
 def _reshape(draw: Draw) -> Drawn:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lipcompile.ops.softmax import LogSoftmax, Softmax
+from lipcompile.ops.softmax.rules import LogSoftmax, Softmax
 
 from ..draw import Draw, Drawn
 from ..family import Attack, Witness, unary

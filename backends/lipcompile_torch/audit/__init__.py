@@ -1,0 +1,1 @@
+"""Attacks: on bounds, by ascent; on privacy, by canaries and guesses."""

@@ -1,0 +1,231 @@
+"""What the adversary of an audit chooses, and what it gains."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from ..nn.constrained import constraints_of
+from ..train.module import LipschitzModule
+from .moves import Domain, unit
+
+INPUT, TARGET = "input", "target"  # blocks of a point that are no parameters; no parameter has such a name
+
+TargetKind = Literal["class", "sign", "probability", "vector"]
+
+
+@dataclass(frozen=True)
+class Admissible:
+    """What the adversary may choose beside the weights and the example.
+
+    Args:
+        target: what the loss takes: a class index, -1 or 1, a number in [0, 1], or a vector like the output.
+        target_norm: bound of the norm of a vector; infinite if the loss has none.
+        vocabulary: how many tokens there are, if examples are tokens.
+    """
+
+    target: TargetKind = "class"
+    target_norm: float = math.inf
+    vocabulary: int | None = None
+
+
+@dataclass(frozen=True)
+class Point:
+    """A choice of the adversary. `x` and `target` have a batch axis of length 1; `mask` seeds what is random."""
+
+    x: Tensor
+    target: Tensor
+    weights: Mapping[str, Tensor]
+    mask: int = 0
+
+
+@dataclass(frozen=True)
+class Look:
+    """What an objective is at a point: its value, and its slope in every block; squares of all gradient norms."""
+
+    value: float
+    slopes: Mapping[str, Tensor]
+    squares: Mapping[str, float]
+    output: Tensor
+
+
+class Terrain:
+    """The gradient norms of a module as functions of the adversary's choice. All in float64, on the CPU."""
+
+    def __init__(self, module: LipschitzModule, admissible: Admissible, generator: torch.Generator) -> None:
+        self.module, self.admissible, self.generator = module, admissible, generator
+        self.bounds = module.gradient_bounds()
+        self.domains = {name: Domain(*pair) for name, pair in constraints_of(module).items()}
+        # Where nothing bounds inputs, they are of the length of usual ones.
+        usual = 3 * math.sqrt(math.prod(module.input_shape))
+        self.reach = module.input_norm if math.isfinite(module.input_norm) else usual
+
+    def output(self, point: Point) -> Tensor:
+        """Return the output, [1, …]."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(point.mask)
+            output: Tensor = functional_call(self.module, dict(point.weights), (point.x,))
+        return output
+
+    def gradients(self, point: Point, curved: bool) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the output and the gradient of the loss in every trained parameter."""
+        output = self.output(point)
+        loss = self.module.per_example_loss(output, point.target).sum()
+        return output, self.in_weights(loss, point, curved)
+
+    def in_weights(self, loss: Tensor, point: Point, curved: bool) -> dict[str, Tensor]:
+        """Return the gradient of a loss in every trained parameter; the graph of the loss stays."""
+        trained = [point.weights[name] for name in self.bounds]
+        found = torch.autograd.grad(
+            loss, trained, retain_graph=True, create_graph=curved, allow_unused=True, materialize_grads=True
+        )
+        return dict(zip(self.bounds, found, strict=True))
+
+    def _tracked(self, point: Point) -> Point:
+        """Return the point with everything that can move by a little ready to be differentiated in."""
+        return replace(
+            point,
+            x=point.x if self.admissible.vocabulary else _tracked(point.x),
+            target=_tracked(point.target) if self.admissible.target == "vector" else point.target,
+            weights={name: _tracked(weight) for name, weight in point.weights.items()},
+        )
+
+    def squares(self, point: Point) -> dict[str, float]:
+        """Return the squared norm of the gradient of every trained parameter."""
+        _, gradients = self.gradients(self._tracked(point), curved=False)
+        return {name: float(gradient.square().sum()) for name, gradient in gradients.items()}
+
+    def certified_squares(self, point: Point) -> dict[str, float]:
+        """Return `squares` at the nearest weights that are certified to lie in their sets."""
+        self.settle(point)
+        weights = {name: parameter.detach() for name, parameter in self.module.named_parameters()}
+        squares = self.squares(replace(point, weights=weights))
+        return squares | self._clipped_squares(point)
+
+    def settle(self, point: Point) -> None:
+        """Give the module the nearest weights that are certified to lie in their sets."""
+        with torch.no_grad():
+            for name, parameter in self.module.named_parameters():
+                parameter.copy_(point.weights[name])
+        self.module.forget_certificates()  # to come as near as float64 certifies
+        self.module.project_()
+
+    def _clipped_squares(self, point: Point) -> dict[str, float]:
+        """Return the squared norms of the gradients that a backward pass leaves of clipped parameters."""
+        if not self.module.clips:
+            return {}
+        self.module.guard_layers()
+        self.module.gate.reset()
+        self.module.zero_grad()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(point.mask)
+            self.module.criterion(self.module(point.x), point.target).backward()  # type: ignore[no-untyped-call]
+        parameters = dict(self.module.named_parameters())
+        return {name: _square(parameters[name].grad) for name in self.module.clipped_parameters}
+
+    def total(self, bounds: Mapping[str, float]) -> float:
+        """Return the norm of the whole, of norms by parameter; those of a group are bounded together."""
+        alone = [bound for name, bound in bounds.items() if name not in self.module.clipped_parameters]
+        return math.hypot(*alone, *(group.length for group in self.module.clips))
+
+    def counted(self, squares: Mapping[str, float]) -> dict[str, float]:
+        """Return squared norms as the groups of the module are clipped to, of those before."""
+        found = dict(squares)
+        for group in self.module.clips:
+            norm = math.sqrt(math.fsum(squares[name] for name in group.parameters))
+            factor = float(group.clip(1.0).scaling(1, None).factors(torch.tensor(norm, dtype=torch.float64)))
+            found.update((name, squares[name] * factor**2 if factor else 0.0) for name in group.parameters)
+        return found
+
+    def value(self, point: Point, objective: Sequence[str]) -> float:
+        """Return the squared norm of the gradient in the parameters of `objective`; 0 where it is not finite."""
+        squares = self.squares(point)
+        value = math.fsum(squares[name] for name in objective)
+        return value if math.isfinite(value) else 0.0
+
+    def look(self, point: Point, objective: Sequence[str]) -> Look:
+        """Return value and slopes of an objective."""
+        point = self._tracked(point)
+        output, gradients = self.gradients(point, curved=True)
+        squares = {name: gradient.square().sum() for name, gradient in gradients.items()}
+        value = torch.stack([squares[name] for name in objective]).sum()
+        blocks = {name: block for name, block in _blocks(point).items() if block.requires_grad}
+        slopes: Mapping[str, Tensor] = {}
+        if value.requires_grad:
+            found = torch.autograd.grad(value, list(blocks.values()), allow_unused=True, materialize_grads=True)
+            slopes = {name: slope.nan_to_num(0, 0, 0) for name, slope in zip(blocks, found, strict=True)}
+        norms = {name: float(square.detach()) for name, square in squares.items()}
+        return Look(float(value.detach()), slopes, norms, output.detach())
+
+    def moved(self, point: Point, slopes: Mapping[str, Tensor], sizes: Mapping[str, float]) -> Point:
+        """Go from a point along the slopes of the blocks that `sizes` names."""
+        weights = dict(point.weights)
+        x, target = point.x, point.target
+        for name, size in sizes.items():
+            if name == INPUT:
+                x = self.bounded_input(x / self.reach + size * unit(slopes[name]))
+            elif name == TARGET:
+                target = self.bounded_target(target + size * self._target_scale(target) * unit(slopes[name]))
+            else:
+                weights[name] = self.domains[name].step(weights[name], slopes[name], size)
+        return replace(point, x=x, target=target, weights=weights)
+
+    def bounded_input(self, direction: Tensor) -> Tensor:
+        """Return the input in a direction whose norm is so little below its bound that no rounding clips it."""
+        return self.reach * (1 - 1e-12 - direction.numel() * 2.0**-50) * unit(direction)
+
+    def sequences(self, x: Tensor, count: int) -> Iterator[Tensor]:
+        """Yield `count` other sequences of tokens: one changed, or all made equal."""
+        for attempt in range(count if self.admissible.vocabulary else 0):
+            token = torch.randint(self.admissible.vocabulary or 0, (), generator=self.generator)
+            other = torch.full_like(x, int(token)) if attempt % 2 else x.clone()
+            other.view(-1)[torch.randint(x.numel(), (), generator=self.generator)] = token
+            yield other
+
+    def _target_scale(self, target: Tensor) -> float:
+        bound = self.admissible.target_norm
+        return bound if math.isfinite(bound) else 1 + float(target.norm())
+
+    def bounded_target(self, target: Tensor) -> Tensor:
+        """Return the target within its norm."""
+        return target / max(1.0, float(target.norm()) / self.admissible.target_norm)
+
+    def targets(self, output: Tensor, count: int) -> Iterator[Tensor]:
+        """Yield `count` targets that promise a large gradient at an output, the most promising first."""
+        kind = self.admissible.target
+        if kind == "class":
+            yield from self._classes(output, count)
+        elif kind == "vector":
+            scale = min(self.admissible.target_norm, 10 * (1 + float(output.norm())))
+            yield from (-scale * unit(output), -scale * unit(output.sign() + (output == 0)))[:count]
+        else:
+            extremes = (1.0, -1.0 if kind == "sign" else 0.0)
+            yield from (output.new_full(output.shape[:1], value) for value in extremes)
+
+    def _classes(self, output: Tensor, count: int) -> Iterator[Tensor]:
+        """Yield classes, those first whose loss is steepest in the output; at every position the same rank."""
+        positions, classes = output.shape[1:-1], output.shape[-1]
+        every = torch.arange(classes).reshape(-1, *(1,) * len(positions)).expand(classes, *positions)
+        outputs = output.detach().expand(classes, *output.shape[1:]).clone().requires_grad_()
+        losses = self.module.per_example_loss(outputs, every).sum()
+        (slopes,) = torch.autograd.grad(losses, outputs)
+        ranked = slopes.norm(dim=-1).argsort(dim=0, descending=True)
+        yield from (ranked[rank][None] for rank in range(min(count, classes)))
+
+
+def _square(gradient: Tensor | None) -> float:
+    return 0.0 if gradient is None else float(gradient.double().square().sum())
+
+
+def _blocks(point: Point) -> dict[str, Tensor]:
+    return {INPUT: point.x, TARGET: point.target, **point.weights}
+
+
+def _tracked(tensor: Tensor) -> Tensor:
+    return tensor.detach().requires_grad_()

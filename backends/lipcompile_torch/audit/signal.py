@@ -1,0 +1,155 @@
+"""How large gradients are at the initial weights, beside the bounds that noise is in proportion to.
+
+A bound of every input and weight may lie far above the gradients that occur. Then noise drowns them at any budget.
+What is measured here are gradients of random examples, or of public ones, at the initial weights, so it costs no
+privacy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..clip.clipping import as_clipped
+from ..noise.mechanism import allocate
+from ..train.data import Arrays
+from ..train.module import LipschitzModule
+from .points import Admissible
+
+EXAMPLES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """The gradients of examples in one parameter, or in all of them.
+
+    Args:
+        bound: K_p.
+        typical: root mean square of the norms of the gradients of examples.
+        mean: norm of their mean.
+        noise: expected norm of the noise on the mean of a batch.
+    """
+
+    bound: float
+    typical: float
+    mean: float
+    noise: float
+
+    @property
+    def excess(self) -> float:
+        """How many times the bound is a typical gradient."""
+        return math.inf if self.typical == 0 else self.bound / self.typical
+
+    @property
+    def relative(self) -> float:
+        """Noise over signal: that of the mean of a batch over the mean gradient."""
+        return math.inf if self.mean == 0 else self.noise / self.mean
+
+
+@dataclass(frozen=True, slots=True)
+class Signals:
+    """What was measured, by parameter and for the whole gradient."""
+
+    parameters: Mapping[str, Signal]
+    total: Signal
+
+
+@contextmanager
+def repeatable() -> Iterator[None]:
+    """Draw the same initial weights every time meanwhile, and leave torch's generator as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
+
+
+def measure(
+    module: LipschitzModule,
+    admissible: Admissible,
+    noise_multiplier: float = 1.0,
+    batch: int = 512,
+    seed: int = 0,
+    public: Arrays | None = None,
+) -> Signals:
+    """Measure gradients of examples at the weights of ``module``, as its bounds leave them.
+
+    Noise of this multiplier is shared globally, over batches of ``batch``.
+
+    Args:
+        public: examples to draw from, which nobody's privacy depends on. None: inputs are normal, scaled to the
+            largest norm that the module admits, or as they are drawn if it admits any; tokens and classes are
+            drawn evenly.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    examples = _examples(module, admissible, generator) if public is None else _drawn(module, public, generator)
+    found = [_gradient(module, *example) for example in examples]
+    bounds, sizes = module.gradient_bounds(), {name: p.numel() for name, p in module.named_parameters()}
+    groups = [group.parameters for group in module.clips]
+    stds = allocate("global", bounds, sizes, noise_multiplier, groups)
+    signals = {}
+    for name, bound in bounds.items():
+        rows = torch.stack([gradients[name].flatten() for gradients in found])
+        noise = stds.get(name, 0.0) * math.sqrt(sizes[name]) / batch
+        typical = float(rows.norm(dim=1).square().mean().sqrt())
+        signals[name] = Signal(bound, typical, float(rows.mean(0).norm()), noise)
+    alone = [bound for name, bound in bounds.items() if name not in module.clipped_parameters]
+    whole = math.hypot(*alone, *(group.length for group in module.clips))
+    parts = signals.values()
+    return Signals(
+        signals,
+        Signal(
+            whole,
+            math.hypot(*(one.typical for one in parts)),
+            math.hypot(*(one.mean for one in parts)),
+            math.hypot(*(one.noise for one in parts)),
+        ),
+    )
+
+
+def _examples(
+    module: LipschitzModule, admissible: Admissible, generator: torch.Generator
+) -> list[tuple[Tensor, Tensor]]:
+    parameter = next(module.parameters())
+    shape = (EXAMPLES, *module.input_shape)
+    if admissible.vocabulary is not None:
+        x = torch.randint(admissible.vocabulary, shape, generator=generator)
+    else:
+        x = torch.randn(shape, generator=generator, dtype=parameter.dtype)
+        if math.isfinite(module.input_norm):
+            x = x / x.flatten(1).norm(dim=1).reshape(-1, *(1,) * (x.dim() - 1)) * module.input_norm
+    with torch.no_grad():
+        outputs = module(x)
+    pairs = zip(torch.split(x, 1), torch.split(outputs, 1), strict=True)
+    return [(one, _target(output, admissible, generator)) for one, output in pairs]
+
+
+def _drawn(module: LipschitzModule, public: Arrays, generator: torch.Generator) -> list[tuple[Tensor, Tensor]]:
+    some = torch.randperm(len(public.x_train), generator=generator)[:EXAMPLES]
+    x, y = (torch.from_numpy(rows[some.numpy()]) for rows in (public.x_train, public.y_train))
+    own = x.to(next(module.parameters()).dtype) if x.is_floating_point() else x
+    return list(zip(torch.split(own, 1), torch.split(y, 1), strict=True))
+
+
+def _target(output: Tensor, admissible: Admissible, generator: torch.Generator) -> Tensor:
+    """Return a random target of an output [1, …]."""
+    if admissible.target == "class":
+        return torch.randint(output.shape[-1], output.shape[:-1], generator=generator)
+    if admissible.target == "vector":
+        return torch.randn(output.shape, generator=generator, dtype=output.dtype)
+    coin = torch.randint(2, output.shape[:1], generator=generator).to(output.dtype)
+    return 2 * coin - 1 if admissible.target == "sign" else coin
+
+
+def _gradient(module: LipschitzModule, x: Tensor, target: Tensor) -> dict[str, Tensor]:
+    """Return the gradient of one example's loss, each group clipped."""
+    names = list(module.bounds)
+    parameters = dict(module.named_parameters())
+    loss = module.per_example_loss(module(x), target).sum()
+    found = torch.autograd.grad(
+        loss, [parameters[name] for name in names], allow_unused=True, materialize_grads=True
+    )
+    return as_clipped(dict(zip(names, found, strict=True)), module.clips)

@@ -1,0 +1,202 @@
+"""Certified accuracy of a module on data, beside what an attack leaves of it."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..audit.adversarial import AttackConfig, attack
+from ..train.checkpoint import SCHEMA, CheckpointError
+from ..train.data import DataError, load_test_npz
+from ..train.module import LipschitzModule
+from .certificate import certificate_of, graph_hash
+from .robustness import (
+    BATCH,
+    Constants,
+    certified_constants,
+    certified_radii,
+    logit_count,
+    margins,
+    outputs_of,
+    signs,
+)
+
+__all__ = [
+    "AttackConfig",
+    "Certification",
+    "CheckpointError",
+    "DataError",
+    "LipschitzModule",
+    "certify",
+    "load_examples",
+    "load_weights",
+]
+
+Progress = Callable[[str, int, int], None]
+"""Is told what is being done, how much of it is done, and how much there is."""
+
+
+@dataclass(frozen=True)
+class AtRadius:
+    """Numbers of examples that are right within a radius.
+
+    Args:
+        radius: in the units of the module's input, 2-norm.
+        certified: proved to be right at every input within the radius.
+        attacked: right, and no attack found a wrong input within the radius; None if nothing was attacked.
+    """
+
+    radius: float
+    certified: int
+    attacked: int | None
+
+
+@dataclass(frozen=True)
+class Certification:
+    """What was found of a module on data.
+
+    Args:
+        examples: how many there are.
+        right: how many are predicted right as they are.
+        constants: that the certificates rest on.
+        radii: by radius, ascending.
+        broken: examples for which a wrong input was found nearer than their certified radius.
+    """
+
+    examples: int
+    right: int
+    constants: Constants
+    radii: tuple[AtRadius, ...]
+    broken: int
+
+    @property
+    def sound(self) -> bool:
+        """Whether no certificate was broken."""
+        return self.broken == 0
+
+
+def certify(
+    module: LipschitzModule,
+    inputs: Tensor,
+    targets: Tensor,
+    radii: Sequence[float],
+    config: AttackConfig | None = None,
+    report: Progress | None = None,
+) -> Certification:
+    """Count what is certified at each radius; attack the others there, and every certificate at its own radius.
+
+    Args:
+        module, inputs, targets: see `robustness.certified_radii`.
+        radii: positive, in the units of the inputs.
+        config: how to attack; None: not at all.
+
+    Raises:
+        ValueError: see `robustness.certified_radii`.
+    """
+    certified = certified_radii(module, inputs, targets)
+    right = margins(outputs_of(module, inputs), targets) > 0
+    nearest = torch.where(right, torch.inf, 0.0).to(certified)
+    if config is not None:
+        campaign = _Campaign(module, inputs, targets, config, report or (lambda *_: None), len(radii) + 1)
+        for r in sorted(radii):
+            nearest = campaign.attacked(nearest, torch.where(certified > r, 0.0, r))
+        nearest = campaign.attacked(nearest, certified)
+    rows = (
+        AtRadius(r, int((certified > r).sum()), None if config is None else int((nearest > r).sum()))
+        for r in sorted(radii)
+    )
+    broken = int((nearest < certified).sum())
+    return Certification(len(inputs), int(right.sum()), certified_constants(module), tuple(rows), broken)
+
+
+class _Campaign:
+    """All attacks on one module."""
+
+    def __init__(
+        self,
+        module: LipschitzModule,
+        inputs: Tensor,
+        targets: Tensor,
+        config: AttackConfig,
+        report: Progress,
+        rounds: int,
+    ) -> None:
+        self.module, self.inputs, self.targets, self.config, self.report = module, inputs, targets, config, report
+        self.generator = torch.Generator().manual_seed(config.seed)
+        self.done, self.planned = 0, rounds * len(inputs)
+
+    def attacked(self, nearest: Tensor, radius: Tensor) -> Tensor:
+        """Attack what was not found wrong within its radius so far; return distances to wrong inputs."""
+        found = nearest.clone()
+        standing = ((nearest > radius) & (radius > 0)).nonzero().flatten()
+        self._tell(len(nearest) - len(standing))
+        for part in torch.split(standing, BATCH):
+            distances = attack(
+                self.module, self.inputs[part], self.targets[part], radius[part], self.config, self.generator
+            )
+            found[part] = torch.minimum(found[part], distances)
+            self._tell(len(part))
+        return found
+
+    def _tell(self, examples: int) -> None:
+        self.done += examples
+        self.report("", self.done, self.planned)
+
+
+def load_examples(module: LipschitzModule, path: str | os.PathLike[str]) -> tuple[Tensor, Tensor]:
+    """Read the test part of a data file for a classifier; returns inputs and targets as `certify` takes them.
+
+    Raises:
+        DataError, OSError: see `data.load_test_npz`; or labels of one logit that are not two classes.
+        ValueError: the module is no classifier.
+    """
+    count = logit_count(module)
+    x, y = load_test_npz(path, module.input_shape, None if count == 1 else count)
+    targets = torch.from_numpy(y)
+    if count == 1:
+        if targets.numel() != len(x):
+            raise DataError(f"the test labels have shape {tuple(y.shape)}: one label each is needed")
+        try:
+            targets = signs(targets)
+        except ValueError as error:
+            raise DataError(f"the test labels are not two classes: {error}") from None
+    dtype = next((parameter.dtype for parameter in module.parameters()), torch.float32)
+    return torch.from_numpy(x).to(dtype), targets
+
+
+def load_weights(module: LipschitzModule, path: str | os.PathLike[str]) -> str | None:
+    """Load weights from a checkpoint of `train`, or from a state dict of `torch.save`, and project them.
+
+    Runs no code from the file. Returns the hash of the line of the ledger that a checkpoint was saved at, and None
+    for a state dict, which knows of no ledger.
+
+    Raises:
+        CheckpointError: the file holds neither, or weights of another module, or none that are finite.
+        OSError: it cannot be read.
+    """
+    stored = io.BytesIO(Path(path).read_bytes())
+    try:
+        content: Any = torch.load(stored, map_location="cpu", weights_only=True)
+        saved = content.get("schema") == SCHEMA
+        state = dict(content["states"]["module"] if saved else content)
+        head = str(content["ledger_head"]) if saved else None
+    except (pickle.UnpicklingError, RuntimeError, OSError, EOFError, LookupError, *_NO_MAPPING) as error:
+        raise CheckpointError(f"{path} is no checkpoint and no state dict, or it is damaged") from error
+    if head is not None and graph_hash(content.get("certificate")) != graph_hash(certificate_of(module)):
+        raise CheckpointError(f"{path} is of another model: its certificate has a different graph")
+    try:
+        module.load_state_dict(state)
+    except (RuntimeError, *_NO_MAPPING) as error:
+        raise CheckpointError(f"{path} does not fit this module: {' '.join(str(error).split())}") from error
+    return head
+
+
+_NO_MAPPING = (AttributeError, TypeError, ValueError)

@@ -1,0 +1,1 @@
+"""Bounds by clip: norms of the gradients of examples, inside one backward pass, and of their losses."""

@@ -1,0 +1,312 @@
+"""Clipping DP-SGD: per-example gradients, each clipped to a chosen length, and their sum.
+
+What this project does without: for comparison on the same network, and for networks that are not Lipschitz.
+DP-SGD of Abadi et al. (2016); algorithm 3 of Barczewski and Ramon, "DP-SGD with weight clipping" (2024),
+algorithm 4 of Béthune et al., "DP-SGD without clipping" (2024); but divided by the FIXED expected batch size, not
+by the size of the batch, which is private.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ..certify.precision import rounding_slack
+from ..nn.functional import clip_scale, example_norms
+from ..noise.mechanism import Allocation, allocate, values_by_name
+from ..train import checks
+from ..train.checks import PrivacyError
+from ..train.module import LipschitzModule
+
+PerExampleLoss = Callable[[Tensor, Tensor], Tensor]
+"""From outputs [B, …] and targets [B, …] to the loss of each example, [B]."""
+
+_CHUNK_ENTRIES = {"cpu": 2**22, "cuda": 2**27}  # of per-example gradients at once: what caches and memory like
+_MOST_EXAMPLES = 512
+
+
+class ClippedGradients:
+    """Sums of clipped per-example gradients of a module, divided by a fixed normaliser.
+
+    Call `backward(x, y)` in place of `criterion(module(x), y).backward()`, for every piece of a batch. An example
+    whose gradient is not finite counts as zero. Frozen parameters get no gradient; one parameter under two names
+    counts once, with the sum of what arrives by either.
+
+    Each example passes the module in a batch of its own (`torch.func.vmap`), so no gradient depends on two.
+
+    Formal guarantees: adding or removing one example moves the sum over examples by at most C, in the Euclidean
+    norm over all parameters (flat), or the part of each parameter by at most C_p (per parameter); replacing one,
+    by twice that. Each clipped gradient obeys this exactly, as the floating point numbers that it is (see
+    `functional.clip_norm`). They are added in float64, and the sum is rounded to the parameter's dtype: what
+    that moves is meant to be covered by `precision.rounding_slack`, which is no theorem.
+
+    Args:
+        module: emitted, with its own loss; or any torch module from one tensor to one, with `per_example_loss`.
+        clipping: C, one length for the whole gradient; or C_p by parameter name or pattern, as for weights of
+            noise (`noise.allocate`): `{"*": 0.1}` clips every parameter's part to 0.1.
+        normaliser: b, the expected batch size.
+        per_example_loss: of a module that has none; called with one example at a time.
+        chunk_size: examples whose gradients are held at once; None: as many as make some million numbers.
+
+    Attributes:
+        examples: how many examples have gone in since `reset`.
+
+    Raises:
+        PrivacyError: batch normalisation in training mode, hooks, nothing to train; no loss, or one too many.
+        ValueError: lengths or normaliser not positive and finite, names that fit no parameter, no chunk size.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        clipping: float | Mapping[str, float],
+        *,
+        normaliser: float,
+        per_example_loss: PerExampleLoss | None = None,
+        chunk_size: int | None = None,
+    ) -> None:
+        if not 0 < normaliser < math.inf:
+            raise ValueError(f"the normaliser is {normaliser}: it is the expected batch size, positive and finite")
+        if chunk_size is not None and chunk_size < 1:
+            raise ValueError(f"chunks of {chunk_size} examples: use 1 or more, or None")
+        if isinstance(module, LipschitzModule) != (per_example_loss is None):
+            raise PrivacyError(
+                "a compiled module has its own loss, and no other may be given; a module that is not compiled "
+                "needs per_example_loss, a function from outputs [B, …] and targets to losses [B]"
+            )
+        self.module = module
+        self.normaliser = float(normaliser)
+        self.examples = 0
+        self._loss = per_example_loss
+        self._parameters = checks.trainable(module)
+        if not self._parameters:
+            raise PrivacyError("the module has no trainable parameters: there is nothing to train privately")
+        self._flat, self._lengths = _lengths(clipping, self._parameters)
+        self._chunk_size = chunk_size or self._fitting_chunk()
+        self._sums: dict[str, Tensor] = {}
+        self._compared = False
+        self._check_module()
+        if isinstance(module, LipschitzModule):
+            module.guard_layers()  # which tells them of the gate
+
+    def bounds(self) -> dict[str, float]:
+        """Return how long the part of one example's clipped gradient may be, by parameter name.
+
+        With flat clipping this is C for each of them, though C bounds all together: use `stds`, which knows.
+        """
+        return dict(self._lengths)
+
+    def stds(self, noise_multiplier: float, allocation: Allocation = "global") -> dict[str, float]:
+        """Return s_p, the noise on the SUM of gradients, for ONE Gaussian mechanism of multiplier σ.
+
+        Flat: the whole gradient has sensitivity C, whatever its direction, so s_p = σ·C for every parameter and no
+        other sharing is better: √Σ(‖g_p‖/s_p)² may reach C over the least s_p. Per parameter: `noise.allocate`.
+
+        Raises:
+            ValueError: flat clipping with another allocation than "global"; see also `noise.allocate`.
+        """
+        if not self._flat:
+            sizes = {name: parameter.numel() for name, parameter in self._parameters.items()}
+            return allocate(allocation, self._lengths, sizes, noise_multiplier)
+        if allocation != "global":
+            raise ValueError(
+                f"noise {allocation!r}: a gradient clipped as a whole may lie in any parameter, so only equal "
+                "noise everywhere fits; use noise='global', or clip per parameter: clipping={'*': C}"
+            )
+        return {name: noise_multiplier * length for name, length in self._lengths.items()}
+
+    def backward(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Add the clipped gradients of these examples to those since `reset`, and put the sum over b into `.grad`.
+
+        Args:
+            inputs: [B, …], B may be 0.
+            targets: [B, …].
+
+        Returns:
+            The sum of the examples' losses over b, 0-dim, detached, not private.
+
+        Raises:
+            PrivacyError: the module mixes examples, or its parameters or its mode have changed.
+            ValueError: inputs and targets of different numbers.
+        """
+        if len(inputs) != len(targets):
+            raise ValueError(f"{len(inputs)} inputs and {len(targets)} targets: one target for each example")
+        self._check_module()
+        total, sums = torch.zeros((), device=inputs.device), self._sums
+        for start in range(0, len(inputs), self._chunk_size):
+            chunk = slice(start, start + self._chunk_size)
+            loss, gradients = self._per_example_gradients(inputs[chunk], targets[chunk])
+            sums = self._added(sums, gradients)
+            total = total + loss
+        # All at once: a piece that fails on its way and is tried again must not count twice.
+        self._sums, self.examples = sums, self.examples + len(inputs)
+        self.deposit_()
+        return total
+
+    def deposit_(self) -> None:
+        """Set `.grad` of every trainable parameter to the sum over b, whatever is there now."""
+        for name, parameter in self._parameters.items():
+            total = self._sums.get(name)
+            parameter.grad = torch.zeros_like(parameter) if total is None else total.to(parameter.dtype, copy=True)
+
+    def reset(self) -> None:
+        """Forget the sums, for the next batch."""
+        self.examples = 0
+        self._sums = {}
+
+    # --- per-example gradients ---
+
+    def _per_example_gradients(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the sum of losses over b, and the gradient of each one's loss over b, [B, *parameter]."""
+        with torch.enable_grad():
+            copies = {
+                name: parameter.detach().expand(len(inputs), *parameter.shape).requires_grad_()
+                for name, parameter in self._parameters.items()
+            }
+            total = self._total(self._outputs(copies, inputs), targets)
+            found = torch.autograd.grad(total, list(copies.values()), allow_unused=True, materialize_grads=True)
+        return total.detach(), dict(zip(copies, found, strict=True))
+
+    def _outputs(self, copies: dict[str, Tensor], inputs: Tensor) -> Tensor:
+        """Return the outputs [B, …] of examples alone, each from parameters of its own."""
+        if isinstance(self.module, LipschitzModule):
+            if self.module.input_tokens:
+                self._run_together(inputs)
+            with self.module.gate.bypassed():
+                outputs = self._alone(copies, inputs)
+            return self.module.release(outputs)
+        together = self._run_together(inputs)
+        outputs = self._alone(copies, inputs)
+        self._check_alone(inputs, together, outputs.detach())
+        return outputs
+
+    def _alone(self, copies: dict[str, Tensor], inputs: Tensor) -> Tensor:
+        def run(parameters: dict[str, Tensor], example: Tensor) -> Tensor:
+            output: Tensor = functional_call(self.module, parameters, (example[None],))
+            return output[0]
+
+        return vmap(run, randomness="different")(copies, inputs)
+
+    def _total(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the sum of losses over b, 0-dim."""
+        if isinstance(self.module, LipschitzModule):
+            if self.module.normaliser != self.normaliser:
+                raise PrivacyError(f"the module's normaliser is {self.module.normaliser}, not {self.normaliser}")
+            return self.module.criterion(outputs, targets)
+        loss: Any = self._loss
+        losses: Tensor = vmap(lambda output, target: loss(output[None], target[None]), randomness="different")(
+            outputs, targets
+        )
+        if losses.numel() != len(outputs):
+            raise PrivacyError(
+                f"the loss of one example has shape {tuple(losses.shape[1:])}: per_example_loss returns one "
+                "number for each example, [B], e.g. cross_entropy with reduction='none'"
+            )
+        return losses.sum() / self.normaliser
+
+    # --- clipping ---
+
+    def _added(self, sums: dict[str, Tensor], gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return sums with gradients [B, *parameter] added, clipped."""
+        # Converted once: torch's norm in float64 of float32 entries takes thrice the time of both.
+        rows = {name: gradient.reshape(len(gradient), -1).double() for name, gradient in gradients.items()}
+        scales = self._scales({name: example_norms(row, gradients[name].dtype) for name, row in rows.items()})
+        totals = {
+            name: _scaled_sum(row, scales[name]).view_as(self._parameters[name]) for name, row in rows.items()
+        }
+        return {name: sums[name] + total if name in sums else total for name, total in totals.items()}
+
+    def _scales(self, norms: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return what to multiply each example's part by, [B], float64; 0 if its gradient is not finite."""
+        entries = {name: parameter.numel() for name, parameter in self._parameters.items()}
+        if self._flat:  # one norm for all parts, off by what each is, and by their number
+            norms = dict.fromkeys(norms, example_norms(torch.stack(list(norms.values()), dim=1)))
+            entries = dict.fromkeys(norms, sum(entries.values()) + len(norms))
+        scales = {}
+        for name, parameter in self._parameters.items():
+            radius = self._lengths[name] / self.normaliser  # the gradients are of losses over b
+            scale = clip_scale(norms[name], entries[name], parameter.dtype, radius)
+            scales[name] = scale.where(norms[name].isfinite(), 0.0)
+        return scales
+
+    # --- what is refused ---
+
+    def _check_module(self) -> None:
+        """Refuse what has changed since, and layers that see the whole batch."""
+        checks.check_hooks(self.module)
+        present = checks.trainable(self.module)
+        changed = present.keys() ^ self._parameters.keys()
+        changed |= {name for name in present.keys() - changed if present[name] is not self._parameters[name]}
+        if changed:
+            raise PrivacyError(
+                f"parameters {', '.join(sorted(changed))} were added, replaced, frozen or thawed after clipping "
+                "was set up: call make_private again"
+            )
+        for name, part in self.module.named_modules():
+            if isinstance(part, _BatchNorm) and (part.training or part.running_mean is None):
+                raise PrivacyError(
+                    f"{name or 'the module'} normalises by statistics of the batch, which every example enters: "
+                    "use group or layer normalisation, or put it into evaluation mode with eval()"
+                )
+
+    def _run_together(self, inputs: Tensor) -> Tensor:
+        """Return the outputs [B, …] of one batch, without gradients; refuse what writes to buffers.
+
+        It checks what indexes a table, too: torch's rule for an embedding under `vmap` takes an index beyond the
+        table for a row of another example's.
+        """
+        buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
+        with torch.no_grad():
+            outputs: Tensor = functional_call(self.module, buffers, (inputs,))
+        changed = [name for name, buffer in self.module.named_buffers() if not _same(buffer, buffers[name], 0.0)]
+        if changed:
+            raise PrivacyError(
+                f"the forward pass writes what it saw into buffers {', '.join(changed)}: that would leave without "
+                "noise; put those layers into evaluation mode with eval(), or track_running_stats=False"
+            )
+        return outputs
+
+    def _check_alone(self, inputs: Tensor, together: Tensor, alone: Tensor) -> None:
+        """Refuse a module whose output for one example depends on another, as far as a first batch shows it."""
+        if self._compared or len(inputs) < 2:
+            return
+        self._compared = True
+        same = together.shape == alone.shape and _same(together, alone, 100 * rounding_slack(together.dtype))
+        # Dropout differs from one pass to the next: then nothing can be said.
+        if not same and _same(together, self._run_together(inputs), 0.0):
+            raise PrivacyError(
+                "the module gives an example another output in company than alone: it mixes examples along the "
+                "batch axis, and has no per-example gradient; normalise, centre or attend within an example"
+            )
+
+    def _fitting_chunk(self) -> int:
+        numbers = sum(parameter.numel() for parameter in self._parameters.values())
+        device = next(iter(self._parameters.values())).device
+        return max(1, min(_MOST_EXAMPLES, _CHUNK_ENTRIES.get(device.type, 2**22) // numbers))
+
+
+def _lengths(clipping: float | Mapping[str, float], names: Iterable[str]) -> tuple[bool, dict[str, float]]:
+    """Return whether C is for the whole gradient, and C or C_p by parameter name."""
+    given = clipping if isinstance(clipping, Mapping) else {"*": clipping}
+    return not isinstance(clipping, Mapping), values_by_name(given, names, "clipping length")
+
+
+def _scaled_sum(rows: Tensor, scales: Tensor) -> Tensor:
+    """Return Σ_i scale_i·row_i; rows of scale 0 need not be finite."""
+    if not bool((scales > 0).all()):
+        rows = rows.masked_fill((scales == 0)[:, None], 0.0)
+    return scales @ rows
+
+
+def _same(one: Tensor, other: Tensor, tolerance: float) -> bool:
+    """Whether two tensors agree up to a share of their largest entry."""
+    if not one.is_floating_point():
+        return torch.equal(one, other)
+    largest = float(one.abs().nan_to_num(0.0, 0.0, 0.0).amax()) if one.numel() else 0.0
+    return torch.allclose(one, other, rtol=0.0, atol=tolerance * largest, equal_nan=True)

@@ -1,0 +1,303 @@
+"""Uses of a parameter by a batch: gradients of its examples, their norms, and their scaled sum.
+
+There is a class for each kind of parameter. How gradients of examples are clipped: :mod:`.clipping`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, reduce
+from operator import add
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ..certify.precision import single_is_kept
+from ..nn.sums import sum_of_each, sum_of_products
+from .example_gradients import ExampleGradients
+from .example_norms import example_norms
+from .native_gradients import HeldGradients
+
+_AT_ONCE = 2**22
+"""Entries of gradients of examples that are held at once where a parameter has several uses."""
+
+
+class Use(Protocol):
+    """One use of a parameter by a batch: the gradients P_i in it, example by example.
+
+    Attributes:
+        examples: B.
+    """
+
+    @property
+    def examples(self) -> int:
+        """B."""
+        ...  # pragma: no cover
+
+    def squares(self) -> Tensor:
+        """Return ‖P_i‖², [B] in float64; not finite where P_i is not."""
+        ...  # pragma: no cover
+
+    def total(self, factors: Tensor) -> Tensor:
+        """Return Σ factor_i·P_i, flat; an example with factor 0 adds nothing, not even NaN."""
+        ...  # pragma: no cover
+
+    def rows(self, some: slice) -> Tensor:
+        """Return P_i of some examples, [c, entries] in float64."""
+        ...  # pragma: no cover
+
+
+@dataclass(frozen=True, slots=True)
+class Summed:
+    """A use whose gradients are held: of a parameter that is added or multiplied at every position.
+
+    Args:
+        gradients: [B, *parameter] in float64.
+    """
+
+    gradients: Tensor
+
+    @staticmethod
+    def of_spread(cotangent: Tensor, shape: Sequence[int]) -> Summed:
+        """Return the use of a parameter of this shape, broadcast to the examples of a cotangent [B, *example]."""
+        lead = cotangent.dim() - len(shape)
+        wide = [lead + axis for axis, own in enumerate(shape) if own == 1 != cotangent.shape[lead + axis]]
+        axes = [*range(1, lead), *wide]
+        return Summed(sum_of_each(cotangent, tuple(axes)).reshape(len(cotangent), *shape))
+
+    @property
+    def examples(self) -> int:
+        """B."""
+        return len(self.gradients)
+
+    def squares(self) -> Tensor:
+        """Return ‖P_i‖², [B]."""
+        return self.gradients.flatten(1).square().sum(1)
+
+    def total(self, factors: Tensor) -> Tensor:
+        """Return Σ factor_i·P_i, flat."""
+        return factors @ _without(self.gradients.flatten(1), factors)
+
+    def rows(self, some: slice) -> Tensor:
+        """Return P_i of some examples, [c, entries]."""
+        return self.gradients[some].flatten(1)
+
+
+@dataclass(frozen=True)
+class Outer:
+    """The use of a matrix by vectors: P_i = g_i·x_iᵀ, whose norm is ‖g_i‖·‖x_i‖.
+
+    Formal guarantees: a matrix of at most :data:`SMALL` entries is added in float64, if the vectors are in less.
+    Of another one products are rounded to float32 and added as :mod:`.sums` says, which is faster. There g_i is
+    scaled by s_i where ‖x_i‖ is between 2⁻⁴⁰ and 2⁴⁰. Elsewhere g_i is scaled by s_i·‖x_i‖ and x_i to 1, so that
+    no entry overflows, and where s_i is below the normal numbers of float32; which of the two depends on the
+    example alone. First s_i is rounded to float32, by 2⁻²⁴ of it; elsewhere vectors are scaled in float64.
+    Each entry is rounded to float32, by 2⁻²⁴ of it or by 2⁻¹⁵⁰, and products of entries are rounded again.
+    :data:`_ROUNDED` pays for that, as C/b is at least :data:`_LEAST`. :data:`_COARSE` pays for devices that round
+    operands of float32 to TF32 or bfloat16.
+
+    Args:
+        read: x, [B, d].
+        made: g, [B, p].
+    """
+
+    read: Tensor
+    made: Tensor
+
+    @property
+    def examples(self) -> int:
+        """B."""
+        return len(self.read)
+
+    @cached_property
+    def _length(self) -> Tensor:
+        """‖x_i‖, [B]."""
+        return example_norms(self.read)
+
+    def squares(self) -> Tensor:
+        """Return ‖P_i‖², [B]."""
+        return (self._length * example_norms(self.made)).square()
+
+    def total(self, factors: Tensor) -> Tensor:
+        """Return Σ factor_i·P_i, flat."""
+        small = self.made.shape[1] * self.read.shape[1] <= SMALL
+        narrow = torch.float64 not in (self.made.dtype, self.read.dtype)
+        return (self._in_double(factors) if small and narrow else self._by_runs(factors)).flatten()
+
+    def _in_double(self, factors: Tensor) -> Tensor:
+        made, read = (_without(rows, factors).double() for rows in (self.made, self.read))
+        return (made * factors[:, None]).mT @ read
+
+    def _by_runs(self, factors: Tensor) -> Tensor:
+        dtype = torch.promote_types(torch.promote_types(self.read.dtype, self.made.dtype), torch.float32)
+        length = self._length
+        is_plain = (length >= 1 / _LONG) & (length <= _LONG)
+        unit = torch.where(is_plain, 1.0, length)
+        room = _ROUNDED if dtype == torch.float64 or single_is_kept(self.read.device) else _COARSE
+        scale = factors * unit * room
+        narrow, range_ = scale.to(dtype), torch.finfo(dtype)
+        made, read = self.made * narrow[:, None], self.read
+        rest = torch.nonzero(~(is_plain & (narrow >= range_.tiny) & (narrow <= range_.max)))[:, 0]
+        if len(rest):
+            scale, unit = scale[rest, None], unit[rest, None]
+            used = torch.minimum(scale, unit) >= _VANISHED
+            made[rest] = torch.where(used, self.made[rest].double() * scale, 0.0).to(dtype)
+            others = torch.where(used, read[rest].double() / unit, 0.0).to(dtype)
+            read = read.to(dtype, copy=True).index_copy_(0, rest, others)
+        return sum_of_products(made, read)
+
+    def rows(self, some: slice) -> Tensor:
+        """Return P_i of some examples, [c, entries]."""
+        return (self.made[some].double()[:, :, None] * self.read[some].double()[:, None, :]).flatten(1)
+
+
+SMALL = 2**16
+
+_ROUNDED = 1 - 2.0**-21
+"""Covers the rounding of scales, of scaled vectors and of their products, four times by 2⁻²⁴ of an entry."""
+
+_COARSE = 1 - 2.0**-7
+"""Covers the rounding of both operands to bfloat16, by 2⁻⁹ of an entry each, or to TF32."""
+
+_VANISHED = 2.0**-1000
+"""What is scaled or divided by less adds nothing: a subnormal scale or length would not be exact to 2⁻²¹."""
+
+_LONG = 2.0**40
+
+
+@dataclass(frozen=True, slots=True)
+class Products:
+    """The use of a kernel, or of a matrix by tokens.
+
+    Args:
+        gradients: of examples, or what they are made of.
+    """
+
+    gradients: ExampleGradients | HeldGradients
+
+    @staticmethod
+    def of(gradients: ExampleGradients) -> Products:
+        """Return the use of gradients, which are computed now, and once, where they are small: then what the layer
+        read need not be kept.
+        """
+        return Products(gradients.held() or gradients)
+
+    @property
+    def examples(self) -> int:
+        """B."""
+        return self.gradients.examples
+
+    def squares(self) -> Tensor:
+        """Return ‖P_i‖², [B]."""
+        return self.gradients.norms().square()
+
+    def total(self, factors: Tensor) -> Tensor:
+        """Return Σ factor_i·P_i, flat."""
+        return self.gradients.scaled(factors).flatten()
+
+    def rows(self, some: slice) -> Tensor:
+        """Return P_i of some examples, [c, entries]."""
+        return self.gradients.rows(some)
+
+
+@dataclass(frozen=True, slots=True)
+class Selected:
+    """The use of a table of which each token selects a row: P_i is the sum of cotangents by row.
+
+    Args:
+        tokens: [B, n], whole numbers.
+        made: [B, n, width].
+        entries: of the table.
+    """
+
+    tokens: Tensor
+    made: Tensor
+    entries: int
+
+    @property
+    def examples(self) -> int:
+        """B."""
+        return len(self.tokens)
+
+    def _by_row(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the rows that examples use: the example and the place of each, and the sum of its cotangents."""
+        examples = torch.arange(len(self.tokens), device=self.tokens.device)[:, None]
+        keys, place = torch.unique(self.tokens + examples * self.entries, return_inverse=True)
+        width = self.made.shape[-1]
+        sums = torch.zeros(len(keys), width, dtype=torch.float64, device=self.made.device)
+        sums.index_add_(0, place.flatten(), self.made.reshape(-1, width).double())
+        return keys // self.entries, keys % self.entries, sums
+
+    def squares(self) -> Tensor:
+        """Return ‖P_i‖², [B]."""
+        examples, _, sums = self._by_row()
+        found = torch.zeros(len(self.tokens), dtype=torch.float64, device=self.made.device)
+        return found.index_add_(0, examples, sums.square().sum(1))
+
+    def total(self, factors: Tensor) -> Tensor:
+        """Return Σ factor_i·P_i, flat."""
+        examples, rows, sums = self._by_row()
+        found = torch.zeros(self.entries, self.made.shape[-1], dtype=torch.float64, device=self.made.device)
+        scaled = _without(sums, factors[examples]) * factors[examples][:, None]
+        return found.index_add_(0, rows, scaled).flatten()
+
+    def rows(self, some: slice) -> Tensor:
+        """Return P_i of some examples, [c, entries]."""
+        part = Selected(self.tokens[some], self.made[some], self.entries)
+        examples, rows, sums = part._by_row()
+        found = torch.zeros(part.examples, self.entries, self.made.shape[-1], dtype=torch.float64)
+        found = found.to(self.made.device)
+        found[examples, rows] = sums
+        return found.flatten(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Several:
+    """Several uses of one parameter, whose gradients of an example add up: shared weights, recurrent cells.
+
+    Args:
+        uses: of the same examples and the same entries.
+        entries: of the parameter.
+    """
+
+    uses: tuple[Use, ...]
+    entries: int
+
+    @property
+    def examples(self) -> int:
+        """B."""
+        return self.uses[0].examples
+
+    def rows(self, some: slice) -> Tensor:
+        """Return P_i of some examples, [c, entries]."""
+        return reduce(add, (use.rows(some) for use in self.uses))
+
+    def _chunks(self) -> list[slice]:
+        step = max(_AT_ONCE // max(self.entries, 1), 1)
+        return [slice(start, start + step) for start in range(0, self.examples, step)]
+
+    def squares(self) -> Tensor:
+        """Return ‖P_i‖², [B]."""
+        parts = [self.rows(some).square().sum(1) for some in self._chunks()]
+        return torch.cat(parts) if parts else self.uses[0].squares()
+
+    def total(self, factors: Tensor) -> Tensor:
+        """Return Σ factor_i·P_i, flat."""
+        parts = (factors[some] @ _without(self.rows(some), factors[some]) for some in self._chunks())
+        return reduce(add, parts, torch.zeros(self.entries, dtype=torch.float64, device=factors.device))
+
+
+def joined(uses: Sequence[Use], entries: int) -> Use | None:
+    """Return all uses of a parameter as one; None if there are none."""
+    if len(uses) < 2:
+        return uses[0] if uses else None
+    if all(isinstance(use, Summed) for use in uses):
+        return Summed(reduce(add, (use.gradients for use in uses if isinstance(use, Summed))))
+    return Several(tuple(uses), entries)
+
+
+def _without(rows: Tensor, factors: Tensor) -> Tensor:
+    """Return [B, n] with the rows of factor 0 set to 0: they need not be finite."""
+    return rows if bool((factors > 0).all()) else rows.masked_fill((factors == 0)[:, None], 0.0)

@@ -1,0 +1,175 @@
+"""Layers whose weights live in a constraint set, and know it, see :mod:`.constrained`.
+
+Parameters are called ``weight`` and ``bias``. A layer works on [B, …]; positions and channels are as in torch.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ..certify.constraints import Constraint, Spectral
+from ..certify.operators import Convolution, Padding, PaddingMode
+from ..certify.operators import Dense as DenseMap
+from .activations import Householder as Householder
+from .activations import PReLU as PReLU
+from .activations import Scale as Scale
+from .constrained import BiasBound, check_broadcast
+from .constrained import ConstrainedLayer as ConstrainedLayer
+from .convolving import Geometry, convolve
+from .reading import linear, spread
+from .resampling import pad
+from .token_layers import Attention as Attention
+from .token_layers import ClassToken as ClassToken
+from .token_layers import Embedding as Embedding
+from .transposed import ConvTranspose1d as ConvTranspose1d
+from .transposed import ConvTranspose2d as ConvTranspose2d
+from .transposed import ConvTranspose3d as ConvTranspose3d
+
+
+class Dense(ConstrainedLayer):
+    """x ↦ x·Wᵀ + b on the trailing axis, at every position of the others.
+
+    Args:
+        in_features, out_features: sizes; ``weight`` is [out_features, in_features].
+        bias: ‖bias‖ ≤ this; None for none.
+        constraint: of the weight. It starts semi-orthogonal, scaled to the bound.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(
+        self, in_features: int, out_features: int, bias: BiasBound = None, constraint: Constraint | None = None
+    ) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        constraint, operator = constraint or Spectral(), DenseMap()
+        start = nn.init.orthogonal_(torch.empty(out_features, in_features))
+        self._constrain("weight", constraint.fill(start, operator), constraint, operator)
+        self._constrain_bias((out_features,), bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [B, …, in_features] to [B, …, out_features]."""
+        return linear(x, self.weight, self.bias)
+
+    def extra_repr(self) -> str:
+        """Return the sizes."""
+        return f"{self.in_features}, {self.out_features}"
+
+
+class _Conv(ConstrainedLayer):
+    """Convolution of the rank that a subclass sets.
+
+    Args:
+        in_channels, out_channels: C and F; ``weight`` is [F, C/groups, *kernel_size].
+        kernel_size, input_size, stride, dilation: one integer an axis; stride and dilation default to 1.
+        reads, taps: counts of the geometry, see :class:`~.operators.Convolution`; made by the compiler.
+        padding: (lo, hi) an axis; default none.
+        padding_mode: "zeros", "circular", "reflect" or "replicate".
+        bias: ‖bias‖ ≤ this, the F numbers that every position adds; None for none.
+        constraint: of the kernel, in the norm of the convolution at ``input_size``. The kernel starts
+            orthogonal as a matrix [F, C·k], scaled so that the certified norm of the convolution is the
+            bound.
+
+    Raises:
+        ValueError: the geometry is not that of a convolution.
+    """
+
+    rank: int
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: tuple[int, ...],
+        input_size: tuple[int, ...],
+        reads: int,
+        taps: int,
+        stride: tuple[int, ...] | None = None,
+        padding: Padding | None = None,
+        dilation: tuple[int, ...] | None = None,
+        groups: int = 1,
+        padding_mode: PaddingMode = "zeros",
+        bias: BiasBound = None,
+        constraint: Constraint | None = None,
+    ) -> None:
+        super().__init__()
+        if len(kernel_size) != self.rank or in_channels % groups or out_channels % groups:
+            raise ValueError(
+                f"{type(self).__name__}: kernel {kernel_size}, {in_channels}→{out_channels}, {groups} groups"
+            )
+        ones = (1,) * self.rank
+        padding = padding or ((0, 0),) * self.rank
+        self.operator = Convolution(
+            kernel_size, input_size, reads, taps, stride or ones, padding, dilation or ones, groups, padding_mode
+        )
+        self._constrain_kernel((out_channels, in_channels // groups, *kernel_size), self.operator, constraint)
+        self._constrain_bias((out_channels,), bias)
+
+    def _padded(self, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+        """Pad as far as the convolution itself cannot; return what it must still add on both sides."""
+        pairs = self.operator.padding
+        if self.operator.padding_mode == "zeros" and all(low == high for low, high in pairs):
+            return x, tuple(low for low, _ in pairs)
+        return pad(x, pairs, self.operator.padding_mode), (0,) * self.rank
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [B, C, *input_size] to [B, F, *output_size].
+
+        Raises:
+            ValueError: another size, for which the certified norm would not hold.
+        """
+        if tuple(x.shape[2:]) != self.operator.input_size:
+            raise ValueError(f"compiled for inputs of size {self.operator.input_size}, got {tuple(x.shape[2:])}")
+        x, padding = self._padded(x)
+        op = self.operator
+        return convolve(x, self.weight, self.bias, Geometry(op.stride, padding, op.dilation, op.groups))
+
+    def extra_repr(self) -> str:
+        """Return the geometry."""
+        return repr(self.operator)
+
+
+class Conv1d(_Conv):
+    """One-dimensional convolution of [B, C, W]."""
+
+    rank = 1
+
+
+class Conv2d(_Conv):
+    """Two-dimensional convolution of [B, C, H, W]."""
+
+    rank = 2
+
+
+class Conv3d(_Conv):
+    """Three-dimensional convolution of [B, C, D, H, W]."""
+
+    rank = 3
+
+
+class Bias(ConstrainedLayer):
+    """x ↦ x + bias, broadcast from the trailing axes.
+
+    Args:
+        shape: of ``bias``, aligned with the last axes of an example.
+        bound: ‖bias‖ ≤ this, over the stored entries, not over the positions that share them.
+    """
+
+    bias: Tensor
+
+    def __init__(self, shape: tuple[int, ...], bound: float | Constraint) -> None:
+        super().__init__()
+        self._constrain_bias(shape, bound)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [B, …] to [B, …].
+
+        Raises:
+            ValueError: the bias does not broadcast into an example, or would meet the batch axis.
+        """
+        check_broadcast("bias", self.bias, x)
+        return x + spread(self.bias, x.shape)

@@ -1,0 +1,133 @@
+"""Sums that gradients of parameters are made of, added in a known order.
+
+The gradient of a parameter is a sum over the examples of a batch and over the positions of each example. In
+float32 a sum of n terms may be off by n·2⁻²⁴ of the sum of their lengths; where terms are alike it is off by a
+good part of that. Here at most :data:`RUN` terms are added in float32, then at most :data:`RUNS` of these sums,
+and the rest in float64. Half precision is added in float32.
+
+Formal guarantees: of a sum Σ_t v_t of products v_t with ‖v_t‖ ≤ w_t, the result is off by at most DEPTH·u/(1 -
+DEPTH·u)·Σ_t w_t, with DEPTH = RUN + RUNS + 2 and u = 2⁻²⁴, or 2⁻⁵³ in float64, if torch's operations on float32
+round to nearest, in any order. *Proof.* A term is rounded once as a product, at most RUN - 1 times in the sum of
+its run, at most RUNS - 1 times in a sum of runs, and once as a part of the result. Up to 2²⁸ additions in float64
+add less than one unit u. So each entry of v_t is multiplied by a factor between (1 - u)^DEPTH and (1 + u)^DEPTH
+(Higham, "Accuracy and stability of numerical algorithms", 2002, section 4.2). ∎
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .. import native
+
+RUN = 64
+RUNS = 8
+DEPTH = RUN + RUNS + 2
+
+_BLOCK_ENTRIES = 2**24  # of products of runs that are held at once, where runs are multiplied at once
+
+
+def working_dtype(*tensors: Tensor) -> torch.dtype:
+    """Return the dtype in which runs of these tensors are added: float32, or float64 if one of them has it."""
+    dtype = torch.float32
+    for tensor in tensors:
+        dtype = torch.promote_types(dtype, tensor.dtype)
+    return dtype
+
+
+# --- sums of entries ---------------------------------------------------------------------------------------------
+
+
+def sum_to(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Return the sum of [B, *example] over the batch, and over the axes that broadcast ``shape`` to an example, in
+    float64.
+
+    Args:
+        x: the terms.
+        shape: aligned with the trailing axes of an example; each size is that of the axis, or 1.
+    """
+    lead = x.dim() - len(shape)
+    sizes = x.shape[lead:]
+    spread = [lead + axis for axis, own in enumerate(shape) if own == 1 != sizes[axis]]
+    dims = [*range(lead), *spread]
+    lengths = [x.shape[dim] for dim in dims]
+    total = _sum_along(x, dims[lengths.index(max(lengths))]).sum(dims)
+    return total.reshape(shape)
+
+
+def sum_of_each(x: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """Return the sum over axes of each example of [B, *example], in float64.
+
+    Args:
+        x: the terms.
+        axes: of x, not 0, in rising order.
+    """
+    if not axes or x.dtype == torch.float64 or torch.compiler.is_compiling():
+        return x.sum(axes, dtype=torch.float64) if axes else x.double()
+    found = native.sum_of_each(x, axes)
+    if found is not None:
+        return found
+    parts = torch.split(x, max(_COPIED // max(x[:1].numel(), 1), 1))
+    return torch.cat([part.sum(axes, dtype=torch.float64) for part in parts])
+
+
+_COPIED = 2**16  # entries whose copies in float64, which torch makes, stay in a cache
+
+
+def _sum_along(x: Tensor, dim: int) -> Tensor:
+    """Return sums of runs along an axis, in float64: all of them along that axis add up to the sum of ``x``."""
+    whole = x.shape[dim] // RUN * RUN
+    runs = torch.unflatten(x.narrow(dim, 0, whole), dim, (-1, RUN)) if whole else None
+    rest = x.narrow(dim, whole, x.shape[dim] - whole).sum(dim, keepdim=True, dtype=working_dtype(x)).double()
+    return rest if runs is None else torch.cat([runs.sum(dim + 1, dtype=working_dtype(x)).double(), rest], dim)
+
+
+# --- sums of products --------------------------------------------------------------------------------------------
+
+
+def sum_of_products(left: Tensor, right: Tensor) -> Tensor:
+    """Return Σ_t left_t·right_tᵀ, [*groups, p, d], of rows [*groups, n, p] and [*groups, n, d], in the dtype that
+    runs are added in, or in float64. Autocast, in a backward pass within it, would round the sums of runs.
+    """
+    with torch.autocast(left.device.type, enabled=False):
+        return _sum_of_products(left, right)
+
+
+def _sum_of_products(left: Tensor, right: Tensor) -> Tensor:
+    dtype = working_dtype(left, right)
+    left, right = left.to(dtype), right.to(dtype)
+    if left.shape[-2] <= RUN or dtype == torch.float64:
+        return left.mT @ right
+    by_run = left.dim() == 2 and left.device.type == "cpu" and not torch.compiler.is_compiling()
+    return _run_by_run(left, right) if by_run else _all_runs(left, right)
+
+
+def _run_by_run(left: Tensor, right: Tensor) -> Tensor:
+    """Return the sum, in float64 if runs are many, run by run: best where a product of matrices starts at once.
+
+    A product is made by itself before it is added: `addmm_` may add its terms to the sum one by one, and did.
+    """
+    total: Tensor | None = None
+    product = left.new_empty(left.shape[1], right.shape[1])
+    for rows, columns in zip(torch.split(left, RUN * RUNS), torch.split(right, RUN * RUNS), strict=True):
+        runs = zip(torch.split(rows, RUN), torch.split(columns, RUN), strict=True)
+        row, column = next(runs)
+        part = row.mT @ column
+        for row, column in runs:
+            part += torch.mm(row.mT, column, out=product)
+        if len(left) <= RUN * RUNS:
+            return part
+        total = part.double() if total is None else total.add_(part)
+    assert total is not None
+    return total
+
+
+def _all_runs(left: Tensor, right: Tensor) -> Tensor:
+    """Return the sum in float64, of as many runs at once as memory allows."""
+    whole = left.shape[-2] // RUN * RUN
+    total = (left[..., whole:, :].mT @ right[..., whole:, :]).double()
+    rows, columns = (torch.unflatten(half[..., :whole, :], -2, (-1, RUN)) for half in (left, right))
+    at_once = max(_BLOCK_ENTRIES // max(total.numel(), 1), 1)
+    for row, column in zip(torch.split(rows, at_once, -3), torch.split(columns, at_once, -3), strict=True):
+        total = total + (row.mT @ column).sum(-3, dtype=torch.float64)
+    return total

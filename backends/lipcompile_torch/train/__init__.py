@@ -1,0 +1,1 @@
+"""Training: the engine and its checks, gradients, sampling, ledger, checkpoints, several processes."""

@@ -1,0 +1,374 @@
+"""What must hold for a step to be the mechanism that is accounted: checked by name, refused with the mend."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from lipcompile_privacy.errors import PrivacyError as PrivacyError
+from torch import Tensor, nn
+from torch.optim import LBFGS, Optimizer, SparseAdam
+
+from .. import native
+from ..certify.precision import rounding_slack
+from ..native.fingerprint import Key, fingerprint, in_memory, in_order, own_key
+from ..native.memory_rows import dense
+from .gate import GateRecord
+from .module import LipschitzModule
+from .sampler import LogicalBatch
+from .sharding import hooked, local
+
+Source = Literal["theorem", "clip", "auto"]
+"""Where bounds of gradients come from, as `--bounds` has it."""
+
+
+def trainable(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters that training changes, by name, each once."""
+    return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+
+
+def check_module(module: object, source: Source = "auto") -> None:
+    """Refuse what has no gradient bounds, or bounds of another source, and what is trained without one.
+
+    Args:
+        module: anything.
+        source: "theorem" or "clip" of all bounds; "auto" takes the bounds that the module was compiled with.
+    """
+    if not isinstance(module, LipschitzModule):
+        raise PrivacyError(
+            f"{type(module).__name__} has no proved gradient bounds: compile the network first, with "
+            f'lipcompile.private(module, example, loss="cross_entropy", bounds="{source}") or lipcompile compile, '
+            "and pass the module itself, not a wrapper (DataParallel; for torch.compile there is "
+            "module.compile(), which wraps nothing)"
+        )
+    _check_source(module, source)
+    check_hooks(module)
+    if not trainable(module):
+        raise PrivacyError("the module has no trainable parameters: there is nothing to train privately")
+    check_bounds(trainable(module), module.gradient_bounds())
+
+
+def check_clips(module: LipschitzModule) -> None:
+    """Refuse groups of clips that are not of trained parameters, each once, or longer than their bounds say."""
+    clipped = Counter(name for group in module.clips for name in group.parameters)
+    wrong = sorted(name for name in clipped if clipped[name] > 1 or name not in module.bounds)
+    if wrong:
+        raise PrivacyError(f"{', '.join(wrong)}: a clip is of a trained parameter, and of each once")
+    for group in module.clips:
+        least = min(module.bounds[name] for name in group.parameters)
+        if group.length > least:
+            message = f"the group {group.name!r} is clipped to {group.length!r}, but bounded by {least!r}"
+            raise PrivacyError(message)
+
+
+def _check_source(module: LipschitzModule, source: Source) -> None:
+    if source not in get_args(Source):
+        raise PrivacyError(f"unknown source of bounds {source!r}: use one of {', '.join(get_args(Source))}")
+    trained, clipped = trainable(module).keys(), module.clipped_parameters
+    others = {"theorem": trained & clipped, "clip": trained - clipped, "auto": set()}[source]
+    if others:
+        found = "clip" if source == "theorem" else "theorem"
+        raise PrivacyError(
+            f"bounds by {source} were asked for, and {', '.join(sorted(others))} are bounded by {found}. Bounds "
+            f'are chosen when a module is compiled: lipcompile.private(…, bounds="{source}"), or lipcompile '
+            f"compile --bounds {source}; leave bounds out of make_private to take them as they are"
+        )
+
+
+def check_hooks(module: nn.Module) -> None:
+    """Refuse hooks but FSDP's: they may change what a layer computes, or take features out of it."""
+    found = hooked(module)
+    if found:
+        raise PrivacyError(f"{found} has hooks, which the bounds know nothing of: remove them")
+
+
+def check_bounds(parameters: Mapping[str, nn.Parameter], bounds: Mapping[str, float]) -> None:
+    """Refuse parameters without a bound, bounds without a parameter, and bounds that are no bounds."""
+    if parameters.keys() != bounds.keys():
+        raise PrivacyError(
+            f"trainable parameters and gradient bounds differ in {sorted(parameters.keys() ^ bounds.keys())}: a "
+            "parameter was added, frozen, thawed or renamed after compilation; change the model and compile again"
+        )
+    for name, bound in bounds.items():
+        if not 0 <= bound < math.inf:
+            raise PrivacyError(f"the gradient bound of {name} is {bound}: no finite noise protects it")
+
+
+def check_optimizer(optimizer: Optimizer, module: nn.Module) -> None:
+    """Refuse an optimizer that needs more than one gradient a step, or does not hold every parameter once."""
+    if isinstance(optimizer, LBFGS | SparseAdam):
+        raise PrivacyError(
+            f"{type(optimizer).__name__} cannot be used: it evaluates the loss several times a step, or wants "
+            "sparse gradients; use SGD, Adam, AdamW or another optimizer of one dense gradient a step"
+        )
+    held = Counter(id(parameter) for group in optimizer.param_groups for parameter in group["params"])
+    own = {id(parameter) for parameter in module.parameters()}
+    if held.keys() - own:
+        raise PrivacyError("the optimizer holds parameters that are not the module's: give it module.parameters()")
+    astray = [name for name, parameter in trainable(module).items() if held[id(parameter)] != 1]
+    if astray:
+        raise PrivacyError(
+            f"parameters {', '.join(astray)} are not in exactly one group of the optimizer: give it "
+            "module.parameters(), and compile with --freeze what should not be trained"
+        )
+
+
+def check_unchanged(
+    module: nn.Module, optimizer: Optimizer, known: Mapping[str, nn.Parameter], unchanged: bool
+) -> None:
+    """Refuse a step whose parameters are not, by identity and by content, those that the batch was drawn for."""
+    present = trainable(module)
+    changed = [name for name in present.keys() | known.keys() if present.get(name) is not known.get(name)]
+    if changed:
+        raise PrivacyError(
+            f"parameters {', '.join(sorted(changed))} were added, replaced, frozen or thawed after make_private: "
+            "they have no proved bound; compile the changed model and call make_private again"
+        )
+    check_optimizer(optimizer, module)
+    check_hooks(module)
+    if not unchanged:
+        raise PrivacyError(
+            "parameters were changed between drawing the batch and the step, so the gradient may not be bounded: "
+            "load or average weights between steps, not within one"
+        )
+
+
+# --- what is in tensors, told to the processor in one read ---
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Contents:
+    """What parameters are: torch's counts of in-place changes, how they lie, and a fingerprint of their bits.
+
+    The fingerprint sees what the counts do not: writes through `.data`, but for a probability below 2⁻²⁸ (see
+    :mod:`.fingerprint`); of a sharded parameter it is that of the shard.
+
+    Args:
+        forms: of each parameter the name, the count, dtype, shape and strides.
+        bits: 0-dim, on the device of the first parameter, so that nobody waits for it.
+    """
+
+    forms: tuple[tuple[object, ...], ...]
+    bits: Tensor
+
+    def same(self, other: Contents) -> bool:
+        """Whether both are those of the same parameters, unchanged."""
+        return self.forms == other.forms and not bool(self.differs(other))
+
+    def differs(self, other: Contents) -> Tensor:
+        """Return whether bits differ, 0-dim, without waiting for the device."""
+        return self.bits != other.bits.to(self.bits.device)
+
+
+def current_contents(module: nn.Module) -> Contents:
+    """Return what the parameters of a module are now: those that are frozen too, as bounds depend on them."""
+    here = {name: (local(parameter.detach()), parameter._version) for name, parameter in module.named_parameters()}
+    forms = tuple((name, version, t.dtype, t.shape, t.stride()) for name, (t, version) in here.items())
+    return Contents(forms, fingerprint([in_memory(tensor) for tensor, _ in here.values()], own_key()))
+
+
+def fingerprints(parameters: Mapping[str, nn.Parameter], key: Key) -> list[int]:
+    """Return a fingerprint of each parameter that does not depend on the order of its axes in memory."""
+    found = [fingerprint([in_order(local(parameter.detach()))], key) for parameter in parameters.values()]
+    return _gathered(found).tolist() if found else []
+
+
+def _gathered(values: Sequence[Tensor]) -> Tensor:
+    """Return 0-dim tensors of one dtype as one [n], on the device of the first."""
+    return torch.stack([value.to(values[0].device) for value in values])
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """What flowed back, see `GateRecord`.
+
+    Args:
+        examples: of how many examples.
+        foreign: how far it is from what the criterion sends.
+        largest: norm of the largest cotangent, times the normaliser.
+    """
+
+    examples: int
+    foreign: float
+    largest: float
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What the checks of a step want to know of tensors.
+
+    Args:
+        unchanged: the parameters are what they were before.
+        flow: what flowed back.
+        norms: Euclidean norm of each gradient that is not missing, by name, of a sharded one that of the shard.
+        altered: names of gradients whose norms are not those that they arrived with.
+    """
+
+    unchanged: bool
+    flow: Flow
+    norms: dict[str, float]
+    altered: set[str]
+
+
+def measure(
+    module: nn.Module,
+    parameters: Mapping[str, nn.Parameter],
+    before: Contents,
+    gate: GateRecord,
+    arrived: Mapping[str, Tensor],
+) -> Measured:
+    """Measure everything, and wait for the device once.
+
+    Args:
+        module: what `before` was read from.
+        parameters: whose gradients are measured.
+        arrived: norms of gradients when they arrived, by name.
+    """
+    now, norms = current_contents(module), _norms(parameters)
+    values = [now.differs(before), *_flowed(gate), *norms.values(), *arrived.values()]
+    different, foreign, largest, *lengths = _fetched(values)
+    unchanged = different == 0.0 and now.forms == before.forms
+    flow = Flow(gate.examples, foreign, largest)
+    found = dict(zip(norms, lengths, strict=False))
+    first = dict(zip(arrived, lengths[len(norms) :], strict=True))
+    altered = {name for name, norm in first.items() if repr(norm) != repr(found.get(name))}  # NaN is itself
+    return Measured(unchanged, flow, found, altered)
+
+
+def gradient_norms(parameters: Mapping[str, nn.Parameter]) -> dict[str, float]:
+    """Return the Euclidean norm of each gradient that is not missing, of a sharded one that of the shard."""
+    norms = _norms(parameters)
+    return dict(zip(norms, _fetched(list(norms.values())), strict=True))
+
+
+def _flowed(gate: GateRecord) -> list[Tensor]:
+    return [torch.zeros(()) if value is None else value for value in (gate.foreign, gate.largest)]
+
+
+def _fetched(values: Sequence[Tensor]) -> list[float]:
+    """Return 0-dim tensors as numbers, in one read."""
+    return _gathered([value.double() for value in values]).tolist() if values else []
+
+
+def _norms(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    return {name: gradient_norm(p.grad) for name, p in parameters.items() if p.grad is not None}
+
+
+def gradient_norm(gradient: Tensor) -> Tensor:
+    """Return the Euclidean norm of a gradient, 0-dim float64; of a sharded one that of the shard."""
+    gradient = dense(local(gradient))
+    found = native.norm(gradient)
+    if found is not None:
+        return found
+    norm: Tensor = torch.linalg.vector_norm(gradient, dtype=torch.float64)
+    return norm
+
+
+# --- what is refused at a step ---
+
+
+def slack(parameters: Mapping[str, nn.Parameter]) -> float:
+    """Return the largest rounding slack of the dtypes in use."""
+    return max(rounding_slack(parameter.dtype) for parameter in parameters.values())
+
+
+def check_pieces(parameters: Mapping[str, nn.Parameter], passes: int, limit: int) -> None:
+    """Refuse to add up more pieces of a batch than the noise covers: every addition rounds the sum.
+
+    Args:
+        parameters: trainable, by name.
+        passes: backward passes over pieces of this batch.
+        limit: how many the noise covers, in float32; in half precision it covers one.
+    """
+    if passes > 1 and any(parameter.element_size() < 4 for parameter in parameters.values()):
+        raise PrivacyError(
+            "the pieces of a batch are added up in half precision, whose rounding noise does not cover: leave "
+            "max_physical_batch out, or keep parameters in float32 and use torch.autocast"
+        )
+    if passes > limit:
+        raise PrivacyError(
+            f"{passes} backward passes added to the gradient of this batch, and the noise covers the rounding of "
+            f"{limit}: let the loader cut batches (max_physical_batch), and call backward() once for each piece"
+        )
+
+
+def check_flow(flow: Flow, batch: LogicalBatch, limit: float | None) -> None:
+    """Refuse a gradient that is not that of the criterion on exactly the examples that were drawn.
+
+    Args:
+        flow: what flowed back since the batch was drawn.
+        batch: what was drawn.
+        limit: min(L, C)·(1 + slack), the most that the cotangent of one example times the normaliser can be; C is
+            what the loss's gradient is clipped to. None where no bound rests on that.
+    """
+    if flow.examples != batch.examples:
+        raise PrivacyError(
+            f"{batch.examples} examples were drawn for this step but {flow.examples} flowed back: "
+            + _why(flow.examples, batch.examples)
+        )
+    if not flow.foreign <= 0.0:
+        raise PrivacyError(
+            "what flowed back is not what module.criterion(module(x), y) sends, unscaled: no mean over the batch, "
+            "no weights, no other loss or term on the output, no change to the output before the criterion, no "
+            "loss scaling, no create_graph, no output of an earlier batch"
+        )
+    if limit is not None and not flow.largest <= limit:
+        raise PrivacyError(
+            f"an example's cotangent is {flow.largest:.6g} where the analysis allows {limit:.6g}: call backward() "
+            "on module.criterion(module(x), y), unscaled: no mean, no weights, no other loss, no loss scaling"
+        )
+
+
+def _why(flowed: int, drawn: int) -> str:
+    if flowed == 0:
+        return (
+            "call module.criterion(module(x), y).backward() before step(), with gradients enabled, and outside of "
+            "torch.compile: module.compile() compiles what may be"
+        )
+    if flowed > drawn:
+        return "backward() was called twice, or on other examples as well; call it once for each batch"
+    return "examples were dropped, or a piece of the batch had no backward(); use every batch as it comes"
+
+
+def check_origin(foreign: Collection[str]) -> None:
+    """Refuse gradients that reached these parameters by another way than the forward pass of the module."""
+    if foreign:
+        raise PrivacyError(
+            f"a part of the gradient of {', '.join(sorted(foreign))} did not come from the module's forward pass: "
+            "the loss has a term on parameters (a penalty), or an input or a target was made from them; put "
+            "weight decay into the optimizer, and detach() the rest"
+        )
+
+
+def check_gradients(
+    norms: Mapping[str, float], bounds: Mapping[str, float], examples_share: float, slack: float, depth: int
+) -> None:
+    """Refuse gradients that are not finite, or too long for a sum of that many bounded gradients.
+
+    The second cannot happen to the gradient of the criterion: it shows a term that did not pass the module's end.
+
+    Args:
+        norms: of the gradients, by name; a missing one is zero.
+        bounds: K_p by the same names.
+        examples_share: number of examples of the batch over the normaliser b.
+        slack: relative rounding slack of the gradient of an example.
+        depth: of the sum of gradients, see `precision.sum_slack`.
+    """
+    summed = math.expm1(depth * torch.finfo(torch.float32).eps)  # twice what the theorem allows
+    for name, norm in norms.items():
+        if not math.isfinite(norm):
+            raise PrivacyError(
+                f"the gradient of {name} is not finite: noise does not hide that; look for NaN or infinity in "
+                "inputs, targets or weights, or for overflow in half precision"
+            )
+        limit = bounds[name] * examples_share * (1 + 2 * slack) * (1 + summed)
+        if bounds[name] > 0 and norm > limit:
+            raise PrivacyError(
+                f"the gradient of {name} has norm {norm:.6g} where this batch allows {limit:.6g}: something else "
+                "than module.criterion(...) was differentiated (a penalty, a loss on inner features); put weight "
+                "decay into the optimizer"
+            )

@@ -1,0 +1,471 @@
+"""The base class of emitted modules: a network that knows its domain, its bounds and its constraints."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any, ClassVar, Self, cast
+
+import torch
+from numpy import floating
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from ..certify.membership import OutsideWarning, outside
+from ..certify.numbers import Interval, Number
+from ..certify.precision import working_slack
+from ..certify.projection import Amortised, project_
+from ..certify.rounding import UP_MANY
+from ..clip.clipping import ClipGroup
+from ..clip.loss_clipping import clip_cotangents
+from ..nn import functional
+from ..nn.constrained import ConstrainedLayer
+from ..weights import decode_weights
+from .entrances import OVERLAP
+from .gate import GateRecord, Passage, check_saving, enter_criterion, leave_criterion, pass_gate
+from .sharding import gathered, hooked, plain_type, settle
+
+__all__ = ["LipschitzModule", "decode_weights"]
+
+_MODES = (None, "default", "max-autotune-no-cudagraphs")
+
+
+class LipschitzModule(nn.Module):
+    """A network whose per-example gradients are bounded, for every input and every label, while its weights
+    are projected.
+
+    Subclasses set the class attributes, build :class:`~.layers.ConstrainedLayer` parts in ``__init__`` and
+    end it with ``self.project_()``; ``forward`` begins with :meth:`clip_input` and ends with :meth:`release`.
+
+    Attributes:
+        input_shape: shape of one example.
+        input_norm: X_0, bound of the norm of one example; infinite for tokens.
+        input_tokens: examples are whole numbers, which an embedding takes.
+        input_trusted: the caller vouches for ``input_norm``: inputs are not clipped.
+        lipschitz: certified Lipschitz constant of the output in the input.
+        last_dense: name of the dense layer that makes the logits, up to constants, if one does.
+        loss_lipschitz: L, Lipschitz constant of the loss in the output.
+        certificate: the derivation this module was emitted from.
+        bounds: K_p, bound of ‖∂ loss of one example / ∂p‖, by parameter name; exactly the trainable
+            parameters.
+        clips: the groups of parameters whose gradients the backward pass clips, under an engine: `bounds` of these
+            is C of the group, and all of the group together have that bound.
+        unclipped_bounds: the same if gradient clips inside are not counted on, and so proportional to L; None if
+            nobody derived them.
+        features_shape, features_norm: shape and bound of the norm of what :meth:`frozen_features` makes of an
+            example; None, if nothing worth keeping is computed before the first trained parameter.
+        takes_features: what ``forward`` is given are features; see :meth:`on_features`.
+        noise_strategy: how noise is correlated from step to step, as `factorisation.strategy_from` reads it, if
+            the model's `train` block says so: the engine follows it unless it is told otherwise.
+        normaliser: b, what :meth:`criterion` divides the sum over the batch by; set by the engine.
+        loss_clip: C, what the gradient of each example's loss in its output is clipped to on its way back, or
+            None; set by the engine before each batch, and not to be changed within one.
+        clip_lengths: C of clip groups whose length moves in training, by name, in the place of their own; set by
+            the engine before each batch, as `loss_clip` is.
+        projection_slack: by how much, relatively, projection may scale a weight down to spare a certificate of it,
+            see :mod:`.projection`; 0 to certify every weight in full that has moved out of what is known.
+        gate: what flowed back; read and reset by the engine at every step.
+
+    Formal guarantees: after :meth:`project_` and for inputs of ``input_shape``, ‖∂ per_example_loss[i]/∂p‖ ≤
+    ``gradient_bounds()[p]`` in real arithmetic, given that the subclass is what its certificate describes;
+    rounding adds :func:`~.precision.rounding_slack`.
+    """
+
+    input_shape: ClassVar[tuple[int, ...]]
+    input_norm: ClassVar[float]
+    input_tokens: ClassVar[bool] = False
+    input_trusted: ClassVar[bool] = False
+    lipschitz: ClassVar[float]
+    loss_lipschitz: ClassVar[float]
+    certificate: ClassVar[Mapping[str, Any]]
+    bounds: ClassVar[Mapping[str, float]]
+    clips: ClassVar[Sequence[ClipGroup]] = ()
+    unclipped_bounds: ClassVar[Mapping[str, float] | None] = None
+    noise_strategy: ClassVar[Mapping[str, Any] | None] = None
+    last_dense: ClassVar[str | None] = None
+    features_shape: ClassVar[tuple[int, ...] | None] = None
+    features_norm: ClassVar[float] = math.inf
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.normaliser: float = 1.0
+        self.loss_clip: float | None = None
+        self.clip_lengths: Mapping[str, float] = {}
+        self.takes_features = False
+        self.projection_slack = 0.1
+        self.gate = GateRecord()
+        self._blueprint: dict[str, Any] = {}
+        self.register_load_state_dict_post_hook(_project_after_loading)  # type: ignore[no-untyped-call]
+
+    @abstractmethod
+    def per_example_loss(self, output: Tensor, target: Tensor) -> Tensor:
+        """Return the loss of each example, [B]."""
+
+    def criterion(self, output: Tensor, target: Tensor) -> Tensor:
+        """Return the sum of the losses over the batch, divided by the fixed normaliser; 0-dim. Give it what
+        ``forward`` returned, untouched, and call ``backward()`` on it, unscaled, or the engine refuses the step.
+        """
+        passage = getattr(output, "passage", None)
+        if passage is not None and passage.version == output._version and torch.is_grad_enabled():
+            output = enter_criterion(output, self, passage)
+        total = self.per_example_loss(output, target).sum() / self.normaliser
+        return leave_criterion(total, self) if total.requires_grad else total
+
+    def clip_input(self, x: Tensor) -> Tensor:
+        """Return inputs [B, *input_shape] with each example clipped to ``input_norm``, unless the input is
+        trusted, or tokens.
+
+        Raises:
+            ValueError: another shape, or not floating point; for tokens, not whole numbers.
+        """
+        if x.dim() == 0 or tuple(x.shape[1:]) != tuple(self.input_shape):
+            raise ValueError(
+                f"expected inputs of shape [B, {', '.join(map(str, self.input_shape))}], got {tuple(x.shape)}"
+            )
+        if self.input_tokens:
+            if x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
+                raise ValueError(f"expected tokens, which are whole numbers, got {x.dtype}")
+            return x
+        if not x.is_floating_point():
+            raise ValueError(
+                f"expected floating point inputs, got {x.dtype}: convert and scale them, e.g. x.float() / 255"
+            )
+        return x if self.input_trusted else functional.clip_norm(x, self.input_norm)
+
+    def frozen_features(self, x: Tensor) -> Tensor:
+        """Return the features [B, *features_shape] of examples: all that is computed of them before the first
+        trained parameter, which no cotangent crosses. Emitted modules with a frozen part define it.
+        """
+        raise NotImplementedError("nothing in this module is frozen before the first trained parameter")
+
+    @contextmanager
+    def on_features(self) -> Iterator[None]:
+        """Meanwhile let ``forward`` take features in place of examples, :attr:`features_shape` each.
+
+        Formal guarantees: the gradient bounds are those of the norm of features alone, and ``forward`` clips what
+        it is given to it: they hold for whatever it is given.
+
+        Raises:
+            ValueError: this module has no features.
+        """
+        if self.features_shape is None:
+            raise ValueError("this module has no frozen part: give it examples")
+        self.takes_features = True
+        try:
+            yield
+        finally:
+            self.takes_features = False
+
+    def clip_features(self, x: Tensor) -> Tensor:
+        """Return features [B, *features_shape], in the dtype of the parameters, each clipped to
+        ``features_norm``.
+
+        Raises:
+            ValueError: another shape, or not floating point.
+        """
+        if x.dim() == 0 or tuple(x.shape[1:]) != self.features_shape or not x.is_floating_point():
+            raise ValueError(f"expected features [B, *{self.features_shape}], got {tuple(x.shape)} of {x.dtype}")
+        return functional.clip_norm(x.to(next(self.parameters()).dtype), self.features_norm)
+
+    def clip_gradient(self, x: Tensor, bound: float) -> Tensor:
+        """Return ``x``; on the way back clip the cotangent of each example's own loss to ``bound``.
+
+        The criterion divides by the normaliser, so what is clipped here is ``bound``/normaliser
+        (docs/theory.md, trap 12).
+        """
+        return functional.clip_gradient(x, bound / self.normaliser)
+
+    def release(self, output: Tensor) -> Tensor:
+        """Return ``output`` through the gate, which notes what flows back; `__call__` sees to it that it does."""
+        if self.gate.aside or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return output
+        passage = Passage(working_slack(output), output._version, self.gate.batch)
+        released: Any = pass_gate(output, self, passage)
+        released.passage = passage  # no operation hands it on: the criterion knows the output itself by it
+        return cast(Tensor, released)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run ``forward``; the layers know meanwhile that they are called from there.
+
+        Where `Module.compile` has put compiled code in the place of ``forward``, the gate is left out of it, and
+        comes after it.
+        """
+        if not torch.is_grad_enabled():  # nothing flows back: it may run beside a pass that is trained on
+            return super().__call__(*args, **kwargs)
+        watched = not (self.gate.aside or torch.compiler.is_compiling())
+        if watched and self.gate.running:
+            raise RuntimeError(OVERLAP)
+        if watched and self.gate.batch is not None:
+            self._check_as_certified()
+        entered = (
+            self.gate.entrances.entered(layer for _, layer in self._constrained()) if watched else nullcontext()
+        )
+        self.gate.running += 1
+        try:
+            with entered, self._quiet():
+                output = super().__call__(*args, **kwargs)
+            if watched:
+                settle(self)  # or a term of the loss on whole parameters would reach them unseen
+        finally:
+            self.gate.running -= 1
+        return output if hasattr(output, "passage") else self.release(output)
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile the forward pass in place, as `torch.nn.Module.compile` does; layers that clip run as they are.
+
+        Raises:
+            ValueError: options that do not go with clips: one graph for everything; graphs of CUDA, which use the
+            memory again that clips read in the end.
+        """
+        clipped = self._clipped()
+        asked = kwargs.get("fullgraph") or kwargs.get("options") or kwargs.get("backend") == "cudagraphs"
+        if clipped and (asked or kwargs.get("mode") not in _MODES):
+            raise ValueError(
+                "layers that clip gradients run between compiled parts, and keep what those hand them: leave "
+                f"fullgraph, options and cudagraphs out, and choose mode among {', '.join(map(str, _MODES))}"
+            )
+        for layer in clipped:
+            layer.keep_apart()
+        super().compile(*args, **kwargs)
+
+    @contextmanager
+    def _quiet(self) -> Iterator[None]:
+        """Silence Dynamo, which asks an alias of a parameter for a ``.grad`` that only the parameter has."""
+        if self._compiled_call_impl is None:
+            yield
+            return
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf", UserWarning)
+            yield
+
+    def guard_layers(self) -> None:
+        """Let every layer refuse calls that build gradients outside ``forward``: these would pass no gate. Watch
+        the parameters for gradients that come from elsewhere, and clip those of :attr:`clips`.
+        """
+        for _, layer in self._constrained():
+            layer.gate = self.gate
+        trained = {name: p for name, p in self.named_parameters() if p.requires_grad}
+        self.gate.entrances.watch(trained)
+        whole = gathered(self) if self.clips else {}
+        self.gate.entrances.clip(self.clips, trained, lambda: self.normaliser, lambda: self.clip_lengths, whole)
+
+    @property
+    def loss_limit(self) -> float:
+        """C, or infinity if the loss's gradient is not clipped."""
+        return math.inf if self.loss_clip is None else self.loss_clip
+
+    def clip_loss_gradient(self, cotangent: Tensor) -> Tensor:
+        """Return what the criterion sends back, [B, …], with each example clipped to C/normaliser over all its
+        entries, a non-finite one set to zero; untouched if there is no clip.
+        """
+        if self.loss_clip is None:
+            return cotangent
+        clipped, within = clip_cotangents(cotangent, self.loss_clip / self.normaliser)
+        self.gate.note_within_clip(within)
+        return clipped
+
+    def gradient_bounds(self) -> dict[str, float]:
+        """Return K_p by parameter name, for weights in their constraint sets, of the loss as :attr:`loss_clip`
+        leaves it, and with :attr:`clip_lengths`.
+
+        Formal guarantees: for C < L the least of K_p at L and C/L times the unclipped bound, rounded outward. The
+        first is a bound since every rule is monotone in what arrives at the output; the second since without clips
+        inside every rule is positively homogeneous, and clips lower cotangents only.
+        """
+        if self.unclipped_bounds is None or self.loss_limit >= self.loss_lipschitz:
+            return dict(self.bounds) | self.moved_bounds
+        exactly, unclipped = Interval.exactly, self.unclipped_bounds
+        # Outward for the rounding of L and of the unclipped bounds, which are certified to more digits.
+        share = exactly(self.loss_limit) / exactly(self.loss_lipschitz) * exactly(UP_MANY)
+        clipped = self.clipped_parameters
+        return {
+            name: bound if name in clipped else min(bound, (share * exactly(unclipped[name])).high)
+            for name, bound in self.bounds.items()
+        } | self.moved_bounds
+
+    @property
+    def moved_bounds(self) -> dict[str, float]:
+        """K_p of the parameters of the groups of :attr:`clip_lengths`, by name."""
+        moved = (group for group in self.clips if group.name in self.clip_lengths)
+        return {name: self.clip_lengths[group.name] for group in moved for name in group.parameters}
+
+    @property
+    def clipped_parameters(self) -> frozenset[str]:
+        """Names of the parameters that a clip bounds, not a theorem."""
+        return frozenset(name for group in self.clips for name in group.parameters)
+
+    def certified_norms(self) -> dict[str, float]:
+        """Return a certified norm of each parameter as it is now, by name."""
+        return {
+            f"{prefix}.{name}" if prefix else name: norm
+            for prefix, layer in self._constrained()
+            for name, norm in layer.certified_norms().items()
+        }
+
+    def slope(self, u: dict[str, Number]) -> Number:  # noqa: ARG002
+        """Return a Lipschitz constant in the input, given norms ``u`` of the parameters by name, in their sets: of
+        what the layer :attr:`last_dense` reads, if there is one, otherwise of the output.
+        """
+        return self.lipschitz
+
+    def project_(self) -> None:
+        """Put every parameter back into its constraint set, certified; check that none escapes.
+
+        Raises:
+            ValueError: a parameter is not finite.
+            RuntimeError: a parameter is not governed by exactly one constraint, or is trained without a
+            bound.
+        """
+        self.check_parameters()
+        project_(self._amortised(), self.projection_slack)
+
+    def fill_(self) -> None:
+        """Scale every trained weight to the bound of its constraint, certified, as "fixed norm" in Barczewski and
+        Ramon (2024) has it; like any map into Θ, post-processing. Call it on projected weights.
+        """
+        for _, layer in self._constrained():
+            layer.fill_()
+
+    def forget_certificates(self) -> None:
+        """Let the next :meth:`project_` certify every weight in full, on all processes alike."""
+        for _, known in self._amortised():
+            known.forget()
+
+    def _amortised(self) -> list[tuple[nn.Parameter, Amortised]]:
+        return [pair for _, layer in self._constrained() for pair in layer.amortised()]
+
+    def _constrained(self) -> list[tuple[str, ConstrainedLayer]]:
+        return [(name, part) for name, part in self.named_modules() if isinstance(part, ConstrainedLayer)]
+
+    def check_parameters(self) -> None:
+        """Check that every parameter, by name, is governed by one constraint and, if trainable, has a
+        gradient bound.
+
+        Raises:
+            RuntimeError: a parameter is foreign, shared under several names, missing, or trained without a
+            bound.
+        """
+        present = dict(self.named_parameters(remove_duplicate=False))
+        governed = {
+            f"{prefix}.{name}" if prefix else name
+            for prefix, layer in self._constrained()
+            for name in layer.constraints
+        }
+        uses = Counter(map(id, present.values()))
+        _refuse(sorted(name for name in present if uses[id(present[name])] > 1), "shared under several names")
+        _refuse(
+            sorted(present.keys() - governed), "not governed by a constraint: added or wrapped after compilation"
+        )
+        _refuse(sorted(governed - present.keys()), "missing: removed or reparametrised after compilation")
+        self._check_layers()
+        trained = {name for name, parameter in present.items() if parameter.requires_grad}
+        _refuse(
+            sorted(trained - self.bounds.keys()), "trainable, but compiled as frozen: it has no gradient bound"
+        )
+
+    def _check_as_certified(self) -> None:
+        """Refuse a forward pass that is not the certified one: its gradient would be released."""
+        if self.clips:
+            self._check_compiled()
+        self._check_layers()
+        check_saving()
+        found = hooked(self)
+        if found:
+            raise RuntimeError(f"{found} has hooks, which the bounds know nothing of: remove them")
+
+    def _check_compiled(self) -> None:
+        """Refuse compiled code in the place of what clips gradients."""
+        traced: Any = [part for part in self.modules() if part._compiled_call_impl is not None]
+        if not all(part is self for part in traced) or (traced and not all(p.is_apart for p in self._clipped())):
+            raise RuntimeError(
+                "compiled code stands in the place of a layer that clips gradients: compile the module as a "
+                "whole, by module.compile(), or leave it out"
+            )
+
+    def _clipped(self) -> list[ConstrainedLayer]:
+        names = self.clipped_parameters
+        return [
+            layer
+            for prefix, layer in self._constrained()
+            if any((f"{prefix}.{role}" if prefix else role) in names for role in layer.constraints)
+        ]
+
+    def _check_layers(self) -> None:
+        """Compare the layers with those that were there first, at the end of ``__init__``.
+
+        Raises:
+            RuntimeError: a layer, or a setting of one, is another.
+        """
+        layers = {
+            name: (plain_type(layer), dict(layer.constraints), _settings(layer))
+            for name, layer in self._constrained()
+        }
+        self._blueprint = self._blueprint or layers
+        names = layers.keys() | self._blueprint.keys()
+        changed = sorted(name for name in names if layers.get(name) != self._blueprint.get(name))
+        if changed:
+            raise RuntimeError(
+                f"layers {', '.join(changed)} are not those that were compiled: the bounds do not hold for them; "
+                "change the model and compile it again"
+            )
+
+    def load_initial_weights(self, arrays: Mapping[str, NDArray[floating]], drawn: Collection[str] = ()) -> None:
+        """Copy arrays into the parameters of the same names, all but those that stay as they were drawn; project.
+
+        Raises:
+            ValueError: names or shapes differ, or an entry is not finite.
+        """
+        parameters = dict(self.named_parameters())
+        if arrays.keys() ^ parameters.keys() != set(drawn):
+            raise ValueError(
+                f"initial weights do not match the parameters: {sorted(arrays.keys() ^ parameters.keys())}"
+            )
+        with torch.no_grad():
+            for name, array in arrays.items():
+                if array.shape != tuple(parameters[name].shape):
+                    raise ValueError(
+                        f"initial {name}: shape {array.shape}, expected {tuple(parameters[name].shape)}"
+                    )
+                parameters[name].copy_(torch.from_numpy(array))
+        self.project_()
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
+        """Convert dtype or device as ``nn.Module`` does; project, since another dtype rounds weights out of
+        their sets.
+        """
+        before = {parameter.dtype for parameter in self.parameters()}
+        self.forget_certificates()  # copies of weights would stay where and what they are
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if {parameter.dtype for parameter in self.parameters()} != before:
+            self.project_()
+        return self
+
+
+def _settings(layer: ConstrainedLayer) -> dict[str, Any]:
+    """Return what a layer computes with, beside its weights."""
+    return {
+        name: value for name, value in vars(layer).items() if name[0] != "_" and name not in ("training", "gate")
+    }
+
+
+def _project_after_loading(module: LipschitzModule, _: object) -> None:
+    """Loaded weights must lie in their constraint sets like any others; say so where they did not."""
+    found = outside(module, dict(module.named_parameters()))
+    if found:
+        warnings.warn(
+            f"loaded weights lie outside of their constraint sets: {', '.join(found)}; they were projected, and "
+            "the module computes something else with them than where they come from",
+            OutsideWarning,
+            stacklevel=4,
+        )
+    module.forget_certificates()
+    module.project_()
+
+
+def _refuse(names: list[str], reason: str) -> None:
+    if names:
+        raise RuntimeError(f"parameters {', '.join(names)}: {reason}; the privacy analysis does not hold for them")

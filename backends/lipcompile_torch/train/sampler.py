@@ -1,0 +1,267 @@
+"""The private loader: batches drawn by a scheme that the accounting knows, which a shuffled loader is not."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from lipcompile_privacy.accounting import Drawing, NeighbouringRelation, Sampling
+from torch import Tensor
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    TensorDataset,
+    default_collate,
+)
+
+from ..certify.precision import most_examples
+from ..noise.normals import fresh_generator
+from .distributed import ALONE, World
+from .sampling import SamplingError, scheme_for
+
+
+@dataclass(slots=True)
+class LogicalBatch:
+    """The examples of one training step, which may arrive in several physical batches.
+
+    Args:
+        examples: how many examples this process got of those that were drawn; 0 is a batch like any other.
+        position: index of the physical batch that was yielded last.
+        complete: the physical batch that was yielded last is the last of this logical batch.
+        step, round: its number in the run, and that of the charge that covers it; see `sampling.Drawn`.
+        total: how many examples were drawn, for all processes.
+        digest: of the examples that were drawn, for all processes; empty if there is but one process.
+    """
+
+    examples: int
+    step: int = 0
+    round: int = 0
+    position: int = 0
+    complete: bool = False
+    total: int = 0
+    digest: bytes = b""
+
+
+class PrivateLoader:
+    """Yields batches drawn by a sampling scheme; by default each example enters each step independently.
+
+    The batch size may vary and be 0. A batch of more than `max_physical_batch` examples arrives in pieces, whose
+    gradients add up to that of the whole. An epoch is a FIXED number of steps, `round(N/b)` and at least 1.
+    Of several processes all draw the same batch, and each gets every so-manieth example of it, which may be none,
+    in as many pieces as the others do.
+
+    Formal guarantees: batches are those of the scheme, for the examples of the wrapped data set; nothing about a
+        batch is resampled, dropped or padded.
+
+    Attributes:
+        scheme: how batches are drawn.
+        size: N, the number of examples, treated as public.
+        sampling_rate: q = b/N.
+        expected_batch_size: b, the wrapped loader's batch size.
+        current: the logical batch in use, None before the first and after `close`.
+        before_batch: called just before the first piece of each logical batch is yielded.
+
+    Args:
+        loader: its data set, batch size, `collate_fn` and worker settings are used; its order is not.
+        max_physical_batch: most examples of one piece; None: no limit.
+        seed: None: the operating system's entropy. A seed makes the batches repeatable and is not private.
+        drawing: how batches are drawn, of the sizes of `loader`; None: Poisson.
+        relation: the neighbouring relation that it is to be accounted under.
+        world: the processes that share the batches; all make their loaders together.
+
+    Raises:
+        SamplingError: the loader has no fixed batch size, streams its data, or selects them by its own sampler.
+        BudgetError: the scheme cannot be, for these sizes.
+    """
+
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        max_physical_batch: int | None = None,
+        seed: int | None = None,
+        drawing: Drawing | None = None,
+        relation: NeighbouringRelation = NeighbouringRelation.ADD_REMOVE,
+        world: World = ALONE,
+    ) -> None:
+        drawing = drawing or drawing_of(loader)
+        _check_pieces(max_physical_batch)
+        self.dataset = loader.dataset
+        self.max_physical_batch = max_physical_batch
+        self.current: LogicalBatch | None = None
+        self.before_batch: Callable[[], None] = _nothing
+        self._loader, self._world = loader, world
+        generator = fresh_generator() if seed is None else torch.Generator().manual_seed(seed)
+        generator.set_state(world.first("begin sampling", generator.get_state))
+        self.scheme = scheme_for(drawing, relation, generator)
+        self.size, self.expected_batch_size = self.scheme.size, self.scheme.batch_size
+        self.sampling_rate = drawing.sampling_rate
+
+    @property
+    def batch_size(self) -> int:
+        """b, the EXPECTED number of examples of a step."""
+        return self.expected_batch_size
+
+    @property
+    def pieces(self) -> int:
+        """How many pieces a batch is counted on to arrive in at most, see `precision.most_examples`."""
+        limit = self.max_physical_batch
+        return 1 if limit is None else math.ceil(most_examples(self.expected_batch_size) / limit)
+
+    def __len__(self) -> int:
+        """Return the number of steps of an epoch."""
+        return self.scheme.steps_per_epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch, piece in self._pieces():
+            if piece.position == 0:
+                self.before_batch()
+                self.current = replace(piece)
+            if self.current is None:
+                raise SamplingError("the rest of a logical batch was asked for after its step: iterate afresh")
+            self.current.position, self.current.complete = piece.position, piece.complete
+            yield batch
+
+    def close(self) -> None:
+        """Mark the current logical batch as used up."""
+        self.current = None
+
+    def _plan(self) -> Iterator[tuple[Tensor, LogicalBatch]]:
+        """Yield (indices, what piece of which logical batch they are) for one epoch."""
+        for drawn in self.scheme.epoch():
+            pieces, digest = self._share(drawn.indices), self._digest(drawn.indices)
+            batch = LogicalBatch(sum(map(len, pieces)), drawn.step, drawn.round, total=len(drawn.indices))
+            for position, piece in enumerate(pieces):
+                last = position == len(pieces) - 1
+                yield piece, replace(batch, position=position, complete=last, digest=digest)
+
+    def _share(self, indices: Tensor) -> list[Tensor]:
+        """Return what this process gets of a batch, in the pieces that rank 0, which gets most, needs at least."""
+        share = indices[self._world.rank :: self._world.size]
+        most = max(1, -(-len(indices) // self._world.size))
+        limit = self.max_physical_batch or most
+        return [share[start : start + limit] for start in range(0, most, limit)]
+
+    def _digest(self, indices: Tensor) -> bytes:
+        if self._world is ALONE:
+            return b""
+        return hashlib.blake2b(indices.numpy().tobytes(), digest_size=16).digest()
+
+    def _pieces(self) -> Iterator[tuple[Any, LogicalBatch]]:
+        plain = self._loader.collate_fn is default_collate and self._loader.num_workers == 0
+        if plain and type(self.dataset) is TensorDataset and not self._loader.pin_memory:
+            tensors = self.dataset.tensors
+            for indices, piece in self._plan():
+                yield tuple(t.index_select(0, indices.to(t.device)) for t in tensors), piece
+        else:
+            yield from self._fetched()
+
+    def _fetched(self) -> Iterator[tuple[Any, LogicalBatch]]:
+        # Workers fetch ahead of the training loop, in order: what was planned waits here for its batch.
+        waiting: deque[LogicalBatch] = deque()
+
+        def plan() -> Iterator[list[int]]:
+            for indices, piece in self._plan():
+                waiting.append(piece)
+                yield indices.tolist()
+
+        for batch in self._inner(plan()):
+            yield batch, waiting.popleft()
+
+    def _inner(self, plan: Iterator[list[int]]) -> DataLoader[Any]:
+        theirs = self._loader
+        return DataLoader(
+            theirs.dataset,
+            batch_sampler=_Once(plan),
+            num_workers=theirs.num_workers,
+            collate_fn=_Collate(theirs.collate_fn, theirs.collate_fn([theirs.dataset[0]])),
+            pin_memory=theirs.pin_memory,
+            timeout=theirs.timeout,
+            worker_init_fn=theirs.worker_init_fn,
+            multiprocessing_context=theirs.multiprocessing_context,
+            generator=theirs.generator,
+        )
+
+
+class _Once:
+    """An iterator in the shape that DataLoader wants of a batch sampler."""
+
+    def __init__(self, plan: Iterator[list[int]]) -> None:
+        self._plan = plan
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return self._plan
+
+
+class _Collate:
+    """A collate function that knows what a batch without examples looks like."""
+
+    def __init__(self, collate: Callable[[list[Any]], Any], prototype: Any) -> None:
+        self._collate = collate
+        self._empty = _emptied(prototype)
+
+    def __call__(self, items: list[Any]) -> Any:
+        return self._collate(items) if items else self._empty
+
+
+def _emptied(batch: Any) -> Any:
+    if isinstance(batch, Tensor):
+        return batch[:0]
+    if isinstance(batch, dict):
+        return {key: _emptied(value) for key, value in batch.items()}
+    if isinstance(batch, list | tuple):
+        return [_emptied(value) for value in batch]
+    raise SamplingError(
+        f"a batch contains {type(batch).__name__}, which cannot be cut to no examples: collate to tensors"
+    )
+
+
+def _nothing() -> None:
+    pass
+
+
+def drawing_of(loader: DataLoader[Any], sampling: Sampling = "poisson", groups: int = 1) -> Drawing:
+    """Return how batches are drawn of a loader's data, in batches of its size.
+
+    Raises:
+        SamplingError: the loader has no fixed batch size, streams its data, or selects them by its own sampler.
+        BudgetError: no such sampling, for these sizes.
+    """
+    if isinstance(loader.dataset, IterableDataset) or not hasattr(loader.dataset, "__len__"):
+        raise SamplingError(
+            "the data set is a stream: private sampling needs to pick examples by index; use a map-style data set"
+        )
+    if loader.batch_size is None:
+        raise SamplingError(
+            "the data loader has no batch_size (a batch_sampler of its own?): give DataLoader(batch_size=...), "
+            "it becomes the expected batch size"
+        )
+    if not _visits_all_equally(loader):
+        raise SamplingError(
+            f"the data loader selects examples by {type(loader.sampler).__name__}, which private sampling of the "
+            "whole data set would replace: choose examples with torch.utils.data.Subset instead"
+        )
+    if not 0 < loader.batch_size <= len(loader.dataset):
+        raise SamplingError(
+            f"batch size {loader.batch_size} for a data set of {len(loader.dataset)} examples: the sampling rate "
+            "must be in (0, 1]"
+        )
+    return Drawing.of(sampling, loader.batch_size, len(loader.dataset), groups)
+
+
+def _check_pieces(max_physical_batch: int | None) -> None:
+    if max_physical_batch is not None and max_physical_batch < 1:
+        raise SamplingError(f"max_physical_batch is {max_physical_batch}: it must be at least 1, or None")
+
+
+def _visits_all_equally(loader: DataLoader[Any]) -> bool:
+    sampler = loader.sampler
+    if type(sampler) is RandomSampler:
+        return not sampler.replacement and sampler.num_samples == len(loader.dataset)  # type: ignore[arg-type]
+    return type(sampler) is SequentialSampler

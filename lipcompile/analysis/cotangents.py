@@ -1,0 +1,140 @@
+"""Bounds of cotangents that remember which tensors they are parts of.
+
+The operands of a concatenation receive disjoint parts of one cotangent: with part norms g·γ_i, g its bound,
+Σγ_i² <= 1. Where the branches meet again, their contributions add up to at most g·√Σc_i², not g·Σc_i. So a
+cotangent is carried as a form c + Σ c_π·γ_π in these parts until all parts of one tensor have come together.
+
+A path π names a part of a part of …: (concatenation, operand) pairs, outermost first. Along a path parts are
+nested (γ_π,i = γ_π·f_i with Σf_i² <= 1): folding goes from the inside out. Proof: docs/theory.md, "Parts of one
+cotangent".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic
+
+from lipcompile.numbers import N, Numbers
+from lipcompile.numbers.matrices import operator_norm, root_of_squares
+
+# Every concatenation that reads earlier ones may double the terms of a form; folding some early is always sound.
+MOST_TERMS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Operand `index` of the `count` operands of the node `whole`."""
+
+    whole: str
+    index: int
+    count: int
+
+
+Path = tuple[Part, ...]
+WHOLE: Path = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Form(Generic[N]):
+    """Σ c_π·γ_π over paths, at least one; the empty path stands for the number 1."""
+
+    terms: Mapping[Path, N]
+
+    def scaled(self, factor: N) -> Form[N]:
+        """Return factor·form."""
+        return Form({path: factor * term for path, term in self.terms.items()})
+
+    def part(self, part: Part) -> Form[N]:
+        """Return the form of one part of a tensor with this form."""
+        return Form({(*path, part): term for path, term in self.terms.items()})
+
+
+def total(num: Numbers[N], forms: Sequence[Form[N]]) -> Form[N]:
+    """Return the sum, the triangle inequality for what shares no part."""
+    if len(forms) == 1:
+        return forms[0]
+    terms: dict[Path, list[N]] = {}
+    for form in forms:
+        for path, term in form.terms.items():
+            terms.setdefault(path, []).append(term)
+    return Form({path: num.sum(*found) for path, found in terms.items()})
+
+
+def bound(num: Numbers[N], form: Form[N]) -> N:
+    """Return the largest value of the form."""
+    terms = dict(form.terms)
+    for depth in range(_depth(terms), 0, -1):
+        _fold(num, terms, depth, complete_only=False)
+    return terms[WHOLE]
+
+
+def settled(num: Numbers[N], form: Form[N]) -> Form[N]:
+    """Fold every tensor whose parts have all arrived, c_π += √Σ c_(π,i)²."""
+    terms = dict(form.terms)
+    for depth in range(_depth(terms), 0, -1):
+        _fold(num, terms, depth, complete_only=True)
+    return Form(terms)
+
+
+def limited(num: Numbers[N], form: Form[N]) -> Form[N]:
+    """Fold the innermost parts until terms are not too many."""
+    terms = dict(form.terms)
+    while len(terms) > MOST_TERMS:
+        _fold(num, terms, _depth(terms), complete_only=False)
+    return Form(terms)
+
+
+def _depth(terms: Mapping[Path, N]) -> int:
+    return max(map(len, terms))
+
+
+def _fold(num: Numbers[N], terms: dict[Path, N], depth: int, *, complete_only: bool) -> None:
+    """Fold the parts of one tensor at the end of paths of this depth; no longer path starts with a folded one."""
+    wholes: dict[tuple[Path, str], list[Path]] = {}
+    for path in terms:
+        if len(path) == depth:
+            wholes.setdefault((path[:-1], path[-1].whole), []).append(path)
+    for (outer, _), parts in wholes.items():
+        if complete_only and (len(parts) < parts[0][-1].count or _has_inner(terms, parts)):
+            continue
+        folded = root_of_squares(num, [terms.pop(path) for path in parts])
+        terms[outer] = terms[outer] + folded if outer in terms else folded
+
+
+def _has_inner(terms: Mapping[Path, N], parts: Sequence[Path]) -> bool:
+    depth = len(parts[0])
+    return any(len(path) > depth and path[:depth] in parts for path in terms)
+
+
+def disjoint(num: Numbers[N], forms: Sequence[Form[N]]) -> Form[N]:
+    """Return the form of a tensor from those of its disjoint slices: √Σ‖g_j‖².
+
+    What all slices are parts of, γ_π, is a common factor. If the rests are forms Σ c_ji·γ_i in parts of one more
+    tensor, Σγ_i² <= 1, the root is at most ‖(c_ji)‖·γ_π: blocks on disjoint slices that are joined again are its
+    diagonal case, max c. Otherwise the rests are bounded one by one.
+    """
+    shared = _common_path(forms)
+    rests = [Form({path[len(shared) :]: term for path, term in form.terms.items()}) for form in forms]
+    if _are_parts({path for rest in rests for path in rest.terms}):
+        return Form({shared: operator_norm(num, [rest.terms for rest in rests])})
+    return Form({shared: root_of_squares(num, [bound(num, rest) for rest in rests])})
+
+
+def _are_parts(paths: set[Path]) -> bool:
+    """Whether the paths lead to different parts, or parts of parts, of one tensor: then Σγ_π² <= 1."""
+    if WHOLE in paths:
+        return len(paths) == 1
+    if len({path[0].whole for path in paths}) > 1:
+        return False
+    return all(_are_parts({path[1:] for path in paths if path[0] == first}) for first in {p[0] for p in paths})
+
+
+def _common_path(forms: Sequence[Form[N]]) -> Path:
+    """Return the longest path that all paths of all forms begin with."""
+    paths = [path for form in forms for path in form.terms]
+    shared = paths[0]
+    for path in paths[1:]:
+        same = [a == b for a, b in zip(shared, path, strict=False)]
+        shared = shared[: same.index(False) if False in same else len(same)]
+    return shared

@@ -1,0 +1,86 @@
+"""Put the formulas and the certified numbers of a graph side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import sympy
+
+from lipcompile.analysis.bounds import Bounds, derive
+from lipcompile.analysis.depth.regimes import growth
+from lipcompile.core.derivation import Analysis, Bound, LayerBounds, finite
+from lipcompile.core.graph import Graph
+from lipcompile.numbers.certified import Certified, Interval
+from lipcompile.numbers.extremes import extreme
+from lipcompile.numbers.known import Definition
+from lipcompile.numbers.symbolic import Formula, Symbolic
+
+
+def analyse(graph: Graph) -> Analysis:
+    """Derive every bound of `graph`, as a formula and as a certified number."""
+    domain = Symbolic()
+    formulas = derive(graph, domain)
+    certified = Certified()
+    numbers = derive(graph, certified)
+    layers = tuple(_layer(node.name, formulas, numbers) for node in graph.nodes)
+    used = _used_definitions(tuple(domain.definitions.values()), formulas)
+    slope = _bound(formulas.slope[graph.input.name], numbers.slope[graph.input.name])
+    return Analysis(
+        graph=graph,
+        numbers=numbers,
+        definitions=tuple(_with_number(definition, certified.named) for definition in used),
+        layers=layers,
+        parameters={name: _bound(k, numbers.gradient[name]) for name, k in formulas.gradient.items()},
+        loss_lipschitz=_bound(formulas.loss_lipschitz, numbers.loss_lipschitz),
+        lipschitz=slope,
+        total=_bound(formulas.total, numbers.total),
+        depth=growth(graph, numbers.slope),
+    )
+
+
+def _layer(name: str, formulas: Bounds[Formula], numbers: Bounds[Interval]) -> LayerBounds:
+    gains = [_bound(f, n) for f, n in zip(formulas.gain[name], numbers.gain[name], strict=True)]
+    return LayerBounds(
+        name,
+        output_norm=_bound(formulas.norm[name], numbers.norm[name]),
+        cotangent=_bound(formulas.cotangent[name], numbers.cotangent[name]),
+        lipschitz=_largest(gains),
+    )
+
+
+def _bound(formula: Formula, number: Interval) -> Bound:
+    return Bound(formula.expression, finite(number.upper))
+
+
+def _with_number(definition: Definition, named: Mapping[str, Interval]) -> Definition:
+    known = named.get(definition.name)
+    return definition if known is None else replace(definition, upper=finite(known.upper))
+
+
+def _largest(bounds: list[Bound]) -> Bound:
+    if all(bound.expression == bounds[0].expression for bound in bounds):
+        return bounds[0]
+    values = [bound.value for bound in bounds]
+    known = [value for value in values if value is not None]
+    largest = max(known) if len(known) == len(values) else None
+    return Bound(extreme(sympy.Max, (bound.expression for bound in bounds)), largest)
+
+
+def _used_definitions(definitions: tuple[Definition, ...], formulas: Bounds[Formula]) -> tuple[Definition, ...]:
+    """Keep the names that occur in a formula, directly or through another name, in their order."""
+    shown = [
+        *formulas.norm.values(),
+        *formulas.cotangent.values(),
+        *formulas.gradient.values(),
+        formulas.total,
+        formulas.slope[next(iter(formulas.norm))],
+    ]
+    used = {symbol.name for formula in shown for symbol in formula.expression.free_symbols}
+    kept: list[Definition] = []
+    for definition in reversed(definitions):
+        if definition.name in used or definition.name == "X_0":
+            kept.append(definition)
+            if definition.expression is not None:
+                used |= {symbol.name for symbol in definition.expression.free_symbols}
+    return tuple(reversed(kept))

@@ -1,0 +1,192 @@
+"""What if: which parameters dominate the noise, and which changes of the model make its gradient bound smaller.
+
+Every total is certified, and derived from the changed graph. A smaller bound is less noise for the same privacy,
+not by itself a better ratio of signal to noise: where that can be measured, it ranks them (docs/what-if.md).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from lipcompile.analysis.bounds import Bounds, derive
+from lipcompile.analysis.what_if import scale, structure, training
+from lipcompile.analysis.what_if.edit import NO_CHANGE, Edit, Family, Kind, applied
+from lipcompile.analysis.what_if.shares import Share, dominating
+from lipcompile.analysis.what_if.subject import Subject
+from lipcompile.core.graph import Graph
+from lipcompile.numbers.certified import Certified, Interval
+
+__all__ = ["Change", "Measure", "Progress", "Share", "changes", "dominating"]
+
+# Told after each candidate: its place, how many are done, and of how many.
+Progress = Callable[[str, int, int], None]
+# Returns the mean gradient over its noise in a graph at its initial weights; None where that is not known.
+Measure = Callable[[Graph], float | None]
+
+# Changes of scale are many and do much: they are not to push those of structure out.
+_MOST, _MOST_OF_A_KIND = 12, 6
+# Decimals of a gain: what differs in later ones is rounding of the gradients.
+_MEASURED = 3
+# Nodes to derive for single places in all, and how many places a family may try at least.
+_WORK, _FEWEST = 40_000, 3
+# In graphs of more nodes, single places are tried in the dominating layers alone.
+_LARGE = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change of the model and the bound of the whole gradient, √ΣK², after it.
+
+    kind: `scale` makes the numbers of the same network smaller, and gradients with them; `structure` makes another
+    network; `training` trains the same one otherwise. place: node, parameter, input or loss, or several of them.
+    description: what to write. total: certified, not below the true number. factor: total after / total before.
+    gain: signal over noise after / before, measured at the initial weights; None if it was not measured.
+    """
+
+    kind: Kind
+    place: str
+    description: str
+    total: float
+    factor: float
+    gain: float | None = None
+
+
+def changes(graph: Graph, progress: Progress | None = None, measure: Measure | None = None) -> tuple[Change, ...]:
+    """Return the changes that make the total smaller, the most effective first: at most twelve, six of a kind.
+
+    The most effective are those with the largest gain, where `measure` knows it, else with the smallest total. Of
+    changes that several places allow there are two: all of them together, and the best single one. Nothing is
+    returned where the total is not known, as without an input norm or a loss.
+    """
+    before = derive(graph, Certified())
+    if not _is_known(before.total):
+        return ()
+    subject = Subject(graph, _relative(before), before.loss_lipschitz.upper)
+    found = list(_tried(_plan(subject), _Trial(graph, before.total, progress)))
+    ranked = [one.change for one in found] if measure is None else _measured(found, graph, measure, progress)
+    return _best(sorted(ranked, key=_rank))
+
+
+def _rank(change: Change) -> tuple[bool, float, float]:
+    """Put gains before factors, and known gains before unknown ones."""
+    gain = 0.0 if change.gain is None else round(change.gain, _MEASURED)
+    return change.gain is None, -gain, change.factor
+
+
+def _measured(found: Sequence[_Tried], graph: Graph, measure: Measure, progress: Progress | None) -> list[Change]:
+    """Return changes with their gains, as far as they can be measured."""
+    before = measure(graph)
+    if not before:
+        return [one.change for one in found]
+    measured = []
+    for done, one in enumerate(found, start=1):
+        changed = applied(graph, one.edit.patch)
+        after = None if changed is None else measure(changed)
+        measured.append(replace(one.change, gain=None if after is None else after / before))
+        if progress is not None:
+            progress(one.edit.place, done, len(found))
+    return measured
+
+
+def _best(ranked: Sequence[Change]) -> tuple[Change, ...]:
+    kept: list[Change] = []
+    for change in ranked:
+        if sum(other.kind == change.kind for other in kept) < _MOST_OF_A_KIND:
+            kept.append(change)
+    return tuple(kept[:_MOST])
+
+
+def _is_known(total: Interval) -> bool:
+    """Whether an enclosure is of a positive number; one that no double holds is as good."""
+    return math.isfinite((total / total).upper)
+
+
+def _relative(before: Bounds[Interval]) -> dict[str, float]:
+    return {name: (bound / before.total).upper for name, bound in before.gradient.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """A family, its edits to try one by one, and whether to try all of them together too."""
+
+    family: Family
+    single: Sequence[Edit]
+    together: bool
+
+
+def _plan(subject: Subject) -> list[_Plan]:
+    """Return what is to be tried."""
+    kinds = (scale.families, structure.families, training.families)
+    families = [family for of in kinds for family in of(subject) if family.edits]
+    nodes = len(subject.graph.nodes)
+    most = max(_FEWEST, _WORK // (max(nodes, 1) * max(len(families), 1)))
+    return [_Plan(family, *_single(family, subject, most, large=nodes > _LARGE)) for family in families]
+
+
+def _single(family: Family, subject: Subject, most: int, *, large: bool) -> tuple[Sequence[Edit], bool]:
+    """Return the edits to try by themselves, one for each place, and whether there are more places than one.
+
+    Those at dominating layers come first.
+    """
+    groups: dict[object, list[Edit]] = {}
+    for edit in family.edits:
+        groups.setdefault(subject.place(edit), []).append(edit)
+    edits = [replace(family, edits=group).together() for group in groups.values()]
+    if len(edits) == 1:
+        return edits, False
+    dominating = [edit for edit in edits if not large or subject.rank(edit) < _FEWEST]
+    return sorted(dominating, key=subject.rank)[:most], True
+
+
+@dataclass(frozen=True, slots=True)
+class _Tried:
+    """An edit, and what it changes."""
+
+    edit: Edit
+    change: Change
+
+    @property
+    def factor(self) -> float:
+        """Total after / total before."""
+        return self.change.factor
+
+
+@dataclass(slots=True)
+class _Trial:
+    """Derives the bound of one changed graph after the other."""
+
+    graph: Graph
+    before: Interval
+    progress: Progress | None
+    planned: int = 0
+    done: int = 0
+
+    def __call__(self, edit: Edit) -> _Tried | None:
+        """Return what an edit changes; None if it cannot be made, or makes nothing smaller."""
+        changed = applied(self.graph, edit.patch)
+        found = None if changed is None else self._change(edit, derive(changed, Certified()).total)
+        self.done += 1
+        if self.progress is not None:
+            self.progress(edit.place, self.done, self.planned)
+        return None if found is None else _Tried(edit, found)
+
+    def _change(self, edit: Edit, total: Interval) -> Change | None:
+        factor = (total / self.before).upper
+        if not math.isfinite(total.upper) or factor >= 1 - NO_CHANGE:
+            return None
+        return Change(edit.kind, edit.place, edit.description, total.upper, factor)
+
+
+def _tried(plans: Sequence[_Plan], trial: _Trial) -> Iterator[_Tried]:
+    """Yield the best single change of each family, and that of all places if it does more."""
+    trial.planned = sum(len(plan.single) + plan.together for plan in plans)
+    for plan in plans:
+        single = [found for found in map(trial, plan.single) if found is not None]
+        best = min(single, key=lambda found: found.factor, default=None)
+        if best is not None:
+            yield best
+        every = trial(plan.family.together()) if plan.together else None
+        if every is not None and (best is None or every.factor < best.factor * (1 - NO_CHANGE)):
+            yield every

@@ -1,0 +1,159 @@
+"""Edits of a graph, and the graph that they make: shapes are inferred again, by the rules of the ops."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from lipcompile.analysis.requirements import examine
+from lipcompile.core.diagnostics import Refusal, Severity
+from lipcompile.core.graph import Graph, Input, LossUse, Node, Parameter
+from lipcompile.numbers import Scalar
+from lipcompile.ops.record import AnyOp, Shape, Site
+from lipcompile.ops.shape.rules import ClipGradient
+from lipcompile.ops.table import OP_BY_NAME
+
+Kind = Literal["scale", "structure", "training"]
+# What stands in the place of a node: an op and its attributes.
+Replacement = tuple[AnyOp, Any]
+# What makes a bound smaller by a smaller share is no change of it.
+NO_CHANGE = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    """What is written differently: nodes and parameters by name, the input, the loss, a clip behind the output."""
+
+    nodes: Mapping[str, Replacement] = field(default_factory=dict)
+    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+    input: Input | None = None
+    loss: LossUse | None = None
+    clip: Scalar | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """A change that can be written: where, what, and what it does to the graph."""
+
+    kind: Kind
+    place: str
+    description: str
+    patch: Patch
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Edits of one sort at different places, which may be done one by one or all together.
+
+    summary: says what all of them do where their descriptions differ.
+    """
+
+    summary: str
+    edits: Sequence[Edit]
+
+    def together(self) -> Edit:
+        """Return the edit of all places."""
+        if len(self.edits) == 1:
+            return self.edits[0]
+        texts = {edit.description for edit in self.edits}
+        one = self.edits[0].description if len(texts) == 1 else self.summary
+        nodes = {name: new for edit in self.edits for name, new in edit.patch.nodes.items()}
+        parameters = {name: new for edit in self.edits for name, new in edit.patch.parameters.items()}
+        place = listed([edit.place for edit in self.edits])
+        return Edit(self.edits[0].kind, place, f"{one}, {len(self.edits)} times", Patch(nodes, parameters))
+
+
+def of_parameters(kind: Kind, node: Node, changed: Sequence[Parameter], description: str) -> Edit:
+    """Return the edit of an argument of a layer that declares these parameters."""
+    place = changed[0].name if len(changed) == 1 else node.name
+    return Edit(kind, place, description, Patch(parameters={parameter.name: parameter for parameter in changed}))
+
+
+def listed(names: Sequence[str], shown: int = 3) -> str:
+    """Return the first names, and how many more there are."""
+    more = len(names) - shown
+    return ", ".join(names) if more <= 0 else f"{', '.join(names[:shown])} and {more} more"
+
+
+def applied(graph: Graph, patch: Patch) -> Graph | None:
+    """Return the changed graph; None if a rule refuses it, or it could not be trained any more."""
+    changed = replace(
+        graph,
+        parameters={**graph.parameters, **patch.parameters},
+        input=patch.input or graph.input,
+        loss=patch.loss or graph.loss,
+    )
+    rebuilt = rebuild(changed, patch.nodes) if patch.nodes else changed
+    clipped = rebuilt if rebuilt is None or patch.clip is None else _clipped(rebuilt, patch.clip)
+    return clipped if clipped is not None and _holds(clipped) else None
+
+
+def rebuild(graph: Graph, replacements: Mapping[str, Replacement]) -> Graph | None:
+    """Return the graph with other ops at some nodes, shapes inferred again; None where that cannot be.
+
+    It cannot be if a shape rule refuses, the shape of the output changes, a value is repeated (`loop`) in another
+    shape, a parameter would have two shapes or another one than its imported value, or an imported weight that is
+    kept in the norm that was certified of its map would make another map.
+    """
+    shapes: dict[str, Shape] = {graph.input.name: graph.input.shape}
+    nodes: list[Node] = []
+    try:
+        for node in graph.nodes:
+            made = _again(node, replacements.get(node.name), tuple(shapes[name] for name in node.inputs))
+            if made is not node:
+                _check_kept(made, graph.parameters)
+            nodes.append(made)
+            shapes[node.name] = made.shape
+        parameters = _parameters(graph.parameters, nodes)
+    except Refusal:
+        return None
+    if shapes[graph.output] != graph.shape(graph.output):
+        return None
+    return replace(graph, nodes=tuple(nodes), parameters=parameters)
+
+
+def _again(node: Node, replacement: Replacement | None, inputs: tuple[Shape, ...]) -> Node:
+    if replacement is None and inputs == node.site.inputs:
+        return node
+    if node.op.name == "loop":
+        raise Refusal("LIP102", "what is repeated keeps its shape")
+    op, attributes = replacement or (node.op, node.attributes)
+    return replace(node, op=op, attributes=attributes, site=Site(attributes, inputs, op.shape(attributes, inputs)))
+
+
+def _check_kept(node: Node, parameters: Mapping[str, Parameter]) -> None:
+    for name in node.parameters.values():
+        if parameters[name].constraint.method:
+            raise Refusal("LIP308", f"the norm of `{name}` was certified of another map")
+
+
+def _parameters(declared: Mapping[str, Parameter], nodes: Iterable[Node]) -> dict[str, Parameter]:
+    """Return the parameters in the shapes that the nodes need; raises `Refusal`."""
+    needed: dict[str, Shape] = {}
+    for node in nodes:
+        for role, name in node.parameters.items():
+            shape = node.op.parameter(role).shape(node.attributes, node.site.inputs)
+            if needed.setdefault(name, shape) != shape:
+                raise Refusal("LIP308", f"`{name}` would have two shapes")
+    for name, shape in needed.items():
+        if declared[name].initial is not None and declared[name].shape != shape:
+            raise Refusal("LIP303", f"the imported `{name}` has another shape")
+    return {name: replace(old, shape=needed[name]) for name, old in declared.items()}
+
+
+def _clipped(graph: Graph, bound: Scalar) -> Graph:
+    """Return the graph with a gradient clip behind its output."""
+    taken = {graph.input.name, *(node.name for node in graph.nodes)}
+    name = next(free for i in range(len(taken) + 1) if (free := f"clip_gradient_{i}") not in taken)
+    shape, attributes = graph.shape(graph.output), ClipGradient(bound)
+    node = Node(
+        name, OP_BY_NAME["clip_gradient"], attributes, (graph.output,), Site(attributes, (shape,), shape), {}
+    )
+    return replace(graph, nodes=(*graph.nodes, node), output=name)
+
+
+def _holds(graph: Graph) -> bool:
+    """Whether the requirements hold, and something is trained."""
+    trained = any(parameter.trainable for parameter in graph.parameters.values())
+    return trained and not any(found.severity == Severity.ERROR for found in examine(graph))

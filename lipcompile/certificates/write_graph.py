@@ -1,0 +1,116 @@
+"""The graph of a certificate: what the model computes, with everything that depends on a convention spelt out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from fractions import Fraction
+from typing import Any
+
+from lipcompile.core.graph import ClipGroup, Graph, Input, LossUse, Node, Parameter
+from lipcompile.numbers import Scalar
+from lipcompile.ops.normalisation import rules as normalisation
+from lipcompile.ops.record import Site
+from lipcompile.ops.reduce import rules as reduce
+from lipcompile.ops.resample.rules import Expand
+from lipcompile.ops.rules import feature_axis
+from lipcompile.ops.shape import rules as shape
+
+Json = dict[str, Any]
+
+# Attributes of which several values mean the same, by their record: all are written as the one that says most.
+_SPELT_OUT: Mapping[type[Any], Mapping[str, Callable[[Site[Any]], Any]]] = {
+    shape.Reshape: {"shape": lambda site: site.output},
+    shape.Transpose: {"axes": lambda site: shape.permutation(site.attributes, site.inputs[0])},
+    Expand: {"shape": lambda site: site.output},
+    reduce.Reduce: {"axes": lambda site: site.attributes.over(site.inputs[0])},
+    normalisation.Center: {"axes": lambda site: normalisation.axes_of(site.attributes.axes, site.inputs[0])},
+    normalisation.OverAxes: {"axes": lambda site: normalisation.axes_of(site.attributes.axes, site.inputs[0])},
+}
+
+
+def graph_document(graph: Graph) -> Json:
+    """Return the canonical form of a graph without open numbers that has a loss."""
+    assert graph.loss is not None
+    return {
+        "input": _input(graph.input),
+        "nodes": [_node(node) for node in graph.nodes],
+        "parameters": {name: _parameter(parameter) for name, parameter in graph.parameters.items()},
+        "output": graph.output,
+        "loss": _loss(graph.loss),
+        **({"clips": [_clip(group) for group in graph.clips]} if graph.clips else {}),
+    }
+
+
+def written(scalar: Scalar) -> str:
+    """Return an exact number in lowest terms: `3`, `-1/10`."""
+    assert isinstance(scalar, Fraction)
+    return str(scalar)
+
+
+def value(attribute: Any) -> Any:
+    """Return an attribute as JSON: exact numbers as text, whole ones as such, tuples as lists."""
+    if isinstance(attribute, Fraction):
+        return written(attribute)
+    if isinstance(attribute, tuple):
+        return [value(item) for item in attribute]
+    assert attribute is None or isinstance(attribute, bool | int | str), attribute
+    return attribute
+
+
+def _input(source: Input) -> Json:
+    return {
+        "name": source.name,
+        "shape": list(source.shape),
+        "norm": None if source.norm is None else written(source.norm),
+        "trusted": source.trusted,
+        "tokens": source.tokens,
+    }
+
+
+def _node(node: Node) -> Json:
+    return {
+        "name": node.name,
+        "op": node.op.name,
+        "attributes": _attributes(node.op.attributes, node.site),
+        "inputs": list(node.inputs),
+        "shape": list(node.shape),
+        "parameters": dict(node.parameters),
+    }
+
+
+def _attributes(record: type[Any], site: Site[Any]) -> Json:
+    spelt_out = _SPELT_OUT.get(record, {})
+    return {
+        field.name: value(spelt_out[field.name](site) if field.name in spelt_out else _plain(field.name, site))
+        for field in fields(record)
+    }
+
+
+def _plain(name: str, site: Site[Any]) -> Any:
+    given = getattr(site.attributes, name)
+    return feature_axis(given, site.inputs[0]) if name == "axis" else given
+
+
+def _parameter(parameter: Parameter) -> Json:
+    constraint = parameter.constraint
+    return {
+        "shape": list(parameter.shape),
+        "constraint": constraint.kind,
+        "bound": None if constraint.kind == "free" else written(constraint.bound),
+        "trainable": parameter.trainable,
+    }
+
+
+def _clip(group: ClipGroup) -> Json:
+    return {
+        "name": group.name,
+        "parameters": list(group.parameters),
+        "length": written(group.length),
+        "regulariser": None if group.regulariser is None else written(group.regulariser),
+    }
+
+
+def _loss(use: LossUse) -> Json:
+    attributes = {field.name: value(getattr(use.attributes, field.name)) for field in fields(use.loss.attributes)}
+    return {"name": use.loss.name, "attributes": attributes}

@@ -1,0 +1,178 @@
+"""What every command takes that reads a model: MODEL and the options that override what the file says."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+if TYPE_CHECKING:
+    from lipcompile.frontends.options import ModelOptions
+
+Command = Callable[..., int]
+
+_OPTIONS = (
+    click.option("--input-norm", metavar="X0", help="Bound of the input norm; examples are clipped to it."),
+    click.option("--loss", metavar="NAME[:arg=value,…]", help="Loss, such as cross_entropy:temperature=10."),
+    click.option(
+        "--constraint",
+        metavar="KIND",
+        help="Constraint of every weight: spectral:1.0, orthogonal, frobenius:2.0, or keep (imported norms).",
+    ),
+    click.option("--bias-bound", metavar="B", help="Bound of the norm of every bias."),
+    click.option(
+        "--bounds",
+        type=click.Choice(["theorem", "clip", "auto"]),
+        help="Source of gradient bounds: theorems (the default), a clip in the backward pass, or what suits.",
+    ),
+    click.option(
+        "--clip-groups",
+        type=click.Choice(["flat", "layers", "blocks"]),
+        help="What one clip bounds: all parameters (the default), those of a layer, or of a block.",
+    ),
+    click.option(
+        "--clip-length", metavar="C", help="Length that gradients are clipped to, or automatic (the default)."
+    ),
+    click.option("--freeze", multiple=True, metavar="GLOB", help="Do not train matching parameters; repeatable."),
+    click.option(
+        "--set", "bindings", multiple=True, metavar="NAME=VALUE", help="Value of a .lip parameter; repeatable."
+    ),
+    click.option(
+        "--input-shape",
+        "shapes",
+        multiple=True,
+        metavar="[NAME=]N,…",
+        help="Shape of one example, such as 3,32,32: of a torch module, or of an .onnx file that leaves it open.",
+    ),
+    click.option(
+        "--limit",
+        "limits",
+        multiple=True,
+        metavar="NAME=SIZE",
+        help="Change a limit of what is read, such as nodes=50000 (explain LIP018); repeatable.",
+    ),
+)
+
+_NAMES = (
+    *("input_norm", "loss", "constraint", "bias_bound", "bounds", "clip_groups", "clip_length"),
+    *("freeze", "bindings", "shapes", "limits"),
+)
+
+# What commands take that need a trained module.
+module_argument = click.argument("module", type=click.Path(path_type=Path))
+weights_option = click.option(
+    "--weights",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Checkpoint of `train`, or a state dict of torch.save; of a folder its checkpoint.pt by default.",
+)
+
+
+def model_options(*, required: bool = True, several: bool = False) -> Callable[[Command], Command]:
+    """Give a command `model` (`models` if `several`) and, collected in one `ModelOptions`, `options`."""
+
+    def decorate(command: Command) -> Command:
+        @functools.wraps(command)
+        def collected(**given: Any) -> int:
+            options = _collect(**{name: given.pop(name) for name in _NAMES})
+            with options.limits.in_force():
+                return command(options=options, **given)
+
+        for option in reversed(_OPTIONS):
+            collected = option(collected)
+        if several:
+            return click.argument("models", metavar="MODEL...", nargs=-1, required=required)(collected)
+        return click.argument("model", required=required)(collected)
+
+    return decorate
+
+
+def output_option(metavar: str, text: str, *, required: bool = True) -> Callable[[Command], Command]:
+    """Give a command the keyword `output`: the file to write, whose suffixes `metavar` shows."""
+    path = click.Path(dir_okay=False, path_type=Path)
+    return click.option("-o", "--output", type=path, required=required, metavar=metavar, help=text)
+
+
+vacuous_option = click.option(
+    "--allow-vacuous", is_flag=True, help="Go on with a bound that is far above the gradients that occur."
+)
+
+
+public_option = click.option(
+    "--public-data",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE.npz",
+    help="Measure gradients of these examples, on which nobody's privacy depends, in place of random ones.",
+)
+
+
+def verify_option(*, default: bool) -> Callable[[Command], Command]:
+    """Give a command the keyword `verify_import`: whether an import is compared with its original."""
+    return click.option(
+        "--verify-import/--no-verify-import",
+        default=default,
+        show_default=True,
+        help="Run an imported model beside its original, on random inputs, and compare.",
+    )
+
+
+def _collect(
+    input_norm: str | None,
+    loss: str | None,
+    constraint: str | None,
+    bias_bound: str | None,
+    bounds: Literal["theorem", "clip", "auto"] | None,
+    clip_groups: Literal["flat", "layers", "blocks"] | None,
+    clip_length: str | None,
+    freeze: tuple[str, ...],
+    bindings: tuple[str, ...],
+    shapes: tuple[str, ...],
+    limits: tuple[str, ...],
+) -> ModelOptions:
+    from lipcompile.core.limits import parse_limits
+    from lipcompile.frontends.options import ModelOptions, parse_constraint, parse_length, parse_number
+
+    return ModelOptions(
+        input_norm=None if input_norm is None else parse_number(input_norm, "--input-norm"),
+        loss=loss,
+        constraint=None if constraint is None else parse_constraint(constraint),
+        bias_bound=None if bias_bound is None else parse_number(bias_bound, "--bias-bound"),
+        bounds=bounds,
+        clip_groups=clip_groups,
+        clip_length=None if clip_length is None else parse_length(clip_length),
+        freeze=freeze,
+        bindings=_bindings(bindings),
+        input_shape=_shapes(shapes),
+        limits=parse_limits(limits),
+    )
+
+
+def _bindings(texts: tuple[str, ...]) -> dict[str, Any]:
+    from lipcompile.core.diagnostics import input_error
+    from lipcompile.frontends.options import parse_number
+
+    found: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip().isidentifier():
+            raise input_error("LIP005", f"--set: `{text}` is not name=value", "for example --set depth=12")
+        if name.strip() in found:
+            raise input_error("LIP005", f"--set: `{name.strip()}` is given twice")
+        found[name.strip()] = parse_number(value.strip(), f"--set {name.strip()}")
+    return found
+
+
+def _shapes(texts: tuple[str, ...]) -> dict[str, Any]:
+    from lipcompile.core.diagnostics import input_error
+    from lipcompile.frontends.options import parse_shape
+
+    found: dict[str, Any] = {}
+    for name, shape in map(parse_shape, texts):
+        if name in found or ("" in found and name) or (found and not name):
+            mend = "name each of several inputs: --input-shape image=3,32,32 --input-shape mask=32,32"
+            raise input_error("LIP005", "--input-shape: which shape belongs to which input is not clear", mend)
+        found[name] = shape
+    return found

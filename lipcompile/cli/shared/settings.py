@@ -1,0 +1,108 @@
+"""Settings of privacy and training: from the command line, else the model's `train` block, else a default."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from lipcompile_privacy.errors import FactorisationError
+from lipcompile_privacy.factorisation import planned_strategy
+
+from lipcompile.core.diagnostics import InputError, input_error
+
+if TYPE_CHECKING:
+    from lipcompile.frontends.options import Loaded, Setting
+
+# Keys of the `train` block that are called otherwise in the training configuration.
+_NAMES = {"batch": "batch_size", "lr": "learning_rate", "physical_batch": "max_physical_batch"}
+_WHOLE = ("batch_size", "dataset", "epochs", "max_physical_batch", "bands", "buffers")
+
+
+def planned(loaded: Loaded | None) -> dict[str, Any]:
+    """Return the settings of a model's `train` block as ordinary numbers; raises InputError (LIP404).
+
+    `correlation` is a mapping as `{"kind": "correlated", "bands": 16}` or `{"kind": "blt"}`.
+    """
+    settings = loaded.training.settings if loaded and loaded.training else {}
+    plan = {_NAMES.get(key, key): _number(_NAMES.get(key, key), value) for key, value in settings.items()}
+    said = resolved_sampling(plan.get("sampling"), plan.get("correlation"))
+    return plan if said is None else {**plan, "sampling": said}
+
+
+def merged(given: Mapping[str, Any], plan: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings in force, by the names in `given`; None in `given` means not given."""
+    return {
+        name: value if value is not None else plan.get(name, defaults.get(name)) for name, value in given.items()
+    }
+
+
+def noise_strategy(plan: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the strategy of a plan's correlated noise as data, optimised; None if its noise is independent.
+
+    Raises InputError (LIP404) if the plan leaves the number of steps open, or asks for what cannot be.
+    """
+    if "correlation" not in plan:
+        return None
+    missing = [name for name in ("epochs", "batch_size", "dataset") if name not in plan]
+    if missing:
+        mend = "write them into the model's `train` block: `sampling` and `budget`"
+        raise input_error(
+            "LIP404", f"correlated noise is made for so many steps: {', '.join(missing)} needed", mend
+        )
+    steps_per_epoch = epoch_steps(plan["dataset"], plan["batch_size"])
+    try:
+        strategy = planned_strategy(plan["correlation"], plan["epochs"], steps_per_epoch)
+    except FactorisationError as error:
+        raise setting_error(str(error)) from None
+    return strategy.to_dict()
+
+
+def epoch_steps(dataset: float, batch: float) -> int:
+    """Return how many steps an epoch has: round(N/b), and at least 1, as in training."""
+    return max(1, round(dataset / batch))
+
+
+def demand(settings: Mapping[str, Any], names: tuple[str, ...]) -> None:
+    """Raise InputError (LIP404) if a setting is missing."""
+    missing = [f"--{name.replace('_', '-')}" for name in names if settings[name] is None]
+    if missing:
+        raise setting_error(f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} needed")
+
+
+def setting_error(message: str) -> InputError:
+    """Return the error for a missing or contradictory setting."""
+    return input_error("LIP404", message, "give it as an option, or in the model's `train` block")
+
+
+def resolved_sampling(said: str | None, correlation: Mapping[str, Any] | None) -> str | None:
+    """Return the sampling that settings come down to, if they say any; raises InputError (LIP404).
+
+    Correlated noise is proved for one sampling each: Poisson sampling of groups in turn, and a fixed order.
+    """
+    noise = correlation["kind"] if correlation else "independent"
+    allowed = {"correlated": ("poisson", "cyclic_poisson"), "blt": ("fixed_order",)}.get(noise)
+    if said is None:
+        return None
+    if (allowed is None and said in ("cyclic_poisson", "fixed_order")) or (allowed and said not in allowed):
+        raise input_error(
+            "LIP404",
+            f"`sampling {said}` does not go with `noise {noise}`: it has no analysis",
+            "`noise blt` goes with `sampling fixed_order`, `noise correlated` with `sampling poisson`, and "
+            "independent noise with any sampling but fixed_order",
+        )
+    return allowed[-1] if allowed else said
+
+
+def _number(name: str, value: Setting) -> Any:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Mapping):
+        return {key: _number(key, part) for key, part in value.items()}
+    if name in _WHOLE:
+        if value.denominator != 1 or value < 1:
+            raise input_error("LIP404", f"`{name}` must be a whole number of at least 1, not {float(value)}")
+        return value.numerator
+    try:
+        return float(value)
+    except OverflowError:
+        raise input_error("LIP404", f"`{name}` is too large") from None

@@ -1,0 +1,111 @@
+"""Noise against signal of a model, and of its changes: gradients of random examples at the initial weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from importlib.util import find_spec
+from math import isfinite, prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lipcompile.analysis.requirements import requirements
+from lipcompile.analysis.sensitivity import analyse
+from lipcompile.analysis.useful import Aim
+from lipcompile.core.derivation import Derivation, Source
+from lipcompile.core.diagnostics import InputError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from lipcompile.core.backend import Backend
+    from lipcompile.core.graph import Graph
+
+# Changes of models with more weights or activations are not measured: each of some twenty would take seconds.
+_LARGEST = 2_000_000
+
+
+def signals(
+    derivation: Derivation,
+    backend: Backend,
+    noise_multiplier: float = 1.0,
+    batch: int = 512,
+    public: Path | None = None,
+) -> Any:
+    """Measure gradients and the noise on the mean of a batch; None if the model leaves a number open.
+
+    Args:
+        public: file of examples; None: random ones.
+
+    Raises InputError (LIP402, LIP403) for a file that cannot be read, or whose examples do not fit.
+    """
+    from lipcompile.cli.audit import admissible
+    from lipcompile.cli.shared.data import arrays_of
+    from lipcompile.core.programs import instantiate
+
+    try:
+        text = backend.emit(derivation)
+    except InputError:
+        return None
+    with backend.signal.repeatable():  # a verdict must not change from call to call
+        module = instantiate(Path("measured.py"), text)
+    assert derivation.analysis is not None
+    choices = admissible(backend.audit, derivation.analysis.graph)
+    examples = None if public is None else arrays_of(public, derivation.analysis.graph, backend)
+    return backend.signal.measure(module, choices, noise_multiplier, batch, public=examples)
+
+
+def aim(target: float | None = None) -> Aim:
+    """Return what `fix` aims at: a total, else what `verdicts` lets pass, where torch is installed."""
+    if target is not None or not measurable():
+        return Aim(target)
+
+    def excess(graph: Graph) -> float | None:
+        found = _of_graph(graph)
+        return None if found is None else float(found.excess)
+
+    return Aim(measure=excess)
+
+
+def gains(graph: Graph) -> Callable[[Graph], float | None] | None:
+    """Return what measures signal over noise of changes of a graph; None without torch, or if it is too large."""
+    size, entries = graph.size(), sum(prod(node.shape) for node in graph.nodes)
+    if not measurable() or not isinstance(size, Fraction) or size > _LARGEST or entries > _LARGEST:
+        return None
+
+    def ratio(changed: Graph) -> float | None:
+        found = _of_graph(changed)
+        known = found is not None and found.noise > 0 and isfinite(found.mean) and isfinite(found.noise)
+        return float(found.mean / found.noise) if known else None
+
+    return ratio
+
+
+def measurable() -> bool:
+    """Whether the framework that measures is installed."""
+    return find_spec("torch") is not None
+
+
+def _of_graph(graph: Graph) -> Any:
+    """Measure the whole gradient of a changed model; None if it leaves a number open."""
+    from lipcompile.core.backend import find
+
+    source = Source(graph.name, graph.name, "lip", "")
+    found = signals(Derivation(source, requirements(graph, ()), (), analyse(graph)), find())
+    return None if found is None else found.total
+
+
+def shown(found: Any, public: Path | None) -> Iterator[RenderableType]:
+    """Yield a table of noise against signal."""
+    from lipcompile.reports.console import printable, styled, table
+
+    columns = ("bound", "typical gradient", "bound / typical", "mean gradient", "noise", "noise / mean")
+    rows = table("parameter", *columns, right=columns)
+    for name, one in (*found.parameters.items(), ("whole gradient", found.total)):
+        numbers = (one.bound, one.typical, one.excess, one.mean, one.noise, one.relative)
+        rows.add_row(printable(name), *(f"{number:.4g}" for number in numbers))
+    yield rows
+    yield styled(
+        f"Gradients of {'random' if public is None else 'public'} examples at the initial weights; norms of the "
+        "noise of multiplier 1 on the mean of a batch of 512."
+    )

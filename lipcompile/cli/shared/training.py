@@ -1,0 +1,224 @@
+"""One private training run: a derivation and a data file in; a module, a checkpoint and a ledger out."""
+
+from __future__ import annotations
+
+import re
+import sys
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from lipcompile_privacy.errors import (
+    BudgetError,
+    CertificateError,
+    CheckpointError,
+    DataError,
+    LedgerError,
+    PrivacyError,
+    SamplingError,
+)
+
+from lipcompile.cli.shared.data import arrays_of
+from lipcompile.cli.shared.modules import CHECKPOINT, LEDGER, MODULE
+from lipcompile.cli.shared.output import complain, write_text
+from lipcompile.core.diagnostics import Diagnostic, InputError, Severity, input_error
+from lipcompile.core.programs import instantiate
+
+if TYPE_CHECKING:
+    from lipcompile.core.backend import Backend
+    from lipcompile.core.derivation import Derivation
+
+
+LARGEST_DEFAULT_BATCH = 512
+
+# Exceptions of a training that the user can mend, by their codes.
+_MENDABLE: Mapping[str, tuple[type[Exception], ...]] = {
+    "LIP401": (BudgetError,),
+    "LIP403": (DataError,),
+    "LIP501": (CertificateError,),
+    "LIP404": (SamplingError, PrivacyError),
+    "LIP405": (LedgerError, CheckpointError),
+}
+
+
+_START = re.compile(
+    r'sha256 [0-9a-f]{16}\.|"sha256": "[0-9a-f]{64}"|^_WEIGHTS = """.*?"""', re.DOTALL | re.MULTILINE
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What to train, on what, how (the fields of the backend's `TrainConfig` but for `output`), and where to.
+
+    `expected` is the number of examples that the model's plan counts on.
+    """
+
+    derivation: Derivation
+    data: Path
+    settings: Mapping[str, Any]
+    output: Path
+    expected: int | None = None
+
+    @property
+    def resume(self) -> bool:
+        """Whether to go on with an earlier run."""
+        return bool(self.settings.get("resume"))
+
+
+def execute(run: Run, backend: Backend) -> Any:
+    """Train; returns the backend's result. Raises InputError; what it raises before training leaves no trace."""
+    from lipcompile.cli.shared.progress import Watch
+
+    text = backend.emit(run.derivation)
+    assert run.derivation.analysis is not None
+    arrays = arrays_of(run.data, run.derivation.analysis.graph, backend)
+    examples = len(arrays.x_train)
+    settings = {
+        **run.settings,
+        "batch_size": run.settings["batch_size"] or default_batch(run.derivation, examples),
+    }
+    _check_settings(run, settings, examples)
+    text = text_of_run(run.output, text, resume=run.resume)
+    watch = Watch(run.settings["epochs"])
+    with _mended(lambda: watch.began), _folder(run, text, lambda: watch.began):
+        module = instantiate(run.output / MODULE, text)
+        check_targets(module, arrays)
+        config = backend.training.TrainConfig(output=run.output, **settings)
+        with _plain_warnings(), watch:
+            return backend.training.train(module, arrays, config, watch)
+
+
+def default_batch(derivation: Derivation, examples: int) -> int:
+    """Return the expected batch size where none was asked for."""
+    assert derivation.analysis is not None
+    if derivation.analysis.graph.clips:
+        return min(max(examples // 25, 64), 2048, examples)
+    return min(LARGEST_DEFAULT_BATCH, examples)
+
+
+def print_result(result: Any, run: Run) -> None:
+    """Write what came out to stdout."""
+    from lipcompile.cli.shared.progress import accuracy
+    from lipcompile.reports.formulas import round_up
+
+    promise = "" if result.private else " -- NOT PRIVATE: a seed was fixed, so the noise is predictable"
+    lines = (
+        f"{accuracy(result.test_accuracy)} after {result.steps} steps, {result.seconds:.0f} s",
+        f"ε = {round_up(result.epsilon, 4)} at δ = {result.delta:g}, {run.settings['neighbours']}{promise}",
+        f"noise multiplier {result.noise_multiplier:.5g}",
+        f"module      {run.output / MODULE}",
+        f"checkpoint  {result.checkpoint}",
+        f"ledger      {result.ledger}",
+    )
+    click.echo("\n".join(lines))
+
+
+def _check_settings(run: Run, settings: Mapping[str, Any], examples: int) -> None:
+    """Warn of settings that mean less than they seem to; raises InputError (LIP404)."""
+    delta, batch = settings["delta"], settings["batch_size"]
+    if batch > examples:
+        raise input_error("LIP404", f"a batch of {batch} of {examples} examples", "use a smaller --batch-size")
+    if run.expected not in (None, examples):
+        message = f"the plan is made for {run.expected} examples, the file holds {examples}: those count"
+        complain([Diagnostic("LIP404", message, "correct the plan's `sampling`", Severity.WARNING)])
+    if delta * examples >= 1:
+        message = f"δ = {delta:g} is at least 1 / {examples} examples: it would allow publishing one of them"
+        complain([Diagnostic("LIP404", message, f"use --delta {0.1 / examples:.1g}", Severity.WARNING)])
+
+
+def text_of_run(output: Path, text: str, *, resume: bool) -> str:
+    """Return the module to train: of a run that goes on its own, whose first weights nobody may know any more.
+
+    Raises InputError (LIP405) rather than mix two runs in one folder, or write over somebody's file.
+    """
+    module = output / MODULE
+    if output.exists() and not output.is_dir():
+        raise input_error("LIP405", f"`{output}` is a file", "choose another --output")
+    if resume and not module.is_file():
+        raise input_error("LIP405", f"there is no run in `{output}` to resume", "leave out --resume")
+    if not resume and (output / LEDGER).exists():
+        mend = "go on with --resume, or choose another --output"
+        raise input_error("LIP405", f"`{output}` holds an earlier run", mend)
+    old = module.read_text(encoding="utf-8", errors="replace") if module.is_file() else text
+    if old != text and not (resume and _unstarted(old) == _unstarted(text)):
+        mend = "use the model and options that it was made from, or choose another --output"
+        raise input_error("LIP405", f"`{module}` is another module than this model's", mend)
+    return old
+
+
+def _unstarted(text: str) -> str:
+    """Return a module's text without the weights that it starts with, which a factory draws anew, and digests."""
+    return _START.sub("", text)
+
+
+@contextmanager
+def _folder(run: Run, text: str, began: Any) -> Iterator[None]:
+    """Make the folder and the module in it; take back what was made if training does not begin."""
+    new = [path for path in (run.output, *run.output.parents) if not path.exists()]
+    fresh = [name for name in (MODULE, LEDGER, CHECKPOINT) if not (run.output / name).exists()]
+    run.output.mkdir(parents=True, exist_ok=True)
+    try:
+        write_text(run.output / MODULE, text)
+        yield
+    finally:
+        if not began():
+            for name in fresh:
+                (run.output / name).unlink(missing_ok=True)
+            with suppress(OSError):  # somebody else has put something there
+                for path in new:
+                    path.rmdir()
+
+
+def check_targets(module: Any, arrays: Any) -> None:
+    """Let the loss look at every target before anything is spent; raises InputError (LIP403)."""
+    import torch
+
+    for inputs, targets in ((arrays.x_train, arrays.y_train), (arrays.x_test, arrays.y_test)):
+        one = module(torch.zeros(1, *module.input_shape, dtype=torch.from_numpy(inputs).dtype))
+        outputs = one.detach().expand(len(targets), *one.shape[1:])
+        try:
+            module.per_example_loss(outputs, torch.from_numpy(targets))
+        except ValueError as error:
+            raise input_error("LIP403", str(error)) from None
+
+
+@contextmanager
+def _mended(began: Any) -> Iterator[None]:
+    """Turn exceptions that the user can mend into diagnostics."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        full = _is_out_of_memory(error)
+        code = next((code for code, kinds in _MENDABLE.items() if isinstance(error, kinds)), None)
+        if full or (code is None and isinstance(error, ValueError) and not began()):
+            code = "LIP404"
+        if code is None:
+            raise
+        mend = "use --max-physical-batch" if full else ""
+        raise input_error(code, str(error).splitlines()[0], mend) from error
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Whether a device has no room for what was computed."""
+    import torch
+
+    return isinstance(error, torch.OutOfMemoryError)
+
+
+@contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """Write warnings of libraries to stderr as one line each."""
+
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
+        print(f"warning: {message}", file=sys.stderr)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        warnings.showwarning = show
+        yield

@@ -1,0 +1,120 @@
+"""Graph -> ONNX, in standard operators that any runtime computes and that the compiler's importer reads back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import onnx
+from numpy.typing import NDArray
+from onnx import ModelProto, TensorProto, helper
+
+from lipcompile.core.diagnostics import Diagnostic, InputError, Refusal
+from lipcompile.core.graph import Graph
+from lipcompile.emitters.onnx.domain import clipped
+from lipcompile.emitters.onnx.operators import EMITTERS
+from lipcompile.emitters.onnx.weights import complete
+from lipcompile.emitters.onnx.writer import Emit, Writer
+from lipcompile.frontends.lip.layer_text import loss_text
+from lipcompile.numbers import text
+from lipcompile.version import __version__
+
+Array = NDArray[Any]
+
+OPSET = 20
+# The file format that came with the operator set.
+IR_VERSION = 9
+# A protobuf message holds 2 GiB: what is larger lies in a file beside it.
+_LARGEST = 2**31 - 2**20
+
+
+def to_onnx(
+    graph: Graph,
+    weights: Mapping[str, Array] | None = None,
+    *,
+    training: bool = False,
+    clip_input: bool = False,
+    metadata: Mapping[str, str] | None = None,
+) -> ModelProto:
+    """Return the model in float32, from [batch, *example] to the logits.
+
+    Its metadata declare the bound of the input and the loss. What acts in training alone is left out: clips of
+    gradients, and dropout, which `training` leaves in.
+
+    Args:
+        graph: without open repetitions and numbers.
+        weights: values by parameter; without them those that were imported, else a start from a fixed seed.
+        training: whether dropout drops.
+        clip_input: whether examples are clipped to the bound of the input, if it is not trusted, as by the module.
+        metadata: further entries.
+
+    Raises:
+        InputError: LIP017, ONNX has no words for a node; all such nodes are told.
+        ValueError: a weight of another shape than its parameter.
+    """
+    writer = Writer(complete(graph, weights), training)
+    if clip_input and not (graph.input.tokens or graph.input.trusted):
+        writer.begin(graph.input.name)
+        writer.standing_for[graph.input.name] = clipped(writer, graph.input)
+    problems = []
+    for node in graph.nodes:
+        try:
+            writer.write(node, _emitter(node.op.name))
+        except Refusal as refusal:
+            told = Diagnostic(refusal.code, refusal.message, refusal.help)
+            problems.append(replace(told, node=node.name, op=node.op.name, location=node.location))
+    if problems:
+        raise InputError(tuple(problems))
+    return _model(graph, writer, {**_metadata(graph), **(metadata or {})})
+
+
+def _emitter(op: str) -> Emit:
+    if op not in EMITTERS:
+        raise Refusal("LIP017", f"the op `{op}` has no ONNX operators", "write the model as .lip instead")
+    return EMITTERS[op]
+
+
+def save(model: ModelProto, path: Path) -> None:
+    """Write a model; weights of more than 2 GiB lie in FILE.data beside it. Raises OSError."""
+    large = model.ByteSize() > _LARGEST
+    onnx.save_model(model, str(path), save_as_external_data=large, location=f"{path.name}.data" if large else None)
+
+
+def _model(graph: Graph, writer: Writer, metadata: Mapping[str, str]) -> ModelProto:
+    source = graph.input
+    output = graph.output
+    if output == source.name:
+        output = f"{source.name}.same"
+        made = writer.standing_for.get(source.name, source.name)
+        writer.nodes.append(helper.make_node("Identity", [made], [output], name=output))
+    kind = TensorProto.INT64 if source.tokens else TensorProto.FLOAT
+    ends = [
+        helper.make_tensor_value_info(source.name, kind, ["batch", *source.shape]),
+        helper.make_tensor_value_info(output, TensorProto.FLOAT, ["batch", *graph.shape(graph.output)]),
+    ]
+    body = helper.make_graph(writer.nodes, graph.name, ends[:1], ends[1:], list(writer.stored.values()))
+    model = helper.make_model(
+        body,
+        opset_imports=[helper.make_opsetid("", OPSET)],
+        ir_version=IR_VERSION,
+        producer_name="lipcompile",
+        producer_version=__version__,
+    )
+    helper.set_model_props(model, dict(metadata))
+    onnx.checker.check_model(model, full_check=True)
+    return model
+
+
+def _metadata(graph: Graph) -> dict[str, str]:
+    found = {}
+    if isinstance(graph.input.norm, Fraction):
+        found["lipcompile.input_norm"] = text(graph.input.norm)
+    if graph.loss is not None:
+        found["lipcompile.loss"] = loss_text(graph.loss)
+    return found
+
+
+__all__ = ["IR_VERSION", "OPSET", "save", "to_onnx"]

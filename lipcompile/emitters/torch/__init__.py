@@ -1,0 +1,1 @@
+"""The emitted PyTorch module, as text. What it calls when it runs lives in `lipcompile_torch`."""

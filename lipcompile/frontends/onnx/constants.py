@@ -1,0 +1,222 @@
+"""Tensors of the example that meet constants which are no weights: masks, limits, divisors, exponents.
+
+What a constant does to a tensor is put together from factors and shifts that are not trained: they are computed
+from what the file stores, and training what they came from would mean something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+from lipcompile.core.diagnostics import Refusal
+from lipcompile.core.graph import Value
+from lipcompile.frontends.onnx.context import Context, shape_of
+from lipcompile.frontends.onnx.file.memory import expect_array
+from lipcompile.frontends.onnx.node import OnnxNode
+from lipcompile.frontends.onnx.values import Known, floats, scalar
+from lipcompile.ops.merge.rules import PRODUCT, SUM, WHERE, Sum, Where
+from lipcompile.ops.normalisation.onnx_read import factored, shift
+from lipcompile.ops.pool.onnx_read import reduction_of
+from lipcompile.ops.record import NoAttributes, Shape
+from lipcompile.ops.resample.rules import Expand
+from lipcompile.ops.table import OP_BY_NAME
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+
+# Larger powers are written by nobody, and would make graphs long.
+LARGEST_POWER = 8
+
+
+def broadcast(shapes: Sequence[Shape]) -> Shape:
+    """Return the shape that these have together, aligned at their last axes; raises Refusal (LIP102)."""
+    import numpy as np
+
+    try:
+        return tuple(int(size) for size in np.broadcast_shapes(*shapes))
+    except ValueError:
+        listed = " and ".join(str(list(shape)) for shape in shapes)
+        raise Refusal("LIP102", f"tensors of shapes {listed} do not fit each other") from None
+
+
+def check_ranks(operands: Sequence[Value]) -> None:
+    """With fewer axes, an operand would meet the batch axis of the others with an axis of its own."""
+    if len({len(shape_of(operand)) for operand in operands}) != 1:
+        listed = " and ".join(str(["batch", *shape_of(operand)]) for operand in operands)
+        raise Refusal(
+            "LIP108", f"broadcasting {listed} mixes examples", "bring the tensors to the same rank first"
+        )
+
+
+def widened(context: Context, node: OnnxNode, operand: Value, shape: Shape, suffix: str = "_copies") -> Value:
+    """Copy a tensor along axes of size 1 until it has this shape."""
+    if operand.shape in (None, shape):
+        return operand
+    return context.add(node, OP_BY_NAME["expand"], Expand(shape), [operand], suffix)
+
+
+def alike(context: Context, node: OnnxNode, operands: Sequence[Value]) -> list[Value]:
+    """Bring tensors to one shape; raises Refusal (LIP108) if they are not of one rank."""
+    check_ranks(operands)
+    shape = broadcast([shape_of(operand) for operand in operands])
+    return [widened(context, node, operand, shape, f"_copies{i}") for i, operand in enumerate(operands)]
+
+
+def fitted(context: Context, node: OnnxNode, operand: Value, known: Known) -> tuple[Value, Known]:
+    """Return a tensor and a constant of one example, the tensor copied where the constant is longer."""
+    aligned = context.of_one_example(known, shape_of(operand))
+    shape = broadcast([shape_of(operand), aligned.array.shape])
+    return widened(context, node, operand, shape), aligned
+
+
+def scaled(context: Context, node: OnnxNode, operand: Value, factor: Fraction, suffix: str = "") -> Value:
+    """A tensor times a number."""
+    return context.add(node, SUM, Sum((factor,)), [operand], suffix)
+
+
+# Factors and shifts that are not trained
+
+
+def times_entries(context: Context, node: OnnxNode, operand: Value, factors: Array, suffix: str) -> Value:
+    """Multiply the entries of a tensor by numbers of its shape."""
+    if operand.shape is None or bool((factors == 1).all()):
+        return operand
+    named = replace(node, name=node.name + suffix)
+    return factored(context, named, operand, Known(factors), frozen=True)
+
+
+def plus_entries(context: Context, node: OnnxNode, operand: Value, numbers: Array, suffix: str) -> Value:
+    """Add numbers to the entries of a tensor, of its shape or broadcast to it."""
+    if operand.shape is None or not bool(numbers.any()):
+        return operand
+    return shift(context, replace(node, name=node.name + suffix), operand, Known(numbers), frozen=True)
+
+
+def divided(context: Context, node: OnnxNode, operand: Value, divisor: Known) -> Value:
+    """Divide by a constant with more than one entry."""
+    import numpy as np
+
+    operand, aligned = fitted(context, node, operand, divisor)
+    array = floats(aligned.array, "the divisor").astype(np.float64)
+    if operand.shape is None:
+        return operand
+    context.parameters.hold(divisor)
+    expect_array(operand.shape)
+    if not bool(array.all()):
+        raise Refusal("LIP104", "a division by zero")
+    return times_entries(context, node, operand, np.broadcast_to(1 / array, operand.shape), "_divided")
+
+
+# Masks
+
+
+def mask_of(context: Context, known: Known, example: Shape) -> Array:
+    """Return the condition of a Where for each entry of the example."""
+    import numpy as np
+
+    mask = context.of_one_example(known, example).array
+    expect_array(example)
+    try:
+        return np.broadcast_to(mask.astype(bool), example)
+    except ValueError:
+        message = f"a condition of shape {list(mask.shape)} does not fit {list(example)}"
+        raise Refusal("LIP102", message) from None
+
+
+def where(context: Context, node: OnnxNode) -> Value:
+    """Entries of one operand where a constant condition holds, of the other elsewhere; one may be constant."""
+    condition = context.item(node, 0)
+    if not isinstance(condition, Known):
+        message = "unsupported op Where: it jumps where a condition that depends on the example changes"
+        raise Refusal("LIP100", message, "use a constant condition, maximum or relu")
+    sides = [context.item(node, index) for index in (1, 2)]
+    known = [side for side in sides if isinstance(side, Known)]
+    if not known:
+        operands = alike(context, node, [context.tensor(node, index) for index in (1, 2)])
+        if any(operand.shape is None for operand in operands):
+            return operands[0]
+        chosen = mask_of(context, condition, shape_of(operands[0])).reshape(-1)
+        return context.add(node, WHERE, Where(tuple(bool(entry) for entry in chosen)), operands)
+    index = 2 if isinstance(sides[0], Known) else 1
+    operand, other = fitted(context, node, context.tensor(node, index), known[0])
+    if operand.shape is None:
+        return operand
+    context.parameters.hold(known[0])
+    kept = mask_of(context, condition, operand.shape)
+    return masked(context, node, operand, kept if index == 1 else ~kept, other.array)
+
+
+def masked(context: Context, node: OnnxNode, operand: Value, kept: Array, other: Array) -> Value:
+    """Keep some entries of a tensor; numbers, broadcast to its shape, take the place of the others."""
+    import numpy as np
+
+    numbers = np.where(kept, np.float64(0), np.broadcast_to(floats(other, "a constant"), kept.shape))
+    dtype = np.float32
+    value = times_entries(context, node, operand, kept.astype(dtype), "_kept")
+    return plus_entries(context, node, value, numbers.astype(dtype), "_filled")
+
+
+def triangle(context: Context, node: OnnxNode) -> Value:
+    """The upper or lower triangle of the last two axes; zeros elsewhere."""
+    import numpy as np
+
+    operand, known = context.tensor(node), context.known(node, 1, "k")
+    example = shape_of(operand)
+    if len(example) < 2 or context.layout.place >= context.layout.rank(example) - 2:
+        raise Refusal("LIP102", f"Trilu needs matrices, but an example here has the shape {list(example)}")
+    offset = 0 if known is None else int(scalar(known))
+    expect_array(example)
+    cut = np.triu if node.integer("upper", 1) else np.tril
+    return times_entries(context, node, operand, cut(np.ones(example, np.float32), offset), "_triangle")
+
+
+# Limits and powers
+
+
+def limited(context: Context, node: OnnxNode, operand: Value, known: Known, *, largest: bool) -> Value:
+    """max(x, c) = c + relu(x - c), min(x, c) = c - relu(c - x)."""
+    import numpy as np
+
+    operand, aligned = fitted(context, node, operand, known)
+    if operand.shape is None:
+        return operand
+    context.parameters.hold(known)
+    expect_array(operand.shape)
+    limit = np.broadcast_to(floats(aligned.array, "a limit"), operand.shape)
+    sign = 1 if largest else -1
+    above = plus_entries(context, node, _signed(context, node, operand, sign, "_turned"), -sign * limit, "_over")
+    cut = context.add(node, OP_BY_NAME["relu"], NoAttributes(), [above], "_relu")
+    return plus_entries(context, node, _signed(context, node, cut, sign, "_back"), limit, "_limit")
+
+
+def _signed(context: Context, node: OnnxNode, operand: Value, sign: int, suffix: str) -> Value:
+    return operand if sign == 1 or operand.shape is None else scaled(context, node, operand, Fraction(-1), suffix)
+
+
+def power(context: Context, node: OnnxNode) -> Value:
+    """A whole power: products of the tensor with itself."""
+    exponent = context.item(node, 1)
+    if not isinstance(exponent, Known) or exponent.array.size != 1:
+        raise Refusal("LIP100", "unsupported op Pow: its slope is unbounded", "use a constant whole exponent")
+    operand = context.tensor(node)
+    context.of_one_example(exponent, shape_of(operand))
+    number = scalar(exponent)
+    if number.denominator != 1 or not 1 <= number <= LARGEST_POWER:
+        message = f"unsupported op Pow: x to the power {float(number):g} has unbounded slopes"
+        raise Refusal("LIP100", message, f"use a whole exponent of 1 to {LARGEST_POWER}")
+    value = operand
+    for count in range(1, int(number)):
+        value = context.add(node, PRODUCT, NoAttributes(), [value, operand], f"_{count}" if count > 1 else "")
+    return value
+
+
+def sum_of_squares(context: Context, node: OnnxNode) -> Value:
+    """Σx² over axes."""
+    operand = context.tensor(node)
+    squares = context.add(node, PRODUCT, NoAttributes(), [operand, operand], "_squares")
+    return squares if squares.shape is None else reduction_of(context, node, squares, "reduce_sum")

@@ -1,0 +1,214 @@
+"""What an importer of one operator sees: its node, its operands, and the graph under construction."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from lipcompile.core.diagnostics import Refusal
+from lipcompile.core.graph import GraphBuilder, Value
+from lipcompile.frontends.onnx.file.read import OFFICIAL_DOMAINS
+from lipcompile.frontends.onnx.layout import FIRST, MIXES, Layout, Placed, placed
+from lipcompile.frontends.onnx.node import OnnxNode, module_of
+from lipcompile.frontends.onnx.parameters import Parameters
+from lipcompile.frontends.onnx.sizes import BATCH
+from lipcompile.frontends.onnx.values import Extreme, Item, Known, Strided, Unfinished
+from lipcompile.ops.record import AnyOp, Shape
+from lipcompile.ops.shape.rules import Slice
+
+# Also for the importers, which name it with what they refuse.
+__all__ = ["MIXES", "Blamed", "Context", "as_tensor", "shape_of"]
+
+
+class Blamed(Refusal):
+    """Another operator than the one that is visited is the reason to refuse: one that an operand comes from."""
+
+    def __init__(self) -> None:
+        super().__init__("LIP100", "an operand has no bound")
+
+
+@dataclass(slots=True)
+class Context:
+    """The state of an import.
+
+    items: what each ONNX tensor is. readers: the nodes that read it, once a reading. outputs: of the graph.
+    loss: its name, if one is declared.
+    batch: the declared size of the batch, if it is fixed. absorbed: tensors that an earlier node has computed.
+    parts: which slice of which tensor a value is. views: tensors reshaped for a MaxMin, by tensor and shape.
+    layout: where the tensors that the current node reads have their batch. makers: the node that puts out a
+    tensor.
+    """
+
+    builder: GraphBuilder
+    parameters: Parameters
+    version: int
+    batch: int | None
+    readers: Mapping[str, Sequence[OnnxNode]]
+    makers: Mapping[str, OnnxNode]
+    outputs: frozenset[str]
+    loss: str | None = None
+    items: dict[str, Item] = field(default_factory=dict)
+    absorbed: set[str] = field(default_factory=set)
+    parts: dict[str, tuple[Value, Slice]] = field(default_factory=dict)
+    views: dict[tuple[str, Shape], Value] = field(default_factory=dict)
+    layout: Layout = FIRST
+
+    # Operands
+
+    def item(self, node: OnnxNode, index: int) -> Item | None:
+        """Return an operand, None if it is left out; raises Refusal if nothing supported computes it."""
+        name = node.proto.input[index] if index < len(node.proto.input) else ""
+        if not name:
+            return None
+        if name not in self.items:
+            raise Refusal("LIP110", f"`{name}`, a second output, is not supported", "use the first output only")
+        found = self.items[name]
+        return own(node, found) if isinstance(found, Known) else found
+
+    def tensor(self, node: OnnxNode, index: int = 0) -> Value:
+        """Return an operand that depends on the example; raises Refusal for anything else."""
+        item = self.item(node, index)
+        if isinstance(item, Placed) and item.layout == self.layout:
+            return item.value
+        if isinstance(item, Value | Placed) and self.layout != FIRST:
+            raise Refusal("LIP108", f"{node.op_type} meets tensors whose batch stands at different axes", MIXES)
+        return as_tensor(item, node.op_type)
+
+    def shape(self, node: OnnxNode, index: int = 0) -> Shape:
+        """Return the shape of such an operand, the batch axis left out."""
+        return shape_of(self.tensor(node, index))
+
+    def known(self, node: OnnxNode, index: int, what: str) -> Known | None:
+        """Return a constant operand, None if it is left out; raises Refusal if it depends on the example."""
+        found = self.item(node, index)
+        if found is not None and not isinstance(found, Known):
+            raise Refusal("LIP110", f"{what} of {node.op_type} depends on the example", f"{what} must be constant")
+        return found
+
+    # Axes
+
+    def axis(self, node: OnnxNode, axis: int, rank: int) -> int:
+        """Return the example's axis of an ONNX axis; refuse the batch axis.
+
+        `rank`: of the tensor with an axis for the batch, as if that were an axis of its own.
+        """
+        rank -= self.layout.outer + self.layout.inner
+        if not -rank <= axis < rank:
+            raise Refusal("LIP102", f"axis {axis} does not exist among {rank} axes")
+        if axis % rank == self.layout.place:
+            raise Refusal("LIP108", f"{node.op_type} acts on the batch axis: it mixes examples", MIXES)
+        return self.layout.of_example(axis % rank)
+
+    def is_batch(self, size: int) -> bool:
+        """Whether a size is that of the batch, unknown or declared."""
+        return size == BATCH or (self.batch is not None and size == self.batch)
+
+    def of_one_example(self, known: Known, example: Shape) -> Known:
+        """Return a constant that meets a tensor, without the axis of the batch; refuse one that varies along it.
+
+        The result has at most the axes of the example; a number has an axis of its own where the example has one.
+        """
+        array = known.array
+        from_end = self.layout.rank(example) - self.layout.place
+        if known.batched and self._widens(array.shape, example):
+            message = f"a constant of shape {list(array.shape)}, copied for each example, may meet another axis"
+            raise Refusal("LIP108", message, MIXES)
+        if array.ndim >= from_end:
+            place = array.ndim - from_end
+            if array.shape[place] != 1:
+                message = f"a constant of shape {list(array.shape)} differs from example to example"
+                raise Refusal("LIP108", message, MIXES)
+            parts = self.layout.outer + self.layout.inner
+            array = array.reshape((*array.shape[:place], *(1,) * parts, *array.shape[place + 1 :]))
+        if array.ndim == 0 and example:
+            array = array.reshape(1)
+        if array.ndim > len(example):
+            raise Refusal("LIP102", f"a constant of shape {list(known.array.shape)} does not fit {list(example)}")
+        return replace(known, array=array, batched=False)
+
+    def _widens(self, copied: Shape, example: Shape) -> bool:
+        """Whether an axis of size 1 of a constant, which may be that of the copies, meets another such axis."""
+        sizes = self.layout.sizes(example)
+        pairs = list(zip(reversed(copied), reversed(sizes), strict=False))
+        return len(copied) > len(sizes) or any(own == size == 1 for own, size in pairs)
+
+    def resized(self, axis: int, by: int) -> None:
+        """Note that the result has `by` axes more than the operand, at or behind axis `axis` of the example."""
+        if axis < self.layout.axis:
+            self.layout = replace(self.layout, axis=self.layout.axis + by)
+
+    # Results
+
+    def add(
+        self, node: OnnxNode, op: AnyOp, attributes: Any, operands: Sequence[Value], suffix: str = ""
+    ) -> Value:
+        """Add a node without parameters."""
+        return self.builder.add(op, attributes, operands, name=node.name + suffix)
+
+    def follower(self, node: OnnxNode, op_type: str) -> OnnxNode | None:
+        """Return the only reader of a node's output, if it is an `op_type` and nothing else sees the output."""
+        output = node.outputs[0]
+        readers = self.readers.get(output, ())
+        if len(readers) != 1 or output in self.outputs or readers[0].proto.domain not in OFFICIAL_DOMAINS:
+            return None
+        return readers[0] if readers[0].op_type == op_type else None
+
+    def absorb(self, node: OnnxNode, value: Value) -> None:
+        """Give the output of a later node, which need not be visited again."""
+        self.items[node.outputs[0]] = placed(value, self.layout)
+        self.absorbed.add(node.outputs[0])
+
+
+def own(node: OnnxNode, known: Known) -> Known:
+    """Return a stored tensor as the layer's own, where the file holds it under the name of another layer's.
+
+    Exporters store equal tensors once. Weights that begin as ones or zeros are equal without being tied.
+    """
+    if not is_merged(node, known):
+        return known
+    (source,) = known.sources
+    return replace(known, sources=frozenset([f"{node.layer}.{source.rpartition('.')[2]}"]), reused=False)
+
+
+def is_merged(node: OnnxNode, known: Known) -> bool:
+    """Whether a constant tensor has the name of another layer than the one that reads it."""
+    modules = [module_of(source) for source in known.sources]
+    if not node.layer or len(modules) != 1 or modules[0] is None or known.array.size == 0:
+        return False
+    if f"{modules[0]}.".startswith(f"{node.layer}."):
+        return False
+    return bool((known.array == known.array.flat[0]).all())
+
+
+def as_tensor(item: Item | None, op_type: str) -> Value:
+    """Return the tensor of an item; raises Refusal if it is none."""
+    match item:
+        case Value():
+            return item
+        case Known():
+            raise Refusal("LIP110", f"this operand of {op_type} is constant, not yet supported", "fold constants")
+        case Extreme():
+            raise Refusal(
+                "LIP110",
+                f"{op_type} of a maximum or minimum: supported only as MaxMin, where both are concatenated",
+                "use MaxMin (GroupSort with groups of 2), or relu",
+            )
+        case Unfinished():
+            raise Blamed
+        case Placed():
+            merged = " among others" if item.layout.outer or item.layout.inner else ""
+            message = (
+                f"{op_type} needs the batch axis in front; here it stands at axis {item.layout.place}{merged}"
+            )
+            raise Refusal("LIP108", message, MIXES)
+        case Strided():
+            raise Refusal("LIP110", "slices with steps are not yet supported", "reshape, then slice with step 1")
+        case None:
+            raise Refusal("LIP102", f"an operand of {op_type} is missing")
+
+
+def shape_of(value: Value) -> Shape:
+    """Return the shape of a value that is not poisoned: importers see no others."""
+    assert value.shape is not None
+    return value.shape

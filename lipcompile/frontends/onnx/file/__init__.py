@@ -1,0 +1,1 @@
+"""ONNX files as bytes: limits before protobuf decodes, external data, functions, onnxruntime."""

@@ -1,0 +1,241 @@
+"""The ONNX front end: a file becomes a graph, all that is wrong with it is reported at once."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lipcompile.core.derivation import Source
+from lipcompile.core.diagnostics import Diagnostic, Location, Refusal, Severity, input_error
+from lipcompile.core.graph import Graph, GraphBuilder, LossUse, Value
+from lipcompile.frontends.onnx.context import Blamed, Context, as_tensor, is_merged
+from lipcompile.frontends.onnx.exported import exported
+from lipcompile.frontends.onnx.file import read as file
+from lipcompile.frontends.onnx.file.session import opened
+from lipcompile.frontends.onnx.file.structure import reaching
+from lipcompile.frontends.onnx.inputs import Source as InputSource
+from lipcompile.frontends.onnx.inputs import declare, sources
+from lipcompile.frontends.onnx.naming import named
+from lipcompile.frontends.onnx.node import OnnxNode, describe, module_of
+from lipcompile.frontends.onnx.nodes import FOLDED_ALONE, Visitor
+from lipcompile.frontends.onnx.parameters import Parameters
+from lipcompile.frontends.onnx.sizes import checked
+from lipcompile.frontends.onnx.training import evaluated
+from lipcompile.frontends.onnx.values import Known
+from lipcompile.frontends.options import Loaded, ModelOptions, parse_loss, parse_number
+from lipcompile.numbers import Scalar
+from lipcompile.ops.record import Shape
+
+if TYPE_CHECKING:
+    from onnx import GraphProto, ModelProto
+
+
+def load(path: Path, options: ModelOptions) -> Loaded:
+    """Read an ONNX model; raises InputError if the file is not one (LIP001 to LIP007).
+
+    What it cannot vouch for becomes diagnostics, and the graph is None.
+    """
+    model, digest = file.read(path)
+    source = Source(path.stem, str(path), "onnx", digest)
+    own = exported(model, source.name, options)
+    loaded = imported(model, source, options) if own is None else Loaded(source, own, ())
+    return replace(loaded, original=partial(opened, path, model, options.input_shape))
+
+
+def imported(
+    model: ModelProto, source: Source, options: ModelOptions, frozen: frozenset[str] | None = None
+) -> Loaded:
+    """Import a checked model in memory, whatever it was made from; raises InputError (LIP011).
+
+    `frozen` are the names of stored tensors that are known not to be trained; None if the names say nothing of
+    that, nor of which tensors are one.
+    """
+    if options.bindings:
+        name = next(iter(options.bindings))
+        raise input_error("LIP011", f"--set: there is no parameter `{name}`", "ONNX models declare no parameters")
+    if options.mends is not None:
+        options.mends.prepare(model)
+    builder = GraphBuilder(source.name)
+    at = Location(source.path) if source.format == "onnx" else None
+    graph = _Import(model, options, builder, at, frozen).run()
+    return Loaded(source, graph, tuple(builder.diagnostics))
+
+
+@dataclass(slots=True)
+class _Import:
+    model: ModelProto
+    options: ModelOptions
+    builder: GraphBuilder
+    at: Location | None
+    frozen: frozenset[str] | None
+
+    def run(self) -> Graph | None:
+        """Import every node in order, then the output and the loss."""
+        graph = self.model.graph
+        found = self._sources(graph)
+        output_name = self._output(graph)
+        if found is None or output_name is None:
+            return None
+        nodes = self._nodes()
+        self.builder.diagnostics += evaluated(nodes, self.at)
+        context = self._context(found, nodes)
+        visitor = Visitor(context, self.at, _declared_shapes(graph))
+        for node in nodes:
+            visitor.visit(node)
+        output = self._as_output(visitor, output_name)
+        return self.builder.finish(output, self._loss())
+
+    # The graph's ends
+
+    def _refuse(self, code: str, message: str, help_line: str = "") -> None:
+        self.builder.diagnostics.append(Diagnostic(code, message, help_line, location=self.at))
+
+    def _sources(self, graph: GraphProto) -> list[InputSource] | None:
+        """Return the inputs of the file, None if they are refused."""
+        try:
+            return sources(graph, self.options.input_shape)
+        except Refusal as refusal:
+            self._refuse(refusal.code, refusal.message, refusal.help)
+            return None
+
+    def _output(self, graph: GraphProto) -> str | None:
+        """Return the output; of several, which are refused, the first: there may be more to say."""
+        names = [str(value.name) for value in graph.output]
+        if len(names) != 1:
+            shown = ", ".join(f"`{name}`" for name in names) or "none"
+            message = f"a model needs exactly one output, the logits; this one has {shown}"
+            self._refuse("LIP107", message, "drop the others")
+        return names[0] if names else None
+
+    def _as_output(self, visitor: Visitor, name: str) -> Value:
+        item = visitor.context.items.get(name)
+        try:
+            if item is None:
+                raise Refusal(
+                    "LIP110", f"`{name}`, a second output, is not supported", "use the first output only"
+                )
+            if isinstance(item, Known):
+                raise Refusal("LIP107", f"the output `{name}` does not depend on the input")
+            output = as_tensor(item, "the output")
+            if self.builder.holds_tokens(output):
+                raise Refusal("LIP204", "the output is the tokens themselves", "look them up in an embedding")
+            return output
+        except Blamed:
+            visitor.blame([name])
+            return Value(name, None)
+        except Refusal as refusal:
+            return self.builder.refuse(refusal, name=name, op="output", location=self.at)
+
+    # What the file declares
+
+    def _metadata(self) -> Mapping[str, str]:
+        return {entry.key: entry.value for entry in self.model.metadata_props}
+
+    def _norm(self) -> Scalar | None:
+        declared = self._metadata().get("lipcompile.input_norm")
+        if self.options.input_norm is not None or declared is None:
+            return self.options.input_norm
+        return parse_number(declared, "metadata lipcompile.input_norm")
+
+    def _loss(self) -> LossUse | None:
+        """Return the loss of the options or of the file."""
+        text = self._declared_loss()
+        return None if text is None else replace(parse_loss(text), location=self.at)
+
+    def _declared_loss(self) -> str | None:
+        return self.options.loss if self.options.loss is not None else self._metadata().get("lipcompile.loss")
+
+    # Nodes
+
+    def _nodes(self) -> list[OnnxNode]:
+        """Return the nodes in order, constants first: a look at what follows must find them."""
+        stored = {tensor.name for tensor in self.model.graph.initializer}
+        stored |= {
+            output for proto in self.model.graph.node if proto.op_type == "Identity" for output in proto.output
+        }
+        nodes = named([describe(proto, stored) for proto in reaching(self.model.graph)])
+        if self.frozen is not None:  # nothing was merged: a layer that reads another's weights is tied to it
+            nodes = [replace(node, layer="") for node in nodes]
+        return sorted(nodes, key=lambda node: node.op_type not in FOLDED_ALONE)
+
+    def _context(self, found: Sequence[InputSource], nodes: Sequence[OnnxNode]) -> Context:
+        graph = self.model.graph
+        values = declare(self.builder, found, self._norm(), self.at)
+        if len(found) > 1:
+            self._tell_order(found)
+        readers: defaultdict[str, list[OnnxNode]] = defaultdict(list)
+        for node in nodes:
+            for name in node.proto.input:
+                readers[name].append(node)
+        stored = frozenset(tensor.name for tensor in graph.initializer)
+        context = Context(
+            builder=self.builder,
+            parameters=Parameters(self.builder, self.options, stored, self.frozen),
+            version=file.opset(self.model) or 0,
+            batch=found[0].batch,
+            readers=readers,
+            makers={output: node for node in nodes for output in node.outputs if output},
+            outputs=frozenset(output.name for output in graph.output),
+            loss=(self._declared_loss() or "").partition(":")[0] or None,
+        )
+        context.items |= values
+        self._store_weights(context)
+        return context
+
+    def _tell_order(self, found: Sequence[InputSource]) -> None:
+        parts = ", ".join(f"`{source.name}` {list(source.shape)}" for source in found)
+        message = f"the inputs {parts} are consecutive parts of one input: its norm bounds them together"
+        self.builder.diagnostics.append(Diagnostic("LIP113", message, severity=Severity.NOTE, location=self.at))
+
+    def _store_weights(self, context: Context) -> None:
+        from onnx import numpy_helper
+
+        for tensor in self.model.graph.initializer:
+            try:
+                array = checked(numpy_helper.to_array(tensor))
+            except Exception as error:
+                message = error.message if isinstance(error, Refusal) else "its data are damaged"
+                self._refuse("LIP304", f"the stored tensor `{tensor.name}` cannot be used: {message}")
+                context.items[tensor.name] = Value(tensor.name, None)
+                continue
+            known = Known(array, context.parameters.sources([tensor.name]))
+            separate = self._merged_copies(context, tensor.name, known)
+            reused = len(context.readers[tensor.name]) - separate > 1
+            context.items[tensor.name] = replace(known, reused=reused)
+        if self.model.graph.sparse_initializer:
+            self._refuse("LIP110", "sparse weights are not yet supported", "store them densely")
+
+    def _merged_copies(self, context: Context, name: str, known: Known) -> int:
+        """Give copies of a constant tensor that are named like weights their independence back; count them.
+
+        Exporters store equal tensors once, and copy: biases that start at zero are equal without being tied.
+        """
+        constant = known.array.size > 0 and bool((known.array == known.array.flat[0]).all())
+        copies = [
+            node.outputs[0]
+            for node in context.readers[name]
+            if node.op_type == "Identity" and constant and module_of(node.outputs[0])
+        ]
+        merged = [
+            f"{node.layer}.{name.rpartition('.')[2]}" for node in context.readers[name] if is_merged(node, known)
+        ]
+        for copy in (copy for copy in (*copies, *merged) if copy.endswith((".weight", ".bias"))):
+            message = f"`{copy}` is stored as a copy of `{name}`, of equal entries: taken as a weight of its own"
+            self.builder.diagnostics.append(
+                Diagnostic("LIP309", message, severity=Severity.NOTE, location=self.at)
+            )
+        return len(copies) + len(merged)
+
+
+def _declared_shapes(graph: GraphProto) -> Mapping[str, Shape]:
+    """Return shapes of tensors of one example, where the file tells: used behind a refused node only."""
+    found = {}
+    for value in (*graph.value_info, *graph.output):
+        sizes = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        if sizes and all(size > 0 for size in sizes[1:]):
+            found[value.name] = tuple(sizes[1:])
+    return found

@@ -1,0 +1,173 @@
+"""From nodes to items: each is folded, recognised as the end of a spelling, imported, or refused with a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from lipcompile.core.diagnostics import Location, Refusal
+from lipcompile.core.graph import Value
+from lipcompile.frontends.onnx import reviewed
+from lipcompile.frontends.onnx import shape_after_refusal as guess
+from lipcompile.frontends.onnx.context import Blamed, Context
+from lipcompile.frontends.onnx.file import read as file
+from lipcompile.frontends.onnx.layout import FIRST, Layout, Placed, placed
+from lipcompile.frontends.onnx.mending import mended
+from lipcompile.frontends.onnx.node import OnnxNode, module_of
+from lipcompile.frontends.onnx.operators import CARRIED, IMPORTERS, PARTS, PLACING, refuse_unseen, unsupported
+from lipcompile.frontends.onnx.patterns.patterns import spelled
+from lipcompile.frontends.onnx.values import Item, Known, Unfinished, fold
+from lipcompile.ops.record import Shape
+
+FOLDED_ALONE = ("Constant",)
+# What a part of a spelling is refused for, if it turns out to be none.
+_ALONE = ("LIP100", "LIP110")
+
+
+@dataclass(slots=True)
+class Visitor:
+    """Visits the nodes of a file in order. `shapes`: of one example, where the file tells them."""
+
+    context: Context
+    at: Location | None
+    shapes: Mapping[str, Shape]
+    _blamed: set[tuple[str, ...]] = field(default_factory=set)
+
+    def visit(self, node: OnnxNode) -> None:
+        """Import one node; what is refused keeps its inferred shape, so that the rest can be looked at."""
+        if any(output in self.context.absorbed for output in node.outputs):
+            return
+        found = self.context.builder.diagnostics
+        first = len(found)
+        try:
+            self._store(node, self._import(node))
+        except Blamed:
+            self.blame(node.proto.input)
+            self._poison(node)
+            return
+        except Refusal as refusal:
+            instead = mended(self.context, node, refusal)
+            if instead is None:
+                self._refuse(node, refusal)
+            else:
+                self._store(node, [placed(instead, self.context.layout)])
+        at = self.at or node.traced
+        found[first:] = [replace(d, node=node.label, op=node.shown, location=at) for d in found[first:]]
+
+    def blame(self, names: Iterable[str]) -> None:
+        """Report what these tensors come from that has no bound: it has turned out to be part of no spelling."""
+        waiting, causes = list(names), []
+        while waiting:
+            name = waiting.pop()
+            item, node = self.context.items.get(name), self.context.makers.get(name)
+            if not isinstance(item, Unfinished) or node is None or node.outputs in self._blamed:
+                continue
+            self._blamed.add(node.outputs)
+            causes.append((node, item))
+            waiting += node.proto.input
+        for node, item in reversed(causes):
+            if item.node is node:
+                self._report(node, item.refusal, item.operands)
+            elif node.op_type not in IMPORTERS:
+                self._report(node, unsupported(node.op_type, standard=True), ())
+
+    def _report(self, node: OnnxNode, refusal: Refusal, operands: Sequence[Value]) -> None:
+        at = self.at or node.traced
+        self.context.builder.refuse(refusal, name=node.label, op=node.shown, location=at, inputs=operands)
+
+    def _refuse(self, node: OnnxNode, refusal: Refusal) -> None:
+        """Keep a possible part of a spelling in mind; report anything else."""
+        operands = self._operands(node)
+        tensors = [tensor for item in operands if (tensor := _tensor(item)) is not None]
+        if node.op_type in PARTS and refusal.code in _ALONE and tensors:
+            self._store(node, [Unfinished(node, refusal, tuple(tensors))] * len(node.outputs))
+            return
+        self.context.builder.refuse(refusal, name=node.label, op=node.shown, inputs=tensors)
+        self._poison(node)
+
+    def _poison(self, node: OnnxNode) -> None:
+        known = any(not isinstance(item, Known) for item in self._operands(node))
+        shapes = guess.outputs(node.proto, self.context.items, self.context.version) if known else {}
+        for output in filter(None, node.outputs):
+            shape = shapes.get(output, self.shapes.get(output)) if known else None
+            self.context.items[output] = Value(output, shape)
+
+    def _operands(self, node: OnnxNode) -> list[Item]:
+        return [item for name in node.proto.input if (item := self.context.items.get(name)) is not None]
+
+    def _import(self, node: OnnxNode) -> Sequence[Item | None]:
+        """Return what the outputs of a node are."""
+        if node.proto.domain not in file.OFFICIAL_DOMAINS:
+            message = f"unsupported op {node.op_type} of the domain `{node.proto.domain}`"
+            raise Refusal(
+                "LIP109", message, "only standard ONNX operators are understood: export without extensions"
+            )
+        operands, standard = self._operands(node), file.is_standard(node.op_type, self.context.version)
+        if any(isinstance(item, Value) and item.shape is None for item in operands):
+            refuse_unseen(node, standard=standard)
+            return [Value(output, None) for output in node.outputs]
+        given = [self.context.item(node, index) for index in range(len(node.proto.input))]
+        if all(item is None or isinstance(item, Known) for item in given) and (
+            given or node.op_type in FOLDED_ALONE
+        ):
+            return self._fold(node, [item for item in given if item is None or isinstance(item, Known)])
+        return self._computed(node, operands, standard=standard)
+
+    def _computed(self, node: OnnxNode, operands: Sequence[Item], *, standard: bool) -> Sequence[Item | None]:
+        """Import a node that depends on the example; its results have their batch where its operands have it."""
+        reviewed.check(node.op_type, self.context.version)
+        layouts = {item.layout for item in operands if isinstance(item, Placed)}
+        self.context.layout = layouts.pop() if len(layouts) == 1 and node.op_type in CARRIED else FIRST
+        try:
+            meant = spelled(self.context, node)
+            found = self._by_table(node, operands, standard=standard) if meant is None else meant
+            results = found if isinstance(found, Sequence) else [found]
+            return [_carried(item, self.context.layout) for item in results]
+        finally:
+            self.context.layout = FIRST
+
+    def _by_table(
+        self, node: OnnxNode, operands: Sequence[Item], *, standard: bool
+    ) -> Item | Sequence[Item | None] | None:
+        unfinished = next((item for item in operands if isinstance(item, Unfinished)), None)
+        if unfinished is not None:
+            if node.op_type not in PARTS | PLACING:
+                raise Blamed
+            return [unfinished] * len(node.outputs)
+        if node.op_type not in IMPORTERS:
+            raise unsupported(node.op_type, standard=standard)
+        return IMPORTERS[node.op_type](self.context, node)
+
+    def _fold(self, node: OnnxNode, operands: Sequence[Known | None]) -> Sequence[Item]:
+        """Evaluate a node on constants; its results may be weights as well."""
+        outputs = [name for name in node.outputs if name]
+        results = fold(node.proto, operands, self.context.version)
+        if node.op_type in FOLDED_ALONE or self._is_separate(node):
+            sources = self.context.parameters.sources(outputs)
+            results = [replace(result, sources=sources, moves=(), reused=False) for result in results]
+        again = [len(self.context.readers.get(name, ())) > 1 for name in outputs]
+        return [replace(result, reused=result.reused or more) for result, more in zip(results, again, strict=True)]
+
+    def _is_separate(self, node: OnnxNode) -> bool:
+        """Whether the node copies a constant tensor that another module has as well, by chance."""
+        item = self.context.items.get(node.proto.input[0]) if node.proto.input else None
+        if node.op_type != "Identity" or not isinstance(item, Known) or not module_of(node.outputs[0]):
+            return False
+        return item.array.size > 0 and bool((item.array == item.array.flat[0]).all())
+
+    def _store(self, node: OnnxNode, results: Sequence[Item | None]) -> None:
+        named = [name for name in node.outputs if name]
+        outputs = node.outputs if len(results) == len(node.outputs) else named
+        for output, result in zip(outputs, results, strict=False):
+            if output and result is not None:
+                self.context.items[output] = result
+
+
+def _carried(item: Item | None, layout: Layout) -> Item | None:
+    return placed(item, layout) if isinstance(item, Value) else item
+
+
+def _tensor(item: Item) -> Value | None:
+    if isinstance(item, Placed):
+        return item.value
+    return item if isinstance(item, Value) else None

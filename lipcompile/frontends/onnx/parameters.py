@@ -1,0 +1,296 @@
+"""Stored tensors -> parameters: their constraints, their certified norms, and which of them are one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from fractions import Fraction
+from math import isqrt
+from typing import TYPE_CHECKING, Any
+
+from lipcompile.core.diagnostics import Diagnostic, Refusal, Severity
+from lipcompile.core.graph import GraphBuilder, ParameterChoice, Value
+from lipcompile.core.names import identifier
+from lipcompile.frontends.onnx.node import module_of
+from lipcompile.frontends.onnx.values import KEEP, Known, floats
+from lipcompile.frontends.options import ModelOptions
+from lipcompile.numbers import norms, text
+from lipcompile.numbers.rounding import round_up
+from lipcompile.ops import counting
+from lipcompile.ops.conv.transpose import CONV_TRANSPOSE, adjoint_windows
+from lipcompile.ops.linear.rules import CONV, conv_windows
+from lipcompile.ops.record import AnyOp, Constraint, Shape, Site
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+
+# Ops whose weight is a kernel: windows tell what map it is.
+KERNELS = frozenset((CONV.name, CONV_TRANSPOSE.name))
+
+# A name that people give; exporters end theirs in numbers.
+_GIVEN = re.compile(r"(?!.*(?:^|_)\d+$)[A-Za-z]\w*(?:\.\w+)*", re.ASCII)
+
+Key = tuple[frozenset[str], tuple[Hashable, ...]]
+
+# `keep` leaves room for the projection, which certifies by other means, to find the imported weight inside.
+HEADROOM = 1 + Fraction(1, 2**20)
+# Norms above the bound by less than this are rounding, not news.
+TOLERANCE = 1 + Fraction(1, 10**6)
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A tensor in one role of one node."""
+
+    op: AnyOp
+    attributes: Any
+    example: Shape
+    role: str
+    known: Known
+
+    @property
+    def key(self) -> Key:
+        """What makes two tensors the same parameter."""
+        return self.known.sources, self.known.moves
+
+    @property
+    def shifts(self) -> bool:
+        """Whether the tensor is added or put beside others: a bias, or tokens, in a ball."""
+        return self.op.parameter(self.role).constraints == ("ball",)
+
+
+@dataclass(slots=True)
+class Parameters:
+    """The parameters of a model so far. `stored` are the names of its initializers.
+
+    frozen: the constants that are not trained, where that is known of all; these have no sources.
+    """
+
+    builder: GraphBuilder
+    options: ModelOptions
+    stored: frozenset[str]
+    frozen: frozenset[str] | None = None
+    _owners: dict[str, tuple[Key, str, Array]] = field(default_factory=dict)
+    _cut: dict[str, Hashable] = field(default_factory=dict)
+    _held: set[str] = field(default_factory=set)
+
+    def sources(self, names: Iterable[str]) -> frozenset[str]:
+        """Return those of some constants that may be trained: what makes a weight of what is computed of them."""
+        return frozenset(names) - (self.frozen or frozenset())
+
+    def part(self, known: Known, array: Array, label: str, cut: Hashable, origin: str) -> Known:
+        """Return a part of a constant as a parameter; raises Refusal if the constant has another use as well.
+
+        `cut` tells how the constant is cut: its parts do not overlap, and equal cuts mean equal parts. `origin`
+        names a constant that is computed from no stored tensor.
+        """
+        for source in sorted(known.sources):
+            if source in self._owners or self._cut.setdefault(source, (cut, known.moves)) != (cut, known.moves):
+                raise _used_in_another_way(source, self._owners[source][1] if source in self._owners else "")
+        own = {source: f"{source}[{label}]" for source in known.sources or (origin,)}
+        self.stored |= {name for source, name in own.items() if source in self.stored}
+        if self.frozen is not None and not known.sources:
+            self.frozen |= {*own.values()}
+        return replace(known, array=array, sources=frozenset(own.values()))
+
+    def hold(self, known: Known) -> None:
+        """Note that a constant is used as it is, and not trained; raises Refusal if it is trained elsewhere.
+
+        Single numbers are exempt: exporters store the ones and halves of unrelated formulas once.
+        """
+        if known.array.size < 2:
+            return
+        for source in sorted(known.sources & self._owners.keys()):
+            raise _used_in_another_way(source, self._owners[source][1])
+        self._held |= known.sources
+
+    def add(
+        self,
+        op: AnyOp,
+        attributes: Any,
+        operand: Value,
+        tensors: Sequence[tuple[str, Known]],
+        name: str,
+        *,
+        frozen: bool = False,
+    ) -> Value:
+        """Add a node with parameters; a tensor that another node has already is the same parameter."""
+        name = self._own_name(tensors) or name
+        uses = [Use(op, attributes, operand.shape or (), role, known) for role, known in tensors]
+        choices = {
+            use.role: self._choice(use, name, trainable=not frozen and self._is_trainable(use)) for use in uses
+        }
+        value = self.builder.add(op, attributes, [operand], name=name, parameters=choices)
+        if value.shape is not None:
+            for use in uses:
+                self._register(use, choices[use.role], f"{value.name}.{use.role}")
+        return value
+
+    def _own_name(self, tensors: Sequence[tuple[str, Known]]) -> str:
+        """Return what a stored tensor is called that is no layer's: positions, a class token. Empty for others."""
+        (role, known), *others = tensors
+        source = next(iter(known.sources), "")
+        alone = len(known.sources) == 1 and not others and role != "weight"
+        given = source in self.stored and _GIVEN.fullmatch(source) and not module_of(source)
+        return source if alone and given else ""
+
+    def _is_kept(self, parameter: str) -> bool:
+        """Whether --freeze names a parameter, where clips leave weights unconstrained: it keeps its norm."""
+        clips = self.options.bounds in ("clip", "auto")
+        return clips and any(fnmatchcase(parameter, glob) for glob in self.options.freeze)
+
+    def _choice(self, use: Use, name: str, *, trainable: bool) -> ParameterChoice:
+        if use.known.batched:
+            raise Refusal("LIP108", f"the {use.role} is made of copies for each example", KEEP)
+        array = floats(use.known.array, f"the {use.role}")
+        shared = self._shared(use, array) if trainable else None
+        kept = self._is_kept(f"{identifier(name)}.{use.role}")
+        constraint = self._constraint(use, array, trainable and not kept)
+        return ParameterChoice(constraint, trainable, array, shared)
+
+    def _shared(self, use: Use, array: Array) -> str | None:
+        """Return the parameter that the tensor is already; refuse a tensor that is used in different ways."""
+        import numpy as np
+
+        for source in sorted(use.known.sources & self._owners.keys()):
+            key, owner, other = self._owners[source]
+            if key == use.key and owner.endswith(f".{use.role}") and np.array_equal(array, other):
+                return owner
+            raise _used_in_another_way(source, owner)
+        for source in sorted(use.known.sources & (self._cut.keys() | self._held)):
+            raise _used_in_another_way(source, "")
+        return None
+
+    def _register(self, use: Use, choice: ParameterChoice, parameter: str) -> None:
+        if choice.shared is not None or choice.initial is None or not choice.trainable:
+            return
+        self._owners |= dict.fromkeys(use.known.sources, (use.key, parameter, choice.initial))
+        self._warn(use, choice, parameter)
+
+    def _is_trainable(self, use: Use) -> bool:
+        """A single number written into the graph, and not stored among the weights, is no parameter."""
+        if self.frozen is not None:
+            return bool(use.known.sources - self.frozen)
+        return use.known.array.size > 1 or bool(use.known.sources & self.stored)
+
+    def _constraint(self, use: Use, array: Array, trainable: bool) -> Constraint:
+        wanted = self.options.constraint
+        if use.shifts:
+            return Constraint("ball", self._bias_bound(array, trainable))
+        (first, *_) = use.op.parameter(use.role).constraints
+        if first in ("box", "rows"):
+            keep = (wanted == "keep" or not trainable) and _is_finite(array)
+            return Constraint(first, _roomy(_stored_norm(first, array)) if keep else Fraction(1))
+        if isinstance(wanted, Constraint) and trainable:
+            return wanted
+        measured = _norm(use, array) if wanted == "keep" or not trainable else None
+        if measured is None:
+            return Constraint("spectral", Fraction(1))
+        return Constraint("spectral", _roomy(measured.bound), measured.method)
+
+    def _bias_bound(self, array: Array, trainable: bool) -> Fraction:
+        if trainable and self.options.bias_bound is not None:
+            return self.options.bias_bound
+        if trainable and self.options.constraint != "keep":
+            return Fraction(1)
+        return _roomy(norms.euclidean_norm(array)) if _is_finite(array) else Fraction(1)
+
+    def _warn(self, use: Use, choice: ParameterChoice, parameter: str) -> None:
+        """Say so if the first projection will change what was imported; with clips there is none."""
+        bound = choice.constraint.bound
+        if choice.initial is None or not isinstance(bound, Fraction) or self.options.bounds == "clip":
+            return
+        excess = _excess(use, choice.initial, choice.constraint.kind, bound)
+        if excess:
+            mend = "--constraint keep or a larger --bias-bound" if use.shifts else "--constraint keep"
+            message, help_line = f"`{parameter}` {excess}", f"{mend} keeps the imported values"
+            self.builder.diagnostics.append(Diagnostic("LIP305", message, help_line, Severity.WARNING))
+
+
+def _used_in_another_way(source: str, owner: str) -> Refusal:
+    elsewhere = f"than as `{owner}`" if owner else "than elsewhere"
+    message = f"the stored tensor `{source}` is used here in another way {elsewhere}"
+    return Refusal("LIP308", message, "give each layer a tensor of its own")
+
+
+def _roomy(norm: Fraction) -> Fraction:
+    return round_up(norm * HEADROOM, 7)
+
+
+def _excess(use: Use, array: Array, kind: str, bound: Fraction) -> str:
+    """Return why the tensor is outside its constraint, or the empty string."""
+    stored = norms.euclidean_norm(array)
+    if kind in ("box", "rows"):
+        norm = _stored_norm(kind, array)
+    elif kind in ("frobenius", "ball"):
+        norm = stored
+    elif stored * _gathers(use) <= bound:
+        norm = Fraction(0)
+    else:
+        measured = _norm(use, array)
+        norm = Fraction(0) if measured is None else measured.bound
+    if norm > bound * TOLERANCE:
+        return f"has norm {_shown(norm)}, outside its constraint of {text(bound)}: it will be scaled down"
+    if kind == "orthogonal":
+        groups = use.attributes.groups if use.op.name in KERNELS else 1
+        wanted = (groups * min(array.shape[0] // groups, array[0].size)) ** 0.5
+        if abs(float(stored) - wanted) > 1e-3 * wanted:
+            return "is not orthogonal: its singular values will be moved towards 1"
+    return ""
+
+
+def _gathers(use: Use) -> int:
+    """Return an integer above the factor from the norm of the stored tensor to that of the map."""
+    if use.op.name not in KERNELS:
+        return 1
+    return isqrt(counting.overlap(_windows(use))) + 1
+
+
+def _windows(use: Use) -> tuple[counting.Window, ...]:
+    inputs = (use.example,)
+    site = Site(use.attributes, inputs, use.op.shape(use.attributes, inputs))
+    return conv_windows(site) if use.op is CONV else adjoint_windows(site)
+
+
+def _norm(use: Use, array: Array) -> norms.Measured | None:
+    """Return the certified norm of the weight as the map it is; None where the builder will refuse it."""
+    if not _is_finite(array) or array.size == 0:
+        return None
+    if use.op.name not in KERNELS:
+        return norms.spectral_norm(array) if array.ndim == 2 else None
+    try:
+        use.op.shape(use.attributes, (use.example,))
+    except Refusal:
+        return None
+    if array.shape != use.op.parameter("weight").shape(use.attributes, (use.example,)):
+        return None
+    return norms.convolution_norm(array, _windows(use), use.attributes.groups)
+
+
+def _stored_norm(kind: str, array: Array) -> Fraction:
+    """Return the largest entry, or the largest norm of a row: the last axis."""
+    if kind == "box":
+        return _largest(array)
+    return max((norms.euclidean_norm(row) for row in array.reshape(-1, array.shape[-1])), default=Fraction(0))
+
+
+def _largest(array: Array) -> Fraction:
+    """Return the largest absolute value of finite numbers."""
+    return max((Fraction(abs(float(entry))) for entry in array.reshape(-1)), default=Fraction(0))
+
+
+def _is_finite(array: Array) -> bool:
+    import numpy as np
+
+    return bool(np.isfinite(array).all())
+
+
+def _shown(norm: Fraction) -> str:
+    """Write a norm with a few digits, rounded up."""
+    import math
+
+    return f"{math.ceil(float(norm) * 10**6) / 10**6:.7g}" if norm < 10**9 else f"{float(norm):.3e}"

@@ -1,0 +1,1 @@
+"""Ops that exporters spell in arithmetic, recognised."""

@@ -1,0 +1,332 @@
+"""What recognised spellings become: the graph's node for the bindings of a pattern, None where they do not fit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+from lipcompile.core.diagnostics import Refusal
+from lipcompile.core.graph import Value
+from lipcompile.frontends.onnx.context import Context, shape_of
+from lipcompile.frontends.onnx.file.memory import expect_array
+from lipcompile.frontends.onnx.layout import FIRST, Placed
+from lipcompile.frontends.onnx.node import OnnxNode
+from lipcompile.frontends.onnx.patterns.algebra import HALF, ONE, Found, equal
+from lipcompile.frontends.onnx.values import Known
+from lipcompile.ops.activation.onnx_read import clip_bounds
+from lipcompile.ops.activation.rules import GELU
+from lipcompile.ops.attention.dot_product import DotProduct
+from lipcompile.ops.merge.rules import SUM, Sum
+from lipcompile.ops.normalisation.rules import Center, OverAxes
+from lipcompile.ops.pool.onnx_read import pool_of, reduced_axes
+from lipcompile.ops.record import AnyOp, NoAttributes, Shape
+from lipcompile.ops.reduce.rules import Reduce
+from lipcompile.ops.shape.onnx_read import drop_probability, permute
+from lipcompile.ops.shape.rules import ClipNorm
+from lipcompile.ops.softmax.rules import Softmax
+from lipcompile.ops.table import OP_BY_NAME
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+
+# Op, attributes and the factor in front of the pattern for which it is that op.
+_ELEMENTWISE: Mapping[str, tuple[AnyOp, Any, Fraction]] = {
+    "gelu": (OP_BY_NAME["gelu"], GELU("none"), HALF),
+    "gelu_tanh": (OP_BY_NAME["gelu"], GELU("tanh"), HALF),
+    **{
+        name: (OP_BY_NAME[name], NoAttributes(), ONE)
+        for name in ("silu", "mish", "softsign", "sigmoid", "softplus")
+    },
+    "hard_swish": (OP_BY_NAME["hard_swish"], NoAttributes(), Fraction(1, 6)),
+}
+
+
+# Bindings
+
+
+def _tensor(context: Context, found: Found, key: str) -> Value | None:
+    """Return a bound tensor; the batch of the result stands where it stands in it."""
+    item = context.items.get(str(found[key]))
+    if isinstance(item, Placed):
+        if context.layout not in (FIRST, item.layout):
+            return None
+        context.layout = item.layout
+        return item.value
+    return item if isinstance(item, Value) and item.shape is not None and context.layout == FIRST else None
+
+
+def _number(found: Found, key: str, default: Fraction = ONE) -> Fraction:
+    value = found.get(key, default)
+    assert isinstance(value, Fraction)
+    return value
+
+
+def _node(found: Found, key: str) -> OnnxNode | None:
+    value = found.get(key)
+    return value if isinstance(value, OnnxNode) else None
+
+
+def _times(context: Context, node: OnnxNode, value: Value, factor: Fraction, suffix: str = "_scaled") -> Value:
+    """Multiply by a number, unless it is 1 but for rounding."""
+    if value.shape is None or equal(factor, ONE):
+        return value
+    return context.add(node, SUM, Sum((factor,)), [value], suffix)
+
+
+# Activations
+
+
+def elementwise(name: str) -> Callable[[Context, OnnxNode, Found], Value | None]:
+    """Return the builder of an activation that a pattern with the factor `c` spells."""
+    op, attributes, natural = _ELEMENTWISE[name]
+
+    def build(context: Context, node: OnnxNode, found: Found) -> Value | None:
+        factor, operand = _number(found, "c"), _tensor(context, found, "x")
+        if operand is None or not _is_gate(context, found):
+            return None
+        usual = ONE if "sixths" in found else natural
+        return _times(context, node, context.add(node, op, attributes, [operand]), factor / usual)
+
+    return build
+
+
+def _is_gate(context: Context, found: Found) -> bool:
+    """Whether a bound Clip or HardSigmoid has the constants of the hard swish."""
+    clip, sixths = _node(found, "clip"), _node(found, "sixths")
+    if sixths is not None:
+        slope, middle = sixths.number("alpha", Fraction(1, 5)), sixths.number("beta", HALF)
+        return equal(slope, Fraction(1, 6)) and middle == HALF
+    return clip is None or clip_bounds(context, clip) == (Fraction(0), Fraction(6))
+
+
+def quick_gelu(context: Context, node: OnnxNode, found: Found) -> Value | None:
+    """c·x·σ(a·x) = (c/a)·silu(a·x)."""
+    slope, operand = _number(found, "a"), _tensor(context, found, "x")
+    if operand is None or slope == 0:
+        return None
+    inner = _times(context, node, operand, slope, "_steeper")
+    value = context.add(node, OP_BY_NAME["silu"], NoAttributes(), [inner])
+    return _times(context, node, value, _number(found, "c") / slope)
+
+
+# Norms, softmax and roots of sums
+
+
+def _axes(context: Context, operand: Value, found: Found, *keys: str) -> tuple[int, ...] | None:
+    """Return the axes that all bound reductions keep and agree on."""
+    nodes = [node for key in keys if (node := _node(found, key)) is not None]
+    axes = {reduced_axes(context, node, shape_of(operand)) for node in nodes}
+    kept = all(node.integer("keepdims", 1) for node in nodes)
+    return axes.pop() if kept and len(axes) == 1 else None
+
+
+def _norm(op: str) -> Callable[[Context, OnnxNode, Found], Value | None]:
+    def build(context: Context, node: OnnxNode, found: Found) -> Value | None:
+        operand = _tensor(context, found, "x")
+        axes = None if operand is None else _axes(context, operand, found, "mean", "variance")
+        if operand is None or not axes or not _has_no_ceiling(found):
+            return None
+        limits = [limit if isinstance(limit := found.get(key), Fraction) else None for key in ("floor", "eps")]
+        if not any(limits):
+            return None
+        made = context.add(node, OP_BY_NAME[op], OverAxes(limits[0], limits[1], axes), [operand])
+        return _times(context, node, made, _number(found, "c"))
+
+    return build
+
+
+layer_norm = _norm("layer_norm")
+rms_norm = _norm("rms_norm")
+
+
+def center(context: Context, node: OnnxNode, found: Found) -> Value | None:
+    """x - μ over axes of the example."""
+    operand = _tensor(context, found, "x")
+    axes = None if operand is None else _axes(context, operand, found, "mean")
+    return (
+        None if operand is None or not axes else context.add(node, OP_BY_NAME["center"], Center(axes), [operand])
+    )
+
+
+def _has_no_ceiling(found: Found) -> bool:
+    """Whether a bound Clip, if there is one, has a lower end only."""
+    clipped = _node(found, "clipped")
+    return clipped is None or not any(clipped.proto.input[2:])
+
+
+def clip_norm(context: Context, node: OnnxNode, found: Found) -> Value | None:
+    """c·x/max(r, ‖x‖) = c/r times the projection on the ball of radius r, the norm that of the whole example.
+
+    The norm over n entries along some axes only is √n·ρ: then it is c/√n times the rms norm with the floor r/√n.
+    """
+    operand, radius = _tensor(context, found, "x"), _number(found, "floor")
+    axes = None if operand is None else _axes(context, operand, found, "norm")
+    if operand is None or not axes or radius <= 0 or not _has_no_ceiling(found):
+        return None
+    copies = _node(found, "copies")
+    if copies is not None and _shape_made(context, copies) != shape_of(operand):
+        return None
+    if len(axes) != len(shape_of(operand)):
+        root = Fraction(math.sqrt(_entries(operand, axes)))
+        made = context.add(node, OP_BY_NAME["rms_norm"], OverAxes(radius / root, None, axes), [operand])
+        return _times(context, node, made, _number(found, "c") / root)
+    made = context.add(node, OP_BY_NAME["clip_norm"], ClipNorm(radius), [operand])
+    return _times(context, node, made, _number(found, "c") / radius)
+
+
+def direction(context: Context, node: OnnxNode, found: Found) -> Value | None:
+    """c·x/√(Σx² + ε) = c/√n times the rms norm with ε/n, over n entries."""
+    operand, eps = _tensor(context, found, "x"), _number(found, "eps")
+    axes = None if operand is None else _axes(context, operand, found, "norm")
+    if operand is None or not axes or eps <= 0:
+        return None
+    entries = _entries(operand, axes)
+    made = context.add(node, OP_BY_NAME["rms_norm"], OverAxes(None, eps / entries, axes), [operand])
+    return _times(context, node, made, _number(found, "c") / Fraction(math.sqrt(entries)))
+
+
+def _entries(operand: Value, axes: Sequence[int]) -> int:
+    """Return the number of entries along some axes."""
+    return math.prod(shape_of(operand)[axis] for axis in axes)
+
+
+def _shape_made(context: Context, node: OnnxNode) -> Shape | None:
+    """Return the shape, of one example, of what a node has put out, if that is a tensor."""
+    item = context.items.get(node.outputs[0])
+    value = item.value if isinstance(item, Placed) else item
+    return value.shape if isinstance(value, Value) else None
+
+
+def softmax(context: Context, node: OnnxNode, found: Found) -> Value | None:
+    """c·e^x/Σe^x along one axis, the largest entry subtracted or not."""
+    operand = _tensor(context, found, "x")
+    axes = None if operand is None else _axes(context, operand, found, "sum", "largest")
+    if operand is None or axes is None or len(axes) != 1:
+        return None
+    made = context.add(node, OP_BY_NAME["softmax"], Softmax(axis=axes[0]), [operand])
+    return _times(context, node, made, _number(found, "c"))
+
+
+def pool_of_squares(context: Context, node: OnnxNode, found: Found) -> Value | None:
+    """c·√(k·mean of squares over windows of T entries) = c·√(k/T) times the L2 pool."""
+    pool, operand = _node(found, "pool"), _tensor(context, found, "x")
+    if pool is None or operand is None or context.layout != FIRST:
+        return None
+    window = pool_of(pool, shape_of(operand))
+    padded = any(map(any, window.padding)) or window.ceil_mode
+    if (padded and not pool.integer("count_include_pad", 0)) or window.ceil_mode:
+        return None
+    entries = math.prod(window.kernel)
+    made = context.add(node, OP_BY_NAME["l2_pool"], window, [operand])
+    return _rooted(context, node, made, found, Fraction(1, entries))
+
+
+def scaled_root(context: Context, node: OnnxNode, found: Found) -> Value | None:
+    """c·√(k·Σx²) over axes, or of the mean."""
+    reduction, operand = _node(found, "sum"), _tensor(context, found, "x")
+    if reduction is None or operand is None:
+        return None
+    axes, keep = reduced_axes(context, reduction, shape_of(operand)), bool(reduction.integer("keepdims", 1))
+    if not axes:
+        return None
+    entries = _entries(operand, axes)
+    for axis in reversed(axes) if not keep else ():
+        context.resized(axis, -1)
+    made = context.add(node, OP_BY_NAME["reduce_l2"], Reduce(axes, keep=keep), [operand])
+    share = Fraction(1, entries) if reduction.op_type == "ReduceMean" else ONE
+    return _rooted(context, node, made, found, share)
+
+
+def _rooted(context: Context, node: OnnxNode, made: Value, found: Found, share: Fraction) -> Value | None:
+    """Multiply by c·√(k·share)."""
+    inside = _number(found, "k") * share
+    if inside <= 0:
+        return None
+    factor = _number(found, "c")
+    if not equal(inside, ONE):
+        factor *= Fraction(math.sqrt(inside))
+    return _times(context, node, made, factor)
+
+
+# Attention
+
+
+def attention(context: Context, node: OnnxNode, found: Found) -> Value | None:
+    """softmax(scale·q·kᵀ + mask)·v, the mask a constant: nothing, or what comes later in a sequence."""
+    q, kt, v = (_tensor(context, found, key) for key in ("q", "kt", "v"))
+    weights = _node(found, "softmax")
+    if q is None or kt is None or v is None or weights is None or not _over_keys(context, weights, v):
+        return None
+    if min(len(shape_of(value)) for value in (q, kt, v)) < 2:
+        return None
+    causal = _is_causal(context, found, (*shape_of(q)[:-1], shape_of(kt)[-1]))
+    if causal is None:
+        return None
+    dropout = _node(found, "dropout")
+    dropped = Fraction(0) if dropout is None else drop_probability(context, dropout)
+    attributes = DotProduct(_number(found, "scale"), causal, dropped)
+    return context.add(node, OP_BY_NAME["dot_product_attention"], attributes, [q, _swapped(context, node, kt), v])
+
+
+def _over_keys(context: Context, softmax: OnnxNode, values: Value) -> bool:
+    """Whether the softmax runs over the last axis, and the batch is none of the last two."""
+    rank = context.layout.rank(shape_of(values))
+    axis = softmax.integer("axis", -1 if context.version >= 13 else 1)
+    return axis in (-1, rank - 1) and context.layout.place < rank - 2
+
+
+def _is_causal(context: Context, found: Found, scores: Shape) -> bool | None:
+    """Return whether a row sees only the rows up to itself, False if it sees all, None for any other mask."""
+    import numpy as np
+
+    expect_array(scores)
+    seen = _seen(context, found, scores)
+    if seen is None:
+        return None
+    if bool(seen.all()):
+        return False
+    rows, columns = scores[-2:]
+    return True if rows == columns and bool((seen == np.tri(rows, dtype=bool)).all()) else None
+
+
+def _seen(context: Context, found: Found, scores: Shape) -> Array | None:
+    """Return which scores of an example a mask leaves, None if it does anything else."""
+    import numpy as np
+
+    if "mask" in found:
+        mask = _of_scores(context, found, "mask", scores)
+        seen = mask == 0
+        return seen if bool(((mask < -1e30) | seen).all()) else None
+    if "seen" in found:
+        hidden = _of_scores(context, found, "low", scores) < -1e30
+        return _of_scores(context, found, "seen", scores).astype(bool) if bool(hidden.all()) else None
+    return np.ones(scores, dtype=bool)
+
+
+def _of_scores(context: Context, found: Found, key: str, scores: Shape) -> Array:
+    """Return a constant for each score of an example; raises Refusal where it has more than those."""
+    import numpy as np
+
+    known = context.items[str(found[key])]
+    assert isinstance(known, Known)
+    aligned = context.of_one_example(known, scores).array
+    try:
+        return np.broadcast_to(aligned, scores)
+    except ValueError:
+        raise Refusal("LIP102", f"a mask of shape {list(aligned.shape)} does not fit {list(scores)}") from None
+
+
+def _swapped(context: Context, node: OnnxNode, value: Value) -> Value:
+    """Return the tensor with its last two axes swapped, which undoes a swap that made it."""
+    made = context.builder.made(value)
+    swap = (*range(len(shape_of(value)) - 2), len(shape_of(value)) - 1, len(shape_of(value)) - 2)
+    if made is not None and made.op.name == "transpose" and made.attributes.axes == swap:
+        return Value(made.inputs[0], made.site.inputs[0])
+    if made is not None and made.op is SUM and len(made.inputs) == 1:
+        inner = _swapped(context, node, Value(made.inputs[0], made.site.inputs[0]))
+        return context.add(node, SUM, made.attributes, [inner], "_keys")
+    return permute(context, node, value, swap, "_keys")

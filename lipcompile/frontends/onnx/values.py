@@ -1,0 +1,277 @@
+"""What the tensors of an ONNX file are to the importer: constants, tensors of one example, half a MaxMin.
+
+Shape arithmetic is folded. The batch size is unknown: it stands in a shape as a formal number (`sizes`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+from lipcompile.core.diagnostics import Refusal
+from lipcompile.core.graph import Value
+from lipcompile.frontends.onnx import sizes
+from lipcompile.frontends.onnx.file import memory
+from lipcompile.frontends.onnx.layout import Placed
+from lipcompile.frontends.onnx.node import OnnxNode
+from lipcompile.frontends.onnx.refused import DRAWS, refusal_of
+from lipcompile.frontends.onnx.sizes import BATCH, checked, has_batch
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from onnx import NodeProto
+
+    Array = NDArray[Any]
+
+MOVES = frozenset(
+    ("Identity", "Cast", "Unsqueeze", "Squeeze", "Concat", "Gather", "Slice", "Reshape", "Transpose", "Flatten")
+)
+# Deterministic, and no larger than `memory.expect` says: everything else is refused on constants as well.
+_ARITHMETIC = """
+    Abs Acos Acosh Add And Asin Asinh Atan Atanh BitwiseAnd BitwiseNot BitwiseOr BitwiseXor CastLike Ceil Clip
+    Constant ConstantOfShape Cos Cosh CumSum DequantizeLinear Div Elu Equal Erf Exp Expand EyeLike Floor
+    GatherElements GatherND Greater GreaterOrEqual IsInf IsNaN LeakyRelu Less LessOrEqual Log LogSoftmax MatMul Max
+    Mean Min Mod Mul Neg NonZero Not Or Pad Pow Range Reciprocal ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp
+    ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare Relu Round ScatterElements ScatterND Shape
+    Sigmoid Sign Sin Sinh Size Softmax Softplus Split Sqrt Sub Sum Tan Tanh Tile Trilu Where Xor
+"""
+ARITHMETIC = frozenset(_ARITHMETIC.split())
+# What may be done with a constant that was copied for each example. (A slice that leaves one copy leaves what
+# broadcasts to the same; one that leaves nothing of what stands for all is refused.)
+_OF_COPIES = frozenset(("Identity", "Cast", "Slice", "Transpose", "Unsqueeze"))
+KEEP = "keep the batch axis as it is: use -1"
+OF_BATCH = "write a number of your own in its place: training divides by the expected size of a batch"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Known:
+    """A constant. Two constants of equal `sources` and `moves` are the same tensor.
+
+    sources: the stored tensors it was computed from. moves: how. reused: whether any of it is used elsewhere too.
+    batched: whether one of its axes of size 1 stands for the batch, along which it was copied.
+    """
+
+    array: Array
+    sources: frozenset[str] = frozenset()
+    moves: tuple[Hashable, ...] = ()
+    reused: bool = False
+    batched: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Strided:
+    """Every other entry of an axis: a quarter of a MaxMin, which nothing else can use."""
+
+    source: Value
+    axis: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Extreme:
+    """The maximum or minimum over `axis`, of size 2, of `base`: half of a MaxMin, which its other half completes.
+
+    `made` is an axis of size 1 that the result has in its place, if it has one.
+    """
+
+    largest: bool
+    base: Value
+    axis: int
+    made: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """A tensor that no rule bounds: a part of a spelling of something that has one, or else the reason to refuse.
+
+    node, operands: of the operator that is to blame.
+    """
+
+    node: OnnxNode
+    refusal: Refusal
+    operands: tuple[Value, ...]
+
+
+Item = Known | Value | Placed | Strided | Extreme | Unfinished
+
+
+def integers(known: Known, what: str) -> tuple[int, ...]:
+    """Return the entries of an integer constant, in which `BATCH` may occur."""
+    if known.array.dtype.kind not in "iu":
+        raise Refusal("LIP102", f"{what} must hold integers, not {known.array.dtype}")
+    if known.batched:
+        raise Refusal("LIP108", f"{what} are copies for each example", KEEP)
+    return tuple(int(entry) for entry in known.array.reshape(-1))
+
+
+def scalar(known: Known) -> Fraction:
+    """Return the exact value of a constant of one entry; raises Refusal."""
+    import math
+
+    if known.array.size != 1:
+        raise Refusal("LIP102", f"expected one number, not an array of shape {list(known.array.shape)}")
+    if has_batch(known.array):
+        raise Refusal(
+            "LIP108", "a number is computed from the batch size: it differs from batch to batch", OF_BATCH
+        )
+    value = float(known.array.reshape(-1)[0])
+    if not math.isfinite(value):
+        raise Refusal("LIP304", "a constant is NaN or infinite", "export the model again before training diverged")
+    return Fraction(value)
+
+
+def is_floating(array: Array) -> bool:
+    """Whether an array holds real numbers."""
+    return array.dtype.kind == "f" or array.dtype.name == "bfloat16"
+
+
+def floats(array: Array, what: str) -> Array:
+    """Return a stored tensor in float32 or float64, exactly; raises Refusal for other kinds of numbers."""
+    import numpy as np
+
+    if array.dtype in (np.dtype(np.float32), np.dtype(np.float64)):
+        return array
+    if array.dtype == np.dtype(np.float16) or array.dtype.name == "bfloat16":
+        return array.astype(np.float32)
+    raise Refusal(
+        "LIP110", f"{what} holds numbers of type {array.dtype}, not yet supported", "export it in float32"
+    )
+
+
+def fold(proto: NodeProto, operands: Sequence[Known | None], version: int) -> list[Known]:
+    """Evaluate a node whose operands are constants; raises Refusal where that is not possible."""
+    given = [operand for operand in operands if operand is not None]
+    op_type = proto.op_type
+    if op_type in DRAWS:
+        raise refusal_of(op_type, [], standard=True)
+    if op_type not in MOVES | ARITHMETIC:
+        raise Refusal(
+            "LIP100", f"unsupported op {op_type} on constants", "simplify the file: fold constants while exporting"
+        )
+    if op_type in ("Softmax", "LogSoftmax") and version < 13:
+        message = f"{op_type} on constants, as before operator set 13, is not yet supported"
+        raise Refusal("LIP110", message, "fold constants while exporting")
+    copies = any(operand.batched for operand in given)
+    if copies and op_type not in _OF_COPIES:
+        raise Refusal("LIP108", f"{op_type} computes with copies for each example", KEEP)
+    if any(has_batch(operand.array) for operand in given):
+        return _fold_formal(proto, operands, version)
+    arrays = [checked(array) for array in _evaluate(proto, operands, version)]
+    if copies and not all(array.size for array in arrays):
+        raise Refusal("LIP108", f"{op_type} takes single copies of those for each example", KEEP)
+    return _results(proto, given, arrays)
+
+
+def _fold_formal(proto: NodeProto, operands: Sequence[Known | None], version: int) -> list[Known]:
+    """Evaluate a node of which an operand contains the batch size; raises Refusal where that is not exact."""
+    given = [operand for operand in operands if operand is not None]
+    op_type, arrays = proto.op_type, [operand.array for operand in given]
+    if op_type == "Cast" and not _to_truth(proto):
+        return given
+    if op_type in ("Expand", "ConstantOfShape"):
+        return _copies(proto, given, version)
+    sizes_move = op_type == "Concat" or not any(has_batch(array) for array in arrays[1:])
+    moves = op_type in MOVES - {"Cast"} and sizes_move
+    if not moves and not sizes.allowed(op_type, arrays):
+        raise Refusal("LIP108", f"{op_type} computes with the batch size", KEEP)
+    return _results(proto, given, [sizes.check(array) for array in _evaluate(proto, operands, version)])
+
+
+def _to_truth(proto: NodeProto) -> bool:
+    """Whether a Cast asks which numbers are 0, as a number computed from the batch size may be or not be."""
+    from onnx import TensorProto
+
+    return any(attribute.name == "to" and attribute.i == TensorProto.BOOL for attribute in proto.attribute)
+
+
+def _copies(proto: NodeProto, given: Sequence[Known], version: int) -> list[Known]:
+    """Evaluate a node that copies a constant for each example: one copy stands for all of them."""
+    import numpy as np
+
+    target = given[-1].array
+    own = [size == BATCH for size in target.reshape(-1).tolist()]
+    if sum(own) != 1 or has_batch(np.where(own, 1, target)) or any(has_batch(known.array) for known in given[:-1]):
+        raise Refusal("LIP108", f"{proto.op_type} computes with the batch size", KEEP)
+    single = replace(given[-1], array=np.where(own, 1, target))
+    (array,) = _evaluate(proto, [*given[:-1], single], version)
+    if array.ndim != target.size or array.shape[own.index(True)] != 1:
+        raise Refusal("LIP108", f"{proto.op_type} makes examples that differ", KEEP)
+    return [replace(known, batched=True) for known in _results(proto, given, [checked(array)])]
+
+
+def _results(proto: NodeProto, given: Sequence[Known], arrays: Sequence[Array]) -> list[Known]:
+    given = given[:1] if proto.op_type == "CastLike" else given  # of the second, the kind of numbers counts
+    weights = [operand for operand in given if operand.array.dtype.kind not in "iub"] or given  # no axes, no sizes
+    found = _sources(proto, frozenset[str]().union(*(operand.sources for operand in weights)))
+    reused = any(operand.reused for operand in weights if operand.sources)
+    batched = any(operand.batched for operand in given)
+    moves = _moves(proto, given)
+    return [
+        Known(array, found, (*moves, *_which(index, arrays)), reused, batched)
+        for index, array in enumerate(arrays)
+    ]
+
+
+def _sources(proto: NodeProto, found: frozenset[str]) -> frozenset[str]:
+    """Return what a result is made of: no weight of its shape; two fillings of one shape are two weights."""
+    if proto.op_type in ("Shape", "Size"):
+        return frozenset()
+    return frozenset(proto.output) if proto.op_type == "ConstantOfShape" and found else found
+
+
+def _which(index: int, arrays: Sequence[Array]) -> tuple[Hashable, ...]:
+    return (("output", index),) if len(arrays) > 1 else ()
+
+
+def _moves(proto: NodeProto, operands: Sequence[Known]) -> tuple[Hashable, ...]:
+    """How the result comes from its sources; a transposition undoes itself."""
+    moves = operands[0].moves if operands else ()
+    weights = [operand for operand in operands if operand.sources]
+    if proto.op_type in ("Identity", "Cast"):
+        return moves
+    if proto.op_type == "Transpose" and weights and weights[0].array.ndim == 2 and _swaps(proto):
+        return toggled(weights[0])
+    return (*moves, tuple(proto.output))
+
+
+def _swaps(proto: NodeProto) -> bool:
+    """Whether a transposition of a matrix swaps its axes."""
+    return all(list(attribute.ints) == [1, 0] for attribute in proto.attribute if attribute.name == "perm")
+
+
+def toggled(known: Known) -> tuple[Hashable, ...]:
+    """Return the moves of the transposed matrix."""
+    return known.moves[:-1] if known.moves[-1:] == ("transposed",) else (*known.moves, "transposed")
+
+
+def _evaluate(proto: NodeProto, operands: Sequence[Known | None], version: int) -> list[Array]:
+    """Run the reference implementation of one operator."""
+    import numpy as np
+    from onnx import helper
+    from onnx.reference import ReferenceEvaluator
+
+    feeds = _feeds(proto, operands)
+    memory.expect(proto, list(feeds.values()))
+    inputs = [helper.make_empty_tensor_value_info(name) for name in feeds]
+    outputs = [helper.make_empty_tensor_value_info(name) for name in proto.output if name]
+    graph = helper.make_graph([proto], "constant", inputs, outputs)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", version)])
+    try:
+        with np.errstate(all="ignore"):
+            found: Any = ReferenceEvaluator(model).run(None, feeds)
+    except Exception as error:
+        text = (str(error).splitlines() or [type(error).__name__])[0][:120]
+        raise Refusal("LIP102", f"{proto.op_type} of constants cannot be evaluated: {text}") from None
+    results = [np.asarray(array) for array in found]
+    memory.count(results, feeds)
+    return results
+
+
+def _feeds(proto: NodeProto, operands: Sequence[Known | None]) -> dict[str, Array]:
+    return {
+        name: operand.array
+        for name, operand in zip(proto.input, operands, strict=True)
+        if name and operand is not None
+    }

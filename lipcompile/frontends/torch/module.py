@@ -1,0 +1,202 @@
+"""The torch front end: an nn.Module becomes an ONNX model in memory, and goes the way of every other one."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any
+
+from lipcompile.core.derivation import Source
+from lipcompile.core.diagnostics import Diagnostic, Severity, input_error
+from lipcompile.core.graph import Graph, Node
+from lipcompile.frontends.mends import Mends
+from lipcompile.frontends.onnx import model as onnx_model
+from lipcompile.frontends.onnx.values import OF_BATCH
+from lipcompile.frontends.options import Loaded, ModelOptions
+from lipcompile.frontends.original import OriginalError
+from lipcompile.frontends.torch.find import find
+from lipcompile.frontends.torch.run import ModuleRun, precision
+from lipcompile.frontends.torch.tracing import Example, Untraceable, has_open_batch, retraced, traced, untraceable
+from lipcompile.frontends.torch.translation import digest, line_of, translated
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+    from torch import Tensor
+    from torch.export import ExportedProgram
+    from torch.nn import Module
+
+# What mends a batch normalisation of a module rather than of a file: on the command line, and in Python.
+_BATCH_NORM = "call .eval() on it, which folds it into the layer before; {} replaces it"
+_MOST_LISTED = 4
+_NO_DIGEST = "0" * 64
+
+
+def load(reference: str, options: ModelOptions) -> Loaded:
+    """Import `package.module:factory`, trace it on --input-shape; raises InputError (LIP020 to LIP023)."""
+    if not options.input_shape:
+        message = f"`{reference}` is a torch module: the shape of its examples is not known"
+        raise input_error("LIP023", message, "give it, without the batch: --input-shape 3,32,32")
+    examples = [Example(name, shape) for name, shape in options.input_shape.items()]
+    name = reference.rpartition(":")[2].rpartition(".")[2]
+    loaded = _loaded(find(reference), examples, name, reference, options)
+    shapes = (f"{one.name}{'=' * bool(one.name)}{','.join(map(str, one.shape))}" for one in examples)
+    model = shlex.join([reference, *(word for shape in shapes for word in ("--input-shape", shape))])
+    return _mended(loaded, "`lipcompile fix`", model)
+
+
+def from_example(module: Module, example: Any, options: ModelOptions) -> Loaded:
+    """Trace a module on an example: a tensor [B, …], several of them, or the shape of one example."""
+    from torch.nn import Module
+
+    if not isinstance(module, Module):
+        raise input_error("LIP022", f"an object of type {type(module).__qualname__} is no torch.nn.Module")
+    kind = type(module)
+    loaded = _loaded(module, _examples(example), kind.__name__, f"{kind.__module__}.{kind.__qualname__}", options)
+    return _mended(loaded, 'batch_norm="group_norm"', "")
+
+
+def _examples(example: Any) -> list[Example]:
+    from torch import Tensor
+
+    if isinstance(example, Tensor):
+        return [_like("", example)]
+    if isinstance(example, Mapping) and all(isinstance(one, Tensor) for one in example.values()):
+        return [_like(str(name), one) for name, one in example.items()]
+    if isinstance(example, Sequence) and example:
+        if all(isinstance(one, Tensor) for one in example):
+            return [_like("", one) for one in example]
+        if all(isinstance(size, int) and size > 0 for size in example):
+            return [Example("", tuple(example))]
+    mend = "give a tensor [batch, …], a tuple of tensors, or the shape of one example, such as (3, 32, 32)"
+    raise input_error("LIP023", "the example is neither a batch of examples nor a shape", mend)
+
+
+def _like(name: str, tensor: Tensor) -> Example:
+    if tensor.dim() == 0:
+        raise input_error("LIP023", "an example has no batch axis: it is one number", "give a tensor [batch, …]")
+    return Example(name, tuple(tensor.shape[1:]), tensor.dtype)
+
+
+def _loaded(module: Module, examples: Sequence[Example], name: str, path: str, options: ModelOptions) -> Loaded:
+    if options.clips_all:  # then no weight is held against a constraint, which takes a while
+        options = replace(options, bounds="clip")
+
+    def imported(program: ExportedProgram, mends: Mends | None) -> tuple[Loaded, ModelProto]:
+        model = translated(program)
+        source = Source(name, path, "torch", digest(model))
+        own = replace(options, input_shape={}, mends=mends)
+        return onnx_model.imported(model, source, own, _frozen(module, model)), model
+
+    try:
+        program, taken = traced(module, examples)
+        is_open = has_open_batch(program)
+        loaded, model = imported(program, options.mends)
+        if loaded.graph is not None and not is_open:
+            again = options.mends and replace(options.mends, made=[])  # what is mended is told once
+            _refuse_numbers_of_batch(loaded.graph, imported(retraced(module, taken), again)[0].graph, program)
+    except Untraceable as refused:
+        return Loaded(Source(name, path, "torch", _NO_DIGEST), None, (refused.diagnostic,))
+    return replace(
+        loaded,
+        diagnostics=(*loaded.diagnostics, *_parametrised(module), *_left_out(module, model), *_rounded(module)),
+        original=partial(_original, module, taken, model),
+    )
+
+
+def _refuse_numbers_of_batch(one: Graph, other: Graph | None, program: ExportedProgram) -> None:
+    """Raise Untraceable if a module that was traced with batches of two fixed sizes gave two graphs.
+
+    Shapes are those of one example in both, so it is a number that differs. program: of the first.
+    """
+    again = () if other is None else other.nodes
+    pairs = zip_longest(one.nodes, again[: len(one.nodes)])
+    node = next(
+        (node for node, twin in pairs if node != twin or _weights(one, node) != _weights(other, twin)), None
+    )
+    if node is not None or len(again) > len(one.nodes):
+        message = "a number is computed from the batch size: it differs from batch to batch"
+        raise untraceable("LIP108", message, OF_BATCH, line_of(program, node.name) if node else None)
+
+
+def _weights(graph: Graph | None, node: Node | None) -> list[bytes | None]:
+    """Return the stored values of a node's parameters."""
+    if graph is None or node is None:
+        return []
+    stored = (graph.parameters[name].initial for name in node.parameters.values())
+    return [None if array is None else array.tobytes() for array in stored]
+
+
+def _parametrised(module: Module) -> Iterator[Diagnostic]:
+    """Yield a warning for each weight that is made of other parameters, as by weight or spectral normalisation."""
+    for name, part in module.named_modules():
+        made = {weight: chain[0] for weight, chain in getattr(part, "parametrizations", {}).items()}
+        hooks = part._forward_pre_hooks.values()
+        made |= {hook.name: hook for hook in hooks if type(hook).__name__ in ("WeightNorm", "SpectralNorm")}
+        for weight, how in made.items():
+            yield Diagnostic(
+                "LIP122",
+                f"`{name}{'.' * bool(name)}{weight}` is trained as it is, and not by its parametrisation "
+                f"{type(how).__name__.lstrip('_')}",
+                "remove the parametrisation, which keeps the weight, if that is meant",
+                Severity.WARNING,
+                node=name or None,
+            )
+
+
+def _left_out(module: Module, model: ModelProto) -> Iterator[Diagnostic]:
+    """Yield a warning of parameters that the module trains, and that its output does not depend on."""
+    read = {tensor.name for tensor in model.graph.initializer}
+    named = list(module.named_parameters(remove_duplicate=False))
+    used = {id(parameter) for name, parameter in named if name in read}
+    unused = [name for name, parameter in named if parameter.requires_grad and id(parameter) not in used]
+    if unused:
+        message = f"the output does not depend on {_listed(unused)}: left out"
+        yield Diagnostic("LIP123", message, "use what is left out in `forward`, or delete it", Severity.WARNING)
+
+
+def _rounded(module: Module) -> Iterator[Diagnostic]:
+    """Yield a warning of parameters that are not in float32, which the module that is emitted has."""
+    kinds = {name: str(parameter.dtype).removeprefix("torch.") for name, parameter in module.named_parameters()}
+    other = [name for name, kind in kinds.items() if kind != "float32"]
+    if other:
+        kind = kinds[other[0]]
+        message = f"the emitted module computes in float32, but {kind} is the kind of numbers of {_listed(other)}"
+        mend = f"call .to(torch.{kind}) on the emitted module for {kind}, or .float() on yours for float32"
+        yield Diagnostic("LIP124", message, mend, Severity.WARNING)
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(f"`{name}`" for name in names[:_MOST_LISTED])
+    more = f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
+    return f"{shown}{more}"
+
+
+def _original(module: Module, examples: Sequence[Example], model: ModelProto) -> ModuleRun:
+    from lipcompile.frontends.onnx.inputs import sources
+
+    inputs = sources(model.graph, {})
+    if any(one.name and one.name != source.name for one, source in zip(examples, inputs, strict=True)):
+        raise OriginalError("torch.export has another order of the inputs than --input-shape")
+    return ModuleRun(module, examples, inputs[0].batch, precision(module))
+
+
+def _frozen(module: Module, model: ModelProto) -> frozenset[str]:
+    """Return the names of all constants but those that the module trains: buffers, and what the exporter made."""
+    parameters = module.named_parameters(remove_duplicate=False)
+    trained = {name for name, parameter in parameters if parameter.requires_grad}
+    made = {name for node in model.graph.node if node.op_type == "Constant" for name in node.output}
+    return frozenset({tensor.name for tensor in model.graph.initializer} | made) - trained
+
+
+def _mended(loaded: Loaded, mend: str, model: str) -> Loaded:
+    """Return what was loaded, with the mends of a module; model: how a command line names it."""
+    return replace(
+        loaded,
+        diagnostics=tuple(
+            replace(found, model=model, help=_BATCH_NORM.format(mend) if found.code == "LIP101" else found.help)
+            for found in loaded.diagnostics
+        ),
+    )

@@ -1,0 +1,225 @@
+"""nn.Module -> ExportedProgram: torch.export traces a module on tensors without numbers; nothing is computed."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import count, islice, product
+from typing import TYPE_CHECKING, Any
+
+from lipcompile.core.diagnostics import Diagnostic, InputError, Location, input_error
+from lipcompile.frontends.silence import silence
+from lipcompile.frontends.torch.places import place_of, summary
+from lipcompile.ops.record import Shape
+
+if TYPE_CHECKING:
+    from torch import Tensor, dtype
+    from torch.export import ExportedProgram
+    from torch.nn import Module
+
+# Exceptions of torch.export, by the names of their classes: the trace would depend on the numbers in the input.
+_DATA_DEPENDENT = frozenset(
+    (
+        "GuardOnDataDependentSymNode",
+        "DataDependentOutputException",
+        "DynamicOutputShapeException",
+        "DYNAMIC_CONTROL_FLOW",
+    )
+)
+# Whether each input is real numbers or tokens is tried for so many inputs.
+_MOST_UNSAID = 3
+# torch.export takes every open size to be at least 2.
+_LEAST_OPEN = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One input: its name, empty if it is the only one, the shape of one example, and its kind of numbers.
+
+    kind: None means real numbers, or tokens if the module takes nothing else.
+    """
+
+    name: str
+    shape: Shape
+    kind: dtype | None = None
+
+
+class Untraceable(Exception):  # noqa: N818
+    """The module cannot be written as a graph; `diagnostic` says why."""
+
+    def __init__(self, diagnostic: Diagnostic) -> None:
+        super().__init__(diagnostic.message)
+        self.diagnostic = diagnostic
+
+
+def traced(module: Module, examples: Sequence[Example]) -> tuple[ExportedProgram, tuple[Example, ...]]:
+    """Trace a module as it is, in training mode or not; also return which kind of numbers it takes.
+
+    Raises Untraceable if it has no graph; InputError (LIP023) if it does not take such examples.
+    """
+    try:
+        return _program(module, examples), tuple(examples)
+    except InputError:
+        tokens = _as_tokens(module, examples)
+        return _program(module, tokens), tokens
+
+
+def has_open_batch(program: ExportedProgram) -> bool:
+    """Whether a program was traced for a batch of any size; raises Untraceable if what it does depends on that."""
+    ranges = program.range_constraints.values()
+    if any(found.lower > _LEAST_OPEN or found.upper < sys.maxsize for found in ranges):
+        message = "which operations are done depends on the batch size: they differ from batch to batch"
+        raise untraceable("LIP108", message, "do the same for batches of all sizes", None)
+    return bool(ranges)
+
+
+def retraced(module: Module, examples: Sequence[Example]) -> ExportedProgram:
+    """Trace a module once more that takes a fixed size of the batch only, with another one; raises Untraceable."""
+    try:
+        return _exported(module, examples, is_open=False, attempt=1)
+    except Exception as error:
+        raise _explained(module, examples, error) from None
+
+
+def _as_tokens(module: Module, examples: Sequence[Example]) -> tuple[Example, ...]:
+    """Return the examples with whole numbers where nothing is said and the module takes nothing else."""
+    import torch
+
+    choices = [(one,) if one.kind else (one, replace(one, kind=torch.int64)) for one in examples[:_MOST_UNSAID]]
+    for chosen in product(*choices):
+        taken = (*chosen, *examples[_MOST_UNSAID:])
+        if _failure(module, taken) is None:
+            return taken
+    return tuple(examples)
+
+
+# Examples
+
+
+def batch(module: Module, examples: Sequence[Example], size: int) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    """Return a batch of zeros, by position and by name, where the module's parameters are."""
+    import torch
+
+    device = next((parameter.device for parameter in module.parameters()), None)
+    made = [
+        (example.name, torch.zeros(size, *example.shape, dtype=example.kind or real(module), device=device))
+        for example in examples
+    ]
+    return tuple(one for name, one in made if not name), {name: one for name, one in made if name}
+
+
+def real(module: Module) -> dtype:
+    """Return the kind of numbers that a module computes with."""
+    import torch
+
+    kinds = (parameter.dtype for parameter in module.parameters() if parameter.is_floating_point())
+    return next(kinds, torch.float32)
+
+
+def _batch_sizes(module: Module, examples: Sequence[Example]) -> Iterator[int]:
+    """Yield primes that are no other size around: a fixed batch must not be mistaken for something else."""
+    sizes = {size for example in examples for size in example.shape}
+    sizes |= {size for parameter in module.parameters() for size in parameter.shape}
+    return (n for n in count(3) if n not in sizes and all(n % d for d in range(2, n)))
+
+
+# Tracing
+
+
+def _program(module: Module, examples: Sequence[Example]) -> ExportedProgram:
+    """Trace with an open size of the batch, or with a fixed one where the code does not allow that."""
+    from torch._dynamo.exc import UserError
+
+    try:
+        return _exported(module, examples, is_open=True)
+    except UserError:  # the size became a constant on the way
+        pass
+    except Exception as error:
+        raise _explained(module, examples, error) from None
+    try:
+        return _exported(module, examples, is_open=False)
+    except Exception as error:
+        raise _explained(module, examples, error) from None
+
+
+def _exported(module: Module, examples: Sequence[Example], *, is_open: bool, attempt: int = 0) -> ExportedProgram:
+    from torch.export import Dim, export
+
+    size = next(islice(_batch_sizes(module, examples), attempt, None))
+    args, kwargs = batch(module, examples, size)
+    axis = {0: Dim.DYNAMIC}
+    open_axes = (tuple(axis for _ in args), dict.fromkeys(kwargs, axis)) if is_open else None
+    with silence(), _out_of_place(module):
+        return export(module, args, kwargs, dynamic_shapes=_by_name(module, open_axes), strict=False)
+
+
+@contextmanager
+def _out_of_place(module: Module) -> Iterator[None]:
+    """Let dropout write to new memory meanwhile: in place it is traced as its parts, not as dropout."""
+    from torch.nn.modules.dropout import _DropoutNd
+
+    changed = [part for part in module.modules() if isinstance(part, _DropoutNd) and part.inplace]
+    try:
+        for part in changed:
+            part.inplace = False
+        yield
+    finally:
+        for part in changed:
+            part.inplace = True
+
+
+def _by_name(module: Module, axes: tuple[tuple[Any, ...], dict[str, Any]] | None) -> Any:
+    """Return what torch.export wants: a tuple, or a mapping where an argument is given by name."""
+    if axes is None or not axes[1]:
+        return axes and axes[0]
+    names = inspect.signature(module.forward).parameters
+    return {**dict(zip(names, axes[0], strict=False)), **axes[1]}
+
+
+def _explained(module: Module, examples: Sequence[Example], error: Exception) -> Exception:
+    """Return why a module cannot be traced: its control flow, the examples, or torch."""
+    names = {cls.__name__ for cls in type(error).__mro__}
+    names.add(getattr(getattr(error, "error_type", None), "name", ""))
+    if names & _DATA_DEPENDENT:
+        message = "which operations are done depends on the numbers in the input: this is no fixed graph"
+        mend = "compute both cases and choose by a product or torch.where, or leave the branch out"
+        return untraceable("LIP120", message, mend, place_of(error))
+    failure = _failure(module, examples)
+    if failure is not None:
+        shown = ", ".join(f"{one.name or 'x'}[{', '.join(map(str, ('B', *one.shape)))}]" for one in examples)
+        message = f"the module fails on examples {shown}: {summary(failure)}"
+        return input_error("LIP023", message, _shapes(module, len(examples)), place_of(failure))
+    message = f"torch.export cannot trace the module: {summary(error)}"
+    return untraceable("LIP121", message, "write this line with operations of torch only", place_of(error))
+
+
+def _shapes(module: Module, given: int) -> str:
+    """Return how to give the shapes of all inputs that the module needs."""
+    arguments = inspect.signature(module.forward).parameters.values()
+    needed = [one.name for one in arguments if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD]
+    if len(needed) <= max(given, 1):
+        return "give the shape of one example, without the batch: --input-shape 3,32,32"
+    return f"give the shape of each: {' '.join(f'--input-shape {name}=3,32,32' for name in needed)}"
+
+
+def untraceable(code: str, message: str, mend: str, location: Location | None) -> Untraceable:
+    """Make an `Untraceable` of one diagnostic."""
+    return Untraceable(Diagnostic(code, message, mend, location=location))
+
+
+def _failure(module: Module, examples: Sequence[Example]) -> Exception | None:
+    """Run a copy of the module; return how it fails, None if it works."""
+    import torch
+
+    try:
+        twin = copy.deepcopy(module)
+        args, kwargs = batch(module, examples, 3)
+        with silence(), torch.no_grad():
+            twin(*args, **kwargs)
+    except Exception as error:
+        return error
+    return None

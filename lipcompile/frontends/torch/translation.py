@@ -1,0 +1,158 @@
+"""ExportedProgram -> ONNX model in memory, with every weight under the name that the module has for it."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING, Any
+
+from lipcompile.core.diagnostics import Diagnostic, Location
+from lipcompile.frontends.onnx.node import scope_of, traced_line
+from lipcompile.frontends.silence import silence
+from lipcompile.frontends.torch import pooling
+from lipcompile.frontends.torch.places import summary
+from lipcompile.frontends.torch.tracing import Untraceable, untraceable
+from lipcompile.ops.recurrent import torch_read as rnn
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+    from torch.export import ExportedProgram
+    from torch.fx import Node
+
+_OPERATOR = re.compile(r"OpOverload\(op='([\w.]+)'")
+_LARGEST_FOLDED = 2**24
+# Batch normalisations of torch, by the position of the argument that says whether statistics are the batch's own.
+_TRAINING = {"aten.batch_norm.default": 5, "aten.cudnn_batch_norm.default": 5, "aten.native_batch_norm.default": 5}
+
+
+def translated(program: ExportedProgram) -> ModelProto:
+    """Return the ONNX model. Equal weights stay apart, and keep their names: torch's own optimiser joins them.
+
+    Raises Untraceable.
+    """
+    import torch
+    from onnxscript import optimizer
+
+    for node in filter(rnn.projects, program.graph.nodes):
+        message = "an LSTM whose states are projected is not yet supported"
+        at = traced_line(str(node.meta.get("stack_trace")))
+        raise untraceable("LIP110", message, "leave proj_size out", at)
+    named = program.state_dict.keys()
+    table = dict(rnn.translations())
+    if any(map(pooling.is_uneven, program.graph.nodes)):
+        table |= pooling.translations()
+    try:
+        with silence():
+            made = torch.onnx.export(
+                program,
+                dynamo=True,
+                optimize=False,
+                verbose=False,
+                custom_translation_table=table,
+            )
+            assert made is not None
+            optimizer.fold_constants(
+                made.model,
+                onnx_shape_inference=True,
+                input_size_limit=_LARGEST_FOLDED,
+                output_size_limit=_LARGEST_FOLDED,
+                should_fold=lambda node: None if named.isdisjoint(_names(node)) else False,
+            )
+            optimizer.remove_unused_nodes(made.model)
+            model: ModelProto = made.model_proto
+    except Exception as error:
+        raise _untranslated(program, error) from None
+    _drop_made_biases(model, named)
+    _restore_training(model, program)
+    return model
+
+
+def _names(node: Any) -> Iterator[str]:
+    return (value.name for value in node.inputs if value is not None)
+
+
+def _drop_made_biases(model: ModelProto, named: Collection[str]) -> None:
+    """Take away the zeros that the exporter adds to a convolution without a bias: they are no weight."""
+    from onnx import numpy_helper
+
+    made = {tensor.name: tensor for tensor in model.graph.initializer if tensor.name not in named}
+    for node in model.graph.node:
+        has_bias = node.op_type in ("Conv", "ConvTranspose") and len(node.input) > 2
+        bias = made.get(node.input[2]) if has_bias else None
+        if bias is not None and not numpy_helper.to_array(bias).any():
+            del node.input[2:]
+
+
+def _restore_training(model: ModelProto, program: ExportedProgram) -> None:
+    """Let batch normalisations say again that they are in training mode, which torch.onnx forgets.
+
+    Raises Untraceable where one cannot be found again.
+    """
+    from onnx import helper
+
+    trained = [_module_of(node) for node in program.graph.nodes if _normalises_batch(node)]
+    nodes = [node for node in model.graph.node if node.op_type == "BatchNormalization"]
+    changed = [node for node in nodes if scope_of(node).module in trained]
+    for node in changed:
+        kept = [attribute for attribute in node.attribute if attribute.name != "training_mode"]
+        del node.attribute[:]
+        node.attribute.extend([*kept, helper.make_attribute("training_mode", 1)])
+    if len(changed) < len(trained):
+        message = "batch normalisation in training mode couples the examples of a batch"
+        raise untraceable("LIP101", message, "", None)
+
+
+def _normalises_batch(node: Node) -> bool:
+    place = _TRAINING.get(str(node.target))
+    return place is not None and (len(node.args) <= place or node.args[place] is not False)
+
+
+def _module_of(node: Node) -> str:
+    """Return the qualified name of the module that a traced operation stands in."""
+    stack = list(node.meta.get("nn_module_stack", {}).values())
+    return str(stack[-1][0]) if stack else ""
+
+
+def line_of(program: ExportedProgram, name: str) -> Location | None:
+    """Return the line of the user's code that a traced operation comes from, if it is known."""
+    stacks = (str(node.meta.get("stack_trace")) for node in program.graph.nodes if node.name == name)
+    return next(map(traced_line, stacks), None)
+
+
+def _untranslated(program: ExportedProgram, error: Exception) -> Untraceable:
+    """Name the operation that has no ONNX operators, if torch does."""
+    told = list(_chain(error))
+    found = next((match for one in told if (match := _OPERATOR.search(str(one)))), None)
+    if found is None:
+        message = f"torch.onnx cannot translate the module: {summary(told[-1])}"
+        return untraceable("LIP121", message, "leave the operation out, or write it with others", None)
+    name = found[1]
+    stacks = [str(node.meta.get("stack_trace")) for node in program.graph.nodes if _is_call(node.target, name)]
+    message = f"unsupported op {name}: ONNX has no operator for it"
+    at = traced_line(stacks[0]) if stacks else None
+    return Untraceable(Diagnostic("LIP100", message, "replace it, or leave it out", op=name, location=at))
+
+
+def _is_call(target: Any, operation: str) -> bool:
+    return f"{target}.".startswith(f"{operation}.")
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an exception and its causes."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def digest(model: ModelProto) -> str:
+    """Return a sha256 of what a model computes: of its nodes and tensors, not of where its code lies."""
+    found = hashlib.sha256()
+    for node in model.graph.node:
+        bare = type(node)()
+        bare.CopyFrom(node)
+        del bare.metadata_props[:]
+        found.update(bare.SerializeToString(deterministic=True))
+    for tensor in model.graph.initializer:
+        found.update(tensor.SerializeToString(deterministic=True))
+    return found.hexdigest()

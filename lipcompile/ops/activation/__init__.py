@@ -1,0 +1,1 @@
+"""Activations without parameters."""

@@ -1,0 +1,93 @@
+"""Activations and sorting."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lipcompile.core.graph import Node
+from lipcompile.emitters.onnx.writer import Emit, Writer, axis_of, float32
+from lipcompile.ops.record import Shape
+
+
+def plain(op_type: str, **attributes: Any) -> Emit:
+    """Return the emitter of an operator of one operand."""
+    return lambda writer, node, x: writer.op(op_type, x[0], **attributes)
+
+
+def numbered(op_type: str, **names: str) -> Emit:
+    """Return the emitter of an operator whose attributes are numbers of the node's, by name."""
+
+    def emit(writer: Writer, node: Node, x: Sequence[str]) -> str:
+        values = {name: float(float32(getattr(node.attributes, own))) for name, own in names.items()}
+        return writer.op(op_type, x[0], **values)
+
+    return emit
+
+
+def _silu(writer: Writer, node: Node, x: Sequence[str]) -> str:
+    return writer.op("Mul", x[0], writer.op("Sigmoid", x[0]))
+
+
+def _gelu(writer: Writer, node: Node, x: Sequence[str]) -> str:
+    return writer.op("Gelu", x[0], approximate=node.attributes.approximate)
+
+
+def _clip(writer: Writer, node: Node, x: Sequence[str]) -> str:
+    return writer.op("Clip", x[0], writer.number(node.attributes.low), writer.number(node.attributes.high))
+
+
+# Sorting
+
+
+def grouped(shape: Shape, axis: int, size: int) -> Shape:
+    """Return the shape of an example in which an axis is split into groups; `axis` counts the batch."""
+    return (*shape[: axis - 1], shape[axis - 1] // size, size, *shape[axis:])
+
+
+def _group_sort(writer: Writer, node: Node, x: Sequence[str]) -> str:
+    """Sort pairs by their extremes, larger groups by TopK."""
+    size, axis, shape = node.attributes.size, axis_of(node), node.shape
+    if size == 1:
+        return writer.op("Identity", x[0])
+    groups = writer.reshape(x[0], grouped(shape, axis, size))
+    if size > 2:
+        return writer.reshape(_sorted(writer, groups, axis + 1, size), shape)
+    ends = [writer.reduce(op_type, groups, (axis,), keep=True) for op_type in ("ReduceMin", "ReduceMax")]
+    return writer.reshape(writer.op("Concat", *ends, axis=axis + 1), shape)
+
+
+def _full_sort(writer: Writer, node: Node, x: Sequence[str]) -> str:
+    axis = axis_of(node)
+    return writer.op("Identity", _sorted(writer, x[0], axis, node.shape[axis - 1]))
+
+
+def _sorted(writer: Writer, x: str, axis: int, size: int) -> str:
+    """Sort an axis, smallest first."""
+    values = writer.op("TopK", x, writer.integers(size), axis=axis, largest=0, sorted=1)
+    writer.nodes[-1].output.append(f"{values}.places")
+    return values
+
+
+EMITTERS: Mapping[str, Emit] = {
+    "relu": plain("Relu"),
+    "leaky_relu": numbered("LeakyRelu", alpha="slope"),
+    "tanh": plain("Tanh"),
+    "sigmoid": plain("Sigmoid"),
+    "softplus": plain("Softplus"),
+    "abs": plain("Abs"),
+    "elu": numbered("Elu", alpha="alpha"),
+    "celu": numbered("Celu", alpha="alpha"),
+    "selu": plain("Selu"),
+    "gelu": _gelu,
+    "silu": _silu,
+    "mish": plain("Mish"),
+    "hard_swish": plain("HardSwish"),
+    "hard_sigmoid": numbered("HardSigmoid", alpha="slope", beta="offset"),
+    "softsign": plain("Softsign"),
+    "hardtanh": _clip,
+    "sign": plain("Sign"),
+    "hard_shrink": numbered("Shrink", lambd="threshold"),
+    "groupsort": _group_sort,
+    "fullsort": _full_sort,
+}

@@ -1,0 +1,1 @@
+"""Attention and products of two examples' tensors."""

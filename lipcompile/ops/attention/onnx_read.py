@@ -1,0 +1,108 @@
+"""The importer of Attention, and what decomposed attention is brought to: softmax(scale·q·kᵀ)·v for each head."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from lipcompile.core.diagnostics import Refusal
+from lipcompile.core.graph import Value
+from lipcompile.frontends.onnx.context import Context, shape_of
+from lipcompile.frontends.onnx.node import OnnxNode
+from lipcompile.ops.attention.dot_product import DOT_PRODUCT, DotProduct
+from lipcompile.ops.resample.rules import Expand
+from lipcompile.ops.shape.onnx_read import permute, reshape_to
+from lipcompile.ops.table import OP_BY_NAME
+
+# Operands behind queries, keys and values, none of which a rule covers.
+_EXTRA = ("a mask", "keys of earlier calls", "values of earlier calls", "lengths of padded sequences")
+_EARLIER = ("keys", "values", "scores")  # outputs behind the first
+# Attributes whose other values have no rule, with the value that changes nothing.
+_NEUTRAL = {"softcap": 0, "left_window_size": -1, "right_window_size": -1}
+
+
+def attend(
+    context: Context,
+    node: OnnxNode,
+    q: Value,
+    k: Value,
+    v: Value,
+    scale: Fraction | None,
+    causal: bool,
+    suffix: str = "",
+) -> Value:
+    """Add softmax(scale·q·kᵀ)·v of [*heads, n, d], [*heads, k, d] and [*heads, k, e]; no scale is 1/√d.
+
+    The axes are those of one example. Shapes that do not fit each other are refused, as everywhere, by the op.
+    """
+    return context.add(node, DOT_PRODUCT, DotProduct(scale, causal), [q, k, v], suffix)
+
+
+def attention(context: Context, node: OnnxNode) -> Value:
+    """Attention of heads [H, n, d], or of tokens [n, H·d] that `q_num_heads` and `kv_num_heads` cut."""
+    _refuse_extras(context, node)
+    operands = [context.tensor(node, index) for index in range(3)]
+    ranks = {len(shape_of(operand)) for operand in operands}
+    if len(ranks) != 1 or not ranks <= {2, 3}:
+        listed = ", ".join(str(list(shape_of(operand))) for operand in operands)
+        raise Refusal("LIP102", f"Attention takes [heads, n, d] or [n, features] an example, not {listed}")
+    if ranks == {3}:
+        return _attend(context, node, *operands)
+    counts = [node.integer(f"{name}_num_heads", 0) for name in ("q", "kv", "kv")]
+    q, k, v = (_split(context, node, *part) for part in zip(operands, counts, "qkv", strict=True))
+    made = _attend(context, node, q, k, v)
+    return made if made.shape is None else _join(context, node, made)
+
+
+def _refuse_extras(context: Context, node: OnnxNode) -> None:
+    """Refuse what the op of the graph does not have; raises `Refusal`."""
+    given = [what for index, what in enumerate(_EXTRA, start=3) if context.item(node, index) is not None]
+    asked = [what for what, output in zip(_EARLIER, node.outputs[1:], strict=False) if output]
+    if given or asked:
+        fault = f"with {given[0]}" if given else f"that puts out its {asked[0]}"
+        raise Refusal(
+            "LIP110", f"Attention {fault} is not yet supported", "export it without, or with is_causal=1"
+        )
+    for name, neutral in _NEUTRAL.items():
+        if node.number(name, Fraction(neutral)) != neutral:
+            raise Refusal("LIP110", f"{name} of Attention is not yet supported", "export it without")
+    scale = node.number("scale", Fraction(1))
+    if scale < 0:
+        raise Refusal("LIP102", f"the scale of Attention is {float(scale)}, but its root is taken")
+
+
+def _attend(context: Context, node: OnnxNode, q: Value, k: Value, v: Value) -> Value:
+    """Attend, with heads of keys and values repeated where several heads of queries share them."""
+    scale = node.number("scale", Fraction(0)) if "scale" in node.attributes else None
+    heads, shared = shape_of(q)[0], shape_of(k)[0]
+    if shape_of(v)[0] != shared or heads % shared:
+        message = f"{heads} heads of queries for {shared} of keys and {shape_of(v)[0]} of values"
+        raise Refusal("LIP102", message, "the first must be a multiple of the others")
+    keys, values = (_repeated(context, node, part, heads // shared, name) for part, name in ((k, "k"), (v, "v")))
+    return attend(context, node, q, keys, values, scale, bool(node.integer("is_causal", 0)))
+
+
+def _split(context: Context, node: OnnxNode, operand: Value, heads: int, name: str) -> Value:
+    """[n, H·d] -> [H, n, d]."""
+    rows, features = shape_of(operand)
+    if heads < 1 or features % heads:
+        raise Refusal("LIP102", f"{heads} heads do not divide the {features} features of Attention")
+    parts = reshape_to(context, node, operand, (rows, heads, features // heads), f"_{name}_parts")
+    return permute(context, node, parts, (1, 0, 2), f"_{name}")
+
+
+def _join(context: Context, node: OnnxNode, made: Value) -> Value:
+    """[H, n, e] -> [n, H·e]."""
+    heads, rows, width = shape_of(made)
+    moved = permute(context, node, made, (1, 0, 2), "_rows")
+    return reshape_to(context, node, moved, (rows, heads * width), "_joined")
+
+
+def _repeated(context: Context, node: OnnxNode, part: Value, times: int, name: str) -> Value:
+    """Stand each head in the place of `times` neighbouring ones."""
+    if times == 1:
+        return part
+    heads, *rest = shape_of(part)
+    apart = reshape_to(context, node, part, (heads, 1, *rest), f"_{name}_apart")
+    copied = Expand((heads, times, *rest))
+    copies = context.add(node, OP_BY_NAME["expand"], copied, [apart], f"_{name}_copies")
+    return reshape_to(context, node, copies, (heads * times, *rest), f"_{name}_repeated")

@@ -1,0 +1,1 @@
+"""Tokens: embeddings, positions and the class token."""

@@ -1,0 +1,1 @@
+"""Linear maps with weights: dense layers, biases, convolutions."""

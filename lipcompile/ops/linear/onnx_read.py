@@ -1,0 +1,294 @@
+"""Importers of Gemm, MatMul, Conv and ConvTranspose, and of the BatchNormalization and Add that follow them."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+from lipcompile.core.diagnostics import Refusal
+from lipcompile.core.graph import Value
+from lipcompile.frontends.onnx.context import MIXES, Context, shape_of
+from lipcompile.frontends.onnx.node import OnnxNode, module_of
+from lipcompile.frontends.onnx.values import Known, floats, toggled
+from lipcompile.ops.conv.transpose import CONV_TRANSPOSE, ConvTranspose
+from lipcompile.ops.linear.rules import BIAS, CONV, DENSE, BiasShape, Conv, Dense
+from lipcompile.ops.pool.onnx_read import per_axis, window_padding
+from lipcompile.ops.record import AnyOp
+from lipcompile.ops.shape.onnx_read import permute
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+
+ONE = Fraction(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Affine:
+    """A layer with parameters; the bias is a vector or one number."""
+
+    op: AnyOp
+    attributes: Any
+    operand: Value
+    weight: Known
+    bias: Known | None
+
+    @property
+    def outputs(self) -> int:
+        """Number of features or channels that the layer puts out."""
+        return int(self.attributes.features if self.op is DENSE else self.attributes.channels)
+
+    def scaled(self, scale: Array) -> Array:
+        """Return the weight with each output's part multiplied by its entry of `scale`, in float64."""
+        import numpy as np
+
+        array = self.weight.array.astype(np.float64)
+        if self.op is not CONV_TRANSPOSE:
+            return array * scale.reshape(-1, *(1,) * (array.ndim - 1))
+        groups = self.attributes.groups  # [in, out / groups, *taps]: the inputs of a group meet its outputs only
+        grouped = array.reshape(groups, -1, *array.shape[1:])
+        return (grouped * scale.reshape(groups, 1, -1, *(1,) * (array.ndim - 2))).reshape(array.shape)
+
+
+def gemm(context: Context, node: OnnxNode) -> Value:
+    """alpha·A·B + beta·C with examples as rows of A."""
+    _one_example_per_row(context, node)
+    operand = context.tensor(node)
+    if context.layout.rank(shape_of(operand)) != 2:
+        raise Refusal("LIP102", f"Gemm needs vectors, but an example here has shape {list(shape_of(operand))}")
+    weight = _matrix(context, node, "the matrix B", transposed=not node.integer("transB", 0))
+    weight = times(weight, node.number("alpha", ONE))
+    bias = context.known(node, 2, "the bias C")
+    features = weight.array.shape[0]
+    if bias is not None:
+        bias = times(_bias_vector(bias, features), node.number("beta", ONE))
+    return _normalised(context, node, Affine(DENSE, Dense(features), operand, weight, bias))
+
+
+def _one_example_per_row(context: Context, node: OnnxNode) -> None:
+    if isinstance(context.item(node, 0), Known):
+        raise Refusal("LIP108", f"{node.op_type} multiplies the batch from the left: it mixes examples", MIXES)
+    transposed = bool(node.integer("transA", 0)) if node.op_type == "Gemm" else False
+    if transposed or context.layout.place == context.layout.rank(context.shape(node)) - 1:
+        raise Refusal("LIP108", f"{node.op_type} multiplies across the batch: it mixes examples", MIXES)
+
+
+def _matrix(context: Context, node: OnnxNode, what: str, *, transposed: bool) -> Known:
+    """Return a constant matrix as [out, in]."""
+    weight = context.known(node, 1, what)
+    if weight is None or weight.array.ndim != 2:
+        raise Refusal("LIP110", f"{what} of {node.op_type} must be a constant matrix [in, out]")
+    if not transposed:
+        return weight
+    return replace(weight, array=weight.array.T, moves=toggled(weight))
+
+
+def _bias_vector(bias: Known, features: int) -> Known:
+    """Return the bias of `features` outputs as a vector, or as an array of one number that all outputs share."""
+    shape = bias.array.shape
+    if bias.array.ndim > 1 and shape[0] > 1:
+        raise Refusal("LIP108", f"a bias of shape {list(shape)} differs from example to example", MIXES)
+    if bias.array.size not in (1, features):
+        raise Refusal("LIP102", f"a bias of shape {list(shape)} does not fit {features} outputs")
+    return replace(bias, array=bias.array.reshape(-1))
+
+
+def times(known: Known, factor: Fraction) -> Known:
+    """Return a stored tensor times a number; the product of two float32 numbers is exact in float64."""
+    import numpy as np
+
+    if factor == ONE:
+        return known
+    array = floats(known.array, "a constant").astype(np.float64) * float(factor)
+    return replace(known, array=array, moves=then(known, "times", factor))
+
+
+def then(known: Known, *move: Hashable) -> tuple[Hashable, ...]:
+    """Return how a constant was computed, with one step more."""
+    return (*known.moves, move) if known.sources else known.moves
+
+
+def mat_mul(context: Context, node: OnnxNode) -> Value:
+    """A·B with a constant A or B, on one of the last two axes; a bias added next becomes part of the layer."""
+    if not isinstance(context.item(node, 0), Known) and not isinstance(context.item(node, 1), Known):
+        context.tensor(node), context.tensor(node, 1)  # what is wrong with these is said first
+        raise Refusal("LIP110", "a product of two tensors that depend on the example is not yet supported")
+    if isinstance(context.item(node, 0), Known) and len(context.shape(node, 1)) > 1:
+        return _from_left(context, node)
+    _one_example_per_row(context, node)
+    operand = context.tensor(node)
+    weight = _matrix(context, node, "the right operand", transposed=True)
+    layer = Affine(DENSE, Dense(weight.array.shape[0]), operand, weight, None)
+    adding = context.follower(node, "Add")
+    bias = _added(context, node, adding, weight.array.shape[0]) if adding else None
+    if adding is None or bias is None:
+        return parametric(context, node, layer)
+    name = _named_after(node, adding)
+    value = parametric(context, name, replace(layer, bias=bias))
+    context.absorb(adding, value)
+    return value
+
+
+def _from_left(context: Context, node: OnnxNode) -> Value:
+    """W·X for each example: the layer acts on the last axis but one."""
+    operand, matrix = context.tensor(node, 1), context.known(node, 0, "the matrix")
+    rank = len(shape_of(operand))
+    if matrix is None or matrix.array.ndim != 2:
+        raise Refusal("LIP110", "the left operand of MatMul must be a constant matrix [out, in]")
+    context.axis(node, -2, rank + 1), context.axis(node, -1, rank + 1)
+    order = (*range(rank - 2), rank - 1, rank - 2)
+    layer = Affine(DENSE, Dense(matrix.array.shape[0]), permute(context, node, operand, order, "_t"), matrix, None)
+    return permute(context, node, parametric(context, node, layer), order, "_back")
+
+
+def _added(context: Context, node: OnnxNode, adding: OnnxNode, features: int) -> Known | None:
+    """Return the constant of the following Add, if it is exactly one number per output."""
+    index = 1 if adding.proto.input[0] == node.outputs[0] else 0
+    found = context.item(adding, index) if adding.proto.input[index] in context.items else None
+    return found if isinstance(found, Known) and found.array.shape == (features,) else None
+
+
+def _named_after(node: OnnxNode, adding: OnnxNode) -> OnnxNode:
+    """torch renames a transposed weight, but not the bias: take the module's name from there."""
+    modules = [module for tensor in adding.proto.input if (module := module_of(tensor))]
+    return replace(node, name=modules[0], label=modules[0]) if modules else node
+
+
+def conv(context: Context, node: OnnxNode) -> Value:
+    """A convolution of an example [channels, *spatial]."""
+    operand, weight, groups = (
+        context.tensor(node),
+        _kernel(context, node, "[out, in / groups, *taps]"),
+        _groups(node),
+    )
+    kernel = weight.array.shape[2:]
+    stride, dilation = per_axis(node, "strides", len(kernel)), per_axis(node, "dilations", len(kernel))
+    padding = window_padding(node, shape_of(operand)[1:], kernel, stride, dilation)
+    attributes = Conv(weight.array.shape[0], kernel, stride, padding, dilation, groups)
+    bias = _kernel_bias(context, node, attributes.channels)
+    return _normalised(context, node, Affine(CONV, attributes, operand, weight, bias))
+
+
+def conv_transpose(context: Context, node: OnnxNode) -> Value:
+    """A transposed convolution of an example [channels, *spatial], whose padding is given as such."""
+    operand, weight, groups = (
+        context.tensor(node),
+        _kernel(context, node, "[in, out / groups, *taps]"),
+        _groups(node),
+    )
+    kernel = weight.array.shape[2:]
+    if node.text("auto_pad", "NOTSET") not in ("NOTSET", "VALID") or node.integers("output_shape"):
+        message = "runtimes disagree on the padding that auto_pad and output_shape of ConvTranspose mean"
+        raise Refusal("LIP110", message, "export the model with explicit pads")
+    stride, dilation = per_axis(node, "strides", len(kernel)), per_axis(node, "dilations", len(kernel))
+    padding = window_padding(node, shape_of(operand)[1:], kernel, stride, dilation)
+    extra = node.integers("output_padding") or (0,) * len(kernel)
+    if len(extra) != len(kernel) or min(extra) < 0:
+        raise Refusal("LIP102", f"output_padding of ConvTranspose does not fit {len(kernel)} axes: {list(extra)}")
+    channels = weight.array.shape[1] * groups
+    attributes = ConvTranspose(channels, kernel, stride, padding, extra, dilation, groups)
+    bias = _kernel_bias(context, node, channels)
+    return _normalised(context, node, Affine(CONV_TRANSPOSE, attributes, operand, weight, bias))
+
+
+def _kernel(context: Context, node: OnnxNode, shape: str) -> Known:
+    """Return the kernel, of as many spatial axes as the example has."""
+    weight, example = context.known(node, 1, "the kernel"), context.shape(node)
+    if weight is None or weight.array.ndim < 3:
+        raise Refusal("LIP102", f"the kernel of {node.op_type} must have the shape {shape}")
+    kernel = weight.array.shape[2:]
+    if node.integers("kernel_shape") not in (None, kernel):
+        raise Refusal("LIP102", f"kernel_shape does not fit the kernel, {list(kernel)}")
+    if len(example) != len(kernel) + 1:
+        raise Refusal("LIP102", f"a kernel of {len(kernel)} axes does not fit {list(example)}")
+    return weight
+
+
+def _groups(node: OnnxNode) -> int:
+    groups = node.integer("group", 1)
+    if groups < 1:
+        raise Refusal("LIP102", f"{groups} groups make no convolution")
+    return groups
+
+
+def _kernel_bias(context: Context, node: OnnxNode, channels: int) -> Known | None:
+    bias = context.known(node, 2, "the bias")
+    return None if bias is None else _bias_vector(bias, channels)
+
+
+# Batch normalisation
+
+
+def refuse_training(node: OnnxNode) -> None:
+    """Refuse a batch normalisation in training mode; raises `Refusal`."""
+    if node.integer("training_mode", 0) or any(node.outputs[1:]):
+        raise Refusal(
+            "LIP101",
+            "batch normalisation couples the examples of a batch: no gradient of one example exists",
+            "export the model in evaluation mode, where it is folded into the layer before, or leave it out",
+        )
+
+
+def _normalised(context: Context, node: OnnxNode, layer: Affine) -> Value:
+    """Add a layer, with the batch normalisation that follows it folded in."""
+    following = context.follower(node, "BatchNormalization")
+    folded = _folded(context, following, layer) if following else None
+    if following is None or folded is None:
+        return parametric(context, node, layer)
+    value = parametric(context, node, folded)
+    context.absorb(following, value)
+    return value
+
+
+def _folded(context: Context, node: OnnxNode, layer: Affine) -> Affine | None:
+    """γ·(W·x + b - μ)/√(v + ε) + β = (s·W)·x + (s·(b - μ) + β) with s = γ/√(v + ε)."""
+    import numpy as np
+
+    if node.integer("training_mode", 0) or any(node.outputs[1:]) or node.integer("spatial", 1) != 1:
+        return None
+    found = [context.items.get(name) for name in node.proto.input[1:5]]
+    if layer.weight.reused or (layer.bias is not None and layer.bias.reused):
+        return None
+    known = [item for item in found if isinstance(item, Known)]
+    if len(known) != 4 or any(item.array.shape != (layer.outputs,) for item in known):
+        return None
+    gamma, beta, mean, variance = (floats(item.array, "a statistic").astype(np.float64) for item in known)
+    kind = floats(layer.weight.array, "the weight").dtype
+    with np.errstate(all="ignore"):
+        scale = gamma / np.sqrt(variance + float(node.number("epsilon", Fraction(1e-5))))
+        weight = layer.scaled(scale)
+        old = 0.0 if layer.bias is None else floats(layer.bias.array, "the bias").astype(np.float64)
+        bias = (scale * (old - mean) + beta).astype(kind)
+    base = layer.bias or known[1]
+    move = ("normalised", node.outputs[0])
+    return replace(
+        layer,
+        weight=replace(layer.weight, array=weight.astype(kind), moves=then(layer.weight, *move)),
+        bias=replace(base, array=bias, moves=then(base, *move)),
+    )
+
+
+# Parameters
+
+
+def parametric(context: Context, node: OnnxNode, layer: Affine) -> Value:
+    """Add a layer. Weight and bias become nodes of their own where either is shared, or the bias is one number."""
+    weight, bias = layer.weight, layer.bias
+    if bias is None:
+        return _add(context, layer, [("weight", weight)], node.name)
+    if bias.array.shape == (layer.outputs,) and not weight.reused and not bias.reused:
+        return _add(context, layer, [("weight", weight), ("bias", bias)], node.name)
+    value = _add(context, layer, [("weight", weight)], node.name)
+    if value.shape is None:
+        return value
+    spatial = (1,) * (0 if layer.op is DENSE else len(value.shape) - 1)
+    aligned = replace(bias, array=bias.array.reshape(-1, *spatial))
+    shape = BiasShape(tuple(aligned.array.shape))
+    return context.parameters.add(BIAS, shape, value, [("bias", aligned)], f"{node.name}_bias")
+
+
+def _add(context: Context, layer: Affine, tensors: list[tuple[str, Known]], name: str) -> Value:
+    return context.parameters.add(layer.op, layer.attributes, layer.operand, tensors, name)

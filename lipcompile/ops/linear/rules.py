@@ -1,0 +1,326 @@
+"""Linear ops: dense, bias, convolution. Proofs: linear.md."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from lipcompile.core.diagnostics import Refusal
+from lipcompile.numbers import N, Numbers
+from lipcompile.ops import counting
+from lipcompile.ops.record import (
+    AnyOp,
+    Condition,
+    ConditionsRule,
+    Constraint,
+    Inputs,
+    KappaRule,
+    OperatorNormRule,
+    ParameterRule,
+    Shape,
+    Site,
+    Spelling,
+    Theta,
+)
+from lipcompile.ops.rules import plain
+from lipcompile.ops.schema import Padding, PerAxis, every
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """`features` outputs per position; acts on the last axis of the example."""
+
+    features: int
+
+
+@dataclass(frozen=True, slots=True)
+class BiasShape:
+    """A bias of `size`, aligned with the last axes of the example and broadcast over the others."""
+
+    size: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Conv:
+    """A convolution (cross-correlation, as in torch) of an example [channels, *spatial]."""
+
+    channels: int
+    kernel: PerAxis
+    stride: PerAxis = every(1)
+    padding: Padding = every(0)
+    dilation: PerAxis = every(1)
+    groups: int = 1
+    padding_mode: counting.Mode = "zeros"
+
+
+# Shapes
+
+
+def dense_shape(attributes: Dense, inputs: tuple[Shape, ...]) -> Shape:
+    """[..., d] -> [..., features]."""
+    if not inputs[0]:
+        raise Refusal("LIP102", "dense needs an axis to act on, but the example is a single number")
+    return (*inputs[0][:-1], attributes.features)
+
+
+def bias_shape(attributes: BiasShape, inputs: tuple[Shape, ...]) -> Shape:
+    """The input's shape, if the bias broadcasts to it without enlarging it."""
+    tail = inputs[0][len(inputs[0]) - len(attributes.size) :]
+    fits = len(attributes.size) <= len(inputs[0]) and all(
+        own in (1, other) for own, other in zip(attributes.size, tail, strict=True)
+    )
+    if not fits:
+        raise Refusal("LIP102", f"a bias of shape {attributes.size} does not broadcast to {inputs[0]}")
+    return inputs[0]
+
+
+def conv_windows(site: Site[Conv]) -> tuple[counting.Window, ...]:
+    """Return the sliding window of each spatial axis."""
+    return _conv_windows(site.attributes, site.inputs[0])
+
+
+def _conv_windows(conv: Conv, example: Shape) -> tuple[counting.Window, ...]:
+    return counting.windows_of(
+        example[1:], conv.kernel, conv.stride, conv.dilation, conv.padding, conv.padding_mode
+    )
+
+
+def conv_shape(conv: Conv, inputs: tuple[Shape, ...]) -> Shape:
+    """[channels, *spatial] -> [channels', *spatial']."""
+    fit_channels(inputs[0], len(conv.kernel), conv.channels, conv.groups)
+    windows = _conv_windows(conv, inputs[0])
+    need_reads(windows, "pad by less, or move by smaller strides")
+    return (conv.channels, *(window.outputs for window in windows))
+
+
+def need_reads(windows: tuple[counting.Window, ...], mend: str) -> None:
+    """Refuse windows of which none holds an entry of the input: the map would be 0."""
+    if counting.reads(windows) == 0:
+        raise Refusal("LIP103", "every window of this convolution lies wholly in the padding", mend)
+
+
+def fit_channels(example: Shape, rank: int, channels: int, groups: int) -> None:
+    """Refuse an example that is not [channels, *spatial], or groups that do not divide the channels."""
+    if len(example) != rank + 1:
+        raise Refusal(
+            "LIP102",
+            f"a {rank}-d convolution needs an example of {rank + 1} axes (channels first), not {list(example)}",
+        )
+    if example[0] % groups or channels % groups:
+        raise Refusal("LIP102", f"{groups} groups do not divide {example[0]} input and {channels} output channels")
+
+
+# Parameters
+
+
+def dense_weight_shape(attributes: Dense, inputs: tuple[Shape, ...]) -> Shape:
+    """[out, in]."""
+    return (attributes.features, inputs[0][-1])
+
+
+def conv_kernel_shape(conv: Conv, inputs: tuple[Shape, ...]) -> Shape:
+    """[out, in / groups, *kernel]."""
+    return (conv.channels, inputs[0][0] // conv.groups, *conv.kernel)
+
+
+def stored_norm(num: Numbers[N], site: Site[object], constraint: Constraint) -> N:
+    """u = c: the constraint bounds the operator norm itself, and Frobenius bounds it for a plain matrix."""
+    return num.of(constraint.bound)
+
+
+def positions(site: Site[BiasShape] | Site[Dense]) -> int:
+    """P: at how many positions each entry of the parameter is used."""
+    size = site.attributes.size if isinstance(site.attributes, BiasShape) else site.output[-1:]
+    return site.entries // prod(size)
+
+
+def conv_positions(site: Site[Any]) -> int:
+    """P: the number of output pixels."""
+    return prod(site.output[1:])
+
+
+def position_count(site: Site[BiasShape] | Site[Dense]) -> Mapping[str, Condition]:
+    """P."""
+    return {"positions": positions(site)}
+
+
+def window_counts(windows: Callable[[Site[Any]], tuple[counting.Window, ...]]) -> ConditionsRule[Any]:
+    """Return what counts m, r·v and P of a convolution with these windows."""
+
+    def counts(site: Site[Any]) -> Mapping[str, Condition]:
+        found = windows(site)
+        return {
+            "positions": conv_positions(site),
+            "reads": counting.reads(found),
+            "taps": counting.taps(found),
+        }
+
+    return counts
+
+
+def input_norm_kappa(num: Numbers[N], site: Site[Dense], x: Inputs[N], theta: Theta[N]) -> N:
+    """κ = X, for one position and for many: ‖gᵀh‖_F <= ‖g‖‖h‖."""
+    return x[0].norm
+
+
+def dense_bias_kappa(num: Numbers[N], site: Site[Dense], x: Inputs[N], theta: Theta[N]) -> N:
+    """κ = √P."""
+    return num.sqrt(positions(site))
+
+
+def bias_kappa(num: Numbers[N], site: Site[BiasShape], x: Inputs[N], theta: Theta[N]) -> N:
+    """κ = √P."""
+    return num.sqrt(positions(site))
+
+
+def conv_bias_kappa(num: Numbers[N], site: Site[Any], x: Inputs[N], theta: Theta[N]) -> N:
+    """κ = √P."""
+    return num.sqrt(conv_positions(site))
+
+
+# Norms and Lipschitz constants
+
+
+def dense_norm(num: Numbers[N], site: Site[Dense], x: Inputs[N], theta: Theta[N]) -> N:
+    """X_out = u·X + √P·B."""
+    return theta["weight"] * x[0].norm + _broadcast_bias(num, positions(site), theta)
+
+
+def bias_norm(num: Numbers[N], site: Site[BiasShape], x: Inputs[N], theta: Theta[N]) -> N:
+    """X_out = X + √P·B."""
+    return x[0].norm + _broadcast_bias(num, positions(site), theta)
+
+
+def conv_norm(num: Numbers[N], site: Site[Any], x: Inputs[N], theta: Theta[N]) -> N:
+    """X_out = u·X + √P·B."""
+    return theta["weight"] * x[0].norm + _broadcast_bias(num, conv_positions(site), theta)
+
+
+def _broadcast_bias(num: Numbers[N], count: int, theta: Theta[N]) -> N:
+    return num.sqrt(count) * theta["bias"] if "bias" in theta else num.of(0)
+
+
+def weight_lipschitz(num: Numbers[N], site: Site[object], x: Inputs[N], theta: Theta[N]) -> Sequence[N]:
+    """l = u."""
+    return [theta["weight"]]
+
+
+def shift_lipschitz(num: Numbers[N], site: Site[object], x: Inputs[N], theta: Theta[N]) -> Sequence[N]:
+    """l = 1."""
+    return [num.of(1)]
+
+
+def dense_row(num: Numbers[N], site: Site[Dense], x: Inputs[N], theta: Theta[N]) -> N:
+    """R_out = u·R + B: rows are mapped one by one. It bounds every entry as well."""
+    bias = theta["bias"] if "bias" in theta else num.of(0)
+    return theta["weight"] * x[0].row + bias
+
+
+def bias_row(num: Numbers[N], site: Site[BiasShape], x: Inputs[N], theta: Theta[N]) -> N:
+    """R_out = R + √P·B, P the copies of an entry of the bias within one row."""
+    own = site.attributes.size[-1] if site.attributes.size else 1
+    return x[0].row + num.sqrt(site.output[-1] // own if site.output else 1) * theta["bias"]
+
+
+def bias_entry(num: Numbers[N], site: Site[BiasShape], x: Inputs[N], theta: Theta[N]) -> N:
+    """M_out = M + B."""
+    return x[0].entry + theta["bias"]
+
+
+def weight_rule(
+    shape: Callable[[Any, tuple[Shape, ...]], Shape],
+    kappa: KappaRule[Any],
+    operator_norm: OperatorNormRule[Any] = stored_norm,
+    role: str = "weight",
+) -> ParameterRule[Any]:
+    """Return the rule of a weight: a linear map whose operator norm is constrained."""
+    return ParameterRule(
+        role=role,
+        argument="constraint",
+        shape=shape,
+        constraints=("spectral", "orthogonal", "frobenius"),
+        operator_norm=operator_norm,
+        kappa=kappa,
+        optional=False,
+    )
+
+
+def kernel_rule(
+    shape: Callable[[Any, tuple[Shape, ...]], Shape],
+    windows: Callable[[Site[Any]], tuple[counting.Window, ...]],
+) -> ParameterRule[Any]:
+    """Return the rule of a kernel that is used at many positions, M = min(m, r·v) of its windows."""
+
+    def operator_norm(num: Numbers[N], site: Site[Any], constraint: Constraint) -> N:
+        """u = c, or √M·c if only the Frobenius norm of the kernel is bounded by c."""
+        bound = num.of(constraint.bound)
+        return num.sqrt(counting.overlap(windows(site))) * bound if constraint.kind == "frobenius" else bound
+
+    def kappa(num: Numbers[N], site: Site[Any], x: Inputs[N], theta: Theta[N]) -> N:
+        """κ = √M·X."""
+        return num.sqrt(counting.overlap(windows(site))) * x[0].norm
+
+    return weight_rule(shape, kappa, operator_norm)
+
+
+def bias_rule(
+    shape: Callable[[Any, tuple[Shape, ...]], Shape], kappa: KappaRule[Any], optional: bool = True
+) -> ParameterRule[Any]:
+    """Return the rule of a bias: a translation whose length is constrained."""
+    return ParameterRule(
+        role="bias",
+        argument="bias" if optional else "bound",
+        shape=shape,
+        constraints=("ball",),
+        operator_norm=stored_norm,
+        kappa=kappa,
+        optional=optional,
+    )
+
+
+DENSE = plain(
+    "dense",
+    Dense,
+    dense_shape,
+    "linear.md#dense",
+    norm=dense_norm,
+    row=dense_row,
+    entry=dense_row,
+    lipschitz=weight_lipschitz,
+    parameters=(
+        weight_rule(dense_weight_shape, input_norm_kappa),
+        bias_rule(lambda attributes, inputs: (attributes.features,), dense_bias_kappa),
+    ),
+    conditions=position_count,
+)
+BIAS = plain(
+    "bias",
+    BiasShape,
+    bias_shape,
+    "linear.md#bias",
+    norm=bias_norm,
+    row=bias_row,
+    entry=bias_entry,
+    lipschitz=shift_lipschitz,
+    parameters=(bias_rule(lambda attributes, inputs: attributes.size, bias_kappa, optional=False),),
+    dsl=(Spelling("bias"), Spelling("position")),
+    conditions=position_count,
+)
+CONV = plain(
+    "conv",
+    Conv,
+    conv_shape,
+    "linear.md#convolution",
+    norm=conv_norm,
+    lipschitz=weight_lipschitz,
+    parameters=(
+        kernel_rule(conv_kernel_shape, conv_windows),
+        bias_rule(lambda conv, inputs: (conv.channels,), conv_bias_kappa),
+    ),
+    dsl=(Spelling("conv1d", 1), Spelling("conv2d", 2), Spelling("conv3d", 3)),
+    conditions=window_counts(conv_windows),
+)
+
+OPS: tuple[AnyOp, ...] = (DENSE, BIAS, CONV)

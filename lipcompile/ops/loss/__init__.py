@@ -1,0 +1,1 @@
+"""Losses, for classes and for numbers."""

@@ -1,0 +1,120 @@
+"""What the families of losses share: shapes they need, ranges of their arguments, sums and means over outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from math import prod
+from typing import Any, Literal
+
+from lipcompile.core.diagnostics import Refusal
+from lipcompile.numbers import N, Numbers, Scalar
+from lipcompile.ops.record import AnyLoss, AnyOp, Loss, LossLipschitzRule, Measure, Shape
+
+Reduce = Literal["mean", "sum"]
+_POSITIVE = ("temperature", "floor", "target_norm", "delta", "beta")
+_NOT_NEGATIVE = ("alpha", "margin")
+CLASS_OF_TOKEN = "a class index a token"
+# Ops of an example [channels, *spatial]; and with those that move axes, or act on the last one, all that decide
+# where the classes of an output are.
+_CHANNELS_FIRST = {"conv", "conv_transpose", "upsample", "scattering2d", "group_norm", "instance_norm", "lrn"}
+_CHANNELS_FIRST |= {"depth_to_space", "space_to_depth", "adaptive_avg_pool", "scaled_avg_pool"}
+_CHANNELS_FIRST |= {"max_pool", "avg_pool", "l2_pool", "lp_pool"}
+DECIDES_AXES = _CHANNELS_FIRST | {"dense", "flatten", "reshape", "transpose", "patches", "expand", "class_token"}
+DECIDES_AXES |= {"embedding", "attention", "dot_product_attention"}
+
+
+def several_classes(attributes: Any, logits: Shape) -> None:
+    """Require a vector of at least two logits."""
+    if len(logits) != 1 or logits[0] < 2:
+        message = f"this loss needs a vector of two or more logits, not the shape {list(logits)}"
+        raise Refusal("LIP211", message, _mend(logits))
+    check_numbers(attributes)
+
+
+def _mend(logits: Shape) -> str:
+    if len(logits) == 2 and logits[1] > 1:
+        return "put flatten before the last dense layer, or take token_cross_entropy: a label for every token"
+    if len(logits) == 1:
+        return "one logit takes the loss bce"
+    if len(logits) == 3:
+        return (
+            "classes first, as of a convolution: end with .flatten(1) and a dense layer for one label an example, "
+            "or with .flatten(2).transpose(1, 2) and token_cross_entropy for a label a pixel"
+        )
+    return "dense acts on the last axis: put flatten before the last one"
+
+
+def table_of_logits(attributes: Any, logits: Shape) -> None:
+    """Require two or more logits along the last axis, for each token of one or more axes before it."""
+    if len(logits) < 2 or logits[-1] < 2:
+        message = f"this loss needs logits [tokens, classes], not the shape {list(logits)}"
+        raise Refusal("LIP211", message, "one label an example takes cross_entropy" if len(logits) < 2 else "")
+    check_numbers(attributes)
+
+
+def refuse_channels_first(loss: AnyLoss, logits: Shape, by: AnyOp | None) -> None:
+    """Refuse a table of logits whose first axis has the classes; by: the op that decided its axes."""
+    if loss.target != CLASS_OF_TOKEN or by is None or by.name not in _CHANNELS_FIRST:
+        return
+    message = f"this loss reads classes from the last axis of {list(logits)}, but `{by.name}` has channels first"
+    flat, own = (".flatten(2)", f"reshape({logits[0]}, -1) ") if len(logits) > 2 else ("", "")
+    mend = f"for a label a position end with {flat}.transpose(1, 2), in a .lip file with {own}transpose"
+    raise Refusal("LIP211", message, mend)
+
+
+def one_logit(attributes: Any, logits: Shape) -> None:
+    """Require exactly one logit."""
+    if prod(logits) != 1 or len(logits) > 1:
+        raise Refusal("LIP211", f"this loss needs one logit, not the shape {list(logits)}", "end with dense(1)")
+    check_numbers(attributes)
+
+
+def any_vector(attributes: Any, logits: Shape) -> None:
+    """Require a vector."""
+    if len(logits) != 1:
+        raise Refusal("LIP211", f"this loss needs a vector, not the shape {list(logits)}", "end with flatten")
+    check_numbers(attributes)
+
+
+def check_numbers(attributes: Any) -> None:
+    """Require the numbers of a loss, where they are known, to be positive, or not negative."""
+    for name in _POSITIVE:
+        value = getattr(attributes, name, None)
+        if isinstance(value, Fraction) and value <= 0:
+            raise Refusal("LIP212", f"`{name}` must be positive")
+    for name in _NOT_NEGATIVE:
+        value = getattr(attributes, name, None)
+        if isinstance(value, Fraction) and value < 0:
+            raise Refusal("LIP212", f"`{name}` must not be negative")
+
+
+def over_outputs(num: Numbers[N], reduce: Reduce, count: int) -> N:
+    """Bound of a gradient of entries up to 1: √K for their sum over K outputs, 1/√K for the mean."""
+    return 1 / num.sqrt(count) if reduce == "mean" else num.sqrt(count)
+
+
+def largest(num: Numbers[N], values: Sequence[Scalar]) -> N:
+    """The largest of one or more scalars."""
+    return num.maximum(*(num.of(value) for value in values))
+
+
+def loss_record(
+    name: str,
+    attributes: type[Any],
+    check: Callable[[Any, Shape], None],
+    lipschitz: LossLipschitzRule[Any],
+    target: str,
+    proof: str,
+    reads: tuple[Measure, ...] = (),
+) -> AnyLoss:
+    """Return the record of a loss; by default its rule reads the norm of the logits alone."""
+    return Loss(
+        name=name,
+        attributes=attributes,
+        check=check,
+        reads=frozenset(reads),
+        lipschitz=lipschitz,
+        target=target,
+        proof=proof,
+    )

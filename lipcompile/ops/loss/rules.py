@@ -1,0 +1,278 @@
+"""Losses of one example over classes, and their Lipschitz constants in the logits. Proofs: loss.md."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from math import prod
+from typing import Any, Literal
+
+from lipcompile.core.diagnostics import Refusal
+from lipcompile.numbers import N, Numbers, Scalar
+from lipcompile.ops.loss import regression
+from lipcompile.ops.loss.constants import (
+    CLASS_OF_TOKEN,
+    Reduce,
+    largest,
+    loss_record,
+    one_logit,
+    over_outputs,
+    several_classes,
+    table_of_logits,
+)
+from lipcompile.ops.record import AnyLoss, Extent, NoAttributes, Shape
+from lipcompile.ops.rules import MANY
+from lipcompile.ops.schema import Label
+
+ONE = Fraction(1)
+ZERO = Fraction(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Logistic:
+    """Logits are multiplied by `temperature`; with `normalise` the loss is divided by it again."""
+
+    temperature: Scalar = ONE
+    normalise: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class CrossEntropy(Logistic):
+    """label_smoothing: ε of the target (1-ε)·e_y + ε/K. class_weights: factors of the loss, one for each class."""
+
+    label_smoothing: Scalar = ZERO
+    class_weights: tuple[Scalar, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCrossEntropy(CrossEntropy):
+    """The sum over all tokens, or that divided by their fixed number; a token with the label `ignore` counts 0."""
+
+    reduce: Reduce = "mean"
+    ignore: Label = None
+
+
+@dataclass(frozen=True, slots=True)
+class Hinge:
+    """max(0, margin - y·ŷ)."""
+
+    margin: Scalar = ONE
+
+
+@dataclass(frozen=True, slots=True)
+class HingeKR:
+    """-y·ŷ + alpha·max(0, margin - y·ŷ)."""
+
+    alpha: Scalar
+    margin: Scalar = ONE
+
+
+@dataclass(frozen=True, slots=True)
+class MulticlassHinge:
+    """The hinge of every class against the rest, averaged or summed over the classes."""
+
+    margin: Scalar = ONE
+    reduce: Reduce = "mean"
+
+
+@dataclass(frozen=True, slots=True)
+class MulticlassKR:
+    """The Kantorovich-Rubinstein term of every class against the rest, averaged or summed."""
+
+    reduce: Reduce = "mean"
+
+
+@dataclass(frozen=True, slots=True)
+class MulticlassHingeKR:
+    """The hinge-KR of every class against the rest, averaged or summed."""
+
+    alpha: Scalar
+    margin: Scalar = ONE
+    reduce: Reduce = "mean"
+
+
+@dataclass(frozen=True, slots=True)
+class MultiMargin:
+    """The mean over k of max(0, margin - ŷ_y + ŷ_k)^p, the label's own term left out of the sum."""
+
+    margin: Scalar = ONE
+    p: Literal[1, 2] = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Cosine:
+    """-ŷ_y / max(‖ŷ‖, floor)."""
+
+    floor: Scalar
+
+
+# Shapes and values that the rules need
+
+
+def check_cross_entropy(attributes: CrossEntropy, logits: Shape) -> None:
+    """Require a vector of logits, a smoothing below 1, and weights that fit the classes and stand alone."""
+    several_classes(attributes, logits)
+    _check_classes(attributes, logits[-1])
+
+
+def check_token_cross_entropy(attributes: TokenCrossEntropy, logits: Shape) -> None:
+    """Require a table of logits, and what the cross entropy requires."""
+    table_of_logits(attributes, logits)
+    _check_classes(attributes, logits[-1])
+
+
+def _check_classes(attributes: CrossEntropy, classes: int) -> None:
+    smoothing, weights = attributes.label_smoothing, attributes.class_weights
+    if isinstance(smoothing, Fraction) and not 0 <= smoothing < 1:
+        raise Refusal("LIP212", "`label_smoothing` must be at least 0 and below 1")
+    if not weights:
+        return
+    if len(weights) != classes:
+        raise Refusal("LIP212", f"`class_weights` has {len(weights)} weights for {classes} classes")
+    if any(isinstance(weight, Fraction) and weight < 0 for weight in weights) or not any(weights):
+        raise Refusal("LIP212", "`class_weights` must not be negative, nor all zero")
+    if smoothing != 0:
+        help_line = "torch would weigh every class of the smoothed target: leave one of them out"
+        raise Refusal("LIP212", "`class_weights` and `label_smoothing` exclude one another", help_line)
+
+
+# Rules
+
+
+def softmax_slope(num: Numbers[N], loss: CrossEntropy, classes: int, logits: N) -> N:
+    """L_R, a bound of ‖p - q‖ for the softmax p of logits of this norm, q a smoothed target; R = τ·X, k = 1-ε.
+
+    ‖p - q‖² = ‖p - u‖² + 2k(1/K - p_y) + k²(K-1)/K with u = 1/K. The first two terms are bounded one by one, by p
+    with one logit above the rest and by p with y below, and together, by vertices of {p : p_i <= e^{√2·R}·p_j}.
+    """
+    radius = num.let("T_logits", num.of(loss.temperature) * logits, "bound of the scaled logits, τ‖ŷ‖")
+    # Written with e^{-√2·R}, which stays finite where e^{√2·R} overflows or R is unknown.
+    inverse = num.let("q_logits", num.exp(0 - num.sqrt(2) * radius), "e^{-√2·R}")
+    kept = 1 - num.of(loss.label_smoothing)
+
+    def vertex(m: N) -> N:
+        """K times both terms where m classes have more than the others, by `gap`."""
+        gap = (1 - inverse) / (classes * inverse + m * (1 - inverse))
+        return m * gap * (2 * kept + (classes - m) * gap)
+
+    ratio = num.let("q_one", num.exp(0 - num.sqrt(Fraction(classes, classes - 1)) * radius), "e^{-√(K/(K-1))·R}")
+    spread = (1 - ratio) / (1 + (classes - 1) * ratio)
+    lowest = (1 - inverse) / (classes - 1 + inverse)
+    apart = (classes - 1) * (2 * kept * lowest + spread * spread)
+    both = apart if classes > MANY else num.minimum(num.max_over(1, classes, vertex), apart)
+    distance = num.sqrt((kept * kept * (classes - 1) + both) / classes)
+    return num.let("L_R", distance, "largest ‖p - q‖, p the probabilities and q the target, that the logits allow")
+
+
+def cross_entropy(num: Numbers[N], loss: CrossEntropy, shape: Shape, logits: Extent[N]) -> N:
+    """L_R of the whole vector, times the largest class weight, times τ if the loss is not divided by it."""
+    return _scaled(num, loss, softmax_slope(num, loss, shape[0], logits.norm))
+
+
+def token_cross_entropy(num: Numbers[N], loss: TokenCrossEntropy, shape: Shape, logits: Extent[N]) -> N:
+    """√n·L_R of a row for the sum over n tokens, less where rows share a small norm; 1/n of it for the mean."""
+    tokens, classes = prod(shape[:-1]), shape[-1]
+    each = num.sqrt(tokens) * softmax_slope(num, loss, classes, logits.row)
+    constant = num.minimum(each, _shared_norm(num, loss, tokens, classes, logits.norm))
+    return _scaled(num, loss, constant if loss.reduce == "sum" else constant / tokens)
+
+
+def _shared_norm(num: Numbers[N], loss: CrossEntropy, tokens: int, classes: int, logits: N) -> N:
+    """√(n·(K-1)/K·(k² + 2k·δ) + R²/4), δ as for y below the rest in rows of norm R/√n; R = τX, k = 1-ε."""
+    radius, kept = num.of(loss.temperature) * logits, 1 - num.of(loss.label_smoothing)
+    inverse = num.let("q_tokens", num.exp(0 - num.sqrt(Fraction(2, tokens)) * radius), "e^{-√(2/n)·R}")
+    lowest = (1 - inverse) / (classes - 1 + inverse)
+    share = num.of(Fraction(tokens * (classes - 1), classes))
+    return num.sqrt(share * kept * (kept + 2 * lowest) + radius * radius / 4)
+
+
+def _scaled(num: Numbers[N], loss: CrossEntropy, constant: N) -> N:
+    weighted = largest(num, loss.class_weights) * constant if loss.class_weights else constant
+    return weighted if loss.normalise else num.of(loss.temperature) * weighted
+
+
+def binary_cross_entropy(num: Numbers[N], loss: Logistic, shape: Shape, logits: Extent[N]) -> N:
+    """1/(1 + e^{-R}) with R = τ·X, times τ if the loss is not divided by it."""
+    temperature = num.of(loss.temperature)
+    constant = 1 / (1 + num.exp(0 - temperature * logits.norm))
+    return constant if loss.normalise else temperature * constant
+
+
+def unit(num: Numbers[N], loss: Any, shape: Shape, logits: Extent[N]) -> N:
+    """1: the derivative is 0 or ±1."""
+    return num.of(1)
+
+
+def hinge_kr(num: Numbers[N], loss: HingeKR, shape: Shape, logits: Extent[N]) -> N:
+    """1 + α."""
+    return 1 + num.of(loss.alpha)
+
+
+def multiclass_unit(num: Numbers[N], loss: MulticlassHinge | MulticlassKR, shape: Shape, logits: Extent[N]) -> N:
+    """1/√K or √K."""
+    return over_outputs(num, loss.reduce, shape[0])
+
+
+def multiclass_hinge_kr(num: Numbers[N], loss: MulticlassHingeKR, shape: Shape, logits: Extent[N]) -> N:
+    """(1 + α)/√K or (1 + α)·√K."""
+    return (1 + num.of(loss.alpha)) * over_outputs(num, loss.reduce, shape[0])
+
+
+def multi_margin(num: Numbers[N], loss: MultiMargin, shape: Shape, logits: Extent[N]) -> N:
+    """√((K-1)/K) for p = 1, 2·margin·√((K-1)/K) + 2X for p = 2."""
+    share = num.sqrt(Fraction(shape[0] - 1, shape[0]))
+    return share if loss.p == 1 else 2 * (num.of(loss.margin) * share + logits.norm)
+
+
+def cosine(num: Numbers[N], loss: Cosine, shape: Shape, logits: Extent[N]) -> N:
+    """1/floor."""
+    return 1 / num.of(loss.floor)
+
+
+CLASS = "a class index"
+SIGN = "-1 or 1"
+
+LOSSES: tuple[AnyLoss, ...] = (
+    loss_record("cross_entropy", CrossEntropy, check_cross_entropy, cross_entropy, CLASS, "loss.md#cross-entropy"),
+    loss_record(
+        "token_cross_entropy",
+        TokenCrossEntropy,
+        check_token_cross_entropy,
+        token_cross_entropy,
+        CLASS_OF_TOKEN,
+        "loss.md#cross-entropy-of-tokens",
+        reads=("row",),
+    ),
+    loss_record("nll", NoAttributes, several_classes, unit, CLASS, "loss.md#negative-log-likelihood"),
+    loss_record(
+        "bce",
+        Logistic,
+        one_logit,
+        binary_cross_entropy,
+        "a number from 0 to 1",
+        "loss.md#binary-cross-entropy",
+    ),
+    loss_record("hinge", Hinge, one_logit, unit, SIGN, "loss.md#margins"),
+    loss_record("kr", NoAttributes, one_logit, unit, SIGN, "loss.md#margins"),
+    loss_record("hkr", HingeKR, one_logit, hinge_kr, SIGN, "loss.md#margins"),
+    loss_record(
+        "multiclass_hinge",
+        MulticlassHinge,
+        several_classes,
+        multiclass_unit,
+        CLASS,
+        "loss.md#one-against-all",
+    ),
+    loss_record("multiclass_kr", MulticlassKR, several_classes, multiclass_unit, CLASS, "loss.md#one-against-all"),
+    loss_record(
+        "multiclass_hkr",
+        MulticlassHingeKR,
+        several_classes,
+        multiclass_hinge_kr,
+        CLASS,
+        "loss.md#one-against-all",
+    ),
+    loss_record("multi_margin", MultiMargin, several_classes, multi_margin, CLASS, "loss.md#multi-margin"),
+    loss_record("cosine", Cosine, several_classes, cosine, CLASS, "loss.md#cosine"),
+    *regression.LOSSES,
+)

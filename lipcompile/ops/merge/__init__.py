@@ -1,0 +1,1 @@
+"""Ops with several operands: sums, products, concatenation."""

@@ -1,0 +1,1 @@
+"""Normalisation of layers, groups and channels, and of local responses."""

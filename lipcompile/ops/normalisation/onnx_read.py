@@ -1,0 +1,229 @@
+"""Importers of norms, with their gains and shifts, of softmax, and of factors for each entry of an axis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from lipcompile.core.diagnostics import Refusal
+from lipcompile.core.graph import Value
+from lipcompile.frontends.onnx.context import MIXES, Context, shape_of
+from lipcompile.frontends.onnx.node import OnnxNode, module_of
+from lipcompile.frontends.onnx.values import Known, floats
+from lipcompile.ops.linear.onnx_read import refuse_training
+from lipcompile.ops.linear.rules import BIAS, BiasShape
+from lipcompile.ops.normalisation.local_response import LocalResponse
+from lipcompile.ops.normalisation.rules import GroupNorm, InstanceNorm, OverAxes
+from lipcompile.ops.parametric.rules import PerFeature
+from lipcompile.ops.record import AnyOp, Shape
+from lipcompile.ops.shape.onnx_read import reshape_to
+from lipcompile.ops.softmax.rules import LogSoftmax, Softmax
+from lipcompile.ops.table import OP_BY_NAME
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+
+EPSILON = Fraction(1e-5)
+# Losses that are one with a log-softmax before them; `passes.canonical` joins them.
+_OF_LOG_PROBABILITIES = ("nll", "cross_entropy", "token_cross_entropy")
+
+
+# Gains and shifts
+
+
+def gain(context: Context, node: OnnxNode, operand: Value, known: Known, *, frozen: bool = False) -> Value:
+    """Multiply by a constant whose last axes meet those of the tensor: one factor for each entry of some axes."""
+    known = context.of_one_example(known, shape_of(operand))
+    return factored(context, node, operand, known, frozen=frozen)
+
+
+def factored(context: Context, node: OnnxNode, operand: Value, known: Known, *, frozen: bool = False) -> Value:
+    """As `gain`, by a constant without an axis for the batch.
+
+    `scale` has one axis of factors: several neighbouring axes become one, and several again.
+    """
+    example = shape_of(operand)
+    shape = _aligned(known.array.shape, example)
+    varied = [axis for axis, size in enumerate(shape) if size > 1]
+    first, last = (varied[0], varied[-1] + 1) if varied else (len(example) - 1, len(example))
+    if varied and shape[first:last] != example[first:last]:
+        message = f"factors of shape {list(known.array.shape)} do not fill neighbouring axes of {list(example)}"
+        raise Refusal("LIP110", message, "use one factor for each entry of one axis")
+    joined = (*example[:first], prod(example[first:last]), *example[last:])
+    flat = reshape_to(context, node, operand, joined, "_joined")
+    attributes = PerFeature(first if varied else None, shared=not varied)
+    scale = OP_BY_NAME["scale"]
+    factors = replace(known, array=known.array.reshape(scale.parameter("gain").shape(attributes, (joined,))))
+    made = context.parameters.add(scale, attributes, flat, [("gain", factors)], f"{node.name}_gain", frozen=frozen)
+    return made if made.shape is None else reshape_to(context, node, made, example, "_split")
+
+
+def _aligned(shape: Shape, example: Shape) -> Shape:
+    """Return a shape that broadcasts into the example, with as many axes as it has."""
+    aligned = (*(1,) * (len(example) - len(shape)), *shape)
+    if not all(size in (1, whole) for size, whole in zip(aligned, example, strict=True)):
+        raise Refusal("LIP102", f"a constant of shape {list(shape)} does not fit an example {list(example)}")
+    return aligned
+
+
+def shift(context: Context, node: OnnxNode, operand: Value, known: Known, *, frozen: bool = False) -> Value:
+    """Add a constant whose last axes meet those of the example."""
+    attributes = BiasShape(tuple(known.array.shape))
+    return context.parameters.add(
+        BIAS, attributes, operand, [("bias", known)], f"{node.name}_shift", frozen=frozen
+    )
+
+
+def affine(context: Context, node: OnnxNode, made: Value, stored: Shape, shape: Shape) -> Value:
+    """Apply the operands 1 and 2 of a norm, which broadcast as `stored`, reshaped to `shape`; what a norm without
+    them stores is left out.
+    """
+    for index, apply, neutral in ((1, gain, 1), (2, shift, 0)):
+        known = context.known(node, index, ("", "the scale", "the bias")[index])
+        if known is None or made.shape is None or _is_neutral(known, neutral):
+            continue
+        extra = known.array.ndim - len(stored)
+        if known.array.shape != (1,) * extra + stored:
+            message = f"{node.op_type} has a constant of shape {list(known.array.shape)}, expected {list(stored)}"
+            raise Refusal("LIP102", message)
+        made = apply(context, node, made, replace(known, array=known.array.reshape(shape)))
+    return made
+
+
+def _is_neutral(known: Known, value: int) -> bool:
+    """Whether a constant does nothing, and is no weight of a module that may learn to."""
+    weights = [source for source in known.sources if module_of(source)]
+    return not weights and bool((known.array == value).all())
+
+
+# Norms
+
+
+def layer_normalization(context: Context, node: OnnxNode) -> Value:
+    """(x - μ)/√(σ² + ε) over all axes from one on, times a scale, plus a bias."""
+    axes = _trailing(context, node)
+    made = _norm(context, node, "layer_norm", OverAxes(None, node.number("epsilon", EPSILON), axes))
+    stored = context.shape(node)[axes[0] :]
+    return affine(context, node, made, stored, stored)
+
+
+def rms_normalization(context: Context, node: OnnxNode) -> Value:
+    """x/√(ρ² + ε) over all axes from one on, times a scale."""
+    axes = _trailing(context, node)
+    made = _norm(context, node, "rms_norm", OverAxes(None, node.number("epsilon", EPSILON), axes))
+    stored = context.shape(node)[axes[0] :]
+    return affine(context, node, made, stored, stored)
+
+
+def _trailing(context: Context, node: OnnxNode) -> tuple[int, ...]:
+    """Return all axes of the example from `axis` on, of which the batch must not be one."""
+    example = context.shape(node)
+    axis, rank = node.integer("axis", -1), context.layout.rank(example)
+    if axis % rank <= context.layout.place:
+        raise Refusal("LIP108", f"{node.op_type} acts on the batch axis: it mixes examples", MIXES)
+    return tuple(range(context.axis(node, axis, len(example) + 1), len(example)))
+
+
+def group_normalization(context: Context, node: OnnxNode) -> Value:
+    """(x - μ)/√(σ² + ε) over runs of channels, times a scale, plus a bias, one of each for each channel.
+
+    Its first definition, with a scale for each group, was withdrawn: files of the sets 18 to 20 are not valid.
+    """
+    groups, example = node.integer("num_groups", 0), context.shape(node)
+    if groups < 1:
+        raise Refusal("LIP102", f"GroupNormalization cannot have {groups} groups")
+    attributes = GroupNorm(groups, None, node.number("epsilon", EPSILON))
+    return affine(context, node, _norm(context, node, "group_norm", attributes), example[:1], per_channel(example))
+
+
+def instance_normalization(context: Context, node: OnnxNode) -> Value:
+    """(x - μ)/√(σ² + ε) over each channel, times a scale, plus a bias."""
+    made = _norm(context, node, "instance_norm", InstanceNorm(None, node.number("epsilon", EPSILON)))
+    example = context.shape(node)
+    return affine(context, node, made, example[:1], per_channel(example))
+
+
+def _norm(context: Context, node: OnnxNode, op: str, attributes: Any) -> Value:
+    return context.add(node, OP_BY_NAME[op], attributes, [context.tensor(node)])
+
+
+def per_channel(example: Shape) -> Shape:
+    """Return the shape of one number for each channel, which broadcasts into the example."""
+    return (example[0], *(1 for _ in example[1:])) if example else ()
+
+
+def local_response(context: Context, node: OnnxNode) -> Value:
+    """Local response normalisation; for even sizes ONNX's window is not torch's."""
+    size = node.integer("size", 0)
+    if size < 1 or size % 2 == 0:
+        raise Refusal("LIP110", f"LRN over {size} channels is not yet supported", "use an odd size")
+    alpha, beta = node.number("alpha", Fraction(1, 10000)), node.number("beta", Fraction(3, 4))
+    attributes = LocalResponse(size, alpha, beta, node.number("bias", Fraction(1)))
+    return context.add(node, OP_BY_NAME["lrn"], attributes, [context.tensor(node)])
+
+
+def batch_normalization(context: Context, node: OnnxNode) -> Value:
+    """With fixed statistics: a frozen scale s = γ/√(v + ε) and shift β - s·μ.
+
+    What could be folded into the layer before it has been, when that layer was imported.
+    """
+    import numpy as np
+
+    refuse_training(node)
+    operand, names = context.tensor(node), ("the scale", "the bias", "the mean", "the variance")
+    found = [context.known(node, index, name) for index, name in enumerate(names, start=1)]
+    channels = shape_of(operand)[:1]
+    arrays = [floats(known.array, "a statistic") for known in found if known is not None]
+    if len(arrays) != len(names) or any(array.shape != channels for array in arrays):
+        raise Refusal("LIP102", f"the statistics of BatchNormalization do not fit {list(shape_of(operand))}")
+    gamma, beta, mean, variance = (array.astype(np.float64) for array in arrays)
+    with np.errstate(all="ignore"):
+        factors = gamma / np.sqrt(variance + float(node.number("epsilon", EPSILON)))
+        moved = beta - factors * mean
+    scaled = gain(context, node, operand, _frozen(factors, operand), frozen=True)
+    return scaled if scaled.shape is None else shift(context, node, scaled, _frozen(moved, operand), frozen=True)
+
+
+def _frozen(array: Array, operand: Value) -> Known:
+    """Return computed numbers, one for each channel, as a constant that is no stored weight."""
+    return Known(array.reshape(per_channel(shape_of(operand))))
+
+
+# Softmax
+
+
+def softmax(context: Context, node: OnnxNode) -> Value:
+    """Softmax inside a network; at the output it belongs to the loss."""
+    if any(output in context.outputs for output in node.outputs):
+        raise _ends_in(node, "drop it, as `lipcompile fix` does: the loss contains it")
+    return _along_axis(context, node, lambda axis: (OP_BY_NAME["softmax"], Softmax(axis=axis)))
+
+
+def log_softmax(context: Context, node: OnnxNode) -> Value:
+    """Log-softmax inside a network, or before a loss that takes it in."""
+    if any(output in context.outputs for output in node.outputs) and context.loss not in _OF_LOG_PROBABILITIES:
+        raise _ends_in(node, "declare what it is for, --loss nll, or drop it, as `lipcompile fix` does")
+    return _along_axis(context, node, lambda axis: (OP_BY_NAME["log_softmax"], LogSoftmax(axis)))
+
+
+def _ends_in(node: OnnxNode, mend: str) -> Refusal:
+    message = f"the model ends in {node.op_type}: the loss is a function of the logits before it"
+    return Refusal("LIP214", message, mend)
+
+
+def _along_axis(context: Context, node: OnnxNode, of: Callable[[int], tuple[AnyOp, Any]]) -> Value:
+    """Add an op of one axis; before operator set 13, all axes from that on were one."""
+    operand, example = context.tensor(node), context.shape(node)
+    axis = context.axis(node, node.integer("axis", -1 if context.version >= 13 else 1), len(example) + 1)
+    if context.version < 13 and context.layout.place > axis:
+        raise Refusal("LIP108", f"{node.op_type} runs over the batch axis: it mixes examples", MIXES)
+    if context.version >= 13 or axis == len(example) - 1:
+        return context.add(node, *of(axis), [operand])
+    flat = reshape_to(context, node, operand, (*example[:axis], prod(example[axis:])), "_joined")
+    made = context.add(node, *of(axis), [flat])
+    return made if made.shape is None else reshape_to(context, node, made, example, "_split")

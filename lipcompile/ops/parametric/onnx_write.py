@@ -1,0 +1,56 @@
+"""Activations with trained numbers, and reflections of pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+
+from lipcompile.core.graph import Node
+from lipcompile.emitters.onnx.writer import Emit, Writer, axis_of
+from lipcompile.ops.activation.onnx_write import grouped
+
+HALF = Fraction(1, 2)
+
+
+def _prelu(writer: Writer, node: Node, x: Sequence[str]) -> str:
+    return writer.op("PRelu", x[0], writer.weight(node, "slope"))
+
+
+def _scale(writer: Writer, node: Node, x: Sequence[str]) -> str:
+    return writer.op("Mul", x[0], writer.weight(node, "gain"))
+
+
+def _householder(writer: Writer, node: Node, x: Sequence[str]) -> str:
+    return _reflected(writer, node, x[0], writer.weight(node, "angle"))
+
+
+def _fixed_householder(writer: Writer, node: Node, x: Sequence[str]) -> str:
+    return _reflected(writer, node, x[0], writer.number(node.attributes.angle))
+
+
+def _reflected(writer: Writer, node: Node, x: str, angle: str) -> str:
+    """z + 2·max(0, -⟨v, z⟩)·v for pairs z, with v = (sin(angle/2), -cos(angle/2))."""
+    axis, pair = axis_of(node), axis_of(node) + 1
+    pairs = grouped(node.shape, axis, 2)
+    half = writer.times(angle, HALF)
+    sine, cosine = writer.op("Sin", half), writer.op("Cos", half)
+    apart = writer.reshape(x, pairs)
+    first, second = (
+        writer.reshape(writer.part(apart, axis, i, i + 1), (*pairs[:axis], *pairs[pair:])) for i in (0, 1)
+    )
+    behind = writer.op("Sub", writer.op("Mul", second, cosine), writer.op("Mul", first, sine))
+    depth = writer.times(writer.op("Relu", behind), Fraction(2))
+    moved = (
+        writer.op("Add", first, writer.op("Mul", depth, sine)),
+        writer.op("Sub", second, writer.op("Mul", depth, cosine)),
+    )
+    one = (*pairs[:axis], 1, *pairs[pair:])
+    return writer.reshape(writer.op("Concat", *(writer.reshape(z, one) for z in moved), axis=pair), node.shape)
+
+
+EMITTERS: Mapping[str, Emit] = {
+    "prelu": _prelu,
+    "scale": _scale,
+    "householder": _householder,
+    "fixed_householder": _fixed_householder,
+}

@@ -1,0 +1,31 @@
+"""Activations with trainable numbers, and reflections of pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from lipcompile.core.graph import Node
+from lipcompile.emitters.torch.expression import Expression, axis_of, nearest
+from lipcompile.emitters.torch.layer import Layer, Parameters, radius
+
+
+def _shape_and_bound(parameters: Parameters) -> list[str]:
+    """Write the arguments of a layer with one parameter in a box."""
+    (parameter,) = parameters.values()
+    return [f"{parameter.shape}", f"bound={radius(parameter)}"]
+
+
+def _householder(node: Node, parameters: Parameters) -> list[str]:
+    return [f"{parameters['angle'].shape}", f"axis={axis_of(node)}"]
+
+
+EXPRESSIONS: Mapping[str, Expression] = {
+    "fixed_householder": lambda node, x: (
+        f"functional.householder({x[0]}, {nearest(node.attributes.angle)}, axis={axis_of(node)})"
+    ),
+}
+LAYERS: Mapping[str, Layer] = {
+    "prelu": Layer(lambda node: "PReLU", lambda node, parameters: _shape_and_bound(parameters)),
+    "scale": Layer(lambda node: "Scale", lambda node, parameters: _shape_and_bound(parameters)),
+    "householder": Layer(lambda node: "Householder", _householder),
+}

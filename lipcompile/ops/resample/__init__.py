@@ -1,0 +1,1 @@
+"""Ops that copy, pad, crop and resize."""

@@ -1,0 +1,335 @@
+"""Importers of operators that copy, enlarge or rearrange entries. The batch axis stays where it is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+from lipcompile.core.diagnostics import Refusal
+from lipcompile.core.graph import Value
+from lipcompile.frontends.onnx.constants import plus_entries
+from lipcompile.frontends.onnx.context import MIXES, Context, shape_of
+from lipcompile.frontends.onnx.file.memory import expect_array
+from lipcompile.frontends.onnx.node import OnnxNode
+from lipcompile.frontends.onnx.sizes import is_formal
+from lipcompile.frontends.onnx.values import Known, integers, scalar
+from lipcompile.ops.counting import Mode
+from lipcompile.ops.embedding.rules import Embedding
+from lipcompile.ops.record import Shape
+from lipcompile.ops.resample.rules import Expand, Gather, Interpolation, Pad, Upsample
+from lipcompile.ops.shape.onnx_read import cut, permute, reshape_to
+from lipcompile.ops.shape.rules import Block, Slice
+from lipcompile.ops.table import OP_BY_NAME
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+
+Pairs = tuple[tuple[int, int], ...]
+_PADDING: Mapping[str, Mode] = {
+    "constant": "zeros",
+    "reflect": "reflect",
+    "edge": "replicate",
+    "wrap": "circular",
+}
+
+
+def pad(context: Context, node: OnnxNode) -> Value:
+    """A number, or reflected, repeated or wrapped entries around the axes of an example; negative sides cut."""
+    operand, mode = context.tensor(node), node.text("mode", "constant")
+    sides = _sides(context, node, len(shape_of(operand)) + 1)
+    filled = _filling(context, node) if mode == "constant" else Fraction(0)
+    if mode not in _PADDING:
+        raise Refusal("LIP102", f"Pad has no mode {mode}")
+    if sides[0] != (0, 0):
+        raise Refusal("LIP108", "Pad adds examples to the batch", MIXES)
+    operand = _cropped(context, node, operand, sides[1:])
+    around = tuple((max(low, 0), max(high, 0)) for low, high in sides[1:])
+    if not any(map(any, around)) or operand.shape is None:
+        return operand
+    return _framed(context, node, operand, around, _PADDING[mode], filled)
+
+
+def _framed(
+    context: Context, node: OnnxNode, operand: Value, around: Pairs, mode: Mode, filled: Fraction
+) -> Value:
+    """Pad all axes: channels are padded as an axis of an image of one channel."""
+    first, *spatial = around
+    if first == (0, 0) and spatial:
+        padded = context.add(node, OP_BY_NAME["pad"], Pad(tuple(spatial), mode), [operand])
+    else:
+        apart = reshape_to(context, node, operand, (1, *shape_of(operand)), "_apart")
+        padded = context.add(node, OP_BY_NAME["pad"], Pad(around, mode), [apart])
+        padded = padded if padded.shape is None else reshape_to(context, node, padded, padded.shape[1:], "_whole")
+    if padded.shape is None or not filled:
+        return padded
+    return plus_entries(context, node, padded, _frame(padded.shape, around, filled), "_filled")
+
+
+def _filling(context: Context, node: OnnxNode) -> Fraction:
+    """Return the number to pad with: an attribute in old operator sets, an operand in new ones."""
+    known = context.known(node, 2, "the padding value")
+    if known is not None and not math.isfinite(float(known.array.reshape(-1)[0])):
+        raise Refusal("LIP104", "the number to pad with is not finite", "pad with a number, or shrink the window")
+    return node.number("value", Fraction(0)) if known is None else scalar(known)
+
+
+def _cropped(context: Context, node: OnnxNode, operand: Value, sides: Pairs) -> Value:
+    """Cut off what negative sides take away."""
+    for axis, ((low, high), size) in enumerate(zip(sides, shape_of(operand), strict=True)):
+        part = Slice(axis, max(-low, 0), size + min(high, 0))
+        if part.start >= part.stop:
+            raise Refusal("LIP102", f"Pad takes all of an axis of size {size} away")
+        operand = operand if operand.shape is None else cut(context, node, operand, part, f"_cut{axis}")
+    return operand
+
+
+def _frame(shape: Shape, around: Pairs, filled: Fraction) -> Array:
+    """Return a number at the entries that padding has made, and 0 inside."""
+    import numpy as np
+
+    expect_array(shape)
+    frame = np.full(shape, float(filled), np.float32)
+    frame[tuple(slice(low, size - high) for (low, high), size in zip(around, shape, strict=True))] = 0
+    return frame
+
+
+def _sides(context: Context, node: OnnxNode, rank: int) -> Pairs:
+    known, named = context.known(node, 1, "the padding"), context.known(node, 3, "the axes")
+    pads = node.integers("pads") if known is None else integers(known, "the padding")
+    axes = tuple(range(rank)) if named is None else integers(named, "the axes")
+    if pads is None or len(pads) != 2 * len(axes) or any(not -rank <= axis < rank for axis in axes):
+        raise Refusal("LIP102", f"Pad needs two integers an axis, not {list(pads or ())}")
+    sides = [(0, 0)] * rank
+    for index, axis in enumerate(axes):
+        sides[axis % rank] = (pads[index], pads[index + len(axes)])
+    return tuple(sides)
+
+
+def gather(context: Context, node: OnnxNode) -> Value:
+    """Constant indices along an axis of the example (a run of them is a slice), or rows of a table by tokens."""
+    if isinstance(context.item(node, 0), Known):
+        return _embedding(context, node)
+    operand = context.tensor(node)
+    indices = context.known(node, 1, "the indices")
+    axis = context.axis(node, node.integer("axis", 0), len(shape_of(operand)) + 1)
+    size = shape_of(operand)[axis]
+    found = tuple(_index(index, size) for index in integers(indices, "the indices")) if indices else ()
+    if indices is None or not found:
+        raise Refusal("LIP102", "Gather takes no entry")
+    if found == tuple(range(found[0], found[0] + len(found))):
+        value = cut(context, node, operand, Slice(axis, found[0], found[-1] + 1))
+    else:
+        value = context.add(node, OP_BY_NAME["gather"], Gather(found, axis), [operand])
+    if indices.array.ndim == 1 or value.shape is None:
+        return value
+    taken = tuple(int(size) for size in indices.array.shape)
+    context.resized(axis, len(taken) - 1)
+    return reshape_to(context, node, value, (*value.shape[:axis], *taken, *value.shape[axis + 1 :]), "_entry")
+
+
+def _embedding(context: Context, node: OnnxNode) -> Value:
+    """Rows of a constant table [entries, width], selected by the tokens of the input."""
+    table, tokens = context.known(node, 0, "the table"), context.tensor(node, 1)
+    if table is None or table.array.ndim != 2 or node.integer("axis", 0) != 0:
+        raise Refusal("LIP110", "tokens may select rows of a constant table [entries, width], nothing else yet")
+    entries, width = (int(size) for size in table.array.shape)
+    op = OP_BY_NAME["embedding"]
+    return context.parameters.add(op, Embedding(entries, width), tokens, [("table", table)], node.name)
+
+
+def _index(index: int, size: int) -> int:
+    if not -size <= index < size:
+        raise Refusal("LIP102", f"index {index} is outside an axis of size {size}")
+    return index % size
+
+
+def expand(context: Context, node: OnnxNode) -> Value:
+    """Broadcast to a constant shape, which may keep sizes by a 1; the batch axis stays first."""
+    operand = context.tensor(node)
+    target = context.known(node, 1, "the shape")
+    example = shape_of(operand)
+    if target is None:
+        raise Refusal("LIP102", "Expand without a shape")
+    sizes = integers(target, "the shape")
+    if len(sizes) > len(example) + 1:
+        raise Refusal("LIP108", f"Expand to {len(sizes)} axes moves the batch axis", MIXES)
+    missing = len(example) + 1 - len(sizes)
+    first, rest = ((1, *sizes) if missing else sizes)[0], (sizes if missing else sizes[1:])
+    if not (first == 1 or context.is_batch(first)) or any(map(is_formal, rest)):
+        raise Refusal("LIP108", f"Expand to {list(sizes)} changes the batch", MIXES)
+    return _expanded(context, node, operand, rest)
+
+
+def _expanded(context: Context, node: OnnxNode, operand: Value, rest: Sequence[int]) -> Value:
+    example = shape_of(operand)
+    kept = len(example) - len(rest)
+    sizes = (*example[:kept], *(own if new == 1 else new for own, new in zip(example[kept:], rest, strict=True)))
+    if sizes == example:
+        return operand
+    return context.add(node, OP_BY_NAME["expand"], Expand(sizes), [operand])
+
+
+# Rearrangements
+
+
+def depth_to_space(context: Context, node: OnnxNode) -> Value:
+    """Blocks of channels become squares of pixels: columns first (CRD) as in torch, or depth first (DCR)."""
+    operand, r = context.tensor(node), _block(node)
+    mode = node.text("mode", "DCR")
+    channels, *image = _image(node, operand)
+    if channels % (r * r):
+        raise Refusal("LIP102", f"{channels} channels are no multiple of {r * r}")
+    if mode == "DCR":
+        operand = _regrouped(context, node, operand, (r * r, channels // (r * r)), image)
+    elif mode != "CRD":
+        raise Refusal("LIP102", f"DepthToSpace has no mode {mode}")
+    return context.add(node, OP_BY_NAME["depth_to_space"], Block(r), [operand])
+
+
+def space_to_depth(context: Context, node: OnnxNode) -> Value:
+    """Squares of pixels become blocks of channels: columns first (CRD) as in torch, or depth first (DCR)."""
+    operand, r, mode = context.tensor(node), _block(node), node.text("mode", "DCR")
+    channels, *_ = _image(node, operand)
+    if mode not in ("DCR", "CRD"):
+        raise Refusal("LIP102", f"SpaceToDepth has no mode {mode}")
+    value = context.add(node, OP_BY_NAME["space_to_depth"], Block(r), [operand], "_blocks")
+    if value.shape is None or mode == "CRD":
+        return value
+    return _regrouped(context, node, value, (channels, r * r), value.shape[1:])
+
+
+def _regrouped(
+    context: Context, node: OnnxNode, operand: Value, groups: tuple[int, int], image: Sequence[int]
+) -> Value:
+    """Swap the two factors of the channel axis."""
+    value = reshape_to(context, node, operand, (*groups, *image), "_groups")
+    value = permute(context, node, value, (1, 0, 2, 3), "_swapped")
+    return reshape_to(context, node, value, (groups[0] * groups[1], *image), "_channels")
+
+
+def _block(node: OnnxNode) -> int:
+    size = node.integer("blocksize", 0)
+    if size < 1:
+        raise Refusal("LIP102", f"{node.op_type} needs a blocksize")
+    return size
+
+
+def _image(node: OnnxNode, operand: Value) -> Shape:
+    if len(shape_of(operand)) != 3:
+        raise Refusal("LIP102", f"{node.op_type} needs images [channels, height, width]")
+    return shape_of(operand)
+
+
+# Resizing
+
+
+def resize(context: Context, node: OnnxNode) -> Value:
+    """Enlarge spatial axes by whole factors, in the conventions that torch shares."""
+    operand = context.tensor(node)
+    factors = _factors(context, node, shape_of(operand))
+    mode, corners = _convention(node)
+    return _upsampled(context, node, operand, factors, mode, align_corners=corners)
+
+
+def upsample(context: Context, node: OnnxNode) -> Value:
+    """The predecessor of Resize: nearest entries only, for runtimes disagreed on the rest."""
+    operand = context.tensor(node)
+    scales = context.known(node, 1, "the scales")
+    given = node.attributes.get("scales") if scales is None else scales.array.reshape(-1).tolist()
+    if node.text("mode", "nearest") != "nearest" or not isinstance(given, list | tuple):
+        raise Refusal(
+            "LIP110", "Upsample other than with nearest entries is not yet supported", "export with Resize"
+        )
+    factors = _whole(node, _exact(given), shape_of(operand))
+    return _upsampled(context, node, operand, factors, "nearest", align_corners=False)
+
+
+def _upsampled(
+    context: Context,
+    node: OnnxNode,
+    operand: Value,
+    factors: tuple[int, ...],
+    mode: Interpolation,
+    *,
+    align_corners: bool,
+) -> Value:
+    if all(factor == 1 for factor in factors):
+        return operand
+    return context.add(node, OP_BY_NAME["upsample"], Upsample(factors, mode, align_corners), [operand])
+
+
+def _factors(context: Context, node: OnnxNode, example: Shape) -> tuple[int, ...]:
+    """Return the factors of the spatial axes, from scales or sizes."""
+    if context.version < 11:
+        raise Refusal(
+            "LIP110", "Resize before operator set 11 is not yet supported", "export with opset 11 or later"
+        )
+    if node.integers("axes") is not None or node.text("keep_aspect_ratio_policy", "stretch") != "stretch":
+        raise Refusal("LIP110", "Resize of chosen axes, or by a policy, is not yet supported", "give all scales")
+    scales, sizes = context.known(node, 2, "the scales"), context.known(node, 3, "the sizes")
+    if scales is not None and scales.array.size:
+        return _whole(node, _exact(scales.array.reshape(-1)), example)
+    if sizes is None:
+        raise Refusal("LIP102", "Resize without scales and sizes")
+    wanted = integers(sizes, "the sizes")
+    if len(wanted) != len(example) + 1 or not context.is_batch(wanted[0]):
+        raise Refusal("LIP108", f"Resize to {list(wanted)} changes the batch", MIXES)
+    ratios = [Fraction(new, old) for new, old in zip(wanted[1:], example, strict=True)]
+    return _whole(node, [Fraction(1), *ratios], example)
+
+
+def _exact(scales: Iterable[Any]) -> list[Fraction]:
+    try:
+        found = [Fraction(float(scale)) for scale in scales]
+    except (ValueError, OverflowError):  # text, NaN, infinity
+        raise Refusal("LIP102", "a scale is no finite number") from None
+    if any(is_formal(int(scale)) for scale in found):
+        raise Refusal("LIP108", "a scale is computed from the batch size", MIXES)
+    return found
+
+
+def _whole(node: OnnxNode, scales: Sequence[Fraction], example: Shape) -> tuple[int, ...]:
+    """Check the factors of all axes; return those of the spatial ones."""
+    if len(scales) != len(example) + 1 or len(example) < 2:
+        raise Refusal("LIP102", f"{node.op_type} needs a scale for each axis of {['batch', *example]}")
+    if scales[0] != 1:
+        raise Refusal("LIP108", f"{node.op_type} changes the batch", MIXES)
+    if scales[1] != 1 or any(scale.denominator != 1 or scale < 1 for scale in scales):
+        shown = [float(scale) for scale in scales]
+        raise Refusal(
+            "LIP110",
+            f"{node.op_type} by {shown} is not yet supported: whole factors of spatial axes are",
+            "enlarge by a whole factor, or shrink with a pool",
+        )
+    return tuple(int(scale) for scale in scales[2:])
+
+
+def _convention(node: OnnxNode) -> tuple[Interpolation, bool]:
+    """Return the interpolation and whether corners are aligned; refuse conventions that differ from torch's."""
+    mode, place = node.text("mode", "nearest"), node.text("coordinate_transformation_mode", "half_pixel")
+    if node.integer("antialias", 0) or node.integer("exclude_outside", 0):
+        raise Refusal("LIP110", "Resize with antialias or exclude_outside is not yet supported", "switch it off")
+    halves = place in ("half_pixel", "pytorch_half_pixel")
+    if mode == "nearest" and _is_nearest(node, place, halves=halves):
+        return "nearest", False
+    if mode == "cubic" and node.number("cubic_coeff_a", Fraction(-3, 4)) != Fraction(-3, 4):
+        raise Refusal("LIP110", "cubic weights other than with a = -0.75 are not yet supported", "use a = -0.75")
+    if mode in ("linear", "cubic") and (halves or place == "align_corners"):
+        return "bilinear" if mode == "linear" else "bicubic", place == "align_corners"
+    raise Refusal(
+        "LIP110",
+        f"Resize with mode={mode} and coordinate_transformation_mode={place} is not yet supported",
+        "export torch's interpolate: nearest, or linear and cubic with half_pixel or align_corners",
+    )
+
+
+def _is_nearest(node: OnnxNode, place: str, *, halves: bool) -> bool:
+    """Whether each entry is repeated: for whole factors half-pixel centres never tie, so each rounding will do."""
+    rounding = node.text("nearest_mode", "round_prefer_floor")
+    return (place == "asymmetric" and rounding == "floor") or (
+        halves and rounding in ("round_prefer_floor", "round_prefer_ceil")
+    )

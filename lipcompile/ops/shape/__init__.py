@@ -1,0 +1,1 @@
+"""Ops that move entries and change none."""

@@ -1,0 +1,86 @@
+"""Ops that move entries about, cut some off, or clip the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from lipcompile.core.graph import Node
+from lipcompile.emitters.onnx.writer import Emit, Writer
+from lipcompile.ops.shape.rules import permutation
+
+
+def _identity(writer: Writer, node: Node, x: Sequence[str]) -> str:
+    return writer.op("Identity", x[0])
+
+
+def _flatten(writer: Writer, node: Node, x: Sequence[str]) -> str:
+    return writer.op("Flatten", x[0], axis=1) if node.site.inputs[0] else writer.reshape(x[0], (1,))
+
+
+def _reshape(writer: Writer, node: Node, x: Sequence[str]) -> str:
+    return writer.reshape(x[0], node.shape)
+
+
+def _transpose(writer: Writer, node: Node, x: Sequence[str]) -> str:
+    axes = permutation(node.attributes, node.site.inputs[0])
+    return writer.op("Transpose", x[0], perm=[0, *(axis + 1 for axis in axes)])
+
+
+def _slice(writer: Writer, node: Node, x: Sequence[str]) -> str:
+    part = node.attributes
+    return writer.part(x[0], part.axis, part.start, part.stop)
+
+
+def _space_to_depth(writer: Writer, node: Node, x: Sequence[str]) -> str:
+    return writer.reshape(_blocks(writer, node, x[0], (0, 1, 3, 5, 2, 4)), node.shape)
+
+
+def _patches(writer: Writer, node: Node, x: Sequence[str]) -> str:
+    return writer.reshape(_blocks(writer, node, x[0], (0, 2, 4, 1, 3, 5)), node.shape)
+
+
+def _blocks(writer: Writer, node: Node, x: str, order: Sequence[int]) -> str:
+    """Split an image into blocks; ONNX's SpaceToDepth has another order of channels than torch."""
+    (channels, height, width), r = node.site.inputs[0], node.attributes.size
+    apart = writer.reshape(x, (channels, height // r, r, width // r, r))
+    return writer.op("Transpose", apart, perm=list(order))
+
+
+def _depth_to_space(writer: Writer, node: Node, x: Sequence[str]) -> str:
+    return writer.op("DepthToSpace", x[0], blocksize=node.attributes.size, mode="CRD")
+
+
+def _clip_norm(writer: Writer, node: Node, x: Sequence[str]) -> str:
+    """x·r/max(r, ‖x‖)."""
+    axes = range(len(node.shape))
+    norm = writer.reduce("ReduceL2", x[0], axes, keep=True)
+    longest = writer.op("Max", norm, writer.number(node.attributes.radius, "below"))
+    return writer.op("Mul", writer.op("Div", x[0], longest), writer.number(node.attributes.radius, "below"))
+
+
+def _dropout(writer: Writer, node: Node, x: Sequence[str]) -> str:
+    return dropped(writer, x[0], node.attributes.probability)
+
+
+def dropped(writer: Writer, x: str, probability: object) -> str:
+    """Dropout, which acts in a file for training alone."""
+    import numpy as np
+
+    ratio = writer.number(probability)  # type: ignore[arg-type]
+    active = [writer.constant(np.array(True))] if writer.training else []
+    return writer.op("Dropout", x, ratio, *active)
+
+
+EMITTERS: Mapping[str, Emit] = {
+    "identity": _identity,
+    "flatten": _flatten,
+    "reshape": _reshape,
+    "transpose": _transpose,
+    "space_to_depth": _space_to_depth,
+    "depth_to_space": _depth_to_space,
+    "patches": _patches,
+    "slice": _slice,
+    "clip_norm": _clip_norm,
+    "clip_gradient": _identity,
+    "dropout": _dropout,
+}

@@ -1,0 +1,47 @@
+"""All ops and losses, as one explicit table."""
+
+from __future__ import annotations
+
+from lipcompile.ops.activation import rules as activation
+from lipcompile.ops.attention import dot_product
+from lipcompile.ops.attention import rules as attention
+from lipcompile.ops.conv import transpose as conv_transpose
+from lipcompile.ops.embedding import class_token
+from lipcompile.ops.embedding import rules as embedding
+from lipcompile.ops.linear import rules as linear
+from lipcompile.ops.loss import rules as loss
+from lipcompile.ops.merge import rules as merge
+from lipcompile.ops.normalisation import local_response
+from lipcompile.ops.normalisation import rules as normalisation
+from lipcompile.ops.parametric import rules as parametric
+from lipcompile.ops.pool import rules as pool
+from lipcompile.ops.record import AnyLoss, AnyOp
+from lipcompile.ops.reduce import rules as reduce
+from lipcompile.ops.resample import rules as resample
+from lipcompile.ops.scattering import rules as scattering
+from lipcompile.ops.shape import rules as shape
+from lipcompile.ops.softmax import rules as softmax
+
+OPS: tuple[AnyOp, ...] = (
+    *linear.OPS,
+    *conv_transpose.OPS,
+    *activation.OPS,
+    *parametric.OPS,
+    *pool.OPS,
+    *reduce.OPS,
+    *shape.OPS,
+    *resample.OPS,
+    *scattering.OPS,
+    *merge.OPS,
+    *class_token.OPS,
+    *attention.OPS,
+    *dot_product.OPS,
+    *embedding.OPS,
+    *normalisation.OPS,
+    *local_response.OPS,
+    *softmax.OPS,
+)
+LOSSES: tuple[AnyLoss, ...] = loss.LOSSES
+
+OP_BY_NAME = {op.name: op for op in OPS}
+LOSS_BY_NAME = {entry.name: entry for entry in LOSSES}
