@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from lipcompile import check
+import lipcompile
 from lipcompile.emitters.torch.emit import emit
 
 ROOT = Path(__file__).parent.parent
@@ -82,7 +83,7 @@ def test_the_runtime_is_built_of_the_same_sources() -> None:
 
 def test_an_emitted_module_trains_without_the_compiler_and_what_it_needs(tmp_path: Path) -> None:
     emitted = tmp_path / "emitted.py"
-    emitted.write_text(emit(check(str(ROOT / "examples/mlp.lip"))), encoding="utf-8")
+    emitted.write_text(emit(lipcompile.check(str(ROOT / "examples/mlp.lip"))), encoding="utf-8")
     program = f"""
 import sys
 sys.modules.update(dict.fromkeys({COMPILER!r}))
@@ -107,6 +108,12 @@ print("trained")
 """
     result = run(program)
     assert result.stdout.strip() == "trained", result.stderr
+
+
+def test_the_version_is_the_same_wherever_it_stands() -> None:
+    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert newest is not None
+    assert CONFIG["project"]["version"] == lipcompile.__version__ == newest[1]
 
 
 def test_package_data_exists() -> None:

@@ -356,6 +356,7 @@ def refused_wrappers() -> dict[str, str]:
 
 
 def shards_that_are_not_summed() -> dict[str, str]:
+    """Torch has the first two, and from 2.15 on `set_manual_backward_finalization`."""
     found = {}
     for setting, value in (("set_requires_gradient_sync", False), ("set_gradient_divide_factor", 1.0)):
         training = Training("fsdp")
@@ -366,7 +367,30 @@ def shards_that_are_not_summed() -> dict[str, str]:
         if setting != "set_requires_gradient_sync":
             getattr(training.inner, setting)(value)
         found[setting] = message(training.optimizer.step)
+    training = Training("fsdp")
+    x, y = next(iter(training.loader))
+    if hasattr(training.inner, "set_manual_backward_finalization"):
+        training.inner.set_manual_backward_finalization(True)
+        training.backward(x, y)
+        training.inner.finalize_backward()
+        found["set_manual_backward_finalization"] = message(training.optimizer.step)
     return found
+
+
+def shards_with_gradients_in_half_precision() -> str:
+    def narrowed() -> None:
+        from torch.distributed.fsdp import fully_shard
+
+        module = Net()
+        for parameter in module.parameters():
+            parameter.grad_dtype = torch.bfloat16
+        fully_shard(module)
+        for parameter in module.parameters():
+            parameter.grad_dtype = torch.bfloat16  # torch before 2.15 forgets it
+        options = {"data_loader": make_loader(SIZE, BATCH), "noise_multiplier": 1.0}
+        PrivacyEngine().make_private(module=module, optimizer=SGD(module.parameters(), lr=0.1), **options)
+
+    return message(narrowed)
 
 
 def evaluated_between() -> Any:
@@ -495,6 +519,7 @@ def scenarios(folder: Path) -> dict[str, Callable[[], Any]]:
         "full": partial(the_disk_is_full, folder),
         "wrappers": refused_wrappers,
         "unsummed": shards_that_are_not_summed,
+        "narrow gradients": shards_with_gradients_in_half_precision,
         "fault noise": every_rank_adds_noise,
         "fault shards": the_same_noise_for_all_shards,
         "fault sampling": every_rank_samples_for_itself,

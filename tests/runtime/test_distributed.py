@@ -445,6 +445,10 @@ def test_wrappers_that_change_gradients_are_refused(run: Run) -> None:
     for found in run["unsummed"]:
         assert "set_requires_gradient_sync(True)" in found["set_requires_gradient_sync"]
         assert "set_gradient_divide_factor" in found["set_gradient_divide_factor"]
+        by_hand = "set_manual_backward_finalization"
+        assert by_hand in found.get(by_hand, f"torch before 2.15 has no {by_hand}")
+    for found in run["narrow gradients"]:
+        assert "has another grad_dtype than its dtype" in found
 
 
 def test_nobody_goes_on_without_a_rank_that_died(run: Run) -> None:

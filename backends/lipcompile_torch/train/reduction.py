@@ -21,7 +21,7 @@ from ..native.memory_rows import dense
 from . import checks
 from .checks import PrivacyError
 from .distributed import ALONE, World
-from .sharding import cut_once, forget_gradients, fsdp_groups, is_shard
+from .sharding import cut_once, finished_by_hand, forget_gradients, fsdp_groups, is_shard
 
 
 def owners(sizes: Mapping[str, int], ranks: int) -> dict[str, int]:
@@ -123,7 +123,7 @@ class Reduction:
 
         Raises:
             PrivacyError: another sum would count every example twice; hybrid or tensor-parallel meshes, another
-            reduction than FSDP's own, mixed precision.
+            reduction than FSDP's own, mixed precision, a backward pass that is finished by hand.
             RankError: see `World.check_current`.
         """
         self.world.check_current()
@@ -143,6 +143,16 @@ class Reduction:
                     f"{name} is sharded in half precision, in which FSDP adds up gradients, and noise does not "
                     "cover that: keep parameters in float32, and use torch.autocast"
                 )
+            if is_shard(parameter) and getattr(parameter, "grad_dtype", parameter.dtype) != parameter.dtype:
+                raise PrivacyError(
+                    f"{name} has another grad_dtype than its dtype, in which FSDP adds up gradients from torch "
+                    "2.15 on, and noise does not cover that: leave grad_dtype alone"
+                )
+        if finished_by_hand(self._module):
+            raise PrivacyError(
+                "FSDP is told to leave the end of a backward pass to finalize_backward(): leave "
+                "set_manual_backward_finalization alone"
+            )
         for group in fsdp_groups(self._module):
             _check_group(group)
 
@@ -164,7 +174,8 @@ def _check_group(group: Any) -> None:
             raise PrivacyError(f"FSDP is told not to leave the mean of all gradients: {mend}")
     if not type(group._reduce_scatter_comm).__module__.startswith("torch."):
         raise PrivacyError("FSDP has a reduction of its own here, of which nothing is known: leave torch's")
-    if any(getattr(group.mp_policy, name) for name in ("param_dtype", "reduce_dtype", "output_dtype")):
+    policies = [parameter.mp_policy for parameter in group.fsdp_params]  # before torch 2.15 the group's own
+    if any(policy.param_dtype or policy.reduce_dtype or policy.output_dtype for policy in policies):
         raise PrivacyError(
             "FSDP's mixed precision rounds weights out of their constraint sets: leave mp_policy out, and use "
             "torch.autocast"

@@ -137,9 +137,16 @@ def forget_gradients(module: nn.Module) -> None:
     """Drop what flowed back into whole parameters and was not reduced: it belongs to no batch any more."""
     for group in fsdp_groups(module):
         for parameter in group.fsdp_params:
-            parameter.unsharded_accumulated_grad = None
+            if "unsharded_accumulated_grad" in vars(parameter):  # from torch 2.15 on a name of the gradient below
+                parameter.unsharded_accumulated_grad = None
             if getattr(parameter, "_unsharded_param", None) is not None:
                 parameter._unsharded_param.grad = None
+
+
+def finished_by_hand(module: nn.Module) -> bool:
+    """Whether FSDP waits for `finalize_backward()` before it adds up gradients, which torch 2.15 brought."""
+    contexts = [part._get_fsdp_state()._state_ctx for part in _fsdp_parts(module)]
+    return any(getattr(context, "manual_backward_finalization", False) for context in contexts)
 
 
 def is_fsdp(part: nn.Module) -> bool:
