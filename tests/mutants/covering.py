@@ -38,7 +38,9 @@ CERTIFICATES = {
     f"{RUNTIME}/robustness.py": _runtime("rounding_robustness", "robustness"),
     f"{RUNTIME}/precision.py": _runtime("rounding_noise", "noise", "training", "functional", "loopholes"),
     f"{RUNTIME}/functional.py": _runtime("functional", "clipped", "native"),
-    f"{RUNTIME}/checks.py": _runtime("rounding_noise", "misuse", "loopholes", "roundings", "engine"),
+    f"{RUNTIME}/checks.py": _runtime(
+        *("rounding_noise", "clip_thresholds", "misuse", "loopholes", "roundings", "engine")
+    ),
     f"{RUNTIME}/loss_clipping.py": _runtime("rounding_noise", "loss_clipping", "clip_thresholds"),
     f"{RUNTIME}/noise.py": _runtime("rounding_noise", "noise"),
     f"{RUNTIME}/normals.py": _runtime("rounding_noise", "normals"),
