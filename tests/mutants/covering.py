@@ -42,7 +42,7 @@ CERTIFICATES = {
         *("rounding_noise", "clip_thresholds", "misuse", "loopholes", "roundings", "engine")
     ),
     f"{RUNTIME}/loss_clipping.py": _runtime("rounding_noise", "loss_clipping", "clip_thresholds"),
-    f"{RUNTIME}/noise.py": _runtime("rounding_noise", "noise"),
+    f"{RUNTIME}/noise.py": _runtime("rounding_noise", "noise", "lanes", "streams", "loopholes"),
     f"{RUNTIME}/normals.py": _runtime("rounding_noise", "normals"),
     f"{RUNTIME}/clipped.py": _runtime("clipped"),
     f"{RUNTIME}/clipping.py": _runtime("rounding_clips", "clipping"),
