@@ -5,7 +5,7 @@ from __future__ import annotations
 from lipcompile.ops.activation import rules as activation
 from lipcompile.ops.attention import dot_product
 from lipcompile.ops.attention import rules as attention
-from lipcompile.ops.conv import transpose as conv_transpose
+from lipcompile.ops.conv import rules as conv
 from lipcompile.ops.embedding import class_token
 from lipcompile.ops.embedding import rules as embedding
 from lipcompile.ops.linear import rules as linear
@@ -24,7 +24,7 @@ from lipcompile.ops.softmax import rules as softmax
 
 OPS: tuple[AnyOp, ...] = (
     *linear.OPS,
-    *conv_transpose.OPS,
+    *conv.OPS,
     *activation.OPS,
     *parametric.OPS,
     *pool.OPS,

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from lipcompile.emitters.onnx.writer import Emit
 from lipcompile.ops.activation import onnx_write as activation
 from lipcompile.ops.attention import onnx_write as attention
+from lipcompile.ops.conv import onnx_write as conv
+from lipcompile.ops.embedding import onnx_write as embedding
 from lipcompile.ops.linear import onnx_write as linear
 from lipcompile.ops.merge import onnx_write as merge
 from lipcompile.ops.normalisation import onnx_write as normalisation
@@ -23,6 +25,8 @@ from lipcompile.ops.shape import onnx_write as shape
 
 EMITTERS: Mapping[str, Emit] = {
     **linear.EMITTERS,
+    **conv.EMITTERS,
+    **embedding.EMITTERS,
     **activation.EMITTERS,
     **parametric.EMITTERS,
     **pool.EMITTERS,

@@ -13,6 +13,7 @@ from lipcompile.emitters.torch.layer import Layer
 from lipcompile.emitters.torch.user_ops import UserExpression, register_expression, user_expression, user_imports
 from lipcompile.ops.activation import text as activation
 from lipcompile.ops.attention import text as attention
+from lipcompile.ops.conv import text as conv
 from lipcompile.ops.embedding import text as embedding
 from lipcompile.ops.linear import text as linear
 from lipcompile.ops.loss.text import loss_expression
@@ -35,7 +36,13 @@ __all__ = [
     "user_imports",
 ]
 
-LAYERS: Mapping[str, Layer] = {**linear.LAYERS, **attention.LAYERS, **embedding.LAYERS, **parametric.LAYERS}
+LAYERS: Mapping[str, Layer] = {
+    **linear.LAYERS,
+    **conv.LAYERS,
+    **attention.LAYERS,
+    **embedding.LAYERS,
+    **parametric.LAYERS,
+}
 EXPRESSIONS: Mapping[str, Expression] = {
     **activation.EXPRESSIONS,
     **parametric.EXPRESSIONS,

@@ -13,6 +13,7 @@ from lipcompile.frontends.onnx.refused import refusal_of
 from lipcompile.frontends.onnx.values import Item
 from lipcompile.ops.activation import onnx_read as activation
 from lipcompile.ops.attention import onnx_read as attention
+from lipcompile.ops.conv import onnx_read as conv
 from lipcompile.ops.linear import onnx_einsum as einsum
 from lipcompile.ops.linear import onnx_read as linear
 from lipcompile.ops.merge import onnx_read as merge
@@ -47,8 +48,8 @@ IMPORTERS: Mapping[str, Importer] = {
     "Clip": activation.clip,
     "Compress": copies.compress,
     "Concat": merge.concat,
-    "Conv": linear.conv,
-    "ConvTranspose": linear.conv_transpose,
+    "Conv": conv.conv,
+    "ConvTranspose": conv.conv_transpose,
     "DepthToSpace": resample.depth_to_space,
     "Div": merge.divide,
     "Dropout": shape.dropout,
