@@ -7,14 +7,21 @@ from dataclasses import dataclass, field, replace
 
 from lipcompile.core.diagnostics import Location, Refusal
 from lipcompile.core.graph import Value
-from lipcompile.frontends.onnx import reviewed
 from lipcompile.frontends.onnx import shape_after_refusal as guess
 from lipcompile.frontends.onnx.context import Blamed, Context
 from lipcompile.frontends.onnx.file import read as file
 from lipcompile.frontends.onnx.layout import FIRST, Layout, Placed, placed
 from lipcompile.frontends.onnx.mending import mended
 from lipcompile.frontends.onnx.node import OnnxNode, module_of
-from lipcompile.frontends.onnx.operators import CARRIED, IMPORTERS, PARTS, PLACING, refuse_unseen, unsupported
+from lipcompile.frontends.onnx.operators import (
+    CARRIED,
+    IMPORTERS,
+    PARTS,
+    PLACING,
+    check_version,
+    refuse_unseen,
+    unsupported,
+)
 from lipcompile.frontends.onnx.patterns.patterns import spelled
 from lipcompile.frontends.onnx.values import Item, Known, Unfinished, fold
 from lipcompile.ops.record import Shape
@@ -115,7 +122,7 @@ class Visitor:
 
     def _computed(self, node: OnnxNode, operands: Sequence[Item], *, standard: bool) -> Sequence[Item | None]:
         """Import a node that depends on the example; its results have their batch where its operands have it."""
-        reviewed.check(node.op_type, self.context.version)
+        check_version(node.op_type, self.context.version)
         layouts = {item.layout for item in operands if isinstance(item, Placed)}
         self.context.layout = layouts.pop() if len(layouts) == 1 and node.op_type in CARRIED else FIRST
         try:

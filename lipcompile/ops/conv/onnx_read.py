@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from lipcompile.core.diagnostics import Refusal
 from lipcompile.core.graph import Value
-from lipcompile.frontends.onnx.context import Context, shape_of
+from lipcompile.frontends.onnx.context import Context, Importer, shape_of
 from lipcompile.frontends.onnx.node import OnnxNode
 from lipcompile.frontends.onnx.values import Known
 from lipcompile.ops.conv.rules import CONV, CONV_TRANSPOSE, Conv, ConvTranspose
@@ -72,3 +74,9 @@ def _groups(node: OnnxNode) -> int:
 def _kernel_bias(context: Context, node: OnnxNode, channels: int) -> Known | None:
     bias = context.known(node, 2, "the bias")
     return None if bias is None else bias_vector(bias, channels)
+
+
+IMPORTERS: Mapping[str, Importer] = {
+    "Conv": conv,
+    "ConvTranspose": conv_transpose,
+}

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from lipcompile.core.diagnostics import Refusal
 from lipcompile.core.graph import Value
-from lipcompile.frontends.onnx.context import MIXES, Context, shape_of
+from lipcompile.frontends.onnx.context import MIXES, Context, Importer, shape_of
 from lipcompile.frontends.onnx.node import OnnxNode, module_of
 from lipcompile.frontends.onnx.values import Known, floats, toggled
 from lipcompile.ops.conv.rules import CONV_TRANSPOSE
@@ -229,3 +229,9 @@ def parametric(context: Context, node: OnnxNode, layer: Affine) -> Value:
 
 def _add(context: Context, layer: Affine, tensors: list[tuple[str, Known]], name: str) -> Value:
     return context.parameters.add(layer.op, layer.attributes, layer.operand, tensors, name)
+
+
+IMPORTERS: Mapping[str, Importer] = {
+    "Gemm": gemm,
+    "MatMul": mat_mul,
+}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from fractions import Fraction
 from math import prod
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from lipcompile.core.diagnostics import Refusal
 from lipcompile.core.graph import Value
-from lipcompile.frontends.onnx.context import MIXES, Context, shape_of
+from lipcompile.frontends.onnx.context import MIXES, Context, Importer, shape_of
 from lipcompile.frontends.onnx.node import OnnxNode, module_of
 from lipcompile.frontends.onnx.values import Known, floats
 from lipcompile.ops.linear.onnx_read import refuse_training
@@ -227,3 +227,15 @@ def _along_axis(context: Context, node: OnnxNode, of: Callable[[int], tuple[AnyO
     flat = reshape_to(context, node, operand, (*example[:axis], prod(example[axis:])), "_joined")
     made = context.add(node, *of(axis), [flat])
     return made if made.shape is None else reshape_to(context, node, made, example, "_split")
+
+
+IMPORTERS: Mapping[str, Importer] = {
+    "BatchNormalization": batch_normalization,
+    "GroupNormalization": group_normalization,
+    "InstanceNormalization": instance_normalization,
+    "LRN": local_response,
+    "LayerNormalization": layer_normalization,
+    "LogSoftmax": log_softmax,
+    "RMSNormalization": rms_normalization,
+    "Softmax": softmax,
+}

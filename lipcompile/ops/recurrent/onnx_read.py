@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
 from lipcompile.core.diagnostics import Refusal
 from lipcompile.core.graph import Value
-from lipcompile.frontends.onnx.context import Context, shape_of
+from lipcompile.frontends.onnx.context import Context, Importer, shape_of
 from lipcompile.frontends.onnx.layout import FIRST, Layout, Placed, placed
 from lipcompile.frontends.onnx.node import OnnxNode
 from lipcompile.frontends.onnx.values import Item
@@ -156,3 +156,10 @@ def _last(made: Sequence[_Direction]) -> Value:
 def _memory(made: Sequence[_Direction]) -> Value:
     """[directions, width]."""
     return made[0].net.joined("_memory", [one.states[-1].memory for one in made])
+
+
+IMPORTERS: Mapping[str, Importer] = {
+    "GRU": recurrent,
+    "LSTM": recurrent,
+    "RNN": recurrent,
+}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from lipcompile.core.diagnostics import Refusal
 from lipcompile.core.graph import Value
 from lipcompile.frontends.onnx.constants import plus_entries
-from lipcompile.frontends.onnx.context import MIXES, Context, shape_of
+from lipcompile.frontends.onnx.context import MIXES, Context, Importer, shape_of
 from lipcompile.frontends.onnx.file.memory import expect_array
 from lipcompile.frontends.onnx.node import OnnxNode
 from lipcompile.frontends.onnx.sizes import is_formal
@@ -333,3 +333,14 @@ def _is_nearest(node: OnnxNode, place: str, *, halves: bool) -> bool:
     return (place == "asymmetric" and rounding == "floor") or (
         halves and rounding in ("round_prefer_floor", "round_prefer_ceil")
     )
+
+
+IMPORTERS: Mapping[str, Importer] = {
+    "DepthToSpace": depth_to_space,
+    "Expand": expand,
+    "Gather": gather,
+    "Pad": pad,
+    "Resize": resize,
+    "SpaceToDepth": space_to_depth,
+    "Upsample": upsample,
+}
