@@ -6,7 +6,6 @@ from lipcompile.ops.activation import rules as activation
 from lipcompile.ops.attention import dot_product
 from lipcompile.ops.attention import rules as attention
 from lipcompile.ops.conv import rules as conv
-from lipcompile.ops.embedding import class_token
 from lipcompile.ops.embedding import rules as embedding
 from lipcompile.ops.linear import rules as linear
 from lipcompile.ops.loss import rules as loss
@@ -33,7 +32,6 @@ OPS: tuple[AnyOp, ...] = (
     *resample.OPS,
     *scattering.OPS,
     *merge.OPS,
-    *class_token.OPS,
     *attention.OPS,
     *dot_product.OPS,
     *embedding.OPS,

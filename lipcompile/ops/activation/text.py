@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from fractions import Fraction
 
 from lipcompile.core.graph import Node
-from lipcompile.emitters.torch.expression import Expression, axis_of, nearest
+from lipcompile.emitters.torch.pieces import Expression, axis_of, nearest
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lipcompile.core.graph import Node
-from lipcompile.emitters.torch.expression import keywords
-from lipcompile.emitters.torch.layer import Layer, Parameters, weight_and_bias
+from lipcompile.emitters.torch.pieces import Layer, Parameters, keywords, weight_and_bias
 from lipcompile.ops import counting
 from lipcompile.ops.conv.rules import adjoint_windows, conv_windows
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from lipcompile.core.graph import Node
-from lipcompile.emitters.torch.layer import Layer, Parameters, radius, weight_and_bias
+from lipcompile.emitters.torch.pieces import Layer, Parameters, radius, weight_and_bias
 
 
 def _dense(node: Node, parameters: Parameters) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lipcompile.core.graph import Node
-from lipcompile.emitters.torch.expression import Expression, above, axis_of, below, nearest
+from lipcompile.emitters.torch.pieces import Expression, above, axis_of, below, nearest
 from lipcompile.ops.normalisation.rules import axes_of
 
 
