@@ -11,6 +11,7 @@ from lipcompile.core.diagnostics import Refusal
 from lipcompile.numbers import Arithmetic, N, Numbers, Scalar
 from lipcompile.ops.record import (
     AnyOp,
+    AxisOrder,
     ConditionsRule,
     CotangentRule,
     Inputs,
@@ -97,6 +98,7 @@ def plain(
     operands: tuple[int, int | None] = (1, 1),
     dsl: tuple[Spelling, ...] | None = None,
     conditions: ConditionsRule[Any] | None = None,
+    axes: AxisOrder = "kept",
 ) -> AnyOp:
     """Return the record of an op; by default it has no parameters, is 1-Lipschitz and does not enlarge norms."""
     return Op(
@@ -116,6 +118,7 @@ def plain(
         dsl=(Spelling(name),) if dsl is None else dsl,
         proof=proof,
         conditions=conditions,
+        axes=axes,
     )
 
 

@@ -194,6 +194,7 @@ CONV = plain(
     ),
     dsl=(Spelling("conv1d", 1), Spelling("conv2d", 2), Spelling("conv3d", 3)),
     conditions=window_counts(conv_windows),
+    axes="channels",
 )
 
 CONV_TRANSPOSE = plain(
@@ -209,6 +210,7 @@ CONV_TRANSPOSE = plain(
     ),
     dsl=(Spelling("conv_transpose1d", 1), Spelling("conv_transpose2d", 2), Spelling("conv_transpose3d", 3)),
     conditions=window_counts(adjoint_windows),
+    axes="channels",
 )
 
 

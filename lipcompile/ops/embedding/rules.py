@@ -113,6 +113,7 @@ CLASS_TOKEN = plain(
             optional=False,
         ),
     ),
+    axes="placed",
 )
 
 OPS: tuple[AnyOp, ...] = (
@@ -137,6 +138,7 @@ OPS: tuple[AnyOp, ...] = (
                 optional=False,
             ),
         ),
+        axes="placed",
     ),
     CLASS_TOKEN,
 )

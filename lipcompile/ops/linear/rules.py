@@ -191,6 +191,7 @@ DENSE = plain(
         bias_rule(lambda attributes, inputs: (attributes.features,), dense_bias_kappa),
     ),
     conditions=position_count,
+    axes="placed",
 )
 BIAS = plain(
     "bias",
