@@ -61,7 +61,7 @@ class ModelOptions:
     input_shape: shapes of one example by the name of the input; the empty name stands for the only input. They fix
     sizes that an ONNX file leaves open, and are the examples that a torch module is traced with. mends: what `fix`
     puts in the place of what is refused. bounds: their source; clip_groups: what one clip bounds; clip_length: C;
-    see `passes.clips`.
+    see `analysis.clips`.
     """
 
     input_norm: Scalar | None = None

@@ -36,6 +36,7 @@ from lipcompile.ops.reduce import onnx_write as reduce
 from lipcompile.ops.resample import onnx_write as resample
 from lipcompile.ops.scattering import onnx_write as scattering
 from lipcompile.ops.shape import onnx_write as shape
+from lipcompile.ops.softmax import onnx_write as softmax
 from lipcompile.version import __version__
 
 EMITTERS: Mapping[str, Emit] = {
@@ -52,6 +53,7 @@ EMITTERS: Mapping[str, Emit] = {
     **merge.EMITTERS,
     **attention.EMITTERS,
     **normalisation.EMITTERS,
+    **softmax.EMITTERS,
 }
 
 Array = NDArray[Any]

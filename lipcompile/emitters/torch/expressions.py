@@ -24,7 +24,9 @@ from lipcompile.ops.parametric import text as parametric
 from lipcompile.ops.pool import text as pool
 from lipcompile.ops.reduce import text as reduce
 from lipcompile.ops.resample import text as resample
+from lipcompile.ops.scattering import text as scattering
 from lipcompile.ops.shape import text as shape
+from lipcompile.ops.softmax import text as softmax
 
 GROUP = "lipcompile_torch.ops"
 
@@ -115,6 +117,8 @@ EXPRESSIONS: Mapping[str, Expression] = {
     **merge.EXPRESSIONS,
     **attention.EXPRESSIONS,
     **normalisation.EXPRESSIONS,
+    **scattering.EXPRESSIONS,
+    **softmax.EXPRESSIONS,
 }
 
 

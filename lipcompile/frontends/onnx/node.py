@@ -139,7 +139,7 @@ class Scope:
 def scope_of(proto: NodeProto) -> Scope:
     """Return where in a torch module a node comes from."""
     told = {entry.key.removeprefix("pkg.torch.onnx."): entry.value for entry in proto.metadata_props}
-    scopes, classes = (_quoted(told.get(key, "")) for key in ("name_scopes", "class_hierarchy"))
+    scopes, classes = (_QUOTED.findall(told.get(key, "")) for key in ("name_scopes", "class_hierarchy"))
     if len(scopes) < 2 or len(classes) != len(scopes):
         return Scope()
     module, kind = scopes[-2], classes[-2]
@@ -152,11 +152,6 @@ def scope_of(proto: NodeProto) -> Scope:
         shown=kind.rpartition(".")[2] if is_layer else "",
         traced=traced_line(told.get("stack_trace", "")),
     )
-
-
-def _quoted(listed: str) -> list[str]:
-    """Return the texts of a list that Python printed."""
-    return _QUOTED.findall(listed)
 
 
 def traced_line(stack: str) -> Location | None:

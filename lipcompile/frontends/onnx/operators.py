@@ -22,6 +22,7 @@ from lipcompile.ops.recurrent import onnx_read as recurrent
 from lipcompile.ops.resample import onnx_copies as copies
 from lipcompile.ops.resample import onnx_read as resample
 from lipcompile.ops.shape import onnx_read as shape
+from lipcompile.ops.softmax import onnx_read as softmax
 
 _BY_FAMILY: Mapping[str, Importer] = {
     **activation.IMPORTERS,
@@ -34,6 +35,7 @@ _BY_FAMILY: Mapping[str, Importer] = {
     **recurrent.IMPORTERS,
     **resample.IMPORTERS,
     **shape.IMPORTERS,
+    **softmax.IMPORTERS,
     "Compress": copies.compress,
     "Einsum": einsum.einsum,
     "Pow": constants.power,

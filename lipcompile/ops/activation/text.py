@@ -52,9 +52,7 @@ WRITTEN: Mapping[str, Written] = {
     "softsign": Written("F.softsign({x})", "Softsign", 22),
     "hardtanh": Written("torch.clamp({x}, {low}, {high})"),
     "sign": Written("torch.sign({x})", "Sign", 13),
-    "hard_shrink": Written(
-        "F.hardshrink({x}, {threshold})", "Shrink", 9, {"lambd": ("threshold", Fraction(1, 2))}
-    ),
+    "hard_shrink": Written("F.hardshrink({x}, {threshold})", "Shrink", 9, _THRESHOLD),
 }
 
 _TANH = {"none": "", "tanh": ', approximate="tanh"'}

@@ -1,4 +1,4 @@
-"""The importer of RNN, GRU and LSTM: unrolled, with weights that all steps share, by `frontends.cells`."""
+"""The importer of RNN, GRU and LSTM: unrolled, with weights that all steps share, by `cells`."""
 
 from __future__ import annotations
 

@@ -19,15 +19,9 @@ def _upsample(node: Node, operands: Sequence[str]) -> str:
     return f"functional.upsample({', '.join([operands[0], f'{up.factor}', repr(up.mode), *keywords(optional)])})"
 
 
-def _scattering(node: Node, operands: Sequence[str]) -> str:
-    bank = node.attributes
-    return f"functional.scattering2d({operands[0]}, {bank.scales}, angles={bank.angles}, order={bank.order})"
-
-
 EXPRESSIONS: Mapping[str, Expression] = {
     "pad": _pad,
     "upsample": _upsample,
     "gather": lambda node, x: f"functional.gather({x[0]}, {node.attributes.indices}, axis={axis_of(node)})",
-    "scattering2d": _scattering,
     "expand": lambda node, x: f"functional.expand({x[0]}, {node.shape})",
 }
