@@ -19,8 +19,8 @@ from lipcompile.ops.merge import onnx_read as merge
 from lipcompile.ops.normalisation import onnx_read as normalisation
 from lipcompile.ops.pool import onnx_read as pool
 from lipcompile.ops.recurrent import onnx_read as recurrent
-from lipcompile.ops.resample import onnx_copies as copies
 from lipcompile.ops.resample import onnx_read as resample
+from lipcompile.ops.resample import onnx_resize as resize
 from lipcompile.ops.shape import onnx_read as shape
 from lipcompile.ops.softmax import onnx_read as softmax
 
@@ -34,13 +34,12 @@ _BY_FAMILY: Mapping[str, Importer] = {
     **pool.IMPORTERS,
     **recurrent.IMPORTERS,
     **resample.IMPORTERS,
+    **resize.IMPORTERS,
     **shape.IMPORTERS,
     **softmax.IMPORTERS,
-    "Compress": copies.compress,
     "Einsum": einsum.einsum,
     "Pow": constants.power,
     "ReduceSumSquare": constants.sum_of_squares,
-    "Tile": copies.tile,
     "Trilu": constants.triangle,
     "Where": constants.where,
 }
