@@ -26,7 +26,7 @@ from lipcompile.certificates.read import document_of, graph_of
 from lipcompile.core.backend import Backend, find
 from lipcompile.core.diagnostics import input_error
 from lipcompile.core.graph import Graph
-from lipcompile.frontends.original import OriginalError
+from lipcompile.frontends.options import OriginalError
 from lipcompile.numbers.certified import Certified
 
 if TYPE_CHECKING:

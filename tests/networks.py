@@ -11,7 +11,8 @@ from lipcompile.core.graph import Graph, GraphBuilder, LossUse, ParameterChoice,
 from lipcompile.numbers import Scalar
 from lipcompile.numbers.certified import Certified, Interval
 from lipcompile.ops.activation.rules import GroupSort
-from lipcompile.ops.linear.rules import Conv, Dense
+from lipcompile.ops.conv.rules import Conv
+from lipcompile.ops.linear.rules import Dense
 from lipcompile.ops.loss.rules import CrossEntropy
 from lipcompile.ops.merge.rules import Sum
 from lipcompile.ops.pool.rules import Pool

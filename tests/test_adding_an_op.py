@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -21,13 +22,16 @@ from lipcompile.__main__ import run
 from lipcompile.certificates import certificate, encode
 from lipcompile.core.diagnostics import InputError
 from lipcompile.emitters.torch.emit import emit
-from lipcompile.emitters.torch.user_ops import unregister_expression
+from lipcompile.emitters.torch.expressions import unregister_expression
 from lipcompile.ops.activation.rules import OPS
-from lipcompile.ops.record import Shape
+from lipcompile.ops.activation.text import WRITTEN
+from lipcompile.ops.record import AnyOp, Shape
 from lipcompile.ops.registry import layers, load_plugins, registered, unregister
 from lipcompile.ops.rules import plain, same_shape
+from lipcompile.ops.schema import signature
 
-PAGE = Path(__file__).parent.parent / "docs" / "adding-an-op.md"
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "adding-an-op.md"
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 
 
@@ -86,6 +90,43 @@ def test_names_are_taken_once() -> None:
     with pytest.raises(TypeError, match="takes an Op"):
         lipcompile.register(Shape)  # type: ignore[arg-type]
     assert not registered()
+
+
+KNOWING = re.compile(r"\bcelu\b", re.IGNORECASE)
+
+
+def test_the_page_lists_the_files_that_know_an_activation() -> None:
+    """`celu` is computed by one call in torch and one operator of ONNX: what knows it knows every activation."""
+    places = [path for top in ("lipcompile", "backends", "tests/attacks") for path in (ROOT / top).rglob("*.*")]
+    found = {
+        str(path.relative_to(ROOT))
+        for path in places
+        if path.suffix in (".py", ".md", ".toml", ".lark") and KNOWING.search(path.read_text(encoding="utf-8"))
+    }
+    section = PAGE.read_text(encoding="utf-8").partition("## An activation of this repository")[2]
+    assert found == set(re.findall(r"^- `([\w/.]+)`", section, re.MULTILINE))
+
+
+def spelled(op: AnyOp) -> str:
+    """The names of an op in .lip, the first with its arguments."""
+    arguments = signature(op.attributes).partition("(")[2].replace("None", "").rstrip(")")
+    first, *others = (spelling.name for spelling in op.dsl)
+    called = f"`{first}({arguments})`" if arguments else f"`{first}`"
+    return f"{called} (also {', '.join(f'`{name}`' for name in others)})" if others else called
+
+
+def test_the_grammar_lists_all_activations() -> None:
+    """Their cells of the table of layers are written from the records."""
+    page = ROOT / "grammar" / "README.md"
+    before = page.read_text(encoding="utf-8")
+    known = [op for op in OPS if op.name in WRITTEN or op.name == "gelu"]
+    cells = iter(
+        " ".join(spelled(op) for op in known if (op.lipschitz is None) == jumps) for jumps in (False, True)
+    )
+    after = re.sub(r"^\|[^|]*(?=\| every entry \|)", lambda _: f"| {next(cells)} ", before, flags=re.MULTILINE)
+    if os.environ.get("UPDATE_GRAMMAR"):
+        page.write_text(after, encoding="utf-8")
+    assert page.read_text(encoding="utf-8") == after, "UPDATE_GRAMMAR=1 writes the table"
 
 
 class Point:

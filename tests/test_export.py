@@ -28,7 +28,7 @@ from lipcompile.certificates.write_graph import graph_document
 from lipcompile.core.derivation import Derivation
 from lipcompile.core.diagnostics import InputError
 from lipcompile.core.graph import Graph
-from lipcompile.emitters.onnx import operators
+from lipcompile.emitters.onnx import emit as onnx_emit
 from lipcompile.emitters.torch.emit import emit
 from lipcompile.exporting import Export, _decimal, export_onnx
 from lipcompile.frontends.options import ModelOptions
@@ -375,15 +375,13 @@ def test_a_wrong_writer_is_found(
     op: str, wrong: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module = small(tmp_path, f"input x: tensor[4], norm <= 2; dense(4); {op}; dense(3); loss cross_entropy")
-    monkeypatch.setitem(operators.EMITTERS, op, wrong)
+    monkeypatch.setitem(onnx_emit.EMITTERS, op, wrong)
     assert not export_onnx(module, tmp_path / "m.onnx").ok
     assert not (tmp_path / "m.onnx").exists()
 
 
 def test_a_clip_of_another_radius_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from lipcompile.emitters.onnx import domain
-
-    monkeypatch.setattr(domain, "below", lambda value: float(value) * 1.001)
+    monkeypatch.setattr(onnx_emit, "below", lambda value: float(value) * 1.001)
     assert not export_onnx(small(tmp_path), tmp_path / "m.onnx").ok
 
 

@@ -9,8 +9,7 @@ import onnx
 import pytest
 
 from lipcompile.frontends.onnx import model as onnx_model
-from lipcompile.frontends.onnx.naming import module_of_path, named
-from lipcompile.frontends.onnx.node import describe
+from lipcompile.frontends.onnx.node import describe, module_of_path, named
 from lipcompile.frontends.options import ModelOptions
 from tests.onnx_models import floats, model, node, save
 

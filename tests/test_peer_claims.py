@@ -20,7 +20,7 @@ from lipcompile.core.derivation import Derivation
 from lipcompile.emitters.torch.emit import emit
 from lipcompile.numbers.certified import Certified
 from lipcompile.ops.activation.rules import LeakyReLU
-from lipcompile.ops.linear.rules import Conv
+from lipcompile.ops.conv.rules import Conv
 from lipcompile.ops.record import Constraint
 from lipcompile.ops.table import OP_BY_NAME
 

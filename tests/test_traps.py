@@ -16,8 +16,8 @@ import torch
 
 from lipcompile.analysis.canonical import canonical
 from lipcompile.numbers.certified import Certified
+from lipcompile.ops.conv.rules import Conv
 from lipcompile.ops.counting import Mode
-from lipcompile.ops.linear.rules import Conv
 from lipcompile.ops.loss.rules import Cosine, CrossEntropy
 from lipcompile.ops.pool.rules import Pool
 from lipcompile.ops.record import Constraint, Extent, NoAttributes, Shape

@@ -22,7 +22,8 @@ from lipcompile.core.backend import find
 from lipcompile.core.derivation import Analysis
 from lipcompile.core.graph import Graph, ParameterChoice
 from lipcompile.frontends.options import ModelOptions
-from lipcompile.ops.linear.rules import Conv, Dense
+from lipcompile.ops.conv.rules import Conv
+from lipcompile.ops.linear.rules import Dense
 from lipcompile.ops.merge.rules import Sum
 from lipcompile.ops.record import Constraint, NoAttributes
 from lipcompile.ops.table import OP_BY_NAME

@@ -13,7 +13,7 @@ from lipcompile.core import limits
 from lipcompile.core.diagnostics import Diagnostic, Location, Refusal
 from lipcompile.core.names import Names, identifier
 from lipcompile.numbers import Scalar, combine
-from lipcompile.ops.loss.constants import DECIDES_AXES, refuse_channels_first
+from lipcompile.ops.loss.constants import refuse_channels_first
 from lipcompile.ops.record import AnyLoss, AnyOp, Constraint, ParameterRule, Shape, Site
 
 # numpy and networkx are imported where they are used: `check` starts faster without them.
@@ -360,7 +360,7 @@ class GraphBuilder:
     def _layout(self, output: Value) -> AnyOp | None:
         """Return the op that decided which axis of the output is which: what follows it leaves axes in place."""
         node = self.made(output)
-        while node is not None and node.op.name not in DECIDES_AXES:
+        while node is not None and node.op.axes == "kept":
             node = self._made.get(node.inputs[0])
         return None if node is None else node.op
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from lipcompile.core import limits
 from lipcompile.core.derivation import Source
@@ -22,7 +22,33 @@ from lipcompile.ops.schema import Argument, ArgumentError
 from lipcompile.ops.table import LOSS_BY_NAME
 
 if TYPE_CHECKING:
-    from lipcompile.frontends.original import Original
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+
+
+class OriginalError(Exception):
+    """The original cannot be run, and the message says why."""
+
+
+class Original(Protocol):
+    """What a model was imported from, as something that computes without dropout: an import is held against it."""
+
+    @property
+    def runner(self) -> str:
+        """Who computes it, for people."""
+
+    @property
+    def batch(self) -> int | None:
+        """The only size of a batch that it takes; None if it takes any."""
+
+    @property
+    def precision(self) -> str:
+        """The numbers that it computes with: float64, float32, float16 or bfloat16."""
+
+    def __call__(self, x: Array) -> Array:
+        """Map examples [B, *shape of the graph's input] to outputs [B, …]; raises OriginalError."""
+
 
 # `keep`: the constraint of each imported weight is its own certified norm.
 Keep = Literal["keep"]
@@ -35,7 +61,7 @@ class ModelOptions:
     input_shape: shapes of one example by the name of the input; the empty name stands for the only input. They fix
     sizes that an ONNX file leaves open, and are the examples that a torch module is traced with. mends: what `fix`
     puts in the place of what is refused. bounds: their source; clip_groups: what one clip bounds; clip_length: C;
-    see `passes.clips`.
+    see `analysis.clips`.
     """
 
     input_norm: Scalar | None = None

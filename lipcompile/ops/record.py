@@ -19,6 +19,7 @@ A_contra = TypeVar("A_contra", contravariant=True)
 Shape = tuple[int, ...]
 ConstraintKind = Literal["spectral", "orthogonal", "frobenius", "ball", "box", "rows", "free"]
 Measure = Literal["row", "entry"]
+AxisOrder = Literal["kept", "channels", "placed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +181,7 @@ class Spelling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Op(Generic[A]):
-    """An op and all its rules. `proof` is `file.md#anchor` beside the rules. `conditions` alone may be left out.
+    """An op and all its rules. `proof` is `file.md#anchor` beside the rules. `conditions`, `axes` may be left out.
 
     takes: what its operands hold; only the model's input can hold tokens (whole numbers that select rows).
     norm, row, entry: bounds of the output. None where nothing better than the norm is known.
@@ -188,6 +189,7 @@ class Op(Generic[A]):
     lipschitz: None if the op is not Lipschitz: then no trainable parameter may stand upstream of it (R3).
     parts: whether the cotangents of the operands are parts of the output's: Σ‖g_i/l_i‖² <= ‖g‖².
     conditions: what certificates say of how the rules came by their constants; None for nothing.
+    axes: which axis of the output is which: as in the operand, the channels first, or as the op places them.
     """
 
     name: str
@@ -206,6 +208,7 @@ class Op(Generic[A]):
     dsl: tuple[Spelling, ...]
     proof: str
     conditions: ConditionsRule[A] | None = None
+    axes: AxisOrder = "kept"
 
     def parameter(self, role: str) -> ParameterRule[A]:
         """Return the rule of the parameter with this role; raises KeyError."""

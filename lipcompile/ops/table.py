@@ -5,8 +5,7 @@ from __future__ import annotations
 from lipcompile.ops.activation import rules as activation
 from lipcompile.ops.attention import dot_product
 from lipcompile.ops.attention import rules as attention
-from lipcompile.ops.conv import transpose as conv_transpose
-from lipcompile.ops.embedding import class_token
+from lipcompile.ops.conv import rules as conv
 from lipcompile.ops.embedding import rules as embedding
 from lipcompile.ops.linear import rules as linear
 from lipcompile.ops.loss import rules as loss
@@ -24,7 +23,7 @@ from lipcompile.ops.softmax import rules as softmax
 
 OPS: tuple[AnyOp, ...] = (
     *linear.OPS,
-    *conv_transpose.OPS,
+    *conv.OPS,
     *activation.OPS,
     *parametric.OPS,
     *pool.OPS,
@@ -33,7 +32,6 @@ OPS: tuple[AnyOp, ...] = (
     *resample.OPS,
     *scattering.OPS,
     *merge.OPS,
-    *class_token.OPS,
     *attention.OPS,
     *dot_product.OPS,
     *embedding.OPS,

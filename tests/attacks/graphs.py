@@ -13,8 +13,9 @@ from torch import Tensor
 
 from lipcompile.core.graph import Graph, GraphBuilder, LossUse, ParameterChoice, Value
 from lipcompile.ops.activation.rules import GroupSort, LeakyReLU
+from lipcompile.ops.conv.rules import Conv
 from lipcompile.ops.counting import Mode
-from lipcompile.ops.linear.rules import BiasShape, Conv, Dense
+from lipcompile.ops.linear.rules import BiasShape, Dense
 from lipcompile.ops.merge.rules import Concat, Sum, Where
 from lipcompile.ops.pool.rules import AveragePool
 from lipcompile.ops.record import Constraint, NoAttributes

@@ -25,7 +25,7 @@ from lipcompile.certificates import certificate
 from lipcompile.core.derivation import Derivation
 from lipcompile.emitters.torch import emit
 from lipcompile.emitters.torch.expressions import EXPRESSIONS, LAYERS
-from lipcompile.emitters.torch.layer import Layer
+from lipcompile.emitters.torch.pieces import Layer
 from lipcompile.numbers import certified
 from lipcompile.ops import averaging, counting
 from lipcompile.ops.pool import rules as pool

@@ -11,7 +11,7 @@ from lipcompile.analysis.what_if.edit import Edit, Family, Kind, Patch, of_param
 from lipcompile.analysis.what_if.subject import HALF, Subject, per_axis, shown, spelled, spelt
 from lipcompile.core.diagnostics import Refusal
 from lipcompile.core.graph import Node
-from lipcompile.ops.linear.rules import CONV, Conv
+from lipcompile.ops.conv.rules import CONV, Conv
 from lipcompile.ops.normalisation.rules import squared_slope
 from lipcompile.ops.pool.rules import AveragePool, LpPool, Pool
 from lipcompile.ops.record import AnyOp, Constraint, NoAttributes, Shape

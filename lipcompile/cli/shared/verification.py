@@ -12,8 +12,7 @@ from lipcompile.core.diagnostics import Diagnostic, InputError, Location, Severi
 if TYPE_CHECKING:
     from lipcompile.core.backend import Backend
     from lipcompile.core.derivation import Derivation
-    from lipcompile.frontends.options import Loaded
-    from lipcompile.frontends.original import Original
+    from lipcompile.frontends.options import Loaded, Original
 
 _OF_THE_COMPILER = "this is a bug of lipcompile: please report it; --no-verify-import skips the check"
 
@@ -37,7 +36,7 @@ def verified(loaded: Loaded, derivation: Derivation, backend: Backend, text: str
 
 
 def _found(loaded: Loaded, derivation: Derivation, backend: Backend, text: str | None) -> Diagnostic:
-    from lipcompile.frontends.original import OriginalError
+    from lipcompile.frontends.options import OriginalError
 
     assert loaded.original is not None
     try:

@@ -1,4 +1,7 @@
-"""Graph -> ONNX, in standard operators that any runtime computes and that the compiler's importer reads back."""
+"""Graph -> ONNX, in standard operators that any runtime computes and that the compiler's importer reads back.
+
+Reflections, local responses of even sizes and scattering are not read back.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +11,50 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper
 
 from lipcompile.core.diagnostics import Diagnostic, InputError, Refusal
-from lipcompile.core.graph import Graph
-from lipcompile.emitters.onnx.domain import clipped
-from lipcompile.emitters.onnx.operators import EMITTERS
+from lipcompile.core.graph import Graph, Input
 from lipcompile.emitters.onnx.weights import complete
 from lipcompile.emitters.onnx.writer import Emit, Writer
 from lipcompile.frontends.lip.layer_text import loss_text
 from lipcompile.numbers import text
+from lipcompile.numbers.rounding import below
+from lipcompile.ops.activation import onnx_write as activation
+from lipcompile.ops.attention import onnx_write as attention
+from lipcompile.ops.conv import onnx_write as conv
+from lipcompile.ops.embedding import onnx_write as embedding
+from lipcompile.ops.linear import onnx_write as linear
+from lipcompile.ops.merge import onnx_write as merge
+from lipcompile.ops.normalisation import onnx_write as normalisation
+from lipcompile.ops.parametric import onnx_write as parametric
+from lipcompile.ops.pool import onnx_write as pool
+from lipcompile.ops.reduce import onnx_write as reduce
+from lipcompile.ops.resample import onnx_write as resample
+from lipcompile.ops.scattering import onnx_write as scattering
+from lipcompile.ops.shape import onnx_write as shape
+from lipcompile.ops.softmax import onnx_write as softmax
 from lipcompile.version import __version__
+
+EMITTERS: Mapping[str, Emit] = {
+    **linear.EMITTERS,
+    **conv.EMITTERS,
+    **embedding.EMITTERS,
+    **activation.EMITTERS,
+    **parametric.EMITTERS,
+    **pool.EMITTERS,
+    **reduce.EMITTERS,
+    **shape.EMITTERS,
+    **resample.EMITTERS,
+    **scattering.EMITTERS,
+    **merge.EMITTERS,
+    **attention.EMITTERS,
+    **normalisation.EMITTERS,
+    **softmax.EMITTERS,
+}
 
 Array = NDArray[Any]
 
@@ -118,3 +152,26 @@ def _metadata(graph: Graph) -> dict[str, str]:
 
 
 __all__ = ["IR_VERSION", "OPSET", "save", "to_onnx"]
+
+
+# The declared domain of a model, as operators in front of it: each example is clipped to the ball
+
+
+def clipped(writer: Writer, source: Input) -> str:
+    """Return the example as the emitted module clips it: x where ‖x‖ < r, x·(r/‖x‖) elsewhere, and zero for an
+    example with an entry that is no finite number.
+
+    The norm is taken in float64, in which the squares of no float32 overflow. Where it is no number, so is the
+    factor: a comparison with it is false. What is no number then becomes 0.
+    """
+    assert isinstance(source.norm, Fraction)
+    radius = writer.constant(np.array(below(source.norm)))
+    one, zero = writer.constant(np.array(1.0)), writer.constant(np.array(0, dtype=np.float32))
+    entries = writer.op("Cast", source.name, to=TensorProto.DOUBLE)
+    squares = writer.op("Mul", entries, entries)
+    total = writer.reduce("ReduceSum", squares, range(len(source.shape)), keep=True) if source.shape else squares
+    norm = writer.op("Sqrt", total)
+    inside = writer.op("Less", norm, radius)
+    factor = writer.op("Where", inside, one, writer.op("Div", radius, norm))
+    scaled = writer.op("Mul", source.name, writer.op("Cast", factor, to=TensorProto.FLOAT))
+    return writer.op("Where", writer.op("IsNaN", scaled), zero, scaled)

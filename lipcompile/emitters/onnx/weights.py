@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from fractions import Fraction
-from math import isqrt, pi, prod, sqrt
+from math import pi, prod, sqrt
 from typing import Any
 
 import numpy as np
@@ -13,16 +13,9 @@ from numpy.typing import NDArray
 
 from lipcompile.core.graph import Graph, Node, Parameter
 from lipcompile.numbers import Scalar
-from lipcompile.ops import counting
-from lipcompile.ops.conv.transpose import adjoint_windows
-from lipcompile.ops.linear.rules import conv_windows
-from lipcompile.ops.record import Site
+from lipcompile.ops.conv.rules import gathered
 
 Array = NDArray[Any]
-_WINDOWS: Mapping[str, Callable[[Site[Any]], tuple[counting.Window, ...]]] = {
-    "conv": conv_windows,
-    "conv_transpose": adjoint_windows,
-}
 # Where numbers of their kind start, if their bound allows it.
 _START = {"gain": 1.0, "slope": 0.25}
 
@@ -54,7 +47,7 @@ def _start(parameter: Parameter, node: Node, role: str) -> Array:
     random = np.random.default_rng(zlib.crc32(parameter.name.encode())).standard_normal(parameter.shape)
     if kind == "rows":
         return np.asarray(bound * random / np.linalg.norm(random, axis=-1, keepdims=True))
-    start = bound / _gathered(node) * _orthogonal(random)
+    start = bound / gathered(node.op.name, node.site) * _orthogonal(random)
     return start / _rank(parameter) if kind == "frobenius" else start
 
 
@@ -66,12 +59,6 @@ def _orthogonal(random: Array) -> Array:
 
 def _rank(parameter: Parameter) -> float:
     return sqrt(min(parameter.shape[0], prod(parameter.shape[1:])))
-
-
-def _gathered(node: Node) -> int:
-    """Return a number above the factor from the norm of a kernel's matrix to that of its map."""
-    windows = _WINDOWS.get(node.op.name)
-    return 1 if windows is None else isqrt(counting.overlap(windows(node.site))) + 1
 
 
 def _number(bound: Scalar) -> float:

@@ -19,7 +19,6 @@ from lipcompile.analysis.requirements import proves
 from lipcompile.certificates import certificate, listed
 from lipcompile.core.derivation import Analysis, Derivation, finite
 from lipcompile.core.graph import ClipGroup, Graph, Input, Node
-from lipcompile.emitters.torch.expression import WIDTH, nearest, wrapped
 from lipcompile.emitters.torch.expressions import (
     below,
     constructor,
@@ -28,6 +27,7 @@ from lipcompile.emitters.torch.expressions import (
     owner,
     user_imports,
 )
+from lipcompile.emitters.torch.pieces import WIDTH, nearest, wrapped
 from lipcompile.emitters.torch.programs import current_slope, following_bounds
 from lipcompile.ops.record import Shape
 from lipcompile.reports.formulas import round_up

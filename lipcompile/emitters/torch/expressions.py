@@ -5,14 +5,16 @@ One file a family of ops, as in `lipcompile.ops`: a table of expressions, and of
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import entry_points
 
 from lipcompile.core.graph import Graph, Node
-from lipcompile.emitters.torch.expression import Expression, below
-from lipcompile.emitters.torch.layer import Layer
-from lipcompile.emitters.torch.user_ops import UserExpression, register_expression, user_expression, user_imports
+from lipcompile.emitters.torch.pieces import Expression, Layer, Parameters, below
 from lipcompile.ops.activation import text as activation
 from lipcompile.ops.attention import text as attention
+from lipcompile.ops.conv import text as conv
 from lipcompile.ops.embedding import text as embedding
 from lipcompile.ops.linear import text as linear
 from lipcompile.ops.loss.text import loss_expression
@@ -22,7 +24,70 @@ from lipcompile.ops.parametric import text as parametric
 from lipcompile.ops.pool import text as pool
 from lipcompile.ops.reduce import text as reduce
 from lipcompile.ops.resample import text as resample
+from lipcompile.ops.scattering import text as scattering
 from lipcompile.ops.shape import text as shape
+from lipcompile.ops.softmax import text as softmax
+
+GROUP = "lipcompile_torch.ops"
+
+
+@dataclass(frozen=True, slots=True)
+class UserExpression:
+    """The Python of one user op.
+
+    expression: the output, from the node and the variables of its operands; None for an op with parameters.
+    constructor: the call that builds the layer of an op with parameters, a `ConstrainedLayer`.
+    imports: import statements that an emitted file needs for either.
+    """
+
+    expression: Expression | None = None
+    constructor: Callable[[Node, Parameters], str] | None = None
+    imports: tuple[str, ...] = ()
+
+
+_USER: dict[str, UserExpression] = {}
+
+
+def register_expression(op: str, user: UserExpression) -> None:
+    """Tell the torch backend how to compute the user op `op`.
+
+    The bounds are those of the op's record: that the Python computes the same function is yours to test, for
+    example with `lipcompile audit`.
+
+    Raises:
+        ValueError: neither or both of expression and constructor are given.
+    """
+    if (user.expression is None) == (user.constructor is None):
+        raise ValueError(f"op `{op}`: give an expression, or a constructor for an op with parameters")
+    _USER[op] = user
+
+
+def unregister_expression(op: str) -> None:
+    """Forget how a user op is computed, if it is known."""
+    _USER.pop(op, None)
+
+
+@cache
+def _load_plugins() -> None:
+    for point in entry_points(group=GROUP):
+        register_expression(point.name, point.load())
+
+
+def user_expression(op: str) -> UserExpression:
+    """Return how a user op is computed; raises NotImplementedError if nobody said it."""
+    _load_plugins()
+    if op not in _USER:
+        raise NotImplementedError(
+            f"the torch backend does not know how to compute the op `{op}`: tell it by register_expression"
+        )
+    return _USER[op]
+
+
+def user_imports(graph: Graph) -> list[str]:
+    """Return the import statements that the user ops of a graph need."""
+    names = {node.op.name for node in graph.nodes} & _USER.keys()
+    return sorted({line for name in names for line in _USER[name].imports})
+
 
 __all__ = [
     "UserExpression",
@@ -35,7 +100,13 @@ __all__ = [
     "user_imports",
 ]
 
-LAYERS: Mapping[str, Layer] = {**linear.LAYERS, **attention.LAYERS, **embedding.LAYERS, **parametric.LAYERS}
+LAYERS: Mapping[str, Layer] = {
+    **linear.LAYERS,
+    **conv.LAYERS,
+    **attention.LAYERS,
+    **embedding.LAYERS,
+    **parametric.LAYERS,
+}
 EXPRESSIONS: Mapping[str, Expression] = {
     **activation.EXPRESSIONS,
     **parametric.EXPRESSIONS,
@@ -46,6 +117,8 @@ EXPRESSIONS: Mapping[str, Expression] = {
     **merge.EXPRESSIONS,
     **attention.EXPRESSIONS,
     **normalisation.EXPRESSIONS,
+    **scattering.EXPRESSIONS,
+    **softmax.EXPRESSIONS,
 }
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 
 from lipcompile.analysis.bounds import derive, slope
 from lipcompile.core.graph import Graph, Node
-from lipcompile.emitters.torch.expression import wrapped
 from lipcompile.emitters.torch.expressions import owner
+from lipcompile.emitters.torch.pieces import wrapped
 from lipcompile.numbers.traced import Expression, Traced, reference
 
 # What leaves differences of logits as they are, or moves them by constants.

@@ -13,7 +13,8 @@ from lipcompile.frontends.lip import syntax as ast
 from lipcompile.frontends.lip.scope import Problem, Scope
 from lipcompile.frontends.lip.starting import starts_at_zero, zeroed
 from lipcompile.frontends.options import ModelOptions
-from lipcompile.ops.linear.rules import BIAS, CONV, BiasShape
+from lipcompile.ops.conv.rules import CONV
+from lipcompile.ops.linear.rules import BIAS, BiasShape
 from lipcompile.ops.merge.rules import SUM, Sum
 from lipcompile.ops.record import FREE, AnyOp, Constraint, ConstraintKind, ParameterRule, Shape, Spelling
 from lipcompile.ops.registry import layers

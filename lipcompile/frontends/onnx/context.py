@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from lipcompile.ops.record import AnyOp, Shape
 from lipcompile.ops.shape.rules import Slice
 
 # Also for the importers, which name it with what they refuse.
-__all__ = ["MIXES", "Blamed", "Context", "as_tensor", "shape_of"]
+__all__ = ["MIXES", "Blamed", "Context", "Importer", "as_tensor", "shape_of"]
 
 
 class Blamed(Refusal):
@@ -158,6 +158,10 @@ class Context:
         """Give the output of a later node, which need not be visited again."""
         self.items[node.outputs[0]] = placed(value, self.layout)
         self.absorbed.add(node.outputs[0])
+
+
+# What makes a node: an item for each of its outputs, one for the first, or nothing.
+Importer = Callable[[Context, OnnxNode], Item | Sequence[Item | None] | None]
 
 
 def own(node: OnnxNode, known: Known) -> Known:

@@ -1,23 +1,33 @@
-"""From nodes to items: each is folded, recognised as the end of a spelling, imported, or refused with a reason."""
+"""From nodes to items: each is folded, recognised as the end of a spelling, imported, mended, or refused."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from lipcompile.core.diagnostics import Location, Refusal
 from lipcompile.core.graph import Value
-from lipcompile.frontends.onnx import reviewed
+from lipcompile.frontends.mends import Mends, groups_of
 from lipcompile.frontends.onnx import shape_after_refusal as guess
-from lipcompile.frontends.onnx.context import Blamed, Context
+from lipcompile.frontends.onnx.context import Blamed, Context, shape_of
 from lipcompile.frontends.onnx.file import read as file
 from lipcompile.frontends.onnx.layout import FIRST, Layout, Placed, placed
-from lipcompile.frontends.onnx.mending import mended
 from lipcompile.frontends.onnx.node import OnnxNode, module_of
-from lipcompile.frontends.onnx.operators import CARRIED, IMPORTERS, PARTS, PLACING, refuse_unseen, unsupported
+from lipcompile.frontends.onnx.operators import (
+    CARRIED,
+    IMPORTERS,
+    PARTS,
+    PLACING,
+    check_version,
+    refuse_unseen,
+    unsupported,
+)
 from lipcompile.frontends.onnx.patterns.patterns import spelled
 from lipcompile.frontends.onnx.values import Item, Known, Unfinished, fold
+from lipcompile.ops.normalisation.onnx_read import affine, per_channel
+from lipcompile.ops.normalisation.rules import Center, GroupNorm
 from lipcompile.ops.record import Shape
+from lipcompile.ops.table import OP_BY_NAME
 
 FOLDED_ALONE = ("Constant",)
 # What a part of a spelling is refused for, if it turns out to be none.
@@ -115,7 +125,7 @@ class Visitor:
 
     def _computed(self, node: OnnxNode, operands: Sequence[Item], *, standard: bool) -> Sequence[Item | None]:
         """Import a node that depends on the example; its results have their batch where its operands have it."""
-        reviewed.check(node.op_type, self.context.version)
+        check_version(node.op_type, self.context.version)
         layouts = {item.layout for item in operands if isinstance(item, Placed)}
         self.context.layout = layouts.pop() if len(layouts) == 1 and node.op_type in CARRIED else FIRST
         try:
@@ -171,3 +181,47 @@ def _tensor(item: Item) -> Value | None:
     if isinstance(item, Placed):
         return item.value
     return item if isinstance(item, Value) else None
+
+
+# Mends: what `fix` puts in the place of nodes that are refused
+
+
+def mended(context: Context, node: OnnxNode, refusal: Refusal) -> Value | None:
+    """Return what takes the place of a refused node, None where nothing does, or nobody asked for it."""
+    mends = context.parameters.options.mends
+    make = _MENDING.get(refusal.code)
+    if mends is None or make is None:
+        return None
+    try:
+        return make(context, node, mends)
+    except Refusal:
+        return None
+
+
+def _normalised(context: Context, node: OnnxNode, mends: Mends) -> Value:
+    """A norm of one example, or its centring, with the factors and the shift of the batch normalisation."""
+    operand = context.tensor(node)
+    if operand.shape is None:
+        return operand
+    example = shape_of(operand)
+    if mends.batch_norm == "center":
+        made, text = context.add(node, OP_BY_NAME["center"], Center(), [operand]), "center"
+    else:
+        norm = GroupNorm(groups_of(example), **mends.divisor)
+        made = context.add(node, OP_BY_NAME["group_norm"], norm, [operand])
+        text = f"group_norm({norm.groups}, {mends.said_divisor})"
+    if made.shape is not None:
+        mends.note(node.label, f"batch norm -> {text}, its factors and its shift")
+    return affine(context, node, made, example[:1], per_channel(example))
+
+
+def _left_out(context: Context, node: OnnxNode, mends: Mends) -> Value:
+    """Hand on the logits."""
+    logits = context.tensor(node)
+    if logits.shape is not None:
+        mends.note(node.label, f"last {node.op_type} -> left out, as the loss has its own")
+    return logits
+
+
+# By the code of the refusal.
+_MENDING: Mapping[str, Callable[[Context, OnnxNode, Mends], Value]] = {"LIP101": _normalised, "LIP214": _left_out}

@@ -2,147 +2,91 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 
 from lipcompile.core.diagnostics import Refusal
-from lipcompile.core.graph import Value
 from lipcompile.frontends.onnx import constants
-from lipcompile.frontends.onnx.context import Context
+from lipcompile.frontends.onnx.context import Importer
 from lipcompile.frontends.onnx.node import OnnxNode
 from lipcompile.frontends.onnx.refused import refusal_of
-from lipcompile.frontends.onnx.values import Item
 from lipcompile.ops.activation import onnx_read as activation
+from lipcompile.ops.activation.text import WRITTEN
 from lipcompile.ops.attention import onnx_read as attention
+from lipcompile.ops.conv import onnx_read as conv
 from lipcompile.ops.linear import onnx_einsum as einsum
 from lipcompile.ops.linear import onnx_read as linear
 from lipcompile.ops.merge import onnx_read as merge
 from lipcompile.ops.normalisation import onnx_read as normalisation
-from lipcompile.ops.pool import onnx_read as windows
-from lipcompile.ops.record import NoAttributes
+from lipcompile.ops.pool import onnx_read as pool
 from lipcompile.ops.recurrent import onnx_read as recurrent
-from lipcompile.ops.resample import onnx_copies as copies
 from lipcompile.ops.resample import onnx_read as resample
+from lipcompile.ops.resample import onnx_resize as resize
 from lipcompile.ops.shape import onnx_read as shape
-from lipcompile.ops.table import OP_BY_NAME
+from lipcompile.ops.softmax import onnx_read as softmax
 
-Importer = Callable[[Context, OnnxNode], Item | Sequence[Item | None] | None]
-
-
-def _elementwise(name: str) -> Importer:
-    def importer(context: Context, node: OnnxNode) -> Value:
-        return context.add(node, OP_BY_NAME[name], NoAttributes(), [context.tensor(node)])
-
-    return importer
-
-
-IMPORTERS: Mapping[str, Importer] = {
-    "Abs": _elementwise("abs"),
-    "Add": merge.add,
-    "Attention": attention.attention,
-    "AveragePool": windows.average_pool,
-    "BatchNormalization": normalisation.batch_normalization,
-    "Cast": shape.cast,
-    "CastLike": shape.cast_like,
-    "Celu": activation.celu,
-    "Clip": activation.clip,
-    "Compress": copies.compress,
-    "Concat": merge.concat,
-    "Conv": linear.conv,
-    "ConvTranspose": linear.conv_transpose,
-    "DepthToSpace": resample.depth_to_space,
-    "Div": merge.divide,
-    "Dropout": shape.dropout,
+_BY_FAMILY: Mapping[str, Importer] = {
+    **activation.IMPORTERS,
+    **attention.IMPORTERS,
+    **conv.IMPORTERS,
+    **linear.IMPORTERS,
+    **merge.IMPORTERS,
+    **normalisation.IMPORTERS,
+    **pool.IMPORTERS,
+    **recurrent.IMPORTERS,
+    **resample.IMPORTERS,
+    **resize.IMPORTERS,
+    **shape.IMPORTERS,
+    **softmax.IMPORTERS,
     "Einsum": einsum.einsum,
-    "Elu": activation.elu,
-    "Expand": resample.expand,
-    "Flatten": shape.flatten,
-    "GRU": recurrent.recurrent,
-    "Gather": resample.gather,
-    "Gelu": activation.gelu,
-    "Gemm": linear.gemm,
-    "GlobalAveragePool": windows.global_pool("global_avg_pool"),
-    "GlobalLpPool": windows.global_lp_pool,
-    "GlobalMaxPool": windows.global_pool("global_max_pool"),
-    "GroupNormalization": normalisation.group_normalization,
-    "HardSigmoid": activation.hard_sigmoid,
-    "HardSwish": _elementwise("hard_swish"),
-    "Identity": shape.identity,
-    "InstanceNormalization": normalisation.instance_normalization,
-    "LRN": normalisation.local_response,
-    "LSTM": recurrent.recurrent,
-    "LayerNormalization": normalisation.layer_normalization,
-    "LeakyRelu": activation.leaky_relu,
-    "LogSoftmax": normalisation.log_softmax,
-    "LpPool": windows.lp_pool,
-    "MatMul": linear.mat_mul,
-    "Max": merge.maximum,
-    "MaxPool": windows.max_pool,
-    "Mean": merge.mean,
-    "Min": merge.minimum,
-    "Mish": _elementwise("mish"),
-    "Mul": merge.multiply,
-    "Neg": merge.negate,
-    "PRelu": activation.p_relu,
-    "Pad": resample.pad,
     "Pow": constants.power,
-    "RMSNormalization": normalisation.rms_normalization,
-    "RNN": recurrent.recurrent,
-    "ReduceL1": windows.reduced("reduce_l1"),
-    "ReduceL2": windows.reduced("reduce_l2"),
-    "ReduceLogSumExp": windows.reduced("logsumexp"),
-    "ReduceMax": merge.extreme_of_axis,
-    "ReduceMean": windows.reduced("reduce_mean"),
-    "ReduceMin": merge.extreme_of_axis,
-    "ReduceSum": windows.reduced("reduce_sum"),
     "ReduceSumSquare": constants.sum_of_squares,
-    "Relu": _elementwise("relu"),
-    "Reshape": shape.reshape,
-    "Resize": resample.resize,
-    "Selu": activation.selu,
-    "Shape": shape.shape,
-    "Shrink": activation.shrink,
-    "Sigmoid": _elementwise("sigmoid"),
-    "Sign": _elementwise("sign"),
-    "Size": shape.size,
-    "Slice": shape.slice_,
-    "Softmax": normalisation.softmax,
-    "Softplus": _elementwise("softplus"),
-    "Softsign": _elementwise("softsign"),
-    "SpaceToDepth": resample.space_to_depth,
-    "Split": shape.split,
-    "Squeeze": shape.squeeze,
-    "Sub": merge.sub,
-    "Sum": merge.total,
-    "Swish": activation.swish,
-    "Tanh": _elementwise("tanh"),
-    "Tile": copies.tile,
-    "TopK": merge.top_k,
-    "Transpose": shape.transpose,
     "Trilu": constants.triangle,
-    "Unsqueeze": merge.unsqueezed,
     "Where": constants.where,
-    "Upsample": resample.upsample,
+}
+IMPORTERS: Mapping[str, Importer] = dict(sorted(_BY_FAMILY.items()))
+
+# Which definition of each operator the importers follow: the newest operator set that changed it, and was read.
+# A later set may add an attribute or an operand, as SpaceToDepth got its `mode`; an importer that does not know it
+# would take the node for what it was. Most changes add types of tensors, and mean nothing here: but one must look.
+_BY_VERSION: Mapping[int, str] = {
+    1: "Not",
+    10: "Upsample",
+    13: (
+        "Clip Concat Erf Exp Expand Gather Gemm Greater LRN Less Log LogSoftmax MatMul Max Mean Min "
+        "Neg Reciprocal ReduceSum Slice Softmax Sqrt Sum Tile"
+    ),
+    14: "Add Div Mul Sub Trilu",
+    15: "BatchNormalization Pow",
+    16: "PRelu Where",
+    17: "LayerNormalization",
+    18: "ReduceL1 ReduceL2 ReduceMean ReduceSumSquare Split",
+    19: "Resize",
+    20: "Gelu IsNaN ReduceMax ReduceMin",
+    21: "GroupNormalization",
+    22: (
+        "AveragePool Conv ConvTranspose Dropout GRU GlobalAveragePool GlobalLpPool GlobalMaxPool "
+        "InstanceNormalization LSTM LpPool MaxPool RNN"
+    ),
+    23: "RMSNormalization",
+    24: "Swish TopK",
+    25: "Attention CastLike Flatten Identity Pad Reshape Shape Size Squeeze Transpose Unsqueeze",
+    28: "Cast Compress DepthToSpace Einsum ReduceLogSumExp SpaceToDepth",
+}
+_ACTIVATIONS = {written.operator: written.version for written in WRITTEN.values() if written.operator}
+NEWEST: Mapping[str, int] = {
+    **_ACTIVATIONS,
+    **{name: version for version, names in _BY_VERSION.items() for name in names.split()},
 }
 
 # Operators that act alike wherever the batch stands among the axes, as long as they do not act on it.
 CARRIED = frozenset(
     (
-        *("Abs", "Add", "Cast", "Celu", "Clip", "Concat", "Div", "Dropout", "Elu", "Erf", "Exp", "Gather", "Gelu"),
-        *(
-            "Gemm",
-            "HardSigmoid",
-            "HardSwish",
-            "Identity",
-            "LayerNormalization",
-            "LeakyRelu",
-            "Log",
-            "MatMul",
-            "Max",
-        ),
-        *("Mean", "Min", "Mish", "Mul", "Neg", "Pow", "RMSNormalization", "Reciprocal", "ReduceL1", "ReduceL2"),
-        *("ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum", "Relu", "Selu", "Shrink"),
-        *("Sigmoid", "Sign", "Slice", "Softmax", "Softplus", "Softsign", "Split", "Sqrt", "Sub", "Sum", "Swish"),
-        *("Compress", "ReduceSumSquare", "Tanh", "TopK", "Trilu", "Where"),
+        *_ACTIVATIONS,
+        *("Add", "Cast", "Clip", "Compress", "Concat", "Div", "Dropout", "Erf", "Exp", "Gather", "Gelu"),
+        *("Gemm", "Identity", "LayerNormalization", "Log", "MatMul", "Max", "Mean", "Min", "Mul", "Neg"),
+        *("Pow", "RMSNormalization", "Reciprocal", "ReduceL1", "ReduceL2", "ReduceLogSumExp", "ReduceMax"),
+        *("ReduceMean", "ReduceMin", "ReduceSum", "ReduceSumSquare", "Slice", "Softmax", "Split", "Sqrt"),
+        *("Sub", "Sum", "Swish", "TopK", "Trilu", "Where"),
     )
 )
 # Operators of which a spelling of a supported one may consist, though they have no bound by themselves.
@@ -160,6 +104,25 @@ PLACING = frozenset(("Flatten", "Reshape", "Squeeze", "Transpose", "Unsqueeze"))
 _ARITHMETIC = frozenset(
     ["ConstantOfShape", "Equal", "Floor", "Ceil", "Mod", "Range", "ReduceProd", "Size", "Where"]
 )
+
+
+def check_version(op_type: str, version: int) -> None:
+    """Refuse an operator that a later operator set has defined anew; raises Refusal (LIP007).
+
+    The code is none of those that a part of a spelling may have: such a node is part of none.
+    """
+    from onnx import defs
+
+    known = NEWEST.get(op_type)
+    if known is None:
+        return
+    try:
+        changed = defs.get_schema(op_type, version).since_version
+    except defs.SchemaError:  # an operator that this set does not define: it is refused by its name
+        return
+    if changed > known:
+        message = f"{op_type} as operator set {changed} defines it is not yet supported: sets to {known} are"
+        raise Refusal("LIP007", message, f"export the model with opset_version={changed - 1}")
 
 
 def refuse_unseen(node: OnnxNode, *, standard: bool) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from fractions import Fraction
-from math import isqrt
 from typing import TYPE_CHECKING, Any
 
 from lipcompile.core.diagnostics import Diagnostic, Refusal, Severity
@@ -18,18 +17,13 @@ from lipcompile.frontends.onnx.values import KEEP, Known, floats
 from lipcompile.frontends.options import ModelOptions
 from lipcompile.numbers import norms, text
 from lipcompile.numbers.rounding import round_up
-from lipcompile.ops import counting
-from lipcompile.ops.conv.transpose import CONV_TRANSPOSE, adjoint_windows
-from lipcompile.ops.linear.rules import CONV, conv_windows
+from lipcompile.ops.conv.rules import WINDOWS, gathered
 from lipcompile.ops.record import AnyOp, Constraint, Shape, Site
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Array = NDArray[Any]
-
-# Ops whose weight is a kernel: windows tell what map it is.
-KERNELS = frozenset((CONV.name, CONV_TRANSPOSE.name))
 
 # A name that people give; exporters end theirs in numbers.
 _GIVEN = re.compile(r"(?!.*(?:^|_)\d+$)[A-Za-z]\w*(?:\.\w+)*", re.ASCII)
@@ -56,6 +50,12 @@ class Use:
     def key(self) -> Key:
         """What makes two tensors the same parameter."""
         return self.known.sources, self.known.moves
+
+    @property
+    def site(self) -> Site[Any]:
+        """The node around it; raises `Refusal` where the op does not apply."""
+        inputs = (self.example,)
+        return Site(self.attributes, inputs, self.op.shape(self.attributes, inputs))
 
     @property
     def shifts(self) -> bool:
@@ -228,7 +228,7 @@ def _excess(use: Use, array: Array, kind: str, bound: Fraction) -> str:
         norm = _stored_norm(kind, array)
     elif kind in ("frobenius", "ball"):
         norm = stored
-    elif stored * _gathers(use) <= bound:
+    elif stored * gathered(use.op.name, use.site) <= bound:
         norm = Fraction(0)
     else:
         measured = _norm(use, array)
@@ -236,39 +236,26 @@ def _excess(use: Use, array: Array, kind: str, bound: Fraction) -> str:
     if norm > bound * TOLERANCE:
         return f"has norm {_shown(norm)}, outside its constraint of {text(bound)}: it will be scaled down"
     if kind == "orthogonal":
-        groups = use.attributes.groups if use.op.name in KERNELS else 1
+        groups = use.attributes.groups if use.op.name in WINDOWS else 1
         wanted = (groups * min(array.shape[0] // groups, array[0].size)) ** 0.5
         if abs(float(stored) - wanted) > 1e-3 * wanted:
             return "is not orthogonal: its singular values will be moved towards 1"
     return ""
 
 
-def _gathers(use: Use) -> int:
-    """Return an integer above the factor from the norm of the stored tensor to that of the map."""
-    if use.op.name not in KERNELS:
-        return 1
-    return isqrt(counting.overlap(_windows(use))) + 1
-
-
-def _windows(use: Use) -> tuple[counting.Window, ...]:
-    inputs = (use.example,)
-    site = Site(use.attributes, inputs, use.op.shape(use.attributes, inputs))
-    return conv_windows(site) if use.op is CONV else adjoint_windows(site)
-
-
 def _norm(use: Use, array: Array) -> norms.Measured | None:
     """Return the certified norm of the weight as the map it is; None where the builder will refuse it."""
     if not _is_finite(array) or array.size == 0:
         return None
-    if use.op.name not in KERNELS:
+    if use.op.name not in WINDOWS:
         return norms.spectral_norm(array) if array.ndim == 2 else None
     try:
-        use.op.shape(use.attributes, (use.example,))
+        site = use.site
     except Refusal:
         return None
     if array.shape != use.op.parameter("weight").shape(use.attributes, (use.example,)):
         return None
-    return norms.convolution_norm(array, _windows(use), use.attributes.groups)
+    return norms.convolution_norm(array, WINDOWS[use.op.name](site), use.attributes.groups)
 
 
 def _stored_norm(kind: str, array: Array) -> Fraction:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
@@ -14,19 +15,31 @@ from lipcompile.core.diagnostics import Diagnostic, Severity, input_error
 from lipcompile.core.graph import Graph, Node
 from lipcompile.frontends.mends import Mends
 from lipcompile.frontends.onnx import model as onnx_model
+from lipcompile.frontends.onnx.file.session import parts
 from lipcompile.frontends.onnx.values import OF_BATCH
-from lipcompile.frontends.options import Loaded, ModelOptions
-from lipcompile.frontends.original import OriginalError
-from lipcompile.frontends.torch.find import find
-from lipcompile.frontends.torch.run import ModuleRun, precision
-from lipcompile.frontends.torch.tracing import Example, Untraceable, has_open_batch, retraced, traced, untraceable
+from lipcompile.frontends.options import Loaded, ModelOptions, OriginalError
+from lipcompile.frontends.silence import silence
+from lipcompile.frontends.torch.find import find, summary
+from lipcompile.frontends.torch.tracing import (
+    Example,
+    Untraceable,
+    batch,
+    has_open_batch,
+    real,
+    retraced,
+    traced,
+    untraceable,
+)
 from lipcompile.frontends.torch.translation import digest, line_of, translated
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from onnx import ModelProto
     from torch import Tensor
     from torch.export import ExportedProgram
     from torch.nn import Module
+
+    Array = NDArray[Any]
 
 # What mends a batch normalisation of a module rather than of a file: on the command line, and in Python.
 _BATCH_NORM = "call .eval() on it, which folds it into the layer before; {} replaces it"
@@ -200,3 +213,51 @@ def _mended(loaded: Loaded, mend: str, model: str) -> Loaded:
             for found in loaded.diagnostics
         ),
     )
+
+
+# The module itself as something that computes
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleRun:
+    """A module that runs, in evaluation mode for as long as it does: see `Original`."""
+
+    module: Module
+    examples: Sequence[Example]
+    batch: int | None
+    precision: str
+    runner: str = "the torch module"
+
+    def __call__(self, x: Array) -> Array:
+        """Map examples to outputs; raises OriginalError."""
+        import numpy as np
+        import torch
+
+        likes, named = batch(self.module, self.examples, len(x))
+        arrays = [torch.from_numpy(part.copy()) for part in parts(x, [one.shape for one in self.examples])]
+        given = iter(arrays)
+        args = [next(given).to(like) for like in likes]
+        kwargs = {name: next(given).to(like) for name, like in named.items()}
+        try:
+            with silence(), _evaluating(self.module), torch.no_grad():
+                (output,) = torch.utils._pytree.tree_leaves(self.module(*args, **kwargs))
+        except Exception as error:
+            raise OriginalError(f"the module fails: {summary(error)}") from None
+        return np.asarray(output.double().cpu().numpy())
+
+
+def precision(module: Module) -> str:
+    """Return the name of the numbers that a module computes with, such as float32."""
+    return str(real(module)).removeprefix("torch.")
+
+
+@contextmanager
+def _evaluating(module: Module) -> Iterator[None]:
+    """Put a module into evaluation mode, and every part back into its own."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode

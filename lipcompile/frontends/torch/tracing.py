@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from lipcompile.core.diagnostics import Diagnostic, InputError, Location, input_error
 from lipcompile.frontends.silence import silence
-from lipcompile.frontends.torch.places import place_of, summary
+from lipcompile.frontends.torch.find import place_of, summary
 from lipcompile.ops.record import Shape
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from lipcompile.core.diagnostics import Diagnostic, Location
 from lipcompile.frontends.onnx.node import scope_of, traced_line
 from lipcompile.frontends.silence import silence
-from lipcompile.frontends.torch import pooling
-from lipcompile.frontends.torch.places import summary
+from lipcompile.frontends.torch.find import summary
 from lipcompile.frontends.torch.tracing import Untraceable, untraceable
+from lipcompile.ops.pool import torch_read as pooling
 from lipcompile.ops.recurrent import torch_read as rnn
 
 if TYPE_CHECKING:

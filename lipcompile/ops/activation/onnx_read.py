@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
 from lipcompile.core.diagnostics import Refusal
 from lipcompile.core.graph import Value
 from lipcompile.frontends.onnx.constants import scaled
-from lipcompile.frontends.onnx.context import Context, shape_of
+from lipcompile.frontends.onnx.context import Context, Importer, shape_of
 from lipcompile.frontends.onnx.node import OnnxNode
 from lipcompile.frontends.onnx.values import scalar
-from lipcompile.ops.activation.rules import CELU, ELU, GELU, HardShrink, HardSigmoid, Hardtanh, LeakyReLU
+from lipcompile.ops.activation.rules import ELU, GELU, HardShrink, Hardtanh
+from lipcompile.ops.activation.text import WRITTEN, Written
 from lipcompile.ops.merge.rules import SUM, Sum
 from lipcompile.ops.parametric.rules import PRELU, PerFeature
 from lipcompile.ops.record import NoAttributes, Shape
@@ -30,19 +31,15 @@ def _one(context: Context, node: OnnxNode, op: str, attributes: object) -> Value
     return context.add(node, OP_BY_NAME[op], attributes, [context.tensor(node)])
 
 
-def leaky_relu(context: Context, node: OnnxNode) -> Value:
-    """x, or alpha·x below 0."""
-    return _one(context, node, "leaky_relu", LeakyReLU(node.number("alpha", Fraction(1, 100))))
+def _operator(name: str, written: Written) -> Importer:
+    """Return the importer of an operator of one operand that is the op, with its numbers."""
+    op = OP_BY_NAME[name]
 
+    def importer(context: Context, node: OnnxNode) -> Value:
+        numbers = {own: node.number(given, absent) for given, (own, absent) in written.numbers.items()}
+        return context.add(node, op, op.attributes(**numbers), [context.tensor(node)])
 
-def elu(context: Context, node: OnnxNode) -> Value:
-    """x, or alpha·(e^x - 1) below 0."""
-    return _one(context, node, "elu", ELU(node.number("alpha", ONE)))
-
-
-def celu(context: Context, node: OnnxNode) -> Value:
-    """x, or alpha·(e^(x/alpha) - 1) below 0."""
-    return _one(context, node, "celu", CELU(node.number("alpha", ONE)))
+    return importer
 
 
 def selu(context: Context, node: OnnxNode) -> Value:
@@ -72,12 +69,6 @@ def swish(context: Context, node: OnnxNode) -> Value:
     steeper = scaled(context, node, operand, alpha, "_steeper")
     made = context.add(node, OP_BY_NAME["silu"], NoAttributes(), [steeper], "_silu")
     return made if made.shape is None else scaled(context, node, made, 1 / alpha)
-
-
-def hard_sigmoid(context: Context, node: OnnxNode) -> Value:
-    """alpha·x + beta, cut to [0, 1]."""
-    attributes = HardSigmoid(node.number("alpha", Fraction(1, 5)), node.number("beta", Fraction(1, 2)))
-    return _one(context, node, "hard_sigmoid", attributes)
 
 
 def shrink(context: Context, node: OnnxNode) -> Value:
@@ -141,3 +132,14 @@ def _feature(slope: Sequence[int], example: Shape) -> PerFeature:
     if axes[0] < -len(example) or example[axes[0]] != math.prod(slope):
         raise Refusal("LIP102", f"slopes of shape {list(slope)} do not fit an example of shape {list(example)}")
     return PerFeature(len(example) + axes[0])
+
+
+IMPORTERS: Mapping[str, Importer] = {
+    **{written.operator: _operator(name, written) for name, written in WRITTEN.items() if written.operator},
+    "Clip": clip,
+    "Gelu": gelu,
+    "PRelu": p_relu,
+    "Selu": selu,
+    "Shrink": shrink,
+    "Swish": swish,
+}

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from lipcompile.core.graph import Node
 from lipcompile.emitters.onnx.writer import Emit, Writer, axis_of, float32
+from lipcompile.ops.activation.text import WRITTEN, Written
 from lipcompile.ops.record import Shape
 
 
-def plain(op_type: str, **attributes: Any) -> Emit:
-    """Return the emitter of an operator of one operand."""
-    return lambda writer, node, x: writer.op(op_type, x[0], **attributes)
-
-
-def numbered(op_type: str, **names: str) -> Emit:
-    """Return the emitter of an operator whose attributes are numbers of the node's, by name."""
+def _operator(written: Written) -> Emit:
+    """Return the emitter of an operator of one operand, whose attributes are numbers of the node."""
 
     def emit(writer: Writer, node: Node, x: Sequence[str]) -> str:
-        values = {name: float(float32(getattr(node.attributes, own))) for name, own in names.items()}
-        return writer.op(op_type, x[0], **values)
+        values = {name: getattr(node.attributes, own) for name, (own, _) in written.numbers.items()}
+        given = {name: float(float32(value)) for name, value in values.items()}
+        return writer.op(written.operator, x[0], **given)
 
     return emit
 
@@ -70,24 +66,10 @@ def _sorted(writer: Writer, x: str, axis: int, size: int) -> str:
 
 
 EMITTERS: Mapping[str, Emit] = {
-    "relu": plain("Relu"),
-    "leaky_relu": numbered("LeakyRelu", alpha="slope"),
-    "tanh": plain("Tanh"),
-    "sigmoid": plain("Sigmoid"),
-    "softplus": plain("Softplus"),
-    "abs": plain("Abs"),
-    "elu": numbered("Elu", alpha="alpha"),
-    "celu": numbered("Celu", alpha="alpha"),
-    "selu": plain("Selu"),
+    **{name: _operator(written) for name, written in WRITTEN.items() if written.operator},
     "gelu": _gelu,
     "silu": _silu,
-    "mish": plain("Mish"),
-    "hard_swish": plain("HardSwish"),
-    "hard_sigmoid": numbered("HardSigmoid", alpha="slope", beta="offset"),
-    "softsign": plain("Softsign"),
     "hardtanh": _clip,
-    "sign": plain("Sign"),
-    "hard_shrink": numbered("Shrink", lambd="threshold"),
     "groupsort": _group_sort,
     "fullsort": _full_sort,
 }

@@ -1,36 +1,64 @@
-"""Activations and sorting."""
+"""How activations are written: the expression of an emitted module, and the operator of ONNX that is the same."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from fractions import Fraction
 
-from lipcompile.emitters.torch.expression import Expression, axis_of, call, nearest
+from lipcompile.core.graph import Node
+from lipcompile.emitters.torch.pieces import Expression, axis_of, nearest
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """How one activation is written.
+
+    torch: the expression, where {x} is the operand, and other names are numbers of the node, as nearest doubles.
+    operator: the operator of ONNX, empty where none is the same function. numbers: its attributes, each with what
+    the op calls it, and its value where a file gives none. version: the operator set that last changed the
+    operator, which the importer follows.
+    """
+
+    torch: str
+    operator: str = ""
+    version: int = 0
+    numbers: Mapping[str, tuple[str, Fraction]] = field(default_factory=dict)
+
+    def __call__(self, node: Node, operands: Sequence[str]) -> str:
+        """Return the expression of a node."""
+        given = {one.name: nearest(getattr(node.attributes, one.name)) for one in fields(node.attributes)}
+        return self.torch.format(x=operands[0], **given)
+
+
+_ALPHA = {"alpha": ("alpha", Fraction(1))}
+_THRESHOLD = {"lambd": ("threshold", Fraction(1, 2))}
+_LINE = {"alpha": ("slope", Fraction(1, 5)), "beta": ("offset", Fraction(1, 2))}
+WRITTEN: Mapping[str, Written] = {
+    "relu": Written("F.relu({x})", "Relu", 14),
+    "leaky_relu": Written("F.leaky_relu({x}, {slope})", "LeakyRelu", 16, {"alpha": ("slope", Fraction(1, 100))}),
+    "tanh": Written("torch.tanh({x})", "Tanh", 13),
+    "sigmoid": Written("torch.sigmoid({x})", "Sigmoid", 13),
+    "softplus": Written("F.softplus({x})", "Softplus", 22),
+    "abs": Written("torch.abs({x})", "Abs", 13),
+    "elu": Written("F.elu({x}, {alpha})", "Elu", 22, _ALPHA),
+    "celu": Written("F.celu({x}, {alpha})", "Celu", 28, _ALPHA),
+    "selu": Written("F.selu({x})", "Selu", 22),
+    "silu": Written("F.silu({x})"),
+    # F.mish has no finite second derivative far from 0, which audits differentiate through.
+    "mish": Written("{x} * torch.tanh(F.softplus({x}))", "Mish", 22),
+    "hard_swish": Written("F.hardswish({x})", "HardSwish", 22),
+    "hard_sigmoid": Written("torch.clamp({slope} * {x} + {offset}, 0, 1)", "HardSigmoid", 22, _LINE),
+    "softsign": Written("F.softsign({x})", "Softsign", 22),
+    "hardtanh": Written("torch.clamp({x}, {low}, {high})"),
+    "sign": Written("torch.sign({x})", "Sign", 13),
+    "hard_shrink": Written("F.hardshrink({x}, {threshold})", "Shrink", 9, _THRESHOLD),
+}
 
 _TANH = {"none": "", "tanh": ', approximate="tanh"'}
 EXPRESSIONS: Mapping[str, Expression] = {
-    "relu": call("F.relu"),
-    "leaky_relu": lambda node, x: f"F.leaky_relu({x[0]}, {nearest(node.attributes.slope)})",
-    "tanh": call("torch.tanh"),
-    "sigmoid": call("torch.sigmoid"),
-    "softplus": call("F.softplus"),
-    "abs": call("torch.abs"),
-    "elu": lambda node, x: f"F.elu({x[0]}, {nearest(node.attributes.alpha)})",
-    "celu": lambda node, x: f"F.celu({x[0]}, {nearest(node.attributes.alpha)})",
-    "selu": call("F.selu"),
+    **WRITTEN,
     "gelu": lambda node, x: f"F.gelu({x[0]}{_TANH[node.attributes.approximate]})",
-    "silu": call("F.silu"),
-    # F.mish has no finite second derivative far from 0, which audits differentiate through.
-    "mish": lambda node, x: f"{x[0]} * torch.tanh(F.softplus({x[0]}))",
-    "hard_swish": call("F.hardswish"),
-    "hard_sigmoid": lambda node, x: (
-        f"torch.clamp({nearest(node.attributes.slope)} * {x[0]} + {nearest(node.attributes.offset)}, 0, 1)"
-    ),
-    "softsign": call("F.softsign"),
-    "hardtanh": lambda node, x: (
-        f"torch.clamp({x[0]}, {nearest(node.attributes.low)}, {nearest(node.attributes.high)})"
-    ),
-    "sign": call("torch.sign"),
-    "hard_shrink": lambda node, x: f"F.hardshrink({x[0]}, {nearest(node.attributes.threshold)})",
     "groupsort": lambda node, x: f"functional.group_sort({x[0]}, {node.attributes.size}, axis={axis_of(node)})",
     "fullsort": lambda node, x: f"functional.full_sort({x[0]}, axis={axis_of(node)})",
 }

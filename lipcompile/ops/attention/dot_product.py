@@ -101,6 +101,7 @@ DOT_PRODUCT = plain(
     reads=("row",),
     lipschitz=dot_product_lipschitz,
     operands=(3, 3),
+    axes="placed",
 )
 
 OPS: tuple[AnyOp, ...] = (DOT_PRODUCT,)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from fractions import Fraction
 
 from lipcompile.core.diagnostics import Refusal
 from lipcompile.core.graph import Value
-from lipcompile.frontends.onnx.context import Context, shape_of
+from lipcompile.frontends.onnx.context import Context, Importer, shape_of
 from lipcompile.frontends.onnx.node import OnnxNode
 from lipcompile.ops.attention.dot_product import DOT_PRODUCT, DotProduct
 from lipcompile.ops.resample.rules import Expand
@@ -106,3 +107,8 @@ def _repeated(context: Context, node: OnnxNode, part: Value, times: int, name: s
     copied = Expand((heads, times, *rest))
     copies = context.add(node, OP_BY_NAME["expand"], copied, [apart], f"_{name}_copies")
     return reshape_to(context, node, copies, (heads * times, *rest), f"_{name}_repeated")
+
+
+IMPORTERS: Mapping[str, Importer] = {
+    "Attention": attention,
+}

@@ -205,5 +205,6 @@ OPS: tuple[AnyOp, ...] = (
             weight_rule(query_shape, output_kappa, role="output"),
         ),
         operands=(1, 2),
+        axes="placed",
     ),
 )

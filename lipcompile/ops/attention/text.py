@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from lipcompile.core.graph import Node
-from lipcompile.emitters.torch.expression import Expression, keywords, nearest
-from lipcompile.emitters.torch.layer import Layer, Parameters, constraint
+from lipcompile.emitters.torch.pieces import Expression, Layer, Parameters, constraint, keywords, nearest
 
 
 def _attention(node: Node, parameters: Parameters) -> list[str]:

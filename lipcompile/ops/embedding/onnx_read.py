@@ -11,7 +11,7 @@ from lipcompile.core.graph import Value
 from lipcompile.frontends.onnx.context import MIXES, Context, as_tensor, shape_of
 from lipcompile.frontends.onnx.node import OnnxNode
 from lipcompile.frontends.onnx.values import Known
-from lipcompile.ops.embedding.class_token import CLASS_TOKEN, ClassToken
+from lipcompile.ops.embedding.rules import CLASS_TOKEN, ClassToken
 from lipcompile.ops.merge.rules import CONCAT, Concat
 
 

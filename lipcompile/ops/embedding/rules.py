@@ -1,14 +1,16 @@
-"""The embedding of tokens. Proofs: embedding.md."""
+"""The embedding of tokens, and trained tokens beside those of the example. Proofs: embedding.md, merge.md."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
 
+from lipcompile.core.diagnostics import Refusal
 from lipcompile.numbers import N, Numbers
 from lipcompile.ops.linear.rules import stored_norm
 from lipcompile.ops.record import AnyOp, Inputs, ParameterRule, Shape, Site, Theta
 from lipcompile.ops.rules import plain
+from lipcompile.ops.schema import Index
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,76 @@ def table_kappa(num: Numbers[N], site: Site[Embedding], x: Inputs[N], theta: The
     return num.sqrt(prod(site.inputs[0]))
 
 
+# Class tokens
+
+
+@dataclass(frozen=True, slots=True)
+class ClassToken:
+    """`count` entries along `axis` of the example, before its own; behind them if `last`."""
+
+    count: int = 1
+    axis: Index = 0
+    last: bool = False
+
+
+def class_token_shape(attributes: ClassToken, inputs: tuple[Shape, ...]) -> Shape:
+    """[n, …] -> [n + count, …], along the axis."""
+    example, axis = inputs[0], attributes.axis
+    if not 0 <= axis < len(example):
+        raise Refusal("LIP102", f"axis {axis} does not exist in an example of shape {list(example)}")
+    return (*example[:axis], example[axis] + attributes.count, *example[axis + 1 :])
+
+
+def tokens_shape(attributes: ClassToken, inputs: tuple[Shape, ...]) -> Shape:
+    """[count, …]: the example's shape, `count` along the axis."""
+    example, axis = inputs[0], attributes.axis
+    return (*example[:axis], attributes.count, *example[axis + 1 :])
+
+
+def joined_norm(num: Numbers[N], site: Site[ClassToken], x: Inputs[N], theta: Theta[N]) -> N:
+    """X_out = √(X² + B²)."""
+    return num.sqrt(x[0].norm * x[0].norm + theta["tokens"] * theta["tokens"])
+
+
+def joined_row(num: Numbers[N], site: Site[ClassToken], x: Inputs[N], theta: Theta[N]) -> N:
+    """R_out = max(R, B); √(R² + B²) if rows get longer."""
+    if site.attributes.axis == len(site.output) - 1:
+        return num.sqrt(x[0].row * x[0].row + theta["tokens"] * theta["tokens"])
+    return num.maximum(x[0].row, theta["tokens"])
+
+
+def joined_entry(num: Numbers[N], site: Site[ClassToken], x: Inputs[N], theta: Theta[N]) -> N:
+    """M_out = max(M, B)."""
+    return num.maximum(x[0].entry, theta["tokens"])
+
+
+def tokens_kappa(num: Numbers[N], site: Site[ClassToken], x: Inputs[N], theta: Theta[N]) -> N:
+    """κ = 1."""
+    return num.of(1)
+
+
+CLASS_TOKEN = plain(
+    "class_token",
+    ClassToken,
+    class_token_shape,
+    "merge.md#class-token",
+    norm=joined_norm,
+    row=joined_row,
+    entry=joined_entry,
+    parameters=(
+        ParameterRule(
+            role="tokens",
+            argument="bound",
+            shape=tokens_shape,
+            constraints=("ball",),
+            operator_norm=stored_norm,
+            kappa=tokens_kappa,
+            optional=False,
+        ),
+    ),
+    axes="placed",
+)
+
 OPS: tuple[AnyOp, ...] = (
     plain(
         "embedding",
@@ -66,5 +138,7 @@ OPS: tuple[AnyOp, ...] = (
                 optional=False,
             ),
         ),
+        axes="placed",
     ),
+    CLASS_TOKEN,
 )

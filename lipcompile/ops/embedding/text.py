@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from lipcompile.core.graph import Node
-from lipcompile.emitters.torch.expression import keywords
-from lipcompile.emitters.torch.layer import Layer, Parameters, radius
+from lipcompile.emitters.torch.pieces import Layer, Parameters, keywords, radius
 
 
 def _embedding(node: Node, parameters: Parameters) -> list[str]:

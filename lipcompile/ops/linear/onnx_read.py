@@ -1,20 +1,19 @@
-"""Importers of Gemm, MatMul, Conv and ConvTranspose, and of the BatchNormalization and Add that follow them."""
+"""Importers of Gemm and MatMul, and of the BatchNormalization and Add that follow them or convolutions."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from lipcompile.core.diagnostics import Refusal
 from lipcompile.core.graph import Value
-from lipcompile.frontends.onnx.context import MIXES, Context, shape_of
+from lipcompile.frontends.onnx.context import MIXES, Context, Importer, shape_of
 from lipcompile.frontends.onnx.node import OnnxNode, module_of
 from lipcompile.frontends.onnx.values import Known, floats, toggled
-from lipcompile.ops.conv.transpose import CONV_TRANSPOSE, ConvTranspose
-from lipcompile.ops.linear.rules import BIAS, CONV, DENSE, BiasShape, Conv, Dense
-from lipcompile.ops.pool.onnx_read import per_axis, window_padding
+from lipcompile.ops.conv.rules import CONV_TRANSPOSE
+from lipcompile.ops.linear.rules import BIAS, DENSE, BiasShape, Dense
 from lipcompile.ops.record import AnyOp
 from lipcompile.ops.shape.onnx_read import permute
 
@@ -64,8 +63,8 @@ def gemm(context: Context, node: OnnxNode) -> Value:
     bias = context.known(node, 2, "the bias C")
     features = weight.array.shape[0]
     if bias is not None:
-        bias = times(_bias_vector(bias, features), node.number("beta", ONE))
-    return _normalised(context, node, Affine(DENSE, Dense(features), operand, weight, bias))
+        bias = times(bias_vector(bias, features), node.number("beta", ONE))
+    return normalised(context, node, Affine(DENSE, Dense(features), operand, weight, bias))
 
 
 def _one_example_per_row(context: Context, node: OnnxNode) -> None:
@@ -86,7 +85,7 @@ def _matrix(context: Context, node: OnnxNode, what: str, *, transposed: bool) ->
     return replace(weight, array=weight.array.T, moves=toggled(weight))
 
 
-def _bias_vector(bias: Known, features: int) -> Known:
+def bias_vector(bias: Known, features: int) -> Known:
     """Return the bias of `features` outputs as a vector, or as an array of one number that all outputs share."""
     shape = bias.array.shape
     if bias.array.ndim > 1 and shape[0] > 1:
@@ -157,68 +156,6 @@ def _named_after(node: OnnxNode, adding: OnnxNode) -> OnnxNode:
     return replace(node, name=modules[0], label=modules[0]) if modules else node
 
 
-def conv(context: Context, node: OnnxNode) -> Value:
-    """A convolution of an example [channels, *spatial]."""
-    operand, weight, groups = (
-        context.tensor(node),
-        _kernel(context, node, "[out, in / groups, *taps]"),
-        _groups(node),
-    )
-    kernel = weight.array.shape[2:]
-    stride, dilation = per_axis(node, "strides", len(kernel)), per_axis(node, "dilations", len(kernel))
-    padding = window_padding(node, shape_of(operand)[1:], kernel, stride, dilation)
-    attributes = Conv(weight.array.shape[0], kernel, stride, padding, dilation, groups)
-    bias = _kernel_bias(context, node, attributes.channels)
-    return _normalised(context, node, Affine(CONV, attributes, operand, weight, bias))
-
-
-def conv_transpose(context: Context, node: OnnxNode) -> Value:
-    """A transposed convolution of an example [channels, *spatial], whose padding is given as such."""
-    operand, weight, groups = (
-        context.tensor(node),
-        _kernel(context, node, "[in, out / groups, *taps]"),
-        _groups(node),
-    )
-    kernel = weight.array.shape[2:]
-    if node.text("auto_pad", "NOTSET") not in ("NOTSET", "VALID") or node.integers("output_shape"):
-        message = "runtimes disagree on the padding that auto_pad and output_shape of ConvTranspose mean"
-        raise Refusal("LIP110", message, "export the model with explicit pads")
-    stride, dilation = per_axis(node, "strides", len(kernel)), per_axis(node, "dilations", len(kernel))
-    padding = window_padding(node, shape_of(operand)[1:], kernel, stride, dilation)
-    extra = node.integers("output_padding") or (0,) * len(kernel)
-    if len(extra) != len(kernel) or min(extra) < 0:
-        raise Refusal("LIP102", f"output_padding of ConvTranspose does not fit {len(kernel)} axes: {list(extra)}")
-    channels = weight.array.shape[1] * groups
-    attributes = ConvTranspose(channels, kernel, stride, padding, extra, dilation, groups)
-    bias = _kernel_bias(context, node, channels)
-    return _normalised(context, node, Affine(CONV_TRANSPOSE, attributes, operand, weight, bias))
-
-
-def _kernel(context: Context, node: OnnxNode, shape: str) -> Known:
-    """Return the kernel, of as many spatial axes as the example has."""
-    weight, example = context.known(node, 1, "the kernel"), context.shape(node)
-    if weight is None or weight.array.ndim < 3:
-        raise Refusal("LIP102", f"the kernel of {node.op_type} must have the shape {shape}")
-    kernel = weight.array.shape[2:]
-    if node.integers("kernel_shape") not in (None, kernel):
-        raise Refusal("LIP102", f"kernel_shape does not fit the kernel, {list(kernel)}")
-    if len(example) != len(kernel) + 1:
-        raise Refusal("LIP102", f"a kernel of {len(kernel)} axes does not fit {list(example)}")
-    return weight
-
-
-def _groups(node: OnnxNode) -> int:
-    groups = node.integer("group", 1)
-    if groups < 1:
-        raise Refusal("LIP102", f"{groups} groups make no convolution")
-    return groups
-
-
-def _kernel_bias(context: Context, node: OnnxNode, channels: int) -> Known | None:
-    bias = context.known(node, 2, "the bias")
-    return None if bias is None else _bias_vector(bias, channels)
-
-
 # Batch normalisation
 
 
@@ -232,7 +169,7 @@ def refuse_training(node: OnnxNode) -> None:
         )
 
 
-def _normalised(context: Context, node: OnnxNode, layer: Affine) -> Value:
+def normalised(context: Context, node: OnnxNode, layer: Affine) -> Value:
     """Add a layer, with the batch normalisation that follows it folded in."""
     following = context.follower(node, "BatchNormalization")
     folded = _folded(context, following, layer) if following else None
@@ -292,3 +229,9 @@ def parametric(context: Context, node: OnnxNode, layer: Affine) -> Value:
 
 def _add(context: Context, layer: Affine, tensors: list[tuple[str, Known]], name: str) -> Value:
     return context.parameters.add(layer.op, layer.attributes, layer.operand, tensors, name)
+
+
+IMPORTERS: Mapping[str, Importer] = {
+    "Gemm": gemm,
+    "MatMul": mat_mul,
+}

@@ -1,4 +1,4 @@
-"""Linear ops: dense, bias, convolution. Proofs: linear.md."""
+"""Linear ops: dense, bias; convolutions are in `ops.conv`. Proofs: linear.md."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from typing import Any
 
 from lipcompile.core.diagnostics import Refusal
 from lipcompile.numbers import N, Numbers
-from lipcompile.ops import counting
 from lipcompile.ops.record import (
     AnyOp,
     Condition,
-    ConditionsRule,
     Constraint,
     Inputs,
     KappaRule,
@@ -25,7 +23,6 @@ from lipcompile.ops.record import (
     Theta,
 )
 from lipcompile.ops.rules import plain
-from lipcompile.ops.schema import Padding, PerAxis, every
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,19 +37,6 @@ class BiasShape:
     """A bias of `size`, aligned with the last axes of the example and broadcast over the others."""
 
     size: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Conv:
-    """A convolution (cross-correlation, as in torch) of an example [channels, *spatial]."""
-
-    channels: int
-    kernel: PerAxis
-    stride: PerAxis = every(1)
-    padding: Padding = every(0)
-    dilation: PerAxis = every(1)
-    groups: int = 1
-    padding_mode: counting.Mode = "zeros"
 
 
 # Shapes
@@ -76,53 +60,12 @@ def bias_shape(attributes: BiasShape, inputs: tuple[Shape, ...]) -> Shape:
     return inputs[0]
 
 
-def conv_windows(site: Site[Conv]) -> tuple[counting.Window, ...]:
-    """Return the sliding window of each spatial axis."""
-    return _conv_windows(site.attributes, site.inputs[0])
-
-
-def _conv_windows(conv: Conv, example: Shape) -> tuple[counting.Window, ...]:
-    return counting.windows_of(
-        example[1:], conv.kernel, conv.stride, conv.dilation, conv.padding, conv.padding_mode
-    )
-
-
-def conv_shape(conv: Conv, inputs: tuple[Shape, ...]) -> Shape:
-    """[channels, *spatial] -> [channels', *spatial']."""
-    fit_channels(inputs[0], len(conv.kernel), conv.channels, conv.groups)
-    windows = _conv_windows(conv, inputs[0])
-    need_reads(windows, "pad by less, or move by smaller strides")
-    return (conv.channels, *(window.outputs for window in windows))
-
-
-def need_reads(windows: tuple[counting.Window, ...], mend: str) -> None:
-    """Refuse windows of which none holds an entry of the input: the map would be 0."""
-    if counting.reads(windows) == 0:
-        raise Refusal("LIP103", "every window of this convolution lies wholly in the padding", mend)
-
-
-def fit_channels(example: Shape, rank: int, channels: int, groups: int) -> None:
-    """Refuse an example that is not [channels, *spatial], or groups that do not divide the channels."""
-    if len(example) != rank + 1:
-        raise Refusal(
-            "LIP102",
-            f"a {rank}-d convolution needs an example of {rank + 1} axes (channels first), not {list(example)}",
-        )
-    if example[0] % groups or channels % groups:
-        raise Refusal("LIP102", f"{groups} groups do not divide {example[0]} input and {channels} output channels")
-
-
 # Parameters
 
 
 def dense_weight_shape(attributes: Dense, inputs: tuple[Shape, ...]) -> Shape:
     """[out, in]."""
     return (attributes.features, inputs[0][-1])
-
-
-def conv_kernel_shape(conv: Conv, inputs: tuple[Shape, ...]) -> Shape:
-    """[out, in / groups, *kernel]."""
-    return (conv.channels, inputs[0][0] // conv.groups, *conv.kernel)
 
 
 def stored_norm(num: Numbers[N], site: Site[object], constraint: Constraint) -> N:
@@ -136,28 +79,9 @@ def positions(site: Site[BiasShape] | Site[Dense]) -> int:
     return site.entries // prod(size)
 
 
-def conv_positions(site: Site[Any]) -> int:
-    """P: the number of output pixels."""
-    return prod(site.output[1:])
-
-
 def position_count(site: Site[BiasShape] | Site[Dense]) -> Mapping[str, Condition]:
     """P."""
     return {"positions": positions(site)}
-
-
-def window_counts(windows: Callable[[Site[Any]], tuple[counting.Window, ...]]) -> ConditionsRule[Any]:
-    """Return what counts m, r·v and P of a convolution with these windows."""
-
-    def counts(site: Site[Any]) -> Mapping[str, Condition]:
-        found = windows(site)
-        return {
-            "positions": conv_positions(site),
-            "reads": counting.reads(found),
-            "taps": counting.taps(found),
-        }
-
-    return counts
 
 
 def input_norm_kappa(num: Numbers[N], site: Site[Dense], x: Inputs[N], theta: Theta[N]) -> N:
@@ -175,30 +99,21 @@ def bias_kappa(num: Numbers[N], site: Site[BiasShape], x: Inputs[N], theta: Thet
     return num.sqrt(positions(site))
 
 
-def conv_bias_kappa(num: Numbers[N], site: Site[Any], x: Inputs[N], theta: Theta[N]) -> N:
-    """κ = √P."""
-    return num.sqrt(conv_positions(site))
-
-
 # Norms and Lipschitz constants
 
 
 def dense_norm(num: Numbers[N], site: Site[Dense], x: Inputs[N], theta: Theta[N]) -> N:
     """X_out = u·X + √P·B."""
-    return theta["weight"] * x[0].norm + _broadcast_bias(num, positions(site), theta)
+    return theta["weight"] * x[0].norm + broadcast_bias(num, positions(site), theta)
 
 
 def bias_norm(num: Numbers[N], site: Site[BiasShape], x: Inputs[N], theta: Theta[N]) -> N:
     """X_out = X + √P·B."""
-    return x[0].norm + _broadcast_bias(num, positions(site), theta)
+    return x[0].norm + broadcast_bias(num, positions(site), theta)
 
 
-def conv_norm(num: Numbers[N], site: Site[Any], x: Inputs[N], theta: Theta[N]) -> N:
-    """X_out = u·X + √P·B."""
-    return theta["weight"] * x[0].norm + _broadcast_bias(num, conv_positions(site), theta)
-
-
-def _broadcast_bias(num: Numbers[N], count: int, theta: Theta[N]) -> N:
+def broadcast_bias(num: Numbers[N], count: int, theta: Theta[N]) -> N:
+    """√P·B: the norm of the `count` copies of a bias, 0 without one."""
     return num.sqrt(count) * theta["bias"] if "bias" in theta else num.of(0)
 
 
@@ -247,24 +162,6 @@ def weight_rule(
     )
 
 
-def kernel_rule(
-    shape: Callable[[Any, tuple[Shape, ...]], Shape],
-    windows: Callable[[Site[Any]], tuple[counting.Window, ...]],
-) -> ParameterRule[Any]:
-    """Return the rule of a kernel that is used at many positions, M = min(m, r·v) of its windows."""
-
-    def operator_norm(num: Numbers[N], site: Site[Any], constraint: Constraint) -> N:
-        """u = c, or √M·c if only the Frobenius norm of the kernel is bounded by c."""
-        bound = num.of(constraint.bound)
-        return num.sqrt(counting.overlap(windows(site))) * bound if constraint.kind == "frobenius" else bound
-
-    def kappa(num: Numbers[N], site: Site[Any], x: Inputs[N], theta: Theta[N]) -> N:
-        """κ = √M·X."""
-        return num.sqrt(counting.overlap(windows(site))) * x[0].norm
-
-    return weight_rule(shape, kappa, operator_norm)
-
-
 def bias_rule(
     shape: Callable[[Any, tuple[Shape, ...]], Shape], kappa: KappaRule[Any], optional: bool = True
 ) -> ParameterRule[Any]:
@@ -294,6 +191,7 @@ DENSE = plain(
         bias_rule(lambda attributes, inputs: (attributes.features,), dense_bias_kappa),
     ),
     conditions=position_count,
+    axes="placed",
 )
 BIAS = plain(
     "bias",
@@ -308,19 +206,4 @@ BIAS = plain(
     dsl=(Spelling("bias"), Spelling("position")),
     conditions=position_count,
 )
-CONV = plain(
-    "conv",
-    Conv,
-    conv_shape,
-    "linear.md#convolution",
-    norm=conv_norm,
-    lipschitz=weight_lipschitz,
-    parameters=(
-        kernel_rule(conv_kernel_shape, conv_windows),
-        bias_rule(lambda conv, inputs: (conv.channels,), conv_bias_kappa),
-    ),
-    dsl=(Spelling("conv1d", 1), Spelling("conv2d", 2), Spelling("conv3d", 3)),
-    conditions=window_counts(conv_windows),
-)
-
-OPS: tuple[AnyOp, ...] = (DENSE, BIAS, CONV)
+OPS: tuple[AnyOp, ...] = (DENSE, BIAS)

@@ -15,13 +15,6 @@ Reduce = Literal["mean", "sum"]
 _POSITIVE = ("temperature", "floor", "target_norm", "delta", "beta")
 _NOT_NEGATIVE = ("alpha", "margin")
 CLASS_OF_TOKEN = "a class index a token"
-# Ops of an example [channels, *spatial]; and with those that move axes, or act on the last one, all that decide
-# where the classes of an output are.
-_CHANNELS_FIRST = {"conv", "conv_transpose", "upsample", "scattering2d", "group_norm", "instance_norm", "lrn"}
-_CHANNELS_FIRST |= {"depth_to_space", "space_to_depth", "adaptive_avg_pool", "scaled_avg_pool"}
-_CHANNELS_FIRST |= {"max_pool", "avg_pool", "l2_pool", "lp_pool"}
-DECIDES_AXES = _CHANNELS_FIRST | {"dense", "flatten", "reshape", "transpose", "patches", "expand", "class_token"}
-DECIDES_AXES |= {"embedding", "attention", "dot_product_attention"}
 
 
 def several_classes(attributes: Any, logits: Shape) -> None:
@@ -55,7 +48,7 @@ def table_of_logits(attributes: Any, logits: Shape) -> None:
 
 def refuse_channels_first(loss: AnyLoss, logits: Shape, by: AnyOp | None) -> None:
     """Refuse a table of logits whose first axis has the classes; by: the op that decided its axes."""
-    if loss.target != CLASS_OF_TOKEN or by is None or by.name not in _CHANNELS_FIRST:
+    if loss.target != CLASS_OF_TOKEN or by is None or by.axes != "channels":
         return
     message = f"this loss reads classes from the last axis of {list(logits)}, but `{by.name}` has channels first"
     flat, own = (".flatten(2)", f"reshape({logits[0]}, -1) ") if len(logits) > 2 else ("", "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lipcompile.core.graph import Graph
-from lipcompile.emitters.torch.expression import nearest
+from lipcompile.emitters.torch.pieces import nearest
 
 _FUNCTIONS = {"bce": "binary_cross_entropy"}
 

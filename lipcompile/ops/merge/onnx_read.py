@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
@@ -18,7 +18,7 @@ from lipcompile.frontends.onnx.constants import (
     scaled,
     widened,
 )
-from lipcompile.frontends.onnx.context import Context, shape_of
+from lipcompile.frontends.onnx.context import Context, Importer, shape_of
 from lipcompile.frontends.onnx.layout import FIRST
 from lipcompile.frontends.onnx.node import OnnxNode
 from lipcompile.frontends.onnx.refused import DIRECTIONS
@@ -29,7 +29,7 @@ from lipcompile.ops.linear.onnx_read import times
 from lipcompile.ops.linear.rules import BIAS, BiasShape
 from lipcompile.ops.merge.rules import MAXIMUM, MINIMUM, PRODUCT, SUM, Sum
 from lipcompile.ops.normalisation.onnx_read import factored
-from lipcompile.ops.pool.onnx_read import reduced, reduced_axes
+from lipcompile.ops.pool.onnx_read import reduced_axes, reduction_of
 from lipcompile.ops.record import NoAttributes, Shape
 from lipcompile.ops.shape.onnx_read import cut, made_axes, permute, reshape_to, unsqueeze
 from lipcompile.ops.shape.rules import Slice
@@ -278,7 +278,8 @@ def extreme_of_axis(context: Context, node: OnnxNode) -> Item:
     operand, axes = context.tensor(node), reduced_axes(context, node, context.shape(node))
     halved = context.layout == FIRST and _has_other_half(context, node)
     if len(axes) != 1 or shape_of(operand)[axes[0]] != 2 or not halved:
-        return reduced("reduce_max" if node.op_type == "ReduceMax" else "reduce_min")(context, node)
+        op = "reduce_max" if node.op_type == "ReduceMax" else "reduce_min"
+        return reduction_of(context, node, operand, op)
     made = axes[0] if node.integer("keepdims", 1) else None
     return Extreme(node.op_type == "ReduceMax", operand, axes[0], made)
 
@@ -321,3 +322,21 @@ def top_k(context: Context, node: OnnxNode) -> Value:
         raise Refusal("LIP102", f"there are no {count} entries along an axis of size {shape_of(operand)[axis]}")
     ordered = _sorted(context, node, operand, axis, descending=bool(node.integer("largest", 1)))
     return ordered if ordered.shape is None else cut(context, node, ordered, Slice(axis, 0, count), "_first")
+
+
+IMPORTERS: Mapping[str, Importer] = {
+    "Add": add,
+    "Concat": concat,
+    "Div": divide,
+    "Max": maximum,
+    "Mean": mean,
+    "Min": minimum,
+    "Mul": multiply,
+    "Neg": negate,
+    "ReduceMax": extreme_of_axis,
+    "ReduceMin": extreme_of_axis,
+    "Sub": sub,
+    "Sum": total,
+    "TopK": top_k,
+    "Unsqueeze": unsqueezed,
+}

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import reduce
 
 from lipcompile.core.graph import Node
-from lipcompile.emitters.torch.expression import Expression, aligned, axis_of, nearest
+from lipcompile.emitters.torch.pieces import Expression, aligned, axis_of, nearest
 
 
 def _sum(node: Node, operands: Sequence[str]) -> str:

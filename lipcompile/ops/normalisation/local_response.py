@@ -91,5 +91,6 @@ OPS: tuple[AnyOp, ...] = (
         row=local_response_row,
         entry=local_response_entry,
         lipschitz=local_response_slope,
+        axes="channels",
     ),
 )

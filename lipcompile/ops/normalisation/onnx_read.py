@@ -1,8 +1,8 @@
-"""Importers of norms, with their gains and shifts, of softmax, and of factors for each entry of an axis."""
+"""Importers of norms, with their gains and shifts, and of factors for each entry of an axis."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
 from math import prod
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from lipcompile.core.diagnostics import Refusal
 from lipcompile.core.graph import Value
-from lipcompile.frontends.onnx.context import MIXES, Context, shape_of
+from lipcompile.frontends.onnx.context import MIXES, Context, Importer, shape_of
 from lipcompile.frontends.onnx.node import OnnxNode, module_of
 from lipcompile.frontends.onnx.values import Known, floats
 from lipcompile.ops.linear.onnx_read import refuse_training
@@ -18,9 +18,8 @@ from lipcompile.ops.linear.rules import BIAS, BiasShape
 from lipcompile.ops.normalisation.local_response import LocalResponse
 from lipcompile.ops.normalisation.rules import GroupNorm, InstanceNorm, OverAxes
 from lipcompile.ops.parametric.rules import PerFeature
-from lipcompile.ops.record import AnyOp, Shape
+from lipcompile.ops.record import Shape
 from lipcompile.ops.shape.onnx_read import reshape_to
-from lipcompile.ops.softmax.rules import LogSoftmax, Softmax
 from lipcompile.ops.table import OP_BY_NAME
 
 if TYPE_CHECKING:
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
     Array = NDArray[Any]
 
 EPSILON = Fraction(1e-5)
-# Losses that are one with a log-softmax before them; `passes.canonical` joins them.
-_OF_LOG_PROBABILITIES = ("nll", "cross_entropy", "token_cross_entropy")
 
 
 # Gains and shifts
@@ -194,36 +191,11 @@ def _frozen(array: Array, operand: Value) -> Known:
     return Known(array.reshape(per_channel(shape_of(operand))))
 
 
-# Softmax
-
-
-def softmax(context: Context, node: OnnxNode) -> Value:
-    """Softmax inside a network; at the output it belongs to the loss."""
-    if any(output in context.outputs for output in node.outputs):
-        raise _ends_in(node, "drop it, as `lipcompile fix` does: the loss contains it")
-    return _along_axis(context, node, lambda axis: (OP_BY_NAME["softmax"], Softmax(axis=axis)))
-
-
-def log_softmax(context: Context, node: OnnxNode) -> Value:
-    """Log-softmax inside a network, or before a loss that takes it in."""
-    if any(output in context.outputs for output in node.outputs) and context.loss not in _OF_LOG_PROBABILITIES:
-        raise _ends_in(node, "declare what it is for, --loss nll, or drop it, as `lipcompile fix` does")
-    return _along_axis(context, node, lambda axis: (OP_BY_NAME["log_softmax"], LogSoftmax(axis)))
-
-
-def _ends_in(node: OnnxNode, mend: str) -> Refusal:
-    message = f"the model ends in {node.op_type}: the loss is a function of the logits before it"
-    return Refusal("LIP214", message, mend)
-
-
-def _along_axis(context: Context, node: OnnxNode, of: Callable[[int], tuple[AnyOp, Any]]) -> Value:
-    """Add an op of one axis; before operator set 13, all axes from that on were one."""
-    operand, example = context.tensor(node), context.shape(node)
-    axis = context.axis(node, node.integer("axis", -1 if context.version >= 13 else 1), len(example) + 1)
-    if context.version < 13 and context.layout.place > axis:
-        raise Refusal("LIP108", f"{node.op_type} runs over the batch axis: it mixes examples", MIXES)
-    if context.version >= 13 or axis == len(example) - 1:
-        return context.add(node, *of(axis), [operand])
-    flat = reshape_to(context, node, operand, (*example[:axis], prod(example[axis:])), "_joined")
-    made = context.add(node, *of(axis), [flat])
-    return made if made.shape is None else reshape_to(context, node, made, example, "_split")
+IMPORTERS: Mapping[str, Importer] = {
+    "BatchNormalization": batch_normalization,
+    "GroupNormalization": group_normalization,
+    "InstanceNormalization": instance_normalization,
+    "LRN": local_response,
+    "LayerNormalization": layer_normalization,
+    "RMSNormalization": rms_normalization,
+}

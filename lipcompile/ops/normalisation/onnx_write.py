@@ -1,4 +1,4 @@
-"""Centring, norms, and softmax inside a network."""
+"""Centring and norms."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from lipcompile.core.graph import Node
-from lipcompile.emitters.onnx.writer import Emit, Writer, axis_of, float32
+from lipcompile.emitters.onnx.writer import Emit, Writer, float32
 from lipcompile.ops.normalisation.rules import axes_of
 from lipcompile.ops.record import Shape
 
@@ -64,14 +64,6 @@ def _instance_norm(writer: Writer, node: Node, x: Sequence[str]) -> str:
     return divided(writer, centred(writer, x[0], axes), axes, node.attributes)
 
 
-def _softmax(writer: Writer, node: Node, x: Sequence[str]) -> str:
-    return writer.op("Softmax", writer.times(x[0], node.attributes.temperature, "below"), axis=axis_of(node))
-
-
-def _log_softmax(writer: Writer, node: Node, x: Sequence[str]) -> str:
-    return writer.op("LogSoftmax", x[0], axis=axis_of(node))
-
-
 def _local_response(writer: Writer, node: Node, x: Sequence[str]) -> str:
     """LRN; for even sizes its window is not torch's, and the sum is written out.
 
@@ -107,7 +99,5 @@ EMITTERS: Mapping[str, Emit] = {
     "rms_norm": _rms_norm,
     "group_norm": _group_norm,
     "instance_norm": _instance_norm,
-    "softmax": _softmax,
-    "log_softmax": _log_softmax,
     "lrn": _local_response,
 }

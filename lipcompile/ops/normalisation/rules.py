@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from lipcompile.core.diagnostics import Refusal
 from lipcompile.numbers import N, Numbers, Scalar
-from lipcompile.ops.record import AnyOp, Extent, Inputs, NormRule, Shape, ShapeRule, Site, Theta
+from lipcompile.ops.record import AnyOp, AxisOrder, Extent, Inputs, NormRule, Shape, ShapeRule, Site, Theta
 from lipcompile.ops.rules import feature_axis, plain
 
 
@@ -226,7 +226,12 @@ def rms_norm_entry(num: Numbers[N], site: Site[OverAxes], x: Inputs[N], theta: T
 
 
 def normalising(
-    name: str, attributes: type[Any], shape: ShapeRule[Any], row: NormRule[Any], entry: NormRule[Any]
+    name: str,
+    attributes: type[Any],
+    shape: ShapeRule[Any],
+    row: NormRule[Any],
+    entry: NormRule[Any],
+    axes: AxisOrder = "kept",
 ) -> AnyOp:
     """Return the record of a norm."""
     return plain(
@@ -238,6 +243,7 @@ def normalising(
         row=row,
         entry=entry,
         lipschitz=bounded_slope,
+        axes=axes,
     )
 
 
@@ -253,7 +259,21 @@ def squared_slope(attributes: Any) -> Fraction | None:
 OPS: tuple[AnyOp, ...] = (
     plain("center", Center, center_shape, "normalisation.md#centring", row=center_row, entry=center_entry),
     normalising("layer_norm", OverAxes, centred_norm_shape, centred_norm_row, centred_norm_entry),
-    normalising("group_norm", GroupNorm, centred_norm_shape, centred_norm_row, centred_norm_entry),
-    normalising("instance_norm", InstanceNorm, centred_norm_shape, centred_norm_row, centred_norm_entry),
+    normalising(
+        "group_norm",
+        GroupNorm,
+        centred_norm_shape,
+        centred_norm_row,
+        centred_norm_entry,
+        axes="channels",
+    ),
+    normalising(
+        "instance_norm",
+        InstanceNorm,
+        centred_norm_shape,
+        centred_norm_row,
+        centred_norm_entry,
+        axes="channels",
+    ),
     normalising("rms_norm", OverAxes, rms_norm_shape, rms_norm_row, rms_norm_entry),
 )

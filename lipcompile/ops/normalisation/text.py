@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lipcompile.core.graph import Node
-from lipcompile.emitters.torch.expression import Expression, above, axis_of, below, nearest
+from lipcompile.emitters.torch.pieces import Expression, above, nearest
 from lipcompile.ops.normalisation.rules import axes_of
 
 
@@ -28,12 +28,6 @@ def _group_norm(node: Node, operands: Sequence[str]) -> str:
     return f"functional.group_norm({operands[0]}, {node.attributes.groups}, {_floor(node.attributes)})"
 
 
-def _softmax(node: Node, operands: Sequence[str]) -> str:
-    temperature = node.attributes.temperature
-    scaled = operands[0] if temperature == 1 else f"{below(temperature)} * {operands[0]}"
-    return f"torch.softmax({scaled}, dim={axis_of(node) + 1})"
-
-
 def _local_response(node: Node, operands: Sequence[str]) -> str:
     local = node.attributes
     numbers = f"alpha={nearest(local.alpha)}, beta={nearest(local.beta)}, k={above(local.k)}"
@@ -46,7 +40,5 @@ EXPRESSIONS: Mapping[str, Expression] = {
     "rms_norm": _over_axes("rms_norm"),
     "group_norm": _group_norm,
     "instance_norm": lambda node, x: f"functional.instance_norm({x[0]}, {_floor(node.attributes)})",
-    "softmax": _softmax,
-    "log_softmax": lambda node, x: f"torch.log_softmax({x[0]}, dim={axis_of(node) + 1})",
     "lrn": _local_response,
 }

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from lipcompile.core.graph import Node
-from lipcompile.emitters.torch.expression import Expression, axis_of, nearest
-from lipcompile.emitters.torch.layer import Layer, Parameters, radius
+from lipcompile.emitters.torch.pieces import Expression, Layer, Parameters, axis_of, nearest, radius
 
 
 def _shape_and_bound(parameters: Parameters) -> list[str]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 
 from lipcompile.core.diagnostics import Refusal
 from lipcompile.core.graph import Value
-from lipcompile.frontends.onnx.context import Context, shape_of
+from lipcompile.frontends.onnx.context import Context, Importer, shape_of
 from lipcompile.frontends.onnx.node import OnnxNode
 from lipcompile.frontends.onnx.values import integers
 from lipcompile.ops.pool.rules import AveragePool, LpPool, Pool
@@ -14,7 +14,6 @@ from lipcompile.ops.record import Shape
 from lipcompile.ops.reduce.rules import GlobalPool, Reduce
 from lipcompile.ops.table import OP_BY_NAME
 
-Importer = Callable[[Context, OnnxNode], Value]
 Pairs = tuple[tuple[int, int], ...]
 # Reductions that also do something to each entry.
 _OF_ENTRIES = ("reduce_l1", "reduce_l2")
@@ -140,3 +139,18 @@ def reduction_of(context: Context, node: OnnxNode, operand: Value, op: str) -> V
     for axis in reversed(axes) if not reduction.keep else ():
         context.resized(axis, -1)
     return context.add(node, OP_BY_NAME[op], reduction, [operand])
+
+
+IMPORTERS: Mapping[str, Importer] = {
+    "AveragePool": average_pool,
+    "GlobalAveragePool": global_pool("global_avg_pool"),
+    "GlobalLpPool": global_lp_pool,
+    "GlobalMaxPool": global_pool("global_max_pool"),
+    "LpPool": lp_pool,
+    "MaxPool": max_pool,
+    "ReduceL1": reduced("reduce_l1"),
+    "ReduceL2": reduced("reduce_l2"),
+    "ReduceLogSumExp": reduced("logsumexp"),
+    "ReduceMean": reduced("reduce_mean"),
+    "ReduceSum": reduced("reduce_sum"),
+}

@@ -221,8 +221,18 @@ OPS: tuple[AnyOp, ...] = (
         overlap,
         entry=entry_of_input,
         conditions=window_reads,
+        axes="channels",
     ),
-    homogeneous("l2_pool", Pool, pool_shape, WINDOWS, overlap, entry=entry_of_l2, conditions=window_reads),
+    homogeneous(
+        "l2_pool",
+        Pool,
+        pool_shape,
+        WINDOWS,
+        overlap,
+        entry=entry_of_l2,
+        conditions=window_reads,
+        axes="channels",
+    ),
     homogeneous(
         "lp_pool",
         LpPool,
@@ -231,6 +241,7 @@ OPS: tuple[AnyOp, ...] = (
         lp_gain,
         entry=entry_of_lp,
         conditions=lp_counts,
+        axes="channels",
     ),
     homogeneous(
         "avg_pool",
@@ -240,6 +251,7 @@ OPS: tuple[AnyOp, ...] = (
         average,
         entry=entry_of_input,
         conditions=squares_of_averages,
+        axes="channels",
     ),
     homogeneous(
         "scaled_avg_pool",
@@ -249,6 +261,7 @@ OPS: tuple[AnyOp, ...] = (
         scaled,
         entry=entry_of_sum,
         conditions=squares_of_sums,
+        axes="channels",
     ),
     homogeneous(
         "adaptive_avg_pool",
@@ -258,5 +271,6 @@ OPS: tuple[AnyOp, ...] = (
         adaptive_average,
         entry=entry_of_input,
         conditions=squares_of_adaptive,
+        axes="channels",
     ),
 )

@@ -1,4 +1,4 @@
-"""Recurrent layers of .lip: the cells of `frontends.cells` on an example [steps, features], from the state 0.
+"""Recurrent layers of .lip: those of `cells` on an example [steps, features], from the state 0.
 
 The matrix of the state has no bias of its own: that of the input does the same.
 """

@@ -1,16 +1,16 @@
-"""Importers of operators that copy, enlarge or rearrange entries. The batch axis stays where it is."""
+"""Importers of operators that copy or rearrange entries. The batch axis stays where it is."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from lipcompile.core.diagnostics import Refusal
 from lipcompile.core.graph import Value
 from lipcompile.frontends.onnx.constants import plus_entries
-from lipcompile.frontends.onnx.context import MIXES, Context, shape_of
+from lipcompile.frontends.onnx.context import MIXES, Context, Importer, shape_of
 from lipcompile.frontends.onnx.file.memory import expect_array
 from lipcompile.frontends.onnx.node import OnnxNode
 from lipcompile.frontends.onnx.sizes import is_formal
@@ -18,7 +18,7 @@ from lipcompile.frontends.onnx.values import Known, integers, scalar
 from lipcompile.ops.counting import Mode
 from lipcompile.ops.embedding.rules import Embedding
 from lipcompile.ops.record import Shape
-from lipcompile.ops.resample.rules import Expand, Gather, Interpolation, Pad, Upsample
+from lipcompile.ops.resample.rules import Expand, Gather, Pad
 from lipcompile.ops.shape.onnx_read import cut, permute, reshape_to
 from lipcompile.ops.shape.rules import Block, Slice
 from lipcompile.ops.table import OP_BY_NAME
@@ -173,6 +173,39 @@ def _expanded(context: Context, node: OnnxNode, operand: Value, rest: Sequence[i
     return context.add(node, OP_BY_NAME["expand"], Expand(sizes), [operand])
 
 
+def tile(context: Context, node: OnnxNode) -> Value:
+    """Repeat axes: each becomes two, of which the first is copied, and one again."""
+    operand, known = context.tensor(node), context.known(node, 1, "the number of repeats")
+    if known is None:
+        raise Refusal("LIP102", "Tile without a number of repeats")
+    example, repeats = shape_of(operand), integers(known, "the number of repeats")
+    if len(repeats) != len(example) + 1 or any(map(is_formal, repeats)) or min(repeats) < 1:
+        raise Refusal("LIP102", f"Tile cannot repeat {['batch', *example]} {list(repeats)} times")
+    if repeats[0] != 1:
+        raise Refusal("LIP108", "Tile repeats the examples of the batch", MIXES)
+    apart = tuple(size for axis in example for size in (1, axis))
+    copied = tuple(size for pair in zip(repeats[1:], example, strict=True) for size in pair)
+    if copied == apart:
+        return operand
+    value = reshape_to(context, node, operand, apart, "_apart")
+    value = context.add(node, OP_BY_NAME["expand"], Expand(copied), [value], "_copies")
+    joined = tuple(count * size for count, size in zip(repeats[1:], example, strict=True))
+    return value if value.shape is None else reshape_to(context, node, value, joined)
+
+
+def compress(context: Context, node: OnnxNode) -> Value:
+    """The entries of an axis for which a constant says so."""
+    operand, known = context.tensor(node), context.known(node, 1, "the condition")
+    axis = node.attributes.get("axis")
+    if axis is None or known is None:
+        raise Refusal("LIP108", "Compress without an axis runs over all examples", MIXES)
+    along = context.axis(node, node.integer("axis", 0), len(shape_of(operand)) + 1)
+    places = tuple(place for place, taken in enumerate(known.array.reshape(-1).tolist()) if taken)
+    if not places or places[-1] >= shape_of(operand)[along]:
+        raise Refusal("LIP102", f"Compress takes {len(places)} entries of {list(shape_of(operand))}")
+    return context.add(node, OP_BY_NAME["gather"], Gather(places, along), [operand])
+
+
 # Rearrangements
 
 
@@ -224,112 +257,12 @@ def _image(node: OnnxNode, operand: Value) -> Shape:
     return shape_of(operand)
 
 
-# Resizing
-
-
-def resize(context: Context, node: OnnxNode) -> Value:
-    """Enlarge spatial axes by whole factors, in the conventions that torch shares."""
-    operand = context.tensor(node)
-    factors = _factors(context, node, shape_of(operand))
-    mode, corners = _convention(node)
-    return _upsampled(context, node, operand, factors, mode, align_corners=corners)
-
-
-def upsample(context: Context, node: OnnxNode) -> Value:
-    """The predecessor of Resize: nearest entries only, for runtimes disagreed on the rest."""
-    operand = context.tensor(node)
-    scales = context.known(node, 1, "the scales")
-    given = node.attributes.get("scales") if scales is None else scales.array.reshape(-1).tolist()
-    if node.text("mode", "nearest") != "nearest" or not isinstance(given, list | tuple):
-        raise Refusal(
-            "LIP110", "Upsample other than with nearest entries is not yet supported", "export with Resize"
-        )
-    factors = _whole(node, _exact(given), shape_of(operand))
-    return _upsampled(context, node, operand, factors, "nearest", align_corners=False)
-
-
-def _upsampled(
-    context: Context,
-    node: OnnxNode,
-    operand: Value,
-    factors: tuple[int, ...],
-    mode: Interpolation,
-    *,
-    align_corners: bool,
-) -> Value:
-    if all(factor == 1 for factor in factors):
-        return operand
-    return context.add(node, OP_BY_NAME["upsample"], Upsample(factors, mode, align_corners), [operand])
-
-
-def _factors(context: Context, node: OnnxNode, example: Shape) -> tuple[int, ...]:
-    """Return the factors of the spatial axes, from scales or sizes."""
-    if context.version < 11:
-        raise Refusal(
-            "LIP110", "Resize before operator set 11 is not yet supported", "export with opset 11 or later"
-        )
-    if node.integers("axes") is not None or node.text("keep_aspect_ratio_policy", "stretch") != "stretch":
-        raise Refusal("LIP110", "Resize of chosen axes, or by a policy, is not yet supported", "give all scales")
-    scales, sizes = context.known(node, 2, "the scales"), context.known(node, 3, "the sizes")
-    if scales is not None and scales.array.size:
-        return _whole(node, _exact(scales.array.reshape(-1)), example)
-    if sizes is None:
-        raise Refusal("LIP102", "Resize without scales and sizes")
-    wanted = integers(sizes, "the sizes")
-    if len(wanted) != len(example) + 1 or not context.is_batch(wanted[0]):
-        raise Refusal("LIP108", f"Resize to {list(wanted)} changes the batch", MIXES)
-    ratios = [Fraction(new, old) for new, old in zip(wanted[1:], example, strict=True)]
-    return _whole(node, [Fraction(1), *ratios], example)
-
-
-def _exact(scales: Iterable[Any]) -> list[Fraction]:
-    try:
-        found = [Fraction(float(scale)) for scale in scales]
-    except (ValueError, OverflowError):  # text, NaN, infinity
-        raise Refusal("LIP102", "a scale is no finite number") from None
-    if any(is_formal(int(scale)) for scale in found):
-        raise Refusal("LIP108", "a scale is computed from the batch size", MIXES)
-    return found
-
-
-def _whole(node: OnnxNode, scales: Sequence[Fraction], example: Shape) -> tuple[int, ...]:
-    """Check the factors of all axes; return those of the spatial ones."""
-    if len(scales) != len(example) + 1 or len(example) < 2:
-        raise Refusal("LIP102", f"{node.op_type} needs a scale for each axis of {['batch', *example]}")
-    if scales[0] != 1:
-        raise Refusal("LIP108", f"{node.op_type} changes the batch", MIXES)
-    if scales[1] != 1 or any(scale.denominator != 1 or scale < 1 for scale in scales):
-        shown = [float(scale) for scale in scales]
-        raise Refusal(
-            "LIP110",
-            f"{node.op_type} by {shown} is not yet supported: whole factors of spatial axes are",
-            "enlarge by a whole factor, or shrink with a pool",
-        )
-    return tuple(int(scale) for scale in scales[2:])
-
-
-def _convention(node: OnnxNode) -> tuple[Interpolation, bool]:
-    """Return the interpolation and whether corners are aligned; refuse conventions that differ from torch's."""
-    mode, place = node.text("mode", "nearest"), node.text("coordinate_transformation_mode", "half_pixel")
-    if node.integer("antialias", 0) or node.integer("exclude_outside", 0):
-        raise Refusal("LIP110", "Resize with antialias or exclude_outside is not yet supported", "switch it off")
-    halves = place in ("half_pixel", "pytorch_half_pixel")
-    if mode == "nearest" and _is_nearest(node, place, halves=halves):
-        return "nearest", False
-    if mode == "cubic" and node.number("cubic_coeff_a", Fraction(-3, 4)) != Fraction(-3, 4):
-        raise Refusal("LIP110", "cubic weights other than with a = -0.75 are not yet supported", "use a = -0.75")
-    if mode in ("linear", "cubic") and (halves or place == "align_corners"):
-        return "bilinear" if mode == "linear" else "bicubic", place == "align_corners"
-    raise Refusal(
-        "LIP110",
-        f"Resize with mode={mode} and coordinate_transformation_mode={place} is not yet supported",
-        "export torch's interpolate: nearest, or linear and cubic with half_pixel or align_corners",
-    )
-
-
-def _is_nearest(node: OnnxNode, place: str, *, halves: bool) -> bool:
-    """Whether each entry is repeated: for whole factors half-pixel centres never tie, so each rounding will do."""
-    rounding = node.text("nearest_mode", "round_prefer_floor")
-    return (place == "asymmetric" and rounding == "floor") or (
-        halves and rounding in ("round_prefer_floor", "round_prefer_ceil")
-    )
+IMPORTERS: Mapping[str, Importer] = {
+    "DepthToSpace": depth_to_space,
+    "Expand": expand,
+    "Gather": gather,
+    "Pad": pad,
+    "SpaceToDepth": space_to_depth,
+    "Compress": compress,
+    "Tile": tile,
+}

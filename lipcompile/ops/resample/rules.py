@@ -14,7 +14,7 @@ from lipcompile.core.diagnostics import Refusal
 from lipcompile.numbers import N, Numbers
 from lipcompile.numbers.rounding import round_up
 from lipcompile.ops import counting
-from lipcompile.ops.record import AnyOp, Condition, Inputs, Shape, ShapeRule, Site, Theta
+from lipcompile.ops.record import AnyOp, AxisOrder, Condition, Inputs, Shape, ShapeRule, Site, Theta
 from lipcompile.ops.rules import entry_of_input, feature_axis, homogeneous
 from lipcompile.ops.schema import Axis, Padding, PerAxis
 
@@ -137,7 +137,11 @@ def expand_copies(site: Site[Expand]) -> tuple[int, ...]:
 
 
 def _copying(
-    name: str, attributes: type[Any], shape: ShapeRule[Any], copies: Callable[[Site[Any]], tuple[int, ...]]
+    name: str,
+    attributes: type[Any],
+    shape: ShapeRule[Any],
+    copies: Callable[[Site[Any]], tuple[int, ...]],
+    axes: AxisOrder = "kept",
 ) -> AnyOp:
     """Return the record of an op whose outputs are entries of its input, or zeros."""
 
@@ -162,6 +166,7 @@ def _copying(
         row=row,
         entry=entry_of_input,
         conditions=counts,
+        axes=axes,
     )
 
 
@@ -278,7 +283,7 @@ def squared_gains(site: Site[Upsample]) -> Mapping[str, Condition]:
 OPS: tuple[AnyOp, ...] = (
     _copying("pad", Pad, pad_shape, pad_copies),
     _copying("gather", Gather, gather_shape, gather_copies),
-    _copying("expand", Expand, expand_shape, expand_copies),
+    _copying("expand", Expand, expand_shape, expand_copies, axes="placed"),
     homogeneous(
         "upsample",
         Upsample,
@@ -288,5 +293,6 @@ OPS: tuple[AnyOp, ...] = (
         row=enlarged_row,
         entry=enlarged_entry,
         conditions=squared_gains,
+        axes="channels",
     ),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from lipcompile.core.graph import Node
-from lipcompile.emitters.torch.expression import Expression, axis_of, keywords
+from lipcompile.emitters.torch.pieces import Expression, axis_of, keywords
 
 
 def _pad(node: Node, operands: Sequence[str]) -> str:
@@ -19,15 +19,9 @@ def _upsample(node: Node, operands: Sequence[str]) -> str:
     return f"functional.upsample({', '.join([operands[0], f'{up.factor}', repr(up.mode), *keywords(optional)])})"
 
 
-def _scattering(node: Node, operands: Sequence[str]) -> str:
-    bank = node.attributes
-    return f"functional.scattering2d({operands[0]}, {bank.scales}, angles={bank.angles}, order={bank.order})"
-
-
 EXPRESSIONS: Mapping[str, Expression] = {
     "pad": _pad,
     "upsample": _upsample,
     "gather": lambda node, x: f"functional.gather({x[0]}, {node.attributes.indices}, axis={axis_of(node)})",
-    "scattering2d": _scattering,
     "expand": lambda node, x: f"functional.expand({x[0]}, {node.shape})",
 }

@@ -169,5 +169,6 @@ OPS: tuple[AnyOp, ...] = (
         "scattering.md#scattering",
         scattered,
         conditions=gain_counts,
+        axes="channels",
     ),
 )

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from math import prod
 
 from lipcompile.core.diagnostics import Refusal
 from lipcompile.core.graph import Value
-from lipcompile.frontends.onnx.context import MIXES, Context, shape_of
+from lipcompile.frontends.onnx.context import MIXES, Context, Importer, shape_of
 from lipcompile.frontends.onnx.layout import FIRST, Placed, permuted, placed, reshaped
 from lipcompile.frontends.onnx.node import OnnxNode
 from lipcompile.frontends.onnx.sizes import BATCH, has_batch, is_formal, multiple, shown
@@ -311,3 +311,19 @@ def dropout(context: Context, node: OnnxNode) -> Value:
     """Identity for inference; in training mode, dropout with a constant ratio."""
     operand, probability = context.tensor(node), drop_probability(context, node)
     return context.add(node, OP_BY_NAME["dropout"], Dropout(probability), [operand]) if probability else operand
+
+
+IMPORTERS: Mapping[str, Importer] = {
+    "Cast": cast,
+    "CastLike": cast_like,
+    "Dropout": dropout,
+    "Flatten": flatten,
+    "Identity": identity,
+    "Reshape": reshape,
+    "Shape": shape,
+    "Size": size,
+    "Slice": slice_,
+    "Split": split,
+    "Squeeze": squeeze,
+    "Transpose": transpose,
+}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from lipcompile.core.graph import Node
-from lipcompile.emitters.torch.expression import Expression, below, nearest
+from lipcompile.emitters.torch.pieces import Expression, below, nearest
 from lipcompile.ops.shape.rules import permutation
 
 

@@ -8,7 +8,7 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
-from lipcompile.ops.embedding.class_token import ClassToken
+from lipcompile.ops.embedding.rules import ClassToken
 from lipcompile.ops.record import Constraint, Shape, Site
 from lipcompile.ops.table import OP_BY_NAME
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lipcompile.ops.conv.transpose import ConvTranspose
+from lipcompile.ops.conv.rules import Conv, ConvTranspose
 from lipcompile.ops.counting import Mode
-from lipcompile.ops.linear.rules import BiasShape, Conv, Dense
+from lipcompile.ops.linear.rules import BiasShape, Dense
 from lipcompile.ops.record import Constraint, ConstraintKind, Shape, Site
 from lipcompile.ops.table import OP_BY_NAME
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from lipcompile.core import limits
 from lipcompile.core.diagnostics import InputError, Location, Refusal, input_error
 from lipcompile.frontends import files
-from lipcompile.frontends.onnx.file import external, functions, structure, tensors, wire
+from lipcompile.frontends.onnx.file import functions, structure, tensors, wire
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto, TensorProto
@@ -47,7 +47,7 @@ def read(path: Path) -> tuple[ModelProto, str]:
     del content  # the model holds a copy
     try:
         outside = [tensor for tensor in tensors.stored_tensors(model) if tensor.data_location == tensor.EXTERNAL]
-        size += external.load(outside, path.parent, size, at)
+        size += tensors.load(outside, path.parent, size, at)
         digest = _with_data(digest, outside)
         for tensor in tensors.stored_tensors(model):
             tensors.check(tensor)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lipcompile.frontends.onnx.inputs import Source, sources
-from lipcompile.frontends.original import OriginalError
+from lipcompile.frontends.options import OriginalError
 from lipcompile.frontends.silence import silence_native
 from lipcompile.ops.record import Shape
 

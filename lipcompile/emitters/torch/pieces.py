@@ -1,12 +1,13 @@
-"""Pieces of emitted expressions that the families share."""
+"""Pieces of emitted lines that the families share: of expressions, and of constructors of layers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from lipcompile.core.graph import Node
+from lipcompile.core.graph import Node, Parameter
 from lipcompile.numbers import Scalar, rounding
 from lipcompile.ops.record import Shape
 from lipcompile.ops.rules import feature_axis
@@ -65,3 +66,32 @@ def wrapped(line: str) -> list[str]:
     margin = line[: len(line) - len(line.lstrip())]
     head, _, rest = line.partition("(")
     return [f"{head}(", f"{margin}    {rest[:-1]}", f"{margin})"]
+
+
+Parameters = Mapping[str, Parameter]
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A class of `lipcompile_torch.layers`, and the arguments of its constructor."""
+
+    name: Callable[[Node], str]
+    arguments: Callable[[Node, Parameters], list[str]]
+
+
+def constraint(parameter: Parameter) -> str:
+    """Write the constraint of a weight."""
+    kind, bound = parameter.constraint.kind, parameter.constraint.bound
+    return f"{kind.capitalize()}()" if kind in ("orthogonal", "free") else f"{kind.capitalize()}({below(bound)})"
+
+
+def radius(parameter: Parameter) -> str:
+    """Write the bound of a bias, or the constraint that has none."""
+    constraint = parameter.constraint
+    return "Free()" if constraint.kind == "free" else below(constraint.bound)
+
+
+def weight_and_bias(parameters: Parameters) -> list[str]:
+    """Write the arguments `bias` and `constraint` of a layer with a weight."""
+    bias = [f"bias={radius(parameters['bias'])}"] if "bias" in parameters else []
+    return [*bias, f"constraint={constraint(parameters['weight'])}"]

@@ -1,0 +1,26 @@
+"""Embeddings and class tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from lipcompile.core.graph import Node
+from lipcompile.emitters.onnx.writer import Emit, Writer
+
+
+def _embedding(writer: Writer, node: Node, x: Sequence[str]) -> str:
+    return writer.op("Gather", writer.weight(node, "table"), x[0], axis=0)
+
+
+def _class_token(writer: Writer, node: Node, x: Sequence[str]) -> str:
+    """Stored entries, once for each example, joined with those of the example."""
+    token, axis = node.attributes, node.attributes.axis + 1
+    shape = list(node.shape)
+    shape[token.axis] = token.count
+    sizes = writer.op("Shape", x[0], start=0, end=1)
+    copies = writer.op("Concat", sizes, writer.integers(*shape), axis=0)
+    tokens = writer.op("Expand", writer.weight(node, "tokens"), copies)
+    return writer.op("Concat", *((x[0], tokens) if token.last else (tokens, x[0])), axis=axis)
+
+
+EMITTERS: Mapping[str, Emit] = {"embedding": _embedding, "class_token": _class_token}

@@ -1,0 +1,52 @@
+"""Importers of softmax and of its logarithm."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+
+from lipcompile.core.diagnostics import Refusal
+from lipcompile.core.graph import Value
+from lipcompile.frontends.onnx.context import MIXES, Context, Importer
+from lipcompile.frontends.onnx.node import OnnxNode
+from lipcompile.ops.shape.onnx_read import reshape_to
+from lipcompile.ops.table import OP_BY_NAME
+
+# Losses that are one with a log-softmax before them; `analysis.canonical` joins them.
+_OF_LOG_PROBABILITIES = ("nll", "cross_entropy", "token_cross_entropy")
+
+
+def softmax(context: Context, node: OnnxNode) -> Value:
+    """Softmax inside a network; at the output it belongs to the loss."""
+    if any(output in context.outputs for output in node.outputs):
+        raise _ends_in(node, "drop it, as `lipcompile fix` does: the loss contains it")
+    return _along_axis(context, node, "softmax")
+
+
+def log_softmax(context: Context, node: OnnxNode) -> Value:
+    """Log-softmax inside a network, or before a loss that takes it in."""
+    if any(output in context.outputs for output in node.outputs) and context.loss not in _OF_LOG_PROBABILITIES:
+        raise _ends_in(node, "declare what it is for, --loss nll, or drop it, as `lipcompile fix` does")
+    return _along_axis(context, node, "log_softmax")
+
+
+def _ends_in(node: OnnxNode, mend: str) -> Refusal:
+    message = f"the model ends in {node.op_type}: the loss is a function of the logits before it"
+    return Refusal("LIP214", message, mend)
+
+
+def _along_axis(context: Context, node: OnnxNode, op: str) -> Value:
+    """Add an op of one axis; before operator set 13, all axes from that on were one."""
+    operand, example = context.tensor(node), context.shape(node)
+    axis = context.axis(node, node.integer("axis", -1 if context.version >= 13 else 1), len(example) + 1)
+    attributes = OP_BY_NAME[op].attributes(axis=axis)
+    if context.version < 13 and context.layout.place > axis:
+        raise Refusal("LIP108", f"{node.op_type} runs over the batch axis: it mixes examples", MIXES)
+    if context.version >= 13 or axis == len(example) - 1:
+        return context.add(node, OP_BY_NAME[op], attributes, [operand])
+    flat = reshape_to(context, node, operand, (*example[:axis], prod(example[axis:])), "_joined")
+    made = context.add(node, OP_BY_NAME[op], attributes, [flat])
+    return made if made.shape is None else reshape_to(context, node, made, example, "_split")
+
+
+IMPORTERS: Mapping[str, Importer] = {"LogSoftmax": log_softmax, "Softmax": softmax}
