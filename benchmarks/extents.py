@@ -20,7 +20,7 @@ from unittest import mock
 
 from lipcompile import pipeline
 from lipcompile.analysis import bounds
-from lipcompile.analysis.cotangents import Form
+from lipcompile.analysis.disjoint_parts import Form
 from lipcompile.core.graph import Graph
 from lipcompile.frontends.options import ModelOptions
 from lipcompile.numbers.certified import Certified

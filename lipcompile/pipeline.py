@@ -29,9 +29,9 @@ T = TypeVar("T")
 
 @shown_by
 def _table(derivation: Derivation) -> str:
-    from lipcompile.reports.notebook import table
+    from lipcompile.reports.html import notebook_table
 
-    return table(derivation)
+    return notebook_table(derivation)
 
 
 def load(model: str, options: ModelOptions) -> Loaded:

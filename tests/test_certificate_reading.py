@@ -15,7 +15,7 @@ import pytest
 from lipcompile.analysis.sensitivity import analyse
 from lipcompile.certificates import certificate, encode, hash_of
 from lipcompile.certificates.read import document_of, graph_of
-from lipcompile.certificates.write_graph import graph_document
+from lipcompile.certificates.write import graph_document
 from lipcompile.core.diagnostics import InputError
 
 from .certified import certificate_of, losses, uses

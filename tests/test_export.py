@@ -24,7 +24,7 @@ import lipcompile
 from lipcompile.analysis.bounds import derive as bounds_of
 from lipcompile.analysis.sensitivity import analyse
 from lipcompile.certificates import document, encode
-from lipcompile.certificates.write_graph import graph_document
+from lipcompile.certificates.write import graph_document
 from lipcompile.core.derivation import Derivation
 from lipcompile.core.diagnostics import InputError
 from lipcompile.core.graph import Graph

@@ -20,9 +20,8 @@ from lipcompile import pipeline
 from lipcompile.__main__ import run
 from lipcompile.analysis.fix import Wanted
 from lipcompile.analysis.useful import Aim
-from lipcompile.core.backend import find
+from lipcompile.core.backend import find, instantiate
 from lipcompile.core.graph import Graph
-from lipcompile.core.programs import instantiate
 from lipcompile.fixing import Outcome, Wishes, fix
 from lipcompile.frontends.mends import BATCH_NORMS, Mends, groups_of
 from lipcompile.frontends.options import ModelOptions, model_options

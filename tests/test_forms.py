@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from lipcompile.analysis.bounds import Bounds, derive
-from lipcompile.analysis.cotangents import MOST_TERMS, Form, Part, bound, disjoint, limited, settled, total
+from lipcompile.analysis.disjoint_parts import MOST_TERMS, Form, Part, bound, disjoint, limited, settled, total
 from lipcompile.core.graph import Graph, Value
 from lipcompile.numbers.certified import Certified, Interval
 from lipcompile.numbers.matrices import operator_norm

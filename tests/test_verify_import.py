@@ -260,7 +260,7 @@ def subject(tmp_path: Path) -> Subject:
     weight = floats(3, 6, scale=5.0)
     path = save(model([node("Gemm", "x w", "y", transB=1)], ["batch", 6], {"w": weight}), tmp_path)
     derivation = pipeline.check(str(path), ModelOptions(input_norm=ONE, loss="cross_entropy"))
-    from lipcompile.core.programs import program
+    from lipcompile.core.backend import program
 
     module = program(Path("subject.py"), find().emit(derivation))
     return Subject(module.Model, weight.astype(np.float64))

@@ -15,8 +15,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic
 
-from lipcompile.analysis.cotangents import WHOLE, Form, Part, bound, disjoint, limited, settled, total
-from lipcompile.analysis.spreads import Spread, disjoint_slices, slice_spread, spread_of
+from lipcompile.analysis.disjoint_parts import (
+    WHOLE,
+    Form,
+    Part,
+    Spread,
+    bound,
+    disjoint,
+    disjoint_slices,
+    limited,
+    settled,
+    slice_spread,
+    spread_of,
+    total,
+)
 from lipcompile.core.graph import Graph, Node
 from lipcompile.core.names import Names
 from lipcompile.numbers import N, Numbers

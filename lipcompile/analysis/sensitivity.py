@@ -12,8 +12,8 @@ from lipcompile.analysis.depth.regimes import growth
 from lipcompile.core.derivation import Analysis, Bound, LayerBounds, finite
 from lipcompile.core.graph import Graph
 from lipcompile.numbers.certified import Certified, Interval
-from lipcompile.numbers.extremes import extreme
 from lipcompile.numbers.known import Definition
+from lipcompile.numbers.simplify import extreme
 from lipcompile.numbers.symbolic import Formula, Symbolic
 
 

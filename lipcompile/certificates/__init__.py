@@ -13,8 +13,7 @@ from typing import Any
 
 from lipcompile.analysis.bounds import Bounds
 from lipcompile.analysis.open_numbers import complete
-from lipcompile.certificates.write_graph import graph_document
-from lipcompile.certificates.write_steps import steps, totals
+from lipcompile.certificates.write import graph_document, steps, totals
 from lipcompile.core.derivation import Derivation, Source
 from lipcompile.core.graph import Graph
 from lipcompile.numbers.certified import Interval

@@ -126,7 +126,7 @@ def _check_options(privacy: bool, given: Mapping[str, Any]) -> None:
 
 def _privacy(model: str, derivation: Derivation, backend: Backend, settings: Mapping[str, Any], form: str) -> int:
     from lipcompile.cli.privacy_audit import audited, print_audit
-    from lipcompile.core.programs import instantiate
+    from lipcompile.core.backend import instantiate
 
     text = backend.emit(derivation)
     assert derivation.analysis is not None
@@ -141,7 +141,7 @@ def _privacy(model: str, derivation: Derivation, backend: Backend, settings: Map
 def _attacked(derivation: Derivation, backend: Backend, effort: Mapping[str, int]) -> Any:
     """Emit the module, run it in float64 and let the backend attack it. Raises InputError if a number is open."""
     from lipcompile.cli.shared.progress import AuditWatch
-    from lipcompile.core.programs import instantiate
+    from lipcompile.core.backend import instantiate
 
     text = backend.emit(derivation)
     assert derivation.analysis is not None

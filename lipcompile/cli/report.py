@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from lipcompile.core.derivation import Analysis, Derivation
     from lipcompile.frontends.options import Loaded, ModelOptions
     from lipcompile.reports.document import Document, Privacy
-    from lipcompile.reports.signal import Measured
+    from lipcompile.reports.rows import Measured
 
 # The modules of `lipcompile.reports` that write a document, by the suffix of the file.
 _RENDERINGS = {".html": "html", ".md": "markdown", ".tex": "latex", ".json": "json_report"}
@@ -129,7 +129,7 @@ def _signal(
     """Measure gradients beside the noise of the training asked for, else of multiplier 1 and batches of 512."""
     from lipcompile.cli.shared.signals import measurable, signals
     from lipcompile.core.backend import find
-    from lipcompile.reports.signal import Measured
+    from lipcompile.reports.rows import Measured
 
     if not measurable():
         return None

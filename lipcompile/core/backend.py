@@ -1,13 +1,27 @@
-"""What a backend offers, and how backends are found: by the entry point group `lipcompile.backends`."""
+"""Emitted programs, brought to life in this process."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
 from typing import Any, Protocol
 
 from lipcompile.core.derivation import Derivation
 from lipcompile.core.diagnostics import input_error
+
+
+def program(path: Path, text: str) -> Any:
+    """Run an emitted program and return it as a module of Python; `path` only appears in tracebacks."""
+    module = ModuleType(path.stem)
+    exec(compile(text, str(path), "exec"), module.__dict__)
+    return module
+
+
+def instantiate(path: Path, text: str) -> Any:
+    """Run an emitted program and return an instance of its model."""
+    return program(path, text).Model()
 
 
 class Backend(Protocol):

@@ -16,10 +16,10 @@ from typing import Any
 
 import sympy
 
+from lipcompile.numbers import Coefficients, Step
 from lipcompile.numbers.known import CLOSE, DIGITS
-from lipcompile.numbers.number import Coefficients, Step
+from lipcompile.numbers.simplify import common
 from lipcompile.numbers.step import added, changed, scaled
-from lipcompile.numbers.sums import common
 
 # Σ coefficient·base^s·s^j, by (base, j).
 Series = Mapping[tuple[Any, int], Any]

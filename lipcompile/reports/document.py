@@ -21,9 +21,17 @@ from lipcompile.core.diagnostics import Diagnostic
 from lipcompile.core.graph import Graph, Node, Parameter
 from lipcompile.numbers import Scalar
 from lipcompile.numbers.known import Definition
-from lipcompile.reports.copies import first_copies, grouped, layer_of_all, together
-from lipcompile.reports.requirements import RequirementRow, requirement_rows
-from lipcompile.reports.signal import Measured, SignalRow, signal_row
+from lipcompile.reports.rows import (
+    Measured,
+    RequirementRow,
+    SignalRow,
+    first_copies,
+    grouped,
+    layer_of_all,
+    requirement_rows,
+    signal_row,
+    together,
+)
 
 # The most rows that a table has, and the most points that a curve is drawn through.
 LARGEST_TABLE = 100

@@ -29,7 +29,7 @@ from lipcompile.reports.messages import command
 if TYPE_CHECKING:
     from lipcompile.analysis.what_if import Change, Share
     from lipcompile.reports.document import Curve, Document, Privacy
-    from lipcompile.reports.signal import Measured, Signal
+    from lipcompile.reports.rows import Measured, Signal
 
 SCHEMA = "lipcompile.report/1"
 Json = dict[str, Any]

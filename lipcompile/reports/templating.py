@@ -15,12 +15,11 @@ from lipcompile.numbers import Scalar
 from lipcompile.numbers import text as scalar_text
 from lipcompile.numbers.symbolic import Symbolic
 from lipcompile.reports import wording
-from lipcompile.reports.book import Book
 from lipcompile.reports.console import printable
 from lipcompile.reports.document import PRIVACY_HINT, Document, Rows
 from lipcompile.reports.formulas import count, dimensions, percent, rough, times, up
-from lipcompile.reports.html.findings import findings
-from lipcompile.reports.pieces import Pieces, pieces
+from lipcompile.reports.long_formulas import Book, Pieces, pieces
+from lipcompile.reports.messages import findings
 from lipcompile.version import __version__
 
 # So many names of a list are written.

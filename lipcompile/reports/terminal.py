@@ -19,7 +19,7 @@ from lipcompile.numbers.known import Definition
 from lipcompile.reports.console import BAD, GOOD, HINT, STRONG, printable, styled, table
 from lipcompile.reports.formulas import count, dimensions, legible, round_up
 from lipcompile.reports.messages import Sources, messages
-from lipcompile.reports.requirements import requirement_rows
+from lipcompile.reports.rows import requirement_rows
 
 _MARKS = {"holds": ("✓", GOOD), "fails": ("✗", BAD), "not reached": ("–", HINT)}
 _INDENT = (0, 0, 0, 2)

@@ -31,9 +31,9 @@ from lipcompile.analysis.depth.loops import (
 from lipcompile.analysis.depth.repetition import bottlenecks, rolled
 from lipcompile.core.derivation import Block, Bound, Depth, finite
 from lipcompile.core.graph import Graph, Node
+from lipcompile.numbers import Step
 from lipcompile.numbers.certified import Certified, Interval
 from lipcompile.numbers.known import Definition, Known
-from lipcompile.numbers.number import Step
 from lipcompile.numbers.step import changed, value
 from lipcompile.numbers.symbolic import Formula, Symbolic
 

@@ -41,7 +41,7 @@ def signals(
     """
     from lipcompile.cli.audit import admissible
     from lipcompile.cli.shared.data import arrays_of
-    from lipcompile.core.programs import instantiate
+    from lipcompile.core.backend import instantiate
 
     try:
         text = backend.emit(derivation)

@@ -25,8 +25,8 @@ from lipcompile_privacy.errors import (
 from lipcompile.cli.shared.data import arrays_of
 from lipcompile.cli.shared.modules import CHECKPOINT, LEDGER, MODULE
 from lipcompile.cli.shared.output import complain, write_text
+from lipcompile.core.backend import instantiate
 from lipcompile.core.diagnostics import Diagnostic, InputError, Severity, input_error
-from lipcompile.core.programs import instantiate
 
 if TYPE_CHECKING:
     from lipcompile.core.backend import Backend

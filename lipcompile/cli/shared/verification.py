@@ -51,7 +51,7 @@ def _found(loaded: Loaded, derivation: Derivation, backend: Backend, text: str |
 
 def _compared(original: Original, derivation: Derivation, backend: Backend, text: str) -> Diagnostic:
     from lipcompile.cli.shared.data import tokens_of
-    from lipcompile.core.programs import program
+    from lipcompile.core.backend import program
 
     assert derivation.analysis is not None
     agreement = backend.agreement

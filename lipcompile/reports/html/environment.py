@@ -17,8 +17,8 @@ from lipcompile.numbers.symbolic import Symbolic
 from lipcompile.reports import wording
 from lipcompile.reports.console import printable
 from lipcompile.reports.formulas import ELLIPSIS, count, dimensions, percent, rough, times, up
+from lipcompile.reports.long_formulas import pieces
 from lipcompile.reports.mathml import mathml
-from lipcompile.reports.pieces import pieces
 
 _JOINT = re.compile("([._])")
 _CODE = re.compile("`([^`]+)`")
