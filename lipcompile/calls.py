@@ -177,14 +177,12 @@ def fix(
         OSError: the file cannot be written.
     """
     from lipcompile import fixing
-    from lipcompile.analysis.fix import Wanted
     from lipcompile.cli.shared.signals import aim
 
     if not isinstance(model, str):
         mend = 'give batch_norm="group_norm" to lipcompile.private, compile or train'
         raise input_error("LIP001", "fix reads files and package.module:factory, not modules in memory", mend)
-    least = parse_number(str(floor), "floor")
-    wishes = fixing.Wishes(Mends(batch_norm, least), Wanted(least), aim=aim(target))
+    wishes = fixing.Wishes(Mends(batch_norm, parse_number(str(floor), "floor")), aim=aim(target))
     return fixing.fix(model, _shaped(model, example, model_options(**options)), wishes, Path(output))
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from html.parser import HTMLParser
 from pathlib import Path
 
+from lipcompile.analysis.changes import changes
 from lipcompile.analysis.depth.regimes import curves
-from lipcompile.analysis.what_if import changes
 from lipcompile.core.derivation import Analysis, Derivation
 from lipcompile.frontends.options import ModelOptions
 from lipcompile.pipeline import check

@@ -7,7 +7,7 @@ from decimal import Decimal
 from fractions import Fraction
 
 from lipcompile.analysis.depth.loops import loops
-from lipcompile.analysis.norm_slopes import stretches
+from lipcompile.analysis.norm_slopes import scaled_norms
 from lipcompile.core.derivation import NOT_REACHED, Requirement, Requirements
 from lipcompile.core.diagnostics import Diagnostic, Severity
 from lipcompile.core.graph import Graph, Node
@@ -155,7 +155,7 @@ def _jumps(graph: Graph, trained: frozenset[str]) -> Iterator[Diagnostic]:
 
 def _steep_norms(graph: Graph, trained: frozenset[str]) -> Iterator[Diagnostic]:
     """A norm that divides by almost nothing makes the bounds of all trained parameters before it vacuous."""
-    for found in stretches(graph):
+    for found in scaled_norms(graph):
         node = found.node
         if found.square > _STEEP**2 and node.inputs[0] in trained:
             yield Diagnostic(

@@ -99,8 +99,8 @@ def _print_closed_forms(analysis: Analysis, name: str) -> None:
 def _document(
     derivation: Derivation, loaded: Loaded, given: Mapping[str, Any], public: Path | None, *, allow_vacuous: bool
 ) -> Document:
+    from lipcompile.analysis.changes import changes
     from lipcompile.analysis.depth.regimes import curves
-    from lipcompile.analysis.what_if import changes
     from lipcompile.cli.shared.curves import asked, privacy
     from lipcompile.cli.shared.progress import CountWatch
     from lipcompile.cli.shared.settings import planned

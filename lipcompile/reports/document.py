@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Generic, TypeVar
 
-from lipcompile.analysis.what_if import Change, Share, dominating
+from lipcompile.analysis.changes import Change, Share, dominating
 from lipcompile.core.derivation import Analysis, Block, Bound, Derivation, LayerBounds
 from lipcompile.core.diagnostics import Diagnostic
 from lipcompile.core.graph import Graph, Node, Parameter

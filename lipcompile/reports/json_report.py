@@ -27,7 +27,7 @@ from lipcompile.reports.formulas import latex, text
 from lipcompile.reports.messages import command
 
 if TYPE_CHECKING:
-    from lipcompile.analysis.what_if import Change, Share
+    from lipcompile.analysis.changes import Change, Share
     from lipcompile.reports.document import Curve, Document, Privacy
     from lipcompile.reports.rows import Measured, Signal
 

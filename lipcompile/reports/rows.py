@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from lipcompile.analysis.useful import LARGEST_EXCESS
+from lipcompile.analysis.usefulness import LARGEST_EXCESS
 from lipcompile.core.derivation import NOT_REACHED, Block, Bound, LayerBounds, Requirements
 from lipcompile.reports.formulas import ELLIPSIS
 

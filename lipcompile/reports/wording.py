@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lipcompile.analysis.useful import LARGEST_EXCESS
+from lipcompile.analysis.usefulness import LARGEST_EXCESS
 from lipcompile.core.derivation import Depth, Derivation
 from lipcompile.core.diagnostics import Severity
 from lipcompile.reports.rows import Measured

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from lipcompile.analysis.requirements import requirements
 from lipcompile.analysis.sensitivity import analyse
-from lipcompile.analysis.useful import Aim
+from lipcompile.analysis.usefulness import Aim
 from lipcompile.core.derivation import Derivation, Source
 from lipcompile.core.diagnostics import InputError
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lipcompile.analysis.requirements import proves
-from lipcompile.analysis.useful import LARGEST_EXCESS
+from lipcompile.analysis.usefulness import LARGEST_EXCESS
 from lipcompile.cli.shared.signals import signals
 from lipcompile.core.diagnostics import Diagnostic, Severity
 

@@ -9,8 +9,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
-from lipcompile.analysis.what_if.edit import Edit
-from lipcompile.analysis.what_if.shares import place_of
+from lipcompile.analysis.changes.edit import Edit
 from lipcompile.core.graph import Graph, Node, Parameter
 from lipcompile.numbers import Scalar, combine, text
 from lipcompile.ops.merge.rules import SUM
@@ -144,3 +143,9 @@ def spelled(op: AnyOp, axes: int) -> str:
     """Return the name of a layer in .lip; `axes` are its spatial ones."""
     names = [spelling.name for spelling in op.dsl if spelling.rank in (None, axes)]
     return names[0] if names else op.name
+
+
+def place_of(node: Node) -> object:
+    """Return where a layer is written: copies of a `repeat`, and of a block, are written in one place."""
+    at = node.location
+    return node.name if at is None or at.line is None else (at.file, at.line, at.column)

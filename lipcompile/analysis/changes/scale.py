@@ -7,8 +7,8 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
-from lipcompile.analysis.what_if.edit import Edit, Family, Patch, of_parameters
-from lipcompile.analysis.what_if.subject import Subject, halved, shown, spelt
+from lipcompile.analysis.changes.edit import Edit, Family, Patch, of_parameters
+from lipcompile.analysis.changes.subject import Subject, halved, shown, spelt
 from lipcompile.core.graph import Node, Parameter
 from lipcompile.numbers import Scalar, combine
 from lipcompile.ops.merge.rules import SUM, Sum
