@@ -121,9 +121,9 @@ def train(
         InputError: the model is rejected or cannot be read, or the folder holds another run.
         DataError: the arrays do not fit; errors of `lipcompile_torch.train.training.train`.
     """
-    from lipcompile.cli.shared.data import checked
+    from lipcompile.cli.shared.inputs import checked
+    from lipcompile.cli.shared.settings import defaults_of
     from lipcompile.cli.shared.training import check_targets, default_batch, text_of_run
-    from lipcompile.cli.train import defaults_of
 
     backend = find()
     inputs = data.x_train if isinstance(data, backend.data.Arrays) else data[0]

@@ -21,7 +21,7 @@ from onnx import TensorProto
 from torch import nn
 
 from lipcompile import __main__, pipeline
-from lipcompile.cli.shared.verification import verified
+from lipcompile.cli.shared.verdicts import verified
 from lipcompile.core.backend import find
 from lipcompile.core.diagnostics import Diagnostic
 from lipcompile.frontends.onnx import nodes as visit

@@ -14,6 +14,7 @@ import click
 from lipcompile.cli.shared.arguments import model_options, output_option, public_option, vacuous_option
 from lipcompile.cli.shared.output import complain, refuse_source, serious, write_text
 from lipcompile.cli.shared.privacy import privacy_options
+from lipcompile.core.backend import find
 
 if TYPE_CHECKING:
     from lipcompile.core.derivation import Analysis, Derivation
@@ -128,7 +129,6 @@ def _signal(
 ) -> Measured | None:
     """Measure gradients beside the noise of the training asked for, else of multiplier 1 and batches of 512."""
     from lipcompile.cli.shared.signals import measurable, signals
-    from lipcompile.core.backend import find
     from lipcompile.reports.rows import Measured
 
     if not measurable():

@@ -1,4 +1,4 @@
-"""Emitted programs, brought to life in this process."""
+"""What a backend offers, how backends are found, by the entry point group `lipcompile.backends`, and programs."""
 
 from __future__ import annotations
 
@@ -6,22 +6,12 @@ from collections.abc import Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from lipcompile.core.derivation import Derivation
 from lipcompile.core.diagnostics import input_error
 
-
-def program(path: Path, text: str) -> Any:
-    """Run an emitted program and return it as a module of Python; `path` only appears in tracebacks."""
-    module = ModuleType(path.stem)
-    exec(compile(text, str(path), "exec"), module.__dict__)
-    return module
-
-
-def instantiate(path: Path, text: str) -> Any:
-    """Run an emitted program and return an instance of its model."""
-    return program(path, text).Model()
+if TYPE_CHECKING:
+    from lipcompile.core.derivation import Derivation
 
 
 class Backend(Protocol):
@@ -85,3 +75,15 @@ def find(name: str = "torch") -> Backend:
         raise input_error("LIP006", f"there is no backend `{name}`", f"installed: {', '.join(found) or 'none'}")
     backend: Backend = found[name].load()
     return backend
+
+
+def program(path: Path, text: str) -> Any:
+    """Run an emitted program and return it as a module of Python; `path` only appears in tracebacks."""
+    module = ModuleType(path.stem)
+    exec(compile(text, str(path), "exec"), module.__dict__)
+    return module
+
+
+def instantiate(path: Path, text: str) -> Any:
+    """Run an emitted program and return an instance of its model."""
+    return program(path, text).Model()

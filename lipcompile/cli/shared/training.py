@@ -22,14 +22,12 @@ from lipcompile_privacy.errors import (
     SamplingError,
 )
 
-from lipcompile.cli.shared.data import arrays_of
-from lipcompile.cli.shared.modules import CHECKPOINT, LEDGER, MODULE
+from lipcompile.cli.shared.inputs import CHECKPOINT, LEDGER, MODULE, arrays_of
 from lipcompile.cli.shared.output import complain, write_text
-from lipcompile.core.backend import instantiate
+from lipcompile.core.backend import Backend, instantiate
 from lipcompile.core.diagnostics import Diagnostic, InputError, Severity, input_error
 
 if TYPE_CHECKING:
-    from lipcompile.core.backend import Backend
     from lipcompile.core.derivation import Derivation
 
 
