@@ -113,7 +113,7 @@ def export_onnx(
     backend = find()
     document = _document(module)
     graph = graph_of(document)
-    single = _single(module, graph, backend)
+    single = _in_single_precision(module, graph, backend)
     norms = backend.deployment.norms_in_sets(single)
     lipschitz = None if norms is None else _lipschitz(graph, norms, float.fromhex(document["totals"]["lipschitz"]))
     spent, notes = _spent(ledger, delta, accountant)
@@ -138,7 +138,7 @@ def _document(module: Any) -> Mapping[str, Any]:
     return document_of(encode(certificate).decode())
 
 
-def _single(module: Any, graph: Graph, backend: Backend) -> Any:
+def _in_single_precision(module: Any, graph: Graph, backend: Backend) -> Any:
     """Return the module in float32, if it is what its certificate describes."""
     if module.input_trusted != graph.input.trusted:
         raise input_error("LIP521", "the input of the module is not that of its certificate", _FOREIGN)

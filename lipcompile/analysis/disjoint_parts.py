@@ -44,21 +44,21 @@ WHOLE: Path = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Form(Generic[N]):
+class PartwiseBound(Generic[N]):
     """Σ c_π·γ_π over paths, at least one; the empty path stands for the number 1."""
 
     terms: Mapping[Path, N]
 
-    def scaled(self, factor: N) -> Form[N]:
+    def scaled(self, factor: N) -> PartwiseBound[N]:
         """Return factor·form."""
-        return Form({path: factor * term for path, term in self.terms.items()})
+        return PartwiseBound({path: factor * term for path, term in self.terms.items()})
 
-    def part(self, part: Part) -> Form[N]:
+    def part(self, part: Part) -> PartwiseBound[N]:
         """Return the form of one part of a tensor with this form."""
-        return Form({(*path, part): term for path, term in self.terms.items()})
+        return PartwiseBound({(*path, part): term for path, term in self.terms.items()})
 
 
-def total(num: Numbers[N], forms: Sequence[Form[N]]) -> Form[N]:
+def total(num: Numbers[N], forms: Sequence[PartwiseBound[N]]) -> PartwiseBound[N]:
     """Return the sum, the triangle inequality for what shares no part."""
     if len(forms) == 1:
         return forms[0]
@@ -66,10 +66,10 @@ def total(num: Numbers[N], forms: Sequence[Form[N]]) -> Form[N]:
     for form in forms:
         for path, term in form.terms.items():
             terms.setdefault(path, []).append(term)
-    return Form({path: num.sum(*found) for path, found in terms.items()})
+    return PartwiseBound({path: num.sum(*found) for path, found in terms.items()})
 
 
-def bound(num: Numbers[N], form: Form[N]) -> N:
+def bound(num: Numbers[N], form: PartwiseBound[N]) -> N:
     """Return the largest value of the form."""
     terms = dict(form.terms)
     for depth in range(_depth(terms), 0, -1):
@@ -77,20 +77,20 @@ def bound(num: Numbers[N], form: Form[N]) -> N:
     return terms[WHOLE]
 
 
-def settled(num: Numbers[N], form: Form[N]) -> Form[N]:
+def settled(num: Numbers[N], form: PartwiseBound[N]) -> PartwiseBound[N]:
     """Fold every tensor whose parts have all arrived, c_π += √Σ c_(π,i)²."""
     terms = dict(form.terms)
     for depth in range(_depth(terms), 0, -1):
         _fold(num, terms, depth, complete_only=True)
-    return Form(terms)
+    return PartwiseBound(terms)
 
 
-def limited(num: Numbers[N], form: Form[N]) -> Form[N]:
+def limited(num: Numbers[N], form: PartwiseBound[N]) -> PartwiseBound[N]:
     """Fold the innermost parts until terms are not too many."""
     terms = dict(form.terms)
     while len(terms) > MOST_TERMS:
         _fold(num, terms, _depth(terms), complete_only=False)
-    return Form(terms)
+    return PartwiseBound(terms)
 
 
 def _depth(terms: Mapping[Path, N]) -> int:
@@ -115,7 +115,7 @@ def _has_inner(terms: Mapping[Path, N], parts: Sequence[Path]) -> bool:
     return any(len(path) > depth and path[:depth] in parts for path in terms)
 
 
-def disjoint(num: Numbers[N], forms: Sequence[Form[N]]) -> Form[N]:
+def disjoint(num: Numbers[N], forms: Sequence[PartwiseBound[N]]) -> PartwiseBound[N]:
     """Return the form of a tensor from those of its disjoint slices: √Σ‖g_j‖².
 
     What all slices are parts of, γ_π, is a common factor. If the rests are forms Σ c_ji·γ_i in parts of one more
@@ -123,10 +123,10 @@ def disjoint(num: Numbers[N], forms: Sequence[Form[N]]) -> Form[N]:
     diagonal case, max c. Otherwise the rests are bounded one by one.
     """
     shared = _common_path(forms)
-    rests = [Form({path[len(shared) :]: term for path, term in form.terms.items()}) for form in forms]
+    rests = [PartwiseBound({path[len(shared) :]: term for path, term in form.terms.items()}) for form in forms]
     if _are_parts({path for rest in rests for path in rest.terms}):
-        return Form({shared: operator_norm(num, [rest.terms for rest in rests])})
-    return Form({shared: root_of_squares(num, [bound(num, rest) for rest in rests])})
+        return PartwiseBound({shared: operator_norm(num, [rest.terms for rest in rests])})
+    return PartwiseBound({shared: root_of_squares(num, [bound(num, rest) for rest in rests])})
 
 
 def _are_parts(paths: set[Path]) -> bool:
@@ -138,7 +138,7 @@ def _are_parts(paths: set[Path]) -> bool:
     return all(_are_parts({path[1:] for path in paths if path[0] == first}) for first in {p[0] for p in paths})
 
 
-def _common_path(forms: Sequence[Form[N]]) -> Path:
+def _common_path(forms: Sequence[PartwiseBound[N]]) -> Path:
     """Return the longest path that all paths of all forms begin with."""
     paths = [path for form in forms for path in form.terms]
     shared = paths[0]
@@ -148,12 +148,12 @@ def _common_path(forms: Sequence[Form[N]]) -> Path:
     return shared
 
 
-# Concatenations of concatenations may double the rows of a spread; ‖Aξ‖ <= Σ_j‖A_j‖·ξ_j makes one of many.
+# Concatenations of concatenations may double the rows of a bound; ‖Aξ‖ <= Σ_j‖A_j‖·ξ_j makes one of many.
 MOST_ROWS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Spread(Generic[N]):
+class BranchBound(Generic[N]):
     """‖t‖ <= offset + ‖(Σ_j row[j]·ξ_j) over rows‖, ξ_j the norms of disjoint slices of `source`, by name."""
 
     source: str
@@ -182,19 +182,19 @@ def are_disjoint(slices: Sequence[Node]) -> bool:
     return same_axis and all(a.stop <= b.start for a, b in pairwise(ordered))
 
 
-def slice_spread(num: Numbers[N], node: Node) -> Spread[N]:
-    """Return the spread of one of the disjoint slices."""
-    return Spread(node.inputs[0], num.of(0), [{node.name: num.of(1)}])
+def slice_bound(num: Numbers[N], node: Node) -> BranchBound[N]:
+    """Return the bound of one of the disjoint slices."""
+    return BranchBound(node.inputs[0], num.of(0), [{node.name: num.of(1)}])
 
 
-def spread_of(
+def branch_bound(
     num: Numbers[N],
     node: Node,
-    operands: Sequence[Spread[N] | None],
+    operands: Sequence[BranchBound[N] | None],
     gains: Sequence[N],
     theta: Mapping[str, N],
-) -> Spread[N] | None:
-    """Return the spread of a Lipschitz node if all its operands have spreads over one tensor, else None."""
+) -> BranchBound[N] | None:
+    """Return the bound of a Lipschitz node if all its operands have bounds over one tensor, else None."""
     known = [operand for operand in operands if operand is not None]
     one_source = len({operand.source for operand in known}) == 1
     if len(known) < len(operands) or not one_source:
@@ -206,9 +206,9 @@ def spread_of(
     if node.op.parts:
         rows = [row for matrix in grown for row in matrix]
         few = rows if len(rows) <= MOST_ROWS else [column_norms(num, rows)]
-        return Spread(known[0].source, at_zero + root_of_squares(num, offsets), few)
+        return BranchBound(known[0].source, at_zero + root_of_squares(num, offsets), few)
     rows = grown[0] if len(grown) == 1 else [_added([column_norms(num, matrix) for matrix in grown])]
-    return Spread(known[0].source, sum(offsets, start=at_zero), rows)
+    return BranchBound(known[0].source, sum(offsets, start=at_zero), rows)
 
 
 def _scaled(factor: N, rows: Sequence[Mapping[str, N]]) -> list[dict[str, N]]:

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from lipcompile.analysis.bounds import derive
+from lipcompile.analysis.bounds import Bounds, derive
 from lipcompile.analysis.changes import dominating
 from lipcompile.analysis.requirements import proves
 from lipcompile.core.derivation import Analysis
 from lipcompile.core.diagnostics import Diagnostic, Severity
 from lipcompile.core.graph import Graph, LossUse
-from lipcompile.numbers.certified import Certified
+from lipcompile.numbers.certified import Certified, Interval
 from lipcompile.ops.record import NoAttributes
 from lipcompile.ops.table import LOSS_BY_NAME
 
@@ -66,9 +66,14 @@ def standing(graph: Graph) -> Standing:
     """Return how a graph stands, as if what is not declared were X_0 = 1 and L = 1."""
     graph = with_norm_and_loss(graph)
     bounds = derive(graph, Certified())
-    norm, total = graph.input.norm, bounds.total.upper
-    unit = bounds.loss_lipschitz.upper * max(1.0, float(norm) if isinstance(norm, Fraction) else 1.0)
-    return Standing(total, math.isfinite(total) and total <= LARGEST_USEFUL * unit)
+    total = bounds.total.upper
+    return Standing(total, math.isfinite(total) and total <= LARGEST_USEFUL * unit_of(graph, bounds))
+
+
+def unit_of(graph: Graph, bounds: Bounds[Interval]) -> float:
+    """Return L·max(1, X_0), 1 in place of a norm that is not a number: the bound between layers of gain 1."""
+    norm = graph.input.norm
+    return bounds.loss_lipschitz.upper * max(1.0, float(norm) if isinstance(norm, Fraction) else 1.0)
 
 
 def with_norm_and_loss(graph: Graph) -> Graph:
@@ -124,13 +129,10 @@ def _note(analysis: Analysis, ratio: float, advice: str) -> Diagnostic:
     node = next(node for node in analysis.graph.nodes if share.names[0] in node.parameters.values())
     power = math.floor(math.log10(ratio))
     copies = f" and its {len(share.names) - 1} copies have" if len(share.names) > 1 else " has"
-    return Diagnostic(
+    return node.diagnostic(
         "LIP310",
         f"vacuous: the bound of the whole gradient is more than 10^{power} times L·max(1, X_0); "
         f"`{share.names[0]}`{copies} {share.share:.0%} of its square",
         advice,
         Severity.NOTE,
-        node=node.name,
-        op=node.op.name,
-        location=node.location,
     )

@@ -28,7 +28,7 @@ REPORT = "gradient bounds rest on the same rules: please report it, with the mod
 
 
 @dataclass(frozen=True, slots=True)
-class _Subject:
+class _Trained:
     """What is certified: a module with its weights, and the files that they and the data came from."""
 
     module: Any
@@ -106,7 +106,7 @@ def certify(
     config = _effort(attack, effort)
     asked = _asked(radii or RADII, input_scale)
     backend = find()
-    subject = _subject(module, weights, data, backend)
+    subject = _trained_model(module, weights, data, backend)
     found = _certified(subject, asked, config, backend)
     print_found(form, _report(subject, asked, found, config), _text(subject, asked, found, config))
     if not found.sound:
@@ -153,7 +153,7 @@ def _above(exact: Fraction) -> float:
     return above(exact)
 
 
-def _subject(path: Path, weights: Path | None, data: Path, backend: Backend) -> _Subject:
+def _trained_model(path: Path, weights: Path | None, data: Path, backend: Backend) -> _Trained:
     """Run the module and load its weights; raises InputError (LIP510, LIP513)."""
     from lipcompile.cli.shared.inputs import CHECKPOINT, trained
 
@@ -161,10 +161,10 @@ def _subject(path: Path, weights: Path | None, data: Path, backend: Backend) -> 
     if found.weights is None and (beside := found.source.parent / CHECKPOINT).is_file():
         message = f"the weights are those that the module starts with, not those of `{beside}`"
         complain([Diagnostic("LIP513", message, f"use --weights {beside}", Severity.WARNING)])
-    return _Subject(found.module, found.source, found.weights, data)
+    return _Trained(found.module, found.source, found.weights, data)
 
 
-def _certified(subject: _Subject, asked: _Radii, config: dict[str, int] | None, backend: Backend) -> Any:
+def _certified(subject: _Trained, asked: _Radii, config: dict[str, int] | None, backend: Backend) -> Any:
     """Return what the backend finds; raises InputError (LIP402, LIP403, LIP511)."""
     from lipcompile.cli.shared.inputs import reading
     from lipcompile.cli.shared.progress import CountWatch
@@ -180,7 +180,7 @@ def _certified(subject: _Subject, asked: _Radii, config: dict[str, int] | None, 
         raise input_error("LIP511", str(error)) from None
 
 
-def _report(subject: _Subject, asked: _Radii, found: Any, config: dict[str, int] | None) -> dict[str, Any]:
+def _report(subject: _Trained, asked: _Radii, found: Any, config: dict[str, int] | None) -> dict[str, Any]:
     from lipcompile.core.derivation import finite
 
     return {
@@ -225,7 +225,7 @@ def _constants(found: Any, module: Any) -> dict[str, Any]:
     }
 
 
-def _text(subject: _Subject, asked: _Radii, found: Any, config: dict[str, int] | None) -> Iterator[RenderableType]:
+def _text(subject: _Trained, asked: _Radii, found: Any, config: dict[str, int] | None) -> Iterator[RenderableType]:
     from lipcompile.reports.console import BAD, GOOD, printable, styled
 
     yield styled(

@@ -106,7 +106,7 @@ def train(model: str, options: ModelOptions, data: Path, output: Path, allow_vac
     from lipcompile import pipeline
     from lipcompile.cli.shared.inputs import CHECKPOINT
     from lipcompile.cli.shared.settings import defaults_of, planned
-    from lipcompile.cli.shared.training import Run, execute, print_result
+    from lipcompile.cli.shared.training import TrainingRun, execute, print_result
     from lipcompile.cli.shared.verdicts import judged, measured
 
     loaded = pipeline.load(model, options)
@@ -117,7 +117,7 @@ def train(model: str, options: ModelOptions, data: Path, output: Path, allow_vac
         return 1
     plan = planned(loaded)
     settings = _settings(given, plan, defaults_of(derivation))
-    run = Run(derivation, data, settings, output, plan.get("dataset"))
+    run = TrainingRun(derivation, data, settings, output, plan.get("dataset"))
     try:
         print_result(execute(run, find()), run)
     except KeyboardInterrupt:

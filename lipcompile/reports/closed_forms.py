@@ -23,8 +23,7 @@ from lipcompile.numbers import text as scalar_text
 from lipcompile.numbers.known import Definition
 from lipcompile.numbers.symbolic import Formula, Symbolic
 from lipcompile.reports.console import STRONG, printable, styled, table
-from lipcompile.reports.document import users
-from lipcompile.reports.formulas import dimensions, round_up, rounded, text
+from lipcompile.reports.formulas import dimensions, rounded, text, up
 
 # The most operations that a formula may have after a name in it is written out.
 LONGEST_EXPANSION = 200
@@ -147,9 +146,11 @@ def subjects(analysis: Analysis) -> dict[str, Subject]:
         for name in block.layers[0]
     }
     found |= blocks
-    for name, layer in users(analysis).items():
+    for name, owner in analysis.graph.owners().items():
         parameter = analysis.graph.parameters[name]
-        title = f"parameter of {layer}, {dimensions(parameter.shape, parameter.copies)}, {parameter.constraint}"
+        title = (
+            f"parameter of {owner.name}, {dimensions(parameter.shape, parameter.copies)}, {parameter.constraint}"
+        )
         title += "" if name in analysis.parameters else ", not trained"
         found[name] = Subject(title, _gradient(analysis, [name]), analysis.definitions)
     for node, bounds in zip(analysis.graph.nodes, analysis.layers, strict=True):
@@ -181,7 +182,7 @@ def closed_forms(name: str, subject: Subject) -> Iterator[RenderableType]:
     found = expand(formulas, subject.definitions)
     rows = table("", "at most", "formula", right=("at most",))
     for (what, bound), whole in zip(subject.bounds.items(), found.expressions, strict=True):
-        rows.add_row(printable(what), _number(bound.value), text(rounded(bound.expression)))
+        rows.add_row(printable(what), up(bound.value), text(rounded(bound.expression)))
         if whole != bound.expression:
             rows.add_row("", "", f"= {text(rounded(whole))}")
     used = {str(symbol) for formula in (*formulas, *found.expressions) for symbol in formula.free_symbols}
@@ -223,9 +224,5 @@ def _meanings(definitions: Sequence[Definition], left: Mapping[str, Definition])
             formula = scalar_text(definition.value)
         elif definition.expression is not None and definition.name in left:
             formula = text(rounded(definition.expression))
-        rows.add_row(definition.name, _number(definition.upper), printable(definition.meaning), formula)
+        rows.add_row(definition.name, up(definition.upper), printable(definition.meaning), formula)
     return rows
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else round_up(value)

@@ -76,7 +76,7 @@ def _is_long_root(part: Any) -> bool:
 
 
 @dataclass(slots=True)
-class Book:
+class NumberedFormulas:
     """Collects the long formulas of one document; the first one has number 1, and equal ones have one number."""
 
     _numbers: dict[Any, int] = field(default_factory=dict)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from lipcompile.analysis.usefulness import LARGEST_EXCESS
-from lipcompile.core.derivation import NOT_REACHED, Block, Bound, LayerBounds, Requirements
+from lipcompile.core.derivation import NOT_REACHED, Block, Bound, LayerBounds, Requirements, largest
 from lipcompile.reports.formulas import ELLIPSIS
 
 State = Literal["holds", "fails", "not reached"]
@@ -144,11 +144,8 @@ def first_copies(blocks: Iterable[Block]) -> dict[str, str]:
 
 def together(bounds: Sequence[Bound]) -> Bound:
     """Return what holds of all: the largest number if all are known, and ⋯ for formulas that differ."""
-    numbers = [bound.value for bound in bounds]
-    known = [number for number in numbers if number is not None]
     alike = all(bound.expression == bounds[0].expression for bound in bounds)
-    largest = max(known) if len(known) == len(numbers) else None
-    return Bound(bounds[0].expression if alike else ELLIPSIS, largest)
+    return Bound(bounds[0].expression if alike else ELLIPSIS, largest(bounds))
 
 
 def layer_of_all(found: Sequence[LayerBounds]) -> LayerBounds:

@@ -94,7 +94,7 @@ class Checked:
 
 def log(checked: Sequence[Checked], exit_code: int, sources: Sources) -> Json:
     """Return the log of one run over one or more models; files inside the working folder are named from there."""
-    run = _Run(lines_of(sources))
+    run = _Log(lines_of(sources))
     results = [result for model in checked for result in run.results(model)]
     return {
         "$schema": SCHEMA,
@@ -126,7 +126,7 @@ def _category(checked: Sequence[Checked]) -> str:
     return f"lipcompile/{_uri(checked[0].file)}/" if len(checked) == 1 else "lipcompile/"
 
 
-def _invocation(checked: Sequence[Checked], exit_code: int, run: _Run) -> Json:
+def _invocation(checked: Sequence[Checked], exit_code: int, run: _Log) -> Json:
     """Return how the run ended; what kept a model from being read is told here, beside the results."""
     missed = [(model.file, found) for model in checked if not model.readable for found in model.diagnostics]
     return {
@@ -138,7 +138,7 @@ def _invocation(checked: Sequence[Checked], exit_code: int, run: _Run) -> Json:
 
 
 @dataclass(slots=True)
-class _Run:
+class _Log:
     """What results share: the files, the numbers of the rules, and the fingerprints given so far."""
 
     lines: Lines

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from sympy import Symbol
 
 from lipcompile.core.derivation import Bound
-from lipcompile.numbers import Scalar
-from lipcompile.numbers import text as scalar_text
-from lipcompile.numbers.symbolic import Symbolic
 from lipcompile.reports import wording
 from lipcompile.reports.console import printable
 from lipcompile.reports.document import PRIVACY_HINT, Document, Rows
 from lipcompile.reports.formulas import count, dimensions, percent, rough, times, up
-from lipcompile.reports.long_formulas import Book, Pieces, pieces
+from lipcompile.reports.html.environment import quantity, templates
+from lipcompile.reports.long_formulas import NumberedFormulas, Pieces, pieces
 from lipcompile.reports.messages import findings
 from lipcompile.version import __version__
 
@@ -57,14 +53,10 @@ class Language:
 
 def fill(language: Language, document: Document) -> str:
     """Return the text of the document; names in its sentences stand between backticks."""
-    book = Book()
-    environment = Environment(
-        loader=PackageLoader("lipcompile.reports"),
+    book = NumberedFormulas()
+    environment = templates(
         autoescape=False,
-        undefined=StrictUndefined,
         finalize=lambda value: value if isinstance(value, Raw) else _prose(printable(str(value)), language),
-        trim_blocks=True,
-        lstrip_blocks=True,
         **language.syntax,
     )
     environment.filters |= {**_filters(language), **_formulas(language, book)}
@@ -97,7 +89,7 @@ def _filters(language: Language) -> dict[str, Callable[..., str]]:
     }
 
 
-def _formulas(language: Language, book: Book) -> dict[str, Callable[..., Any]]:
+def _formulas(language: Language, book: NumberedFormulas) -> dict[str, Callable[..., Any]]:
     def math(expression: Any) -> Raw:
         number = book.number(expression)
         found = language.formula(pieces(expression).whole) if number is None else language.reference(number)
@@ -108,16 +100,11 @@ def _formulas(language: Language, book: Book) -> dict[str, Callable[..., Any]]:
         tells = found.value is not None and not found.expression.is_Integer
         return Raw(language.at_most(formula, up(found.value))) if tells else formula
 
-    def quantity(scalar: Scalar) -> str:
-        if isinstance(scalar, Fraction):
-            return count(scalar) if scalar.denominator == 1 else scalar_text(scalar)
-        return math(Symbolic().of(scalar).expression)
-
     return {
         "bound": bound,
         "entry": lambda found, number: [Raw(line) for line in language.entry(number, found)],
         "math": math,
-        "quantity": quantity,
+        "quantity": lambda scalar: quantity(scalar, math),
         "symbol": lambda name: Raw(language.formula(Symbol(name))),
     }
 

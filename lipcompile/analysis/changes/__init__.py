@@ -120,10 +120,10 @@ def _plan(subject: Subject) -> list[_Plan]:
     families = [family for of in kinds for family in of(subject) if family.edits]
     nodes = len(subject.graph.nodes)
     most = max(_FEWEST, _WORK // (max(nodes, 1) * max(len(families), 1)))
-    return [_Plan(family, *_single(family, subject, most, large=nodes > _LARGE)) for family in families]
+    return [_Plan(family, *_to_try(family, subject, most, large=nodes > _LARGE)) for family in families]
 
 
-def _single(family: Family, subject: Subject, most: int, *, large: bool) -> tuple[Sequence[Edit], bool]:
+def _to_try(family: Family, subject: Subject, most: int, *, large: bool) -> tuple[Sequence[Edit], bool]:
     """Return the edits to try by themselves, one for each place, and whether there are more places than one.
 
     Those at dominating layers come first.

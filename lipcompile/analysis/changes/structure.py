@@ -13,11 +13,11 @@ from lipcompile.analysis.changes.subject import (
     HALF,
     Subject,
     halved,
+    in_lip,
+    layer_in_lip,
     per_axis,
     rounded_down,
     shown,
-    spelled,
-    spelt,
 )
 from lipcompile.core.graph import Node
 from lipcompile.ops.linear.rules import CONV, Conv
@@ -78,7 +78,7 @@ def _strided(node: Node, most: int | None) -> Iterator[Edit]:
     stride = tuple(max(s, min(k, most or k)) for s, k in zip(conv.stride, conv.kernel, strict=True))
     if stride == conv.stride or (most is None and max(conv.kernel) <= 2):
         return
-    text = f"{spelled(CONV, len(stride))} stride={per_axis(stride)} in place of {per_axis(conv.stride)}"
+    text = f"{layer_in_lip(CONV, len(stride))} stride={per_axis(stride)} in place of {per_axis(conv.stride)}"
     apart = stride == conv.kernel and max(conv.dilation) == 1
     yield _replaced(
         node, CONV, replace(conv, stride=stride), f"{text}: windows no longer overlap" if apart else text
@@ -168,7 +168,7 @@ def _spectral(subject: Subject) -> Iterator[Edit]:
         if all(parameter.constraint.kind == "frobenius" for parameter, _ in parameters):
             new = Constraint("spectral", old.bound)
             changed = [replace(parameter, constraint=new) for parameter, _ in parameters]
-            text = f"constraint={spelt(new)} in place of {spelt(old)}"
+            text = f"constraint={in_lip(new)} in place of {in_lip(old)}"
             yield of_parameters("structure", node, changed, text)
 
 

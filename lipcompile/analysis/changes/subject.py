@@ -52,11 +52,7 @@ class Subject:
     @cached_property
     def owners(self) -> Mapping[str, Node]:
         """The first node that uses each parameter."""
-        found: dict[str, Node] = {}
-        for node in self.graph.nodes:
-            for name in node.parameters.values():
-                found.setdefault(name, node)
-        return found
+        return self.graph.owners()
 
     def trained(self, *arguments: str) -> Iterator[tuple[Node, list[tuple[Parameter, ParameterRule[Any]]]]]:
         """Yield the trained parameters that these arguments constrain, with the first node that uses them."""
@@ -129,7 +125,7 @@ def _is_short(value: Fraction) -> bool:
     return len(text(value)) <= _DIGITS + 2
 
 
-def spelt(constraint: Constraint) -> str:
+def in_lip(constraint: Constraint) -> str:
     """Return a constraint of a weight as .lip spells it."""
     return "orthogonal" if constraint.kind == "orthogonal" else f"{constraint.kind}({shown(constraint.bound)})"
 
@@ -139,7 +135,7 @@ def per_axis(values: tuple[int, ...]) -> str:
     return str(values[0]) if len(set(values)) == 1 else str(values)
 
 
-def spelled(op: AnyOp, axes: int) -> str:
+def layer_in_lip(op: AnyOp, axes: int) -> str:
     """Return the name of a layer in .lip; `axes` are its spatial ones."""
     names = [spelling.name for spelling in op.dsl if spelling.rank in (None, axes)]
     return names[0] if names else op.name

@@ -49,7 +49,7 @@ _START = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class TrainingRun:
     """What to train, on what, how (the fields of the backend's `TrainConfig` but for `output`), and where to.
 
     `expected` is the number of examples that the model's plan counts on.
@@ -67,7 +67,7 @@ class Run:
         return bool(self.settings.get("resume"))
 
 
-def execute(run: Run, backend: Backend) -> Any:
+def execute(run: TrainingRun, backend: Backend) -> Any:
     """Train; returns the backend's result. Raises InputError; what it raises before training leaves no trace."""
     from lipcompile.cli.shared.progress import Watch
 
@@ -98,7 +98,7 @@ def default_batch(derivation: Derivation, examples: int) -> int:
     return min(LARGEST_DEFAULT_BATCH, examples)
 
 
-def print_result(result: Any, run: Run) -> None:
+def print_result(result: Any, run: TrainingRun) -> None:
     """Write what came out to stdout."""
     from lipcompile.cli.shared.progress import accuracy
     from lipcompile.reports.formulas import round_up
@@ -115,7 +115,7 @@ def print_result(result: Any, run: Run) -> None:
     click.echo("\n".join(lines))
 
 
-def _check_settings(run: Run, settings: Mapping[str, Any], examples: int) -> None:
+def _check_settings(run: TrainingRun, settings: Mapping[str, Any], examples: int) -> None:
     """Warn of settings that mean less than they seem to; raises InputError (LIP404)."""
     delta, batch = settings["delta"], settings["batch_size"]
     if batch > examples:
@@ -154,7 +154,7 @@ def _unstarted(text: str) -> str:
 
 
 @contextmanager
-def _folder(run: Run, text: str, began: Any) -> Iterator[None]:
+def _folder(run: TrainingRun, text: str, began: Any) -> Iterator[None]:
     """Make the folder and the module in it; take back what was made if training does not begin."""
     new = [path for path in (run.output, *run.output.parents) if not path.exists()]
     fresh = [name for name in (MODULE, LEDGER, CHECKPOINT) if not (run.output / name).exists()]

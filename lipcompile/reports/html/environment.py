@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any
@@ -27,18 +28,18 @@ _CODE = re.compile("`([^`]+)`")
 @lru_cache(maxsize=1)
 def environment() -> Environment:
     """Return the templates of this package."""
-    made = Environment(
-        loader=PackageLoader("lipcompile.reports"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        finalize=_shown,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    filters = (abridged, count, dimensions, math, name, percent, prose, quantity, rough, symbol, times, up)
+    made = templates(autoescape=True, finalize=_shown)
+    filters = (abridged, count, dimensions, math, name, percent, prose, rough, symbol, times, up)
     made.globals["wording"] = wording
     made.filters |= {function.__name__: function for function in filters}
+    made.filters["quantity"] = lambda scalar: quantity(scalar, math)
     return made
+
+
+def templates(**settings: Any) -> Environment:
+    """Return the templates of all documents; `settings` are those of jinja2 in which languages differ."""
+    loader = PackageLoader("lipcompile.reports")
+    return Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, **settings)
 
 
 def _shown(value: Any) -> Any:
@@ -55,8 +56,8 @@ def math(expression: Any) -> Markup:
     )
 
 
-def quantity(scalar: Scalar) -> str:
-    """Return a number of the model as people write it, or an expression over its symbols as MathML."""
+def quantity(scalar: Scalar, math: Callable[[Any], str]) -> str:
+    """Return a number of the model as people write it, or an expression over its symbols by `math`."""
     if isinstance(scalar, Fraction):
         return count(scalar) if scalar.denominator == 1 else scalar_text(scalar)
     return math(Symbolic().of(scalar).expression)
