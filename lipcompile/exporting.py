@@ -121,7 +121,7 @@ def export_onnx(
     metadata = {**_of_model(document), **_of_weights(norms, lipschitz), **_of_privacy(spent)}
     model = _model(graph, backend.deployment.weights_of(single), metadata)
     with _written(model, Path(path)) as (temporary, keep):
-        found = _agreement(single, temporary, model, _tokens(graph), backend)
+        found = _agreement(single, temporary, model, graph.vocabulary, backend)
         if found.agrees:
             keep()
     return Export(graph, norms is not None, lipschitz, spent, found, notes)
@@ -154,12 +154,6 @@ def _lipschitz(graph: Graph, norms: Mapping[str, float], declared: float) -> Lip
     of_weights = slope(graph, num, current, graph.output).upper
     found = Lipschitz(declared, min(declared, of_weights))
     return found if math.isfinite(found.of_weights) else None
-
-
-def _tokens(graph: Graph) -> int | None:
-    """Return how many different tokens every embedding has a row for; None if the input holds numbers."""
-    entries = [node.attributes.entries for node in graph.nodes if node.op.takes == "tokens"]
-    return min(entries) if entries else None
 
 
 # Privacy

@@ -157,6 +157,12 @@ class Graph:
         """The node of this name; raises KeyError."""
         return next(node for node in self.nodes if node.name == name)
 
+    @property
+    def vocabulary(self) -> int | None:
+        """How many different tokens every embedding has a row for; None if the input holds numbers."""
+        entries = [node.attributes.entries for node in self.nodes if node.op.takes == "tokens"]
+        return min(entries) if entries else None
+
     def owners(self) -> dict[str, Node]:
         """Return the node of each parameter: a shared one belongs to the first node that uses it."""
         found: dict[str, Node] = {}

@@ -147,15 +147,12 @@ def _names(definitions: Sequence[Definition], *, verbose: bool) -> Table:
 def _totals(analysis: Analysis) -> Table:
     rows = table("total", "at most", "", right=("at most",))
     totals = {"gradient bound, all parameters": analysis.total}
-    if not proves(analysis.graph):
-        rows.add_row(
-            "gradient bound, all parameters", up(analysis.total.value), legible(analysis.total.expression)
-        )
-        return rows
-    totals["Lipschitz, input to logits"] = analysis.lipschitz
+    if proves(analysis.graph):
+        totals["Lipschitz, input to logits"] = analysis.lipschitz
     for what, bound in totals.items():
         rows.add_row(what, up(bound.value), legible(bound.expression))
-    rows.add_row("growth with depth", "", ", ".join(_growth(analysis.depth)))
+    if proves(analysis.graph):
+        rows.add_row("growth with depth", "", ", ".join(_growth(analysis.depth)))
     return rows
 
 

@@ -46,7 +46,7 @@ def reading(path: Path) -> Iterator[None]:
 def arrays_of(path: Path, graph: Graph, backend: Backend) -> Any:
     """Read data for a model with a loss; raises InputError (LIP402, LIP403)."""
     with reading(path):
-        return backend.data.load_npz(path, graph.input.shape, _classes(graph), tokens_of(graph))
+        return backend.data.load_npz(path, graph.input.shape, _classes(graph), graph.vocabulary)
 
 
 def checked(data: Any, graph: Graph, backend: Backend) -> Any:
@@ -56,7 +56,7 @@ def checked(data: Any, graph: Graph, backend: Backend) -> Any:
     names = ("x_train", "y_train", "x_test", "y_test")
     values = [getattr(data, name) for name in names] if isinstance(data, backend.data.Arrays) else data
     arrays = {name: np.asarray(value) for name, value in zip(names, values, strict=True)}
-    return backend.data.from_arrays(arrays, graph.input.shape, _classes(graph), tokens_of(graph))
+    return backend.data.from_arrays(arrays, graph.input.shape, _classes(graph), graph.vocabulary)
 
 
 def _classes(graph: Graph) -> int | None:
@@ -64,25 +64,14 @@ def _classes(graph: Graph) -> int | None:
     return graph.shape(graph.output)[0] if graph.loss.loss.target == "a class index" else None
 
 
-def tokens_of(graph: Graph) -> int | None:
-    """Return how many different tokens every embedding has a row for; None if the input holds numbers."""
-    if not graph.input.tokens:
-        return None
-    entries: int = min(node.attributes.entries for node in graph.nodes if node.op.takes == "tokens")
-    return entries
-
-
 def admissible(attack: Any, graph: Graph) -> Any:
     """Say what the adversary may choose as target and as tokens."""
-
-    from lipcompile.cli.shared.inputs import tokens_of
-
     assert graph.loss is not None
     norm = getattr(graph.loss.attributes, "target_norm", None)
     return attack.Admissible(
         target=_TARGETS[graph.loss.loss.target],
         target_norm=math.inf if norm is None else float(norm),
-        vocabulary=tokens_of(graph),
+        vocabulary=graph.vocabulary,
     )
 
 

@@ -98,7 +98,6 @@ def _found(loaded: Loaded, derivation: Derivation, backend: Backend, text: str |
 
 
 def _compared(original: Original, derivation: Derivation, backend: Backend, text: str) -> Diagnostic:
-    from lipcompile.cli.shared.inputs import tokens_of
 
     assert derivation.analysis is not None
     agreement = backend.agreement
@@ -108,7 +107,7 @@ def _compared(original: Original, derivation: Derivation, backend: Backend, text
             original,
             batch=original.batch,
             precision=original.precision,
-            vocabulary=tokens_of(derivation.analysis.graph),
+            vocabulary=derivation.analysis.graph.vocabulary,
             log_probabilities=any(one.code == "LIP215" for one in derivation.diagnostics),
         )
     except agreement.ShapeError as error:
