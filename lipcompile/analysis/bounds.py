@@ -2,8 +2,8 @@
 
 Soundness is induction over the DAG (docs/theory.md): forward from ‖x‖ <= X_0; backward by the chain rule and
 ‖Jᵀg‖ <= ‖J‖‖g‖. A tensor with several consumers receives the sum of their cotangent bounds, except that disjoint
-slices, and branches that one concatenation joins, combine as √ΣG² (`forms`). A parameter used in several places
-receives the sum of its bounds.
+slices, and branches that one concatenation joins, combine as √ΣG² (`disjoint_parts`). A parameter used in several
+places receives the sum of its bounds.
 
 The gradient of a parameter that the backward pass clips is bounded by the length that it is clipped to, whatever
 the rules say. Of a weight that nothing constrains the norm is a symbol without a value.

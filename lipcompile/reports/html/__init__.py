@@ -8,9 +8,9 @@ from markupsafe import Markup
 from lipcompile.core.derivation import Block, Derivation, Source
 from lipcompile.reports.document import PRIVACY_HINT, Document, Privacy, document
 from lipcompile.reports.html.drawing import drawing
-from lipcompile.reports.html.environment import environment
 from lipcompile.reports.html.plots import Plot, Series, plot
 from lipcompile.reports.messages import findings
+from lipcompile.reports.templating import environment
 from lipcompile.version import __version__
 
 # The most lines of a source that a page shows, and the most characters of a line.

@@ -12,8 +12,8 @@ from lipcompile.core.graph import Input
 from lipcompile.numbers import text as scalar_text
 from lipcompile.reports.document import Document, shares
 from lipcompile.reports.formulas import count, dimensions, percent, round_up, text
-from lipcompile.reports.html.environment import environment
 from lipcompile.reports.html.layout import Bracket, Lane, Layout, Part, Row, layout
+from lipcompile.reports.templating import environment
 
 _LONGEST, _LONGEST_FACTOR = 36, 16
 
