@@ -17,10 +17,8 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 from pathlib import Path
 
-from lipcompile.analysis.fix import Wanted
 from lipcompile.fixing import Wishes, fix
 from lipcompile.frontends.mends import Mends
 from lipcompile.reports.formulas import round_up
@@ -125,7 +123,7 @@ def mended(name: str, folder: Path) -> Mended:
     export = Export(name, "torchscript", USUAL["torchscript"])
     path = export.write(folder)
     found = verdict(derived(export, path, keep=False))
-    wishes = Wishes(Mends(), Wanted(Fraction(1)), also=("norm", "residual", "attention"))
+    wishes = Wishes(Mends(), also=("norm", "residual", "attention"))
     outcome = fix(str(path), options(name, keep=False), wishes, folder / "fixed.lip")
     assert outcome.check is not None
     return Mended(found.bound if found.accepted else None, verdict(outcome.check).bound)

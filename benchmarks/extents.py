@@ -20,7 +20,7 @@ from unittest import mock
 
 from lipcompile import pipeline
 from lipcompile.analysis import bounds
-from lipcompile.analysis.cotangents import Form
+from lipcompile.analysis.disjoint_parts import PartwiseBound
 from lipcompile.core.graph import Graph
 from lipcompile.frontends.options import ModelOptions
 from lipcompile.numbers.certified import Certified
@@ -71,7 +71,7 @@ def without_profile() -> Iterator[None]:
 @contextmanager
 def without_parts() -> Iterator[None]:
     """Every operand of a merge may receive the whole cotangent."""
-    with mock.patch.object(Form, "part", lambda form, part: form):  # noqa: ARG005
+    with mock.patch.object(PartwiseBound, "part", lambda form, part: form):  # noqa: ARG005
         yield
 
 

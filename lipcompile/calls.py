@@ -12,9 +12,8 @@ import numpy as np
 
 from lipcompile import pipeline
 from lipcompile.analysis.clips import Source
-from lipcompile.core.backend import find
+from lipcompile.core.backend import find, instantiate
 from lipcompile.core.diagnostics import InputError, Severity, input_error, told
-from lipcompile.core.programs import instantiate
 from lipcompile.frontends.mends import BatchNorm, Mends
 from lipcompile.frontends.options import ModelOptions, model_options, parse_number
 
@@ -122,9 +121,9 @@ def train(
         InputError: the model is rejected or cannot be read, or the folder holds another run.
         DataError: the arrays do not fit; errors of `lipcompile_torch.train.training.train`.
     """
-    from lipcompile.cli.shared.data import checked
+    from lipcompile.cli.shared.inputs import checked
+    from lipcompile.cli.shared.settings import defaults_of
     from lipcompile.cli.shared.training import check_targets, default_batch, text_of_run
-    from lipcompile.cli.train import defaults_of
 
     backend = find()
     inputs = data.x_train if isinstance(data, backend.data.Arrays) else data[0]
@@ -178,14 +177,12 @@ def fix(
         OSError: the file cannot be written.
     """
     from lipcompile import fixing
-    from lipcompile.analysis.fix import Wanted
     from lipcompile.cli.shared.signals import aim
 
     if not isinstance(model, str):
         mend = 'give batch_norm="group_norm" to lipcompile.private, compile or train'
         raise input_error("LIP001", "fix reads files and package.module:factory, not modules in memory", mend)
-    least = parse_number(str(floor), "floor")
-    wishes = fixing.Wishes(Mends(batch_norm, least), Wanted(least), aim=aim(target))
+    wishes = fixing.Wishes(Mends(batch_norm, parse_number(str(floor), "floor")), aim=aim(target))
     return fixing.fix(model, _shaped(model, example, model_options(**options)), wishes, Path(output))
 
 

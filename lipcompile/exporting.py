@@ -113,7 +113,7 @@ def export_onnx(
     backend = find()
     document = _document(module)
     graph = graph_of(document)
-    single = _single(module, graph, backend)
+    single = _in_single_precision(module, graph, backend)
     norms = backend.deployment.norms_in_sets(single)
     lipschitz = None if norms is None else _lipschitz(graph, norms, float.fromhex(document["totals"]["lipschitz"]))
     spent, notes = _spent(ledger, delta, accountant)
@@ -121,7 +121,7 @@ def export_onnx(
     metadata = {**_of_model(document), **_of_weights(norms, lipschitz), **_of_privacy(spent)}
     model = _model(graph, backend.deployment.weights_of(single), metadata)
     with _written(model, Path(path)) as (temporary, keep):
-        found = _agreement(single, temporary, model, _tokens(graph), backend)
+        found = _agreement(single, temporary, model, graph.vocabulary, backend)
         if found.agrees:
             keep()
     return Export(graph, norms is not None, lipschitz, spent, found, notes)
@@ -138,7 +138,7 @@ def _document(module: Any) -> Mapping[str, Any]:
     return document_of(encode(certificate).decode())
 
 
-def _single(module: Any, graph: Graph, backend: Backend) -> Any:
+def _in_single_precision(module: Any, graph: Graph, backend: Backend) -> Any:
     """Return the module in float32, if it is what its certificate describes."""
     if module.input_trusted != graph.input.trusted:
         raise input_error("LIP521", "the input of the module is not that of its certificate", _FOREIGN)
@@ -154,12 +154,6 @@ def _lipschitz(graph: Graph, norms: Mapping[str, float], declared: float) -> Lip
     of_weights = slope(graph, num, current, graph.output).upper
     found = Lipschitz(declared, min(declared, of_weights))
     return found if math.isfinite(found.of_weights) else None
-
-
-def _tokens(graph: Graph) -> int | None:
-    """Return how many different tokens every embedding has a row for; None if the input holds numbers."""
-    entries = [node.attributes.entries for node in graph.nodes if node.op.takes == "tokens"]
-    return min(entries) if entries else None
 
 
 # Privacy

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from lipcompile import pipeline
 from lipcompile.analysis.canonical import canonical
+from lipcompile.analysis.changes.fix import KINDS, Fixed, fixed
 from lipcompile.analysis.depth.loops import frozen_inside
-from lipcompile.analysis.fix import KINDS, Fixed, Wanted, fixed
 from lipcompile.analysis.requirements import proves
-from lipcompile.analysis.useful import USEFUL, Aim
+from lipcompile.analysis.usefulness import USEFUL, Aim
 from lipcompile.core.derivation import Derivation
 from lipcompile.core.diagnostics import Diagnostic, input_error
 from lipcompile.core.graph import Graph
@@ -32,7 +32,6 @@ class Wishes:
     """What the user decides: how to mend, changes to make anyway, or not to make, and what to aim at."""
 
     mends: Mends
-    wanted: Wanted
     also: Collection[str] = ()
     never: Collection[str] = ()
     aim: Aim = USEFUL
@@ -85,12 +84,12 @@ def fix(model: str, options: ModelOptions, wishes: Wishes, output: Path) -> Outc
             return Outcome(found.diagnostics, mended)
         assert found.analysis is not None
         if proves(found.analysis.graph):
-            result = fixed(graph, wishes.wanted, wishes.also, wishes.never, aim=wishes.aim)
+            result = fixed(graph, wishes.mends.floor, wishes.also, wishes.never, aim=wishes.aim)
         elif mended and not mends.steep:  # as it is clipped, norms may be those of batches
             return fix(model, replace(options, bounds="clip"), wishes, output)
         else:  # no change makes the bound of a clip smaller: only those that were asked for are made
             kinds = [kind for kind in KINDS if kind.name in wishes.also]
-            result = fixed(graph, wishes.wanted, wishes.also, wishes.never, kinds)
+            result = fixed(graph, wishes.mends.floor, wishes.also, wishes.never, kinds)
             total, target = found.analysis.total.value or inf, wishes.aim.target
             result = replace(result, total=total, useful=target is None or total <= target, target=target)
     checked = _written(result.graph, options, output)

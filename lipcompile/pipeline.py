@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from lipcompile.analysis.canonical import canonical
+from lipcompile.analysis.changes.fix import helps
 from lipcompile.analysis.clips import GROUPS, SOURCES, Clipping, Groups, Source, unproved, with_source
 from lipcompile.analysis.depth.loops import frozen_inside
 from lipcompile.analysis.requirements import examine, proves, requirements
 from lipcompile.analysis.sensitivity import analyse
-from lipcompile.analysis.vacuous import vacuous
+from lipcompile.analysis.usefulness import useless
 from lipcompile.core.derivation import Derivation, shown_by
 from lipcompile.core.diagnostics import Diagnostic, Severity, input_error
 from lipcompile.core.graph import Graph
@@ -29,9 +30,9 @@ T = TypeVar("T")
 
 @shown_by
 def _table(derivation: Derivation) -> str:
-    from lipcompile.reports.notebook import table
+    from lipcompile.reports.html import notebook_table
 
-    return table(derivation)
+    return notebook_table(derivation)
 
 
 def load(model: str, options: ModelOptions) -> Loaded:
@@ -97,7 +98,7 @@ def _derive(loaded: Loaded, options: ModelOptions) -> Derivation:
     analysis = analyse(graph) if graph is not None and not _errors(found) else None
     if analysis is not None:
         found += unproved(analysis.graph, [name for name, k in analysis.parameters.items() if k.value is not None])
-        found += vacuous(analysis)
+        found += useless(analysis, helps)
     return Derivation(
         loaded.source, requirements(graph, found), tuple(found), None if _errors(found) else analysis
     )

@@ -18,10 +18,10 @@ from lipcompile_torch.train.deployment import Agreement
 from onnx import TensorProto, helper
 
 from lipcompile.certificates import certificate, encode
+from lipcompile.cli.audit import refutation
 from lipcompile.cli.certify import refutation as broken
 from lipcompile.cli.export import refutation as wrong_export
-from lipcompile.cli.privacy_audit import refutation
-from lipcompile.cli.shared.verification import verified
+from lipcompile.cli.shared.verdicts import verified
 from lipcompile.codes import codes
 from lipcompile.core.backend import find
 from lipcompile.core.diagnostics import Diagnostic, InputError

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field, replace
 from html.parser import HTMLParser
 from pathlib import Path
 
+from lipcompile.analysis.changes import changes
 from lipcompile.analysis.depth.regimes import curves
-from lipcompile.analysis.what_if import changes
 from lipcompile.core.derivation import Analysis, Derivation
 from lipcompile.frontends.options import ModelOptions
 from lipcompile.pipeline import check
 from lipcompile.reports.document import Curve, Document, Privacy, document
 from lipcompile.reports.html import render
-from lipcompile.reports.signal import Measured, SignalRow
+from lipcompile.reports.rows import Measured, SignalRow
 from tests.onnx_models import floats, model, node, save
 from tests.resnet_onnx import resnet
 

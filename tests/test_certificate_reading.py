@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from lipcompile.analysis.sensitivity import analyse
-from lipcompile.certificates import certificate, encode, hash_of
+from lipcompile.certificates import certificate, encode, graph_document, hash_of
 from lipcompile.certificates.read import document_of, graph_of
-from lipcompile.certificates.write_graph import graph_document
 from lipcompile.core.diagnostics import InputError
 
 from .certified import certificate_of, losses, uses

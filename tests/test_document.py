@@ -10,9 +10,9 @@ import sympy
 
 from lipcompile.core.derivation import Block, Bound, Derivation
 from lipcompile.pipeline import check
-from lipcompile.reports.copies import first_copies, together
 from lipcompile.reports.document import Curve, Document, Privacy, document
 from lipcompile.reports.formulas import ELLIPSIS, concise, text
+from lipcompile.reports.rows import first_copies, together
 
 # hinge is 1-Lipschitz and so are the layers: K is the norm of the input for a weight, and 1 for a bias.
 COPIES = 40

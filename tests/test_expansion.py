@@ -15,9 +15,9 @@ from lipcompile.core.derivation import Analysis
 from lipcompile.numbers.known import Definition
 from lipcompile.numbers.symbolic import MaxOver
 from lipcompile.pipeline import check
-from lipcompile.reports.expansion import Expansion, expand
+from lipcompile.reports.closed_forms import Expansion, expand
 from lipcompile.reports.formulas import text
-from lipcompile.reports.pieces import Pieces, pieces
+from lipcompile.reports.long_formulas import Pieces, pieces
 
 X = sympy.Symbol("X_0", positive=True)
 INPUT = Definition("X_0", "input norm")

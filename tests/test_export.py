@@ -23,8 +23,7 @@ from lipcompile_verify.files import check_model, read_certificate
 import lipcompile
 from lipcompile.analysis.bounds import derive as bounds_of
 from lipcompile.analysis.sensitivity import analyse
-from lipcompile.certificates import document, encode
-from lipcompile.certificates.write_graph import graph_document
+from lipcompile.certificates import document, encode, graph_document
 from lipcompile.core.derivation import Derivation
 from lipcompile.core.diagnostics import InputError
 from lipcompile.core.graph import Graph

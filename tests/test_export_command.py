@@ -17,7 +17,7 @@ import torch
 from lipcompile_torch.train.data import load_test_npz
 
 from lipcompile import __main__
-from lipcompile.core.programs import instantiate
+from lipcompile.core.backend import instantiate
 
 Capture = pytest.CaptureFixture[str]
 EXPORT = "export run/model.py --weights run/checkpoint.pt"

@@ -18,11 +18,9 @@ from torch import Tensor, nn
 
 from lipcompile import pipeline
 from lipcompile.__main__ import run
-from lipcompile.analysis.fix import Wanted
-from lipcompile.analysis.useful import Aim
-from lipcompile.core.backend import find
+from lipcompile.analysis.usefulness import Aim
+from lipcompile.core.backend import find, instantiate
 from lipcompile.core.graph import Graph
-from lipcompile.core.programs import instantiate
 from lipcompile.fixing import Outcome, Wishes, fix
 from lipcompile.frontends.mends import BATCH_NORMS, Mends, groups_of
 from lipcompile.frontends.options import ModelOptions, model_options
@@ -37,7 +35,7 @@ SAID = ModelOptions(input_norm=Fraction(1), loss="cross_entropy")
 
 
 def wishes(batch_norm: Any = "group_norm", **others: Any) -> Wishes:
-    return Wishes(Mends(batch_norm), Wanted(), **others)
+    return Wishes(Mends(batch_norm), **others)
 
 
 def written(body: str, folder: Path, loss: str = "hinge") -> Path:

@@ -15,7 +15,16 @@ import pytest
 import torch
 
 from lipcompile.analysis.bounds import Bounds, derive
-from lipcompile.analysis.cotangents import MOST_TERMS, Form, Part, bound, disjoint, limited, settled, total
+from lipcompile.analysis.disjoint_parts import (
+    MOST_TERMS,
+    Part,
+    PartwiseBound,
+    bound,
+    disjoint,
+    limited,
+    settled,
+    total,
+)
 from lipcompile.core.graph import Graph, Value
 from lipcompile.numbers.certified import Certified, Interval
 from lipcompile.numbers.matrices import operator_norm
@@ -244,16 +253,16 @@ def test_the_domains_agree_on_forms() -> None:
 # The algebra of forms
 
 
-def _form(**terms: float) -> Form[Interval]:
+def _form(**terms: float) -> PartwiseBound[Interval]:
     """Terms by path: `a0b1` is part 1 of b within part 0 of a; `_` is the number 1. All wholes have two parts."""
-    return Form({_path(path): NUM.of(Fraction(value)) for path, value in terms.items()})
+    return PartwiseBound({_path(path): NUM.of(Fraction(value)) for path, value in terms.items()})
 
 
 def _path(text: str) -> tuple[Part, ...]:
     return tuple(Part(text[i], int(text[i + 1]), 2) for i in range(0, len(text), 2)) if text != "_" else ()
 
 
-def _shown(form: Form[Interval]) -> dict[str, float]:
+def _shown(form: PartwiseBound[Interval]) -> dict[str, float]:
     name = {path: "".join(f"{part.whole}{part.index}" for part in path) or "_" for path in form.terms}
     return {name[path]: term.upper for path, term in form.terms.items()}
 
@@ -279,7 +288,7 @@ def test_the_same_whole_under_two_outer_parts_stays_apart() -> None:
 
 def test_many_terms_are_folded_early_and_the_value_is_kept() -> None:
     parts: dict[tuple[Part, ...], Interval] = {(Part("w", index, 200),): NUM.of(1) for index in range(100)}
-    many = total(NUM, [Form(parts), _form(_=1)])
+    many = total(NUM, [PartwiseBound(parts), _form(_=1)])
     kept = limited(NUM, many)
     assert len(kept.terms) <= MOST_TERMS
     assert bound(NUM, kept).upper == bound(NUM, many).upper == 11
@@ -297,7 +306,7 @@ def test_slices_of_one_part_stay_its_slices() -> None:
     assert _shown(disjoint(NUM, [_form(a0=3, _=1), _form(a1=3)])) == {"_": 5}
 
 
-def _value(form: Form[Interval], fractions: dict[Part, float]) -> float:
+def _value(form: PartwiseBound[Interval], fractions: dict[Part, float]) -> float:
     return sum(term.upper * math.prod(fractions[part] for part in path) for path, term in form.terms.items())
 
 
@@ -311,9 +320,9 @@ def test_no_choice_of_parts_exceeds_a_fold(seed: int) -> None:
 
     paths = [_path(text) for text in ("_", "a0", "a1", "b0", "a0b0", "a0b1", "a1b0", "a1b1", "a0b0c0", "b1c1")]
 
-    def drawn() -> Form[Interval]:
+    def drawn() -> PartwiseBound[Interval]:
         chosen = [path for path in paths if number() < 0.5] or [paths[0]]
-        return Form({path: NUM.of(Fraction(number(0.1, 3))) for path in chosen})
+        return PartwiseBound({path: NUM.of(Fraction(number(0.1, 3))) for path in chosen})
 
     forms = [drawn() for _ in range(1 + seed % 3)]
     joint, together = disjoint(NUM, forms), total(NUM, forms)

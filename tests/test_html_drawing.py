@@ -16,9 +16,8 @@ from lipcompile.core.graph import Graph, Value
 from lipcompile.frontends.options import ModelOptions
 from lipcompile.ops.merge.rules import Sum
 from lipcompile.pipeline import load
-from lipcompile.reports.html.drawing import Drawing, place
+from lipcompile.reports.html.drawing import Drawing, Mark, place
 from lipcompile.reports.html.layout import Bracket, Layout, Row, assign, layout
-from lipcompile.reports.html.marks import Mark
 from tests.networks import ONE, Network
 
 # Each node reads one to three of what stands before it: how far back.

@@ -13,7 +13,7 @@ from sympy import Rational, Symbol, factor_terms, sqrt
 from lipcompile import ModelOptions, pipeline
 from lipcompile.analysis.bounds import derive
 from lipcompile.analysis.depth.loops import loops, with_count
-from lipcompile.analysis.depth.repetition import rolled
+from lipcompile.analysis.depth.repetition import rerolled
 from lipcompile.analysis.sensitivity import analyse
 from lipcompile.core.derivation import Analysis
 from lipcompile.numbers.certified import Certified
@@ -293,7 +293,7 @@ def test_loops_that_are_found_are_called_as_nothing_else_is() -> None:
         net.end = net.builder.add(OP_BY_NAME["tanh"], NoAttributes(), [net.end], name=name)
         net.dense(4)
     graph = net.finish()
-    repeated, _ = rolled(graph)
+    repeated, _ = rerolled(graph)
     repeated.verify()
     [loop] = loops(repeated)
     assert loop.name == "block_1___"

@@ -16,7 +16,7 @@ import pytest
 from lipcompile import ModelOptions, pipeline
 from lipcompile.analysis.bounds import derive
 from lipcompile.analysis.depth.loops import Loop, loops, step_of
-from lipcompile.analysis.depth.repetition import Run, bottlenecks, rolled, runs, stretches
+from lipcompile.analysis.depth.repetition import Repetition, bottlenecks, repetitions, rerolled, segments
 from lipcompile.analysis.sensitivity import analyse
 from lipcompile.core.derivation import Analysis
 from lipcompile.core.graph import Graph, Value
@@ -59,13 +59,13 @@ def chain_of(blocks: int, name: Callable[[int], str | None] = lambda _: None) ->
 
 
 def found(graph: Graph) -> list[Loop]:
-    repeated, _ = rolled(graph)
+    repeated, _ = rerolled(graph)
     repeated.verify()
     return [loop.attributes for loop in loops(repeated)]
 
 
 def same_total(graph: Graph) -> None:
-    repeated, _ = rolled(graph)
+    repeated, _ = rerolled(graph)
     numbers = [derive(one, Certified()).total.upper for one in (repeated, graph)]
     assert numbers[0] == pytest.approx(numbers[1], rel=CLOSE)
 
@@ -73,7 +73,7 @@ def same_total(graph: Graph) -> None:
 def test_bottlenecks_are_what_no_edge_bridges() -> None:
     graph = chain_of(2)
     assert bottlenecks(graph) == ["x", "dense", "add", "add_2", "dense_4"]
-    assert [tuple(node.name for node in stretch) for stretch in stretches(graph)] == [
+    assert [tuple(node.name for node in segment) for segment in segments(graph)] == [
         ("dense",),
         ("dense_2", "relu", "add"),
         ("dense_3", "relu_2", "add_2"),
@@ -199,32 +199,32 @@ def test_loops_in_loops() -> None:
     [
         ("", []),
         ("abc", []),
-        ("aa", [Run(0, 1, 2)]),
-        ("xababab", [Run(1, 2, 3)]),
-        ("aabaab", [Run(0, 3, 2)]),
-        ("aaaa", [Run(0, 1, 4)]),
-        ("ababbb", [Run(0, 2, 2), Run(4, 1, 2)]),
-        ("aaabbaaabb", [Run(0, 5, 2)]),
+        ("aa", [Repetition(0, 1, 2)]),
+        ("xababab", [Repetition(1, 2, 3)]),
+        ("aabaab", [Repetition(0, 3, 2)]),
+        ("aaaa", [Repetition(0, 1, 4)]),
+        ("ababbb", [Repetition(0, 2, 2), Repetition(4, 1, 2)]),
+        ("aaabbaaabb", [Repetition(0, 5, 2)]),
     ],
 )
-def test_runs(keys: str, expected: Sequence[Run]) -> None:
-    assert runs([ord(key) for key in keys]) == expected
+def test_runs(keys: str, expected: Sequence[Repetition]) -> None:
+    assert repetitions([ord(key) for key in keys]) == expected
 
 
 def test_copies_begin_with_a_head_if_they_can() -> None:
-    assert runs([1, 2, 1, 2, 1], heads={2}) == [Run(1, 2, 2)]
-    assert runs([1, 2, 1, 2], heads={2}) == [Run(0, 2, 2)]
+    assert repetitions([1, 2, 1, 2, 1], heads={2}) == [Repetition(1, 2, 2)]
+    assert repetitions([1, 2, 1, 2], heads={2}) == [Repetition(0, 2, 2)]
 
 
-def every_run(keys: Sequence[int]) -> Iterator[Run]:
+def every_run(keys: Sequence[int]) -> Iterator[Repetition]:
     places = range(len(keys))
     for start, period, count in ((s, p, c) for s in places for p in places[1:] for c in range(2, len(keys) + 1)):
         stop = start + period * count
         if stop <= len(keys) and all(keys[i] == keys[i - period] for i in range(start + period, stop)):
-            yield Run(start, period, count)
+            yield Repetition(start, period, count)
 
 
-def covered(run: Run) -> set[int]:
+def covered(run: Repetition) -> set[int]:
     return set(range(run.start, run.start + run.length))
 
 
@@ -232,7 +232,7 @@ def covered(run: Run) -> set[int]:
 def test_runs_are_runs_and_leave_none_out(seed: int) -> None:
     rng = Random(seed)
     keys = [rng.randrange(rng.choice((2, 3))) for _ in range(rng.randint(2, 12))]
-    chosen, possible = runs(keys, heads={0}), list(every_run(keys))
+    chosen, possible = repetitions(keys, heads={0}), list(every_run(keys))
     taken = [place for run in chosen for place in covered(run)]
     assert len(taken) == len(set(taken))
     assert all(any((r.start, r.period, r.count) == (c.start, c.period, c.count) for r in possible) for c in chosen)
@@ -245,7 +245,7 @@ def test_runs_are_runs_and_leave_none_out(seed: int) -> None:
 
 def compared(graph: Graph) -> int:
     """Compare every bound of the rolled graph with that of the graph; return the number of loops."""
-    repeated, _ = rolled(graph)
+    repeated, _ = rerolled(graph)
     repeated.verify()
     bounds, expected = derive(repeated, Certified()), derive(graph, Certified())
     steps = [step_of(loop.attributes, Certified()) for loop in loops(repeated)]

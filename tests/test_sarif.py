@@ -15,8 +15,7 @@ import pytest
 from lipcompile.__main__ import run
 from lipcompile.codes import codes
 from lipcompile.core.diagnostics import Diagnostic, Location
-from lipcompile.reports.sarif import Checked, log
-from lipcompile.reports.sarif_rules import rules
+from lipcompile.reports.sarif import Checked, log, rules
 from tests.onnx_models import model, node, save
 
 Json = dict[str, Any]

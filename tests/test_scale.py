@@ -25,9 +25,9 @@ from rich.text import Text
 from lipcompile import pipeline
 from lipcompile.core.names import Names
 from lipcompile.frontends.options import ModelOptions
-from lipcompile.numbers import sums
+from lipcompile.numbers import simplify
 from lipcompile.numbers.certified import _round_up
-from lipcompile.numbers.extremes import extreme
+from lipcompile.numbers.simplify import extreme
 from lipcompile.numbers.symbolic import LONGEST_NUMBER
 from lipcompile.numbers.traced import Traced, reference
 from lipcompile.reports import formulas, json_report, terminal
@@ -191,7 +191,7 @@ def test_sums_with_negative_terms_are_not_multiplied_out() -> None:
     """(1 - q)² + … near q = 1 would be the small difference of large numbers."""
     q, x = (sympy.Symbol(name, positive=True) for name in "qx")
     terms = [(1 - q) ** 2 * (x + i) for i in range(20)]
-    assert sums.total(terms) == (1 - q) ** 2 * 190 + 20 * x * (1 - q) ** 2
+    assert simplify.total(terms) == (1 - q) ** 2 * 190 + 20 * x * (1 - q) ** 2
 
 
 def test_numbers_of_many_digits_get_a_name(tmp_path: Path) -> None:

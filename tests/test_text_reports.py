@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lipcompile.analysis.what_if import Change
+from lipcompile.analysis.changes import Change
 from lipcompile.core.derivation import Derivation
 from lipcompile.core.diagnostics import Diagnostic, Location
 from lipcompile.pipeline import check

@@ -21,7 +21,7 @@ from onnx import TensorProto
 from torch import nn
 
 from lipcompile import __main__, pipeline
-from lipcompile.cli.shared.verification import verified
+from lipcompile.cli.shared.verdicts import verified
 from lipcompile.core.backend import find
 from lipcompile.core.diagnostics import Diagnostic
 from lipcompile.frontends.onnx import nodes as visit
@@ -260,7 +260,7 @@ def subject(tmp_path: Path) -> Subject:
     weight = floats(3, 6, scale=5.0)
     path = save(model([node("Gemm", "x w", "y", transB=1)], ["batch", 6], {"w": weight}), tmp_path)
     derivation = pipeline.check(str(path), ModelOptions(input_norm=ONE, loss="cross_entropy"))
-    from lipcompile.core.programs import program
+    from lipcompile.core.backend import program
 
     module = program(Path("subject.py"), find().emit(derivation))
     return Subject(module.Model, weight.astype(np.float64))

@@ -13,10 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lipcompile.analysis import what_if
-from lipcompile.analysis.what_if import Change, changes
-from lipcompile.analysis.what_if.edit import Patch, applied, rebuild
-from lipcompile.analysis.what_if.shares import dominating
+from lipcompile.analysis import changes as what_if
+from lipcompile.analysis.changes import Change, changes, dominating
+from lipcompile.analysis.changes.edit import Patch, applied, rebuild
 from lipcompile.cli.shared.signals import gains, signals
 from lipcompile.core.backend import find
 from lipcompile.core.derivation import Analysis

@@ -2,8 +2,8 @@
 
 Soundness is induction over the DAG (docs/theory.md): forward from ‖x‖ <= X_0; backward by the chain rule and
 ‖Jᵀg‖ <= ‖J‖‖g‖. A tensor with several consumers receives the sum of their cotangent bounds, except that disjoint
-slices, and branches that one concatenation joins, combine as √ΣG² (`forms`). A parameter used in several places
-receives the sum of its bounds.
+slices, and branches that one concatenation joins, combine as √ΣG² (`disjoint_parts`). A parameter used in several
+places receives the sum of its bounds.
 
 The gradient of a parameter that the backward pass clips is bounded by the length that it is clipped to, whatever
 the rules say. Of a weight that nothing constrains the norm is a symbol without a value.
@@ -15,8 +15,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic
 
-from lipcompile.analysis.cotangents import WHOLE, Form, Part, bound, disjoint, limited, settled, total
-from lipcompile.analysis.spreads import Spread, disjoint_slices, slice_spread, spread_of
+from lipcompile.analysis.disjoint_parts import (
+    WHOLE,
+    BranchBound,
+    Part,
+    PartwiseBound,
+    bound,
+    branch_bound,
+    disjoint,
+    disjoint_slices,
+    limited,
+    settled,
+    slice_bound,
+    total,
+)
 from lipcompile.core.graph import Graph, Node
 from lipcompile.core.names import Names
 from lipcompile.numbers import N, Numbers
@@ -116,7 +128,7 @@ class _Forward(Generic[N]):
         self._profile = reads_profile(graph)
         self._slices = disjoint_slices(graph)
         self._letters = _identifiers(graph.parameters)
-        self._spread: dict[str, Spread[N] | None] = {}
+        self._branch: dict[str, BranchBound[N] | None] = {}
         self.extent: dict[str, Extent[N]] = {}
         self.gain: dict[str, Sequence[N]] = {}
         self.theta: dict[str, Mapping[str, N]] = {}
@@ -130,7 +142,7 @@ class _Forward(Generic[N]):
             x = [self.extent[operand] for operand in node.inputs]
             theta = self.theta[node.name] = self._theta(node)
             self.gain[node.name] = self._gains(node, x, theta)
-            self._spread[node.name] = self._spread_of(node, theta)
+            self._branch[node.name] = self._branch_bound(node, theta)
             self.extent[node.name] = self._extent(node, x, theta)
 
     def _theta(self, node: Node) -> Mapping[str, N]:
@@ -153,9 +165,9 @@ class _Forward(Generic[N]):
     def _extent(self, node: Node, x: Sequence[Extent[N]], theta: Mapping[str, N]) -> Extent[N]:
         num, op = self._num, node.op
         norm = op.norm(num, node.site, x, theta)
-        spread = self._spread[node.name]
-        if spread is not None and len(x) > 1:
-            norm = num.minimum(norm, spread.bound(num, self.extent[spread.source].norm))
+        branch = self._branch[node.name]
+        if branch is not None and len(x) > 1:
+            norm = num.minimum(norm, branch.bound(num, self.extent[branch.source].norm))
         norm = num.let(f"X_{node.name}", norm, f"bound of the output norm of {node.name}")
         if not self._profile:
             return Extent(norm, norm, norm)
@@ -164,13 +176,13 @@ class _Forward(Generic[N]):
         entry = row if op.entry is None else num.minimum(row, op.entry(num, node.site, x, theta))
         return Extent(norm, row, num.let(f"M_{node.name}", entry, f"bound of the largest entry of {node.name}"))
 
-    def _spread_of(self, node: Node, theta: Mapping[str, N]) -> Spread[N] | None:
+    def _branch_bound(self, node: Node, theta: Mapping[str, N]) -> BranchBound[N] | None:
         if node.op.lipschitz is None:
             return None
         if node.name in self._slices:
-            return slice_spread(self._num, node)
-        operands = [self._spread.get(operand) for operand in node.inputs]
-        return spread_of(self._num, node, operands, self.gain[node.name], theta)
+            return slice_bound(self._num, node)
+        operands = [self._branch.get(operand) for operand in node.inputs]
+        return branch_bound(self._num, node, operands, self.gain[node.name], theta)
 
 
 def _loss_lipschitz(graph: Graph, num: Numbers[N], logits: Extent[N]) -> N:
@@ -188,25 +200,25 @@ class _Backward(Generic[N]):
     ) -> None:
         self._graph, self._num, self._gain, self._clips = graph, num, gain, through_clips
         self._slices = disjoint_slices(graph)
-        self._received: dict[str, list[tuple[Form[N], Node | None]]] = {graph.output: []}
-        self.form: dict[str, Form[N]] = {}
+        self._received: dict[str, list[tuple[PartwiseBound[N], Node | None]]] = {graph.output: []}
+        self.form: dict[str, PartwiseBound[N]] = {}
         self.bound: dict[str, N] = {}
 
     def run(self, seed: N, letter: str, meaning: str) -> None:
         """Find the form and the bound of each value, from `seed` at the output."""
-        self._received[self._graph.output].append((Form({WHOLE: seed}), None))
+        self._received[self._graph.output].append((PartwiseBound({WHOLE: seed}), None))
         for node in reversed(self._graph.nodes):
             self._name(node.name, letter, meaning)
             for operand, handed in zip(node.inputs, self._hand_on(node), strict=True):
                 self._received.setdefault(operand, []).append((handed, node))
         self._name(self._graph.input.name, letter, meaning)
 
-    def _hand_on(self, node: Node) -> Sequence[Form[N]]:
+    def _hand_on(self, node: Node) -> Sequence[PartwiseBound[N]]:
         form, cotangent = self.form[node.name], self.bound[node.name]
         rule = node.op.cotangent if self._clips else scaled_by_lipschitz
         gains = self._gain[node.name]
         if rule is not scaled_by_lipschitz:
-            return [Form({WHOLE: handed}) for handed in rule(self._num, node.site, cotangent, gains)]
+            return [PartwiseBound({WHOLE: handed}) for handed in rule(self._num, node.site, cotangent, gains)]
         forms = [form.scaled(gain) for gain in gains]
         if not node.op.parts or len(forms) == 1:
             return forms
@@ -224,9 +236,9 @@ class _Backward(Generic[N]):
                 path: self._num.let(f"{letter}{index}_{value}", term, f"part {index} of the {meaning} {value}")
                 for index, (path, term) in enumerate(form.terms.items())
             }
-        self.form[value], self.bound[value] = Form(terms), largest
+        self.form[value], self.bound[value] = PartwiseBound(terms), largest
 
-    def _combined(self, received: Sequence[tuple[Form[N], Node | None]]) -> Form[N]:
+    def _combined(self, received: Sequence[tuple[PartwiseBound[N], Node | None]]) -> PartwiseBound[N]:
         """Add up what the consumers hand back; slices of one tensor that overlap nowhere combine as √ΣG²."""
         slices = [form for form, node in received if node is not None and node.name in self._slices]
         others = [form for form, node in received if node is None or node.name not in self._slices]

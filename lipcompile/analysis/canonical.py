@@ -25,14 +25,11 @@ def canonical(graph: Graph) -> tuple[Graph, tuple[Diagnostic, ...]]:
     if last is None or loss is None:
         return graph, ()
     nodes = tuple(node for node in graph.nodes if node is not last)
-    note = Diagnostic(
+    note = last.diagnostic(
         "LIP215",
         f"`{last.name}` is part of the loss, {loss.loss.name} of logits: the module returns the logits",
         "apply log_softmax to them where log-probabilities are wanted",
         Severity.NOTE,
-        node=last.name,
-        op=last.op.name,
-        location=last.location,
     )
     return replace(graph, nodes=nodes, output=last.inputs[0], loss=loss), (note,)
 

@@ -14,9 +14,10 @@ from typing import Literal
 
 from lipcompile.analysis.bounds import derive
 from lipcompile.analysis.depth.loops import loops
-from lipcompile.analysis.depth.repetition import stretches
+from lipcompile.analysis.depth.repetition import segments
 from lipcompile.analysis.open_numbers import open_numbers
 from lipcompile.analysis.requirements import examine, proves
+from lipcompile.analysis.usefulness import unit_of
 from lipcompile.core.diagnostics import Diagnostic, Severity
 from lipcompile.core.graph import LENGTH, REGULARISER, ClipGroup, Graph
 from lipcompile.core.names import Names
@@ -100,8 +101,8 @@ def _groups(graph: Graph, names: Sequence[str], groups: Groups) -> Iterator[tupl
         yield "others" if graph.clips else "all", tuple(names)
         return
     left = dict.fromkeys(names)
-    for stretch in stretches(graph) if groups == "blocks" else ((node,) for node in graph.nodes):
-        own = {name: node.name for node in stretch for name in node.parameters.values() if name in left}
+    for segment in segments(graph) if groups == "blocks" else ((node,) for node in graph.nodes):
+        own = {name: node.name for node in segment for name in node.parameters.values() if name in left}
         for name in own:
             del left[name]
         if own:
@@ -125,9 +126,7 @@ def _against_theorems(graph: Graph) -> str | None:
     if graph.loss is None:
         return None
     bounds = derive(graph, Certified())
-    norm = graph.input.norm
-    unit = bounds.loss_lipschitz.upper * max(1.0, float(norm) if isinstance(norm, Fraction) else 1.0)
-    total = bounds.total.upper
+    unit, total = unit_of(graph, bounds), bounds.total.upper
     if not math.isfinite(total) or not math.isfinite(unit):
         return "no theorem gives a finite bound"
     if total > LARGEST_THEOREM * unit:

@@ -13,7 +13,7 @@ from lipcompile.ops.normalisation.rules import squared_slope
 
 
 @dataclass(frozen=True, slots=True)
-class Stretch:
+class ScaledNorm:
     """A norm or a projection on a ball, and the multiplication that alone reads it, None if there is none.
 
     factor: of the multiplication, 1 without. square: of the Lipschitz constant of the two together.
@@ -30,7 +30,7 @@ class Stretch:
         return self.node.op.name == "clip_norm"
 
 
-def stretches(graph: Graph) -> Iterator[Stretch]:
+def scaled_norms(graph: Graph) -> Iterator[ScaledNorm]:
     """Yield the norms of a graph that divide by a known number at least, and its projections on balls.
 
     x/max(r, ‖x‖) is a projection on a ball of radius r, which stretches nothing, times 1/r.
@@ -41,7 +41,7 @@ def stretches(graph: Graph) -> Iterator[Stretch]:
         if own is not None:
             after = behind.get(node.name)
             factor = Fraction(1) if after is None else abs(after.attributes.weights[0])
-            yield Stretch(node, after, factor, own * factor**2)
+            yield ScaledNorm(node, after, factor, own * factor**2)
 
 
 def _multiplications(graph: Graph) -> dict[str, Node]:

@@ -7,7 +7,7 @@ from decimal import Decimal
 from fractions import Fraction
 
 from lipcompile.analysis.depth.loops import loops
-from lipcompile.analysis.norm_slopes import stretches
+from lipcompile.analysis.norm_slopes import scaled_norms
 from lipcompile.core.derivation import NOT_REACHED, Requirement, Requirements
 from lipcompile.core.diagnostics import Diagnostic, Severity
 from lipcompile.core.graph import Graph, Node
@@ -23,7 +23,7 @@ _MOST_SHOWN = 8
 _OF_LOGITS = ("cross_entropy", "token_cross_entropy", "bce")
 _SQUARES = ("squared_error", "mean_squared_error")
 # A norm that stretches by more is warned of.
-_STEEP = 10
+_LARGE_SLOPE = 10
 _OF_DEVIATIONS = "give it a floor of the size of usual deviations: floor=0.5 multiplies by 2"
 _OF_LENGTHS = "divide by a floor at least, of the size of usual lengths: F.normalize(x, eps=0.5) multiplies by 2"
 
@@ -39,9 +39,9 @@ def examine(graph: Graph) -> Iterator[Diagnostic]:
 def _layers(graph: Graph, entering: frozenset[str]) -> Iterator[Diagnostic]:
     """Yield what is wrong with layers, those in loops as well; trained parameters reach what is `entering`."""
     trained = trained_values(graph, entering)
-    yield from _shared(graph)
+    yield from _maps_of_shared_weights(graph)
     yield from _jumps(graph, trained)
-    yield from _steep_norms(graph, trained)
+    yield from _norms_of_large_slope(graph, trained)
     for node in loops(graph):
         body = node.attributes.body
         # What a copy trains stands before the next copy.
@@ -74,14 +74,11 @@ def _loss(graph: Graph) -> Iterator[Diagnostic]:
             Severity.NOTE,
         )
     elif (last := probabilities(graph)) is not None:
-        yield Diagnostic(
+        yield last.diagnostic(
             "LIP214",
             f"`{last.name}` makes probabilities, but {graph.loss.loss.name} takes logits, and makes its own",
             f"leave the last {last.op.name} out: `lipcompile fix` does",
             Severity.WARNING,
-            node=last.name,
-            op=last.op.name,
-            location=last.location,
         )
     elif graph.loss.loss.name in _SQUARES and graph.loss.attributes.target_norm is None and proves(graph):
         yield Diagnostic(
@@ -122,20 +119,17 @@ def _parameters(graph: Graph) -> Iterator[Diagnostic]:
         )
 
 
-def _shared(graph: Graph) -> Iterator[Diagnostic]:
+def _maps_of_shared_weights(graph: Graph) -> Iterator[Diagnostic]:
     """A constraint is certified for one linear map: a weight that two different maps use would escape it."""
     first: dict[str, Node] = {}
     for node in graph.nodes:
         for name in node.parameters.values():
             other = first.setdefault(name, node)
             if (other.op, other.site) != (node.op, node.site):
-                yield Diagnostic(
+                yield node.diagnostic(
                     "LIP308",
                     f"`{name}` is shared by `{other.name}` and `{node.name}`, which are different maps",
                     "share weights between layers of equal attributes and input shapes only",
-                    node=node.name,
-                    op=node.op.name,
-                    location=node.location,
                 )
 
 
@@ -143,30 +137,24 @@ def _jumps(graph: Graph, trained: frozenset[str]) -> Iterator[Diagnostic]:
     """R3: no trainable parameter stands upstream of an op that is not Lipschitz."""
     for node in graph.nodes:
         if node.op.lipschitz is None and any(operand in trained for operand in node.inputs):
-            yield Diagnostic(
+            yield node.diagnostic(
                 "LIP111",
                 f"`{node.op.name}` is not Lipschitz, and gradients would have to cross it",
                 "freeze every layer before it, or replace it",
-                node=node.name,
-                op=node.op.name,
-                location=node.location,
             )
 
 
-def _steep_norms(graph: Graph, trained: frozenset[str]) -> Iterator[Diagnostic]:
+def _norms_of_large_slope(graph: Graph, trained: frozenset[str]) -> Iterator[Diagnostic]:
     """A norm that divides by almost nothing makes the bounds of all trained parameters before it vacuous."""
-    for found in stretches(graph):
+    for found in scaled_norms(graph):
         node = found.node
-        if found.square > _STEEP**2 and node.inputs[0] in trained:
-            yield Diagnostic(
+        if found.square > _LARGE_SLOPE**2 and node.inputs[0] in trained:
+            yield node.diagnostic(
                 "LIP112",
                 f"vacuous: `{node.name}` multiplies the bounds of all that is trained before it by "
                 f"{_root(found.square):.4g}",
                 _OF_LENGTHS if found.is_direction else _OF_DEVIATIONS,
                 Severity.WARNING,
-                node=node.name,
-                op=node.op.name,
-                location=node.location,
             )
 
 

@@ -9,11 +9,11 @@ import sympy
 
 from lipcompile.analysis.bounds import Bounds, derive
 from lipcompile.analysis.depth.regimes import growth
-from lipcompile.core.derivation import Analysis, Bound, LayerBounds, finite
+from lipcompile.core.derivation import Analysis, Bound, LayerBounds, finite, largest
 from lipcompile.core.graph import Graph
 from lipcompile.numbers.certified import Certified, Interval
-from lipcompile.numbers.extremes import extreme
 from lipcompile.numbers.known import Definition
+from lipcompile.numbers.simplify import extreme
 from lipcompile.numbers.symbolic import Formula, Symbolic
 
 
@@ -61,10 +61,7 @@ def _with_number(definition: Definition, named: Mapping[str, Interval]) -> Defin
 def _largest(bounds: list[Bound]) -> Bound:
     if all(bound.expression == bounds[0].expression for bound in bounds):
         return bounds[0]
-    values = [bound.value for bound in bounds]
-    known = [value for value in values if value is not None]
-    largest = max(known) if len(known) == len(values) else None
-    return Bound(extreme(sympy.Max, (bound.expression for bound in bounds)), largest)
+    return Bound(extreme(sympy.Max, (bound.expression for bound in bounds)), largest(bounds))
 
 
 def _used_definitions(definitions: tuple[Definition, ...], formulas: Bounds[Formula]) -> tuple[Definition, ...]:

@@ -13,8 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from lipcompile.certificates import SCHEMA, hash_of
-from lipcompile.certificates.write_graph import graph_document
+from lipcompile.certificates import SCHEMA, graph_document, hash_of
 from lipcompile.core import limits
 from lipcompile.core.diagnostics import InputError, input_error
 from lipcompile.core.graph import ClipGroup, Graph, GraphBuilder, LossUse, ParameterChoice, Value

@@ -2,35 +2,26 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from lipcompile_privacy.errors import BudgetError, PrivacyError
 
-from lipcompile.cli.shared.arguments import model_options
-from lipcompile.cli.shared.output import complain, print_json, serious
-from lipcompile.core.diagnostics import input_error
+from lipcompile.cli.shared.arguments import format_option, model_options
+from lipcompile.cli.shared.inputs import admissible
+from lipcompile.cli.shared.output import complain, print_found, serious
+from lipcompile.core.backend import Backend, find, instantiate
+from lipcompile.core.diagnostics import Diagnostic, input_error
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from lipcompile.core.backend import Backend
     from lipcompile.core.derivation import Derivation
-    from lipcompile.core.graph import Graph
     from lipcompile.frontends.options import ModelOptions
 
 SCHEMA = "lipcompile.audit/1"
-
-# What the records of the losses call their targets, in the words of the backend.
-_TARGETS = {
-    "a class index": "class",
-    "a class index a token": "class",
-    "-1 or 1": "sign",
-    "a number from 0 to 1": "probability",
-    "a vector": "vector",
-}
 
 
 # Of --privacy alone: names as the backend's configuration has them, and what is taken if they are not given.
@@ -66,7 +57,7 @@ PRIVACY = {
 @click.option("--neighbours", type=click.Choice(["add_remove", "replace_one"]), help="What one person changes.")
 @click.option("--confidence", type=float, help="Of the lower bound of ε; 0.95 by default.")
 @click.option("--seed", type=int, help="Of everything random: 0 by default; with --privacy, fresh every time.")
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="What to print.")
+@format_option()
 def audit(
     model: str,
     options: ModelOptions,
@@ -94,7 +85,6 @@ def audit(
       lipcompile audit model.lip --privacy --canaries 200 --seed 0
     """
     from lipcompile import pipeline
-    from lipcompile.core.backend import find
 
     _check_options(privacy, {"restarts": restarts, **given})
     derivation = pipeline.check(model, options)
@@ -106,12 +96,7 @@ def audit(
         return _privacy(model, derivation, find(), {**chosen, "steps": steps or 2, "seed": seed}, form)
     effort = {"restarts": restarts or 4, "steps": steps or 60, "seed": seed or 0}
     found = _attacked(derivation, find(), effort)
-    if form == "json":
-        print_json(_report(model, found, effort["seed"]))
-    else:
-        from lipcompile.reports.console import show
-
-        show(sys.stdout, *_text(found))
+    print_found(form, _report(model, found, effort["seed"]), _text(found))
     return 0 if found.sound else 1
 
 
@@ -125,8 +110,6 @@ def _check_options(privacy: bool, given: Mapping[str, Any]) -> None:
 
 
 def _privacy(model: str, derivation: Derivation, backend: Backend, settings: Mapping[str, Any], form: str) -> int:
-    from lipcompile.cli.privacy_audit import audited, print_audit
-    from lipcompile.core.programs import instantiate
 
     text = backend.emit(derivation)
     assert derivation.analysis is not None
@@ -141,7 +124,6 @@ def _privacy(model: str, derivation: Derivation, backend: Backend, settings: Map
 def _attacked(derivation: Derivation, backend: Backend, effort: Mapping[str, int]) -> Any:
     """Emit the module, run it in float64 and let the backend attack it. Raises InputError if a number is open."""
     from lipcompile.cli.shared.progress import AuditWatch
-    from lipcompile.core.programs import instantiate
 
     text = backend.emit(derivation)
     assert derivation.analysis is not None
@@ -151,21 +133,6 @@ def _attacked(derivation: Derivation, backend: Backend, effort: Mapping[str, int
         return attack.audit(
             module, admissible(attack, derivation.analysis.graph), attack.AuditConfig(**effort), watch
         )
-
-
-def admissible(attack: Any, graph: Graph) -> Any:
-    """Say what the adversary may choose as target and as tokens."""
-    import math
-
-    from lipcompile.cli.shared.data import tokens_of
-
-    assert graph.loss is not None
-    norm = getattr(graph.loss.attributes, "target_norm", None)
-    return attack.Admissible(
-        target=_TARGETS[graph.loss.loss.target],
-        target_norm=math.inf if norm is None else float(norm),
-        vocabulary=tokens_of(graph),
-    )
 
 
 def _report(model: str, found: Any, seed: int) -> dict[str, Any]:
@@ -221,3 +188,100 @@ def _tightness(found: Any) -> Iterator[str]:
         f"The bound of {printable(name)} is attained to {trained[name].ratio:.0%}, the least; that of the whole "
         f"gradient to {found.total.ratio:.0%}. A bound that cannot be attained means more noise than needed."
     )
+
+
+PRIVACY_SCHEMA = "lipcompile.privacy-audit/1"
+
+_NEAR = 0.5  # a separation below which an audit would miss a noise of half the size
+
+REPORT = "noise made so protects less than it promises: please report it, with the command"
+
+
+def audited(attack: Any, module: Any, admissible: Any, settings: Mapping[str, Any]) -> Any:
+    """Play the game on an emitted module; returns what the backend found, or None if a step was refused.
+
+    Raises InputError (LIP401, LIP404).
+    """
+    from lipcompile.cli.shared.progress import CountWatch
+
+    try:
+        config = attack.PrivacyAuditConfig(**settings)
+        with CountWatch("auditing") as watch:
+            return attack.audit_privacy(module, admissible, config, watch)
+    except BudgetError as error:
+        raise input_error("LIP401", str(error)) from None
+    except ValueError as error:
+        raise input_error("LIP404", str(error)) from None
+    except PrivacyError as error:
+        complain([Diagnostic("LIP406", f"the engine refused a step of the audit: {error}", REPORT)])
+        return None
+
+
+def print_audit(model: str, found: Any, settings: Mapping[str, Any], form: str) -> None:
+    """Write what was found to stdout, and to stderr that a claim is refuted."""
+    print_found(form, _privacy_report(model, found, settings), _privacy_text(found, settings))
+    if not found.sound:
+        complain([refutation(found.claimed, _bound(found), found.delta, found.confidence)])
+
+
+def refutation(claimed: float, bound: float, delta: float, confidence: float) -> Diagnostic:
+    """Return what is said of a lower bound above the claim."""
+    message = (
+        f"epsilon is at least {bound:.4g} at delta = {delta:g}, with {_percent(confidence)} confidence, "
+        f"where {claimed:.4g} is claimed"
+    )
+    return Diagnostic(
+        "LIP406", message, f"repeat it with --confidence 0.999 and more canaries; if it stays so, {REPORT}"
+    )
+
+
+def _bound(found: Any) -> float:
+    return float(max(found.lower, found.lower_of_any))
+
+
+def _privacy_report(model: str, found: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
+    game = found.game
+    return {
+        "schema": PRIVACY_SCHEMA,
+        "model": model,
+        "seed": settings["seed"],
+        "ok": found.sound,
+        "claimed": {"epsilon": found.claimed, "delta": found.delta, "neighbours": settings["neighbours"]},
+        "mechanism": {
+            "noise_multiplier": found.noise_multiplier,
+            "sampling_rate": found.sampling_rate,
+            "steps": settings["steps"],
+        },
+        "lower_bound": {"epsilon": found.lower, "of_any_mechanism": found.lower_of_any},
+        "confidence": found.confidence,
+        "share": found.share,
+        "p_value": found.p_value,
+        "game": {"canaries": game.canaries, "runs": game.runs, "guesses": game.guessed, "right": game.right},
+        "separation": found.separation,
+    }
+
+
+def _privacy_text(found: Any, settings: Mapping[str, Any]) -> Iterator[RenderableType]:
+    from lipcompile.reports.console import BAD, GOOD, styled, table
+    from lipcompile.reports.formulas import round_up
+
+    game, sure = found.game, f"with {_percent(found.confidence)} confidence"
+    rows = table("", "epsilon", "", right=("epsilon",))
+    rows.add_row("claimed", round_up(found.claimed, 4), f"at delta = {found.delta:g}, {settings['neighbours']}")
+    share = f"{found.lower / found.claimed:.0%} of the claim, {sure}" if found.claimed else sure
+    rows.add_row("at least", f"{found.lower:.4g}", share)
+    rows.add_row("at least", f"{found.lower_of_any:.4g}", f"{sure}, of any mechanism, Gaussian or not")
+    yield rows
+    yield styled("")
+    yield styled(
+        f"{game.right} of {game.guessed} guesses were right, about {game.canaries} canaries in {game.runs} runs. "
+        f"If the claim holds, so many have a probability of at most {found.p_value:.2g}."
+    )
+    yield styled(f"The canaries' gradients are {found.separation:.0%} as far apart as the bounds allow.")
+    if found.separation < _NEAR:
+        yield styled("This audit shows little: bounds or clips that no gradient reaches mean needless noise.")
+    yield styled(("the claim was not refuted", GOOD) if found.sound else ("the claim is refuted", BAD))
+
+
+def _percent(confidence: float) -> str:
+    return f"{100 * confidence:.10g} %"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from lipcompile_privacy.accounting import COMPARISONS, Accountant
 
-from lipcompile.cli.shared.arguments import model_options
-from lipcompile.cli.shared.output import complain, print_json
+from lipcompile.cli.shared.arguments import format_option, model_options
+from lipcompile.cli.shared.output import complain, print_found
 from lipcompile.cli.shared.privacy import (
     ACCOUNTANTS,
     Answer,
@@ -26,6 +25,8 @@ from lipcompile.cli.shared.privacy import (
 )
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from lipcompile.frontends.options import Loaded, ModelOptions
 
 SCHEMA = "lipcompile.budget/1"
@@ -52,7 +53,7 @@ class Found:
 @click.option(
     "--against", type=click.Choice(["steps", "noise"]), default="steps", help="What the plot has across; steps."
 )
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="What to print.")
+@format_option()
 def budget(
     model: str | None,
     options: ModelOptions,
@@ -85,13 +86,10 @@ def budget(
     found = _found(given, planned(loaded))
     refuse_if_none(found.accountants)
     if plot is not None:
-        from lipcompile.cli.shared.budget_plot import draw
+        from lipcompile.cli.shared.curves import draw
 
         draw(found.question, found.accountants, against, plot)
-    if form == "json":
-        print_json(_report(found, sensitivity))
-    else:
-        _print(found, sensitivity)
+    print_found(form, _report(found, sensitivity), _text(found, sensitivity))
     return 0
 
 
@@ -145,17 +143,16 @@ def _report(found: Found, sensitivity: float | None) -> dict[str, Any]:
     }
 
 
-def _print(found: Found, sensitivity: float | None) -> None:
-    from lipcompile.reports.console import show, styled
+def _text(found: Found, sensitivity: float | None) -> Iterator[RenderableType]:
+    from lipcompile.reports.console import styled
 
-    tail = f"{found.unknown.replace('_', ' ')} is computed"
-    tail += ", rounded up" if found.unknown in ("epsilon", "noise_multiplier") else ""
-    parts: list[Any] = [styled(_head(found.question)), styled("")]
-    parts += [_table("accountant", found.accountants, found.unknown, sensitivity), styled("")]
+    yield from (styled(_head(found.question)), styled(""))
+    yield from (_table("accountant", found.accountants, found.unknown, sensitivity), styled(""))
     if found.comparisons:
-        parts += [styled("for comparison, every charge a plain Gaussian (`advanced` amplifies by sampling):")]
-        parts += [_table("analysis", found.comparisons, found.unknown, sensitivity), styled("")]
-    show(sys.stdout, *parts, styled(tail))
+        yield styled("for comparison, every charge a plain Gaussian (`advanced` amplifies by sampling):")
+        yield from (_table("analysis", found.comparisons, found.unknown, sensitivity), styled(""))
+    rounding = ", rounded up" if found.unknown in ("epsilon", "noise_multiplier") else ""
+    yield styled(f"{found.unknown.replace('_', ' ')} is computed{rounding}")
 
 
 def _head(asked: Question) -> str:

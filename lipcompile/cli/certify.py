@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lipcompile.cli.shared.arguments import module_argument, weights_option
-from lipcompile.cli.shared.output import complain, print_json
+from lipcompile.cli.shared.arguments import format_option, module_argument, weights_option
+from lipcompile.cli.shared.output import complain, print_found
+from lipcompile.core.backend import Backend, find
 from lipcompile.core.diagnostics import Diagnostic, Severity, input_error
 from lipcompile.numbers.rounding import above
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from lipcompile.core.backend import Backend
 
 SCHEMA = "lipcompile.certify/1"
 RADII = ("1/255", "2/255", "4/255", "8/255", "16/255")
@@ -28,7 +28,7 @@ REPORT = "gradient bounds rest on the same rules: please report it, with the mod
 
 
 @dataclass(frozen=True, slots=True)
-class _Subject:
+class _Trained:
     """What is certified: a module with its weights, and the files that they and the data came from."""
 
     module: Any
@@ -76,7 +76,7 @@ class _Radii:
 @click.option("--steps", type=click.IntRange(1), help="Of an attack's descents; 10 by default.")
 @click.option("--restarts", type=click.IntRange(1), help="Descents of an attack from each example; 2 by default.")
 @click.option("--seed", type=int, help="Of the starts of an attack; 0 by default.")
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="What to print.")
+@format_option()
 def certify(
     module: Path,
     data: Path,
@@ -102,19 +102,13 @@ def certify(
       lipcompile certify run --data data.npz
       lipcompile certify run/model.py --weights run/checkpoint.pt --data data.npz --radius 0.1 --format json
     """
-    from lipcompile.core.backend import find
 
     config = _effort(attack, effort)
     asked = _asked(radii or RADII, input_scale)
     backend = find()
-    subject = _subject(module, weights, data, backend)
+    subject = _trained_model(module, weights, data, backend)
     found = _certified(subject, asked, config, backend)
-    if form == "json":
-        print_json(_report(subject, asked, found, config))
-    else:
-        from lipcompile.reports.console import show
-
-        show(sys.stdout, *_text(subject, asked, found, config))
+    print_found(form, _report(subject, asked, found, config), _text(subject, asked, found, config))
     if not found.sound:
         complain([refutation(found.broken)])
     return 0 if found.sound else 1
@@ -159,20 +153,20 @@ def _above(exact: Fraction) -> float:
     return above(exact)
 
 
-def _subject(path: Path, weights: Path | None, data: Path, backend: Backend) -> _Subject:
+def _trained_model(path: Path, weights: Path | None, data: Path, backend: Backend) -> _Trained:
     """Run the module and load its weights; raises InputError (LIP510, LIP513)."""
-    from lipcompile.cli.shared.modules import CHECKPOINT, trained
+    from lipcompile.cli.shared.inputs import CHECKPOINT, trained
 
     found = trained(path, weights, backend)
     if found.weights is None and (beside := found.source.parent / CHECKPOINT).is_file():
         message = f"the weights are those that the module starts with, not those of `{beside}`"
         complain([Diagnostic("LIP513", message, f"use --weights {beside}", Severity.WARNING)])
-    return _Subject(found.module, found.source, found.weights, data)
+    return _Trained(found.module, found.source, found.weights, data)
 
 
-def _certified(subject: _Subject, asked: _Radii, config: dict[str, int] | None, backend: Backend) -> Any:
+def _certified(subject: _Trained, asked: _Radii, config: dict[str, int] | None, backend: Backend) -> Any:
     """Return what the backend finds; raises InputError (LIP402, LIP403, LIP511)."""
-    from lipcompile.cli.shared.data import reading
+    from lipcompile.cli.shared.inputs import reading
     from lipcompile.cli.shared.progress import CountWatch
 
     certifier = backend.robustness
@@ -186,7 +180,7 @@ def _certified(subject: _Subject, asked: _Radii, config: dict[str, int] | None, 
         raise input_error("LIP511", str(error)) from None
 
 
-def _report(subject: _Subject, asked: _Radii, found: Any, config: dict[str, int] | None) -> dict[str, Any]:
+def _report(subject: _Trained, asked: _Radii, found: Any, config: dict[str, int] | None) -> dict[str, Any]:
     from lipcompile.core.derivation import finite
 
     return {
@@ -231,7 +225,7 @@ def _constants(found: Any, module: Any) -> dict[str, Any]:
     }
 
 
-def _text(subject: _Subject, asked: _Radii, found: Any, config: dict[str, int] | None) -> Iterator[RenderableType]:
+def _text(subject: _Trained, asked: _Radii, found: Any, config: dict[str, int] | None) -> Iterator[RenderableType]:
     from lipcompile.reports.console import BAD, GOOD, printable, styled
 
     yield styled(

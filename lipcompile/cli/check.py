@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lipcompile.cli.shared.arguments import Command, model_options, public_option, vacuous_option, verify_option
-from lipcompile.cli.shared.output import complain, print_json, refuse_source, source_text
+from lipcompile.cli.shared.output import complain, print_json, refuse_source, source_text, write_text
+from lipcompile.core.backend import find
 from lipcompile.core.diagnostics import InputError, input_error
 
 if TYPE_CHECKING:
@@ -137,15 +138,14 @@ def _uncollected() -> Iterator[None]:
 def _derived(model: str, wishes: Wishes) -> Derivation:
     """Check one model; raises InputError, also for a file that the system does not let us read."""
     from lipcompile import pipeline
-    from lipcompile.cli.shared.verdicts import judged, measured
-    from lipcompile.core.backend import find
+    from lipcompile.cli.shared.verdicts import judged, measured, verified
 
     certificate = wishes.certificate
     try:
         loaded = pipeline.load(model, wishes.options)
         derivation = pipeline.derive(loaded, wishes.options)
         if wishes.verify:
-            derivation = _verified(loaded, derivation)
+            derivation = verified(loaded, derivation, find())
         derivation = judged(derivation, allow_vacuous=wishes.allow_vacuous)
         if wishes.signal or derivation.source.format == "torch":  # which has loaded the framework
             allowed = wishes.allow_vacuous
@@ -157,19 +157,13 @@ def _derived(model: str, wishes: Wishes) -> Derivation:
     return derivation
 
 
-def _verified(loaded: Loaded, derivation: Derivation) -> Derivation:
-    """Check what a model was imported from."""
-    from lipcompile.cli.shared.verification import verified
-    from lipcompile.core.backend import find
-
-    return verified(loaded, derivation, find())
-
-
 def _certify(path: Path, derivation: Derivation, loaded: Loaded) -> None:
-    from lipcompile.cli.shared.certificates import write_certificate
+    """Write the certificate of an accepted model; raises InputError if it leaves a number open."""
+    from lipcompile.certificates import certificate, encode
+    from lipcompile.cli.shared.settings import planned_training
 
     refuse_source(loaded.source.path, path)
-    write_certificate(path, derivation, loaded)
+    write_text(path, encode(certificate(derivation, planned_training(loaded))).decode())
 
 
 def _code(derivation: Derivation) -> int:
@@ -211,7 +205,6 @@ def _text(models: tuple[str, ...], derived: Derived, wishes: Wishes, *, verbose:
 
 def _show_signals(derivation: Derivation, public: Path | None) -> None:
     from lipcompile.cli.shared.signals import shown, signals
-    from lipcompile.core.backend import find
     from lipcompile.reports.console import show
 
     found = signals(derivation, find(), public=public)

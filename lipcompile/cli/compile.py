@@ -10,6 +10,7 @@ import click
 
 from lipcompile.cli.shared.arguments import model_options, output_option, vacuous_option, verify_option
 from lipcompile.cli.shared.output import complain, refuse_source, serious, write_text
+from lipcompile.core.backend import find
 
 if TYPE_CHECKING:
     from lipcompile.core.derivation import Derivation
@@ -46,10 +47,8 @@ def compile_(
       lipcompile compile model.lip -o model.py
     """
     from lipcompile import pipeline
-    from lipcompile.cli.shared.certificates import planned_training
-    from lipcompile.cli.shared.settings import noise_strategy, planned
+    from lipcompile.cli.shared.settings import noise_strategy, planned, planned_training
     from lipcompile.cli.shared.verdicts import judged, measured
-    from lipcompile.core.backend import find
 
     emitter = find(backend)
     refuse_source(model, output)
@@ -71,8 +70,7 @@ def compile_(
 
 def _agrees(loaded: Loaded, derivation: Derivation, text: str | None) -> bool:
     """Compare an import, as a module of torch, with its original, and say what came out."""
-    from lipcompile.cli.shared.verification import verified
-    from lipcompile.core.backend import find
+    from lipcompile.cli.shared.verdicts import verified
 
     found = verified(loaded, derivation, find(), text)
     new = found.diagnostics[len(derivation.diagnostics) :]

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import click
 
+from lipcompile.core.backend import find
+
 FOLDER = "lipcompile-demo"
 
 
@@ -32,12 +34,10 @@ def demo(output: Path | None) -> int:
 
 def _demo(model: Path, data: Path, output: Path) -> int:
     from lipcompile import pipeline
-    from lipcompile.cli.shared.modules import MODULE
+    from lipcompile.cli.shared.inputs import MODULE
     from lipcompile.cli.shared.output import source_text
-    from lipcompile.cli.shared.settings import merged, planned
-    from lipcompile.cli.shared.training import Run, execute, print_result
-    from lipcompile.cli.train import DEFAULTS
-    from lipcompile.core.backend import find
+    from lipcompile.cli.shared.settings import DEFAULTS, merged, planned
+    from lipcompile.cli.shared.training import TrainingRun, execute, print_result
     from lipcompile.frontends.options import ModelOptions
     from lipcompile.reports.console import show
     from lipcompile.reports.terminal import report
@@ -49,7 +49,7 @@ def _demo(model: Path, data: Path, output: Path) -> int:
     show(sys.stdout, *report(derivation, source_text))
     plan = planned(loaded)
     names = dict.fromkeys({*DEFAULTS, *plan} - {"dataset", "sampling"})
-    run = Run(derivation, data, merged(names, plan, DEFAULTS), output)
+    run = TrainingRun(derivation, data, merged(names, plan, DEFAULTS), output)
     _stage(2, f"compile: lipcompile compile {model} -o {output / MODULE}")
     _stage(3, f"train: lipcompile train {model} --data {data} --output {output}")
     result = execute(run, find())

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import platform
-import sys
 from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from lipcompile.cli.shared.output import print_json
+from lipcompile.cli.shared.arguments import format_option
+from lipcompile.cli.shared.output import print_found
+from lipcompile.core.backend import find
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 SCHEMA = "lipcompile.env/1"
 
@@ -27,7 +31,7 @@ _PACKAGES = (
 
 
 @click.command(short_help="Say what a bug report should say of this machine.")
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="What to print.")
+@format_option()
 def env(form: str) -> int:
     """Say what this machine runs: versions, native code, generators of noise, threads and devices.
 
@@ -45,10 +49,7 @@ def env(form: str) -> int:
         "machine": platform.machine(),
         "runtime": _runtime(),
     }
-    if form == "json":
-        print_json(found)
-    else:
-        _print(found)
+    print_found(form, found, _text(found))
     return 0
 
 
@@ -71,21 +72,19 @@ def _version(package: str) -> str | None:
 def _runtime() -> dict[str, Any]:
     """Return what the backend says; if it cannot be imported, the error."""
     try:
-        from lipcompile.core.backend import find
-
         found: dict[str, Any] = find().environment.describe()
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"}
     return found
 
 
-def _print(found: Mapping[str, Any]) -> None:
-    from lipcompile.reports.console import show, table
+def _text(found: Mapping[str, Any]) -> Iterator[RenderableType]:
+    from lipcompile.reports.console import table
 
     rows = table("", "")
     for name, value in _flattened(found):
         rows.add_row(name, value)
-    show(sys.stdout, rows)
+    yield rows
 
 
 def _flattened(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -9,13 +9,14 @@ import click
 
 from lipcompile.cli.shared.arguments import module_argument, output_option, weights_option
 from lipcompile.cli.shared.output import complain
+from lipcompile.core.backend import find
 from lipcompile.core.diagnostics import Diagnostic, input_error
 
 if TYPE_CHECKING:
     from lipcompile_privacy.accounting import Accountant
     from lipcompile_privacy.ledger import LedgerRecord
 
-    from lipcompile.cli.shared.modules import Trained
+    from lipcompile.cli.shared.inputs import Trained
     from lipcompile.exporting import Export
 
 _OTHER = "the checkpoint was saved with another ledger, or lines are missing at the end of this one"
@@ -58,8 +59,7 @@ def export(
       lipcompile export run -o model.onnx
       lipcompile export run/model.py --weights run/checkpoint.pt --delta 1e-5 --ledger run/ledger.jsonl -o m.onnx
     """
-    from lipcompile.cli.shared.modules import LEDGER, trained
-    from lipcompile.core.backend import find
+    from lipcompile.cli.shared.inputs import LEDGER, trained
     from lipcompile.exporting import export_onnx
 
     _check_output(output)

@@ -62,7 +62,6 @@ def fix(
       lipcompile fix model.lip -o fixed.lip --also groupsort
       lipcompile fix model.lip -o fixed.lip --target 10
     """
-    from lipcompile.analysis.fix import Wanted
     from lipcompile.cli.shared.signals import aim
     from lipcompile.fixing import Wishes
     from lipcompile.fixing import fix as fixed
@@ -77,7 +76,7 @@ def fix(
     if highest is not None and highest <= 0:
         raise click.UsageError("--target must be positive")
     mends = Mends(batch_norm, least)  # type: ignore[arg-type]
-    outcome = fixed(model, options, Wishes(mends, Wanted(least), also, never, aim(highest)), output)
+    outcome = fixed(model, options, Wishes(mends, also, never, aim(highest)), output)
     return _tell(outcome, output)
 
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 from lipcompile_privacy.accounting import Accountant, Release
 from lipcompile_privacy.errors import BudgetError, LedgerError
 from lipcompile_privacy.ledger import LedgerRecord, read_ledger
 
-from lipcompile.cli.shared.output import print_json
+from lipcompile.cli.shared.arguments import format_option
+from lipcompile.cli.shared.output import print_found
 from lipcompile.core.diagnostics import InputError, input_error
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 SCHEMA = "lipcompile.ledger-report/1"
 _ACCOUNTANTS: tuple[Accountant, ...] = get_args(Accountant)
@@ -33,7 +36,7 @@ class _Spent:
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--delta", type=float, help="δ to give ε at; by default that of the training.")
 @click.option("--accountant", type=click.Choice(_ACCOUNTANTS), help="Ask this one alone; both by default.")
-@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help="What to print.")
+@format_option()
 def ledger(file: Path, delta: float | None, accountant: Accountant | None, form: str) -> int:
     """Say what the ledger FILE, or that of the folder FILE, has spent so far. It is read, never changed.
 
@@ -53,10 +56,7 @@ def ledger(file: Path, delta: float | None, accountant: Accountant | None, form:
     chosen = delta_of(delta, record)
     asked = _ACCOUNTANTS if accountant is None else (accountant,)
     spent: dict[str, _Spent] = {name: _spent(record, chosen, name) for name in asked}
-    if form == "json":
-        print_json(_report(path, record, chosen, spent))
-    else:
-        _print(path, record, chosen, spent)
+    print_found(form, _report(path, record, chosen, spent), _text(path, record, chosen, spent))
     return 0 if any(found.epsilon is not None for found in spent.values()) else 1
 
 
@@ -107,19 +107,17 @@ def _report(path: Path, record: LedgerRecord, delta: float, spent: Mapping[str, 
     }
 
 
-def _print(path: Path, record: LedgerRecord, delta: float, spent: Mapping[str, _Spent]) -> None:
-    from lipcompile.reports.console import BAD, CAUTION, printable, show, styled, table
+def _text(path: Path, record: LedgerRecord, delta: float, spent: Mapping[str, _Spent]) -> Iterator[RenderableType]:
+    from lipcompile.reports.console import BAD, CAUTION, printable, styled, table
     from lipcompile.reports.formulas import round_up
 
-    lines = [
-        styled(f"{printable(str(path))}: {len(record.hashes)} lines, no line changed or missing between them"),
-        styled(f"{record.dataset_size} examples, neighbours {record.relation.value}, {record.total_steps} steps"),
-    ]
+    yield styled(f"{printable(str(path))}: {len(record.hashes)} lines, no line changed or missing between them")
+    yield styled(f"{record.dataset_size} examples, neighbours {record.relation.value}, {record.total_steps} steps")
     if record.interrupted:
-        lines.append(styled(("the last line is incomplete: whatever it may have charged is counted", CAUTION)))
+        yield styled(("the last line is incomplete: whatever it may have charged is counted", CAUTION))
     if record.seeded:
-        lines.append(styled(("NOT PRIVATE: a seed was fixed, so the noise is predictable", BAD)))
-    lines += [styled(*_generator(name, known)) for name, known in record.cryptographic.items()]
+        yield styled(("NOT PRIVATE: a seed was fixed, so the noise is predictable", BAD))
+    yield from (styled(*_generator(name, known)) for name, known in record.cryptographic.items())
     charged = table("charges", "steps", "of", right=("charges", "steps"))
     for release in record.declared:
         charged.add_row(str(record.charges[release]), str(record.steps[release]), _described(release))
@@ -128,7 +126,7 @@ def _print(path: Path, record: LedgerRecord, delta: float, spent: Mapping[str, _
         ask.add_row(name, "–" if found.epsilon is None else round_up(found.epsilon, 4), found.note or "")
     whose = {record.delta: " of the training"}.get(delta, "")
     tail = styled(f"at δ = {delta:g}{whose}, rounded up")
-    show(sys.stdout, *lines, styled(""), charged, styled(""), ask, styled(""), tail)
+    yield from (styled(""), charged, styled(""), ask, styled(""), tail)
 
 
 def _generator(name: str, is_cryptographic: bool | None) -> Iterator[str | tuple[str, str]]:

@@ -14,12 +14,13 @@ import click
 from lipcompile.cli.shared.arguments import model_options, output_option, public_option, vacuous_option
 from lipcompile.cli.shared.output import complain, refuse_source, serious, write_text
 from lipcompile.cli.shared.privacy import privacy_options
+from lipcompile.core.backend import find
 
 if TYPE_CHECKING:
     from lipcompile.core.derivation import Analysis, Derivation
     from lipcompile.frontends.options import Loaded, ModelOptions
     from lipcompile.reports.document import Document, Privacy
-    from lipcompile.reports.signal import Measured
+    from lipcompile.reports.rows import Measured
 
 # The modules of `lipcompile.reports` that write a document, by the suffix of the file.
 _RENDERINGS = {".html": "html", ".md": "markdown", ".tex": "latex", ".json": "json_report"}
@@ -99,8 +100,8 @@ def _print_closed_forms(analysis: Analysis, name: str) -> None:
 def _document(
     derivation: Derivation, loaded: Loaded, given: Mapping[str, Any], public: Path | None, *, allow_vacuous: bool
 ) -> Document:
+    from lipcompile.analysis.changes import changes
     from lipcompile.analysis.depth.regimes import curves
-    from lipcompile.analysis.what_if import changes
     from lipcompile.cli.shared.curves import asked, privacy
     from lipcompile.cli.shared.progress import CountWatch
     from lipcompile.cli.shared.settings import planned
@@ -128,8 +129,7 @@ def _signal(
 ) -> Measured | None:
     """Measure gradients beside the noise of the training asked for, else of multiplier 1 and batches of 512."""
     from lipcompile.cli.shared.signals import measurable, signals
-    from lipcompile.core.backend import find
-    from lipcompile.reports.signal import Measured
+    from lipcompile.reports.rows import Measured
 
     if not measurable():
         return None

@@ -10,28 +10,10 @@ import click
 
 from lipcompile.cli.shared.arguments import model_options, vacuous_option
 from lipcompile.cli.shared.output import complain, serious
+from lipcompile.core.backend import find
 
 if TYPE_CHECKING:
-    from lipcompile.core.derivation import Derivation
     from lipcompile.frontends.options import ModelOptions
-
-DEFAULTS = {
-    "epochs": 20,
-    "optimizer": "adam",
-    "learning_rate": 1e-2,
-    "momentum": 0.9,
-    "schedule": "constant",
-    "noise": "per_layer",
-    "fixed_norm": False,
-    "secure": False,
-    "cache_features": True,
-    "neighbours": "add_remove",
-    "accountant": "pld",
-    "device": "auto",
-    "resume": False,
-}
-# Gradients that are clipped to one length take larger rates, and rates that fall, as noise is all that is left.
-CLIPPED = {**DEFAULTS, "learning_rate": 2e-2, "schedule": "cosine"}
 
 
 @click.command(short_help="Train MODEL privately, to a budget.")
@@ -122,11 +104,10 @@ def train(model: str, options: ModelOptions, data: Path, output: Path, allow_vac
       lipcompile train model.lip --data data.npz --output run --epsilon 3 --delta 1e-5
     """
     from lipcompile import pipeline
-    from lipcompile.cli.shared.modules import CHECKPOINT
-    from lipcompile.cli.shared.settings import planned
-    from lipcompile.cli.shared.training import Run, execute, print_result
+    from lipcompile.cli.shared.inputs import CHECKPOINT
+    from lipcompile.cli.shared.settings import defaults_of, planned
+    from lipcompile.cli.shared.training import TrainingRun, execute, print_result
     from lipcompile.cli.shared.verdicts import judged, measured
-    from lipcompile.core.backend import find
 
     loaded = pipeline.load(model, options)
     derivation = judged(pipeline.derive(loaded, options), allow_vacuous=allow_vacuous)
@@ -136,7 +117,7 @@ def train(model: str, options: ModelOptions, data: Path, output: Path, allow_vac
         return 1
     plan = planned(loaded)
     settings = _settings(given, plan, defaults_of(derivation))
-    run = Run(derivation, data, settings, output, plan.get("dataset"))
+    run = TrainingRun(derivation, data, settings, output, plan.get("dataset"))
     try:
         print_result(execute(run, find()), run)
     except KeyboardInterrupt:
@@ -144,12 +125,6 @@ def train(model: str, options: ModelOptions, data: Path, output: Path, allow_vac
             click.echo("interrupted: the same command with --resume goes on", err=True)
         raise
     return 0
-
-
-def defaults_of(derivation: Derivation) -> Mapping[str, Any]:
-    """Return the settings of training that nothing else says."""
-    assert derivation.analysis is not None
-    return CLIPPED if derivation.analysis.graph.clips else DEFAULTS
 
 
 def _settings(given: dict[str, Any], plan: dict[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:

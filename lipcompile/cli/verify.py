@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from lipcompile.cli.shared.arguments import format_option
 from lipcompile.cli.shared.output import complain, print_json
 from lipcompile.core.diagnostics import Diagnostic, Severity, input_error
 
@@ -41,9 +42,7 @@ class Finding:
 @click.argument("certificate", type=_FILE)
 @click.option("--module", type=_FILE, metavar="FILE.py", help="Also check that this is the certificate's module.")
 @click.option("--model", type=_FILE, metavar="FILE.onnx", help="Also check that this is the certificate's model.")
-@click.option(
-    "--format", "form", type=click.Choice(["text", "json"]), default="text", help="What to print on stdout."
-)
+@format_option("What to print on stdout.")
 def verify(certificate: Path, module: Path | None, model: Path | None, form: str) -> int:
     """Derive every bound of CERTIFICATE anew, from its graph alone, and compare.
 

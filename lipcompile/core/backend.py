@@ -1,13 +1,17 @@
-"""What a backend offers, and how backends are found: by the entry point group `lipcompile.backends`."""
+"""What a backend offers, how backends are found, by the entry point group `lipcompile.backends`, and programs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib.metadata import entry_points
-from typing import Any, Protocol
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Protocol
 
-from lipcompile.core.derivation import Derivation
 from lipcompile.core.diagnostics import input_error
+
+if TYPE_CHECKING:
+    from lipcompile.core.derivation import Derivation
 
 
 class Backend(Protocol):
@@ -71,3 +75,15 @@ def find(name: str = "torch") -> Backend:
         raise input_error("LIP006", f"there is no backend `{name}`", f"installed: {', '.join(found) or 'none'}")
     backend: Backend = found[name].load()
     return backend
+
+
+def program(path: Path, text: str) -> Any:
+    """Run an emitted program and return it as a module of Python; `path` only appears in tracebacks."""
+    module = ModuleType(path.stem)
+    exec(compile(text, str(path), "exec"), module.__dict__)
+    return module
+
+
+def instantiate(path: Path, text: str) -> Any:
+    """Run an emitted program and return an instance of its model."""
+    return program(path, text).Model()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,12 @@ class Bound:
 
     expression: Any
     value: float | None
+
+
+def largest(bounds: Sequence[Bound]) -> float | None:
+    """Return the largest value of one or more bounds, None if one is unknown."""
+    values = [bound.value for bound in bounds if bound.value is not None]
+    return max(values) if len(values) == len(bounds) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +148,11 @@ class Analysis:
     lipschitz: Bound
     total: Bound
     depth: Depth
+
+    def names_of_depth(self) -> list[Definition]:
+        """Return the names that formulas of depth have for something else, or something more, than the others."""
+        known = {definition.name: definition.expression for definition in self.definitions}
+        return [d for d in self.depth.definitions if d.name not in known or known[d.name] != d.expression]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from lipcompile.core import limits
-from lipcompile.core.diagnostics import Diagnostic, Location, Refusal
+from lipcompile.core.diagnostics import Diagnostic, Location, Refusal, Severity
 from lipcompile.core.names import Names, identifier
 from lipcompile.numbers import Scalar, combine
 from lipcompile.ops.loss.constants import refuse_channels_first
@@ -80,6 +80,16 @@ class Node:
         """Shape of the output."""
         return self.site.output
 
+    def diagnostic(
+        self,
+        code: str,
+        message: str,
+        help: str = "",  # noqa: A002
+        severity: Severity = Severity.ERROR,
+    ) -> Diagnostic:
+        """Return a finding about this node, at its place in the source."""
+        return Diagnostic(code, message, help, severity, self.name, self.op.name, self.location)
+
 
 @dataclass(frozen=True, slots=True)
 class ClipGroup:
@@ -146,6 +156,20 @@ class Graph:
     def node(self, name: str) -> Node:
         """The node of this name; raises KeyError."""
         return next(node for node in self.nodes if node.name == name)
+
+    @property
+    def vocabulary(self) -> int | None:
+        """How many different tokens every embedding has a row for; None if the input holds numbers."""
+        entries = [node.attributes.entries for node in self.nodes if node.op.takes == "tokens"]
+        return min(entries) if entries else None
+
+    def owners(self) -> dict[str, Node]:
+        """Return the node of each parameter: a shared one belongs to the first node that uses it."""
+        found: dict[str, Node] = {}
+        for node in self.nodes:
+            for name in node.parameters.values():
+                found.setdefault(name, node)
+        return found
 
     def size(self, *, trained: bool = False) -> Scalar:
         """Return the number of entries of all parameters, or of those that are trained."""

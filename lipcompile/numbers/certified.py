@@ -17,7 +17,7 @@ from typing import Any
 
 from mpmath.ctx_iv import MPIntervalContext
 
-from lipcompile.numbers.number import Coefficients, Count, Step
+from lipcompile.numbers import Coefficients, Count, Step
 from lipcompile.numbers.scalar import Arithmetic, Scalar, Symbol
 from lipcompile.numbers.step import then
 

@@ -16,10 +16,10 @@ from typing import Any
 
 import sympy
 
+from lipcompile.numbers import Coefficients, Step
 from lipcompile.numbers.known import CLOSE, DIGITS
-from lipcompile.numbers.number import Coefficients, Step
+from lipcompile.numbers.simplify import common
 from lipcompile.numbers.step import added, changed, scaled
-from lipcompile.numbers.sums import common
 
 # Σ coefficient·base^s·s^j, by (base, j).
 Series = Mapping[tuple[Any, int], Any]
@@ -53,11 +53,11 @@ class _Rates:
         if one == 0 or other == 0 or not (one / other).free_symbols:
             return _same_number(one, other)
         meeting = _solved(one, other)
-        if meeting in self.excluded or self._apart(one / other):
+        if meeting in self.excluded or self._is_not_one(one / other):
             return False
         raise _Undecided(meeting)
 
-    def _apart(self, ratio: Any) -> bool:
+    def _is_not_one(self, ratio: Any) -> bool:
         """Whether a ratio of symbols that stand for numbers is not 1."""
         if ratio.free_symbols - self.numbers.keys():
             return False

@@ -16,8 +16,7 @@ from functools import reduce
 from operator import add
 from typing import Generic
 
-from lipcompile.numbers import N, Numbers, Scalar
-from lipcompile.numbers.number import Coefficients, Count, Step
+from lipcompile.numbers import Coefficients, Count, N, Numbers, Scalar, Step
 from lipcompile.numbers.step import added, changed, multiplied
 
 # Of products that grow faster nothing is kept: those of gates along a sequence would have thousands of terms.

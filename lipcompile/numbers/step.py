@@ -12,7 +12,7 @@ from collections.abc import Callable
 from math import comb
 from typing import TypeVar
 
-from lipcompile.numbers.number import Coefficients, N, Number, Numbers, Step
+from lipcompile.numbers import Coefficients, N, Number, Numbers, Step
 
 M = TypeVar("M", bound=Number)
 

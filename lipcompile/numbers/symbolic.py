@@ -12,13 +12,11 @@ from sympy.printing.latex import LatexPrinter
 from sympy.printing.str import StrPrinter
 
 from lipcompile.core import limits
-from lipcompile.numbers import closed_form
-from lipcompile.numbers.extremes import extreme
+from lipcompile.numbers import Count, Step, closed_form
 from lipcompile.numbers.known import Definition, Known
-from lipcompile.numbers.number import Count, Step
 from lipcompile.numbers.scalar import Arithmetic, Scalar, Symbol
+from lipcompile.numbers.simplify import extreme, total
 from lipcompile.numbers.step import changed
-from lipcompile.numbers.sums import total
 
 # Above this many operations a named quantity is bound to its name instead of being written out.
 LONGEST_INLINE = 8

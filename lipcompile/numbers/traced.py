@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import reduce
 
-from lipcompile.numbers.number import Count, Step
+from lipcompile.numbers import Count, Step
 from lipcompile.numbers.scalar import Arithmetic, Scalar, Symbol
 
 # Sums of more terms are written in halves.

@@ -1,23 +1,126 @@
-"""The bounds of one layer, parameter or block in closed form: as derived, and with names written out."""
+"""The bounds of one layer, parameter or block in closed form: as derived, and with names written out.
+
+Names are written out as far as the result can still be read. Sizes are counted before anything is substituted:
+what would be exponential is never built.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from rich.console import RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
+from sympy import Max, Min, preorder_traversal
 
 from lipcompile.core.derivation import Analysis, Block, Bound
 from lipcompile.core.graph import Node
 from lipcompile.numbers import text as scalar_text
 from lipcompile.numbers.known import Definition
+from lipcompile.numbers.symbolic import Formula, Symbolic
 from lipcompile.reports.console import STRONG, printable, styled, table
-from lipcompile.reports.document import users
-from lipcompile.reports.expansion import expand
-from lipcompile.reports.formulas import dimensions, round_up, rounded, text
+from lipcompile.reports.formulas import dimensions, rounded, text, up
+
+# The most operations that a formula may have after a name in it is written out.
+LONGEST_EXPANSION = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Expansion:
+    """Formulas with names written out; `names` are those left in them that stand for a formula, written out too.
+
+    inputs: the names left that stand for a number, given or not.
+    """
+
+    expressions: tuple[Any, ...]
+    names: tuple[Definition, ...]
+    inputs: tuple[Definition, ...]
+
+
+def expand(
+    expressions: Iterable[Any], definitions: Iterable[Definition], longest: int = LONGEST_EXPANSION
+) -> Expansion:
+    """Write out names, the innermost first; `definitions` rest on earlier ones only.
+
+    A name is kept where writing it out would make a formula of more than `longest` operations.
+    """
+    known = {definition.name: definition for definition in definitions}
+    roots = tuple(expressions)
+    written: dict[Any, Any] = {}
+    for definition in _needed(roots, known):
+        if definition.expression is not None:
+            written[definition.name] = _written(definition.expression, written, longest)
+    results = tuple(_written(root, written, longest) for root in roots)
+    left = _left(results, written)
+    return Expansion(
+        results,
+        names=tuple(_with(known[name], written[name]) for name in known if name in left and name in written),
+        inputs=tuple(known[name] for name in known if name in left and name not in written),
+    )
+
+
+def _needed(roots: Iterable[Any], known: Mapping[str, Definition]) -> list[Definition]:
+    """Return the definitions that formulas rest on, in their order."""
+    used = _names(roots)
+    needed: list[Definition] = []
+    for definition in reversed(list(known.values())):
+        if definition.name in used:
+            needed.append(definition)
+            used |= _names([definition.expression])
+    return needed[::-1]
+
+
+def _names(expressions: Iterable[Any]) -> set[str]:
+    return {
+        str(symbol) for expression in expressions if expression is not None for symbol in expression.free_symbols
+    }
+
+
+def _left(results: Iterable[Any], written: Mapping[str, Any]) -> set[str]:
+    """Return the names that are left in formulas, and in what these stand for."""
+    left: set[str] = set()
+    waiting = list(results)
+    while waiting:
+        new = _names([waiting.pop()]) - left
+        left |= new
+        waiting += [written[name] for name in new if name in written]
+    return left
+
+
+def _with(definition: Definition, expression: Any) -> Definition:
+    return Definition(definition.name, definition.meaning, expression, definition.value, definition.upper)
+
+
+def _written(expression: Any, written: Mapping[str, Any], longest: int) -> Any:
+    """Write out names, short ones first, while the formula stays short enough."""
+    counts = Counter(part for part in preorder_traversal(expression) if part.is_Symbol)
+    costs = {s: n * int(written[s.name].count_ops()) for s, n in counts.items() if s.name in written}
+    size, chosen = int(expression.count_ops()), {}
+    for symbol in sorted(costs, key=lambda found: (costs[found], found.name)):
+        size += costs[symbol]
+        if size > longest:
+            break
+        chosen[symbol] = written[symbol.name]
+    return substituted(expression, chosen) if chosen else expression
+
+
+def substituted(expression: Any, values: Mapping[Any, Any]) -> Any:
+    """Replace symbols; extremes are written by the symbolic domain, since sympy's own factor every pair."""
+    if expression in values:
+        return values[expression]
+    if not expression.args or not expression.free_symbols & values.keys():
+        return expression
+    parts = [substituted(part, values) for part in expression.args]
+    if isinstance(expression, Max | Min):
+        domain = Symbolic()
+        extreme = domain.maximum if isinstance(expression, Max) else domain.minimum
+        return extreme(*map(Formula, parts)).expression
+    return expression.func(*parts)
+
 
 _INDENT = (0, 0, 0, 2)
 
@@ -43,9 +146,11 @@ def subjects(analysis: Analysis) -> dict[str, Subject]:
         for name in block.layers[0]
     }
     found |= blocks
-    for name, layer in users(analysis).items():
+    for name, owner in analysis.graph.owners().items():
         parameter = analysis.graph.parameters[name]
-        title = f"parameter of {layer}, {dimensions(parameter.shape, parameter.copies)}, {parameter.constraint}"
+        title = (
+            f"parameter of {owner.name}, {dimensions(parameter.shape, parameter.copies)}, {parameter.constraint}"
+        )
         title += "" if name in analysis.parameters else ", not trained"
         found[name] = Subject(title, _gradient(analysis, [name]), analysis.definitions)
     for node, bounds in zip(analysis.graph.nodes, analysis.layers, strict=True):
@@ -77,7 +182,7 @@ def closed_forms(name: str, subject: Subject) -> Iterator[RenderableType]:
     found = expand(formulas, subject.definitions)
     rows = table("", "at most", "formula", right=("at most",))
     for (what, bound), whole in zip(subject.bounds.items(), found.expressions, strict=True):
-        rows.add_row(printable(what), _number(bound.value), text(rounded(bound.expression)))
+        rows.add_row(printable(what), up(bound.value), text(rounded(bound.expression)))
         if whole != bound.expression:
             rows.add_row("", "", f"= {text(rounded(whole))}")
     used = {str(symbol) for formula in (*formulas, *found.expressions) for symbol in formula.free_symbols}
@@ -87,7 +192,7 @@ def closed_forms(name: str, subject: Subject) -> Iterator[RenderableType]:
     yield Text("")
     yield Padding(rows, _INDENT, expand=False)
     yield Text("")
-    yield Padding(_names(shown, left), _INDENT, expand=False)
+    yield Padding(_meanings(shown, left), _INDENT, expand=False)
 
 
 def _gradient(analysis: Analysis, names: Iterable[str]) -> dict[str, Bound]:
@@ -110,7 +215,7 @@ def _block(block: Block, analysis: Analysis) -> Subject:
     return Subject(f"{t} = 1 … {n} copies of {', '.join(block.layers[0])}", bounds, analysis.depth.definitions)
 
 
-def _names(definitions: Sequence[Definition], left: Mapping[str, Definition]) -> Table:
+def _meanings(definitions: Sequence[Definition], left: Mapping[str, Definition]) -> Table:
     """Return what names mean; formulas of those alone that are left in what is written out."""
     rows = table("name", "at most", "meaning", "formula", right=("at most",))
     for definition in definitions:
@@ -119,9 +224,5 @@ def _names(definitions: Sequence[Definition], left: Mapping[str, Definition]) ->
             formula = scalar_text(definition.value)
         elif definition.expression is not None and definition.name in left:
             formula = text(rounded(definition.expression))
-        rows.add_row(definition.name, _number(definition.upper), printable(definition.meaning), formula)
+        rows.add_row(definition.name, up(definition.upper), printable(definition.meaning), formula)
     return rows
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else round_up(value)

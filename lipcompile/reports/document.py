@@ -15,15 +15,23 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Generic, TypeVar
 
-from lipcompile.analysis.what_if import Change, Share, dominating
+from lipcompile.analysis.changes import Change, Share, dominating
 from lipcompile.core.derivation import Analysis, Block, Bound, Derivation, LayerBounds
 from lipcompile.core.diagnostics import Diagnostic
 from lipcompile.core.graph import Graph, Node, Parameter
 from lipcompile.numbers import Scalar
 from lipcompile.numbers.known import Definition
-from lipcompile.reports.copies import first_copies, grouped, layer_of_all, together
-from lipcompile.reports.requirements import RequirementRow, requirement_rows
-from lipcompile.reports.signal import Measured, SignalRow, signal_row
+from lipcompile.reports.rows import (
+    Measured,
+    RequirementRow,
+    SignalRow,
+    first_copies,
+    grouped,
+    layer_of_all,
+    requirement_rows,
+    signal_row,
+    together,
+)
 
 # The most rows that a table has, and the most points that a curve is drawn through.
 LARGEST_TABLE = 100
@@ -66,7 +74,7 @@ class ParameterRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Against:
+class SignalTable:
     """Noise against signal: all that was measured, the rows of a table, and that of the whole gradient."""
 
     measured: Measured
@@ -130,7 +138,7 @@ class Document:
     depth_symbols: Rows[Definition] = Rows()
     suggestions: Rows[Change] = Rows()
     privacy: Privacy | None = None
-    signal: Against | None = None
+    signal: SignalTable | None = None
 
     @property
     def ranked(self) -> bool:
@@ -167,14 +175,14 @@ def document(
         parameters=parameters,
         dominating=_first(dominating(analysis), _DOMINATING),
         blocks=_first(analysis.depth.blocks, limit),
-        depth_symbols=_first(_of_depth_alone(analysis), limit),
+        depth_symbols=_first(analysis.names_of_depth(), limit),
         suggestions=_first(suggestions, limit),
         privacy=privacy,
-        signal=None if signal is None else _against(signal, _alike(analysis.graph, first), limit),
+        signal=None if signal is None else _signal_table(signal, _alike(analysis.graph, first), limit),
     )
 
 
-def _against(found: Measured, groups: Mapping[Any, Sequence[str]], limit: int) -> Against:
+def _signal_table(found: Measured, groups: Mapping[Any, Sequence[str]], limit: int) -> SignalTable:
     """Take copies together; of what is still too much keep what the noise is largest in."""
     known = found.signals.parameters
     rows = [signal_row(names[0], [known[name] for name in names if name in known]) for names in groups.values()]
@@ -182,16 +190,7 @@ def _against(found: Measured, groups: Mapping[Any, Sequence[str]], limit: int) -
     kept = {row.name for row in sorted(trained, key=lambda row: -row.noise)[:limit]}
     shown = tuple(row for row in trained if row.name in kept)
     left_out = sum(row.copies for row in trained) - sum(row.copies for row in shown)
-    return Against(found, Rows(shown, left_out), signal_row("whole gradient", [found.signals.total]))
-
-
-def users(analysis: Analysis) -> dict[str, str]:
-    """Return the layer of each parameter: a shared one belongs to the first layer that uses it."""
-    found: dict[str, str] = {}
-    for node in analysis.graph.nodes:
-        for name in node.parameters.values():
-            found.setdefault(name, node.name)
-    return found
+    return SignalTable(found, Rows(shown, left_out), signal_row("whole gradient", [found.signals.total]))
 
 
 def _layers(analysis: Analysis, first: Mapping[str, str], limit: int) -> Rows[LayerRow]:
@@ -274,12 +273,6 @@ def _symbols(
     kept = set(_mentioned(formulas, known, inputs, limit))
     shown = tuple(definition for name, definition in known.items() if name in kept)
     return Rows(shown, len(known) - len(shown))
-
-
-def _of_depth_alone(analysis: Analysis) -> list[Definition]:
-    """Return the names that formulas of depth have for something else, or something more, than the others."""
-    known = {definition.name: definition.expression for definition in analysis.definitions}
-    return [d for d in analysis.depth.definitions if d.name not in known or known[d.name] != d.expression]
 
 
 def _mentioned(

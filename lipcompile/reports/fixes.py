@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from lipcompile.analysis.fix import Fix, Fixed, Left
-from lipcompile.analysis.useful import LARGEST_EXCESS
-from lipcompile.analysis.what_if.edit import listed
+from lipcompile.analysis.changes.edit import listed
+from lipcompile.analysis.changes.fix import Fix, Fixed, Left
+from lipcompile.analysis.usefulness import LARGEST_EXCESS
 from lipcompile.core.derivation import Derivation
 from lipcompile.fixing import Outcome
 from lipcompile.reports.formulas import about, round_up

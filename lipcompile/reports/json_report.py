@@ -17,6 +17,8 @@ from lipcompile.core.derivation import (
     Derivation,
     LayerBounds,
     Requirement,
+    Requirements,
+    Source,
     finite,
 )
 from lipcompile.core.diagnostics import Diagnostic, Location
@@ -27,9 +29,9 @@ from lipcompile.reports.formulas import latex, text
 from lipcompile.reports.messages import command
 
 if TYPE_CHECKING:
-    from lipcompile.analysis.what_if import Change, Share
+    from lipcompile.analysis.changes import Change, Share
     from lipcompile.reports.document import Curve, Document, Privacy
-    from lipcompile.reports.signal import Measured, Signal
+    from lipcompile.reports.rows import Measured, Signal
 
 SCHEMA = "lipcompile.report/1"
 Json = dict[str, Any]
@@ -80,19 +82,9 @@ def report(derivation: Derivation) -> Json:
 
 def unreadable(diagnostics: Sequence[Diagnostic]) -> Json:
     """Return the report of what is not a model at all: the same keys, and diagnostics of errors alone."""
-    missed = _requirement(Requirement(False, NOT_REACHED))
-    return {
-        "schema": SCHEMA,
-        "model": None,
-        "ok": False,
-        "requirements": dict.fromkeys(("lipschitz_loss", "bounded_input", "lipschitz_layers"), missed),
-        "diagnostics": [_diagnostic(found) for found in diagnostics],
-        "symbols": [],
-        "layers": [],
-        "parameters": [],
-        "total": {"lipschitz": _UNKNOWN, "gradient_bound": _UNKNOWN},
-        "depth": _depth(None),
-    }
+    missed = Requirement(False, NOT_REACHED)
+    nothing = Derivation(Source("", "", "", ""), Requirements(missed, missed, missed), tuple(diagnostics), None)
+    return {**report(nothing), "model": None}
 
 
 def _model(derivation: Derivation) -> Json:
@@ -158,13 +150,9 @@ def _layer(node: Node, found: LayerBounds) -> Json:
 
 
 def _parameters(analysis: Analysis) -> list[Json]:
-    # A shared parameter is named after the first layer that uses it.
-    layers: dict[str, str] = {}
-    for node in analysis.graph.nodes:
-        for name in node.parameters.values():
-            layers.setdefault(name, node.name)
+    owners = analysis.graph.owners()
     return [
-        _parameter(parameter, layers[name], analysis.parameters.get(name), analysis.graph.clip_of(name))
+        _parameter(parameter, owners[name].name, analysis.parameters.get(name), analysis.graph.clip_of(name))
         for name, parameter in analysis.graph.parameters.items()
     ]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from lipcompile.reports.document import Document
 from lipcompile.reports.formulas import latex
-from lipcompile.reports.pieces import Pieces
+from lipcompile.reports.long_formulas import Pieces
 from lipcompile.reports.templating import Language, fill
 
 # Brackets and stars mean something behind the end of a row.

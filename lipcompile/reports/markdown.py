@@ -7,7 +7,7 @@ from typing import Any
 
 from lipcompile.reports.document import Document
 from lipcompile.reports.formulas import latex
-from lipcompile.reports.pieces import Pieces
+from lipcompile.reports.long_formulas import Pieces
 from lipcompile.reports.templating import Language, fill
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~$&])")

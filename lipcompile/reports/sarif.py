@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from lipcompile.codes import codes
+from lipcompile.codes import Code, codes
 from lipcompile.core.diagnostics import Diagnostic, Location
 from lipcompile.ops.schema import suggest, suggested
 from lipcompile.reports.messages import Lines, Sources, alike, command, line_at, lines_of
-from lipcompile.reports.sarif_rules import rule_indices, rules
 from lipcompile.version import __version__
 
 Json = dict[str, Any]
@@ -30,6 +29,58 @@ SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sar
 _OF_THE_COMMAND = ("LIP005", "LIP006", "LIP008")
 # Codes of words that are misspelt. A wrong setting of training is no such: which one is meant is not ours to say.
 _OF_WORDS = ("LIP010", "LIP011", "LIP012", "LIP210")
+# How a rule's own severity is called among the properties that code scanning orders its findings by.
+_URGENCY = {"error": "error", "warning": "warning", "note": "recommendation"}
+# The names of the examples' languages for a highlighter; .lip has none.
+_HIGHLIGHTED = {"lip": "text", "sh": "sh", "python": "python"}
+
+
+def rules() -> list[Json]:
+    """Return every code as a `reportingDescriptor`, in the order of the table: the same in every log."""
+    return [_rule(entry) for entry in codes().values()]
+
+
+def rule_indices() -> dict[str, int]:
+    """Return where each code stands among the rules."""
+    return {code: index for index, code in enumerate(codes())}
+
+
+def _rule(entry: Code) -> Json:
+    return {
+        "id": entry.code,
+        "shortDescription": {"text": entry.title},
+        "fullDescription": {"text": _paragraph(entry.why)},
+        "help": {"text": _help(entry), "markdown": _rule_page(entry)},
+        "defaultConfiguration": {"level": entry.severity},
+        "properties": {
+            "kind": entry.kind,
+            "tags": [entry.area, entry.kind],
+            "precision": "very-high",
+            "problem.severity": _URGENCY[entry.severity],
+            **({"command": entry.command} if entry.command else {}),
+        },
+    }
+
+
+def _paragraph(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _help(entry: Code) -> str:
+    parts = [_paragraph(entry.why), f"wrong:\n{entry.wrong.strip()}", f"right:\n{entry.right.strip()}"]
+    return "\n\n".join([*parts, *([f"mend: {entry.command}"] if entry.command else [])])
+
+
+def _rule_page(entry: Code) -> str:
+    language = _HIGHLIGHTED[entry.language]
+    examples = [
+        f"**{label}**\n\n```{language}\n{example.strip()}\n```"
+        for label, example in (("wrong", entry.wrong), ("right", entry.right))
+    ]
+    mend = [f"**mend:** `{entry.command}`"] if entry.command else []
+    return "\n\n".join(
+        [_paragraph(entry.why), *examples, *mend, f"`lipcompile explain {entry.code}` shows this page."]
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +94,7 @@ class Checked:
 
 def log(checked: Sequence[Checked], exit_code: int, sources: Sources) -> Json:
     """Return the log of one run over one or more models; files inside the working folder are named from there."""
-    run = _Run(lines_of(sources))
+    run = _Log(lines_of(sources))
     results = [result for model in checked for result in run.results(model)]
     return {
         "$schema": SCHEMA,
@@ -75,7 +126,7 @@ def _category(checked: Sequence[Checked]) -> str:
     return f"lipcompile/{_uri(checked[0].file)}/" if len(checked) == 1 else "lipcompile/"
 
 
-def _invocation(checked: Sequence[Checked], exit_code: int, run: _Run) -> Json:
+def _invocation(checked: Sequence[Checked], exit_code: int, run: _Log) -> Json:
     """Return how the run ended; what kept a model from being read is told here, beside the results."""
     missed = [(model.file, found) for model in checked if not model.readable for found in model.diagnostics]
     return {
@@ -87,7 +138,7 @@ def _invocation(checked: Sequence[Checked], exit_code: int, run: _Run) -> Json:
 
 
 @dataclass(slots=True)
-class _Run:
+class _Log:
     """What results share: the files, the numbers of the rules, and the fingerprints given so far."""
 
     lines: Lines

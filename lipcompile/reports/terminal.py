@@ -17,9 +17,9 @@ from lipcompile.core.graph import ClipGroup, Parameter
 from lipcompile.numbers import text as scalar_text
 from lipcompile.numbers.known import Definition
 from lipcompile.reports.console import BAD, GOOD, HINT, STRONG, printable, styled, table
-from lipcompile.reports.formulas import count, dimensions, legible, round_up
+from lipcompile.reports.formulas import count, dimensions, legible, round_up, up
 from lipcompile.reports.messages import Sources, messages
-from lipcompile.reports.requirements import requirement_rows
+from lipcompile.reports.rows import requirement_rows
 
 _MARKS = {"holds": ("✓", GOOD), "fails": ("✗", BAD), "not reached": ("–", HINT)}
 _INDENT = (0, 0, 0, 2)
@@ -83,7 +83,7 @@ def _parameters(analysis: Analysis) -> Table:
         bound = analysis.parameters.get(name)
         clip = analysis.graph.clip_of(name)
         source = "" if bound is None else legible(bound.expression) if clip is None else _clipped(clip)
-        cells = ("0", "not trained") if bound is None else (_value(bound), source)
+        cells = ("0", "not trained") if bound is None else (up(bound.value), source)
         rows.add_row(
             printable(name), dimensions(parameter.shape, parameter.copies), _constraint(parameter), *cells
         )
@@ -147,13 +147,12 @@ def _names(definitions: Sequence[Definition], *, verbose: bool) -> Table:
 def _totals(analysis: Analysis) -> Table:
     rows = table("total", "at most", "", right=("at most",))
     totals = {"gradient bound, all parameters": analysis.total}
-    if not proves(analysis.graph):
-        rows.add_row("gradient bound, all parameters", _value(analysis.total), legible(analysis.total.expression))
-        return rows
-    totals["Lipschitz, input to logits"] = analysis.lipschitz
+    if proves(analysis.graph):
+        totals["Lipschitz, input to logits"] = analysis.lipschitz
     for what, bound in totals.items():
-        rows.add_row(what, _value(bound), legible(bound.expression))
-    rows.add_row("growth with depth", "", ", ".join(_growth(analysis.depth)))
+        rows.add_row(what, up(bound.value), legible(bound.expression))
+    if proves(analysis.graph):
+        rows.add_row("growth with depth", "", ", ".join(_growth(analysis.depth)))
     return rows
 
 
@@ -193,18 +192,12 @@ def _depth(analysis: Analysis, *, verbose: bool) -> Iterator[RenderableType]:
 def _of_depth(analysis: Analysis, shown: Sequence[Any]) -> list[Definition]:
     """Return the names in formulas of depth that the table of names does not have, or has for something else."""
     used = {symbol.name for expression in shown for symbol in expression.free_symbols}
-    known = {definition.name: definition.expression for definition in analysis.definitions}
-    found = [definition for definition in analysis.depth.definitions if definition.name in used]
-    return [d for d in found if d.name not in known or d.expression != known[d.name]]
+    return [definition for definition in analysis.names_of_depth() if definition.name in used]
 
 
 def _first_layers(layers: Sequence[str]) -> str:
     shown = ", ".join(map(printable, layers[:_MOST_LAYERS]))
     return shown if len(layers) <= _MOST_LAYERS else f"{shown}, … ({len(layers)})"
-
-
-def _value(bound: Bound) -> str:
-    return "–" if bound.value is None else round_up(bound.value)
 
 
 def _both(bound: Bound) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lipcompile.analysis.useful import LARGEST_EXCESS
+from lipcompile.analysis.usefulness import LARGEST_EXCESS
 from lipcompile.core.derivation import Depth, Derivation
 from lipcompile.core.diagnostics import Severity
-from lipcompile.reports.signal import Measured
+from lipcompile.reports.rows import Measured
 
 _VERDICTS: Mapping[bool, str] = {
     True: "This network can be trained privately without clipping gradients: the gradient of each example is "

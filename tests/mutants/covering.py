@@ -57,7 +57,7 @@ CERTIFICATES = {
         "tests/test_powers.py",
     ),
     "lipcompile/numbers/rounding.py": ("tests/test_certified_rounding.py",),
-    "lipcompile/numbers/extremes.py": ("tests/test_domains.py", "tests/test_forms.py"),
+    "lipcompile/numbers/simplify.py": ("tests/test_domains.py", "tests/test_forms.py"),
     "lipcompile/numbers/closed_form.py": ("tests/test_closed_forms.py", "tests/test_loop_mutations.py"),
     "backends/lipcompile_verify/intervals.py": ("tests/verify/test_intervals.py", "tests/verify/test_by_hand.py"),
     "backends/lipcompile_verify/scattering.py": ("tests/verify/test_intervals.py", "tests/verify/test_by_hand.py"),

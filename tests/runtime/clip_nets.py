@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
-from lipcompile.core.programs import instantiate
+from lipcompile.core.backend import instantiate
 from lipcompile.emitters.torch.emit import emit
 from lipcompile.frontends.options import ModelOptions
 from lipcompile.pipeline import check

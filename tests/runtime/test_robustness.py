@@ -29,7 +29,7 @@ from lipcompile_torch.certify.robustness import (
 from lipcompile_torch.train.module import LipschitzModule
 from torch import Tensor
 
-from lipcompile.core.programs import instantiate
+from lipcompile.core.backend import instantiate
 from lipcompile.emitters.torch.emit import emit
 from lipcompile.frontends.options import ModelOptions
 from lipcompile.pipeline import check

@@ -138,17 +138,17 @@ class Growth:
 
     def _compared(self, one: Order, two: Order) -> int | None:
         """Return -1 if the first order is smaller, 1 if larger, None if neither is for all rates."""
-        signs = {_sign(number, 1) for number in self._apart(one.rate / two.rate)}
+        signs = {_sign(number, 1) for number in self._sides_of_one(one.rate / two.rate)}
         if signs == {0}:
             return _sign(one.power, two.power)
         signs -= {0}
         return signs.pop() if len(signs) == 1 else None
 
     def _decays(self, order: Order) -> bool:
-        signs = {_sign(number, 1) for number in self._apart(order.rate)}
+        signs = {_sign(number, 1) for number in self._sides_of_one(order.rate)}
         return signs <= {-1, 0} and signs != {0}
 
-    def _apart(self, rate: Any) -> tuple[Any, ...]:
+    def _sides_of_one(self, rate: Any) -> tuple[Any, ...]:
         """Return numbers that stay on their sides of 1, whatever the open rate is; their product is a rate."""
         numbers: list[Any] = []
         for symbol, sample in self.sample.items():

@@ -28,12 +28,12 @@ from lipcompile.analysis.depth.loops import (
     with_count,
     with_loop,
 )
-from lipcompile.analysis.depth.repetition import bottlenecks, rolled
+from lipcompile.analysis.depth.repetition import bottlenecks, rerolled
 from lipcompile.core.derivation import Block, Bound, Depth, finite
 from lipcompile.core.graph import Graph, Node
+from lipcompile.numbers import Step
 from lipcompile.numbers.certified import Certified, Interval
 from lipcompile.numbers.known import Definition, Known
-from lipcompile.numbers.number import Step
 from lipcompile.numbers.step import changed, value
 from lipcompile.numbers.symbolic import Formula, Symbolic
 
@@ -50,7 +50,7 @@ def growth(graph: Graph, slope: Mapping[str, Interval]) -> Depth:
     Without repetition there is a regime only, by the constants between bottlenecks: all 1 is critical, below
     contractive, above expansive. `slope` holds the Lipschitz constant of the output in each value.
     """
-    repeated, unsolved = rolled(graph)
+    repeated, unsolved = rerolled(graph)
     repeated = _chosen(repeated)
     found = loops(repeated)
     if not found:
@@ -290,7 +290,7 @@ def _factored(expression: Any) -> Any:
 
 def curves(graph: Graph, depth: Depth) -> Depth:
     """Return `depth` with the curve of each block: certified bounds of the whole gradient by number of copies."""
-    repeated = _chosen(rolled(graph)[0])
+    repeated = _chosen(rerolled(graph)[0])
     points = {node.attributes.name: tuple(_curve(repeated, node)) for node in loops(repeated)}
     return replace(depth, blocks=tuple(replace(block, curve=points[block.name]) for block in depth.blocks))
 

@@ -1,7 +1,7 @@
-"""The rolling pass: find what a graph repeats, by structure, and stand a loop for it.
+"""The rerolling pass: find what a graph repeats, by structure, and stand a loop for it.
 
 The graph is cut at its bottlenecks, the values that every path from input to output passes. Between two of them
-stands a layer, or a whole residual block. Stretches of the same structure get the same key, and what repeats in
+stands a layer, or a whole residual block. Segments of the same structure get the same key, and what repeats in
 the sequence of keys repeats in the graph. Found loops say how bounds grow with their counts; nothing certified
 rests on them.
 """
@@ -22,11 +22,11 @@ from lipcompile.ops.record import Site
 # Longer periods are not looked for: the search is linear in the nodes times this.
 LONGEST_PERIOD = 64
 
-Stretch = tuple[Node, ...]
+Segment = tuple[Node, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class Repetition:
     """`count` copies in a row of what stands at start … start + period - 1 of a sequence."""
 
     start: int
@@ -57,10 +57,10 @@ def bottlenecks(graph: Graph) -> list[str]:
     return found
 
 
-def stretches(graph: Graph) -> list[Stretch]:
+def segments(graph: Graph) -> list[Segment]:
     """Return the nodes between bottlenecks, in order."""
     ends = set(bottlenecks(graph))
-    found: list[Stretch] = []
+    found: list[Segment] = []
     current: list[Node] = []
     for node in graph.nodes:
         current.append(node)
@@ -70,23 +70,23 @@ def stretches(graph: Graph) -> list[Stretch]:
     return found
 
 
-def rolled(graph: Graph) -> tuple[Graph, tuple[Unsolved, ...]]:
+def rerolled(graph: Graph) -> tuple[Graph, tuple[Unsolved, ...]]:
     """Return the graph with loops in place of what stands at least twice in a row, and what has no affine step.
 
     Loops are put into loops. Longer periods than `LONGEST_PERIOD` stretches are not found.
     """
-    parts = stretches(graph)
+    parts = segments(graph)
     uses = _uses(graph)
     numbers: dict[Hashable, int] = {}
-    keys = [numbers.setdefault(_key(stretch, graph.parameters, uses), len(numbers)) for stretch in parts]
+    keys = [numbers.setdefault(_key(segment, graph.parameters, uses), len(numbers)) for segment in parts]
     # Copies begin with layers that have weights rather than with the activations between them.
-    heads = {key for key, stretch in zip(keys, parts, strict=True) if any(node.parameters for node in stretch)}
-    rolling = _Rolling(graph, parts, keys, heads, _names(graph))
-    nodes = rolling.sequence(0, len(parts), graph.input.name)
+    heads = {key for key, segment in zip(keys, parts, strict=True) if any(node.parameters for node in segment)}
+    rerolling = _Rerolling(graph, parts, keys, heads, _names(graph))
+    nodes = rerolling.sequence(0, len(parts), graph.input.name)
     used = {name for node in nodes for name in node.parameters.values()}
-    parameters = {name: p for name, p in {**graph.parameters, **rolling.stacked}.items() if name in used}
-    found = replace(graph, nodes=tuple(nodes), parameters=parameters, output=rolling.output)
-    return _alone(found) if rolling.number == 1 else found, tuple(rolling.unsolved)
+    parameters = {name: p for name, p in {**graph.parameters, **rerolling.stacked}.items() if name in used}
+    found = replace(graph, nodes=tuple(nodes), parameters=parameters, output=rerolling.output)
+    return _alone(found) if rerolling.number == 1 else found, tuple(rerolling.unsolved)
 
 
 def _alone(graph: Graph) -> Graph:
@@ -107,14 +107,14 @@ def _uses(graph: Graph) -> dict[str, int]:
     return found
 
 
-def _key(stretch: Stretch, parameters: Mapping[str, Parameter], uses: Mapping[str, int]) -> Hashable:
+def _key(segment: Segment, parameters: Mapping[str, Parameter], uses: Mapping[str, int]) -> Hashable:
     """Return what equal stretches have in common: ops, attributes, shapes, constraints, and how they are wired.
 
     The order in which a file lists branches does not count. A parameter that is used elsewhere goes by its name.
     """
-    nodes = ordered(stretch)
+    nodes = ordered(segment)
     order = {node.name: index for index, node in enumerate(nodes)}
-    local = _uses_within(stretch)
+    local = _uses_within(segment)
     letters: dict[str, Hashable] = {}
     entries = []
     for node in nodes:
@@ -129,11 +129,11 @@ def _key(stretch: Stretch, parameters: Mapping[str, Parameter], uses: Mapping[st
     return tuple(entries)
 
 
-def ordered(stretch: Stretch) -> list[Node]:
-    """Return the nodes of a stretch in an order that its structure alone decides, operands first."""
-    inside = {node.name: node for node in stretch}
+def ordered(segment: Segment) -> list[Node]:
+    """Return the nodes of a segment in an order that its structure alone decides, operands first."""
+    inside = {node.name: node for node in segment}
     found: dict[str, Node] = {}
-    waiting = [(stretch[-1].name, False)]
+    waiting = [(segment[-1].name, False)]
     while waiting:
         name, ready = waiting.pop()
         if ready:
@@ -144,9 +144,9 @@ def ordered(stretch: Stretch) -> list[Node]:
     return list(found.values())
 
 
-def _uses_within(stretch: Stretch) -> dict[str, int]:
+def _uses_within(segment: Segment) -> dict[str, int]:
     found: dict[str, int] = {}
-    for node in stretch:
+    for node in segment:
         for name in node.parameters.values():
             found[name] = found.get(name, 0) + 1
     return found
@@ -161,7 +161,7 @@ def _hashable(attributes: Any) -> Hashable:
     return attributes  # type: ignore[no-any-return]
 
 
-def runs(keys: Sequence[int], heads: Container[int] = ()) -> list[Run]:
+def repetitions(keys: Sequence[int], heads: Container[int] = ()) -> list[Repetition]:
     """Return runs that do not overlap, in order: preferred are those that cover most, then short periods.
 
     Between them nothing stands twice in a row. Where copies may begin at several places, they begin with one of
@@ -175,14 +175,14 @@ def runs(keys: Sequence[int], heads: Container[int] = ()) -> list[Run]:
         _, period, start, stop = heappop(waiting)
         free = list(_free(taken, start, stop))
         if free == [(start, stop)]:
-            run = _aligned(keys, heads, period, start, stop)
-            taken[run.start : run.start + run.length] = b"\1" * run.length
-            chosen.append(run)
+            repeat = _aligned(keys, heads, period, start, stop)
+            taken[repeat.start : repeat.start + repeat.length] = b"\1" * repeat.length
+            chosen.append(repeat)
             continue
         for first, end in free:
             if end - first >= 2 * period:
                 heappush(waiting, _ranked(period, first, end))
-    return sorted(chosen, key=lambda run: run.start)
+    return sorted(chosen, key=lambda repeat: repeat.start)
 
 
 def _candidates(keys: Sequence[int]) -> Iterator[tuple[int, int, int]]:
@@ -215,23 +215,23 @@ def _free(taken: bytearray, start: int, stop: int) -> Iterator[tuple[int, int]]:
             return
 
 
-def _aligned(keys: Sequence[int], heads: Container[int], period: int, start: int, stop: int) -> Run:
-    """Return the run of as many copies as fit, begun with a head if one stands early enough."""
+def _aligned(keys: Sequence[int], heads: Container[int], period: int, start: int, stop: int) -> Repetition:
+    """Return the repetition of as many copies as fit, begun with a head if one stands early enough."""
     count = (stop - start) // period
     starts = range(start, stop - count * period + 1)
-    return Run(next((i for i in starts if keys[i] in heads), start), period, count)
+    return Repetition(next((i for i in starts if keys[i] in heads), start), period, count)
 
 
 @dataclass(slots=True)
-class _Rolling:
-    """The rolled nodes of a graph under construction.
+class _Rerolling:
+    """The rerolled nodes of a graph under construction.
 
     heads: keys with which copies begin if they can. taken: names in the graph. number: how many loops were found.
     stacked: the parameters of loops. unsolved: runs whose body has no affine step. output: the last value.
     """
 
     graph: Graph
-    parts: Sequence[Stretch]
+    parts: Sequence[Segment]
     keys: Sequence[int]
     heads: Container[int]
     taken: frozenset[str]
@@ -243,42 +243,45 @@ class _Rolling:
     def sequence(self, start: int, stop: int, source: str) -> list[Node]:
         """Return the nodes that stand for stretches start … stop - 1, which read the value `source`."""
         nodes: list[Node] = []
-        next_run = {start + run.start: run for run in runs(self.keys[start:stop], self.heads)}
+        next_repeat = {start + repeat.start: repeat for repeat in repetitions(self.keys[start:stop], self.heads)}
         index, current = start, source
         while index < stop:
-            run = next_run.get(index)
-            loop = self._loop(replace(run, start=index)) if run else None
-            if run and loop:
+            repeat = next_repeat.get(index)
+            loop = self._loop(replace(repeat, start=index)) if repeat else None
+            if repeat and loop:
                 nodes.append(self._node(loop, current))
             else:
-                nodes += self._plain(index, run.length if run else 1, current)
-            index += run.length if run else 1
+                nodes += self._plain(index, repeat.length if repeat else 1, current)
+            index += repeat.length if repeat else 1
             current = nodes[-1].name
         self.output = current
         return nodes
 
     def _plain(self, index: int, length: int, source: str) -> Iterator[Node]:
         yield from _reading(self.parts[index], self._entered(index), source)
-        for stretch in self.parts[index + 1 : index + length]:
-            yield from stretch
+        for segment in self.parts[index + 1 : index + length]:
+            yield from segment
 
     def _entered(self, index: int) -> str:
-        """Return the value that stretch `index` reads in the graph as it is."""
+        """Return the value that segment `index` reads in the graph as it is."""
         return self.parts[index - 1][-1].name if index else self.graph.input.name
 
-    def _loop(self, run: Run) -> Loop | None:
-        """Return the loop that stands for a run, None if its body has no affine step."""
+    def _loop(self, repeat: Repetition) -> Loop | None:
+        """Return the loop that stands for a repetition, None if its body has no affine step."""
         before, stacked = self.number, dict(self.stacked)
         self.number += 1
         name, symbol = self._name(self.number), f"T_{self.number}"
-        copies = [self.parts[i : i + run.period] for i in range(run.start, run.start + run.length, run.period)]
-        body = self._body(run, name)
-        names = tuple(tuple(node.name for stretch in copy for node in ordered(stretch)) for copy in copies)
+        copies = [
+            self.parts[i : i + repeat.period]
+            for i in range(repeat.start, repeat.start + repeat.length, repeat.period)
+        ]
+        body = self._body(repeat, name)
+        names = tuple(tuple(node.name for segment in copy for node in ordered(segment)) for copy in copies)
         later = {
-            p for copy in copies[1:] for stretch in copy for node in stretch for p in node.parameters.values()
+            p for copy in copies[1:] for segment in copy for node in segment for p in node.parameters.values()
         }
         shared = later.intersection(body.parameters)
-        loop = Loop(name, body, Count(_copies(symbol, name), run.count), GROWING, names, frozenset(shared))
+        loop = Loop(name, body, Count(_copies(symbol, name), repeat.count), GROWING, names, frozenset(shared))
         try:
             return affine(loop)
         except NotAffineError as error:
@@ -293,16 +296,16 @@ class _Rolling:
             name += "_"
         return name
 
-    def _body(self, run: Run, name: str) -> Graph:
+    def _body(self, repeat: Repetition, name: str) -> Graph:
         """Return the first copy as a graph of its own."""
-        first = self.parts[run.start]
+        first = self.parts[repeat.start]
         shape = next(
-            node.site.inputs[node.inputs.index(self._entered(run.start))]
+            node.site.inputs[node.inputs.index(self._entered(repeat.start))]
             for node in first
-            if self._entered(run.start) in node.inputs
+            if self._entered(repeat.start) in node.inputs
         )
         entry = Input(_entry(name), shape, None)
-        nodes = self.sequence(run.start, run.start + run.period, entry.name)
+        nodes = self.sequence(repeat.start, repeat.start + repeat.period, entry.name)
         used = dict.fromkeys(p for node in nodes for p in node.parameters.values())
         parameters = {p: self.stacked.get(p) or self.graph.parameters[p] for p in used}
         return Graph(name, entry, tuple(nodes), parameters, self.output, None)
@@ -328,11 +331,11 @@ def _names(graph: Graph) -> frozenset[str]:
     return frozenset((graph.input.name, *(node.name for node in graph.nodes), *owners))
 
 
-def _reading(stretch: Stretch, entered: str, source: str) -> list[Node]:
-    """Return the nodes of a stretch with another value in place of the one that they read."""
+def _reading(segment: Segment, entered: str, source: str) -> list[Node]:
+    """Return the nodes of a segment with another value in place of the one that they read."""
     if entered == source:
-        return list(stretch)
+        return list(segment)
     return [
         replace(node, inputs=tuple(source if operand == entered else operand for operand in node.inputs))
-        for node in stretch
+        for node in segment
     ]

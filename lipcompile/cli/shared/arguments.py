@@ -109,6 +109,11 @@ public_option = click.option(
 )
 
 
+def format_option(text: str = "What to print.") -> Callable[[Command], Command]:
+    """Give a command the keyword `form`: "text" or "json"."""
+    return click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help=text)
+
+
 def verify_option(*, default: bool) -> Callable[[Command], Command]:
     """Give a command the keyword `verify_import`: whether an import is compared with its original."""
     return click.option(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,8 @@ import click
 from lipcompile.core.diagnostics import InputError, input_error
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from lipcompile.core.diagnostics import Diagnostic
 
 
@@ -22,6 +24,16 @@ def print_json(value: Any) -> None:
     """Write a value to stdout as JSON, in UTF-8 whatever the terminal's encoding."""
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
     click.echo(text.encode("utf-8", "backslashreplace"))
+
+
+def print_found(form: str, report: Mapping[str, Any], parts: Iterable[RenderableType]) -> None:
+    """Write what was found to stdout: a report as JSON, or parts for people, one below the other."""
+    if form == "json":
+        print_json(report)
+        return
+    from lipcompile.reports.console import show
+
+    show(sys.stdout, *parts)
 
 
 def complain(diagnostics: Sequence[Diagnostic]) -> None:

@@ -11,11 +11,29 @@ from lipcompile_privacy.factorisation import planned_strategy
 from lipcompile.core.diagnostics import InputError, input_error
 
 if TYPE_CHECKING:
+    from lipcompile.core.derivation import Derivation
     from lipcompile.frontends.options import Loaded, Setting
 
 # Keys of the `train` block that are called otherwise in the training configuration.
 _NAMES = {"batch": "batch_size", "lr": "learning_rate", "physical_batch": "max_physical_batch"}
 _WHOLE = ("batch_size", "dataset", "epochs", "max_physical_batch", "bands", "buffers")
+DEFAULTS = {
+    "epochs": 20,
+    "optimizer": "adam",
+    "learning_rate": 1e-2,
+    "momentum": 0.9,
+    "schedule": "constant",
+    "noise": "per_layer",
+    "fixed_norm": False,
+    "secure": False,
+    "cache_features": True,
+    "neighbours": "add_remove",
+    "accountant": "pld",
+    "device": "auto",
+    "resume": False,
+}
+# Gradients that are clipped to one length take larger rates, and rates that fall, as noise is all that is left.
+CLIPPED = {**DEFAULTS, "learning_rate": 2e-2, "schedule": "cosine"}
 
 
 def planned(loaded: Loaded | None) -> dict[str, Any]:
@@ -27,6 +45,12 @@ def planned(loaded: Loaded | None) -> dict[str, Any]:
     plan = {_NAMES.get(key, key): _number(_NAMES.get(key, key), value) for key, value in settings.items()}
     said = resolved_sampling(plan.get("sampling"), plan.get("correlation"))
     return plan if said is None else {**plan, "sampling": said}
+
+
+def defaults_of(derivation: Derivation) -> Mapping[str, Any]:
+    """Return the settings of training that nothing else says."""
+    assert derivation.analysis is not None
+    return CLIPPED if derivation.analysis.graph.clips else DEFAULTS
 
 
 def merged(given: Mapping[str, Any], plan: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -106,3 +130,42 @@ def _number(name: str, value: Setting) -> Any:
         return float(value)
     except OverflowError:
         raise input_error("LIP404", f"`{name}` is too large") from None
+
+
+def planned_training(loaded: Loaded) -> dict[str, Any] | None:
+    """Return the inputs of the accountant that the model's `train` block says or implies; None without a block.
+
+    What the block leaves open is null. Raises InputError (LIP404).
+    """
+    if loaded.training is None:
+        return None
+    settings, plan = loaded.training.settings, planned(loaded)
+    multiplier = plan.get("noise_multiplier")
+    correlation = settings.get("correlation")
+    return {
+        "neighbours": plan.get("neighbours", DEFAULTS["neighbours"]),
+        "sampling": plan.get("sampling", "poisson"),
+        "batch": plan.get("batch_size"),
+        "dataset": plan.get("dataset"),
+        "steps": _planned_steps(plan),
+        "noise": plan.get("noise", DEFAULTS["noise"]),
+        "epsilon": _exact(settings.get("epsilon")),
+        "delta": _exact(settings.get("delta")),
+        "accountant": DEFAULTS["accountant"],
+        **({} if correlation is None else {"correlation": _exact(correlation)}),
+        **({} if multiplier is None else {"noise_multiplier": multiplier.hex()}),
+    }
+
+
+def _planned_steps(plan: dict[str, Any]) -> int | None:
+    """Return how many steps the epochs come to; None if their number, or one of N and b, is open."""
+    if not {"epochs", "batch_size", "dataset"} <= plan.keys():
+        return None
+    return int(plan["epochs"] * epoch_steps(plan["dataset"], plan["batch_size"]))
+
+
+def _exact(value: Any) -> Any:
+    """Return an exact number, or a mapping with such numbers, as JSON."""
+    if isinstance(value, dict):
+        return {key: _exact(part) for key, part in value.items()}
+    return None if value is None else str(value)

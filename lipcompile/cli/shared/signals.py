@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from lipcompile.analysis.requirements import requirements
 from lipcompile.analysis.sensitivity import analyse
-from lipcompile.analysis.useful import Aim
+from lipcompile.analysis.usefulness import Aim
+from lipcompile.core.backend import Backend, find, instantiate
 from lipcompile.core.derivation import Derivation, Source
 from lipcompile.core.diagnostics import InputError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from lipcompile.core.backend import Backend
     from lipcompile.core.graph import Graph
 
 # Changes of models with more weights or activations are not measured: each of some twenty would take seconds.
@@ -39,9 +39,7 @@ def signals(
 
     Raises InputError (LIP402, LIP403) for a file that cannot be read, or whose examples do not fit.
     """
-    from lipcompile.cli.audit import admissible
-    from lipcompile.cli.shared.data import arrays_of
-    from lipcompile.core.programs import instantiate
+    from lipcompile.cli.shared.inputs import admissible, arrays_of
 
     try:
         text = backend.emit(derivation)
@@ -88,7 +86,6 @@ def measurable() -> bool:
 
 def _of_graph(graph: Graph) -> Any:
     """Measure the whole gradient of a changed model; None if it leaves a number open."""
-    from lipcompile.core.backend import find
 
     source = Source(graph.name, graph.name, "lip", "")
     found = signals(Derivation(source, requirements(graph, ()), (), analyse(graph)), find())

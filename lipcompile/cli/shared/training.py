@@ -22,14 +22,12 @@ from lipcompile_privacy.errors import (
     SamplingError,
 )
 
-from lipcompile.cli.shared.data import arrays_of
-from lipcompile.cli.shared.modules import CHECKPOINT, LEDGER, MODULE
+from lipcompile.cli.shared.inputs import CHECKPOINT, LEDGER, MODULE, arrays_of
 from lipcompile.cli.shared.output import complain, write_text
+from lipcompile.core.backend import Backend, instantiate
 from lipcompile.core.diagnostics import Diagnostic, InputError, Severity, input_error
-from lipcompile.core.programs import instantiate
 
 if TYPE_CHECKING:
-    from lipcompile.core.backend import Backend
     from lipcompile.core.derivation import Derivation
 
 
@@ -51,7 +49,7 @@ _START = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class TrainingRun:
     """What to train, on what, how (the fields of the backend's `TrainConfig` but for `output`), and where to.
 
     `expected` is the number of examples that the model's plan counts on.
@@ -69,7 +67,7 @@ class Run:
         return bool(self.settings.get("resume"))
 
 
-def execute(run: Run, backend: Backend) -> Any:
+def execute(run: TrainingRun, backend: Backend) -> Any:
     """Train; returns the backend's result. Raises InputError; what it raises before training leaves no trace."""
     from lipcompile.cli.shared.progress import Watch
 
@@ -100,7 +98,7 @@ def default_batch(derivation: Derivation, examples: int) -> int:
     return min(LARGEST_DEFAULT_BATCH, examples)
 
 
-def print_result(result: Any, run: Run) -> None:
+def print_result(result: Any, run: TrainingRun) -> None:
     """Write what came out to stdout."""
     from lipcompile.cli.shared.progress import accuracy
     from lipcompile.reports.formulas import round_up
@@ -117,7 +115,7 @@ def print_result(result: Any, run: Run) -> None:
     click.echo("\n".join(lines))
 
 
-def _check_settings(run: Run, settings: Mapping[str, Any], examples: int) -> None:
+def _check_settings(run: TrainingRun, settings: Mapping[str, Any], examples: int) -> None:
     """Warn of settings that mean less than they seem to; raises InputError (LIP404)."""
     delta, batch = settings["delta"], settings["batch_size"]
     if batch > examples:
@@ -156,7 +154,7 @@ def _unstarted(text: str) -> str:
 
 
 @contextmanager
-def _folder(run: Run, text: str, began: Any) -> Iterator[None]:
+def _folder(run: TrainingRun, text: str, began: Any) -> Iterator[None]:
     """Make the folder and the module in it; take back what was made if training does not begin."""
     new = [path for path in (run.output, *run.output.parents) if not path.exists()]
     fresh = [name for name in (MODULE, LEDGER, CHECKPOINT) if not (run.output / name).exists()]

@@ -1,19 +1,21 @@
-"""Bounds that hold and are of no use: a verdict of `check`, `compile`, `train` and `report`, unless allowed."""
+"""Verdicts beside the requirements: a bound that is of no use, and an import that computes something else."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lipcompile.analysis.requirements import proves
-from lipcompile.analysis.useful import LARGEST_EXCESS
+from lipcompile.analysis.usefulness import LARGEST_EXCESS
 from lipcompile.cli.shared.signals import signals
-from lipcompile.core.diagnostics import Diagnostic, Severity
+from lipcompile.core.backend import Backend, program
+from lipcompile.core.diagnostics import Diagnostic, InputError, Location, Severity
 
 if TYPE_CHECKING:
-    from lipcompile.core.backend import Backend
     from lipcompile.core.derivation import Derivation
+    from lipcompile.frontends.options import Loaded, Original
 
 _MEND = "--bounds auto clips gradients where theorems do not serve; --allow-vacuous goes on all the same"
 
@@ -58,3 +60,97 @@ def exceeded(derivation: Derivation, found: Any, *, allow_vacuous: bool) -> Deri
 def _is_proved(derivation: Derivation) -> bool:
     """Whether a model is accepted, and a theorem bounds one of its gradients."""
     return derivation.ok and derivation.analysis is not None and proves(derivation.analysis.graph)
+
+
+_OF_THE_COMPILER = "this is a bug of lipcompile: please report it; --no-verify-import skips the check"
+
+
+def verified(loaded: Loaded, derivation: Derivation, backend: Backend, text: str | None = None) -> Derivation:
+    """Return the derivation with what the check found: an error (LIP320) if the import is wrong, or a note.
+
+    `text` is the emitted module, if there is one already. A model that was not imported is left as it is.
+    """
+    if loaded.original is None or derivation.analysis is None:
+        return derivation
+    found = _found(loaded, derivation, backend, text)
+    if loaded.source.format == "onnx":
+        found = replace(found, location=Location(loaded.source.path))
+    failed = found.severity == Severity.ERROR
+    return replace(
+        derivation,
+        diagnostics=(*derivation.diagnostics, found),
+        analysis=None if failed else derivation.analysis,
+    )
+
+
+def _found(loaded: Loaded, derivation: Derivation, backend: Backend, text: str | None) -> Diagnostic:
+    from lipcompile.frontends.options import OriginalError
+
+    assert loaded.original is not None
+    try:
+        original = loaded.original()
+        return _compared(original, derivation, backend, text or backend.emit(_complete(derivation)))
+    except OriginalError as error:
+        return _note(f"the import could not be checked: {error}")
+    except InputError as error:
+        return _note(f"the import could not be checked: {error}")
+
+
+def _compared(original: Original, derivation: Derivation, backend: Backend, text: str) -> Diagnostic:
+
+    assert derivation.analysis is not None
+    agreement = backend.agreement
+    try:
+        found = agreement.measure(
+            program(Path("emitted.py"), text).Model,
+            original,
+            batch=original.batch,
+            precision=original.precision,
+            vocabulary=derivation.analysis.graph.vocabulary,
+            log_probabilities=any(one.code == "LIP215" for one in derivation.diagnostics),
+        )
+    except agreement.ShapeError as error:
+        return _error(f"the import is wrong: {error}")
+    return _told(found, original.runner)
+
+
+def _told(found: Any, runner: str) -> Diagnostic:
+    measured = f"{found.absolute:.1e} ({found.relative:.1e} of an example's largest output)"
+    if found.agrees:
+        return _note(
+            f"the import computes what {runner} computes, up to {measured} on {found.examples} random inputs"
+        )
+    return _error(
+        f"the import is wrong: on {found.examples} random inputs it differs from what {runner} computes by up to "
+        f"{measured}; rounding would explain {found.tolerance:.0e} of it"
+    )
+
+
+def _note(message: str) -> Diagnostic:
+    return Diagnostic("LIP321", message, severity=Severity.NOTE)
+
+
+def _error(message: str) -> Diagnostic:
+    return Diagnostic("LIP320", message, _OF_THE_COMPILER)
+
+
+def _complete(derivation: Derivation) -> Derivation:
+    """Give a model a norm and a loss if it has none: an emitted module needs both, its outputs neither."""
+    from lipcompile.analysis.sensitivity import analyse
+    from lipcompile.frontends.options import parse_loss
+
+    assert derivation.analysis is not None
+    graph = derivation.analysis.graph
+    source = graph.input
+    if graph.loss is not None and (source.tokens or isinstance(source.norm, Fraction)):
+        return derivation
+    norm = source.norm if source.tokens or isinstance(source.norm, Fraction) else _norm(source.shape)
+    graph = replace(graph, loss=graph.loss or parse_loss("absolute_error"), input=replace(source, norm=norm))
+    return replace(derivation, analysis=analyse(graph))
+
+
+def _norm(shape: tuple[int, ...]) -> Fraction:
+    """Return the norm of an example whose entries are about 1."""
+    from math import isqrt, prod
+
+    return Fraction(isqrt(prod(shape)) + 1)

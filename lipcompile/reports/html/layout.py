@@ -1,19 +1,90 @@
 """Which rows the drawing of a graph has, and in which lane runs what skips rows.
 
-Copies of a block are drawn once. What is still too long keeps its first and its last rows.
+The bodies of loops stand in their places. Copies of a block are drawn once. What is still too long keeps its first
+and its last rows.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from lipcompile.core.derivation import Block
-from lipcompile.core.graph import Graph
+from lipcompile.core.graph import Graph, Node
 from lipcompile.numbers import Scalar
-from lipcompile.reports.copies import first_copies
-from lipcompile.reports.html.parts import Flat, Part, flat
+from lipcompile.reports.rows import first_copies
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A node, of the graph or of a loop's body, under a key that no other part has.
+
+    inputs: the keys of what it reads. parameters: the names that the graph has for those it uses. layer: the node
+    of the graph that it is, or is a part of.
+    """
+
+    key: str
+    node: Node
+    inputs: tuple[str, ...]
+    parameters: tuple[str, ...]
+    layer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """The parts from `first` up to, but not including, `stop`, which a loop repeats `count` times."""
+
+    first: int
+    stop: int
+    count: int | Scalar
+
+
+@dataclass(slots=True)
+class Parts:
+    """The parts of a graph, in its order, and which of them are bodies of loops, outer ones before inner ones."""
+
+    parts: list[Part] = field(default_factory=list)
+    bodies: list[Body] = field(default_factory=list)
+
+
+def parts_of(graph: Graph) -> Parts:
+    """Return the parts of a graph; its input has its own name as key."""
+    found = Parts()
+    names = {graph.input.name: graph.input.name}
+    _add(found, graph.nodes, names, {name: name for name in graph.parameters})
+    return found
+
+
+def _add(
+    found: Parts,
+    nodes: Iterable[Node],
+    keys: dict[str, str],
+    parameters: Mapping[str, str],
+    prefix: str = "",
+    layer: str | None = None,
+) -> None:
+    """Add nodes; `keys` and `parameters` say what values and parameters are called in the whole graph."""
+    for node in nodes:
+        inputs = tuple(keys[name] for name in node.inputs)
+        used = {role: parameters[name] for role, name in node.parameters.items()}
+        own = f"{prefix}{node.name}"
+        if node.op.name == "loop":
+            keys[node.name] = _add_body(found, node, inputs[0], used, own, layer or node.name)
+        else:
+            found.parts.append(Part(own, node, inputs, tuple(used.values()), layer or node.name))
+            keys[node.name] = own
+
+
+def _add_body(found: Parts, node: Node, source: str, parameters: Mapping[str, str], own: str, layer: str) -> str:
+    """Add the body of a loop, which reads the value `source`; return the key of what it returns."""
+    loop, first, place = node.attributes, len(found.parts), len(found.bodies)
+    keys = {loop.body.input.name: source}
+    _add(found, loop.body.nodes, keys, parameters, f"{own}/", layer)
+    if len(found.parts) > first:
+        found.bodies.insert(place, Body(first, len(found.parts), loop.count.value or loop.count.scalar))
+    return keys[loop.body.output]
+
 
 # The most rows that are drawn of a graph.
 LARGEST_DRAWING = 80
@@ -65,7 +136,7 @@ class Layout:
 
 def layout(graph: Graph, blocks: Sequence[Block] = (), limit: int = LARGEST_DRAWING) -> Layout:
     """Lay out a graph in at most `limit` rows behind its input, and one for what is left out."""
-    whole, found = flat(graph), [block for block in blocks if block.repeats is not None]
+    whole, found = parts_of(graph), [block for block in blocks if block.repeats is not None]
     first = first_copies(found)
     rows = [Row(), *_shortened(_rows(whole.parts, first), limit)]
     place = {graph.input.name: 0, **{part.key: index for index, row in enumerate(rows) for part in row.parts}}
@@ -112,7 +183,7 @@ def _found_brackets(blocks: Iterable[Block], rows: Sequence[Row]) -> Iterator[Br
             yield Bracket(min(inside), max(inside), len(block.layers))
 
 
-def _open_brackets(whole: Flat, place: Mapping[str, int]) -> Iterator[Bracket]:
+def _open_brackets(whole: Parts, place: Mapping[str, int]) -> Iterator[Bracket]:
     for body in whole.bodies:
         yield Bracket(place[whole.parts[body.first].key], place[whole.parts[body.stop - 1].key], body.count)
 

@@ -7,18 +7,16 @@ not by itself a better ratio of signal to noise: where that can be measured, it 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from lipcompile.analysis.bounds import Bounds, derive
-from lipcompile.analysis.what_if import scale, structure, training
-from lipcompile.analysis.what_if.edit import NO_CHANGE, Edit, Family, Kind, applied
-from lipcompile.analysis.what_if.shares import Share, dominating
-from lipcompile.analysis.what_if.subject import Subject
+from lipcompile.analysis.changes import scale, structure
+from lipcompile.analysis.changes.edit import NO_CHANGE, Edit, Family, Kind, applied
+from lipcompile.analysis.changes.subject import Subject, place_of
+from lipcompile.core.derivation import Analysis, Block
 from lipcompile.core.graph import Graph
 from lipcompile.numbers.certified import Certified, Interval
-
-__all__ = ["Change", "Measure", "Progress", "Share", "changes", "dominating"]
 
 # Told after each candidate: its place, how many are done, and of how many.
 Progress = Callable[[str, int, int], None]
@@ -118,14 +116,14 @@ class _Plan:
 
 def _plan(subject: Subject) -> list[_Plan]:
     """Return what is to be tried."""
-    kinds = (scale.families, structure.families, training.families)
+    kinds = (scale.families, structure.families)
     families = [family for of in kinds for family in of(subject) if family.edits]
     nodes = len(subject.graph.nodes)
     most = max(_FEWEST, _WORK // (max(nodes, 1) * max(len(families), 1)))
-    return [_Plan(family, *_single(family, subject, most, large=nodes > _LARGE)) for family in families]
+    return [_Plan(family, *_to_try(family, subject, most, large=nodes > _LARGE)) for family in families]
 
 
-def _single(family: Family, subject: Subject, most: int, *, large: bool) -> tuple[Sequence[Edit], bool]:
+def _to_try(family: Family, subject: Subject, most: int, *, large: bool) -> tuple[Sequence[Edit], bool]:
     """Return the edits to try by themselves, one for each place, and whether there are more places than one.
 
     Those at dominating layers come first.
@@ -190,3 +188,52 @@ def _tried(plans: Sequence[_Plan], trial: _Trial) -> Iterator[_Tried]:
         every = trial(plan.family.together()) if plan.together else None
         if every is not None and (best is None or every.factor < best.factor * (1 - NO_CHANGE)):
             yield every
+
+
+# Shares
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A parameter, or that of all copies of one layer.
+
+    names: of the parameters, in the order of the graph. bound: the largest of their K, certified. share: their
+    part of ΣK², from 0 to 1, not rounded to any side.
+    """
+
+    names: tuple[str, ...]
+    bound: float
+    share: float
+
+
+def dominating(analysis: Analysis) -> tuple[Share, ...]:
+    """Return the shares of all trained parameters, the largest first; none where a bound is not known."""
+    bounds = {name: bound.value for name, bound in analysis.parameters.items()}
+    known = {name: value for name, value in bounds.items() if value is not None}
+    total = analysis.total.value
+    if not total or len(known) < len(bounds):
+        return ()
+    kinds = _kinds(analysis.graph, analysis.depth.blocks)
+    groups: dict[object, list[str]] = {}
+    for name in known:
+        groups.setdefault(kinds.get(name, name), []).append(name)
+    found = [
+        Share(tuple(names), max(known[name] for name in names), sum((known[name] / total) ** 2 for name in names))
+        for names in groups.values()
+    ]
+    return tuple(sorted(found, key=lambda share: -share.share))
+
+
+def _kinds(graph: Graph, blocks: tuple[Block, ...]) -> Mapping[str, object]:
+    """Return a key that the parameters of all copies of one layer have in common, by parameter."""
+    places = {
+        name: (block.name, position)
+        for block in blocks
+        for copy in block.layers
+        for position, name in enumerate(copy)
+    }
+    return {
+        name: (places.get(node.name) or place_of(node), role)
+        for node in graph.nodes
+        for role, name in node.parameters.items()
+    }

@@ -8,17 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Literal
 
-from lipcompile.analysis.fix import layers, tokens
-from lipcompile.analysis.fix.edit import Changed, Wanted
-from lipcompile.analysis.requirements import examine
-from lipcompile.analysis.useful import USEFUL, Aim, Standing, complete, standing
-from lipcompile.analysis.what_if.edit import NO_CHANGE
-from lipcompile.core.diagnostics import Severity
+from lipcompile.analysis.changes import layers
+from lipcompile.analysis.changes.edit import NO_CHANGE, is_refused
+from lipcompile.analysis.changes.layers import Changed
+from lipcompile.analysis.usefulness import USEFUL, Aim, Standing, standing, with_norm_and_loss
 from lipcompile.core.graph import Graph
-
-__all__ = ["KINDS", "Fix", "Fixed", "Kind", "Left", "Wanted", "fixed", "helps"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +27,7 @@ class Kind:
 
     name: str
     title: str
-    make: Callable[[Graph, Wanted], Changed]
+    make: Callable[[Graph, Fraction], Changed]
     made: Literal["always", "if needed", "if asked for"]
 
 
@@ -39,7 +36,7 @@ KINDS: Sequence[Kind] = (
     Kind("softmax", "last softmax or sigmoid -> left out, as the loss has its own", layers.of_logits, "always"),
     Kind("norm", "norms that divide by almost nothing -> norms with a floor", layers.floored, "if needed"),
     Kind("residual", "sums of branches -> their means", layers.averaged, "if needed"),
-    Kind("attention", "attention -> attention to tokens of bounded length", tokens.bounded, "if needed"),
+    Kind("attention", "attention -> attention to tokens of bounded length", layers.cut_tokens, "if needed"),
     Kind("pool", "max pools -> L2 pools", layers.pooled, "if asked for"),
     Kind("groupsort", "ReLU -> GroupSort of pairs", layers.sorted_in_pairs, "if asked for"),
 )
@@ -89,7 +86,7 @@ class Fixed:
 
 def fixed(
     graph: Graph,
-    wanted: Wanted,
+    floor: Fraction,
     also: Collection[str] = (),
     never: Collection[str] = (),
     kinds: Sequence[Kind] = KINDS,
@@ -104,8 +101,8 @@ def fixed(
     left: list[Left] = []
     before = before or aim.judged(graph, standing(graph))
     for kind in kinds:
-        changed = kind.make(graph, wanted)
-        if not (changed.places or changed.not_made) or _is_refused(changed.graph):
+        changed = kind.make(graph, floor)
+        if not (changed.places or changed.not_made) or is_refused(changed.graph):
             continue
         after = standing(changed.graph) if changed.places else before
         if changed.places and kind.name not in never and (kind.name in also or _is_due(kind, before, after, aim)):
@@ -113,14 +110,14 @@ def fixed(
             graph, before = changed.graph, aim.judged(changed.graph, after)
         else:
             left.append(Left(kind, changed.places, after.total, changed.not_made))
-    assumed = complete(graph) is not graph
+    assumed = with_norm_and_loss(graph) is not graph
     return Fixed(graph, tuple(made), tuple(left), before.total, before.useful, assumed, aim.target, before.excess)
 
 
 def helps(graph: Graph, total: float) -> bool:
     """Whether what is changed unasked brings a useless bound of the whole gradient below the threshold."""
     unasked = [kind for kind in KINDS if kind.made != "if asked for"]
-    return fixed(graph, Wanted(), kinds=unasked, before=Standing(total, useful=False)).useful
+    return fixed(graph, Fraction(1), kinds=unasked, before=Standing(total, useful=False)).useful
 
 
 def _is_due(kind: Kind, before: Standing, after: Standing, aim: Aim) -> bool:
@@ -129,8 +126,3 @@ def _is_due(kind: Kind, before: Standing, after: Standing, aim: Aim) -> bool:
         return True
     smaller = after.total < before.total * (1 - NO_CHANGE) or math.isinf(after.total)
     return not before.useful and smaller and (kind.made == "if needed" or aim.target is not None)
-
-
-def _is_refused(graph: Graph) -> bool:
-    """Whether a change has made something that could not be trained."""
-    return any(found.severity == Severity.ERROR for found in examine(graph))

@@ -7,8 +7,8 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
-from lipcompile.analysis.what_if.edit import Edit, Family, Patch, of_parameters
-from lipcompile.analysis.what_if.subject import Subject, halved, shown, spelt
+from lipcompile.analysis.changes.edit import Edit, Family, Patch, of_parameters
+from lipcompile.analysis.changes.subject import Subject, halved, in_lip, shown
 from lipcompile.core.graph import Node, Parameter
 from lipcompile.numbers import Scalar, combine
 from lipcompile.ops.merge.rules import SUM, Sum
@@ -39,7 +39,7 @@ def _input(subject: Subject) -> Iterator[Edit]:
 
 def _weights(subject: Subject) -> Iterator[Edit]:
     for node, parameters in subject.trained("constraint"):
-        yield _halved(node, [parameter for parameter, _ in parameters], lambda new: f"constraint={spelt(new)}")
+        yield _halved(node, [parameter for parameter, _ in parameters], lambda new: f"constraint={in_lip(new)}")
 
 
 def _bounds(subject: Subject) -> Iterator[Edit]:

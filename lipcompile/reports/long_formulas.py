@@ -1,9 +1,9 @@
-"""Long formulas in pieces: what occurs twice, and what is too long to be written at once, gets a name."""
+"""Long formulas: in pieces that have names, and under a number at the end of a document."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
@@ -73,3 +73,18 @@ def _is_long_root(part: Any) -> bool:
         and isinstance(part.base, Add)
         and is_longer(part.base, _LONGEST_BELOW_ROOT)
     )
+
+
+@dataclass(slots=True)
+class NumberedFormulas:
+    """Collects the long formulas of one document; the first one has number 1, and equal ones have one number."""
+
+    _numbers: dict[Any, int] = field(default_factory=dict)
+
+    def number(self, expression: Any) -> int | None:
+        """Return the number of a long formula, None if it is short."""
+        return None if is_short(expression) else self._numbers.setdefault(expression, len(self._numbers) + 1)
+
+    def entries(self) -> list[Pieces]:
+        """Return the formulas so far, by their numbers, in pieces."""
+        return [pieces(expression) for expression in self._numbers]

@@ -1,14 +1,15 @@
-"""Edits of a graph, and the graph that they make: shapes are inferred again, by the rules of the ops."""
+"""The editor of graphs: other ops at nodes, layers put behind values; shapes are inferred again by the rules."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from lipcompile.analysis.requirements import examine
 from lipcompile.core.diagnostics import Refusal, Severity
 from lipcompile.core.graph import Graph, Input, LossUse, Node, Parameter
+from lipcompile.core.names import Names
 from lipcompile.numbers import Scalar
 from lipcompile.ops.record import AnyOp, Shape, Site
 from lipcompile.ops.shape.rules import ClipGradient
@@ -85,8 +86,11 @@ def applied(graph: Graph, patch: Patch) -> Graph | None:
         loss=patch.loss or graph.loss,
     )
     rebuilt = rebuild(changed, patch.nodes) if patch.nodes else changed
-    clipped = rebuilt if rebuilt is None or patch.clip is None else _clipped(rebuilt, patch.clip)
-    return clipped if clipped is not None and _holds(clipped) else None
+    if rebuilt is not None and patch.clip is not None:
+        clip = ("clip_gradient", OP_BY_NAME["clip_gradient"], ClipGradient(patch.clip))
+        rebuilt = put_behind(rebuilt, rebuilt.output, [clip], as_output=True)
+    trained = any(parameter.trainable for parameter in changed.parameters.values())
+    return rebuilt if rebuilt is not None and trained and not is_refused(rebuilt) else None
 
 
 def rebuild(graph: Graph, replacements: Mapping[str, Replacement]) -> Graph | None:
@@ -142,18 +146,48 @@ def _parameters(declared: Mapping[str, Parameter], nodes: Iterable[Node]) -> dic
     return {name: replace(old, shape=needed[name]) for name, old in declared.items()}
 
 
-def _clipped(graph: Graph, bound: Scalar) -> Graph:
-    """Return the graph with a gradient clip behind its output."""
-    taken = {graph.input.name, *(node.name for node in graph.nodes)}
-    name = next(free for i in range(len(taken) + 1) if (free := f"clip_gradient_{i}") not in taken)
-    shape, attributes = graph.shape(graph.output), ClipGradient(bound)
-    node = Node(
-        name, OP_BY_NAME["clip_gradient"], attributes, (graph.output,), Site(attributes, (shape,), shape), {}
-    )
-    return replace(graph, nodes=(*graph.nodes, node), output=name)
+def put_behind(
+    graph: Graph,
+    value: str,
+    chain: Sequence[tuple[str, AnyOp, Any]],
+    readers: Collection[str] = (),
+    *,
+    as_output: bool = False,
+) -> Graph:
+    """Return the graph in which some readers of a value read what a chain of layers, by suffix, makes of it.
+
+    The layers must keep its shape. as_output: whether the model returns what they make.
+    """
+    names = Names()
+    for taken in (graph.input.name, *(node.name for node in graph.nodes)):
+        names.fresh(taken)
+    made: list[Node] = []
+    shape, current = graph.shape(value), value
+    for suffix, op, attributes in chain:
+        site = Site(attributes, (shape,), op.shape(attributes, (shape,)))
+        made.append(Node(names.fresh(f"{value}_{suffix}"), op, attributes, (current,), site, {}))
+        current = made[-1].name
+    nodes = [_reading(node, value, current) if node.name in readers else node for node in graph.nodes]
+    place = next((i for i, node in enumerate(graph.nodes, start=1) if node.name == value), 0)
+    output = current if as_output else graph.output
+    return replace(graph, nodes=(*nodes[:place], *made, *nodes[place:]), output=output)
 
 
-def _holds(graph: Graph) -> bool:
-    """Whether the requirements hold, and something is trained."""
-    trained = any(parameter.trainable for parameter in graph.parameters.values())
-    return trained and not any(found.severity == Severity.ERROR for found in examine(graph))
+def _reading(node: Node, old: str, new: str) -> Node:
+    return replace(node, inputs=tuple(new if name == old else name for name in node.inputs))
+
+
+def is_refused(graph: Graph) -> bool:
+    """Whether a changed graph does not hold the requirements."""
+    return any(found.severity == Severity.ERROR for found in examine(graph))
+
+
+def without_overlap(node: Node) -> Any:
+    """Return the attributes of a pool whose windows are as wide as their steps; None if its shape would change."""
+    axes = len(node.attributes.kernel)
+    windows = {"kernel": node.attributes.stride, "padding": ((0, 0),) * axes, "dilation": (1,) * axes}
+    narrow = replace(node.attributes, **windows, ceil_mode=False)
+    try:
+        return narrow if node.op.shape(narrow, node.site.inputs) == node.shape else None
+    except Refusal:
+        return None

@@ -9,8 +9,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
-from lipcompile.analysis.what_if.edit import Edit
-from lipcompile.analysis.what_if.shares import place_of
+from lipcompile.analysis.changes.edit import Edit
 from lipcompile.core.graph import Graph, Node, Parameter
 from lipcompile.numbers import Scalar, combine, text
 from lipcompile.ops.merge.rules import SUM
@@ -53,11 +52,7 @@ class Subject:
     @cached_property
     def owners(self) -> Mapping[str, Node]:
         """The first node that uses each parameter."""
-        found: dict[str, Node] = {}
-        for node in self.graph.nodes:
-            for name in node.parameters.values():
-                found.setdefault(name, node)
-        return found
+        return self.graph.owners()
 
     def trained(self, *arguments: str) -> Iterator[tuple[Node, list[tuple[Parameter, ParameterRule[Any]]]]]:
         """Yield the trained parameters that these arguments constrain, with the first node that uses them."""
@@ -130,7 +125,7 @@ def _is_short(value: Fraction) -> bool:
     return len(text(value)) <= _DIGITS + 2
 
 
-def spelt(constraint: Constraint) -> str:
+def in_lip(constraint: Constraint) -> str:
     """Return a constraint of a weight as .lip spells it."""
     return "orthogonal" if constraint.kind == "orthogonal" else f"{constraint.kind}({shown(constraint.bound)})"
 
@@ -140,7 +135,13 @@ def per_axis(values: tuple[int, ...]) -> str:
     return str(values[0]) if len(set(values)) == 1 else str(values)
 
 
-def spelled(op: AnyOp, axes: int) -> str:
+def layer_in_lip(op: AnyOp, axes: int) -> str:
     """Return the name of a layer in .lip; `axes` are its spatial ones."""
     names = [spelling.name for spelling in op.dsl if spelling.rank in (None, axes)]
     return names[0] if names else op.name
+
+
+def place_of(node: Node) -> object:
+    """Return where a layer is written: copies of a `repeat`, and of a block, are written in one place."""
+    at = node.location
+    return node.name if at is None or at.line is None else (at.file, at.line, at.column)

@@ -1,21 +1,30 @@
-"""Changes of structure: another network, whose bound is nearer to what its gradients can be."""
+"""Changes of structure: another network, whose bound is nearer to what its gradients can be; and of training."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from fractions import Fraction
+from math import isfinite
 from typing import Any
 
-from lipcompile.analysis.what_if.edit import Edit, Family, Kind, Patch, of_parameters
-from lipcompile.analysis.what_if.subject import HALF, Subject, per_axis, shown, spelled, spelt
-from lipcompile.core.diagnostics import Refusal
+from lipcompile.analysis.changes.edit import Edit, Family, Kind, Patch, of_parameters, without_overlap
+from lipcompile.analysis.changes.subject import (
+    HALF,
+    Subject,
+    halved,
+    in_lip,
+    layer_in_lip,
+    per_axis,
+    rounded_down,
+    shown,
+)
 from lipcompile.core.graph import Node
 from lipcompile.ops.conv.rules import CONV, Conv
 from lipcompile.ops.normalisation.rules import squared_slope
 from lipcompile.ops.pool.rules import AveragePool, LpPool, Pool
-from lipcompile.ops.record import AnyOp, Constraint, NoAttributes, Shape
-from lipcompile.ops.shape.rules import Dropout
+from lipcompile.ops.record import AnyOp, Constraint, NoAttributes
+from lipcompile.ops.shape.rules import ClipGradient, Dropout
 from lipcompile.ops.table import OP_BY_NAME
 
 ZERO, ONE = Fraction(0), Fraction(1)
@@ -28,11 +37,13 @@ _AVERAGES = {
 # Their averages are the same, divided by a number.
 _SUMS = ("scaled_avg_pool", "reduce_sum")
 # Activations that are steeper than 1.
-_STEEP = ("elu", "gelu", "selu", "silu", "mish", "hard_swish")
+_STEEPER_THAN_RELU = ("elu", "gelu", "selu", "silu", "mish", "hard_swish")
+# Digits of a bound to clip to.
+_CLIP_DIGITS = 2
 
 
 def families(subject: Subject) -> Iterator[Family]:
-    """Yield the changes of structure, those that go together in one family."""
+    """Yield the changes of structure, those that go together in one family, then those of training."""
     convolutions = [node for node in subject.nodes if node.op is CONV]
     yield Family("every bias left out", list(_without_biases(subject)))
     yield Family("every convolution in steps of 2", [edit for node in convolutions for edit in _strided(node, 2)])
@@ -50,6 +61,8 @@ def families(subject: Subject) -> Iterator[Family]:
         ("every dropout left out", _undropped),
     ):
         yield Family(summary, [edit for node in subject.nodes for edit in found(node)])
+    yield Family("", list(_frozen(subject)))
+    yield Family("", list(_clipped(subject)))
 
 
 def _replaced(node: Node, op: AnyOp, attributes: Any, text: str, kind: Kind = "structure") -> Edit:
@@ -65,7 +78,7 @@ def _strided(node: Node, most: int | None) -> Iterator[Edit]:
     stride = tuple(max(s, min(k, most or k)) for s, k in zip(conv.stride, conv.kernel, strict=True))
     if stride == conv.stride or (most is None and max(conv.kernel) <= 2):
         return
-    text = f"{spelled(CONV, len(stride))} stride={per_axis(stride)} in place of {per_axis(conv.stride)}"
+    text = f"{layer_in_lip(CONV, len(stride))} stride={per_axis(stride)} in place of {per_axis(conv.stride)}"
     apart = stride == conv.kernel and max(conv.dilation) == 1
     yield _replaced(
         node, CONV, replace(conv, stride=stride), f"{text}: windows no longer overlap" if apart else text
@@ -77,18 +90,10 @@ def _narrowed(node: Node) -> Iterator[Edit]:
     pool = node.attributes
     if not isinstance(pool, Pool | LpPool) or pool.kernel == pool.stride:
         return
-    axes = len(pool.kernel)
-    narrow = replace(pool, kernel=pool.stride, padding=((0, 0),) * axes, dilation=(1,) * axes, ceil_mode=False)
-    if _shape(node, narrow) == node.shape:
+    narrow = without_overlap(node)
+    if narrow is not None:
         text = f"kernel={per_axis(narrow.kernel)} in place of {per_axis(pool.kernel)}, without padding"
         yield _replaced(node, node.op, narrow, f"{node.op.name} {text}: windows no longer overlap")
-
-
-def _shape(node: Node, attributes: Any) -> Shape | None:
-    try:
-        return node.op.shape(attributes, node.site.inputs)
-    except Refusal:
-        return None
 
 
 def _stepped(node: Node) -> Iterator[Edit]:
@@ -130,7 +135,7 @@ def _floored(node: Node) -> Iterator[Edit]:
 
 def _gentler(node: Node) -> Iterator[Edit]:
     """An activation of slope 1 at most."""
-    if node.op.name in _STEEP:
+    if node.op.name in _STEEPER_THAN_RELU:
         yield _replaced(node, OP_BY_NAME["relu"], NoAttributes(), f"relu in place of {node.op.name}")
 
 
@@ -163,5 +168,33 @@ def _spectral(subject: Subject) -> Iterator[Edit]:
         if all(parameter.constraint.kind == "frobenius" for parameter, _ in parameters):
             new = Constraint("spectral", old.bound)
             changed = [replace(parameter, constraint=new) for parameter, _ in parameters]
-            text = f"constraint={spelt(new)} in place of {spelt(old)}"
+            text = f"constraint={in_lip(new)} in place of {in_lip(old)}"
             yield of_parameters("structure", node, changed, text)
+
+
+# Training
+
+
+def _frozen(subject: Subject) -> Iterator[Edit]:
+    """The layer whose parameters have the largest share, frozen."""
+    layer = next(iter(subject.layers), None)
+    if layer is None:
+        return
+    own = [name for name in subject.relative if subject.owners[name].name == layer]
+    parameters = {name: replace(subject.graph.parameters[name], trainable=False) for name in own}
+    yield Edit("training", layer, f"frozen: {', '.join(own)} not trained", Patch(parameters=parameters))
+
+
+def _clipped(subject: Subject) -> Iterator[Edit]:
+    """Half of what the loss sends back, for each example."""
+    graph = subject.graph
+    last = graph.nodes[-1] if graph.nodes and graph.nodes[-1].name == graph.output else None
+    if last is not None and isinstance(last.attributes, ClipGradient):
+        old, new = last.attributes.bound, halved(last.attributes.bound)
+        text = f"clip_gradient({shown(new)}) in place of clip_gradient({shown(old)})"
+        yield Edit("training", last.name, text, Patch(nodes={last.name: (last.op, ClipGradient(new))}))
+        return
+    if isfinite(subject.loss_lipschitz) and subject.loss_lipschitz > 0:
+        bound = rounded_down(Fraction(subject.loss_lipschitz) * HALF, _CLIP_DIGITS)
+        text = f"clip_gradient({shown(bound)}) before the loss, which sends back up to L"
+        yield Edit("training", graph.output, text, Patch(clip=bound))

@@ -1,19 +1,79 @@
-"""Emitted modules and their weights, from files, for the commands that take a trained MODULE."""
+"""What commands read beside models: files of data, and emitted modules with their weights."""
 
 from __future__ import annotations
 
+import math
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lipcompile_privacy.errors import CheckpointError
+from lipcompile_privacy.errors import CheckpointError, DataError
 
 from lipcompile.cli.shared.output import complain
+from lipcompile.core.backend import Backend, instantiate
 from lipcompile.core.diagnostics import Diagnostic, Severity, input_error
 
 if TYPE_CHECKING:
-    from lipcompile.core.backend import Backend
+    from lipcompile.core.graph import Graph
+
+# What the records of the losses call their targets, in the words of the backend.
+_TARGETS = {
+    "a class index": "class",
+    "a class index a token": "class",
+    "-1 or 1": "sign",
+    "a number from 0 to 1": "probability",
+    "a vector": "vector",
+}
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Raise InputError (LIP402, LIP403) for a file that cannot be read, or that holds no such data.
+
+    A DataError that something else caused is about what is no array file at all.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise input_error("LIP402", f"`{path}` cannot be read: {error.strerror or error}") from None
+    except DataError as error:
+        raise input_error("LIP402" if error.__cause__ else "LIP403", str(error)) from None
+
+
+def arrays_of(path: Path, graph: Graph, backend: Backend) -> Any:
+    """Read data for a model with a loss; raises InputError (LIP402, LIP403)."""
+    with reading(path):
+        return backend.data.load_npz(path, graph.input.shape, _classes(graph), graph.vocabulary)
+
+
+def checked(data: Any, graph: Graph, backend: Backend) -> Any:
+    """Return `Arrays`, or four values in their order, as those of a file; raises DataError."""
+    import numpy as np
+
+    names = ("x_train", "y_train", "x_test", "y_test")
+    values = [getattr(data, name) for name in names] if isinstance(data, backend.data.Arrays) else data
+    arrays = {name: np.asarray(value) for name, value in zip(names, values, strict=True)}
+    return backend.data.from_arrays(arrays, graph.input.shape, _classes(graph), graph.vocabulary)
+
+
+def _classes(graph: Graph) -> int | None:
+    assert graph.loss is not None
+    return graph.shape(graph.output)[0] if graph.loss.loss.target == "a class index" else None
+
+
+def admissible(attack: Any, graph: Graph) -> Any:
+    """Say what the adversary may choose as target and as tokens."""
+    assert graph.loss is not None
+    norm = getattr(graph.loss.attributes, "target_norm", None)
+    return attack.Admissible(
+        target=_TARGETS[graph.loss.loss.target],
+        target_norm=math.inf if norm is None else float(norm),
+        vocabulary=graph.vocabulary,
+    )
+
 
 # The files of a folder of `train`.
 MODULE, LEDGER, CHECKPOINT = "model.py", "ledger.jsonl", "checkpoint.pt"
@@ -56,7 +116,6 @@ def _loaded(module: Any, weights: Path, backend: Backend) -> str | None:
 
 
 def _instance(source: Path, backend: Backend) -> Any:
-    from lipcompile.core.programs import instantiate
 
     if source.exists() and not source.is_file():  # a pipe or a device may have no end
         raise input_error("LIP510", f"`{source}` is no file", _MEND)
