@@ -30,12 +30,30 @@ from .calibration import (
     calibrate_noise_multiplier,
     calibrate_steps,
 )
-from .comparison import COMPARISONS, Comparison, comparison_epsilon, comparison_noise, comparison_steps
+from .comparison import (
+    COMPARISONS,
+    Comparison,
+    Formula,
+    comparison_epsilon,
+    comparison_noise,
+    comparison_steps,
+    gaussian_delta,
+    gaussian_epsilon,
+    gaussian_noise,
+)
 from .composition import check_supported, epsilon
-from .drawing import Drawing, Sampling
-from .gaussian import Formula, gaussian_delta, gaussian_epsilon, gaussian_noise
-from .guarantee import Accountant, NeighbouringRelation
-from .releases import Mechanism, RandomAllocation, Release, Run, WithoutReplacement, release_from
+from .releases import (
+    Accountant,
+    Drawing,
+    Mechanism,
+    NeighbouringRelation,
+    RandomAllocation,
+    Release,
+    Run,
+    Sampling,
+    WithoutReplacement,
+    release_from,
+)
 
 __all__ = [
     "COMPARISONS",

@@ -8,9 +8,8 @@ from functools import partial
 
 from ..errors import BudgetError
 from .composition import epsilon
-from .guarantee import Accountant, NeighbouringRelation, check_target
 from .pld import like_poisson, resolved_charges
-from .releases import Mechanism, Release, Run
+from .releases import Accountant, Mechanism, NeighbouringRelation, Release, Run, check_target
 
 LARGEST_NOISE_MULTIPLIER = 1e6
 SMALLEST_NOISE_MULTIPLIER = 0.05

@@ -11,10 +11,18 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from ..errors import BudgetError
 from .allocation import MISSING, available
-from .guarantee import Accountant, NeighbouringRelation, check_accountant, check_delta
 from .pld import check_resolution, pld_epsilon
 from .rdp import rdp_epsilon
-from .releases import Mechanism, RandomAllocation, Release, Run
+from .releases import (
+    Accountant,
+    Mechanism,
+    NeighbouringRelation,
+    RandomAllocation,
+    Release,
+    Run,
+    check_accountant,
+    check_delta,
+)
 
 _NO_NOISE = 1e-100  # squares of less vanish
 

@@ -24,7 +24,7 @@ from lipcompile_privacy.accounting import (
     calibrate_noise_multiplier,
     epsilon,
 )
-from lipcompile_privacy.accounting.curve import privacy_curve
+from lipcompile_privacy.accounting.pld import privacy_curve
 from lipcompile_privacy.guesses import Claim, Guesses, largest_refuted, p_value
 from torch import Tensor
 from torch.optim import Optimizer
