@@ -1,5 +1,4 @@
-"""The accountant of privacy loss distributions (PLDs): tight up to its grid, and slower.
-"""
+"""The accountant of privacy loss distributions (PLDs): tight up to its grid, and slower."""
 
 from __future__ import annotations
 
@@ -179,14 +178,15 @@ def fixed_size_pld(
 ) -> PrivacyLossDistribution:
     """Return the PLD of one step of batches of fixed size without replacement, smaller than the data set; σ > 0.
 
-    Let q = B/N, and let μ1 and μ0 be the laws of a step's output when the example z in question is in the batch, and
-    when it is not. Exchanging z for any other example carries one into the other and moves the sum by at most 2K. So
+    Let q = B/N, and let μ1 and μ0 be the laws of a step's output when the example z in question is in the batch,
+    and when it is not. Exchanging z for any other example carries one into the other and moves the sum by at most
+    2K. So
 
-    - removing z leaves exactly μ0, of M(D) = (1 - q) μ0 + q μ1: dominated by Poisson sampling at rate q of a Gaussian
-      whose sensitivity is 2K (Zhu, Dong and Wang 2022, Theorem 11);
-    - replacing z by z' gives (1 - q) μ0 + q μ1'. By advanced joint convexity (Balle, Barthe and Gaboardi 2018), for
-      e^ε = 1 + q (e^ε' - 1), ε >= 0, the hockey-stick divergence of order e^ε between M(D) and M(D') is at most
-      q times that of order e^ε' between μ1 and a mixture of μ0 and μ1', each 2K away from μ1: the profile of
+    - removing z leaves exactly μ0, of M(D) = (1 - q) μ0 + q μ1: dominated by Poisson sampling at rate q of a
+      Gaussian whose sensitivity is 2K (Zhu, Dong and Wang 2022, Theorem 11);
+    - replacing z by z' gives (1 - q) μ0 + q μ1'. By advanced joint convexity (Balle, Barthe and Gaboardi 2018),
+      for e^ε = 1 + q (e^ε' - 1), ε >= 0, the hockey-stick divergence of order e^ε between M(D) and M(D') is at
+      most q times that of order e^ε' between μ1 and a mixture of μ0 and μ1', each 2K away from μ1: the profile of
       removal again. It holds in both directions; orders below 1 follow from H_α(P‖Q) = 1 - α + α H_{1/α}(Q‖P).
 
     Formal guarantees: what is returned dominates one step, and so its composition with itself and with others.
@@ -238,6 +238,7 @@ def _rough_epsilon(
 
 
 # --- the whole privacy curve: δ as a function of ε ---
+
 
 def privacy_curve(
     runs: Iterable[Run],

@@ -82,8 +82,8 @@ def check_target(target_epsilon: float, target_delta: float) -> None:
 class Mechanism:
     """One training step: Poisson sampling at rate q, then one Gaussian mechanism with noise multiplier σ.
 
-    However the noise is shared among the parameters, a step is ONE mechanism (see `lipcompile_torch.noise.mechanism`). With q = 1 it
-    is the plain Gaussian mechanism: one release, of whatever every example takes part in with norm at most K.
+    However the noise is shared among the parameters, a step is ONE mechanism. With q = 1 it is the plain Gaussian
+    mechanism: one release, of whatever every example takes part in with norm at most K.
 
     Raises:
         BudgetError: q outside (0, 1], or σ negative or not finite.

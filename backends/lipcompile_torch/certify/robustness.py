@@ -21,8 +21,8 @@ from torch.func import functional_call
 from ..nn.functional import example_norms
 from ..train.module import LipschitzModule
 from ..train.sharding import foreign_hooks
+from .intervals import exactly, upper
 from .norms import normalised
-from .numbers import exactly, upper
 from .precision import rounding_slack, working_slack
 from .rounding import UP, gamma
 

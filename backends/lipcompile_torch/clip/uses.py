@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from ..certify.precision import single_is_kept
-from ..nn.sums import sum_of_each, sum_of_products
+from ..nn.sums import example_norms, sum_of_each, sum_of_products
 from .example_gradients import ExampleGradients
-from .example_norms import example_norms
 from .native_gradients import HeldGradients
 
 _AT_ONCE = 2**22

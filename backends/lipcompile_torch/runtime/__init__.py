@@ -18,6 +18,7 @@ _HOMES = {
     **{path.stem: f"{_PACKAGE}.{path.parent.name}.{path.stem}" for path in _FILES},
     "guesses": "lipcompile_privacy.guesses",
     "noise": f"{_PACKAGE}.noise.mechanism",
+    "numbers": f"{_PACKAGE}.certify.intervals",
 }
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..certify.certificate import certificate_of, graph_hash, refuse_unverified
-from ..certify.membership import outside
+from ..nn.constrained import outside
 from .ledger import Ledger, LedgerError, sync_folder
 from .module import LipschitzModule
 from .optimizer import PrivateOptimizer

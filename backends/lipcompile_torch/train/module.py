@@ -15,15 +15,14 @@ from numpy import floating
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ..certify.membership import OutsideWarning, outside
-from ..certify.numbers import Interval, Number
+from ..certify.intervals import Interval, Number
 from ..certify.precision import working_slack
 from ..certify.projection import Amortised, project_
 from ..certify.rounding import UP_MANY
 from ..clip.clipping import ClipGroup
 from ..clip.loss_clipping import clip_cotangents
 from ..nn import functional
-from ..nn.constrained import ConstrainedLayer
+from ..nn.constrained import ConstrainedLayer, OutsideWarning, outside
 from ..weights import decode_weights
 from .entrances import OVERLAP
 from .gate import GateRecord, Passage, check_saving, enter_criterion, leave_criterion, pass_gate

@@ -51,11 +51,6 @@ class TorchBackend:
         return emit(derivation, follow_weights, noise_strategy, training)
 
     @property
-    def agreement(self) -> ModuleType:
-        """`lipcompile_torch.train.agreement`."""
-        return import_module("lipcompile_torch.train.agreement")
-
-    @property
     def audit(self) -> ModuleType:
         """`lipcompile_torch.audit.search`."""
         return import_module("lipcompile_torch.audit.search")
