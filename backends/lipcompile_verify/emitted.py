@@ -22,8 +22,8 @@ from itertools import islice, zip_longest
 from typing import Any
 
 from .document import canonical, parse
-from .foreign import ForeignError
 from .spelling import LAYERS, NODES, Use, clip, rounded, written
+from .verdict import ForeignError
 
 RUNTIME = frozenset(
     (

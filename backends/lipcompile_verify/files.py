@@ -16,10 +16,9 @@ from .derive import Derivation
 from .document import MalformedError, require
 from .document import read as read_document
 from .emitted import Derived
-from .foreign import ForeignError
 from .forms import bound
 from .intervals import INFINITE, Real
-from .verdict import Problem
+from .verdict import ForeignError, Problem
 
 MOST_BYTES = 2**31
 

@@ -1,4 +1,4 @@
-"""What the verifier says of a certificate."""
+"""What the verifier says of a certificate, and of a file that does not go with one."""
 
 from __future__ import annotations
 
@@ -34,3 +34,10 @@ class Verdict:
     def ok(self) -> bool:
         """Whether every claim holds."""
         return not self.problems
+
+
+class ForeignError(ValueError):
+    """A file does not go with a certificate: where, and why."""
+
+    def __init__(self, where: str, reason: str) -> None:
+        super().__init__(f"{where}: {reason}")

@@ -209,7 +209,7 @@ _SUSPECTS = 4  # blocks of LANES matrices
 
 
 class Spectra:
-    """What :class:`~.spectra.Spectra` asks for, of the Gram matrices on the smaller side that kernels have at
+    """What :class:`~.single_precision.Spectra` asks for, of the Gram matrices on the smaller side that kernels have at
     frequencies.
 
     Args:
