@@ -45,7 +45,7 @@ CERTIFICATES = {
     f"{TORCH}/noise/normals.py": _runtime("rounding_noise", "normals"),
     f"{TORCH}/clip/clipped.py": _runtime("clipped"),
     f"{TORCH}/clip/clipping.py": _runtime("rounding_clips", "clipping"),
-    f"{TORCH}/clip/uses.py": _runtime("rounding_clips", "clipping"),
+    f"{TORCH}/clip/bookkeeping.py": _runtime("rounding_clips", "clipping"),
     f"{TORCH}/clip/example_gradients.py": _runtime("example_gradients"),
     f"{TORCH}/clip/native_gradients.py": _runtime("example_gradients"),
     f"{TORCH}/nn/constrained.py": _runtime("certificate", "checkpoint", "layers"),

@@ -22,7 +22,7 @@ from lipcompile_torch.noise.bits import Bits
 from lipcompile_torch.noise.box_muller import BLOCK, adder
 from lipcompile_torch.noise.mechanism import NoiseSource
 from lipcompile_torch.noise.normals import SecureNormals
-from lipcompile_torch.noise.word_sources import LANES, STRETCH, Lanes
+from lipcompile_torch.noise.word_sources import GENERATORS, STRETCH, Generators
 from lipcompile_torch.train.module import LipschitzModule
 from numpy.random import SFC64
 from numpy.typing import NDArray
@@ -63,7 +63,7 @@ def functions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 def filled(seed: int | None, count: int) -> Tensor:
     normals = torch.empty(count, dtype=torch.float64)
-    Lanes(seed).fill_(normals)
+    Generators(seed).fill_(normals)
     return normals
 
 
@@ -161,7 +161,7 @@ def test_pairs_are_independent() -> None:
 @pytest.mark.usefixtures("functions")
 def test_a_seed_gives_the_same_whatever_the_number_of_threads(two_threads: None) -> None:  # noqa: ARG001
     """One and two share the operations of one lane after the other; five have a lane each."""
-    count = (LANES + 1) * STRETCH + BLOCK + 1
+    count = (GENERATORS + 1) * STRETCH + BLOCK + 1
     several = filled(5, count)
     for threads in (1, 5):
         torch.set_num_threads(threads)
@@ -172,7 +172,7 @@ def test_a_seed_gives_the_same_whatever_the_number_of_threads(two_threads: None)
 def test_the_default_device_of_torch_does_not_matter() -> None:
     expected, row = filled(5, 1000), torch.zeros(1000)
     with torch.device("meta"):
-        Lanes(5).perturb_([(row, 1.0)])
+        Generators(5).perturb_([(row, 1.0)])
     assert torch.equal(row, expected.float())
 
 
@@ -183,7 +183,7 @@ def test_no_entry_is_passed_over_and_no_normal_is_used_twice(threads: int, two_t
     torch.set_num_threads(threads)
     sizes = [1, 0, 3, BLOCK - 5, 2, 2 * BLOCK + 1, 77, STRETCH + 9, 1, 1, BLOCK, 5]
     rows = [torch.zeros(size, dtype=torch.float64) for size in sizes]
-    Lanes().perturb_([(row, 1.0) for row in rows])
+    Generators().perturb_([(row, 1.0) for row in rows])
     both = torch.cat(rows)
     assert both.all()
     assert len(torch.unique(both)) == len(both)
@@ -269,7 +269,7 @@ def test_entropy_is_taken_anew_for_every_lane_of_every_step(monkeypatch: pytest.
         return asked[-1]
 
     monkeypatch.setattr(os, "urandom", noted)
-    lanes, normals = Lanes(), torch.empty(3 * STRETCH, dtype=torch.float64)
+    lanes, normals = Generators(), torch.empty(3 * STRETCH, dtype=torch.float64)
     for _ in range(2):
         lanes.refresh()
         lanes.fill_(normals)

@@ -35,7 +35,7 @@ from ..train.checks import PrivacyError
 from ..train.engine import PrivacyEngine, SeededWarning
 from ..train.module import LipschitzModule
 from .canaries import Canaries, choose, flattened, scores
-from .guessing import Watch, lower_epsilon, play
+from .game import Watch, lower_epsilon, play
 from .points import Admissible
 
 __all__ = ["BudgetError", "Onlooker", "PrivacyAudit", "PrivacyAuditConfig", "PrivacyError", "audit_privacy"]

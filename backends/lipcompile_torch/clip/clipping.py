@@ -33,8 +33,8 @@ import torch
 from torch import Tensor
 
 from ..nn.sums import DEPTH
+from .bookkeeping import SMALL, Products, Use, joined
 from .example_gradients import Clip, ExampleGradients
-from .uses import SMALL, Products, Use, joined
 
 _INWARD = 1 - 2.0**-51
 """Covers the division of C by b."""

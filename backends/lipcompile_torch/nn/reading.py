@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  (its name everywhere in this field)
 
+from ..clip.bookkeeping import Outer, Products, Selected, Summed
 from ..clip.clipping import Ticket, ticket_of
 from ..clip.example_gradients import ExampleGradients
 from ..clip.outer_products import Windows
-from ..clip.uses import Outer, Products, Selected, Summed
 from .autograd import apply
 from .sums import DEPTH, sum_of_products, sum_to
 

@@ -31,20 +31,20 @@ def generator(seed: int | None) -> str:
 
 
 def started(seed: int | None, number: int) -> Bits:
-    """Return a generator at its start, see `lanes.Lanes`.
+    """Return a generator at its start, see `word_sources.Generators`.
 
     Args:
         seed: None: the operating system's entropy.
-        number: of the lane.
+        number: of the generator.
     """
     if seed is None:
         key, counter = os.urandom(16), os.urandom(16)
         return KeyStream(key, counter) if native.has_aes() else _Cipher(key, counter)
-    lane = SFC64(0)
+    source = SFC64(0)
     state: Any = {"state": np.array([seed % 2**64, number, 0, 1], np.uint64)}
-    lane.state = {"bit_generator": "SFC64", "state": state, "has_uint32": 0, "uinteger": 0}
-    lane.random_raw(_WARM_UP, output=False)
-    return _Chaotic(lane)
+    source.state = {"bit_generator": "SFC64", "state": state, "has_uint32": 0, "uinteger": 0}
+    source.random_raw(_WARM_UP, output=False)
+    return _Chaotic(source)
 
 
 class _Chaotic:
@@ -69,7 +69,7 @@ class KeyStream:
         self._start = key + counter
         self._blocks = 0
 
-    def take(self, words: int) -> native.Stretch:
+    def take(self, words: int) -> native.StreamPlace:
         """Return where in the stream the next words are, one more if their number is odd; they are not given
         again.
         """

@@ -27,7 +27,7 @@ from ..certify.rounding import UP
 from ..native.memory_rows import Part, add_scaled_, by_device, entries, in_threads, stretches, with_values
 from . import bits
 from .discrete_gaussian import GRID_BITS, Words, draw
-from .word_sources import Lanes
+from .word_sources import Generators
 
 
 class Normals(Protocol):
@@ -76,16 +76,16 @@ class Normals(Protocol):
 class PlainNormals:
     """Normals of fast generators, from the operating system's entropy unless a seed is given.
 
-    On the CPU see `lanes`: a cryptographic generator, fresh entropy for each of up to 16 at every step, normals up
-    to 9.346 standard deviations. On other devices they are torch's, of Philox with a new seed of 64 bits at every
-    step. Philox is not cryptographic. Its float64 normals stop at √(2·53·ln 2) = 8.57 or further out. (Float32
+    On the CPU see `word_sources`: a cryptographic generator, fresh entropy for each of up to 16 at every step,
+    normals up to 9.346 standard deviations. On other devices they are torch's, of Philox with a new seed of 64
+    bits at every step. Philox is not cryptographic. Its float64 normals stop at √(2·53·ln 2) = 8.57 or further out. (Float32
     ones would at √(2·24·ln 2) = 5.77, within reach of a large network's training run.) A seed makes a run
     repeatable, whatever the number of threads, and its noise known to whoever knows the seed: NOT private.
     """
 
     def __init__(self, seed: int | None = None) -> None:
         self._seed = seed
-        self._lanes = Lanes(seed)
+        self._generators = Generators(seed)
         self._generators: dict[torch.device, torch.Generator] = {}
 
     def generator(self, device: torch.device) -> str:
@@ -94,7 +94,7 @@ class PlainNormals:
 
     def refresh(self) -> None:
         """Take new entropy for the next step; without effect on a seeded source."""
-        self._lanes.refresh()
+        self._generators.refresh()
         if self._seed is None:
             for generator in self._generators.values():
                 _take_entropy(generator)
@@ -112,14 +112,14 @@ class PlainNormals:
         if device.type != "cpu":
             return torch.randn(shape, dtype=torch.float64, device=device, generator=self._generator(device))
         normals = torch.empty(shape, dtype=torch.float64, device="cpu")
-        self._lanes.fill_(normals.view(-1))
+        self._generators.fill_(normals.view(-1))
         return normals
 
     def perturb_(self, parts: Sequence[Part]) -> None:
         """See `Normals.perturb_`."""
         for device, there in by_device(parts).items():
             if device.type == "cpu":
-                self._lanes.perturb_(there)
+                self._generators.perturb_(there)
                 continue
             for stretch in stretches(there, _DEVICE_STRETCH):
                 add_scaled_(stretch, self.draw(torch.Size([entries(stretch)]), device))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..certify.precision import working_slack
-from .entrances import Entrances
+from .aliases import ParameterAliases
 from .sharding import is_fsdp
 
 
@@ -44,7 +44,7 @@ class GateRecord:
             nothing was clipped.
         batch: stands for the batch that was drawn last.
         aside: outputs pass by the gate: what computes them one example at a time lets them through it together.
-        entrances: where the parameters enter the forward pass.
+        aliases: where the parameters enter the forward pass.
     """
 
     examples: int = 0
@@ -55,7 +55,7 @@ class GateRecord:
     within_clip: Tensor | None = None
     batch: object = None
     aside: bool = False
-    entrances: Entrances = field(default_factory=Entrances)
+    aliases: ParameterAliases = field(default_factory=ParameterAliases)
 
     @contextmanager
     def bypassed(self) -> Iterator[None]:
@@ -70,7 +70,7 @@ class GateRecord:
         """Forget what flowed back."""
         self.examples, self.largest, self.foreign, self.slack = 0, None, None, 0.0
         self.within_clip = None
-        self.entrances.reset()
+        self.aliases.reset()
 
     def record(self, cotangent: Tensor, normaliser: float, sent: Sent | None) -> None:
         """Note a cotangent [B, …] at the end of a forward pass, and what the criterion sent there."""
@@ -144,7 +144,7 @@ class _Gate(torch.autograd.Function):
         return cotangents[0], None, None
 
 
-class _Entrance(torch.autograd.Function):
+class _CriterionInput(torch.autograd.Function):
     """Where the criterion takes an output: clips what it sends back, if the module says so, and remembers it.
 
     A second criterion is not remembered.
@@ -200,7 +200,7 @@ def pass_gate(output: Tensor, module: Gated, passage: Passage) -> Tensor:
 def enter_criterion(output: Tensor, module: Gated, passage: Passage) -> Tensor:
     """Return what a forward pass put out, for its module's criterion; raises RuntimeError, see `check_saving`."""
     check_saving()
-    entered: Tensor = _Entrance.apply(output, module, passage)  # type: ignore[no-untyped-call]
+    entered: Tensor = _CriterionInput.apply(output, module, passage)  # type: ignore[no-untyped-call]
     return entered
 
 

@@ -18,11 +18,11 @@ from ..noise.mechanism import Allocation, NoiseSource, allocate
 from . import checks
 from .checks import PrivacyError
 from .distributed import ALONE, RankError, World, check_same
+from .gradient_watch import GradientWatch
 from .module import LipschitzModule
 from .reduction import Reduction, without_ddp
 from .sampler import LogicalBatch
 from .sharding import is_shard, settle
-from .unaltered import GradientWatch
 
 
 class Gradients(Protocol):
@@ -228,7 +228,7 @@ class LipschitzGradients:
         checks.check_pieces(self._parameters, max(self._watch.passes, batch.position + 1), self._pieces)
         limit = min(module.loss_lipschitz, module.loss_limit) * (1 + own_slack)
         checks.check_flow(measured.flow, batch, limit if self._proved else None)
-        checks.check_origin(module.gate.entrances.foreign)
+        checks.check_origin(module.gate.aliases.foreign)
         if self.total.world is not ALONE:  # there, the sum is what must be left alone
             self._watch.check(self._altered)
         return {
@@ -317,7 +317,7 @@ class LipschitzGradients:
     def _advance(self, batch: LogicalBatch, noise: NoiseSource) -> None:
         """Release how many examples of all processes were within the thresholds that adapt, and move on."""
         gate = self.module.gate
-        own: list[tuple[str | None, float]] = [(name, float(count)) for name, count in gate.entrances.within]
+        own: list[tuple[str | None, float]] = [(name, float(count)) for name, count in gate.aliases.within]
         own.append((None, 0.0 if gate.within_clip is None else float(gate.within_clip)))
         counts = self.total.world.each("count examples", lambda: own)
         for name, threshold in self.thresholds.items():

@@ -50,8 +50,8 @@ const char *instructions(void);
 
 static inline size_t at_most(size_t count, size_t limit) { return count < limit ? count : limit; }
 
-/* Call work(context, begin, end) for stretches of [0, count) of `grain` each, the last one shorter, in so many threads
- * at most. Stretches must not touch what others write. Which thread takes which is not known.
+/* Call work(context, begin, end) for pieces of [0, count) of `grain` each, the last one shorter, in so many threads
+ * at most. Pieces must not touch what others write. Which thread takes which is not known.
  */
 typedef void (*stretch_work)(void *context, size_t begin, size_t end);
 void in_stretches(size_t count, size_t grain, int threads, stretch_work work, void *context);

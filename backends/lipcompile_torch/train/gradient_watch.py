@@ -10,8 +10,8 @@ from typing import Any, NoReturn
 from torch import Tensor, nn
 from torch.autograd import Variable
 
+from .aliases import OwnHook, has_own_hooks_only
 from .checks import PrivacyError, gradient_norm
-from .entrances import OwnHook, has_own_hooks_only
 from .sharding import is_shard
 
 
