@@ -70,6 +70,11 @@ class ClipGroup:
         if not self.parameters:
             raise ValueError(f"the group {self.name!r} of clips has no parameters")
 
+    @property
+    def has_length(self) -> bool:
+        """Whether gradients are clipped to a length, which training may move; the automatic rule has none."""
+        return self.regulariser is None
+
     def clip(self, normaliser: float) -> Clip:
         """Return the clip of gradients that are divided by the normaliser, as those of the criterion are."""
         regulariser = None if self.regulariser is None else self.regulariser / normaliser

@@ -78,9 +78,9 @@ class PlainNormals:
 
     On the CPU see `word_sources`: a cryptographic generator, fresh entropy for each of up to 16 at every step,
     normals up to 9.346 standard deviations. On other devices they are torch's, of Philox with a new seed of 64
-    bits at every step. Philox is not cryptographic. Its float64 normals stop at √(2·53·ln 2) = 8.57 or further out. (Float32
-    ones would at √(2·24·ln 2) = 5.77, within reach of a large network's training run.) A seed makes a run
-    repeatable, whatever the number of threads, and its noise known to whoever knows the seed: NOT private.
+    bits at every step. Philox is not cryptographic. Its float64 normals stop at √(2·53·ln 2) = 8.57 or further
+    out. (Float32 ones would at √(2·24·ln 2) = 5.77, within reach of a large network's training run.) A seed makes
+    a run repeatable, whatever the number of threads, and its noise known to whoever knows the seed: NOT private.
     """
 
     def __init__(self, seed: int | None = None) -> None:

@@ -436,7 +436,7 @@ def _clips(module: LipschitzModule, how: How) -> dict[str | None, ClipLength]:
     groups = {group.name: group for group in module.clips}
     if len(groups) < len(module.clips):
         raise PrivacyError("several clip groups have one name: clip_length needs names of their own")
-    lengths = [name for name, group in groups.items() if group.regulariser is None]
+    lengths = [name for name, group in groups.items() if group.has_length]
     wanted = given if isinstance(given, Mapping) else dict.fromkeys(lengths, given)
     wrong = sorted(wanted.keys() - set(lengths))
     if wrong or not wanted:
