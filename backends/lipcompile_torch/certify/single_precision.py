@@ -28,7 +28,7 @@ _ROWS = 128  # of a Gram matrix at a time: what lies above the diagonal blocks i
 _FACTOR = 256  # above this size a factorisation is made in two halves, which is faster
 _STEPS = 24  # of Lanczos, from a fixed start: within a few thousandths on matrices that training makes
 _SLACKS = (4e-3, 2e-2, 1e-1)  # above the guess, at which a proof is tried
-_FREQUENCY_SLACKS = (1e-3, *_SLACKS)
+_FREQUENCY_SLACKS = (1e-3, 4e-3, 2e-2, 1e-1)
 _SUSPECTS = 8  # matrices of many that a guess looks at
 
 

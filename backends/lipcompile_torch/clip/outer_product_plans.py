@@ -127,7 +127,7 @@ class _Read:
         return np.array(found, np.int64).reshape(-1, 4)
 
     def _even_rows(self) -> list[tuple[int, int, int]]:
-        """Return beginning, step and length of rows of windows that lie evenly, or of several that go on evenly."""
+        """Return beginning, step and length of rows of windows that lie evenly: of one axis, or of several."""
         *outer, last = self.sizes.outputs
         step = self.sizes.windows.stride[-1] * self.numbers
         found: list[tuple[int, int, int]] = []

@@ -85,7 +85,7 @@ class PlainNormals:
 
     def __init__(self, seed: int | None = None) -> None:
         self._seed = seed
-        self._generators = Generators(seed)
+        self._on_cpu = Generators(seed)
         self._generators: dict[torch.device, torch.Generator] = {}
 
     def generator(self, device: torch.device) -> str:
@@ -94,7 +94,7 @@ class PlainNormals:
 
     def refresh(self) -> None:
         """Take new entropy for the next step; without effect on a seeded source."""
-        self._generators.refresh()
+        self._on_cpu.refresh()
         if self._seed is None:
             for generator in self._generators.values():
                 _take_entropy(generator)
@@ -112,14 +112,14 @@ class PlainNormals:
         if device.type != "cpu":
             return torch.randn(shape, dtype=torch.float64, device=device, generator=self._generator(device))
         normals = torch.empty(shape, dtype=torch.float64, device="cpu")
-        self._generators.fill_(normals.view(-1))
+        self._on_cpu.fill_(normals.view(-1))
         return normals
 
     def perturb_(self, parts: Sequence[Part]) -> None:
         """See `Normals.perturb_`."""
         for device, there in by_device(parts).items():
             if device.type == "cpu":
-                self._generators.perturb_(there)
+                self._on_cpu.perturb_(there)
                 continue
             for stretch in stretches(there, _DEVICE_STRETCH):
                 add_scaled_(stretch, self.draw(torch.Size([entries(stretch)]), device))

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from lipcompile_torch.weights import encode_weights
@@ -17,6 +15,7 @@ from lipcompile.analysis.features import Features, features
 from lipcompile.analysis.open_numbers import complete
 from lipcompile.analysis.requirements import proves
 from lipcompile.certificates import certificate, listed
+from lipcompile.core import backend
 from lipcompile.core.derivation import Analysis, Derivation, finite
 from lipcompile.core.graph import ClipGroup, Graph, Input, Node
 from lipcompile.emitters.torch.expression import WIDTH, nearest, wrapped
@@ -51,47 +50,63 @@ class TorchBackend:
         return emit(derivation, follow_weights, noise_strategy, training)
 
     @property
-    def audit(self) -> ModuleType:
+    def audit(self) -> backend.Audit:
         """`lipcompile_torch.audit.search`."""
-        return import_module("lipcompile_torch.audit.search")
+        from lipcompile_torch.audit import search
+
+        return search
 
     @property
-    def data(self) -> ModuleType:
+    def data(self) -> backend.Data:
         """`lipcompile_torch.train.data`."""
-        return import_module("lipcompile_torch.train.data")
+        from lipcompile_torch.train import data
+
+        return data
 
     @property
-    def deployment(self) -> ModuleType:
+    def deployment(self) -> backend.Deployment:
         """`lipcompile_torch.train.deployment`."""
-        return import_module("lipcompile_torch.train.deployment")
+        from lipcompile_torch.train import deployment
+
+        return deployment
 
     @property
-    def environment(self) -> ModuleType:
+    def environment(self) -> backend.Environment:
         """`lipcompile_torch.native.environment`."""
-        return import_module("lipcompile_torch.native.environment")
+        from lipcompile_torch.native import environment
+
+        return environment
 
     @property
-    def privacy_audit(self) -> ModuleType:
+    def privacy_audit(self) -> backend.PrivacyAudit:
         """`lipcompile_torch.audit.privacy_audit`."""
-        return import_module("lipcompile_torch.audit.privacy_audit")
+        from lipcompile_torch.audit import privacy_audit
+
+        return privacy_audit
 
     @property
-    def robustness(self) -> ModuleType:
+    def robustness(self) -> backend.Robustness:
         """`lipcompile_torch.certify.certification`."""
-        return import_module("lipcompile_torch.certify.certification")
+        from lipcompile_torch.certify import certification
+
+        return certification
 
     @property
-    def signal(self) -> ModuleType:
+    def signal(self) -> backend.Signal:
         """`lipcompile_torch.audit.signal`."""
-        return import_module("lipcompile_torch.audit.signal")
+        from lipcompile_torch.audit import signal
+
+        return signal
 
     @property
-    def training(self) -> ModuleType:
+    def training(self) -> backend.Training:
         """`lipcompile_torch.train.training`."""
-        return import_module("lipcompile_torch.train.training")
+        from lipcompile_torch.train import training
+
+        return training
 
 
-BACKEND = TorchBackend()
+BACKEND: backend.Backend = TorchBackend()
 
 
 def emit(
