@@ -21,9 +21,8 @@ from fractions import Fraction
 from itertools import islice, zip_longest
 from typing import Any
 
-from .document import canonical, parse
+from .document import ForeignError, canonical, parse
 from .spelling import LAYERS, NODES, Use, clip, rounded, written
-from .verdict import ForeignError
 
 RUNTIME = frozenset(
     (

@@ -13,12 +13,11 @@ from mpmath import libmp
 
 from . import emitted, onnx_file
 from .derive import Derivation
-from .document import MalformedError, require
+from .document import ForeignError, MalformedError, Problem, require
 from .document import read as read_document
 from .emitted import Derived
 from .forms import bound
 from .intervals import INFINITE, Real
-from .verdict import ForeignError, Problem
 
 MOST_BYTES = 2**31
 

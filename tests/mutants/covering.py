@@ -70,7 +70,7 @@ OTHERS = {
     f"{TORCH}/train/gradients.py": _runtime("rounding_noise", "engine", "misuse"),
     f"{TORCH}/noise/streams.py": _runtime("rounding_noise", "streams"),
     f"{TORCH}/nn/regression.py": _runtime("losses"),
-    f"{TORCH}/noise/box_muller.py": _runtime("native", "normals"),
+    f"{TORCH}/noise/processor.py": _runtime("native", "normals"),
     "backends/lipcompile_privacy/guesses.py": _runtime("guesses"),
     f"{TORCH}/audit/adversarial.py": _runtime("robustness"),
     f"{TORCH}/audit/search.py": ("tests/test_audit.py",),

@@ -16,13 +16,10 @@ from lipcompile_torch import PrivacyEngine, layers, native
 from lipcompile_torch.native import memory_rows as flats
 from lipcompile_torch.native.memory_rows import add_scaled_, flat, in_threads, stretches
 from lipcompile_torch.nn import losses
-from lipcompile_torch.noise import bits as sources
-from lipcompile_torch.noise import box_muller
-from lipcompile_torch.noise.bits import Bits
-from lipcompile_torch.noise.box_muller import BLOCK, adder
+from lipcompile_torch.noise import processor as sources
 from lipcompile_torch.noise.mechanism import NoiseSource
 from lipcompile_torch.noise.normals import SecureNormals
-from lipcompile_torch.noise.word_sources import GENERATORS, STRETCH, Generators
+from lipcompile_torch.noise.processor import BLOCK, GENERATORS, STRETCH, Bits, Generators, adder
 from lipcompile_torch.train.module import LipschitzModule
 from numpy.random import SFC64
 from numpy.typing import NDArray
@@ -58,7 +55,7 @@ def functions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
             pytest.skip("the package was installed without a compiler")
         return
     monkeypatch.setattr(native, "kernels", None)
-    monkeypatch.setattr(box_muller, "_BY_NUMPY", request.param == "by numpy")
+    monkeypatch.setattr(sources, "_BY_NUMPY", request.param == "by numpy")
 
 
 def filled(seed: int | None, count: int) -> Tensor:

@@ -19,9 +19,7 @@ from lipcompile_torch.certify.drift import COARSE, FINE
 from lipcompile_torch.certify.single_precision import spectral_bound
 from lipcompile_torch.native.memory_rows import flat
 from lipcompile_torch.nn import functional
-from lipcompile_torch.noise.bits import KeyStream
-from lipcompile_torch.noise.box_muller import BLOCK, adder
-from lipcompile_torch.noise.word_sources import STRETCH, Generators
+from lipcompile_torch.noise.processor import BLOCK, STRETCH, Generators, KeyStream, adder
 from numpy.typing import NDArray
 from torch import Tensor
 

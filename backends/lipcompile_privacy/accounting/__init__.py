@@ -22,14 +22,6 @@ Importing this package loads neither torch nor dp-accounting, which takes a seco
 from __future__ import annotations
 
 from ..errors import BudgetError
-from .calibration import (
-    LARGEST_NOISE_MULTIPLIER,
-    LARGEST_STEP_COUNT,
-    SMALLEST_NOISE_MULTIPLIER,
-    calibrate_batch_size,
-    calibrate_noise_multiplier,
-    calibrate_steps,
-)
 from .comparison import (
     COMPARISONS,
     Comparison,
@@ -41,7 +33,16 @@ from .comparison import (
     gaussian_epsilon,
     gaussian_noise,
 )
-from .composition import check_supported, epsilon
+from .composition import (
+    LARGEST_NOISE_MULTIPLIER,
+    LARGEST_STEP_COUNT,
+    SMALLEST_NOISE_MULTIPLIER,
+    calibrate_batch_size,
+    calibrate_noise_multiplier,
+    calibrate_steps,
+    check_supported,
+    epsilon,
+)
 from .releases import (
     Accountant,
     Drawing,

@@ -27,8 +27,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, get_args
 
 from ..errors import BudgetError
-from .calibration import LARGEST_STEP_COUNT, largest, smallest
-from .composition import merge
+from .composition import LARGEST_STEP_COUNT, largest, merge, smallest
 from .releases import (
     Mechanism,
     NeighbouringRelation,

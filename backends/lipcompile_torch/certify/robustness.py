@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.func import functional_call
 
 from ..nn.functional import example_norms
+from ..train.distributed import foreign_hooks
 from ..train.module import LipschitzModule
-from ..train.sharding import foreign_hooks
 from .intervals import exactly, upper
 from .norms import normalised
 from .precision import rounding_slack, working_slack

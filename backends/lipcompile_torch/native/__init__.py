@@ -91,7 +91,7 @@ def adds_normals(parts: Sequence[Part]) -> bool:
 
 
 def add_normals_(parts: Sequence[Part], block: int, words: NDArray[np.uint64] | StreamPlace, threads: int) -> None:
-    """Add scale·normal to flat tensors, see :mod:`.box_muller`.
+    """Add scale·normal to flat tensors, see :mod:`~.noise.processor`.
 
     Args:
         parts: as :func:`adds_normals` wants them, of n entries.

@@ -25,9 +25,9 @@ from torch import Tensor
 
 from ..certify.rounding import UP
 from ..native.memory_rows import Part, add_scaled_, by_device, entries, in_threads, stretches, with_values
-from . import bits
+from . import processor
 from .discrete_gaussian import GRID_BITS, Words, draw
-from .word_sources import Generators
+from .processor import Generators
 
 
 class Normals(Protocol):
@@ -76,7 +76,7 @@ class Normals(Protocol):
 class PlainNormals:
     """Normals of fast generators, from the operating system's entropy unless a seed is given.
 
-    On the CPU see `word_sources`: a cryptographic generator, fresh entropy for each of up to 16 at every step,
+    On the CPU see `processor`: a cryptographic generator, fresh entropy for each of up to 16 at every step,
     normals up to 9.346 standard deviations. On other devices they are torch's, of Philox with a new seed of 64
     bits at every step. Philox is not cryptographic. Its float64 normals stop at √(2·53·ln 2) = 8.57 or further
     out. (Float32 ones would at √(2·24·ln 2) = 5.77, within reach of a large network's training run.) A seed makes
@@ -90,7 +90,7 @@ class PlainNormals:
 
     def generator(self, device: torch.device) -> str:
         """See `Normals.generator`."""
-        return bits.generator(self._seed) if device.type == "cpu" else PHILOX
+        return processor.generator(self._seed) if device.type == "cpu" else PHILOX
 
     def refresh(self) -> None:
         """Take new entropy for the next step; without effect on a seeded source."""

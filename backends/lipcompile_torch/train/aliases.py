@@ -25,7 +25,7 @@ from ..clip.clipping import ClipGroup, ForwardPass, Note, Noted, group_gradients
 from ..clip.example_gradients import Clip
 from ..clip.loss_clipping import count_within
 from ..nn.autograd import apply
-from .sharding import add_sum_, is_shard
+from .distributed import add_sum_, is_shard
 
 OVERLAP = (
     "another forward pass of this module began before this one ended, in a thread: run those that build gradients "
@@ -171,7 +171,7 @@ class ParameterAliases:
             parameters: by name.
             normaliser: gives b, which the criterion divides by.
             lengths: gives C of groups whose length moves, by name, in the place of their own.
-            whole: what FSDP gathers, see `sharding.gathered`.
+            whole: what FSDP gathers, see `distributed.gathered`.
 
         Raises:
             ValueError: a parameter of a group is sharded, and not by FSDP: its layer has but a part of it.

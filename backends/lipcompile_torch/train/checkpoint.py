@@ -17,10 +17,10 @@ from torch.optim import Optimizer
 
 from ..certify.certificate import certificate_of, graph_hash, refuse_unverified
 from ..nn.constrained import outside
+from .distributed import cut_like, is_shard, whole_state
 from .ledger import Ledger, LedgerError, sync_folder
 from .module import LipschitzModule
 from .optimizer import PrivateOptimizer
-from .sharding import cut_like, is_shard, whole_state
 
 SCHEMA = "lipcompile.checkpoint/2"
 

@@ -17,10 +17,10 @@ from .. import native
 from ..certify.precision import rounding_slack
 from ..native.fingerprint import Key, fingerprint, in_memory, in_order, own_key
 from ..native.memory_rows import dense
+from .distributed import hooked, local
 from .gate import GateRecord
 from .module import LipschitzModule
 from .sampler import LogicalBatch
-from .sharding import hooked, local
 
 Source = Literal["theorem", "clip", "auto"]
 """Where bounds of gradients come from, as `--bounds` has it."""

@@ -16,8 +16,8 @@ from ..certify.certificate import check_certificate
 from ..certify.constraints import Free
 from ..certify.robustness import check_module, outputs_of
 from ..nn.constrained import constraints_of
+from .distributed import whole
 from .module import LipschitzModule
-from .sharding import whole
 
 Array = NDArray[Any]
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..certify.precision import working_slack
 from .aliases import ParameterAliases
-from .sharding import is_fsdp
+from .distributed import is_fsdp
 
 
 class Gated(Protocol):

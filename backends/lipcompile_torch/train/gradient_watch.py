@@ -12,7 +12,7 @@ from torch.autograd import Variable
 
 from .aliases import OwnHook, has_own_hooks_only
 from .checks import PrivacyError, gradient_norm
-from .sharding import is_shard
+from .distributed import is_shard
 
 
 def _at_end(act: Callable[[], None]) -> None:

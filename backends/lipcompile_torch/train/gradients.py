@@ -17,12 +17,11 @@ from ..nn.sums import DEPTH
 from ..noise.mechanism import Allocation, NoiseSource, allocate
 from . import checks
 from .checks import PrivacyError
-from .distributed import ALONE, RankError, World, check_same
+from .distributed import ALONE, RankError, World, check_same, is_shard, settle
 from .gradient_watch import GradientWatch
 from .module import LipschitzModule
 from .reduction import Reduction, without_ddp
 from .sampler import LogicalBatch
-from .sharding import is_shard, settle
 
 
 class Gradients(Protocol):

@@ -25,8 +25,8 @@ from ..nn import functional
 from ..nn.constrained import ConstrainedLayer, OutsideWarning, outside
 from ..weights import decode_weights
 from .aliases import OVERLAP
+from .distributed import gathered, hooked, plain_type, settle
 from .gate import GateRecord, Passage, check_saving, enter_criterion, leave_criterion, pass_gate
-from .sharding import gathered, hooked, plain_type, settle
 
 __all__ = ["LipschitzModule", "decode_weights"]
 

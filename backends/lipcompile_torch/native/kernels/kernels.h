@@ -85,7 +85,7 @@ typedef struct {
 void key_stream(const unsigned char *key_and_counter, uint64_t index, size_t count, uint64_t *words);
 
 /* Add scale·normal to the entries of parts, each sum computed in float64 and rounded once. The normals are those of
- * box_muller.py: of each block of entries, counted over all parts, entries i and half + i get the pair that its words i
+ * noise/processor.py: of each block of entries, counted over all parts, entries i and half + i get the pair that its words i
  * and half + i give, half being half of its entries, rounded up.
  *
  * source: of as many words as there are entries, rounded up to an even number.
