@@ -12,8 +12,9 @@ from typing import Any
 from mpmath import libmp
 
 from . import emitted, onnx_file
+from .check import Problem
 from .derive import Derivation
-from .document import ForeignError, MalformedError, Problem, require
+from .document import ForeignError, MalformedError, require
 from .document import read as read_document
 from .emitted import Derived
 from .forms import bound
