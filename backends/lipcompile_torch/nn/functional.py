@@ -42,13 +42,8 @@ from .sorting import dimension_of
 from .sorting import full_sort as full_sort
 from .sorting import group_sort as group_sort
 from .sorting import max_min as max_min
-from .sums import as_rows
+from .sums import as_rows, per_example
 from .sums import example_norms as example_norms
-
-
-def _columns(scale: Tensor, x: Tensor) -> Tensor:
-    """Give per-example numbers [B] the rank of ``x``."""
-    return scale.reshape(-1, *(1,) * (x.dim() - 1))
 
 
 def householder(x: Tensor, angle: Tensor | float, axis: int = 0) -> Tensor:
@@ -103,11 +98,11 @@ class _ClipNorm(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None]:
         (x,) = ctx.saved_tensors
         norms = example_norms(x)
-        scale, live = _clip_scale(norms, x, ctx.radius), _columns(norms.isfinite(), x)
+        scale, live = _clip_scale(norms, x, ctx.radius), per_example(norms.isfinite(), x)
         lengths = norms.clamp_min(max(ctx.radius, _step(x.dtype)))  # in the dtype, not 0
-        unit = torch.where(live, x / _columns(lengths.to(x.dtype), x), torch.zeros_like(x))
+        unit = torch.where(live, x / per_example(lengths.to(x.dtype), x), torch.zeros_like(x))
         radial = as_rows(unit * cotangents[0]).sum(dim=1) * (scale < 1)
-        gradient = (cotangents[0] - unit * _columns(radial, x)) * _columns(scale.to(x.dtype), x)
+        gradient = (cotangents[0] - unit * per_example(radial, x)) * per_example(scale.to(x.dtype), x)
         return torch.where(live, gradient, torch.zeros_like(x)), None
 
 
@@ -116,7 +111,7 @@ def _projected(x: Tensor, radius: float) -> Tensor:
     if (clipped := native.clipped(x, limit, room)) is not None:
         return clipped
     factors = _clip_scale(example_norms(x), x, radius).to(x.dtype)
-    return (x * _columns(factors, x)).nan_to_num_(nan=0.0)  # zero times infinity or NaN
+    return (x * per_example(factors, x)).nan_to_num_(nan=0.0)  # zero times infinity or NaN
 
 
 def _clip_scale(norms: Tensor, x: Tensor, radius: float) -> Tensor:

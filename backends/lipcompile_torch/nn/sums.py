@@ -180,6 +180,11 @@ def _row_norms(rows: Tensor, wide: bool) -> Tensor:
 _AT_ONCE = 2**18  # entries whose copies in float64, which processors make, stay in a cache
 
 
+def per_example(numbers: Tensor, x: Tensor) -> Tensor:
+    """Return numbers of examples, [B], at the rank of x, [B, …]."""
+    return numbers.reshape(-1, *(1,) * (x.dim() - 1))
+
+
 def as_rows(x: Tensor) -> Tensor:
     """Return each example as a row, [B, entries]."""
     return x.flatten(1) if x.dim() > 1 else x[:, None]
