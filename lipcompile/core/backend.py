@@ -59,7 +59,6 @@ class Deployment(Protocol):
 
     def weights_of(self, module: Any) -> dict[str, NDArray[Any]]:
         """Return the parameters by name."""
-        ...  # pragma: no cover
 
     def norms_in_sets(self, module: Any) -> dict[str, float] | None:
         """Return the certified norms of the parameters, None if one lies outside of its set."""
@@ -87,7 +86,6 @@ class Environment(Protocol):
 
     def describe(self) -> dict[str, Any]:
         """Return facts for a bug report, as JSON has them."""
-        ...  # pragma: no cover
 
 
 class PrivacyAudit(Protocol):
@@ -110,7 +108,6 @@ class Robustness(Protocol):
 
     def load_examples(self, module: Any, path: Path) -> tuple[Any, Any]:
         """Return the inputs and labels of a data file."""
-        ...  # pragma: no cover
 
     def certify(self, module: Any, inputs: Any, targets: Any, radii: Any, config: Any, progress: Any) -> Any:
         """Return how many examples are right within each radius, proved and under attack."""
@@ -121,7 +118,6 @@ class Signal(Protocol):
 
     def repeatable(self) -> AbstractContextManager[None]:
         """Draw the same initial weights every time meanwhile."""
-        ...  # pragma: no cover
 
     def measure(
         self, module: Any, admissible: Any, noise_multiplier: float = 1.0, batch: int = 512, *, public: Any = None
@@ -154,7 +150,6 @@ class Backend(Protocol):
         `noise_strategy` of `lipcompile_privacy`, as data, it says how its noise is correlated over the steps. Its
         certificate says of the planned training what `training` does.
         """
-        ...  # pragma: no cover
 
     # Modules, imported when they are asked for; all but `data` import the framework.
     @property

@@ -33,19 +33,15 @@ class Use(Protocol):
     @property
     def examples(self) -> int:
         """B."""
-        ...  # pragma: no cover
 
     def squares(self) -> Tensor:
         """Return ‖P_i‖², [B] in float64; not finite where P_i is not."""
-        ...  # pragma: no cover
 
     def total(self, factors: Tensor) -> Tensor:
         """Return Σ factor_i·P_i, flat; an example with factor 0 adds nothing, not even NaN."""
-        ...  # pragma: no cover
 
     def rows(self, some: slice) -> Tensor:
         """Return P_i of some examples, [c, entries] in float64."""
-        ...  # pragma: no cover
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,6 @@ class Normals(Protocol):
 
     def prepare(self, scaled: Tensor) -> Tensor:
         """Return a float64 tensor as it must be for a draw to be added to it: gradient over noise scale."""
-        ...  # pragma: no cover
 
     def widening(self, noise_multiplier: float, entries: int) -> float:
         """Return the factor, at least 1, by which all scales grow to make up for `prepare`.
@@ -51,18 +50,15 @@ class Normals(Protocol):
         Raises:
             ValueError: no factor makes up for it.
         """
-        ...  # pragma: no cover
 
     def generator(self, device: torch.device) -> str:
         """Return the name of the generator that draws on a device come from, see `generators`."""
-        ...  # pragma: no cover
 
     def refresh(self) -> None:
         """Take new entropy for the next step; without effect on a seeded source."""
 
     def draw(self, shape: torch.Size, device: torch.device) -> Tensor:
         """Return independent standard normals of a shape, in float64 on a device."""
-        ...  # pragma: no cover
 
     def perturb_(self, parts: Sequence[Part]) -> None:
         """Turn each entry g of flat tensors into s·(prepare(g/s) + normal), in float64, rounded to their dtype.
@@ -70,7 +66,6 @@ class Normals(Protocol):
         Args:
             parts: tensors [n], floating point, on any device, with the scale s > 0 of each.
         """
-        ...  # pragma: no cover
 
 
 class PlainNormals:

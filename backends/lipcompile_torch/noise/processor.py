@@ -54,7 +54,6 @@ class Bits(Protocol):
 
     def fill_(self, words: Words) -> None:
         """Replace an even number of words by the next ones."""
-        ...  # pragma: no cover
 
 
 def generator(seed: int | None) -> str:
@@ -141,7 +140,6 @@ class Adder(Protocol):
         Of each BLOCK of entries, the last of them shorter: of 2n words, n half as many as entries, rounded up,
         words i and n + i give the normals of entries i and n + i.
         """
-        ...  # pragma: no cover
 
 
 def adder(parts: Sequence[Part], threads: int, at_once: int) -> Adder:

@@ -24,7 +24,6 @@ class Gated(Protocol):
 
     def clip_loss_gradient(self, cotangent: Tensor) -> Tensor:
         """Return what the criterion sends back, clipped."""
-        ...  # pragma: no cover
 
 
 @dataclass

@@ -36,7 +36,6 @@ class Gradients(Protocol):
     @property
     def module(self) -> nn.Module:
         """What is trained."""
-        ...  # pragma: no cover
 
     def check(self, noise_multiplier: float) -> None:
         """Raise ValueError if noise of this σ cannot be shared among the parameters; changes nothing."""
@@ -57,18 +56,15 @@ class Gradients(Protocol):
             PrivacyError: what is in `.grad` is not the bounded sum over this batch.
             RankError: that is so on another process, or it does not do the same as this one.
         """
-        ...  # pragma: no cover
 
     def constant_stds(self, noise_multiplier: float) -> dict[str, float] | None:
         """Return the least s_p of any step, by parameter; None if it follows weights or a clip."""
-        ...  # pragma: no cover
 
     def settle(self, batch: LogicalBatch, noise: NoiseSource) -> None:
         """Release what else belongs to the step, and put the weights back into their sets."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run goes on from, beside weights and the optimizer's state; all of it released."""
-        ...  # pragma: no cover
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state, among other entries; raise ValueError if it is that of another clip."""
