@@ -73,7 +73,7 @@ class Refusing:
         if name.endswith("._kernels"):
             raise {error}
 sys.meta_path.insert(0, Refusing())
-from lipcompile_torch.runtime import native
+from lipcompile_torch import native
 print(native.kernels, native.why_missing)
 """
 

@@ -52,58 +52,58 @@ class TorchBackend:
     @property
     def audit(self) -> backend.Audit:
         """`lipcompile_torch.audit.search`."""
-        from lipcompile_torch.audit import search
+        import lipcompile_torch.audit.search as module
 
-        return search
+        return module
 
     @property
     def data(self) -> backend.Data:
         """`lipcompile_torch.train.data`."""
-        from lipcompile_torch.train import data
+        import lipcompile_torch.train.data as module
 
-        return data
+        return module
 
     @property
     def deployment(self) -> backend.Deployment:
         """`lipcompile_torch.train.deployment`."""
-        from lipcompile_torch.train import deployment
+        import lipcompile_torch.train.deployment as module
 
-        return deployment
+        return module
 
     @property
     def environment(self) -> backend.Environment:
         """`lipcompile_torch.native.environment`."""
-        from lipcompile_torch.native import environment
+        import lipcompile_torch.native.environment as module
 
-        return environment
+        return module
 
     @property
     def privacy_audit(self) -> backend.PrivacyAudit:
         """`lipcompile_torch.audit.privacy_audit`."""
-        from lipcompile_torch.audit import privacy_audit
+        import lipcompile_torch.audit.privacy_audit as module
 
-        return privacy_audit
+        return module
 
     @property
     def robustness(self) -> backend.Robustness:
         """`lipcompile_torch.certify.certification`."""
-        from lipcompile_torch.certify import certification
+        import lipcompile_torch.certify.certification as module
 
-        return certification
+        return module
 
     @property
     def signal(self) -> backend.Signal:
         """`lipcompile_torch.audit.signal`."""
-        from lipcompile_torch.audit import signal
+        import lipcompile_torch.audit.signal as module
 
-        return signal
+        return module
 
     @property
     def training(self) -> backend.Training:
         """`lipcompile_torch.train.training`."""
-        from lipcompile_torch.train import training
+        import lipcompile_torch.train.training as module
 
-        return training
+        return module
 
 
 BACKEND: backend.Backend = TorchBackend()
