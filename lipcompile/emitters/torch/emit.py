@@ -72,8 +72,8 @@ class TorchBackend:
 
     @property
     def environment(self) -> backend.Environment:
-        """`lipcompile_torch.native.environment`."""
-        import lipcompile_torch.native.environment as module
+        """`lipcompile_torch.environment`."""
+        import lipcompile_torch.environment as module
 
         return module
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from lipcompile_privacy.generators import PHILOX
 
-from .. import native
-from ..certify.precision import single_is_kept
-from ..noise import processor
+from . import native
+from .certify.precision import single_is_kept
+from .noise import processor
 
 
 def describe() -> dict[str, Any]:
