@@ -39,9 +39,11 @@ CERTIFICATES = {
         "rounding_noise", "roundings", "noise", "training", "functional", "loopholes"
     ),
     f"{TORCH}/nn/functional.py": _runtime("functional", "clipped", "native"),
-    f"{TORCH}/train/checks.py": _runtime("rounding_noise", "misuse", "loopholes", "roundings", "engine"),
+    f"{TORCH}/train/checks.py": _runtime(
+        *("rounding_noise", "clip_thresholds", "misuse", "loopholes", "roundings", "engine")
+    ),
     f"{TORCH}/clip/loss_clipping.py": _runtime("rounding_noise", "loss_clipping", "clip_thresholds"),
-    f"{TORCH}/noise/mechanism.py": _runtime("rounding_noise", "noise"),
+    f"{TORCH}/noise/mechanism.py": _runtime("rounding_noise", "noise", "lanes", "streams", "loopholes"),
     f"{TORCH}/noise/normals.py": _runtime("rounding_noise", "normals"),
     f"{TORCH}/clip/clipped.py": _runtime("clipped"),
     f"{TORCH}/clip/clipping.py": _runtime("rounding_clips", "clipping"),

@@ -19,6 +19,7 @@ from lipcompile_torch.train.gradients import LipschitzGradients
 from lipcompile_torch.train.module import LipschitzModule
 from torch import Tensor
 from torch.optim import SGD, Adam
+from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.runtime.clip_nets import NETWORKS, batch, expected, model, per_example
@@ -330,6 +331,43 @@ def test_noise_on_counts_that_leaves_none_for_the_gradient_is_refused(tmp_path: 
     module = with_lengths(model(NETWORKS["images"], tmp_path))
     with pytest.raises(ValueError, match=r"count_noise above 1\.41421"):
         private(module, clip_length=AdaptiveClip(1.0, count_noise=1.4), noise_multiplier=2.0)
+
+
+def test_a_group_that_is_longer_than_the_least_bound_of_its_parameters_is_refused(tmp_path: Path) -> None:
+    module = with_lengths(model(NETWORKS["images"], tmp_path))
+    type(module).bounds |= {module.clips[0].parameters[1]: 0.1}
+    with pytest.raises(PrivacyError, match=r"'a' is clipped to 0\.2, but bounded by 0\.1"):
+        private(module)
+
+
+class LastTanh(TorchFunctionMode):
+    """Takes the result of tanh out of a forward pass."""
+
+    taken: Tensor
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is torch.tanh:
+            self.taken = result
+        return result
+
+
+@pytest.mark.parametrize("given", [None, AdaptiveClip(1.0)])
+@pytest.mark.parametrize("looked_at", [True, False])
+def test_losses_on_inner_values_are_refused(given: Any, looked_at: bool, tmp_path: Path) -> None:
+    """Each was clipped by itself, 2·C in all; and looking at its gradient alone counted the examples once more."""
+    module, optimizer, loader = private(with_lengths(model(NETWORKS["images"], tmp_path)), clip_length=given)
+    x, y = next(iter(loader))
+    with LastTanh() as mode:
+        output = module(x)
+    inner = mode.taken.square().sum()
+    if looked_at:
+        torch.autograd.grad(inner, list(module.parameters())[:2], retain_graph=True)
+    else:
+        inner.backward(retain_graph=True)
+    module.criterion(output, y).backward()
+    with pytest.raises(PrivacyError, match=f"but {2 * len(x)} flowed back to where gradients are clipped"):
+        optimizer.step()
 
 
 def test_other_misuse_is_refused(tmp_path: Path) -> None:

@@ -379,19 +379,39 @@ class Remembering(nn.Linear):
         return super().forward(x)
 
 
+class Initialised(nn.Linear):
+    """Moves its bias to where the first batch is, out of sight of torch's counts."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.bias.data.copy_(x.mean(dim=0)[:3])
+        return super().forward(x)
+
+
 @pytest.mark.parametrize(
     ("module", "message"),
     [
         (nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), "1 normalises by statistics of the batch"),
         (nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, track_running_stats=False)).eval(), "statistics of the"),
         (Centred(4, 3), "another output in company than alone"),
-        (Remembering(), "writes what it saw into buffers largest"),
+        (Remembering(), "writes what it saw into largest"),
+        (Initialised(4, 3), "writes what it saw into bias"),
     ],
 )
 def test_modules_that_mix_examples_are_refused(module: nn.Module, message: str) -> None:
+    before = [p.detach().clone() for p in module.parameters()]
     with pytest.raises(PrivacyError, match=message):
         clipped(module, 1.0).backward(*vectors(5, torch.float32))
     assert all(p.grad is None for p in module.parameters())
+    assert all(map(torch.equal, before, module.parameters()))
+
+
+def test_a_table_that_shortens_the_rows_that_a_batch_uses_is_refused() -> None:
+    """Which rows these were would leave without noise."""
+    table = nn.Embedding(5, 4, max_norm=0.1)
+    module, before = nn.Sequential(table, nn.Flatten(), nn.Linear(8, 3)), table.weight.detach().clone()
+    with pytest.raises(PrivacyError, match=r"into 0\.weight: .* max_norm=None"):
+        clipped(module, 1.0).backward(torch.tensor([[0, 1], [1, 3]]), torch.tensor([0, 2]))
+    assert torch.equal(table.weight, before)
 
 
 def test_batch_normalisation_in_evaluation_mode_and_dropout_are_fine() -> None:

@@ -103,6 +103,12 @@ def test_the_published_formula_is_exceeded_by_a_mechanism() -> None:
     assert worst(2, 2, 1, [(1.0, 0.001)]) > published + 4e-5
 
 
+@pytest.mark.parametrize("canaries", [1, 10, 10**6, 10**9, 10**12])
+def test_one_guess_of_many_canaries_may_be_right_half_the_time(canaries: int) -> None:
+    """Of a mechanism that tells nothing: two halves of 1/m are 1/m, from 10⁹ on but for the last bits of 1."""
+    assert p_value(Guesses(canaries, 1, 1, 1), claim([(0.0, 0.0)])) >= 0.5
+
+
 # --- closed forms ---
 
 

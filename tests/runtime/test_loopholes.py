@@ -73,6 +73,49 @@ def test_gradients_that_were_changed_after_backward_are_refused(tamper: Callable
     optimizer.step()
 
 
+def half_twice(module: Any, x: torch.Tensor, y: torch.Tensor) -> None:
+    """As many examples as were drawn, and most of twice their bound."""
+    half = len(x) // 2
+    loss = module.criterion(module(x[:half]), y[:half])
+    loss.backward(retain_graph=True)
+    loss.backward()
+    backward(module, x[2 * half :], y[2 * half :])
+
+
+def behind_a_hook(module: Any, x: torch.Tensor, y: torch.Tensor) -> None:
+    """One that is gone when the step is taken."""
+    hooks = [parameter.register_hook(lambda gradient: 0.5 * gradient) for parameter in module.parameters()]
+    backward(module, x, y)
+    for hook in hooks:
+        hook.remove()
+
+
+def all_but_the_last_piece_dropped(module: Any, x: torch.Tensor, y: torch.Tensor) -> None:
+    """Without its first example the batch ends in another piece, of examples that were dropped before."""
+    for piece, targets in zip(torch.split(x, 3), torch.split(y, 3), strict=True):
+        module.zero_grad()
+        backward(module, piece, targets)
+
+
+@pytest.mark.parametrize(
+    ("misuse", "said"),
+    [
+        (half_twice, "what flowed back is not"),
+        (behind_a_hook, "written to by something else"),
+        (all_but_the_last_piece_dropped, "written to by something else"),
+    ],
+)
+def test_sums_of_other_gradients_than_one_of_each_example_are_refused(misuse: Any, said: str) -> None:
+    module, optimizer, loader = private()
+    x, y = next(iter(loader))
+    misuse(module, x, y)
+    with pytest.raises(PrivacyError, match=said):
+        optimizer.step()
+    optimizer.zero_grad()  # the way out
+    backward(module, x, y)
+    optimizer.step()
+
+
 def test_a_cotangent_that_a_hook_writes_over_is_refused() -> None:
     """In place, so that what was sent and what arrives are one tensor; smaller, so that it passes every bound."""
     module, optimizer, loader = private()

@@ -78,14 +78,33 @@ def test_without_a_clip_and_with_a_wide_one_the_gradient_is_the_same() -> None:
 def test_pieces_of_a_batch_count_together_and_a_reset_forgets() -> None:
     torch.manual_seed(0)
     module, (x, y) = LinearNet(), examples()
-    module.loss_clip = 0.7
+    module.loss_clip = 0.85
     module.criterion(module(x), y).backward()
     whole = int(module.gate.within_clip)
+    assert 0 < whole < len(x)
     module.gate.reset()
     assert not module.gate.examples
     for part in (slice(0, 2), slice(2, 2), slice(2, 6)):
         module.criterion(module(x[part]), y[part]).backward()
     assert int(module.gate.within_clip) == whole
+
+
+def test_examples_count_once_however_often_the_gradient_of_the_output_is_looked_at() -> None:
+    """Each look counted them again, and one example moved the count by as many more."""
+    torch.manual_seed(0)
+    module, (x, y), counts = LinearNet(), examples(), []
+    module.loss_clip = 0.85
+    for looks in (0, 1, 3):
+        module.gate.reset()
+        output = module(x)
+        loss = module.criterion(output, y)
+        for _ in range(looks):
+            torch.autograd.grad(loss, output, retain_graph=True)
+        loss.backward()
+        assert float(module.gate.foreign) == 0
+        counts.append(float(module.gate.within_clip))
+    assert counts[0] > 0
+    assert counts == [counts[0]] * 3
 
 
 def test_each_example_is_clipped_over_all_its_entries() -> None:

@@ -11,12 +11,12 @@ import torch
 from lipcompile_torch import ClipGroup
 from lipcompile_torch.clip import bookkeeping
 from lipcompile_torch.clip.bookkeeping import Outer, Products, Summed, Use
-from lipcompile_torch.clip.clipping import ForwardPass, Noted, clipped, group_gradients
+from lipcompile_torch.clip.clipping import ForwardPass, Noted, clipped, group_gradients, sum_depth
 from lipcompile_torch.clip.example_gradients import Clip, ExampleGradients
 from lipcompile_torch.clip.native_gradients import Scaling
 from lipcompile_torch.nn import sums
 from lipcompile_torch.nn.reading import linear
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..rounding import length
 
@@ -42,6 +42,13 @@ def outer(x: Sequence[float], g: Sequence[float], dtype: torch.dtype = torch.flo
     return Outer(torch.tensor([x], dtype=dtype), torch.tensor([g], dtype=dtype))
 
 
+@pytest.fixture(params=["by runs", "in double"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Matrices as small as those here are added in float64; here as the large ones are, too."""
+    if request.param == "by runs":
+        monkeypatch.setattr(bookkeeping, "SMALL", 0)
+
+
 # --- each term is needed -----------------------------------------------------------------------------------------
 
 
@@ -51,6 +58,7 @@ def test_the_length_of_a_clip_over_the_batch_size_is_rounded_down() -> None:
         assert Fraction(c) * (1 - Fraction(1, 2**49)) <= found * Fraction(b) <= Fraction(c)
 
 
+@pytest.mark.usefixtures("way")
 def test_products_of_vectors_leave_room_for_the_rounding_of_their_entries() -> None:
     """Of one entry each, so that nothing averages out."""
     for x, g in (5 * torch.randn(300, 2, generator=generator())).tolist():
@@ -76,9 +84,19 @@ def test_what_is_beside_a_kernel_leaves_room_for_the_rounding_of_its_squares(
     assert 1 - Fraction(1, 10**6) < square <= 1
 
 
+@pytest.mark.parametrize(("rows", "columns", "exact"), [(256, 256, True), (257, 256, False)])
+def test_the_depth_of_a_sum_is_that_of_how_it_is_added(rows: int, columns: int, exact: bool) -> None:
+    """1 and 2⁻³⁰ in float64, in which only matrices of up to 65,536 entries are added."""
+    read, made = torch.ones(2, columns), torch.tensor([[1.0], [2.0**-30]]).expand(2, rows)
+    total = Outer(read, made).total(torch.ones(2, dtype=torch.float64))
+    assert bool((total == 1 + 2.0**-30).all()) is exact
+    assert sum_depth(nn.Parameter(torch.empty(rows, columns))) == (1 if exact else sums.DEPTH)
+
+
 # --- ends of the range -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("regulariser", [None, 0.01])
 @pytest.mark.parametrize("steps", [0.6, 1.6, 2.5001, 10.5])
 def test_factors_below_the_normal_numbers_are_exact(steps: float, regulariser: float | None) -> None:
@@ -88,6 +106,7 @@ def test_factors_below_the_normal_numbers_are_exact(steps: float, regulariser: f
     assert 0.999 < share(use, Clip(1.0, regulariser)) <= 1
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("regulariser", [None, 0.01, 1e-6])
 @pytest.mark.parametrize("x", [0.0, 1e-45, 1e-40, 2.0**-40, 1e-3, 2.0**40, 1e20, MOST])
 @pytest.mark.parametrize("g", [0.0, 1e-45, 1e-30, 1.0, 1e20, MOST])
@@ -117,6 +136,7 @@ def test_products_in_float64_keep_their_length(x: float, g: float) -> None:
     assert share(outer([x, 0.0], [g], torch.float64), Clip(0.5)) == pytest.approx(min(x * g / 0.5, 1), rel=1e-6)
 
 
+@pytest.mark.usefixtures("way")
 def test_an_example_does_not_change_how_another_is_rounded() -> None:
     """Whether its vectors are scaled depends on itself: not on a vector of 1e30 beside it."""
     x, g = torch.randn(3, 5, generator=generator()), torch.randn(3, 4, generator=generator(1))
@@ -133,6 +153,7 @@ def test_operands_that_a_device_rounds_to_bfloat16_leave_room(monkeypatch: pytes
     def coarse(left: Tensor, right: Tensor) -> Tensor:
         return sums.sum_of_products(left.bfloat16().float(), right.bfloat16().float())
 
+    monkeypatch.setattr(bookkeeping, "SMALL", 0)
     monkeypatch.setattr(bookkeeping, "sum_of_products", coarse)
     monkeypatch.setattr(bookkeeping, "single_is_kept", lambda _: False)
     for x, g in (5 * torch.randn(300, 2, generator=generator())).tolist():

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import scipy.stats
 import torch
-from lipcompile_torch.certify.precision import rounding_slack, sum_slack
+from lipcompile_torch.certify.precision import rounding_slack, sum_slack, working_slack
 from lipcompile_torch.certify.rounding import UP_MANY
 from lipcompile_torch.clip import loss_clipping
 from lipcompile_torch.clip.clipped import ClippedGradients
@@ -213,6 +213,15 @@ def test_slacks_are_far_above_what_was_measured() -> None:
     seen = {torch.float64: 2.4e-7 * 2.0**-29, torch.float32: 2.4e-7, torch.float16: 6.6e-4, torch.bfloat16: 3e-3}
     for dtype, excess in seen.items():
         assert rounding_slack(dtype) >= 15 * excess
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_the_slack_of_what_computes_is_that_of_its_lowest_precision(dtype: torch.dtype) -> None:
+    """The largest: of the output, and of autocast, in bfloat16, where it is on."""
+    output = torch.zeros(1, dtype=dtype)
+    assert working_slack(output) == rounding_slack(dtype)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert working_slack(output) == rounding_slack(torch.bfloat16) == 5e-2
 
 
 def test_the_slack_of_a_module_is_that_of_its_lowest_precision() -> None:

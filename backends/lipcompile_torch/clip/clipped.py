@@ -256,19 +256,20 @@ class ClippedGradients:
                 )
 
     def _run_together(self, inputs: Tensor) -> Tensor:
-        """Return the outputs [B, …] of one batch, without gradients; refuse what writes to buffers.
+        """Return the outputs [B, …] of one batch, without gradients; refuse what writes to buffers or parameters.
 
         It checks what indexes a table, too: torch's rule for an embedding under `vmap` takes an index beyond the
         table for a row of another example's.
         """
-        buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
+        held = {**dict(self.module.named_buffers()), **dict(self.module.named_parameters())}
+        copies = {name: tensor.detach().clone() for name, tensor in held.items()}
         with torch.no_grad():
-            outputs: Tensor = functional_call(self.module, buffers, (inputs,))
-        changed = [name for name, buffer in self.module.named_buffers() if not _same(buffer, buffers[name], 0.0)]
+            outputs: Tensor = functional_call(self.module, copies, (inputs,))
+        changed = [name for name, tensor in held.items() if not _same(tensor.detach(), copies[name], 0.0)]
         if changed:
             raise PrivacyError(
-                f"the forward pass writes what it saw into buffers {', '.join(changed)}: that would leave without "
-                "noise; put those layers into evaluation mode with eval(), or track_running_stats=False"
+                f"the forward pass writes what it saw into {', '.join(changed)}: that would leave without noise; "
+                "put those layers into evaluation mode by eval(), or set track_running_stats=False, max_norm=None"
             )
         return outputs
 

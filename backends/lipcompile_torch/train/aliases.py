@@ -11,6 +11,7 @@ them has run: there the gradients of the group are clipped and summed (:mod:`.cl
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -141,12 +142,14 @@ class ParameterAliases:
         foreign: names of parameters that a gradient reached by another way since `reset`.
         within: names of groups whose length moves, with how many examples of a backward pass were within it, since
             `reset`. Backward passes in threads append to it.
+        clipped: clip groups, with how many examples a backward pass brought there, since `reset`, in the same way.
     """
 
     def __init__(self) -> None:
         self.under_way: dict[int, Tensor] = {}
         self.foreign: set[str] = set()
         self.within: list[tuple[str, Tensor]] = []
+        self.clipped: list[tuple[_Group, int]] = []
         self._aliases: dict[int, Tensor] = {}
         self._watched: dict[int, tuple[str, nn.Parameter]] = {}
         self._whole: dict[int, nn.Parameter] = {}
@@ -211,6 +214,7 @@ class ParameterAliases:
         self.under_way.clear()
         self.foreign.clear()
         self.within.clear()
+        self.clipped.clear()
         self._aliases.clear()
         for group in set(self._groups.values()):
             for noted in group.noted:
@@ -263,13 +267,25 @@ class ParameterAliases:
         return rounded
 
     def gradients(self, group: _Group) -> Iterator[Tensor]:
-        """Return the clipped gradients of a group; if its length moves, count the examples that are within it."""
+        """Return the clipped gradients of a group; count the examples, and if its length moves those within it."""
         clips = group.clips
         moved = self.lengths().get(clips.name)
-        if moved is None:
-            return group.gradients(clips.clip(self.normaliser()))
-        clip = replace(clips, length=moved).clip(self.normaliser())
-        return group.gradients(clip, lambda n: self.within.append((clips.name, count_within(n, clip.length))))
+        clip = (clips if moved is None else replace(clips, length=moved)).clip(self.normaliser())
+
+        def note(norms: Tensor) -> None:
+            self.clipped.append((group, len(norms)))
+            if moved is not None:
+                self.within.append((clips.name, count_within(norms, clip.length)))
+
+        return group.gradients(clip, note)
+
+    @property
+    def most_clipped(self) -> int:
+        """How many examples flowed back into a clip group since `reset`: of that which most did."""
+        examples: Counter[_Group] = Counter()
+        for group, number in self.clipped:
+            examples[group] += number
+        return max(examples.values(), default=0)
 
     def _arrive(self, parameter: int, gradient: Tensor) -> None:
         """Note where a gradient that arrives came from."""

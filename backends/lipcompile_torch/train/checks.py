@@ -328,6 +328,21 @@ def check_flow(flow: Flow, batch: LogicalBatch, limit: float | None) -> None:
         )
 
 
+def check_clipped(examples: int, batch: LogicalBatch) -> None:
+    """Refuse more examples at a clip than were drawn: what flows back by itself is clipped by itself.
+
+    Args:
+        examples: that flowed back into a group of clips.
+        batch: what was drawn.
+    """
+    if examples > batch.examples:
+        raise PrivacyError(
+            f"{batch.examples} examples were drawn for this step but {examples} flowed back to where gradients "
+            "are clipped: something else than module.criterion(...), such as a loss on inner values, was "
+            "differentiated by itself"
+        )
+
+
 def _why(flowed: int, drawn: int) -> str:
     if flowed == 0:
         return (

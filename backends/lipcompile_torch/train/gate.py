@@ -22,8 +22,8 @@ class Gated(Protocol):
     gate: GateRecord
     normaliser: float
 
-    def clip_loss_gradient(self, cotangent: Tensor) -> Tensor:
-        """Return what the criterion sends back, clipped."""
+    def clip_loss_gradient(self, cotangent: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return what the criterion sends back, clipped, and how many examples were within the clip."""
 
 
 @dataclass
@@ -78,6 +78,8 @@ class GateRecord:
         norms = torch.linalg.vector_norm(rows, dim=1, dtype=torch.promote_types(rows.dtype, torch.float32))
         self.largest = _largest(norms * normaliser, self.largest)
         self.note_foreign(_difference(cotangent.detach(), sent))
+        if sent is not None and sent.within is not None:
+            self.note_within_clip(sent.within)
 
     def note_within_clip(self, count: Tensor) -> None:
         """Note how many more examples were within the clip."""
@@ -106,20 +108,28 @@ def _difference(cotangent: Tensor, sent: Sent | None) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What the criterion sent back, and torch's count of changes to it then."""
+    """What the criterion sent back, torch's count of changes to it then, and how many examples were within a clip.
+
+    It may be sent more often than it passes the gate, as by `torch.autograd.grad(loss, output)`: only what passes
+    counts.
+    """
 
     tensor: Tensor
     version: int
+    within: Tensor | None
 
 
 @dataclass
 class Passage:
-    """One forward pass: its slack, torch's count of changes to its output, its batch, what was sent back."""
+    """One forward pass: its slack, torch's count of changes to its output, its batch, what was sent back, and
+    whether it has passed the gate: it does so once, or the examples count twice, in the place of others.
+    """
 
     slack: float
     version: int
     batch: object = None
     sent: Sent | None = None
+    passed: bool = False
 
 
 class _Gate(torch.autograd.Function):
@@ -138,8 +148,9 @@ class _Gate(torch.autograd.Function):
         gate.slack = max(gate.slack, passage.slack, working_slack(cotangents[0]))
         gate.record(cotangents[0], ctx.module.normaliser, passage.sent)
         # With create_graph, a function of the gradients can flow back past the gate, into weights alone.
-        if passage.batch is not gate.batch or torch.is_grad_enabled():
+        if passage.batch is not gate.batch or passage.passed or torch.is_grad_enabled():
             gate.note_foreign(cotangents[0].new_full((), math.inf))
+        passage.passed = True
         return cotangents[0], None, None
 
 
@@ -156,9 +167,9 @@ class _CriterionInput(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None, None]:
-        sent = ctx.module.clip_loss_gradient(cotangents[0])
+        sent, within = ctx.module.clip_loss_gradient(cotangents[0])
         if ctx.passage.sent is None:
-            ctx.passage.sent = Sent(sent.detach(), sent._version)
+            ctx.passage.sent = Sent(sent.detach(), sent._version, within)
         return sent, None, None
 
 

@@ -99,8 +99,12 @@ class GradientWatch:
             )
 
     def _before(self, name: str, _: Tensor) -> None:
-        """Note a gradient that is not the one that arrived last, before another one is added to it."""
-        if self._parameters[name].grad is not None and not self._is_as_arrived(name):
+        """Note a gradient that is not the one that arrived last, or is missing, before another one is added to it;
+        and hooks of others, which may be removed before the step.
+        """
+        parameter = self._parameters[name]
+        known = parameter.grad is not None or self._additions[name]
+        if (known and not self._is_as_arrived(name)) or not has_own_hooks_only(parameter):
             self._changed.add(name)
 
     def _count(self, name: str, _: Tensor) -> None:

@@ -223,6 +223,7 @@ class LipschitzGradients:
         checks.check_pieces(self._parameters, max(self._watch.passes, batch.position + 1), self._pieces)
         limit = min(module.loss_lipschitz, module.loss_limit) * (1 + own_slack)
         checks.check_flow(measured.flow, batch, limit if self._proved else None)
+        checks.check_clipped(module.gate.aliases.most_clipped, batch)
         checks.check_origin(module.gate.aliases.foreign)
         if self.total.world is not ALONE:  # there, the sum is what must be left alone
             self._watch.check(self._altered)

@@ -257,15 +257,13 @@ class LipschitzModule(nn.Module):
         """C, or infinity if the loss's gradient is not clipped."""
         return math.inf if self.loss_clip is None else self.loss_clip
 
-    def clip_loss_gradient(self, cotangent: Tensor) -> Tensor:
+    def clip_loss_gradient(self, cotangent: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return what the criterion sends back, [B, …], with each example clipped to C/normaliser over all its
-        entries, a non-finite one set to zero; untouched if there is no clip.
+        entries, a non-finite one set to zero, and how many were within; untouched and None if there is no clip.
         """
         if self.loss_clip is None:
-            return cotangent
-        clipped, within = clip_cotangents(cotangent, self.loss_clip / self.normaliser)
-        self.gate.note_within_clip(within)
-        return clipped
+            return cotangent, None
+        return clip_cotangents(cotangent, self.loss_clip / self.normaliser)
 
     def gradient_bounds(self) -> dict[str, float]:
         """Return K_p by parameter name, for weights in their constraint sets, of the loss as :attr:`loss_clip`
