@@ -278,7 +278,7 @@ def _agreement(module: Any, path: Path, model: ModelProto, tokens: int | None, b
 
     try:
         found = [
-            backend.deployment.agreement(module, on_processor(path, model, optimised=optimised), tokens)
+            backend.deployment.agreement_with_file(module, on_processor(path, model, optimised=optimised), tokens)
             for optimised in (False, True)
         ]
     except OriginalError as error:

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import mpmath
-from lipcompile_torch.certify import numbers as runtime
+from lipcompile_torch.certify import intervals as runtime
 
 from lipcompile.analysis.bounds import derive, slope
 from lipcompile.core.graph import Graph

@@ -11,9 +11,8 @@ import pytest
 import torch
 from lipcompile_torch import LipschitzModule
 from lipcompile_torch.audit.moves import Domain, clip_convolution
-from lipcompile_torch.audit.points import Admissible
+from lipcompile_torch.audit.points import Admissible, _identity
 from lipcompile_torch.audit.search import AuditConfig, audit
-from lipcompile_torch.audit.starts import _identity
 from lipcompile_torch.certify import constraints, operators
 
 from lipcompile import __main__

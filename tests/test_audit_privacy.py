@@ -15,7 +15,7 @@ from lipcompile_torch import LipschitzModule
 from lipcompile_torch.clip import clipping
 from lipcompile_torch.clip.example_gradients import Clip
 from lipcompile_torch.noise.mechanism import NoiseSource
-from lipcompile_torch.train import checks, entrances
+from lipcompile_torch.train import aliases, checks
 
 from lipcompile import __main__
 from lipcompile.cli.shared import progress
@@ -185,8 +185,8 @@ def halved(module: LipschitzModule) -> dict[str, float]:
 @pytest.mark.parametrize(
     ("owner", "name", "fault"),
     [
-        (entrances, "group_gradients", lengthened(2.0)),
-        (entrances, "group_gradients", lengthened(4.0)),
+        (aliases, "group_gradients", lengthened(2.0)),
+        (aliases, "group_gradients", lengthened(4.0)),
         (LipschitzModule, "gradient_bounds", halved),
     ],
     ids=["twice as long", "four times as long", "half the noise"],
@@ -207,7 +207,7 @@ def test_a_broken_clip_is_found(
 def test_the_engine_refuses_the_gradients_of_a_broken_clip(
     monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    monkeypatch.setattr(entrances, "group_gradients", lengthened(4.0))
+    monkeypatch.setattr(aliases, "group_gradients", lengthened(4.0))
     assert run("--privacy --canaries 4 --seed 2 --bounds clip", CLIPPED) == 1
     assert "error[LIP406]: the engine refused a step of the audit: the gradient of" in capsys.readouterr().err
 

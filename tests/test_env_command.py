@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from lipcompile_torch import native
-from lipcompile_torch.native import environment
+from lipcompile_torch import environment, native
 
 from lipcompile import __main__
 
@@ -103,7 +102,7 @@ def test_nothing_that_is_missing_makes_it_fail(capsys: Capture, monkeypatch: pyt
     found = reported(capsys)
     assert found["versions"]["torch"] is None
     assert found["runtime"]["gpus"] == "unknown: RuntimeError: the driver is too old"
-    monkeypatch.setitem(sys.modules, "lipcompile_torch.native.environment", None)
+    monkeypatch.setitem(sys.modules, "lipcompile_torch.environment", None)
     assert "ModuleNotFoundError" in reported(capsys)["runtime"]["error"]
     assert __main__.run(["env"]) == 0
     assert re.search(r"^torch +none$", capsys.readouterr().out, re.MULTILINE)

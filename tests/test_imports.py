@@ -22,10 +22,8 @@ NOW, TYPES, LATER = "now", "types", "later"
 # What each package may import of the others.
 WALLS = {
     "lipcompile": {"lipcompile_privacy", "lipcompile_verify"},
-    "lipcompile.emitters.torch": {
-        "lipcompile",
-        "lipcompile_torch",
-    },  # lipcompile_torch.weights, which needs no torch
+    # Its weights, which need no torch; and what `TorchBackend` offers, when it is asked for.
+    "lipcompile.emitters.torch": {"lipcompile", "lipcompile_torch"},
     "lipcompile_privacy": {"lipcompile_torch"},  # Strategy.stream makes torch's noise
     "lipcompile_torch": {"lipcompile_privacy", "lipcompile_verify"},
     "lipcompile_verify": set[str](),

@@ -201,6 +201,8 @@ def test_imports_stay_inside_their_boundary(program: str, banned: tuple[str, ...
         ),
         ("lipcompile_torch.runtime.loss_clipping", "lipcompile_torch.clip.loss_clipping"),
         ("lipcompile_torch.runtime.noise", "lipcompile_torch.noise.mechanism"),
+        ("lipcompile_torch.runtime.guessing", "lipcompile_torch.audit.game"),
+        ("lipcompile_torch.runtime.numbers", "lipcompile_torch.certify.intervals"),
     ],
 )
 def test_old_import_paths_lead_to_the_same_objects(old: str, new: str) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from lipcompile_torch.train import agreement
+from lipcompile_torch.train import deployment
 from onnx import TensorProto
 from torch import nn
 
@@ -268,7 +268,7 @@ def subject(tmp_path: Path) -> Subject:
 
 def test_weights_are_compared_before_projection(subject: Subject) -> None:
     assert np.linalg.norm(subject.weight, 2) > 2
-    found = agreement.measure(subject.program, subject.original)
+    found = deployment.agreement_with_original(subject.program, subject.original)
     assert found.agrees
     assert found.examples == 8
     assert found.relative < 1e-6
@@ -279,7 +279,7 @@ def test_weights_are_compared_before_projection(subject: Subject) -> None:
 
 @pytest.mark.parametrize("share", [1e-3, -1e-3, 1.0])
 def test_a_small_difference_counts(subject: Subject, share: float) -> None:
-    found = agreement.measure(subject.program, lambda x: subject.original(x) * (1 + share))
+    found = deployment.agreement_with_original(subject.program, lambda x: subject.original(x) * (1 + share))
     assert not found.agrees
     assert found.relative == pytest.approx(abs(share) / (1 + share), rel=1e-2)
 
@@ -291,7 +291,7 @@ def test_rounding_does_not(subject: Subject) -> None:
         y = subject.original(x)
         return y * (1 + 3e-7 * noise.uniform(-1, 1, y.shape))
 
-    assert agreement.measure(subject.program, rounded).agrees
+    assert deployment.agreement_with_original(subject.program, rounded).agrees
 
 
 def constant(value: float, x: Array) -> Array:
@@ -300,13 +300,13 @@ def constant(value: float, x: Array) -> Array:
 
 def test_what_is_no_number_never_agrees(subject: Subject) -> None:
     for value in (np.nan, np.inf):
-        found = agreement.measure(subject.program, partial(constant, value))
+        found = deployment.agreement_with_original(subject.program, partial(constant, value))
         assert not found.agrees
 
 
 def test_other_shapes_are_told(subject: Subject) -> None:
-    with pytest.raises(agreement.ShapeError, match="puts out"):
-        agreement.measure(subject.program, lambda x: subject.original(x)[:, :2])
+    with pytest.raises(deployment.ShapeError, match="puts out"):
+        deployment.agreement_with_original(subject.program, lambda x: subject.original(x)[:, :2])
 
 
 def test_examples_lie_in_the_domain(subject: Subject) -> None:
@@ -318,7 +318,7 @@ def test_examples_lie_in_the_domain(subject: Subject) -> None:
 
     for batch in (None, 3, 16):
         seen.clear()
-        agreement.measure(subject.program, original, batch=batch)
+        deployment.agreement_with_original(subject.program, original, batch=batch)
         assert {len(x) for x in seen} == {batch or 8}
         norms = np.linalg.norm(np.concatenate(seen), axis=1)
         assert norms.max() <= 1
@@ -331,7 +331,7 @@ def test_a_difference_at_one_size_of_inputs_is_found(subject: Subject) -> None:
         small = np.linalg.norm(x, axis=1, keepdims=True) < 0.02
         return subject.original(x) * np.where(small, 1.1, 1)
 
-    assert not agreement.measure(subject.program, original).agrees
+    assert not deployment.agreement_with_original(subject.program, original).agrees
 
 
 def test_losses_without_a_shape_complete_a_module() -> None:

@@ -3,8 +3,7 @@
 ==================  =======================================================================================
 `accounting`        ε at δ of composed releases, and the noise or the steps that a budget allows
 `factorisation`     strategies of correlated noise, their certified sensitivity, their optimisers
-`correlation`       which strategy a run uses, and whether its sampling is what the strategy was proved for
-`planning`          what a budget buys: steps and noise of a run, and what is left when it is resumed
+`planning`          what a budget buys: steps and noise of a run, how it is correlated, and what is left later
 `ledger`            what a ledger says: its lines, and what they add up to
 `guesses`           what guesses about canaries say of a claimed ε
 `generators`        generators of random bits, by the names that ledgers give them

@@ -43,36 +43,30 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Ball": "certify.constraints",
-    "Box": "certify.constraints",
-    "ClipGroup": "clip.clipping",
-    "Free": "certify.constraints",
-    "RowBalls": "certify.constraints",
-    "Fixed": "certify.constraints",
-    "Frobenius": "certify.constraints",
-    "LipschitzModule": "train.module",
-    "Orthogonal": "certify.constraints",
-    "PrivacyEngine": "train.engine",
-    "audit_privacy": "audit.privacy_audit",
-    "certified_radii": "certify.robustness",
-    "cache_features": "train.features",
-    "Spectral": "certify.constraints",
-    "constraints": "certify.constraints",
-    "functional": "nn.functional",
-    "layers": "nn.layers",
-    "losses": "nn.losses",
-    "decode_weights": "weights",
-    "rounding_slack": "certify.precision",
+    "audit.privacy_audit": ("audit_privacy",),
+    "certify.constraints": (
+        *("constraints", "Ball", "Box", "Fixed", "Free", "Frobenius", "Orthogonal", "RowBalls", "Spectral"),
+    ),
+    "certify.precision": ("rounding_slack",),
+    "certify.robustness": ("certified_radii",),
+    "clip.clipping": ("ClipGroup",),
+    "nn.functional": ("functional",),
+    "nn.layers": ("layers",),
+    "nn.losses": ("losses",),
+    "train.engine": ("PrivacyEngine",),
+    "train.features": ("cache_features",),
+    "train.module": ("LipschitzModule",),
+    "weights": ("decode_weights",),
 }
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name on first use."""
-    if name not in __all__:
+    home = next((home for home, names in _HOMES.items() if name in names), None)
+    if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = import_module(f".{_HOMES[name]}", __name__)
-    value = getattr(home, name, home)
-    globals()[name] = value
+    module = import_module(f".{home}", __name__)
+    globals()[name] = value = getattr(module, name, module)
     return value
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from .check import verify
-from .verdict import Problem, Verdict
+from .check import Problem, Verdict, verify
 
 __all__ = ["Problem", "Verdict", "verify"]

@@ -7,10 +7,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from .check import verify
+from .check import Problem, Verdict, verify
 from .document import MalformedError
 from .files import check_model, check_module, read_certificate
-from .verdict import Problem, Verdict
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
@@ -11,7 +12,6 @@ from .derive import Derivation, RuleError
 from .document import MalformedError, canonical, fields, of_kind, parse, require
 from .forms import bound, hypotenuse
 from .intervals import INFINITE, Real, least, real, root, total
-from .verdict import Problem, Verdict
 
 CERTIFICATE = "schema:text versions:object source:object graph:object graph_sha256:text steps:object totals:object"
 STEPS = "forward:object* loss:object backward:object* parameters:object*"
@@ -22,6 +22,37 @@ TRAINING = (
     "noise:global|per_layer|optimal|weights "
     "sampling:poisson|fixed_size|shuffle|balls_in_bins|cyclic_poisson|fixed_order"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Why a certificate is refused: the step and the rule that fail, and the reason with both numbers."""
+
+    step: str
+    rule: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.step} ({self.rule}): {self.reason}"
+
+
+@dataclass(slots=True)
+class Verdict:
+    """The outcome. `gradient` holds K of each trained parameter, `totals` the two of the model, as derived here.
+
+    loose: claims above what is derived here by more than 1e-9 of it; they are accepted.
+    """
+
+    problems: list[Problem] = field(default_factory=list)
+    loose: list[str] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+    gradient: dict[str, float] = field(default_factory=dict)
+    totals: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def ok(self) -> bool:
+        """Whether every claim holds."""
+        return not self.problems
 
 
 def verify(document: Mapping[str, Any]) -> Verdict:

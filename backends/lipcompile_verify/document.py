@@ -15,14 +15,19 @@ WHOLE = {"n": 1, "i": 0, "z": -MOST_ENTRIES}  # kinds of whole numbers, with the
 TYPES = {"flag": bool, "text": str, "object": dict}
 EXACT = {"q+": 1, "q0": 0, "q": -1}  # kinds of exact numbers, with the least sign of each
 _EXACT = re.compile(r"-?(?:0|[1-9]\d{0,999})(?:/[1-9]\d{0,999})?", re.ASCII)
-
-
 MOST_WORK = 2**22  # of about a microsecond each, in one derivation
 _work_left = ContextVar("_work_left", default=MOST_WORK)
 
 
 class MalformedError(ValueError):
     """The document is no certificate of this schema, or its graph no model that the rules hold for."""
+
+
+class ForeignError(ValueError):
+    """A file does not go with a certificate: where, and why."""
+
+    def __init__(self, where: str, reason: str) -> None:
+        super().__init__(f"{where}: {reason}")
 
 
 def require(condition: object, reason: str) -> None:

@@ -21,8 +21,7 @@ from fractions import Fraction
 from itertools import islice, zip_longest
 from typing import Any
 
-from .document import canonical, parse
-from .foreign import ForeignError
+from .document import ForeignError, canonical, parse
 from .spelling import LAYERS, NODES, Use, clip, rounded, written
 
 RUNTIME = frozenset(

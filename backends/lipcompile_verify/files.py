@@ -12,14 +12,13 @@ from typing import Any
 from mpmath import libmp
 
 from . import emitted, onnx_file
+from .check import Problem
 from .derive import Derivation
-from .document import MalformedError, require
+from .document import ForeignError, MalformedError, require
 from .document import read as read_document
 from .emitted import Derived
-from .foreign import ForeignError
 from .forms import bound
 from .intervals import INFINITE, Real
-from .verdict import Problem
 
 MOST_BYTES = 2**31
 

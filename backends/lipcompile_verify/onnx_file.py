@@ -14,8 +14,7 @@ from fractions import Fraction
 from math import inf, nan
 from typing import Any
 
-from .document import MalformedError, canonical, parse
-from .foreign import ForeignError
+from .document import ForeignError, MalformedError, canonical, parse
 
 MOST_FIELDS = 2**20
 _NUMBER = re.compile(r"\d{1,400}(/0*[1-9]\d{0,400}|(\.\d{1,400})?(e[+-]?\d{1,3})?)", re.ASCII)

@@ -1,8 +1,13 @@
-"""What a backend offers, how backends are found, by the entry point group `lipcompile.backends`, and programs."""
+"""What a backend offers, how backends are found, by the entry point group `lipcompile.backends`, and programs.
+
+What the command line asks of a backend stands in modules of its own; a protocol below says what of each is called.
+Types of the framework are `Any` here: of an emitted module and its inputs, of settings and of findings.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
@@ -11,7 +16,124 @@ from typing import TYPE_CHECKING, Any, Protocol
 from lipcompile.core.diagnostics import input_error
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from lipcompile.core.derivation import Derivation
+
+
+class Audit(Protocol):
+    """Attacks the bounds of an emitted program."""
+
+    Admissible: type[Any]
+    AuditConfig: type[Any]
+
+    def audit(self, module: Any, admissible: Any, config: Any, watch: Any) -> Any:
+        """Return how much of each bound an adversary attains."""
+
+
+class Data(Protocol):
+    """Reads training data; needs no framework."""
+
+    Arrays: type[Any]
+
+    def load_npz(
+        self, path: Path, input_shape: tuple[int, ...], classes: int | None = None, tokens: int | None = None
+    ) -> Any:
+        """Return the arrays in a file, checked; raises DataError or OSError."""
+
+    def from_arrays(
+        self,
+        arrays: Mapping[str, NDArray[Any]],
+        input_shape: tuple[int, ...],
+        classes: int | None = None,
+        tokens: int | None = None,
+    ) -> Any:
+        """Return named arrays, checked as those of a file; raises DataError."""
+
+
+class Deployment(Protocol):
+    """Takes weights from an emitted program, and compares it with its original and its exported file."""
+
+    ShapeError: type[Any]
+
+    def in_single_precision(self, module: Any) -> Any:
+        """Return the module, or a copy in float32 on a processor; raises ValueError or RuntimeError."""
+
+    def weights_of(self, module: Any) -> dict[str, NDArray[Any]]:
+        """Return the parameters by name."""
+
+    def norms_in_sets(self, module: Any) -> dict[str, float] | None:
+        """Return the certified norms of the parameters, None if one lies outside of its set."""
+
+    def agreement_with_file(
+        self, module: Any, run: Callable[[NDArray[Any]], NDArray[Any]], vocabulary: int | None
+    ) -> Any:
+        """Return how far what a file computes is from its module."""
+
+    def agreement_with_original(
+        self,
+        program: type[Any],
+        original: Callable[[NDArray[Any]], NDArray[Any]],
+        *,
+        batch: int | None = None,
+        precision: str = "float32",
+        vocabulary: int | None = None,
+        log_probabilities: bool = False,
+    ) -> Any:
+        """Return how far a class of modules is from what it was imported from; raises `ShapeError`."""
+
+
+class Environment(Protocol):
+    """Says what programs run on here."""
+
+    def describe(self) -> dict[str, Any]:
+        """Return facts for a bug report, as JSON has them."""
+
+
+class PrivacyAudit(Protocol):
+    """Audits what training an emitted program claims of privacy."""
+
+    PrivacyAuditConfig: type[Any]
+
+    def audit_privacy(self, module: Any, admissible: Any, config: Any, watch: Any = None) -> Any:
+        """Return what guesses about canaries say of the claimed ε."""
+
+
+class Robustness(Protocol):
+    """Certifies the predictions of an emitted program."""
+
+    AttackConfig: type[Any]
+    LipschitzModule: type[Any]
+
+    def load_weights(self, module: Any, path: Path) -> str | None:
+        """Load a state dict or a checkpoint into a module; return the ledger's head that a checkpoint names."""
+
+    def load_examples(self, module: Any, path: Path) -> tuple[Any, Any]:
+        """Return the inputs and labels of a data file."""
+
+    def certify(self, module: Any, inputs: Any, targets: Any, radii: Any, config: Any, progress: Any) -> Any:
+        """Return how many examples are right within each radius, proved and under attack."""
+
+
+class Signal(Protocol):
+    """Measures gradients of an emitted program."""
+
+    def repeatable(self) -> AbstractContextManager[None]:
+        """Draw the same initial weights every time meanwhile."""
+
+    def measure(
+        self, module: Any, admissible: Any, noise_multiplier: float = 1.0, batch: int = 512, *, public: Any = None
+    ) -> Any:
+        """Return how large gradients are at the initial weights, beside the bounds."""
+
+
+class Training(Protocol):
+    """Trains an emitted program."""
+
+    TrainConfig: type[Any]
+
+    def train(self, module: Any, data: Any, config: Any, report: Any = None) -> Any:
+        """Train within a budget; return accuracy, ε, steps and files."""
 
 
 class Backend(Protocol):
@@ -31,41 +153,23 @@ class Backend(Protocol):
         certificate says of the planned training what `training` does.
         """
 
+    # Modules, imported when they are asked for; all but `data` import the framework.
     @property
-    def agreement(self) -> Any:
-        """The module that compares an emitted program with its original; imports the framework."""
-
+    def audit(self) -> Audit: ...  # noqa: D102
     @property
-    def audit(self) -> Any:
-        """The module that attacks the bounds of an emitted program; imports the framework."""
-
+    def data(self) -> Data: ...  # noqa: D102
     @property
-    def data(self) -> Any:
-        """The module that reads training data; needs no framework."""
-
+    def deployment(self) -> Deployment: ...  # noqa: D102
     @property
-    def deployment(self) -> Any:
-        """The module that takes weights from an emitted program, and holds what was exported against it."""
-
+    def environment(self) -> Environment: ...  # noqa: D102
     @property
-    def environment(self) -> Any:
-        """The module that says what programs run on here; imports the framework."""
-
+    def privacy_audit(self) -> PrivacyAudit: ...  # noqa: D102
     @property
-    def privacy_audit(self) -> Any:
-        """The module that audits what training an emitted program claims of privacy; imports the framework."""
-
+    def robustness(self) -> Robustness: ...  # noqa: D102
     @property
-    def robustness(self) -> Any:
-        """The module that certifies the predictions of an emitted program; imports the framework."""
-
+    def signal(self) -> Signal: ...  # noqa: D102
     @property
-    def signal(self) -> Any:
-        """The module that measures gradients of an emitted program; imports the framework."""
-
-    @property
-    def training(self) -> Any:
-        """The module that trains an emitted program; imports the framework."""
+    def training(self) -> Training: ...  # noqa: D102
 
 
 def find(name: str = "torch") -> Backend:

@@ -28,15 +28,16 @@ CERTIFICATES = {
     f"{TORCH}/certify/rounding.py": _runtime("rounding", "rounding_norms", "rounding_single", "drift"),
     f"{TORCH}/certify/gram.py": _runtime("rounding_norms", "gram", "norms"),
     f"{TORCH}/certify/norms.py": _runtime("rounding_norms", "norms", "projection"),
-    f"{TORCH}/certify/single_precision.py": _runtime("rounding_single", "drift", "native"),
-    f"{TORCH}/certify/spectra.py": _runtime("rounding_single", "spectra"),
+    f"{TORCH}/certify/single_precision.py": _runtime("rounding_single", "spectra", "drift", "native"),
     f"{TORCH}/certify/drift.py": _runtime("rounding_drift", "drift"),
     f"{TORCH}/certify/projection.py": _runtime("rounding_projection", "projection"),
     f"{TORCH}/certify/operators.py": _runtime("rounding_operators", "norms"),
     f"{TORCH}/certify/constraints.py": _runtime("rounding_projection", "constraints", "projection"),
     f"{TORCH}/certify/intervals.py": _runtime("intervals", "robustness"),
     f"{TORCH}/certify/robustness.py": _runtime("rounding_robustness", "robustness"),
-    f"{TORCH}/certify/precision.py": _runtime("rounding_noise", "noise", "training", "functional", "loopholes"),
+    f"{TORCH}/certify/precision.py": _runtime(
+        "rounding_noise", "roundings", "noise", "training", "functional", "loopholes"
+    ),
     f"{TORCH}/nn/functional.py": _runtime("functional", "clipped", "native"),
     f"{TORCH}/train/checks.py": _runtime(
         *("rounding_noise", "clip_thresholds", "misuse", "loopholes", "roundings", "engine")
@@ -46,10 +47,10 @@ CERTIFICATES = {
     f"{TORCH}/noise/normals.py": _runtime("rounding_noise", "normals"),
     f"{TORCH}/clip/clipped.py": _runtime("clipped"),
     f"{TORCH}/clip/clipping.py": _runtime("rounding_clips", "clipping"),
-    f"{TORCH}/clip/uses.py": _runtime("rounding_clips", "clipping"),
+    f"{TORCH}/clip/bookkeeping.py": _runtime("rounding_clips", "clipping"),
     f"{TORCH}/clip/example_gradients.py": _runtime("example_gradients"),
     f"{TORCH}/clip/native_gradients.py": _runtime("example_gradients"),
-    f"{TORCH}/certify/membership.py": _runtime("certificate", "checkpoint"),
+    f"{TORCH}/nn/constrained.py": _runtime("certificate", "checkpoint", "layers"),
     "lipcompile/numbers/norms.py": ("tests/test_certified_rounding.py", "tests/test_certified_norms.py"),
     "lipcompile/numbers/certified.py": (
         "tests/test_certified_rounding.py",
@@ -67,12 +68,11 @@ CERTIFICATES = {
 }
 # What uses certificates, or looks for what breaks them.
 OTHERS = {
-    f"{TORCH}/certify/roundings.py": _runtime("roundings"),
     f"{TORCH}/train/module.py": _runtime("rounding_noise", "module"),
     f"{TORCH}/train/gradients.py": _runtime("rounding_noise", "engine", "misuse"),
     f"{TORCH}/noise/streams.py": _runtime("rounding_noise", "streams"),
     f"{TORCH}/nn/regression.py": _runtime("losses"),
-    f"{TORCH}/noise/box_muller.py": _runtime("native", "normals"),
+    f"{TORCH}/noise/processor.py": _runtime("native", "normals"),
     "backends/lipcompile_privacy/guesses.py": _runtime("guesses"),
     f"{TORCH}/audit/adversarial.py": _runtime("robustness"),
     f"{TORCH}/audit/search.py": ("tests/test_audit.py",),
@@ -96,8 +96,7 @@ COVERED = {
 # Functions that guess where an eigenvalue lies: nothing is promised of what they return.
 GUESSES = {
     f"{TORCH}/certify/norms.py": {"_lanczos", "guess_eigenvalue"},
-    f"{TORCH}/certify/single_precision.py": {"_guess"},
-    f"{TORCH}/certify/spectra.py": {"_ByTorch.guess"},
+    f"{TORCH}/certify/single_precision.py": {"_guess", "_ByTorch.guess"},
     "lipcompile/numbers/norms.py": {"_guess"},
     f"{TORCH}/native/kernels/spectra.c": {
         *("multiply", "inner", "add_multiple", "divide", "reaches_above", "largest_eigenvalue", "guess_block"),

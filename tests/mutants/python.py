@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 # Names of what rounds outward or stands for rounding: units, margins, bounds of errors.
 _NAMES = re.compile(
-    r"DOUBLE|SINGLE|BRAIN|_?UNIT|_(MARGIN|EXP|CONSTANT|HEADROOM|SAME|PHASE_ERROR|SLACKS?|TF32_SLACK|ROUNDING)|ROUNDINGS"
+    r"DOUBLE|SINGLE|BRAIN|_?UNIT|_(MARGIN|EXP|CONSTANT|HEADROOM|SAME|PHASE_ERROR|(FREQUENCY_)?SLACKS?|TF32_SLACK|ROUNDING)|ROUNDINGS"
     r"|_?gamma|gamma_single|unit|eps|tiny|smallest_normal|excess|lost|summed|step|distance|_?vanished|sqrt"
     r"|\w*(error|slack|rounding)|rounded"
 )

@@ -105,7 +105,7 @@ def clipped(module: Any, x: Tensor, y: Tensor) -> dict[str, Tensor]:
     module.gate.reset()
     module.zero_grad()
     module.criterion(module(x), y).backward()
-    assert not module.gate.entrances.foreign
+    assert not module.gate.aliases.foreign
     return {name: p.grad.clone() for name, p in module.named_parameters() if p.requires_grad}
 
 

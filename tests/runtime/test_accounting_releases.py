@@ -35,7 +35,7 @@ from lipcompile_privacy.accounting import (
     epsilon,
     release_from,
 )
-from lipcompile_privacy.accounting.fixed_size import fixed_size_pld
+from lipcompile_privacy.accounting.pld import fixed_size_pld
 from scipy.optimize import brentq
 from scipy.stats import norm
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from lipcompile_torch import PrivacyEngine
-from lipcompile_torch.certify.membership import outside
+from lipcompile_torch.nn.constrained import outside
 from lipcompile_torch.train.checkpoint import CheckpointError, read_checkpoint, restore, save_checkpoint
 from lipcompile_torch.train.ledger import Ledger, LedgerError
 from torch.optim import SGD, Adam

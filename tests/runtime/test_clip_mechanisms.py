@@ -209,7 +209,7 @@ def test_one_example_moves_the_sum_by_c_at_most_in_any_precision(name: str, kind
         output = module(x)
         loss = module.criterion(output, y)
     loss.backward()
-    assert not module.gate.entrances.foreign
+    assert not module.gate.aliases.foreign
     norm = whole({n: p.grad for n, p in module.named_parameters()})
     assert 0.12 < norm <= 0.125 * (1 + 2 * unit)
 

@@ -158,7 +158,7 @@ def test_two_forward_passes_may_flow_back_at_once(tmp_path: Path) -> None:
     module.zero_grad()
     first = module.criterion(module(x[:2]), y[:2])
     (first + module.criterion(module(x[2:]), y[2:])).backward()
-    assert not module.gate.entrances.foreign
+    assert not module.gate.aliases.foreign
     assert all(torch.allclose(p.grad, at_once[n], rtol=1e-4, atol=1e-6) for n, p in module.named_parameters())
 
 
@@ -196,8 +196,8 @@ def test_forward_passes_that_build_gradients_do_not_overlap(tmp_path: Path) -> N
     clipped(module, x, y)
     with pytest.raises(RuntimeError, match="another forward pass"), AtTanh(lambda: module(x)):
         module(x)
-    entrances = module.gate.entrances  # and where both threads began before either of them saw the other
-    with pytest.raises(RuntimeError, match="another forward pass"), entrances.entered([]), entrances.entered([]):
+    aliases = module.gate.aliases  # and where both threads began before either of them saw the other
+    with pytest.raises(RuntimeError, match="another forward pass"), aliases.entered([]), aliases.entered([]):
         pass
     module(x)
 
@@ -235,7 +235,7 @@ def test_backward_passes_in_threads_are_kept_apart(tmp_path: Path) -> None:
     second.backward()
     go_on.set()
     thread.join()
-    assert not module.gate.entrances.foreign
+    assert not module.gate.aliases.foreign
     assert all(torch.allclose(p.grad, at_once[n], rtol=1e-4, atol=1e-6) for n, p in module.named_parameters())
 
 
@@ -272,7 +272,7 @@ def test_an_engine_refuses_gradients_that_no_layer_noted(tmp_path: Path) -> None
     module, optimizer, loader = engine(model(NETWORKS["vectors"], tmp_path))
     x, y = next(iter(loader))
     loss = module.criterion(module(x), y)
-    alias = module.gate.entrances._aliases[id(module.dense.weight)]
+    alias = module.gate.aliases._aliases[id(module.dense.weight)]
     (loss + alias.square().sum()).backward()
     with pytest.raises(PrivacyError, match=r"dense\.weight"):
         optimizer.step()

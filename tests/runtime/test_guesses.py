@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 from lipcompile_privacy.accounting import BudgetError, Mechanism, NeighbouringRelation, WithoutReplacement, epsilon
-from lipcompile_privacy.accounting.curve import privacy_curve
+from lipcompile_privacy.accounting.pld import privacy_curve
 from lipcompile_privacy.guesses import Claim, Guesses, largest_refuted, p_value, refuted
-from lipcompile_torch.audit.guessing import lower_epsilon, play
+from lipcompile_torch.audit.game import lower_epsilon, play
 from numpy.typing import NDArray
 from scipy.optimize import linprog
 from scipy.sparse import lil_matrix

@@ -16,13 +16,10 @@ from lipcompile_torch import PrivacyEngine, layers, native
 from lipcompile_torch.native import memory_rows as flats
 from lipcompile_torch.native.memory_rows import add_scaled_, flat, in_threads, stretches
 from lipcompile_torch.nn import losses
-from lipcompile_torch.noise import bits as sources
-from lipcompile_torch.noise import box_muller
-from lipcompile_torch.noise.bits import Bits
-from lipcompile_torch.noise.box_muller import BLOCK, adder
+from lipcompile_torch.noise import processor as sources
 from lipcompile_torch.noise.mechanism import NoiseSource
 from lipcompile_torch.noise.normals import SecureNormals
-from lipcompile_torch.noise.word_sources import LANES, STRETCH, Lanes
+from lipcompile_torch.noise.processor import BLOCK, GENERATORS, STRETCH, Bits, Generators, adder
 from lipcompile_torch.train.module import LipschitzModule
 from numpy.random import SFC64
 from numpy.typing import NDArray
@@ -58,12 +55,12 @@ def functions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
             pytest.skip("the package was installed without a compiler")
         return
     monkeypatch.setattr(native, "kernels", None)
-    monkeypatch.setattr(box_muller, "_BY_NUMPY", request.param == "by numpy")
+    monkeypatch.setattr(sources, "_BY_NUMPY", request.param == "by numpy")
 
 
 def filled(seed: int | None, count: int) -> Tensor:
     normals = torch.empty(count, dtype=torch.float64)
-    Lanes(seed).fill_(normals)
+    Generators(seed).fill_(normals)
     return normals
 
 
@@ -161,7 +158,7 @@ def test_pairs_are_independent() -> None:
 @pytest.mark.usefixtures("functions")
 def test_a_seed_gives_the_same_whatever_the_number_of_threads(two_threads: None) -> None:  # noqa: ARG001
     """One and two share the operations of one lane after the other; five have a lane each."""
-    count = (LANES + 1) * STRETCH + BLOCK + 1
+    count = (GENERATORS + 1) * STRETCH + BLOCK + 1
     several = filled(5, count)
     for threads in (1, 5):
         torch.set_num_threads(threads)
@@ -172,7 +169,7 @@ def test_a_seed_gives_the_same_whatever_the_number_of_threads(two_threads: None)
 def test_the_default_device_of_torch_does_not_matter() -> None:
     expected, row = filled(5, 1000), torch.zeros(1000)
     with torch.device("meta"):
-        Lanes(5).perturb_([(row, 1.0)])
+        Generators(5).perturb_([(row, 1.0)])
     assert torch.equal(row, expected.float())
 
 
@@ -183,7 +180,7 @@ def test_no_entry_is_passed_over_and_no_normal_is_used_twice(threads: int, two_t
     torch.set_num_threads(threads)
     sizes = [1, 0, 3, BLOCK - 5, 2, 2 * BLOCK + 1, 77, STRETCH + 9, 1, 1, BLOCK, 5]
     rows = [torch.zeros(size, dtype=torch.float64) for size in sizes]
-    Lanes().perturb_([(row, 1.0) for row in rows])
+    Generators().perturb_([(row, 1.0) for row in rows])
     both = torch.cat(rows)
     assert both.all()
     assert len(torch.unique(both)) == len(both)
@@ -269,7 +266,7 @@ def test_entropy_is_taken_anew_for_every_lane_of_every_step(monkeypatch: pytest.
         return asked[-1]
 
     monkeypatch.setattr(os, "urandom", noted)
-    lanes, normals = Lanes(), torch.empty(3 * STRETCH, dtype=torch.float64)
+    lanes, normals = Generators(), torch.empty(3 * STRETCH, dtype=torch.float64)
     for _ in range(2):
         lanes.refresh()
         lanes.fill_(normals)

@@ -169,7 +169,7 @@ def test_gradients_are_neither_copied_nor_kept_by_what_watches_them() -> None:
     x, y = next(iter(loader))
     seen: list[int] = []
     module(x)
-    alias = vars(module.gate.entrances)["_aliases"][id(module.inner.weight)]
+    alias = vars(module.gate.aliases)["_aliases"][id(module.inner.weight)]
     alias.register_hook(lambda gradient: seen.append(gradient.data_ptr()))
     backward(module, x, y)
     assert module.inner.weight.grad.data_ptr() == seen[0]

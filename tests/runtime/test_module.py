@@ -14,9 +14,9 @@ import pytest
 import torch
 from lipcompile_torch import layers
 from lipcompile_torch.certify.constraints import Ball, Fixed, Orthogonal
-from lipcompile_torch.certify.membership import OutsideWarning
 from lipcompile_torch.certify.precision import rounding_slack
 from lipcompile_torch.nn import functional, losses
+from lipcompile_torch.nn.constrained import OutsideWarning
 from lipcompile_torch.train.module import LipschitzModule
 from lipcompile_torch.weights import Arrays, decode_weights, encode_weights
 from torch import Tensor, nn

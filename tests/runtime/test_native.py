@@ -19,9 +19,7 @@ from lipcompile_torch.certify.drift import COARSE, FINE
 from lipcompile_torch.certify.single_precision import spectral_bound
 from lipcompile_torch.native.memory_rows import flat
 from lipcompile_torch.nn import functional
-from lipcompile_torch.noise.bits import KeyStream
-from lipcompile_torch.noise.box_muller import BLOCK, adder
-from lipcompile_torch.noise.word_sources import STRETCH, Lanes
+from lipcompile_torch.noise.processor import BLOCK, STRETCH, Generators, KeyStream, adder
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -115,9 +113,9 @@ def test_a_seed_gives_the_same_noise_without_native_code_but_for_rounding(
 ) -> None:
     sizes = [1, 0, 3, BLOCK - 5, 2 * BLOCK + 1, 77, STRETCH + 9, 1]
     rows = [[torch.zeros(size, dtype=torch.float64) for size in sizes] for _ in range(2)]
-    Lanes(7).perturb_([(row, 0.5) for row in rows[0]])
+    Generators(7).perturb_([(row, 0.5) for row in rows[0]])
     monkeypatch.setattr(native, "kernels", None)
-    Lanes(7).perturb_([(row, 0.5) for row in rows[1]])
+    Generators(7).perturb_([(row, 0.5) for row in rows[1]])
     both = [torch.cat(some) for some in rows]
     assert float((both[0] - both[1]).abs().max()) < 1e-14
     assert float((both[0] - both[1]).abs().mean()) < 1e-15
@@ -182,9 +180,9 @@ def test_each_part_has_noise_of_its_own_scale() -> None:
         (torch.zeros(size, dtype=torch.float32 if i % 2 else torch.float64), scale)
         for i, (size, scale) in enumerate(zip(sizes, scales, strict=True))
     ]
-    Lanes(11).perturb_(parts)
+    Generators(11).perturb_(parts)
     normals = torch.zeros(sum(sizes), dtype=torch.float64)
-    Lanes(11).perturb_([(normals, 1.0)])
+    Generators(11).perturb_([(normals, 1.0)])
     for (part, scale), expected in zip(parts, torch.split(normals, sizes), strict=True):
         torch.testing.assert_close(part.double(), scale * expected, rtol=1e-6, atol=0)
 
@@ -201,9 +199,9 @@ def test_what_was_written_is_counted_as_written() -> None:
 def test_other_dtypes_are_left_to_torch(dtype: torch.dtype) -> None:
     rows = [torch.zeros(100, dtype=dtype), torch.zeros(100)]
     assert not native.adds_normals([(row, 1.0) for row in rows])
-    Lanes(3).perturb_([(row, 1.0) for row in rows])
+    Generators(3).perturb_([(row, 1.0) for row in rows])
     single = torch.zeros(200)
-    Lanes(3).perturb_([(single, 1.0)])
+    Generators(3).perturb_([(single, 1.0)])
     torch.testing.assert_close(torch.cat([row.float() for row in rows]), single, rtol=1e-2, atol=1e-6)
 
 
@@ -213,10 +211,10 @@ def test_a_forked_process_waits_for_no_thread() -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
     row = torch.zeros(BLOCK)
-    Lanes().perturb_([(row, 1.0)])
+    Generators().perturb_([(row, 1.0)])
     child = os.fork()
     if child == 0:
-        Lanes().perturb_([(row, 1.0)])
+        Generators().perturb_([(row, 1.0)])
         os._exit(0)
     torch.set_num_threads(threads)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 import torch
 from lipcompile_torch import native
-from lipcompile_torch.certify import norms, operators, spectra
+from lipcompile_torch.certify import norms, operators, single_precision
 from lipcompile_torch.certify.norms import EuclideanNorm, matrix_norm, normalised, spectral_norm_bound
 from lipcompile_torch.certify.operators import Convolution, Dense, PaddingMode, conv_norm_bound
 from torch import Tensor
@@ -174,7 +174,7 @@ def test_a_guess_that_is_wrong_costs_tightness_alone(guess: float, monkeypatch: 
     conv = counted(Convolution((3, 3), (5, 5), 1, 1, (1, 1), ((1, 1), (1, 1)), (1, 1), 1, "circular"))
     kernel = torch.randn(7, 5, 3, 3)
     true = true_norm(dense_matrix(kernel, conv))
-    for kind in (native.Spectra, spectra._ByTorch):
+    for kind in (native.Spectra, single_precision._ByTorch):
         monkeypatch.setattr(kind, "guess", lambda grams, guessed=kind.guess: guess * guessed(grams))
     assert true <= conv.quick_bound(kernel) <= 2 * true
 
@@ -187,7 +187,8 @@ def test_a_sum_that_is_too_small_is_found(monkeypatch: pytest.MonkeyPatch) -> No
     kernel = worst_kernel(conv, (9, 8, 3, 3))
     true = true_norm(dense_matrix(kernel, conv))
     assert true <= conv.quick_bound(kernel)
-    monkeypatch.setattr(operators, "transform_bound", lambda *given: 0.95 * spectra.transform_bound(*given))
+    bound = single_precision.transform_bound
+    monkeypatch.setattr(operators, "transform_bound", lambda *given: 0.95 * bound(*given))
     assert conv.quick_bound(kernel) < true
 
 

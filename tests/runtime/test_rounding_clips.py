@@ -9,11 +9,11 @@ from fractions import Fraction
 import pytest
 import torch
 from lipcompile_torch import ClipGroup
-from lipcompile_torch.clip import uses
+from lipcompile_torch.clip import bookkeeping
+from lipcompile_torch.clip.bookkeeping import Outer, Products, Summed, Use
 from lipcompile_torch.clip.clipping import ForwardPass, Noted, clipped, group_gradients, sum_depth
 from lipcompile_torch.clip.example_gradients import Clip, ExampleGradients
 from lipcompile_torch.clip.native_gradients import Scaling
-from lipcompile_torch.clip.uses import Outer, Products, Summed, Use
 from lipcompile_torch.nn import sums
 from lipcompile_torch.nn.reading import linear
 from torch import Tensor, nn
@@ -46,7 +46,7 @@ def outer(x: Sequence[float], g: Sequence[float], dtype: torch.dtype = torch.flo
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Matrices as small as those here are added in float64; here as the large ones are, too."""
     if request.param == "by runs":
-        monkeypatch.setattr(uses, "SMALL", 0)
+        monkeypatch.setattr(bookkeeping, "SMALL", 0)
 
 
 # --- each term is needed -----------------------------------------------------------------------------------------
@@ -153,9 +153,9 @@ def test_operands_that_a_device_rounds_to_bfloat16_leave_room(monkeypatch: pytes
     def coarse(left: Tensor, right: Tensor) -> Tensor:
         return sums.sum_of_products(left.bfloat16().float(), right.bfloat16().float())
 
-    monkeypatch.setattr(uses, "SMALL", 0)
-    monkeypatch.setattr(uses, "sum_of_products", coarse)
-    monkeypatch.setattr(uses, "single_is_kept", lambda _: False)
+    monkeypatch.setattr(bookkeeping, "SMALL", 0)
+    monkeypatch.setattr(bookkeeping, "sum_of_products", coarse)
+    monkeypatch.setattr(bookkeeping, "single_is_kept", lambda _: False)
     for x, g in (5 * torch.randn(300, 2, generator=generator())).tolist():
         assert share(outer([x], [g]), Clip(0.01)) <= 1
 

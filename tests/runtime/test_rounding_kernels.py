@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 from lipcompile_torch import native
-from lipcompile_torch.certify.spectra import Transform
+from lipcompile_torch.certify.single_precision import Transform
 from lipcompile_torch.nn.functional import clip_norm
 from torch import Tensor
 

@@ -12,7 +12,7 @@ from lipcompile_torch.certify import operators
 from lipcompile_torch.certify.norms import EuclideanNorm
 from lipcompile_torch.certify.operators import Convolution, Dense
 from lipcompile_torch.certify.rounding import UP_MANY
-from lipcompile_torch.certify.spectra import Transform
+from lipcompile_torch.certify.single_precision import Transform
 from torch import Tensor
 
 from ..rounding import DIGITS, each_is_needed

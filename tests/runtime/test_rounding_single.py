@@ -9,9 +9,8 @@ import pytest
 import torch
 from lipcompile_torch import native
 from lipcompile_torch.certify import single_precision as single
-from lipcompile_torch.certify import spectra
 from lipcompile_torch.certify.rounding import SINGLE, gamma_single
-from lipcompile_torch.certify.spectra import Transform, transform_bound
+from lipcompile_torch.certify.single_precision import Transform, transform_bound
 from torch import Tensor
 
 from ..rounding import Groups, each_is_needed, length
@@ -69,7 +68,7 @@ class _JustBelow:
         kernels = torch.zeros(1, len(vector), len(vector), 1)
         kernels[0, :, 0, 0] = vector  # a matrix v·e₁ᵀ
         transform = Transform(kernels, torch.zeros(1, 1, dtype=torch.float64))
-        self._inner = native.spectra(kernels, *transform.waves()) or spectra._ByTorch(transform.maps())
+        self._inner = native.spectra(kernels, *transform.waves()) or single._ByTorch(transform.maps())
         self._guess = below(eigenvalue(vector))
 
     def largest_trace(self) -> float:
@@ -88,15 +87,15 @@ class _JustBelow:
 @pytest.mark.usefixtures("passes")
 @pytest.mark.parametrize("size", [3, 30])
 def test_what_factorisations_at_frequencies_round_is_paid_for(size: int) -> None:
-    off = {(spectra, "gamma_single"): nothing, (spectra, "SINGLE"): 0.0, (spectra, "_SLACKS"): (0.0,)}
+    off = {(single, "gamma_single"): nothing, (single, "SINGLE"): 0.0, (single, "_FREQUENCY_SLACKS"): (0.0,)}
     on: Groups = {
-        "γ": {(spectra, "gamma_single"): gamma_single},
-        "diagonal": {(spectra, "SINGLE"): SINGLE},
+        "γ": {(single, "gamma_single"): gamma_single},
+        "diagonal": {(single, "SINGLE"): SINGLE},
     }
     vectors = [gauss(seed, size) for seed in range(100)]
 
     def bound(vector: Tensor) -> float:
-        return spectra._largest_proved(_JustBelow(vector), size)
+        return single._largest_proved(_JustBelow(vector), size)
 
     each_is_needed(off, on, bound, eigenvalue, vectors)
 
@@ -107,13 +106,13 @@ def test_a_gram_matrix_in_float32_that_is_too_small_is_paid_for(monkeypatch: pyt
     monkeypatch.setattr(single, "_guess", lambda gram: float(gram.max()))
     monkeypatch.setattr(single, "_proved", lambda _, limit: limit)
     monkeypatch.setattr(single, "_SLACKS", (0.0,))
-    monkeypatch.setattr(spectra, "_largest_proved", lambda grams, _: grams.largest_trace())
+    monkeypatch.setattr(single, "_largest_proved", lambda grams, _: grams.largest_trace())
     rows = [gauss(seed, 1, 3000) for seed in range(20)]
 
     def at_frequencies(row: Tensor) -> float:
         return transform_bound(Transform(row[None, :, :, None], torch.zeros(1, 1, dtype=torch.float64)))
 
-    for module, bound in ((single, single.spectral_bound), (spectra, at_frequencies)):
+    for module, bound in ((single, single.spectral_bound), (single, at_frequencies)):
         off = {(module, "gamma_single"): nothing, (module, "UP"): 1.0}
         on = {"γ": {(module, "gamma_single"): gamma_single}}
         each_is_needed(off, on, bound, length, rows)
@@ -125,13 +124,13 @@ def test_roots_are_rounded_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(single, "_guess", lambda gram: float(gram.max()))
     monkeypatch.setattr(single, "_proved", lambda _, limit: limit)
     monkeypatch.setattr(single, "_SLACKS", (0.0,))
-    monkeypatch.setattr(spectra, "_largest_proved", lambda grams, _: grams.largest_trace())
+    monkeypatch.setattr(single, "_largest_proved", lambda grams, _: grams.largest_trace())
     rows = [torch.tensor([[float(k), float(k + 1)]]) for k in range(1, 60)]
 
     def at_frequencies(row: Tensor) -> float:
         return transform_bound(Transform(row[None, :, :, None], torch.zeros(1, 1, dtype=torch.float64)))
 
-    for module, bound in ((single, single.spectral_bound), (spectra, at_frequencies)):
+    for module, bound in ((single, single.spectral_bound), (single, at_frequencies)):
         off = {(module, "gamma_single"): nothing, (module, "UP"): 1.0}
         each_is_needed(off, {"one step": {(module, "UP"): module.UP}}, bound, length, rows)
 
@@ -154,7 +153,7 @@ def test_the_error_at_frequencies_is_that_of_long_sums(
     shape: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sums of 3000 products of complex numbers are off by √2·γ_6000 of the sum of moduli, here of 3000."""
-    monkeypatch.setattr(spectra, "_largest_proved", lambda *_: 0.0)
+    monkeypatch.setattr(single, "_largest_proved", lambda *_: 0.0)
     found = transform_bound(Transform(torch.ones(*shape, 1), torch.zeros(1, 1, dtype=torch.float64)))
     assert found**2 >= math.sqrt(2) * 6000 * UNIT * 3000
 
@@ -186,4 +185,4 @@ def test_the_largest_of_all_traces_counts() -> None:
         def are_proved(self) -> bool:
             return not self.traces
 
-    assert spectra._largest_proved(Grams(), 10) >= 1 + 10 * UNIT * 1e6
+    assert single._largest_proved(Grams(), 10) >= 1 + 10 * UNIT * 1e6

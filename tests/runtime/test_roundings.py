@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 from lipcompile_torch import PrivacyEngine
-from lipcompile_torch.certify.precision import long_sum_slack, rounding_slack
-from lipcompile_torch.certify.roundings import additions
+from lipcompile_torch.certify.precision import additions, long_sum_slack, rounding_slack
 from torch.optim import SGD
 from torch.utils.data import DataLoader, TensorDataset
 

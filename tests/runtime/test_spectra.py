@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 from lipcompile_torch import native
-from lipcompile_torch.certify import spectra as spectra_module
-from lipcompile_torch.certify.spectra import Transform, _ByTorch, _largest_proved, transform_bound
+from lipcompile_torch.certify import single_precision
+from lipcompile_torch.certify.single_precision import Transform, _ByTorch, _largest_proved, transform_bound
 from torch import Tensor
 
 pytestmark = pytest.mark.skipif(native.kernels is None, reason="the package was installed without a compiler")
@@ -178,7 +178,7 @@ def test_what_sums_round_is_added(shape: tuple[int, int], monkeypatch: pytest.Mo
         sizes.append(size)
         return 1.0
 
-    monkeypatch.setattr(spectra_module, "_largest_proved", proved)
+    monkeypatch.setattr(single_precision, "_largest_proved", proved)
     transform = random_transform(2, *shape, 3, 4)
     square = float(exact_grams(transform).diagonal(dim1=1, dim2=2).real.sum(1).max())
     terms = math.sqrt(2) * 2 * max(shape) * 2.0**-24

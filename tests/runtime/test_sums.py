@@ -9,7 +9,7 @@ import pytest
 import torch
 from lipcompile_torch import native
 from lipcompile_torch.nn import reading, sums
-from lipcompile_torch.nn.convolving import Geometry, convolve
+from lipcompile_torch.nn.reading import Geometry, convolve
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 

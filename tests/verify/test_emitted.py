@@ -20,7 +20,7 @@ from typing import Any, cast
 import pytest
 from lipcompile_torch.train.module import LipschitzModule
 from lipcompile_verify import emitted, files, spelling
-from lipcompile_verify.foreign import ForeignError
+from lipcompile_verify.document import ForeignError
 
 import lipcompile
 from lipcompile import pipeline

@@ -10,11 +10,10 @@ from typing import Any
 
 import mpmath
 import pytest
-from lipcompile_verify.check import Claims
+from lipcompile_verify.check import Claims, Verdict
 from lipcompile_verify.intervals import FARTHEST, Real, decay, least, log, most, real, root
 from lipcompile_verify.scattering import Bank, energy
 from lipcompile_verify.spelling import rounded
-from lipcompile_verify.verdict import Verdict
 
 from lipcompile.ops.scattering import rules as scattering
 

@@ -11,7 +11,7 @@ from typing import Any
 import onnx
 import pytest
 from lipcompile_verify import files, onnx_file
-from lipcompile_verify.foreign import ForeignError
+from lipcompile_verify.document import ForeignError
 from onnx import ModelProto, helper
 
 import lipcompile

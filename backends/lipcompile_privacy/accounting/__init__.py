@@ -22,20 +22,39 @@ Importing this package loads neither torch nor dp-accounting, which takes a seco
 from __future__ import annotations
 
 from ..errors import BudgetError
-from .calibration import (
+from .comparison import (
+    COMPARISONS,
+    Comparison,
+    Formula,
+    comparison_epsilon,
+    comparison_noise,
+    comparison_steps,
+    gaussian_delta,
+    gaussian_epsilon,
+    gaussian_noise,
+)
+from .composition import (
     LARGEST_NOISE_MULTIPLIER,
     LARGEST_STEP_COUNT,
     SMALLEST_NOISE_MULTIPLIER,
     calibrate_batch_size,
     calibrate_noise_multiplier,
     calibrate_steps,
+    check_supported,
+    epsilon,
 )
-from .comparison import COMPARISONS, Comparison, comparison_epsilon, comparison_noise, comparison_steps
-from .composition import check_supported, epsilon
-from .drawing import Drawing, Sampling
-from .gaussian import Formula, gaussian_delta, gaussian_epsilon, gaussian_noise
-from .guarantee import Accountant, NeighbouringRelation
-from .releases import Mechanism, RandomAllocation, Release, Run, WithoutReplacement, release_from
+from .releases import (
+    Accountant,
+    Drawing,
+    Mechanism,
+    NeighbouringRelation,
+    RandomAllocation,
+    Release,
+    Run,
+    Sampling,
+    WithoutReplacement,
+    release_from,
+)
 
 __all__ = [
     "COMPARISONS",

@@ -18,9 +18,8 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BudgetError
-from .guarantee import NeighbouringRelation
 from .rdp import rdp_epsilon
-from .releases import Mechanism, RandomAllocation, Release
+from .releases import Mechanism, NeighbouringRelation, RandomAllocation, Release
 
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution

@@ -1,4 +1,7 @@
-"""ε of composed releases, by two accountants; what neither has a theorem for is refused."""
+"""ε of composed releases, by two accountants; and the noise, or the number of charges, that a budget allows.
+
+What neither accountant has a theorem for is refused.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,30 @@ import logging
 import math
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
 from ..errors import BudgetError
 from .allocation import MISSING, available
-from .guarantee import Accountant, NeighbouringRelation, check_accountant, check_delta
-from .pld import check_resolution, pld_epsilon
+from .pld import check_resolution, like_poisson, pld_epsilon, resolved_charges
 from .rdp import rdp_epsilon
-from .releases import Mechanism, RandomAllocation, Release, Run
+from .releases import (
+    Accountant,
+    Mechanism,
+    NeighbouringRelation,
+    RandomAllocation,
+    Release,
+    Run,
+    check_accountant,
+    check_delta,
+    check_target,
+)
 
 _NO_NOISE = 1e-100  # squares of less vanish
+LARGEST_NOISE_MULTIPLIER = 1e6
+SMALLEST_NOISE_MULTIPLIER = 0.05
+LARGEST_STEP_COUNT = 10**9
+_TOLERANCE = 1e-4  # calibration stops this close (relatively) to the best value, on its private side
 
 
 def epsilon(
@@ -103,3 +120,193 @@ def _quiet() -> Iterator[list[str]]:
             yield notes
     finally:
         logger.removeFilter(collect)
+
+
+# --- calibration ---
+
+
+def calibrate_noise_multiplier(
+    target_epsilon: float,
+    target_delta: float,
+    release: Callable[[float], Release] | float,
+    charges: int,
+    relation: NeighbouringRelation = NeighbouringRelation.ADD_REMOVE,
+    accountant: Accountant = "pld",
+    past: Sequence[Run] = (),
+) -> float:
+    """Return the smallest σ, up to 0.01 % of σ or of ε, that meets the target after `past` and `charges` more.
+
+    `release` says what is charged at a given σ, as in `partial(WithoutReplacement, 256, 60000)`; a number stands
+    for Poisson sampling at that rate. ε must fall as σ grows.
+
+    Formal guarantees: `epsilon` was evaluated at the returned σ itself and was at most `target_epsilon`.
+
+    Raises:
+        BudgetError: a target that is no budget, that `past` has spent already, or that needs an absurd σ.
+    """
+    check_target(target_epsilon, target_delta)
+    if charges < 1:
+        raise BudgetError(f"cannot calibrate noise for {charges} steps: at least one step is needed")
+    at = release if callable(release) else partial(Mechanism, release)
+
+    def spent(sigma: float) -> float:
+        return epsilon([*past, (at(sigma), charges)], target_delta, relation, accountant)
+
+    _check_past(past, target_epsilon, target_delta, relation, accountant)
+    # PLD's evaluations are slow: its search starts from an answer of RDP.
+    guess = 1.0
+    if accountant != "rdp":
+        rough = partial(_roughly, target_delta, relation)
+        guess = smallest(lambda sigma: rough((at(sigma), charges)), guess, target_epsilon, target_delta)
+    return smallest(spent, guess, target_epsilon, target_delta)
+
+
+def calibrate_steps(
+    target_epsilon: float,
+    target_delta: float,
+    release: Release,
+    relation: NeighbouringRelation = NeighbouringRelation.ADD_REMOVE,
+    accountant: Accountant = "pld",
+    past: Sequence[Run] = (),
+) -> int:
+    """Return how many further charges of `release` the budget allows after `past`: the largest such number.
+
+    At most `LARGEST_STEP_COUNT`. May be 0.
+
+    Raises:
+        BudgetError: a target that is no budget, or that `past` exceeds already.
+    """
+    check_target(target_epsilon, target_delta)
+    _check_past(past, target_epsilon, target_delta, relation, accountant)
+
+    resolved = resolved_charges(release, target_delta, relation, past) if accountant == "pld" else math.inf
+    cap = int(min(LARGEST_STEP_COUNT, resolved))
+    return _most(lambda n: (release, n), cap, target_epsilon, target_delta, relation, accountant, past)
+
+
+def calibrate_batch_size(
+    target_epsilon: float,
+    target_delta: float,
+    run: Callable[[int], Run],
+    most: int,
+    relation: NeighbouringRelation = NeighbouringRelation.ADD_REMOVE,
+    accountant: Accountant = "pld",
+    past: Sequence[Run] = (),
+) -> int:
+    """Return the largest batch size up to `most` that the budget allows after `past`; 0 if none.
+
+    `run` says what is charged, and how often, for batches of a given size. ε should grow with it; where it does
+    not, as the number of steps of an epoch is a whole number, a size a little larger may be allowed as well.
+
+    Formal guarantees: `epsilon` was evaluated at the returned size itself and was at most `target_epsilon`.
+
+    Raises:
+        BudgetError: a target that is no budget, or that `past` exceeds already.
+    """
+    check_target(target_epsilon, target_delta)
+    _check_past(past, target_epsilon, target_delta, relation, accountant)
+    return _most(run, most, target_epsilon, target_delta, relation, accountant, past)
+
+
+def _most(
+    run: Callable[[int], Run],
+    cap: int,
+    target_epsilon: float,
+    target_delta: float,
+    relation: NeighbouringRelation,
+    accountant: Accountant,
+    past: Sequence[Run],
+) -> int:
+    """Return the largest n <= cap such that run(n) is allowed after `past`; 0 if none."""
+
+    def allowed(n: int) -> bool:
+        return epsilon([*past, run(n)], target_delta, relation, accountant) <= target_epsilon
+
+    guess = 0
+    if accountant != "rdp":
+        guess = largest(lambda n: _roughly(target_delta, relation, run(n)) <= target_epsilon, cap)
+    return largest(allowed, cap, guess)
+
+
+def _roughly(delta: float, relation: NeighbouringRelation, run: Run) -> float:
+    """Return about the ε of a run, quickly, to start slow searches from."""
+    alike, times = like_poisson(run[0], relation)
+    return epsilon([(alike, times * run[1])], delta, accountant="rdp")
+
+
+def _check_past(
+    past: Sequence[Run],
+    target_epsilon: float,
+    target_delta: float,
+    relation: NeighbouringRelation,
+    accountant: Accountant,
+) -> None:
+    spent = epsilon(past, target_delta, relation, accountant)
+    if spent > target_epsilon:
+        raise BudgetError(
+            f"the steps already taken cost epsilon = {spent:.4g} at delta = {target_delta:g}, more than the "
+            f"target {target_epsilon:g}: no further step is possible within it"
+        )
+
+
+def smallest(spent: Callable[[float], float], guess: float, target_epsilon: float, target_delta: float) -> float:
+    """Return σ with spent(σ) <= target, as small as the tolerance and `SMALLEST_NOISE_MULTIPLIER` allow.
+
+    Raises:
+        BudgetError: `LARGEST_NOISE_MULTIPLIER` would not do.
+    """
+    high = min(max(guess, SMALLEST_NOISE_MULTIPLIER), LARGEST_NOISE_MULTIPLIER)
+    low, over = high, 0.0
+    while (under := spent(high)) > target_epsilon:
+        if high >= LARGEST_NOISE_MULTIPLIER:
+            raise BudgetError(
+                f"epsilon = {target_epsilon:g} at delta = {target_delta:g} would need a noise multiplier above "
+                f"{LARGEST_NOISE_MULTIPLIER:g}: raise epsilon or delta, or train for fewer steps"
+            )
+        # ε falls about as 1/σ.
+        factor = min(max(1.5, 1.1 * under / target_epsilon), 1e3)
+        low, over, high = high, under, min(high * factor, LARGEST_NOISE_MULTIPLIER)
+    while over <= target_epsilon:
+        if high <= SMALLEST_NOISE_MULTIPLIER:
+            return high
+        low = max(high / 1.15, SMALLEST_NOISE_MULTIPLIER)
+        over = spent(low)
+        if over <= target_epsilon:
+            high, under = low, over
+    return _narrow(spent, low, over, high, under, target_epsilon)
+
+
+def _narrow(
+    spent: Callable[[float], float], low: float, over: float, high: float, under: float, target: float
+) -> float:
+    """Shrink [low, high], spent(low) > target >= spent(high), by log-log secants; return the upper end."""
+    while (width := math.log(high / low)) > _TOLERANCE and under < target * (1 - _TOLERANCE):
+        share = 0.5
+        if under > 0 and math.isfinite(over):
+            # A little above the root, where the answer lies.
+            share = math.log(over / target) / math.log(over / under) + 0.3 * _TOLERANCE / width
+        middle = low * math.exp(width * min(max(share, 0.1), 0.9))
+        if (value := spent(middle)) > target:
+            low, over = middle, value
+        else:
+            high, under = middle, value
+    return high
+
+
+def largest(allowed: Callable[[int], bool], cap: int, guess: int = 0) -> int:
+    """Return the largest n <= cap with allowed(n), for a monotone predicate that allows 0; sooner near a guess."""
+    low, stride = 0, 1
+    if 0 < guess <= cap:
+        if allowed(guess):
+            low, stride = guess, max(1, guess // 16)
+        else:
+            cap = guess - 1
+    high = low + stride
+    while high <= cap and allowed(high):
+        low, stride = high, 2 * stride
+        high = low + stride
+    high = min(high, cap + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if allowed(middle) else (low, middle)
+    return low

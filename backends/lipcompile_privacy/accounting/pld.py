@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from ..errors import BudgetError
 from .allocation import allocation_pld, available
-from .fixed_size import fixed_size_pld
-from .guarantee import NeighbouringRelation
 from .rdp import rdp_epsilon
-from .releases import Mechanism, RandomAllocation, Release, Run, WithoutReplacement
+from .releases import Mechanism, NeighbouringRelation, RandomAllocation, Release, Run, WithoutReplacement
 
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
+
 _INTERVAL = 1e-4  # dp-accounting's default grid of privacy losses
+_CURVE_INTERVAL = 5e-3  # that of whole curves, on the private side all the same
 _LARGEST_EPSILON = 1e9  # of a rough estimate: beyond, no grid holds what is lost
 _FINE_EPSILON = 20.0  # larger budgets are computed on a proportionally coarser, still pessimistic, grid
 # The PLD of T sampled steps is the T-th power of a Fourier transform in double precision: the composed
@@ -173,6 +173,53 @@ def _one_step(
     )
 
 
+def fixed_size_pld(
+    release: WithoutReplacement, relation: NeighbouringRelation, interval: float
+) -> PrivacyLossDistribution:
+    """Return the PLD of one step of batches of fixed size without replacement, smaller than the data set; σ > 0.
+
+    Let q = B/N, and let μ1 and μ0 be the laws of a step's output when the example z in question is in the batch,
+    and when it is not. Exchanging z for any other example carries one into the other and moves the sum by at most
+    2K. So
+
+    - removing z leaves exactly μ0, of M(D) = (1 - q) μ0 + q μ1: dominated by Poisson sampling at rate q of a
+      Gaussian whose sensitivity is 2K (Zhu, Dong and Wang 2022, Theorem 11);
+    - replacing z by z' gives (1 - q) μ0 + q μ1'. By advanced joint convexity (Balle, Barthe and Gaboardi 2018),
+      for e^ε = 1 + q (e^ε' - 1), ε >= 0, the hockey-stick divergence of order e^ε between M(D) and M(D') is at
+      most q times that of order e^ε' between μ1 and a mixture of μ0 and μ1', each 2K away from μ1: the profile of
+      removal again. It holds in both directions; orders below 1 follow from H_α(P‖Q) = 1 - α + α H_{1/α}(Q‖P).
+
+    Formal guarantees: what is returned dominates one step, and so its composition with itself and with others.
+    """
+    from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
+
+    if relation is NeighbouringRelation.REPLACE_ONE:
+        return _symmetric(release, interval)
+    return from_gaussian_mechanism(
+        release.noise_multiplier / 2,
+        value_discretization_interval=interval,
+        sampling_prob=release.sampling_rate,
+    )
+
+
+def _symmetric(release: WithoutReplacement, interval: float) -> PrivacyLossDistribution:
+    """Return the PLD whose profile at ε >= 0 is that of removal, and which is its own reverse."""
+    import numpy as np
+    from dp_accounting.pld.pld_pmf import create_pmf_pessimistic_connect_dots_fixed_gap
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+    from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
+
+    removal = GaussianPrivacyLoss(
+        release.noise_multiplier / 2, sampling_prob=release.sampling_rate, adjacency_type=AdjacencyType.REMOVE
+    )
+    last = max(1, int(np.ceil(removal.connect_dots_bounds().epsilon_upper / interval)))
+    losses = interval * np.arange(last + 1)
+    above = removal.get_delta_for_epsilon(losses)
+    below = -np.expm1(-losses[1:]) + np.exp(-losses[1:]) * above[1:]  # δ(-ε) = 1 - e^-ε + e^-ε δ(ε)
+    deltas = np.concatenate([below[::-1], above])
+    return PrivacyLossDistribution(create_pmf_pessimistic_connect_dots_fixed_gap(interval, -last, last, deltas))
+
+
 def _interval(rough: float) -> float:
     """Choose the grid: PLD's memory grows with ε / interval, and any interval errs on the private side."""
     return _INTERVAL * max(1.0, min(rough, _LARGEST_EPSILON) / _FINE_EPSILON)
@@ -188,3 +235,49 @@ def _rough_epsilon(
         mechanism, times = plain if is_gaussian(release, relation) else like_poisson(release, relation)
         alike[mechanism] += count * times
     return rdp_epsilon(alike, delta, NeighbouringRelation.ADD_REMOVE, notes)
+
+
+# --- the whole privacy curve: δ as a function of ε ---
+
+
+def privacy_curve(
+    runs: Iterable[Run],
+    epsilons: Sequence[float],
+    relation: NeighbouringRelation = NeighbouringRelation.ADD_REMOVE,
+) -> list[float]:
+    """Return for each ε a δ in [0, 1] such that the composition of `runs` is (ε, δ)-differentially private.
+
+    Formal guarantees: all these pairs hold at once. Each δ is that of the Gaussian mechanism (Balle and Wang 2018)
+    if every example enters every batch, and otherwise an upper bound, by a privacy loss distribution rounded
+    pessimistically (Doroshenko et al. 2022).
+
+    Raises:
+        BudgetError: a release that is not Poisson sampling with Gaussian noise, or that has no noise.
+    """
+    listed = list(runs)
+    for release, _ in listed:
+        if not isinstance(release, Mechanism) or release.noise_multiplier == 0:
+            raise BudgetError(f"{release} has no privacy curve here: only Poisson sampling with noise has")
+    slack = lost_delta(sum(count for _, count in listed))
+    curve = _numeric_curve if not all(is_gaussian(release, relation) for release, _ in listed) else _gaussian_curve
+    return [min(1.0, max(0.0, delta) + slack) for delta in curve(listed, epsilons, relation)]
+
+
+def _gaussian_curve(runs: list[Run], epsilons: Sequence[float], relation: NeighbouringRelation) -> list[float]:
+    from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
+
+    distance = math.hypot(
+        *(relation.moves * math.sqrt(count) / release.noise_multiplier for release, count in runs)
+    )
+    if distance == 0:
+        return [0.0] * len(epsilons)
+    loss = GaussianPrivacyLoss(1.0, sensitivity=distance)
+    return [float(delta) for delta in loss.get_delta_for_epsilon(epsilons)]
+
+
+def _numeric_curve(runs: list[Run], epsilons: Sequence[float], relation: NeighbouringRelation) -> list[float]:
+    counts: Counter[Release] = Counter()
+    for release, count in runs:
+        counts[release] += count
+    composed = composed_pld(counts, SMALLEST_DELTA, relation, _CURVE_INTERVAL)
+    return [float(composed.get_delta_for_epsilon(epsilon)) for epsilon in epsilons]

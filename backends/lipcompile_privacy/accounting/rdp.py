@@ -7,8 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .guarantee import NeighbouringRelation
-from .releases import RandomAllocation, Release, WithoutReplacement
+from .releases import NeighbouringRelation, RandomAllocation, Release, WithoutReplacement
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent

@@ -15,9 +15,8 @@ Nothing here imports torch; `stream` does. The optimisers import numpy and scipy
 from __future__ import annotations
 
 from ..errors import FactorisationError
-from .optimise import optimal_banded, optimal_blt
+from .optimise import optimal_banded, optimal_blt, planned_strategy
 from .participation import Cyclic, MinSeparation, Participation
-from .plan import planned_strategy
 from .strategies import BandedToeplitz, Blt, Strategy, strategy_from
 
 __all__ = [

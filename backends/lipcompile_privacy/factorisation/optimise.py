@@ -5,13 +5,13 @@ Only privacy is certified (`Strategy.sensitivity`). That an optimum was found is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..errors import FactorisationError
-from .participation import MinSeparation, Participation, check_positive
-from .strategies import BandedToeplitz, Blt, Objective
+from .participation import Cyclic, MinSeparation, Participation, check_positive
+from .strategies import BandedToeplitz, Blt, Objective, Strategy
 
 if TYPE_CHECKING:
     import numpy as np
@@ -220,3 +220,31 @@ def _minimise(loss: Loss, start: Array, bounds: list[tuple[float, float]]) -> Ar
     options: dict[str, Any] = {"maxiter": 2000, "maxfun": 20000, "ftol": 1e-13, "gtol": 1e-9, "maxcor": 30}
     found: Array = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options).x
     return found
+
+
+def planned_strategy(correlation: Mapping[str, Any], epochs: int, steps_per_epoch: int) -> Strategy:
+    """Return the strategy of least mean squared error for a training of so many epochs and steps.
+
+    =========================================  ====================================================================
+    {"kind": "correlated", "bands": b}         `BandedToeplitz` under `Cyclic(b)`: cyclic Poisson sampling
+    {"kind": "blt", "buffers": m or None}      `Blt` under `MinSeparation(steps_per_epoch, epochs)`: a fixed order
+    =========================================  ====================================================================
+
+    Raises:
+        FactorisationError: another kind, or more bands than steps in an epoch (a sampling rate above 1).
+    """
+    check_positive("epochs", epochs)
+    check_positive("steps per epoch", steps_per_epoch)
+    steps = epochs * steps_per_epoch
+    if correlation.get("kind") == "correlated":
+        bands: Any = correlation.get("bands")
+        check_positive("bands", bands)
+        if bands > steps_per_epoch:
+            raise FactorisationError(
+                f"{bands} bands need {bands} batches of different examples, but an epoch has {steps_per_epoch}: "
+                "use fewer bands, or smaller batches"
+            )
+        return optimal_banded(steps, bands, Cyclic(bands))
+    if correlation.get("kind") == "blt":
+        return optimal_blt(steps, steps_per_epoch, epochs, correlation.get("buffers"))
+    raise FactorisationError(f"{dict(correlation)!r} is no correlated noise: its kind must be correlated or blt")

@@ -13,8 +13,17 @@ from operator import mul
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import FactorisationError
-from .participation import Cyclic, MinSeparation, Participation, built, check_positive, participation_from
-from .sensitivity import check_coefficients, column_norm, separated_sensitivity
+from .participation import (
+    Cyclic,
+    MinSeparation,
+    Participation,
+    built,
+    check_coefficients,
+    check_positive,
+    column_norm,
+    participation_from,
+    separated_sensitivity,
+)
 
 if TYPE_CHECKING:
     from lipcompile_torch.noise.streams import Stream
@@ -55,7 +64,7 @@ class Strategy(ABC):
     @cached_property
     @abstractmethod
     def sensitivity(self) -> float:
-        """At least the sensitivity of C under `participation`; see `sensitivity.py` for the rounding."""
+        """At least the sensitivity of C under `participation`; see `participation.py` for the rounding."""
 
     @property
     def round_steps(self) -> int:

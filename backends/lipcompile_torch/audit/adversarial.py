@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..certify.robustness import evaluating, margins
-from ..nn.functional import example_norms
+from ..nn.sums import example_norms, per_example
 from ..train.module import LipschitzModule
 
 _STEP = 2.5  # all steps together reach this many radii
@@ -66,7 +66,7 @@ def attack(
                 slopes = search.look(moved)
                 if bool((search.nearest < torch.inf).all()):
                     return search.nearest
-                away = moved.double() - inputs - _unit(slopes) * _columns(_STEP / config.steps * radius, inputs)
+                away = moved.double() - inputs - _unit(slopes) * per_example(_STEP / config.steps * radius, inputs)
                 moved = search.shifted(away)
             search.look(moved)
     return search.nearest
@@ -94,10 +94,9 @@ class _Search:
 
     def shifted(self, change: Tensor) -> Tensor:
         """Return the examples moved by `change`, projected on their balls, in their dtype."""
-        change = change * _columns((self.room / example_norms(change).clamp_min(1e-300)).clamp_max(1), change)
-        moved = self.inputs.double() + change
+        moved = self.inputs.double() + _shortened(change, self.room)
         if self.module.input_trusted:
-            moved = moved * _columns((self._limit() / example_norms(moved).clamp_min(1e-300)).clamp_max(1), moved)
+            moved = _shortened(moved, self._limit())
         return moved.to(self.inputs.dtype)
 
     def _limit(self) -> float:
@@ -109,12 +108,13 @@ class _Search:
         return norms <= self.module.input_norm if self.module.input_trusted else norms >= 0
 
 
-def _columns(numbers: Tensor, x: Tensor) -> Tensor:
-    return numbers.reshape(-1, *(1,) * (x.dim() - 1))
+def _shortened(x: Tensor, limit: Tensor | float) -> Tensor:
+    """Return examples scaled to a norm of at most the limit."""
+    return x * per_example((limit / example_norms(x).clamp_min(1e-300)).clamp_max(1), x)
 
 
 def _unit(x: Tensor) -> Tensor:
-    return x / _columns(example_norms(x).clamp_min(1e-300), x)
+    return x / per_example(example_norms(x).clamp_min(1e-300), x)
 
 
 def _random(inputs: Tensor, generator: torch.Generator) -> Tensor:

@@ -24,7 +24,7 @@ from lipcompile_privacy.accounting import (
     calibrate_noise_multiplier,
     epsilon,
 )
-from lipcompile_privacy.accounting.curve import privacy_curve
+from lipcompile_privacy.accounting.pld import privacy_curve
 from lipcompile_privacy.guesses import Claim, Guesses, largest_refuted, p_value
 from torch import Tensor
 from torch.optim import Optimizer
@@ -35,7 +35,7 @@ from ..train.checks import PrivacyError
 from ..train.engine import PrivacyEngine, SeededWarning
 from ..train.module import LipschitzModule
 from .canaries import Canaries, choose, flattened, scores
-from .guessing import Watch, lower_epsilon, play
+from .game import Watch, lower_epsilon, play
 from .points import Admissible
 
 __all__ = ["BudgetError", "Onlooker", "PrivacyAudit", "PrivacyAuditConfig", "PrivacyError", "audit_privacy"]

@@ -18,8 +18,8 @@ import torch
 
 from ..certify.precision import rounding_slack
 from ..train.module import LipschitzModule
-from .points import Admissible, Look, Point, Terrain
-from .starts import STARTS, Start, draw
+from .points import STARTS, Look, Point, Start, Terrain, draw
+from .points import Admissible as Admissible
 
 _STEEP, _FLAT = 8.0, 1e-3  # sizes of steps, in radii of the sets: the first one, and where an ascent gives up
 _PATIENCE = 3  # steps that gain less than _GAIN before an ascent ends

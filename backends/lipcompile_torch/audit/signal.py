@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..clip.clipping import as_clipped
+from ..nn.sums import per_example
 from ..noise.mechanism import allocate
 from ..train.data import Arrays
 from ..train.module import LipschitzModule
@@ -120,7 +121,7 @@ def _examples(
     else:
         x = torch.randn(shape, generator=generator, dtype=parameter.dtype)
         if math.isfinite(module.input_norm):
-            x = x / x.flatten(1).norm(dim=1).reshape(-1, *(1,) * (x.dim() - 1)) * module.input_norm
+            x = x / per_example(x.flatten(1).norm(dim=1), x) * module.input_norm
     with torch.no_grad():
         outputs = module(x)
     pairs = zip(torch.split(x, 1), torch.split(outputs, 1), strict=True)

@@ -24,8 +24,8 @@ from lipcompile_verify.document import MalformedError, canonical
 from lipcompile_verify.rules import OPS
 
 from ..nn.constrained import constraints_of
+from ..train.distributed import plain_type
 from ..train.module import LipschitzModule
-from ..train.sharding import plain_type
 from .constraints import Ball, Box, Constraint, Fixed, Free, Frobenius, Orthogonal, RowBalls, Spectral
 
 # What may enforce a constraint of the certificate, at a radius that is not larger.

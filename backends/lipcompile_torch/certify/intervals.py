@@ -3,13 +3,16 @@
 What is assumed: IEEE 754 double precision, rounded to nearest, so that sums, differences, products, quotients and
 square roots are off by half a unit in the last place, and no flushing of subnormal numbers to 0; and a C library
 whose exponential, `expm1` and logarithm are off by less than three units (glibc documents one). Nothing else is.
+
+The functions at the end are those that emitted bounds call, as `num`: they take intervals, and numbers as
+`Interval.around` reads them.
 """
 
 from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from math import inf, nextafter
@@ -155,32 +158,18 @@ class Intervals(Interval):
         return Intervals(np.array([x.low for x in found]), np.array([x.high for x in found]))
 
 
-def logarithm(x: int) -> Interval:
-    """Return the natural logarithm of a positive integer: 0, or above ½, where no double is subnormal."""
-    value = math.log(x)
-    return Interval(value * (1 - _LIBRARY), value * (1 + _LIBRARY))
-
-
 def outward(low: float, high: float) -> Interval:
     """Return an interval whose ends are rounded away from it; not a number stands for anything."""
     return Interval(nextafter(low, -inf), nextafter(high, inf)) if low <= high else _ANYTHING
 
 
-def extreme(choose: Callable[[list[float]], float], xs: tuple[Interval | float, ...]) -> Interval:
+def _extreme(choose: Callable[[list[float]], float], xs: tuple[Interval | float, ...]) -> Interval:
     """Return the least or the largest of several numbers, as `choose` is min or max."""
     known = [Interval.around(x) for x in xs]
     if any(isinstance(x, Intervals) for x in known):
         one_by_one = np.minimum if choose is min else np.maximum
         return Intervals(reduce(one_by_one, [x.low for x in known]), reduce(one_by_one, [x.high for x in known]))
     return Interval(choose([x.low for x in known]), choose([x.high for x in known]))
-
-
-def largest(term: Callable[[Interval], Interval | float], first: int, last: int) -> Interval:
-    """Return the largest term(m) over the integers first <= m <= last, which are exact, computed at once."""
-    integers = np.arange(first, last + 1, dtype=np.float64)
-    with np.errstate(all="ignore"):
-        found = Interval.around(term(Intervals(integers, integers)))
-    return Interval(float(np.max(found.low)), float(np.max(found.high)))
 
 
 def _sum(low: float, high: float) -> Interval:
@@ -231,3 +220,55 @@ def _double(value: float) -> float:
         return float(value)
     except OverflowError:
         return inf if value > 0 else -inf
+
+
+Number = Interval | float
+
+
+def exactly(norms: Mapping[str, float]) -> dict[str, Number]:
+    """Return each double as the interval of it alone."""
+    return {name: Interval.exactly(norm) for name, norm in norms.items()}
+
+
+def upper(x: Number) -> float:
+    """Return a double that is not below what `x` stands for."""
+    return Interval.around(x).high
+
+
+def sqrt(x: Number) -> Interval:
+    """Return √x."""
+    return Interval.around(x).sqrt()
+
+
+def exp(x: Number) -> Interval:
+    """Return e^x."""
+    return Interval.around(x).exp()
+
+
+def expm1(x: Number) -> Interval:
+    """Return e^x - 1."""
+    return Interval.around(x).expm1()
+
+
+def log(x: int) -> Interval:
+    """Return the natural logarithm of a positive integer: 0, or above ½, where no double is subnormal."""
+    value = math.log(x)
+    return Interval(value * (1 - _LIBRARY), value * (1 + _LIBRARY))
+
+
+def minimum(*xs: Number) -> Interval:
+    """Return the smallest of several numbers."""
+    return _extreme(min, xs)
+
+
+def maximum(*xs: Number) -> Interval:
+    """Return the largest of several numbers."""
+    return _extreme(max, xs)
+
+
+def max_over(start: int, stop: int, term: Callable[[Interval], Number]) -> Interval:
+    """Return the largest term(m) over the integers start <= m < stop, which are exact, computed at once."""
+    integers = np.arange(start, stop, dtype=np.float64)
+    with np.errstate(all="ignore"):
+        found = Interval.around(term(Intervals(integers, integers)))
+    return Interval(float(np.max(found.low)), float(np.max(found.high)))

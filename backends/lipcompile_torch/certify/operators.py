@@ -31,8 +31,7 @@ from .norms import (
 )
 from .precision import single_is_kept
 from .rounding import DOUBLE, UP_MANY
-from .single_precision import spectral_bound
-from .spectra import Transform, transform_bound
+from .single_precision import Transform, spectral_bound, transform_bound
 
 PaddingMode = Literal["zeros", "circular", "reflect", "replicate"]
 Padding = tuple[tuple[int, int], ...]

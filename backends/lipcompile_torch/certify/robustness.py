@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from ..nn.functional import example_norms
+from ..nn.sums import example_norms, per_example
+from ..train.distributed import foreign_hooks
 from ..train.module import LipschitzModule
-from ..train.sharding import foreign_hooks
+from .intervals import exactly, upper
 from .norms import normalised
-from .numbers import exactly, upper
 from .precision import rounding_slack, working_slack
 from .rounding import UP, gamma
 
@@ -173,7 +173,7 @@ class _Certifier:
         chosen = standing[torch.linspace(0, len(standing) - 1, _PROBES).round().long().to(standing.device)]
         generator = torch.Generator().manual_seed(0)
         directions = torch.randn(_PROBES, *inputs.shape[1:], generator=generator, dtype=torch.float64)
-        steps = (radii[chosen].cpu() / example_norms(directions)).reshape(-1, *(1,) * (inputs.dim() - 1))
+        steps = per_example(radii[chosen].cpu() / example_norms(directions), inputs)
         points = (inputs[chosen].double() + (directions * steps).to(inputs.device)).to(inputs.dtype)
         exact = outputs_of(self.module, points, torch.float64)
         return float((outputs_of(self.module, points) - exact).abs().max())

@@ -23,6 +23,7 @@ from ..noise.mechanism import Allocation, allocate, values_by_name
 from ..train import checks
 from ..train.checks import PrivacyError
 from ..train.module import LipschitzModule
+from .bookkeeping import without
 
 PerExampleLoss = Callable[[Tensor, Tensor], Tensor]
 """From outputs [B, …] and targets [B, …] to the loss of each example, [B]."""
@@ -218,7 +219,8 @@ class ClippedGradients:
         rows = {name: gradient.reshape(len(gradient), -1).double() for name, gradient in gradients.items()}
         scales = self._scales({name: example_norms(row, gradients[name].dtype) for name, row in rows.items()})
         totals = {
-            name: _scaled_sum(row, scales[name]).view_as(self._parameters[name]) for name, row in rows.items()
+            name: (scales[name] @ without(row, scales[name])).view_as(self._parameters[name])
+            for name, row in rows.items()
         }
         return {name: sums[name] + total if name in sums else total for name, total in totals.items()}
 
@@ -240,12 +242,10 @@ class ClippedGradients:
     def _check_module(self) -> None:
         """Refuse what has changed since, and layers that see the whole batch."""
         checks.check_hooks(self.module)
-        present = checks.trainable(self.module)
-        changed = present.keys() ^ self._parameters.keys()
-        changed |= {name for name in present.keys() - changed if present[name] is not self._parameters[name]}
+        changed = checks.replaced(self.module, self._parameters)
         if changed:
             raise PrivacyError(
-                f"parameters {', '.join(sorted(changed))} were added, replaced, frozen or thawed after clipping "
+                f"parameters {', '.join(changed)} were added, replaced, frozen or thawed after clipping "
                 "was set up: call make_private again"
             )
         for name, part in self.module.named_modules():
@@ -296,13 +296,6 @@ def _lengths(clipping: float | Mapping[str, float], names: Iterable[str]) -> tup
     """Return whether C is for the whole gradient, and C or C_p by parameter name."""
     given = clipping if isinstance(clipping, Mapping) else {"*": clipping}
     return not isinstance(clipping, Mapping), values_by_name(given, names, "clipping length")
-
-
-def _scaled_sum(rows: Tensor, scales: Tensor) -> Tensor:
-    """Return Σ_i scale_i·row_i; rows of scale 0 need not be finite."""
-    if not bool((scales > 0).all()):
-        rows = rows.masked_fill((scales == 0)[:, None], 0.0)
-    return scales @ rows
 
 
 def _same(one: Tensor, other: Tensor, tolerance: float) -> bool:

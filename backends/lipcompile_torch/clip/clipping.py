@@ -33,8 +33,8 @@ import torch
 from torch import Tensor
 
 from ..nn.sums import DEPTH
+from .bookkeeping import SMALL, Products, Use, joined
 from .example_gradients import Clip, ExampleGradients
-from .uses import SMALL, Products, Use, joined
 
 _INWARD = 1 - 2.0**-51
 """Covers the division of C by b."""
@@ -69,6 +69,11 @@ class ClipGroup:
         Clip(self.length, self.regulariser)  # which checks them
         if not self.parameters:
             raise ValueError(f"the group {self.name!r} of clips has no parameters")
+
+    @property
+    def has_length(self) -> bool:
+        """Whether gradients are clipped to a length, which training may move; the automatic rule has none."""
+        return self.regulariser is None
 
     def clip(self, normaliser: float) -> Clip:
         """Return the clip of gradients that are divided by the normaliser, as those of the criterion are."""

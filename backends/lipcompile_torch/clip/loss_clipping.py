@@ -111,7 +111,7 @@ ClipLength = float | Callable[[int], float] | AdaptiveClip
 
 def at_quantile(groups: Iterable[ClipGroup], quantile: float) -> dict[str, AdaptiveClip]:
     """Return clips of the groups that have a length, which begin with it and follow a quantile; by name."""
-    return {group.name: AdaptiveClip(group.length, quantile) for group in groups if group.regulariser is None}
+    return {group.name: AdaptiveClip(group.length, quantile) for group in groups if group.has_length}
 
 
 class Threshold:

@@ -160,9 +160,9 @@ def _address(tensor: Tensor | None) -> int:
 
 def _operand(tensor: Tensor, places: Places) -> tuple[object, ...]:
     """Return where the entries of a tensor [B, channels, positions] are, and where they go."""
-    stretches = places.stretches.ctypes.data, len(places.stretches)
+    spans = places.spans.ctypes.data, len(places.spans)
     address, positions = tensor.data_ptr(), tensor.shape[2]
-    return address, tensor.stride(), positions, places.step, stretches, places.places.ctypes.data, places.room
+    return address, tensor.stride(), positions, places.step, spans, places.places.ctypes.data, places.room
 
 
 def _aligned(tensor: Tensor) -> Tensor:

@@ -113,7 +113,7 @@ class _Read:
         """
         found: list[list[int]] = []
         done, room = 0, 0
-        for start, step, length in self._stretches():
+        for start, step, length in self._even_rows():
             pieces = -(-length // self.sizes.run)
             for begin, end in pairwise(length * piece // pieces for piece in range(pieces + 1)):
                 if end - begin > room:
@@ -126,8 +126,8 @@ class _Read:
         _end_run(found)
         return np.array(found, np.int64).reshape(-1, 4)
 
-    def _stretches(self) -> list[tuple[int, int, int]]:
-        """Return beginning, step and length of stretches of windows that lie evenly: rows, or several of them."""
+    def _even_rows(self) -> list[tuple[int, int, int]]:
+        """Return beginning, step and length of rows of windows that lie evenly: of one axis, or of several."""
         *outer, last = self.sizes.outputs
         step = self.sizes.windows.stride[-1] * self.numbers
         found: list[tuple[int, int, int]] = []
@@ -168,12 +168,12 @@ def _panels(sizes: Sizes, width: int) -> tuple[Places, list[tuple[int, int, int]
     (_, filters), positions, groups = sizes.group, math.prod(sizes.outputs), sizes.windows.groups
     begins = range(0, filters, width)
     numbered = list(enumerate(product(range(groups), begins)))
-    stretches = [
+    spans = [
         (group * filters + begin, number * positions * width, min(width, filters - begin))
         for number, (group, begin) in numbered
     ]
     places = np.arange(positions, dtype=np.int64) * width
-    return Places(_table(stretches), 1, places, len(numbered) * positions * width), [
+    return Places(_table(spans), 1, places, len(numbered) * positions * width), [
         (number * positions * width, group, min(width, filters - begin)) for number, (group, begin) in numbered
     ]
 
@@ -188,12 +188,12 @@ def _by_filters(sizes: Sizes, tile: Tile) -> Plan:
     read, width = _Read(sizes, numbers), _width(filters, tile)
     made, units = _panels(sizes, width)
     sets = windows.groups * planes
-    stretches = [(number * numbers, number * read.size, numbers) for number in range(sets)]
+    spans = [(number * numbers, number * read.size, numbers) for number in range(sets)]
     group = planes * read.size
     rows = np.arange(planes, dtype=np.int64)[:, None] * read.size + read.rows()
     return Plan(
         role="filters",
-        read=Places(_table(stretches), 1, read.places(), sets * read.size),
+        read=Places(_table(spans), 1, read.places(), sets * read.size),
         made=made,
         lanes_step=width,
         entries_step=windows.stride[-1] * numbers,
@@ -214,11 +214,11 @@ def _by_panels(sizes: Sizes, tile: Tile) -> Plan:
     made, units = _panels(sizes, width)
     row = -(-sizes.channels // -(-sizes.channels // tile.entries))
     begins = range(0, sizes.channels, row)
-    stretches = [(begin, begin * positions, min(row, sizes.channels - begin)) for begin in begins]
+    spans = [(begin, begin * positions, min(row, sizes.channels - begin)) for begin in begins]
     places = np.arange(positions, dtype=np.int64) * row
     return Plan(
         role="filters",
-        read=Places(_table(stretches), 1, places, len(begins) * row * positions),
+        read=Places(_table(spans), 1, places, len(begins) * row * positions),
         made=made,
         lanes_step=width,
         entries_step=row,
@@ -237,11 +237,11 @@ def _by_windows(sizes: Sizes, tile: Tile) -> Plan:
     read, row = _Read(sizes, channels), windows.taps_in_row * channels
     width = _width(row, tile)
     cases = product(range(windows.groups), read.rows().tolist(), _blocks(row, tile.lanes, width))
-    stretches = [(group * channels, group * read.size, channels) for group in range(windows.groups)]
+    spans = [(group * channels, group * read.size, channels) for group in range(windows.groups)]
     positions = math.prod(sizes.outputs)
     return Plan(
         role="windows",
-        read=Places(_table(stretches), 1, read.places(), windows.groups * read.size + width),
+        read=Places(_table(spans), 1, read.places(), windows.groups * read.size + width),
         made=Places(
             _table([(0, 0, sizes.filters)]),
             1,

@@ -89,10 +89,10 @@ class Tile:
 @dataclass(frozen=True, slots=True)
 class Places:
     """Where channels and positions of an operand are copied to, below ``room``: channel source + step·i at
-    position p to target + i + places[p], for stretches (source, target, count) and i below their count.
+    position p to target + i + places[p], for spans (source, target, count) and i below their count.
     """
 
-    stretches: Integers
+    spans: Integers
     step: int
     places: Integers
     room: int

@@ -29,7 +29,7 @@ except ModuleNotFoundError:
 except ImportError as error:
     kernels, why_missing = None, f"not loaded: {error}"
 
-Stretch = tuple[bytes, int]
+StreamPlace = tuple[bytes, int]
 """Key and first counter of a stream of AES, 16 bytes each, and the number of a block of it."""
 
 
@@ -77,9 +77,9 @@ def has_aes() -> bool:
     return kernels is not None and bool(kernels.HAS_AES)
 
 
-def fill_(words: NDArray[np.uint64], stretch: Stretch) -> None:
+def fill_(words: NDArray[np.uint64], place: StreamPlace) -> None:
     """Replace an even number of words by those of a stream."""
-    key, block = stretch
+    key, block = place
     _code().key_stream(key, block, len(words) // 2, words.ctypes.data)
 
 
@@ -90,8 +90,8 @@ def adds_normals(parts: Sequence[Part]) -> bool:
     )
 
 
-def add_normals_(parts: Sequence[Part], block: int, words: NDArray[np.uint64] | Stretch, threads: int) -> None:
-    """Add scale·normal to flat tensors, see :mod:`.box_muller`.
+def add_normals_(parts: Sequence[Part], block: int, words: NDArray[np.uint64] | StreamPlace, threads: int) -> None:
+    """Add scale·normal to flat tensors, see :mod:`~.noise.processor`.
 
     Args:
         parts: as :func:`adds_normals` wants them, of n entries.
@@ -209,8 +209,8 @@ _SUSPECTS = 4  # blocks of LANES matrices
 
 
 class Spectra:
-    """What :class:`~.spectra.Spectra` asks for, of the Gram matrices on the smaller side that kernels have at
-    frequencies.
+    """What :class:`~.single_precision.Spectra` asks for, of the Gram matrices on the smaller side that kernels
+    have at frequencies.
 
     Args:
         wide: kernels [groups, rows, columns, positions] in float32, rows no more than columns, contiguous.

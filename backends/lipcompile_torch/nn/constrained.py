@@ -1,4 +1,4 @@
-"""The base of layers whose weights live in a constraint set, and know it.
+"""The base of layers whose weights live in a constraint set, and know it; and whether weights lie in their sets.
 
 A :class:`ConstrainedLayer` names, for each of its own parameters, the constraint set and the linear map that
 the parameter stands for.
@@ -14,10 +14,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from ..certify.constraints import Ball, Constraint, Frobenius, Spectral
+from ..certify.constraints import Ball, Constraint, Free, Frobenius, Spectral
 from ..certify.operators import Convolution, Operator, Translation
 from ..certify.projection import Amortised
-from ..train.sharding import replace_, whole
+from ..train.distributed import replace_, whole
 
 BiasBound = float | Constraint | None
 """‖bias‖ ≤ a float, or a constraint of its own, or no bias."""
@@ -168,3 +168,36 @@ def check_broadcast(what: str, value: Tensor, x: Tensor) -> None:
     tail = tuple(x.shape[1:])[-len(shape) :] if shape else ()
     if len(tail) != len(shape) or any(own not in (1, size) for own, size in zip(shape, tail, strict=True)):
         raise ValueError(f"a {what} of shape {shape} does not fit examples of shape {tuple(x.shape[1:])}")
+
+
+# Weights that a drift kept within their set may be certified at a little more than its radius, and half precision
+# rounds them by more: what is above it by no more than this share was in the set when it was saved.
+_LEAST_SHARE = 1e-3
+
+
+class OutsideWarning(UserWarning):
+    """Loaded weights lay outside of their constraint sets, and were projected into them."""
+
+
+@torch.no_grad()
+def outside(module: nn.Module, weights: Mapping[str, Tensor]) -> list[str]:
+    """Return which weights lie outside of their sets, by name, with their certified norms: none, as a rule.
+
+    Projection would put weights that come from elsewhere there silently, and the module would compute something
+    else than what was saved.
+
+    What is not among the weights is passed over. Of sharded weights all processes call this.
+
+    Raises:
+        ValueError: an entry is not finite.
+    """
+    found = []
+    for name, (constraint, operator) in constraints_of(module).items():
+        if name not in weights or isinstance(constraint, Free):
+            continue
+        weight = whole(weights[name].detach())
+        share = max(_LEAST_SHARE, 8 * torch.finfo(weight.dtype).eps)
+        norm = constraint.norm(weight, operator)
+        if not norm.at_most(constraint.bound * (1 + share)):
+            found.append(f"{name} (norm up to {norm.bound:.4g}, allowed {constraint.bound:.4g})")
+    return found

@@ -12,17 +12,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F  # noqa: N812  (its name everywhere in this field)
 
 from .. import native
 from ..certify.rounding import DOUBLE
 from ..clip.clipping import ticket_of
-from ..clip.example_norms import as_rows
-from ..clip.example_norms import example_norms as example_norms
 from .autograd import apply
-from .dot_product import dot_product_attention as dot_product_attention
 from .normalisation import center as center
 from .normalisation import group_norm as group_norm
 from .normalisation import instance_norm as instance_norm
+from .normalisation import l2_norm as l2_norm
 from .normalisation import layer_norm as layer_norm
 from .normalisation import local_response_norm as local_response_norm
 from .normalisation import rms_norm as rms_norm
@@ -33,22 +32,18 @@ from .pooling import lp_pool as lp_pool
 from .pooling import max_pool as max_pool
 from .pooling import scaled_avg_pool as scaled_avg_pool
 from .reading import spread
-from .reductions import l2_norm as l2_norm
 from .resampling import expand as expand
 from .resampling import gather as gather
 from .resampling import pad as pad
 from .resampling import upsample as upsample
+from .resampling import where as where
 from .scattering import scattering2d as scattering2d
-from .selection import where as where
 from .sorting import dimension_of
 from .sorting import full_sort as full_sort
 from .sorting import group_sort as group_sort
 from .sorting import max_min as max_min
-
-
-def _columns(scale: Tensor, x: Tensor) -> Tensor:
-    """Give per-example numbers [B] the rank of ``x``."""
-    return scale.reshape(-1, *(1,) * (x.dim() - 1))
+from .sums import as_rows, per_example
+from .sums import example_norms as example_norms
 
 
 def householder(x: Tensor, angle: Tensor | float, axis: int = 0) -> Tensor:
@@ -103,11 +98,11 @@ class _ClipNorm(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None]:
         (x,) = ctx.saved_tensors
         norms = example_norms(x)
-        scale, live = _clip_scale(norms, x, ctx.radius), _columns(norms.isfinite(), x)
+        scale, live = _clip_scale(norms, x, ctx.radius), per_example(norms.isfinite(), x)
         lengths = norms.clamp_min(max(ctx.radius, _step(x.dtype)))  # in the dtype, not 0
-        unit = torch.where(live, x / _columns(lengths.to(x.dtype), x), torch.zeros_like(x))
+        unit = torch.where(live, x / per_example(lengths.to(x.dtype), x), torch.zeros_like(x))
         radial = as_rows(unit * cotangents[0]).sum(dim=1) * (scale < 1)
-        gradient = (cotangents[0] - unit * _columns(radial, x)) * _columns(scale.to(x.dtype), x)
+        gradient = (cotangents[0] - unit * per_example(radial, x)) * per_example(scale.to(x.dtype), x)
         return torch.where(live, gradient, torch.zeros_like(x)), None
 
 
@@ -116,7 +111,7 @@ def _projected(x: Tensor, radius: float) -> Tensor:
     if (clipped := native.clipped(x, limit, room)) is not None:
         return clipped
     factors = _clip_scale(example_norms(x), x, radius).to(x.dtype)
-    return (x * _columns(factors, x)).nan_to_num_(nan=0.0)  # zero times infinity or NaN
+    return (x * per_example(factors, x)).nan_to_num_(nan=0.0)  # zero times infinity or NaN
 
 
 def _clip_scale(norms: Tensor, x: Tensor, radius: float) -> Tensor:
@@ -266,3 +261,39 @@ def patches(x: Tensor, k: int) -> Tensor:
         ValueError: the patches do not tile the image.
     """
     return space_to_depth(x, k).flatten(2).transpose(1, 2)
+
+
+def dot_product_attention(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    *,
+    scale: float | None = None,
+    causal: bool = False,
+    dropout: float = 0.0,
+    training: bool = False,
+) -> Tensor:
+    """Map [B, *heads, n, d], [B, *heads, k, d] and [B, *heads, k, e] to [B, *heads, n, e]: softmax(scale·q·kᵀ)·v
+    (Vaswani et al., 2017).
+
+    No matrix is hidden in a kernel of torch: all sums are those of the plain definition, at any precision.
+
+    Args:
+        queries, keys, values: equal in the axes of heads, if there are any.
+        scale: factor of the scores; 1/√d by default.
+        causal: row i sees the rows up to i.
+        dropout: probability that a weight becomes 0 while ``training``; the others are divided by 1 - dropout.
+
+    Raises:
+        ValueError: shapes that do not fit each other, which torch might broadcast, even across examples.
+    """
+    q, k, v = queries.shape, keys.shape, values.shape
+    if not (len(q) >= 3 and q[:-2] == k[:-2] == v[:-2] and q[-1] == k[-1] and k[-2] == v[-2]):
+        raise ValueError(f"queries {tuple(q)}, keys {tuple(k)} and values {tuple(v)} do not fit each other")
+    factor = 1 / math.sqrt(q[-1]) if scale is None else scale
+    # Of queries and scores the smaller one is multiplied, which saves passes over memory.
+    scores = (queries * factor) @ keys.mT if q[-1] < k[-2] else (queries @ keys.mT) * factor
+    if causal:
+        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+        scores = scores.masked_fill(later, -torch.inf)
+    return F.dropout(scores.softmax(-1), dropout, training) @ values

@@ -16,15 +16,11 @@ from .activations import PReLU as PReLU
 from .activations import Scale as Scale
 from .constrained import BiasBound, check_broadcast
 from .constrained import ConstrainedLayer as ConstrainedLayer
-from .convolving import Geometry, convolve
-from .reading import linear, spread
+from .reading import Geometry, convolve, linear, spread
 from .resampling import pad
 from .token_layers import Attention as Attention
 from .token_layers import ClassToken as ClassToken
 from .token_layers import Embedding as Embedding
-from .transposed import ConvTranspose1d as ConvTranspose1d
-from .transposed import ConvTranspose2d as ConvTranspose2d
-from .transposed import ConvTranspose3d as ConvTranspose3d
 
 
 class Dense(ConstrainedLayer):
@@ -58,7 +54,32 @@ class Dense(ConstrainedLayer):
         return f"{self.in_features}, {self.out_features}"
 
 
-class _Conv(ConstrainedLayer):
+class _Kernel(ConstrainedLayer):
+    """What convolutions and transposed ones share: a rank, and a kernel whose norm holds at one size of inputs."""
+
+    rank: int
+    operator: Convolution
+    weight: Tensor
+    bias: Tensor | None
+
+    def _check_channels(
+        self, kernel_size: tuple[int, ...], in_channels: int, out_channels: int, groups: int
+    ) -> None:
+        if len(kernel_size) != self.rank or in_channels % groups or out_channels % groups:
+            raise ValueError(
+                f"{type(self).__name__}: kernel {kernel_size}, {in_channels}→{out_channels}, {groups} groups"
+            )
+
+    def _check_size(self, x: Tensor, size: tuple[int, ...]) -> None:
+        if tuple(x.shape[2:]) != size:
+            raise ValueError(f"compiled for inputs of size {size}, got {tuple(x.shape[2:])}")
+
+    def extra_repr(self) -> str:
+        """Return the geometry of the convolution, or of the one that this is the adjoint of."""
+        return repr(self.operator)
+
+
+class _Conv(_Kernel):
     """Convolution of the rank that a subclass sets.
 
     Args:
@@ -75,10 +96,6 @@ class _Conv(ConstrainedLayer):
     Raises:
         ValueError: the geometry is not that of a convolution.
     """
-
-    rank: int
-    weight: Tensor
-    bias: Tensor | None
 
     def __init__(
         self,
@@ -97,10 +114,7 @@ class _Conv(ConstrainedLayer):
         constraint: Constraint | None = None,
     ) -> None:
         super().__init__()
-        if len(kernel_size) != self.rank or in_channels % groups or out_channels % groups:
-            raise ValueError(
-                f"{type(self).__name__}: kernel {kernel_size}, {in_channels}→{out_channels}, {groups} groups"
-            )
+        self._check_channels(kernel_size, in_channels, out_channels, groups)
         ones = (1,) * self.rank
         padding = padding or ((0, 0),) * self.rank
         self.operator = Convolution(
@@ -122,15 +136,10 @@ class _Conv(ConstrainedLayer):
         Raises:
             ValueError: another size, for which the certified norm would not hold.
         """
-        if tuple(x.shape[2:]) != self.operator.input_size:
-            raise ValueError(f"compiled for inputs of size {self.operator.input_size}, got {tuple(x.shape[2:])}")
+        self._check_size(x, self.operator.input_size)
         x, padding = self._padded(x)
         op = self.operator
         return convolve(x, self.weight, self.bias, Geometry(op.stride, padding, op.dilation, op.groups))
-
-    def extra_repr(self) -> str:
-        """Return the geometry."""
-        return repr(self.operator)
 
 
 class Conv1d(_Conv):
@@ -147,6 +156,88 @@ class Conv2d(_Conv):
 
 class Conv3d(_Conv):
     """Three-dimensional convolution of [B, C, D, H, W]."""
+
+    rank = 3
+
+
+class _ConvTranspose(_Kernel):
+    """Transposed convolution of the rank that a subclass sets: the adjoint of a convolution, whose norm it has.
+
+    Args:
+        in_channels, out_channels: C and F; ``weight`` is [C, F/groups, *kernel_size].
+        kernel_size, input_size, stride, dilation: one integer an axis; stride and dilation default to 1.
+        reads, taps: counts of the convolution that it is the adjoint of, made by the compiler.
+        padding: (lo, hi) an axis, cut off the output; default none.
+        output_padding: what is added to the output behind, below the stride; default none.
+        bias: ‖bias‖ ≤ this, the F numbers that every position adds; None for none.
+        constraint: of the kernel, in the norm of the map at ``input_size``. The kernel starts orthogonal as a
+            matrix [C, F·k], scaled so that the certified norm of the map is the bound.
+
+    Raises:
+        ValueError: the geometry is not that of a transposed convolution.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: tuple[int, ...],
+        input_size: tuple[int, ...],
+        reads: int,
+        taps: int,
+        stride: tuple[int, ...] | None = None,
+        padding: Padding | None = None,
+        dilation: tuple[int, ...] | None = None,
+        groups: int = 1,
+        output_padding: tuple[int, ...] | None = None,
+        bias: BiasBound = None,
+        constraint: Constraint | None = None,
+    ) -> None:
+        super().__init__()
+        self._check_channels(kernel_size, in_channels, out_channels, groups)
+        self.input_size, self.output_padding = input_size, output_padding or (0,) * self.rank
+        stride, dilation = stride or (1,) * self.rank, dilation or (1,) * self.rank
+        padding = padding or ((0, 0),) * self.rank
+        axes = zip(input_size, stride, dilation, kernel_size, self.output_padding, padding, strict=True)
+        outputs = tuple((n - 1) * s + d * (k - 1) + 1 + e - sum(sides) for n, s, d, k, e, sides in axes)
+        self.operator = Convolution(kernel_size, outputs, reads, taps, stride, padding, dilation, groups)
+        if self.operator.output_size != input_size:
+            raise ValueError(f"an output padding of {self.output_padding} is not below the stride {stride}")
+        self._constrain_kernel((in_channels, out_channels // groups, *kernel_size), self.operator, constraint)
+        self._constrain_bias((out_channels,), bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [B, C, *input_size] to [B, F, *output_size].
+
+        Raises:
+            ValueError: another size, for which the certified norm would not hold.
+        """
+        self._check_size(x, self.input_size)
+        op, extra = self.operator, self.output_padding
+        even = all(low == high for low, high in op.padding)
+        both = tuple(low if even else 0 for low, _ in op.padding)
+        x = convolve(x, self.weight, self.bias, Geometry(op.stride, both, op.dilation, op.groups, True, extra))
+        if even:
+            return x
+        for axis, ((low, _), size) in enumerate(zip(op.padding, op.input_size, strict=True), start=2):
+            x = x.narrow(axis, low, size)
+        return x
+
+
+class ConvTranspose1d(_ConvTranspose):
+    """One-dimensional transposed convolution of [B, C, W]."""
+
+    rank = 1
+
+
+class ConvTranspose2d(_ConvTranspose):
+    """Two-dimensional transposed convolution of [B, C, H, W]."""
+
+    rank = 2
+
+
+class ConvTranspose3d(_ConvTranspose):
+    """Three-dimensional transposed convolution of [B, C, D, H, W]."""
 
     rank = 3
 

@@ -1,4 +1,4 @@
-"""Centring, and norms that divide by a deviation. Names are re-exported by :mod:`.functional`.
+"""Norms along axes: taken, or divided by, with centring. Names are re-exported by :mod:`.functional`.
 
 All work on [B, *example] with any B, zero included, and one example at a time: ``axes`` count within the
 example, so no group of entries reaches across the batch. Half precision is computed in float32.
@@ -14,8 +14,6 @@ from torch import Tensor
 
 from .. import native
 from .autograd import apply
-
-__all__ = ["center", "group_norm", "instance_norm", "layer_norm", "local_response_norm", "rms_norm"]
 
 Axes = tuple[int, ...]
 
@@ -164,3 +162,29 @@ def local_response_norm(x: Tensor, size: int, alpha: float, beta: float, k: floa
     sums = sum(squares.narrow(-1, tap, channels) for tap in range(size))
     divisor = (k + alpha / size * torch.as_tensor(sums)).pow(beta)
     return (working / divisor.transpose(1, -1)).to(x.dtype)
+
+
+def l2_norm(x: Tensor, axes: tuple[int, ...], keep: bool = False) -> Tensor:
+    """Return √Σx² over ``axes`` of each example of [B, *example], which go, or stay with size 1 with ``keep``.
+
+    Formal guarantees: 1-Lipschitz; ‖output‖ = ‖x‖. The gradient is that of :func:`p_norm`.
+
+    Raises:
+        ValueError: no axes, or one that an example does not have.
+    """
+    return p_norm(x, 2, _dimensions(x, axes), keep)
+
+
+def p_norm(x: Tensor, p: int, dimensions: tuple[int, ...], keep: bool = False) -> Tensor:
+    """Return (Σ|x|^p)^(1/p) over ``dimensions`` of x, none of which is the batch's, for p >= 2.
+
+    Formal guarantees: 1-Lipschitz. Entries are divided by the largest of their group first, so that no power
+    leaves the range of the dtype. The value and the gradient are 0 where the largest is below tiny/eps (1e-31 in
+    float32), where quotients could not be trusted. Half precision is computed in float32.
+    """
+    working = _working(x)
+    largest = working.detach().abs().amax(dimensions, keepdim=True)
+    live = largest > torch.finfo(working.dtype).tiny / torch.finfo(working.dtype).eps
+    powers = (working / torch.where(live, largest, 1)).abs().pow(p).sum(dimensions, keepdim=True)
+    norms = torch.where(live, largest * torch.where(live, powers, 1).pow(1 / p), 0).to(x.dtype)
+    return norms if keep else norms.squeeze(dimensions)

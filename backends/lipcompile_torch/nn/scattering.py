@@ -18,8 +18,6 @@ from torch import Tensor
 
 from .resampling import pad
 
-__all__ = ["scattering2d"]
-
 Array = NDArray[np.float64]
 _GAIN = pi / 3.1415  # kymatio divides by 2·3.1415·σ²
 _ENTRIES = 2**17  # of the largest intermediate on a CPU: about what a cache holds

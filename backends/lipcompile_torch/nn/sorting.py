@@ -14,8 +14,6 @@ from torch import Tensor
 
 from .autograd import apply, instances_first, write
 
-__all__ = ["full_sort", "group_sort", "max_min"]
-
 
 def dimension_of(x: Tensor, axis: int) -> int:
     """Return the dimension of ``x`` that ``axis`` of its examples is.

@@ -11,7 +11,7 @@ from torch.nn import functional as F  # noqa: N812  (its name everywhere in this
 from ..certify.constraints import Ball, Constraint, RowBalls, Spectral
 from ..certify.operators import Dense, Rows, Translation
 from .constrained import ConstrainedLayer
-from .dot_product import dot_product_attention
+from .functional import dot_product_attention
 from .reading import linear, select, spread
 
 Constraints = Constraint | Mapping[str, Constraint] | None

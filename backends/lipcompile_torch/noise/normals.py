@@ -25,9 +25,9 @@ from torch import Tensor
 
 from ..certify.rounding import UP
 from ..native.memory_rows import Part, add_scaled_, by_device, entries, in_threads, stretches, with_values
-from . import bits
+from . import processor
 from .discrete_gaussian import GRID_BITS, Words, draw
-from .word_sources import Lanes
+from .processor import Generators
 
 
 class Normals(Protocol):
@@ -39,7 +39,6 @@ class Normals(Protocol):
 
     def prepare(self, scaled: Tensor) -> Tensor:
         """Return a float64 tensor as it must be for a draw to be added to it: gradient over noise scale."""
-        ...  # pragma: no cover
 
     def widening(self, noise_multiplier: float, entries: int) -> float:
         """Return the factor, at least 1, by which all scales grow to make up for `prepare`.
@@ -51,18 +50,15 @@ class Normals(Protocol):
         Raises:
             ValueError: no factor makes up for it.
         """
-        ...  # pragma: no cover
 
     def generator(self, device: torch.device) -> str:
         """Return the name of the generator that draws on a device come from, see `generators`."""
-        ...  # pragma: no cover
 
     def refresh(self) -> None:
         """Take new entropy for the next step; without effect on a seeded source."""
 
     def draw(self, shape: torch.Size, device: torch.device) -> Tensor:
         """Return independent standard normals of a shape, in float64 on a device."""
-        ...  # pragma: no cover
 
     def perturb_(self, parts: Sequence[Part]) -> None:
         """Turn each entry g of flat tensors into s·(prepare(g/s) + normal), in float64, rounded to their dtype.
@@ -70,31 +66,30 @@ class Normals(Protocol):
         Args:
             parts: tensors [n], floating point, on any device, with the scale s > 0 of each.
         """
-        ...  # pragma: no cover
 
 
 class PlainNormals:
     """Normals of fast generators, from the operating system's entropy unless a seed is given.
 
-    On the CPU see `lanes`: a cryptographic generator, fresh entropy for each of up to 16 at every step, normals up
-    to 9.346 standard deviations. On other devices they are torch's, of Philox with a new seed of 64 bits at every
-    step. Philox is not cryptographic. Its float64 normals stop at √(2·53·ln 2) = 8.57 or further out. (Float32
-    ones would at √(2·24·ln 2) = 5.77, within reach of a large network's training run.) A seed makes a run
-    repeatable, whatever the number of threads, and its noise known to whoever knows the seed: NOT private.
+    On the CPU see `processor`: a cryptographic generator, fresh entropy for each of up to 16 at every step,
+    normals up to 9.346 standard deviations. On other devices they are torch's, of Philox with a new seed of 64
+    bits at every step. Philox is not cryptographic. Its float64 normals stop at √(2·53·ln 2) = 8.57 or further
+    out. (Float32 ones would at √(2·24·ln 2) = 5.77, within reach of a large network's training run.) A seed makes
+    a run repeatable, whatever the number of threads, and its noise known to whoever knows the seed: NOT private.
     """
 
     def __init__(self, seed: int | None = None) -> None:
         self._seed = seed
-        self._lanes = Lanes(seed)
+        self._on_cpu = Generators(seed)
         self._generators: dict[torch.device, torch.Generator] = {}
 
     def generator(self, device: torch.device) -> str:
         """See `Normals.generator`."""
-        return bits.generator(self._seed) if device.type == "cpu" else PHILOX
+        return processor.generator(self._seed) if device.type == "cpu" else PHILOX
 
     def refresh(self) -> None:
         """Take new entropy for the next step; without effect on a seeded source."""
-        self._lanes.refresh()
+        self._on_cpu.refresh()
         if self._seed is None:
             for generator in self._generators.values():
                 _take_entropy(generator)
@@ -112,14 +107,14 @@ class PlainNormals:
         if device.type != "cpu":
             return torch.randn(shape, dtype=torch.float64, device=device, generator=self._generator(device))
         normals = torch.empty(shape, dtype=torch.float64, device="cpu")
-        self._lanes.fill_(normals.view(-1))
+        self._on_cpu.fill_(normals.view(-1))
         return normals
 
     def perturb_(self, parts: Sequence[Part]) -> None:
         """See `Normals.perturb_`."""
         for device, there in by_device(parts).items():
             if device.type == "cpu":
-                self._lanes.perturb_(there)
+                self._on_cpu.perturb_(there)
                 continue
             for stretch in stretches(there, _DEVICE_STRETCH):
                 add_scaled_(stretch, self.draw(torch.Size([entries(stretch)]), device))

@@ -17,7 +17,9 @@ _FILES = [path for room in _ROOMS for path in Path(__file__).parents[1].glob(f"{
 _HOMES = {
     **{path.stem: f"{_PACKAGE}.{path.parent.name}.{path.stem}" for path in _FILES},
     "guesses": "lipcompile_privacy.guesses",
+    "guessing": f"{_PACKAGE}.audit.game",
     "noise": f"{_PACKAGE}.noise.mechanism",
+    "numbers": f"{_PACKAGE}.certify.intervals",
 }
 
 

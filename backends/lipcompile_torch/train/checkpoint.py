@@ -16,11 +16,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..certify.certificate import certificate_of, graph_hash, refuse_unverified
-from ..certify.membership import outside
+from ..nn.constrained import outside
+from .distributed import cut_like, is_shard, whole_state
 from .ledger import Ledger, LedgerError, sync_folder
 from .module import LipschitzModule
 from .optimizer import PrivateOptimizer
-from .sharding import cut_like, is_shard, whole_state
 
 SCHEMA = "lipcompile.checkpoint/2"
 

@@ -17,10 +17,10 @@ from .. import native
 from ..certify.precision import rounding_slack
 from ..native.fingerprint import Key, fingerprint, in_memory, in_order, own_key
 from ..native.memory_rows import dense
+from .distributed import hooked, local
 from .gate import GateRecord
 from .module import LipschitzModule
 from .sampler import LogicalBatch
-from .sharding import hooked, local
 
 Source = Literal["theorem", "clip", "auto"]
 """Where bounds of gradients come from, as `--bounds` has it."""
@@ -117,15 +117,20 @@ def check_optimizer(optimizer: Optimizer, module: nn.Module) -> None:
         )
 
 
+def replaced(module: nn.Module, known: Mapping[str, nn.Parameter]) -> list[str]:
+    """Return the names of trainable parameters that are not, by identity, those that are known."""
+    present = trainable(module)
+    return sorted(name for name in present.keys() | known.keys() if present.get(name) is not known.get(name))
+
+
 def check_unchanged(
     module: nn.Module, optimizer: Optimizer, known: Mapping[str, nn.Parameter], unchanged: bool
 ) -> None:
     """Refuse a step whose parameters are not, by identity and by content, those that the batch was drawn for."""
-    present = trainable(module)
-    changed = [name for name in present.keys() | known.keys() if present.get(name) is not known.get(name)]
+    changed = replaced(module, known)
     if changed:
         raise PrivacyError(
-            f"parameters {', '.join(sorted(changed))} were added, replaced, frozen or thawed after make_private: "
+            f"parameters {', '.join(changed)} were added, replaced, frozen or thawed after make_private: "
             "they have no proved bound; compile the changed model and call make_private again"
         )
     check_optimizer(optimizer, module)

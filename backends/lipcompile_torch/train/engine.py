@@ -18,8 +18,8 @@ from lipcompile_privacy.accounting import (
     calibrate_noise_multiplier,
     check_supported,
 )
-from lipcompile_privacy.correlation import Correlation, check_participation, chosen_strategy, sampling_for
 from lipcompile_privacy.factorisation import Strategy
+from lipcompile_privacy.planning import Correlation, check_participation, chosen_strategy, sampling_for
 from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
@@ -54,7 +54,7 @@ class How(TypedDict, total=False):
         sampling: how batches are drawn and accounted, see `sampling`; "poisson" by default.
         max_physical_batch: most examples at once; larger batches arrive in pieces whose gradients add up.
         seed: makes the run repeatable and NOT private.
-        correlation: what correlates the noise from step to step, see `correlation.Correlation`; it chooses the
+        correlation: what correlates the noise from step to step, see `planning.Correlation`; it chooses the
             sampling that it is proved for. By default what the module was compiled with, its `noise_strategy`;
             None: noise is independent.
         loss_clip: clips the gradient of each example's loss in its output to C, in place of L, which bounds it
@@ -436,7 +436,7 @@ def _clips(module: LipschitzModule, how: How) -> dict[str | None, ClipLength]:
     groups = {group.name: group for group in module.clips}
     if len(groups) < len(module.clips):
         raise PrivacyError("several clip groups have one name: clip_length needs names of their own")
-    lengths = [name for name, group in groups.items() if group.regulariser is None]
+    lengths = [name for name, group in groups.items() if group.has_length]
     wanted = given if isinstance(given, Mapping) else dict.fromkeys(lengths, given)
     wrong = sorted(wanted.keys() - set(lengths))
     if wrong or not wanted:

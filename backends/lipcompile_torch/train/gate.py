@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from ..certify.precision import working_slack
-from .entrances import Entrances
-from .sharding import is_fsdp
+from .aliases import ParameterAliases
+from .distributed import is_fsdp
 
 
 class Gated(Protocol):
@@ -24,7 +24,6 @@ class Gated(Protocol):
 
     def clip_loss_gradient(self, cotangent: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return what the criterion sends back, clipped, and how many examples were within the clip."""
-        ...  # pragma: no cover
 
 
 @dataclass
@@ -44,7 +43,7 @@ class GateRecord:
             nothing was clipped.
         batch: stands for the batch that was drawn last.
         aside: outputs pass by the gate: what computes them one example at a time lets them through it together.
-        entrances: where the parameters enter the forward pass.
+        aliases: where the parameters enter the forward pass.
     """
 
     examples: int = 0
@@ -55,7 +54,7 @@ class GateRecord:
     within_clip: Tensor | None = None
     batch: object = None
     aside: bool = False
-    entrances: Entrances = field(default_factory=Entrances)
+    aliases: ParameterAliases = field(default_factory=ParameterAliases)
 
     @contextmanager
     def bypassed(self) -> Iterator[None]:
@@ -70,7 +69,7 @@ class GateRecord:
         """Forget what flowed back."""
         self.examples, self.largest, self.foreign, self.slack = 0, None, None, 0.0
         self.within_clip = None
-        self.entrances.reset()
+        self.aliases.reset()
 
     def record(self, cotangent: Tensor, normaliser: float, sent: Sent | None) -> None:
         """Note a cotangent [B, …] at the end of a forward pass, and what the criterion sent there."""
@@ -155,7 +154,7 @@ class _Gate(torch.autograd.Function):
         return cotangents[0], None, None
 
 
-class _Entrance(torch.autograd.Function):
+class _CriterionInput(torch.autograd.Function):
     """Where the criterion takes an output: clips what it sends back, if the module says so, and remembers it.
 
     A second criterion is not remembered.
@@ -211,7 +210,7 @@ def pass_gate(output: Tensor, module: Gated, passage: Passage) -> Tensor:
 def enter_criterion(output: Tensor, module: Gated, passage: Passage) -> Tensor:
     """Return what a forward pass put out, for its module's criterion; raises RuntimeError, see `check_saving`."""
     check_saving()
-    entered: Tensor = _Entrance.apply(output, module, passage)  # type: ignore[no-untyped-call]
+    entered: Tensor = _CriterionInput.apply(output, module, passage)  # type: ignore[no-untyped-call]
     return entered
 
 

@@ -17,12 +17,11 @@ from ..nn.sums import DEPTH
 from ..noise.mechanism import Allocation, NoiseSource, allocate
 from . import checks
 from .checks import PrivacyError
-from .distributed import ALONE, RankError, World, check_same
+from .distributed import ALONE, RankError, World, check_same, is_shard, settle
+from .gradient_watch import GradientWatch
 from .module import LipschitzModule
 from .reduction import Reduction, without_ddp
 from .sampler import LogicalBatch
-from .sharding import is_shard, settle
-from .unaltered import GradientWatch
 
 
 class Gradients(Protocol):
@@ -37,7 +36,6 @@ class Gradients(Protocol):
     @property
     def module(self) -> nn.Module:
         """What is trained."""
-        ...  # pragma: no cover
 
     def check(self, noise_multiplier: float) -> None:
         """Raise ValueError if noise of this σ cannot be shared among the parameters; changes nothing."""
@@ -58,18 +56,15 @@ class Gradients(Protocol):
             PrivacyError: what is in `.grad` is not the bounded sum over this batch.
             RankError: that is so on another process, or it does not do the same as this one.
         """
-        ...  # pragma: no cover
 
     def constant_stds(self, noise_multiplier: float) -> dict[str, float] | None:
         """Return the least s_p of any step, by parameter; None if it follows weights or a clip."""
-        ...  # pragma: no cover
 
     def settle(self, batch: LogicalBatch, noise: NoiseSource) -> None:
         """Release what else belongs to the step, and put the weights back into their sets."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run goes on from, beside weights and the optimizer's state; all of it released."""
-        ...  # pragma: no cover
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state, among other entries; raise ValueError if it is that of another clip."""
@@ -228,8 +223,8 @@ class LipschitzGradients:
         checks.check_pieces(self._parameters, max(self._watch.passes, batch.position + 1), self._pieces)
         limit = min(module.loss_lipschitz, module.loss_limit) * (1 + own_slack)
         checks.check_flow(measured.flow, batch, limit if self._proved else None)
-        checks.check_clipped(module.gate.entrances.most_clipped, batch)
-        checks.check_origin(module.gate.entrances.foreign)
+        checks.check_clipped(module.gate.aliases.most_clipped, batch)
+        checks.check_origin(module.gate.aliases.foreign)
         if self.total.world is not ALONE:  # there, the sum is what must be left alone
             self._watch.check(self._altered)
         return {
@@ -318,7 +313,7 @@ class LipschitzGradients:
     def _advance(self, batch: LogicalBatch, noise: NoiseSource) -> None:
         """Release how many examples of all processes were within the thresholds that adapt, and move on."""
         gate = self.module.gate
-        own: list[tuple[str | None, float]] = [(name, float(count)) for name, count in gate.entrances.within]
+        own: list[tuple[str | None, float]] = [(name, float(count)) for name, count in gate.aliases.within]
         own.append((None, 0.0 if gate.within_clip is None else float(gate.within_clip)))
         counts = self.total.world.each("count examples", lambda: own)
         for name, threshold in self.thresholds.items():

@@ -15,19 +15,18 @@ from numpy import floating
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from ..certify.membership import OutsideWarning, outside
-from ..certify.numbers import Interval, Number
+from ..certify.intervals import Interval, Number
 from ..certify.precision import working_slack
 from ..certify.projection import Amortised, project_
 from ..certify.rounding import UP_MANY
 from ..clip.clipping import ClipGroup
 from ..clip.loss_clipping import clip_cotangents
 from ..nn import functional
-from ..nn.constrained import ConstrainedLayer
+from ..nn.constrained import ConstrainedLayer, OutsideWarning, outside
 from ..weights import decode_weights
-from .entrances import OVERLAP
+from .aliases import OVERLAP
+from .distributed import gathered, hooked, plain_type, settle
 from .gate import GateRecord, Passage, check_saving, enter_criterion, leave_criterion, pass_gate
-from .sharding import gathered, hooked, plain_type, settle
 
 __all__ = ["LipschitzModule", "decode_weights"]
 
@@ -202,7 +201,7 @@ class LipschitzModule(nn.Module):
         if watched and self.gate.batch is not None:
             self._check_as_certified()
         entered = (
-            self.gate.entrances.entered(layer for _, layer in self._constrained()) if watched else nullcontext()
+            self.gate.aliases.entered(layer for _, layer in self._constrained()) if watched else nullcontext()
         )
         self.gate.running += 1
         try:
@@ -249,9 +248,9 @@ class LipschitzModule(nn.Module):
         for _, layer in self._constrained():
             layer.gate = self.gate
         trained = {name: p for name, p in self.named_parameters() if p.requires_grad}
-        self.gate.entrances.watch(trained)
+        self.gate.aliases.watch(trained)
         whole = gathered(self) if self.clips else {}
-        self.gate.entrances.clip(self.clips, trained, lambda: self.normaliser, lambda: self.clip_lengths, whole)
+        self.gate.aliases.clip(self.clips, trained, lambda: self.normaliser, lambda: self.clip_lengths, whole)
 
     @property
     def loss_limit(self) -> float:

@@ -13,10 +13,10 @@ from torch.optim import Optimizer
 from ..noise.mechanism import NoiseSource, zero_gradient_
 from . import checks
 from .checks import PrivacyError
+from .gradient_watch import Singular
 from .gradients import Gradients
 from .ledger import Ledger
 from .sampler import LogicalBatch, PrivateLoader
-from .unaltered import Singular
 
 
 class PrivateOptimizer(Singular, Optimizer):

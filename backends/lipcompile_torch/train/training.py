@@ -171,7 +171,7 @@ def train(
         OSError: the ledger or a checkpoint could not be written.
     """
     began = time.monotonic()
-    run = _Run(module, data, config, report or Silent())
+    run = _Training(module, data, config, report or Silent())
     try:
         with module.on_features() if run.cached else nullcontext():
             run.go()
@@ -180,7 +180,7 @@ def train(
         run.engine.close()
 
 
-class _Run:
+class _Training:
     """One call of `train`."""
 
     def __init__(self, module: LipschitzModule, data: Arrays, config: TrainConfig, report: Progress) -> None:

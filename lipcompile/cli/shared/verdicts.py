@@ -99,9 +99,9 @@ def _found(loaded: Loaded, derivation: Derivation, backend: Backend, text: str |
 def _compared(original: Original, derivation: Derivation, backend: Backend, text: str) -> Diagnostic:
 
     assert derivation.analysis is not None
-    agreement = backend.agreement
+    deployment = backend.deployment
     try:
-        found = agreement.measure(
+        found = deployment.agreement_with_original(
             program(Path("emitted.py"), text).Model,
             original,
             batch=original.batch,
@@ -109,13 +109,13 @@ def _compared(original: Original, derivation: Derivation, backend: Backend, text
             vocabulary=derivation.analysis.graph.vocabulary,
             log_probabilities=any(one.code == "LIP215" for one in derivation.diagnostics),
         )
-    except agreement.ShapeError as error:
+    except deployment.ShapeError as error:
         return _error(f"the import is wrong: {error}")
     return _told(found, original.runner)
 
 
 def _told(found: Any, runner: str) -> Diagnostic:
-    measured = f"{found.absolute:.1e} ({found.relative:.1e} of an example's largest output)"
+    measured = f"{found.difference:.1e} ({found.relative:.1e} of an example's largest output)"
     if found.agrees:
         return _note(
             f"the import computes what {runner} computes, up to {measured} on {found.examples} random inputs"

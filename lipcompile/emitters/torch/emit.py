@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from lipcompile_torch.weights import encode_weights
@@ -17,6 +15,7 @@ from lipcompile.analysis.features import Features, features
 from lipcompile.analysis.open_numbers import complete
 from lipcompile.analysis.requirements import proves
 from lipcompile.certificates import certificate, listed
+from lipcompile.core import backend
 from lipcompile.core.derivation import Analysis, Derivation, finite
 from lipcompile.core.graph import ClipGroup, Graph, Input, Node
 from lipcompile.emitters.torch.expressions import (
@@ -51,52 +50,63 @@ class TorchBackend:
         return emit(derivation, follow_weights, noise_strategy, training)
 
     @property
-    def agreement(self) -> ModuleType:
-        """`lipcompile_torch.train.agreement`."""
-        return import_module("lipcompile_torch.train.agreement")
-
-    @property
-    def audit(self) -> ModuleType:
+    def audit(self) -> backend.Audit:
         """`lipcompile_torch.audit.search`."""
-        return import_module("lipcompile_torch.audit.search")
+        import lipcompile_torch.audit.search as module
+
+        return module
 
     @property
-    def data(self) -> ModuleType:
+    def data(self) -> backend.Data:
         """`lipcompile_torch.train.data`."""
-        return import_module("lipcompile_torch.train.data")
+        import lipcompile_torch.train.data as module
+
+        return module
 
     @property
-    def deployment(self) -> ModuleType:
+    def deployment(self) -> backend.Deployment:
         """`lipcompile_torch.train.deployment`."""
-        return import_module("lipcompile_torch.train.deployment")
+        import lipcompile_torch.train.deployment as module
+
+        return module
 
     @property
-    def environment(self) -> ModuleType:
-        """`lipcompile_torch.native.environment`."""
-        return import_module("lipcompile_torch.native.environment")
+    def environment(self) -> backend.Environment:
+        """`lipcompile_torch.environment`."""
+        import lipcompile_torch.environment as module
+
+        return module
 
     @property
-    def privacy_audit(self) -> ModuleType:
+    def privacy_audit(self) -> backend.PrivacyAudit:
         """`lipcompile_torch.audit.privacy_audit`."""
-        return import_module("lipcompile_torch.audit.privacy_audit")
+        import lipcompile_torch.audit.privacy_audit as module
+
+        return module
 
     @property
-    def robustness(self) -> ModuleType:
+    def robustness(self) -> backend.Robustness:
         """`lipcompile_torch.certify.certification`."""
-        return import_module("lipcompile_torch.certify.certification")
+        import lipcompile_torch.certify.certification as module
+
+        return module
 
     @property
-    def signal(self) -> ModuleType:
+    def signal(self) -> backend.Signal:
         """`lipcompile_torch.audit.signal`."""
-        return import_module("lipcompile_torch.audit.signal")
+        import lipcompile_torch.audit.signal as module
+
+        return module
 
     @property
-    def training(self) -> ModuleType:
+    def training(self) -> backend.Training:
         """`lipcompile_torch.train.training`."""
-        return import_module("lipcompile_torch.train.training")
+        import lipcompile_torch.train.training as module
+
+        return module
 
 
-BACKEND = TorchBackend()
+BACKEND: backend.Backend = TorchBackend()
 
 
 def emit(

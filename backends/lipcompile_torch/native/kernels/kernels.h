@@ -50,8 +50,8 @@ const char *instructions(void);
 
 static inline size_t at_most(size_t count, size_t limit) { return count < limit ? count : limit; }
 
-/* Call work(context, begin, end) for stretches of [0, count) of `grain` each, the last one shorter, in so many threads
- * at most. Stretches must not touch what others write. Which thread takes which is not known.
+/* Call work(context, begin, end) for pieces of [0, count) of `grain` each, the last one shorter, in so many threads
+ * at most. Pieces must not touch what others write. Which thread takes which is not known.
  */
 typedef void (*stretch_work)(void *context, size_t begin, size_t end);
 void in_stretches(size_t count, size_t grain, int threads, stretch_work work, void *context);
@@ -85,7 +85,7 @@ typedef struct {
 void key_stream(const unsigned char *key_and_counter, uint64_t index, size_t count, uint64_t *words);
 
 /* Add scale·normal to the entries of parts, each sum computed in float64 and rounded once. The normals are those of
- * box_muller.py: of each block of entries, counted over all parts, entries i and half + i get the pair that its words i
+ * noise/processor.py: of each block of entries, counted over all parts, entries i and half + i get the pair that its words i
  * and half + i give, half being half of its entries, rounded up.
  *
  * source: of as many words as there are entries, rounded up to an even number.

@@ -260,20 +260,20 @@ static PyObject *py_clip_rows(PyObject *self, PyObject *arguments) {
 
 #if HAS_TILES
 
-/* (entries, (example_stride, channel_stride, position_stride), positions, source_step, (stretches, their number), places,
+/* (entries, (example_stride, channel_stride, position_stride), positions, source_step, (spans, their number), places,
  * room)
  */
 static int read_operand(PyObject *given, operand *found) {
-    unsigned long long entries, stretches, places;
+    unsigned long long entries, spans, places;
     Py_ssize_t example, channel, position, positions, step, count, room;
     if (!PyArg_ParseTuple(given, "K(nnn)nn(Kn)Kn", &entries, &example, &channel, &position, &positions, &step,
-                          &stretches, &count, &places, &room))
+                          &spans, &count, &places, &room))
         return 0;
     found->entries = (const float *)(uintptr_t)entries;
     found->example_stride = (size_t)example, found->channel_stride = (size_t)channel;
     found->position_stride = (size_t)position, found->positions = (size_t)positions;
     found->source_step = (size_t)step;
-    found->stretches = (const stretch *)(uintptr_t)stretches, found->stretch_count = (size_t)count;
+    found->spans = (const span *)(uintptr_t)spans, found->span_count = (size_t)count;
     found->places = (const int64_t *)(uintptr_t)places, found->room = (size_t)room;
     return 1;
 }

@@ -1,4 +1,4 @@
-/* Normals, and adding them: Box-Muller, see box_muller.py. */
+/* Normals, and adding them: Box-Muller, see noise/processor.py. */
 #include <math.h>
 #include <string.h>
 

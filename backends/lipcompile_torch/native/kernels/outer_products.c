@@ -107,9 +107,9 @@ static inline void copy_few(const float *from, size_t count, float *to) {
 FOR_EACH_PROCESSOR
 static void copy_channels(const operand *given, const float *entries, float *found) {
     for (size_t p = 0; p < given->positions; p++)
-        for (size_t s = 0; s < given->stretch_count; s++)
-            copy_few(entries + p * given->position_stride + given->stretches[s].source,
-                     (size_t)given->stretches[s].count, found + given->places[p] + given->stretches[s].target);
+        for (size_t s = 0; s < given->span_count; s++)
+            copy_few(entries + p * given->position_stride + given->spans[s].source,
+                     (size_t)given->spans[s].count, found + given->places[p] + given->spans[s].target);
 }
 
 void pack(const operand *given, size_t example, float *found) {
@@ -119,8 +119,8 @@ void pack(const operand *given, size_t example, float *found) {
         copy_channels(given, entries, found);
         return;
     }
-    for (size_t s = 0; s < given->stretch_count; s++) {
-        const stretch *own = given->stretches + s;
+    for (size_t s = 0; s < given->span_count; s++) {
+        const span *own = given->spans + s;
         const float *begin = entries + (size_t)own->source * given->channel_stride;
         size_t count = (size_t)own->count;
         if (given->position_stride == 1 && given->positions >= SIDE && count >= SIDE)

@@ -72,7 +72,7 @@ extern const tile_kind wide_tiles, narrow_tiles;
 /* Channels source + i·source_step, for i below count, go to targets target + i. */
 typedef struct {
     int64_t source, target, count;
-} stretch;
+} span;
 
 /* Tensors [examples, channels, positions]: of each example, channels at position p are copied to places[p] + their targets,
  * in a room of so many numbers that were zero before.
@@ -80,8 +80,8 @@ typedef struct {
 typedef struct {
     const float *entries;
     size_t example_stride, channel_stride, position_stride, positions, source_step;
-    const stretch *stretches;
-    size_t stretch_count;
+    const span *spans;
+    size_t span_count;
     const int64_t *places;
     size_t room;
 } operand;

@@ -1,4 +1,4 @@
-/* Certificates of convolutions, see spectra.py: many matrices of complex numbers, one in each lane.
+/* Certificates of convolutions, see certify/single_precision.py: many matrices of complex numbers, one in each lane.
  *
  * No lane ever meets another: what stands here is what textbooks say of one matrix. Of a Hermitian matrix the lower
  * triangle is there, row by row.

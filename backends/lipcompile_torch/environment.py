@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from lipcompile_privacy.generators import PHILOX
 
-from .. import native
-from ..certify.precision import single_is_kept
-from ..noise import bits
+from . import native
+from .certify.precision import single_is_kept
+from .noise import processor
 
 
 def describe() -> dict[str, Any]:
@@ -21,7 +21,7 @@ def describe() -> dict[str, Any]:
     """
     return {
         "native_code": _native_code(),
-        "noise": {"cpu": bits.generator(None), "made_by": _maker(), "gpu": PHILOX},
+        "noise": {"cpu": processor.generator(None), "made_by": _maker(), "gpu": PHILOX},
         "threads": torch.get_num_threads(),
         "gpus": _answer(_gpus),
         "cuda": torch.version.cuda,

@@ -26,7 +26,7 @@ from ..clip.clipping import ClipGroup, ForwardPass, Note, Noted, group_gradients
 from ..clip.example_gradients import Clip
 from ..clip.loss_clipping import count_within
 from ..nn.autograd import apply
-from .sharding import add_sum_, is_shard
+from .distributed import add_sum_, is_shard
 
 OVERLAP = (
     "another forward pass of this module began before this one ended, in a thread: run those that build gradients "
@@ -59,37 +59,37 @@ def has_own_hooks_only(parameter: nn.Parameter) -> bool:
     return all(isinstance(hook, OwnHook) for hook in (*before.values(), *after.values()))
 
 
-class _Entrance(torch.autograd.Function):
+class _Alias(torch.autograd.Function):
     """An alias of a parameter, which notes the sum of all that flows back through it."""
 
     @staticmethod
-    def forward(ctx: Any, parameter: Tensor, entrances: Entrances) -> Tensor:
-        ctx.entrances, ctx.place = entrances, id(parameter)
+    def forward(ctx: Any, parameter: Tensor, aliases: ParameterAliases) -> Tensor:
+        ctx.aliases, ctx.place = aliases, id(parameter)
         return parameter.view_as(parameter)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None]:
-        ctx.entrances.under_way[ctx.place] = cotangents[0]
+        ctx.aliases.under_way[ctx.place] = cotangents[0]
         return cotangents[0], None
 
 
-class _GroupEntrance(torch.autograd.Function):
+class _GroupAliases(torch.autograd.Function):
     """Aliases of the parameters of a group, whose gradients are clipped where they leave."""
 
     @staticmethod
-    def forward(ctx: Any, group: _Group, entrances: Entrances, *parameters: Tensor) -> tuple[Tensor, ...]:
-        ctx.group, ctx.entrances = group, entrances
+    def forward(ctx: Any, group: _Group, aliases: ParameterAliases, *parameters: Tensor) -> tuple[Tensor, ...]:
+        ctx.group, ctx.aliases = group, aliases
         ctx.set_materialize_grads(False)
         return tuple(parameter.view_as(parameter) for parameter in parameters)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
-        group, entrances = ctx.group, ctx.entrances
+        group, aliases = ctx.group, ctx.aliases
         for name, noted, cotangent in zip(group.names, group.noted, cotangents, strict=True):
             if noted.is_foreign(cotangent):
-                entrances.foreign.add(name)
-        found = zip(group.parameters, entrances.gradients(group), strict=True)
-        return None, None, *(entrances.handed_on(parameter, gradient) for parameter, gradient in found)
+                aliases.foreign.add(name)
+        found = zip(group.parameters, aliases.gradients(group), strict=True)
+        return None, None, *(aliases.handed_on(parameter, gradient) for parameter, gradient in found)
 
 
 @dataclass(eq=False)
@@ -117,15 +117,15 @@ class _Group:
         """Return the clipped gradients, summed over the examples here, in the shapes of whole parameters."""
         return group_gradients(self.noted, self.read, clip, note)
 
-    def aliases(self, entrances: Entrances) -> dict[int, Tensor]:
+    def aliases(self, aliases: ParameterAliases) -> dict[int, Tensor]:
         """Return aliases by the identity of the parameter; what reads them in a layer finds where to note uses."""
-        made: tuple[Tensor, ...] = apply(_GroupEntrance, self, entrances, *self.read)
+        made: tuple[Tensor, ...] = apply(_GroupAliases, self, aliases, *self.read)
         for alias, noted in zip(made, self.noted, strict=True):
             alias.noted = noted  # type: ignore[attr-defined]
         return {id(parameter): alias for parameter, alias in zip(self.read, made, strict=True)}
 
 
-class Entrances:
+class ParameterAliases:
     """The aliases of the parameters of a module, and the names of parameters that something else reached.
 
     Formal guarantees: after `watch`, a gradient reaches a watched parameter unnoticed only through the alias that
@@ -135,7 +135,7 @@ class Entrances:
     that autograd brings is foreign: FSDP reduces the gradients of whole parameters, and sets the shard's itself.
     Of one that is clipped every gradient of the whole parameter is foreign as well: its group reduces by itself.
 
-    A gradient that was put into `.grad` by hand is the business of `unaltered.GradientWatch`.
+    A gradient that was put into `.grad` by hand is the business of `gradient_watch.GradientWatch`.
 
     Attributes:
         under_way: cotangents that passed an alias and have not arrived yet, by the identity of the parameter.
@@ -174,7 +174,7 @@ class Entrances:
             parameters: by name.
             normaliser: gives b, which the criterion divides by.
             lengths: gives C of groups whose length moves, by name, in the place of their own.
-            whole: what FSDP gathers, see `sharding.gathered`.
+            whole: what FSDP gathers, see `distributed.gathered`.
 
         Raises:
             ValueError: a parameter of a group is sharded, and not by FSDP: its layer has but a part of it.
@@ -195,11 +195,11 @@ class Entrances:
             group = _Group(clips, own, tuple(whole.get(id(p), p) for p in own), self._pass)
             self._groups.update((id(parameter), group) for parameter in group.read)
 
-    def __deepcopy__(self, memo: Any) -> Entrances:
-        return Entrances()
+    def __deepcopy__(self, memo: Any) -> ParameterAliases:
+        return ParameterAliases()
 
     def __reduce__(self) -> Any:
-        return Entrances, ()
+        return ParameterAliases, ()
 
     def watch(self, parameters: Mapping[str, nn.Parameter]) -> None:
         """Watch trainable parameters, given by name; those that are watched already stay so."""
@@ -251,7 +251,7 @@ class Entrances:
         """
         group = self._groups.get(id(parameter))
         if id(parameter) not in self._aliases:
-            made = {id(parameter): apply(_Entrance, parameter, self)} if group is None else group.aliases(self)
+            made = {id(parameter): apply(_Alias, parameter, self)} if group is None else group.aliases(self)
             self._aliases.update(made)
         return self._aliases[id(parameter)]
 

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from ..certify.precision import single_is_kept
-from ..nn.sums import sum_of_each, sum_of_products
+from ..nn.sums import example_norms, sum_of_each, sum_of_products
 from .example_gradients import ExampleGradients
-from .example_norms import example_norms
 from .native_gradients import HeldGradients
 
 _AT_ONCE = 2**22
@@ -34,19 +33,15 @@ class Use(Protocol):
     @property
     def examples(self) -> int:
         """B."""
-        ...  # pragma: no cover
 
     def squares(self) -> Tensor:
         """Return ‖P_i‖², [B] in float64; not finite where P_i is not."""
-        ...  # pragma: no cover
 
     def total(self, factors: Tensor) -> Tensor:
         """Return Σ factor_i·P_i, flat; an example with factor 0 adds nothing, not even NaN."""
-        ...  # pragma: no cover
 
     def rows(self, some: slice) -> Tensor:
         """Return P_i of some examples, [c, entries] in float64."""
-        ...  # pragma: no cover
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +73,7 @@ class Summed:
 
     def total(self, factors: Tensor) -> Tensor:
         """Return Σ factor_i·P_i, flat."""
-        return factors @ _without(self.gradients.flatten(1), factors)
+        return factors @ without(self.gradients.flatten(1), factors)
 
     def rows(self, some: slice) -> Tensor:
         """Return P_i of some examples, [c, entries]."""
@@ -127,7 +122,7 @@ class Outer:
         return (self._in_double(factors) if small and narrow else self._by_runs(factors)).flatten()
 
     def _in_double(self, factors: Tensor) -> Tensor:
-        made, read = (_without(rows, factors).double() for rows in (self.made, self.read))
+        made, read = (without(rows, factors).double() for rows in (self.made, self.read))
         return (made * factors[:, None]).mT @ read
 
     def _by_runs(self, factors: Tensor) -> Tensor:
@@ -240,7 +235,7 @@ class Selected:
         """Return Σ factor_i·P_i, flat."""
         examples, rows, sums = self._by_row()
         found = torch.zeros(self.entries, self.made.shape[-1], dtype=torch.float64, device=self.made.device)
-        scaled = _without(sums, factors[examples]) * factors[examples][:, None]
+        scaled = without(sums, factors[examples]) * factors[examples][:, None]
         return found.index_add_(0, rows, scaled).flatten()
 
     def rows(self, some: slice) -> Tensor:
@@ -285,7 +280,7 @@ class Several:
 
     def total(self, factors: Tensor) -> Tensor:
         """Return Σ factor_i·P_i, flat."""
-        parts = (factors[some] @ _without(self.rows(some), factors[some]) for some in self._chunks())
+        parts = (factors[some] @ without(self.rows(some), factors[some]) for some in self._chunks())
         return reduce(add, parts, torch.zeros(self.entries, dtype=torch.float64, device=factors.device))
 
 
@@ -298,6 +293,6 @@ def joined(uses: Sequence[Use], entries: int) -> Use | None:
     return Several(tuple(uses), entries)
 
 
-def _without(rows: Tensor, factors: Tensor) -> Tensor:
+def without(rows: Tensor, factors: Tensor) -> Tensor:
     """Return [B, n] with the rows of factor 0 set to 0: they need not be finite."""
     return rows if bool((factors > 0).all()) else rows.masked_fill((factors == 0)[:, None], 0.0)
