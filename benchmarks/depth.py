@@ -21,7 +21,7 @@ import sympy
 
 from lipcompile import ModelOptions, check
 from lipcompile.core.derivation import Analysis
-from lipcompile.reports.formulas import round_up
+from lipcompile.numbers.rounding import upward
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGE, PLOT = DOCS / "depth.md", DOCS / "depth.svg"
@@ -142,7 +142,7 @@ def row(first: str, cells: list[str]) -> str:
 
 def cell(bound: float | None) -> str:
     """Write a bound, rounded up."""
-    return "over 1.7e308" if bound is None else round_up(bound, 4 if bound >= 1 else 6)
+    return "over 1.7e308" if bound is None else upward(bound, 4 if bound >= 1 else 6)
 
 
 def square(network: Network, bias: bool) -> Any:

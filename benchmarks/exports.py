@@ -21,7 +21,7 @@ from pathlib import Path
 
 from lipcompile.fixing import Wishes, fix
 from lipcompile.frontends.mends import Mends
-from lipcompile.reports.formulas import round_up
+from lipcompile.numbers.rounding import upward
 from tests.exports.architectures import ARCHITECTURES
 from tests.exports.attack import Attained
 from tests.exports.exporting import NO_WORDS, OPSETS, USUAL, Export, exports
@@ -151,7 +151,7 @@ def _shares(row: Row) -> list[str]:
 
 def number(value: float | None) -> str:
     """Write a bound, rounded up."""
-    return "none" if value is None or math.isnan(value) else round_up(value, 2)
+    return "none" if value is None or math.isnan(value) else upward(value, 2)
 
 
 def line(*cells: str) -> str:

@@ -22,9 +22,9 @@ from lipcompile import pipeline
 from lipcompile.analysis import bounds
 from lipcompile.analysis.disjoint_parts import PartwiseBound
 from lipcompile.core.graph import Graph
+from lipcompile.core.record import Extent
 from lipcompile.frontends.options import ModelOptions
 from lipcompile.numbers.certified import Certified
-from lipcompile.ops.record import Extent
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SEQUENCE = "input x: tensor[8, 16], norm <= 2\n"

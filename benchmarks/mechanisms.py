@@ -29,9 +29,9 @@ from typing import Any
 import torch
 from lipcompile_torch import PrivacyEngine
 from lipcompile_torch.accounting import Accountant, BudgetError
-from lipcompile_torch.clip.loss_clipping import AdaptiveClip
 from lipcompile_torch.train.data import load_npz
 from lipcompile_torch.train.engine import SeededWarning
+from lipcompile_torch.train.loss_clipping import AdaptiveClip
 from lipcompile_torch.train.training import evaluate
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (its name everywhere in this field)

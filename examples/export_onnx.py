@@ -13,7 +13,7 @@ import onnx
 import torch
 from torch import Tensor, nn
 
-from lipcompile.numbers import norms
+from lipcompile.ops import norms
 from lipcompile.ops.counting import windows_of
 
 METADATA = {"lipcompile.input_norm": "1.0", "lipcompile.loss": "cross_entropy"}

@@ -13,8 +13,8 @@ from lipcompile.version import __version__
 if TYPE_CHECKING:
     from lipcompile.calls import compile, fix, private, train  # noqa: A004
     from lipcompile.core.derivation import Derivation
-    from lipcompile.core.diagnostics import Diagnostic, InputError, Severity
     from lipcompile.core.graph import Graph, GraphBuilder
+    from lipcompile.diagnostics import Diagnostic, InputError, Severity
     from lipcompile.exporting import export_onnx
     from lipcompile.frontends.options import ModelOptions
     from lipcompile.ops.registry import register

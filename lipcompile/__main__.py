@@ -14,7 +14,7 @@ import click
 
 from lipcompile.cli import cli
 from lipcompile.cli.shared.output import complain
-from lipcompile.core.diagnostics import InputError
+from lipcompile.diagnostics import InputError
 
 REJECTED, UNUSABLE, UNEXPECTED, INTERRUPTED, BROKEN_PIPE = 1, 2, 3, 130, 141
 

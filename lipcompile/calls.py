@@ -13,7 +13,7 @@ import numpy as np
 from lipcompile import pipeline
 from lipcompile.analysis.clips import Source
 from lipcompile.core.backend import find, instantiate
-from lipcompile.core.diagnostics import InputError, Severity, input_error, told
+from lipcompile.diagnostics import InputError, Severity, input_error, told
 from lipcompile.frontends.mends import BatchNorm, Mends
 from lipcompile.frontends.options import ModelOptions, model_options, parse_number
 

@@ -24,8 +24,8 @@ from lipcompile.analysis.bounds import slope
 from lipcompile.certificates import SCHEMA, encode
 from lipcompile.certificates.read import document_of, graph_of
 from lipcompile.core.backend import Backend, find
-from lipcompile.core.diagnostics import input_error
 from lipcompile.core.graph import Graph
+from lipcompile.diagnostics import input_error
 from lipcompile.frontends.options import OriginalError
 from lipcompile.numbers.certified import Certified
 

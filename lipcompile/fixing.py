@@ -19,8 +19,8 @@ from lipcompile.analysis.depth.loops import frozen_inside
 from lipcompile.analysis.requirements import proves
 from lipcompile.analysis.usefulness import USEFUL, Aim
 from lipcompile.core.derivation import Derivation
-from lipcompile.core.diagnostics import Diagnostic, input_error
 from lipcompile.core.graph import Graph
+from lipcompile.diagnostics import Diagnostic, input_error
 from lipcompile.frontends.mends import Mended, Mends
 from lipcompile.frontends.options import ModelOptions
 

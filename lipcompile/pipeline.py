@@ -16,8 +16,8 @@ from lipcompile.analysis.requirements import examine, proves, requirements
 from lipcompile.analysis.sensitivity import analyse
 from lipcompile.analysis.usefulness import useless
 from lipcompile.core.derivation import Derivation, shown_by
-from lipcompile.core.diagnostics import Diagnostic, Severity, input_error
 from lipcompile.core.graph import Graph
+from lipcompile.diagnostics import Diagnostic, Severity, input_error
 from lipcompile.frontends.options import Loaded, ModelOptions, model_options
 from lipcompile.ops.registry import load_plugins
 

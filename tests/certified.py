@@ -12,10 +12,10 @@ from lipcompile.analysis.bounds import derive
 from lipcompile.certificates import document
 from lipcompile.core.derivation import Source
 from lipcompile.core.graph import Graph, GraphBuilder, LossUse, ParameterChoice, Value
+from lipcompile.core.record import Constraint, NoAttributes, Shape
 from lipcompile.numbers.certified import Certified
 from lipcompile.ops.linear.rules import Dense
 from lipcompile.ops.loss.rules import CrossEntropy
-from lipcompile.ops.record import Constraint, NoAttributes, Shape
 from lipcompile.ops.shape.rules import Reshape
 from lipcompile.ops.table import LOSS_BY_NAME, OP_BY_NAME, OPS
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from lipcompile_torch.train.deployment import Agreement
+from lipcompile_torch.deploy.deployment import Agreement
 from onnx import TensorProto, helper
 
 from lipcompile.certificates import certificate, encode
@@ -24,12 +24,12 @@ from lipcompile.cli.export import refutation as wrong_export
 from lipcompile.cli.shared.verdicts import verified
 from lipcompile.codes import codes
 from lipcompile.core.backend import find
-from lipcompile.core.diagnostics import Diagnostic, InputError
 from lipcompile.core.graph import GraphBuilder, ParameterChoice
+from lipcompile.core.record import Constraint
+from lipcompile.diagnostics import Diagnostic, InputError
 from lipcompile.frontends.lip.printer import print_model
 from lipcompile.frontends.options import ModelOptions
 from lipcompile.ops.linear.rules import DENSE, Dense
-from lipcompile.ops.record import Constraint
 from lipcompile.pipeline import derive, load
 from tests.onnx_models import Array, floats, model, node, save
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from lipcompile.analysis.bounds import Bounds, derive
 from lipcompile.core.graph import Graph, GraphBuilder, LossUse, ParameterChoice, Value
+from lipcompile.core.record import Constraint, NoAttributes, Shape
 from lipcompile.numbers import Scalar
 from lipcompile.numbers.certified import Certified, Interval
 from lipcompile.ops.activation.rules import GroupSort
@@ -16,7 +17,6 @@ from lipcompile.ops.linear.rules import Dense
 from lipcompile.ops.loss.rules import CrossEntropy
 from lipcompile.ops.merge.rules import Sum
 from lipcompile.ops.pool.rules import Pool
-from lipcompile.ops.record import Constraint, NoAttributes, Shape
 from lipcompile.ops.table import LOSS_BY_NAME, OP_BY_NAME
 
 ONE = Fraction(1)

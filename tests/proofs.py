@@ -18,7 +18,7 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from lipcompile.ops.record import AnyLoss, AnyOp
+from lipcompile.core.record import AnyLoss, AnyOp
 from lipcompile.ops.table import LOSSES, OPS
 
 OPS_FOLDER = Path(__file__).parent.parent / "lipcompile" / "ops"

@@ -14,18 +14,18 @@ from pathlib import Path
 import jsonschema
 import pytest
 import torch
-from lipcompile_torch.certify.certificate import UncertifiedWarning, check_certificate
+from lipcompile_torch.train.certificate import UncertifiedWarning, check_certificate
 from lipcompile_torch.train.module import LipschitzModule
 
 import lipcompile
 from lipcompile.__main__ import run
 from lipcompile.certificates import certificate, encode
-from lipcompile.core.diagnostics import InputError
+from lipcompile.core.record import AnyOp, Shape
+from lipcompile.diagnostics import InputError
 from lipcompile.emitters.torch.emit import emit
 from lipcompile.emitters.torch.expressions import unregister_expression
 from lipcompile.ops.activation.rules import OPS
 from lipcompile.ops.activation.text import WRITTEN
-from lipcompile.ops.record import AnyOp, Shape
 from lipcompile.ops.registry import layers, load_plugins, registered, unregister
 from lipcompile.ops.rules import plain, same_shape
 from lipcompile.ops.schema import signature

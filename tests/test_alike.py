@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from lipcompile.core.diagnostics import Diagnostic, Location, Severity
+from lipcompile.diagnostics import Diagnostic, Location, Severity
 from lipcompile.pipeline import check
 from lipcompile.reports.console import plain
 from lipcompile.reports.json_report import report

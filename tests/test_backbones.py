@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from lipcompile.core.derivation import Derivation
-from lipcompile.core.diagnostics import InputError
-from lipcompile.core.limits import parse_limits
+from lipcompile.diagnostics import InputError
 from lipcompile.emitters.torch.emit import emit
 from lipcompile.frontends.options import ModelOptions
+from lipcompile.limits import parse_limits
 from lipcompile.pipeline import check
 
 from .onnx_models import floats, model, node, save

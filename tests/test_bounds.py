@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from lipcompile.analysis.bounds import derive
+from lipcompile.core.record import Extent, NoAttributes
 from lipcompile.numbers.certified import Certified, Interval
 from lipcompile.ops.merge.rules import Concat, Sum
-from lipcompile.ops.record import Extent, NoAttributes
 from lipcompile.ops.shape.rules import ClipGradient, Slice
 from lipcompile.ops.table import LOSS_BY_NAME, LOSSES
 

@@ -13,7 +13,7 @@ from lipcompile_torch.train.ledger import read_ledger
 from torch import nn
 
 import lipcompile
-from lipcompile.core.diagnostics import InputError
+from lipcompile.diagnostics import InputError
 
 SETTINGS: dict[str, Any] = {"loss": "cross_entropy", "epsilon": 8, "delta": 1e-3, "epochs": 1, "batch_size": 10}
 

@@ -15,7 +15,7 @@ import pytest
 from lipcompile.analysis.sensitivity import analyse
 from lipcompile.certificates import certificate, encode, graph_document, hash_of
 from lipcompile.certificates.read import document_of, graph_of
-from lipcompile.core.diagnostics import InputError
+from lipcompile.diagnostics import InputError
 
 from .certified import certificate_of, losses, uses
 from .test_emit import NETWORKS, derive

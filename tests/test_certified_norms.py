@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lipcompile.core.diagnostics import Refusal
-from lipcompile.numbers import norms
+from lipcompile.diagnostics import Refusal
+from lipcompile.ops import norms
 from lipcompile.ops.counting import Mode, Window, windows_of
 
 Array = NDArray[np.float64]

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lipcompile.numbers import norms
 from lipcompile.numbers.certified import _IV, Certified, Interval
 from lipcompile.numbers.rounding import UP, above, below, round_up
+from lipcompile.ops import norms
 from lipcompile.ops.counting import windows_of
 
 from .rounding import DIGITS, each_is_needed, length, nearly_rank_one

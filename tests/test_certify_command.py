@@ -13,7 +13,7 @@ import jsonschema
 import numpy as np
 import pytest
 import torch
-from lipcompile_torch.certify import robustness
+from lipcompile_torch.deploy import robustness
 
 from lipcompile import __main__
 

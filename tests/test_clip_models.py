@@ -24,7 +24,7 @@ from lipcompile.__main__ import run
 from lipcompile.analysis.clips import SOURCES
 from lipcompile.certificates import certificate, encode
 from lipcompile.core.backend import instantiate
-from lipcompile.core.diagnostics import InputError
+from lipcompile.diagnostics import InputError
 from lipcompile.frontends.options import ModelOptions, model_options
 from lipcompile.reports.console import plain
 from lipcompile.reports.terminal import report

@@ -21,7 +21,7 @@ from lipcompile.__main__ import run
 from lipcompile.cli import cli
 from lipcompile.cli.verify import diagnostics, examine
 from lipcompile.codes import codes
-from lipcompile.core.diagnostics import Diagnostic, InputError
+from lipcompile.diagnostics import Diagnostic, InputError
 from lipcompile.ops.registry import load_plugins
 from lipcompile.reports.console import plain
 from lipcompile.reports.json_report import unreadable

@@ -10,7 +10,7 @@ import pytest
 from lipcompile.__main__ import run
 from lipcompile.cli import cli
 from lipcompile.codes import codes
-from lipcompile.core.diagnostics import InputError
+from lipcompile.diagnostics import InputError
 from lipcompile.pipeline import check
 
 ROOT = Path(__file__).parent.parent

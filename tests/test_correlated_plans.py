@@ -19,7 +19,7 @@ from lipcompile import __main__
 from lipcompile.cli.shared.privacy import _OPTIONS, Answer, answer, ask
 from lipcompile.cli.shared.settings import planned
 from lipcompile.core.backend import instantiate
-from lipcompile.core.diagnostics import InputError
+from lipcompile.diagnostics import InputError
 from lipcompile.frontends.options import ModelOptions
 from lipcompile.pipeline import load
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812
 
-from lipcompile.core.diagnostics import Refusal
+from lipcompile.diagnostics import Refusal
 from lipcompile.ops.counting import Counts, Mode, Window, copies, count_axis, overlap, reads, taps, windows_of
 
 MODES: tuple[Mode, ...] = ("zeros", "circular", "reflect", "replicate")

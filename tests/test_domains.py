@@ -13,11 +13,11 @@ import sympy
 
 from lipcompile.analysis.bounds import Bounds, derive
 from lipcompile.core.graph import Graph
+from lipcompile.core.record import Constraint
 from lipcompile.numbers import Arithmetic, Symbol
 from lipcompile.numbers.certified import Certified
 from lipcompile.numbers.symbolic import MaxOver, Symbolic
 from lipcompile.numbers.traced import Traced
-from lipcompile.ops.record import Constraint
 
 from .attacks.graphs import random_graph
 from .networks import Network

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from lipcompile.core.derivation import Derivation
-from lipcompile.core.diagnostics import Diagnostic, InputError
 from lipcompile.core.graph import Graph
+from lipcompile.core.record import Constraint
+from lipcompile.diagnostics import Diagnostic, InputError
 from lipcompile.frontends.options import ModelOptions
 from lipcompile.numbers import Arithmetic, Symbol
-from lipcompile.ops.record import Constraint
 from lipcompile.pipeline import check, load
 
 HEAD = "model m { input x: tensor[4], norm <= 1\n"

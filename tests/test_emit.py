@@ -14,8 +14,8 @@ from lipcompile_torch import LipschitzModule
 
 from lipcompile.certificates import certificate
 from lipcompile.core.derivation import Derivation
-from lipcompile.core.diagnostics import InputError
 from lipcompile.core.names import RESERVED
+from lipcompile.diagnostics import InputError
 from lipcompile.emitters.torch.emit import class_name, emit
 from lipcompile.emitters.torch.expressions import EXPRESSIONS, LAYERS
 from lipcompile.frontends.options import ModelOptions

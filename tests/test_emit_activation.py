@@ -9,10 +9,10 @@ import pytest
 import torch
 from mpmath import mp
 
+from lipcompile.core.record import Extent, NoAttributes, Site
 from lipcompile.numbers import Arithmetic, Symbol
 from lipcompile.numbers.certified import Certified
 from lipcompile.ops.activation.rules import Hardtanh
-from lipcompile.ops.record import Extent, NoAttributes, Site
 from lipcompile.ops.table import OP_BY_NAME
 from lipcompile.pipeline import check
 from tests.attacks.graphs import interpret

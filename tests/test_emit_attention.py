@@ -18,9 +18,9 @@ from lipcompile_torch.nn import functional
 from lipcompile.__main__ import run
 from lipcompile.analysis.bounds import _Forward
 from lipcompile.core.derivation import Derivation
+from lipcompile.core.record import Constraint
 from lipcompile.emitters.torch.expressions import constructor
 from lipcompile.numbers.certified import Certified
-from lipcompile.ops.record import Constraint
 from lipcompile.pipeline import check
 from lipcompile.reports.json_report import report
 from tests.attacks.graphs import interpret

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from lipcompile.__main__ import run
-from lipcompile.core.diagnostics import InputError
 from lipcompile.core.graph import Graph
+from lipcompile.diagnostics import InputError
 from lipcompile.frontends.options import ModelOptions, parse_loss
 from lipcompile.ops.table import LOSSES
 from lipcompile.pipeline import check

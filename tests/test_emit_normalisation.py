@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lipcompile.core.diagnostics import Severity
+from lipcompile.diagnostics import Severity
 from tests.attacks.graphs import interpret
 from tests.test_emit import assert_within_bounds, build, derive
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from lipcompile.core.diagnostics import Refusal
+from lipcompile.diagnostics import Refusal
 from lipcompile.ops.pool.rules import AveragePool, pool_shape
 from lipcompile.pipeline import check
 

@@ -25,8 +25,8 @@ from lipcompile.analysis.bounds import derive as bounds_of
 from lipcompile.analysis.sensitivity import analyse
 from lipcompile.certificates import document, encode, graph_document
 from lipcompile.core.derivation import Derivation
-from lipcompile.core.diagnostics import InputError
 from lipcompile.core.graph import Graph
+from lipcompile.diagnostics import InputError
 from lipcompile.emitters.onnx import emit as onnx_emit
 from lipcompile.emitters.torch.emit import emit
 from lipcompile.exporting import Export, _decimal, export_onnx

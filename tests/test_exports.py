@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from lipcompile import from_module
-from lipcompile.core.diagnostics import Severity
+from lipcompile.diagnostics import Severity
 from tests.exports.architectures import ARCHITECTURES
 from tests.exports.exporting import NO_WORDS, OPSETS, USUAL, Export, exports
 from tests.exports.verdicts import attained, derived, difference, emitted, errors, unverified, verdict

@@ -26,11 +26,11 @@ from lipcompile.analysis.disjoint_parts import (
     total,
 )
 from lipcompile.core.graph import Graph, Value
+from lipcompile.core.record import NoAttributes
 from lipcompile.numbers.certified import Certified, Interval
 from lipcompile.numbers.matrices import operator_norm
 from lipcompile.numbers.symbolic import Symbolic
 from lipcompile.numbers.traced import Traced
-from lipcompile.ops.record import NoAttributes
 from lipcompile.ops.shape.rules import Slice
 
 from .attacks.forks import Net

@@ -16,9 +16,9 @@ import pytest
 from onnx import TensorProto, helper
 
 from lipcompile.__main__ import run
-from lipcompile.core.diagnostics import Diagnostic, InputError
-from lipcompile.core.limits import Limits, parse_limits
+from lipcompile.diagnostics import Diagnostic, InputError
 from lipcompile.frontends.options import ModelOptions
+from lipcompile.limits import Limits, parse_limits
 from lipcompile.pipeline import check
 from tests.onnx_models import floats, ints, model, node, save
 

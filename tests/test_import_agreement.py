@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 import torch
 
-from lipcompile.core.diagnostics import Severity
+from lipcompile.diagnostics import Severity
 from lipcompile.emitters.torch.emit import emit
 from lipcompile.frontends.options import ModelOptions
 from lipcompile.pipeline import check

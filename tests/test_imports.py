@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
@@ -90,6 +91,58 @@ def test_a_circle_is_seen() -> None:
     assert any(
         {"lipcompile.core.graph", "lipcompile.pipeline"} <= set(found) for found in circles([*imports(), later])
     )
+
+
+ROOMS = {
+    ".".join(path.parent.relative_to(root.parent).parts): path
+    for root in (PACKAGES["lipcompile"], PACKAGES["lipcompile_torch"])
+    for path in root.glob("*/__init__.py")
+    if "Imports: " in path.read_text(encoding="utf-8")
+}
+# How torch and ONNX write and read an op stands beside its rules, and belongs to the writers and readers.
+WRITERS = ("text", "onnx_write")
+READERS = ("onnx_read", "onnx_resize", "onnx_einsum", "torch_read", "lip_layers", "cells")
+
+
+def room_of(module: str) -> str:
+    """Return the folder below a package that a module stands in, or the module itself if it stands in none."""
+    parts = module.split(".")
+    if parts[:2] == ["lipcompile", "ops"] and parts[-1] in WRITERS + READERS:
+        return "lipcompile.emitters" if parts[-1] in WRITERS else "lipcompile.frontends"
+    return ".".join(parts[:2]) if parts[0] in ("lipcompile", "lipcompile_torch") else parts[0]
+
+
+def between_rooms() -> set[tuple[str, str]]:
+    """Return which room imports which, at import or later; imports of types alone are left out."""
+    pairs = {(room_of(source), room_of(target)) for source, target, kind in imports() if kind != TYPES}
+    return {(source, target) for source, target in pairs if source != target}
+
+
+def stated(path: Path) -> set[str]:
+    """Return the rooms that the page of a room says it imports."""
+    (line,) = re.findall(r"^Imports: ((?:[^\n]|\n(?!\"))*)\.$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return set() if line == "nothing of ours" else set(re.split(r",\s+", line))
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_imports_what_its_page_says(room: str) -> None:
+    found = {target for source, target in between_rooms() if source == room}
+    package = room.split(".")[0]
+    others = {target.split(".")[0] for target in found}
+    assert {target for target in found if target.split(".")[0] == package} | others - {package} == stated(
+        ROOMS[room]
+    )
+
+
+def test_rooms_import_in_one_direction() -> None:
+    """But for torch's noise, which a strategy of `lipcompile_privacy` makes when it is asked to."""
+    graph = nx.DiGraph(between_rooms() - {("lipcompile_privacy", "lipcompile_torch.noise")})
+    assert [sorted(found) for found in nx.strongly_connected_components(graph) if len(found) > 1] == []
+
+
+def test_no_folder_is_crowded() -> None:
+    crowded = {path.parent for path in modules().values() if len(list(path.parent.glob("*.py"))) > 21}
+    assert crowded == set(), "at most twenty modules beside `__init__`"
 
 
 @pytest.mark.parametrize("package", WALLS)

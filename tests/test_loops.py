@@ -16,9 +16,9 @@ from lipcompile.analysis.depth.loops import loops, with_count
 from lipcompile.analysis.depth.repetition import rerolled
 from lipcompile.analysis.sensitivity import analyse
 from lipcompile.core.derivation import Analysis
+from lipcompile.core.record import NoAttributes
 from lipcompile.numbers.certified import Certified
 from lipcompile.numbers.symbolic import Formula, Symbolic
-from lipcompile.ops.record import NoAttributes
 from lipcompile.ops.table import OP_BY_NAME
 
 from .networks import Network

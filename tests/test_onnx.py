@@ -13,10 +13,10 @@ import pytest
 from onnx import TensorProto, helper
 
 from lipcompile.core.derivation import Derivation
-from lipcompile.core.diagnostics import InputError, Severity
+from lipcompile.core.record import Constraint
+from lipcompile.diagnostics import InputError, Severity
 from lipcompile.frontends.onnx import model as onnx_model
 from lipcompile.frontends.options import Loaded, ModelOptions
-from lipcompile.ops.record import Constraint
 from lipcompile.pipeline import check
 from tests.onnx_models import floats, model, node, save
 

@@ -11,9 +11,9 @@ import onnx
 import pytest
 import torch
 
+from lipcompile.core.record import Constraint
 from lipcompile.frontends.onnx import model as onnx_model
 from lipcompile.frontends.options import ModelOptions
-from lipcompile.ops.record import Constraint
 from tests.onnx_models import Array, floats, model, node, save
 from tests.test_onnx_semantics import agree
 

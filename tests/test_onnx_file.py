@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 
-from lipcompile.core.diagnostics import Diagnostic, InputError
+from lipcompile.diagnostics import Diagnostic, InputError
 from lipcompile.frontends.onnx import model as onnx_model
 from lipcompile.frontends.options import Loaded, ModelOptions
 from tests.onnx_models import floats, ints, model, node, save

@@ -14,7 +14,7 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 
-from lipcompile.core.diagnostics import Severity
+from lipcompile.diagnostics import Severity
 from lipcompile.frontends.onnx import model as onnx_model
 from lipcompile.frontends.options import Loaded
 from lipcompile.pipeline import derive

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 import pytest
 
-from lipcompile.core.diagnostics import InputError
+from lipcompile.diagnostics import InputError
 from lipcompile.frontends.onnx import model as onnx_model
 from lipcompile.frontends.onnx.sizes import BATCH
 from tests.onnx_models import Array, floats, ints, model, node, save

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 
-from lipcompile.core.diagnostics import Severity
+from lipcompile.diagnostics import Severity
 from lipcompile.frontends.onnx import model as onnx_model
 from lipcompile.frontends.options import Loaded, ModelOptions
 from lipcompile.pipeline import derive

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import lipcompile
-from lipcompile.core.diagnostics import InputError
+from lipcompile.diagnostics import InputError
 from lipcompile.frontends.onnx import model as onnx_model
 from lipcompile.frontends.options import Loaded
 from lipcompile.ops.recurrent.onnx_read import MOST_STEPS

@@ -11,7 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from lipcompile.core.diagnostics import Diagnostic, Severity
+from lipcompile.diagnostics import Diagnostic, Severity
 from lipcompile.frontends.onnx import model as onnx_model
 from lipcompile.frontends.options import Loaded, ModelOptions
 from tests.onnx_models import Array, floats, ints, model, node, save

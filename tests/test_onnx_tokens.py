@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 
-from lipcompile.core.diagnostics import Severity
+from lipcompile.diagnostics import Severity
 from lipcompile.frontends.onnx import model as onnx_model
 from tests.onnx_models import Array, floats, ints, model, node, save
 from tests.test_onnx_semantics import KEEP, agree

@@ -13,7 +13,7 @@ import pytest
 import torch
 from onnx import TensorProto, defs, helper, numpy_helper
 
-from lipcompile.core.diagnostics import InputError
+from lipcompile.diagnostics import InputError
 from lipcompile.frontends.onnx import model as onnx_model
 from lipcompile.frontends.options import ModelOptions
 from tests.onnx_models import Array, floats, ints, model, node, save

@@ -17,9 +17,9 @@ import pytest
 from lipcompile_torch.certify import intervals
 
 from lipcompile.core.graph import Graph
+from lipcompile.core.record import NoAttributes
 from lipcompile.ops.activation.rules import GELU
 from lipcompile.ops.loss.rules import CrossEntropy
-from lipcompile.ops.record import NoAttributes
 
 from .attacks.graphs import random_graph
 from .certified import losses, uses

@@ -17,11 +17,11 @@ from lipcompile_torch.nn import functional, losses
 
 import lipcompile
 from lipcompile.core.derivation import Derivation
+from lipcompile.core.record import Constraint
 from lipcompile.emitters.torch.emit import emit
 from lipcompile.numbers.certified import Certified
 from lipcompile.ops.activation.rules import LeakyReLU
 from lipcompile.ops.conv.rules import Conv
-from lipcompile.ops.record import Constraint
 from lipcompile.ops.table import OP_BY_NAME
 
 from .attacks import harness, points

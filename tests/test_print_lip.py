@@ -11,8 +11,8 @@ import pytest
 
 from lipcompile.analysis.bounds import derive
 from lipcompile.analysis.depth.loops import Loop
-from lipcompile.core.diagnostics import InputError
 from lipcompile.core.graph import Graph, Node
+from lipcompile.diagnostics import InputError
 from lipcompile.frontends.lip.lowering import lower
 from lipcompile.frontends.lip.parser import parse
 from lipcompile.frontends.lip.printer import print_model

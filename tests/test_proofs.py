@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from lipcompile.ops.record import Inputs, Site, Theta
+from lipcompile.core.record import Inputs, Site, Theta
 from lipcompile.ops.table import OP_BY_NAME
 
 from . import proofs

@@ -20,12 +20,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.text import Text
 
-from lipcompile.core.diagnostics import Diagnostic, Location, Severity
+from lipcompile.diagnostics import Diagnostic, Location, Severity
 from lipcompile.frontends.options import ModelOptions
+from lipcompile.numbers.rounding import upward
 from lipcompile.pipeline import check
 from lipcompile.reports import terminal
 from lipcompile.reports.console import plain, show
-from lipcompile.reports.formulas import latex, legible, round_up, text
+from lipcompile.reports.formulas import latex, legible, text
 from lipcompile.reports.json_report import report
 from lipcompile.reports.messages import messages
 
@@ -132,9 +133,9 @@ def test_the_schema_is_strict(tmp_path: Path) -> None:
 
 @given(st.floats(min_value=0, allow_nan=False, allow_infinity=False), st.integers(0, 12))
 def test_round_up_is_never_below_and_by_less_than_one_digit_above(value: float, digits: int) -> None:
-    shown = Decimal(round_up(value, digits))
-    unit = Decimal(1).scaleb(shown.adjusted() - digits) if "e" in round_up(value, digits) else Decimal(1)
-    step = unit if "e" in round_up(value, digits) else Decimal(1).scaleb(-digits)
+    shown = Decimal(upward(value, digits))
+    unit = Decimal(1).scaleb(shown.adjusted() - digits) if "e" in upward(value, digits) else Decimal(1)
+    step = unit if "e" in upward(value, digits) else Decimal(1).scaleb(-digits)
     assert Decimal(value) <= shown < Decimal(value) + step
 
 
@@ -151,7 +152,7 @@ def test_round_up_is_never_below_and_by_less_than_one_digit_above(value: float, 
     ],
 )
 def test_round_up_by_example(value: float, shown: str) -> None:
-    assert round_up(value) == shown
+    assert upward(value) == shown
 
 
 def test_formulas_in_text_and_latex() -> None:

@@ -20,9 +20,9 @@ from lipcompile.analysis.depth.repetition import Repetition, bottlenecks, repeti
 from lipcompile.analysis.sensitivity import analyse
 from lipcompile.core.derivation import Analysis
 from lipcompile.core.graph import Graph, Value
+from lipcompile.core.record import Constraint, NoAttributes
 from lipcompile.numbers.certified import Certified
 from lipcompile.ops.merge.rules import Sum
-from lipcompile.ops.record import Constraint, NoAttributes
 
 from .attacks.planted import permuted, planted
 from .networks import ONE, Network

@@ -14,7 +14,7 @@ import pytest
 
 from lipcompile.__main__ import run
 from lipcompile.codes import codes
-from lipcompile.core.diagnostics import Diagnostic, Location
+from lipcompile.diagnostics import Diagnostic, Location
 from lipcompile.reports.sarif import Checked, log, rules
 from tests.onnx_models import model, node, save
 

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from mpmath.ctx_iv import MPIntervalContext
 
+from lipcompile.core.record import Extent, NoAttributes, Site
 from lipcompile.numbers.symbolic import Symbolic
 from lipcompile.ops.activation.rules import GELU
-from lipcompile.ops.record import Extent, NoAttributes, Site
 from lipcompile.ops.table import OP_BY_NAME
 
 IV: Any = MPIntervalContext()

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from lipcompile.analysis.changes import Change
 from lipcompile.core.derivation import Derivation
-from lipcompile.core.diagnostics import Diagnostic, Location
+from lipcompile.diagnostics import Diagnostic, Location
 from lipcompile.pipeline import check
 from lipcompile.reports import latex, markdown
 from lipcompile.reports.document import Curve, Document, Privacy, document

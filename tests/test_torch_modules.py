@@ -20,7 +20,7 @@ from torch.nn import functional as F  # noqa: N812
 
 import lipcompile
 from lipcompile import __main__, pipeline
-from lipcompile.core.diagnostics import InputError, Severity
+from lipcompile.diagnostics import InputError, Severity
 from lipcompile.frontends.mends import Mends
 from lipcompile.frontends.onnx.file.session import parts
 from lipcompile.frontends.options import ModelOptions

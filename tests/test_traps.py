@@ -15,12 +15,12 @@ import pytest
 import torch
 
 from lipcompile.analysis.canonical import canonical
+from lipcompile.core.record import Constraint, Extent, NoAttributes, Shape
 from lipcompile.numbers.certified import Certified
 from lipcompile.ops.conv.rules import Conv
 from lipcompile.ops.counting import Mode
 from lipcompile.ops.loss.rules import Cosine, CrossEntropy
 from lipcompile.ops.pool.rules import Pool
-from lipcompile.ops.record import Constraint, Extent, NoAttributes, Shape
 from lipcompile.ops.shape.rules import ClipGradient, Transpose
 from lipcompile.ops.softmax.rules import LogSoftmax
 from lipcompile.ops.table import LOSS_BY_NAME, OP_BY_NAME

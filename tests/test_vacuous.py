@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lipcompile.core.diagnostics import Diagnostic
+from lipcompile.diagnostics import Diagnostic
 from lipcompile.pipeline import check
 
 # hinge has L = 1: K of the last weight is c·X_0, of the first c.

@@ -16,14 +16,14 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from lipcompile_torch.train import deployment
+from lipcompile_torch.deploy import deployment
 from onnx import TensorProto
 from torch import nn
 
 from lipcompile import __main__, pipeline
 from lipcompile.cli.shared.verdicts import verified
 from lipcompile.core.backend import find
-from lipcompile.core.diagnostics import Diagnostic
+from lipcompile.diagnostics import Diagnostic
 from lipcompile.frontends.onnx import nodes as visit
 from lipcompile.frontends.onnx.file import session
 from lipcompile.frontends.onnx.operators import IMPORTERS

@@ -20,11 +20,11 @@ from lipcompile.cli.shared.signals import gains, signals
 from lipcompile.core.backend import find
 from lipcompile.core.derivation import Analysis
 from lipcompile.core.graph import Graph, ParameterChoice
+from lipcompile.core.record import Constraint, NoAttributes
 from lipcompile.frontends.options import ModelOptions
 from lipcompile.ops.conv.rules import Conv
 from lipcompile.ops.linear.rules import Dense
 from lipcompile.ops.merge.rules import Sum
-from lipcompile.ops.record import Constraint, NoAttributes
 from lipcompile.ops.table import OP_BY_NAME
 from lipcompile.pipeline import check, load
 from tests.attacks.graphs import random_graph

@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from lipcompile.core.derivation import Derivation
-from lipcompile.core.diagnostics import InputError
 from lipcompile.core.graph import Graph
+from lipcompile.core.record import NoAttributes
+from lipcompile.diagnostics import InputError
 from lipcompile.emitters.onnx import save, to_onnx
 from lipcompile.emitters.torch.emit import emit
 from lipcompile.frontends.options import ModelOptions
-from lipcompile.ops.record import NoAttributes
 from lipcompile.ops.registry import register, unregister
 from lipcompile.ops.rules import plain, same_shape
 from lipcompile.ops.table import OPS

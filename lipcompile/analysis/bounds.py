@@ -31,9 +31,9 @@ from lipcompile.analysis.disjoint_parts import (
 )
 from lipcompile.core.graph import Graph, Node
 from lipcompile.core.names import Names
+from lipcompile.core.record import Extent, scaled_by_lipschitz
 from lipcompile.numbers import N, Numbers
 from lipcompile.numbers.matrices import root_of_squares
-from lipcompile.ops.record import Extent, scaled_by_lipschitz
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lipcompile.core.diagnostics import Diagnostic, Severity
 from lipcompile.core.graph import Graph, LossUse, Node
+from lipcompile.diagnostics import Diagnostic, Severity
 from lipcompile.ops.loss.rules import CrossEntropy
 from lipcompile.ops.softmax.rules import along_rows
 from lipcompile.ops.table import LOSS_BY_NAME

@@ -18,11 +18,11 @@ from lipcompile.analysis.depth.repetition import segments
 from lipcompile.analysis.open_numbers import open_numbers
 from lipcompile.analysis.requirements import examine, proves
 from lipcompile.analysis.usefulness import unit_of
-from lipcompile.core.diagnostics import Diagnostic, Severity
 from lipcompile.core.graph import LENGTH, REGULARISER, ClipGroup, Graph
 from lipcompile.core.names import Names
+from lipcompile.core.record import FREE
+from lipcompile.diagnostics import Diagnostic, Severity
 from lipcompile.numbers.certified import Certified
-from lipcompile.ops.record import FREE
 
 Source = Literal["theorem", "clip", "auto"]
 SOURCES: tuple[Source, ...] = ("theorem", "clip", "auto")

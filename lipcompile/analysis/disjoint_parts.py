@@ -21,9 +21,9 @@ from itertools import pairwise
 from typing import Generic
 
 from lipcompile.core.graph import Graph, Node
+from lipcompile.core.record import Extent
 from lipcompile.numbers import N, Numbers
 from lipcompile.numbers.matrices import column_norms, operator_norm, root_of_squares
-from lipcompile.ops.record import Extent
 from lipcompile.ops.shape.rules import Slice
 
 # Every concatenation that reads earlier ones may double the terms of a form; folding some early is always sound.

@@ -13,8 +13,8 @@ from fractions import Fraction
 from lipcompile.analysis.bounds import Bounds, derive
 from lipcompile.analysis.requirements import frozen_nodes, trained_values
 from lipcompile.core.graph import Graph, Input, Node
+from lipcompile.core.record import Shape
 from lipcompile.numbers.certified import Certified, Interval
-from lipcompile.ops.record import Shape
 
 # Features are clipped to a little less than their certified bound, so that rounding cannot raise what rests on it.
 _INSIDE = 1 - Fraction(1, 2**40)

@@ -10,8 +10,8 @@ from typing import Any
 from lipcompile.analysis.depth.loops import Loop
 from lipcompile.analysis.requirements import proves
 from lipcompile.core.derivation import Analysis, Derivation
-from lipcompile.core.diagnostics import InputError, input_error
 from lipcompile.core.graph import Graph
+from lipcompile.diagnostics import InputError, input_error
 from lipcompile.numbers import Arithmetic, Scalar, Symbol, symbols_of
 
 

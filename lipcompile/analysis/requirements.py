@@ -9,8 +9,8 @@ from fractions import Fraction
 from lipcompile.analysis.depth.loops import loops
 from lipcompile.analysis.norm_slopes import scaled_norms
 from lipcompile.core.derivation import NOT_REACHED, Requirement, Requirements
-from lipcompile.core.diagnostics import Diagnostic, Severity
 from lipcompile.core.graph import Graph, Node
+from lipcompile.diagnostics import Diagnostic, Severity
 from lipcompile.numbers import text
 
 # The first digits of a code say which requirement an error breaks; what is not listed concerns the layers.

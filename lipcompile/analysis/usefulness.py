@@ -11,10 +11,10 @@ from lipcompile.analysis.bounds import Bounds, derive
 from lipcompile.analysis.changes import dominating
 from lipcompile.analysis.requirements import proves
 from lipcompile.core.derivation import Analysis
-from lipcompile.core.diagnostics import Diagnostic, Severity
 from lipcompile.core.graph import Graph, LossUse
+from lipcompile.core.record import NoAttributes
+from lipcompile.diagnostics import Diagnostic, Severity
 from lipcompile.numbers.certified import Certified, Interval
-from lipcompile.ops.record import NoAttributes
 from lipcompile.ops.table import LOSS_BY_NAME
 
 # Times L·max(1, X_0), the bound of a weight or bias between layers of gain 1. With noise multiplier 1 and batches

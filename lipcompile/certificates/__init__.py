@@ -3,6 +3,9 @@
 `docs/certificates.md` describes the format, schema `lipcompile.certificate/1` (`certificate.schema.json` among the
 reports), and says what one proves. The graph is what the model computes, with everything that depends on a
 convention spelt out. A step is a bound of a derivation, beside the rule and the proof that it rests on.
+
+Imports: lipcompile.analysis, lipcompile.core, lipcompile.diagnostics, lipcompile.limits, lipcompile.numbers,
+lipcompile.ops, lipcompile.version.
 """
 
 from __future__ import annotations
@@ -18,10 +21,10 @@ from lipcompile.analysis.bounds import Bounds, derive, linear_in_loss, reads_pro
 from lipcompile.analysis.open_numbers import complete
 from lipcompile.core.derivation import Derivation, Source
 from lipcompile.core.graph import ClipGroup, Graph, Input, LossUse, Node, Parameter
+from lipcompile.core.record import Site
 from lipcompile.numbers import Scalar
 from lipcompile.numbers.certified import Certified, Interval
 from lipcompile.ops.normalisation import rules as normalisation
-from lipcompile.ops.record import Site
 from lipcompile.ops.reduce import rules as reduce
 from lipcompile.ops.resample.rules import Expand
 from lipcompile.ops.rules import feature_axis

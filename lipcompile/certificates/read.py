@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from lipcompile import limits
 from lipcompile.certificates import SCHEMA, graph_document, hash_of
-from lipcompile.core import limits
-from lipcompile.core.diagnostics import InputError, input_error
 from lipcompile.core.graph import ClipGroup, Graph, GraphBuilder, LossUse, ParameterChoice, Value
+from lipcompile.core.record import AnyOp, Constraint, ConstraintKind, Shape
+from lipcompile.diagnostics import InputError, input_error
 from lipcompile.numbers import Scalar
-from lipcompile.ops.record import AnyOp, Constraint, ConstraintKind, Shape
 from lipcompile.ops.registry import registered
 from lipcompile.ops.schema import Axis, Extra, Index, Label, Padding, PerAxis
 from lipcompile.ops.table import LOSS_BY_NAME, OP_BY_NAME

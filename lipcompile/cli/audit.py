@@ -13,7 +13,7 @@ from lipcompile.cli.shared.arguments import format_option, model_options
 from lipcompile.cli.shared.inputs import admissible
 from lipcompile.cli.shared.output import complain, print_found, serious
 from lipcompile.core.backend import Backend, find, instantiate
-from lipcompile.core.diagnostics import Diagnostic, input_error
+from lipcompile.diagnostics import Diagnostic, input_error
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -156,14 +156,14 @@ def _numbers(found: Any) -> dict[str, Any]:
 
 
 def _text(found: Any) -> Iterator[RenderableType]:
+    from lipcompile.numbers.rounding import upward
     from lipcompile.reports.console import BAD, GOOD, printable, styled, table
-    from lipcompile.reports.formulas import round_up
 
     rows = table("parameter", "claimed", "attained", "ratio", right=("claimed", "attained", "ratio"))
     named = [*found.parameters.items(), ("whole gradient", found.total)]
     for name, one in named:
         cell = (f"{one.ratio:.4f}", BAD if one.exceeded else "")
-        rows.add_row(printable(name), round_up(one.claimed), f"{one.attained:.7g}", styled(cell))
+        rows.add_row(printable(name), upward(one.claimed), f"{one.attained:.7g}", styled(cell))
     yield rows
     yield styled("")
     refuted = [name for name, one in named if one.exceeded]
@@ -262,12 +262,12 @@ def _privacy_report(model: str, found: Any, settings: Mapping[str, Any]) -> dict
 
 
 def _privacy_text(found: Any, settings: Mapping[str, Any]) -> Iterator[RenderableType]:
+    from lipcompile.numbers.rounding import upward
     from lipcompile.reports.console import BAD, GOOD, styled, table
-    from lipcompile.reports.formulas import round_up
 
     game, sure = found.game, f"with {_percent(found.confidence)} confidence"
     rows = table("", "epsilon", "", right=("epsilon",))
-    rows.add_row("claimed", round_up(found.claimed, 4), f"at delta = {found.delta:g}, {settings['neighbours']}")
+    rows.add_row("claimed", upward(found.claimed, 4), f"at delta = {found.delta:g}, {settings['neighbours']}")
     share = f"{found.lower / found.claimed:.0%} of the claim, {sure}" if found.claimed else sure
     rows.add_row("at least", f"{found.lower:.4g}", share)
     rows.add_row("at least", f"{found.lower_of_any:.4g}", f"{sure}, of any mechanism, Gaussian or not")

@@ -182,8 +182,8 @@ def _table(kind: str, answers: Mapping[str, Answer], unknown: str, sensitivity: 
 
 
 def _number(value: float | None, computed: bool) -> str:
-    from lipcompile.reports.formulas import round_up
+    from lipcompile.numbers.rounding import upward
 
     if value is None:
         return "–"
-    return round_up(value, 5) if computed and isinstance(value, float) else f"{value:.15g}"
+    return upward(value, 5) if computed and isinstance(value, float) else f"{value:.15g}"

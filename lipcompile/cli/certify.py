@@ -15,7 +15,7 @@ import click
 from lipcompile.cli.shared.arguments import format_option, module_argument, weights_option
 from lipcompile.cli.shared.output import complain, print_found
 from lipcompile.core.backend import Backend, find
-from lipcompile.core.diagnostics import Diagnostic, Severity, input_error
+from lipcompile.diagnostics import Diagnostic, Severity, input_error
 from lipcompile.numbers.rounding import above
 
 if TYPE_CHECKING:
@@ -259,13 +259,14 @@ def _table(asked: _Radii, found: Any) -> RenderableType:
 
 
 def _of_constants(found: Any, module: Any) -> str:
-    from lipcompile.reports.formulas import of_any_weights, round_up
+    from lipcompile.numbers.rounding import upward
+    from lipcompile.reports.formulas import of_any_weights
 
-    said = f"Lipschitz constant of the logits {round_up(found.logits)}; {of_any_weights(module.lipschitz)}"
+    said = f"Lipschitz constant of the logits {upward(found.logits)}; {of_any_weights(module.lipschitz)}"
     pairs = _constants(found, module)["pairs"]
     if pairs is None:
         return said
-    return f"{said}; of differences of two logits {round_up(pairs['smallest'])} to {round_up(pairs['largest'])}"
+    return f"{said}; of differences of two logits {upward(pairs['smallest'])} to {upward(pairs['largest'])}"
 
 
 def _of_radii(module: Any, asked: _Radii) -> Iterator[str]:

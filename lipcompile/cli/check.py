@@ -17,11 +17,11 @@ import click
 from lipcompile.cli.shared.arguments import Command, model_options, public_option, vacuous_option, verify_option
 from lipcompile.cli.shared.output import complain, print_json, refuse_source, source_text, write_text
 from lipcompile.core.backend import find
-from lipcompile.core.diagnostics import InputError, input_error
+from lipcompile.diagnostics import InputError, input_error
 
 if TYPE_CHECKING:
     from lipcompile.core.derivation import Derivation
-    from lipcompile.core.diagnostics import Diagnostic
+    from lipcompile.diagnostics import Diagnostic
     from lipcompile.frontends.options import Loaded, ModelOptions
     from lipcompile.reports.sarif import Checked
 

@@ -81,10 +81,10 @@ def _agrees(loaded: Loaded, derivation: Derivation, text: str | None) -> bool:
 
 
 def _summary(derivation: Derivation, output: Path) -> str:
-    from lipcompile.reports.formulas import round_up
+    from lipcompile.numbers.rounding import upward
 
     assert derivation.analysis is not None
     assert derivation.analysis.total.value is not None
     trained = len(derivation.analysis.parameters)
-    bound = round_up(derivation.analysis.total.value)
+    bound = upward(derivation.analysis.total.value)
     return f"wrote {output}: {trained} trained parameters, gradient of one example at most {bound}"

@@ -47,7 +47,7 @@ def explain(code: str | None) -> int:
 
 def _find(name: str) -> Code:
     from lipcompile.codes import codes
-    from lipcompile.core.diagnostics import input_error
+    from lipcompile.diagnostics import input_error
 
     wanted = name.upper() if name.upper().startswith("LIP") else f"LIP{name.upper()}"
     if wanted in codes():

@@ -10,7 +10,7 @@ import click
 from lipcompile.cli.shared.arguments import module_argument, output_option, weights_option
 from lipcompile.cli.shared.output import complain
 from lipcompile.core.backend import find
-from lipcompile.core.diagnostics import Diagnostic, input_error
+from lipcompile.diagnostics import Diagnostic, input_error
 
 if TYPE_CHECKING:
     from lipcompile_privacy.accounting import Accountant
@@ -115,18 +115,19 @@ def _measured(agreement: Any) -> str:
 
 
 def _summary(found: Export, *, tied: bool) -> list[str]:
-    from lipcompile.reports.formulas import of_any_weights, round_up
+    from lipcompile.numbers.rounding import upward
+    from lipcompile.reports.formulas import of_any_weights
 
     lines = ["weights certified to lie in their sets"] if found.certified else []
     if found.lipschitz is not None:
         lines.append(
-            f"Lipschitz constant of the logits {round_up(found.lipschitz.of_weights)}; "
+            f"Lipschitz constant of the logits {upward(found.lipschitz.of_weights)}; "
             f"{of_any_weights(found.lipschitz.declared)}"
         )
     if found.spent is not None:
         spent = found.spent
         lines.append(
-            f"ε = {round_up(spent.epsilon, 4)} at δ = {spent.delta:g}, neighbours {spent.relation}, "
+            f"ε = {upward(spent.epsilon, 4)} at δ = {spent.delta:g}, neighbours {spent.relation}, "
             f"by {spent.accountant}"
         )
         if not tied:

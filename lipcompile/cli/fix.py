@@ -94,10 +94,10 @@ def _tell(outcome: Outcome, output: Path) -> int:
 
 
 def _summary(outcome: Outcome, output: Path) -> str:
-    from lipcompile.reports.formulas import round_up
+    from lipcompile.numbers.rounding import upward
 
     assert outcome.check is not None
     assert outcome.check.analysis is not None
     total = outcome.check.analysis.total.value
-    bound = "its bound is open" if total is None else f"gradient of one example at most {round_up(total)}"
+    bound = "its bound is open" if total is None else f"gradient of one example at most {upward(total)}"
     return f"wrote {output}: {'it passes check, ' if outcome.reached else ''}{bound}"

@@ -15,7 +15,7 @@ from lipcompile_privacy.ledger import LedgerRecord, read_ledger
 
 from lipcompile.cli.shared.arguments import format_option
 from lipcompile.cli.shared.output import print_found
-from lipcompile.core.diagnostics import InputError, input_error
+from lipcompile.diagnostics import InputError, input_error
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -108,8 +108,8 @@ def _report(path: Path, record: LedgerRecord, delta: float, spent: Mapping[str, 
 
 
 def _text(path: Path, record: LedgerRecord, delta: float, spent: Mapping[str, _Spent]) -> Iterator[RenderableType]:
+    from lipcompile.numbers.rounding import upward
     from lipcompile.reports.console import BAD, CAUTION, printable, styled, table
-    from lipcompile.reports.formulas import round_up
 
     yield styled(f"{printable(str(path))}: {len(record.hashes)} lines, no line changed or missing between them")
     yield styled(f"{record.dataset_size} examples, neighbours {record.relation.value}, {record.total_steps} steps")
@@ -123,7 +123,7 @@ def _text(path: Path, record: LedgerRecord, delta: float, spent: Mapping[str, _S
         charged.add_row(str(record.charges[release]), str(record.steps[release]), _described(release))
     ask = table("accountant", "epsilon", "")
     for name, found in spent.items():
-        ask.add_row(name, "–" if found.epsilon is None else round_up(found.epsilon, 4), found.note or "")
+        ask.add_row(name, "–" if found.epsilon is None else upward(found.epsilon, 4), found.note or "")
     whose = {record.delta: " of the training"}.get(delta, "")
     tail = styled(f"at δ = {delta:g}{whose}, rounded up")
     yield from (styled(""), charged, styled(""), ask, styled(""), tail)

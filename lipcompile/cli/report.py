@@ -85,7 +85,7 @@ def _check(model: str, output: Path | None, layer: str | None) -> None:
 
 
 def _print_closed_forms(analysis: Analysis, name: str) -> None:
-    from lipcompile.core.diagnostics import input_error
+    from lipcompile.diagnostics import input_error
     from lipcompile.ops.schema import suggest
     from lipcompile.reports.closed_forms import closed_forms, subjects
     from lipcompile.reports.console import show

@@ -11,7 +11,7 @@ import click
 
 from lipcompile.cli.shared.arguments import format_option
 from lipcompile.cli.shared.output import complain, print_json
-from lipcompile.core.diagnostics import Diagnostic, Severity, input_error
+from lipcompile.diagnostics import Diagnostic, Severity, input_error
 
 if TYPE_CHECKING:
     from lipcompile_verify import Problem, Verdict
@@ -146,7 +146,7 @@ def _finite(bound: float) -> float | None:
 
 def _lines(found: Finding) -> list[str]:
     """Return the verdict for people: bounds as the verifier derived them, rounded up."""
-    from lipcompile.reports.formulas import round_up
+    from lipcompile.numbers.rounding import upward
 
     verdict = found.verdict
     said = "verified" if verdict.ok else "does not verify"
@@ -160,7 +160,7 @@ def _lines(found: Finding) -> list[str]:
     }
     width = max(map(len, bounds), default=0)
     shown = {
-        name: _UNBOUNDED if _finite(bound) is None else f"<= {round_up(bound)}" for name, bound in bounds.items()
+        name: _UNBOUNDED if _finite(bound) is None else f"<= {upward(bound)}" for name, bound in bounds.items()
     }
     return [*lines, *(f"  {name.ljust(width)}  {bound}" for name, bound in shown.items())]
 

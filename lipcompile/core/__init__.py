@@ -1,4 +1,8 @@
-"""The graph, its diagnostics and its derivation: what every other room speaks of.
+"""The graph: ops as records, nodes, parameters and losses; the derivation; what a backend offers.
 
-Imports `numbers` and `ops.record` alone.
+A pass walks a `Graph` and reads the record of each op (`record`); it never asks for an op by name. What a pass
+finds stands in a `Derivation`, which reports show and emitters write. No formula is derived here, and nothing
+is printed.
+
+Imports: lipcompile.diagnostics, lipcompile.limits, lipcompile.numbers.
 """

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from lipcompile.core.diagnostics import input_error
+from lipcompile.diagnostics import input_error
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lipcompile.core.diagnostics import Diagnostic, Severity
 from lipcompile.core.graph import Graph
+from lipcompile.diagnostics import Diagnostic, Severity
 from lipcompile.numbers.known import Definition
 
 if TYPE_CHECKING:

@@ -9,12 +9,11 @@ from fractions import Fraction
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from lipcompile.core import limits
-from lipcompile.core.diagnostics import Diagnostic, Location, Refusal, Severity
+from lipcompile import limits
 from lipcompile.core.names import Names, identifier
+from lipcompile.core.record import AnyLoss, AnyOp, Constraint, ParameterRule, Shape, Site, refuse_channels_first
+from lipcompile.diagnostics import Diagnostic, Location, Refusal, Severity
 from lipcompile.numbers import Scalar, combine
-from lipcompile.ops.loss.constants import refuse_channels_first
-from lipcompile.ops.record import AnyLoss, AnyOp, Constraint, ParameterRule, Shape, Site
 
 # numpy and networkx are imported where they are used: `check` starts faster without them.
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ import os
 import stat
 from pathlib import Path
 
-from lipcompile.core import limits
-from lipcompile.core.diagnostics import Location
+from lipcompile import limits
+from lipcompile.diagnostics import Location
 
 # Opening a pipe must not wait for a writer. Windows has neither.
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)

@@ -10,7 +10,7 @@ from fractions import Fraction
 from math import gcd
 from typing import TYPE_CHECKING, Literal, get_args
 
-from lipcompile.ops.record import Shape
+from lipcompile.core.record import Shape
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto

@@ -9,15 +9,15 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from lipcompile.core import limits
+from lipcompile import limits
 from lipcompile.core.derivation import Source
-from lipcompile.core.diagnostics import Diagnostic, InputError, input_error
 from lipcompile.core.graph import ClipGroup, Graph, LossUse
-from lipcompile.core.limits import Limits
+from lipcompile.core.record import Constraint, Shape
+from lipcompile.diagnostics import Diagnostic, InputError, input_error
 from lipcompile.frontends.mends import BatchNorm, Mends
+from lipcompile.limits import Limits
 from lipcompile.numbers import Scalar
 from lipcompile.ops.loss.spelled import loss_attributes, unknown_loss
-from lipcompile.ops.record import Constraint, Shape
 from lipcompile.ops.schema import Argument, ArgumentError
 from lipcompile.ops.table import LOSS_BY_NAME
 

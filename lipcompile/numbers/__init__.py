@@ -2,6 +2,8 @@
 
 A rule is written once, over `Numbers[N]`, and evaluated as a formula (`symbolic`), as a rigorous upper
 bound (`certified`) and as a Python program for the emitted module (`traced`).
+
+Imports: lipcompile.limits.
 """
 
 from __future__ import annotations

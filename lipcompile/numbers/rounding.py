@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import decimal
 import math
+from decimal import Decimal
 from fractions import Fraction
+
+_EXACT = decimal.Context(prec=1200, rounding=decimal.ROUND_CEILING)
+_SMALLEST_FIXED, _LARGEST_FIXED = 1e-4, 1e9  # numbers between them are shown without an exponent
 
 UNIT = 2.0**-53
 """u: an operation on doubles gives (a∘b)(1 + d), |d| <= u, unless it under- or overflows (IEEE 754)."""
@@ -29,6 +34,20 @@ def round_up(value: Fraction, digits: int) -> Fraction:
         return value
     shift = Fraction(10) ** (digits - 1 - math.floor(_log10(value)))
     return Fraction(math.ceil(value * shift)) / shift
+
+
+def upward(value: float, digits: int = 7) -> str:
+    """Return the smallest decimal with `digits` decimals that is not below the double `value`.
+
+    Very small and very large numbers are given in scientific notation, with `digits` decimals of their mantissa.
+    `digits` is at least 0, and `value` finite and not negative.
+    """
+    exact = Decimal(value)
+    if value == 0 or _SMALLEST_FIXED <= value < _LARGEST_FIXED:
+        return f"{_EXACT.quantize(exact, Decimal(1).scaleb(-digits)):f}"
+    mantissa = _EXACT.scaleb(exact, -exact.adjusted())
+    rounded = _EXACT.quantize(mantissa, Decimal(1).scaleb(-digits))
+    return f"{_EXACT.scaleb(rounded, exact.adjusted()):.{digits}e}"
 
 
 def _log10(value: Fraction) -> float:

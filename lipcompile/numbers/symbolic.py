@@ -11,7 +11,7 @@ import sympy
 from sympy.printing.latex import LatexPrinter
 from sympy.printing.str import StrPrinter
 
-from lipcompile.core import limits
+from lipcompile import limits
 from lipcompile.numbers import Count, Step, closed_form
 from lipcompile.numbers.known import Definition, Known
 from lipcompile.numbers.scalar import Arithmetic, Scalar, Symbol

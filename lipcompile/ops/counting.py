@@ -13,8 +13,8 @@ from functools import lru_cache
 from math import prod
 from typing import Literal
 
-from lipcompile.core import limits
-from lipcompile.core.diagnostics import Refusal
+from lipcompile import limits
+from lipcompile.diagnostics import Refusal
 
 Mode = Literal["zeros", "circular", "reflect", "replicate"]
 

@@ -8,8 +8,8 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import get_args
 
-from lipcompile.core.diagnostics import input_error
-from lipcompile.ops.record import AnyOp, ConstraintKind, Op, Spelling
+from lipcompile.core.record import AnyOp, ConstraintKind, Op, Spelling
+from lipcompile.diagnostics import input_error
 from lipcompile.ops.table import OP_BY_NAME, OPS
 
 GROUP = "lipcompile.ops"

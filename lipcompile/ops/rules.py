@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal, Protocol
 
-from lipcompile.core.diagnostics import Refusal
-from lipcompile.numbers import Arithmetic, N, Numbers, Scalar
-from lipcompile.ops.record import (
+from lipcompile.core.record import (
     AnyOp,
     AxisOrder,
     ConditionsRule,
@@ -28,6 +26,8 @@ from lipcompile.ops.record import (
     Theta,
     scaled_by_lipschitz,
 )
+from lipcompile.diagnostics import Refusal
+from lipcompile.numbers import Arithmetic, N, Numbers, Scalar
 
 # Classes beyond which a bound with a term for each of them costs time and gains little.
 MANY = 1000

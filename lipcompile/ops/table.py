@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from lipcompile.core.record import AnyLoss, AnyOp
 from lipcompile.ops.activation import rules as activation
 from lipcompile.ops.attention import dot_product
 from lipcompile.ops.attention import rules as attention
@@ -14,7 +15,6 @@ from lipcompile.ops.normalisation import local_response
 from lipcompile.ops.normalisation import rules as normalisation
 from lipcompile.ops.parametric import rules as parametric
 from lipcompile.ops.pool import rules as pool
-from lipcompile.ops.record import AnyLoss, AnyOp
 from lipcompile.ops.reduce import rules as reduce
 from lipcompile.ops.resample import rules as resample
 from lipcompile.ops.scattering import rules as scattering

@@ -17,8 +17,8 @@ from typing import Any, Generic, TypeVar
 
 from lipcompile.analysis.changes import Change, Share, dominating
 from lipcompile.core.derivation import Analysis, Block, Bound, Derivation, LayerBounds
-from lipcompile.core.diagnostics import Diagnostic
 from lipcompile.core.graph import Graph, Node, Parameter
+from lipcompile.diagnostics import Diagnostic
 from lipcompile.numbers import Scalar
 from lipcompile.numbers.known import Definition
 from lipcompile.reports.rows import (

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from lipcompile.analysis.changes.edit import listed
 from lipcompile.analysis.changes.fix import Fix, Fixed, Left
 from lipcompile.analysis.usefulness import LARGEST_EXCESS
 from lipcompile.core.derivation import Derivation
-from lipcompile.fixing import Outcome
-from lipcompile.reports.formulas import about, round_up
+from lipcompile.numbers.rounding import upward
+from lipcompile.reports.formulas import about
+
+if TYPE_CHECKING:
+    from lipcompile.fixing import Outcome
 
 # Places that are listed of each change.
 _SHOWN = 8
@@ -80,7 +84,7 @@ def _asked(outcome: Outcome) -> Iterator[str]:
 def _missed(fixed: Fixed) -> str:
     """Say by how much the aim was missed, as far as that is a number."""
     if fixed.target is not None:
-        times = f" {round_up(fixed.total / fixed.target, 2)} times" if math.isfinite(fixed.total) else ""
+        times = f" {upward(fixed.total / fixed.target, 2)} times" if math.isfinite(fixed.total) else ""
         return f"the target is missed: {_shown(fixed.total)} is{times} the {fixed.target:g} asked for"
     if fixed.excess is not None:
         times = f"{about(fixed.excess)} times a typical gradient at the initial weights"
@@ -93,4 +97,4 @@ def _bound(total: float) -> str:
 
 
 def _shown(total: float) -> str:
-    return round_up(total) if math.isfinite(total) else "a bound that no double holds"
+    return upward(total) if math.isfinite(total) else "a bound that no double holds"

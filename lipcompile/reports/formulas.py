@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import decimal
-from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache
 from math import isfinite
@@ -31,14 +30,13 @@ from sympy.printing.str import StrPrinter
 
 from lipcompile.numbers import Scalar
 from lipcompile.numbers import text as scalar_text
+from lipcompile.numbers.rounding import upward
 
-# Enough digits for any double at any number of decimals that is asked for.
-_EXACT = decimal.Context(prec=1200, rounding=decimal.ROUND_CEILING)
 _DIGITS, _LONGEST = 7, 400
 # So many terms take more than `_LONGEST` characters. Sums of more terms are not sorted for the eye.
 _MOST_TERMS = 128
 _SHORT = decimal.Context(prec=_DIGITS, rounding=decimal.ROUND_CEILING)
-_SMALLEST_FIXED, _LARGEST_FIXED = 1e-4, 1e9
+_LARGEST_FIXED = 1e9
 # From here on, numbers for the eye have no decimals.
 _LEAST_WHOLE = 1000
 
@@ -212,28 +210,14 @@ def latex(expression: Any, *, long_fractions: bool = True) -> str:
     return str(_Latex({**_order(expression), **ratio, **space}).doprint(expression))
 
 
-def round_up(value: float, digits: int = 7) -> str:
-    """Return the smallest decimal with `digits` decimals that is not below the double `value`.
-
-    Very small and very large numbers are given in scientific notation, with `digits` decimals of their mantissa.
-    `digits` is at least 0, and `value` finite and not negative.
-    """
-    exact = Decimal(value)
-    if value == 0 or _SMALLEST_FIXED <= value < _LARGEST_FIXED:
-        return f"{_EXACT.quantize(exact, Decimal(1).scaleb(-digits)):f}"
-    mantissa = _EXACT.scaleb(exact, -exact.adjusted())
-    rounded = _EXACT.quantize(mantissa, Decimal(1).scaleb(-digits))
-    return f"{_EXACT.scaleb(rounded, exact.adjusted()):.{digits}e}"
-
-
 def of_any_weights(lipschitz: float) -> str:
     """Say what constant a network has whatever its weights are; infinite where clips leave them free."""
-    return f"of any weights {round_up(lipschitz)}" if isfinite(lipschitz) else "of any weights none: they are free"
+    return f"of any weights {upward(lipschitz)}" if isfinite(lipschitz) else "of any weights none: they are free"
 
 
 def up(number: float | None, digits: int = 7) -> str:
     """Return a number rounded up, or a dash where it is unknown."""
-    return UNKNOWN if number is None else round_up(number, digits)
+    return UNKNOWN if number is None else upward(number, digits)
 
 
 def rough(number: float | None) -> str:

@@ -21,8 +21,8 @@ from lipcompile.core.derivation import (
     Source,
     finite,
 )
-from lipcompile.core.diagnostics import Diagnostic, Location
 from lipcompile.core.graph import ClipGroup, Node, Parameter
+from lipcompile.diagnostics import Diagnostic, Location
 from lipcompile.numbers import text as scalar_text
 from lipcompile.numbers.known import Definition
 from lipcompile.reports.formulas import latex, text

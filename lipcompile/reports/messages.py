@@ -14,7 +14,7 @@ from rich.text import Text
 
 from lipcompile.codes import codes
 from lipcompile.core.derivation import Source
-from lipcompile.core.diagnostics import Diagnostic, Location, Severity
+from lipcompile.diagnostics import Diagnostic, Location, Severity
 from lipcompile.reports.console import BAD, CAUTION, HINT, STRONG, printable, styled
 
 _STYLES = {Severity.ERROR: BAD, Severity.WARNING: CAUTION, Severity.NOTE: HINT}

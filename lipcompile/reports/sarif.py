@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import quote
 
 from lipcompile.codes import Code, codes
-from lipcompile.core.diagnostics import Diagnostic, Location
+from lipcompile.diagnostics import Diagnostic, Location
 from lipcompile.ops.schema import suggest, suggested
 from lipcompile.reports.messages import Lines, Sources, alike, command, line_at, lines_of
 from lipcompile.version import __version__

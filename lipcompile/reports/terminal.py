@@ -12,12 +12,13 @@ from rich.text import Text
 
 from lipcompile.analysis.requirements import proves
 from lipcompile.core.derivation import Analysis, Bound, Depth, Derivation
-from lipcompile.core.diagnostics import Severity
 from lipcompile.core.graph import ClipGroup, Parameter
+from lipcompile.diagnostics import Severity
 from lipcompile.numbers import text as scalar_text
 from lipcompile.numbers.known import Definition
+from lipcompile.numbers.rounding import upward
 from lipcompile.reports.console import BAD, GOOD, HINT, STRONG, printable, styled, table
-from lipcompile.reports.formulas import count, dimensions, legible, round_up, up
+from lipcompile.reports.formulas import count, dimensions, legible, up
 from lipcompile.reports.messages import Sources, messages
 from lipcompile.reports.rows import requirement_rows
 
@@ -134,7 +135,7 @@ def _short(expression: Any) -> bool:
 def _names(definitions: Sequence[Definition], *, verbose: bool) -> Table:
     rows = table("name", "at most", "meaning", "formula", right=("at most",))
     for definition in definitions:
-        value = Text("not given", HINT) if definition.upper is None else Text(round_up(definition.upper))
+        value = Text("not given", HINT) if definition.upper is None else Text(upward(definition.upper))
         if definition.expression is None:
             formula = None if definition.value is None else scalar_text(definition.value)
         else:
@@ -203,4 +204,4 @@ def _first_layers(layers: Sequence[str]) -> str:
 def _both(bound: Bound) -> str:
     formula = legible(bound.expression)
     exact = bound.value is None or bound.expression.is_Integer
-    return formula if exact else f"{formula} <= {round_up(bound.value or 0.0)}"
+    return formula if exact else f"{formula} <= {upward(bound.value or 0.0)}"

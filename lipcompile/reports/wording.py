@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from lipcompile.analysis.usefulness import LARGEST_EXCESS
 from lipcompile.core.derivation import Depth, Derivation
-from lipcompile.core.diagnostics import Severity
+from lipcompile.diagnostics import Severity
 from lipcompile.reports.rows import Measured
 
 _VERDICTS: Mapping[bool, str] = {

@@ -8,7 +8,7 @@ from fractions import Fraction
 from random import Random
 from typing import Any
 
-from lipcompile.ops.record import Constraint, ConstraintKind, NoAttributes, Shape
+from lipcompile.core.record import Constraint, ConstraintKind, NoAttributes, Shape
 
 WEIGHT_KINDS: tuple[ConstraintKind, ...] = ("spectral", "orthogonal", "frobenius")
 

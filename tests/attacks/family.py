@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from lipcompile.ops.record import Site
+from lipcompile.core.record import Site
 
 from .draw import Instance
 from .harness import Case, Point

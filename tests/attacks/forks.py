@@ -7,10 +7,10 @@ from fractions import Fraction
 from typing import Any
 
 from lipcompile.core.graph import Graph, GraphBuilder, LossUse, ParameterChoice, Value
+from lipcompile.core.record import Constraint
 from lipcompile.ops.linear.rules import Dense
 from lipcompile.ops.loss.rules import Hinge
 from lipcompile.ops.merge.rules import Concat, Sum
-from lipcompile.ops.record import Constraint
 from lipcompile.ops.shape.rules import ClipGradient, Slice
 from lipcompile.ops.table import LOSS_BY_NAME, OP_BY_NAME
 

@@ -12,13 +12,13 @@ from typing import Any
 from torch import Tensor
 
 from lipcompile.core.graph import Graph, GraphBuilder, LossUse, ParameterChoice, Value
+from lipcompile.core.record import Constraint, NoAttributes
 from lipcompile.ops.activation.rules import GroupSort, LeakyReLU
 from lipcompile.ops.conv.rules import Conv
 from lipcompile.ops.counting import Mode
 from lipcompile.ops.linear.rules import BiasShape, Dense
 from lipcompile.ops.merge.rules import Concat, Sum, Where
 from lipcompile.ops.pool.rules import AveragePool
-from lipcompile.ops.record import Constraint, NoAttributes
 from lipcompile.ops.reduce.rules import GlobalPool
 from lipcompile.ops.shape.rules import ClipGradient, ClipNorm, Dropout, Reshape, Slice
 from lipcompile.ops.table import LOSS_BY_NAME, OP_BY_NAME

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lipcompile.core.record import AnyLoss, AnyOp, Constraint, Extent, Shape, Site
 from lipcompile.numbers import N, Numbers
-from lipcompile.ops.record import AnyLoss, AnyOp, Constraint, Extent, Shape, Site
 
 SLACK = 1e-6  # what rounding in float64 may add
 SHRINK = Fraction(19, 20)  # what a mutant multiplies a constant by

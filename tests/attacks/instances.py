@@ -7,8 +7,8 @@ from fractions import Fraction
 from math import prod
 from random import Random
 
-from lipcompile.core.diagnostics import Refusal
-from lipcompile.ops.record import AnyOp, Shape
+from lipcompile.core.record import AnyOp, Shape
+from lipcompile.diagnostics import Refusal
 from lipcompile.ops.table import LOSS_BY_NAME, OP_BY_NAME
 
 from .catalogue import ATTACKS, LOSS_ATTACKS

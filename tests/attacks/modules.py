@@ -14,10 +14,10 @@ from math import prod
 from random import Random
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from lipcompile.core.record import AnyOp, Shape, Spelling
 from lipcompile.frontends.lip.lowering import lower
 from lipcompile.frontends.lip.parser import parse
 from lipcompile.frontends.options import ModelOptions
-from lipcompile.ops.record import AnyOp, Shape, Spelling
 from lipcompile.ops.registry import layers
 from lipcompile.ops.schema import Axis, Extra, Index, Padding, PerAxis
 

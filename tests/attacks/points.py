@@ -9,8 +9,8 @@ from math import prod
 import torch
 from torch import Tensor
 
+from lipcompile.core.record import Constraint
 from lipcompile.numbers import Scalar
-from lipcompile.ops.record import Constraint
 
 from .harness import Bound, Case, Point, run, size_of, unit
 

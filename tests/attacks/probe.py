@@ -14,8 +14,8 @@ from fractions import Fraction
 from functools import cache
 from types import CodeType
 
+from lipcompile.core.record import Extent
 from lipcompile.numbers import Arithmetic, Count, Scalar, Step, Symbol
-from lipcompile.ops.record import Extent
 
 Place = tuple[str, str]
 

@@ -9,11 +9,11 @@ from random import Random
 import pytest
 import torch
 
+from lipcompile.core.record import Extent
 from lipcompile.numbers.certified import Certified
 from lipcompile.ops.attention import dot_product
 from lipcompile.ops.attention.dot_product import DotProduct
 from lipcompile.ops.attention.rules import Attention, Sight, contrast, mixing
-from lipcompile.ops.record import Extent
 
 from . import harness
 from .families.attention import balanced, eye, table, witness

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from lipcompile.core.derivation import Analysis, Derivation
-from lipcompile.core.diagnostics import InputError
 from lipcompile.core.graph import Graph
+from lipcompile.diagnostics import InputError
 from lipcompile.emitters.torch.emit import emit
 from lipcompile.ops.attention.dot_product import DotProduct
 from lipcompile.ops.attention.rules import Attention

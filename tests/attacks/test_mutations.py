@@ -9,8 +9,8 @@ from functools import cache
 
 import pytest
 
+from lipcompile.core.record import Extent
 from lipcompile.numbers.certified import Certified
-from lipcompile.ops.record import Extent
 from lipcompile.ops.table import LOSS_BY_NAME, OP_BY_NAME
 
 from . import harness

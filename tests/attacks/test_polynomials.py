@@ -11,6 +11,7 @@ import pytest
 
 from lipcompile.analysis.bounds import Bounds, derive
 from lipcompile.core.graph import Graph
+from lipcompile.core.record import scaled_by_lipschitz
 from lipcompile.frontends.lip.lowering import lower
 from lipcompile.frontends.lip.parser import parse
 from lipcompile.frontends.options import ModelOptions
@@ -18,7 +19,6 @@ from lipcompile.numbers.certified import Certified, Interval
 from lipcompile.numbers.polynomial import Polynomial, Polynomials
 from lipcompile.numbers.scalar import Scalar
 from lipcompile.numbers.step import value
-from lipcompile.ops.record import scaled_by_lipschitz
 
 from .graphs import random_graph
 from .modules import random_model

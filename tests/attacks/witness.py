@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lipcompile.ops.record import Constraint, ConstraintKind, Shape
+from lipcompile.core.record import Constraint, ConstraintKind, Shape
 from lipcompile.ops.table import OP_BY_NAME
 
 from . import harness

@@ -17,7 +17,7 @@ from lipcompile_verify.files import check_model, check_module
 from lipcompile.certificates import certificate, encode
 from lipcompile.core.backend import instantiate
 from lipcompile.core.derivation import Derivation
-from lipcompile.core.diagnostics import Diagnostic, Severity
+from lipcompile.diagnostics import Diagnostic, Severity
 from lipcompile.frontends.options import ModelOptions
 from lipcompile.frontends.silence import silence_native
 from lipcompile.pipeline import check

@@ -34,24 +34,25 @@ CERTIFICATES = {
     f"{TORCH}/certify/operators.py": _runtime("rounding_operators", "norms"),
     f"{TORCH}/certify/constraints.py": _runtime("rounding_projection", "constraints", "projection"),
     f"{TORCH}/certify/intervals.py": _runtime("intervals", "robustness"),
-    f"{TORCH}/certify/robustness.py": _runtime("rounding_robustness", "robustness"),
+    f"{TORCH}/deploy/robustness.py": _runtime("rounding_robustness", "robustness"),
     f"{TORCH}/certify/precision.py": _runtime(
         "rounding_noise", "roundings", "noise", "training", "functional", "loopholes"
     ),
+    f"{TORCH}/certify/ball.py": _runtime("functional", "clipped", "native"),
     f"{TORCH}/nn/functional.py": _runtime("functional", "clipped", "native"),
     f"{TORCH}/train/checks.py": _runtime(
         *("rounding_noise", "clip_thresholds", "misuse", "loopholes", "roundings", "engine")
     ),
-    f"{TORCH}/clip/loss_clipping.py": _runtime("rounding_noise", "loss_clipping", "clip_thresholds"),
+    f"{TORCH}/train/loss_clipping.py": _runtime("rounding_noise", "loss_clipping", "clip_thresholds"),
     f"{TORCH}/noise/mechanism.py": _runtime("rounding_noise", "noise", "lanes", "streams", "loopholes"),
     f"{TORCH}/noise/normals.py": _runtime("rounding_noise", "normals"),
-    f"{TORCH}/clip/clipped.py": _runtime("clipped"),
+    f"{TORCH}/train/clipped.py": _runtime("clipped"),
     f"{TORCH}/clip/clipping.py": _runtime("rounding_clips", "clipping"),
     f"{TORCH}/clip/bookkeeping.py": _runtime("rounding_clips", "clipping"),
     f"{TORCH}/clip/example_gradients.py": _runtime("example_gradients"),
     f"{TORCH}/clip/native_gradients.py": _runtime("example_gradients"),
     f"{TORCH}/nn/constrained.py": _runtime("certificate", "checkpoint", "layers"),
-    "lipcompile/numbers/norms.py": ("tests/test_certified_rounding.py", "tests/test_certified_norms.py"),
+    "lipcompile/ops/norms.py": ("tests/test_certified_rounding.py", "tests/test_certified_norms.py"),
     "lipcompile/numbers/certified.py": (
         "tests/test_certified_rounding.py",
         "tests/test_domains.py",
@@ -74,7 +75,7 @@ OTHERS = {
     f"{TORCH}/nn/regression.py": _runtime("losses"),
     f"{TORCH}/noise/processor.py": _runtime("native", "normals"),
     "backends/lipcompile_privacy/guesses.py": _runtime("guesses"),
-    f"{TORCH}/audit/adversarial.py": _runtime("robustness"),
+    f"{TORCH}/deploy/adversarial.py": _runtime("robustness"),
     f"{TORCH}/audit/search.py": ("tests/test_audit.py",),
     f"{TORCH}/audit/points.py": ("tests/test_audit.py",),
     f"{TORCH}/nn/scattering.py": _runtime("scattering"),
@@ -97,7 +98,7 @@ COVERED = {
 GUESSES = {
     f"{TORCH}/certify/norms.py": {"_lanczos", "guess_eigenvalue"},
     f"{TORCH}/certify/single_precision.py": {"_guess", "_ByTorch.guess"},
-    "lipcompile/numbers/norms.py": {"_guess"},
+    "lipcompile/ops/norms.py": {"_guess"},
     f"{TORCH}/native/kernels/spectra.c": {
         *("multiply", "inner", "add_multiple", "divide", "reaches_above", "largest_eigenvalue", "guess_block"),
     },

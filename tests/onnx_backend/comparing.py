@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from lipcompile.core.diagnostics import Diagnostic, InputError, Severity
 from lipcompile.core.graph import Graph
-from lipcompile.core.limits import Limits
+from lipcompile.diagnostics import Diagnostic, InputError, Severity
 from lipcompile.emitters.torch.emit import emit
 from lipcompile.frontends.onnx import model as onnx_model
 from lipcompile.frontends.options import Loaded, ModelOptions, parse_loss
+from lipcompile.limits import Limits
 from lipcompile.pipeline import derive
 from tests.onnx_backend.cases import Array, Case
 from tests.onnx_backend.presenting import Presented, behind, presentations

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from onnx import defs
 
-from lipcompile.core.diagnostics import InputError, Severity
+from lipcompile.diagnostics import InputError, Severity
 from lipcompile.frontends.onnx.operators import IMPORTERS, NEWEST, PARTS, PLACING
 from lipcompile.frontends.onnx.refused import LATER, NEVER, OF_CONSTANTS
 from lipcompile.pipeline import check

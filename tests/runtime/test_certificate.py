@@ -18,8 +18,8 @@ import lipcompile_verify
 import pytest
 import torch
 from lipcompile_torch import Ball, Frobenius, PrivacyEngine, Spectral, layers
-from lipcompile_torch.certify import certificate
-from lipcompile_torch.certify.certificate import CertificateError, UncertifiedWarning, check_certificate
+from lipcompile_torch.train import certificate
+from lipcompile_torch.train.certificate import CertificateError, UncertifiedWarning, check_certificate
 from lipcompile_torch.train.checkpoint import CheckpointError, read_checkpoint, restore, save_checkpoint
 from lipcompile_torch.train.checks import PrivacyError
 from lipcompile_torch.train.module import LipschitzModule

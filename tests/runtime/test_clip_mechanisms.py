@@ -16,10 +16,10 @@ import pytest
 import torch
 from lipcompile_privacy.factorisation import planned_strategy
 from lipcompile_torch import ClipGroup, PrivacyEngine
-from lipcompile_torch.clip.loss_clipping import AdaptiveClip, Cosine
 from lipcompile_torch.train.checkpoint import read_checkpoint, restore, save_checkpoint
 from lipcompile_torch.train.checks import PrivacyError
 from lipcompile_torch.train.ledger import read_ledger
+from lipcompile_torch.train.loss_clipping import AdaptiveClip, Cosine
 from torch import Tensor
 from torch.optim import SGD, Adam
 from torch.utils.checkpoint import checkpoint

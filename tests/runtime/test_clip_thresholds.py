@@ -11,11 +11,11 @@ import pytest
 import torch
 from lipcompile_privacy.accounting import BudgetError
 from lipcompile_torch import ClipGroup, PrivacyEngine
-from lipcompile_torch.clip.loss_clipping import AdaptiveClip, Threshold, Thresholds, count_within
 from lipcompile_torch.noise.mechanism import NoiseSource
 from lipcompile_torch.train.checkpoint import read_checkpoint, restore, save_checkpoint
 from lipcompile_torch.train.checks import PrivacyError
 from lipcompile_torch.train.gradients import LipschitzGradients
+from lipcompile_torch.train.loss_clipping import AdaptiveClip, Threshold, Thresholds, count_within
 from lipcompile_torch.train.module import LipschitzModule
 from torch import Tensor
 from torch.optim import SGD, Adam

@@ -13,10 +13,10 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from lipcompile_torch import layers
-from lipcompile_torch.clip.clipped import ClippedGradients
 from lipcompile_torch.nn import losses, token_layers
 from lipcompile_torch.noise.mechanism import allocate, effective_multiplier
 from lipcompile_torch.train.checks import PrivacyError
+from lipcompile_torch.train.clipped import ClippedGradients
 from lipcompile_torch.train.module import LipschitzModule
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812

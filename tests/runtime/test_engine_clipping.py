@@ -12,9 +12,9 @@ import torch
 from lipcompile_privacy.accounting import BudgetError
 from lipcompile_torch import PrivacyEngine
 from lipcompile_torch.certify.precision import rounding_slack
-from lipcompile_torch.clip.loss_clipping import AdaptiveClip, Cosine
 from lipcompile_torch.train.checks import PrivacyError
 from lipcompile_torch.train.engine import SeededWarning
+from lipcompile_torch.train.loss_clipping import AdaptiveClip, Cosine
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.optim import SGD

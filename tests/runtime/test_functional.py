@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from lipcompile_torch.clip.loss_clipping import clip_cotangents
 from lipcompile_torch.nn import functional as lf
+from lipcompile_torch.train.loss_clipping import clip_cotangents
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 

@@ -22,8 +22,8 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 from lipcompile_privacy.accounting import BudgetError
 from lipcompile_torch import PrivacyEngine
-from lipcompile_torch.clip.loss_clipping import AdaptiveClip
 from lipcompile_torch.train.ledger import read_ledger
+from lipcompile_torch.train.loss_clipping import AdaptiveClip
 
 HELP = run_path(str(Path(__file__).with_name("private_net.py")))
 N, B, STEPS, SIGMA, DELTA = 64, 8, 11, 1.5, 1e-4  # 8 steps an epoch: 11 steps are 2 epochs, one of them begun

@@ -12,7 +12,11 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from lipcompile_torch.clip.loss_clipping import (
+from lipcompile_torch.nn import losses
+from lipcompile_torch.noise.normals import Normals, PlainNormals, SecureNormals
+from lipcompile_torch.train import checks
+from lipcompile_torch.train.gate import GateRecord
+from lipcompile_torch.train.loss_clipping import (
     AdaptiveClip,
     ClipLength,
     Cosine,
@@ -21,10 +25,6 @@ from lipcompile_torch.clip.loss_clipping import (
     clip_cotangents,
     gradient_multiplier,
 )
-from lipcompile_torch.nn import losses
-from lipcompile_torch.noise.normals import Normals, PlainNormals, SecureNormals
-from lipcompile_torch.train import checks
-from lipcompile_torch.train.gate import GateRecord
 from lipcompile_torch.train.sampler import LogicalBatch
 from torch import Tensor
 

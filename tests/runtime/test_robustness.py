@@ -15,17 +15,11 @@ from typing import Any
 import pytest
 import torch
 from lipcompile_torch import certified_radii
-from lipcompile_torch.audit.adversarial import AttackConfig, attack
-from lipcompile_torch.certify import certification, robustness
-from lipcompile_torch.certify.certification import certify
 from lipcompile_torch.certify.intervals import Interval
-from lipcompile_torch.certify.robustness import (
-    Constants,
-    beyond_the_clip,
-    certified_constants,
-    margins,
-    outputs_of,
-)
+from lipcompile_torch.deploy import certification, robustness
+from lipcompile_torch.deploy.adversarial import AttackConfig, attack
+from lipcompile_torch.deploy.certification import certify
+from lipcompile_torch.deploy.robustness import Constants, beyond_the_clip, certified_constants, margins, outputs_of
 from lipcompile_torch.train.module import LipschitzModule
 from torch import Tensor
 

@@ -9,12 +9,12 @@ from fractions import Fraction
 import pytest
 import torch
 from lipcompile_torch import ClipGroup
+from lipcompile_torch.certify import sums
 from lipcompile_torch.clip import bookkeeping
 from lipcompile_torch.clip.bookkeeping import Outer, Products, Summed, Use
 from lipcompile_torch.clip.clipping import ForwardPass, Noted, clipped, group_gradients, sum_depth
 from lipcompile_torch.clip.example_gradients import Clip, ExampleGradients
 from lipcompile_torch.clip.native_gradients import Scaling
-from lipcompile_torch.nn import sums
 from lipcompile_torch.nn.reading import linear
 from torch import Tensor, nn
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 from lipcompile_torch import certified_radii
-from lipcompile_torch.certify import robustness
-from lipcompile_torch.certify.robustness import Constants, beyond_the_clip
 from lipcompile_torch.certify.rounding import UP, gamma
+from lipcompile_torch.deploy import robustness
+from lipcompile_torch.deploy.robustness import Constants, beyond_the_clip
 from torch import Tensor, nn
 
 from ..rounding import DIGITS, each_is_needed

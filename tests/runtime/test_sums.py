@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 from lipcompile_torch import native
-from lipcompile_torch.nn import reading, sums
+from lipcompile_torch.certify import sums
+from lipcompile_torch.nn import reading
 from lipcompile_torch.nn.reading import Geometry, convolve
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812

@@ -12,9 +12,9 @@ from typing import Any
 from lipcompile.certificates import certificate, encode
 from lipcompile.core.derivation import Source
 from lipcompile.core.graph import Graph, GraphBuilder, LossUse, ParameterChoice, Value
+from lipcompile.core.record import Constraint, NoAttributes
 from lipcompile.frontends.options import Loaded, ModelOptions
 from lipcompile.ops.linear.rules import Dense
-from lipcompile.ops.record import Constraint, NoAttributes
 from lipcompile.ops.shape.rules import ClipNorm, Reshape, Slice
 from lipcompile.ops.table import LOSS_BY_NAME, OP_BY_NAME
 from lipcompile.pipeline import derive

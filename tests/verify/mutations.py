@@ -12,7 +12,7 @@ from typing import Any, Literal
 from lipcompile_verify.document import canonical
 
 from lipcompile.certificates.read import graph_of
-from lipcompile.core.diagnostics import InputError
+from lipcompile.diagnostics import InputError
 from lipcompile.ops.table import LOSSES, OPS
 
 from .models import document

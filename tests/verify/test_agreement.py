@@ -12,8 +12,8 @@ from lipcompile_verify.rules import OPS as RULES
 
 import lipcompile
 from lipcompile.certificates import certificate
-from lipcompile.core.diagnostics import InputError
-from lipcompile.ops.record import NoAttributes
+from lipcompile.core.record import NoAttributes
+from lipcompile.diagnostics import InputError
 from lipcompile.ops.table import OP_BY_NAME, OPS
 
 from ..networks import Network

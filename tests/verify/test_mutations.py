@@ -11,7 +11,7 @@ from random import Random
 import pytest
 from lipcompile_verify import verify
 
-from lipcompile.core.diagnostics import InputError
+from lipcompile.diagnostics import InputError
 from lipcompile.ops.table import OPS
 
 from .models import document, drawn, one_op

@@ -23,13 +23,13 @@ import lipcompile
 from lipcompile.analysis import bounds
 from lipcompile.certificates import certificate
 from lipcompile.core.derivation import Derivation
+from lipcompile.core.record import Loss, Op, ParameterRule
 from lipcompile.emitters.torch import emit
 from lipcompile.emitters.torch.expressions import EXPRESSIONS, LAYERS
 from lipcompile.emitters.torch.pieces import Layer
 from lipcompile.numbers import certified
 from lipcompile.ops import averaging, counting
 from lipcompile.ops.pool import rules as pool
-from lipcompile.ops.record import Loss, Op, ParameterRule
 from lipcompile.ops.table import LOSS_BY_NAME, OP_BY_NAME
 
 Fault = tuple[Any, str, Any]

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 from lipcompile_verify import verify
 
-from lipcompile.core.diagnostics import InputError
+from lipcompile.diagnostics import InputError
 from lipcompile.ops.table import LOSSES, OPS
 
 from .models import document, drawn, one_op

@@ -1,1 +1,5 @@
-"""Attacks: on bounds, by ascent; on privacy, by canaries and guesses."""
+"""Attacks: on bounds, by ascent over inputs and weights; on privacy, by canaries and guesses about them.
+
+Imports: lipcompile_privacy, lipcompile_torch.certify, lipcompile_torch.clip, lipcompile_torch.nn,
+lipcompile_torch.noise, lipcompile_torch.train.
+"""

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..certify.sums import per_example
 from ..clip.clipping import as_clipped
-from ..nn.sums import per_example
 from ..noise.mechanism import allocate
 from ..train.data import Arrays
 from ..train.module import LipschitzModule

@@ -1,6 +1,7 @@
-"""Constraints of weights, and certificates that they hold.
+"""Constraints of weights and certificates that they hold: norms with proved bounds, projection, drift, rounding.
 
-Norms with proved bounds, projection, drift, rounding.
+Bounds are theorems about the stored numbers, in the dtype in use: each term that rounds outward has a test that
+is red without it. Nothing here trains, draws noise or knows a layer.
 
-Imports `layers` for functions alone; nothing here trains or draws.
+Imports: lipcompile_torch.autograd, lipcompile_torch.native, lipcompile_torch.sharding.
 """

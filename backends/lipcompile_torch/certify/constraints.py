@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..nn.functional import clip_norm
+from .ball import clip_norm
 from .norms import EuclideanNorm, Norm, guess_eigenvalue, normalised, power_above
 from .operators import Operator
 
@@ -174,7 +174,7 @@ class RowBalls(Constraint):
         """Return the table with its long rows scaled down.
 
         Formal guarantees: the norm of every row of the result, as stored, is at most ``bound``: rows are clipped
-        as by :func:`~.functional.clip_norm`. A certified table is returned as it is.
+        as by :func:`.ball.clip_norm`. A certified table is returned as it is.
 
         Raises:
             ValueError: an entry is not finite.

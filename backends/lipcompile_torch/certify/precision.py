@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 
-from ..nn.sums import DEPTH
+from .sums import DEPTH
 
 _SLACK = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..train.distributed import is_shard, replace_
+from ..sharding import is_shard, replace_
 from .constraints import Constraint, Fixed, Frobenius, Orthogonal, Spectral
 from .drift import (
     COARSE,

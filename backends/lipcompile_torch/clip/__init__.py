@@ -1,1 +1,7 @@
-"""Bounds by clip: norms of the gradients of examples, inside one backward pass, and of their losses."""
+"""Bounds by clip: norms of the gradients of single examples, and sums of clipped ones, in one backward pass.
+
+`bookkeeping` notes each use of a parameter, `clipping` turns the notes into clipped sums. The clip of the loss
+and the thresholds that follow private quantiles belong to `train`.
+
+Imports: lipcompile_torch.certify, lipcompile_torch.native.
+"""

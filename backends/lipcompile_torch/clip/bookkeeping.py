@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..certify.precision import single_is_kept
-from ..nn.sums import example_norms, sum_of_each, sum_of_products
+from ..certify.sums import example_norms, sum_of_each, sum_of_products
 from .example_gradients import ExampleGradients
 from .native_gradients import HeldGradients
 

@@ -32,7 +32,7 @@ from operator import add
 import torch
 from torch import Tensor
 
-from ..nn.sums import DEPTH
+from ..certify.sums import DEPTH
 from .bookkeeping import SMALL, Products, Use, joined
 from .example_gradients import Clip, ExampleGradients
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..certify.constraints import Ball, Constraint, Free, Frobenius, Spectral
 from ..certify.operators import Convolution, Operator, Translation
 from ..certify.projection import Amortised
-from ..train.distributed import replace_, whole
+from ..sharding import replace_, whole
 
 BiasBound = float | Constraint | None
 """‖bias‖ ≤ a float, or a constraint of its own, or no bias."""

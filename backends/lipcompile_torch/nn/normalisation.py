@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .. import native
-from .autograd import apply
+from ..autograd import apply
 
 Axes = tuple[int, ...]
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  (its name everywhere in this field)
 
-from .autograd import apply, instances_first, write
+from ..autograd import apply, instances_first, write
 from .normalisation import p_norm
 
 

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  (its name everywhere in this field)
 
+from ..autograd import apply
+from ..certify.sums import DEPTH, sum_of_products, sum_to
 from ..clip.bookkeeping import Outer, Products, Selected, Summed
 from ..clip.clipping import Ticket, ticket_of
 from ..clip.example_gradients import ExampleGradients
 from ..clip.outer_products import Windows
-from .autograd import apply
-from .sums import DEPTH, sum_of_products, sum_to
 
 # --- spread over examples and positions --------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .autograd import apply, instances_first, write
+from ..autograd import apply, instances_first, write
 
 
 def dimension_of(x: Tensor, axis: int) -> int:

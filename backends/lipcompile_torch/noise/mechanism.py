@@ -19,7 +19,7 @@ from torch import Tensor
 from ..certify.precision import rounding_slack
 from ..certify.rounding import UP_MANY
 from ..native.memory_rows import dense, flat
-from ..train.distributed import local, shard_like
+from ..sharding import local, shard_like
 from .normals import Normals, PlainNormals
 from .streams import Stream
 

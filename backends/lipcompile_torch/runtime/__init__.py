@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 _PACKAGE = __name__.rpartition(".")[0]
-_ROOMS = ("audit", "certify", "clip", "nn", "noise", "train")
+_ROOMS = ("audit", "certify", "clip", "deploy", "nn", "noise", "train")
 _FILES = [path for room in _ROOMS for path in Path(__file__).parents[1].glob(f"{room}/*.py")]
 _HOMES = {
     **{path.stem: f"{_PACKAGE}.{path.parent.name}.{path.stem}" for path in _FILES},

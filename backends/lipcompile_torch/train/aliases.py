@@ -22,11 +22,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..autograd import apply
 from ..clip.clipping import ClipGroup, ForwardPass, Note, Noted, group_gradients
 from ..clip.example_gradients import Clip
-from ..clip.loss_clipping import count_within
-from ..nn.autograd import apply
-from .distributed import add_sum_, is_shard
+from ..sharding import add_sum_, is_shard
+from .loss_clipping import count_within
 
 OVERLAP = (
     "another forward pass of this module began before this one ended, in a thread: run those that build gradients "

@@ -15,9 +15,9 @@ from lipcompile_privacy.errors import CheckpointError as CheckpointError
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..certify.certificate import certificate_of, graph_hash, refuse_unverified
 from ..nn.constrained import outside
-from .distributed import cut_like, is_shard, whole_state
+from ..sharding import cut_like, is_shard, whole_state
+from .certificate import certificate_of, graph_hash, refuse_unverified
 from .ledger import Ledger, LedgerError, sync_folder
 from .module import LipschitzModule
 from .optimizer import PrivateOptimizer

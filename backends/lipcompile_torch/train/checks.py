@@ -17,7 +17,7 @@ from .. import native
 from ..certify.precision import rounding_slack
 from ..native.fingerprint import Key, fingerprint, in_memory, in_order, own_key
 from ..native.memory_rows import dense
-from .distributed import hooked, local
+from ..sharding import hooked, local
 from .gate import GateRecord
 from .module import LipschitzModule
 from .sampler import LogicalBatch

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from ..certify.precision import working_slack
+from ..sharding import is_fsdp
 from .aliases import ParameterAliases
-from .distributed import is_fsdp
 
 
 class Gated(Protocol):

@@ -10,9 +10,9 @@ from typing import Any, NoReturn
 from torch import Tensor, nn
 from torch.autograd import Variable
 
+from ..sharding import is_shard
 from .aliases import OwnHook, has_own_hooks_only
 from .checks import PrivacyError, gradient_norm
-from .distributed import is_shard
 
 
 def _at_end(act: Callable[[], None]) -> None:

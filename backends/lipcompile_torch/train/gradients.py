@@ -10,15 +10,16 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ..certify.precision import long_sum_slack, sum_slack, warn_of_sums
-from ..clip.clipped import ClippedGradients
+from ..certify.sums import DEPTH
 from ..clip.clipping import sum_depth
-from ..clip.loss_clipping import Thresholds
-from ..nn.sums import DEPTH
 from ..noise.mechanism import Allocation, NoiseSource, allocate
+from ..sharding import is_shard, settle
 from . import checks
 from .checks import PrivacyError
-from .distributed import ALONE, RankError, World, check_same, is_shard, settle
+from .clipped import ClippedGradients
+from .distributed import ALONE, RankError, World, check_same
 from .gradient_watch import GradientWatch
+from .loss_clipping import Thresholds
 from .module import LipschitzModule
 from .reduction import Reduction, without_ddp
 from .sampler import LogicalBatch

@@ -20,13 +20,13 @@ from ..certify.precision import working_slack
 from ..certify.projection import Amortised, project_
 from ..certify.rounding import UP_MANY
 from ..clip.clipping import ClipGroup
-from ..clip.loss_clipping import clip_cotangents
 from ..nn import functional
 from ..nn.constrained import ConstrainedLayer, OutsideWarning, outside
+from ..sharding import gathered, hooked, plain_type, settle
 from ..weights import decode_weights
 from .aliases import OVERLAP
-from .distributed import gathered, hooked, plain_type, settle
 from .gate import GateRecord, Passage, check_saving, enter_criterion, leave_criterion, pass_gate
+from .loss_clipping import clip_cotangents
 
 __all__ = ["LipschitzModule", "decode_weights"]
 

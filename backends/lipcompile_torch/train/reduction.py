@@ -18,9 +18,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..native.fingerprint import Key, new_secret
 from ..native.memory_rows import dense
+from ..sharding import cut_once, finished_by_hand, forget_gradients, fsdp_groups, is_shard
 from . import checks
 from .checks import PrivacyError
-from .distributed import ALONE, World, cut_once, finished_by_hand, forget_gradients, fsdp_groups, is_shard
+from .distributed import ALONE, World
 
 
 def owners(sizes: Mapping[str, int], ranks: int) -> dict[str, int]:

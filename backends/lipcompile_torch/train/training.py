@@ -17,13 +17,13 @@ from torch import Tensor
 from torch.optim import SGD, Adam, Optimizer
 from torch.utils.data import DataLoader, TensorDataset
 
-from ..clip.loss_clipping import at_quantile
 from ..noise.mechanism import Allocation
 from .checkpoint import Checkpoint, CheckpointError, read_checkpoint, restore, save_checkpoint
 from .data import Arrays
 from .engine import PrivacyEngine
 from .features import fill_features, room_for_features, worth_keeping
 from .ledger import LedgerError
+from .loss_clipping import at_quantile
 from .module import LipschitzModule
 from .optimizer import PrivateOptimizer
 from .sampler import PrivateLoader

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from lipcompile.analysis.requirements import examine
-from lipcompile.core.diagnostics import Refusal, Severity
 from lipcompile.core.graph import Graph, Input, LossUse, Node, Parameter
 from lipcompile.core.names import Names
+from lipcompile.core.record import AnyOp, Shape, Site
+from lipcompile.diagnostics import Refusal, Severity
 from lipcompile.numbers import Scalar
-from lipcompile.ops.record import AnyOp, Shape, Site
 from lipcompile.ops.shape.rules import ClipGradient
 from lipcompile.ops.table import OP_BY_NAME
 

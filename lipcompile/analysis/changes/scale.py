@@ -10,9 +10,9 @@ from typing import Any
 from lipcompile.analysis.changes.edit import Edit, Family, Patch, of_parameters
 from lipcompile.analysis.changes.subject import Subject, halved, in_lip, shown
 from lipcompile.core.graph import Node, Parameter
+from lipcompile.core.record import Constraint
 from lipcompile.numbers import Scalar, combine
 from lipcompile.ops.merge.rules import SUM, Sum
-from lipcompile.ops.record import Constraint
 
 ONE = Fraction(1)
 

@@ -20,10 +20,10 @@ from lipcompile.analysis.changes.subject import (
     shown,
 )
 from lipcompile.core.graph import Node
+from lipcompile.core.record import AnyOp, Constraint, NoAttributes
 from lipcompile.ops.conv.rules import CONV, Conv
 from lipcompile.ops.normalisation.rules import squared_slope
 from lipcompile.ops.pool.rules import AveragePool, LpPool, Pool
-from lipcompile.ops.record import AnyOp, Constraint, NoAttributes
 from lipcompile.ops.shape.rules import ClipGradient, Dropout
 from lipcompile.ops.table import OP_BY_NAME
 

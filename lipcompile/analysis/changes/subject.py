@@ -11,9 +11,9 @@ from typing import Any
 
 from lipcompile.analysis.changes.edit import Edit
 from lipcompile.core.graph import Graph, Node, Parameter
+from lipcompile.core.record import AnyOp, Constraint, ParameterRule
 from lipcompile.numbers import Scalar, combine, text
 from lipcompile.ops.merge.rules import SUM
-from lipcompile.ops.record import AnyOp, Constraint, ParameterRule
 
 HALF = Fraction(1, 2)
 # A suggested number is as long as its source, or of so many digits, rounded down.

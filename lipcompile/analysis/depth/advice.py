@@ -10,10 +10,10 @@ from math import log2
 from lipcompile.analysis.bounds import derive
 from lipcompile.analysis.depth.loops import ROUNDING, Loop, NotAffineError, loops, step_of
 from lipcompile.core.graph import Graph, Node
+from lipcompile.core.record import Constraint
 from lipcompile.numbers import text
 from lipcompile.numbers.certified import Certified
 from lipcompile.ops.merge.rules import SUM, Sum
-from lipcompile.ops.record import Constraint
 
 # Constraints that scale with their bound.
 _SCALED = ("spectral", "frobenius")

@@ -12,11 +12,7 @@ from typing import Any, TypeGuard, get_args
 
 from lipcompile.analysis.bounds import derive
 from lipcompile.core.graph import Graph, Node
-from lipcompile.numbers import Count, N, Numbers, Step
-from lipcompile.numbers.certified import Certified
-from lipcompile.numbers.polynomial import Polynomial, Polynomials, without_root
-from lipcompile.numbers.step import value
-from lipcompile.ops.record import (
+from lipcompile.core.record import (
     AnyOp,
     Constraint,
     ConstraintKind,
@@ -28,6 +24,10 @@ from lipcompile.ops.record import (
     Theta,
     scaled_by_lipschitz,
 )
+from lipcompile.numbers import Count, N, Numbers, Step
+from lipcompile.numbers.certified import Certified
+from lipcompile.numbers.polynomial import Polynomial, Polynomials, without_root
+from lipcompile.numbers.step import value
 
 # The sides of a minimum of different degrees to tell apart: see `Polynomials.saturated`.
 GROWING, SATURATED = False, True

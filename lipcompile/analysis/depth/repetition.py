@@ -16,8 +16,8 @@ from typing import Any
 from lipcompile.analysis.depth.loops import GROWING, Loop, NotAffineError, affine, loop_op, loops, with_loop
 from lipcompile.core.derivation import Unsolved
 from lipcompile.core.graph import Graph, Input, Node, Parameter
+from lipcompile.core.record import Site
 from lipcompile.numbers import Count, Symbol
-from lipcompile.ops.record import Site
 
 # Longer periods are not looked for: the search is linear in the nodes times this.
 LONGEST_PERIOD = 64

@@ -137,8 +137,8 @@ def _collect(
     shapes: tuple[str, ...],
     limits: tuple[str, ...],
 ) -> ModelOptions:
-    from lipcompile.core.limits import parse_limits
     from lipcompile.frontends.options import ModelOptions, parse_constraint, parse_length, parse_number
+    from lipcompile.limits import parse_limits
 
     return ModelOptions(
         input_norm=None if input_norm is None else parse_number(input_norm, "--input-norm"),
@@ -156,7 +156,7 @@ def _collect(
 
 
 def _bindings(texts: tuple[str, ...]) -> dict[str, Any]:
-    from lipcompile.core.diagnostics import input_error
+    from lipcompile.diagnostics import input_error
     from lipcompile.frontends.options import parse_number
 
     found: dict[str, Any] = {}
@@ -171,7 +171,7 @@ def _bindings(texts: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _shapes(texts: tuple[str, ...]) -> dict[str, Any]:
-    from lipcompile.core.diagnostics import input_error
+    from lipcompile.diagnostics import input_error
     from lipcompile.frontends.options import parse_shape
 
     found: dict[str, Any] = {}

@@ -9,7 +9,7 @@ from typing import Any
 
 from lipcompile.cli.shared.privacy import ACCOUNTANTS, Answer, Question, answer, ask, refuse_if_none
 from lipcompile.cli.shared.progress import CountWatch
-from lipcompile.core.diagnostics import InputError, input_error
+from lipcompile.diagnostics import InputError, input_error
 from lipcompile.reports.document import Curve, Privacy
 
 # A line has about so many points. Over steps they lie closer together where it is steep: ε grows about as √steps.

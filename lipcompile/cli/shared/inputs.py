@@ -14,7 +14,7 @@ from lipcompile_privacy.errors import CheckpointError, DataError
 
 from lipcompile.cli.shared.output import complain
 from lipcompile.core.backend import Backend, instantiate
-from lipcompile.core.diagnostics import Diagnostic, Severity, input_error
+from lipcompile.diagnostics import Diagnostic, Severity, input_error
 
 if TYPE_CHECKING:
     from lipcompile.core.graph import Graph

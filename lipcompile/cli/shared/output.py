@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lipcompile.core.diagnostics import InputError, input_error
+from lipcompile.diagnostics import InputError, input_error
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from lipcompile.core.diagnostics import Diagnostic
+    from lipcompile.diagnostics import Diagnostic
 
 
 def print_json(value: Any) -> None:

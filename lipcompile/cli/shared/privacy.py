@@ -194,7 +194,7 @@ def _solution(analysis: str, asked: Any) -> float:
 
 def refuse_if_none(answers: Mapping[str, Answer]) -> None:
     """Raise InputError (LIP401) with the reasons if no accountant has an answer."""
-    from lipcompile.core.diagnostics import Diagnostic, InputError
+    from lipcompile.diagnostics import Diagnostic, InputError
 
     notes = [answer.note for answer in answers.values() if answer.note]
     if len(notes) == len(answers):

@@ -18,8 +18,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from lipcompile.numbers.rounding import upward
 from lipcompile.reports.console import printable
-from lipcompile.reports.formulas import round_up
 
 
 class _Bar:
@@ -84,7 +84,7 @@ class Watch(_Bar):
 
     def epoch_ended(self, summary: Any) -> None:
         """An epoch ended: the summary has epoch, epsilon and test_accuracy."""
-        spent = f"ε = {round_up(summary.epsilon, 3)}"
+        spent = f"ε = {upward(summary.epsilon, 3)}"
         state = f"epoch {summary.epoch}/{self._epochs}  {spent}  {accuracy(summary.test_accuracy)}"
         self._bar.update(self._task, state=state)
         if self._bar.disable:

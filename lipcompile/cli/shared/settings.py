@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from lipcompile_privacy.errors import FactorisationError
 from lipcompile_privacy.factorisation import planned_strategy
 
-from lipcompile.core.diagnostics import InputError, input_error
+from lipcompile.diagnostics import InputError, input_error
 
 if TYPE_CHECKING:
     from lipcompile.core.derivation import Derivation

@@ -14,7 +14,7 @@ from lipcompile.analysis.sensitivity import analyse
 from lipcompile.analysis.usefulness import Aim
 from lipcompile.core.backend import Backend, find, instantiate
 from lipcompile.core.derivation import Derivation, Source
-from lipcompile.core.diagnostics import InputError
+from lipcompile.diagnostics import InputError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -25,7 +25,7 @@ from lipcompile_privacy.errors import (
 from lipcompile.cli.shared.inputs import CHECKPOINT, LEDGER, MODULE, arrays_of
 from lipcompile.cli.shared.output import complain, write_text
 from lipcompile.core.backend import Backend, instantiate
-from lipcompile.core.diagnostics import Diagnostic, InputError, Severity, input_error
+from lipcompile.diagnostics import Diagnostic, InputError, Severity, input_error
 
 if TYPE_CHECKING:
     from lipcompile.core.derivation import Derivation
@@ -101,12 +101,12 @@ def default_batch(derivation: Derivation, examples: int) -> int:
 def print_result(result: Any, run: TrainingRun) -> None:
     """Write what came out to stdout."""
     from lipcompile.cli.shared.progress import accuracy
-    from lipcompile.reports.formulas import round_up
+    from lipcompile.numbers.rounding import upward
 
     promise = "" if result.private else " -- NOT PRIVATE: a seed was fixed, so the noise is predictable"
     lines = (
         f"{accuracy(result.test_accuracy)} after {result.steps} steps, {result.seconds:.0f} s",
-        f"ε = {round_up(result.epsilon, 4)} at δ = {result.delta:g}, {run.settings['neighbours']}{promise}",
+        f"ε = {upward(result.epsilon, 4)} at δ = {result.delta:g}, {run.settings['neighbours']}{promise}",
         f"noise multiplier {result.noise_multiplier:.5g}",
         f"module      {run.output / MODULE}",
         f"checkpoint  {result.checkpoint}",

@@ -11,7 +11,7 @@ from lipcompile.analysis.requirements import proves
 from lipcompile.analysis.usefulness import LARGEST_EXCESS
 from lipcompile.cli.shared.signals import signals
 from lipcompile.core.backend import Backend, program
-from lipcompile.core.diagnostics import Diagnostic, InputError, Location, Severity
+from lipcompile.diagnostics import Diagnostic, InputError, Location, Severity
 
 if TYPE_CHECKING:
     from lipcompile.core.derivation import Derivation

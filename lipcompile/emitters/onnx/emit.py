@@ -16,11 +16,11 @@ import onnx
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper
 
-from lipcompile.core.diagnostics import Diagnostic, InputError, Refusal
 from lipcompile.core.graph import Graph, Input
+from lipcompile.diagnostics import Diagnostic, InputError, Refusal
+from lipcompile.emitters.lip_text import loss_text
 from lipcompile.emitters.onnx.weights import complete
 from lipcompile.emitters.onnx.writer import Emit, Writer
-from lipcompile.frontends.lip.layer_text import loss_text
 from lipcompile.numbers import text
 from lipcompile.numbers.rounding import below
 from lipcompile.ops.activation import onnx_write as activation

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from lipcompile.core.diagnostics import Refusal
 from lipcompile.core.graph import Node
+from lipcompile.core.record import Shape
+from lipcompile.diagnostics import Refusal
 from lipcompile.numbers import Scalar
-from lipcompile.ops.record import Shape
 from lipcompile.ops.rules import feature_axis
 
 Array = NDArray[Any]

@@ -18,6 +18,7 @@ from lipcompile.certificates import certificate, listed
 from lipcompile.core import backend
 from lipcompile.core.derivation import Analysis, Derivation, finite
 from lipcompile.core.graph import ClipGroup, Graph, Input, Node
+from lipcompile.core.record import Shape
 from lipcompile.emitters.torch.expressions import (
     below,
     constructor,
@@ -28,8 +29,7 @@ from lipcompile.emitters.torch.expressions import (
 )
 from lipcompile.emitters.torch.pieces import WIDTH, nearest, wrapped
 from lipcompile.emitters.torch.programs import current_slope, following_bounds
-from lipcompile.ops.record import Shape
-from lipcompile.reports.formulas import round_up
+from lipcompile.numbers.rounding import upward
 from lipcompile.version import __version__
 
 # Names of the runtime that programs call.
@@ -66,7 +66,7 @@ class TorchBackend:
     @property
     def deployment(self) -> backend.Deployment:
         """`lipcompile_torch.train.deployment`."""
-        import lipcompile_torch.train.deployment as module
+        import lipcompile_torch.deploy.deployment as module
 
         return module
 
@@ -87,7 +87,7 @@ class TorchBackend:
     @property
     def robustness(self) -> backend.Robustness:
         """`lipcompile_torch.certify.certification`."""
-        import lipcompile_torch.certify.certification as module
+        import lipcompile_torch.deploy.certification as module
 
         return module
 
@@ -173,14 +173,14 @@ def _header(derivation: Derivation, analysis: Analysis) -> list[str]:
 
 
 def _shared(group: ClipGroup) -> str:
-    return f"clip `{group.name}`: {round_up(float(group.length))} together, {len(group.parameters)} parameters"
+    return f"clip `{group.name}`: {upward(float(group.length))} together, {len(group.parameters)} parameters"
 
 
 def _table(analysis: Analysis) -> list[str]:
     rows = []
     for name, parameter in analysis.graph.parameters.items():
         bound = analysis.parameters.get(name)
-        shown = "frozen" if bound is None or bound.value is None else round_up(bound.value)
+        shown = "frozen" if bound is None or bound.value is None else upward(bound.value)
         rows.append((name, "x".join(map(str, parameter.shape)), str(parameter.constraint), shown))
     widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
     return [

@@ -8,8 +8,8 @@ from fractions import Fraction
 from typing import Any
 
 from lipcompile.core.graph import Node, Parameter
+from lipcompile.core.record import Shape
 from lipcompile.numbers import Scalar, rounding
-from lipcompile.ops.record import Shape
 from lipcompile.ops.rules import feature_axis
 
 # The expression of a node's output, over the variables of its operands, which have their names.

@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lipcompile.core import limits
-from lipcompile.core.diagnostics import Location, input_error
+from lipcompile import limits
 from lipcompile.core.graph import Graph, GraphBuilder, Node, ParameterChoice, Value
+from lipcompile.core.record import Shape
+from lipcompile.diagnostics import Location, input_error
 from lipcompile.frontends import files
 from lipcompile.frontends.lip import syntax as ast
 from lipcompile.frontends.lip.scope import Problem, Scope
 from lipcompile.frontends.options import ModelOptions
-from lipcompile.ops.record import Shape
 
 NAME = "onnx"
 

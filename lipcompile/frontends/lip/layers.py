@@ -7,8 +7,9 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from fractions import Fraction
 from typing import Any
 
-from lipcompile.core.diagnostics import Refusal
 from lipcompile.core.graph import LENGTH, REGULARISER, ClipGroup, GraphBuilder, ParameterChoice, Value
+from lipcompile.core.record import FREE, AnyOp, Constraint, ConstraintKind, ParameterRule, Shape, Spelling
+from lipcompile.diagnostics import Refusal
 from lipcompile.frontends.lip import syntax as ast
 from lipcompile.frontends.lip.scope import Problem, Scope
 from lipcompile.frontends.lip.starting import starts_at_zero, zeroed
@@ -16,7 +17,6 @@ from lipcompile.frontends.options import ModelOptions
 from lipcompile.ops.conv.rules import CONV
 from lipcompile.ops.linear.rules import BIAS, BiasShape
 from lipcompile.ops.merge.rules import SUM, Sum
-from lipcompile.ops.record import FREE, AnyOp, Constraint, ConstraintKind, ParameterRule, Shape, Spelling
 from lipcompile.ops.registry import layers
 from lipcompile.ops.rules import feature_axis
 from lipcompile.ops.schema import Argument, ArgumentError, bind, check_names, suggest

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
 
+from lipcompile import limits
 from lipcompile.analysis.depth.loops import GROWING, Loop, NotAffineError, affine, loop_op, loops
-from lipcompile.core import limits
-from lipcompile.core.diagnostics import Diagnostic, Refusal
 from lipcompile.core.graph import Graph, GraphBuilder, LossUse, ParameterChoice, Value
 from lipcompile.core.names import is_derived
+from lipcompile.core.record import NoAttributes, Shape
+from lipcompile.diagnostics import Diagnostic, Refusal
 from lipcompile.frontends.lip import backbone
 from lipcompile.frontends.lip import syntax as ast
 from lipcompile.frontends.lip.backbone import Backbones
@@ -24,7 +25,6 @@ from lipcompile.numbers import Arithmetic, Count, Scalar, Symbol, combine, symbo
 from lipcompile.ops.loss.constants import check_numbers
 from lipcompile.ops.loss.spelled import loss_attributes, unknown_loss
 from lipcompile.ops.merge.rules import CONCAT, MAXIMUM, MINIMUM, PRODUCT, SUM, Concat, Sum
-from lipcompile.ops.record import NoAttributes, Shape
 from lipcompile.ops.recurrent import lip_layers as recurrent
 from lipcompile.ops.recurrent.cells import CELLS
 from lipcompile.ops.registry import layers

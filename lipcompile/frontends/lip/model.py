@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lipcompile.core.derivation import Source
-from lipcompile.core.diagnostics import Diagnostic, InputError, Location, input_error
 from lipcompile.core.graph import GraphBuilder
+from lipcompile.diagnostics import Diagnostic, InputError, Location, input_error
 from lipcompile.frontends import files
 from lipcompile.frontends.lip import syntax as ast
 from lipcompile.frontends.lip.backbone import inside

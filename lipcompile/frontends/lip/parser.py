@@ -10,8 +10,8 @@ from typing import Any
 from lark import Lark, Token, Transformer, Tree, v_args
 from lark.exceptions import UnexpectedCharacters, UnexpectedEOF, UnexpectedInput, UnexpectedToken, VisitError
 
-from lipcompile.core import limits
-from lipcompile.core.diagnostics import Diagnostic, InputError, Location
+from lipcompile import limits
+from lipcompile.diagnostics import Diagnostic, InputError, Location
 from lipcompile.frontends.lip import syntax as ast
 from lipcompile.ops.schema import suggest
 

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from lipcompile.analysis.depth.loops import Loop, is_loop
 from lipcompile.analysis.open_numbers import open_numbers
-from lipcompile.core.diagnostics import Diagnostic, InputError, Refusal
 from lipcompile.core.graph import ClipGroup, Graph, Input, Node
 from lipcompile.core.names import Names, identifier
-from lipcompile.frontends.lip.layer_text import call, loss_call, spelling_of, unspeakable
+from lipcompile.diagnostics import Diagnostic, InputError, Refusal
+from lipcompile.emitters.lip_text import call, loss_call, spelling_of, unspeakable
 from lipcompile.frontends.lip.separate_biases import apart
 from lipcompile.frontends.lip.statements import MERGES, Fork, Item, Outline, Step
 from lipcompile.numbers import Symbol, symbols_of, text

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
-from lipcompile.core import limits
-from lipcompile.core.diagnostics import Diagnostic, Location
+from lipcompile import limits
 from lipcompile.core.graph import Value
+from lipcompile.diagnostics import Diagnostic, Location
 from lipcompile.frontends.lip import syntax as ast
 from lipcompile.numbers import Arithmetic, Scalar, Symbol, combine, size, symbols_of
 from lipcompile.ops.schema import Argument

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from lipcompile.core.graph import Graph, Node, Parameter
 from lipcompile.core.names import Names
+from lipcompile.core.record import Site
 from lipcompile.ops.linear.rules import BIAS, BiasShape
-from lipcompile.ops.record import Site
 
 
 def apart(graph: Graph) -> Graph:

@@ -7,12 +7,12 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from lipcompile.core import limits
-from lipcompile.core.diagnostics import Refusal
+from lipcompile import limits
 from lipcompile.core.graph import ParameterChoice
+from lipcompile.core.record import AnyOp, Shape
+from lipcompile.diagnostics import Refusal
 from lipcompile.frontends.lip import syntax as ast
 from lipcompile.frontends.lip.scope import Problem, Scope
-from lipcompile.ops.record import AnyOp, Shape
 
 
 def starts_at_zero(op: AnyOp, named: dict[str, ast.Expression], scope: Scope, call: ast.Call) -> bool:

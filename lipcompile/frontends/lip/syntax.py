@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
-from lipcompile.core.diagnostics import Location
+from lipcompile.diagnostics import Location
 from lipcompile.numbers.scalar import Operator
 
 

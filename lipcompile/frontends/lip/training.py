@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
-from lipcompile.core.diagnostics import Diagnostic
 from lipcompile.core.graph import ClipGroup
+from lipcompile.diagnostics import Diagnostic
 from lipcompile.frontends.lip import syntax as ast
 from lipcompile.frontends.lip.scope import Problem, Scope
 from lipcompile.frontends.options import Setting, TrainingPlan

@@ -11,8 +11,9 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from lipcompile.core.diagnostics import Refusal
 from lipcompile.core.graph import Value
+from lipcompile.core.record import NoAttributes, Shape
+from lipcompile.diagnostics import Refusal
 from lipcompile.frontends.onnx.context import Context, shape_of
 from lipcompile.frontends.onnx.file.memory import expect_array
 from lipcompile.frontends.onnx.node import OnnxNode
@@ -20,7 +21,6 @@ from lipcompile.frontends.onnx.values import Known, floats, scalar
 from lipcompile.ops.merge.rules import PRODUCT, SUM, WHERE, Sum, Where
 from lipcompile.ops.normalisation.onnx_read import factored, shift
 from lipcompile.ops.pool.onnx_read import reduction_of
-from lipcompile.ops.record import NoAttributes, Shape
 from lipcompile.ops.resample.rules import Expand
 from lipcompile.ops.table import OP_BY_NAME
 

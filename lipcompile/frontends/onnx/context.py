@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from lipcompile.core.diagnostics import Refusal
 from lipcompile.core.graph import GraphBuilder, Value
+from lipcompile.core.record import AnyOp, Shape
+from lipcompile.diagnostics import Refusal
 from lipcompile.frontends.onnx.file.read import OFFICIAL_DOMAINS
 from lipcompile.frontends.onnx.layout import FIRST, MIXES, Layout, Placed, placed
 from lipcompile.frontends.onnx.node import OnnxNode, module_of
 from lipcompile.frontends.onnx.parameters import Parameters
 from lipcompile.frontends.onnx.sizes import BATCH
 from lipcompile.frontends.onnx.values import Extreme, Item, Known, Strided, Unfinished
-from lipcompile.ops.record import AnyOp, Shape
 from lipcompile.ops.shape.rules import Slice
 
 # Also for the importers, which name it with what they refuse.

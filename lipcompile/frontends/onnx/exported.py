@@ -14,8 +14,8 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from lipcompile.certificates.read import document_of, graph_of
-from lipcompile.core.diagnostics import InputError
 from lipcompile.core.graph import Graph
+from lipcompile.diagnostics import InputError
 from lipcompile.frontends.options import ModelOptions
 
 if TYPE_CHECKING:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
-from lipcompile.core.diagnostics import Location, Refusal
 from lipcompile.core.graph import GraphBuilder, Value
+from lipcompile.core.record import NoAttributes, Shape
+from lipcompile.diagnostics import Location, Refusal
 from lipcompile.frontends.onnx.layout import Layout, Placed, placed
 from lipcompile.numbers import Scalar
-from lipcompile.ops.record import NoAttributes, Shape
 from lipcompile.ops.shape.rules import Reshape, Slice
 from lipcompile.ops.table import OP_BY_NAME
 

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from lipcompile.core.diagnostics import Refusal
 from lipcompile.core.graph import Value
+from lipcompile.core.record import Shape
+from lipcompile.diagnostics import Refusal
 from lipcompile.frontends.onnx.sizes import BATCH, multiple, shown
-from lipcompile.ops.record import Shape
 
 MIXES = "keep the batch apart from the other axes: every example must be computed by itself"
 

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lipcompile.core.derivation import Source
-from lipcompile.core.diagnostics import Diagnostic, Location, Refusal, Severity, input_error
 from lipcompile.core.graph import Graph, GraphBuilder, LossUse, Value
+from lipcompile.core.record import Shape
+from lipcompile.diagnostics import Diagnostic, Location, Refusal, Severity, input_error
 from lipcompile.frontends.onnx.context import Blamed, Context, as_tensor, is_merged
 from lipcompile.frontends.onnx.exported import exported
 from lipcompile.frontends.onnx.file import read as file
@@ -27,7 +28,6 @@ from lipcompile.frontends.onnx.sizes import checked
 from lipcompile.frontends.onnx.values import Known
 from lipcompile.frontends.options import Loaded, ModelOptions, parse_loss, parse_number
 from lipcompile.numbers import Scalar
-from lipcompile.ops.record import Shape
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto

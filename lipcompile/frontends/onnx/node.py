@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from lipcompile.core.diagnostics import Location, Refusal
+from lipcompile.diagnostics import Location, Refusal
 
 if TYPE_CHECKING:
     from onnx import NodeProto

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from lipcompile.core.diagnostics import Location, Refusal
 from lipcompile.core.graph import Value
+from lipcompile.core.record import Shape
+from lipcompile.diagnostics import Location, Refusal
 from lipcompile.frontends.mends import Mends, groups_of
 from lipcompile.frontends.onnx import shape_after_refusal as guess
 from lipcompile.frontends.onnx.context import Blamed, Context, shape_of
@@ -26,7 +27,6 @@ from lipcompile.frontends.onnx.patterns.patterns import spelled
 from lipcompile.frontends.onnx.values import Item, Known, Unfinished, fold
 from lipcompile.ops.normalisation.onnx_read import affine, per_channel
 from lipcompile.ops.normalisation.rules import Center, GroupNorm
-from lipcompile.ops.record import Shape
 from lipcompile.ops.table import OP_BY_NAME
 
 FOLDED_ALONE = ("Constant",)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lipcompile.core.diagnostics import Refusal
+from lipcompile.diagnostics import Refusal
 from lipcompile.frontends.onnx import constants
 from lipcompile.frontends.onnx.context import Importer
 from lipcompile.frontends.onnx.node import OnnxNode

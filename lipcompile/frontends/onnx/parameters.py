@@ -9,16 +9,17 @@ from fnmatch import fnmatchcase
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from lipcompile.core.diagnostics import Diagnostic, Refusal, Severity
 from lipcompile.core.graph import GraphBuilder, ParameterChoice, Value
 from lipcompile.core.names import identifier
+from lipcompile.core.record import AnyOp, Constraint, Shape, Site
+from lipcompile.diagnostics import Diagnostic, Refusal, Severity
 from lipcompile.frontends.onnx.node import module_of
 from lipcompile.frontends.onnx.values import KEEP, Known, floats
 from lipcompile.frontends.options import ModelOptions
-from lipcompile.numbers import norms, text
+from lipcompile.numbers import text
 from lipcompile.numbers.rounding import round_up
+from lipcompile.ops import norms
 from lipcompile.ops.conv.rules import WINDOWS, gathered
-from lipcompile.ops.record import AnyOp, Constraint, Shape, Site
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

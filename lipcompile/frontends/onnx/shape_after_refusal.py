@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from lipcompile.core.graph import Value
+from lipcompile.core.record import Shape
 from lipcompile.frontends.onnx.values import Item, Known
-from lipcompile.ops.record import Shape
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from lipcompile.core.diagnostics import Refusal
+from lipcompile.diagnostics import Refusal
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

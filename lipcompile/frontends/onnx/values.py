@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from lipcompile.core.diagnostics import Refusal
 from lipcompile.core.graph import Value
+from lipcompile.diagnostics import Refusal
 from lipcompile.frontends.onnx import sizes
 from lipcompile.frontends.onnx.file import memory
 from lipcompile.frontends.onnx.layout import Placed

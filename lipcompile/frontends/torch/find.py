@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lipcompile.core.diagnostics import InputError, Location, input_error
+from lipcompile.diagnostics import InputError, Location, input_error
 from lipcompile.frontends.silence import stdout_to_stderr
 from lipcompile.ops.schema import suggest
 

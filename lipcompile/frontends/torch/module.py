@@ -11,8 +11,8 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from lipcompile.core.derivation import Source
-from lipcompile.core.diagnostics import Diagnostic, Severity, input_error
 from lipcompile.core.graph import Graph, Node
+from lipcompile.diagnostics import Diagnostic, Severity, input_error
 from lipcompile.frontends.mends import Mends
 from lipcompile.frontends.onnx import model as onnx_model
 from lipcompile.frontends.onnx.file.session import parts

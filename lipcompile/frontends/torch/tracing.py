@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from itertools import count, islice, product
 from typing import TYPE_CHECKING, Any
 
-from lipcompile.core.diagnostics import Diagnostic, InputError, Location, input_error
+from lipcompile.core.record import Shape
+from lipcompile.diagnostics import Diagnostic, InputError, Location, input_error
 from lipcompile.frontends.silence import silence
 from lipcompile.frontends.torch.find import place_of, summary
-from lipcompile.ops.record import Shape
 
 if TYPE_CHECKING:
     from torch import Tensor, dtype

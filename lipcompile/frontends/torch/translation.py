@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
-from lipcompile.core.diagnostics import Diagnostic, Location
+from lipcompile.diagnostics import Diagnostic, Location
 from lipcompile.frontends.onnx.node import scope_of, traced_line
 from lipcompile.frontends.silence import silence
 from lipcompile.frontends.torch.find import summary

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
-from lipcompile.core.diagnostics import Refusal
 from lipcompile.core.graph import Value
+from lipcompile.core.record import NoAttributes, Shape
+from lipcompile.diagnostics import Refusal
 from lipcompile.frontends.onnx.constants import scaled
 from lipcompile.frontends.onnx.context import Context, Importer, shape_of
 from lipcompile.frontends.onnx.node import OnnxNode
@@ -17,7 +18,6 @@ from lipcompile.ops.activation.rules import ELU, GELU, HardShrink, Hardtanh
 from lipcompile.ops.activation.text import WRITTEN, Written
 from lipcompile.ops.merge.rules import SUM, Sum
 from lipcompile.ops.parametric.rules import PRELU, PerFeature
-from lipcompile.ops.record import NoAttributes, Shape
 from lipcompile.ops.table import OP_BY_NAME
 
 ONE = Fraction(1)

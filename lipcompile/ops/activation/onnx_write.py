@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from lipcompile.core.graph import Node
+from lipcompile.core.record import Shape
 from lipcompile.emitters.onnx.writer import Emit, Writer, axis_of, float32
 from lipcompile.ops.activation.text import WRITTEN, Written
-from lipcompile.ops.record import Shape
 
 
 def _operator(written: Written) -> Emit:

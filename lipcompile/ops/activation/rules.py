@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal
 
-from lipcompile.core.diagnostics import Refusal
+from lipcompile.core.record import AnyOp, Inputs, Shape, Site, Spelling, Theta
+from lipcompile.diagnostics import Refusal
 from lipcompile.numbers import N, Numbers, Scalar, text
-from lipcompile.ops.record import AnyOp, Inputs, Shape, Site, Spelling, Theta
 from lipcompile.ops.rules import Elementwise, Function, elementwise, entry_of_input, feature_axis, magnitude, plain
 from lipcompile.ops.schema import Axis
 

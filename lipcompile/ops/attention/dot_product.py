@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import prod
 
-from lipcompile.core.diagnostics import Refusal
+from lipcompile.core.record import AnyOp, Inputs, Shape, Site, Theta
+from lipcompile.diagnostics import Refusal
 from lipcompile.numbers import N, Numbers, Scalar
 from lipcompile.ops.attention.rules import Sight, concentration, deviation, kept, pull
-from lipcompile.ops.record import AnyOp, Inputs, Shape, Site, Theta
 from lipcompile.ops.rules import magnitude, plain
 from lipcompile.ops.shape.rules import Dropout, dropout_shape
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from lipcompile.core.diagnostics import Refusal
+from lipcompile.core.record import AnyOp, Extent, Inputs, Shape, Site, Theta
+from lipcompile.diagnostics import Refusal
 from lipcompile.numbers import N, Numbers, Scalar
 from lipcompile.ops.linear.rules import weight_rule
-from lipcompile.ops.record import AnyOp, Extent, Inputs, Shape, Site, Theta
 from lipcompile.ops.rules import plain
 from lipcompile.ops.shape.rules import Dropout, dropout_shape
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lipcompile.core.diagnostics import Refusal
 from lipcompile.core.graph import Value
+from lipcompile.diagnostics import Refusal
 from lipcompile.frontends.onnx.context import Context, Importer, shape_of
 from lipcompile.frontends.onnx.node import OnnxNode
 from lipcompile.frontends.onnx.values import Known

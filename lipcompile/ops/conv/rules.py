@@ -7,11 +7,7 @@ from dataclasses import dataclass
 from math import isqrt, prod
 from typing import Any
 
-from lipcompile.core.diagnostics import Refusal
-from lipcompile.numbers import N, Numbers
-from lipcompile.ops import counting
-from lipcompile.ops.linear.rules import bias_rule, broadcast_bias, weight_lipschitz, weight_rule
-from lipcompile.ops.record import (
+from lipcompile.core.record import (
     AnyOp,
     Condition,
     ConditionsRule,
@@ -23,6 +19,10 @@ from lipcompile.ops.record import (
     Spelling,
     Theta,
 )
+from lipcompile.diagnostics import Refusal
+from lipcompile.numbers import N, Numbers
+from lipcompile.ops import counting
+from lipcompile.ops.linear.rules import bias_rule, broadcast_bias, weight_lipschitz, weight_rule
 from lipcompile.ops.rules import plain
 from lipcompile.ops.schema import Extra, Padding, PerAxis, every
 

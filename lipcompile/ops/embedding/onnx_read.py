@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 
-from lipcompile.core.diagnostics import Refusal
 from lipcompile.core.graph import Value
+from lipcompile.diagnostics import Refusal
 from lipcompile.frontends.onnx.context import MIXES, Context, as_tensor, shape_of
 from lipcompile.frontends.onnx.node import OnnxNode
 from lipcompile.frontends.onnx.values import Known

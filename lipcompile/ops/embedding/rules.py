@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from lipcompile.core.diagnostics import Refusal
+from lipcompile.core.record import AnyOp, Inputs, ParameterRule, Shape, Site, Theta
+from lipcompile.diagnostics import Refusal
 from lipcompile.numbers import N, Numbers
 from lipcompile.ops.linear.rules import stored_norm
-from lipcompile.ops.record import AnyOp, Inputs, ParameterRule, Shape, Site, Theta
 from lipcompile.ops.rules import plain
 from lipcompile.ops.schema import Index
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from math import prod
 from string import ascii_letters
 
-from lipcompile.core.diagnostics import Refusal
 from lipcompile.core.graph import Value
+from lipcompile.diagnostics import Refusal
 from lipcompile.frontends.onnx.context import MIXES, Context, shape_of
 from lipcompile.frontends.onnx.node import OnnxNode
 from lipcompile.frontends.onnx.values import Known, toggled

@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from lipcompile.core.diagnostics import Refusal
 from lipcompile.core.graph import Value
+from lipcompile.core.record import AnyOp
+from lipcompile.diagnostics import Refusal
 from lipcompile.frontends.onnx.context import MIXES, Context, Importer, shape_of
 from lipcompile.frontends.onnx.node import OnnxNode, module_of
 from lipcompile.frontends.onnx.values import Known, floats, toggled
 from lipcompile.ops.conv.rules import CONV_TRANSPOSE
 from lipcompile.ops.linear.rules import BIAS, DENSE, BiasShape, Dense
-from lipcompile.ops.record import AnyOp
 from lipcompile.ops.shape.onnx_read import permute
 
 if TYPE_CHECKING:

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from lipcompile.core.diagnostics import Refusal
-from lipcompile.numbers import N, Numbers
-from lipcompile.ops.record import (
+from lipcompile.core.record import (
     AnyOp,
     Condition,
     Constraint,
@@ -22,6 +20,8 @@ from lipcompile.ops.record import (
     Spelling,
     Theta,
 )
+from lipcompile.diagnostics import Refusal
+from lipcompile.numbers import N, Numbers
 from lipcompile.ops.rules import plain
 
 

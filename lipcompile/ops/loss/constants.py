@@ -7,14 +7,13 @@ from fractions import Fraction
 from math import prod
 from typing import Any, Literal
 
-from lipcompile.core.diagnostics import Refusal
+from lipcompile.core.record import AnyLoss, Loss, LossLipschitzRule, Measure, Shape
+from lipcompile.diagnostics import Refusal
 from lipcompile.numbers import N, Numbers, Scalar
-from lipcompile.ops.record import AnyLoss, AnyOp, Loss, LossLipschitzRule, Measure, Shape
 
 Reduce = Literal["mean", "sum"]
 _POSITIVE = ("temperature", "floor", "target_norm", "delta", "beta")
 _NOT_NEGATIVE = ("alpha", "margin")
-CLASS_OF_TOKEN = "a class index a token"
 
 
 def several_classes(attributes: Any, logits: Shape) -> None:
@@ -44,16 +43,6 @@ def table_of_logits(attributes: Any, logits: Shape) -> None:
         message = f"this loss needs logits [tokens, classes], not the shape {list(logits)}"
         raise Refusal("LIP211", message, "one label an example takes cross_entropy" if len(logits) < 2 else "")
     check_numbers(attributes)
-
-
-def refuse_channels_first(loss: AnyLoss, logits: Shape, by: AnyOp | None) -> None:
-    """Refuse a table of logits whose first axis has the classes; by: the op that decided its axes."""
-    if loss.target != CLASS_OF_TOKEN or by is None or by.axes != "channels":
-        return
-    message = f"this loss reads classes from the last axis of {list(logits)}, but `{by.name}` has channels first"
-    flat, own = (".flatten(2)", f"reshape({logits[0]}, -1) ") if len(logits) > 2 else ("", "")
-    mend = f"for a label a position end with {flat}.transpose(1, 2), in a .lip file with {own}transpose"
-    raise Refusal("LIP211", message, mend)
 
 
 def one_logit(attributes: Any, logits: Shape) -> None:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from lipcompile.core.record import AnyLoss, Extent, Shape
 from lipcompile.numbers import N, Numbers, Scalar
 from lipcompile.ops.loss.constants import Reduce, any_vector, loss_record, over_outputs
-from lipcompile.ops.record import AnyLoss, Extent, Shape
 
 ONE = Fraction(1)
 

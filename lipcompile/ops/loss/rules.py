@@ -7,11 +7,11 @@ from fractions import Fraction
 from math import prod
 from typing import Any, Literal
 
-from lipcompile.core.diagnostics import Refusal
+from lipcompile.core.record import CLASS_OF_TOKEN, AnyLoss, Extent, NoAttributes, Shape
+from lipcompile.diagnostics import Refusal
 from lipcompile.numbers import N, Numbers, Scalar
 from lipcompile.ops.loss import regression
 from lipcompile.ops.loss.constants import (
-    CLASS_OF_TOKEN,
     Reduce,
     largest,
     loss_record,
@@ -20,7 +20,6 @@ from lipcompile.ops.loss.constants import (
     several_classes,
     table_of_logits,
 )
-from lipcompile.ops.record import AnyLoss, Extent, NoAttributes, Shape
 from lipcompile.ops.rules import MANY
 from lipcompile.ops.schema import Label
 

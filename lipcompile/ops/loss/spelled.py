@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from lipcompile.ops.record import AnyLoss
+from lipcompile.core.record import AnyLoss
 from lipcompile.ops.schema import Argument, ArgumentError, bind, suggest
 from lipcompile.ops.table import LOSS_BY_NAME
 

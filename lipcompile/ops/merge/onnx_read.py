@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
-from lipcompile.core.diagnostics import Refusal
 from lipcompile.core.graph import Value
+from lipcompile.core.record import NoAttributes, Shape
+from lipcompile.diagnostics import Refusal
 from lipcompile.frontends.onnx.constants import (
     alike,
     broadcast,
@@ -30,7 +31,6 @@ from lipcompile.ops.linear.rules import BIAS, BiasShape
 from lipcompile.ops.merge.rules import MAXIMUM, MINIMUM, PRODUCT, SUM, Sum
 from lipcompile.ops.normalisation.onnx_read import factored
 from lipcompile.ops.pool.onnx_read import reduced_axes, reduction_of
-from lipcompile.ops.record import NoAttributes, Shape
 from lipcompile.ops.shape.onnx_read import cut, made_axes, permute, reshape_to, unsqueeze
 from lipcompile.ops.shape.rules import Slice
 from lipcompile.ops.table import OP_BY_NAME

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from lipcompile.core.diagnostics import Refusal
+from lipcompile.core.record import AnyOp, Condition, Extent, Inputs, NoAttributes, Shape, Site, Spelling, Theta
+from lipcompile.diagnostics import Refusal
 from lipcompile.numbers import N, Numbers, Scalar
-from lipcompile.ops.record import AnyOp, Condition, Extent, Inputs, NoAttributes, Shape, Site, Spelling, Theta
 from lipcompile.ops.rules import feature_axis, magnitude, plain
 from lipcompile.ops.schema import Axis
 

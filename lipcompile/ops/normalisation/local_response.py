@@ -8,11 +8,11 @@ from fractions import Fraction
 
 from mpmath.ctx_iv import MPIntervalContext
 
-from lipcompile.core.diagnostics import Refusal
+from lipcompile.core.record import AnyOp, Inputs, Shape, Site, Theta
+from lipcompile.diagnostics import Refusal
 from lipcompile.numbers import N, Numbers, Scalar
 from lipcompile.numbers.certified import Interval
 from lipcompile.numbers.rounding import round_up
-from lipcompile.ops.record import AnyOp, Inputs, Shape, Site, Theta
 from lipcompile.ops.rules import plain
 
 _DIGITS = 12

@@ -8,8 +8,9 @@ from fractions import Fraction
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from lipcompile.core.diagnostics import Refusal
 from lipcompile.core.graph import Value
+from lipcompile.core.record import Shape
+from lipcompile.diagnostics import Refusal
 from lipcompile.frontends.onnx.context import MIXES, Context, Importer, shape_of
 from lipcompile.frontends.onnx.node import OnnxNode, module_of
 from lipcompile.frontends.onnx.values import Known, floats
@@ -18,7 +19,6 @@ from lipcompile.ops.linear.rules import BIAS, BiasShape
 from lipcompile.ops.normalisation.local_response import LocalResponse
 from lipcompile.ops.normalisation.rules import GroupNorm, InstanceNorm, OverAxes
 from lipcompile.ops.parametric.rules import PerFeature
-from lipcompile.ops.record import Shape
 from lipcompile.ops.shape.onnx_read import reshape_to
 from lipcompile.ops.table import OP_BY_NAME
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from lipcompile.core.graph import Node
+from lipcompile.core.record import Shape
 from lipcompile.emitters.onnx.writer import Emit, Writer, float32
 from lipcompile.ops.normalisation.rules import axes_of
-from lipcompile.ops.record import Shape
 
 TWO = Fraction(2)
 

@@ -11,9 +11,9 @@ from fractions import Fraction
 from math import prod
 from typing import Any, NamedTuple
 
-from lipcompile.core.diagnostics import Refusal
+from lipcompile.core.record import AnyOp, AxisOrder, Extent, Inputs, NormRule, Shape, ShapeRule, Site, Theta
+from lipcompile.diagnostics import Refusal
 from lipcompile.numbers import N, Numbers, Scalar
-from lipcompile.ops.record import AnyOp, AxisOrder, Extent, Inputs, NormRule, Shape, ShapeRule, Site, Theta
 from lipcompile.ops.rules import feature_axis, plain
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from lipcompile.core.diagnostics import Refusal
+from lipcompile.core.record import AnyOp, Inputs, NormRule, ParameterRule, Shape, Site, Theta
+from lipcompile.diagnostics import Refusal
 from lipcompile.numbers import N, Numbers, Scalar
 from lipcompile.ops.linear.rules import stored_norm
-from lipcompile.ops.record import AnyOp, Inputs, NormRule, ParameterRule, Shape, Site, Theta
 from lipcompile.ops.rules import feature_axis, norm_of_input, plain
 from lipcompile.ops.schema import Axis
 

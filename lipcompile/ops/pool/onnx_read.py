@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from lipcompile.core.diagnostics import Refusal
 from lipcompile.core.graph import Value
+from lipcompile.core.record import Shape
+from lipcompile.diagnostics import Refusal
 from lipcompile.frontends.onnx.context import Context, Importer, shape_of
 from lipcompile.frontends.onnx.node import OnnxNode
 from lipcompile.frontends.onnx.values import integers
 from lipcompile.ops.pool.rules import AveragePool, LpPool, Pool
-from lipcompile.ops.record import Shape
 from lipcompile.ops.reduce.rules import GlobalPool, Reduce
 from lipcompile.ops.table import OP_BY_NAME
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from lipcompile.core.diagnostics import Refusal
+from lipcompile.core.record import AnyOp, Condition, Inputs, Shape, Site, Theta
+from lipcompile.diagnostics import Refusal
 from lipcompile.numbers import N, Numbers
 from lipcompile.ops import counting
 from lipcompile.ops.averaging import Average, adaptive, averages, averaging_gram, sums
-from lipcompile.ops.record import AnyOp, Condition, Inputs, Shape, Site, Theta
 from lipcompile.ops.rules import entry_of_input, homogeneous
 from lipcompile.ops.schema import Padding, PerAxis, every, like
 

@@ -11,7 +11,7 @@ from functools import reduce
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from lipcompile.core import limits
+from lipcompile import limits
 from lipcompile.ops.recurrent.torch_read import operators
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from fractions import Fraction
 from typing import Any, Literal
 
 from lipcompile.core.graph import Value
+from lipcompile.core.record import AnyOp, NoAttributes, Shape
 from lipcompile.ops.merge.rules import CONCAT, PRODUCT, SUM, Concat, Sum
-from lipcompile.ops.record import AnyOp, NoAttributes, Shape
 from lipcompile.ops.shape.rules import Reshape, Slice
 from lipcompile.ops.table import OP_BY_NAME
 

@@ -11,11 +11,11 @@ from fractions import Fraction
 from typing import Any
 
 from lipcompile.core.graph import Value
+from lipcompile.core.record import AnyOp, Shape
 from lipcompile.frontends.lip import syntax as ast
 from lipcompile.frontends.lip.layers import LayerLowering, argument_problem, operands_of
 from lipcompile.frontends.lip.scope import Problem, Scope
 from lipcompile.ops.merge.rules import CONCAT, Concat
-from lipcompile.ops.record import AnyOp, Shape
 from lipcompile.ops.recurrent.cells import CELLS, Cell, Role, Unrolling, unrolled
 from lipcompile.ops.schema import ArgumentError, bind
 from lipcompile.ops.table import OP_BY_NAME

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from lipcompile.core.diagnostics import Refusal
 from lipcompile.core.graph import Value
+from lipcompile.core.record import AnyOp
+from lipcompile.diagnostics import Refusal
 from lipcompile.frontends.onnx.context import Context, Importer, shape_of
 from lipcompile.frontends.onnx.layout import FIRST, Layout, Placed, placed
 from lipcompile.frontends.onnx.node import OnnxNode
 from lipcompile.frontends.onnx.values import Item, Known, floats
 from lipcompile.ops.linear.rules import BIAS, DENSE, BiasShape, Dense
-from lipcompile.ops.record import AnyOp
 from lipcompile.ops.recurrent.cells import (
     CELLS,
     GRU_RESET_FIRST,

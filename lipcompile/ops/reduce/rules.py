@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, Protocol
 
-from lipcompile.core.diagnostics import Refusal
+from lipcompile.core.record import AnyOp, Inputs, NormRule, Shape, Site, Theta
+from lipcompile.diagnostics import Refusal
 from lipcompile.numbers import N, Numbers
-from lipcompile.ops.record import AnyOp, Inputs, NormRule, Shape, Site, Theta
 from lipcompile.ops.rules import Gain, entry_of_input, homogeneous, plain, row_of_input
 
 

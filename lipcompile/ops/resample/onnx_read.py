@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from lipcompile.core.diagnostics import Refusal
 from lipcompile.core.graph import Value
+from lipcompile.core.record import Shape
+from lipcompile.diagnostics import Refusal
 from lipcompile.frontends.onnx.constants import plus_entries
 from lipcompile.frontends.onnx.context import MIXES, Context, Importer, shape_of
 from lipcompile.frontends.onnx.file.memory import expect_array
@@ -17,7 +18,6 @@ from lipcompile.frontends.onnx.sizes import is_formal
 from lipcompile.frontends.onnx.values import Known, integers, scalar
 from lipcompile.ops.counting import Mode
 from lipcompile.ops.embedding.rules import Embedding
-from lipcompile.ops.record import Shape
 from lipcompile.ops.resample.rules import Expand, Gather, Pad
 from lipcompile.ops.shape.onnx_read import cut, permute, reshape_to
 from lipcompile.ops.shape.rules import Block, Slice

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from lipcompile.core.diagnostics import Refusal
 from lipcompile.core.graph import Value
+from lipcompile.core.record import Shape
+from lipcompile.diagnostics import Refusal
 from lipcompile.frontends.onnx.context import MIXES, Context, Importer, shape_of
 from lipcompile.frontends.onnx.node import OnnxNode
 from lipcompile.frontends.onnx.sizes import is_formal
 from lipcompile.frontends.onnx.values import integers
-from lipcompile.ops.record import Shape
 from lipcompile.ops.resample.rules import Interpolation, Upsample
 from lipcompile.ops.table import OP_BY_NAME
 

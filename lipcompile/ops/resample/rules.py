@@ -10,11 +10,11 @@ from functools import lru_cache
 from math import lcm, prod
 from typing import Any, Literal
 
-from lipcompile.core.diagnostics import Refusal
+from lipcompile.core.record import AnyOp, AxisOrder, Condition, Inputs, Shape, ShapeRule, Site, Theta
+from lipcompile.diagnostics import Refusal
 from lipcompile.numbers import N, Numbers
 from lipcompile.numbers.rounding import round_up
 from lipcompile.ops import counting
-from lipcompile.ops.record import AnyOp, AxisOrder, Condition, Inputs, Shape, ShapeRule, Site, Theta
 from lipcompile.ops.rules import entry_of_input, feature_axis, homogeneous
 from lipcompile.ops.schema import Axis, Padding, PerAxis
 
@@ -227,7 +227,7 @@ def _proved_norm(rows: tuple[Row, ...], size: int) -> Fraction:
     """‖A‖, rounded up: A times the common denominator of its entries is exactly a matrix of doubles."""
     import numpy as np  # here, because `check` starts faster without it
 
-    from lipcompile.numbers import norms  # which counts windows itself
+    from lipcompile.ops import norms  # which counts windows itself
 
     scale = lcm(*(weight.denominator for row in rows for _, weight in row))
     if scale > LARGEST_DENOMINATOR:

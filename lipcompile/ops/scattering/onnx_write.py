@@ -9,8 +9,8 @@ from math import tau
 import numpy as np
 
 from lipcompile.core.graph import Node
+from lipcompile.core.record import Shape
 from lipcompile.emitters.onnx.writer import Array, Emit, Writer
-from lipcompile.ops.record import Shape
 from lipcompile.ops.resample.onnx_write import padded
 from lipcompile.ops.scattering.rules import Scattering2d, frequencies, lowpass, wavelet
 

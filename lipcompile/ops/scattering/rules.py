@@ -9,12 +9,12 @@ from functools import lru_cache
 from math import cos, pi, prod, sin, tau
 from typing import TYPE_CHECKING, Any
 
-from lipcompile.core import limits
-from lipcompile.core.diagnostics import Refusal
+from lipcompile import limits
+from lipcompile.core.record import AnyOp, Condition, Shape, Site
+from lipcompile.diagnostics import Refusal
 from lipcompile.numbers import N, Numbers
 from lipcompile.numbers.rounding import round_up
 from lipcompile.ops import counting
-from lipcompile.ops.record import AnyOp, Condition, Shape, Site
 from lipcompile.ops.rules import homogeneous
 
 if TYPE_CHECKING:

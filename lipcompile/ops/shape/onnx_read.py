@@ -7,14 +7,14 @@ from dataclasses import replace
 from fractions import Fraction
 from math import prod
 
-from lipcompile.core.diagnostics import Refusal
 from lipcompile.core.graph import Value
+from lipcompile.core.record import NoAttributes, Shape
+from lipcompile.diagnostics import Refusal
 from lipcompile.frontends.onnx.context import MIXES, Context, Importer, shape_of
 from lipcompile.frontends.onnx.layout import FIRST, Placed, permuted, placed, reshaped
 from lipcompile.frontends.onnx.node import OnnxNode
 from lipcompile.frontends.onnx.sizes import BATCH, has_batch, is_formal, multiple, shown
 from lipcompile.frontends.onnx.values import Item, Known, Strided, integers, is_floating, scalar
-from lipcompile.ops.record import NoAttributes, Shape
 from lipcompile.ops.resample.rules import Gather
 from lipcompile.ops.shape.rules import Dropout, Reshape, Slice, Transpose
 from lipcompile.ops.table import OP_BY_NAME

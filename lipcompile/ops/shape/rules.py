@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import prod
 
-from lipcompile.core.diagnostics import Refusal
+from lipcompile.core.record import AnyOp, Inputs, NoAttributes, Shape, Site, Theta
+from lipcompile.diagnostics import Refusal
 from lipcompile.numbers import N, Numbers, Scalar
-from lipcompile.ops.record import AnyOp, Inputs, NoAttributes, Shape, Site, Theta
 from lipcompile.ops.rules import entry_of_input, homogeneous, plain, row_of_input, same_shape
 from lipcompile.ops.schema import Index
 

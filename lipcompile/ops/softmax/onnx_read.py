@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import prod
 
-from lipcompile.core.diagnostics import Refusal
 from lipcompile.core.graph import Value
+from lipcompile.diagnostics import Refusal
 from lipcompile.frontends.onnx.context import MIXES, Context, Importer
 from lipcompile.frontends.onnx.node import OnnxNode
 from lipcompile.ops.shape.onnx_read import reshape_to

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from lipcompile.core.diagnostics import Refusal
+from lipcompile.core.record import AnyOp, Extent, Inputs, Shape, Site, Theta
+from lipcompile.diagnostics import Refusal
 from lipcompile.numbers import N, Numbers, Scalar
-from lipcompile.ops.record import AnyOp, Extent, Inputs, Shape, Site, Theta
 from lipcompile.ops.rules import MANY, feature_axis, plain
 from lipcompile.ops.schema import Axis
 

@@ -10,8 +10,9 @@ from markupsafe import Markup
 from lipcompile.core.derivation import Analysis, Bound
 from lipcompile.core.graph import Input
 from lipcompile.numbers import text as scalar_text
+from lipcompile.numbers.rounding import upward
 from lipcompile.reports.document import Document, shares
-from lipcompile.reports.formulas import count, dimensions, percent, round_up, text
+from lipcompile.reports.formulas import count, dimensions, percent, text
 from lipcompile.reports.html.layout import Bracket, Lane, Layout, Part, Row, layout
 from lipcompile.reports.templating import environment
 
@@ -85,13 +86,13 @@ def _factor(lipschitz: Bound | None) -> str | None:
     if lipschitz.value is None:
         formula = text(lipschitz.expression)
         return formula if len(formula) <= _LONGEST_FACTOR else "…"
-    number = round_up(lipschitz.value, 4)
+    number = upward(lipschitz.value, 4)
     return number.rstrip("0").rstrip(".") if "e" not in number else number
 
 
 def _loss(analysis: Analysis) -> Mark:
     use, bound = analysis.graph.loss, analysis.loss_lipschitz
-    constant = "not given" if bound.value is None else f"≤ {round_up(bound.value, 4)}"
+    constant = "not given" if bound.value is None else f"≤ {upward(bound.value, 4)}"
     name = use.loss.name if use else "no loss"
     return Mark("loss", name, f"loss · Lipschitz {constant}", f"{name}: Lipschitz constant {constant}")
 

@@ -9,8 +9,8 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
+from lipcompile.core.record import Constraint, Site
 from lipcompile.ops.attention.rules import Attention
-from lipcompile.ops.record import Constraint, Site
 from lipcompile.ops.table import OP_BY_NAME
 
 from .. import harness

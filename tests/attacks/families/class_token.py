@@ -8,8 +8,8 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
+from lipcompile.core.record import Constraint, Shape, Site
 from lipcompile.ops.embedding.rules import ClassToken
-from lipcompile.ops.record import Constraint, Shape, Site
 from lipcompile.ops.table import OP_BY_NAME
 
 from .. import harness

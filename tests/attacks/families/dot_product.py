@@ -10,8 +10,8 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from lipcompile.core.record import Site
 from lipcompile.ops.attention.dot_product import DotProduct
-from lipcompile.ops.record import Site
 from lipcompile.ops.table import OP_BY_NAME
 
 from .. import harness

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lipcompile.core.record import Constraint, ConstraintKind, Shape, Site
 from lipcompile.ops.conv.rules import Conv, ConvTranspose
 from lipcompile.ops.counting import Mode
 from lipcompile.ops.linear.rules import BiasShape, Dense
-from lipcompile.ops.record import Constraint, ConstraintKind, Shape, Site
 from lipcompile.ops.table import OP_BY_NAME
 
 from .. import harness

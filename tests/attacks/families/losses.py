@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
+from lipcompile.core.record import NoAttributes, Shape
 from lipcompile.ops.loss.constants import Reduce
 from lipcompile.ops.loss.rules import (
     Cosine,
@@ -24,7 +25,6 @@ from lipcompile.ops.loss.rules import (
     MultiMargin,
     TokenCrossEntropy,
 )
-from lipcompile.ops.record import NoAttributes, Shape
 from lipcompile.ops.table import LOSS_BY_NAME
 
 from ..draw import NO, Draw

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lipcompile.core.record import Shape, Site
 from lipcompile.ops.merge.rules import Concat, Sum, Where
-from lipcompile.ops.record import Shape, Site
 from lipcompile.ops.table import OP_BY_NAME
 
 from .. import harness

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lipcompile.core.record import Shape
 from lipcompile.ops.normalisation.local_response import LocalResponse
 from lipcompile.ops.normalisation.rules import Center, GroupNorm, InstanceNorm, OverAxes
-from lipcompile.ops.record import Shape
 
 from ..draw import Draw, Drawn
 from ..family import Attack, Witness, unary

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lipcompile.core.record import Constraint, Site
 from lipcompile.ops.parametric.rules import FixedHouseholder, Householder, PerFeature
-from lipcompile.ops.record import Constraint, Site
 from lipcompile.ops.table import OP_BY_NAME
 
 from .. import harness

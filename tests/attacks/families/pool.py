@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lipcompile.core.record import Shape
 from lipcompile.ops.pool.rules import AdaptivePool, AveragePool, LpPool, Pool
-from lipcompile.ops.record import Shape
 
 from .. import harness
 from ..draw import Draw, Drawn, Instance

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lipcompile.core.record import Shape
 from lipcompile.ops.loss.regression import AbsoluteError, Huber, SmoothL1, SquaredError
-from lipcompile.ops.record import Shape
 
 from ..draw import Draw
 from ..harness import LossCase

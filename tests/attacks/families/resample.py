@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
+from lipcompile.core.record import Shape
 from lipcompile.ops.counting import Mode
-from lipcompile.ops.record import Shape
 from lipcompile.ops.resample.rules import Expand, Gather, Interpolation, Pad, Upsample
 
 from ..draw import Draw, Drawn

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from lipcompile.ops.record import Site
+from lipcompile.core.record import Site
 from lipcompile.ops.shape.rules import Block, ClipGradient, ClipNorm, Dropout, Reshape, Slice, Transpose
 from lipcompile.ops.table import OP_BY_NAME
 

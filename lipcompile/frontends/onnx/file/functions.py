@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from lipcompile.core import limits
-from lipcompile.core.diagnostics import Location, Refusal
+from lipcompile import limits
+from lipcompile.diagnostics import Location, Refusal
 
 if TYPE_CHECKING:
     from onnx import AttributeProto, FunctionProto, ModelProto, NodeProto

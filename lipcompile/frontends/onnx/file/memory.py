@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from lipcompile.core import limits
+from lipcompile import limits
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

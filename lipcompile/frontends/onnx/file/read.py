@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lipcompile.core import limits
-from lipcompile.core.diagnostics import InputError, Location, Refusal, input_error
+from lipcompile import limits
+from lipcompile.diagnostics import InputError, Location, Refusal, input_error
 from lipcompile.frontends import files
 from lipcompile.frontends.onnx.file import functions, structure, tensors, wire
 

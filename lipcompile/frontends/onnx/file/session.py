@@ -8,10 +8,10 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lipcompile.core.record import Shape
 from lipcompile.frontends.onnx.inputs import Source, sources
 from lipcompile.frontends.options import OriginalError
 from lipcompile.frontends.silence import silence_native
-from lipcompile.ops.record import Shape
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from lipcompile.core.diagnostics import Diagnostic, Location
+from lipcompile.diagnostics import Diagnostic, Location
 
 if TYPE_CHECKING:
     from onnx import GraphProto, NodeProto

@@ -10,8 +10,8 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lipcompile.core import limits
-from lipcompile.core.diagnostics import Location, Refusal
+from lipcompile import limits
+from lipcompile.diagnostics import Location, Refusal
 from lipcompile.frontends import files
 
 if TYPE_CHECKING:

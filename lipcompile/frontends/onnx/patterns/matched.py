@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from lipcompile.core.diagnostics import Refusal
 from lipcompile.core.graph import Value
+from lipcompile.core.record import AnyOp, NoAttributes, Shape
+from lipcompile.diagnostics import Refusal
 from lipcompile.frontends.onnx.context import Context, shape_of
 from lipcompile.frontends.onnx.file.memory import expect_array
 from lipcompile.frontends.onnx.layout import FIRST, Placed
@@ -21,7 +22,6 @@ from lipcompile.ops.attention.dot_product import DotProduct
 from lipcompile.ops.merge.rules import SUM, Sum
 from lipcompile.ops.normalisation.rules import Center, OverAxes
 from lipcompile.ops.pool.onnx_read import pool_of, reduced_axes
-from lipcompile.ops.record import AnyOp, NoAttributes, Shape
 from lipcompile.ops.reduce.rules import Reduce
 from lipcompile.ops.shape.onnx_read import drop_probability, permute
 from lipcompile.ops.shape.rules import ClipNorm

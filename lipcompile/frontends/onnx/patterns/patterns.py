@@ -13,8 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 
-from lipcompile.core.diagnostics import Refusal
 from lipcompile.core.graph import Value
+from lipcompile.diagnostics import Refusal
 from lipcompile.frontends.onnx.context import Context
 from lipcompile.frontends.onnx.input_clip import INPUT_CLIP, input_clip
 from lipcompile.frontends.onnx.node import OnnxNode

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..audit.adversarial import AttackConfig, attack
+from ..train.certificate import certificate_of, graph_hash
 from ..train.checkpoint import SCHEMA, CheckpointError
 from ..train.data import DataError, load_test_npz
 from ..train.module import LipschitzModule
-from .certificate import certificate_of, graph_hash
+from .adversarial import AttackConfig, attack
 from .robustness import (
     BATCH,
     Constants,

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from ..certify.rounding import UP_MANY
+from ..clip.clipping import ClipGroup
 from ..nn.functional import clip_scale, example_norms
-from .clipping import ClipGroup
 
 _INWARD = 1 - 2.0**-50  # covers that of the noise of several counts together
 

@@ -18,12 +18,12 @@ from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..certify.precision import rounding_slack
+from ..clip.bookkeeping import without
 from ..nn.functional import clip_scale, example_norms
 from ..noise.mechanism import Allocation, allocate, values_by_name
-from ..train import checks
-from ..train.checks import PrivacyError
-from ..train.module import LipschitzModule
-from .bookkeeping import without
+from . import checks
+from .checks import PrivacyError
+from .module import LipschitzModule
 
 PerExampleLoss = Callable[[Tensor, Tensor], Tensor]
 """From outputs [B, …] and targets [B, …] to the loss of each example, [B]."""

@@ -7,12 +7,12 @@ from dataclasses import MISSING, fields
 from fractions import Fraction
 from typing import Any, get_type_hints
 
-from lipcompile.core.diagnostics import Refusal
 from lipcompile.core.graph import LENGTH, REGULARISER, ClipGroup, LossUse, Node, Parameter
+from lipcompile.core.record import FREE, AnyOp, Constraint, Shape, Spelling
+from lipcompile.diagnostics import Refusal
 from lipcompile.numbers import Scalar, text
 from lipcompile.ops.linear.rules import BIAS, BiasShape
 from lipcompile.ops.merge.rules import SUM
-from lipcompile.ops.record import FREE, AnyOp, Constraint, Shape, Spelling
 from lipcompile.ops.rules import feature_axis
 from lipcompile.ops.schema import Axis, Every, Extra, Like, Padding, PerAxis
 

@@ -11,6 +11,7 @@ from fractions import Fraction
 from math import prod
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
+from lipcompile.diagnostics import Refusal
 from lipcompile.numbers import N, Numbers, Scalar, text
 
 A = TypeVar("A")
@@ -249,3 +250,16 @@ AnyLoss = Loss[Any]
 @dataclass(frozen=True, slots=True)
 class NoAttributes:
     """The attributes of an op that has none."""
+
+
+CLASS_OF_TOKEN = "a class index a token"
+
+
+def refuse_channels_first(loss: AnyLoss, logits: Shape, by: AnyOp | None) -> None:
+    """Refuse a table of logits whose first axis has the classes; by: the op that decided its axes."""
+    if loss.target != CLASS_OF_TOKEN or by is None or by.axes != "channels":
+        return
+    message = f"this loss reads classes from the last axis of {list(logits)}, but `{by.name}` has channels first"
+    flat, own = (".flatten(2)", f"reshape({logits[0]}, -1) ") if len(logits) > 2 else ("", "")
+    mend = f"for a label a position end with {flat}.transpose(1, 2), in a .lip file with {own}transpose"
+    raise Refusal("LIP211", message, mend)

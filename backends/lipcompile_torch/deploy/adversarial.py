@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..certify.robustness import evaluating, margins
-from ..nn.sums import example_norms, per_example
+from ..certify.sums import example_norms, per_example
 from ..train.module import LipschitzModule
+from .robustness import evaluating, margins
 
 _STEP = 2.5  # all steps together reach this many radii
 

@@ -23,10 +23,10 @@ from lipcompile_verify import Verdict, verify
 from lipcompile_verify.document import MalformedError, canonical
 from lipcompile_verify.rules import OPS
 
+from ..certify.constraints import Ball, Box, Constraint, Fixed, Free, Frobenius, Orthogonal, RowBalls, Spectral
 from ..nn.constrained import constraints_of
-from ..train.distributed import plain_type
-from ..train.module import LipschitzModule
-from .constraints import Ball, Box, Constraint, Fixed, Free, Frobenius, Orthogonal, RowBalls, Spectral
+from ..sharding import plain_type
+from .module import LipschitzModule
 
 # What may enforce a constraint of the certificate, at a radius that is not larger.
 _ENFORCED_BY: Mapping[str, tuple[type[Constraint], ...]] = {

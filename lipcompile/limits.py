@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 
-from lipcompile.core.diagnostics import InputError, Location, Refusal, input_error
+from lipcompile.diagnostics import InputError, Location, Refusal, input_error
 
 # Frames of Python that one level of nesting takes, and those for the rest of a command.
 _FRAMES, _BASE = 12, 1000

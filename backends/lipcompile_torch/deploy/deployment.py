@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..certify.certificate import check_certificate
 from ..certify.constraints import Free
-from ..certify.robustness import check_module, outputs_of
 from ..nn.constrained import constraints_of
-from .distributed import whole
-from .module import LipschitzModule
+from ..sharding import whole
+from ..train.certificate import check_certificate
+from ..train.module import LipschitzModule
+from .robustness import check_module, outputs_of
 
 Array = NDArray[Any]
 

@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from ..nn.sums import example_norms, per_example
-from ..train.distributed import foreign_hooks
+from ..certify.intervals import exactly, upper
+from ..certify.norms import normalised
+from ..certify.precision import rounding_slack, working_slack
+from ..certify.rounding import UP, gamma
+from ..certify.sums import example_norms, per_example
+from ..sharding import foreign_hooks
 from ..train.module import LipschitzModule
-from .intervals import exactly, upper
-from .norms import normalised
-from .precision import rounding_slack, working_slack
-from .rounding import UP, gamma
 
 BATCH = 512
 _SEEN = 16  # by this the largest rounding seen in a logit is multiplied
