@@ -4,9 +4,10 @@
 
 Exports every architecture of tests/exports by both exporters, in several operator sets, with an open batch and
 a batch of one; checks each file with `--constraint keep`, and compares the emitted module with onnxruntime.
-Bounds are attacked at the imported weights, in one operator set (`pytest -m nightly tests/test_exports.py`
-attacks all). Prints the tables of the page; with --write they replace those of the page. The exit code is 1 if
-a verdict is not the expected one, an output differs, or a bound is exceeded.
+Bounds are attacked at the imported weights, in one operator set
+(`pytest -m nightly tests/frontends/onnx/test_exports.py` attacks all). Prints the tables of the page; with --write
+they replace those of the page. The exit code is 1 if a verdict is not the expected one, an output differs, or a
+bound is exceeded.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ _HOMES = {
         *("constraints", "Ball", "Box", "Fixed", "Free", "Frobenius", "Orthogonal", "RowBalls", "Spectral"),
     ),
     "certify.precision": ("rounding_slack",),
-    "certify.robustness": ("certified_radii",),
+    "deploy.robustness": ("certified_radii",),
     "clip.clipping": ("ClipGroup",),
     "nn.functional": ("functional",),
     "nn.layers": ("layers",),

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.browser.conftest import Chromium
-from tests.html_pages import DEEP, HOSTILE, HOSTILE_NAME, OPEN, lip_page, rejected_page, resnet_page
+from tests.reports.html_pages import DEEP, HOSTILE, HOSTILE_NAME, OPEN, lip_page, rejected_page, resnet_page
 
 WIDTHS = (400, 1280)
 PAGES: dict[str, Callable[[Path], str]] = {

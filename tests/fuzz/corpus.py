@@ -9,7 +9,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from lipcompile.codes import codes
-from tests import (
+from tests.frontends.onnx import (
     test_onnx_activation,
     test_onnx_normalisation,
     test_onnx_pool,
@@ -17,8 +17,8 @@ from tests import (
     test_onnx_resample,
     test_onnx_semantics,
 )
+from tests.frontends.onnx.onnx_models import floats, model, node
 from tests.fuzz.cases import Seed
-from tests.onnx_models import floats, model, node
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
 
 TORCH = "backends/lipcompile_torch"
@@ -19,48 +20,58 @@ class Covered(NamedTuple):
     terms_alone: bool = False
 
 
-def _runtime(*names: str) -> tuple[str, ...]:
-    return tuple(f"tests/runtime/test_{name}.py" for name in names)
+_TESTS = Path(__file__).parents[1]
+_FOLDERS = {path.stem: path.parent.relative_to(_TESTS.parent) for path in _TESTS.glob("torch/*/test_*.py")}
+
+
+def _torch(*names: str) -> tuple[str, ...]:
+    return tuple(f"{_FOLDERS[f'test_{name}']}/test_{name}.py" for name in names)
 
 
 # Certificates: all that may make a bound too small.
 CERTIFICATES = {
-    f"{TORCH}/certify/rounding.py": _runtime("rounding", "rounding_norms", "rounding_single", "drift"),
-    f"{TORCH}/certify/gram.py": _runtime("rounding_norms", "gram", "norms"),
-    f"{TORCH}/certify/norms.py": _runtime("rounding_norms", "norms", "projection"),
-    f"{TORCH}/certify/single_precision.py": _runtime("rounding_single", "spectra", "drift", "native"),
-    f"{TORCH}/certify/drift.py": _runtime("rounding_drift", "drift"),
-    f"{TORCH}/certify/projection.py": _runtime("rounding_projection", "projection"),
-    f"{TORCH}/certify/operators.py": _runtime("rounding_operators", "norms"),
-    f"{TORCH}/certify/constraints.py": _runtime("rounding_projection", "constraints", "projection"),
-    f"{TORCH}/certify/intervals.py": _runtime("intervals", "robustness"),
-    f"{TORCH}/deploy/robustness.py": _runtime("rounding_robustness", "robustness"),
-    f"{TORCH}/certify/precision.py": _runtime(
+    f"{TORCH}/certify/rounding.py": _torch("rounding", "rounding_norms", "rounding_single", "drift"),
+    f"{TORCH}/certify/gram.py": _torch("rounding_norms", "gram", "norms"),
+    f"{TORCH}/certify/norms.py": _torch("rounding_norms", "norms", "projection"),
+    f"{TORCH}/certify/single_precision.py": _torch("rounding_single", "spectra", "drift", "native"),
+    f"{TORCH}/certify/drift.py": _torch("rounding_drift", "drift"),
+    f"{TORCH}/certify/projection.py": _torch("rounding_projection", "projection"),
+    f"{TORCH}/certify/operators.py": _torch("rounding_operators", "norms"),
+    f"{TORCH}/certify/constraints.py": _torch("rounding_projection", "constraints", "projection"),
+    f"{TORCH}/certify/intervals.py": _torch("intervals", "robustness"),
+    f"{TORCH}/deploy/robustness.py": _torch("rounding_robustness", "robustness"),
+    f"{TORCH}/certify/precision.py": _torch(
         "rounding_noise", "roundings", "noise", "training", "functional", "loopholes"
     ),
-    f"{TORCH}/certify/ball.py": _runtime("functional", "clipped", "native"),
-    f"{TORCH}/nn/functional.py": _runtime("functional", "clipped", "native"),
-    f"{TORCH}/train/checks.py": _runtime(
+    f"{TORCH}/certify/ball.py": _torch("functional", "clipped", "native"),
+    f"{TORCH}/nn/functional.py": _torch("functional", "clipped", "native"),
+    f"{TORCH}/train/checks.py": _torch(
         *("rounding_noise", "clip_thresholds", "misuse", "loopholes", "roundings", "engine")
     ),
-    f"{TORCH}/train/loss_clipping.py": _runtime("rounding_noise", "loss_clipping", "clip_thresholds"),
-    f"{TORCH}/noise/mechanism.py": _runtime("rounding_noise", "noise", "lanes", "streams", "loopholes"),
-    f"{TORCH}/noise/normals.py": _runtime("rounding_noise", "normals"),
-    f"{TORCH}/train/clipped.py": _runtime("clipped"),
-    f"{TORCH}/clip/clipping.py": _runtime("rounding_clips", "clipping"),
-    f"{TORCH}/clip/bookkeeping.py": _runtime("rounding_clips", "clipping"),
-    f"{TORCH}/clip/example_gradients.py": _runtime("example_gradients"),
-    f"{TORCH}/clip/native_gradients.py": _runtime("example_gradients"),
-    f"{TORCH}/nn/constrained.py": _runtime("certificate", "checkpoint", "layers"),
-    "lipcompile/ops/norms.py": ("tests/test_certified_rounding.py", "tests/test_certified_norms.py"),
-    "lipcompile/numbers/certified.py": (
-        "tests/test_certified_rounding.py",
-        "tests/test_domains.py",
-        "tests/test_powers.py",
+    f"{TORCH}/train/loss_clipping.py": _torch("rounding_noise", "loss_clipping", "clip_thresholds"),
+    f"{TORCH}/noise/mechanism.py": _torch("rounding_noise", "noise", "lanes", "streams", "loopholes"),
+    f"{TORCH}/noise/normals.py": _torch("rounding_noise", "normals"),
+    f"{TORCH}/train/clipped.py": _torch("clipped"),
+    f"{TORCH}/clip/clipping.py": _torch("rounding_clips", "clipping"),
+    f"{TORCH}/clip/bookkeeping.py": _torch("rounding_clips", "clipping"),
+    f"{TORCH}/clip/example_gradients.py": _torch("example_gradients"),
+    f"{TORCH}/clip/native_gradients.py": _torch("example_gradients"),
+    f"{TORCH}/nn/constrained.py": _torch("certificate", "checkpoint", "layers"),
+    "lipcompile/ops/norms.py": (
+        "tests/numbers/test_certified_rounding.py",
+        "tests/numbers/test_certified_norms.py",
     ),
-    "lipcompile/numbers/rounding.py": ("tests/test_certified_rounding.py",),
-    "lipcompile/numbers/simplify.py": ("tests/test_domains.py", "tests/test_forms.py"),
-    "lipcompile/numbers/closed_form.py": ("tests/test_closed_forms.py", "tests/test_loop_mutations.py"),
+    "lipcompile/numbers/certified.py": (
+        "tests/numbers/test_certified_rounding.py",
+        "tests/numbers/test_domains.py",
+        "tests/numbers/test_powers.py",
+    ),
+    "lipcompile/numbers/rounding.py": ("tests/numbers/test_certified_rounding.py",),
+    "lipcompile/numbers/simplify.py": ("tests/numbers/test_domains.py", "tests/analysis/test_forms.py"),
+    "lipcompile/numbers/closed_form.py": (
+        "tests/analysis/test_closed_forms.py",
+        "tests/analysis/test_loop_mutations.py",
+    ),
     "backends/lipcompile_verify/intervals.py": ("tests/verify/test_intervals.py", "tests/verify/test_by_hand.py"),
     "backends/lipcompile_verify/scattering.py": ("tests/verify/test_intervals.py", "tests/verify/test_by_hand.py"),
     "backends/lipcompile_verify/check.py": ("tests/verify/test_intervals.py", "tests/verify/test_training.py"),
@@ -69,25 +80,25 @@ CERTIFICATES = {
 }
 # What uses certificates, or looks for what breaks them.
 OTHERS = {
-    f"{TORCH}/train/module.py": _runtime("rounding_noise", "module"),
-    f"{TORCH}/train/gradients.py": _runtime("rounding_noise", "engine", "misuse"),
-    f"{TORCH}/noise/streams.py": _runtime("rounding_noise", "streams"),
-    f"{TORCH}/nn/regression.py": _runtime("losses"),
-    f"{TORCH}/noise/processor.py": _runtime("native", "normals"),
-    "backends/lipcompile_privacy/guesses.py": _runtime("guesses"),
-    f"{TORCH}/deploy/adversarial.py": _runtime("robustness"),
-    f"{TORCH}/audit/search.py": ("tests/test_audit.py",),
-    f"{TORCH}/audit/points.py": ("tests/test_audit.py",),
-    f"{TORCH}/nn/scattering.py": _runtime("scattering"),
+    f"{TORCH}/train/module.py": _torch("rounding_noise", "module"),
+    f"{TORCH}/train/gradients.py": _torch("rounding_noise", "engine", "misuse"),
+    f"{TORCH}/noise/streams.py": _torch("rounding_noise", "streams"),
+    f"{TORCH}/nn/regression.py": _torch("losses"),
+    f"{TORCH}/noise/processor.py": _torch("native", "normals"),
+    "backends/lipcompile_privacy/guesses.py": ("tests/privacy/test_guesses.py",),
+    f"{TORCH}/deploy/adversarial.py": _torch("robustness"),
+    f"{TORCH}/audit/search.py": ("tests/cli/test_audit.py",),
+    f"{TORCH}/audit/points.py": ("tests/cli/test_audit.py",),
+    f"{TORCH}/nn/scattering.py": _torch("scattering"),
 }
 # Native code.
 KERNELS = {
-    f"{TORCH}/native/kernels/example_gradients.c": _runtime("example_gradients"),
-    f"{TORCH}/native/kernels/gram.c": _runtime("rounding_kernels", "drift", "native"),
-    f"{TORCH}/native/kernels/spectra.c": _runtime("rounding_kernels", "spectra"),
-    f"{TORCH}/native/kernels/sums.c": _runtime("rounding_kernels", "native", "functional"),
-    f"{TORCH}/native/kernels/difference.c": _runtime("rounding_kernels", "native"),
-    f"{TORCH}/native/kernels/normals.c": _runtime("native"),
+    f"{TORCH}/native/kernels/example_gradients.c": _torch("example_gradients"),
+    f"{TORCH}/native/kernels/gram.c": _torch("rounding_kernels", "drift", "native"),
+    f"{TORCH}/native/kernels/spectra.c": _torch("rounding_kernels", "spectra"),
+    f"{TORCH}/native/kernels/sums.c": _torch("rounding_kernels", "native", "functional"),
+    f"{TORCH}/native/kernels/difference.c": _torch("rounding_kernels", "native"),
+    f"{TORCH}/native/kernels/normals.c": _torch("native"),
 }
 COVERED = {
     **{file: Covered(tests) for file, tests in CERTIFICATES.items()},

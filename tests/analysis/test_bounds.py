@@ -1,0 +1,223 @@
+"""The bounds pass against numbers derived by hand: four networks of the literature, with and without biases."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from itertools import product
+from typing import Any
+
+import pytest
+
+from lipcompile.analysis.bounds import derive
+from lipcompile.core.record import Extent, NoAttributes
+from lipcompile.numbers.certified import Certified, Interval
+from lipcompile.ops.merge.rules import Concat, Sum
+from lipcompile.ops.shape.rules import ClipGradient, Slice
+from lipcompile.ops.table import LOSS_BY_NAME, LOSSES
+from tests.networks import Network, certified, gradient_bounds
+
+HALF = Fraction(1, 2)
+
+
+def bounded_logits(classes: int, radius: float) -> float:
+    """L_R by brute force: the largest ‖p - e_0‖ over all vertices of {p : p_i <= e^{√2·R}·p_j}, or, if less, with
+    the largest ‖p‖ and the smallest p_0, which no p has at once.
+    """
+    ratio = math.exp(math.sqrt(2) * radius)
+    together = max(
+        math.hypot(1 - w[0] / sum(w), *(x / sum(w) for x in w[1:])) for w in product((1.0, ratio), repeat=classes)
+    )
+    logits = [classes - 1.0, *[-1.0] * (classes - 1)]
+    powers = [math.exp(radius * z / math.hypot(*logits)) for z in logits]
+    longest, smallest = math.hypot(*powers) / sum(powers), 1 / (1 + (classes - 1) * ratio)
+    return min(together, math.sqrt(1 - 2 * smallest + longest**2))
+
+
+def mlp(bias: Fraction | None) -> Network:
+    """784-256-256-10 with GroupSort2."""
+    net = Network((784,), bias=bias)
+    net.dense(256)
+    net.sort()
+    net.dense(256)
+    net.sort()
+    net.dense(10)
+    return net
+
+
+def convnet(bias: Fraction | None = None, *, strided: bool = False) -> Network:
+    """Two 3×3 convolutions with GroupSort2 and L2 pools (or a stride instead of the second), two dense layers."""
+    net = Network((1, 28, 28), bias=bias)
+    net.conv(32)
+    net.sort()
+    net.pool()
+    net.conv(64, stride=2 if strided else 1)
+    net.sort()
+    if not strided:
+        net.pool()
+    net.flatten()
+    net.dense(512)
+    net.sort()
+    net.dense(10)
+    return net
+
+
+def test_the_brute_force_constant_is_the_published_one() -> None:
+    assert bounded_logits(10, 1) == pytest.approx(1.0290009, abs=1e-7)
+
+
+def test_mlp_without_biases() -> None:
+    """Every tensor has norm at most 1, every cotangent at most L_R(1): K = 1.0290009 three times."""
+    graph = mlp(None).finish()
+    assert gradient_bounds(graph) == pytest.approx([1.0290009] * 3, abs=1e-7)
+    assert certified(graph).total.upper == pytest.approx(1.7822819, abs=1e-7)
+
+
+def test_convnet_without_biases() -> None:
+    """A 3×3 kernel of stride 1 reads an entry 9 times: κ = √9, K = 3·1.0290009."""
+    expected = [3.0870027, 3.0870027, 1.0290009, 1.0290009]
+    assert gradient_bounds(convnet().finish()) == pytest.approx(expected, abs=3e-7)
+
+
+def test_convnet_with_a_stride_for_its_second_pool() -> None:
+    """With stride 2 an entry is read ⌈3/2⌉² = 4 times: κ = 2."""
+    expected = [3.0870027, 2.0580018, 1.0290009, 1.0290009]
+    assert gradient_bounds(convnet(strided=True).finish()) == pytest.approx(expected, abs=3e-7)
+
+
+def test_residual_network() -> None:
+    """Each block doubles the norm, 1 to 16, and the cotangent, L to 16·L; L = L_R(16), which is √2 to 6 digits.
+
+    First layer: 1·16·L. Block j: 2^j·2^(3-j)·L = 8·L. Last layer: 16·L.
+    """
+    net = Network((784,))
+    net.dense(128)
+    for _ in range(4):
+        net.residual(128)
+    net.dense(10)
+    expected = [22.6274122, *[11.3137061] * 4, 22.6274122]
+    assert gradient_bounds(net.finish()) == pytest.approx(expected, abs=1e-7)
+
+
+def test_mlp_with_biases() -> None:
+    """X: 1, 1 + 1/2, 2, logits 5/2. Weights: L·(1, 3/2, 2); each bias has one position: L."""
+    graph = mlp(HALF).finish()
+    constant = bounded_logits(10, 2.5)
+    expected = [constant * k for k in (1, 1, 1.5, 1, 2, 1)]
+    assert gradient_bounds(graph) == pytest.approx(expected, rel=1e-12)
+    assert certified(graph).total.upper == pytest.approx(constant * math.sqrt(1 + 2.25 + 4 + 3), rel=1e-12)
+
+
+def test_convnet_with_biases() -> None:
+    """Each bias of an image counts √P twice, forward and in κ.
+
+    First convolution: P = 28², X = 1 + 28/2 = 15; kernel 3·1, bias 28. Second, after the pool: P = 14²,
+    X = 15 + 14/2 = 22; kernel 3·15, bias 14. Dense: X = 22 + 1/2; weight 22, bias 1. Logits: X = 23; weight 22.5,
+    bias 1. All times L_R(23).
+    """
+    graph = convnet(HALF).finish()
+    constant = bounded_logits(10, 23)
+    expected = [constant * k for k in (3 * 1, 28, 3 * 15, 14, 22, 1, 22.5, 1)]
+    assert gradient_bounds(graph) == pytest.approx(expected, rel=1e-12)
+    norms = [bound.upper for bound in certified(graph).norm.values()]
+    assert norms == pytest.approx([1, 15, 15, 15, 22, 22, 22, 22, 22.5, 22.5, 23], rel=1e-12)
+
+
+def sliced(parts: list[Slice]) -> Interval:
+    """G at a tensor of which these slices are joined again, from a cotangent of 1 on each slice."""
+    net = Network((4, 4))
+    start = net.add("identity", NoAttributes())
+    pieces = [net.add("slice", part, start) for part in parts]
+    net.add("concat", Concat(0), *(net.add("flatten", NoAttributes(), piece) for piece in pieces))
+    return certified(net.finish(None)).slope[start.name]
+
+
+def test_disjoint_slices_share_a_cotangent() -> None:
+    """Two halves, joined again: the network is the identity, and 1 is the truth."""
+    assert sliced([Slice(0, 0, 2), Slice(0, 2, 4)]).upper == 1
+
+
+@pytest.mark.parametrize("second", [Slice(0, 1, 3), Slice(1, 2, 4)])
+def test_slices_that_may_overlap_share_the_parts_of_their_join(second: Slice) -> None:
+    """Both parts of the joined tensor meet at the fork: √(1 + 1), attained by an entry that both slices hold."""
+    assert sliced([Slice(0, 0, 2), second]).upper == pytest.approx(math.sqrt(2), rel=1e-15)
+
+
+def test_a_consumer_beside_disjoint_slices_adds_to_what_they_give() -> None:
+    net = Network((4,))
+    start = net.add("identity", NoAttributes())
+    parts = [net.add("slice", Slice(0, low, low + 2), start) for low in (0, 2)]
+    net.add("add", Sum((Fraction(1), Fraction(1))), start, net.add("concat", Concat(0), *parts))
+    slope = certified(net.finish(None)).slope[start.name]
+    assert slope.upper == 2
+
+
+def test_frozen_parameters_have_no_gradient_bound_but_move_the_norm() -> None:
+    graph = mlp(HALF).finish()
+    frozen = graph.freeze(["dense.*"])
+    assert list(certified(frozen).gradient) == [name for name in graph.parameters if not name.startswith("dense.")]
+    assert certified(frozen).norm["dense"].upper == 1.5
+
+
+def test_bounds_that_follow_the_weights_use_the_current_norms() -> None:
+    """W has norm 1/4 now: X after it 1/4, K of the next weight L_R(1/4)/4, K of its own L_R(1/4)·1."""
+    net = Network((4,))
+    net.dense(4)
+    net.dense(2)
+    num = Certified()
+    found = derive(net.finish(), num, current={"dense.weight": num.of(Fraction(1, 4))}).gradient
+    constant = bounded_logits(2, 0.25)
+    assert [bound.upper for bound in found.values()] == pytest.approx([constant, constant / 4], rel=1e-12)
+
+
+def test_a_gradient_clip_bounds_what_is_below_it_and_not_the_slope() -> None:
+    net = Network((4,))
+    net.dense(4)
+    net.add("clip_gradient", ClipGradient(Fraction(1, 10)))
+    net.dense(2)
+    found = certified(net.finish())
+    first, second = found.gradient.values()
+    assert first.upper == pytest.approx(0.1, rel=1e-15)
+    assert second.upper == pytest.approx(bounded_logits(2, 1), rel=1e-12)
+    assert found.slope["x"].upper == 1
+
+
+def test_without_norm_and_loss_bounds_are_infinite_but_the_slope_is_known() -> None:
+    net = Network((4,), norm=None)
+    net.dense(2)
+    found = certified(net.finish(None))
+    assert found.gradient["dense.weight"].upper == math.inf
+    assert found.slope["x"].upper == 1
+
+
+def loss_constant(name: str, shape: tuple[int, ...], norm: float, row: float, **attributes: Any) -> float:
+    num, loss = Certified(), LOSS_BY_NAME[name]
+    extent = Extent(num.of(Fraction(norm)), num.of(Fraction(row)), num.of(Fraction(row)))
+    return loss.lipschitz(num, loss.attributes(**attributes), shape, extent).upper
+
+
+def test_losses_of_tokens() -> None:
+    """Four tokens of two classes. Rows of norm 1/2: each has √2·σ(√2/2). A table of norm 1/2, which makes
+    rows of norm 1/4: √(4·½·(1 + 2·tanh(√2/8)) + ¼·¼).
+    """
+    shared = math.sqrt(2 + 4 * math.tanh(math.sqrt(2) / 8) + 1 / 16)
+    each = math.sqrt(2) / (1 + math.exp(-math.sqrt(0.5)))
+    assert loss_constant("token_cross_entropy", (4, 2), 1, 0.5, reduce="sum") == pytest.approx(2 * each)
+    assert loss_constant("token_cross_entropy", (2, 2, 2), 1, 0.5) == pytest.approx(each / 2)
+    assert loss_constant("token_cross_entropy", (4, 2), 0.5, 0.5) == pytest.approx(shared / 4)
+
+
+def test_only_losses_of_tokens_read_rows() -> None:
+    """Rows are derived in graphs that need them, and cost time in others."""
+    assert [loss.name for loss in LOSSES if loss.reads] == ["token_cross_entropy"]
+
+
+@pytest.mark.parametrize("radius", [1, 4, 8, 12])
+def test_many_classes(radius: int) -> None:
+    """Beyond a thousand classes only one of two bounds is used: nothing is lost, an outlier nearly attains it."""
+    some, many = (loss_constant("cross_entropy", (classes,), radius, radius) for classes in (1000, 1001))
+    assert many == pytest.approx(some, rel=2e-3)
+    logits = [1000, *[-1] * 1000]
+    powers = [math.exp(radius * z / math.hypot(*logits)) for z in logits]
+    p = [power / sum(powers) for power in powers]
+    assert 0.99 * many <= math.hypot(1 - p[1], p[0], *p[2:]) <= many

@@ -1,0 +1,503 @@
+"""Clipped per-example gradients against plain loops, Opacus, and brute force on their sensitivity."""
+
+from __future__ import annotations
+
+import math
+import runpy
+import warnings
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from lipcompile_torch import layers
+from lipcompile_torch.nn import losses, token_layers
+from lipcompile_torch.noise.mechanism import allocate, effective_multiplier
+from lipcompile_torch.train.checks import PrivacyError
+from lipcompile_torch.train.clipped import ClippedGradients
+from lipcompile_torch.train.module import LipschitzModule
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+Net: Any = runpy.run_path(str(Path(__file__).parents[1] / "private_net.py"))["Net"]
+
+
+def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(output, target, reduction="none")
+
+
+def convolutions() -> nn.Module:
+    """No part of it has a bounded gradient."""
+    torch.manual_seed(0)
+    layers = (nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 8), nn.GroupNorm(2, 8))
+    return nn.Sequential(*layers, nn.Linear(8, 3)).double()
+
+
+def perceptron() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 3)).double()
+
+
+def images(count: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    scale = torch.logspace(-3, 2, count)[:, None, None, None]  # gradients short and long
+    x = scale * torch.randn(count, 1, 8, 8, generator=generator, dtype=torch.float64)
+    return x, torch.randint(0, 3, (count,), generator=generator)
+
+
+def vectors(count: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    return torch.randn(count, 4, generator=generator, dtype=dtype), torch.randint(
+        0, 3, (count,), generator=generator
+    )
+
+
+def clipped(module: nn.Module, clipping: Any, **options: Any) -> ClippedGradients:
+    loss = None if isinstance(module, LipschitzModule) else cross_entropy
+    return ClippedGradients(module, clipping, **{"normaliser": 1.0, "per_example_loss": loss, **options})
+
+
+def gradient(module: nn.Module) -> dict[str, Tensor]:
+    return {name: p.grad.clone() for name, p in module.named_parameters() if p.grad is not None}
+
+
+def looped(module: Any, x: Tensor, y: Tensor, loss: Callable[[Tensor, Tensor], Tensor]) -> list[dict[str, Tensor]]:
+    """Return the gradient of each example, by one backward pass for each."""
+    found = []
+    for i in range(len(x)):
+        module.zero_grad()
+        loss(module(x[i : i + 1]), y[i : i + 1]).sum().backward()  # type: ignore[no-untyped-call]
+        found.append({n: p.grad.double() for n, p in module.named_parameters() if p.grad is not None})
+        module.zero_grad()
+    return found
+
+
+def length(parts: dict[str, Tensor]) -> float:
+    return math.hypot(*(float(part.double().norm()) for part in parts.values()))
+
+
+def summed(gradients: list[dict[str, Tensor]], scale: Callable[[dict[str, Tensor], str], float]) -> Any:
+    """Return Σ scale·gradient by parameter."""
+    return {name: sum(scale(parts, name) * parts[name] for parts in gradients) for name in gradients[0]}
+
+
+def assert_close(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = 1e-9) -> None:
+    assert found.keys() == expected.keys()
+    for name, part in found.items():
+        error = (part.double() - expected[name]).norm() / expected[name].norm()
+        assert float(error) < tolerance, name
+
+
+# --- the gradients ---
+
+
+def test_flat_clipping_is_the_loop_of_the_papers() -> None:
+    module, (x, y) = convolutions(), images(30)
+    alone = looped(module, x, y, cross_entropy)
+    assert min(map(length, alone)) < 3.0 < max(map(length, alone))
+    expected = summed(alone, lambda parts, _: min(1.0, 3.0 / length(parts)) / 7)
+    clipped(module, 3.0, normaliser=7.0, chunk_size=4).backward(x, y)
+    assert_close(gradient(module), expected)
+    clipped(module, 3.0, normaliser=7.0, chunk_size=1).backward(x, y)
+    assert_close(gradient(module), expected)
+
+
+def test_clipping_per_parameter_clips_each_part_by_itself() -> None:
+    module, (x, y) = convolutions(), images(30)
+    lengths = {name: 0.1 if name.endswith("weight") else 0.7 for name, _ in module.named_parameters()}
+    expected = summed(
+        looped(module, x, y, cross_entropy),
+        lambda parts, name: min(1.0, lengths[name] / max(1e-30, float(parts[name].norm()))),
+    )
+    sums = clipped(module, {"*.weight": 0.1, "*.bias": 0.7})
+    sums.backward(x, y)
+    assert sums.bounds() == lengths
+    assert_close(gradient(module), expected)
+
+
+def test_a_compiled_module_has_its_own_loss_and_inner_clipping() -> None:
+    # The inner clip acts on the cotangent of the example's own loss, before the gradient is clipped as a whole.
+    class Inner(Net):  # type: ignore[misc]
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = torch.relu(self.inner(self.clip_input(x)))
+            output: Tensor = self.release(self.clip_gradient(self.outer(hidden), 0.3))
+            return output
+
+    torch.manual_seed(0)
+    module, (x, y) = Inner().double(), vectors(20)
+    module.normaliser = 5.0
+    expected = summed(
+        looped(module, x, y, lambda output, target: module.criterion(output, target)),
+        lambda parts, _: min(1.0, 0.4 / 5 / length(parts)),
+    )
+    module.gate.reset()
+    sums = clipped(module, 0.4, normaliser=5.0, chunk_size=6)
+    value = sums.backward(x, y)
+    assert float(value) == pytest.approx(float(module.per_example_loss(module(x), y).sum().detach()) / 5)
+    assert_close(gradient(module), expected)
+    # The gate has seen every example once, and nothing but the criterion.
+    assert (module.gate.examples, sums.examples) == (20, 20)
+    assert float(module.gate.foreign) == 0
+    assert not module.gate.aside
+
+
+@pytest.mark.parametrize("build", [convolutions, perceptron])
+def test_per_example_gradients_are_those_of_opacus(build: Callable[[], nn.Module]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        opacus = pytest.importorskip("opacus", reason="the extra `bench`")
+        module, (x, y) = build(), images(12)
+        hooked = opacus.GradSampleModule(build(), loss_reduction="sum")
+        hooked.load_state_dict({f"_module.{name}": value for name, value in module.state_dict().items()})
+        cross_entropy(hooked(x), y).sum().backward()  # type: ignore[no-untyped-call]
+        samples = {name.removeprefix("_module."): p.grad_sample.double() for name, p in hooked.named_parameters()}
+    alone = [{name: rows[i] for name, rows in samples.items()} for i in range(len(x))]
+    expected = summed(alone, lambda parts, _: min(1.0, 2.0 / length(parts)))
+    clipped(module, 2.0).backward(x, y)
+    assert_close(gradient(module), expected)
+
+
+def test_chunks_and_pieces_do_not_matter_and_reset_forgets() -> None:
+    module, (x, y) = convolutions(), images(11)
+    clipped(module, 0.5).backward(x, y)
+    whole = gradient(module)
+    sums = clipped(module, 0.5, chunk_size=3)
+    sums.backward(x[:4], y[:4])
+    sums.backward(x[4:], y[4:])
+    assert_close(gradient(module), whole)
+    assert sums.examples == 11
+    sums.reset()
+    assert sums.examples == 0
+    sums.backward(x[:0], y[:0])
+    assert all(not part.any() for part in gradient(module).values())
+
+
+def test_only_the_clipped_sum_is_deposited() -> None:
+    module, (x, y) = convolutions(), images(3)
+    sums = clipped(module, 0.5)
+    sums.backward(x, y)
+    expected = gradient(module)
+    cross_entropy(module(x), y).sum().backward()  # type: ignore[no-untyped-call]  # unclipped, into the same .grad
+    sums.deposit_()
+    assert all(torch.equal(part, expected[name]) for name, part in gradient(module).items())
+
+
+def test_a_piece_that_fails_half_way_counts_for_nothing() -> None:
+    module, (x, y) = convolutions(), images(6)
+    sums = clipped(module, 0.5, chunk_size=2)
+    with pytest.raises((IndexError, RuntimeError), match="out of bounds"):
+        sums.backward(x, torch.cat((y[:5], torch.tensor([7]))))  # a label beyond the classes, in the last chunk
+    assert sums.examples == 0
+    sums.backward(x, y)
+    found = gradient(module)
+    fresh = clipped(module, 0.5, chunk_size=2)
+    fresh.backward(x, y)
+    assert all(torch.equal(part, found[name]) for name, part in gradient(module).items())
+
+
+def test_frozen_parameters_get_no_gradient_and_count_for_nothing() -> None:
+    module, (x, y) = convolutions(), images(5)
+    module.get_parameter("0.weight").requires_grad_(False)
+    alone = looped(module, x, y, cross_entropy)
+    assert "0.weight" not in alone[0]
+    clipped(module, 0.5).backward(x, y)
+    assert_close(gradient(module), summed(alone, lambda parts, _: min(1.0, 0.5 / length(parts))))
+
+
+def test_a_shared_parameter_is_one_parameter() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+            self.second.weight = self.first.weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.linear(torch.relu(self.first(x)), self.second.weight)
+
+    torch.manual_seed(0)
+    module, (x, y) = Tied().double(), vectors(9)
+    alone = looped(module, x, y, cross_entropy)
+    sums = clipped(module, 0.2)
+    sums.backward(x, y)
+    assert sums.bounds() == {"first.weight": 0.2}
+    assert_close(gradient(module), summed(alone, lambda parts, _: min(1.0, 0.2 / length(parts))))
+
+
+def test_unused_parameters_get_zero() -> None:
+    module, (x, y) = nn.Linear(4, 3).double(), vectors(3)
+    module.register_parameter("idle", nn.Parameter(torch.tensor(1.0)))
+    clipped(module, 0.2).backward(x, y)
+    assert torch.equal(gradient(module)["idle"], torch.zeros(()))
+
+
+# --- their bound ---
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("clipping", [0.3, {"*": 0.3}])
+def test_a_clipped_gradient_is_never_longer(dtype: torch.dtype, clipping: Any) -> None:
+    module, (x, y) = convolutions().to(dtype), images(24)
+    x = x.to(dtype)
+    sums = clipped(module, clipping)
+    lengths = []
+    for i in range(len(x)):
+        sums.reset()
+        sums.backward(x[i : i + 1], y[i : i + 1])
+        found = gradient(module)
+        parts = [found] if isinstance(clipping, float) else [{name: part} for name, part in found.items()]
+        # float64 norms of at most 200 entries, off by 1e-13
+        lengths += [length(part) for part in parts]
+        module.zero_grad()
+        cross_entropy(module(x[i : i + 1]), y[i : i + 1]).sum().backward()  # type: ignore[no-untyped-call]
+        plain = gradient(module)
+        if length(plain) < 0.29:
+            for name, part in found.items():
+                torch.testing.assert_close(part, plain[name], rtol=10 * torch.finfo(dtype).eps, atol=1e-7)
+    assert max(lengths) <= 0.3 * (1 + 1e-13)
+    assert max(lengths) >= 0.3 * (1 - 4 * torch.finfo(dtype).eps - 1e-12)
+
+
+@pytest.mark.parametrize("exponent", [-1060, -700, -560, 560, 700, 1010])
+@pytest.mark.parametrize("clipping", [1.0, {"*": 1.0}])
+def test_a_gradient_whose_square_is_no_number_is_not_longer_either(exponent: int, clipping: Any) -> None:
+    """Half as long as the gradient of each part, which is that of one input and of one factor."""
+    module = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)).double()
+    nn.init.ones_(module.get_parameter("0.weight"))
+    nn.init.ones_(module.get_parameter("1.weight"))
+    slope, bound = 2.0**exponent, 2.0 ** (exponent - 1)
+    lengths = bound if clipping == 1.0 else {"*": bound}
+    sums = ClippedGradients(module, lengths, normaliser=1.0, per_example_loss=lambda output, _: output.flatten())
+    sums.backward(torch.full((1, 1), slope, dtype=torch.float64), torch.zeros(1))
+    parts = [Fraction(part.item()) for part in gradient(module).values()]
+    longest = sum(part**2 for part in parts) if clipping == 1.0 else max(part**2 for part in parts)
+    assert (Fraction(bound) * (1 - Fraction(1, 1000))) ** 2 <= longest <= Fraction(bound) ** 2
+
+
+@pytest.mark.parametrize("clipping", [0.3, {"*.weight": 0.3, "*.bias": 0.05}])
+def test_one_example_moves_the_sum_by_its_bound_at_most(clipping: Any) -> None:
+    module, (x, y) = convolutions(), images(16)
+    sums = clipped(module, clipping, chunk_size=5)
+    generator = torch.Generator().manual_seed(3)
+
+    def total(inputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        sums.reset()
+        sums.backward(inputs, targets)
+        return gradient(module)
+
+    def moved(one: dict[str, Tensor], other: dict[str, Tensor]) -> list[float]:
+        parts = {name: one[name].double() - other[name].double() for name in one}
+        if isinstance(clipping, float):
+            return [length(parts) / 0.3]
+        return [float(part.norm()) / sums.bounds()[name] for name, part in parts.items()]
+
+    whole = total(x, y)
+    added, replaced = [], []
+    for i in range(16):
+        others = torch.arange(16) != i
+        added += moved(whole, total(x[others], y[others]))
+        swapped, labels = x.clone(), y.clone()
+        swapped[i] = 10 ** float(torch.rand((), generator=generator)) * torch.randn(1, 8, 8, generator=generator)
+        labels[i] = (y[i] + 1) % 3
+        replaced += moved(whole, total(swapped, labels))
+    assert 0.99 < max(added) <= 1 + 1e-5
+    assert 1.0 < max(replaced) <= 2 + 2e-5
+
+
+def test_the_bounds_are_attained_by_opposite_examples() -> None:
+    # ∇(Σ_k ±w·x_k) = ±x: an example against its opposite moves the sum by 2C, on top of nothing by C.
+    module = nn.Linear(4, 1, bias=False)
+    sums = ClippedGradients(
+        module, 0.5, normaliser=1.0, per_example_loss=lambda output, sign: output.flatten() * sign
+    )
+    moved = []
+    for sign in (1.0, -1.0):
+        sums.reset()
+        sums.backward(3 * torch.ones(1, 4), torch.tensor([sign]))
+        moved.append(gradient(module)["weight"].double())
+    assert float(moved[0].norm()) == pytest.approx(0.5, rel=1e-6)
+    assert float((moved[0] - moved[1]).norm()) == pytest.approx(1.0, rel=1e-6)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, 1e38])
+@pytest.mark.parametrize("clipping", [0.3, {"*": 0.3}])
+def test_an_example_without_a_finite_gradient_counts_as_zero(bad: float, clipping: Any) -> None:
+    module, (x, y) = nn.Sequential(nn.Linear(4, 8), nn.Softplus(), nn.Linear(8, 3)), vectors(6, torch.float32)
+    sums = clipped(module, clipping)
+    sums.backward(x, y)
+    expected = gradient(module)
+    sums.reset()
+    sums.backward(torch.cat((x, torch.full((1, 4), bad))), torch.cat((y, y[:1])))
+    found = gradient(module)
+    assert all(bool(part.isfinite().all()) for part in found.values())
+    assert length({name: found[name] - expected[name] for name in found}) <= 0.3 * (
+        2.01 if clipping != 0.3 else 1.01
+    )
+
+
+# --- noise ---
+
+
+def test_flat_noise_is_equal_everywhere_and_one_mechanism_in_every_direction() -> None:
+    sums = clipped(convolutions(), 0.3)
+    stds = sums.stds(2.0)
+    assert stds == dict.fromkeys(sums.bounds(), 0.6)
+    # A unit vector of any division among the parameters, times C: ‖g_p/s_p‖ = 1/σ.
+    shares = torch.rand(100, len(stds), generator=torch.Generator().manual_seed(0))
+    for row in torch.nn.functional.normalize(shares).tolist():
+        gradient = {name: 0.3 * share for name, share in zip(stds, row, strict=True)}
+        assert effective_multiplier(gradient, stds) == pytest.approx(2.0, rel=1e-6)
+    with pytest.raises(ValueError, match="clipped as a whole may lie in any parameter"):
+        sums.stds(2.0, "optimal")
+
+
+def test_noise_per_parameter_is_allocated_by_the_clipping_lengths() -> None:
+    module = nn.Linear(4, 3)
+    sums = clipped(module, {"weight": 0.3, "bias": 0.4})
+    assert sums.stds(2.0) == pytest.approx({"weight": 1.0, "bias": 1.0})  # 2·√(0.09 + 0.16)
+    assert sums.stds(2.0, "optimal") == allocate("optimal", sums.bounds(), {"weight": 12, "bias": 3}, 2.0)
+
+
+# --- refusals ---
+
+
+class Centred(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x - x.mean(dim=0))
+
+
+class Remembering(nn.Linear):
+    largest: Tensor
+
+    def __init__(self) -> None:
+        super().__init__(4, 3)
+        self.register_buffer("largest", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.largest.copy_(x.max())
+        return super().forward(x)
+
+
+class Initialised(nn.Linear):
+    """Moves its bias to where the first batch is, out of sight of torch's counts."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.bias.data.copy_(x.mean(dim=0)[:3])
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), "1 normalises by statistics of the batch"),
+        (nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, track_running_stats=False)).eval(), "statistics of the"),
+        (Centred(4, 3), "another output in company than alone"),
+        (Remembering(), "writes what it saw into largest"),
+        (Initialised(4, 3), "writes what it saw into bias"),
+    ],
+)
+def test_modules_that_mix_examples_are_refused(module: nn.Module, message: str) -> None:
+    before = [p.detach().clone() for p in module.parameters()]
+    with pytest.raises(PrivacyError, match=message):
+        clipped(module, 1.0).backward(*vectors(5, torch.float32))
+    assert all(p.grad is None for p in module.parameters())
+    assert all(map(torch.equal, before, module.parameters()))
+
+
+def test_a_table_that_shortens_the_rows_that_a_batch_uses_is_refused() -> None:
+    """Which rows these were would leave without noise."""
+    table = nn.Embedding(5, 4, max_norm=0.1)
+    module, before = nn.Sequential(table, nn.Flatten(), nn.Linear(8, 3)), table.weight.detach().clone()
+    with pytest.raises(PrivacyError, match=r"into 0\.weight: .* max_norm=None"):
+        clipped(module, 1.0).backward(torch.tensor([[0, 1], [1, 3]]), torch.tensor([0, 2]))
+    assert torch.equal(table.weight, before)
+
+
+def test_batch_normalisation_in_evaluation_mode_and_dropout_are_fine() -> None:
+    module = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3).eval(), nn.Dropout(0.5))
+    clipped(module, 1.0).backward(*vectors(5, torch.float32))
+    module[1].train()
+    with pytest.raises(PrivacyError, match="normalises by statistics of the batch"):
+        clipped(module, 1.0)
+
+
+class Tokens(LipschitzModule):
+    input_shape = (1,)
+    input_norm = math.inf
+    input_tokens = True
+    lipschitz = 1.0
+    loss_lipschitz = math.sqrt(2)
+    certificate: ClassVar[dict[str, object]] = {}
+    bounds: ClassVar = {"table.table": 2.0}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = token_layers.Embedding(4, 3, 1.0)
+        self.project_()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.release(self.table(self.clip_input(x))[:, 0])
+
+    def per_example_loss(self, output: Tensor, target: Tensor) -> Tensor:
+        return losses.cross_entropy(output, target)
+
+
+@pytest.mark.parametrize("module", [Tokens(), nn.Sequential(nn.Embedding(4, 3), nn.Flatten())])
+@pytest.mark.parametrize("token", [5, -1, 4])
+def test_a_token_beyond_the_table_reaches_no_other_examples_gradient(module: nn.Module, token: int) -> None:
+    # Under vmap, torch 2.13 would take token 5 of the first example for row 1 of the second's table.
+    sums = clipped(module, 1.0)
+    with pytest.raises((ValueError, IndexError)):
+        sums.backward(torch.tensor([[token], [1], [2]]), torch.tensor([0, 1, 2]))
+    sums.reset()
+    sums.backward(torch.tensor([[3], [1], [1]]), torch.tensor([0, 1, 2]))
+    (table,) = gradient(module).values()
+    assert [bool(row.any()) for row in table] == [False, True, False, True]
+
+
+def test_the_layers_of_a_compiled_module_stay_guarded() -> None:
+    module = Net()
+    assert isinstance(module.inner, layers.Dense)
+    clipped(module, 1.0).backward(*vectors(2, torch.float32))
+    with pytest.raises(RuntimeError, match="outside its module's forward pass"):
+        module.inner(torch.ones(1, 4))
+
+
+def test_settings_that_fit_nothing_are_refused() -> None:
+    net, plain = Net(), nn.Linear(4, 3)
+    with pytest.raises(PrivacyError, match="has its own loss"):
+        ClippedGradients(net, 1.0, normaliser=1.0, per_example_loss=cross_entropy)
+    with pytest.raises(PrivacyError, match="needs per_example_loss"):
+        ClippedGradients(plain, 1.0, normaliser=1.0)
+    for length_ in (0.0, -1.0, math.inf, math.nan):
+        with pytest.raises(ValueError, match="clipping length"):
+            clipped(plain, length_)
+    with pytest.raises(ValueError, match="parameter bias has no clipping length"):
+        clipped(plain, {"weight": 1.0})
+    with pytest.raises(ValueError, match="normaliser"):
+        clipped(plain, 1.0, normaliser=0.0)
+    with pytest.raises(ValueError, match="chunks of 0"):
+        clipped(plain, 1.0, chunk_size=0)
+    with pytest.raises(PrivacyError, match="no trainable parameters"):
+        clipped(nn.Linear(4, 3).requires_grad_(False), 1.0)
+    hooked = nn.Linear(4, 3)
+    hooked.register_forward_hook(lambda *_: None)
+    with pytest.raises(PrivacyError, match="has hooks"):
+        clipped(hooked, 1.0)
+
+
+def test_calls_that_fit_nothing_are_refused() -> None:
+    module, (x, y) = nn.Linear(4, 3), vectors(4, torch.float32)
+    sums = clipped(module, 1.0)
+    with pytest.raises(ValueError, match="4 inputs and 3 targets"):
+        sums.backward(x, y[:3])
+    wrong = ClippedGradients(module, 1.0, normaliser=1.0, per_example_loss=lambda output, _: output)
+    with pytest.raises(PrivacyError, match="one number for each example"):
+        wrong.backward(x, y)
+    module.weight.requires_grad_(False)
+    with pytest.raises(PrivacyError, match="parameters weight were added, replaced, frozen"):
+        sums.backward(x, y)
+    net = Net()
+    with pytest.raises(PrivacyError, match=r"the module's normaliser is 1\.0, not 2\.0"):
+        clipped(net, 1.0, normaliser=2.0).backward(x, y)

@@ -1,0 +1,404 @@
+"""Ways around the accounting that plausible use would find: each is refused, or counted."""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from runpy import run_path
+from typing import Any
+
+import pytest
+import torch
+from lipcompile_privacy.accounting import BudgetError, Mechanism, NeighbouringRelation, epsilon
+from lipcompile_privacy.factorisation import BandedToeplitz, MinSeparation
+from lipcompile_torch import PrivacyEngine
+from lipcompile_torch.certify.precision import RoundedSumsWarning, rounding_slack, sum_slack
+from lipcompile_torch.noise.mechanism import NoiseSource
+from lipcompile_torch.train.checks import PrivacyError
+from lipcompile_torch.train.data import Arrays
+from lipcompile_torch.train.gradients import LipschitzGradients
+from lipcompile_torch.train.ledger import Ledger, LedgerError, read_ledger
+from lipcompile_torch.train.sampler import LogicalBatch
+from lipcompile_torch.train.training import TrainConfig, train
+from torch import nn
+from torch.optim import SGD
+
+HELP = run_path(str(Path(__file__).parents[1] / "private_net.py"))
+Net, make_loader, private, backward = (HELP[n] for n in ("Net", "loader", "private", "backward"))
+
+
+def scale_all(module: nn.Module) -> None:
+    for parameter in module.parameters():
+        assert parameter.grad is not None
+        parameter.grad *= 0.5
+
+
+def replace_one(module: nn.Module) -> None:
+    parameter = next(module.parameters())
+    assert parameter.grad is not None
+    parameter.grad = parameter.grad / (1 + parameter.grad.norm())
+
+
+def scale_unseen(module: nn.Module) -> None:
+    """Past torch's count of changes."""
+    parameter = next(module.parameters())
+    assert parameter.grad is not None
+    parameter.grad.data.mul_(0.5)
+
+
+TAMPERING: list[Callable[[nn.Module], Any]] = [
+    scale_unseen,
+    lambda module: nn.utils.clip_grad_norm_(module.parameters(), 0.1),
+    lambda module: nn.utils.clip_grad_value_(module.parameters(), 0.01),
+    scale_all,
+    replace_one,
+]
+
+
+@pytest.mark.parametrize("tamper", TAMPERING, ids=["unseen", "norm", "value", "scaled", "replaced"])
+def test_gradients_that_were_changed_after_backward_are_refused(tamper: Callable[[nn.Module], Any]) -> None:
+    """Clipping a sum by its norm couples parameters: one example moves each by the others' share as well."""
+    module, optimizer, loader = private()
+    x, y = next(iter(loader))
+    backward(module, x, y)
+    tamper(module)
+    with pytest.raises(PrivacyError, match="changed between backward"):
+        optimizer.step()
+    optimizer.zero_grad()  # the way out
+    backward(module, x, y)
+    optimizer.step()
+
+
+def half_twice(module: Any, x: torch.Tensor, y: torch.Tensor) -> None:
+    """As many examples as were drawn, and most of twice their bound."""
+    half = len(x) // 2
+    loss = module.criterion(module(x[:half]), y[:half])
+    loss.backward(retain_graph=True)
+    loss.backward()
+    backward(module, x[2 * half :], y[2 * half :])
+
+
+def behind_a_hook(module: Any, x: torch.Tensor, y: torch.Tensor) -> None:
+    """One that is gone when the step is taken."""
+    hooks = [parameter.register_hook(lambda gradient: 0.5 * gradient) for parameter in module.parameters()]
+    backward(module, x, y)
+    for hook in hooks:
+        hook.remove()
+
+
+def all_but_the_last_piece_dropped(module: Any, x: torch.Tensor, y: torch.Tensor) -> None:
+    """Without its first example the batch ends in another piece, of examples that were dropped before."""
+    for piece, targets in zip(torch.split(x, 3), torch.split(y, 3), strict=True):
+        module.zero_grad()
+        backward(module, piece, targets)
+
+
+@pytest.mark.parametrize(
+    ("misuse", "said"),
+    [
+        (half_twice, "what flowed back is not"),
+        (behind_a_hook, "written to by something else"),
+        (all_but_the_last_piece_dropped, "written to by something else"),
+    ],
+)
+def test_sums_of_other_gradients_than_one_of_each_example_are_refused(misuse: Any, said: str) -> None:
+    module, optimizer, loader = private()
+    x, y = next(iter(loader))
+    misuse(module, x, y)
+    with pytest.raises(PrivacyError, match=said):
+        optimizer.step()
+    optimizer.zero_grad()  # the way out
+    backward(module, x, y)
+    optimizer.step()
+
+
+def test_a_cotangent_that_a_hook_writes_over_is_refused() -> None:
+    """In place, so that what was sent and what arrives are one tensor; smaller, so that it passes every bound."""
+    module, optimizer, loader = private()
+    x, y = next(iter(loader))
+    output = module(x)
+    output.register_hook(lambda cotangent: cotangent.mul_(0.5))
+    module.criterion(output, y).backward()
+    with pytest.raises(PrivacyError, match="what flowed back is not"):
+        optimizer.step()
+
+
+def test_an_output_that_was_written_over_is_refused() -> None:
+    """Centred in place over the batch, out of sight of autograd: each example's loss then depends on all."""
+    module, _, loader = private()
+    x, y = next(iter(loader))
+    output = module(x)
+    with torch.no_grad():
+        output -= output.mean(0)
+    with pytest.raises(RuntimeError, match="has been modified inplace"):
+        module.criterion(output, y)
+
+
+def test_processors_that_are_told_to_round_float32_products_are_paid_for_in_noise() -> None:
+    """As bfloat16: oneDNN then takes it inside, on processors that have it."""
+    module, _, loader = private()
+    x, y = next(iter(loader))
+    before = torch.get_float32_matmul_precision()
+    slacks = []
+    try:
+        for precision in ("highest", "high", "medium"):
+            torch.set_float32_matmul_precision(precision)
+            module.gate.reset()
+            backward(module, x, y)
+            slacks.append(module.gate.slack)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert slacks == [rounding_slack(torch.float32), 5e-3, rounding_slack(torch.bfloat16)]
+
+
+@pytest.mark.parametrize("most", [-1, 2.5])
+def test_a_limit_that_is_no_number_of_steps_is_kept(most: Any) -> None:
+    """Counting down from it would pass by 0."""
+    module, optimizer, loader = private(max_steps=most)
+
+    def run() -> None:
+        for x, y in loader:
+            backward(module, x, y)
+            optimizer.step()
+
+    with pytest.raises(BudgetError, match="used up"):
+        run()
+    assert optimizer.charges_left[1] <= 0
+
+
+def test_half_an_epoch_is_no_more_than_was_calibrated_for() -> None:
+    engine, module = PrivacyEngine(accountant="rdp"), Net()
+    _, optimizer, loader = engine.make_private_with_epsilon(
+        module=module,
+        optimizer=SGD(module.parameters(), 0.1),
+        data_loader=make_loader(batch_size=13),  # 15 steps
+        target_epsilon=1.0,
+        target_delta=1e-5,
+        epochs=0.5,  # type: ignore[arg-type]
+    )
+
+    def run() -> None:
+        for x, y in loader:
+            backward(module, x, y)
+            optimizer.step()
+
+    with pytest.raises(BudgetError, match="used up"):
+        run()
+    assert engine.get_epsilon(1e-5) <= 1.0
+
+
+@pytest.mark.filterwarnings("ignore::lipcompile_torch.certify.precision.RoundedSumsWarning")
+@pytest.mark.parametrize(
+    ("dtype", "autocast"),
+    [(torch.float32, False), (torch.float32, True), (torch.float16, False), (torch.bfloat16, False)],
+)
+def test_rounding_of_sums_is_paid_for_in_noise(dtype: torch.dtype, autocast: bool) -> None:
+    """Of examples that agree, one more moves a sum in low precision by units of its last digit, not by itself."""
+    b, worst, generator = 4096, 0.0, torch.Generator().manual_seed(0)
+    for label in range(3):
+        module = Net().to(dtype)
+        gradients = LipschitzGradients(module, SGD(module.parameters(), 0.1), "per_layer", float(b))
+        gradients.start()
+        gradients.begin()
+        x = nn.functional.normalize(torch.ones(4) + 0.1 * torch.randn(b, 4, generator=generator)).to(dtype)
+        y, sums = torch.full((b,), label), []
+        for count in (b, b - 1):
+            gradients.reset()
+            module.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                output = module(x[:count])
+            module.criterion(output, y[:count]).backward()
+            sums.append({name: p.grad.double() for name, p in module.named_parameters()})
+        stds = gradients.stds(LogicalBatch(b - 1, complete=True, total=b - 1), 1.0, NoiseSource(seed=0))
+        moved = {name: float((sums[0][name] - sums[1][name]).norm()) * b for name in sums[0]}
+        worst = max(worst, math.hypot(*(moved[name] / std for name, std in stds.items())))
+    assert worst <= 1
+
+
+@pytest.mark.filterwarnings("ignore::lipcompile_torch.certify.precision.RoundedSumsWarning")
+def test_pieces_are_not_added_up_in_half_precision() -> None:
+    module, optimizer, loader = private(module=Net().to(torch.bfloat16), max_physical_batch=2, count=40)
+    for x, y in loader:  # of some 20 examples each
+        backward(module, x.bfloat16(), y)
+        if loader.current.complete:
+            break
+        optimizer.step()
+    with pytest.raises(PrivacyError, match="added up in half precision"):
+        optimizer.step()
+
+
+def test_noise_that_grows_by_the_rounding_of_sums_is_not_silent() -> None:
+    """By hand: bfloat16 has steps of 2^-7 at 1, and 20 + 8·√20 + 16 = 71.8 examples are counted on: 1.56 times."""
+    with pytest.warns(RoundedSumsWarning, match=r"takes 1\.6 times .* batch of 20: keep"):
+        private(module=Net().to(torch.bfloat16))
+    module, optimizer, loader = private()  # float32 says nothing, nor does autocast, whose sums are in float32
+    x, y = next(iter(loader))
+    with torch.autocast("cpu", torch.bfloat16):
+        output = module(x)
+    module.criterion(output, y).backward()
+    optimizer.step()
+
+
+def test_the_smallest_numbers_of_a_sum_are_paid_for_in_noise() -> None:
+    """By hand: float16 has steps of 2^-10 at 1 and of 2^-24 near 0, of which 10^4 entries of two sums may differ
+    by one each; the additions before that are in float32, with steps of 2^-23.
+    """
+    examples = 64 + 8 * 8 + 16
+    rounded = 2**-10 * examples + 2**-24 * 100 * 64 / 0.5
+    assert sum_slack(torch.float16, 64.0, 10**4, 0.5, depth=0) == pytest.approx(rounded, rel=2e-3)
+    added = 90 * 2**-23 * examples
+    assert sum_slack(torch.float16, 64.0, 10**4, 0.5, depth=90) == pytest.approx(rounded + added, rel=2e-3)
+    assert sum_slack(torch.float32, 64.0, 10**4, 0.5, depth=90) == pytest.approx(added, rel=2e-3)
+
+
+@pytest.mark.filterwarnings("ignore::lipcompile_torch.certify.precision.RoundedSumsWarning")
+def test_an_empty_batch_gets_the_noise_of_any_other() -> None:
+    """Where the loop skips it nothing flows back to say how precisely; the noise must not tell."""
+    module, optimizer, loader = private()
+    x, y = next(iter(loader))
+    with torch.autocast("cpu", torch.bfloat16):
+        output = module(x)
+    module.criterion(output, y).backward()
+    batch, source = loader.current, NoiseSource(seed=0)
+    full = optimizer._gradients.stds(batch, 1.0, source)
+    optimizer.zero_grad()
+    empty = LogicalBatch(0, batch.step, batch.round, complete=True)
+    assert optimizer._gradients.stds(empty, 1.0, source) == full
+
+
+def test_hooks_on_parameters_are_refused() -> None:
+    for register in ("register_hook", "register_post_accumulate_grad_hook"):
+        module, optimizer, loader = private()
+        x, y = next(iter(loader))
+        getattr(module.outer.weight, register)(lambda gradient: None)  # noqa: ARG005
+        backward(module, x, y)
+        with pytest.raises(PrivacyError, match=r"outer\.weight has hooks"):
+            optimizer.step()
+
+
+def test_gradients_of_pieces_add_up_unchanged() -> None:
+    module, optimizer, loader = private(max_physical_batch=3)
+    for x, y in loader:
+        optimizer.zero_grad(set_to_none=False)
+        backward(module, x, y)
+        optimizer.step()
+    assert optimizer.steps_left is None
+
+
+def test_a_step_on_the_batch_of_another_plan_is_refused() -> None:
+    """Of two optimizers of one module each must get what was drawn, and is charged, for it."""
+    engine, module = PrivacyEngine(), Net()
+    plans = [private(engine=engine, module=module) for _ in range(2)]
+    (_, first, loader), (_, _, other) = plans
+    next(iter(loader))
+    x, y = next(iter(other))
+    first._loader.current.examples = len(x)  # as happens by chance
+    first._loader.current.total = len(x)
+    backward(module, x, y)
+    with pytest.raises(PrivacyError, match="another batch was drawn"):
+        first.step()
+
+
+def test_epsilon_of_a_ledger_that_is_not_open_yet_is_what_the_file_says(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    engine = PrivacyEngine(ledger=path)
+    assert engine.get_epsilon(1e-5) == 0
+    module, optimizer, loader = private(engine=engine)
+    for x, y in loader:
+        backward(module, x, y)
+        optimizer.step()
+    engine.close()
+    wanted = epsilon([(Mechanism(0.1, 1.0), 10)], 1e-5)
+    assert PrivacyEngine(ledger=path).get_epsilon(1e-5) == pytest.approx(wanted)
+    with pytest.raises(LedgerError, match="add_remove"):
+        PrivacyEngine(ledger=path, neighbours="replace_one").get_epsilon(1e-5)
+
+
+def test_what_counts_is_not_copied() -> None:
+    """A copy would take steps that the engine's ledger does not see."""
+    engine = PrivacyEngine()
+    module, optimizer, loader = private(engine=engine)
+    for original in (optimizer, loader, engine, engine.ledger):
+        for twin in (copy.copy, copy.deepcopy, pickle.dumps):
+            if twin is copy.copy and original is not engine.ledger:
+                continue  # shares the ledger
+            with pytest.raises(TypeError, match="cannot be copied"):
+                twin(original)
+    assert type(copy.deepcopy(module)) is Net  # weights may be
+
+
+def test_a_run_does_not_begin_over_a_charge_without_steps(tmp_path: Path) -> None:
+    """A kill between the line of a round and that of its first step leaves one, perhaps at another σ."""
+    release = Mechanism(1.0, 0.5)
+    ledger = Ledger(tmp_path / "ledger.jsonl", NeighbouringRelation.REPLACE_ONE, 150)
+    ledger.declare(release)
+    ledger.open_round(release)
+    ledger.close()
+    x, y = (tensor.numpy() for tensor in HELP["data"](200).tensors)
+    settings: Any = {"epochs": 2, "batch_size": 30, "neighbours": "replace_one", "sampling": "shuffle"}
+    config = TrainConfig(epsilon=1.0, delta=1e-5, output=tmp_path, accountant="rdp", device="cpu", **settings)
+    with pytest.raises(LedgerError, match="earlier run"):
+        train(Net(), Arrays(x[:150], y[:150], x[150:], y[150:]), config)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_forked_process_does_not_write_over_the_lines_of_the_other(tmp_path: Path) -> None:
+    path, release = tmp_path / "ledger.jsonl", Mechanism(0.1, 1.0)
+    ledger = Ledger(path, NeighbouringRelation.ADD_REMOVE, 100)
+    ledger.declare(release)
+    child = os.fork()
+    if child == 0:
+        try:
+            ledger.record_step(release)
+        except LedgerError:
+            os._exit(7)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    ledger.record_step(release)
+    ledger.close()
+    assert read_ledger(path).total_steps == 1
+
+
+def test_correlated_noise_keeps_step_after_a_step_that_broke_off() -> None:
+    """Row t of C⁻¹Z goes to step t for every parameter, also if step t - 1 ended before some had theirs."""
+    strategy = BandedToeplitz((1.0, 0.5), 4, MinSeparation(2, 2))
+    one, two = nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(3))
+    source = NoiseSource(seed=3, stream=strategy.stream())
+    source.begin_step(0)
+    source.perturb_({"one": one}, {"one": 1.0}, 1.0)  # interrupted here, before "two"
+    taken = []
+    for step in (1, 2, 3):
+        source.begin_step(step)
+        one.grad = two.grad = None
+        source.perturb_({"one": one, "two": two}, {"one": 1.0, "two": 1.0}, 1.0)
+        memories = source._stream._memories  # type: ignore[union-attr]
+        taken.append({name: memory.taken for name, memory in memories.items()})
+    assert taken == [{"one": step + 1, "two": step + 1} for step in (1, 2, 3)]
+
+
+def test_gradients_of_parameters_that_are_not_trained_are_not_applied() -> None:
+    """What flowed back into a parameter before it was frozen has no noise on it."""
+    first = nn.Linear(4, 8)
+    module = nn.Sequential(first, nn.ReLU(), nn.Linear(8, 3))
+    x, y = HELP["data"](200).tensors
+    torch.autograd.backward(nn.functional.cross_entropy(module(x), y))
+    first.requires_grad_(False)
+    optimizer = SGD(module.parameters(), 0.1)
+    clipped, private_optimizer, loader = PrivacyEngine().make_private_by_clipping(
+        module=module,
+        optimizer=optimizer,
+        data_loader=make_loader(),
+        noise_multiplier=1.0,
+        clipping=1.0,
+        per_example_loss=lambda output, target: nn.functional.cross_entropy(output, target, reduction="none"),
+    )
+    before = first.weight.detach().clone()
+    for inputs, targets in loader:
+        clipped.backward(inputs, targets)
+        private_optimizer.step()
+    assert torch.equal(first.weight, before)
