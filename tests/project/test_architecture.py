@@ -1,23 +1,21 @@
 """The picture of rooms and arrows in CONTRIBUTING.md, drawn from the imports; UPDATE_GOLDEN=1 draws it again.
 
 A room is a folder of a package, with all that is in it. Files beside the rooms of a package stand above them, if
-they import one, themselves or through others, or else below. An arrow that follows from others is left out. Thick
-arrows close circles of rooms; their number is that of such imports. Dotted are imports for types alone, or when a
-function is called.
+they import one, themselves or through others, or else below. An arrow that follows from others is left out. Dotted
+are imports for types alone, or when a function is called.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from functools import cache
 from pathlib import Path
 
 import networkx as nx
 
-from tests.project.test_imports import NOW, imports, modules
+from tests.project.test_imports import NOW, READERS, WRITERS, imports, modules, room_of
 
 CONTRIBUTING = Path(__file__).parents[2] / "CONTRIBUTING.md"
 PICTURE = re.compile(r"(?<=<!-- architecture -->\n)```mermaid\n.*?```\n", re.DOTALL)
@@ -40,6 +38,8 @@ def rooms() -> dict[str, str]:
 
     def room(module: str) -> str:
         package, *inner = folder(module)
+        if package == "lipcompile" and module.split(".")[-1] in READERS + WRITERS:
+            return room_of(module)
         if inner or package not in with_rooms:
             return ".".join([package, *inner])
         reached = [folder(other) for other in nx.descendants(files, module)]
@@ -49,37 +49,19 @@ def rooms() -> dict[str, str]:
     return {module: room(module) for module in modules()}
 
 
-def arrows(kinds: Collection[str]) -> Counter[Arrow]:
-    """Return how many files of one room import files of another, at these times."""
-    pairs = {(source, target) for source, target, kind in imports() if kind in kinds}
-    ends = ((rooms()[source], rooms()[target]) for source, target in pairs)
-    return Counter(arrow for arrow in ends if arrow[0] != arrow[1])
-
-
-def against(weights: Mapping[Arrow, int]) -> set[Arrow]:
-    """Return arrows without which there is no circle: light ones, as far as each of them is needed."""
-    graph, found = nx.DiGraph([*weights]), list[Arrow]()
-    while not nx.is_directed_acyclic_graph(graph):
-        circles = [graph.subgraph(circle).edges for circle in nx.strongly_connected_components(graph)]
-        found.append(
-            min((arrow for circle in circles for arrow in circle), key=lambda arrow: (weights[arrow], arrow))
-        )
-        graph.remove_edge(*found[-1])
-    for arrow in reversed(found.copy()):
-        if not nx.has_path(graph, *reversed(arrow)):
-            graph.add_edge(*arrow)
-            found.remove(arrow)
-    return set(found)
+def arrows(kinds: Collection[str]) -> set[Arrow]:
+    """Return which room imports which, at these times."""
+    ends = {(rooms()[source], rooms()[target]) for source, target, kind in imports() if kind in kinds}
+    return {(source, target) for source, target in ends if source != target}
 
 
 def picture() -> str:
     """Return the picture in the language of Mermaid."""
     now, ever = arrows({NOW}), arrows({kind for _, _, kind in imports()})
-    back, known = against(now), nx.DiGraph([*now])
+    known = nx.DiGraph([*now])
     known.add_nodes_from(rooms().values())
-    drawn = dict.fromkeys(nx.transitive_reduction(nx.DiGraph([*now.keys() - back])).edges, "-->")
-    drawn |= {arrow: f"==>|{now[arrow]}|" for arrow in back}
-    drawn |= {arrow: "-.->" for arrow in ever.keys() - now.keys() if not nx.has_path(known, *arrow)}
+    drawn = dict.fromkeys(nx.transitive_reduction(known).edges, "-->")
+    drawn |= {arrow: "-.->" for arrow in ever - now if not nx.has_path(known, *arrow)}
     lines = [f"    {name(source)} {line} {name(target)}" for (source, target), line in sorted(drawn.items())]
     return "\n".join(["```mermaid", "flowchart TD", *boxes(), *lines, "```", ""])
 
@@ -115,11 +97,6 @@ def test_the_picture_is_that_of_the_imports() -> None:
         CONTRIBUTING.write_text(text.replace(drawn, picture()), encoding="utf-8")
         return
     assert drawn == picture(), "UPDATE_GOLDEN=1 pytest tests/project/test_architecture.py draws it again"
-
-
-def test_the_lightest_arrow_of_a_circle_is_against_it() -> None:
-    assert against({("a", "b"): 3, ("b", "c"): 2, ("c", "a"): 1, ("a", "c"): 1, ("c", "d"): 1}) == {("c", "a")}
-    assert against({("a", "b"): 1, ("b", "c"): 1, ("a", "c"): 1}) == set()
 
 
 def test_every_import_between_rooms_is_a_path_in_the_picture() -> None:
