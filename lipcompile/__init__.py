@@ -43,12 +43,12 @@ __all__ = [
 
 _HOMES = {
     "Derivation": "core.derivation",
-    "Diagnostic": "core.diagnostics",
+    "Diagnostic": "diagnostics",
     "Graph": "core.graph",
     "GraphBuilder": "core.graph",
-    "InputError": "core.diagnostics",
+    "InputError": "diagnostics",
     "ModelOptions": "frontends.options",
-    "Severity": "core.diagnostics",
+    "Severity": "diagnostics",
     "check": "pipeline",
     "compile": "calls",
     "export_onnx": "exporting",

@@ -20,7 +20,7 @@ def register(op: AnyOp) -> None:
     """Make `op` known to the .lip language of this process.
 
     Its rules are trusted as the built-in ones are: prove them, and attack them with `lipcompile audit`. A backend
-    needs to be told how to compute the op, see `lipcompile_torch.expressions`.
+    needs to be told how to compute the op, see `lipcompile.emitters.torch.expressions`.
 
     Raises:
         TypeError: not an `Op`.

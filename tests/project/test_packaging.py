@@ -199,7 +199,7 @@ def test_imports_stay_inside_their_boundary(program: str, banned: tuple[str, ...
             (f"lipcompile_torch.runtime.{module}", "lipcompile_privacy.errors")
             for module in ("certificate", "checkpoint", "checks", "data", "ledger", "sampling")
         ),
-        ("lipcompile_torch.runtime.loss_clipping", "lipcompile_torch.clip.loss_clipping"),
+        ("lipcompile_torch.runtime.loss_clipping", "lipcompile_torch.train.loss_clipping"),
         ("lipcompile_torch.runtime.noise", "lipcompile_torch.noise.mechanism"),
         ("lipcompile_torch.runtime.guessing", "lipcompile_torch.audit.game"),
         ("lipcompile_torch.runtime.numbers", "lipcompile_torch.certify.intervals"),

@@ -65,7 +65,7 @@ class TorchBackend:
 
     @property
     def deployment(self) -> backend.Deployment:
-        """`lipcompile_torch.train.deployment`."""
+        """`lipcompile_torch.deploy.deployment`."""
         import lipcompile_torch.deploy.deployment as module
 
         return module
@@ -86,7 +86,7 @@ class TorchBackend:
 
     @property
     def robustness(self) -> backend.Robustness:
-        """`lipcompile_torch.certify.certification`."""
+        """`lipcompile_torch.deploy.certification`."""
         import lipcompile_torch.deploy.certification as module
 
         return module
