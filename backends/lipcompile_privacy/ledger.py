@@ -1,4 +1,4 @@
-"""What a ledger says: its lines, and what they add up to. Needs no torch; `ledger` says how lines come about."""
+"""What a ledger says: its lines, and what they add up to. `lipcompile_torch.train.ledger` writes them."""
 
 from __future__ import annotations
 

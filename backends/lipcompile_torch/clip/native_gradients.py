@@ -1,4 +1,4 @@
-"""Weight gradients of examples by the kernels of :mod:`.native`, for :mod:`.example_gradients`."""
+"""Weight gradients of examples by the kernels of :mod:`..native`, for :mod:`.example_gradients`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the kernels of :mod:`.native` go about weight gradients of examples: which numbers lie where.
+"""How the kernels of :mod:`..native` go about weight gradients of examples: which numbers lie where.
 
 The gradient of the weight of a convolution is Σ_t g_t·w_tᵀ, over positions t, of cotangents g_t [F] and of
 windows w_t [taps·C] of what was read. Both are copied to where products read them: all channels of a position

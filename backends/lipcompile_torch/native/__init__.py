@@ -173,7 +173,7 @@ ROUNDINGS = 36
 
 
 def gram_moments(weight: Tensor, copy: Tensor, share: float, height: int, count: int) -> Tensor | None:
-    """Return the first ``count`` :func:`~.drift.moments`, at least two, of the Gram matrices of blocks of
+    """Return the first ``count`` :func:`~..certify.drift.moments`, at least two, of the Gram matrices of blocks of
     ``height`` rows of weight - share·copy [rows, columns], computed in float32 with one rounding: [blocks, count],
     float64. None if there is no native code for it.
     """
@@ -211,8 +211,8 @@ _SUSPECTS = 4  # blocks of LANES matrices
 
 
 class Spectra:
-    """What :class:`~.single_precision.Spectra` asks for, of the Gram matrices on the smaller side that kernels
-    have at frequencies.
+    """What :class:`~..certify.single_precision.Spectra` asks for, of the Gram matrices on the smaller side that
+    kernels have at frequencies.
 
     Args:
         wide: kernels [groups, rows, columns, positions] in float32, rows no more than columns, contiguous.
@@ -311,7 +311,7 @@ def sum_of_each(x: Tensor, axes: tuple[int, ...]) -> Tensor | None:
 
 def clipped(x: Tensor, limit: float, room: float) -> Tensor | None:
     """Return the examples of [B, …], each that is longer than ``limit`` scaled to ``room``, and zeros for one that
-    is not finite: see :func:`~.functional.clip_norm`. None if there is no native code for it.
+    is not finite: see :func:`~..nn.functional.clip_norm`. None if there is no native code for it.
     """
     if not is_eager() or kernels is None or x.dtype != torch.float32 or x.dim() < 2 or not is_plain(x):
         return None

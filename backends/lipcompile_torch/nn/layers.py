@@ -85,7 +85,7 @@ class _Conv(_Kernel):
     Args:
         in_channels, out_channels: C and F; ``weight`` is [F, C/groups, *kernel_size].
         kernel_size, input_size, stride, dilation: one integer an axis; stride and dilation default to 1.
-        reads, taps: counts of the geometry, see :class:`~.operators.Convolution`; made by the compiler.
+        reads, taps: counts of the geometry, see :class:`~..certify.operators.Convolution`; made by the compiler.
         padding: (lo, hi) an axis; default none.
         padding_mode: "zeros", "circular", "reflect" or "replicate".
         bias: ‖bias‖ ≤ this, the F numbers that every position adds; None for none.

@@ -1,7 +1,8 @@
 """How forward passes read parameters: as a matrix, as a kernel, spread over positions, or row by row.
 
-These functions have backward passes of their own. The gradient of a parameter is a sum of :mod:`.sums`; that of a
-parameter of a clip group is noted as a use of :mod:`.clipping`, and computed when all uses of the group are known.
+These functions have backward passes of their own. The gradient of a parameter is a sum of :mod:`..certify.sums`;
+that of a parameter of a clip group is noted as a use of :mod:`..clip.clipping`, and computed when all uses of the
+group are known.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Noise: words of a secure generator, normals made of them, and the mechanism that adds them to gradients.
+"""Noise: standard normals, and the mechanism that adds them to gradients.
 
-`mechanism` is the one place where noise is drawn and shared among parameters; `streams` correlates it over
-steps.
+`mechanism` is where noise is shared among parameters, scaled and added; `normals` draws it (AES on processors,
+Philox on a GPU; `SecureNormals` exactly, on a grid); `streams` correlates it over steps.
 
 Imports: lipcompile_privacy, lipcompile_torch.certify, lipcompile_torch.native, lipcompile_torch.sharding.
 """

@@ -1,4 +1,4 @@
-"""Modules by their former names: `lipcompile_torch.runtime.NAME` has the names of its successor in another folder.
+"""Modules that had their home here: `lipcompile_torch.runtime.NAME` has the names of its successor elsewhere.
 
 Emitted modules and older programs import from here. A successor is imported when one of its names is first needed.
 """

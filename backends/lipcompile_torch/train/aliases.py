@@ -6,7 +6,7 @@ every parameter through an alias. The sum of all that flows back through the ali
 arrives at the parameter must be that very tensor.
 
 The aliases of a clip group are made by one function. Autograd runs its backward pass when all that read any of
-them has run: there the gradients of the group are clipped and summed (:mod:`.clipping`).
+them has run: there the gradients of the group are clipped and summed (:mod:`..clip.clipping`).
 """
 
 from __future__ import annotations

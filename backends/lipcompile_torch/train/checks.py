@@ -150,7 +150,7 @@ class Contents:
     """What parameters are: torch's counts of in-place changes, how they lie, and a fingerprint of their bits.
 
     The fingerprint sees what the counts do not: writes through `.data`, but for a probability below 2⁻²⁸ (see
-    :mod:`.fingerprint`); of a sharded parameter it is that of the shard.
+    :mod:`..native.fingerprint`); of a sharded parameter it is that of the shard.
 
     Args:
         forms: of each parameter the name, the count, dtype, shape and strides.

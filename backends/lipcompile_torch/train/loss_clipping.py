@@ -3,7 +3,7 @@
 The bounds of a module hold for every cotangent of norm at most L that arrives at its output; clipping each
 example's to C < L, where the criterion takes the output, makes them those of min(L, C) (clipless_v2, section 3.1).
 It needs no per-example gradients: the cotangent at the output is there for every example anyway. The lengths of
-clip groups (:mod:`.clipping`) may be chosen in the same way.
+clip groups (:mod:`..clip.clipping`) may be chosen in the same way.
 
 The adaptive clip is that of Andrew et al. 2021 ("Differentially private learning with adaptive clipping",
 Algorithm 1): C follows a quantile of the norms by a noisy count of the examples within C.

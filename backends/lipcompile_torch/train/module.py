@@ -37,7 +37,7 @@ class LipschitzModule(nn.Module):
     """A network whose per-example gradients are bounded, for every input and every label, while its weights
     are projected.
 
-    Subclasses set the class attributes, build :class:`~.layers.ConstrainedLayer` parts in ``__init__`` and
+    Subclasses set the class attributes, build :class:`~..nn.layers.ConstrainedLayer` parts in ``__init__`` and
     end it with ``self.project_()``; ``forward`` begins with :meth:`clip_input` and ends with :meth:`release`.
 
     Attributes:
@@ -66,12 +66,12 @@ class LipschitzModule(nn.Module):
         clip_lengths: C of clip groups whose length moves in training, by name, in the place of their own; set by
             the engine before each batch, as `loss_clip` is.
         projection_slack: by how much, relatively, projection may scale a weight down to spare a certificate of it,
-            see :mod:`.projection`; 0 to certify every weight in full that has moved out of what is known.
+            see :mod:`..certify.projection`; 0 to certify every weight in full that has moved out of what is known.
         gate: what flowed back; read and reset by the engine at every step.
 
     Formal guarantees: after :meth:`project_` and for inputs of ``input_shape``, ‖∂ per_example_loss[i]/∂p‖ ≤
     ``gradient_bounds()[p]`` in real arithmetic, given that the subclass is what its certificate describes;
-    rounding adds :func:`~.precision.rounding_slack`.
+    rounding adds :func:`~..certify.precision.rounding_slack`.
     """
 
     input_shape: ClassVar[tuple[int, ...]]

@@ -1,4 +1,4 @@
-"""How the examples of each training step are drawn: a scheme for each row of :mod:`..accounting.releases`."""
+"""How the examples of each training step are drawn: a scheme for each row of `accounting.releases`."""
 
 from __future__ import annotations
 

@@ -44,7 +44,9 @@ _MENDABLE: Mapping[str, tuple[type[Exception], ...]] = {
 
 
 _START = re.compile(
-    r'sha256 [0-9a-f]{16}\.|"sha256": "[0-9a-f]{64}"|^_WEIGHTS = """.*?"""', re.DOTALL | re.MULTILINE
+    r'^Emitted by lipcompile \S+|"lipcompile": "[^"]+"|sha256 [0-9a-f]{16}\.|"sha256": "[0-9a-f]{64}"|'
+    r'^_WEIGHTS = """.*?"""',
+    re.DOTALL | re.MULTILINE,
 )
 
 
@@ -149,7 +151,10 @@ def text_of_run(output: Path, text: str, *, resume: bool) -> str:
 
 
 def _unstarted(text: str) -> str:
-    """Return a module's text without the weights that it starts with, which a factory draws anew, and digests."""
+    """Return a module's text without its first weights, which a factory draws anew, and their digests.
+
+    And without the version that emitted it: a run goes on under the next one if that makes the same module.
+    """
     return _START.sub("", text)
 
 

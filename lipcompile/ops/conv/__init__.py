@@ -1,1 +1,1 @@
-"""Convolutions that are transposed."""
+"""Convolutions, plain and transposed. Proofs: `../linear/linear.md`, whose name is in every certificate."""

@@ -1,1 +1,1 @@
-"""Linear maps with weights: dense layers, biases, convolutions."""
+"""Linear maps with weights: dense layers and biases; the proofs of convolutions."""

@@ -1,4 +1,4 @@
-"""Centring, norms, and softmax inside a network."""
+"""Centring and norms."""
 
 from __future__ import annotations
 

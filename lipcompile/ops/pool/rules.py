@@ -1,4 +1,4 @@
-"""Pooling over windows. Proofs: pool.md. Pools over all positions are reductions: reduce.py."""
+"""Pooling over windows. Proofs: pool.md. Pools over all positions are reductions: `ops/reduce`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies, interpolation, and the scattering transform."""
+"""Copies and interpolation."""
 
 from __future__ import annotations
 
