@@ -86,8 +86,8 @@ class Outer:
 
     Formal guarantees: a matrix of at most :data:`SMALL` entries is added in float64, if the vectors are in less.
     Of another one products are rounded to float32 and added as :mod:`..certify.sums` says, which is faster. There
-    g_i is scaled by s_i where ‖x_i‖ is between 2⁻⁴⁰ and 2⁴⁰. Elsewhere g_i is scaled by s_i·‖x_i‖ and x_i to 1, so that
-    no entry overflows, and where s_i is below the normal numbers of float32; which of the two depends on the
+    g_i is scaled by s_i where ‖x_i‖ is between 2⁻⁴⁰ and 2⁴⁰. Elsewhere g_i is scaled by s_i·‖x_i‖ and x_i to 1, so
+    that no entry overflows, and where s_i is below the normal numbers of float32; which of the two depends on the
     example alone. First s_i is rounded to float32, by 2⁻²⁴ of it; elsewhere vectors are scaled in float64.
     Each entry is rounded to float32, by 2⁻²⁴ of it or by 2⁻¹⁵⁰, and products of entries are rounded again.
     :data:`_ROUNDED` pays for that, as C/b is at least :data:`_LEAST`. :data:`_COARSE` pays for devices that round

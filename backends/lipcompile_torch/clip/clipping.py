@@ -17,8 +17,8 @@ for an example do not depend on the batch.
 
 The sum over examples is added in float64, where the rounding of B examples stays below a unit of float32, and is
 rounded to the dtype of the parameter in the end. Two kinds are rounded as :mod:`..certify.sums` says: large
-matrices, and all on other devices than processors, since P̃_i of a kernel is in float32 there, and its bits may depend on the
-batch. `sum_depth` tells them apart.
+matrices, and all on other devices than processors, since P̃_i of a kernel is in float32 there, and its bits may
+depend on the batch. `sum_depth` tells them apart.
 """
 
 from __future__ import annotations
