@@ -11,6 +11,7 @@ import tomllib
 from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -186,6 +187,13 @@ def test_nothing_else_is_importable(module: str) -> None:
 def test_imports_stay_inside_their_boundary(program: str, banned: tuple[str, ...]) -> None:
     result = run(f"{program}\nimport sys\nprint([m for m in {banned!r} if m in sys.modules])")
     assert result.stdout.strip() == "[]", result.stderr
+
+
+def test_every_module_that_had_its_home_in_runtime_has_another() -> None:
+    """Their names are looked up when they are used, so that a home that is gone would be found late."""
+    homes = vars(import_module("lipcompile_torch.runtime"))["_HOMES"]
+    assert len(homes) == 87
+    assert [home for home in homes.values() if find_spec(home) is None] == []
 
 
 @pytest.mark.parametrize(

@@ -7,19 +7,62 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+# By where they stand now: under the name that they had, or in a module of another name.
+_UNDER_THEIR_NAMES = {
+    "audit": "canaries privacy_audit signal",
+    "certify": "constraints drift gram intervals norms operators precision projection rounding sums",
+    "clip": "clipping example_gradients native_gradients outer_product_plans outer_products",
+    "deploy": "adversarial certification deployment robustness",
+    "native": "fingerprint",
+    "nn": (
+        "activations constrained functional layers losses normalisation pooling reading regression resampling "
+        "scattering sorting token_layers"
+    ),
+    "noise": "discrete_gaussian normals streams",
+    "train": (
+        "certificate checkpoint checks clipped data distributed engine features gate gradients ledger "
+        "loss_clipping module optimizer reduction sampler sampling training"
+    ),
+}
+_ELSEWHERE = {
+    "audit": "audit.search",
+    "audit_moves": "audit.moves",
+    "audit_pairs": "audit.canaries",
+    "audit_points": "audit.points",
+    "audit_starts": "audit.points",
+    "bits": "noise.processor",
+    "box_muller": "noise.processor",
+    "convolving": "nn.reading",
+    "dot_product": "nn.functional",
+    "environment": "environment",
+    "example_norms": "certify.sums",
+    "flat": "native.memory_rows",
+    "guessing": "audit.game",
+    "l2_pooling": "nn.pooling",
+    "membership": "nn.constrained",
+    "native": "native",
+    "noise": "noise.mechanism",
+    "numbers": "certify.intervals",
+    "own_functions": "autograd",
+    "reductions": "nn.normalisation",
+    "roundings": "certify.precision",
+    "selection": "nn.resampling",
+    "sharding": "sharding",
+    "single": "certify.single_precision",
+    "spectra": "certify.single_precision",
+    "transposed": "nn.layers",
+    "unaltered": "train.gradient_watch",
+    "uses": "clip.bookkeeping",
+    "weights": "weights",
+}
 _PACKAGE = __name__.rpartition(".")[0]
-_ROOMS = ("audit", "certify", "clip", "deploy", "nn", "noise", "train")
-_FILES = [path for room in _ROOMS for path in Path(__file__).parents[1].glob(f"{room}/*.py")]
 _HOMES = {
-    **{path.stem: f"{_PACKAGE}.{path.parent.name}.{path.stem}" for path in _FILES},
+    **{name: f"{_PACKAGE}.{room}.{name}" for room, names in _UNDER_THEIR_NAMES.items() for name in names.split()},
+    **{name: f"{_PACKAGE}.{home}" for name, home in _ELSEWHERE.items()},
     "guesses": "lipcompile_privacy.guesses",
-    "guessing": f"{_PACKAGE}.audit.game",
-    "noise": f"{_PACKAGE}.noise.mechanism",
-    "numbers": f"{_PACKAGE}.certify.intervals",
 }
 
 
