@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from .nn import functional, layers, losses
     from .train.engine import PrivacyEngine
     from .train.features import cache_features
-    from .train.module import LipschitzModule, decode_weights
+    from .train.module import LipschitzModule
+    from .weights import decode_weights
 
 __all__ = [
     "Ball",

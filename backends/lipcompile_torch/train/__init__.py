@@ -5,5 +5,5 @@ takes the step: checks, noise, the user's optimizer, projection. Nothing here pa
 
 Imports: lipcompile_privacy, lipcompile_torch.autograd, lipcompile_torch.certify, lipcompile_torch.clip,
 lipcompile_torch.native, lipcompile_torch.nn, lipcompile_torch.noise, lipcompile_torch.sharding,
-lipcompile_torch.weights, lipcompile_verify.
+lipcompile_verify.
 """

@@ -23,12 +23,9 @@ from ..clip.clipping import ClipGroup
 from ..nn import functional
 from ..nn.constrained import ConstrainedLayer, OutsideWarning, outside
 from ..sharding import gathered, hooked, plain_type, settle
-from ..weights import decode_weights
 from .aliases import OVERLAP
 from .gate import GateRecord, Passage, check_saving, enter_criterion, leave_criterion, pass_gate
 from .loss_clipping import clip_cotangents
-
-__all__ = ["LipschitzModule", "decode_weights"]
 
 _MODES = (None, "default", "max-autotune-no-cudagraphs")
 
