@@ -15,7 +15,7 @@ from pathlib import Path
 
 import networkx as nx
 
-from tests.project.test_imports import NOW, READERS, WRITERS, imports, modules, room_of
+from tests.project.test_imports import NOW, imports, modules, room_of
 
 CONTRIBUTING = Path(__file__).parents[2] / "CONTRIBUTING.md"
 PICTURE = re.compile(r"(?<=<!-- architecture -->\n)```mermaid\n.*?```\n", re.DOTALL)
@@ -38,7 +38,7 @@ def rooms() -> dict[str, str]:
 
     def room(module: str) -> str:
         package, *inner = folder(module)
-        if package == "lipcompile" and module.split(".")[-1] in READERS + WRITERS:
+        if inner == ["ops"]:
             return room_of(module)
         if inner or package not in with_rooms:
             return ".".join([package, *inner])
