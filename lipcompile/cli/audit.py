@@ -110,7 +110,6 @@ def _check_options(privacy: bool, given: Mapping[str, Any]) -> None:
 
 
 def _privacy(model: str, derivation: Derivation, backend: Backend, settings: Mapping[str, Any], form: str) -> int:
-
     text = backend.emit(derivation)
     assert derivation.analysis is not None
     choices = admissible(backend.audit, derivation.analysis.graph)

@@ -116,7 +116,6 @@ def _loaded(module: Any, weights: Path, backend: Backend) -> str | None:
 
 
 def _instance(source: Path, backend: Backend) -> Any:
-
     if source.exists() and not source.is_file():  # a pipe or a device may have no end
         raise input_error("LIP510", f"`{source}` is no file", _MEND)
     try:

@@ -90,14 +90,11 @@ def _found(loaded: Loaded, derivation: Derivation, backend: Backend, text: str |
     try:
         original = loaded.original()
         return _compared(original, derivation, backend, text or backend.emit(_complete(derivation)))
-    except OriginalError as error:
-        return _note(f"the import could not be checked: {error}")
-    except InputError as error:
+    except (OriginalError, InputError) as error:
         return _note(f"the import could not be checked: {error}")
 
 
 def _compared(original: Original, derivation: Derivation, backend: Backend, text: str) -> Diagnostic:
-
     assert derivation.analysis is not None
     deployment = backend.deployment
     try:
