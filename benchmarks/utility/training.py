@@ -166,14 +166,13 @@ def _calibrated(engine: PrivacyEngine, loader: DataLoader[Any], recipe: Recipe, 
     sampling_rate = (loader.batch_size or size) / size
     key = (budget, sampling_rate, recipe.steps, str(how))
     if key not in _SIGMAS:
-        steps_per_epoch = max(1, round(1 / sampling_rate))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # δ = 1 / n of the whole set, as in the papers
             _SIGMAS[key] = engine.calibrate(
                 data_loader=loader,
                 target_epsilon=budget.epsilon,
                 target_delta=budget.delta,
-                epochs=-(-recipe.steps // steps_per_epoch),
+                steps=recipe.steps,
                 **how,
             )
     return _SIGMAS[key]

@@ -302,11 +302,20 @@ class PrivacyEngine:
         data_loader: DataLoader[Any],
         target_epsilon: float,
         target_delta: float,
-        epochs: int,
+        epochs: int | None = None,
+        steps: int | None = None,
         **how: Unpack[How],
     ) -> float:
-        """Return the σ with which `epochs` epochs cost at most (ε, δ); see `make_private_with_epsilon`."""
-        steps = epochs * drawing_of(data_loader).steps_per_epoch
+        """Return the σ with which so many epochs, or steps, cost at most (ε, δ); see `make_private_with_epsilon`.
+
+        Raises:
+            TypeError: both `epochs` and `steps` are given, or neither.
+        """
+        if (epochs is None) == (steps is None):
+            raise TypeError("calibrate takes either epochs or steps")
+        if steps is None:
+            assert epochs is not None
+            steps = epochs * drawing_of(data_loader).steps_per_epoch
         _, loader = self._prepare(data_loader, steps, how)
         if target_delta * loader.size >= 1:
             warnings.warn(
