@@ -25,6 +25,8 @@ WALLS = {
     "lipcompile": {"lipcompile_privacy", "lipcompile_verify"},
     # Its weights, which need no torch; and what `TorchBackend` offers, when it is asked for.
     "lipcompile.emitters.torch": {"lipcompile", "lipcompile_torch"},
+    # The estimators: they compile a head, and train it.
+    "lipcompile.learn": {"lipcompile", "lipcompile_privacy", "lipcompile_torch"},
     "lipcompile_privacy": {"lipcompile_torch"},  # Strategy.stream makes torch's noise
     "lipcompile_torch": {"lipcompile_privacy", "lipcompile_verify"},
     "lipcompile_verify": set[str](),

@@ -52,6 +52,7 @@ from .releases import (
     Release,
     Run,
     Sampling,
+    Selection,
     WithoutReplacement,
     release_from,
 )
@@ -72,6 +73,7 @@ __all__ = [
     "Release",
     "Run",
     "Sampling",
+    "Selection",
     "WithoutReplacement",
     "calibrate_batch_size",
     "calibrate_noise_multiplier",

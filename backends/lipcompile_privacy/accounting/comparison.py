@@ -34,6 +34,7 @@ from .releases import (
     RandomAllocation,
     Release,
     Run,
+    Selection,
     WithoutReplacement,
     check_delta,
     check_target,
@@ -233,7 +234,9 @@ def comparison_steps(
 
 
 def _moves(release: Release, relation: NeighbouringRelation) -> int:
-    """Return by how many K the example moves the sum of the batch that it is in."""
+    """Return by how many K the example moves the sum of the batch that it is in; raises BudgetError if none is."""
+    if isinstance(release, Selection):
+        raise BudgetError("no formula compares the best of several runs: ask the rdp accountant")
     return 2 if isinstance(release, WithoutReplacement) else relation.moves
 
 

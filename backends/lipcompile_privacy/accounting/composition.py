@@ -24,6 +24,7 @@ from .releases import (
     RandomAllocation,
     Release,
     Run,
+    Selection,
     check_accountant,
     check_delta,
     check_target,
@@ -83,6 +84,8 @@ def _refusal(release: Release, relation: NeighbouringRelation, accountant: str) 
         return "the rdp accountant has no theorem for Poisson sampling under replace_one: use accountant='pld'"
     if isinstance(release, RandomAllocation) and not replaced and accountant == "pld" and not available():
         return MISSING
+    if isinstance(release, Selection) and accountant == "pld":
+        return "the pld accountant has no theorem for the best of several runs: use accountant='rdp'"
     return None
 
 

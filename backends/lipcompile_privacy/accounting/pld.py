@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING
 from ..errors import BudgetError
 from .allocation import allocation_pld, available
 from .rdp import rdp_epsilon
-from .releases import Mechanism, NeighbouringRelation, RandomAllocation, Release, Run, WithoutReplacement
+from .releases import (
+    Mechanism,
+    NeighbouringRelation,
+    RandomAllocation,
+    Release,
+    Run,
+    Selection,
+    WithoutReplacement,
+)
 
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
@@ -125,6 +133,8 @@ def is_gaussian(release: Release, relation: NeighbouringRelation) -> bool:
     replaced = relation is NeighbouringRelation.REPLACE_ONE
     if isinstance(release, RandomAllocation):
         return release.steps == 1 or replaced
+    if isinstance(release, Selection):
+        return False
     # One example more in the data set exchanges, at this size of batches, one example for another.
     return release.sampling_rate == 1 and (replaced or isinstance(release, Mechanism))
 

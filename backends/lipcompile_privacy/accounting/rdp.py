@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from .releases import NeighbouringRelation, RandomAllocation, Release, WithoutReplacement
+from .releases import NeighbouringRelation, RandomAllocation, Release, Selection, WithoutReplacement
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -40,10 +40,13 @@ def rdp_epsilon(runs: Counter[Release], delta: float, relation: NeighbouringRela
 def _event(release: Release, relation: NeighbouringRelation) -> DpEvent:
     """Return a release as dp-accounting's RDP takes it: with std over the true sensitivity."""
     from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
+    from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
     if isinstance(release, WithoutReplacement):
         return _fixed_size(release, relation)
     gaussian = GaussianDpEvent(release.noise_multiplier / relation.moves)
+    if isinstance(release, Selection):
+        return RepeatAndSelectDpEvent(gaussian, release.mean, release.shape)
     # One batch of an epoch of random allocation holds the example. And without sampling there is no amplification.
     if isinstance(release, RandomAllocation) or release.sampling_rate == 1:
         return gaussian

@@ -163,7 +163,46 @@ class RandomAllocation:
         return {"sampling": "allocation", "steps": self.steps, "noise_multiplier": self.noise_multiplier}
 
 
-Release = Mechanism | WithoutReplacement | RandomAllocation
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The best of a random number of runs, by a score that each run releases itself; nothing else is released.
+
+    One run is, or costs no more than, ONE Gaussian mechanism with noise multiplier σ, in which every example takes
+    part; settings are drawn anew for each run, whatever came before. The number of runs is drawn from the
+    truncated negative binomial distribution of shape η and mean m (Papernot and Steinke 2022, Theorem 2; η = 0 is
+    the logarithmic, η = 1 the geometric one), and never shown.
+
+    Raises:
+        BudgetError: η negative, m below 1, or σ negative or not finite.
+    """
+
+    noise_multiplier: float
+    mean: float
+    shape: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (1 <= self.mean < math.inf and 0 <= self.shape < math.inf):
+            raise BudgetError(
+                f"a mean of {self.mean:g} runs, of shape {self.shape:g}: the mean is at least 1, the shape 0"
+            )
+        _check_noise(self.noise_multiplier)
+
+    @property
+    def sampling_rate(self) -> float:
+        """1: every example takes part in every run."""
+        return 1.0
+
+    def fields(self) -> dict[str, Any]:
+        """Return what `release_from` makes an equal release of, as a JSON object."""
+        return {
+            "sampling": "selection",
+            "noise_multiplier": self.noise_multiplier,
+            "mean": self.mean,
+            "shape": self.shape,
+        }
+
+
+Release = Mechanism | WithoutReplacement | RandomAllocation | Selection
 
 Run = tuple[Release, int]
 """A release and how often it was used: a number of charges."""
@@ -196,6 +235,7 @@ _READ: dict[str, Callable[[Mapping[str, Any]], Release]] = {
         _whole(f["batch_size"]), _whole(f["dataset_size"]), float(f["noise_multiplier"])
     ),
     "allocation": lambda f: RandomAllocation(_whole(f["steps"]), float(f["noise_multiplier"])),
+    "selection": lambda f: Selection(float(f["noise_multiplier"]), float(f["mean"]), float(f["shape"])),
 }
 
 

@@ -1,0 +1,131 @@
+"""The estimator as it comes, beside the searched columns of docs/utility.md and diffprivlib: same test parts.
+
+    python -m benchmarks.utility.defaults --data FOLDER [--sets NAME …] [--methods defaults search] [--seeds 5]
+        [--json FILE] [--resume]
+
+`defaults` looks at nothing but the numbers of rows and columns; `search` spends a part of ε on a private search.
+All of ε is in the ledger. `diffprivlib` (its own environment: it needs an older scikit-learn) has the best of
+logistic regression, naive Bayes and forest on the test part, which is a choice that it does not pay for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.utility.heads import Parts
+from benchmarks.utility.sets import SETS, TabularSet, load
+from benchmarks.utility.study import Rows, Score, cell, summary, table
+from benchmarks.utility.tabular import LARGE, SPLIT, score, split
+
+DRAWING = 1  # of the test parts, as in docs/utility.md
+SEARCH = 0.3  # of ε
+
+Output = Callable[[TabularSet, Parts, int], tuple[Any, float]]
+
+
+def ours(which: TabularSet, parts: Parts, share: float) -> tuple[Any, float]:
+    """Return outputs on the part that is looked at, and ε."""
+    from lipcompile.sklearn import PrivateClassifier
+
+    model = PrivateClassifier(
+        which.epsilon,
+        delta=which.delta,
+        bounds=(-1, 1),
+        classes=range(parts.classes),
+        epsilon_search=share * which.epsilon or None,
+    ).fit(parts.x, parts.y)
+    return model.decision_function(parts.x_seen), model.epsilon_
+
+
+def theirs(which: TabularSet, parts: Parts, seed: int) -> tuple[Any, float]:
+    """Return outputs of the model of diffprivlib that is best on the part that is looked at."""
+    from diffprivlib import models
+
+    low, high = np.full(parts.x.shape[1], -1.0), np.ones(parts.x.shape[1])
+    made = {
+        "logistic": models.LogisticRegression(
+            epsilon=which.epsilon, data_norm=float(np.sqrt(parts.x.shape[1])), random_state=seed, max_iter=1000
+        ),
+        "bayes": models.GaussianNB(epsilon=which.epsilon, bounds=(low, high), random_state=seed),
+        "forest": models.RandomForestClassifier(
+            epsilon=which.epsilon, bounds=(low, high), classes=list(range(parts.classes)), random_state=seed
+        ),
+    }
+    found = [_probabilities(model.fit(parts.x, parts.y), parts) for model in made.values()]
+    return max(found, key=lambda output: score(which.metric, output, parts.y_seen)), which.epsilon
+
+
+def _probabilities(model: Any, parts: Parts) -> Any:
+    """Return probabilities as outputs: over a half of the second of two classes."""
+    shares = np.zeros((len(parts.x_seen), parts.classes))
+    shares[:, [int(label) for label in model.classes_]] = np.nan_to_num(model.predict_proba(parts.x_seen))
+    return shares[:, 1] - 0.5 if parts.classes == 2 else shares
+
+
+METHODS: Mapping[str, Output] = {
+    "defaults": lambda which, parts, _: ours(which, parts, 0.0),
+    "search": lambda which, parts, _: ours(which, parts, SEARCH),
+    "diffprivlib": theirs,
+}
+
+
+def run(which: TabularSet, method: str, data: Path, seed: int) -> Score:
+    """Return the score on the test part of a seed."""
+    x, y = load(which, data)
+    parts = split(x, y, 1000 * DRAWING + (seed if len(y) < LARGE else SPLIT))
+    began = time.process_time()
+    output, spent = METHODS[method](which, parts, seed)
+    if spent > which.epsilon:
+        raise SystemExit(f"{which.name}: the ledger says ε = {spent}")
+    return Score(score(which.metric, output, parts.y_seen), spent, time.process_time() - began)
+
+
+def tables(rows: Mapping[str, Mapping[str, Any]], searched: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the table of all methods; `searched` are the rows of `benchmarks.utility.tabular`."""
+    lines = [
+        (
+            which.name,
+            f"{which.epsilon:g}",
+            *(cell(rows.get(f"{which.name} / {method}")) for method in METHODS),
+            *(cell(searched.get(f"{which.name} / {method}")) for method in ("ours", "opacus")),
+        )
+        for which in SETS
+    ]
+    return table(("", "ε", "defaults", "with a search", "diffprivlib, best of three", "searched", "Opacus"), lines)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--sets", nargs="*", default=[which.name for which in SETS])
+    parser.add_argument("--methods", nargs="*", default=list(METHODS), choices=list(METHODS))
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--resume", action="store_true", help="keep the seeds that FILE has")
+    arguments = parser.parse_args()
+    rows = Rows(arguments.json, {"split": DRAWING, "search": SEARCH}, arguments.resume)
+    for which in (which for which in SETS if which.name in arguments.sets):
+        for method in arguments.methods:
+            name = f"{which.name} / {method}"
+            measured = rows.begun(name)
+            for seed in range(arguments.seeds):
+                if str(seed) not in measured:
+                    measured[str(seed)] = asdict(run(which, method, arguments.data, seed))
+                    about = {"set": which.name, "method": method, "metric": which.metric, "epsilon": which.epsilon}
+                    rows.put(name, about | summary(measured) | {"seeds": measured})
+            print(f"{name:28} {cell(rows.rows[name])}", flush=True)
+    searched = json.loads((Path(__file__).parents[1] / "utility_tabular.json").read_text(encoding="utf-8"))["rows"]
+    print(tables(rows.rows, searched))
+
+
+if __name__ == "__main__":
+    main()

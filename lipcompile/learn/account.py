@@ -1,0 +1,154 @@
+"""What a fit may cost, and what it has cost: a budget, the engine whose ledger counts, a list of purposes."""
+
+from __future__ import annotations
+
+import math
+import os
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from lipcompile_privacy.accounting import Selection, calibrate_noise_multiplier, gaussian_noise
+from lipcompile_privacy.errors import BudgetError
+from lipcompile_torch import PrivacyEngine
+from lipcompile_torch.train.engine import SeededWarning
+from lipcompile_torch.train.sums import release_sum
+
+from lipcompile.learn.features import Array
+
+RUNS = 10.0
+"""Mean number of runs of a search."""
+
+_ROOM = 1.0005  # for the accountant, which rounds losses up: the ledger has the last word
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What a fit may cost, under add/remove of one row.
+
+    Args:
+        epsilon, delta: of search and fits together.
+        fits: how many fits of the same rows the budget pays for, this one among them.
+        search: the part of ε that a search of settings may take; 0: none is made.
+
+    Raises:
+        BudgetError: the numbers make no budget.
+    """
+
+    epsilon: float
+    delta: float
+    fits: int = 1
+    search: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.fits < 1 or not 0 <= self.search < self.epsilon:
+            raise BudgetError(
+                f"fits = {self.fits}, a search for {self.search:g} of epsilon = {self.epsilon:g}: there is at "
+                "least one fit, and the search takes less than epsilon"
+            )
+        if self.search and self.fits > 1:
+            raise BudgetError("a search is for one fit: leave fits at 1")
+
+    @property
+    def selection(self) -> Selection:
+        """What the search is charged as: it costs no more than its part."""
+        return Selection(
+            calibrate_noise_multiplier(
+                self.search, self.delta, lambda sigma: Selection(sigma, RUNS), 1, accountant="rdp"
+            ),
+            RUNS,
+        )
+
+
+def default_delta(rows: int) -> float:
+    """Return δ where none was asked for: 1e-5, or a tenth of one over the number of rows if that is less."""
+    return min(1e-5, 0.1 / rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What was charged for a purpose: `steps` uses of a Gaussian mechanism with this noise multiplier."""
+
+    purpose: str
+    steps: int
+    sampling_rate: float
+    noise_multiplier: float
+
+
+@dataclass
+class Account:
+    """The engine of a fit, and what was spent on what.
+
+    Args:
+        budget: that was given.
+        alone: σ of all of the fit, as one Gaussian mechanism over all rows.
+        rows: N.
+        engine: whose ledger counts.
+        seed: makes the fit repeatable, and NOT private.
+        spent: on what.
+    """
+
+    budget: Budget
+    alone: float
+    rows: int
+    engine: PrivacyEngine
+    seed: int | None = None
+    spent: list[Spent] = field(default_factory=list)
+
+    @classmethod
+    def opened(cls, budget: Budget, rows: int, ledger: str | os.PathLike[str] | None, seed: int | None) -> Account:
+        """Return the account of a budget.
+
+        Without a search all of a fit is Gaussian mechanisms, which compose exactly; beside one the accountant of
+        Rényi divergences is asked, which has the theorem.
+        """
+        if budget.search:
+            past = [(budget.selection, 1)]
+            alone = calibrate_noise_multiplier(budget.epsilon, budget.delta, 1.0, 1, accountant="rdp", past=past)
+            return cls(budget, alone * _ROOM, rows, PrivacyEngine("rdp", ledger), seed)
+        alone = float(gaussian_noise("analytic", budget.epsilon, budget.delta)) * math.sqrt(budget.fits)
+        return cls(budget, alone * _ROOM, rows, PrivacyEngine(ledger=ledger), seed)
+
+    def noise(self, share: float) -> float:
+        """Return σ of a Gaussian mechanism that takes a share of the fit, counted in 1/σ²."""
+        return self.alone / math.sqrt(share)
+
+    def release(self, purpose: str, share: float) -> Callable[[Array, float], Array]:
+        """Return what releases a sum over all rows for a purpose, and takes a share of the fit."""
+        noise = self.noise(share)
+
+        def released(total: Array, norm: float) -> Array:
+            seed = None if self.seed is None else 2 * self.seed + 1_000_001 + len(self.spent)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", SeededWarning)  # `fit` has warned
+                noisy = release_sum(self.engine, torch.from_numpy(total), norm, noise, self.rows, seed)
+            self.spent.append(Spent(purpose, 1, 1.0, noise))
+            return noisy.numpy()
+
+        return released
+
+    def left(self, steps: int, share: float) -> Callable[[Any], float]:
+        """Return what gives σ of so many steps of the head, for its loader: for this share of the fit.
+
+        Of samples of the rows the accountant is asked what the ledger has left.
+        """
+
+        def sigma(loader: Any) -> float:
+            rate = loader.batch_size / self.rows
+            if rate == 1.0:
+                noise = self.noise(share / steps)
+            elif self.budget.fits > 1:
+                raise BudgetError("fits in samples of the rows cannot share a budget: leave fits at 1")
+            else:
+                noise = self.engine.calibrate(
+                    data_loader=loader,
+                    target_epsilon=self.budget.epsilon,
+                    target_delta=self.budget.delta,
+                    steps=steps,
+                )
+            self.spent.append(Spent("head", steps, rate, noise))
+            return noise
+
+        return sigma

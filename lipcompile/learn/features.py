@@ -1,0 +1,82 @@
+"""Public maps of one row to features whose norm is known: nothing here has seen a private row."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import cycle
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lipcompile.learn.recipe import Recipe
+
+Array = NDArray[np.floating[Any]]
+_SLACK = 1e-6
+_SEED = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """A standardised row, cut to a ball, beside random waves of it (Rahimi and Recht 2007), and a constant c.
+
+    Formal guarantees: ‖features‖ <= `radius` for every row of finite numbers. With w waves in pairs,
+    (cos φ, sin φ)/√(w/2), the waves have norm 1; z/(2·max(1, ‖z‖)) has norm at most 1/2; both together, over
+    √(5/4), have norm at most 1; and with c at most √(1 + c²). `radius` adds 1e-6 of it for rounding, and
+    `__call__` refuses a row beyond it.
+
+    Args:
+        directions: of the waves, [d, w/2], over √d; None: the row alone, z/max(1, ‖z‖).
+        constant: c.
+    """
+
+    directions: NDArray[np.float32] | None
+    constant: float
+
+    @classmethod
+    def of(cls, columns: int, recipe: Recipe) -> Features:
+        """Return the features of rows of so many columns: directions come from a fixed seed."""
+        if recipe.kind == "plain":
+            return cls(None, recipe.constant)
+        scale = np.float32(3.0 * recipe.frequency / math.sqrt(columns))
+        return cls(scale * _directions(columns, recipe.width // 2), recipe.constant)
+
+    @property
+    def radius(self) -> float:
+        """An upper bound of the norm of any row's features, to six digits."""
+        return math.ceil(1e6 * (1 + _SLACK) * math.sqrt(1 + self.constant**2)) / 1e6
+
+    def count(self, columns: int) -> int:
+        """Return D, the number of features of a row of so many columns."""
+        return columns + 1 + (0 if self.directions is None else 2 * self.directions.shape[1])
+
+    def __call__(self, rows: Array) -> Array:
+        """Return the features [N, D] of standardised rows [N, d], in float64."""
+        ball = rows / math.sqrt(rows.shape[1])
+        ball = ball / np.maximum(1.0, np.linalg.norm(ball, axis=1, keepdims=True))
+        constant = np.full((len(rows), 1), self.constant)
+        if self.directions is None:
+            parts = [ball, constant]
+        else:
+            phases = rows.astype(np.float32) @ self.directions
+            waves = np.concatenate([np.cos(phases), np.sin(phases)], axis=1) / math.sqrt(phases.shape[1])
+            parts = [waves / math.sqrt(1.25), 0.5 * ball / math.sqrt(1.25), constant]
+        features = np.concatenate(parts, axis=1, dtype=np.float64)
+        if not (np.linalg.norm(features, axis=1) <= self.radius).all():  # NaN fails, too
+            raise ArithmeticError("features exceed their bound: the rows are not finite numbers")
+        return features
+
+
+def _directions(columns: int, number: int) -> NDArray[np.float32]:
+    """Return normal directions [d, number] on 1, 2, 3 and all coordinates in turn, of length √d on average.
+
+    So some waves see one column, a pair or three alone, as a tree does.
+    """
+    source = np.random.default_rng(_SEED)
+    found = source.standard_normal((columns, number), dtype=np.float32)
+    for column, wanted in zip(found.T, cycle((1, 2, 3, columns)), strict=False):
+        among = min(wanted, columns)
+        column[source.permutation(columns)[among:]] = 0.0
+        column *= math.sqrt(columns / among)
+    return found

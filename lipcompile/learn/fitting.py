@@ -1,0 +1,147 @@
+"""Fit a model of a table to a budget: a search of settings, ranges, moments, a head; and what comes out."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from lipcompile_privacy.errors import DataError
+from lipcompile_torch.train.engine import SeededWarning
+from numpy.typing import NDArray
+
+from lipcompile.learn.account import Account, Budget, Spent
+from lipcompile.learn.features import Array, Features
+from lipcompile.learn.head import Watch, train_head
+from lipcompile.learn.recipe import Recipe, recipe_for
+from lipcompile.learn.scaling import Scaling, Units, chunks, released_moments, released_ranges
+from lipcompile.learn.selection import select
+from lipcompile.learn.targets import Classes, Head, Numbers, Problem
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A model that was fitted privately: all of it was released, or is public.
+
+    Args:
+        scaling, features: the map of a row.
+        weights: of the head, [outputs, D].
+        head: how outputs are read.
+        budget: that was given.
+        epsilon: ε of the ledger, with what an earlier part of its file says.
+        spent: on what.
+        recipe: how.
+        private: False if a seed was fixed.
+    """
+
+    scaling: Scaling
+    features: Features
+    weights: Array
+    head: Head
+    budget: Budget
+    epsilon: float
+    spent: tuple[Spent, ...]
+    recipe: Recipe
+    private: bool
+
+    def outputs(self, x: Array) -> Array:
+        """Return the outputs of the head [N, outputs] for values [N, d]."""
+        parts = [
+            self.features(self.scaling(x[some].astype(np.float64))) @ self.weights.T for some in chunks(len(x))
+        ]
+        return np.concatenate(parts) if parts else np.empty((0, len(self.weights)))
+
+    def numbers(self, x: Array) -> Array:
+        """Return predicted numbers [N]."""
+        return self.head.offset + self.head.unit * self.outputs(x)[:, 0]
+
+
+def fit(
+    x: Array,
+    y: NDArray[Any],
+    problem: Problem,
+    budget: Budget,
+    *,
+    recipe: Recipe | None = None,
+    seed: int | None = None,
+    ledger: str | os.PathLike[str] | None = None,
+    watch: Watch | None = None,
+) -> Fitted:
+    """Fit a linear head on random waves of the rows, and pay for all of it.
+
+    Args:
+        x: values [N, d], NaN where missing; infinities are cut to the range.
+        y: class numbers [N], or finite numbers [N].
+        problem: what is predicted, and what is public of it.
+        budget: ε, δ; of it a part for a search of settings, if it says so.
+        recipe: how; None: `recipe_for` this many rows and columns.
+        seed: makes the fit repeatable, and NOT private.
+        ledger: file of the ledger.
+        watch: told of each step.
+
+    Raises:
+        DataError: no rows, or shapes that do not fit.
+        BudgetError: a budget that cannot be met.
+    """
+    if x.ndim != 2 or len(x) != len(y) or 0 in x.shape:
+        raise DataError(
+            f"rows have shape {x.shape} and targets {y.shape}: they need equally many rows, at least one"
+        )
+    if seed is not None:
+        warnings.warn("a fixed seed makes the noise predictable: this fit is NOT private", SeededWarning, 2)
+    recipe = recipe or recipe_for(*x.shape)
+    account = Account.opened(budget, len(x), ledger, seed)
+    try:
+        if budget.search:
+            recipe = select(x, y, problem, recipe, account, _trained)
+        fitted = _trained(x, y, problem, recipe, account, watch)
+        return replace(fitted, epsilon=account.engine.get_epsilon(budget.delta), spent=tuple(account.spent))
+    finally:
+        account.engine.close()
+
+
+def _trained(
+    x: Array,
+    y: NDArray[Any],
+    problem: Problem,
+    recipe: Recipe,
+    account: Account,
+    watch: Watch | None = None,
+) -> Fitted:
+    """Return what was fitted by this recipe, its ε left open."""
+    units, target_units, left = _units(account, x, y, problem, recipe)
+    target = Classes(y, problem.classes) if problem.classes else Numbers(y, target_units)
+    moments = account.release("means and scales of columns and target", recipe.moments)
+    noise = account.noise(recipe.moments)
+    scaling, means, std = released_moments(x, target.moments, units, recipe.floor, moments, noise)
+    features = Features.of(x.shape[1], recipe)
+    head = target.head(means, std, features.constant)
+    sigma = account.left(recipe.steps, left - recipe.moments)
+    weights = train_head(account.engine, x, head, scaling, features, recipe, sigma, account.seed, watch)
+    head = replace(head, targets=np.empty(0))
+    return Fitted(scaling, features, weights, head, account.budget, 0.0, (), recipe, account.seed is None)
+
+
+def _units(
+    account: Account, x: Array, y: NDArray[Any], problem: Problem, recipe: Recipe
+) -> tuple[Units, Units, float]:
+    """Return the units of columns and target, by public or released ranges, and the share that is left."""
+    low, high = problem.ends(x.shape[1])
+    ends = np.array([problem.target_range or (np.nan, np.nan)]).T
+    unknown = np.flatnonzero(np.isnan(low) | np.isnan(high))
+    target = not problem.classes and problem.target_range is None
+    if not len(unknown) and not target:
+        return Units(low, high), Units(*ends), 1.0
+
+    def values(some: slice) -> Array:
+        found = x[some][:, unknown]
+        return np.column_stack([found, y[some]]) if target else found
+
+    release = account.release(f"ranges of {len(unknown) + target} columns", recipe.ranges)
+    lows, highs = released_ranges(values, len(x), release, account.noise(recipe.ranges))
+    low[unknown], high[unknown] = lows[: len(unknown)], highs[: len(unknown)]
+    if target:
+        ends = np.array([[lows[-1]], [highs[-1]]])
+    return Units(low, high), Units(*ends), 1.0 - recipe.ranges

@@ -1,0 +1,70 @@
+"""Settings of a training, by a rule that looks at public facts alone: the numbers of rows, columns and classes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+LARGE = 200_000
+"""Rows from which on steps take a Poisson sample of the rows: noise hardly grows, and a step costs no more."""
+
+_BATCH = 131_072
+_FEW = 50  # rows for each column: with fewer, waves of all columns drown in noise
+_SMALL = 5000
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How a model of a table is trained; docs/estimator.md says how the defaults were chosen.
+
+    Args:
+        moments: share of the budget, counted in 1/σ², for means and scales of the features and shares of classes.
+        ranges: share for the ranges of columns that have no public one; nothing is spent if all have.
+        floor: least scale of a feature, in units of its range.
+        kind: of the features: the standardised row, and random waves of it, or the row alone.
+        width: number of waves, even.
+        frequency: of the waves.
+        constant: feature that stands for the bias.
+        loss_clip: C, of the loss's gradient in the outputs.
+        agitation: standard deviation that the noise of one step gives a weight; the learning rate follows from it.
+        steps: of gradient descent.
+        momentum: of gradient descent.
+        average: the last share of the steps, whose weights are averaged.
+        batch: expected number of rows of a step; None: all.
+    """
+
+    moments: float = 0.1
+    ranges: float = 0.1
+    floor: float = 0.05
+    kind: Literal["plain", "waves"] = "waves"
+    width: int = 256
+    frequency: float = 0.6
+    constant: float = 0.1
+    loss_clip: float = 0.3
+    agitation: float = 0.034
+    steps: int = 100
+    momentum: float = 0.9
+    average: float = 0.5
+    batch: int | None = None
+
+    def __post_init__(self) -> None:
+        shares = (self.moments, self.ranges, self.floor, self.average)
+        positive = (self.frequency, self.constant, self.loss_clip, self.agitation)
+        if not (all(0 < share < 1 for share in shares) and self.moments + self.ranges < 1):
+            raise ValueError(
+                "moments, ranges, floor and average are shares between 0 and 1, the first two together"
+            )
+        if not all(0 < number < 1e6 for number in positive) or not 0 <= self.momentum < 1:
+            raise ValueError("frequency, constant, loss_clip and agitation are positive, momentum is below 1")
+        if self.steps < 1 or self.width < 2 or self.width % 2 or (self.batch is not None and self.batch < 1):
+            raise ValueError("steps and batch are at least 1, width is even and at least 2")
+        if self.kind not in ("plain", "waves"):
+            raise ValueError(f"there are features of the kinds plain and waves, not {self.kind!r}")
+
+
+def recipe_for(rows: int, columns: int, **changes: Any) -> Recipe:
+    """Return the recipe for so many rows and columns, with changes by name; looks at no row."""
+    kind: Literal["plain", "waves"] = "plain" if rows < _FEW * columns else "waves"
+    moments = 0.15 if rows < _SMALL else 0.05
+    batch = _BATCH if rows > LARGE else None
+    return replace(Recipe(kind=kind, moments=moments, batch=batch), **changes)

@@ -1,0 +1,176 @@
+"""Scales of columns: ranges and moments of private rows, released with noise; and the map of a row that they make.
+
+Both are sums over all rows of vectors whose norm is known, so each is one Gaussian mechanism of the ledger.
+
+*Ranges.* A row says, for each column without a public range, in which interval its value lies: one of fixed
+intervals, finer towards zero as floating-point numbers are. That is a vector of zeros with a one for each column,
+of norm √c for c columns. A range is the hull of the intervals whose noisy counts stand out of the noise.
+
+*Moments.* A row gives its scaled values, their squares, and an indicator of its class (or its scaled target and
+the square of that), cut to a ball.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.floating[Any]]
+Release = Callable[[Array, float], Array]
+"""Takes a sum [n] and the norm that one row adds at most; gives the sum with noise, paid for."""
+
+Rows = Callable[[slice], Array]
+"""Gives vectors [n, …] of some rows."""
+
+ROWS = 8192
+"""Rows at once, where something is computed for all rows."""
+
+_OCTAVES = (
+    -20,
+    40,
+)  # intervals reach from 2^-20 to 2^40, in either direction; values nearer to zero count as zero
+_MISTAKE = 1e-3  # probability that noise makes any interval stand out, and a range far too wide
+_FINEST = 8  # intervals of an octave
+
+
+def chunks(rows: int) -> list[slice]:
+    """Return slices that cover so many rows."""
+    return [slice(start, min(start + ROWS, rows)) for start in range(0, rows, ROWS)]
+
+
+@dataclass(frozen=True, slots=True)
+class Units:
+    """A map of each column to [-1, 1] by its range; 0 stays 0 if the range holds it, else its nearest end does.
+
+    Args:
+        low, high: ends of the ranges, [d].
+    """
+
+    low: Array
+    high: Array
+
+    def __call__(self, x: Array) -> Array:
+        """Return scaled values [N, d] of values [N, d]; NaN, which stands for a missing value, stays NaN."""
+        return np.asarray((np.clip(x, self.low, self.high) - self._anchor) / self._widest)
+
+    def inverse(self, units: Array) -> Array:
+        """Return the values [N, d] of scaled values [N, d]."""
+        return np.asarray(self._anchor + self._widest * units)
+
+    @property
+    def _anchor(self) -> Array:
+        return np.asarray(np.clip(0.0, self.low, self.high))
+
+    @property
+    def _widest(self) -> Array:
+        widest = np.maximum(self.high - self._anchor, self._anchor - self.low)
+        return np.where(widest > 0, widest, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """From values to standardised values, by public numbers and by what was released.
+
+    Args:
+        units: by the ranges of the columns.
+        mean, scale: of the scaled columns, [d].
+    """
+
+    units: Units
+    mean: Array
+    scale: Array
+
+    def __call__(self, x: Array) -> Array:
+        """Return standardised values [N, d], float64; a missing value becomes the mean, 0."""
+        return np.nan_to_num((self.units(x) - self.mean) / self.scale, nan=0.0)
+
+
+def released_ranges(values: Rows, rows: int, release: Release, noise: float) -> tuple[Array, Array]:
+    """Return ranges of columns, [c] and [c].
+
+    Args:
+        values: gives the values [n, c] of some rows, NaN where missing.
+        rows: N.
+        release: of a sum.
+        noise: standard deviation, over the norm, of its noise.
+    """
+    columns = values(slice(0, 1)).shape[1]
+    norm = math.sqrt(columns)
+    edges = _edges(_per_octave(rows, noise * norm))
+    # P(z > t) <= exp(-t²/2) for a normal z, of which there is one for each interval of each column.
+    least = noise * norm * math.sqrt(2 * math.log(columns * len(edges) / _MISTAKE))
+    counts = np.zeros((columns, len(edges) - 1))
+    for some in chunks(rows):
+        for row, column in zip(counts, values(some).T, strict=True):
+            row += np.histogram(column[~np.isnan(column)].astype(np.float64), edges)[0]
+    noisy = release(counts.ravel(), norm).reshape(counts.shape)
+    ranges = [_hull(edges, found, least) for found in noisy]
+    low, high = np.array(ranges).T
+    return low, high
+
+
+def _hull(edges: Array, counts: Array, least: float) -> tuple[float, float]:
+    """Return the ends of what the intervals with counts above `least` cover; of the largest, if there is none."""
+    kept = np.flatnonzero(counts > least)
+    first, last = (kept[0], kept[-1]) if len(kept) else (counts.argmax(), counts.argmax())
+    return _finite(edges[first], edges[first + 1]), _finite(edges[last + 1], edges[last])
+
+
+def _per_octave(rows: int, std: float) -> int:
+    """Return how finely octaves are cut: as finely as lets an interval with a tenth of the rows stand out."""
+    return max(1, min(_FINEST, int(rows / (50 * std))))
+
+
+def _edges(per_octave: int) -> Array:
+    """Return the edges of all intervals, from -inf to inf."""
+    first, last = _OCTAVES
+    steps = np.arange(per_octave) / per_octave
+    positive = np.concatenate([2.0**octave * (1 + steps) for octave in range(first, last)])
+    positive = np.append(positive, 2.0**last)
+    return np.concatenate([[-np.inf], -positive[::-1], positive, [np.inf]])
+
+
+def _finite(edge: float, other: float) -> float:
+    """Return the edge, or twice the other one if it is infinite."""
+    return float(edge if np.isfinite(edge) else 2 * other)
+
+
+def released_moments(
+    x: Array, targets: Rows, units: Units, floor: float, release: Release, noise: float
+) -> tuple[Scaling, Array, float]:
+    """Return the scaling, the means of what `targets` gives, and the standard deviation of the noise of all means.
+
+    Args:
+        x: values [N, d], NaN where missing.
+        targets: indicators of classes [n, K - 1] of some rows, or a scaled target and its square [n, 2].
+        units: by the ranges of the columns.
+        floor: least scale, in units of the range.
+        release: of a sum.
+        noise: standard deviation, over the norm, of its noise.
+    """
+    rows, columns = x.shape
+    width = targets(slice(0, 1)).shape[1]
+    # A row of values 1 everywhere has norm √(2d + 1); most are shorter, and noise grows with this radius.
+    radius = max(1.0, 0.6 * math.sqrt(2 * columns + 1))
+    total = np.zeros(2 * columns + width)
+    for some in chunks(rows):
+        unit = np.nan_to_num(units(x[some].astype(np.float64)), nan=0.0)
+        table = np.concatenate([unit, unit**2, targets(some)], axis=1)
+        total += cut(table, radius).sum(axis=0)
+    means = release(total, radius) / rows
+    mean, squares, aside = np.split(means, [columns, 2 * columns])
+    mean = np.clip(mean, -1.0, 1.0)
+    deviation = np.sqrt(np.maximum(squares - mean**2, 0.0))
+    return Scaling(units, mean, np.maximum(deviation, floor)), aside, noise * radius / rows
+
+
+def cut(rows: Array, radius: float) -> Array:
+    """Return rows [N, n] scaled down to norm at most the radius, in float64 and up to no rounding at all."""
+    norms = np.linalg.norm(rows, axis=1, keepdims=True)
+    kept: Array = rows * np.minimum(1.0, radius * (1 - 1e-9) / np.maximum(norms, 1e-300))
+    return kept

@@ -1,0 +1,292 @@
+"""Private estimators for scikit-learn: `PrivateClassifier` and `PrivateRegressor` (extra `sklearn`).
+
+    from lipcompile.sklearn import PrivateClassifier
+
+    model = PrivateClassifier(epsilon=1.0).fit(X, y)
+    model.predict(X_new), model.epsilon_, model.ledger_
+
+All that a fitted model has from the rows was released under (ε, δ) differential privacy, for adding or removing
+one row. What is not paid for is said by a `PrivacyLeakWarning`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.utils import assert_all_finite, check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_array, check_is_fitted, column_or_1d, validate_data
+
+from lipcompile.learn.account import Budget, default_delta
+from lipcompile.learn.fitting import Fitted, fit
+from lipcompile.learn.recipe import recipe_for
+from lipcompile.learn.targets import Problem
+
+__all__ = ["PrivacyLeakWarning", "PrivateClassifier", "PrivateRegressor", "UnpaidSearchError"]
+
+
+class PrivacyLeakWarning(UserWarning):
+    """Something was taken from private rows without being paid for."""
+
+
+class UnpaidSearchError(RuntimeError):
+    """A private model was to be fitted again and again on the same rows, each time for a whole budget."""
+
+
+class _Private(BaseEstimator):
+    """What classifier and regressor share."""
+
+    _fitted: Fitted
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        return tags
+
+    @property
+    def epsilon_(self) -> float:
+        """ε that the ledger says at `delta_`: of this fit alone."""
+        check_is_fitted(self)
+        return self._fitted.epsilon
+
+    @property
+    def delta_(self) -> float:
+        """δ of the guarantee."""
+        check_is_fitted(self)
+        return self._fitted.budget.delta
+
+    @property
+    def ledger_(self) -> list[dict[str, Any]]:
+        """What the budget was spent on: Gaussian mechanisms, by purpose, number, sampling rate and σ."""
+        check_is_fitted(self)
+        return [asdict(line) for line in self._fitted.spent]
+
+    @property
+    def private_(self) -> bool:
+        """False if `random_state` made the noise predictable."""
+        check_is_fitted(self)
+        return self._fitted.private
+
+    def _fit(self, x: ArrayLike, y: NDArray[Any], **target: Any) -> None:
+        """Fit on checked targets: class numbers, or numbers."""
+        _refuse_search(self.fits)
+        rows = validate_data(self, x, dtype=np.float64, ensure_all_finite="allow-nan", ensure_min_samples=2)
+        low, high = _bounds(self.bounds, rows.shape[1])
+        seed = None if self.random_state is None else int(check_random_state(self.random_state).randint(2**31))
+        delta = default_delta(len(rows)) if self.delta is None else self.delta
+        self._fitted = fit(
+            rows,
+            y,
+            Problem(low=low, high=high, **target),
+            Budget(float(self.epsilon), float(delta), self.fits, float(self.epsilon_search or 0)),
+            recipe=recipe_for(*rows.shape, **(self.recipe or {})),
+            seed=seed,
+            ledger=self.ledger,
+        )
+
+    def _rows(self, x: ArrayLike) -> NDArray[np.float64]:
+        check_is_fitted(self)
+        rows: NDArray[np.float64] = validate_data(
+            self, x, dtype=np.float64, ensure_all_finite="allow-nan", reset=False
+        )
+        return rows
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "_fitted")
+
+
+class PrivateClassifier(ClassifierMixin, _Private):
+    """A classifier of tables under (ε, δ) differential privacy.
+
+    Columns are scaled by ranges and moments that are released with noise, and mapped to random waves; a linear
+    head on them is trained by noisy gradient descent. docs/estimator.md has the mechanism, and its proof.
+
+    Args:
+        epsilon: ε of everything that the fitted model has from the rows.
+        delta: δ; None: 1e-5, or a tenth of one over the number of rows if that is less.
+        bounds: public ranges of the columns, (low, high): two numbers, or two vectors [d] in which NaN stands for
+            a range that is not public. Ranges that are not public are released, for a tenth of the budget.
+        classes: the labels that there can be, public. None: those of `y`, with a `PrivacyLeakWarning`.
+        epsilon_search: part of ε for a private search of settings (docs/estimator.md); None: defaults, by a rule
+            that looks at the numbers of rows and columns alone.
+        fits: how many fits of the same rows ε pays for, this one among them; above 1 it may be cross-validated.
+        recipe: changes of `lipcompile.learn.recipe.Recipe`, such as {"steps": 200}.
+        ledger: file of the ledger; its earlier lines count, and so ε covers several fits of the same rows.
+        random_state: makes the fit repeatable, and NOT private.
+
+    Attributes:
+        classes_: labels, sorted.
+        n_features_in_: number of columns.
+        epsilon_, delta_: the guarantee of this fit.
+        ledger_: what the budget was spent on.
+
+    Example:
+        >>> from sklearn.datasets import load_breast_cancer
+        >>> X, y = load_breast_cancer(return_X_y=True)
+        >>> model = PrivateClassifier(epsilon=1.0, classes=[0, 1]).fit(X, y)
+        >>> model.epsilon_ <= 1.0
+        True
+    """
+
+    def __init__(
+        self,
+        epsilon: float = 1.0,
+        *,
+        delta: float | None = None,
+        bounds: tuple[ArrayLike, ArrayLike] | None = None,
+        classes: ArrayLike | None = None,
+        epsilon_search: float | None = None,
+        fits: int = 1,
+        recipe: Mapping[str, Any] | None = None,
+        ledger: str | os.PathLike[str] | None = None,
+        random_state: int | np.random.RandomState | None = None,
+    ) -> None:
+        self.epsilon = epsilon
+        self.delta = delta
+        self.bounds = bounds
+        self.classes = classes
+        self.epsilon_search = epsilon_search
+        self.fits = fits
+        self.recipe = recipe
+        self.ledger = ledger
+        self.random_state = random_state
+
+    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:  # noqa: N803  (its name in scikit-learn)
+        """Fit on rows [N, d] and labels [N] of any kind; NaN stands for a missing value.
+
+        Raises:
+            ValueError: rows or labels that are none, or one class alone.
+            UnpaidSearchError: scikit-learn searches or cross-validates, and `fits` does not pay for it.
+            BudgetError: a budget that cannot be met.
+        """
+        labels = _column(y)
+        check_classification_targets(labels)
+        found = np.unique(labels)
+        if self.classes is None:
+            warnings.warn(
+                "the classes were read from y, which is not paid for: give classes=[…], from public knowledge",
+                PrivacyLeakWarning,
+                2,
+            )
+        self.classes_ = found if self.classes is None else np.unique(np.asarray(self.classes))
+        if not np.isin(found, self.classes_).all():
+            raise ValueError("y has labels that are not among `classes`")
+        if len(self.classes_) < 2:
+            raise ValueError("there is one class: a classifier needs at least two classes; give classes=[…]")
+        self._fit(X, np.searchsorted(self.classes_, labels), classes=len(self.classes_))
+        return self
+
+    def decision_function(self, X: ArrayLike) -> NDArray[np.float64]:  # noqa: N803
+        """Return logits: [N] of the second of two classes, or [N, K]."""
+        outputs = self._outputs(X)
+        return outputs[:, 0] if outputs.shape[1] == 1 else outputs
+
+    def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:  # noqa: N803
+        """Return probabilities of the classes, [N, K]."""
+        outputs = self._outputs(X)
+        if outputs.shape[1] == 1:
+            outputs = np.concatenate([np.zeros_like(outputs), outputs], axis=1)
+        powers = np.exp(outputs - outputs.max(axis=1, keepdims=True))
+        shares: NDArray[np.float64] = powers / powers.sum(axis=1, keepdims=True)
+        return shares
+
+    def predict(self, X: ArrayLike) -> NDArray[Any]:  # noqa: N803
+        """Return the most likely labels [N]."""
+        best = self.predict_proba(X).argmax(axis=1)
+        found: NDArray[Any] = self.classes_[best]
+        return found
+
+    def _outputs(self, x: ArrayLike) -> NDArray[np.float64]:
+        rows = self._rows(x)
+        return np.asarray(self._fitted.outputs(rows))
+
+
+class PrivateRegressor(RegressorMixin, _Private):
+    """A regression of tables under (ε, δ) differential privacy; see `PrivateClassifier`.
+
+    Args:
+        epsilon, delta, bounds, epsilon_search, fits, recipe, ledger, random_state: see `PrivateClassifier`.
+        target_range: public range (low, high) of the target; values beyond are cut to it. None: it is released,
+            together with the ranges of columns.
+    """
+
+    def __init__(
+        self,
+        epsilon: float = 1.0,
+        *,
+        delta: float | None = None,
+        bounds: tuple[ArrayLike, ArrayLike] | None = None,
+        target_range: tuple[float, float] | None = None,
+        epsilon_search: float | None = None,
+        fits: int = 1,
+        recipe: Mapping[str, Any] | None = None,
+        ledger: str | os.PathLike[str] | None = None,
+        random_state: int | np.random.RandomState | None = None,
+    ) -> None:
+        self.epsilon = epsilon
+        self.delta = delta
+        self.bounds = bounds
+        self.target_range = target_range
+        self.epsilon_search = epsilon_search
+        self.fits = fits
+        self.recipe = recipe
+        self.ledger = ledger
+        self.random_state = random_state
+
+    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:  # noqa: N803
+        """Fit on rows [N, d] and numbers [N]; see `PrivateClassifier.fit`."""
+        targets = check_array(_column(y), ensure_2d=False, dtype=np.float64, input_name="y")
+        self._fit(X, targets, target_range=self.target_range)
+        return self
+
+    def predict(self, X: ArrayLike) -> NDArray[np.float64]:  # noqa: N803
+        """Return predicted numbers [N]."""
+        rows = self._rows(X)
+        return np.asarray(self._fitted.numbers(rows))
+
+
+def _column(y: ArrayLike | None) -> NDArray[Any]:
+    """Return targets as a vector [N]."""
+    if y is None:
+        raise ValueError("this estimator requires y to be passed, but the target y is None")
+    found: NDArray[Any] = column_or_1d(y, warn=True)
+    assert_all_finite(found, input_name="y")
+    return found
+
+
+def _bounds(
+    bounds: tuple[ArrayLike, ArrayLike] | None, columns: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]] | tuple[None, None]:
+    """Return the ends of public ranges as vectors [d]."""
+    if bounds is None:
+        return None, None
+    low, high = (np.broadcast_to(np.asarray(end, dtype=np.float64), (columns,)) for end in bounds)
+    if (low > high).any() or np.isinf(low).any() or np.isinf(high).any():
+        raise ValueError("bounds=(low, high): every low is a finite number, and at most its high")
+    return low, high
+
+
+def _refuse_search(fits: int) -> None:
+    """Refuse to be fitted by scikit-learn's model selection, unless several fits are paid for.
+
+    Raises:
+        UnpaidSearchError: this is one.
+    """
+    if fits > 1:
+        return
+    frame = sys._getframe()
+    while frame is not None and not frame.f_globals.get("__name__", "").startswith("sklearn.model_selection."):
+        frame = frame.f_back  # type: ignore[assignment]
+    if frame is not None:
+        raise UnpaidSearchError(
+            "scikit-learn fits this model several times on the same rows, and each fit would spend epsilon again: "
+            "say how many fits epsilon is to pay for, fits=k. Scores on held-out private rows are not paid for."
+        )

@@ -1,0 +1,49 @@
+"""Public maps of a row: their norm, for every row."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from lipcompile.learn.features import Features
+from lipcompile.learn.recipe import Recipe
+
+
+@pytest.mark.parametrize("kind", ["plain", "waves"])
+@pytest.mark.parametrize("columns", [1, 2, 7, 300])
+def test_no_row_has_longer_features(kind: str, columns: int) -> None:
+    source = np.random.default_rng(columns)
+    features = Features.of(columns, Recipe(kind=kind, width=64, constant=0.3))  # type: ignore[arg-type]
+    rows = source.standard_normal((400, columns)) * 10.0 ** source.integers(-30, 30, (400, 1))
+    norms = np.linalg.norm(features(rows), axis=1)
+    assert features(rows).shape == (400, features.count(columns))
+    assert norms.max() <= features.radius
+    # The bound is attained: a radius that is 5 % smaller fails.
+    assert norms.max() > 0.999 * features.radius
+    assert features.radius == pytest.approx(math.sqrt(1.09), rel=1e-5)
+
+
+def test_rows_that_are_no_numbers_are_refused() -> None:
+    features = Features.of(2, Recipe(width=8))
+    with pytest.raises(ArithmeticError, match="finite"):
+        features(np.array([[np.nan, 0.0]]))
+
+
+def test_waves_come_from_a_fixed_seed() -> None:
+    one, other = (Features.of(4, Recipe(width=16)).directions for _ in range(2))
+    assert one is not None
+    assert other is not None
+    np.testing.assert_array_equal(one, other)
+    # On one, two, three and all columns in turn.
+    assert [np.count_nonzero(column) for column in one.T] == [1, 2, 3, 4, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"moments": 0.0}, {"moments": 0.95}, {"steps": 0}, {"width": 7}, {"kind": "trees"}, {"loss_clip": 0.0}],
+)
+def test_recipes_are_checked(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=r"share|positive|at least|kinds"):
+        Recipe(**wrong)  # type: ignore[arg-type]
