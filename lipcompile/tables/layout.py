@@ -36,6 +36,11 @@ def layout(schema: Schema) -> Layout:
     return Layout(tuple(name for name, _ in found), ends[:, 0].copy(), ends[:, 1].copy())
 
 
+def open_ranges(schema: Schema) -> int:
+    """Return how many ranges are not public."""
+    return int(np.isnan(layout(schema).low).sum())
+
+
 def width(column: Column) -> int:
     """Return how many encoded columns a column has."""
     return len(_encoded(column))

@@ -29,6 +29,11 @@ def is_table(path: str | os.PathLike[str]) -> bool:
     return os.fspath(path).endswith(ENDINGS)
 
 
+def stem(path: Path) -> str:
+    """Return the name of a table's file without its ending."""
+    return path.name.removesuffix(next(ending for ending in (*ENDINGS, "") if path.name.endswith(ending)))
+
+
 def batches(source: Any, columns: Sequence[str] | None = None) -> Iterator[Any]:
     """Yield the rows of a source as RecordBatches of pyarrow.
 

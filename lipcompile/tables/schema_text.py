@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -12,7 +13,7 @@ from lipcompile.tables.schema_file import KINDS
 
 _HEAD = """\
 # What is public about {source}, for `lipcompile train`.
-# {origin}
+{origins}
 # Write down only what you know without looking at the rows: whatever stands here is taken to be public.
 #
 #   {{ kind = "number", low = 0, high = 120 }}      Values outside are clipped. Without low and high the range is
@@ -25,20 +26,23 @@ _HEAD = """\
 #
 # missing = true of a number or a category adds a column that says where its value is missing.
 """
-_PRIVATE = "The kinds of columns were read from the rows, and no budget covers that."
-_PUBLIC = "All of it was read from the rows, which were said to be public."
+# Where what is in a schema comes from.
+KINDS_READ = "Kinds of columns were read from the rows, and no budget covers that."
+CLASSES_READ = "Classes were read from the rows, and no budget covers that."
+PUBLIC = "All of it was read from the rows, which were said to be public."
 _KINDS = {kind: name for name, kind in KINDS.items()}
 
 
-def text(schema: Schema, source: str, *, public: bool) -> str:
+def text(schema: Schema, source: str, origins: Sequence[str]) -> str:
     """Return a schema as TOML, commented.
 
     Args:
-        schema: what `guess` read.
+        schema: what to write.
         source: the name of the table.
-        public: whether its rows were said to be public.
+        origins: KINDS_READ, CLASSES_READ, PUBLIC, as it applies.
     """
-    lines = [_HEAD.format(source=" ".join(source.split()), origin=_PUBLIC if public else _PRIVATE)]
+    told = "\n".join(f"# {origin}" for origin in origins)
+    lines = [_HEAD.format(source=" ".join(source.split()), origins=told or "#")]
     lines += [*_target(schema), "[columns]", *map(_column, schema.columns)]
     return "\n".join(lines) + "\n"
 

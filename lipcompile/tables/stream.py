@@ -18,7 +18,7 @@ _ROWS = 65536
 
 
 class _Store:
-    """Rows of one width that are added piece by piece; beyond `memory` bytes they go to a temporary file.
+    """Rows of one width that are added piece by piece; beyond half of `memory` they go to a temporary file.
 
     The file has no name, so that it is gone when the last array over it is, however the program ends.
     """
@@ -33,7 +33,7 @@ class _Store:
         """Add rows, float32 [n, width]; raises OSError if the disk is full."""
         self._rows += len(piece)
         self._pieces.append(piece)
-        if self._file is None and 4 * self._rows * self._width > self._memory:
+        if self._file is None and 8 * self._rows * self._width > self._memory:
             self._file = tempfile.TemporaryFile()  # noqa: SIM115
         if self._file is not None:
             self._write()
@@ -67,7 +67,8 @@ def encoded(source: Any, schema: Schema, memory: int = MEMORY) -> Encoded:
     Args:
         source: as `read.batches` takes it.
         schema: what its columns are. The target may be missing.
-        memory: bytes that the matrix may take; a larger one lies in a temporary file, in the folder of TMPDIR.
+        memory: bytes for the matrix, and as much again for parts that are taken from it; a larger one lies in a
+            temporary file, in the folder of TMPDIR.
 
     Raises:
         InputError: LIP410, the source cannot be read; LIP411, a column is not there; LIP413, one holds something
