@@ -27,8 +27,8 @@ from lipcompile.diagnostics import input_error
 def new(data: Path, target: str | None, public: bool, output: Path | None) -> int:
     """Write a schema for DATA, a .csv, .tsv or .parquet file, to fill in what is public about it.
 
-    Kinds of columns are read from the rows, and no budget covers that. Ranges and names of categories are read only
-    if DATA is public.
+    Kinds of columns are read from the rows, and no budget covers that. Ranges and names of categories are read
+    only if DATA is public.
 
     \b
     Example:
