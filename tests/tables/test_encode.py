@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lipcompile.diagnostics import InputError
@@ -23,7 +24,7 @@ def encoded(column: Column, values: Any) -> Encoded:
     return encode(pa.table({"a": values}), Schema((column,)))
 
 
-def assert_x(found: Encoded, *rows: list[float]) -> None:
+def assert_x(found: Encoded, *rows: Sequence[float]) -> None:
     assert found.x.dtype == np.float32
     np.testing.assert_array_equal(found.x, np.array(rows, np.float32))
 
@@ -151,9 +152,12 @@ def test_columns_stand_in_the_order_of_the_schema_and_others_are_not_looked_at()
 
 def test_targets_are_texts_or_numbers() -> None:
     table = pa.table({"a": [1, 2, 3], "y": ["1", " 2 ", None]})
-    assert encode(table, Schema((Number("a"),), "y")).y.tolist() == ["1", "2", None]  # type: ignore[union-attr]
+    classes = encode(table, Schema((Number("a"),), "y")).y
+    assert classes is not None
+    assert classes.tolist() == ["1", "2", None]
     found = encode(table, Schema((Number("a"),), "y", "regression")).y
-    np.testing.assert_array_equal(found, [1, 2, NAN])  # type: ignore[arg-type]
+    assert found is not None
+    np.testing.assert_array_equal(found, [1, 2, NAN])
     assert encode(table, Schema((Number("a"),), "z")).y is None
 
 
@@ -215,7 +219,7 @@ ROW = st.fixed_dictionaries(
         "n": st.sampled_from(["", "1", "-7.25", " nan"]),
         "l": st.sampled_from(["0", "1e9", "?"]),
         "c": st.sampled_from(["x", "y", "z", "NA"]),
-        "h": st.text(st.characters(codec="utf-8"), max_size=3),
+        "h": st.text("xé ?\n", max_size=3),
         "b": st.sampled_from(["yes", "0", ""]),
         "d": st.sampled_from(["2000-01-01", "1999-12-31 06:00:00", ""]),
         "y": st.sampled_from(["no", "yes"]),
@@ -223,10 +227,12 @@ ROW = st.fixed_dictionaries(
 )
 
 
+@settings(max_examples=50, deadline=None)
 @given(st.lists(ROW, min_size=1, max_size=6))
 def test_each_row_is_encoded_by_itself(rows: list[dict[str, str]]) -> None:
     whole = encode(pa.Table.from_pylist(rows), ALL)
     alone = [encode(pa.Table.from_pylist([row]), ALL) for row in rows]
     np.testing.assert_array_equal(whole.x, np.concatenate([one.x for one in alone]))
-    assert [*whole.y] == [one.y[0] for one in alone]  # type: ignore[index,misc]
+    assert whole.y is not None
+    assert [*whole.y] == [row["y"] for row in rows]
     assert {one.names for one in alone} == {whole.names}

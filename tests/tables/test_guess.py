@@ -106,7 +106,8 @@ def test_a_target_is_of_classes_or_a_number(values: list[Any], expected: Schema)
     assert guess({"y": values}, "y", public=True) == expected
     private = guess({"y": values}, "y")
     assert private.task == expected.task
-    assert private.classes is private.target_range is None
+    assert private.classes is None
+    assert private.target_range is None
 
 
 def test_many_public_names_are_hashed() -> None:

@@ -123,7 +123,7 @@ def _options(given: Mapping[str, Any], output: Path | None) -> Options:
             raise click.UsageError(f"{_flag(name)} is for networks, and this is a table")
     if given["epsilon"] is None:
         raise input_error(
-            "LIP404", "--epsilon is needed", "such as --epsilon 1: it is what you promise to the people"
+            "LIP404", "--epsilon is needed", "such as --epsilon 1: it is what you promise to the people in it"
         )
     return Options(given["epsilon"], given["delta"], given["seed"], output)
 
