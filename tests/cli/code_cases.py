@@ -21,6 +21,7 @@ from lipcompile.certificates import certificate, encode
 from lipcompile.cli.audit import refutation
 from lipcompile.cli.certify import refutation as broken
 from lipcompile.cli.export import refutation as wrong_export
+from lipcompile.cli.shared.tables import read_from_rows
 from lipcompile.cli.shared.verdicts import verified
 from lipcompile.codes import codes
 from lipcompile.core.backend import find
@@ -31,6 +32,7 @@ from lipcompile.frontends.lip.printer import print_model
 from lipcompile.frontends.options import ModelOptions
 from lipcompile.ops.linear.rules import DENSE, Dense
 from lipcompile.pipeline import derive, load
+from lipcompile.tables.schema_text import KINDS_READ
 from tests.frontends.onnx.onnx_models import Array, floats, model, node, save
 
 Make = Callable[[Path], object]
@@ -312,6 +314,29 @@ def an_earlier_run(folder: Path) -> None:
     (folder / "run" / "ledger.jsonl").touch()
 
 
+# Tables
+
+
+def table(content: str, schema: str = "") -> Make:
+    """Write people.csv, and its schema if there is one."""
+
+    def make(folder: Path) -> None:
+        (folder / "people.csv").write_text(content, encoding="utf-8")
+        if schema:
+            (folder / "people.schema.toml").write_text(schema, encoding="utf-8")
+
+    return make
+
+
+PEOPLE = "age,income\n31,low\n62,high\n"
+TABLE = "train people.csv --target income --epsilon 1"
+
+
+def kinds_read() -> Sequence[Diagnostic]:
+    """A warning on the way to a model."""
+    return [read_from_rows(KINDS_READ, "write them down: lipcompile new people.csv --target income")]
+
+
 def a_refuted_claim() -> Sequence[Diagnostic]:
     """No engine is known whose claim is refuted."""
     return [refutation(claimed=4.0, bound=4.712, delta=1e-5, confidence=0.95)]
@@ -480,6 +505,12 @@ CASES: Mapping[str, Case] = {
     "LIP403": Case(TRAIN, of_another_width, 2),
     "LIP405": Case(TRAIN, an_earlier_run, 2),
     "LIP406": Case("", good, api=a_refuted_claim),
+    "LIP410": Case(TABLE, table("age,income\n31,low\n62\n"), 2),
+    "LIP411": Case("train people.csv --target Income --epsilon 1", table(PEOPLE), 2),
+    "LIP412": Case(TABLE, table(PEOPLE, '[columns]\nage = { kind = "number", lo = 0, high = 120 }\n'), 2),
+    "LIP413": Case(TABLE, table(PEOPLE, 'target = "income"\n[columns]\nage = { kind = "boolean" }\n'), 2),
+    "LIP414": Case(TABLE, table("age,income\n31,low\n62,low\n"), 2),
+    "LIP415": Case("", good, api=kinds_read),
     "LIP501": Case("verify changed.json", certified(smaller, "changed.json")),
     "LIP502": Case("verify model.lip", good, 2),
     "LIP503": Case("verify model.json --module other.py", certified(nothing, "model.json")),
@@ -500,6 +531,7 @@ BY_API_ALONE = {
     "LIP301": "front ends offer each parameter its own constraints; graphs can be built by Python programs",
     "LIP320": "no model is known whose import is wrong",
     "LIP406": "no engine is known whose claim is refuted",
+    "LIP415": "commands warn of it, and go on",
     "LIP512": "no certificate is known that an attack breaks",
     "LIP522": "no module is known whose export differs, unless it was edited",
 }

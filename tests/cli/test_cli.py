@@ -50,6 +50,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("model.lip").write_text(MODEL)
     Path("planned.lip").write_text(MODEL + PLAN)
     np.savez("data.npz", **arrays())
+    Path("people.csv").write_text("age,income\n31,low\n62,high\n")
     return tmp_path
 
 

@@ -1,0 +1,224 @@
+"""`lipcompile new`, and `lipcompile train` of a table."""
+
+from __future__ import annotations
+
+import gzip
+import shlex
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lipcompile import __main__
+from lipcompile.cli.shared import tables
+from lipcompile.cli.shared.tables import Options, Outcome, Parts
+from lipcompile.tables.schema import Boolean, Category, Number
+from lipcompile.tables.schema_file import load
+
+Capture = pytest.CaptureFixture[str]
+SECRET = "secret-4711"
+ROWS = 50
+TRAIN = "train people.csv --epsilon 1 --target income"
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work in a folder with a table of people whose income follows from their number."""
+    monkeypatch.chdir(tmp_path)
+    write("people.csv", range(ROWS))
+
+
+@pytest.fixture
+def learner(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Parts, Options]]:
+    """A learner that says what it was given."""
+    given = []
+
+    def fit(parts: Parts, options: Options) -> Outcome:
+        given.append((parts, options))
+        return Outcome(0.8125, 0.99991, 1e-5, options.seed is None, {"model": Path("run/model.pkl")})
+
+    monkeypatch.setattr(tables, "fit", fit)
+    return given
+
+
+def write(name: str, numbers: Any, income: str = "low high top") -> None:
+    incomes = income.split()
+    rows = [f"{n},{SECRET} {n % 2},yes,{incomes[n % len(incomes)]}\n" for n in numbers]
+    Path(name).write_text("age,job,member,income\n" + "".join(rows))
+
+
+def run(command: str) -> int:
+    return __main__.run(shlex.split(command))
+
+
+def refused(command: str, capsys: Capture) -> str:
+    """Return what is said to a command that is refused; it quotes no row."""
+    capsys.readouterr()
+    assert run(command) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "4711" not in err
+    return err
+
+
+# new
+
+
+def test_a_schema_is_written_where_train_finds_it(capsys: Capture, learner: list[tuple[Parts, Options]]) -> None:
+    assert run("new people.csv --target income") == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("people.schema.toml: 3 columns, 1 of them without a range.")
+    assert "no budget covers that" in out
+    assert "4711" not in out + err + Path("people.schema.toml").read_text()
+    assert load(Path("people.schema.toml")).columns == (Number("age"), Category("job"), Boolean("member"))
+    assert run(TRAIN) == 0
+    assert "schema people.schema.toml" in capsys.readouterr().err
+    assert len(learner) == 1
+
+
+def test_what_is_public_is_written_down(capsys: Capture) -> None:
+    assert run("new people.csv --target income --public --output own.toml") == 0
+    assert "said to be public" in capsys.readouterr().out
+    found = load(Path("own.toml"))
+    assert found.columns[0] == Number("age", 0.0, 49.0)
+    assert found.classes == ("high", "low", "top")
+
+
+def test_a_schema_that_somebody_filled_in_is_not_written_over(capsys: Capture) -> None:
+    Path("people.schema.toml").write_text("mine")
+    assert "exists" in refused("new people.csv --target income", capsys)
+    assert Path("people.schema.toml").read_text() == "mine"
+
+
+def test_new_takes_tables_alone(capsys: Capture) -> None:
+    assert "LIP410" in refused("new model.lip", capsys)
+
+
+# train
+
+
+def test_a_table_is_trained_in_one_line(capsys: Capture, learner: list[tuple[Parts, Options]]) -> None:
+    assert run(f"{TRAIN} --delta 1e-6 --output run/first") == 0
+    ((parts, options),) = learner
+    assert options == Options(1.0, 1e-6, None, Path("run/first"))
+    assert parts.schema.classes == ("high", "low", "top")
+    ages = np.concatenate([parts.train.x[:, 0], parts.test.x[:, 0]])
+    assert (len(parts.train.x), len(parts.test.x)) == (40, 10)
+    assert sorted(ages) == list(range(ROWS))
+    for part in (parts.train, parts.test):
+        assert part.y is not None
+        assert [*part.y] == [["low", "high", "top"][int(age) % 3] for age in part.x[:, 0]]
+    out, err = capsys.readouterr()
+    assert out.splitlines() == [
+        "test accuracy 81.2 % (of the rows to test on, exactly: not private)",
+        "ε = 1.0000 at δ = 1e-05",
+        "model       run/model.pkl",
+        "schema      run/first/schema.toml",
+    ]
+    assert "4711" not in out + err
+
+
+def test_what_no_budget_covers_is_said_and_stands_in_the_schema_that_is_kept(
+    capsys: Capture, learner: list[tuple[Parts, Options]]
+) -> None:
+    assert run(f"{TRAIN} --output run") == 0
+    said = ["kinds of columns were read from the rows", "classes were read from the rows"]
+    err, kept = capsys.readouterr().err.lower(), Path("run/schema.toml").read_text().lower()
+    assert err.count("warning[lip415]") == 2
+    assert all(one in err and one in kept for one in said)
+    assert load(Path("run/schema.toml")) == learner[0][0].schema
+
+
+def test_with_a_schema_nothing_is_read_from_the_rows(
+    capsys: Capture, learner: list[tuple[Parts, Options]]
+) -> None:
+    Path("own.toml").write_text(
+        'target = "income"\nclasses = ["low", "high", "top", "none"]\n'
+        '[columns]\nage = { kind = "number", low = 0, high = 100 }\n'
+    )
+    assert run("train people.csv --epsilon 1 --schema own.toml --output run") == 0
+    assert "LIP415" not in capsys.readouterr().err
+    assert "no budget covers" not in Path("run/schema.toml").read_text().partition("target")[0]
+    ((parts, _),) = learner
+    assert parts.train.names == ("age",)
+    assert parts.schema.classes == ("low", "high", "top", "none")
+
+
+def test_a_number_is_regressed(capsys: Capture, learner: list[tuple[Parts, Options]]) -> None:
+    assert run("train people.csv --epsilon 1 --target age") == 0
+    ((parts, options),) = learner
+    assert parts.schema.task == "regression"
+    assert parts.train.y is not None
+    assert parts.train.y.dtype == np.float64
+    assert options.output is None
+    out = capsys.readouterr().out
+    assert out.startswith("test R² 0.812 ")
+    assert "schema" not in out
+
+
+def test_other_rows_may_be_tested_on(capsys: Capture, learner: list[tuple[Parts, Options]]) -> None:
+    write("more.csv", range(100, 107))
+    Path("more.csv.gz").write_bytes(gzip.compress(Path("more.csv").read_bytes()))
+    assert run(f"{TRAIN} --test more.csv.gz --seed 3") == 0
+    ((parts, options),) = learner
+    assert (len(parts.train.x), parts.test.x[:, 0].tolist()) == (ROWS, [*range(100, 107)])
+    assert options.seed == 3
+    assert "NOT PRIVATE" in capsys.readouterr().out
+
+
+REFUSED = {
+    "train people.csv --target income": "error[LIP404]: --epsilon is needed",
+    "train people.csv --epsilon 1": "there is no target to learn",
+    "train people.csv --epsilon 1 --target Income": "it has `age`, `job`, `member`, `income`",
+    "train missing.csv --epsilon 1 --target income": "No such file",
+    "train people.csv --epsilon 1 --target member": "has the same class in all rows",
+    f"{TRAIN} --schema missing.toml": "`missing.toml` cannot be read",
+    f"{TRAIN} --test missing.csv": "No such file",
+    f"{TRAIN} --test other.csv": "has a class that the schema does not have",
+    f"{TRAIN} --lr 0.1": "--lr is for networks",
+    f"{TRAIN} --data data.npz": "--data is for networks",
+    f"{TRAIN} --allow-vacuous": "--allow-vacuous is for networks",
+    f"{TRAIN} --noise-weight a=1": "--noise-weight is for networks",
+    f"{TRAIN} --input-norm 1": "options of networks",
+    f"{TRAIN} --output used": "holds an earlier run",
+    f"{TRAIN} --output people.csv": "is a file",
+    "train empty.csv --epsilon 1 --target income": "is empty",
+    "train names.csv --epsilon 1 --target income": "has no rows",
+    "train gaps.csv --epsilon 1 --target income": "is missing in some rows",
+    "train one.csv --epsilon 1 --target income --schema open.toml": "has one row",
+    f"{TRAIN} --schema numbers.toml": "column `job` holds something else than a number",
+    f"{TRAIN} --schema other.toml": "`other.toml` has another target than `income`",
+    f"{TRAIN} --schema wrong.toml": "did you mean `low`?",
+    "train model.lip --epsilon 1": "Missing option '--data'",
+    "train model.lip --data data.npz": "Missing option '--output'",
+    "train model.lip --data data.npz --output run --target income": "--target is for tables",
+}
+
+
+@pytest.mark.parametrize("command", REFUSED)
+def test_wrong_input_is_refused_before_anything_is_spent(
+    command: str, capsys: Capture, learner: list[tuple[Parts, Options]]
+) -> None:
+    Path("used").mkdir()
+    Path("used/ledger.jsonl").touch()
+    Path("empty.csv").touch()
+    write("names.csv", [])
+    write("other.csv", range(3), income=SECRET)
+    write("gaps.csv", range(9), income="low high ?")
+    write("one.csv", [1])
+    start = 'target = "income"\nclasses = ["low", "high", "top"]\n[columns]\n'
+    Path("open.toml").write_text(start + 'age = { kind = "number" }\n')
+    Path("numbers.toml").write_text(start + 'job = { kind = "number" }\n')
+    Path("other.toml").write_text('target = "age"\n[columns]\njob = { kind = "category" }\n')
+    Path("wrong.toml").write_text(start + 'age = { kind = "number", lowe = 0 }\n')
+    assert REFUSED[command] in " ".join(refused(command, capsys).split())
+    assert learner == []
+    assert not Path("run").exists()
+
+
+def test_a_schema_that_is_wrong_is_shown(capsys: Capture) -> None:
+    Path("wrong.toml").write_text('[columns]\nage = { kind = "number", low = 3, high = 2 }\n')
+    said = refused(f"{TRAIN} --schema wrong.toml", capsys)
+    assert "wrong.toml:2:1" in said
+    assert "^^^" in said
