@@ -15,7 +15,8 @@ import os
 import sys
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -23,14 +24,27 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils import assert_all_finite, check_random_state
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_array, check_is_fitted, column_or_1d, validate_data
+from sklearn.utils.validation import (
+    _check_feature_names,
+    check_array,
+    check_is_fitted,
+    column_or_1d,
+    validate_data,
+)
 
 from lipcompile.learn.account import Budget, default_delta
 from lipcompile.learn.fitting import Fitted, fit
 from lipcompile.learn.recipe import recipe_for
 from lipcompile.learn.targets import Problem
+from lipcompile.tables.guess import guess
+from lipcompile.tables.schema import Schema
+from lipcompile.tables.schema_file import load
+from lipcompile.tables.stream import encoded
 
 __all__ = ["PrivacyLeakWarning", "PrivateClassifier", "PrivateRegressor", "UnpaidSearchError"]
+
+
+Ends = NDArray[np.float64] | None
 
 
 class PrivacyLeakWarning(UserWarning):
@@ -78,8 +92,7 @@ class _Private(BaseEstimator):
     def _fit(self, x: ArrayLike, y: NDArray[Any], **target: Any) -> None:
         """Fit on checked targets: class numbers, or numbers."""
         _refuse_search(self.fits)
-        rows = validate_data(self, x, dtype=np.float64, ensure_all_finite="allow-nan", ensure_min_samples=2)
-        low, high = _bounds(self.bounds, rows.shape[1])
+        rows, low, high = self._encoded(x)
         seed = None if self.random_state is None else int(check_random_state(self.random_state).randint(2**31))
         delta = default_delta(len(rows)) if self.delta is None else self.delta
         self._fitted = fit(
@@ -92,11 +105,40 @@ class _Private(BaseEstimator):
             ledger=self.ledger,
         )
 
-    def _rows(self, x: ArrayLike) -> NDArray[np.float64]:
-        check_is_fitted(self)
-        rows: NDArray[np.float64] = validate_data(
-            self, x, dtype=np.float64, ensure_all_finite="allow-nan", reset=False
+    def _encoded(self, x: ArrayLike) -> tuple[NDArray[Any], Ends, Ends]:
+        """Return the rows to fit on [N, d], and the public ends of their ranges."""
+        self.schema_ = self._schema_of(x)
+        if self.schema_ is None:
+            rows = validate_data(self, x, dtype=np.float64, ensure_all_finite="allow-nan", ensure_min_samples=2)
+            return rows, *_bounds(self.bounds, rows.shape[1])
+        if self.bounds is not None:
+            raise ValueError("a schema has the ranges of columns: leave bounds out")
+        _check_feature_names(self, x, reset=True)
+        self.n_features_in_ = _width(x)
+        data = encoded(x, self.schema_)
+        return data.x, data.low, data.high
+
+    def _schema_of(self, x: Any) -> Schema | None:
+        """Return the schema of a frame: as it was given, or, of columns that are no numbers, as they look."""
+        if self.schema is not None:
+            schema = self.schema if isinstance(self.schema, Schema) else load(Path(self.schema))
+            return replace(schema, target=None, task="classification", classes=None, target_range=None)
+        if not _is_frame(x) or all(kind in "fiub" for kind in _kinds(x)):
+            return None
+        warnings.warn(
+            "the kinds of columns were read from the rows, which is not paid for: give schema=…, which "
+            "`lipcompile new` writes",
+            PrivacyLeakWarning,
+            4,
         )
+        return guess(x)
+
+    def _rows(self, x: ArrayLike) -> NDArray[Any]:
+        check_is_fitted(self)
+        if self.schema_ is not None:
+            _check_feature_names(self, x, reset=False)
+            return encoded(x, self.schema_).x
+        rows: NDArray[Any] = validate_data(self, x, dtype=np.float64, ensure_all_finite="allow-nan", reset=False)
         return rows
 
     def __sklearn_is_fitted__(self) -> bool:
@@ -112,6 +154,8 @@ class PrivateClassifier(ClassifierMixin, _Private):
     Args:
         epsilon: ε of everything that the fitted model has from the rows.
         delta: δ; None: 1e-5, or a tenth of one over the number of rows if that is less.
+        schema: what is public about the columns of a frame (docs/tables.md): a schema, or its file. None: columns
+            of numbers stand as they are; of others the kinds are read, with a `PrivacyLeakWarning`.
         bounds: public ranges of the columns, (low, high): two numbers, or two vectors [d] in which NaN stands for
             a range that is not public. Ranges that are not public are released, for a tenth of the budget.
         classes: the labels that there can be, public. None: those of `y`, with a `PrivacyLeakWarning`.
@@ -141,6 +185,7 @@ class PrivateClassifier(ClassifierMixin, _Private):
         epsilon: float = 1.0,
         *,
         delta: float | None = None,
+        schema: Schema | str | os.PathLike[str] | None = None,
         bounds: tuple[ArrayLike, ArrayLike] | None = None,
         classes: ArrayLike | None = None,
         epsilon_search: float | None = None,
@@ -151,6 +196,7 @@ class PrivateClassifier(ClassifierMixin, _Private):
     ) -> None:
         self.epsilon = epsilon
         self.delta = delta
+        self.schema = schema
         self.bounds = bounds
         self.classes = classes
         self.epsilon_search = epsilon_search
@@ -184,19 +230,16 @@ class PrivateClassifier(ClassifierMixin, _Private):
         self._fit(X, np.searchsorted(self.classes_, labels), classes=len(self.classes_))
         return self
 
-    def decision_function(self, X: ArrayLike) -> NDArray[np.float64]:  # noqa: N803
+    def decision_function(self, X: ArrayLike) -> NDArray[Any]:  # noqa: N803
         """Return logits: [N] of the second of two classes, or [N, K]."""
-        outputs = self._outputs(X)
+        rows = self._rows(X)
+        outputs = self._fitted.outputs(rows)
         return outputs[:, 0] if outputs.shape[1] == 1 else outputs
 
-    def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:  # noqa: N803
+    def predict_proba(self, X: ArrayLike) -> NDArray[Any]:  # noqa: N803
         """Return probabilities of the classes, [N, K]."""
-        outputs = self._outputs(X)
-        if outputs.shape[1] == 1:
-            outputs = np.concatenate([np.zeros_like(outputs), outputs], axis=1)
-        powers = np.exp(outputs - outputs.max(axis=1, keepdims=True))
-        shares: NDArray[np.float64] = powers / powers.sum(axis=1, keepdims=True)
-        return shares
+        rows = self._rows(X)
+        return self._fitted.probabilities(rows)
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:  # noqa: N803
         """Return the most likely labels [N]."""
@@ -204,16 +247,12 @@ class PrivateClassifier(ClassifierMixin, _Private):
         found: NDArray[Any] = self.classes_[best]
         return found
 
-    def _outputs(self, x: ArrayLike) -> NDArray[np.float64]:
-        rows = self._rows(x)
-        return np.asarray(self._fitted.outputs(rows))
-
 
 class PrivateRegressor(RegressorMixin, _Private):
     """A regression of tables under (ε, δ) differential privacy; see `PrivateClassifier`.
 
     Args:
-        epsilon, delta, bounds, epsilon_search, fits, recipe, ledger, random_state: see `PrivateClassifier`.
+        epsilon, delta, schema, bounds, epsilon_search, fits, recipe, ledger, random_state: as `PrivateClassifier`.
         target_range: public range (low, high) of the target; values beyond are cut to it. None: it is released,
             together with the ranges of columns.
     """
@@ -223,6 +262,7 @@ class PrivateRegressor(RegressorMixin, _Private):
         epsilon: float = 1.0,
         *,
         delta: float | None = None,
+        schema: Schema | str | os.PathLike[str] | None = None,
         bounds: tuple[ArrayLike, ArrayLike] | None = None,
         target_range: tuple[float, float] | None = None,
         epsilon_search: float | None = None,
@@ -233,6 +273,7 @@ class PrivateRegressor(RegressorMixin, _Private):
     ) -> None:
         self.epsilon = epsilon
         self.delta = delta
+        self.schema = schema
         self.bounds = bounds
         self.target_range = target_range
         self.epsilon_search = epsilon_search
@@ -260,6 +301,19 @@ def _column(y: ArrayLike | None) -> NDArray[Any]:
     found: NDArray[Any] = column_or_1d(y, warn=True)
     assert_all_finite(found, input_name="y")
     return found
+
+
+def _is_frame(x: Any) -> bool:
+    return hasattr(x, "columns") and hasattr(x, "shape")
+
+
+def _width(x: Any) -> int:
+    return int(x.shape[1])
+
+
+def _kinds(x: Any) -> list[str]:
+    """Return the kind of each column of a frame as a letter of numpy's, "O" of what is none of its numbers."""
+    return [getattr(kind, "kind", "O") for kind in x.dtypes]
 
 
 def _bounds(

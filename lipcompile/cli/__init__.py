@@ -16,8 +16,10 @@ from lipcompile.cli.export import export
 from lipcompile.cli.fix import fix
 from lipcompile.cli.ledger import ledger
 from lipcompile.cli.new import new
+from lipcompile.cli.predict import predict
 from lipcompile.cli.report import report
 from lipcompile.cli.train import train
+from lipcompile.cli.tune import tune
 from lipcompile.cli.verify import verify
 from lipcompile.version import __version__
 
@@ -42,6 +44,8 @@ for _command in (
     report,
     budget,
     train,
+    tune,
+    predict,
     ledger,
     audit,
     certify,

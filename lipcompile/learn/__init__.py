@@ -5,5 +5,6 @@ by public constants, `head` trains, `recipe` chooses settings from public facts 
 trains, so it is the one place that imports compiler and backend. Nothing here reads files, and no private
 statistic leaves it but through `PrivacyEngine`.
 
-Imports: lipcompile.core, lipcompile.frontends, lipcompile.pipeline, lipcompile_privacy, lipcompile_torch.
+Imports: lipcompile.core, lipcompile.frontends, lipcompile.pipeline, lipcompile.tables, lipcompile_privacy,
+    lipcompile_torch.
 """

@@ -107,9 +107,11 @@ class Account:
         if budget.search:
             past = [(budget.selection, 1)]
             alone = calibrate_noise_multiplier(budget.epsilon, budget.delta, 1.0, 1, accountant="rdp", past=past)
-            return cls(budget, alone * _ROOM, rows, PrivacyEngine("rdp", ledger), seed)
-        alone = float(gaussian_noise("analytic", budget.epsilon, budget.delta)) * math.sqrt(budget.fits)
-        return cls(budget, alone * _ROOM, rows, PrivacyEngine(ledger=ledger), seed)
+        else:
+            alone = float(gaussian_noise("analytic", budget.epsilon, budget.delta)) * math.sqrt(budget.fits)
+        engine = PrivacyEngine("rdp" if budget.search else "pld", ledger)
+        engine.open_ledger(rows).delta = budget.delta
+        return cls(budget, alone * _ROOM, rows, engine, seed)
 
     def noise(self, share: float) -> float:
         """Return σ of a Gaussian mechanism that takes a share of the fit, counted in 1/σ²."""

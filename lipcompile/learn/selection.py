@@ -14,8 +14,10 @@ from random import Random
 from typing import Any
 
 import numpy as np
+import torch
 from lipcompile_privacy.selection import number_of_runs
 from lipcompile_torch import PrivacyEngine
+from lipcompile_torch.noise.mechanism import NoiseSource
 from numpy.typing import NDArray
 
 from lipcompile.learn.account import Account, Spent
@@ -50,7 +52,8 @@ def select(
     """
     selection = account.budget.selection
     ledger = account.engine.open_ledger(account.rows)
-    ledger.declare(selection, account.seed is not None)
+    noise = NoiseSource(account.seed)
+    ledger.declare(selection, noise.is_seeded, noise.generators([torch.empty(0)]))
     ledger.record_step(selection)
     account.spent.append(Spent("search of settings", 1, 1.0, selection.noise_multiplier))
     source = secrets.SystemRandom() if account.seed is None else Random(account.seed)

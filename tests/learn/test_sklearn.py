@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pickle
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from lipcompile_torch.train.engine import SeededWarning
 from sklearn.base import clone
@@ -17,6 +19,8 @@ from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
 from lipcompile.sklearn import PrivacyLeakWarning, PrivateClassifier, PrivateRegressor, UnpaidSearchError
+from lipcompile.tables.schema import Category, Number, Schema
+from lipcompile.tables.schema_text import text
 
 # With ε = 1000 there is next to no noise, and every check of scikit-learn is passed. With ε = 1 one is not: it
 # wants an accuracy of 83 %, or an R² of 0.5, after a training on 200 or 300 rows, which privacy makes noise of.
@@ -156,3 +160,43 @@ def test_a_regression_predicts_numbers() -> None:
     assert model.score(x, y) > 0.9
     with pytest.raises(ValueError, match="y"):
         PrivateRegressor().fit(x, np.full(5000, np.nan))
+
+
+@pytest.fixture(scope="module")
+def people() -> tuple[pd.DataFrame, Any]:
+    source = np.random.default_rng(0)
+    jobs = source.choice(["nurse", "teacher", "clerk"], 2000)
+    ages = source.integers(18, 90, 2000).astype(float)
+    joined = pd.Timestamp("2020-01-01") + pd.to_timedelta(ages, "D")
+    frame = pd.DataFrame({"age": ages, "job": jobs, "joined": joined})
+    frame.loc[::7, "age"] = np.nan
+    frame.loc[::5, "job"] = None
+    return frame, np.where((ages > 50) | (jobs == "clerk"), "yes", "no")
+
+
+def test_frames_have_columns_of_any_kind(people: tuple[pd.DataFrame, Any]) -> None:
+    frame, y = people
+    with pytest.warns(PrivacyLeakWarning, match="kinds of columns"):
+        model = PrivateClassifier(4.0, classes=["no", "yes"]).fit(frame, y)
+    assert model.n_features_in_ == 3
+    assert model.feature_names_in_.tolist() == ["age", "job", "joined"]
+    assert model.score(frame, y) > 0.7
+    assert model.predict(frame.head(3)).shape == (3,)
+    with pytest.raises(ValueError, match="feature names"):
+        model.predict(frame[["job", "age", "joined"]])
+
+
+def test_a_schema_says_what_is_public_of_a_frame(people: tuple[pd.DataFrame, Any], tmp_path: Path) -> None:
+    frame, y = people
+    schema = Schema((Number("age", 0, 120), Category("job", ("nurse", "teacher", "clerk"), missing=True)))
+    path = tmp_path / "people.schema.toml"
+    path.write_text(text(schema, "people", []), encoding="utf-8")
+    for given in (schema, path):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            model = PrivateClassifier(4.0, classes=["no", "yes"], schema=given).fit(frame, y)
+        assert [line["purpose"] for line in model.ledger_] == ["means and scales of columns and target", "head"]
+        assert model.score(frame, y) > 0.7
+    with pytest.raises(ValueError, match="leave bounds out"):
+        PrivateClassifier(classes=["no", "yes"], schema=schema, bounds=(0, 1)).fit(frame, y)
+    assert clone(model).schema is path

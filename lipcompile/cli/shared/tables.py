@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from lipcompile.cli.shared.inputs import LEDGER
 from lipcompile.cli.shared.output import complain, write_text
 from lipcompile.cli.shared.training import refuse_used
 from lipcompile.diagnostics import Diagnostic, Severity, input_error
@@ -19,9 +20,10 @@ if TYPE_CHECKING:
     from lipcompile.tables.schema import Schema
 
 SCHEMA = "schema.toml"
+MODEL = "model.npz"
 _ENDING = ".schema.toml"
 # Options of `train` that a table takes beside those of `TableRun`.
-_TAKEN = ("epsilon", "delta", "seed")
+_TAKEN = ("epsilon", "delta", "seed", "search")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +52,14 @@ class Options:
     Args:
         epsilon: ε of everything that is done with the training rows.
         delta: δ; None: the learner's default.
+        search: the part of ε for a private search of settings.
         seed: makes the run repeatable, and not private.
         output: folder for the model and its ledger; None: neither is kept.
     """
 
     epsilon: float
     delta: float | None
+    search: float
     seed: int | None
     output: Path | None
 
@@ -95,8 +99,33 @@ class Outcome:
 
 
 def fit(parts: Parts, options: Options) -> Outcome:
-    """Train privately and test."""
-    raise NotImplementedError(f"there is no learner yet for {len(parts.train.x)} rows at ε = {options.epsilon}")
+    """Train privately and test; raises InputError (LIP401, LIP403)."""
+    from lipcompile_privacy.errors import BudgetError, DataError
+
+    from lipcompile.cli.shared.progress import CountWatch
+    from lipcompile.learn.table_model import fit_table
+
+    output = options.output
+    try:
+        with CountWatch("training") as watch:
+            model = fit_table(
+                parts.train,
+                parts.schema,
+                options.epsilon,
+                delta=options.delta,
+                search=options.search,
+                seed=options.seed,
+                ledger=None if output is None else output / LEDGER,
+                watch=lambda done, planned: watch("", done, planned),
+            )
+    except (BudgetError, DataError) as error:
+        raise input_error("LIP401" if isinstance(error, BudgetError) else "LIP403", str(error)) from None
+    files = {}
+    if output is not None:
+        model.save(output / MODEL)
+        files = {"model": output / MODEL, "ledger": output / LEDGER}
+    fitted = model.fitted
+    return Outcome(model.score(parts.test), fitted.epsilon, fitted.budget.delta, fitted.private, files)
 
 
 def train_on_table(run: TableRun, given: Mapping[str, Any]) -> int:
@@ -125,7 +154,7 @@ def _options(given: Mapping[str, Any], output: Path | None) -> Options:
         raise input_error(
             "LIP404", "--epsilon is needed", "such as --epsilon 1: it is what you promise to the people in it"
         )
-    return Options(given["epsilon"], given["delta"], given["seed"], output)
+    return Options(given["epsilon"], given["delta"], given.get("search") or 0.0, given["seed"], output)
 
 
 def _flag(name: str) -> str:

@@ -1,0 +1,59 @@
+"""`lipcompile tune`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lipcompile.diagnostics import input_error
+
+_SHARE = 0.3  # of ε, for the search
+
+
+@click.command(short_help="Choose settings for a table privately, and train.")
+@click.argument("data", type=click.Path(path_type=Path))
+@click.option("--target", metavar="COLUMN", help="The column to be learned.")
+@click.option(
+    "--schema",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="What is public about the table, as `lipcompile new` writes it; by default DATA.schema.toml.",
+)
+@click.option(
+    "--test",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Rows to test on; by default a fifth of the table is held out.",
+)
+@click.option(
+    "--output", type=click.Path(path_type=Path), metavar="DIR", help="Folder for model.npz and its ledger."
+)
+@click.option("--epsilon", type=float, help="ε of search and model together.")
+@click.option("--delta", type=float, help="δ; 1e-5 by default, or less for large tables.")
+@click.option("--search", type=float, help="Part of ε for the search; three tenths of it by default.")
+@click.option("--seed", type=int, help="Makes the run repeatable, and NOT private.")
+def tune(
+    data: Path, target: str | None, schema: Path | None, test: Path | None, output: Path | None, **given: Any
+) -> int:
+    """Search settings for a table privately, and train with the best: one ε pays for both.
+
+    The search takes a random number of runs, whose scores on held-out rows have noise, and shows the best alone
+    (Papernot and Steinke 2022). `train` has settings that cost nothing; try it first.
+
+    \b
+    Example:
+      lipcompile tune people.csv --target income --epsilon 1
+    """
+    from lipcompile.cli.shared.tables import TableRun, train_on_table
+    from lipcompile.tables.read import is_table
+
+    if not is_table(data):
+        mend = (
+            "settings of networks are given to `lipcompile train`, and choosing them on private data is not free"
+        )
+        raise input_error("LIP410", f"`{data}` is no table", mend)
+    if given["search"] is None and given["epsilon"] is not None:
+        given["search"] = _SHARE * given["epsilon"]
+    return train_on_table(TableRun(data, target, schema, test, output), given)

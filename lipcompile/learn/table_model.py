@@ -1,0 +1,172 @@
+"""A model of a table with the schema that its rows are encoded by: fitted, kept in a file, and asked."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import zipfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from lipcompile_privacy.errors import DataError
+
+from lipcompile.learn.account import Budget, Spent, default_delta
+from lipcompile.learn.features import Array, Features
+from lipcompile.learn.fitting import Fitted, fit
+from lipcompile.learn.head import Watch
+from lipcompile.learn.recipe import Recipe, recipe_for
+from lipcompile.learn.scaling import Scaling, Units
+from lipcompile.learn.targets import Head, Problem
+from lipcompile.tables.encode import Encoded
+from lipcompile.tables.schema import Schema
+from lipcompile.tables.schema_file import load as load_schema
+from lipcompile.tables.schema_text import text as text_of_schema
+from lipcompile.tables.stream import encoded
+
+FORMAT = "lipcompile.table_model/1"
+
+
+@dataclass(frozen=True)
+class TableModel:
+    """What was learned of a column of a table.
+
+    Args:
+        schema: how rows are encoded; of a classification with its classes.
+        fitted: what was released.
+    """
+
+    schema: Schema
+    fitted: Fitted
+
+    def probabilities(self, x: Array) -> Array:
+        """Return probabilities of the classes [N, K] for encoded rows [N, d]."""
+        return self.fitted.probabilities(x)
+
+    def predictions(self, x: Array) -> Any:
+        """Return labels, text [N], or numbers [N], for encoded rows [N, d]."""
+        if self.schema.classes is None:
+            return self.fitted.numbers(x)
+        return np.array(self.schema.classes)[self.probabilities(x).argmax(axis=1)]
+
+    def encoded(self, source: Any) -> Encoded:
+        """Return the rows of a file, a frame or an array as a matrix; raises InputError."""
+        return encoded(source, self.schema)
+
+    def score(self, data: Encoded) -> float:
+        """Return the accuracy, or R², on encoded rows with targets: exactly, so it is not private."""
+        found = self.predictions(data.x)
+        if self.schema.classes is not None:
+            return float((found == data.y).mean())
+        assert data.y is not None
+        return 1.0 - float(((found - data.y) ** 2).mean() / max(data.y.var(), 1e-300))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write all of it to an .npz file of plain arrays; raises OSError."""
+        one = self.fitted
+        units = one.scaling.units
+        arrays = {
+            "low": units.low,
+            "high": units.high,
+            "mean": one.scaling.mean,
+            "scale": one.scaling.scale,
+            "weights": one.weights,
+            "start": one.head.start,
+            "directions": np.empty((0, 0), np.float32)
+            if one.features.directions is None
+            else one.features.directions,
+        }
+        facts = {
+            "format": FORMAT,
+            "schema": text_of_schema(self.schema, "the table", []),
+            "constant": one.features.constant,
+            "head": {
+                "loss": one.head.loss,
+                "outputs": one.head.outputs,
+                "offset": one.head.offset,
+                "unit": one.head.unit,
+            },
+            "budget": asdict(one.budget),
+            "epsilon": one.epsilon,
+            "spent": [asdict(line) for line in one.spent],
+            "recipe": asdict(one.recipe),
+            "private": one.private,
+        }
+        with Path(path).open("wb") as file:
+            np.savez(file, facts=np.array(json.dumps(facts)), **arrays)  # type: ignore[arg-type]
+
+
+def load(path: str | os.PathLike[str]) -> TableModel:
+    """Read what `TableModel.save` wrote.
+
+    Raises:
+        DataError: the file is none.
+        OSError: it cannot be read.
+    """
+    try:
+        with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+        facts = json.loads(str(arrays["facts"]))
+        if facts["format"] != FORMAT:
+            raise ValueError
+        directions = arrays["directions"] if arrays["directions"].size else None
+        fitted = Fitted(
+            Scaling(Units(arrays["low"], arrays["high"]), arrays["mean"], arrays["scale"]),
+            Features(directions, facts["constant"]),
+            arrays["weights"],
+            Head(**facts["head"], start=arrays["start"]),
+            Budget(**facts["budget"]),
+            facts["epsilon"],
+            tuple(Spent(**line) for line in facts["spent"]),
+            Recipe(**facts["recipe"]),
+            facts["private"],
+        )
+        return TableModel(_schema(facts["schema"]), fitted)
+    except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError(f"{os.fspath(path)} is no model of a table: give what `lipcompile train` wrote") from error
+
+
+def _schema(text: str) -> Schema:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "schema.toml"
+        path.write_text(text, encoding="utf-8")
+        return load_schema(path)
+
+
+def fit_table(
+    data: Encoded,
+    schema: Schema,
+    epsilon: float,
+    *,
+    delta: float | None = None,
+    search: float = 0.0,
+    seed: int | None = None,
+    ledger: str | os.PathLike[str] | None = None,
+    watch: Watch | None = None,
+) -> TableModel:
+    """Fit a model of the target of encoded rows.
+
+    Args:
+        data: rows with targets, as `lipcompile.tables` encodes them; missing or unknown classes were refused.
+        schema: with the classes, if there are any.
+        epsilon, delta: the budget; δ None: `default_delta`.
+        search: the part of ε for a private search of settings.
+        seed: makes the fit repeatable, and NOT private.
+        ledger: file of the ledger.
+        watch: told of each step.
+
+    Raises:
+        BudgetError, DataError: see `fitting.fit`.
+    """
+    assert data.y is not None
+    budget = Budget(epsilon, default_delta(len(data.x)) if delta is None else delta, search=search)
+    classes = schema.classes or ()
+    problem = Problem(len(classes), data.low, data.high, schema.target_range)
+    y = np.searchsorted(np.array(sorted(classes)), data.y.astype(str)) if classes else data.y
+    if classes:
+        y = np.array([classes.index(name) for name in sorted(classes)])[y]
+    recipe = recipe_for(*data.x.shape)
+    fitted = fit(data.x, y, problem, budget, recipe=recipe, seed=seed, ledger=ledger, watch=watch)
+    return TableModel(schema, fitted)
