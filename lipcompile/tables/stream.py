@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import tempfile
 from typing import Any
 
@@ -92,9 +93,19 @@ def _rows(width: int) -> int:
 
 
 def taken(data: Encoded, rows: NDArray[np.int64], memory: int = MEMORY) -> Encoded:
-    """Return some rows, in the order of their numbers [n]; raises OSError as `encoded`."""
-    width = data.x.shape[1]
+    """Return the rows of some numbers [n], in the order of the table, so that a file is read from front to back.
+
+    Raises OSError as `encoded`.
+    """
+    rows, width = np.sort(rows), data.x.shape[1]
     store = _Store(width, memory)
     for start in range(0, len(rows), _rows(width)):
         store.add(data.x[rows[start : start + _rows(width)]])
+        release(data.x)
     return Encoded(store.rows(), data.low, data.high, data.names, None if data.y is None else data.y[rows])
+
+
+def release(x: Block) -> None:
+    """Give back the memory that was read of the file of a matrix; it is read again where it is needed."""
+    if isinstance(x.base, mmap.mmap):
+        x.base.madvise(mmap.MADV_DONTNEED)
