@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
@@ -43,11 +43,11 @@ class Encoded:
             None if the table has no target.
     """
 
-    x: Block
+    x: Block = field(repr=False)
     low: NDArray[np.float64]
     high: NDArray[np.float64]
     names: tuple[str, ...]
-    y: Targets | None = None
+    y: Targets | None = field(default=None, repr=False)
 
 
 def encode(table: Any, schema: Schema, place: str = "the table") -> Encoded:

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import difflib
+from collections import Counter
 from collections.abc import Sequence
 
 from lipcompile.diagnostics import input_error
 
 _LONGEST = 100
+_NO_NAMES = "the names look like values: if the file has no line of names, add one above the rows"
 
 
 def check_names(wanted: Sequence[str], names: Sequence[str], place: str) -> None:
     """Raise InputError (LIP411) if a wanted column is not there, or there twice."""
-    missing = [name for name in wanted if name not in names]
+    counts = Counter(names)
+    missing = [name for name in wanted if not counts[name]]
     if missing:
-        raise input_error("LIP411", f"{place} has no column {_listed(missing)}", _known(names))
-    twice = [name for name in wanted if list(names).count(name) > 1]
+        raise input_error("LIP411", f"{place} has no column {_listed(missing)}", _known(names, missing[0]))
+    twice = [name for name in wanted if counts[name] > 1]
     if twice:
         raise input_error("LIP411", f"{place} has several columns {_listed(twice)}", "give each a name of its own")
 
 
 def check_distinct(names: Sequence[str], place: str) -> None:
     """Raise InputError (LIP411) if two columns have one name; it is not told if it may be a value."""
-    twice = [name for name in dict.fromkeys(names) if list(names).count(name) > 1]
+    twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         told = f" {_listed(twice)}" if _are_names(names) else ""
         raise input_error("LIP411", f"{place} has several columns of one name{told}", _mend(names))
@@ -31,11 +35,12 @@ def _mend(names: Sequence[str]) -> str:
     return "give each a name of its own" if _are_names(names) else _NO_NAMES
 
 
-_NO_NAMES = "the names look like values: if the file has no line of names, add one above the rows"
-
-
-def _known(names: Sequence[str]) -> str:
-    return f"it has {_listed(names)}" if _are_names(names) else _NO_NAMES
+def _known(names: Sequence[str], missing: str) -> str:
+    """Name the columns, the one that was meant first."""
+    if not _are_names(names):
+        return _NO_NAMES
+    near = difflib.get_close_matches(missing, names, n=1)
+    return (f"did you mean `{near[0]}`? " if near else "") + f"it has {_listed(names)}"
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -26,12 +26,13 @@ _SEPARATORS = ",;\t"
 
 def is_table(path: str | os.PathLike[str]) -> bool:
     """Whether the name of a file is that of a table."""
-    return os.fspath(path).endswith(ENDINGS)
+    return os.fspath(path).lower().endswith(ENDINGS)
 
 
 def stem(path: Path) -> str:
     """Return the name of a table's file without its ending."""
-    return path.name.removesuffix(next(ending for ending in (*ENDINGS, "") if path.name.endswith(ending)))
+    ending = next(ending for ending in (*ENDINGS, "") if path.name.lower().endswith(ending))
+    return path.name[: len(path.name) - len(ending)]
 
 
 def batches(source: Any, columns: Sequence[str] | None = None) -> Iterator[Any]:
@@ -87,9 +88,9 @@ def _file(path: Path, columns: Sequence[str] | None, place: str) -> Any:
     path.stat()
     if not path.is_file():
         raise input_error("LIP410", f"{place} is no file", "give the path of a file")
-    if path.name.endswith(TEXT):
+    if path.name.lower().endswith(TEXT):
         return _text(path, columns, place)
-    if path.suffix != ".parquet":
+    if not is_table(path):
         raise input_error("LIP410", f"{place} is no table", f"its name must end in {', '.join(ENDINGS)}")
     file = arrow("parquet").ParquetFile(path)
     _check(file.schema_arrow.names, columns, place)
@@ -125,9 +126,12 @@ def _head(path: Path, place: str) -> tuple[list[str], int, str]:
     if "\0" in text or "\ufffd" in text.splitlines()[0]:
         raise input_error("LIP410", f"{place} is not text in UTF-8", "write it anew in UTF-8")
     line = text.lstrip().splitlines()[0]
-    separator = "\t" if ".tsv" in path.name else max(_SEPARATORS, key=line.count)
+    separator = "\t" if ".tsv" in path.name.lower() else max(_SEPARATORS, key=line.count)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
-    names = next((row for row in reader if row), [])
+    try:
+        names = next((row for row in reader if row), [])
+    except csv.Error:
+        raise input_error("LIP410", f"{place} has no line of names", "look for a lone quote in it") from None
     return [name.strip() for name in names], reader.line_num, separator
 
 

@@ -161,5 +161,5 @@ def _text(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int | float):
-        return f"{value:.15g}"
+        return str(value).removesuffix(".0")
     raise schema_error(f"`{name}`: a text is needed")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import tempfile
 from typing import Any
 
@@ -14,7 +15,7 @@ from lipcompile.tables.read import batches, called
 from lipcompile.tables.schema import Schema
 
 MEMORY = 2**30  # bytes
-_ROWS = 65536
+_PIECE = 2**25  # bytes
 
 
 class _Store:
@@ -75,18 +76,36 @@ def encoded(source: Any, schema: Schema, memory: int = MEMORY) -> Encoded:
             else than the schema says.
         OSError: there is no room for the temporary file.
     """
-    store, targets = _Store(len(layout(schema).names), memory), []
+    width, targets = len(layout(schema).names), []
+    store = _Store(width, memory)
     for batch in batches(source):
-        x, y = encoded_batch(batch, schema, called(source))
-        store.add(x)
-        if y is not None:
-            targets.append(y)
+        for start in range(0, batch.num_rows, _rows(width)):
+            x, y = encoded_batch(batch.slice(start, _rows(width)), schema, called(source))
+            store.add(x)
+            if y is not None:
+                targets.append(y)
     return assembled(store.rows(), targets, schema)
 
 
+def _rows(width: int) -> int:
+    """Return how many rows of a matrix are made at once."""
+    return max(1, _PIECE // (4 * max(width, 1)))
+
+
 def taken(data: Encoded, rows: NDArray[np.int64], memory: int = MEMORY) -> Encoded:
-    """Return some rows, in the order of their numbers [n]; raises OSError as `encoded`."""
-    store = _Store(data.x.shape[1], memory)
-    for start in range(0, len(rows), _ROWS):
-        store.add(data.x[rows[start : start + _ROWS]])
+    """Return the rows of some numbers [n], in the order of the table, so that a file is read from front to back.
+
+    Raises OSError as `encoded`.
+    """
+    rows, width = np.sort(rows), data.x.shape[1]
+    store = _Store(width, memory)
+    for start in range(0, len(rows), _rows(width)):
+        store.add(data.x[rows[start : start + _rows(width)]])
+        release(data.x)
     return Encoded(store.rows(), data.low, data.high, data.names, None if data.y is None else data.y[rows])
+
+
+def release(x: Block) -> None:
+    """Give back the memory that was read of the file of a matrix; it is read again where it is needed."""
+    if isinstance(x.base, mmap.mmap):
+        x.base.madvise(mmap.MADV_DONTNEED)

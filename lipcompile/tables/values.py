@@ -98,7 +98,8 @@ def _plain(array: Any) -> Any:
     types = arrow("types")
     if types.is_dictionary(array.type):
         array = array.dictionary_decode()
-    return _cast(array, arrow().large_string()) if types.is_string_view(array.type) else array
+    is_view = str(array.type) == "string_view"  # `types` asks for it from pyarrow 16 on
+    return _cast(array, arrow().large_string()) if is_view else array
 
 
 def _is_text(array: Any) -> bool:

@@ -178,6 +178,10 @@ def test_nothing_else_is_importable(module: str) -> None:
             ("torch", "lipcompile", "lipcompile_torch", "dp_accounting", "scipy"),
         ),
         ("import lipcompile.emitters.torch.emit", ("torch",)),
+        (
+            "import lipcompile.tables.guess, lipcompile.tables.schema_text, lipcompile.tables.target",
+            ("torch", "pandas", "pyarrow"),
+        ),
         ("import lipcompile.emitters.onnx", ("onnx",)),
         ("import lipcompile.emitters.onnx.emit", ("torch", "onnxruntime")),
         ("from lipcompile_torch import LipschitzModule, PrivacyEngine, layers, losses", ("lipcompile", "onnx")),

@@ -161,6 +161,11 @@ def test_targets_are_texts_or_numbers() -> None:
     assert encode(table, Schema((Number("a"),), "z")).y is None
 
 
+def test_what_is_shown_of_encoded_rows_has_no_value_of_them() -> None:
+    found = encode(pa.table({"a": [4711.0], "y": ["4711"]}), Schema((Number("a"),), "y"))
+    assert "4711" not in repr(found)
+
+
 def test_a_batch_and_no_rows_are_tables() -> None:
     schema = Schema((Number("a"), Category("b", ("x",))), "y")
     batch = pa.record_batch({"a": [1.0], "b": ["x"], "y": ["n"]})

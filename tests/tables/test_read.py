@@ -35,6 +35,7 @@ def written(folder: Path, name: str, content: str | bytes) -> Path:
 
 TEXTS = [{"a": "1", "b": "x, y"}, {"a": "", "b": "NA"}]
 SAME: Mapping[str, tuple[str, str]] = {
+    "a name of Windows": ("T.CSV", 'a,b\n1,"x, y"\n,NA\n'),
     "plain": ("t.csv", 'a,b\n1,"x, y"\n,NA\n'),
     "compressed": ("t.csv.gz", 'a,b\n1,"x, y"\n,NA\n'),
     "line ends of Windows": ("t.csv", 'a,b\r\n1,"x, y"\r\n,NA\r\n'),
@@ -163,6 +164,11 @@ WRONG: Mapping[str, tuple[Callable[[Path], Any], str, str]] = {
     "another format": (csv(SECRET, "t.xlsx"), "LIP410", "is no table"),
     "unequal rows": (csv(f"a,b\n1,2\n1,{SECRET},3\n"), "LIP410", "unequal numbers of fields"),
     "a quote that is not closed": (csv('a,b\n1,"2\n' + f"1,{SECRET}\n" * 600_000), "LIP410", "a lone quote"),
+    "a quote that is not closed in the names": (
+        csv('"a,b\n' + f"1,{SECRET}\n" * 60_000),
+        "LIP410",
+        "a lone quote",
+    ),
     "Latin-1": (csv(f"a,b\n{SECRET},é\n".encode("latin-1")), "LIP410", "not text in UTF-8"),
     "UTF-16": (csv(f"a,b\n{SECRET},é\n".encode("utf-16")), "LIP410", "not text in UTF-8"),
     "a broken archive": (truncated, "LIP410", "damaged"),
@@ -220,8 +226,8 @@ def test_pyarrow_is_asked_for_where_it_is_missing(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_table_is_known_by_its_name() -> None:
-    names = ["a.csv", "a.b.csv.gz", "a.tsv", "a.tsv.gz", "a.parquet"]
+    names = ["a.csv", "a.b.csv.gz", "a.tsv", "a.tsv.gz", "a.parquet", "a.CSV"]
     assert all(map(is_table, names))
-    assert [stem(Path("x") / name) for name in names] == ["a", "a.b", "a", "a", "a"]
+    assert [stem(Path("x") / name) for name in names] == ["a", "a.b", "a", "a", "a", "a"]
     assert not any(map(is_table, ["a.lip", "a.onnx", "nets:Net", "a.npz", "csv"]))
     assert stem(Path("a.lip")) == "a.lip"

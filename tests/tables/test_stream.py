@@ -12,7 +12,7 @@ import pytest
 from lipcompile.diagnostics import InputError
 from lipcompile.tables.encode import Encoded
 from lipcompile.tables.schema import Category, Number, Schema, Task
-from lipcompile.tables.stream import encoded, taken
+from lipcompile.tables.stream import encoded, release, taken
 from lipcompile.tables.target import classes_of
 
 COUNT = 150_000
@@ -42,8 +42,9 @@ def test_rows_stay_in_memory_up_to_half_of_the_limit(table: dict[str, Any], memo
     rows = np.random.default_rng(0).permutation(COUNT)
     part = taken(found, rows, memory)
     assert type(part.x) is kind
-    assert_rows(part, rows)
-    assert_rows(taken(found, rows[:7]), rows[:7])
+    assert_rows(part, np.arange(COUNT))
+    assert_rows(taken(found, rows[:7]), np.sort(rows[:7]))
+    assert_rows(found, np.arange(COUNT))
 
 
 def test_a_temporary_file_has_no_name(
@@ -56,6 +57,16 @@ def test_a_temporary_file_has_no_name(
     del found
     gc.collect()
     assert opened(tmp_path) == 0
+
+
+def test_memory_of_a_file_is_given_back(table: dict[str, Any]) -> None:
+    """The rows that a temporary file has stay, and those of an array in memory too."""
+    for memory in (0, 2**30):
+        found = encoded(table, SCHEMA, memory)
+        found.x[0, 0] = 7
+        release(found.x)
+        assert found.x[0, 0] == 7
+        assert found.x[1:, 0].sum(dtype=np.float64) == COUNT * (COUNT - 1) / 2
 
 
 def opened(folder: Path) -> int:
