@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from lipcompile_privacy.accounting import Mechanism, Run, epsilon
 from lipcompile_privacy.errors import DataError
 from lipcompile_torch.train.engine import SeededWarning
 from numpy.typing import NDArray
@@ -45,6 +46,15 @@ class Fitted:
     spent: tuple[Spent, ...]
     recipe: Recipe
     private: bool
+
+    def epsilon_after(self, steps: int) -> float:
+        """Return ε of the fit if its head had taken so many steps and no more."""
+        *before, head = self.spent
+        lines = (*before, replace(head, steps=steps))
+        runs: list[Run] = [(Mechanism(one.sampling_rate, one.noise_multiplier), one.steps) for one in lines]
+        if not self.budget.search:
+            return epsilon(runs, self.budget.delta)
+        return epsilon([(self.budget.selection, 1), *runs[1:]], self.budget.delta, accountant="rdp")
 
     def outputs(self, x: Array) -> Array:
         """Return the outputs of the head [N, outputs] for values [N, d]."""

@@ -31,8 +31,8 @@ from lipcompile.pipeline import check
 _KEPT = 2**30  # bytes of features that are computed once; more are computed for each batch
 _PIECE = 32_768  # rows whose features are computed at once
 
-Watch = Callable[[int, int], None]
-"""Takes how many steps are taken, and of how many."""
+Watch = Callable[[int, int, Array], None]
+"""Takes how many steps are taken, of how many, and the weights [outputs, D] as they were released last."""
 
 
 class MappedRows(Dataset[tuple[Tensor, Tensor]]):
@@ -93,6 +93,7 @@ def train_head(
     kept = isinstance(data, TensorDataset)
     loader: DataLoader[Any] = DataLoader(data, batch_size=batch, collate_fn=None if kept else collate)
     noise, clip = sigma(loader), None if head.loss == "regression" else recipe.loss_clip
+    weight: Array = module.get_parameter("dense.weight").detach().numpy()
     optimizer = SGD(module.parameters(), lr=1.0, momentum=recipe.momentum)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SeededWarning)  # `fit` has warned
@@ -119,12 +120,11 @@ def train_head(
                 continue
             last.after(recipe.steps - left)
             if watch is not None:
-                watch(recipe.steps - left + 1, recipe.steps)
+                watch(recipe.steps - left + 1, recipe.steps, weight)
             if not private.steps_left:
                 break
     last.load()
-    weights: Array = module.get_parameter("dense.weight").detach().numpy().copy()
-    return weights
+    return weight.copy()
 
 
 def _examples(x: Array, y: NDArray[Any], features: Callable[[Array], Array]) -> Dataset[Any]:

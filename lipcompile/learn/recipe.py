@@ -8,8 +8,10 @@ from typing import Any, Literal
 LARGE = 200_000
 """Rows from which on steps take a Poisson sample of the rows: noise hardly grows, and a step costs no more."""
 
+FEW = 50
+"""Rows for each column, with fewer of which waves of all columns drown in noise."""
+
 _BATCH = 131_072
-_FEW = 50  # rows for each column: with fewer, waves of all columns drown in noise
 _SMALL = 5000
 
 
@@ -64,7 +66,7 @@ class Recipe:
 
 def recipe_for(rows: int, columns: int, **changes: Any) -> Recipe:
     """Return the recipe for so many rows and columns, with changes by name; looks at no row."""
-    kind: Literal["plain", "waves"] = "plain" if rows < _FEW * columns else "waves"
+    kind: Literal["plain", "waves"] = "plain" if rows < FEW * columns else "waves"
     moments = 0.15 if rows < _SMALL else 0.05
     batch = _BATCH if rows > LARGE else None
     return replace(Recipe(kind=kind, moments=moments, batch=batch), **changes)

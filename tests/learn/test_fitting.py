@@ -209,8 +209,12 @@ def test_delta_is_below_one_over_the_rows() -> None:
 def test_progress_is_told() -> None:
     x, y = waves()
     told: list[tuple[int, int]] = []
-    fit(x, y, BOUNDED, Budget(1.0, 1e-5), recipe=recipe_for(*x.shape, steps=5), watch=lambda *at: told.append(at))
+    recipe = recipe_for(*x.shape, steps=5)
+    fitted = fit(x, y, BOUNDED, Budget(1.0, 1e-5), recipe=recipe, watch=lambda *at: told.append(at[:2]))
     assert told == [(step, 5) for step in range(1, 6)]
+    spent = [fitted.epsilon_after(steps) for steps in range(6)]
+    assert spent == sorted(spent)
+    assert spent[-1] == fitted.epsilon
 
 
 def test_the_noise_of_a_step_moves_weights_by_the_agitation() -> None:

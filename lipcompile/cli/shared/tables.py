@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ import click
 
 from lipcompile.cli.shared.inputs import LEDGER
 from lipcompile.cli.shared.output import complain, write_text
-from lipcompile.cli.shared.training import refuse_used
+from lipcompile.cli.shared.training import plain_warnings, refuse_used
 from lipcompile.diagnostics import Diagnostic, Severity, input_error
 from lipcompile.tables.schema_text import CLASSES_READ, KINDS_READ, text
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "schema.toml"
 MODEL = "model.npz"
+PAGE = "report.html"
 _ENDING = ".schema.toml"
 # Options of `train` that a table takes beside those of `TableRun`.
 _TAKEN = ("epsilon", "delta", "seed", "search")
@@ -72,11 +73,15 @@ class Parts:
         schema: what both are; with classes, if it is one of a classification.
         train: encoded, with targets.
         test: as `train`.
+        source: the name of the table.
+        unpaid: what was read from the rows, sentences.
     """
 
     schema: Schema
     train: Encoded
     test: Encoded
+    source: str = "the table"
+    unpaid: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +108,18 @@ def fit(parts: Parts, options: Options) -> Outcome:
     from lipcompile_privacy.errors import BudgetError, DataError
 
     from lipcompile.cli.shared.progress import CountWatch
+    from lipcompile.cli.shared.table_report import Course, page_of
     from lipcompile.learn.table_model import fit_table
+    from lipcompile.reports.html.table_page import render_table
 
-    output = options.output
+    output, course = options.output, Course()
+
+    def stepped(done: int, planned: int, weights: Any) -> None:
+        watch("", done, planned)
+        course.stepped(done, planned, weights)
+
     try:
-        with CountWatch("training") as watch:
+        with plain_warnings(), CountWatch("training") as watch:
             model = fit_table(
                 parts.train,
                 parts.schema,
@@ -116,14 +128,16 @@ def fit(parts: Parts, options: Options) -> Outcome:
                 search=options.search,
                 seed=options.seed,
                 ledger=None if output is None else output / LEDGER,
-                watch=lambda done, planned: watch("", done, planned),
+                watch=stepped,
             )
     except (BudgetError, DataError) as error:
         raise input_error("LIP401" if isinstance(error, BudgetError) else "LIP403", str(error)) from None
     files = {}
     if output is not None:
         model.save(output / MODEL)
-        files = {"model": output / MODEL, "ledger": output / LEDGER}
+        page = page_of(model, parts.test, course, parts.source, len(parts.train.x), parts.unpaid)
+        write_text(output / PAGE, render_table(page))
+        files = {"model": output / MODEL, "ledger": output / LEDGER, "page": output / PAGE}
     fitted = model.fitted
     return Outcome(model.score(parts.test), fitted.epsilon, fitted.budget.delta, fitted.private, files)
 
@@ -137,7 +151,7 @@ def train_on_table(run: TableRun, given: Mapping[str, Any]) -> int:
     parts = _parts(run, schema)
     if parts.schema != schema:
         origins.append(_read(CLASSES_READ, "write `classes` into a schema"))
-    outcome = fit(parts, options)
+    outcome = fit(replace(parts, source=run.data.name, unpaid=origins), options)
     files = dict(outcome.files)
     if run.output is not None:
         files["schema"] = _kept(parts.schema, origins, run.data.name, run.output)

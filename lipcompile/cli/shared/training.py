@@ -88,7 +88,7 @@ def execute(run: TrainingRun, backend: Backend) -> Any:
         module = instantiate(run.output / MODULE, text)
         check_targets(module, arrays)
         config = backend.training.TrainConfig(output=run.output, **settings)
-        with _plain_warnings(), watch:
+        with plain_warnings(), watch:
             return backend.training.train(module, arrays, config, watch)
 
 
@@ -220,7 +220,7 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 
 @contextmanager
-def _plain_warnings() -> Iterator[None]:
+def plain_warnings() -> Iterator[None]:
     """Write warnings of libraries to stderr as one line each."""
 
     def show(message: Warning | str, *_: Any, **__: Any) -> None:

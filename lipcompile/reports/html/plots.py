@@ -75,7 +75,11 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """What is plotted: y over whole numbers x. `key` is unique in the page; `marked` is an x to point out."""
+    """What is plotted: y over x. `key` is unique in the page; `marked` is an x to point out.
+
+    Args:
+        whole: whether x are whole numbers.
+    """
 
     key: str
     title: str
@@ -85,6 +89,7 @@ class Plot:
     series: Sequence[Series]
     log_y: bool = False
     marked: float | None = None
+    whole: bool = True
 
 
 def plot(wanted: Plot) -> Markup:
@@ -113,16 +118,16 @@ def _draw(axes: Axes, wanted: Plot) -> None:
         axes.axvline(wanted.marked, color=_MUTED, linewidth=0.9, linestyle=(0, (2, 2)))
     axes.set_xlabel(wanted.x)
     axes.set_ylabel(wanted.y)
-    _scale(axes, _ticks(min(ys), max(ys)) if log else None)
+    _scale(axes, _ticks(min(ys), max(ys)) if log else None, wanted.whole)
     if len(wanted.series) > 1:
         axes.legend(labelcolor=_INK)
 
 
-def _scale(axes: Axes, ticks: Sequence[float] | None) -> None:
-    """Set the axes: whole numbers on x; on y ticks at logarithms of numbers, or anything from 0 on."""
+def _scale(axes: Axes, ticks: Sequence[float] | None, whole: bool) -> None:
+    """Set the axes: whole numbers or any on x; on y ticks at logarithms of numbers, or anything from 0 on."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10], integer=True, min_n_ticks=1))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10], integer=whole, min_n_ticks=1))
     axes.xaxis.set_major_formatter(FuncFormatter(_number))
     if ticks is not None:
         labels = {_number(tick): log10(tick) for tick in ticks}

@@ -1,0 +1,130 @@
+"""The page of a run on a table: figures of the rows to test on, and advice from public facts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lipcompile.learn.recipe import FEW
+from lipcompile.reports.html.table_page import Charge, Confusion, TablePage
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from lipcompile.learn.table_model import TableModel
+    from lipcompile.tables.encode import Encoded
+
+_POINTS = 10  # of the course
+_TESTED = 20_000  # rows to test on, for each point of the course
+_BINS = 10
+_MOST_CLASSES = 30
+
+
+@dataclass(slots=True)
+class Course:
+    """Keeps some of the weights that a training releases."""
+
+    kept: list[tuple[int, NDArray[Any]]] = field(default_factory=list)
+
+    def stepped(self, done: int, planned: int, weights: NDArray[Any]) -> None:
+        """Keep the weights of about a tenth of the steps."""
+        if done % max(1, planned // _POINTS) == 0:
+            self.kept.append((done, weights.copy()))
+
+
+def page_of(
+    model: TableModel, test: Encoded, course: Course, source: str, rows: int, unpaid: Sequence[str]
+) -> TablePage:
+    """Return what the page of a run shows.
+
+    Args:
+        test: encoded rows to test on.
+        rows: number of rows to train on.
+        unpaid: what was read from the rows, sentences.
+    """
+    fitted, classes = model.fitted, model.schema.classes
+    score = model.score(test)
+    paid = sum(line.steps / line.noise_multiplier**2 for line in fitted.spent[bool(fitted.budget.search) :])
+    return TablePage(
+        source=source,
+        target=str(model.schema.target),
+        rows=rows,
+        columns=test.x.shape[1],
+        tested=len(test.x),
+        measure="Test accuracy" if classes else "Test R²",
+        score=f"{100 * score:.1f} %" if classes else f"{score:.3f}",
+        epsilon=fitted.epsilon,
+        delta=fitted.budget.delta,
+        private=fitted.private,
+        charges=[_charge(line, paid, bool(fitted.budget.search) and not i) for i, line in enumerate(fitted.spent)],
+        unpaid=[*unpaid, "The figures of the rows to test on are exact."],
+        advice=list(_advice(model, rows, test, score)),
+        course=_course(model, test, course),
+        confusion=_confusion(model, test),
+        calibration=_calibration(model, test),
+    )
+
+
+def _charge(line: Any, paid: float, search: bool) -> Charge:
+    share = None if search or line.sampling_rate < 1 else line.steps / line.noise_multiplier**2 / paid
+    return Charge(line.purpose, line.steps, line.sampling_rate, line.noise_multiplier, share)
+
+
+def _course(model: TableModel, test: Encoded, course: Course) -> list[tuple[float, float]]:
+    some = replace(test, x=test.x[:_TESTED], y=None if test.y is None else test.y[:_TESTED])
+    return [
+        (
+            model.fitted.epsilon_after(steps),
+            replace(model, fitted=replace(model.fitted, weights=weights)).score(some),
+        )
+        for steps, weights in course.kept
+    ]
+
+
+def _confusion(model: TableModel, test: Encoded) -> Confusion | None:
+    classes = model.schema.classes
+    if classes is None or len(classes) > _MOST_CLASSES:
+        return None
+    found = model.predictions(test.x)
+    counts = [[int(((test.y == true) & (found == taken)).sum()) for taken in classes] for true in classes]
+    return Confusion(classes, counts)
+
+
+def _calibration(model: TableModel, test: Encoded) -> list[tuple[float, float]]:
+    """Return mean probability and share of right ones of a tenth of the predictions each, by probability."""
+    if model.schema.classes is None:
+        return []
+    shares = model.probabilities(test.x).max(axis=1)
+    right = model.predictions(test.x) == test.y
+    order = np.argsort(shares)
+    return [
+        (float(shares[some].mean()), float(right[some].mean()))
+        for some in np.array_split(order, min(_BINS, len(order)))
+    ]
+
+
+def _advice(model: TableModel, rows: int, test: Encoded, score: float) -> Iterator[str]:
+    """Yield what public facts and the ledger say of how the model could be better."""
+    fitted = model.fitted
+    unknown = int(np.isnan(test.low).sum())
+    if unknown:
+        yield (
+            f"{unknown} encoded columns have no public range: a schema with `low` and `high` saves the share of "
+            "the budget that went into ranges, and makes them exact."
+        )
+    if fitted.recipe.kind == "plain" and rows < FEW * test.x.shape[1]:
+        yield (
+            f"There are {rows / test.x.shape[1]:.0f} rows for each encoded column. With {FEW} the model could "
+            "have features that are not linear: leave out columns, or give a `category` fewer `buckets`."
+        )
+    if model.schema.classes is not None:
+        error = (score * (1 - score) / len(test.x)) ** 0.5
+        yield (
+            f"The standard error of the test accuracy is {100 * error:.1f} points: smaller differences between "
+            "models say nothing."
+        )
+    if not fitted.budget.search:
+        yield "`lipcompile tune` searches settings, for a part of ε: it pays off on large tables."

@@ -1,0 +1,125 @@
+"""`lipcompile train`, `tune` and `predict` of tables: from a file to a model, its page and its predictions."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+from lipcompile_privacy.ledger import read_ledger
+
+from lipcompile import __main__
+from lipcompile.learn import selection
+
+Capture = pytest.CaptureFixture[str]
+SECRET = "secret-4711"
+ROWS = 1500
+
+
+@pytest.fixture(autouse=True)
+def people(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work in a folder with a table of every kind of column, and with missing values."""
+    monkeypatch.chdir(tmp_path)
+    source = np.random.default_rng(0)
+    with Path("people.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["age", "job", "joined", "site", "income"])
+        for row in range(ROWS):
+            age, job = int(source.integers(18, 90)), str(source.choice(["nurse", "coder, senior", SECRET]))
+            income = "high" if age > 60 else "middle" if job == "nurse" else "low"
+            shown = "" if row % 9 == 0 else age
+            writer.writerow([shown, job, f"2020-0{1 + row % 9}-1{row % 10}", "main", income])
+
+
+def run(command: str) -> int:
+    return __main__.run(shlex.split(command))
+
+
+def test_one_command_makes_a_model_its_page_and_its_ledger(capsys: Capture) -> None:
+    assert run("train people.csv --target income --epsilon 5 --output run") == 0
+    out, err = capsys.readouterr()
+    found = re.search(r"test accuracy ([\d.]+) %", out)
+    assert found is not None
+    assert float(found[1]) > 50  # the largest class has 42 %
+    assert "ε = 4.99" in out
+    assert err.count("LIP415") == 2  # kinds of columns, and classes
+    assert {path.name for path in Path("run").iterdir()} == {
+        "model.npz",
+        "ledger.jsonl",
+        "report.html",
+        "schema.toml",
+    }
+    record = read_ledger("run/ledger.jsonl")
+    assert record.dataset_size == 1200
+    assert record.delta == 1e-5
+    assert 4.9 < record.epsilon(1e-5) <= 5.0
+    page = Path("run/report.html").read_text(encoding="utf-8")
+    for said in ("income", "people.csv", "ranges of 2 columns", "Kinds of columns were read", "Classes were read"):
+        assert said in page
+    for text in (out, err, page, Path("run/schema.toml").read_text(encoding="utf-8")):
+        assert SECRET not in text
+    assert SECRET.encode() not in Path("run/model.npz").read_bytes()
+
+
+def test_predictions_are_written_as_a_table(capsys: Capture) -> None:
+    assert run("train people.csv --target income --epsilon 5 --output run") == 0
+    capsys.readouterr()
+    assert run("predict run people.csv") == 0
+    lines = list(csv.reader(capsys.readouterr().out.splitlines()))
+    assert lines[0] == ["income", "probability of high", "probability of low", "probability of middle"]
+    assert len(lines) == ROWS + 1
+    for label, *shares in lines[1:20]:
+        assert sum(map(float, shares)) == pytest.approx(1.0, abs=3e-4)
+        assert label == ["high", "low", "middle"][int(np.argmax([float(share) for share in shares]))]
+    assert run("predict run/model.npz people.csv --output predicted.csv") == 0
+    assert list(csv.reader(Path("predicted.csv").read_text(encoding="utf-8").splitlines())) == lines
+
+
+@pytest.mark.parametrize("what", ["nothing", "people.csv"])
+def test_without_a_model_there_is_nothing_to_predict(what: str, capsys: Capture) -> None:
+    assert run(f"predict {what} people.csv") == 2
+    assert "LIP402" in capsys.readouterr().err
+
+
+def test_tune_pays_for_search_and_model_with_one_budget(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selection, "number_of_runs", lambda *_: 2)
+    assert run("tune people.csv --target income --epsilon 5 --output run") == 0
+    assert "ε = 4.99" in capsys.readouterr().out
+    assert run("ledger run --delta 1e-5 --format json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["charged"][0]["release"]["sampling"] == "selection"
+    assert report["accountants"]["pld"]["epsilon"] is None
+    assert 4.9 < report["accountants"]["rdp"]["epsilon"] <= 5.0
+    assert "search of settings" in Path("run/report.html").read_text(encoding="utf-8")
+
+
+def test_tune_is_for_tables(capsys: Capture) -> None:
+    assert run("tune model.lip --epsilon 1") == 2
+    assert "LIP410" in capsys.readouterr().err
+
+
+def test_a_number_is_learned_too(capsys: Capture) -> None:
+    assert run("train people.csv --target age --epsilon 5 --output run") == 2  # it is missing in some rows
+    assert "LIP414" in capsys.readouterr().err
+    text = Path("people.csv").read_text(encoding="utf-8").replace("\n,", "\n50,")
+    Path("people.csv").write_text(text, encoding="utf-8")
+    assert run("train people.csv --target age --epsilon 5 --output run") == 0
+    assert "test R² 0." in capsys.readouterr().out
+    assert "Test R²" in Path("run/report.html").read_text(encoding="utf-8")
+
+
+def test_a_seed_is_said_on_the_page(capsys: Capture) -> None:
+    assert run("train people.csv --target income --epsilon 5 --output run --seed 1") == 0
+    assert "NOT PRIVATE" in capsys.readouterr().out
+    assert "not private: a seed was fixed" in Path("run/report.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("options", ["--epsilon -1", "--epsilon 1 --delta 2"])
+def test_no_budget_is_refused_and_leaves_nothing(options: str, capsys: Capture) -> None:
+    assert run(f"train people.csv --target income {options} --output run") == 2
+    assert "LIP401" in capsys.readouterr().err
+    assert not Path("run").exists()
