@@ -26,7 +26,6 @@ from lipcompile.learn.features import Array, Features
 from lipcompile.learn.recipe import Recipe
 from lipcompile.learn.scaling import Scaling, chunks
 from lipcompile.learn.targets import Head
-from lipcompile.pipeline import check
 
 _KEPT = 2**30  # bytes of features that are computed once; more are computed for each batch
 _PIECE = 32_768  # rows whose features are computed at once
@@ -140,6 +139,8 @@ def _examples(x: Array, y: NDArray[Any], features: Callable[[Array], Array]) -> 
 
 @lru_cache(maxsize=64)
 def _source(model: str, bindings: tuple[tuple[str, Fraction], ...]) -> str:
+    from lipcompile.pipeline import check  # above the rooms
+
     with as_file(files(__package__) / "heads.lip") as path:
         return find().emit(check(f"{path}::{model}", ModelOptions(bindings=dict(bindings))))
 
