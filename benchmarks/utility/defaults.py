@@ -20,10 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.utility.heads import Parts
+from benchmarks.utility.parts import LARGE, SPLIT, Parts, score, split
 from benchmarks.utility.sets import SETS, TabularSet, load
 from benchmarks.utility.study import Rows, Score, cell, summary, table
-from benchmarks.utility.tabular import LARGE, SPLIT, score, split
 
 DRAWING = 1  # of the test parts, as in docs/utility.md
 SEARCH = 0.3  # of ε

@@ -19,23 +19,36 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (its name everywhere in this field)
 
 from benchmarks.utility import heads
-from benchmarks.utility.heads import Parts, featurise
+from benchmarks.utility.parts import Parts
 from benchmarks.utility.sets import Array
 from benchmarks.utility.study import LogUniform, Score, Settings, Space
 from benchmarks.utility.training import Budget, LastWeights, outputs
+from lipcompile.learn.features import Features
+from lipcompile.learn.recipe import Recipe
 
 # The space of `heads`, less what it has no use for. Inputs are not standardised, so frequencies reach further;
 # networks are added, whose weights bear less noise, and sizes of batches.
 SPACE: Space = {
-    **{name: heads.SPACE[name] for name in ("radius", "directions", "width", "agitation")},
-    "features": ("plain", "both", "both", "hidden"),
+    "kind": ("plain", "waves", "waves", "hidden"),
+    "width": heads.SPACE["width"],
     "frequency": LogUniform(0.2, 3.0),
     "hidden": (16, 32),
     "clipping": heads.SPACE["loss_clip"],
+    "agitation": heads.SPACE["agitation"],
     "expected_batch": (1024, 4096),
     "steps": (100, 200),
-    **{name: heads.SPACE[name] for name in ("momentum", "average", "constant")},
 }
+_CONSTANT = Recipe()
+
+
+def _features(x: Array, settings: Settings) -> Tensor:
+    """Return the features of the library, of rows that are not standardised, [N, D] in float32."""
+    recipe = Recipe(
+        kind="waves" if settings["kind"] == "waves" else "plain",
+        width=settings["width"],
+        frequency=settings["frequency"],
+    )
+    return torch.from_numpy(Features.of(x.shape[1], recipe)(2 * x)).float()
 
 
 @lru_cache(maxsize=256)
@@ -79,21 +92,21 @@ def fit(parts: Parts, settings: Settings, budget: Budget, seed: int, *, audit: b
 
     began = time.process_time()
     torch.manual_seed(seed)
-    seen, x = (torch.from_numpy(featurise(2 * z, settings)).float() for z in (parts.x_seen, parts.x))
+    seen, x = (_features(z, settings) for z in (parts.x_seen, parts.x))
     y = torch.from_numpy(parts.y)
     rate, steps = min(1.0, settings["expected_batch"] / len(x)), settings["steps"]
     batch = round(rate * len(x))
-    hidden = settings["hidden"] if settings["features"] == "hidden" else 0
+    hidden = settings["hidden"] if settings["kind"] == "hidden" else 0
     sigma, spent = _noise(budget, rate, steps) if audit else (_trial_noise(budget, rate, steps), None)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         module: Any = GradSampleModule(_network(x.shape[1], 1 if parts.classes == 2 else parts.classes, hidden))
     lr = settings["agitation"] * batch / (sigma * settings["clipping"]) / (3 if hidden else 1)
-    inner = torch.optim.SGD(module.parameters(), lr=lr, momentum=settings["momentum"])
+    inner = torch.optim.SGD(module.parameters(), lr=lr, momentum=_CONSTANT.momentum)
     optimizer: Any = DPOptimizer(
         inner, noise_multiplier=sigma, max_grad_norm=settings["clipping"], expected_batch_size=batch
     )
-    last = LastWeights(module, steps, settings["average"])
+    last = LastWeights(module, steps, _CONSTANT.average)
     for step in range(steps):
         inner.param_groups[0]["lr"] = lr * (1 - step / steps)
         drawn = torch.nonzero(torch.rand(len(x)) < rate)[:, 0]

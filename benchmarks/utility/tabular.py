@@ -13,48 +13,23 @@ anew. Seeds make the runs repeatable, and these models not private.
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-import numpy as np
 import torch
 
 from benchmarks.utility import heads, opacus_runs
-from benchmarks.utility.heads import Parts
+from benchmarks.utility.parts import LARGE, SPLIT, Parts, score, split
 from benchmarks.utility.sets import SETS, Array, Labels, TabularSet, load
 from benchmarks.utility.study import Part, Rows, Run, Score, Settings, Space, cell, measure, table
 from benchmarks.utility.training import Budget
 
-SPLIT = 100  # the seed of the one test part of a large set
-LARGE = 20_000  # rows: smaller sets have a test part for each seed
 SMALL, REPEATS = 5000, 3  # validation parts of small sets are drawn so many times, within one trial
 FITS = {"ours": heads.fit, "opacus": opacus_runs.fit}
 SPACES: Mapping[str, Space] = {"ours": heads.SPACE, "opacus": opacus_runs.SPACE}
-
-
-def split(x: Array, y: Labels, seed: int) -> Parts:
-    """Split off a fifth, stratified by label where every label occurs often enough."""
-    from sklearn.model_selection import train_test_split
-
-    strata = y if np.bincount(y).min() >= 10 else None
-    kept, apart = train_test_split(np.arange(len(y)), test_size=0.2, stratify=strata, random_state=seed)
-    return Parts(x[kept], y[kept], x[apart], y[apart])
-
-
-def score(metric: str, output: Array, labels: Labels) -> float:
-    """Return the AUROC of outputs [M], or the accuracy of outputs [M] or [M, K]; NaN for outputs that are none."""
-    from sklearn.metrics import roc_auc_score
-
-    if not np.isfinite(output).all():
-        return math.nan
-    if metric == "auroc":
-        return float(roc_auc_score(labels, output))
-    predicted = output.argmax(axis=1) if output.ndim == 2 else output > 0
-    return float((predicted == labels).mean())
 
 
 def runner(which: TabularSet, x: Array, y: Labels, method: str, drawing: int) -> Run:

@@ -84,57 +84,13 @@ def parts(examples: int = 400) -> Any:
     y = source.integers(0, 2, examples)
     x = np.clip(0.3 * source.standard_normal((examples, 5)) + 0.3 * y[:, None], -1, 1)
     half = examples // 2
-    return heads().Parts(x[:half], y[:half], x[half:], y[half:])
+    return import_module("benchmarks.utility.parts").Parts(x[:half], y[:half], x[half:], y[half:])
 
 
-SETTINGS: dict[str, Any] = {
-    "standardise": "scale",
-    "share": 0.5,
-    "floor": 0.01,
-    "features": "both",
-    "radius": 1.0,
-    "frequency": 0.5,
-    "width": 16,
-    "constant": 0.5,
-    "directions": "few",
-    "loss_clip": 0.5,
-    "steps": 10,
-    "agitation": 0.05,
-    "momentum": 0.0,
-    "average": 0.3,
-}
-
-
-def test_the_release_is_the_mean_of_what_was_given() -> None:
-    engine, some = import_module("lipcompile_torch").PrivacyEngine(), parts()
-    budget = import_module("benchmarks.utility.training").Budget(1e4, 1e-5)
-    found = heads().release(engine, some, SETTINGS, budget, seed=0)
-    assert found.mean == pytest.approx(some.x.mean(axis=0), abs=0.01)
-    assert found.scale == pytest.approx(some.x.std(axis=0), abs=0.02)
-    assert found.shares == pytest.approx([some.y.mean()], abs=0.01)
-
-
-@pytest.mark.parametrize("kind", ["plain", "fourier", "both"])
-def test_features_have_the_norm_that_the_head_is_compiled_for(kind: str) -> None:
-    x = 10.0 ** np.random.default_rng(0).uniform(-3, 3, (200, 1)) * np.random.default_rng(1).standard_normal(
-        (200, 7)
-    )
-    settings = SETTINGS | {"features": kind}
-    norms = np.linalg.norm(heads().featurise(x, settings), axis=1)
-    assert norms.max() <= np.sqrt(1 + settings["constant"] ** 2) * (1 + 1e-6)
-
-
-def test_few_coordinates_make_a_direction_of_the_same_length() -> None:
-    found = heads()._directions(7, 4000, "few")
-    touched = (found != 0).sum(axis=0)
-    assert touched[:8].tolist() == [1, 2, 3, 7] * 2
-    for many in (1, 2, 3, 7):
-        assert (found[:, touched == many] ** 2).sum(axis=0).mean() == pytest.approx(7, rel=0.15)
-
-
-def test_release_and_training_together_spend_the_budget_and_no_more() -> None:
+def test_a_searched_training_spends_the_budget_and_no_more() -> None:
     budget = import_module("benchmarks.utility.training").Budget(1.0, 1e-4)
-    _, score = heads().fit(parts(), SETTINGS, budget, 0, audit=True)
+    settings = {"kind": "waves", "width": 16, "frequency": 0.5, "moments": 0.5, "steps": 10}
+    _, score = heads().fit(parts(), settings, budget, 0, audit=True)
     assert 0.99 < score.epsilon <= 1.0
 
 
@@ -160,22 +116,6 @@ def test_test_parts_are_drawn_anew() -> None:
     assert all(not (test & validation) for validation in seen[4:])
 
 
-def test_an_ablation_keeps_the_length_of_steps() -> None:
-    asked = []
-
-    def run(settings: dict[str, Any], *_: object) -> Any:
-        asked.append(settings["agitation"])
-        return study().Score(0.5)
-
-    ablation = import_module("benchmarks.utility.ablation")
-    found = ablation.ablate(run, SETTINGS | {"momentum": 0.9, "standardise": "none"}, 1)
-    assert "not standardised" not in found, "it changes nothing"
-    times = {name: agitation / SETTINGS["agitation"] for name, agitation in zip(found, asked, strict=True)}
-    assert times["no momentum"] == pytest.approx(10)
-    assert times["loss clipped at 0.1"] == pytest.approx(0.2), "of 0.5"
-    assert times["30 steps"] == pytest.approx(1)
-
-
 def test_the_benchmark_runs_on_generated_data(tmp_path: Path) -> None:
     pytest.importorskip("sklearn", reason="the extra `bench`")
     source = np.random.default_rng(0)
@@ -189,3 +129,16 @@ def test_the_benchmark_runs_on_generated_data(tmp_path: Path) -> None:
     assert "| yeast | 1 | 0.0001 | 66.8 | 75.1 |" in done.stdout
     row = json.loads((tmp_path / "rows.json").read_text(encoding="utf-8"))["rows"]["yeast / ours"]
     assert all(seed["epsilon"] <= 1.0 for seed in row["seeds"].values())
+
+
+def test_the_defaults_run_on_generated_data(tmp_path: Path) -> None:
+    source = np.random.default_rng(0)
+    (tmp_path / "tabular").mkdir()
+    y = source.integers(0, 2, 200).astype(np.uint8)
+    np.savez(tmp_path / "tabular" / "yeast.npz", X=source.standard_normal((200, 8)) + y[:, None], y=y)
+    command = [sys.executable, "-m", "benchmarks.utility.defaults", "--data", str(tmp_path), "--sets", "yeast"]
+    options = ["--methods", "defaults", "--seeds", "2", "--json", str(tmp_path / "rows.json")]
+    done = subprocess.run([*command, *options], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    row = json.loads((tmp_path / "rows.json").read_text(encoding="utf-8"))["rows"]["yeast / defaults"]
+    assert all(0.99 < seed["epsilon"] <= 1.0 for seed in row["seeds"].values())
