@@ -163,7 +163,7 @@ class PrivateClassifier(ClassifierMixin, _Private):
             that looks at the numbers of rows and columns alone.
         fits: how many fits of the same rows ε pays for, this one among them; above 1 it may be cross-validated.
         recipe: changes of `lipcompile.learn.recipe.Recipe`, such as {"steps": 200}.
-        ledger: file of the ledger; its earlier lines count, and so ε covers several fits of the same rows.
+        ledger: file of the ledger; what it holds of the same rows counts against ε.
         random_state: makes the fit repeatable, and NOT private.
 
     Attributes:

@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from lipcompile_privacy.accounting import Selection, calibrate_noise_multiplier, gaussian_noise
+from lipcompile_privacy.accounting import Accountant, Selection, calibrate_noise_multiplier, gaussian_noise
 from lipcompile_privacy.errors import BudgetError
 from lipcompile_torch import PrivacyEngine
 from lipcompile_torch.train.engine import SeededWarning
+from lipcompile_torch.train.ledger import Ledger
 from lipcompile_torch.train.sums import release_sum
 
 from lipcompile.learn.features import Array
@@ -21,6 +22,7 @@ from lipcompile.learn.features import Array
 RUNS = 10.0
 """Mean number of runs of a search."""
 
+_LEAST = 10.0  # times the noise of the whole budget: with more, a hundredth of it is left
 _ROOM = 1.0005  # for the accountant, which rounds losses up: the ledger has the last word
 
 
@@ -101,17 +103,21 @@ class Account:
     def opened(cls, budget: Budget, rows: int, ledger: str | os.PathLike[str] | None, seed: int | None) -> Account:
         """Return the account of a budget.
 
-        Without a search all of a fit is Gaussian mechanisms, which compose exactly; beside one the accountant of
-        Rényi divergences is asked, which has the theorem.
+        What the ledger holds already counts against the budget. With nothing before it a fit is Gaussian
+        mechanisms alone, which compose exactly; else the accountant is asked, of a search the one of Rényi
+        divergences, which has the theorem.
+
+        Raises:
+            BudgetError: nothing to speak of is left.
+            LedgerError: the ledger is damaged, in use, or belongs to other data.
         """
-        if budget.search:
-            past = [(budget.selection, 1)]
-            alone = calibrate_noise_multiplier(budget.epsilon, budget.delta, 1.0, 1, accountant="rdp", past=past)
-        else:
-            alone = float(gaussian_noise("analytic", budget.epsilon, budget.delta)) * math.sqrt(budget.fits)
         engine = PrivacyEngine("rdp" if budget.search else "pld", ledger)
-        engine.open_ledger(rows).delta = budget.delta
-        return cls(budget, alone * _ROOM, rows, engine, seed)
+        try:
+            alone = _alone(budget, engine.open_ledger(rows), engine.accountant)
+        except BaseException:
+            engine.close()
+            raise
+        return cls(budget, alone * math.sqrt(budget.fits) * _ROOM, rows, engine, seed)
 
     def noise(self, share: float) -> float:
         """Return σ of a Gaussian mechanism that takes a share of the fit, counted in 1/σ²."""
@@ -154,3 +160,19 @@ class Account:
             return noise
 
         return sigma
+
+
+def _alone(budget: Budget, ledger: Ledger, accountant: Accountant) -> float:
+    """Return σ of what the budget leaves, as one Gaussian mechanism; raises BudgetError if it is nearly none."""
+    whole = float(gaussian_noise("analytic", budget.epsilon, budget.delta))
+    ledger.delta = budget.delta
+    past = [*ledger.record.runs, *([(budget.selection, 1)] if budget.search else [])]
+    if not past:
+        return whole
+    left = calibrate_noise_multiplier(budget.epsilon, budget.delta, 1.0, 1, accountant=accountant, past=past)
+    if left > _LEAST * whole:
+        raise BudgetError(
+            f"epsilon = {budget.epsilon:g} is spent: the ledger holds nearly all of it; give a larger epsilon, or "
+            "another ledger for other rows"
+        )
+    return left

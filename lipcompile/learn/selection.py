@@ -1,7 +1,8 @@
 """Choosing settings privately: the best of a random number of runs, by a score that each of them releases.
 
 A run draws a recipe, trains on four fifths of the rows, and releases how many of the others it predicts well, with
-noise. A row is in one of the two parts, by its number, so a run costs what its costlier part does: one Gaussian
+noise. A row is in one of the two parts, by its number, which says nothing of other rows: how many there are is
+public, and a row that is removed leaves its number empty. So a run costs what its costlier part does: one Gaussian
 mechanism. `lipcompile_privacy.accounting.Selection` has the theorem of the whole.
 """
 

@@ -63,9 +63,13 @@ def test_the_ledger_holds_every_release(tmp_path: Path) -> None:
     assert dict(record.runs) == charged
     assert record.epsilon(1e-5) == fitted.epsilon
     assert not record.seeded
-    # A second fit on the same ledger adds to the first.
-    again = fit(x, y, Problem(2), Budget(2.0, 1e-5), ledger=tmp_path / "ledger.jsonl")
-    assert again.epsilon > 2.4
+    # What it holds counts against the budget of a second fit.
+    with pytest.raises(BudgetError):
+        fit(x, y, Problem(2), Budget(2.0, 1e-5), ledger=tmp_path / "ledger.jsonl")
+    assert read_ledger(tmp_path / "ledger.jsonl").epsilon(1e-5) == fitted.epsilon
+    again = fit(x, y, Problem(2), Budget(4.0, 1e-5), ledger=tmp_path / "ledger.jsonl")
+    assert 3.9 < again.epsilon <= 4.0
+    assert again.spent[-1].noise_multiplier > fitted.spent[-1].noise_multiplier
 
 
 @pytest.mark.parametrize("classes", [2, 3])
