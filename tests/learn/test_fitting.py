@@ -69,7 +69,6 @@ def test_the_ledger_holds_every_release(tmp_path: Path) -> None:
     assert read_ledger(tmp_path / "ledger.jsonl").epsilon(1e-5) == fitted.epsilon
     again = fit(x, y, Problem(2), Budget(4.0, 1e-5), ledger=tmp_path / "ledger.jsonl")
     assert 3.9 < again.epsilon <= 4.0
-    assert again.spent[-1].noise_multiplier > fitted.spent[-1].noise_multiplier
 
 
 @pytest.mark.parametrize("classes", [2, 3])
