@@ -31,6 +31,9 @@ _ROUNDED = 1 + 2.0**-26  # covers the rounding of a count of up to 2²⁵ exampl
 _RAMP = 2.0**-6  # width of the step from 1 to 0 of an example's count, over C
 _GRID = 2.0**20  # parts of 1 that counts are whole numbers of: sums of fewer than 2³³ examples are exact
 
+_SHORTEST, _LONGEST = 1e-9, 1e9  # of clips that follow a quantile
+_LARGEST_POWER = 100.0
+
 
 @dataclass(frozen=True, slots=True)
 class Cosine:
@@ -95,9 +98,9 @@ class AdaptiveClip:
         return self.value
 
     def follow(self, fraction: float) -> None:
-        """Move C by the noisy fraction of examples within it."""
-        moved = self.value * math.exp(-self.learning_rate * (fraction - self.quantile))
-        self.value = _positive(moved, "the adapted clip")
+        """Move C by the noisy fraction of examples within it, which may be any number, between 1e-9 and 1e9."""
+        power = min(-self.learning_rate * (fraction - self.quantile), _LARGEST_POWER)
+        self.value = min(max(self.value * math.exp(power), _SHORTEST), _LONGEST)
 
     def count_std(self, noise_multiplier: float, normaliser: float, counts: int = 1) -> float:
         """Return the standard deviation of the noise on the count, one of so many of a step."""

@@ -350,3 +350,10 @@ def test_a_step_moves_by_no_more_than_one_over_sigma(sigma: float, count_noise: 
     replaced = max(math.dist(one, other) for one in reports for other in reports)
     for attained, limit in ((added, 1 / sigma), (replaced, 2 / sigma)):
         assert limit * (1 - 2e-12) < attained <= limit * (1 + 1e-15)
+
+
+def test_an_adapted_clip_stays_between_its_ends_whatever_the_noise() -> None:
+    clip = AdaptiveClip(1.0, 0.5)
+    for fraction, expected in ((-1e9, 1e9), (1e9, 1e-9), (0.5, 1e-9)):
+        clip.follow(fraction)
+        assert clip.value == pytest.approx(expected)
