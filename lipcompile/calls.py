@@ -106,8 +106,9 @@ def train(
 
     Args:
         model, example, loss, bounds, options: see `compile`. The example of a module is the data, if left out.
-        data: (x_train, y_train, x_test, y_test), arrays of numpy or what becomes some, or
-            `lipcompile_torch.train.data.Arrays`; converted as those of a file are.
+        data: (x_train, y_train, x_test, y_test), arrays of numpy or what becomes some; or two data sets, to train
+            and to test on, whose items are an input and a label (torch's, or splits of Hugging Face's `datasets`);
+            or `lipcompile_torch.train.data.Arrays`; converted as those of a file are.
         output: folder for model.py, checkpoint.pt and ledger.jsonl. One with a run is refused, unless `how` says
             resume=True.
         epsilon, delta: the budget.
@@ -126,6 +127,8 @@ def train(
     from lipcompile.cli.shared.training import check_targets, default_batch, text_of_run
 
     backend = find()
+    if not isinstance(data, backend.data.Arrays) and len(data) == 2:
+        data = [array for one in data for array in backend.data.items_of(one)]
     inputs = data.x_train if isinstance(data, backend.data.Arrays) else data[0]
     shape = example if example is not None else np.shape(inputs)[1:]
     derivation = _derived(model, shape, model_options(loss=loss, bounds=bounds, **options))

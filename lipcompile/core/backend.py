@@ -50,6 +50,9 @@ class Data(Protocol):
     ) -> Any:
         """Return named arrays, checked as those of a file; raises DataError."""
 
+    def items_of(self, dataset: Any) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return the inputs and labels of a data set's items; raises DataError."""
+
     def split_rows(self, count: int) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return which of so many rows to train on, and which to hold out."""
 

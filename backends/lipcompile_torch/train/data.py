@@ -1,4 +1,4 @@
-"""Data files: arrays in `.npz`, checked before anything is trained on them."""
+"""Data files: arrays in `.npz`, or folders of images, checked before anything is trained on them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from typing import Any
 import numpy as np
 from lipcompile_privacy.errors import DataError as DataError
 from numpy.typing import NDArray
+
+from .sources import images_in
+from .sources import items_of as items_of
 
 _SPLIT_SEED = 0
 _TEST_SHARE = 0.2
@@ -47,7 +50,7 @@ def load_npz(
     channel axis, or by flattening, are rearranged.
 
     Args:
-        path: a file that `numpy.savez` wrote.
+        path: a file that `numpy.savez` wrote, or a folder of images, see `sources.images_in`.
         input_shape: shape of one example, as the network declares it.
         classes: labels must be integers below this number; None: labels are not checked against a range.
         tokens: inputs are whole numbers below this number, and stay as they are; None: inputs are numbers.
@@ -76,6 +79,8 @@ def load_test_npz(
 
 
 def _read(path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
+    if Path(path).is_dir():
+        return images_in(path)
     try:
         with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}

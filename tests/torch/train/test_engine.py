@@ -311,10 +311,12 @@ def test_noise_is_calibrated_for_whole_epochs_or_for_steps() -> None:
     # 10 steps an epoch at a sampling rate of 0.1. The oracle is the calibration of the accountant itself.
     options: dict[str, Any] = {"data_loader": make_loader(200, B), "target_epsilon": 2.0, "target_delta": 1e-5}
     engine = PrivacyEngine()
-    for steps, how in ((20, {"epochs": 2}), (7, {"steps": 7})):
+    cases: tuple[tuple[int, dict[str, Any]], ...] = ((20, {"epochs": 2}), (7, {"steps": 7}))
+    for steps, how in cases:
         expected = calibrate_noise_multiplier(2.0, 1e-5, lambda sigma: Mechanism(0.1, sigma), steps)
         assert engine.calibrate(**options, **how) == expected
-    for wrong in ({}, {"epochs": 1, "steps": 10}):
+    both: dict[str, Any] = {"epochs": 1, "steps": 10}
+    for wrong in ({}, both):
         with pytest.raises(TypeError, match="either epochs or steps"):
             engine.calibrate(**options, **wrong)
 

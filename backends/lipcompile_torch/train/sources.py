@@ -1,0 +1,97 @@
+"""Where arrays come from besides `.npz` files: a folder of images, and data sets that are asked item by item."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from lipcompile_privacy.errors import DataError
+from numpy.typing import NDArray
+
+_ENDINGS = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
+_IMAGE, _LABEL = ("image", "img", "pixel_values", "x", "input"), ("label", "labels", "fine_label", "y", "target")
+_PARTS = ("train", "test")
+
+
+def images_in(folder: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
+    """Read images whose folders are their classes: `cats/1.png`, or `train/cats/1.png` and `test/cats/2.png`.
+
+    Classes are numbered in the order of their names, which are taken to be public, and so is the size, that all
+    images must have. Images of which one has colours have three channels.
+
+    Returns:
+        X and y, or x_train, y_train, x_test and y_test: uint8 [N, H, W] or [N, H, W, 3], and int64 [N].
+
+    Raises:
+        DataError: there are no folders of images, sizes differ, or a file is no image; the path is named.
+        OSError: a file cannot be read.
+    """
+    root = Path(folder)
+    inner = sorted(path.name for path in root.iterdir() if path.is_dir())
+    if set(inner) == set(_PARTS):
+        classes = sorted({path.name for part in _PARTS for path in (root / part).iterdir() if path.is_dir()})
+        train, test = (_read(root / part, classes) for part in _PARTS)
+        return {"x_train": train[0], "y_train": train[1], "x_test": test[0], "y_test": test[1]}
+    x, y = _read(root, inner)
+    return {"X": x, "y": y}
+
+
+def _read(root: Path, classes: Sequence[str]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Return the images below the folders of these classes, and their numbers."""
+    found = [
+        (path, number)
+        for number, name in enumerate(classes)
+        for path in (sorted((root / name).iterdir()) if (root / name).is_dir() else [])
+        if path.suffix.lower() in _ENDINGS
+    ]
+    if len(classes) < 2 or not found:
+        raise DataError(f"{root} has no folders of images: put those of each class into a folder of its own")
+    images = [_image(path) for path, _ in found]
+    if len({image.shape[:2] for image in images}) > 1:
+        raise DataError(f"the images in {root} have different sizes: resize each by itself, to one size")
+    coloured = any(image.ndim == 3 for image in images)
+    x = np.stack([np.repeat(one[..., None], 3, 2) if coloured and one.ndim == 2 else one for one in images])
+    return x, np.array([number for _, number in found], dtype=np.int64)
+
+
+def _image(path: Path) -> NDArray[np.uint8]:
+    """Return an image, uint8 [H, W] if it is grey, else [H, W, 3]."""
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(path) as opened:
+            return np.asarray(opened if opened.mode == "L" else opened.convert("RGB"))
+    except (UnidentifiedImageError, Image.DecompressionBombError) as error:
+        raise DataError(f"{path} is no image that can be read") from error
+
+
+def items_of(dataset: Any) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return the inputs and labels of a data set whose items are pairs, or mappings with an image and a label.
+
+    So `torch.utils.data.Dataset` of known length, and a split of Hugging Face's `datasets`.
+
+    Raises:
+        DataError: it has no length or no items, or items are neither, or have different shapes.
+    """
+    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        raise DataError("the data set is a stream: private sampling picks examples by number; use a map-style one")
+    pairs = [_pair(dataset[index]) for index in range(len(dataset))]
+    if not pairs:
+        raise DataError("the data set has no items")
+    if len({np.shape(x) for x, _ in pairs}) > 1:
+        raise DataError("the items of the data set have different shapes: map each to one shape by itself")
+    return np.stack([x for x, _ in pairs]), np.asarray([y for _, y in pairs])
+
+
+def _pair(item: Any) -> tuple[NDArray[Any], Any]:
+    if isinstance(item, Mapping):
+        names = [next((name for name in known if name in item), None) for known in (_IMAGE, _LABEL)]
+        if None in names:
+            raise DataError(f"items have the keys {', '.join(map(str, item))}: rename two to image and label")
+        item = tuple(item[name] for name in names)
+    if not isinstance(item, tuple | list) or len(item) != 2:
+        raise DataError("items of the data set are no pairs of an input and a label")
+    return np.asarray(item[0]), np.asarray(item[1])[()]

@@ -1,0 +1,117 @@
+"""Folders of images, and data sets that are asked item by item."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lipcompile_torch.train.data import DataError, load_npz
+from lipcompile_torch.train.sources import images_in, items_of
+from PIL import Image
+from torch.utils.data import TensorDataset
+
+import lipcompile
+
+
+def write(path: Path, pixels: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.asarray(pixels, dtype=np.uint8)).save(path)
+
+
+def test_folders_of_images_are_classes(tmp_path: Path) -> None:
+    for number in range(3):
+        write(tmp_path / "cats" / f"{number}.png", np.full((4, 5), 10 * number))
+        write(tmp_path / "dogs" / f"{number}.PNG", np.full((4, 5), 200))
+    (tmp_path / "dogs" / "notes.txt").write_text("no image")
+    found = images_in(tmp_path)
+    assert found["X"].shape == (6, 4, 5)
+    assert found["X"].dtype == np.uint8
+    assert found["X"][:, 0, 0].tolist() == [0, 10, 20, 200, 200, 200]
+    assert found["y"].tolist() == [0, 0, 0, 1, 1, 1]
+    arrays = load_npz(tmp_path, (1, 4, 5), classes=2)
+    assert arrays.x_train.shape == (5, 1, 4, 5)
+    assert arrays.x_train.max() <= 1.0
+
+
+def test_parts_that_the_folders_have_stay(tmp_path: Path) -> None:
+    for part, classes in (("train", "ab"), ("test", "b")):
+        for name in classes:
+            write(tmp_path / part / name / "1.png", np.zeros((4, 4, 3)))
+    found = images_in(tmp_path)
+    assert found["x_train"].shape == (2, 4, 4, 3)
+    assert found["y_train"].tolist() == [0, 1]
+    assert found["y_test"].tolist() == [1]
+
+
+def test_one_coloured_image_makes_three_channels_of_all(tmp_path: Path) -> None:
+    write(tmp_path / "a" / "1.png", np.full((4, 4), 7))
+    write(tmp_path / "b" / "1.png", np.zeros((4, 4, 3)))
+    x = images_in(tmp_path)["X"]
+    assert x.shape == (2, 4, 4, 3)
+    assert x[0].tolist() == np.full((4, 4, 3), 7).tolist()
+
+
+def test_wrong_folders_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no folders of images"):
+        images_in(tmp_path)
+    write(tmp_path / "a" / "1.png", np.zeros((4, 4)))
+    with pytest.raises(DataError, match="no folders of images"):
+        images_in(tmp_path)
+    write(tmp_path / "b" / "1.png", np.zeros((4, 5)))
+    with pytest.raises(DataError, match="different sizes"):
+        images_in(tmp_path)
+    (tmp_path / "b" / "1.png").write_bytes(b"no image")
+    with pytest.raises(DataError, match=r"1\.png is no image"):
+        images_in(tmp_path)
+
+
+class Items:
+    """A data set as Hugging Face's are: items are mappings."""
+
+    def __init__(self, *items: Any) -> None:
+        self._items = items
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._items[index]
+
+
+def test_items_are_pairs_or_mappings() -> None:
+    x, y = items_of(TensorDataset(torch.arange(6.0).reshape(3, 2), torch.tensor([0, 1, 0])))
+    assert x.tolist() == [[0, 1], [2, 3], [4, 5]]
+    assert y.tolist() == [0, 1, 0]
+    image = Image.fromarray(np.full((4, 4), 9, dtype=np.uint8))
+    x, y = items_of(Items({"image": image, "label": 3, "id": "a"}, {"image": image, "label": 4, "id": "b"}))
+    assert x.shape == (2, 4, 4)
+    assert y.tolist() == [3, 4]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "match"),
+    [
+        (iter([1]), "stream"),
+        (Items(), "no items"),
+        (Items(1), "no pairs"),
+        (Items({"picture": 1, "label": 2}), "rename two"),
+        (Items((np.zeros(2), 0), (np.zeros(3), 0)), "different shapes"),
+    ],
+)
+def test_other_items_are_refused(wrong: Any, match: str) -> None:
+    with pytest.raises(DataError, match=match):
+        items_of(wrong)
+
+
+def test_data_sets_are_trained_on(tmp_path: Path) -> None:
+    source = np.random.default_rng(0)
+    y = torch.tensor(source.integers(0, 2, 300))
+    x = torch.tensor(source.standard_normal((300, 4)), dtype=torch.float32) + y[:, None]
+    parts = TensorDataset(x[:200], y[:200]), TensorDataset(x[200:], y[200:])
+    result = lipcompile.train(
+        torch.nn.Linear(4, 2), parts, tmp_path / "run", epsilon=8.0, delta=1e-4, loss="cross_entropy", epochs=3
+    )
+    assert result.test_accuracy > 0.6
