@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from lipcompile.learn.recipe import Recipe
 
 Array = NDArray[np.floating[Any]]
-_SLACK = 1e-6
+_SLACK = 1e-5
 _SEED = 0
 
 
@@ -44,26 +44,30 @@ class Features:
 
     @property
     def radius(self) -> float:
-        """An upper bound of the norm of any row's features, to six digits."""
-        return math.ceil(1e6 * (1 + _SLACK) * math.sqrt(1 + self.constant**2)) / 1e6
+        """An upper bound of the norm of any row's features, to seven digits."""
+        return math.ceil(1e7 * (1 + _SLACK) * math.sqrt(1 + self.constant**2)) / 1e7
 
     def count(self, columns: int) -> int:
         """Return D, the number of features of a row of so many columns."""
         return columns + 1 + (0 if self.directions is None else 2 * self.directions.shape[1])
 
     def __call__(self, rows: Array) -> Array:
-        """Return the features [N, D] of standardised rows [N, d], in float64."""
-        ball = rows / math.sqrt(rows.shape[1])
-        ball = ball / np.maximum(1.0, np.linalg.norm(ball, axis=1, keepdims=True))
-        constant = np.full((len(rows), 1), self.constant)
+        """Return the features [N, D] of standardised rows [N, d], as precise as those."""
+        ball = rows / rows.dtype.type(math.sqrt(rows.shape[1]))
+        ball /= np.maximum(1.0, np.linalg.norm(ball, axis=1, keepdims=True)).astype(rows.dtype)
+        features = np.empty((len(rows), self.count(rows.shape[1])), rows.dtype)
+        features[:, -1] = self.constant
         if self.directions is None:
-            parts = [ball, constant]
+            features[:, :-1] = ball
         else:
-            phases = rows.astype(np.float32) @ self.directions
-            waves = np.concatenate([np.cos(phases), np.sin(phases)], axis=1) / math.sqrt(phases.shape[1])
-            parts = [waves / math.sqrt(1.25), 0.5 * ball / math.sqrt(1.25), constant]
-        features = np.concatenate(parts, axis=1, dtype=np.float64)
-        if not (np.linalg.norm(features, axis=1) <= self.radius).all():  # NaN fails, too
+            half = self.directions.shape[1]
+            phases = rows.astype(np.float32, copy=False) @ self.directions
+            np.cos(phases, out=features[:, :half], casting="same_kind")
+            np.sin(phases, out=features[:, half : 2 * half], casting="same_kind")
+            features[:, : 2 * half] /= math.sqrt(1.25 * half)
+            features[:, 2 * half : -1] = ball / (2 * math.sqrt(1.25))
+        most = (1 + _SLACK / 2) * math.sqrt(1 + self.constant**2)
+        if not (np.square(features).sum(axis=1) <= most**2).all():  # NaN fails, too
             raise ArithmeticError("features exceed their bound: the rows are not finite numbers")
         return features
 

@@ -58,9 +58,7 @@ class Fitted:
 
     def outputs(self, x: Array) -> Array:
         """Return the outputs of the head [N, outputs] for values [N, d]."""
-        parts = [
-            self.features(self.scaling(x[some].astype(np.float64))) @ self.weights.T for some in chunks(len(x))
-        ]
+        parts = [self.features(self.scaling(x[some])) @ self.weights.T for some in chunks(len(x))]
         return np.concatenate(parts) if parts else np.empty((0, len(self.weights)))
 
     def probabilities(self, x: Array) -> Array:

@@ -26,9 +26,10 @@ from lipcompile.learn.features import Array, Features
 from lipcompile.learn.recipe import Recipe
 from lipcompile.learn.scaling import Scaling, chunks
 from lipcompile.learn.targets import Head
+from lipcompile.tables.stream import release
 
 _KEPT = 2**30  # bytes of features that are computed once; more are computed for each batch
-_PIECE = 32_768  # rows whose features are computed at once
+_PIECE = 16_384  # rows whose features are computed at once
 
 Watch = Callable[[int, int, Array], None]
 """Takes how many steps are taken, of how many, and the weights [outputs, D] as they were released last."""
@@ -49,7 +50,9 @@ class MappedRows(Dataset[tuple[Tensor, Tensor]]):
 
     def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor]:
         """Return the features [n, D] and targets of some rows."""
-        return torch.from_numpy(self._features(self._x[indices])), torch.from_numpy(self._y[indices])
+        features = torch.from_numpy(self._features(self._x[indices])).double()
+        release(self._x)
+        return features, torch.from_numpy(self._y[indices])
 
 
 def collate(items: Any) -> Any:
@@ -87,7 +90,7 @@ def train_head(
     module = _module(head, features.count(x.shape[1]), features.radius)
     with torch.no_grad():
         module.get_parameter("dense.weight").zero_()[:, -1] = torch.from_numpy(head.start)
-    data = _examples(x, head.targets, lambda rows: features(scaling(rows.astype(np.float64))))
+    data = _examples(x, head.targets, lambda rows: features(scaling(rows)))
     batch = min(recipe.batch or len(x), len(x))
     kept = isinstance(data, TensorDataset)
     loader: DataLoader[Any] = DataLoader(data, batch_size=batch, collate_fn=None if kept else collate)

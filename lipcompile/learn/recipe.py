@@ -11,7 +11,7 @@ LARGE = 200_000
 FEW = 50
 """Rows for each column, with fewer of which waves of all columns drown in noise."""
 
-_BATCH = 131_072
+_BATCH = 32_768
 _SMALL = 5000
 
 

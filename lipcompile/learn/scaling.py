@@ -55,8 +55,12 @@ class Units:
     high: Array
 
     def __call__(self, x: Array) -> Array:
-        """Return scaled values [N, d] of values [N, d]; NaN, which stands for a missing value, stays NaN."""
-        return np.asarray((np.clip(x, self.low, self.high) - self._anchor) / self._widest)
+        """Return scaled values [N, d] of values [N, d], as precise as those; NaN, a missing value, stays NaN."""
+        with np.errstate(over="ignore"):  # ends beyond single precision are infinite there, and cut nothing
+            low, high, anchor, widest = (
+                one.astype(x.dtype) for one in (self.low, self.high, self._anchor, self._widest)
+            )
+        return np.asarray((np.clip(x, low, high) - anchor) / widest)
 
     def inverse(self, units: Array) -> Array:
         """Return the values [N, d] of scaled values [N, d]."""
@@ -86,8 +90,11 @@ class Scaling:
     scale: Array
 
     def __call__(self, x: Array) -> Array:
-        """Return standardised values [N, d], float64; a missing value becomes the mean, 0."""
-        return np.nan_to_num((self.units(x) - self.mean) / self.scale, nan=0.0)
+        """Return standardised values [N, d], as precise as x; a missing value becomes the mean, 0."""
+        units = self.units(x)
+        units -= self.mean.astype(x.dtype)
+        units /= self.scale.astype(x.dtype)
+        return np.nan_to_num(units, copy=False, nan=0.0)
 
 
 def released_ranges(values: Rows, rows: int, release: Release, noise: float) -> tuple[Array, Array]:
