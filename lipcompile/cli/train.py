@@ -40,7 +40,13 @@ if TYPE_CHECKING:
 @click.option("--lr", "learning_rate", type=float, help="Learning rate; 0.01 by default, 0.02 with clips.")
 @click.option("--optimizer", type=click.Choice(["adam", "sgd"]), help="adam by default.")
 @click.option("--momentum", type=float, help="Of sgd; 0.9 by default.")
-@click.option("--schedule", type=click.Choice(["constant", "cosine"]), help="Of the learning rate.")
+@click.option("--schedule", type=click.Choice(["constant", "cosine", "linear"]), help="Of the learning rate.")
+@click.option(
+    "--average",
+    type=click.FloatRange(0, 1),
+    metavar="SHARE",
+    help="Average the weights after this share of the steps, the last ones; the last weights alone by default.",
+)
 @click.option("--noise", type=click.Choice(["global", "per_layer", "optimal"]), help="How noise is shared.")
 @click.option(
     "--noise-weight",
