@@ -15,6 +15,7 @@ from lipcompile.cli.explain import explain
 from lipcompile.cli.export import export
 from lipcompile.cli.fix import fix
 from lipcompile.cli.ledger import ledger
+from lipcompile.cli.new import new
 from lipcompile.cli.report import report
 from lipcompile.cli.train import train
 from lipcompile.cli.verify import verify
@@ -34,6 +35,7 @@ def cli() -> None:
 
 
 for _command in (
+    new,
     check,
     fix,
     compile_,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,15 +19,25 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Train MODEL privately, to a budget.")
 @model_options()
+@click.option("--data", type=click.Path(path_type=Path), metavar="FILE.npz", help="Arrays to train a network on.")
+@click.option("--target", metavar="COLUMN", help="Of a table: the column to be learned.")
 @click.option(
-    "--data", type=click.Path(path_type=Path), required=True, metavar="FILE.npz", help="Arrays to train on."
+    "--schema",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Of a table: what is public about it, as `lipcompile new` writes it; by default DATA.schema.toml.",
+)
+@click.option(
+    "--test",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Of a table: rows to test on; by default a fifth of the table is held out.",
 )
 @click.option(
     "--output",
     type=click.Path(path_type=Path),
-    required=True,
     metavar="DIR",
-    help="Folder for model.py, checkpoint.pt and ledger.jsonl.",
+    help="Folder for model.py, checkpoint.pt and ledger.jsonl; a table may do without.",
 )
 @click.option("--epsilon", type=float, help="ε to spend on the whole training.")
 @click.option("--delta", type=float, help="δ, below one over the number of examples.")
@@ -99,16 +110,54 @@ if TYPE_CHECKING:
 )
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), help="auto by default.")
 @vacuous_option
-def train(model: str, options: ModelOptions, data: Path, output: Path, allow_vacuous: bool, **given: Any) -> int:
-    """Compile MODEL and train it privately, to a budget.
+def train(
+    model: str, options: ModelOptions, data: Path | None, output: Path | None, allow_vacuous: bool, **given: Any
+) -> int:
+    """Compile MODEL and train it privately, to a budget; or learn a column of a table.
 
     The `train` block of MODEL supplies what is not given as an option. FILE.npz holds x_train, y_train, x_test and
     y_test, or X and y. A run that was interrupted goes on with --resume; steps that the ledger holds stay spent.
+    A table, a .csv, .tsv or .parquet file, stands in the place of MODEL.
 
     \b
     Example:
       lipcompile train model.lip --data data.npz --output run --epsilon 3 --delta 1e-5
     """
+    from lipcompile.tables.read import is_table
+
+    table = {name: given.pop(name) for name in ("target", "schema", "test")}
+    if is_table(model):
+        return _train_on_table(
+            model, options, {**given, "data": data, "allow_vacuous": allow_vacuous}, output, table
+        )
+    for name, value in table.items():
+        if value is not None:
+            raise click.UsageError(f"--{name} is for tables, and `{model}` is none")
+    return _train_network(
+        model, options, _needed(data, "--data"), _needed(output, "--output"), allow_vacuous, given
+    )
+
+
+def _needed(path: Path | None, option: str) -> Path:
+    if path is None:
+        raise click.MissingParameter(param_type="option", param_hint=f"'{option}'")
+    return path
+
+
+def _train_on_table(
+    path: str, options: ModelOptions, given: dict[str, Any], output: Path | None, table: dict[str, Any]
+) -> int:
+    from lipcompile.cli.shared.tables import TableRun, train_on_table
+    from lipcompile.frontends.options import ModelOptions
+
+    if replace(options, limits=ModelOptions().limits) != ModelOptions():
+        raise click.UsageError(f"options of networks were given, and `{path}` is a table")
+    return train_on_table(TableRun(Path(path), output=output, **table), given)
+
+
+def _train_network(
+    model: str, options: ModelOptions, data: Path, output: Path, allow_vacuous: bool, given: dict[str, Any]
+) -> int:
     from lipcompile import pipeline
     from lipcompile.cli.shared.inputs import CHECKPOINT
     from lipcompile.cli.shared.settings import defaults_of, planned

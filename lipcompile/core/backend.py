@@ -50,6 +50,9 @@ class Data(Protocol):
     ) -> Any:
         """Return named arrays, checked as those of a file; raises DataError."""
 
+    def split_rows(self, count: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return which of so many rows to train on, and which to hold out."""
+
 
 class Deployment(Protocol):
     """Takes weights from an emitted program, and compares it with its original and its exported file."""

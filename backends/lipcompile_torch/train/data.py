@@ -116,10 +116,15 @@ def _parts(arrays: Mapping[str, NDArray[Any]]) -> tuple[NDArray[Any], ...]:
 def _split(x: NDArray[Any], y: NDArray[Any]) -> tuple[NDArray[Any], ...]:
     if x.ndim == 0 or y.ndim == 0 or len(x) != len(y) or len(x) < 2:
         raise DataError(f"X has shape {x.shape} and y {y.shape}: they need equally many examples, at least 2")
-    order = np.random.default_rng(_SPLIT_SEED).permutation(len(x))
-    held_out = max(1, round(_TEST_SHARE * len(x)))
-    test, train = order[:held_out], order[held_out:]
+    train, test = split_rows(len(x))
     return x[train], y[train], x[test], y[test]
+
+
+def split_rows(count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return which of `count` rows to train on, and which to hold out, 80:20: the same ones each time."""
+    order = np.random.default_rng(_SPLIT_SEED).permutation(count)
+    held_out = max(1, round(_TEST_SHARE * count))
+    return order[held_out:], order[:held_out]
 
 
 def _inputs(x: NDArray[Any], shape: tuple[int, ...], tokens: int | None, what: str) -> NDArray[Any]:

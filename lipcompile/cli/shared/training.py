@@ -136,18 +136,23 @@ def text_of_run(output: Path, text: str, *, resume: bool) -> str:
     Raises InputError (LIP405) rather than mix two runs in one folder, or write over somebody's file.
     """
     module = output / MODULE
-    if output.exists() and not output.is_dir():
-        raise input_error("LIP405", f"`{output}` is a file", "choose another --output")
-    if resume and not module.is_file():
+    if not resume:
+        refuse_used(output, "go on with --resume, or choose another --output")
+    elif not module.is_file():
         raise input_error("LIP405", f"there is no run in `{output}` to resume", "leave out --resume")
-    if not resume and (output / LEDGER).exists():
-        mend = "go on with --resume, or choose another --output"
-        raise input_error("LIP405", f"`{output}` holds an earlier run", mend)
     old = module.read_text(encoding="utf-8", errors="replace") if module.is_file() else text
     if old != text and not (resume and _unstarted(old) == _unstarted(text)):
         mend = "use the model and options that it was made from, or choose another --output"
         raise input_error("LIP405", f"`{module}` is another module than this model's", mend)
     return old
+
+
+def refuse_used(output: Path, mend: str) -> None:
+    """Raise InputError (LIP405) if a folder to write in is none, or has a ledger, which is never written over."""
+    if output.exists() and not output.is_dir():
+        raise input_error("LIP405", f"`{output}` is a file", "choose another --output")
+    if (output / LEDGER).exists():
+        raise input_error("LIP405", f"`{output}` holds an earlier run", mend)
 
 
 def _unstarted(text: str) -> str:

@@ -1,0 +1,59 @@
+"""`lipcompile new`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from lipcompile.cli.shared.output import write_text
+from lipcompile.diagnostics import input_error
+
+
+@click.command(short_help="Write a schema for a table, to fill in.")
+@click.argument("data", type=click.Path(path_type=Path))
+@click.option("--target", metavar="COLUMN", help="The column to be learned.")
+@click.option(
+    "--public",
+    is_flag=True,
+    help="All of DATA is public: read ranges, names of categories and classes from it, too.",
+)
+@click.option(
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="The file to write; people.schema.toml beside people.csv by default, where `train` looks for it.",
+)
+def new(data: Path, target: str | None, public: bool, output: Path | None) -> int:
+    """Write a schema for DATA, a .csv, .tsv or .parquet file, to fill in what is public about it.
+
+    Kinds of columns are read from the rows, and no budget covers that. Ranges and names of categories are read
+    only if DATA is public.
+
+    \b
+    Example:
+      lipcompile new people.csv --target income
+    """
+    from lipcompile.tables.read import is_table
+
+    if is_table(data):
+        return _schema(data, target, public, output)
+    raise input_error(
+        "LIP410", f"`{data}` is no table", "its name must end in .csv, .tsv, .gz of these, or .parquet"
+    )
+
+
+def _schema(data: Path, target: str | None, public: bool, output: Path | None) -> int:
+    from lipcompile.cli.shared.tables import schema_beside
+    from lipcompile.tables.guess import guess
+    from lipcompile.tables.layout import open_ranges
+    from lipcompile.tables.schema_text import KINDS_READ, PUBLIC, text
+
+    path = output or schema_beside(data)
+    if path.exists():
+        raise input_error("LIP005", f"`{path}` exists, and may have been filled in", "choose another --output")
+    schema = guess(data, target, public=public)
+    origin = PUBLIC if public else KINDS_READ
+    write_text(path, text(schema, data.name, [origin]))
+    click.echo(f"{path}: {len(schema.columns)} columns, {open_ranges(schema)} of them without a range. {origin}")
+    return 0

@@ -1,0 +1,210 @@
+"""Training on a table: which schema it has, what is held out, and what came out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from lipcompile.cli.shared.output import complain, write_text
+from lipcompile.cli.shared.training import refuse_used
+from lipcompile.diagnostics import Diagnostic, Severity, input_error
+from lipcompile.tables.schema_text import CLASSES_READ, KINDS_READ, text
+
+if TYPE_CHECKING:
+    from lipcompile.tables.encode import Encoded
+    from lipcompile.tables.schema import Schema
+
+SCHEMA = "schema.toml"
+_ENDING = ".schema.toml"
+# Options of `train` that a table takes beside those of `TableRun`.
+_TAKEN = ("epsilon", "delta", "seed")
+
+
+@dataclass(frozen=True, slots=True)
+class TableRun:
+    """What to train on and where to.
+
+    Args:
+        data: the file.
+        target: the column to be learned; None: the schema says it.
+        schema: its file; None: the one beside `data`, or what is read from the rows.
+        test: another file to test on; None: a fifth of `data` is held out.
+        output: folder; None: nothing is kept.
+    """
+
+    data: Path
+    target: str | None
+    schema: Path | None
+    test: Path | None
+    output: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How to train.
+
+    Args:
+        epsilon: ε of everything that is done with the training rows.
+        delta: δ; None: the learner's default.
+        seed: makes the run repeatable, and not private.
+        output: folder for the model and its ledger; None: neither is kept.
+    """
+
+    epsilon: float
+    delta: float | None
+    seed: int | None
+    output: Path | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Parts:
+    """Rows to train on, privately, and rows to test on, whose score is published exactly.
+
+    Args:
+        schema: what both are; with classes, if it is one of a classification.
+        train: encoded, with targets.
+        test: as `train`.
+    """
+
+    schema: Schema
+    train: Encoded
+    test: Encoded
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came out.
+
+    Args:
+        score: on the rows to test on: the share that is right, or R².
+        epsilon: ε that was spent, rounded up.
+        delta: at this δ.
+        private: whether noise was drawn that nobody can predict.
+        files: what was written, by what it is.
+    """
+
+    score: float
+    epsilon: float
+    delta: float
+    private: bool = True
+    files: Mapping[str, Path] = field(default_factory=dict)
+
+
+def fit(parts: Parts, options: Options) -> Outcome:
+    """Train privately and test."""
+    raise NotImplementedError(f"there is no learner yet for {len(parts.train.x)} rows at ε = {options.epsilon}")
+
+
+def train_on_table(run: TableRun, given: Mapping[str, Any]) -> int:
+    """Train on a table with the options of the command line, and write what came out to stdout."""
+    if run.output is not None:
+        refuse_used(run.output, "choose another --output")
+    options = _options(given, run.output)
+    schema, origins = _schema(run)
+    parts = _parts(run, schema)
+    if parts.schema != schema:
+        origins.append(_read(CLASSES_READ, "write `classes` into a schema"))
+    outcome = fit(parts, options)
+    files = dict(outcome.files)
+    if run.output is not None:
+        files["schema"] = _kept(parts.schema, origins, run.data.name, run.output)
+    _print(outcome, files, parts.schema)
+    return 0
+
+
+def _options(given: Mapping[str, Any], output: Path | None) -> Options:
+    """Return how to train; raises UsageError of click for options of networks, InputError (LIP404) without ε."""
+    for name, value in given.items():
+        if name not in _TAKEN and value not in (None, (), False):
+            raise click.UsageError(f"{_flag(name)} is for networks, and this is a table")
+    if given["epsilon"] is None:
+        raise input_error(
+            "LIP404", "--epsilon is needed", "such as --epsilon 1: it is what you promise to the people"
+        )
+    return Options(given["epsilon"], given["delta"], given["seed"], output)
+
+
+def _flag(name: str) -> str:
+    """Return how the command line calls an option."""
+    return next(one.opts[0] for one in click.get_current_context().command.params if one.name == name)
+
+
+def schema_beside(data: Path) -> Path:
+    """Return where the schema of a file is looked for: people.csv has people.schema.toml."""
+    from lipcompile.tables.read import stem
+
+    return data.with_name(f"{stem(data)}{_ENDING}")
+
+
+def _schema(run: TableRun) -> tuple[Schema, list[str]]:
+    """Return a schema, and that it was read from the rows if it was, with a warning; raises InputError."""
+    from lipcompile.tables.guess import guess
+    from lipcompile.tables.schema_file import load
+
+    path = run.schema or schema_beside(run.data)
+    if run.schema is None and not path.exists():
+        if run.target is None:
+            raise input_error("LIP411", "there is no target to learn", "name the column with --target")
+        found = guess(run.data, run.target)
+        return found, [_read(KINDS_READ, f"write them down: lipcompile new {run.data} --target {run.target}")]
+    click.echo(f"schema {path}", err=True)
+    found = load(path)
+    if run.target not in (None, found.target):
+        mend = "leave out --target, or write it into the schema"
+        raise input_error("LIP412", f"`{path}` has another target than `{run.target}`", mend)
+    return found, []
+
+
+def _read(what: str, mend: str) -> str:
+    """Warn that something was read from the rows, and return what."""
+    complain([read_from_rows(what, mend)])
+    return what
+
+
+def read_from_rows(what: str, mend: str) -> Diagnostic:
+    """Return the warning for what no budget covers, a sentence."""
+    return Diagnostic("LIP415", f"{what[0].lower()}{what[1:-1]}", mend, Severity.WARNING)
+
+
+def _parts(run: TableRun, schema: Schema) -> Parts:
+    """Read and check the rows, and the classes if the schema has none; raises InputError."""
+    from lipcompile.core.backend import find
+    from lipcompile.tables.read import called
+    from lipcompile.tables.stream import encoded, taken
+    from lipcompile.tables.target import classes_of
+
+    data = encoded(run.data, schema)
+    classes = classes_of(data, schema, called(run.data))
+    if classes:
+        schema = replace(schema, classes=classes)
+    if run.test is not None:
+        test = encoded(run.test, schema)
+        classes_of(test, schema, called(run.test))
+        return Parts(schema, data, test)
+    if len(data.x) < 2:
+        raise input_error("LIP403", f"{called(run.data)} has one row: none is left to test on", "use --test FILE")
+    train_rows, test_rows = find().data.split_rows(len(data.x))
+    return Parts(schema, taken(data, train_rows), taken(data, test_rows))
+
+
+def _kept(schema: Schema, origins: list[str], source: str, output: Path) -> Path:
+    """Write the schema into the folder of the run, so that new rows are encoded alike."""
+    output.mkdir(parents=True, exist_ok=True)
+    write_text(output / SCHEMA, text(schema, source, origins))
+    return output / SCHEMA
+
+
+def _print(outcome: Outcome, files: Mapping[str, Path], schema: Schema) -> None:
+    from lipcompile.cli.shared.progress import accuracy
+    from lipcompile.numbers.rounding import upward
+
+    score = accuracy(outcome.score) if schema.task == "classification" else f"test R² {outcome.score:.3f}"
+    promise = "" if outcome.private else " -- NOT PRIVATE: a seed was fixed, so the noise is predictable"
+    click.echo(f"{score} (of the rows to test on, exactly: not private)")
+    click.echo(f"ε = {upward(outcome.epsilon, 4)} at δ = {outcome.delta:g}{promise}")
+    for name, path in files.items():
+        click.echo(f"{name:<11} {path}")

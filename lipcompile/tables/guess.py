@@ -1,0 +1,142 @@
+"""A schema read from the rows. Kinds of columns are facts about them that no budget covers: callers say so."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lipcompile.tables.names import check_names
+from lipcompile.tables.read import batches, called
+from lipcompile.tables.schema import FIRST_DAY, Boolean, Category, Column, Date, Ignore, Number, Schema
+from lipcompile.tables.values import UnfitError, days, flags, numbers, texts
+
+Kind = type[Column]
+
+# A column is of the first kind that all its values have.
+_READERS: Mapping[Kind, Callable[[Any], NDArray[Any]]] = {
+    Boolean: flags,
+    Number: numbers,
+    Date: days,
+    Category: texts,
+}
+# A target of whole numbers is one of classes if there are no more.
+MOST_CLASSES = 20
+# More public names are hashed.
+MOST_NAMES = 64
+
+
+def guess(source: Any, target: str | None = None, *, public: bool = False) -> Schema:
+    """Read a schema from the rows of a source, as `read.batches` takes it; the source is read several times.
+
+    A column is boolean (yes and no, 0 and 1), a number, a date or a category; ignored if it has no values.
+
+    Args:
+        source: a table.
+        target: the column to be learned; all others are learned from.
+        public: whether everything in the table is public: then ranges, names, classes, and whether values are
+            missing are read, too. Otherwise nothing but kinds is, ranges are left open and names are hashed.
+
+    Raises:
+        InputError: LIP410, LIP411, as `read.batches`.
+    """
+    kinds = _kinds(source)
+    wanted = [] if target is None else [target]
+    check_names(wanted, list(kinds), called(source))
+    facts = _facts(source, list(kinds) if public else wanted, kinds)
+    columns = tuple(
+        _column(name, kinds[name], facts[name] if public else None) for name in kinds if name != target
+    )
+    return Schema(columns) if target is None else _with_target(columns, target, kinds, facts[target], public)
+
+
+def _kinds(source: Any) -> dict[str, Kind]:
+    """Return the kind of each column."""
+    possible: dict[str, list[Kind]] = {}
+    filled: set[str] = set()
+    for batch in batches(source):
+        for name, array in zip(batch.schema.names, batch.columns, strict=True):
+            if _narrow(possible.setdefault(name, list(_READERS)), array):
+                filled.add(name)
+    return {name: kinds[0] if kinds and name in filled else Ignore for name, kinds in possible.items()}
+
+
+def _narrow(kinds: list[Kind], array: Any) -> bool:
+    """Leave out the kinds that values are not of, and return whether there is a value."""
+    found = False
+    for kind in [*kinds]:
+        if kind is Category and len(kinds) > 1:  # every other kind goes before it
+            break
+        try:
+            found = bool(_present(_READERS[kind](array)).any()) or found
+        except UnfitError:
+            kinds.remove(kind)
+    return found
+
+
+def _present(values: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return which values there are, [N]."""
+    return values.astype(np.bool_) if values.dtype == object else ~np.isnan(values)
+
+
+@dataclass(slots=True)
+class _Facts:
+    """What the values of one column are; `names` are as texts, and no longer complete beyond MOST_NAMES."""
+
+    low: float = math.inf
+    high: float = -math.inf
+    whole: bool = True
+    gaps: bool = False
+    names: set[str] = field(default_factory=set)
+
+    def add(self, kind: Kind, array: Any) -> None:
+        if len(self.names) <= MOST_NAMES:
+            self.names.update(set(texts(array)) - {None})
+        values = _READERS[kind](array)
+        present = values[_present(values)]
+        self.gaps = self.gaps or len(present) < len(values)
+        if kind is not Category and len(present):
+            self.low, self.high = min(self.low, present.min()), max(self.high, present.max())
+            self.whole = self.whole and bool((present == np.floor(present)).all())
+
+
+def _facts(source: Any, names: Collection[str], kinds: Mapping[str, Kind]) -> dict[str, _Facts]:
+    facts = {name: _Facts() for name in names}
+    wanted = [name for name in names if kinds[name] is not Ignore]
+    for batch in batches(source, wanted) if wanted else ():
+        for name in wanted:
+            facts[name].add(kinds[name], batch.column(name))
+    return facts
+
+
+def _column(name: str, kind: Kind, facts: _Facts | None) -> Column:
+    """Return a column with what is public of it; one with a single value is ignored."""
+    if facts is None or kind in (Boolean, Ignore):
+        return kind(name)
+    if kind is Category:
+        values = tuple(sorted(facts.names)) if len(facts.names) <= MOST_NAMES else None
+        return Category(name, values, missing=facts.gaps)
+    if facts.low == facts.high:
+        return Ignore(name)
+    if kind is Date:
+        return Date(name, _day(math.floor(facts.low)), _day(math.ceil(facts.high)))
+    return Number(name, float(facts.low), float(facts.high), missing=facts.gaps)
+
+
+def _day(days_since: int) -> str:
+    return (FIRST_DAY + timedelta(days_since)).isoformat()
+
+
+def _with_target(
+    columns: tuple[Column, ...], target: str, kinds: Mapping[str, Kind], facts: _Facts, public: bool
+) -> Schema:
+    names = sorted(facts.names)
+    if kinds[target] is Number and not (facts.whole and len(names) <= MOST_CLASSES):
+        ends = (float(facts.low), float(facts.high))
+        return Schema(columns, target, "regression", target_range=ends if public and ends[0] < ends[1] else None)
+    return Schema(columns, target, classes=tuple(names) if public and 2 <= len(names) <= MOST_NAMES else None)

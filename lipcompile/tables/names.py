@@ -1,0 +1,54 @@
+"""Names of columns: public, unless a file has no line of names and its first row stands there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lipcompile.diagnostics import input_error
+
+_LONGEST = 100
+
+
+def check_names(wanted: Sequence[str], names: Sequence[str], place: str) -> None:
+    """Raise InputError (LIP411) if a wanted column is not there, or there twice."""
+    missing = [name for name in wanted if name not in names]
+    if missing:
+        raise input_error("LIP411", f"{place} has no column {_listed(missing)}", _known(names))
+    twice = [name for name in wanted if list(names).count(name) > 1]
+    if twice:
+        raise input_error("LIP411", f"{place} has several columns {_listed(twice)}", "give each a name of its own")
+
+
+def check_distinct(names: Sequence[str], place: str) -> None:
+    """Raise InputError (LIP411) if two columns have one name; it is not told if it may be a value."""
+    twice = [name for name in dict.fromkeys(names) if list(names).count(name) > 1]
+    if twice:
+        told = f" {_listed(twice)}" if _are_names(names) else ""
+        raise input_error("LIP411", f"{place} has several columns of one name{told}", _mend(names))
+
+
+def _mend(names: Sequence[str]) -> str:
+    return "give each a name of its own" if _are_names(names) else _NO_NAMES
+
+
+_NO_NAMES = "the names look like values: if the file has no line of names, add one above the rows"
+
+
+def _known(names: Sequence[str]) -> str:
+    return f"it has {_listed(names)}" if _are_names(names) else _NO_NAMES
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _are_names(names: Sequence[str]) -> bool:
+    return all(map(_is_name, names))
+
+
+def _is_name(name: str) -> bool:
+    try:
+        float(name)
+    except ValueError:
+        return name.isprintable() and 0 < len(name) <= _LONGEST
+    return False

@@ -1,0 +1,151 @@
+"""Sources of rows: CSV and Parquet files, frames, dicts of arrays, matrices. All become batches of pyarrow."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lipcompile.diagnostics import input_error
+from lipcompile.tables.arrow import arrow, guarded
+from lipcompile.tables.names import check_distinct, check_names
+
+TEXT = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
+ENDINGS = (*TEXT, ".parquet")
+
+_BATCH = 65536  # rows
+_BLOCK = 2**22  # bytes of text
+_SEPARATORS = ",;\t"
+
+
+def is_table(path: str | os.PathLike[str]) -> bool:
+    """Whether the name of a file is that of a table."""
+    return os.fspath(path).endswith(ENDINGS)
+
+
+def stem(path: Path) -> str:
+    """Return the name of a table's file without its ending."""
+    return path.name.removesuffix(next(ending for ending in (*ENDINGS, "") if path.name.endswith(ending)))
+
+
+def batches(source: Any, columns: Sequence[str] | None = None) -> Iterator[Any]:
+    """Yield the rows of a source as RecordBatches of pyarrow.
+
+    Args:
+        source: a path that ends in one of `ENDINGS`; a frame of pandas or polars, or whatever else has
+            `__arrow_c_stream__` or `__dataframe__`; a mapping from names to arrays [N]; a numpy array [N, d] of
+            columns x0, x1, …
+        columns: which to read; None: all. Those of text files are texts: a schema says what they are.
+
+    Raises:
+        InputError: LIP410, the source cannot be read, or has no rows; LIP411, a column is not there, or twice.
+    """
+    place = called(source)
+    with guarded(place):
+        none = True
+        with _reader(source, columns, place) as reader:
+            for batch in reader:
+                for start in range(0, batch.num_rows, _BATCH):
+                    none = False
+                    yield batch.slice(start, _BATCH)
+        if none:
+            raise input_error("LIP410", f"{place} has no rows", "give at least one row below the names")
+
+
+def called(source: Any) -> str:
+    """Return how errors call a source."""
+    return f"`{os.fspath(source)}`" if isinstance(source, str | os.PathLike) else "the table"
+
+
+def _reader(source: Any, columns: Sequence[str] | None, place: str) -> Any:
+    """Return a RecordBatchReader of some columns, whose names are distinct."""
+    if isinstance(source, str | os.PathLike):
+        return _file(Path(source), columns, place)
+    try:
+        reader = _in_memory(source, place)
+    except (ValueError, TypeError, OverflowError):  # whatever a frame holds that pyarrow has no type for
+        raise input_error("LIP410", f"{place} holds other than texts, numbers and dates in a column") from None
+    _check(reader.schema.names, columns, place)
+    if columns is None:
+        return reader
+    kinds = arrow().schema([reader.schema.field(name) for name in columns])
+    return arrow().RecordBatchReader.from_batches(kinds, (batch.select(columns) for batch in reader))
+
+
+def _check(names: Sequence[str], columns: Sequence[str] | None, place: str) -> None:
+    check_distinct(names, place)
+    check_names(columns or (), names, place)
+
+
+def _file(path: Path, columns: Sequence[str] | None, place: str) -> Any:
+    path.stat()
+    if not path.is_file():
+        raise input_error("LIP410", f"{place} is no file", "give the path of a file")
+    if path.name.endswith(TEXT):
+        return _text(path, columns, place)
+    if path.suffix != ".parquet":
+        raise input_error("LIP410", f"{place} is no table", f"its name must end in {', '.join(ENDINGS)}")
+    file = arrow("parquet").ParquetFile(path)
+    _check(file.schema_arrow.names, columns, place)
+    chosen = file.schema_arrow.names if columns is None else list(columns)
+    kinds = arrow().schema([file.schema_arrow.field(name) for name in chosen])
+    return arrow().RecordBatchReader.from_batches(kinds, file.iter_batches(_BATCH, columns=chosen))
+
+
+def _text(path: Path, columns: Sequence[str] | None, place: str) -> Any:
+    """Return a reader of all fields as texts, so that no type is guessed from the first rows."""
+    names, lines, separator = _head(path, place)
+    _check(names, columns, place)
+    module = arrow("csv")
+    return module.open_csv(
+        path,
+        read_options=module.ReadOptions(column_names=names, skip_rows=lines, block_size=_BLOCK),
+        parse_options=module.ParseOptions(delimiter=separator, newlines_in_values=True),
+        convert_options=module.ConvertOptions(
+            column_types=dict.fromkeys(names, arrow().string()),
+            include_columns=None if columns is None else list(columns),
+            strings_can_be_null=False,
+        ),
+    )
+
+
+def _head(path: Path, place: str) -> tuple[list[str], int, str]:
+    """Return the names in a text file, the number of lines that they end at, and what separates them."""
+    with arrow().input_stream(path) as stream:
+        start = stream.read(2**20)
+    text = start.decode("utf-8-sig", errors="replace")
+    if not text.strip():
+        raise input_error("LIP410", f"{place} is empty", "write the names of the columns first, then a line a row")
+    if "\0" in text or "\ufffd" in text.splitlines()[0]:
+        raise input_error("LIP410", f"{place} is not text in UTF-8", "write it anew in UTF-8")
+    line = text.lstrip().splitlines()[0]
+    separator = "\t" if ".tsv" in path.name else max(_SEPARATORS, key=line.count)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
+    names = next((row for row in reader if row), [])
+    return [name.strip() for name in names], reader.line_num, separator
+
+
+def _in_memory(source: Any, place: str) -> Any:
+    """Return a table in memory as a RecordBatchReader; raises InputError, or what pyarrow does."""
+    pa, pandas = arrow(), sys.modules.get("pandas")
+    if pandas is not None and isinstance(source, pandas.DataFrame):
+        check_distinct(list(map(str, source.columns)), place)
+        return pa.Table.from_pandas(source, preserve_index=False).to_reader()
+    if hasattr(source, "__arrow_c_stream__"):
+        return pa.RecordBatchReader.from_stream(source)
+    if isinstance(source, pa.RecordBatch):
+        return pa.Table.from_batches([source]).to_reader()
+    if hasattr(source, "__dataframe__"):
+        return arrow("interchange").from_dataframe(source).to_reader()
+    if isinstance(source, Mapping):
+        return pa.table({name: np.asarray(values) for name, values in source.items()}).to_reader()
+    if isinstance(source, np.ndarray) and source.ndim == 2:
+        return pa.table({f"x{index}": column for index, column in enumerate(source.T)}).to_reader()
+    mend = "give a path, a frame, a dict of arrays or a numpy array [N, d]"
+    raise input_error("LIP410", f"a {type(source).__name__} is no table", mend)

@@ -1,0 +1,165 @@
+"""Schemas from TOML files that people fill in: one line a column."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Collection, Mapping
+from dataclasses import fields, replace
+from datetime import date
+from pathlib import Path
+from typing import Any, get_args
+
+from lipcompile.diagnostics import Diagnostic, InputError, Location
+from lipcompile.tables.schema import (
+    Boolean,
+    Category,
+    Column,
+    Date,
+    Ignore,
+    Number,
+    Range,
+    Schema,
+    Task,
+    schema_error,
+)
+
+KINDS: Mapping[str, type[Column]] = {
+    "number": Number,
+    "category": Category,
+    "boolean": Boolean,
+    "date": Date,
+    "ignore": Ignore,
+}
+_KEYS = ("target", "task", "classes", "target_range", "columns")
+
+
+def load(path: Path) -> Schema:
+    """Read a schema; raises InputError (LIP412) that names the line."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        return _schema(tomllib.loads(text))
+    except OSError as error:
+        raise schema_error(f"`{path}` cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise schema_error(f"`{path}` is not text in UTF-8") from None
+    except tomllib.TOMLDecodeError as error:
+        raise _placed(schema_error(f"no TOML: {error}"), path, text) from None
+    except InputError as error:
+        raise _placed(error, path, text) from None
+
+
+def _placed(error: InputError, path: Path, text: str) -> InputError:
+    """Return an error that says where in the file it is: at the line it tells, or at the name that it quotes."""
+    found = tuple(replace(one, location=_location(one, path, text)) for one in error.diagnostics)
+    return InputError(found, text)
+
+
+def _location(found: Diagnostic, path: Path, text: str) -> Location:
+    told = re.search(r"at line (\d+), column (\d+)", found.message)
+    if told:
+        return Location(str(path), int(told[1]), int(told[2]))
+    quoted = re.match(r"`(.*?)`", found.message)
+    for number, line in enumerate(text.splitlines(), 1):
+        key, name = re.match(r"\s*(\"(?:[^\"\\]|\\.)*\"|[\w-]+)\s*=", line), quoted and quoted[1]
+        if key and name in (key[1], _unquoted(key[1])):
+            return Location(str(path), number, key.start(1) + 1, len(key[1]))
+    return Location(str(path))
+
+
+def _unquoted(key: str) -> str:
+    return next(iter(tomllib.loads(f"{key} = 0"))) if key.startswith('"') else key
+
+
+def _schema(document: Mapping[str, Any]) -> Schema:
+    for key in document:
+        if key not in _KEYS:
+            raise schema_error(f"`{key}` is no part of a schema", _near(key, _KEYS))
+    columns = document.get("columns")
+    if not isinstance(columns, Mapping) or not columns:
+        raise schema_error("there is no table [columns]", "write one line a column below it")
+    ends = document.get("target_range")
+    task = document.get("task", "classification" if ends is None else "regression")
+    if task not in get_args(Task):
+        raise schema_error("`task` has another value", f"write {' or '.join(get_args(Task))}")
+    return Schema(
+        tuple(_column(name, entry) for name, entry in columns.items()),
+        _text("target", document["target"]) if "target" in document else None,
+        task,
+        _texts("classes", document["classes"]) if "classes" in document else None,
+        None if ends is None else _ends(ends),
+    )
+
+
+def _column(name: str, entry: Any) -> Column:
+    if not isinstance(entry, Mapping) or "kind" not in entry:
+        raise schema_error(f"`{name}` has no kind", 'such as { kind = "number" }')
+    kind = KINDS.get(str(entry["kind"]))
+    if kind is None:
+        raise schema_error(f"`{name}` has an unknown kind", f"kinds are {', '.join(KINDS)}")
+    known = [one.name for one in fields(kind) if one.name != "name"]
+    given = {key: value for key, value in entry.items() if key != "kind"}
+    for key in given:
+        if key not in known:
+            raise schema_error(f"`{name}` has `{key}`, which its kind does not have", _near(key, known))
+    return kind(name, **{key: _field(name, key, value, kind) for key, value in given.items()})
+
+
+def _near(key: str, known: Collection[str]) -> str:
+    near = difflib.get_close_matches(key, known, n=1)
+    return f"did you mean `{near[0]}`?" if near else f"there may be {', '.join(known) or 'nothing'}"
+
+
+def _field(name: str, key: str, value: Any, kind: type[Column]) -> Any:
+    """Return the value of a field of a column; raises InputError (LIP412)."""
+    match key:
+        case "values":
+            return _texts(name, value)
+        case "low" | "high" if kind is Date:
+            return _day(name, key, value)
+        case "low" | "high":
+            return _number(name, key, value)
+        case "buckets" if type(value) is int:
+            return value
+        case "log" | "missing" if isinstance(value, bool):
+            return value
+    raise schema_error(
+        f"`{name}`: `{key}` has another type", "log and missing are true or false, buckets a number"
+    )
+
+
+def _number(name: str, key: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise schema_error(f"`{name}`: `{key}` is no number")
+    return float(value)
+
+
+def _day(name: str, key: str, value: Any) -> str:
+    """Return a day as text; TOML has dates, too."""
+    if not isinstance(value, str | date):
+        raise schema_error(f"`{name}`: `{key}` is no date", "write it as 2020-01-31")
+    return value if isinstance(value, str) else value.isoformat()
+
+
+def _ends(value: Any) -> Range:
+    if not isinstance(value, list) or len(value) != 2:
+        raise schema_error("`target_range` has not two ends", "write it as [0, 100]")
+    return _number("target_range", "low", value[0]), _number("target_range", "high", value[1])
+
+
+def _texts(name: str, value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list):
+        raise schema_error(f"`{name}`: a list of texts is needed", 'such as ["yes", "no"]')
+    return tuple(_text(name, one) for one in value)
+
+
+def _text(name: str, value: Any) -> str:
+    """Return a text as rows have it: numbers as they are written shortest, truth values as true and false."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return f"{value:.15g}"
+    raise schema_error(f"`{name}`: a text is needed")

@@ -1,0 +1,92 @@
+"""All rows of a source as one matrix: in memory, or in a file that nobody sees if it is larger than a limit."""
+
+from __future__ import annotations
+
+import tempfile
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lipcompile.tables.encode import Block, Encoded, assembled, encoded_batch
+from lipcompile.tables.layout import layout
+from lipcompile.tables.read import batches, called
+from lipcompile.tables.schema import Schema
+
+MEMORY = 2**30  # bytes
+_ROWS = 65536
+
+
+class _Store:
+    """Rows of one width that are added piece by piece; beyond half of `memory` they go to a temporary file.
+
+    The file has no name, so that it is gone when the last array over it is, however the program ends.
+    """
+
+    def __init__(self, width: int, memory: int) -> None:
+        self._width, self._memory = width, memory
+        self._pieces: list[Block] = []
+        self._rows = 0
+        self._file: Any = None
+
+    def add(self, piece: Block) -> None:
+        """Add rows, float32 [n, width]; raises OSError if the disk is full."""
+        self._rows += len(piece)
+        self._pieces.append(piece)
+        if self._file is None and 8 * self._rows * self._width > self._memory:
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115
+        if self._file is not None:
+            self._write()
+
+    def rows(self) -> Block:
+        """Return all rows, float32 [N, width], and forget them."""
+        if self._file is None:
+            return self._joined()
+        with self._file as file:
+            file.flush()
+            return np.memmap(file, np.float32, "r+", shape=(self._rows, self._width))
+
+    def _write(self) -> None:
+        while self._pieces:
+            self._file.write(self._pieces.pop(0).data)
+
+    def _joined(self) -> Block:
+        """Return the pieces in one array; each is given back as soon as it is copied."""
+        found = np.empty((self._rows, self._width), np.float32)
+        start = 0
+        while self._pieces:
+            piece = self._pieces.pop(0)
+            found[start : start + len(piece)] = piece
+            start += len(piece)
+        return found
+
+
+def encoded(source: Any, schema: Schema, memory: int = MEMORY) -> Encoded:
+    """Encode a source that may be larger than memory, batch by batch.
+
+    Args:
+        source: as `read.batches` takes it.
+        schema: what its columns are. The target may be missing.
+        memory: bytes for the matrix, and as much again for parts that are taken from it; a larger one lies in a
+            temporary file, in the folder of TMPDIR.
+
+    Raises:
+        InputError: LIP410, the source cannot be read; LIP411, a column is not there; LIP413, one holds something
+            else than the schema says.
+        OSError: there is no room for the temporary file.
+    """
+    store, targets = _Store(len(layout(schema).names), memory), []
+    for batch in batches(source):
+        x, y = encoded_batch(batch, schema, called(source))
+        store.add(x)
+        if y is not None:
+            targets.append(y)
+    return assembled(store.rows(), targets, schema)
+
+
+def taken(data: Encoded, rows: NDArray[np.int64], memory: int = MEMORY) -> Encoded:
+    """Return some rows, in the order of their numbers [n]; raises OSError as `encoded`."""
+    store = _Store(data.x.shape[1], memory)
+    for start in range(0, len(rows), _ROWS):
+        store.add(data.x[rows[start : start + _ROWS]])
+    return Encoded(store.rows(), data.low, data.high, data.names, None if data.y is None else data.y[rows])

@@ -1,0 +1,41 @@
+"""Whether a target can be learned, and its classes. No value of it is told: a class may belong to one person."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lipcompile.diagnostics import input_error
+from lipcompile.tables.encode import Encoded
+from lipcompile.tables.schema import Schema
+
+
+def classes_of(data: Encoded, schema: Schema, place: str = "the table") -> tuple[str, ...]:
+    """Check the target of rows to learn from, and return its classes in order; none of a regression.
+
+    They are those of the schema. If it has none they are read from the rows, which no budget covers: whoever calls
+    this says so.
+
+    Raises:
+        InputError: LIP411, there is no target; LIP413, it has other classes than the public ones; LIP414, it is
+            missing in a row, or the same in all rows, where classes are not public.
+    """
+    column = f"{place}: the target `{schema.target}`"
+    if data.y is None:
+        raise input_error("LIP411", f"{place} has no target to learn", "name the column with --target")
+    if schema.task == "regression":
+        if np.isnan(data.y).any():
+            raise _absent(column)
+        return ()
+    found = set(data.y)
+    if None in found:
+        raise _absent(column)
+    if schema.classes is None and len(found) == 1:
+        raise input_error("LIP414", f"{column} has the same class in all rows", "learn another column")
+    if schema.classes is not None and not found <= set(schema.classes):
+        mend = "write all classes into the schema, or leave out rows of others"
+        raise input_error("LIP413", f"{column} has a class that the schema does not have", mend)
+    return schema.classes or tuple(sorted(found))
+
+
+def _absent(column: str) -> Exception:
+    return input_error("LIP414", f"{column} is missing in some rows", "leave those rows out")

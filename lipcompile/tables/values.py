@@ -1,0 +1,138 @@
+"""Columns of pyarrow as numpy arrays: numbers, days, yes and no, texts. What is missing is NaN, None or a code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lipcompile.tables.arrow import arrow
+
+Floats = NDArray[np.float64]
+
+# Texts that say that there is no value, once blanks around them are gone.
+MISSING = frozenset(("", "?", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL"))
+# Codes of a text in place of its number.
+ABSENT, OTHER = -1, -2
+
+_DAY = 86400e6  # in microseconds
+_TRIED = 100  # rows
+_YES = dict.fromkeys(("true", "t", "yes", "y", "1", "1.0"), 1)
+_NO = dict.fromkeys(("false", "f", "no", "n", "0", "0.0"), 0)
+
+
+class UnfitError(ValueError):
+    """A column holds something of another kind; says not what."""
+
+
+def numbers(array: Any) -> Floats:
+    """Return numbers, or texts that are numbers, as float64 [N]; raises UnfitError."""
+    types, array = arrow("types"), _plain(array)
+    if _is_text(array):
+        return _floats(_parsed(array, arrow().float64()))
+    if types.is_temporal(array.type):
+        raise UnfitError
+    return _floats(_cast(array, arrow().float64()))
+
+
+def days(array: Any) -> Floats:
+    """Return dates, times, or texts in ISO format, as days since 1970, float64 [N]; raises UnfitError."""
+    types, array = arrow("types"), _plain(array)
+    if _is_text(array):
+        array = _times(array)
+    elif not (types.is_date(array.type) or types.is_timestamp(array.type) or types.is_null(array.type)):
+        raise UnfitError
+    instants = _cast(array, arrow().timestamp("us", getattr(array.type, "tz", None)))
+    return _floats(_cast(_cast(instants, arrow().int64()), arrow().float64())) / _DAY
+
+
+def flags(array: Any) -> Floats:
+    """Return yes as 1 and no as 0, float64 [N]; raises UnfitError."""
+    array = _plain(array)
+    if _is_text(array):
+        found = codes(array, lambda text: (_YES | _NO).get(text.lower()))
+        if (found == OTHER).any():
+            raise UnfitError
+        return np.where(found == ABSENT, np.nan, found)
+    values = numbers(array)
+    if not np.isin(values[~np.isnan(values)], (0, 1)).all():
+        raise UnfitError
+    return values
+
+
+def codes(array: Any, code_of: Callable[[str], int | None]) -> NDArray[np.int64]:
+    """Return the code of each text, [N]: OTHER for one without a code, ABSENT for none; raises UnfitError.
+
+    `code_of` sees each text once, without blanks around it. Numbers are texts as they are written shortest.
+    """
+    texts, places = _distinct(array)
+    found = [_code(text, code_of) for text in texts]
+    return np.array([*found, ABSENT], np.int64)[places]
+
+
+def texts(array: Any) -> NDArray[np.object_]:
+    """Return texts without blanks around them, None where there is none, [N]; raises UnfitError."""
+    found, places = _distinct(array)
+    return np.array([*(None if text in MISSING else text for text in found), None], object)[places]
+
+
+def _code(text: str, code_of: Callable[[str], int | None]) -> int:
+    code = code_of(text)
+    if code is not None:
+        return code
+    return ABSENT if text in MISSING else OTHER
+
+
+def _distinct(array: Any) -> tuple[list[str], NDArray[np.int64]]:
+    """Return the texts that occur, and which of them each row has, [N]: one more than the last for none."""
+    pa = arrow()
+    encoded = _cast(_plain(array), pa.large_string()).dictionary_encode()
+    found = [text.strip() for text in encoded.dictionary.to_pylist()]
+    return found, _cast(encoded.indices.fill_null(len(found)), pa.int64()).to_numpy()
+
+
+def _plain(array: Any) -> Any:
+    """Return an array without dictionary, its texts of the type that every function of pyarrow takes."""
+    types = arrow("types")
+    if types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    return _cast(array, arrow().large_string()) if types.is_string_view(array.type) else array
+
+
+def _is_text(array: Any) -> bool:
+    types = arrow("types")
+    return bool(types.is_string(array.type) or types.is_large_string(array.type))
+
+
+def _times(array: Any) -> Any:
+    """Return instants; those of texts with a zone are in UTC."""
+    pa = arrow()
+    try:
+        return _parsed(array, pa.timestamp("us"))
+    except UnfitError:
+        return _parsed(array, pa.timestamp("us", "UTC"))
+
+
+def _parsed(array: Any, kind: Any) -> Any:
+    """Return texts as values of a kind; raises UnfitError."""
+    pa, compute = arrow(), arrow("compute")
+    trimmed = compute.utf8_trim_whitespace(array)
+    absent = compute.is_in(trimmed, value_set=pa.array(sorted(MISSING), trimmed.type))
+    filled = compute.if_else(absent, pa.scalar(None, trimmed.type), trimmed)
+    _cast(filled.slice(0, _TRIED), kind)  # to fail takes twenty times as long as not to
+    return _cast(filled, kind)
+
+
+def _cast(array: Any, kind: Any) -> Any:
+    lib = arrow("lib")
+    try:
+        return array.cast(kind, safe=False)
+    except (lib.ArrowInvalid, lib.ArrowNotImplementedError):
+        raise UnfitError from None
+
+
+def _floats(array: Any) -> Floats:
+    values: Floats = array.to_numpy(zero_copy_only=False).astype(np.float64, copy=False)
+    return values

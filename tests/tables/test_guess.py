@@ -1,0 +1,124 @@
+"""Schemas read from rows: kinds alone, or everything that is said to be public."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from lipcompile.diagnostics import InputError
+from lipcompile.tables.guess import MOST_CLASSES, MOST_NAMES, guess
+from lipcompile.tables.layout import open_ranges
+from lipcompile.tables.schema import Boolean, Category, Date, Ignore, Number, Schema
+
+CSV = """\
+age,zip,member,bit,joined,flat,empty,job,y
+31,00123,yes,0,2020-01-31,5,,clerk,low
+?,12345-6,No,1,2021-12-01 12:00:00,5,NA,,high
+50.5,777,,0,,5,,nurse,low
+"""
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    path = tmp_path / "t.csv"
+    path.write_text(CSV)
+    return path
+
+
+def test_kinds_are_read_and_nothing_else(table: Path) -> None:
+    assert guess(table, "y") == Schema(
+        (
+            Number("age"),
+            Category("zip"),
+            Boolean("member"),
+            Boolean("bit"),
+            Date("joined"),
+            Number("flat"),
+            Ignore("empty"),
+            Category("job"),
+        ),
+        "y",
+    )
+    assert open_ranges(guess(table, "y")) == 3
+
+
+def test_of_public_rows_ranges_and_names_are_read_too(table: Path) -> None:
+    assert guess(table, "y", public=True) == Schema(
+        (
+            Number("age", 31.0, 50.5, missing=True),
+            Category("zip", ("00123", "12345-6", "777")),
+            Boolean("member"),
+            Boolean("bit"),
+            Date("joined", "2020-01-31", "2021-12-02"),
+            Ignore("flat"),
+            Ignore("empty"),
+            Category("job", ("clerk", "nurse"), missing=True),
+        ),
+        "y",
+        classes=("high", "low"),
+    )
+
+
+@pytest.mark.parametrize("value", ["1.5", "x", "2000-01-01", "yes"])
+def test_a_kind_is_that_of_all_rows_of_all_batches(value: str, tmp_path: Path) -> None:
+    """One row among many, in the last batch."""
+    path = tmp_path / "t.csv"
+    path.write_text("a\n" + "1\n" * 70_000 + f"{value}\n")
+    kind = {"1.5": Number, "x": Category, "2000-01-01": Category, "yes": Boolean}[value]
+    assert guess(path).columns == (kind("a"),)
+
+
+def test_typed_columns_are_of_their_type() -> None:
+    frame = pd.DataFrame(
+        {
+            "n": [1, 2],
+            "f": [0.5, None],
+            "b": [True, False],
+            "d": pd.to_datetime(["2000-01-01", None]),
+            "c": pd.Categorical(["x", "y"]),
+            "l": [[1], [2]],
+        }
+    )
+    expected = (Number("n"), Number("f"), Boolean("b"), Date("d"), Category("c"), Ignore("l"))
+    assert guess(frame).columns == guess(pa.Table.from_pandas(frame)).columns == expected
+    assert guess(frame, public=True).columns[0] == Number("n", 1.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (["no", "yes"], Schema((), "y", classes=("no", "yes"))),
+        ([0, 1], Schema((), "y", classes=("0", "1"))),
+        ([3.0, 1.0, 2.0], Schema((), "y", classes=("1", "2", "3"))),
+        ([*range(MOST_CLASSES)], Schema((), "y", classes=tuple(sorted(map(str, range(MOST_CLASSES)))))),
+        ([*range(MOST_CLASSES + 1)], Schema((), "y", "regression", target_range=(0.0, float(MOST_CLASSES)))),
+        ([0.5, 2.0], Schema((), "y", "regression", target_range=(0.5, 2.0))),
+        (["one", "one"], Schema((), "y")),
+        ([0.5, 0.5], Schema((), "y", "regression")),
+        ([f"name {n}" for n in range(MOST_NAMES + 1)], Schema((), "y")),
+    ],
+)
+def test_a_target_is_of_classes_or_a_number(values: list[Any], expected: Schema) -> None:
+    assert guess({"y": values}, "y", public=True) == expected
+    private = guess({"y": values}, "y")
+    assert private.task == expected.task
+    assert private.classes is private.target_range is None
+
+
+def test_many_public_names_are_hashed() -> None:
+    names = [f"name {n}" for n in range(MOST_NAMES + 1)]
+    assert guess({"a": names}, public=True).columns == (Category("a"),)
+    assert guess({"a": names[1:]}, public=True).columns == (Category("a", tuple(sorted(names[1:]))),)
+
+
+def test_a_target_that_is_not_there_is_refused(table: Path) -> None:
+    with pytest.raises(InputError, match=r"no column `Y`.*LIP411"):
+        guess(table, "Y")
+
+
+def test_a_target_without_a_value_has_no_classes() -> None:
+    assert guess({"a": [1], "y": pa.nulls(1)}, "y", public=True).classes is None
