@@ -50,6 +50,9 @@ class Data(Protocol):
     ) -> Any:
         """Return named arrays, checked as those of a file; raises DataError."""
 
+    def outline(self, path: Path) -> tuple[tuple[int, ...], int, NDArray[Any] | None]:
+        """Return the shape of an example, how many train, and the test part's whole labels; raises DataError."""
+
     def split_rows(self, count: int) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return which of so many rows to train on, and which to hold out."""
 

@@ -76,11 +76,12 @@ def _check(attributes: WhitenedScattering2d | WhitenedPatches, example: Shape, n
         raise Refusal("LIP102", message, "synthetic images, which its constants are of, are grey or coloured")
     if attributes.images > _MOST_IMAGES:
         raise Refusal("LIP104", f"{attributes.images} synthetic images take too long", "2000 are enough")
-    for field, least in (("floor", False), ("power", True)):
+    for field, kind in (("floor", "positive"), ("power", "non-negative")):
         value = getattr(attributes, field)
-        if not isinstance(value, Fraction) or value < 0 or not (value or least) or value > 100:
+        wrong = not isinstance(value, Fraction) or not 0 <= value <= 100
+        if wrong or (value == 0 and kind == "positive"):
             shown = text(value)
-            raise Refusal("LIP104", f"`{field}` of {name} is a positive number of at most 100, not {shown}")
+            raise Refusal("LIP104", f"`{field}` of {name} is a {kind} number of at most 100, not {shown}")
 
 
 def unit_norm(num: Numbers[N], site: Site[Any], x: Inputs[N], theta: Theta[N]) -> N:
