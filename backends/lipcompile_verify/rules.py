@@ -424,7 +424,7 @@ POOL_OPS = {
                         conditions=_upsampled),
     "scattering2d": scaling("scales:n angles:n order:n", _coefficients, lambda s, x: [s.norm],
                             conditions=_scattered),
-    "whitened_scattering2d": Op("source:leaves|strokes channels:n scales:n angles:n floor:q+ power:q0 images:n",
+    "whitened_scattering2d": Op("channels:n source:leaves|strokes scales:n angles:n floor:q+ power:q0 images:n",
                                 _whitened_scattering, _on_the_sphere, None),
     "whitened_patches": Op("size:n stride:n floor:q+ power:q0 images:n", _whitened_patches, _on_the_sphere, None),
 }

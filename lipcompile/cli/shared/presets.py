@@ -30,7 +30,9 @@ ENDING = ".npz"
 
 _SMALLEST, _LARGEST = 8, 128
 _GRID = 7  # positions along a side of the coefficients, about
-_BATCH, _SHARE = 8192, Fraction(1, 100)
+_BATCH = 8192
+# Shares of the examples that a batch lies between: the larger ones cost a tenth more noise than all would.
+_LEAST_SHARE, _MOST_SHARE = Fraction(1, 100), Fraction(1, 6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,14 +122,14 @@ def text_of(facts: Facts, epsilon: float, delta: float) -> str:
     scales = _scales(facts.shape)
     channels = min(recipe.channels, facts.shape[0] * Scattering2d(scales).coefficients)
     radius = isqrt(prod(facts.shape) - 1) + 1
-    batch = min(facts.examples, max(_BATCH, ceil(_SHARE * facts.examples)))
+    batch = max(min(_BATCH, ceil(_MOST_SHARE * facts.examples)), ceil(_LEAST_SHARE * facts.examples))
     per_epoch = max(1, round(facts.examples / batch))
     epochs = max(1, round(recipe.steps / per_epoch))
     return f"""# Written by the preset images: features of each image that are fixed in public, and a linear head.
 model images {{
     input image: tensor{list(facts.shape)}, norm <= {radius}
     frozen {{
-        whitened_scattering2d(source={recipe.source}, channels={channels}, scales={scales}, power={recipe.power})
+        whitened_scattering2d({channels}, source={recipe.source}, scales={scales}, power={recipe.power})
         flatten
     }}
     dense({facts.classes}, constraint=frobenius(100000), start=zero)  # the bound rests on what enters

@@ -23,8 +23,8 @@ class WhitenedScattering2d:
     `channels` directions of the most variance, with variances λ scaled by λ^-power; the whole of length 1.
     """
 
-    source: Literal["leaves", "strokes"] = "leaves"
     channels: int = 128
+    source: Literal["leaves", "strokes"] = "leaves"
     scales: int = 2
     angles: int = 8
     floor: Scalar = Fraction(1, 100)

@@ -40,7 +40,7 @@ def whitened_patches(a: WhitenedPatches, x: Tensor) -> Tensor:
 def _scattering(draw: Draw) -> Drawn:
     pick = draw.rng.randint
     attributes = WhitenedScattering2d(
-        draw.rng.choice(("leaves", "strokes")), pick(1, 4), 1, pick(2, 3), draw.fraction(), draw.fraction(), 5
+        pick(1, 4), draw.rng.choice(("leaves", "strokes")), 1, pick(2, 3), draw.fraction(), draw.fraction(), 5
     )
     return attributes, [(1, pick(4, 8), pick(4, 8))], {}
 
@@ -56,7 +56,7 @@ ATTACKS: Mapping[str, Attack] = {
         _scattering,
         unary(whitened_scattering),
         lambda: [
-            at("whitened_scattering2d", WhitenedScattering2d("strokes", 3, 1, 2, images=5), spread((1, 8, 8)))
+            at("whitened_scattering2d", WhitenedScattering2d(3, "strokes", 1, 2, images=5), spread((1, 8, 8)))
         ],
     ),
     "whitened_patches": Attack(
