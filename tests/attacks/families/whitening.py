@@ -21,8 +21,9 @@ def _of_length_one(entries: Tensor, directions: int) -> Tensor:
     """Any matrix and any mean at every position of [E, h, w], and the whole over its length."""
     generator = torch.Generator().manual_seed(directions)
     matrix, mean = normal((directions, len(entries)), generator), normal((len(entries), 1, 1), generator)
-    found: Tensor = torch.einsum("de,ehw->dhw", matrix, entries - mean)
-    return found / float(found.norm().clamp(min=1e-6))
+    found = torch.einsum("de,ehw->dhw", matrix, entries - mean)
+    unit: Tensor = found / found.norm().clamp(min=1e-6)
+    return unit
 
 
 def whitened_scattering(a: WhitenedScattering2d, x: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ KINDS = ("scattering", "patches")
 def layer(kind: str, shape: tuple[int, int, int] = (1, 12, 16), **changes: Any) -> Any:
     if kind == "patches":
         return layers.WhitenedPatches(shape, 4, 3, **{"floor": 0.05, "power": 0.5, "images": 20} | changes)
-    own = {"source": "leaves", "floor": 0.01, "power": 0.25, "channels": 5, "images": 20} | changes
+    own: dict[str, Any] = {"source": "leaves", "floor": 0.01, "power": 0.25, "channels": 5, "images": 20} | changes
     return layers.WhitenedScattering2d(shape, 1, 4, **own)
 
 
