@@ -66,7 +66,7 @@ class Deployment(Protocol):
         """Return the module, or a copy in float32 on a processor; raises ValueError or RuntimeError."""
 
     def weights_of(self, module: Any) -> dict[str, NDArray[Any]]:
-        """Return the parameters by name."""
+        """Return the parameters, and the constants that layers hold, by name."""
 
     def norms_in_sets(self, module: Any) -> dict[str, float] | None:
         """Return the certified norms of the parameters, None if one lies outside of its set."""

@@ -18,6 +18,7 @@ from lipcompile.certificates import certificate
 from lipcompile.diagnostics import InputError
 from lipcompile.emitters.onnx.emit import to_onnx
 from lipcompile.emitters.torch.emit import emit
+from lipcompile.exporting import export_onnx
 from lipcompile.pipeline import check
 from tests.emitters.test_emit import assert_within_bounds, build, derive
 
@@ -90,10 +91,19 @@ def test_nothing_before_them_is_trained(tmp_path: Path, layer: str) -> None:
     assert "LIP111" in [diagnostic.code for diagnostic in check(str(path)).diagnostics]
 
 
-def test_onnx_has_no_words_for_them(tmp_path: Path) -> None:
+@pytest.mark.parametrize("layer", [SCATTERING, PATCHES, "whitened_patches(2, 3, floor=0.3, images=12)"])
+def test_an_exported_file_computes_the_same_with_the_constants_of_the_module(tmp_path: Path, layer: str) -> None:
+    network = build(derive(tmp_path, model(layer, "3, 9, 11" if "2, 3" in layer else "1, 9, 11")), tmp_path)
+    held = getattr(network, layer.partition("(")[0])
+    with torch.no_grad():
+        held.matrix.copy_(held.matrix.flip(0))
+    assert export_onnx(network, tmp_path / "m.onnx").ok
+
+
+def test_without_a_module_there_are_no_constants(tmp_path: Path) -> None:
     analysis = derive(tmp_path, model(SCATTERING)).analysis
     assert analysis is not None
-    with pytest.raises(InputError, match="the op `whitened_scattering2d` has no ONNX operators"):
+    with pytest.raises(InputError, match="constants of `whitened_scattering2d` are in the module"):
         to_onnx(analysis.graph)
 
 
