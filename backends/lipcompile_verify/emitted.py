@@ -22,7 +22,7 @@ from itertools import islice, zip_longest
 from typing import Any
 
 from .document import ForeignError, canonical, parse
-from .spelling import LAYERS, NODES, Use, clip, rounded, written
+from .spelling import HOLDERS, LAYERS, NODES, Use, clip, rounded, written
 
 RUNTIME = frozenset(
     (
@@ -173,16 +173,22 @@ class _File:
         if used != self.graph["parameters"].keys():
             raise ForeignError("parameters", f"no node uses {sorted(self.graph['parameters'].keys() - used)}")
         for node in self.graph["nodes"]:
-            name, parameters = node["name"], node["parameters"]
+            name = node["name"]
             counts = self.derived.conditions.get(name, {})
             use = Use(self.graph, node, [shapes[operand] for operand in node["inputs"]], counts)
             shapes[name] = node["shape"]
-            call = (
-                f"self.{self._layer(name, parameters, use)}({', '.join(node['inputs'])})"
-                if parameters
-                else use.spelt(NODES)
-            )
-            self.statements[name] = f"{name} = {call}"
+            self.statements[name] = f"{name} = {self._call(node, use)}"
+
+    def _call(self, node: Mapping[str, Any], use: Use) -> str:
+        name, given = node["name"], ", ".join(node["inputs"])
+        if node["parameters"]:
+            return f"self.{self._layer(name, node['parameters'], use)}({given})"
+        if node["op"] not in HOLDERS:
+            return use.spelt(NODES)
+        if name in self.layers:
+            raise ForeignError(name, "no one layer can hold its constants and what another node has")
+        self.layers[name] = use.spelt(HOLDERS)
+        return f"self.{name}({given})"
 
     def _layer(self, name: str, parameters: Mapping[str, str], use: Use) -> str:
         """Return the layer that holds the parameters of a node."""

@@ -337,6 +337,26 @@ def _coefficients(s: Any) -> Any:
     return (c * (1 + s.scales * s.angles + pairs), *(n >> s.scales for n in sizes))
 
 
+# Features of length 1
+
+
+def _whitened_scattering(s: Any) -> Any:
+    s.order = 2
+    coefficients, *grid = _coefficients(s)
+    channels = s.I[0][0]
+    ok(None, channels in ((1,) if s.source == "strokes" else (1, 3)), s.channels <= coefficients)
+    return (s.channels, *grid)
+
+
+def _on_the_sphere(s: Any, x: Sequence[Extent]) -> Bounds:
+    return [1, 1, 1]
+
+
+def _whitened_patches(s: Any) -> Any:
+    c, *sizes = ok(s.I[0], len(s.I[0]) == 3, s.I[0][0] in (1, 3), s.size <= min(s.I[0][1:]))
+    return (c * s.size**2, *((n - s.size) // s.stride + 1 for n in sizes))
+
+
 # Reductions of P groups of n entries to one: slope, X, R (where rows, of d entries, are kept), M
 
 
@@ -404,6 +424,9 @@ POOL_OPS = {
                         conditions=_upsampled),
     "scattering2d": scaling("scales:n angles:n order:n", _coefficients, lambda s, x: [s.norm],
                             conditions=_scattered),
+    "whitened_scattering2d": Op("channels:n source:leaves|strokes scales:n angles:n floor:q+ power:q0 images:n",
+                                _whitened_scattering, _on_the_sphere, None),
+    "whitened_patches": Op("size:n stride:n floor:q+ power:q0 images:n", _whitened_patches, _on_the_sphere, None),
 }
 # fmt: on
 

@@ -96,6 +96,16 @@ LAYERS: Mapping[str, str] = {
         "constraint={constraints})"
     ),
 }
+# Of nodes without parameters: what constructs the layer that holds their constants.
+HOLDERS: Mapping[str, str] = {
+    "whitened_scattering2d": (
+        "layers.WhitenedScattering2d({example}, {scales}, {angles}, source={source}, floor={floor:a}, "
+        "power={power}, channels={channels}, images={images})"
+    ),
+    "whitened_patches": (
+        "layers.WhitenedPatches({example}, {size}, {stride}, floor={floor:a}, power={power}, images={images})"
+    ),
+}
 WORDS: Mapping[str, Callable[[Use], Any]] = {
     "x": lambda u: u.inputs[0],
     "y": lambda u: u.inputs[1],
@@ -112,6 +122,7 @@ WORDS: Mapping[str, Callable[[Use], Any]] = {
     "rank": lambda u: len(u.shapes[0]) - 1,
     "depth": lambda u: u.shapes[0][0],
     "width": lambda u: u.shapes[0][-1],
+    "example": lambda u: Value(u.shapes[0]),
     "image": lambda u: Value(u.shapes[0][1:]),
     "length": lambda u: u.take("stop") - u.node["attributes"]["start"],
     "context": lambda u: f"{Value(u.shapes[-1][1]):?context_features={u.shapes[0][1]}}",

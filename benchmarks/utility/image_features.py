@@ -1,8 +1,4 @@
-"""Features of images that are fixed in public: scattering, made nearly white by constants of synthetic images.
-
-Every map here is of one example and has no statistics of the data set, so it costs nothing of ε. Scattering is
-computed once and kept in a folder as float16.
-"""
+"""Data sets of images, and their whitened scattering by the library, which is kept in a folder as float16."""
 
 from __future__ import annotations
 
@@ -14,17 +10,15 @@ from typing import Literal
 import numpy as np
 import torch
 from lipcompile_torch.nn.functional import scattering2d
+from lipcompile_torch.nn.layers import WhitenedScattering2d
+from lipcompile_torch.nn.whitening import Source
 from numpy.typing import NDArray
 from torch import Tensor
 
-from benchmarks.utility.synthetic_images import leaves, strokes
-
 Name = Literal["mnist", "fashion_mnist", "cifar10"]
 Images = NDArray[np.uint8]
-Synthetic = Literal["leaves", "strokes"]
 _ROWS = 1000  # examples at once
 _SYNTHETIC = 2000
-_LEAST = 1e-3  # added to eigenvalues over the largest
 
 
 @dataclass(frozen=True)
@@ -75,50 +69,34 @@ def kept(folder: Path, name: str, images: Images) -> NDArray[np.float16]:
 
 @dataclass(frozen=True)
 class Whitening:
-    """What is done to scattering coefficients: logarithm, centring, some of a whitening of channels, unit length.
+    """What the layer `whitened_scattering2d` does to scattering coefficients.
 
     Args:
-        source: synthetic images that the constants are of.
-        floor: added to coefficients before the logarithm.
-        power: eigenvalues λ of the covariance of channels are scaled by λ^-power; 1/2 is all of a whitening.
-        channels: how many directions of the most variance are kept.
+        source, floor, power, channels: of the layer.
     """
 
-    source: Synthetic = "leaves"
+    source: Source = "leaves"
     floor: float = 0.01
     power: float = 0.25
     channels: int = 128
 
-    def fitted(self, shape: tuple[int, ...]) -> Map:
+    def fitted(self, shape: tuple[int, int, int]) -> Map:
         """Return the map for images [C, H, W]."""
-        made = leaves(_SYNTHETIC, shape[1]) if self.source == "leaves" else strokes(_SYNTHETIC, shape[1])
-        grey = made.mean(axis=1, keepdims=True).astype(np.uint8)
-        x = _logarithm(torch.from_numpy(scattered(made if shape[0] == made.shape[1] else grey)), self.floor)
-        mean = x.mean((0, 2, 3))[:, None]
-        flat = x.flatten(2) - mean
-        covariance = torch.einsum("ncp,ndp->cd", flat, flat)
-        values, vectors = torch.linalg.eigh(covariance / covariance.norm(2))
-        scales = (values.clamp_min(0) + _LEAST) ** -self.power
-        return Map(self.floor, mean, (vectors * scales).T[-self.channels :].contiguous())
+        own = {"source": self.source, "floor": self.floor, "power": self.power, "channels": self.channels}
+        return Map(WhitenedScattering2d(shape, 2, 8, images=_SYNTHETIC, **own))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
 class Map:
     """A fixed map of coefficients [N, C, h, w] to features of length 1."""
 
-    floor: float
-    mean: Tensor
-    matrix: Tensor
+    layer: WhitenedScattering2d
 
+    @torch.no_grad()
     def __call__(self, coefficients: NDArray[np.float16]) -> Tensor:
         """Return features [N, D], float32."""
-        out = torch.empty(len(coefficients), len(self.matrix) * int(np.prod(coefficients.shape[2:])))
+        out = torch.empty(len(coefficients), len(self.layer.matrix) * int(np.prod(coefficients.shape[2:])))
         for i in range(0, len(out), _ROWS):
-            x = _logarithm(torch.from_numpy(np.array(coefficients[i : i + _ROWS])), self.floor)
-            whitened = (self.matrix @ (x.flatten(2) - self.mean)).flatten(1)
-            out[i : i + _ROWS] = whitened / whitened.norm(dim=1, keepdim=True).clamp_min(1e-6)
+            x = torch.from_numpy(np.array(coefficients[i : i + _ROWS])).float()
+            out[i : i + _ROWS] = self.layer.whitened(self.layer.logarithms(x)).flatten(1)
         return out
-
-
-def _logarithm(x: Tensor, floor: float) -> Tensor:
-    return torch.log(x.float().clamp_min(0) + floor)

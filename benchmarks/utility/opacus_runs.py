@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from lipcompile_torch.accounting import Mechanism, NeighbouringRelation, calibrate_noise_multiplier, epsilon
+from lipcompile_torch.train.averaging import LastWeights
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (its name everywhere in this field)
 
@@ -22,7 +23,7 @@ from benchmarks.utility import heads
 from benchmarks.utility.parts import Parts
 from benchmarks.utility.sets import Array
 from benchmarks.utility.study import LogUniform, Score, Settings, Space
-from benchmarks.utility.training import Budget, LastWeights, outputs
+from benchmarks.utility.training import Budget, outputs
 from lipcompile.learn.features import Features
 from lipcompile.learn.recipe import Recipe
 

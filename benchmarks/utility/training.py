@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 from lipcompile_torch import PrivacyEngine
+from lipcompile_torch.train.averaging import LastWeights
 from lipcompile_torch.train.engine import SeededWarning
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import SGD, Adam, Optimizer
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -118,33 +119,6 @@ def train(
             watch(step + 1)
         last.after(step)
     last.load()
-
-
-class LastWeights:
-    """The mean of the weights after the last steps: post-processing of what was released.
-
-    Args:
-        share: of the steps; the last one is always among them.
-    """
-
-    def __init__(self, module: nn.Module, steps: int, share: float) -> None:
-        self.parameters = list(module.parameters())
-        self.means = [torch.zeros_like(parameter) for parameter in self.parameters]
-        self.first, self.taken = steps - max(1, round(share * steps)), 0
-
-    def after(self, step: int) -> None:
-        """Take in the weights as they are, if the step counts."""
-        if step < self.first:
-            return
-        self.taken += 1
-        for mean, parameter in zip(self.means, self.parameters, strict=True):
-            mean += (parameter.detach() - mean) / self.taken
-
-    def load(self) -> None:
-        """Put the means in the place of the weights."""
-        with torch.no_grad():
-            for mean, parameter in zip(self.means, self.parameters, strict=True):
-                parameter.copy_(mean)
 
 
 def _optimizer(recipe: Recipe, module: Any) -> Optimizer:

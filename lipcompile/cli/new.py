@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -14,6 +15,17 @@ from lipcompile.diagnostics import input_error
 @click.argument("data", type=click.Path(path_type=Path))
 @click.option("--target", metavar="COLUMN", help="The column to be learned.")
 @click.option(
+    "--preset",
+    type=click.Choice(["images"]),
+    help="Of images, an .npz file: write a model with its plan for what is public about them.",
+)
+@click.option("--epsilon", type=float, help="With --preset: ε of the plan.")
+@click.option(
+    "--delta",
+    type=float,
+    help="With --preset: δ of the plan; by default a power of ten below one over the examples.",
+)
+@click.option(
     "--public",
     is_flag=True,
     help="All of DATA is public: read ranges, names of categories and classes from it, too.",
@@ -22,10 +34,13 @@ from lipcompile.diagnostics import input_error
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="The file to write; people.schema.toml beside people.csv by default, where `train` looks for it.",
+    help="The file to write; people.schema.toml beside people.csv by default, where `train` looks for it; "
+    "mnist.lip beside mnist.npz.",
 )
-def new(data: Path, target: str | None, public: bool, output: Path | None) -> int:
+def new(data: Path, target: str | None, public: bool, output: Path | None, **plan: Any) -> int:
     """Write a schema for DATA, a .csv, .tsv or .parquet file, to fill in what is public about it.
+
+    With --preset it is a model for DATA, an .npz file, to go on from.
 
     Kinds of columns are read from the rows, and no budget covers that. Ranges and names of categories are read
     only if DATA is public.
@@ -33,14 +48,28 @@ def new(data: Path, target: str | None, public: bool, output: Path | None) -> in
     \b
     Example:
       lipcompile new people.csv --target income
+      lipcompile new mnist.npz --preset images --epsilon 3
     """
     from lipcompile.tables.read import is_table
 
+    if plan["preset"] is not None:
+        return _model(data, output or data.with_suffix(".lip"), plan)
     if is_table(data):
         return _schema(data, target, public, output)
     raise input_error(
         "LIP410", f"`{data}` is no table", "its name must end in .csv, .tsv, .gz of these, or .parquet"
     )
+
+
+def _model(data: Path, path: Path, plan: dict[str, Any]) -> int:
+    from lipcompile.cli.shared.presets import preset_text
+
+    text = preset_text(data, plan["epsilon"], plan["delta"])
+    if path.exists():
+        raise input_error("LIP005", f"`{path}` exists, and may have been changed", "choose another --output")
+    write_text(path, text)
+    click.echo(f"{path}: `lipcompile train {path} --data {data} --output run` trains it")
+    return 0
 
 
 def _schema(data: Path, target: str | None, public: bool, output: Path | None) -> int:

@@ -20,6 +20,11 @@ if TYPE_CHECKING:
 @click.command(short_help="Train MODEL privately, to a budget.")
 @model_options()
 @click.option("--data", type=click.Path(path_type=Path), metavar="FILE.npz", help="Arrays to train a network on.")
+@click.option(
+    "--preset",
+    type=click.Choice(["images"]),
+    help="MODEL is a file of data: train the network that suits what is public about it, with its plan.",
+)
 @click.option("--target", metavar="COLUMN", help="Of a table: the column to be learned.")
 @click.option(
     "--schema",
@@ -51,7 +56,13 @@ if TYPE_CHECKING:
 @click.option("--lr", "learning_rate", type=float, help="Learning rate; 0.01 by default, 0.02 with clips.")
 @click.option("--optimizer", type=click.Choice(["adam", "sgd"]), help="adam by default.")
 @click.option("--momentum", type=float, help="Of sgd; 0.9 by default.")
-@click.option("--schedule", type=click.Choice(["constant", "cosine"]), help="Of the learning rate.")
+@click.option("--schedule", type=click.Choice(["constant", "cosine", "linear"]), help="Of the learning rate.")
+@click.option(
+    "--average",
+    type=click.FloatRange(0, 1),
+    metavar="SHARE",
+    help="Average the weights after this share of the steps, the last ones; the last weights alone by default.",
+)
 @click.option("--noise", type=click.Choice(["global", "per_layer", "optimal"]), help="How noise is shared.")
 @click.option(
     "--noise-weight",
@@ -111,11 +122,12 @@ def train(
 
     The `train` block of MODEL supplies what is not given as an option. FILE.npz holds x_train, y_train, x_test and
     y_test, or X and y. A run that was interrupted goes on with --resume; steps that the ledger holds stay spent.
-    A table, a .csv, .tsv or .parquet file, stands in the place of MODEL.
+    A table, a .csv, .tsv or .parquet file, stands in the place of MODEL; so does FILE.npz with a preset.
 
     \b
     Example:
       lipcompile train model.lip --data data.npz --output run --epsilon 3 --delta 1e-5
+      lipcompile train mnist.npz --preset images --epsilon 3 --output run
     """
     from lipcompile.tables.read import is_table
 
@@ -127,6 +139,13 @@ def train(
     for name, value in table.items():
         if value is not None:
             raise click.UsageError(f"--{name} is for tables, and `{model}` is none")
+    preset = given.pop("preset")
+    if preset is not None:
+        if data is not None:
+            raise click.UsageError("--preset takes the data in the place of MODEL: leave --data out")
+        from lipcompile.cli.shared.presets import begun
+
+        model, data = begun(Path(model), _needed(output, "--output"), given)
     return _train_network(
         model, options, _needed(data, "--data"), _needed(output, "--output"), allow_vacuous, given
     )

@@ -53,6 +53,9 @@ class Data(Protocol):
     def items_of(self, dataset: Any) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return the inputs and labels of a data set's items; raises DataError."""
 
+    def outline(self, path: Path) -> tuple[tuple[int, ...], int, NDArray[Any] | None]:
+        """Return the shape of an example, how many train, and the test part's whole labels; raises DataError."""
+
     def split_rows(self, count: int) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return which of so many rows to train on, and which to hold out."""
 
@@ -66,7 +69,7 @@ class Deployment(Protocol):
         """Return the module, or a copy in float32 on a processor; raises ValueError or RuntimeError."""
 
     def weights_of(self, module: Any) -> dict[str, NDArray[Any]]:
-        """Return the parameters by name."""
+        """Return the parameters, and the constants that layers hold, by name."""
 
     def norms_in_sets(self, module: Any) -> dict[str, float] | None:
         """Return the certified norms of the parameters, None if one lies outside of its set."""

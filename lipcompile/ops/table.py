@@ -20,6 +20,7 @@ from lipcompile.ops.resample import rules as resample
 from lipcompile.ops.scattering import rules as scattering
 from lipcompile.ops.shape import rules as shape
 from lipcompile.ops.softmax import rules as softmax
+from lipcompile.ops.whitening import rules as whitening
 
 OPS: tuple[AnyOp, ...] = (
     *linear.OPS,
@@ -31,6 +32,7 @@ OPS: tuple[AnyOp, ...] = (
     *shape.OPS,
     *resample.OPS,
     *scattering.OPS,
+    *whitening.OPS,
     *merge.OPS,
     *attention.OPS,
     *dot_product.OPS,

@@ -22,6 +22,7 @@ from .families import (
     scattering,
     shape,
     softmax,
+    whitening,
 )
 from .families.losses import LossAttack
 from .family import Attack
@@ -35,6 +36,7 @@ ATTACKS: Mapping[str, Attack] = {
     **shape.ATTACKS,
     **resample.ATTACKS,
     **scattering.ATTACKS,
+    **whitening.ATTACKS,
     **merge.ATTACKS,
     **class_token.ATTACKS,
     **attention.ATTACKS,

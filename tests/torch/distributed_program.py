@@ -19,9 +19,9 @@ from unittest.mock import patch
 import torch
 from lipcompile_privacy.factorisation import planned_strategy
 from lipcompile_torch import ClipGroup, PrivacyEngine, layers
+from lipcompile_torch.distributed import Processes
 from lipcompile_torch.sharding import add_sum_, is_shard
 from lipcompile_torch.train.checkpoint import read_checkpoint, restore, save_checkpoint
-from lipcompile_torch.train.distributed import Processes
 from lipcompile_torch.train.loss_clipping import AdaptiveClip
 from lipcompile_torch.train.module import LipschitzModule
 from lipcompile_torch.train.reduction import Reduction

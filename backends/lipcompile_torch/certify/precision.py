@@ -232,7 +232,7 @@ def _unclipped(nodes: Mapping[str, Node], output: str) -> set[str]:
         name = ahead.pop()
         if name in nodes and name not in found:
             found.add(name)
-            ahead += [] if nodes[name]["op"] == "clip_norm" else nodes[name]["inputs"]
+            ahead += [] if nodes[name]["op"] in _CLIPPED else nodes[name]["inputs"]
     return found
 
 
@@ -294,12 +294,14 @@ def _of_operands(node: Node, sources: list[Shape], weights: list[Shape]) -> Pair
     return _linear(len(sources)), _linear(copies)
 
 
+# What ends with a clip of the norm: what was rounded before does not count.
+_CLIPPED = ("clip_norm", "whitened_scattering2d", "whitened_patches")
 # fmt: off
 _ELEMENTWISE = (
     "relu", "leaky_relu", "tanh", "sigmoid", "softplus", "abs", "elu", "celu", "selu", "gelu", "silu", "mish",
     "hard_swish", "hard_sigmoid", "softsign", "hardtanh", "sign", "hard_shrink", "groupsort", "prelu", "scale",
     "bias", "householder", "fixed_householder", "identity", "flatten", "reshape", "transpose", "space_to_depth",
-    "depth_to_space", "patches", "slice", "clip_norm", "clip_gradient", "dropout", "class_token", "embedding",
+    "depth_to_space", "patches", "slice", *_CLIPPED, "clip_gradient", "dropout", "class_token", "embedding",
     "concat",
 )
 # fmt: on

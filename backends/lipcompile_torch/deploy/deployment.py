@@ -57,8 +57,9 @@ def in_single_precision(module: LipschitzModule) -> LipschitzModule:
 
 
 def weights_of(module: LipschitzModule) -> dict[str, Array]:
-    """Return the parameters by name, as they are."""
-    return {name: whole(p).detach().cpu().numpy() for name, p in module.named_parameters()}
+    """Return the parameters, and the constants that layers hold, by name, as they are."""
+    held = (*module.named_parameters(), *module.named_buffers())
+    return {name: whole(p).detach().cpu().numpy() for name, p in held}
 
 
 @torch.no_grad()

@@ -21,6 +21,8 @@ from .resampling import pad
 from .token_layers import Attention as Attention
 from .token_layers import ClassToken as ClassToken
 from .token_layers import Embedding as Embedding
+from .whitening import WhitenedPatches as WhitenedPatches
+from .whitening import WhitenedScattering2d as WhitenedScattering2d
 
 
 class Dense(ConstrainedLayer):

@@ -23,7 +23,7 @@ _UNDER_THEIR_NAMES = {
     ),
     "noise": "discrete_gaussian normals streams",
     "train": (
-        "certificate checkpoint checks clipped data distributed engine features gate gradients ledger "
+        "certificate checkpoint checks clipped data engine features gate gradients ledger "
         "loss_clipping module optimizer reduction sampler sampling training"
     ),
 }
@@ -36,6 +36,7 @@ _ELSEWHERE = {
     "bits": "noise.processor",
     "box_muller": "noise.processor",
     "convolving": "nn.reading",
+    "distributed": "distributed",
     "dot_product": "nn.functional",
     "environment": "environment",
     "example_norms": "certify.sums",

@@ -78,6 +78,20 @@ def load_test_npz(
     return _inputs(x, input_shape, None, "test inputs"), _targets(y, len(x), classes, "test labels")
 
 
+def outline(path: str | os.PathLike[str]) -> tuple[tuple[int, ...], int, NDArray[Any] | None]:
+    """Return the shape of one example, how many there are to train on, and the labels of the test part.
+
+    Labels are None unless they are whole numbers, one each. Of the training part nothing but its size is read.
+
+    Raises:
+        DataError, OSError: as `load_npz`.
+    """
+    x_train, _, x_test, y_test = _parts(_read(path))
+    if x_train.ndim < 2 or len(x_train) == 0 or y_test.shape != (len(x_test),) or not len(y_test):
+        raise DataError(f"inputs of shape {x_train.shape} and test labels of shape {y_test.shape} do not fit")
+    return x_train.shape[1:], len(x_train), y_test if y_test.dtype.kind in "iu" else None
+
+
 def _read(path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
     if Path(path).is_dir():
         return images_in(path)

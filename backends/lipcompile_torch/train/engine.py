@@ -24,13 +24,13 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from ..distributed import check_same, current_world
 from ..noise.mechanism import Allocation, NoiseSource
 from ..noise.normals import Normals, SecureNormals
 from . import checks
 from .certificate import check_certificate
 from .checks import PrivacyError, Source
 from .clipped import ClippedGradients, PerExampleLoss
-from .distributed import check_same, current_world
 from .gradients import Gradients, LipschitzGradients, PerExampleGradients
 from .ledger import Ledger, LedgerError, read_ledger
 from .loss_clipping import AdaptiveClip, ClipLength, Thresholds

@@ -12,12 +12,12 @@ from torch.optim import Optimizer
 from ..certify.precision import long_sum_slack, sum_slack, warn_of_sums
 from ..certify.sums import DEPTH
 from ..clip.clipping import sum_depth
+from ..distributed import ALONE, RankError, World, check_same
 from ..noise.mechanism import Allocation, NoiseSource, allocate
 from ..sharding import is_shard, settle
 from . import checks
 from .checks import PrivacyError
 from .clipped import ClippedGradients
-from .distributed import ALONE, RankError, World, check_same
 from .gradient_watch import GradientWatch
 from .loss_clipping import Thresholds
 from .module import LipschitzModule

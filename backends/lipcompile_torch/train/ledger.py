@@ -30,7 +30,7 @@ from lipcompile_privacy.errors import LedgerError
 from lipcompile_privacy.generators import UNKNOWN
 from lipcompile_privacy.ledger import COUNTS, GENESIS, SCHEMA, LedgerRecord, parse, read_ledger, sealed
 
-from .distributed import ALONE, World
+from ..distributed import ALONE, World
 from .gradient_watch import Singular
 
 __all__ = ["Ledger", "LedgerError", "LedgerRecord", "read_ledger", "sync_folder"]

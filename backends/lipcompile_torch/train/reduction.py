@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ..distributed import ALONE, World
 from ..native.fingerprint import Key, new_secret
 from ..native.memory_rows import dense
 from ..sharding import cut_once, finished_by_hand, forget_gradients, fsdp_groups, is_shard
 from . import checks
 from .checks import PrivacyError
-from .distributed import ALONE, World
 
 
 def owners(sizes: Mapping[str, int], ranks: int) -> dict[str, int]:

@@ -22,8 +22,8 @@ from torch.utils.data import (
 )
 
 from ..certify.precision import most_examples
+from ..distributed import ALONE, World
 from ..noise.normals import fresh_generator
-from .distributed import ALONE, World
 from .sampling import SamplingError, scheme_for
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from torch.optim import SGD, Adam, Optimizer
 from torch.utils.data import DataLoader, TensorDataset
 
 from ..noise.mechanism import Allocation
+from .averaging import LastWeights
 from .checkpoint import Checkpoint, CheckpointError, read_checkpoint, restore, save_checkpoint
 from .data import Arrays
 from .engine import PrivacyEngine
@@ -29,6 +30,12 @@ from .optimizer import PrivateOptimizer
 from .sampler import PrivateLoader
 
 _EVALUATION_BATCH = 1024
+# Shares of the learning rate, by the share of the steps that are taken.
+_SCHEDULES: Mapping[str, Callable[[float], float]] = {
+    "constant": lambda _: 1.0,
+    "cosine": lambda progress: 0.5 * (1 + math.cos(math.pi * progress)),
+    "linear": lambda progress: 1 - progress,
+}
 CHECKPOINT = "checkpoint.pt"
 LEDGER = "ledger.jsonl"
 
@@ -46,7 +53,9 @@ class TrainConfig:
         optimizer: "adam" or "sgd".
         learning_rate: > 0.
         momentum: of sgd.
-        schedule: learning rate "constant", or falling to 0 by half a "cosine".
+        schedule: learning rate "constant", or falling to 0 by half a "cosine" or in a "linear" way.
+        average: the weights of this share of the steps, the last ones, are averaged in the end, which is
+            post-processing; None: the last weights stay.
         noise: how noise is shared among parameters: a rule, or weights by name or pattern, see `noise.allocate`.
         sampling: how batches are drawn and accounted, see `sampling`; None: "poisson", or what correlation needs.
         correlation: how noise is correlated from step to step: {"kind": "correlated", "bands": 16}, {"kind":
@@ -74,7 +83,8 @@ class TrainConfig:
     optimizer: Literal["adam", "sgd"] = "adam"
     learning_rate: float = 1e-3
     momentum: float = 0.9
-    schedule: Literal["constant", "cosine"] = "constant"
+    schedule: Literal["constant", "cosine", "linear"] = "constant"
+    average: float | None = None
     noise: Allocation = "per_layer"
     sampling: Sampling | None = None
     correlation: Mapping[str, Any] | None = None
@@ -263,6 +273,9 @@ class _Training:
         if saved:
             restore(saved, self.module, optimizer, self.ledger)
             way.check_resumed(plan, self.ledger.record, self.budget)
+        self.last = None if config.average is None else LastWeights(self.module, plan.total_steps, config.average)
+        if saved and self.last:
+            self.last.load_state_dict(saved.notes["average"])
         return plan, optimizer, loader
 
     def _sigma(self, way: Course, saved: Checkpoint | None) -> float:
@@ -301,6 +314,8 @@ class _Training:
             self.optimizer.step()
             if self.loader.current is None:
                 steps = self.ledger.record.total_steps
+                if self.last:
+                    self.last.after(steps - 1)
                 yield steps
                 if not self.optimizer.steps_left or self._epoch_is_full(steps):
                     return
@@ -312,7 +327,7 @@ class _Training:
 
     def _set_learning_rate(self) -> None:
         progress = self.ledger.record.total_steps / self.plan.total_steps
-        share = 0.5 * (1 + math.cos(math.pi * progress)) if self.config.schedule == "cosine" else 1.0
+        share = _SCHEDULES[self.config.schedule](progress)
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.learning_rate * share
 
@@ -324,7 +339,13 @@ class _Training:
         self.report.epoch_ended(EpochSummary(steps // self.plan.steps_per_epoch, steps, spent, self.accuracy))
 
     def _save(self) -> None:
-        notes = {"settings": _identity(self.config), "noise_multiplier": self.plan.noise_multiplier}
+        """Write the checkpoint; once no steps are left, of averaged weights."""
+        if self.last and not self.optimizer.steps_left:
+            self.last.load()
+            self.module.forget_certificates()
+            self.module.project_()
+        average = {} if self.last is None else {"average": self.last.state_dict()}
+        notes = {"settings": _identity(self.config), "noise_multiplier": self.plan.noise_multiplier, **average}
         save_checkpoint(self.checkpoint_path, self.module, self.optimizer, self.ledger, notes)
 
     def result(self, seconds: float) -> TrainResult:
@@ -388,7 +409,9 @@ def _check(config: TrainConfig) -> None:
             f"learning rate {config.learning_rate}, momentum {config.momentum}: the rate must be positive and "
             "momentum in [0, 1)"
         )
-    if config.optimizer not in ("adam", "sgd") or config.schedule not in ("constant", "cosine"):
+    if config.average is not None and not 0 <= config.average <= 1:
+        raise ValueError(f"an average over the share {config.average} of the steps: it must lie in [0, 1]")
+    if config.optimizer not in ("adam", "sgd") or config.schedule not in _SCHEDULES:
         raise ValueError(f"unknown optimizer {config.optimizer!r} or schedule {config.schedule!r}")
 
 

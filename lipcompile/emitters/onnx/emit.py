@@ -37,6 +37,7 @@ from lipcompile.ops.resample import onnx_write as resample
 from lipcompile.ops.scattering import onnx_write as scattering
 from lipcompile.ops.shape import onnx_write as shape
 from lipcompile.ops.softmax import onnx_write as softmax
+from lipcompile.ops.whitening import onnx_write as whitening
 from lipcompile.version import __version__
 
 EMITTERS: Mapping[str, Emit] = {
@@ -50,6 +51,7 @@ EMITTERS: Mapping[str, Emit] = {
     **shape.EMITTERS,
     **resample.EMITTERS,
     **scattering.EMITTERS,
+    **whitening.EMITTERS,
     **merge.EMITTERS,
     **attention.EMITTERS,
     **normalisation.EMITTERS,
@@ -80,7 +82,8 @@ def to_onnx(
 
     Args:
         graph: without open repetitions and numbers.
-        weights: values by parameter; without them those that were imported, else a start from a fixed seed.
+        weights: values by parameter, and constants of layers; without them those that were imported, else a start
+            from a fixed seed.
         training: whether dropout drops.
         clip_input: whether examples are clipped to the bound of the input, if it is not trusted, as by the module.
         metadata: further entries.

@@ -23,6 +23,7 @@ from lipcompile.emitters.torch.expressions import (
     below,
     constructor,
     expression,
+    has_layer,
     loss_expression,
     owner,
     user_imports,
@@ -279,7 +280,7 @@ def _constructor(graph: Graph) -> list[str]:
     lines = ["def __init__(self) -> None:", "    super().__init__()"]
     built: set[str] = set()
     for node in graph.nodes:
-        if node.parameters and owner(node) not in built:
+        if has_layer(node) and owner(node) not in built:
             built.add(owner(node))
             lines += wrapped(f"    self.{owner(node)} = {constructor(graph, node)}")
     frozen = [name for name, parameter in graph.parameters.items() if not parameter.trainable]

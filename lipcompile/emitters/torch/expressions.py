@@ -27,6 +27,7 @@ from lipcompile.ops.resample import text as resample
 from lipcompile.ops.scattering import text as scattering
 from lipcompile.ops.shape import text as shape
 from lipcompile.ops.softmax import text as softmax
+from lipcompile.ops.whitening import text as whitening
 
 GROUP = "lipcompile_torch.ops"
 
@@ -94,18 +95,22 @@ __all__ = [
     "below",
     "constructor",
     "expression",
+    "has_layer",
     "loss_expression",
     "owner",
     "register_expression",
     "user_imports",
 ]
 
+# Layers of ops without parameters, which hold constants.
+HOLDERS: Mapping[str, Layer] = whitening.HOLDERS
 LAYERS: Mapping[str, Layer] = {
     **linear.LAYERS,
     **conv.LAYERS,
     **attention.LAYERS,
     **embedding.LAYERS,
     **parametric.LAYERS,
+    **HOLDERS,
 }
 EXPRESSIONS: Mapping[str, Expression] = {
     **activation.EXPRESSIONS,
@@ -122,8 +127,15 @@ EXPRESSIONS: Mapping[str, Expression] = {
 }
 
 
+def has_layer(node: Node) -> bool:
+    """Whether the module has a layer for the node: it holds parameters, or constants."""
+    return bool(node.parameters) or node.op.name in HOLDERS
+
+
 def owner(node: Node) -> str:
-    """Return the attribute that holds the node's layer: the node that first used its parameters."""
+    """Return the attribute that holds the node's layer: the node that first used its parameters, or itself."""
+    if not node.parameters:
+        return node.name
     return next(iter(node.parameters.values())).rpartition(".")[0]
 
 
@@ -141,7 +153,7 @@ def constructor(graph: Graph, node: Node) -> str:
 def expression(node: Node) -> str:
     """Return the expression of the node's output."""
     operands = list(node.inputs)
-    if node.parameters:
+    if has_layer(node):
         return f"self.{owner(node)}({', '.join(operands)})"
     write = EXPRESSIONS.get(node.op.name) or user_expression(node.op.name).expression
     assert write is not None, f"{node.op.name} has no parameters, but a constructor was registered for it"

@@ -19,7 +19,7 @@ NOISES = ("global", "per_layer", "optimal")
 # How noise is correlated over the steps, and the number that says how much: must it be given?
 CORRELATIONS: Mapping[str, tuple[str, bool]] = {"correlated": ("bands", True), "blt": ("buffers", False)}
 OPTIMIZERS: Mapping[str, tuple[str, ...]] = {"sgd": ("lr", "momentum"), "adam": ("lr",)}
-SCHEDULES = ("constant", "cosine")
+SCHEDULES = ("constant", "cosine", "linear")
 SOURCES = ("theorem", "clip", "auto")
 CLIP_GROUPS = ("flat", "layers", "blocks")
 
@@ -93,7 +93,13 @@ def _correlation(line: ast.TrainLine, call: ast.Call) -> Setting:
 
 
 def _schedule(line: ast.TrainLine) -> Iterator[tuple[str, Setting]]:
-    yield "schedule", _word(line, SCHEDULES)
+    """Read how the rate falls, and over which share of the steps weights are averaged: `linear, average=0.25`."""
+    first, *more = line.values
+    yield "schedule", _word(replace(line, values=(first,)), SCHEDULES)
+    for name, share in _numbers(more, ("average",), line):
+        if share > 1:
+            raise Problem("LIP404", "`average` is a number from 0 to 1", line.key.at)
+        yield name, share
 
 
 def _length(argument: ast.Argument, line: ast.TrainLine) -> Iterator[tuple[str, Setting]]:

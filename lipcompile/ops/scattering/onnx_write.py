@@ -130,11 +130,16 @@ class _Cascade:
         return whole
 
 
-def _scattering(writer: Writer, node: Node, x: Sequence[str]) -> str:
-    bank, (channels, *sizes) = node.attributes, node.site.inputs[0]
-    image = padded(writer, x[0], [bank.padding(size) for size in sizes], "reflect", 3)
+def coefficients(writer: Writer, bank: Scattering2d, x: str, example: Shape, shape: Shape) -> str:
+    """Return the coefficients of images `example`, as examples of this shape."""
+    channels, *sizes = example
+    image = padded(writer, x, [bank.padding(size) for size in sizes], "reflect", 3)
     found = _Cascade(writer, bank, tuple(sizes)).coefficients(image, (channels,))
-    return writer.reshape(writer.op("Concat", *found, axis=2), node.shape)
+    return writer.reshape(writer.op("Concat", *found, axis=2), shape)
+
+
+def _scattering(writer: Writer, node: Node, x: Sequence[str]) -> str:
+    return coefficients(writer, node.attributes, x[0], node.site.inputs[0], node.shape)
 
 
 EMITTERS: Mapping[str, Emit] = {"scattering2d": _scattering}

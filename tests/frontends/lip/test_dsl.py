@@ -187,6 +187,18 @@ def test_the_train_block_is_a_flat_table(tmp_path: Path) -> None:
     }
 
 
+def test_the_schedule_says_what_is_averaged(tmp_path: Path) -> None:
+    loaded = load(write(tmp_path, HEAD + "dense(2) }\ntrain { schedule linear, average=0.25 }"), ModelOptions())
+    assert loaded.training is not None
+    assert loaded.training.settings == {"schedule": "linear", "average": Fraction(1, 4)}
+
+
+@pytest.mark.parametrize("wrong", ["linear, average=1.5", "linear, mean=0.5", "linear, 0.5", "average=0.5"])
+def test_wrong_averages_are_refused(tmp_path: Path, wrong: str) -> None:
+    found = problems(tmp_path, HEAD + "dense(2) }\ntrain { schedule " + wrong + " }")
+    assert [problem.code for problem in found] == ["LIP404"]
+
+
 def test_all_mistakes_of_a_file_are_reported_and_what_hangs_off_them_is_not(tmp_path: Path) -> None:
     found = problems(tmp_path, HEAD + "dense(4)\n grupsort(2)\n dense(4)\n add(x, y)\n conv2d(3, kernle=2) }")
     lines = [(d.code, d.location.line if d.location else None) for d in found]

@@ -16,6 +16,7 @@ import scipy.stats
 import torch
 from lipcompile_torch.certify.precision import rounding_slack, sum_slack, working_slack
 from lipcompile_torch.certify.rounding import UP_MANY
+from lipcompile_torch.distributed import ALONE, World
 from lipcompile_torch.noise import mechanism as noise
 from lipcompile_torch.noise.discrete_gaussian import GRID_BITS
 from lipcompile_torch.noise.mechanism import NoiseSource, allocate
@@ -23,7 +24,6 @@ from lipcompile_torch.noise.normals import SecureNormals
 from lipcompile_torch.noise.streams import BandedStream
 from lipcompile_torch.train import checks, loss_clipping
 from lipcompile_torch.train.clipped import ClippedGradients
-from lipcompile_torch.train.distributed import ALONE, World
 from lipcompile_torch.train.gradients import LipschitzGradients, PerExampleGradients
 from lipcompile_torch.train.loss_clipping import AdaptiveClip, Threshold, gradient_multiplier
 from lipcompile_torch.train.module import LipschitzModule

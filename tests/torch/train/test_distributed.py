@@ -20,8 +20,8 @@ import pytest
 import torch
 from lipcompile_privacy.accounting import Mechanism
 from lipcompile_torch.certify.precision import rounding_slack
+from lipcompile_torch.distributed import World
 from lipcompile_torch.train.checkpoint import read_checkpoint, restore
-from lipcompile_torch.train.distributed import World
 from lipcompile_torch.train.ledger import Ledger, read_ledger
 from lipcompile_torch.train.reduction import owners
 from lipcompile_torch.train.sampler import PrivateLoader

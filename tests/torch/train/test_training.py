@@ -95,6 +95,47 @@ def test_a_cosine_schedule_falls_to_nothing(tmp_path: Path) -> None:
     assert rate == pytest.approx(0.05 * 0.5 * (1 + math.cos(math.pi * 29 / 30)))
 
 
+def test_a_linear_schedule_falls_to_nothing(tmp_path: Path) -> None:
+    train(Net(), arrays(), config(tmp_path, schedule="linear"))
+    rate = read_checkpoint(tmp_path / "checkpoint.pt").states["optimizer"]["param_groups"][0]["lr"]
+    assert rate == pytest.approx(0.05 / 30)
+
+
+def weights(net: Any) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten().clone() for parameter in net.parameters()])
+
+
+@pytest.mark.parametrize("interrupted_at", [None, 14, 19, 24, 30])
+def test_the_last_weights_are_averaged_in_resumed_runs_too(tmp_path: Path, interrupted_at: int | None) -> None:
+    net, seen = Net(), {}
+
+    class Watcher(Recorder):
+        def stepped(self, steps: int) -> None:
+            seen[steps] = weights(net)
+            super().stepped(steps)
+
+    settings = config(tmp_path, average=0.4)
+    if interrupted_at is not None:
+        with pytest.raises(KeyboardInterrupt):
+            train(net, arrays(), settings, Watcher(interrupted_at))
+        net, settings = Net(), dataclasses.replace(settings, resume=True)
+    result = train(net, arrays(), settings, Watcher())
+    expected = Net()
+    torch.nn.utils.vector_to_parameters(
+        torch.stack([seen[step] for step in range(19, 31)]).mean(0), expected.parameters()
+    )
+    expected.project_()
+    torch.testing.assert_close(weights(net), weights(expected))
+    assert result.test_accuracy == evaluate(net, *map(torch.from_numpy, (arrays().x_test, arrays().y_test)))
+    again = Net()
+    train(again, arrays(), dataclasses.replace(settings, resume=True))
+    torch.testing.assert_close(weights(again), weights(net))
+    stored = read_checkpoint(result.checkpoint)
+    again.load_state_dict(stored.states["module"])
+    torch.testing.assert_close(weights(again), weights(net))
+    assert stored.notes["average"]["taken"] == 12
+
+
 @pytest.mark.parametrize("limit", [None, 4])
 def test_an_interrupted_run_resumes_to_the_same_budget(tmp_path: Path, limit: int | None) -> None:
     settings = config(tmp_path, max_physical_batch=limit)
@@ -211,6 +252,8 @@ def test_impossible_budgets_leave_nothing_in_the_way(tmp_path: Path) -> None:
         {"momentum": 1.0},
         {"optimizer": "lbfgs"},
         {"schedule": "plateau"},
+        {"average": -0.1},
+        {"average": 1.1},
     ],
 )
 def test_settings_that_mean_nothing_are_refused(tmp_path: Path, changes: Any) -> None:

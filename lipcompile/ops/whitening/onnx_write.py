@@ -1,0 +1,55 @@
+"""Whitened features: their constants are those of a module, which the compiler does not compute."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+
+import numpy as np
+
+from lipcompile.core.graph import Node
+from lipcompile.diagnostics import Refusal
+from lipcompile.emitters.onnx.writer import Emit, Writer
+from lipcompile.ops.scattering.onnx_write import coefficients
+from lipcompile.ops.scattering.rules import Scattering2d
+
+_SHORTEST = 1e-6  # what shorter features are divided by
+
+
+def _whitened(writer: Writer, node: Node, entries: str) -> str:
+    """W(e - m) at every position of entries [B, E, positions], over the length of the whole."""
+    mean, matrix = (_constant(writer, node, name) for name in ("mean", "matrix"))
+    found = writer.op("MatMul", matrix, writer.op("Sub", entries, mean))
+    length = writer.reduce("ReduceL2", found, (0, 1), keep=True)
+    least = writer.constant(np.array(_SHORTEST, dtype=np.float32))
+    return writer.reshape(writer.op("Div", found, writer.op("Max", length, least)), node.shape)
+
+
+def _constant(writer: Writer, node: Node, name: str) -> str:
+    if f"{node.name}.{name}" not in writer.weights:
+        message = f"the constants of `{node.op.name}` are in the module that holds its layer"
+        raise Refusal("LIP017", message, "export the module: lipcompile export")
+    return writer.constant(writer.weights[f"{node.name}.{name}"].astype(np.float32))
+
+
+def _scattering(writer: Writer, node: Node, x: Sequence[str]) -> str:
+    own, example = node.attributes, node.site.inputs[0]
+    bank = Scattering2d(own.scales, own.angles)
+    shape = (example[0] * bank.coefficients, prod(node.shape[1:]))
+    zero = writer.constant(np.array(0, dtype=np.float32))
+    kept = writer.op("Max", coefficients(writer, bank, x[0], example, shape), zero)
+    return _whitened(writer, node, writer.op("Log", writer.op("Add", kept, writer.number(own.floor, "above"))))
+
+
+def _patches(writer: Writer, node: Node, x: Sequence[str]) -> str:
+    own, entries = node.attributes, node.shape[0]
+    kernel = np.eye(entries, dtype=np.float32).reshape(entries, node.site.inputs[0][0], own.size, own.size)
+    laid_out = writer.op("Conv", x[0], writer.constant(kernel), strides=[own.stride, own.stride])
+    flat = writer.reshape(laid_out, (entries, prod(node.shape[1:])))
+    centred = writer.op("Sub", flat, writer.reduce("ReduceMean", flat, (0,), keep=True))
+    variance = writer.reduce("ReduceMean", writer.op("Mul", centred, centred), (0,), keep=True)
+    contrast = writer.op("Sqrt", writer.op("Add", variance, writer.number(own.floor * own.floor, "above")))
+    return _whitened(writer, node, writer.op("Div", centred, contrast))
+
+
+EMITTERS: Mapping[str, Emit] = {"whitened_scattering2d": _scattering, "whitened_patches": _patches}
