@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from lipcompile_torch.accounting import Mechanism, NeighbouringRelation, calibrate_noise_multiplier, epsilon
-from lipcompile_torch.train.averaging import LastWeights
+from lipcompile_torch.averaging import LastWeights
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (its name everywhere in this field)
 from torch.optim import Adam

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from lipcompile_torch import PrivacyEngine
-from lipcompile_torch.train.averaging import LastWeights
+from lipcompile_torch.averaging import LastWeights
 from lipcompile_torch.train.engine import SeededWarning
 from torch import Tensor
 from torch.optim import SGD, Adam, Optimizer

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from lipcompile_torch import PrivacyEngine
-from lipcompile_torch.train.averaging import LastWeights
+from lipcompile_torch.averaging import LastWeights
 from lipcompile_torch.train.engine import SeededWarning
 from numpy.typing import NDArray
 from torch import Tensor

@@ -14,8 +14,8 @@ import numpy as np
 from lipcompile_privacy.errors import DataError as DataError
 from numpy.typing import NDArray
 
-from .sources import images_in
-from .sources import items_of as items_of
+from ..sources import images_in
+from ..sources import items_of as items_of
 
 _SPLIT_SEED = 0
 _TEST_SHARE = 0.2

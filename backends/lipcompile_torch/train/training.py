@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.optim import SGD, Adam, Optimizer
 from torch.utils.data import DataLoader, TensorDataset
 
+from ..averaging import LastWeights
 from ..noise.mechanism import Allocation
-from .averaging import LastWeights
 from .checkpoint import Checkpoint, CheckpointError, read_checkpoint, restore, save_checkpoint
 from .data import Arrays
 from .engine import PrivacyEngine

@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from lipcompile_torch.train.averaging import LastWeights
+from lipcompile_torch.averaging import LastWeights
 from torch import nn
 
 

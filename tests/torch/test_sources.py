@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lipcompile_torch.sources import images_in, items_of
 from lipcompile_torch.train.data import DataError, load_npz
-from lipcompile_torch.train.sources import images_in, items_of
 from PIL import Image
 from torch.utils.data import TensorDataset
 
