@@ -17,9 +17,10 @@ from lipcompile.learn.account import Account, Budget, Spent
 from lipcompile.learn.features import Array, Features
 from lipcompile.learn.head import Watch, train_head
 from lipcompile.learn.recipe import Recipe, recipe_for
-from lipcompile.learn.scaling import Scaling, Units, chunks, released_moments, released_ranges
+from lipcompile.learn.scaling import Scaling, Units, pieces, released_moments, released_ranges
 from lipcompile.learn.selection import select
 from lipcompile.learn.targets import Classes, Head, Numbers, Problem
+from lipcompile.tables.stream import release
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Fitted:
 
     def outputs(self, x: Array) -> Array:
         """Return the outputs of the head [N, outputs] for values [N, d]."""
-        parts = [self.features(self.scaling(x[some])) @ self.weights.T for some in chunks(len(x))]
+        parts = [self.features(self.scaling(rows)) @ self.weights.T for _, rows in pieces(x)]
         return np.concatenate(parts) if parts else np.empty((0, len(self.weights)))
 
     def probabilities(self, x: Array) -> Array:
@@ -153,10 +154,11 @@ def _units(
 
     def values(some: slice) -> Array:
         found = x[some][:, unknown]
+        release(x)
         return np.column_stack([found, y[some]]) if target else found
 
-    release = account.release(f"ranges of {len(unknown) + target} columns", recipe.ranges)
-    lows, highs = released_ranges(values, len(x), release, account.noise(recipe.ranges))
+    paid = account.release(f"ranges of {len(unknown) + target} columns", recipe.ranges)
+    lows, highs = released_ranges(values, len(x), paid, account.noise(recipe.ranges))
     low[unknown], high[unknown] = lows[: len(unknown)], highs[: len(unknown)]
     if target:
         ends = np.array([[lows[-1]], [highs[-1]]])

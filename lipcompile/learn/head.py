@@ -24,7 +24,7 @@ from lipcompile.core.backend import find, instantiate
 from lipcompile.frontends.options import ModelOptions
 from lipcompile.learn.features import Array, Features
 from lipcompile.learn.recipe import Recipe
-from lipcompile.learn.scaling import Scaling, chunks
+from lipcompile.learn.scaling import Scaling, pieces
 from lipcompile.learn.targets import Head
 from lipcompile.tables.stream import release
 
@@ -109,7 +109,7 @@ def train_head(
             loss_clip=clip,
             seed=seed,
         )
-    rate = recipe.agitation * batch / (noise * features.radius * (clip or 1.0))
+    rate = min(recipe.fastest, recipe.agitation * batch / (noise * features.radius * (clip or 1.0)))
     last = LastWeights(module, recipe.steps, recipe.average)
     while private.steps_left:
         for inputs, targets in batches:
@@ -135,8 +135,8 @@ def _examples(x: Array, y: NDArray[Any], features: Callable[[Array], Array]) -> 
     if 8 * len(x) * width > _KEPT:
         return MappedRows(x, y, features)
     room = np.empty((len(x), width))
-    for some in chunks(len(x)):
-        room[some] = features(x[some])
+    for some, rows in pieces(x):
+        room[some] = features(rows)
     return TensorDataset(torch.from_numpy(room), torch.from_numpy(y))
 
 

@@ -29,6 +29,7 @@ class Recipe:
         constant: feature that stands for the bias.
         loss_clip: C, of the loss's gradient in the outputs.
         agitation: standard deviation that the noise of one step gives a weight; the learning rate follows from it.
+        fastest: largest learning rate: of large tables there is too little noise to choose one by.
         steps: of gradient descent.
         momentum: of gradient descent.
         average: the last share of the steps, whose weights are averaged.
@@ -44,6 +45,7 @@ class Recipe:
     constant: float = 0.1
     loss_clip: float = 0.3
     agitation: float = 0.034
+    fastest: float = 400.0
     steps: int = 100
     momentum: float = 0.9
     average: float = 0.5
@@ -51,13 +53,15 @@ class Recipe:
 
     def __post_init__(self) -> None:
         shares = (self.moments, self.ranges, self.floor, self.average)
-        positive = (self.frequency, self.constant, self.loss_clip, self.agitation)
+        positive = (self.frequency, self.constant, self.loss_clip, self.agitation, self.fastest)
         if not (all(0 < share < 1 for share in shares) and self.moments + self.ranges < 1):
             raise ValueError(
                 "moments, ranges, floor and average are shares between 0 and 1, the first two together"
             )
         if not all(0 < number < 1e6 for number in positive) or not 0 <= self.momentum < 1:
-            raise ValueError("frequency, constant, loss_clip and agitation are positive, momentum is below 1")
+            raise ValueError(
+                "frequency, constant, loss_clip, agitation and fastest are positive, momentum is below 1"
+            )
         if self.steps < 1 or self.width < 2 or self.width % 2 or (self.batch is not None and self.batch < 1):
             raise ValueError("steps and batch are at least 1, width is even and at least 2")
         if self.kind not in ("plain", "waves"):

@@ -13,12 +13,14 @@ the square of that), cut to a ball.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from lipcompile.tables.stream import release
 
 Array = NDArray[np.floating[Any]]
 Release = Callable[[Array, float], Array]
@@ -41,6 +43,13 @@ _FINEST = 8  # intervals of an octave
 def chunks(rows: int) -> list[slice]:
     """Return slices that cover so many rows."""
     return [slice(start, min(start + ROWS, rows)) for start in range(0, rows, ROWS)]
+
+
+def pieces(x: Array) -> Iterator[tuple[slice, Array]]:
+    """Yield slices that cover the rows, and those rows; of a file no more than a piece stays in memory."""
+    for some in chunks(len(x)):
+        yield some, x[some]
+        release(x)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,8 +174,8 @@ def released_moments(
     # A row of values 1 everywhere has norm √(2d + 1); most are shorter, and noise grows with this radius.
     radius = max(1.0, 0.6 * math.sqrt(2 * columns + 1))
     total = np.zeros(2 * columns + width)
-    for some in chunks(rows):
-        unit = np.nan_to_num(units(x[some].astype(np.float64)), nan=0.0)
+    for some, values in pieces(x):
+        unit = np.nan_to_num(units(values.astype(np.float64)), nan=0.0)
         table = np.concatenate([unit, unit**2, targets(some)], axis=1)
         total += cut(table, radius).sum(axis=0)
     means = release(total, radius) / rows
