@@ -111,9 +111,10 @@ class Account:
             BudgetError: nothing to speak of is left.
             LedgerError: the ledger is damaged, in use, or belongs to other data.
         """
+        whole = float(gaussian_noise("analytic", budget.epsilon, budget.delta))  # before a file is made
         engine = PrivacyEngine("rdp" if budget.search else "pld", ledger)
         try:
-            alone = _alone(budget, engine.open_ledger(rows), engine.accountant)
+            alone = _alone(budget, whole, engine.open_ledger(rows), engine.accountant)
         except BaseException:
             engine.close()
             raise
@@ -162,9 +163,8 @@ class Account:
         return sigma
 
 
-def _alone(budget: Budget, ledger: Ledger, accountant: Accountant) -> float:
+def _alone(budget: Budget, whole: float, ledger: Ledger, accountant: Accountant) -> float:
     """Return σ of what the budget leaves, as one Gaussian mechanism; raises BudgetError if it is nearly none."""
-    whole = float(gaussian_noise("analytic", budget.epsilon, budget.delta))
     ledger.delta = budget.delta
     past = [*ledger.record.runs, *([(budget.selection, 1)] if budget.search else [])]
     if not past:
