@@ -113,6 +113,38 @@ def test_wrong_labels_are_refused_without_showing_them(cancer: tuple[Any, Any]) 
         PrivateClassifier().fit(x, np.full(len(x), "same"))
 
 
+# What scikit-learn refuses, and tells with the values in it.
+QUOTED: dict[str, tuple[Any, Any]] = {
+    "a text": (np.array([[1, "4711"], [3, 4]], object), [0, 1]),
+    "texts": (np.array([["1", "4711"], ["3", "4"]]), [0, 1]),
+    "bytes": (np.array([[1, b"4711"], [3, 4]], object), [0, 1]),
+    "a row": ([4711.0, 1.0], [0, 1]),
+    "a number": (4711.0, [0, 1]),
+    "complex rows": (np.array([[4711j], [1.0]]), [0, 1]),
+    "complex targets": (np.array([[1.0], [2.0]]), [4711j, 1.0]),
+    "a text for a target": (np.array([[1.0], [2.0]]), np.array(["4711", 0], object)),
+    "targets in two columns": (np.array([[1.0], [2.0]]), [[4711, 1], [2, 3]]),
+}
+
+
+@pytest.mark.parametrize("case", QUOTED)
+@pytest.mark.parametrize(
+    "model", [PrivateClassifier(classes=[0, 1]), PrivateRegressor()], ids=["classes", "numbers"]
+)
+def test_what_is_refused_is_not_quoted(model: Any, case: str) -> None:
+    with pytest.raises((TypeError, ValueError)) as refused:
+        clone(model).fit(*QUOTED[case])
+    assert "4711" not in str(refused.value)
+
+
+def test_a_row_to_predict_is_not_quoted(cancer: tuple[Any, Any]) -> None:
+    x, y = cancer
+    model = PrivateClassifier(classes=["benign", "malignant"], recipe={"steps": 1}).fit(x, y)
+    with pytest.raises(ValueError, match=r"got 1D array instead\. Reshape your data") as refused:
+        model.predict(np.full(30, 4711.0))
+    assert "4711" not in str(refused.value)
+
+
 def test_bounds_are_public_ranges(cancer: tuple[Any, Any]) -> None:
     x, y = cancer
     model = PrivateClassifier(classes=["benign", "malignant"], bounds=(0, 5000)).fit(x, y)
