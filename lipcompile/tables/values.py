@@ -89,7 +89,10 @@ def _distinct(array: Any) -> tuple[list[str], NDArray[np.int64]]:
     """Return the texts that occur, and which of them each row has, [N]: one more than the last for none."""
     pa = arrow()
     encoded = _cast(_plain(array), pa.large_string()).dictionary_encode()
-    found = [text.strip() for text in encoded.dictionary.to_pylist()]
+    try:
+        found = [text.strip() for text in encoded.dictionary.to_pylist()]
+    except UnicodeDecodeError:  # bytes that are no text
+        raise UnfitError from None
     return found, _cast(encoded.indices.fill_null(len(found)), pa.int64()).to_numpy()
 
 

@@ -184,6 +184,7 @@ UNFIT: dict[str, tuple[Column, Any]] = {
     "text for yes and no": (Boolean("a"), ["yes", SECRET]),
     "a number for yes and no": (Boolean("a"), [0, 4711]),
     "lists for a category": (Category("a"), [[SECRET]]),
+    "bytes that are no text for a category": (Category("a"), [b"\xff" + SECRET.encode()]),
 }
 
 
