@@ -150,7 +150,7 @@ class _Private(BaseEstimator):
             "the kinds of columns were read from the rows, which is not paid for: give schema=…, which "
             "`lipcompile new` writes",
             PrivacyLeakWarning,
-            4,
+            5,
         )
         return guess(x)
 
