@@ -67,6 +67,18 @@ _QUOTING = re.compile(
     re.DOTALL,
 )
 
+# Modules of scikit-learn that fit a model several times on the same rows.
+_REPEATING = (
+    "sklearn.calibration",
+    "sklearn.ensemble.",
+    "sklearn.feature_selection.",
+    "sklearn.linear_model._ransac",
+    "sklearn.model_selection.",
+    "sklearn.multiclass",
+    "sklearn.multioutput",
+    "sklearn.semi_supervised.",
+)
+
 
 class PrivacyLeakWarning(UserWarning):
     """Something was taken from private rows without being paid for."""
@@ -311,6 +323,8 @@ class PrivateRegressor(RegressorMixin, _Private):
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:  # noqa: N803
         """Fit on rows [N, d] and numbers [N]; see `PrivateClassifier.fit`."""
+        if self.target_range is not None and not -np.inf < self.target_range[0] < self.target_range[1] < np.inf:
+            raise ValueError("target_range=(low, high): both are finite numbers, and low is below high")
         column = _column(y)
         with _unquoted():
             targets = check_array(column, ensure_2d=False, dtype=np.float64, input_name="y")
@@ -363,7 +377,7 @@ def _width(x: Any) -> int:
 
 def _kinds(x: Any) -> list[str]:
     """Return the kind of each column of a frame as a letter of numpy's, "O" of what is none of its numbers."""
-    return [getattr(kind, "kind", "O") for kind in x.dtypes]
+    return [getattr(kind, "kind", "O") for kind in getattr(x, "dtypes", [None])]
 
 
 def _bounds(
@@ -379,15 +393,15 @@ def _bounds(
 
 
 def _refuse_search(fits: int) -> None:
-    """Refuse to be fitted by scikit-learn's model selection, unless several fits are paid for.
+    """Refuse to be fitted by what fits again and again, unless several fits are paid for.
 
     Raises:
-        UnpaidSearchError: this is one.
+        UnpaidSearchError: scikit-learn's model selection, or a model made of models, fits this one.
     """
     if fits > 1:
         return
     frame = sys._getframe()
-    while frame is not None and not frame.f_globals.get("__name__", "").startswith("sklearn.model_selection."):
+    while frame is not None and not frame.f_globals.get("__name__", "").startswith(_REPEATING):
         frame = frame.f_back  # type: ignore[assignment]
     if frame is not None:
         raise UnpaidSearchError(
