@@ -100,7 +100,7 @@ def _plain(array: Any) -> Any:
     """Return an array without dictionary, its texts of the type that every function of pyarrow takes."""
     types = arrow("types")
     if types.is_dictionary(array.type):
-        array = array.dictionary_decode()
+        array = arrow().DictionaryArray.from_arrays(array.indices, _plain(array.dictionary)).dictionary_decode()
     is_view = str(array.type) == "string_view"  # `types` asks for it from pyarrow 16 on
     return _cast(array, arrow().large_string()) if is_view else array
 
