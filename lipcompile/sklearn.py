@@ -377,7 +377,14 @@ def _width(x: Any) -> int:
 
 def _kinds(x: Any) -> list[str]:
     """Return the kind of each column of a frame as a letter of numpy's, "O" of what is none of its numbers."""
-    return [getattr(kind, "kind", "O") for kind in getattr(x, "dtypes", [None])]
+    return [_kind(kind) for kind in getattr(x, "dtypes", [None])]
+
+
+def _kind(kind: Any) -> str:
+    """Return the letter of a kind of numpy, pandas or polars."""
+    if hasattr(kind, "is_numeric"):
+        return "f" if kind.is_numeric() else "O"
+    return str(getattr(kind, "kind", "O"))
 
 
 def _bounds(

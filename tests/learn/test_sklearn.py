@@ -254,6 +254,31 @@ def test_frames_have_columns_of_any_kind(people: tuple[pd.DataFrame, Any]) -> No
     assert told[0].filename == __file__
 
 
+class Decimals:
+    """The type of a column of a frame of polars."""
+
+    def is_numeric(self) -> bool:
+        return True
+
+
+class Frame:
+    """A frame as polars has it, of numbers alone."""
+
+    columns = ("a", "b")
+    dtypes = (Decimals(), Decimals())
+    shape = (20, 2)
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        return np.ones(self.shape)
+
+
+def test_numbers_of_polars_are_numbers() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = PrivateClassifier(classes=[0, 1], recipe={"steps": 1}).fit(Frame(), np.arange(20) % 2)
+    assert model.schema_ is None
+
+
 def test_a_schema_says_what_is_public_of_a_frame(people: tuple[pd.DataFrame, Any], tmp_path: Path) -> None:
     frame, y = people
     schema = Schema((Number("age", 0, 120), Category("job", ("nurse", "teacher", "clerk"), missing=True)))
