@@ -14,6 +14,7 @@ from lipcompile.learn.recipe import Recipe
 
 Array = NDArray[np.floating[Any]]
 _SLACK = 1e-6
+_BLOCK = 8192  # rows of a product
 _SEED = 0
 
 
@@ -59,13 +60,28 @@ class Features:
         if self.directions is None:
             parts = [ball, constant]
         else:
-            phases = rows.astype(np.float32) @ self.directions
+            phases = _product(rows, self.directions)
             waves = np.concatenate([np.cos(phases), np.sin(phases)], axis=1) / math.sqrt(phases.shape[1])
             parts = [waves / math.sqrt(1.25), 0.5 * ball / math.sqrt(1.25), constant]
         features = np.concatenate(parts, axis=1, dtype=np.float64)
         if not (np.linalg.norm(features, axis=1) <= self.radius).all():  # NaN fails, too
             raise ArithmeticError("features exceed their bound: the rows are not finite numbers")
         return features
+
+
+def _product(rows: Array, directions: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return rows @ directions, in products of one shape.
+
+    How a product is rounded depends on its shape. So a row that comes or goes moves no feature of others in its
+    batch: that of all of them together would not be covered by what float64 adds to the bound of a row.
+    """
+    found = np.empty((len(rows), directions.shape[1]), np.float32)
+    block = np.zeros((_BLOCK, len(directions)), np.float32)
+    for start in range(0, len(rows), _BLOCK):
+        some = rows[start : start + _BLOCK]
+        block[: len(some)] = some
+        found[start : start + _BLOCK] = (block @ directions)[: len(some)]
+    return found
 
 
 def _directions(columns: int, number: int) -> NDArray[np.float32]:
