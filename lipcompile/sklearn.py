@@ -12,9 +12,11 @@ one row. What is not paid for is said by a `PrivacyLeakWarning`.
 from __future__ import annotations
 
 import os
+import re
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Self
@@ -45,6 +47,37 @@ __all__ = ["PrivacyLeakWarning", "PrivateClassifier", "PrivateRegressor", "Unpai
 
 
 Ends = NDArray[np.float64] | None
+
+# Refusals of scikit-learn whose messages quote no row, by how they begin; and what to tell of those that do.
+_PLAIN = (
+    "Expected a 2-dimensional container",
+    "Feature names are only",
+    "Found array with",
+    "Input ",
+    "Sparse data",
+    "The feature names",
+    "Unknown label type",
+    "X has ",
+    "float() argument",
+    "y should be",
+)
+_QUOTING = re.compile(
+    r"(Expected 2D array, got \w+ array instead|Complex data not supported|could not convert string to float)"
+    r".*?(Reshape your data.*)?",
+    re.DOTALL,
+)
+
+# Modules of scikit-learn that fit a model several times on the same rows.
+_REPEATING = (
+    "sklearn.calibration",
+    "sklearn.ensemble.",
+    "sklearn.feature_selection.",
+    "sklearn.linear_model._ransac",
+    "sklearn.model_selection.",
+    "sklearn.multiclass",
+    "sklearn.multioutput",
+    "sklearn.semi_supervised.",
+)
 
 
 class PrivacyLeakWarning(UserWarning):
@@ -109,7 +142,7 @@ class _Private(BaseEstimator):
         """Return the rows to fit on [N, d], and the public ends of their ranges."""
         self.schema_ = self._schema_of(x)
         if self.schema_ is None:
-            rows = validate_data(self, x, dtype=np.float64, ensure_all_finite="allow-nan", ensure_min_samples=2)
+            rows = self._matrix(x, ensure_min_samples=2)
             return rows, *_bounds(self.bounds, rows.shape[1])
         if self.bounds is not None:
             raise ValueError("a schema has the ranges of columns: leave bounds out")
@@ -129,7 +162,7 @@ class _Private(BaseEstimator):
             "the kinds of columns were read from the rows, which is not paid for: give schema=…, which "
             "`lipcompile new` writes",
             PrivacyLeakWarning,
-            4,
+            5,
         )
         return guess(x)
 
@@ -138,7 +171,12 @@ class _Private(BaseEstimator):
         if self.schema_ is not None:
             _check_feature_names(self, x, reset=False)
             return encoded(x, self.schema_).x
-        rows: NDArray[Any] = validate_data(self, x, dtype=np.float64, ensure_all_finite="allow-nan", reset=False)
+        return self._matrix(x, reset=False)
+
+    def _matrix(self, x: ArrayLike, **how: Any) -> NDArray[Any]:
+        """Return rows of numbers [N, d]; see `validate_data`."""
+        with _unquoted():
+            rows: NDArray[Any] = validate_data(self, x, dtype=np.float64, ensure_all_finite="allow-nan", **how)
         return rows
 
     def __sklearn_is_fitted__(self) -> bool:
@@ -214,7 +252,8 @@ class PrivateClassifier(ClassifierMixin, _Private):
             BudgetError: a budget that cannot be met.
         """
         labels = _column(y)
-        check_classification_targets(labels)
+        with _unquoted():
+            check_classification_targets(labels)
         found = np.unique(labels)
         if self.classes is None:
             warnings.warn(
@@ -284,7 +323,11 @@ class PrivateRegressor(RegressorMixin, _Private):
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:  # noqa: N803
         """Fit on rows [N, d] and numbers [N]; see `PrivateClassifier.fit`."""
-        targets = check_array(_column(y), ensure_2d=False, dtype=np.float64, input_name="y")
+        if self.target_range is not None and not -np.inf < self.target_range[0] < self.target_range[1] < np.inf:
+            raise ValueError("target_range=(low, high): both are finite numbers, and low is below high")
+        column = _column(y)
+        with _unquoted():
+            targets = check_array(column, ensure_2d=False, dtype=np.float64, input_name="y")
         self._fit(X, targets, target_range=self.target_range)
         return self
 
@@ -298,9 +341,30 @@ def _column(y: ArrayLike | None) -> NDArray[Any]:
     """Return targets as a vector [N]."""
     if y is None:
         raise ValueError("this estimator requires y to be passed, but the target y is None")
-    found: NDArray[Any] = column_or_1d(y, warn=True)
-    assert_all_finite(found, input_name="y")
+    with _unquoted():
+        found: NDArray[Any] = column_or_1d(y, warn=True)
+        assert_all_finite(found, input_name="y")
     return found
+
+
+@contextmanager
+def _unquoted() -> Iterator[None]:
+    """Refuse what scikit-learn refuses, without the values of rows that its messages quote."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(_told(str(error))) from None
+
+
+def _told(message: str) -> str:
+    """Return what of a message of scikit-learn quotes no row."""
+    if message.startswith(_PLAIN):
+        return message
+    quoting = _QUOTING.fullmatch(message)
+    return (
+        ". ".join(filter(None, quoting.groups())) if quoting else "the rows or the targets are no table of numbers"
+    )
 
 
 def _is_frame(x: Any) -> bool:
@@ -313,7 +377,14 @@ def _width(x: Any) -> int:
 
 def _kinds(x: Any) -> list[str]:
     """Return the kind of each column of a frame as a letter of numpy's, "O" of what is none of its numbers."""
-    return [getattr(kind, "kind", "O") for kind in x.dtypes]
+    return [_kind(kind) for kind in getattr(x, "dtypes", [None])]
+
+
+def _kind(kind: Any) -> str:
+    """Return the letter of a kind of numpy, pandas or polars."""
+    if hasattr(kind, "is_numeric"):
+        return "f" if kind.is_numeric() else "O"
+    return str(getattr(kind, "kind", "O"))
 
 
 def _bounds(
@@ -329,15 +400,15 @@ def _bounds(
 
 
 def _refuse_search(fits: int) -> None:
-    """Refuse to be fitted by scikit-learn's model selection, unless several fits are paid for.
+    """Refuse to be fitted by what fits again and again, unless several fits are paid for.
 
     Raises:
-        UnpaidSearchError: this is one.
+        UnpaidSearchError: scikit-learn's model selection, or a model made of models, fits this one.
     """
     if fits > 1:
         return
     frame = sys._getframe()
-    while frame is not None and not frame.f_globals.get("__name__", "").startswith("sklearn.model_selection."):
+    while frame is not None and not frame.f_globals.get("__name__", "").startswith(_REPEATING):
         frame = frame.f_back  # type: ignore[assignment]
     if frame is not None:
         raise UnpaidSearchError(

@@ -73,7 +73,7 @@ def _model(data: Path, path: Path, plan: dict[str, Any]) -> int:
 
 
 def _schema(data: Path, target: str | None, public: bool, output: Path | None) -> int:
-    from lipcompile.cli.shared.tables import schema_beside
+    from lipcompile.cli.shared.tables import names_read, schema_beside
     from lipcompile.tables.guess import guess
     from lipcompile.tables.layout import open_ranges
     from lipcompile.tables.schema_text import KINDS_READ, PUBLIC, text
@@ -83,6 +83,7 @@ def _schema(data: Path, target: str | None, public: bool, output: Path | None) -
         raise input_error("LIP005", f"`{path}` exists, and may have been filled in", "choose another --output")
     schema = guess(data, target, public=public)
     origin = PUBLIC if public else KINDS_READ
-    write_text(path, text(schema, data.name, [origin]))
+    origins = [origin] if public else [origin, *names_read(schema, data)]
+    write_text(path, text(schema, data.name, origins))
     click.echo(f"{path}: {len(schema.columns)} columns, {open_ranges(schema)} of them without a range. {origin}")
     return 0

@@ -104,17 +104,26 @@ class Account:
         """Return the account of a budget.
 
         What the ledger holds already counts against the budget. With nothing before it a fit is Gaussian
-        mechanisms alone, which compose exactly; else the accountant is asked, of a search the one of Rényi
-        divergences, which has the theorem.
+        mechanisms alone, which compose exactly; else the accountant is asked, of a search, this one or an earlier
+        one, the one of Rényi divergences, which has the theorem.
 
         Raises:
             BudgetError: nothing to speak of is left.
             LedgerError: the ledger is damaged, in use, or belongs to other data.
         """
+<<<<<<< HEAD
         whole = float(gaussian_noise("analytic", budget.epsilon, budget.delta))  # before a file is made
         engine = PrivacyEngine("rdp" if budget.search else "pld", ledger)
         try:
             alone = _alone(budget, whole, engine.open_ledger(rows), engine.accountant)
+=======
+        engine = PrivacyEngine("pld", ledger)
+        try:
+            opened = engine.open_ledger(rows)
+            if budget.search or any(isinstance(release, Selection) for release, _ in opened.record.runs):
+                engine.accountant = "rdp"
+            alone = _alone(budget, opened, engine.accountant)
+>>>>>>> wt-attack
         except BaseException:
             engine.close()
             raise

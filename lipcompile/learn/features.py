@@ -14,6 +14,7 @@ from lipcompile.learn.recipe import Recipe
 
 Array = NDArray[np.floating[Any]]
 _SLACK = 1e-5
+_BLOCK = 8192  # rows of a product
 _SEED = 0
 
 
@@ -61,7 +62,7 @@ class Features:
             features[:, :-1] = ball
         else:
             half = self.directions.shape[1]
-            phases = rows.astype(np.float32, copy=False) @ self.directions
+            phases = _product(rows, self.directions)
             np.cos(phases, out=features[:, :half], casting="same_kind")
             np.sin(phases, out=features[:, half : 2 * half], casting="same_kind")
             features[:, : 2 * half] /= math.sqrt(1.25 * half)
@@ -70,6 +71,21 @@ class Features:
         if not (np.square(features).sum(axis=1) <= most**2).all():  # NaN fails, too
             raise ArithmeticError("features exceed their bound: the rows are not finite numbers")
         return features
+
+
+def _product(rows: Array, directions: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return rows @ directions, in products of one shape.
+
+    How a product is rounded depends on its shape. So a row that comes or goes moves no feature of others in its
+    batch: that of all of them together would not be covered by what float64 adds to the bound of a row.
+    """
+    found = np.empty((len(rows), directions.shape[1]), np.float32)
+    block = np.zeros((_BLOCK, len(directions)), np.float32)
+    for start in range(0, len(rows), _BLOCK):
+        some = rows[start : start + _BLOCK]
+        block[: len(some)] = some
+        found[start : start + _BLOCK] = (block @ directions)[: len(some)]
+    return found
 
 
 def _directions(columns: int, number: int) -> NDArray[np.float32]:

@@ -9,6 +9,7 @@ mechanism. `lipcompile_privacy.accounting.Selection` has the theorem of the whol
 from __future__ import annotations
 
 import secrets
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from random import Random
@@ -66,8 +67,10 @@ def select(
         one = replace(source.choice(candidates(recipe)), batch=None)
         seed = None if account.seed is None else account.seed + 1000 * (run + 1)
         own = Account(account.budget, selection.noise_multiplier, len(inner[0]), PrivacyEngine(), seed)
-        fitted = trained(*inner, problem, one, own)
-        score = _score(fitted, *outer, problem, replace(own, rows=len(outer[0]), engine=PrivacyEngine()))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # their number would tell that of the runs
+            fitted = trained(*inner, problem, one, own)
+            score = _score(fitted, *outer, problem, replace(own, rows=len(outer[0]), engine=PrivacyEngine()))
         if score > best:
             best, chosen = score, replace(one, batch=recipe.batch)
     return chosen

@@ -27,17 +27,17 @@ def check_distinct(names: Sequence[str], place: str) -> None:
     """Raise InputError (LIP411) if two columns have one name; it is not told if it may be a value."""
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
-        told = f" {_listed(twice)}" if _are_names(names) else ""
+        told = f" {_listed(twice)}" if are_names(names) else ""
         raise input_error("LIP411", f"{place} has several columns of one name{told}", _mend(names))
 
 
 def _mend(names: Sequence[str]) -> str:
-    return "give each a name of its own" if _are_names(names) else _NO_NAMES
+    return "give each a name of its own" if are_names(names) else _NO_NAMES
 
 
 def _known(names: Sequence[str], missing: str) -> str:
     """Name the columns, the one that was meant first."""
-    if not _are_names(names):
+    if not are_names(names):
         return _NO_NAMES
     near = difflib.get_close_matches(missing, names, n=1)
     return (f"did you mean `{near[0]}`? " if near else "") + f"it has {_listed(names)}"
@@ -47,7 +47,8 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
-def _are_names(names: Sequence[str]) -> bool:
+def are_names(names: Sequence[str]) -> bool:
+    """Whether no name looks like a value, as it does where a row stands in place of names."""
     return all(map(_is_name, names))
 
 

@@ -29,6 +29,9 @@ _HEAD = """\
 # Where what is in a schema comes from.
 KINDS_READ = "Kinds of columns were read from the rows, and no budget covers that."
 CLASSES_READ = "Classes were read from the rows, and no budget covers that."
+NAMES_READ = (
+    "Names of columns look like values: without a line of names they are the first row, and no budget covers that."
+)
 PUBLIC = "All of it was read from the rows, which were said to be public."
 _KINDS = {kind: name for name, kind in KINDS.items()}
 
@@ -39,7 +42,7 @@ def text(schema: Schema, source: str, origins: Sequence[str]) -> str:
     Args:
         schema: what to write.
         source: the name of the table.
-        origins: KINDS_READ, CLASSES_READ, PUBLIC, as it applies.
+        origins: KINDS_READ, CLASSES_READ, NAMES_READ, PUBLIC, as it applies.
     """
     told = "\n".join(f"# {origin}" for origin in origins)
     lines = [_HEAD.format(source=" ".join(source.split()), origins=told or "#")]

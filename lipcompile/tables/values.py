@@ -89,7 +89,10 @@ def _distinct(array: Any) -> tuple[list[str], NDArray[np.int64]]:
     """Return the texts that occur, and which of them each row has, [N]: one more than the last for none."""
     pa = arrow()
     encoded = _cast(_plain(array), pa.large_string()).dictionary_encode()
-    found = [text.strip() for text in encoded.dictionary.to_pylist()]
+    try:
+        found = [text.strip() for text in encoded.dictionary.to_pylist()]
+    except UnicodeDecodeError:  # bytes that are no text
+        raise UnfitError from None
     return found, _cast(encoded.indices.fill_null(len(found)), pa.int64()).to_numpy()
 
 
@@ -97,7 +100,7 @@ def _plain(array: Any) -> Any:
     """Return an array without dictionary, its texts of the type that every function of pyarrow takes."""
     types = arrow("types")
     if types.is_dictionary(array.type):
-        array = array.dictionary_decode()
+        array = arrow().DictionaryArray.from_arrays(array.indices, _plain(array.dictionary)).dictionary_decode()
     is_view = str(array.type) == "string_view"  # `types` asks for it from pyarrow 16 on
     return _cast(array, arrow().large_string()) if is_view else array
 

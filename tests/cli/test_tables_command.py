@@ -77,6 +77,16 @@ def test_a_schema_is_written_where_train_finds_it(capsys: Capture, learner: list
     assert len(learner) == 1
 
 
+def test_a_first_row_in_place_of_names_is_said(capsys: Capture, learner: list[tuple[Parts, Options]]) -> None:
+    Path("people.csv").write_text("".join(f"{n},{n + 5000},{'yes' if n % 2 else 'no'}\n" for n in range(ROWS)))
+    assert run("train people.csv --epsilon 1 --target no --output run") == 0
+    assert run("new people.csv --target no") == 0
+    assert len(learner) == 1
+    said = "names of columns look like values"
+    assert capsys.readouterr().err.lower().count(said) == 2
+    assert all(said in Path(kept).read_text().lower() for kept in ("run/schema.toml", "people.schema.toml"))
+
+
 def test_what_is_public_is_written_down(capsys: Capture) -> None:
     assert run("new people.csv --target income --public --output own.toml") == 0
     assert "said to be public" in capsys.readouterr().out

@@ -25,6 +25,16 @@ def test_no_row_has_longer_features(kind: str, columns: int) -> None:
     assert features.radius == pytest.approx(math.sqrt(1.09), rel=1.1e-5)
 
 
+@pytest.mark.parametrize("columns", [3, 54, 200, 600, 2000])
+def test_the_features_of_a_row_are_its_own(columns: int) -> None:
+    """A batch of other length would take another path through products of matrices, and be rounded otherwise."""
+    rows = np.clip(40 * np.random.default_rng(columns).standard_normal((1100, columns)), -40.0, 40.0)
+    features = Features.of(columns, Recipe(frequency=1.1))
+    together = features(rows)
+    for count in (1, 2, 3, 5, 13, 14, 100, 1099):
+        np.testing.assert_array_equal(features(rows[-count:]), together[-count:])
+
+
 def test_rows_that_are_no_numbers_are_refused() -> None:
     features = Features.of(2, Recipe(width=8))
     with pytest.raises(ArithmeticError, match="finite"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+import warnings
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,8 @@ from lipcompile_privacy.errors import BudgetError, DataError
 from lipcompile_privacy.ledger import read_ledger
 from lipcompile_torch.train.engine import SeededWarning
 
+from lipcompile.learn import fitting, selection
 from lipcompile.learn import head as heads
-from lipcompile.learn import selection
 from lipcompile.learn.account import Account, Budget, default_delta
 from lipcompile.learn.fitting import Fitted, fit
 from lipcompile.learn.recipe import recipe_for
@@ -135,6 +136,33 @@ def test_a_search_is_charged_before_its_first_run(tmp_path: Path, monkeypatch: p
     ((release, charges),) = read_ledger(tmp_path / "ledger.jsonl").runs
     assert isinstance(release, Selection)
     assert charges == 1
+
+
+def test_a_ledger_that_holds_a_search_pays_for_a_model_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(selection, "number_of_runs", lambda *_: 1)
+    x, y = waves(rows=300)
+    recipe, ledger = recipe_for(300, 3, steps=2), tmp_path / "ledger.jsonl"
+    before = fit(x, y, BOUNDED, Budget(1.0, 1e-5, search=0.3), recipe=recipe, ledger=ledger)
+    after = fit(x, y, BOUNDED, Budget(2.0, 1e-5), recipe=recipe, ledger=ledger)
+    assert before.epsilon <= 1.0 < 1.9 < after.epsilon <= 2.0
+    assert after.epsilon == read_ledger(ledger).epsilon(1e-5, "rdp")
+
+
+def test_warnings_do_not_tell_the_number_of_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    trained = fitting._trained
+
+    def warned(*arguments: Any) -> Any:
+        warnings.warn("a run", UserWarning, 2)
+        return trained(*arguments)
+
+    monkeypatch.setattr(fitting, "_trained", warned)
+    x, y = waves(rows=300)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        fit(x, y, BOUNDED, Budget(1.0, 1e-5, search=0.3), recipe=recipe_for(300, 3, steps=2))
+    assert [str(one.message) for one in told] == ["a run"]  # of the model that is kept
 
 
 def test_a_run_of_a_search_costs_one_gaussian_mechanism(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,13 +9,20 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from lipcompile_torch.train.engine import SeededWarning
 from sklearn.base import clone
+from sklearn.calibration import CalibratedClassifierCV
 from sklearn.datasets import load_breast_cancer
+from sklearn.ensemble import BaggingClassifier
+from sklearn.feature_selection import RFE
 from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.multiclass import OneVsRestClassifier
+from sklearn.multioutput import MultiOutputClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
+from sklearn.semi_supervised import SelfTrainingClassifier
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
 from lipcompile.sklearn import PrivacyLeakWarning, PrivateClassifier, PrivateRegressor, UnpaidSearchError
@@ -113,6 +120,38 @@ def test_wrong_labels_are_refused_without_showing_them(cancer: tuple[Any, Any]) 
         PrivateClassifier().fit(x, np.full(len(x), "same"))
 
 
+# What scikit-learn refuses, and tells with the values in it.
+QUOTED: dict[str, tuple[Any, Any]] = {
+    "a text": (np.array([[1, "x4711"], [3, 4]], object), [0, 1]),
+    "texts": (np.array([["1", "x4711"], ["3", "4"]]), [0, 1]),
+    "bytes": (np.array([[1, b"x4711"], [3, 4]], object), [0, 1]),
+    "a row": ([4711.0, 1.0], [0, 1]),
+    "a number": (4711.0, [0, 1]),
+    "complex rows": (np.array([[4711j], [1.0]]), [0, 1]),
+    "complex targets": (np.array([[1.0], [2.0]]), [4711j, 1.0]),
+    "a text for a target": (np.array([[1.0], [2.0]]), np.array(["x4711", 0], object)),
+    "targets in two columns": (np.array([[1.0], [2.0]]), [[4711, 1], [2, 3]]),
+}
+
+
+@pytest.mark.parametrize("case", QUOTED)
+@pytest.mark.parametrize(
+    "model", [PrivateClassifier(classes=[0, 1]), PrivateRegressor()], ids=["classes", "numbers"]
+)
+def test_what_is_refused_is_not_quoted(model: Any, case: str) -> None:
+    with pytest.raises((TypeError, ValueError)) as refused:
+        clone(model).fit(*QUOTED[case])
+    assert "4711" not in str(refused.value)
+
+
+def test_a_row_to_predict_is_not_quoted(cancer: tuple[Any, Any]) -> None:
+    x, y = cancer
+    model = PrivateClassifier(classes=["benign", "malignant"], recipe={"steps": 1}).fit(x, y)
+    with pytest.raises(ValueError, match=r"got 1D array instead\. Reshape your data") as refused:
+        model.predict(np.full(30, 4711.0))
+    assert "4711" not in str(refused.value)
+
+
 def test_bounds_are_public_ranges(cancer: tuple[Any, Any]) -> None:
     x, y = cancer
     model = PrivateClassifier(classes=["benign", "malignant"], bounds=(0, 5000)).fit(x, y)
@@ -145,6 +184,28 @@ def test_it_is_not_cross_validated_without_paying(cancer: tuple[Any, Any]) -> No
     assert model.fit(x, y).epsilon_ < 0.6  # a third of what one fit may cost, in 1/σ²
 
 
+@pytest.mark.parametrize(
+    "made_of",
+    [
+        BaggingClassifier,
+        OneVsRestClassifier,
+        CalibratedClassifierCV,
+        MultiOutputClassifier,
+        SelfTrainingClassifier,
+        lambda model: RFE(model, importance_getter=lambda one: np.ones(one.n_features_in_)),
+    ],
+    ids=["bagging", "one against the rest", "calibration", "several targets", "own labels", "elimination"],
+)
+def test_it_is_no_part_of_what_fits_it_several_times(cancer: tuple[Any, Any], made_of: Any) -> None:
+    x, y = cancer
+    several = made_of(PrivateClassifier(classes=[0, 1]))
+    labels = (y == "benign").astype(int)
+    if made_of is SelfTrainingClassifier:
+        labels[::2] = -1
+    with pytest.raises(UnpaidSearchError, match="fits=k"):
+        several.fit(x, labels[:, None] if made_of is MultiOutputClassifier else labels)
+
+
 def test_a_seed_is_said_not_to_be_private(cancer: tuple[Any, Any]) -> None:
     x, y = cancer
     with pytest.warns(SeededWarning, match="NOT private"):
@@ -160,6 +221,9 @@ def test_a_regression_predicts_numbers() -> None:
     assert model.score(x, y) > 0.9
     with pytest.raises(ValueError, match="y"):
         PrivateRegressor().fit(x, np.full(5000, np.nan))
+    for wrong in ((120, 80), (0, 0), (0, np.inf), (np.nan, 1)):
+        with pytest.raises(ValueError, match="target_range"):
+            PrivateRegressor(target_range=wrong).fit(x, y)
 
 
 @pytest.fixture(scope="module")
@@ -184,6 +248,35 @@ def test_frames_have_columns_of_any_kind(people: tuple[pd.DataFrame, Any]) -> No
     assert model.predict(frame.head(3)).shape == (3,)
     with pytest.raises(ValueError, match="feature names"):
         model.predict(frame[["job", "age", "joined"]])
+    with pytest.warns(PrivacyLeakWarning, match="kinds of columns") as told:
+        of_arrow = PrivateClassifier(4.0, classes=["no", "yes"]).fit(pa.Table.from_pandas(frame), y)
+    assert of_arrow.feature_names_in_.tolist() == ["age", "job", "joined"]
+    assert told[0].filename == __file__
+
+
+class Decimals:
+    """The type of a column of a frame of polars."""
+
+    def is_numeric(self) -> bool:
+        return True
+
+
+class Frame:
+    """A frame as polars has it, of numbers alone."""
+
+    columns = ("a", "b")
+    dtypes = (Decimals(), Decimals())
+    shape = (20, 2)
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        return np.ones(self.shape)
+
+
+def test_numbers_of_polars_are_numbers() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = PrivateClassifier(classes=[0, 1], recipe={"steps": 1}).fit(Frame(), np.arange(20) % 2)
+    assert model.schema_ is None
 
 
 def test_a_schema_says_what_is_public_of_a_frame(people: tuple[pd.DataFrame, Any], tmp_path: Path) -> None:
@@ -199,4 +292,4 @@ def test_a_schema_says_what_is_public_of_a_frame(people: tuple[pd.DataFrame, Any
         assert model.score(frame, y) > 0.7
     with pytest.raises(ValueError, match="leave bounds out"):
         PrivateClassifier(classes=["no", "yes"], schema=schema, bounds=(0, 1)).fit(frame, y)
-    assert clone(model).schema is path
+    assert clone(model).schema == path

@@ -174,6 +174,12 @@ def test_a_batch_and_no_rows_are_tables() -> None:
     assert encode(pa.table({}), schema).x.shape == (0, 2)
 
 
+def test_categories_of_polars_are_texts() -> None:
+    texts = pa.array(["u", "v"]).cast(pa.string_view())
+    table = pa.table({"a": pa.DictionaryArray.from_arrays(pa.array([1, 0, None]), texts)})
+    assert encode(table, Schema((Category("a", ("u", "v")),))).x.tolist() == [[0, 1], [1, 0], [0, 0]]
+
+
 SECRET = "secret-4711"
 UNFIT: dict[str, tuple[Column, Any]] = {
     "text for a number": (Number("a"), [*["1"] * 300, SECRET]),
@@ -184,6 +190,7 @@ UNFIT: dict[str, tuple[Column, Any]] = {
     "text for yes and no": (Boolean("a"), ["yes", SECRET]),
     "a number for yes and no": (Boolean("a"), [0, 4711]),
     "lists for a category": (Category("a"), [[SECRET]]),
+    "bytes that are no text for a category": (Category("a"), [b"\xff" + SECRET.encode()]),
 }
 
 

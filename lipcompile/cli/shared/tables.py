@@ -13,7 +13,7 @@ from lipcompile.cli.shared.inputs import LEDGER
 from lipcompile.cli.shared.output import complain, write_text
 from lipcompile.cli.shared.training import plain_warnings, refuse_used
 from lipcompile.diagnostics import Diagnostic, Severity, input_error
-from lipcompile.tables.schema_text import CLASSES_READ, KINDS_READ, text
+from lipcompile.tables.schema_text import CLASSES_READ, KINDS_READ, NAMES_READ, text
 
 if TYPE_CHECKING:
     from lipcompile.tables.encode import Encoded
@@ -193,13 +193,25 @@ def _schema(run: TableRun) -> tuple[Schema, list[str]]:
         if run.target is None:
             raise input_error("LIP411", "there is no target to learn", "name the column with --target")
         found = guess(run.data, run.target)
-        return found, [_read(KINDS_READ, f"write them down: lipcompile new {run.data} --target {run.target}")]
+        kinds = _read(KINDS_READ, f"write them down: lipcompile new {run.data} --target {run.target}")
+        return found, [kinds, *names_read(found, run.data)]
     click.echo(f"schema {path}", err=True)
     found = load(path)
     if run.target not in (None, found.target):
         mend = "leave out --target, or write it into the schema"
         raise input_error("LIP412", f"`{path}` has another target than `{run.target}`", mend)
     return found, []
+
+
+def names_read(schema: Schema, data: Path) -> list[str]:
+    """Warn if the first row of a text file may stand in a schema for names, and return what was read."""
+    from lipcompile.tables.names import are_names
+    from lipcompile.tables.read import TEXT
+
+    names = [column.name for column in schema.columns] + [schema.target or "target"]
+    if are_names(names) or not data.name.lower().endswith(TEXT):
+        return []
+    return [_read(NAMES_READ, "if there is no line of names, add one above the rows")]
 
 
 def _read(what: str, mend: str) -> str:
