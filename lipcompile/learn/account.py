@@ -111,19 +111,13 @@ class Account:
             BudgetError: nothing to speak of is left.
             LedgerError: the ledger is damaged, in use, or belongs to other data.
         """
-<<<<<<< HEAD
         whole = float(gaussian_noise("analytic", budget.epsilon, budget.delta))  # before a file is made
-        engine = PrivacyEngine("rdp" if budget.search else "pld", ledger)
-        try:
-            alone = _alone(budget, whole, engine.open_ledger(rows), engine.accountant)
-=======
         engine = PrivacyEngine("pld", ledger)
         try:
             opened = engine.open_ledger(rows)
             if budget.search or any(isinstance(release, Selection) for release, _ in opened.record.runs):
                 engine.accountant = "rdp"
-            alone = _alone(budget, opened, engine.accountant)
->>>>>>> wt-attack
+            alone = _alone(budget, whole, opened, engine.accountant)
         except BaseException:
             engine.close()
             raise
