@@ -21,7 +21,7 @@ from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.multiclass import OneVsRestClassifier
 from sklearn.multioutput import MultiOutputClassifier
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import FunctionTransformer
+from sklearn.preprocessing import FunctionTransformer, StandardScaler
 from sklearn.semi_supervised import SelfTrainingClassifier
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
@@ -167,6 +167,13 @@ def test_a_pipeline_takes_it(cancer: tuple[Any, Any]) -> None:
         FunctionTransformer(np.log1p), PrivateClassifier(3.0, classes=["benign", "malignant"])
     ).fit(x, y)
     assert pipeline.score(x, y) > 0.8
+
+
+def test_a_step_that_learns_from_the_rows_is_a_leak_that_is_said(cancer: tuple[Any, Any]) -> None:
+    x, y = cancer
+    model = PrivateClassifier(classes=["benign", "malignant"], recipe={"steps": 1})
+    with pytest.warns(PrivacyLeakWarning, match="standardscaler of the pipeline learned"):
+        make_pipeline(StandardScaler(), model).fit(x, y)
 
 
 def test_it_is_not_cross_validated_without_paying(cancer: tuple[Any, Any]) -> None:
