@@ -127,6 +127,7 @@ class _Private(BaseEstimator):
         """Fit on checked targets: class numbers, or numbers."""
         _refuse_search(self.fits)
         _warn_of_pipelines()
+        self.__dict__.pop("_fitted", None)  # a model of other columns and classes, if what follows fails
         rows, low, high = self._encoded(x)
         seed = None if self.random_state is None else int(check_random_state(self.random_state).randint(2**31))
         delta = default_delta(len(rows)) if self.delta is None else self.delta

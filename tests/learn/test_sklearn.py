@@ -16,6 +16,7 @@ from sklearn.base import clone
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.datasets import load_breast_cancer
 from sklearn.ensemble import BaggingClassifier
+from sklearn.exceptions import NotFittedError
 from sklearn.feature_selection import RFE
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.multiclass import OneVsRestClassifier
@@ -142,6 +143,15 @@ def test_what_is_refused_is_not_quoted(model: Any, case: str) -> None:
     with pytest.raises((TypeError, ValueError)) as refused:
         clone(model).fit(*QUOTED[case])
     assert "4711" not in str(refused.value)
+
+
+def test_a_fit_that_fails_leaves_no_earlier_model(cancer: tuple[Any, Any]) -> None:
+    x, y = cancer
+    model = PrivateClassifier(classes=["benign", "malignant"], recipe={"steps": 1}).fit(x, y)
+    with pytest.raises(ValueError, match="infinity"):
+        model.fit(np.full((569, 2), np.inf), y)
+    with pytest.raises(NotFittedError):
+        model.predict(x)
 
 
 def test_a_row_to_predict_is_not_quoted(cancer: tuple[Any, Any]) -> None:
