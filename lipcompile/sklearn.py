@@ -24,7 +24,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
-from sklearn.utils import assert_all_finite, check_random_state
+from sklearn.pipeline import Pipeline
+from sklearn.utils import assert_all_finite, check_random_state, get_tags
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import (
     _check_feature_names,
@@ -125,6 +126,8 @@ class _Private(BaseEstimator):
     def _fit(self, x: ArrayLike, y: NDArray[Any], **target: Any) -> None:
         """Fit on checked targets: class numbers, or numbers."""
         _refuse_search(self.fits)
+        _warn_of_pipelines()
+        self.__dict__.pop("_fitted", None)  # a model of other columns and classes, if what follows fails
         rows, low, high = self._encoded(x)
         seed = None if self.random_state is None else int(check_random_state(self.random_state).randint(2**31))
         delta = default_delta(len(rows)) if self.delta is None else self.delta
@@ -397,6 +400,25 @@ def _bounds(
     if (low > high).any() or np.isinf(low).any() or np.isinf(high).any():
         raise ValueError("bounds=(low, high): every low is a finite number, and at most its high")
     return low, high
+
+
+def _warn_of_pipelines() -> None:
+    """Warn if a step before this one in a pipeline has learned from the rows."""
+    frame = sys._getframe()
+    while frame is not None:
+        pipeline = frame.f_locals.get("self")
+        if frame.f_code.co_name == "fit" and isinstance(pipeline, Pipeline):
+            steps = [
+                name for name, one in pipeline.steps[:-1] if hasattr(one, "fit") and get_tags(one).requires_fit
+            ]
+            if steps:
+                warnings.warn(
+                    f"{', '.join(steps)} of the pipeline learned from the rows, which is not paid for, and mixes "
+                    "them, so that epsilon does not hold: leave it out, columns are scaled here",
+                    PrivacyLeakWarning,
+                    2,
+                )
+        frame = frame.f_back  # type: ignore[assignment]
 
 
 def _refuse_search(fits: int) -> None:

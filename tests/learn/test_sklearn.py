@@ -16,12 +16,13 @@ from sklearn.base import clone
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.datasets import load_breast_cancer
 from sklearn.ensemble import BaggingClassifier
+from sklearn.exceptions import NotFittedError
 from sklearn.feature_selection import RFE
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.multiclass import OneVsRestClassifier
 from sklearn.multioutput import MultiOutputClassifier
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import FunctionTransformer
+from sklearn.preprocessing import FunctionTransformer, StandardScaler
 from sklearn.semi_supervised import SelfTrainingClassifier
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
@@ -144,6 +145,15 @@ def test_what_is_refused_is_not_quoted(model: Any, case: str) -> None:
     assert "4711" not in str(refused.value)
 
 
+def test_a_fit_that_fails_leaves_no_earlier_model(cancer: tuple[Any, Any]) -> None:
+    x, y = cancer
+    model = PrivateClassifier(classes=["benign", "malignant"], recipe={"steps": 1}).fit(x, y)
+    with pytest.raises(ValueError, match="infinity"):
+        model.fit(np.full((569, 2), np.inf), y)
+    with pytest.raises(NotFittedError):
+        model.predict(x)
+
+
 def test_a_row_to_predict_is_not_quoted(cancer: tuple[Any, Any]) -> None:
     x, y = cancer
     model = PrivateClassifier(classes=["benign", "malignant"], recipe={"steps": 1}).fit(x, y)
@@ -167,6 +177,13 @@ def test_a_pipeline_takes_it(cancer: tuple[Any, Any]) -> None:
         FunctionTransformer(np.log1p), PrivateClassifier(3.0, classes=["benign", "malignant"])
     ).fit(x, y)
     assert pipeline.score(x, y) > 0.8
+
+
+def test_a_step_that_learns_from_the_rows_is_a_leak_that_is_said(cancer: tuple[Any, Any]) -> None:
+    x, y = cancer
+    model = PrivateClassifier(classes=["benign", "malignant"], recipe={"steps": 1})
+    with pytest.warns(PrivacyLeakWarning, match="standardscaler of the pipeline learned"):
+        make_pipeline(StandardScaler(), model).fit(x, y)
 
 
 def test_it_is_not_cross_validated_without_paying(cancer: tuple[Any, Any]) -> None:
