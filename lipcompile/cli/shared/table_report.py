@@ -126,5 +126,3 @@ def _advice(model: TableModel, rows: int, test: Encoded, score: float) -> Iterat
             f"The standard error of the test accuracy is {100 * error:.1f} points: smaller differences between "
             "models say nothing."
         )
-    if not fitted.budget.search:
-        yield "`lipcompile tune` searches settings, for a part of ε: it pays off on large tables."
