@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lipcompile.cli.shared.arguments import model_options, vacuous_option
+from lipcompile.cli.shared.arguments import model_options, table_options, vacuous_option
 from lipcompile.cli.shared.output import complain, serious
 from lipcompile.core.backend import find
 
@@ -25,19 +25,7 @@ if TYPE_CHECKING:
     type=click.Choice(["images"]),
     help="MODEL is a file of data: train the network that suits what is public about it, with its plan.",
 )
-@click.option("--target", metavar="COLUMN", help="Of a table: the column to be learned.")
-@click.option(
-    "--schema",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Of a table: what is public about it, as `lipcompile new` writes it; by default DATA.schema.toml.",
-)
-@click.option(
-    "--test",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Of a table: rows to test on; by default a fifth of the table is held out.",
-)
+@table_options
 @click.option(
     "--output",
     type=click.Path(path_type=Path),

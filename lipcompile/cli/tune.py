@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from lipcompile.cli.shared.arguments import table_options
 from lipcompile.diagnostics import input_error
 
 _SHARE = 0.3  # of ε, for the search
@@ -14,19 +15,7 @@ _SHARE = 0.3  # of ε, for the search
 
 @click.command(short_help="Choose settings for a table privately, and train.")
 @click.argument("data", type=click.Path(path_type=Path))
-@click.option("--target", metavar="COLUMN", help="The column to be learned.")
-@click.option(
-    "--schema",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="What is public about the table, as `lipcompile new` writes it; by default DATA.schema.toml.",
-)
-@click.option(
-    "--test",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Rows to test on; by default a fifth of the table is held out.",
-)
+@table_options
 @click.option(
     "--output", type=click.Path(path_type=Path), metavar="DIR", help="Folder for model.npz and its ledger."
 )
@@ -50,9 +39,7 @@ def tune(
     from lipcompile.tables.read import is_table
 
     if not is_table(data):
-        mend = (
-            "settings of networks are given to `lipcompile train`, and choosing them on private data is not free"
-        )
+        mend = "settings of networks are given to `lipcompile train`; choosing them on private data is not free"
         raise input_error("LIP410", f"`{data}` is no table", mend)
     if given["search"] is None and given["epsilon"] is not None:
         given["search"] = _SHARE * given["epsilon"]

@@ -109,6 +109,27 @@ public_option = click.option(
 )
 
 
+def table_options(command: Command) -> Command:
+    """Add what commands ask about a table to learn from: `target`, `schema`, `test`."""
+    file = click.Path(path_type=Path)
+    options = (
+        click.option("--target", metavar="COLUMN", help="Of a table: the column to be learned."),
+        click.option(
+            "--schema",
+            type=file,
+            metavar="FILE",
+            help="Of a table: what is public of it, as `lipcompile new` writes it; by default DATA.schema.toml.",
+        ),
+        click.option(
+            "--test",
+            type=file,
+            metavar="FILE",
+            help="Of a table: rows to test on; by default a fifth of the table is held out.",
+        ),
+    )
+    return functools.reduce(lambda made, option: option(made), reversed(options), command)
+
+
 def format_option(text: str = "What to print.") -> Callable[[Command], Command]:
     """Give a command the keyword `form`: "text" or "json"."""
     return click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help=text)
