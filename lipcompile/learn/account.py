@@ -45,7 +45,7 @@ class Budget:
     search: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.fits < 1 or not 0 <= self.search < self.epsilon:
+        if self.fits < 1 or self.search < 0 or self.search >= self.epsilon > 0:
             raise BudgetError(
                 f"fits = {self.fits}, a search for {self.search:g} of epsilon = {self.epsilon:g}: there is at "
                 "least one fit, and the search takes less than epsilon"
