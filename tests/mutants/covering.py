@@ -57,6 +57,11 @@ CERTIFICATES = {
     f"{TORCH}/clip/example_gradients.py": _torch("example_gradients"),
     f"{TORCH}/clip/native_gradients.py": _torch("example_gradients"),
     f"{TORCH}/nn/constrained.py": _torch("certificate", "checkpoint", "layers"),
+    f"{TORCH}/train/sums.py": _torch("sums"),
+    "lipcompile/learn/scaling.py": ("tests/learn/test_scaling.py", "tests/learn/test_fitting.py"),
+    "lipcompile/learn/features.py": ("tests/learn/test_features.py", "tests/learn/test_fitting.py"),
+    "lipcompile/learn/account.py": ("tests/learn/test_fitting.py",),
+    "backends/lipcompile_privacy/selection.py": ("tests/privacy/test_selection.py",),
     "lipcompile/ops/norms.py": (
         "tests/numbers/test_certified_rounding.py",
         "tests/numbers/test_certified_norms.py",
