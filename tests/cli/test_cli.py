@@ -495,11 +495,9 @@ def test_examples_of_the_help_run(example: str) -> None:
     if "public.npz" in example:
         np.savez("public.npz", **arrays())
     if "mnist.npz" in example:
-        source = np.random.default_rng(0)
         y = np.arange(240) % 2
-        np.savez(
-            "mnist.npz", X=source.integers(0, 9, (240, 8, 8), np.uint8) + np.uint8(200) * y[:, None, None], y=y
-        )
+        images = np.random.default_rng(0).integers(0, 9, (240, 8, 8)) + 200 * y[:, None, None]
+        np.savez("mnist.npz", X=images.astype(np.uint8), y=y)
     if example.startswith("predict"):
         assert run("train people.csv --target income --epsilon 1 --output run") == 0
         Path("new_people.csv").write_bytes(Path("people.csv").read_bytes())
