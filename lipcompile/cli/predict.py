@@ -56,7 +56,7 @@ def _write(model: TableModel, data: Path, file: TextIO) -> None:
     classes = model.schema.classes or ()
     writer: Any = csv.writer(file)
     writer.writerow([model.schema.target, *(f"probability of {name}" for name in classes)])
-    labels = model.predictions(rows.x)
-    shares = model.probabilities(rows.x) if classes else [()] * len(labels)
-    for label, each in zip(labels, shares, strict=True):
+    shares = model.probabilities(rows.x) if classes else None
+    labels = model.predictions(rows.x) if shares is None else model.labels(shares)
+    for label, each in zip(labels, [()] * len(labels) if shares is None else shares, strict=True):
         writer.writerow([label, *(f"{share:.4f}" for share in each)])

@@ -7,6 +7,7 @@ import os
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -56,12 +57,13 @@ class Budget:
     @property
     def selection(self) -> Selection:
         """What the search is charged as: it costs no more than its part."""
-        return Selection(
-            calibrate_noise_multiplier(
-                self.search, self.delta, lambda sigma: Selection(sigma, RUNS), 1, accountant="rdp"
-            ),
-            RUNS,
-        )
+        return _selection(self.search, self.delta)
+
+
+@lru_cache(maxsize=64)
+def _selection(search: float, delta: float) -> Selection:
+    sigma = calibrate_noise_multiplier(search, delta, lambda sigma: Selection(sigma, RUNS), 1, accountant="rdp")
+    return Selection(sigma, RUNS)
 
 
 def default_delta(rows: int) -> float:

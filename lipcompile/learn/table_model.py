@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
+import tomllib
 import zipfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ from lipcompile.learn.scaling import Scaling, Units
 from lipcompile.learn.targets import Head, Problem
 from lipcompile.tables.encode import Encoded
 from lipcompile.tables.schema import Schema
-from lipcompile.tables.schema_file import load as load_schema
+from lipcompile.tables.schema_file import schema_of
 from lipcompile.tables.schema_text import text as text_of_schema
 from lipcompile.tables.stream import encoded
 
@@ -49,7 +49,11 @@ class TableModel:
         """Return labels, text [N], or numbers [N], for encoded rows [N, d]."""
         if self.schema.classes is None:
             return self.fitted.numbers(x)
-        return np.array(self.schema.classes)[self.probabilities(x).argmax(axis=1)]
+        return self.labels(self.probabilities(x))
+
+    def labels(self, shares: Array) -> Any:
+        """Return the likeliest labels, text [N], by probabilities of the classes [N, K]."""
+        return np.array(self.schema.classes)[shares.argmax(axis=1)]
 
     def encoded(self, source: Any) -> Encoded:
         """Return the rows of a file, a frame or an array as a matrix; raises InputError."""
@@ -123,16 +127,9 @@ def load(path: str | os.PathLike[str]) -> TableModel:
             Recipe(**facts["recipe"]),
             facts["private"],
         )
-        return TableModel(_schema(facts["schema"]), fitted)
+        return TableModel(schema_of(tomllib.loads(facts["schema"])), fitted)
     except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
         raise DataError(f"{os.fspath(path)} is no model of a table: give what `lipcompile train` wrote") from error
-
-
-def _schema(text: str) -> Schema:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "schema.toml"
-        path.write_text(text, encoding="utf-8")
-        return load_schema(path)
 
 
 def fit_table(
@@ -164,9 +161,10 @@ def fit_table(
     budget = Budget(epsilon, default_delta(len(data.x)) if delta is None else delta, search=search)
     classes = schema.classes or ()
     problem = Problem(len(classes), data.low, data.high, schema.target_range)
-    y = np.searchsorted(np.array(sorted(classes)), data.y.astype(str)) if classes else data.y
+    y = data.y
     if classes:
-        y = np.array([classes.index(name) for name in sorted(classes)])[y]
+        order = np.argsort(classes)
+        y = order[np.searchsorted(classes, y.astype(str), sorter=order)]
     recipe = recipe_for(*data.x.shape)
     fitted = fit(data.x, y, problem, budget, recipe=recipe, seed=seed, ledger=ledger, watch=watch)
     return TableModel(schema, fitted)

@@ -39,7 +39,7 @@ def load(path: Path) -> Schema:
     """Read a schema; raises InputError (LIP412) that names the line."""
     try:
         text = path.read_text(encoding="utf-8-sig")
-        return _schema(tomllib.loads(text))
+        return schema_of(tomllib.loads(text))
     except OSError as error:
         raise schema_error(f"`{path}` cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError:
@@ -72,7 +72,8 @@ def _unquoted(key: str) -> str:
     return next(iter(tomllib.loads(f"{key} = 0"))) if key.startswith('"') else key
 
 
-def _schema(document: Mapping[str, Any]) -> Schema:
+def schema_of(document: Mapping[str, Any]) -> Schema:
+    """Return the schema that a TOML document says; raises InputError (LIP412)."""
     for key in document:
         if key not in _KEYS:
             raise schema_error(f"`{key}` is no part of a schema", _near(key, _KEYS))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING
 
 import torch
 from lipcompile_privacy.accounting import Mechanism, check_supported
@@ -13,9 +12,7 @@ from torch import Tensor
 
 from ..certify.precision import rounding_slack, sum_slack
 from ..noise.mechanism import NoiseSource
-
-if TYPE_CHECKING:
-    from .engine import PrivacyEngine
+from .engine import PrivacyEngine, SeededWarning
 
 
 def release_sum(
@@ -58,8 +55,6 @@ def release_sum(
     generators = noise.generators([total])
     ledger.declare(release, noise.is_seeded, generators)
     if noise.is_seeded:
-        from .engine import SeededWarning
-
         warnings.warn("a fixed seed makes the noise predictable: this run is NOT private", SeededWarning, 2)
     else:
         warn_of(generators, 2)

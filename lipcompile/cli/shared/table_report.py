@@ -36,17 +36,18 @@ class Course:
 
 
 def page_of(
-    model: TableModel, test: Encoded, course: Course, source: str, rows: int, unpaid: Sequence[str]
+    model: TableModel, test: Encoded, score: float, course: Course, source: str, rows: int, unpaid: Sequence[str]
 ) -> TablePage:
     """Return what the page of a run shows.
 
     Args:
         test: encoded rows to test on.
+        score: of the model on them.
         rows: number of rows to train on.
         unpaid: what was read from the rows, sentences.
     """
     fitted, classes = model.fitted, model.schema.classes
-    score = model.score(test)
+    shares = model.probabilities(test.x) if classes else np.empty((0, 0))
     paid = sum(line.steps / line.noise_multiplier**2 for line in fitted.spent[bool(fitted.budget.search) :])
     return TablePage(
         source=source,
@@ -63,8 +64,8 @@ def page_of(
         unpaid=[*unpaid, "The figures of the rows to test on are exact."],
         advice=list(_advice(model, rows, test, score)),
         course=_course(model, test, course),
-        confusion=_confusion(model, test),
-        calibration=_calibration(model, test),
+        confusion=_confusion(model, test, shares),
+        calibration=_calibration(model, test, shares),
     )
 
 
@@ -84,24 +85,23 @@ def _course(model: TableModel, test: Encoded, course: Course) -> list[tuple[floa
     ]
 
 
-def _confusion(model: TableModel, test: Encoded) -> Confusion | None:
+def _confusion(model: TableModel, test: Encoded, shares: NDArray[Any]) -> Confusion | None:
     classes = model.schema.classes
     if classes is None or len(classes) > _MOST_CLASSES:
         return None
-    found = model.predictions(test.x)
+    found = model.labels(shares)
     counts = [[int(((test.y == true) & (found == taken)).sum()) for taken in classes] for true in classes]
     return Confusion(classes, counts)
 
 
-def _calibration(model: TableModel, test: Encoded) -> list[tuple[float, float]]:
+def _calibration(model: TableModel, test: Encoded, shares: NDArray[Any]) -> list[tuple[float, float]]:
     """Return mean probability and share of right ones of a tenth of the predictions each, by probability."""
     if model.schema.classes is None:
         return []
-    shares = model.probabilities(test.x).max(axis=1)
-    right = model.predictions(test.x) == test.y
-    order = np.argsort(shares)
+    likeliest, right = shares.max(axis=1), model.labels(shares) == test.y
+    order = np.argsort(likeliest)
     return [
-        (float(shares[some].mean()), float(right[some].mean()))
+        (float(likeliest[some].mean()), float(right[some].mean()))
         for some in np.array_split(order, min(_BINS, len(order)))
     ]
 

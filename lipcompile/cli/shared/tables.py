@@ -132,14 +132,14 @@ def fit(parts: Parts, options: Options) -> Outcome:
             )
     except (BudgetError, DataError) as error:
         raise input_error("LIP401" if isinstance(error, BudgetError) else "LIP403", str(error)) from None
-    files = {}
+    files, score = {}, model.score(parts.test)
     if output is not None:
         model.save(output / MODEL)
-        page = page_of(model, parts.test, course, parts.source, len(parts.train.x), parts.unpaid)
+        page = page_of(model, parts.test, score, course, parts.source, len(parts.train.x), parts.unpaid)
         write_text(output / PAGE, render_table(page))
         files = {"model": output / MODEL, "ledger": output / LEDGER, "page": output / PAGE}
     fitted = model.fitted
-    return Outcome(model.score(parts.test), fitted.epsilon, fitted.budget.delta, fitted.private, files)
+    return Outcome(score, fitted.epsilon, fitted.budget.delta, fitted.private, files)
 
 
 def train_on_table(run: TableRun, given: Mapping[str, Any]) -> int:
