@@ -11,7 +11,6 @@ from .document import require
 from .intervals import UNBOUNDED, Exact, Real, decay, least, most, root
 from .rules import Extent
 
-
 # Boxes over the arc a² + b² = R² of the logits; any number gives a bound.
 ARCS = 64
 

@@ -31,7 +31,7 @@ def bounded_logits(classes: int, radius: float) -> float:
     found = []
     for m in range(64):
         below, spread = (math.sin(2 * math.atan((m + 1) / 64)), math.cos(2 * math.atan(m / 64)))
-        logits = radius * (below * u / np.linalg.norm(u) + spread * v / max(np.linalg.norm(v), 1))
+        logits = radius * (below * u / np.linalg.norm(u) + spread * v / max(float(np.linalg.norm(v)), 1))
         p = np.exp(logits - logits.max())
         found.append(np.linalg.norm(p / p.sum() - np.eye(classes)[0]))
     return float(max(found))
@@ -230,9 +230,9 @@ def test_many_classes(radius: int) -> None:
 @pytest.mark.parametrize("radius", ["1/10", "1", "2", "4", "20"])
 @pytest.mark.parametrize("classes", [2, 3, 10, 120])
 def test_cross_entropy_is_attained_to_half_a_percent(classes: int, radius: str, smoothing: str) -> None:
-    """The supremum by a search: the label's logit, the m that are raised, and the others take three values.
+    """The supremum by a search: the label's logit, m logits that are raised, and the others take three values.
 
-    That a maximum has at most two values beside the label's is proved in loss.md for one logit raised; here m varies.
+    The proof in loss.md raises one; here m varies.
     """
     kept, length = 1 - float(Fraction(smoothing)), float(Fraction(radius))
     target = np.array([kept, *[0.0] * (classes - 1)]) + (1 - kept) / classes
@@ -242,7 +242,7 @@ def test_cross_entropy_is_attained_to_half_a_percent(classes: int, radius: str, 
         for angle in np.linspace(-math.pi, math.pi, 721):
             logits = math.cos(angle) * np.eye(classes)[0] + math.sin(angle) * above / math.sqrt(raised)
             logits -= logits.mean()
-            logits *= length / max(np.linalg.norm(logits), 1e-9)
+            logits *= length / max(float(np.linalg.norm(logits)), 1e-9)
             p = np.exp(logits - logits.max())
             attained = max(attained, float(np.linalg.norm(p / p.sum() - target)))
     num = Certified()

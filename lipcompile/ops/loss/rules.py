@@ -24,7 +24,7 @@ from lipcompile.ops.schema import Label
 
 ONE = Fraction(1)
 ZERO = Fraction(0)
-# Boxes over the quarter circle of cross entropy: L_R is at most 0.4% above the supremum for ε <= 0.1, 0.75% for ε <= 0.5.
+# Boxes over the arc of cross entropy: L_R is at most 0.4% above the supremum for ε <= 0.1, 0.75% for ε <= 0.5.
 ARCS = 64
 
 
