@@ -150,16 +150,19 @@ def softmax_slope(num: Numbers[N], loss: CrossEntropy, classes: int, logits: N) 
     others = classes - 1
     target = 1 - num.of(loss.label_smoothing) * num.of(Fraction(others, classes))
     top = Fraction(others - 1, others)
+    below_others, above_mean = num.sqrt(Fraction(classes, others)), num.sqrt(top)
+    above_others = num.sqrt(Fraction(others, max(others - 1, 1)))
 
     def corner(m: N) -> N:
         """Bound ‖p - q‖² where 2·arctan(m/ARCS) <= arctan(a/b) <= 2·arctan((m + 1)/ARCS)."""
         below = radius * (2 * ARCS * (m + 1)) / (ARCS**2 + (m + 1) * (m + 1))
         spread = radius * (ARCS**2 - m * m) / (ARCS**2 + m * m)
         # Divided by the largest probability: these stay finite where R is large or unknown.
-        rest = num.exp(0 - num.sqrt(Fraction(others, max(others - 1, 1))) * spread)
-        label = num.exp(0 - num.sqrt(Fraction(classes, others)) * below - num.sqrt(top) * spread)
-        lowest = label / (label + 1 + (others - 1) * rest)
-        apart = (1 - rest) / (1 + (others - 1) * rest)
+        rest = num.exp(0 - above_others * spread)
+        label = num.exp(0 - below_others * below - above_mean * spread)
+        total = 1 + (others - 1) * rest
+        lowest = label / (label + total)
+        apart = (1 - rest) / total
         missed, left = target - lowest, (1 - lowest) * apart
         return num.of(Fraction(classes, others)) * missed * missed + num.of(top) * left * left
 
