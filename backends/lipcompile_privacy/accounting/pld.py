@@ -253,7 +253,7 @@ def _interval(rough: float) -> float:
 def _rough_epsilon(
     runs: Counter[Release], delta: float, relation: NeighbouringRelation, notes: list[str]
 ) -> float:
-    """Return ε of charges that cost about as much, by RDP; any bound up to `_FINE_EPSILON`, where the grid is one."""
+    """Return ε of charges that cost about as much, by RDP; up to `_FINE_EPSILON` any bound will do."""
     alike: Counter[Release] = Counter()
     for release, count in runs.items():
         plain = Mechanism(1, release.noise_multiplier / relation.moves), 1
