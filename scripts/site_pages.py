@@ -1,12 +1,14 @@
 """Pages of the documentation site that are made from the sources: a hook of MkDocs (`mkdocs.yml`).
 
-Proofs, the language, benchmarks and the changelog are read where they stand. Diagnostics, schemas, commands and the Python
-reference are written from the records that the program itself uses. Links between files of the repository become
-links of the site.
+Proofs, the language, benchmarks and the changelog are read where they stand. Diagnostics, schemas, commands and
+the Python reference are written from the records that the program itself uses. Links between files of the
+repository become links of the site.
 """
 
 from __future__ import annotations
 
+import html
+import inspect
 import json
 import posixpath
 import re
@@ -15,9 +17,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
 from latex2mathml.converter import convert
 from mkdocs.structure.files import File, Files
 
+from lipcompile.cli import cli
 from lipcompile.cli.explain import KINDS
 from lipcompile.codes import Code, codes
 
@@ -101,6 +105,7 @@ def generated() -> Iterator[tuple[str, str]]:
     """Yield the paths of pages below `docs/`, and their text."""
     for page, source in INCLUDED.items():
         yield page, (ROOT / source).read_text(encoding="utf-8")
+    yield "reference/cli.md", "# Command line\n\n" + "\n".join(map(_command, sorted(cli.commands)))
     yield "reference/diagnostics/index.md", _index()
     for code in codes().values():
         yield f"reference/diagnostics/{code.code}.md", _diagnostic(code)
@@ -124,6 +129,31 @@ def _python(title: str, names: list[str]) -> str:
     return f"# {title}\n\n" + "\n".join(f"::: {name}\n" for name in names)
 
 
+def _command(name: str) -> str:
+    """Return the section of a command, from its parser."""
+    command = cli.commands[name]
+    context = click.Context(command, info_name=f"lipcompile {name}")
+    records = [
+        record
+        for record in (param.get_help_record(context) for param in command.get_params(context))
+        if record and record[1]
+    ]
+    rows = [f"| <code>{_cell(option)}</code> | {_cell(meaning)} |" for option, meaning in records]
+    usage = " ".join(command.collect_usage_pieces(context))
+    parts = [f"## {name}", f"```console\n$ lipcompile {name} {usage}\n```"]
+    for paragraph in inspect.cleandoc(command.help or "").split("\n\n"):
+        verbatim = paragraph.removeprefix("\b\n")  # click's mark of lines that keep their breaks
+        title, _, lines = verbatim.partition("\n")
+        kept = f"{title}\n\n```console\n{re.sub(r'^ *', '$ ', lines, flags=re.MULTILINE)}\n```"
+        parts.append(paragraph if verbatim == paragraph else kept)
+    return "\n\n".join([*parts, "\n".join(["| option | meaning |\n|---|---|", *rows])]) + "\n"
+
+
+def _cell(text: str) -> str:
+    """Return a text that may stand in a cell of a table."""
+    return html.escape(text).replace("|", "&#124;").replace("*", "&#42;")
+
+
 def _index() -> str:
     rows = [f"| [{c.code}]({c.code}.md) | {c.title} | {c.kind} |" for c in codes().values()]
     kinds = [f"- **{kind}**: {meaning}." for kind, meaning in KINDS.items()]
@@ -139,7 +169,11 @@ def _index() -> str:
 
 
 def _diagnostic(code: Code) -> str:
-    parts = [f"# {code.code}: {code.title}", f"*{code.severity}, {code.kind}*: {KINDS[code.kind]}.", code.why.strip()]
+    parts = [
+        f"# {code.code}: {code.title}",
+        f"*{code.severity}, {code.kind}*: {KINDS[code.kind]}.",
+        code.why.strip(),
+    ]
     for title, example in (("Wrong", code.wrong), ("Right", code.right)):
         parts += [f"## {title}", f"```{code.language}\n{example.strip()}\n```"]
     if code.command:
@@ -150,7 +184,8 @@ def _diagnostic(code: Code) -> str:
 def _schema(path: Path) -> str:
     schema = json.loads(path.read_text(encoding="utf-8"))
     rows = [
-        f"| `{name}` | {_type(value)} | {value.get('description', '')} |" for name, value in schema["properties"].items()
+        f"| `{name}` | {_type(value)} | {value.get('description', '')} |"
+        for name, value in schema["properties"].items()
     ]
     return "\n".join(
         [
