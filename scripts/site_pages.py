@@ -90,6 +90,8 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:  # noqa: ARG001
     """Make links of the repository links of the site, and codes of diagnostics links to their pages."""
     here = page.file.src_uri
+    if here == "index.md":
+        page.meta["hide"] = ["navigation"]  # the tabs suffice, and commands need the width
     text = re.sub(r"^```mermaid.*?^```\n", "", markdown, flags=re.DOTALL | re.MULTILINE)
     pieces = CODE.split(text)
     pieces[::2] = [_with_codes(piece, here) for piece in pieces[::2]]
