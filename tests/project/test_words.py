@@ -52,8 +52,8 @@ def sentences(page: Path) -> Iterator[str]:
     """Yield the sentences of a page: of paragraphs, headings, items and cells, without code."""
     for block in MARKDOWN.parse(page.read_text(encoding="utf-8")):
         if block.type == "inline":
-            parts = {"text": lambda t: t.content, "softbreak": lambda _: " ", "code_inline": lambda _: "code"}
-            text = "".join(parts.get(t.type, lambda _: "")(t) for t in block.children or [])
+            parts = {"softbreak": " ", "code_inline": "code"}
+            text = "".join(t.content if t.type == "text" else parts.get(t.type, "") for t in block.children or [])
             yield from re.split(r"(?<=[.?!:])\s+", text)
 
 
