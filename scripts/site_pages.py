@@ -7,6 +7,7 @@ repository become links of the site.
 
 from __future__ import annotations
 
+import ast
 import html
 import inspect
 import json
@@ -69,6 +70,7 @@ WHOLE = {
     "lightning": ("PyTorch Lightning: `lipcompile_torch.lightning`", ["lipcompile_torch.lightning"]),
 }
 
+MERMAID = re.compile(r"^```mermaid.*?^```\n", re.DOTALL | re.MULTILINE)  # its script would come from the network
 CODE = re.compile(r"(^```.*?^```|`[^`\n]+`)", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\[([^\]]*)\]\(([^)#\s]+)(#[^)\s]*)?\)")
 
@@ -92,7 +94,7 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
     here = page.file.src_uri
     if here == "index.md":
         page.meta["hide"] = ["navigation"]  # the tabs suffice, and commands need the width
-    text = re.sub(r"^```mermaid.*?^```\n", "", markdown, flags=re.DOTALL | re.MULTILINE)
+    text = MERMAID.sub("The file `CONTRIBUTING.md` of the repository has the picture.\n", markdown)
     pieces = CODE.split(text)
     pieces[::2] = [_with_codes(piece, here) for piece in pieces[::2]]
     return LINK.sub(lambda found: _relinked(found, here), "".join(pieces))
@@ -107,6 +109,7 @@ def generated() -> Iterator[tuple[str, str]]:
     """Yield the paths of pages below `docs/`, and their text."""
     for page, source in INCLUDED.items():
         yield page, (ROOT / source).read_text(encoding="utf-8")
+    yield "rooms.md", "# Rooms\n\nEach folder of the source has one subject.\n\n" + "\n".join(map(_room, rooms()))
     yield "reference/cli.md", "# Command line\n\n" + "\n".join(map(_command, sorted(cli.commands)))
     yield "reference/diagnostics/index.md", _index()
     for code in codes().values():
@@ -125,6 +128,17 @@ def public(module: str) -> list[str]:
     """Return the public names of a module that have a place in the reference."""
     names: list[str] = import_module(module).__all__
     return [name for name in names if not name.startswith("__")]
+
+
+def rooms() -> list[Path]:
+    """Return the folders of the source whose `__init__.py` has a page."""
+    found = [*ROOT.glob("lipcompile/**/__init__.py"), *ROOT.glob("backends/**/__init__.py")]
+    return sorted(path for path in found if ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))))
+
+
+def _room(path: Path) -> str:
+    words = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+    return f"## `{path.parent.relative_to(ROOT)}`\n\n```text\n{words}\n```\n"
 
 
 def _python(title: str, names: list[str]) -> str:

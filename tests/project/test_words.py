@@ -18,7 +18,8 @@ from markdown_it import MarkdownIt
 
 ROOT = Path(__file__).parents[2]
 WRITTEN = {"decisions.md", "onnx-support.md"}  # as in .vale.ini
-PAGES = [ROOT / "README.md", *sorted(p for p in (ROOT / "docs").rglob("*.md") if p.name not in WRITTEN)]
+DOCS = sorted(path for path in (ROOT / "docs").rglob("*.md") if path.name not in WRITTEN)
+PAGES = [ROOT / "README.md", ROOT / "grammar" / "README.md", *DOCS]
 MARKDOWN = MarkdownIt("commonmark").enable("table")
 
 
