@@ -34,8 +34,8 @@ KINDS = {
 }
 HEAD = """# ONNX operators
 
-Written by `python -m tests.onnx_backend.figures`. This page lists all operators of the standard domain, from operator
-set 7 to the newest that the installed `onnx` {version} knows ({newest}). Operators of other domains are
+Written by `python -m tests.onnx_backend.figures`. This page lists all operators of the standard domain, from
+operator set 7 to the newest that the installed `onnx` {version} knows ({newest}). Operators of other domains are
 rejected (LIP109). Functions that a model defines are replaced by their bodies.
 
 - **supported**: has an importer. The table lists the forms that are rejected.

@@ -29,6 +29,8 @@ def run_page(page: Path) -> int:
         text = textwrap.dedent(indented)
         if title:
             Path(title).write_text(text, encoding="utf-8")
+            if language == "python":
+                compile(text, title, "exec")
         elif language == "python":
             with output_of() as printed:
                 exec(compile(text, str(page), "exec"), names)
