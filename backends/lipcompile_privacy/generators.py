@@ -31,8 +31,9 @@ def warn_of(names: Iterable[str], stacklevel: int) -> None:
     weak = [name for name in names if is_cryptographic(name) is False]
     if weak:
         warnings.warn(
-            f"noise comes from {', '.join(weak)}, which is not cryptographic: who sees some of its output may "
-            "compute the rest; make_private(..., secure=True) draws from a cipher",
+            f"noise comes from {', '.join(weak)}, which is not cryptographic: an attacker who sees part "
+            "of its output may compute the rest; use make_private(..., secure=True) to draw noise from "
+            "a cipher",
             GeneratorWarning,
             stacklevel + 1,
         )

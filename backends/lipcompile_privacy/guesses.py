@@ -37,7 +37,7 @@ class Claim:
         if not self.epsilons or len(self.epsilons) != len(self.deltas):
             raise ValueError("a claim needs as many epsilons as deltas, and at least one")
         if min(self.epsilons) < 0 or not 0 <= min(self.deltas) <= max(self.deltas) <= 1:
-            raise ValueError("a claim needs epsilons of at least 0, and deltas from 0 to 1")
+            raise ValueError("a claim needs epsilons of at least 0, and deltas between 0 and 1")
 
     def least_wrong(self, right: float) -> float:
         """Return the least probability of an event if a coin is tails, given that of heads: the inverse of 1 - f
@@ -78,8 +78,9 @@ class Guesses:
         """Refuse what is no game."""
         if not 0 <= self.right <= self.guessed <= self.canaries or not 1 <= self.runs <= self.canaries:
             raise ValueError(
-                f"{self.right} of {self.guessed} guesses about {self.canaries} canaries in {self.runs} runs: need "
-                "0 <= right <= guessed <= canaries and 1 <= runs <= canaries"
+                f"{self.right} of {self.guessed} guesses about {self.canaries} canaries in {self.runs} "
+                "runs: the counts must satisfy 0 <= right <= guessed <= canaries and 1 <= runs <= "
+                "canaries"
             )
 
     @property

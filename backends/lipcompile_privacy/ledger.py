@@ -115,7 +115,8 @@ def parse(content: bytes, name: str) -> LedgerRecord:
     *lines, tail = content.split(b"\n")
     if not lines:
         raise LedgerError(
-            f"{name} has no complete header: it is no ledger, or was cut off before any step and can be deleted"
+            f"{name} has no complete header: it is not a ledger, or it was cut off before the first step "
+            "and can be deleted"
         )
     record: LedgerRecord | None = None
     previous = GENESIS
@@ -154,8 +155,8 @@ def _explained(where: str) -> Iterator[None]:
         yield
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise LedgerError(
-            f"{where}: this line is not what was written; the ledger was changed or damaged, and what it says of "
-            "the privacy spent cannot be trusted"
+            f"{where}: this line was changed or damaged, so the ledger's record of the privacy spent "
+            "cannot be trusted"
         ) from error
 
 

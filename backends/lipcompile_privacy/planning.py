@@ -41,8 +41,8 @@ def chosen_strategy(correlation: Correlation, steps: int | None, steps_per_epoch
         raise BudgetError(str(error)) from error
     if strategy.steps < steps:
         raise BudgetError(
-            f"the noise is correlated over {strategy.steps} steps, and {steps} are planned: compile the model "
-            "again with the epochs and the batch size that it is trained with"
+            f"the noise is correlated over {strategy.steps} steps, but {steps} are planned: compile the "
+            "model again with the epochs and the batch size that it is trained with"
         )
     return strategy
 
@@ -64,15 +64,15 @@ def sampling_for(strategy: Strategy | None, wanted: Sampling | None) -> tuple[Sa
     if strategy is None:
         if wanted in ("cyclic_poisson", "fixed_order"):
             raise BudgetError(
-                f"{wanted} sampling serves correlated noise alone: use poisson or balls_in_bins, which cost less"
+                f"{wanted} sampling is only for correlated noise: use poisson or balls_in_bins, which cost less"
             )
         return wanted or "poisson", 1
     cyclic = isinstance(strategy.participation, Cyclic)
     needed: Sampling = "cyclic_poisson" if cyclic else "fixed_order"
     if wanted not in (None, needed):
         raise BudgetError(
-            f"this noise is correlated from step to step, and proved private for {needed} sampling only, not for "
-            f"{wanted}, under which an example may come again too soon: leave sampling out"
+            f"this noise is correlated from step to step, and proved private for {needed} sampling only: "
+            f"under {wanted} sampling an example may take part again too soon; leave sampling out"
         )
     return needed, strategy.participation.period if isinstance(strategy.participation, Cyclic) else 1
 
@@ -173,14 +173,14 @@ class Course:
         total = budget.spent([*record.runs, left])
         if plan.steps_left and total > budget.epsilon:
             raise BudgetError(
-                f"going on would cost epsilon = {total:.4g}, more than {budget.epsilon:g}: the ledger holds "
-                "steps of other runs"
+                f"continuing would cost epsilon = {total:.4g}, more than {budget.epsilon:g}: the ledger "
+                "holds steps of other runs"
             )
         if plan.total_steps < plan.intended_steps:
             warnings.warn(
-                f"{plan.steps_left} steps are left, {plan.total_steps} in all in place of {plan.intended_steps}: "
-                "an epoch (with correlated noise a turn of all groups, or the run) that was broken off is charged "
-                "whole",
+                f"{plan.steps_left} steps are left, {plan.total_steps} in total instead of "
+                f"{plan.intended_steps}: an interrupted epoch (with correlated noise: an interrupted "
+                "cycle of all groups, or run) is charged in full",
                 ShortenedWarning,
                 3,
             )

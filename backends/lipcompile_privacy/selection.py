@@ -28,7 +28,8 @@ def number_of_runs(mean: float, shape: float = 0.0, source: Random | None = None
     """
     if not (1 <= mean <= _MOST and 0 <= shape <= 1000):
         raise BudgetError(
-            f"a mean of {mean:g} runs, of shape {shape:g}: the mean is from 1 to {_MOST}, the shape >= 0"
+            f"a mean of {mean:g} runs, of shape {shape:g}: the mean must be between 1 and {_MOST}, and "
+            "the shape >= 0"
         )
     if mean == 1:
         return 1

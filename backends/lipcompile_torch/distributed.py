@@ -62,8 +62,8 @@ class World:
         """Refuse, with RankError, a world that is no longer all the processes."""
         if _initialised():
             raise RankError(
-                "torch.distributed was initialised after the privacy engine was made, which knows of one process "
-                "only: call init_process_group first"
+                "torch.distributed was initialised after the privacy engine was made, so the engine "
+                "counts one process only: call init_process_group first"
             )
 
     def reduce_(self, tensor: Tensor, owner: int) -> None:
@@ -97,7 +97,7 @@ class Processes(World):
             raise failure
         for rank, (_, _, error_there) in enumerate(all_of_them):
             if error_there is not None:
-                raise RankError(f"rank {rank} failed, so no rank goes on: {error_there}")
+                raise RankError(f"rank {rank} failed, so all ranks stop: {error_there}")
         self._check_places([place for place, _, _ in all_of_them])
         return [value for _, value, _ in all_of_them]
 
@@ -107,8 +107,8 @@ class Processes(World):
             dist.all_gather_object(found, mine, self._control)
         except RuntimeError as error:
             raise RankError(
-                "a process of this training is gone or does not answer, so no rank goes on: look for the first "
-                "error among the ranks, and resume all of them from a checkpoint"
+                "a process of this training has ended or does not answer, so all ranks stop: look for "
+                "the first error among the ranks, and resume all of them from a checkpoint"
             ) from error
         return found
 
@@ -116,14 +116,15 @@ class Processes(World):
         for rank, place in enumerate(places):
             if place != places[self.rank]:
                 raise RankError(
-                    f"rank {rank} is about to {place}, and rank {self.rank} to {places[self.rank]}: every rank "
-                    "must take each batch of its loader, and one step for each, the ranks without examples too"
+                    f"rank {rank} is about to {place}, but rank {self.rank} is about to "
+                    f"{places[self.rank]}: every rank must take every batch of its loader and one step "
+                    "for each batch, even a rank without examples"
                 )
 
     def check_current(self) -> None:
         """See `World.check_current`."""
         if not _initialised() or dist.get_world_size() != self.size:
-            raise RankError("the process group that the privacy engine was made in is gone: make a new engine")
+            raise RankError("the process group of the privacy engine was destroyed: make a new engine")
 
     def reduce_(self, tensor: Tensor, owner: int) -> None:
         """See `World.reduce_`."""

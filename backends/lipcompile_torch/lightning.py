@@ -59,8 +59,8 @@ class PrivacyCallback(Callback):  # type: ignore[misc]  # typed where lightning 
     ) -> None:
         if how.get("max_physical_batch") is not None:
             raise PrivacyError(
-                "Lightning ends an epoch after a fixed number of batches, and pieces of batches vary in number: "
-                "leave max_physical_batch out"
+                "Lightning ends an epoch after a fixed number of batches, but the number of physical "
+                "batches varies: remove max_physical_batch"
             )
         self.engine = engine
         self.budget = Budget(target_epsilon, target_delta, engine.relation, engine.accountant)
@@ -74,7 +74,7 @@ class PrivacyCallback(Callback):  # type: ignore[misc]  # typed where lightning 
         source = trainer.fit_loop._data_source
         loader = source.dataloader()
         if not isinstance(loader, DataLoader):
-            raise PrivacyError(f"one DataLoader to train on is needed, not {type(loader).__name__}")
+            raise PrivacyError(f"training needs exactly one DataLoader; got {type(loader).__name__}")
         private, batches = self._make_private(trainer, _compiled(pl_module), loader)
         self.optimizer = private
         trainer.strategy.optimizers = [private]
@@ -87,7 +87,10 @@ class PrivacyCallback(Callback):  # type: ignore[misc]  # typed where lightning 
     ) -> tuple[PrivateOptimizer, Any]:
         epochs = self.epochs or trainer.max_epochs
         if epochs is None or epochs < 1:
-            raise BudgetError("a budget is for a number of epochs: give the trainer max_epochs, or epochs here")
+            raise BudgetError(
+                "a privacy budget needs a number of epochs: pass max_epochs to the trainer, or epochs to "
+                "PrivacyCallback"
+            )
         given = {"module": module, "optimizer": trainer.optimizers[0], "data_loader": loader, **self.how}
         if not self._saved:
             _, private, batches = self.engine.make_private_with_epsilon(
@@ -107,8 +110,8 @@ class PrivacyCallback(Callback):  # type: ignore[misc]  # typed where lightning 
         record = self.engine.open_ledger(size).record
         if self._saved["ledger_head"] not in record.hashes:
             raise LedgerError(
-                "the ledger does not contain the steps of this checkpoint, and would under-count the privacy "
-                "spent: use the ledger that was kept with it"
+                "the ledger does not contain the steps of this checkpoint, and would under-count the "
+                "privacy spent: use the ledger that belongs to the checkpoint"
             )
         plan = way.plan(self._saved["noise_multiplier"], record)
         given["correlation"] = way.strategy
@@ -148,11 +151,13 @@ def _check_trainer(trainer: Trainer) -> None:
     }
     if named := [name for name, wrong in refused.items() if wrong]:
         raise PrivacyError(
-            f"the trainer's {', '.join(named)} would change what is released: leave it at its default, and "
-            "devices at 1"
+            f"the trainer's {', '.join(named)} would change the released gradient: leave it at its "
+            "default, and devices at 1"
         )
     if len(trainer.optimizers) != 1:
-        raise PrivacyError(f"{len(trainer.optimizers)} optimizers are configured: private training takes one")
+        raise PrivacyError(
+            f"{len(trainer.optimizers)} optimizers are configured: private training needs exactly one"
+        )
 
 
 def _compiled(pl_module: LightningModule) -> LipschitzModule:
@@ -160,13 +165,15 @@ def _compiled(pl_module: LightningModule) -> LipschitzModule:
     found = [module for module in pl_module.modules() if isinstance(module, LipschitzModule)]
     if len(found) != 1:
         raise PrivacyError(
-            f"the LightningModule has {len(found)} emitted modules: compile the network, and keep it as one "
-            "attribute"
+            f"the LightningModule has {len(found)} emitted modules, but exactly one is needed: compile "
+            "the network, and keep it as one attribute"
         )
     known = {id(parameter) for parameter in found[0].parameters()}
     others = [
         name for name, value in pl_module.named_parameters() if value.requires_grad and id(value) not in known
     ]
     if others:
-        raise PrivacyError(f"parameters {', '.join(others)} are outside the emitted module: they have no bound")
+        raise PrivacyError(
+            f"parameters {', '.join(others)} are outside the emitted module, so their gradients have no bound"
+        )
     return found[0]

@@ -48,10 +48,10 @@ def _read(root: Path, classes: Sequence[str]) -> tuple[NDArray[np.uint8], NDArra
         if path.suffix.lower() in _ENDINGS
     ]
     if len(classes) < 2 or not found:
-        raise DataError(f"{root} has no folders of images: put those of each class into a folder of its own")
+        raise DataError(f"{root} has no folders of images: put the images of each class into one folder")
     images = [_image(path) for path, _ in found]
     if len({image.shape[:2] for image in images}) > 1:
-        raise DataError(f"the images in {root} have different sizes: resize each by itself, to one size")
+        raise DataError(f"the images in {root} have different sizes: resize each image to one common size")
     coloured = any(image.ndim == 3 for image in images)
     x = np.stack([np.repeat(one[..., None], 3, 2) if coloured and one.ndim == 2 else one for one in images])
     return x, np.array([number for _, number in found], dtype=np.int64)
@@ -65,7 +65,7 @@ def _image(path: Path) -> NDArray[np.uint8]:
         with Image.open(path) as opened:
             return np.asarray(opened if opened.mode == "L" else opened.convert("RGB"))
     except (UnidentifiedImageError, Image.DecompressionBombError) as error:
-        raise DataError(f"{path} is no image that can be read") from error
+        raise DataError(f"{path} cannot be read as an image") from error
 
 
 def items_of(dataset: Any) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -77,12 +77,14 @@ def items_of(dataset: Any) -> tuple[NDArray[Any], NDArray[Any]]:
         DataError: it has no length or no items, or items are neither, or have different shapes.
     """
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-        raise DataError("the data set is a stream: private sampling picks examples by number; use a map-style one")
+        raise DataError(
+            "the data set is a stream, but private sampling selects examples by index: use a map-style data set"
+        )
     pairs = [_pair(dataset[index]) for index in range(len(dataset))]
     if not pairs:
         raise DataError("the data set has no items")
     if len({np.shape(x) for x, _ in pairs}) > 1:
-        raise DataError("the items of the data set have different shapes: map each to one shape by itself")
+        raise DataError("the items of the data set have different shapes: transform each item to one common shape")
     return np.stack([x for x, _ in pairs]), np.asarray([y for _, y in pairs])
 
 
@@ -93,5 +95,5 @@ def _pair(item: Any) -> tuple[NDArray[Any], Any]:
             raise DataError(f"items have the keys {', '.join(map(str, item))}: rename two to image and label")
         item = tuple(item[name] for name in names)
     if not isinstance(item, tuple | list) or len(item) != 2:
-        raise DataError("items of the data set are no pairs of an input and a label")
+        raise DataError("the items of the data set must be pairs of an input and a label")
     return np.asarray(item[0]), np.asarray(item[1])[()]

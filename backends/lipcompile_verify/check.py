@@ -65,7 +65,9 @@ def verify(document: Mapping[str, Any]) -> Verdict:
     except MalformedError as error:
         verdict.problems.append(Problem("certificate", "schema", str(error)))
     except (ArithmeticError, LookupError, TypeError, ValueError, RecursionError, MemoryError) as error:
-        verdict.problems.append(Problem("certificate", "verifier", f"this cannot be checked: {error!r:.200}"))
+        verdict.problems.append(
+            Problem("certificate", "verifier", f"the certificate cannot be checked: {error!r:.200}")
+        )
     return verdict
 
 
@@ -75,7 +77,7 @@ class Claims:
     def __init__(self, document: dict[str, Any], verdict: Verdict) -> None:
         self.verdict, self.count = verdict, 0
         d = self.document = fields(document, CERTIFICATE, "training:object")
-        require(d.schema == "lipcompile.certificate/1", f"the schema `{d.schema:.99}` is not known")
+        require(d.schema == "lipcompile.certificate/1", f"unknown schema `{d.schema:.99}`")
         digest = hashlib.sha256(canonical(d.graph)).hexdigest()
         require(digest == d.graph_sha256, f"the graph has the hash {digest}, claimed {d.graph_sha256:.99}")
         fields(d.versions, "lipcompile:text"), fields(d.source, "name:text format:text sha256:text?")
@@ -109,7 +111,7 @@ class Claims:
 
     def _steps(self, steps: Sequence[Any], name: str, expected: list[str]) -> list[tuple[Any, str]]:
         """Return the steps with their names, which must be the expected ones, in order."""
-        require([step.get(name) for step in steps] == expected, f"there must be a step for each {name}, in order")
+        require([step.get(name) for step in steps] == expected, f"every {name} needs one step, in order")
         return [*zip(steps, expected, strict=True)]
 
     def _forward(self, step: Any, node: Any) -> None:
@@ -157,10 +159,14 @@ class Claims:
         self.count += 1
         if own.exceeds(claimed):
             self._fail(
-                step, rule, f"{what} is claimed to be at most {claimed!r}, but is bounded by {own.upper()!r} only"
+                step,
+                rule,
+                f"{what} is claimed to be at most {claimed!r}, but only the bound {own.upper()!r} is proved",
             )
         elif own.falls_below(claimed) and (own * (1 + Fraction(1, 10**9))).falls_below(claimed):
-            self.verdict.loose.append(f"{step}: {what} is claimed to be {claimed!r}, and at most {own.upper()!r}")
+            self.verdict.loose.append(
+                f"{step}: {what} is claimed to be {claimed!r}, but {own.upper()!r} is already an upper bound"
+            )
 
     def _same(self, step: str, rule: str, what: str, claimed: object, own: object) -> None:
         """Check what must be equal."""

@@ -74,7 +74,7 @@ class Derivation:
         require(len(names) == len(set(names)), "a parameter is clipped twice")
         require(all(group.parameters for group in groups), "a group of clips has no parameters")
         trained = all(name in parameters and parameters[name].trainable for name in names)
-        require(trained, "a clip is of a parameter that is not trained")
+        require(trained, "a clip names a parameter that is not trained")
         self.lengths = {name: group.length for group in groups for name in group.parameters}
         return groups
 
@@ -87,7 +87,10 @@ class Derivation:
         start = self.graph.input = fields(self.graph.input, INPUT)
         require(not start.tokens or start.norm is None, "tokens have no norm")
         require(start.tokens or start.norm is not None or start.trusted, "numbers without a norm must be trusted")
-        require(prod(start.shape) <= MOST_ENTRIES and len(self.graph.nodes) <= MOST_NODES, "too large a model")
+        require(
+            prod(start.shape) <= MOST_ENTRIES and len(self.graph.nodes) <= MOST_NODES,
+            "the model is too large to check",
+        )
         x = real(start.norm) if start.norm is not None else UNBOUNDED
         self.shapes, self.extents, self.trained = (
             {start.name: start.shape},
@@ -100,13 +103,14 @@ class Derivation:
     def _forward(self, node: SimpleNamespace, claimed: Mapping[str, Any]) -> None:
         """Derive the shape of a node, its parameters, conditions and bounds."""
         require(node.name not in self.shapes, "the name is defined twice")
-        require(all(operand in self.shapes for operand in node.inputs), "an operand is not defined before")
-        require(node.op in OPS, "there is no such op")
+        require(all(operand in self.shapes for operand in node.inputs), "an operand is used before it is defined")
+        require(node.op in OPS, "unknown op")
         rule, tokens = OPS[node.op], self.graph.input.name if self.graph.input.tokens else None
         require(rule.operands[0] <= len(node.inputs) <= rule.operands[1], "the number of operands does not fit")
         for operand in node.inputs:
             require(
-                (operand == tokens) == (node.op == "embedding"), "tokens meet an op of numbers, or the reverse"
+                (operand == tokens) == (node.op == "embedding"),
+                "an op of numbers takes tokens, or an op of tokens takes numbers",
             )
         s = node.site = fields(node.attributes, rule.attributes)
         s.I = tuple(self.shapes[operand] for operand in node.inputs)
@@ -121,7 +125,7 @@ class Derivation:
         node.kappa = {role: rule.roles[role].kappa(s, x) for role in trainable}
         node.slopes = [real(slope) for slope in rule.slopes(s, x)] if rule.slopes else [UNBOUNDED]
         above = self.trained & {*node.inputs}
-        require(rule.slopes or not above, "it jumps, and a trained parameter stands upstream")
+        require(rule.slopes or not above, "it is discontinuous, and a trained parameter comes before it")
         proved = any(node.parameters[role] not in self.lengths for role in trainable)
         self.trained |= {node.name} if above or proved else set()
         spread = self.spreads[node.name] = self._spread(node, rule)
@@ -139,17 +143,18 @@ class Derivation:
         require(needed <= node.parameters.keys() <= rule.roles.keys(), "the parameters do not fit the op")
         theta: dict[str, Real] = {}
         for role, name in node.parameters.items():
-            require(isinstance(name, str) and name in self.graph.parameters, f"there is no parameter {name!r:.99}")
+            require(isinstance(name, str) and name in self.graph.parameters, f"unknown parameter {name!r:.99}")
             p, shape = self.graph.parameters[name], tuple(rule.roles[role].shape(node.site))
             require(p.shape == shape, f"{name} has the shape {list(p.shape)}, not {list(shape)}")
             of_kind(p.constraint, f"{rule.roles[role].kinds}|free")
-            require((p.bound is None) == (p.constraint == "free"), f"{name} lacks a bound, or is free and has one")
             require(
-                p.constraint != "orthogonal" or p.bound == 1, f"{name} is orthogonal, with another bound than 1"
+                (p.bound is None) == (p.constraint == "free"),
+                f"{name} has a constraint without a bound, or a bound without a constraint",
             )
+            require(p.constraint != "orthogonal" or p.bound == 1, f"{name} is orthogonal, but its bound is not 1")
             for other in [self.nodes.get(user, node) for user, _ in self.uses.setdefault(name, [])[:1]]:
                 alike = (other.op, other.attributes, other.site.I) == (node.op, node.attributes, node.site.I)
-                require(alike, f"{name} is shared by maps that differ, {other.name} and this")
+                require(alike, f"{name} is shared with {other.name}, which is a different linear map")
             self.uses[name].append((node.name, role))
             if p.constraint != "free":  # ‖K‖_F bounds the norm of a convolution by √min(m, r·v) times it
                 reads = min(node.site.C["reads"], node.site.C["taps"]) if "taps" in node.site.C else 1
@@ -184,9 +189,9 @@ class Derivation:
     def _loss(self) -> Real:
         require(self.uses.keys() == self.graph.parameters.keys(), "a parameter is not used")
         used = {self.graph.output}.union(*(node.inputs for node in self.nodes.values()))
-        require(self.nodes.keys() <= used <= self.shapes.keys(), "a node is not used, or the output not defined")
+        require(self.nodes.keys() <= used <= self.shapes.keys(), "a node is unused, or the output is undefined")
         loss = self.graph.loss = fields(self.graph.loss, "name:text attributes:object")
-        require(loss.name in LOSSES, "there is no such loss")
+        require(loss.name in LOSSES, "unknown loss")
         s = fields(loss.attributes, LOSSES[loss.name].attributes)
         logits(s, self.shapes[self.graph.output], LOSSES[loss.name].logits)
         return real(LOSSES[loss.name].bound(s, self.extents[self.graph.output]))

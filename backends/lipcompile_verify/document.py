@@ -44,7 +44,7 @@ def begin_work() -> None:
 def spend(work: int) -> None:
     """Count work that grows with the numbers of a document; raises MalformedError if it is too much in all."""
     left = _work_left.get() - work
-    require(left >= 0, "its sizes are so large, or so many, that checking it would take too long")
+    require(left >= 0, "its sizes are too large or too many to check in reasonable time")
     _work_left.set(left)
 
 
@@ -63,8 +63,8 @@ def parse(data: bytes) -> dict[str, Any]:
         text = data.decode("ascii")
         document = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse, parse_float=_refuse)
     except (ValueError, RecursionError) as error:
-        raise MalformedError(f"this is no certificate: {str(error) or type(error).__name__}") from None
-    require(isinstance(document, dict), "this is no certificate: not an object")
+        raise MalformedError(f"this is not a certificate: {str(error) or type(error).__name__}") from None
+    require(isinstance(document, dict), "this is not a certificate: not an object")
     return dict(document)
 
 
@@ -73,7 +73,7 @@ def canonical(value: object) -> bytes:
     try:
         return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise MalformedError(f"this is no JSON: {str(error) or type(error).__name__}") from None
+        raise MalformedError(f"this is not JSON: {str(error) or type(error).__name__}") from None
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse(text: str) -> Any:
-    raise MalformedError(f"`{text}` is no whole number")
+    raise MalformedError(f"`{text}` is not a whole number")
 
 
 def fields(value: Any, kinds: str, optional: str = "") -> SimpleNamespace:
@@ -97,7 +97,7 @@ def of_kind(value: Any, kind: str, there: bool = True) -> Any:
     """Return a value of a kind above, of lists of it (`kind*`), or of a choice (`a|b`); raises MalformedError."""
     if not there or (kind.endswith("?") and value is None):
         return None
-    kind, what = kind.rstrip("?"), f"{value!r:.99} is not of the kind `{kind}`"
+    kind, what = kind.rstrip("?"), f"{value!r:.99} does not have the type `{kind}`"
     if kind == "pads":
         require(isinstance(value, list) and len(value) == 2, what)
         return tuple(of_kind(side, "i") for side in value)

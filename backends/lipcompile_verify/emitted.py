@@ -151,11 +151,13 @@ class _File:
             or not re.fullmatch("[A-Z][A-Za-z0-9]*", found.name)
             or found.name in TAKEN
         ):
-            raise ForeignError("file", "after its imports it must define one class, of a name of its own")
+            raise ForeignError(
+                "file", "after its imports it must define exactly one class, with a name that shadows nothing"
+            )
         for one in found.body:
             name = one.name if isinstance(one, ast.FunctionDef) else _target(one)
             if name is None or name in self.members:
-                raise ForeignError("class", f"`{_shown(one)}` does not belong there")
+                raise ForeignError("class", f"`{_shown(one)}` is not allowed there")
             self.members[name] = one
         texts = {_target(one): one.value for one in self.body if isinstance(one, ast.Assign)}
         self.weights = "_WEIGHTS" in texts
@@ -186,7 +188,7 @@ class _File:
         if node["op"] not in HOLDERS:
             return use.spelt(NODES)
         if name in self.layers:
-            raise ForeignError(name, "no one layer can hold its constants and what another node has")
+            raise ForeignError(name, "it needs a layer for its constants, but the name of that layer is taken")
         self.layers[name] = use.spelt(HOLDERS)
         return f"self.{name}({given})"
 
@@ -198,7 +200,7 @@ class _File:
         if {f"{owner}.{role}" for role in parameters} != {*parameters.values()} or self.layers.setdefault(
             owner, text
         ) != text:
-            raise ForeignError(name, f"no one layer `{owner}` can hold its parameters")
+            raise ForeignError(name, f"the layer `{owner}` cannot hold its parameters")
         return owner
 
     def _constructor(self) -> None:
@@ -221,7 +223,7 @@ class _File:
         inside, outside = self._reads(frozen), self._reads(set(self.names) - set(frozen))
         if len(outside) != 1 or not outside <= set(frozen) or not inside <= {self.source}:
             raise ForeignError(
-                "frozen_features", f"what is trained reads {sorted(outside)}, not the features alone"
+                "frozen_features", f"the trained part reads {sorted(outside)}, not only the features"
             )
         (feature,) = outside
         lines = [f"{self.source} = self.clip_input({self.source})", *(self.statements[name] for name in frozen)]
@@ -267,7 +269,7 @@ class _File:
         alias = ast.unparse(self.members.get("unclipped_bounds", ast.Pass())) == "unclipped_bounds = bounds"
         unclipped = bounds if alias and self._assigned("unclipped_bounds") else self._numbers("unclipped_bounds")
         if not bounds.keys() == unclipped.keys() == trained:
-            raise ForeignError("bounds", f"they are of {sorted(bounds)}, not of {sorted(trained)}")
+            raise ForeignError("bounds", f"they cover {sorted(bounds)}, not {sorted(trained)}")
         for derived in all_derived:
             _at_least("loss_lipschitz", loss, derived.loss)
             for name in derived.gradient:
@@ -333,7 +335,7 @@ class _File:
     def _numbers(self, name: str) -> dict[str, float]:
         found = self._assigned(name)
         if not isinstance(found, ast.Dict) or None in found.keys:
-            raise ForeignError(name, "it is no dictionary of numbers")
+            raise ForeignError(name, "it is not a dictionary of numbers")
         pairs = zip(found.keys, found.values, strict=True)
         return {ast.literal_eval(key): _double(name, value) for key, value in pairs if key}
 
@@ -342,20 +344,22 @@ def _without_proof(members: Sequence[str]) -> str:
     """Say which members no claim of the certificate covers."""
     if members == ["gradient_bounds"]:
         # What `compile --follow-weights` writes.
-        return "gradient_bounds computes bounds of the weights as they are; a certificate covers constraints alone"
+        return "gradient_bounds computes bounds from the current weights; a certificate covers only constraints"
     return f"no claim covers {', '.join(members)}"
 
 
 def _double(name: str, value: ast.expr) -> float:
     number = math.inf if ast.unparse(value) == "float('inf')" else ast.literal_eval(value)
     if not isinstance(number, float):
-        raise ForeignError(name, f"`{_shown(value)}` is no number with a point")
+        raise ForeignError(name, f"`{_shown(value)}` is not a float literal")
     return number
 
 
 def _at_least(name: str, found: Fraction | float, derived: Fraction | float) -> None:
     if not found >= derived:
-        raise ForeignError(name, f"{float(found)!r} is below {float(derived)!r}, which is derived here")
+        raise ForeignError(
+            name, f"{float(found)!r} is below {float(derived)!r}, the bound that the verifier derives"
+        )
 
 
 def _check_names(names: Iterable[str]) -> None:
@@ -363,7 +367,7 @@ def _check_names(names: Iterable[str]) -> None:
     for name in names:
         plain = name.isascii() and name.isidentifier() and not keyword.iskeyword(name) and name[0] != "_"
         if not plain or name in RESERVED:
-            raise ForeignError(name, "it is not a name that a value or a layer of an emitted file may have")
+            raise ForeignError(name, "an emitted file may not use this name for a value or a layer")
 
 
 def _check_pure(program: Sequence[ast.stmt]) -> None:
@@ -371,7 +375,7 @@ def _check_pure(program: Sequence[ast.stmt]) -> None:
     for one in (inner for statement in program for inner in ast.walk(statement)):
         called = isinstance(one, ast.Call) and ast.unparse(one.func) not in _NUMERIC
         if not isinstance(one, _PURE) or called or (isinstance(one, ast.Assign) and _target(one) in (None, "num")):
-            raise ForeignError("slope", f"`{_shown(one)}` does more than compute a number")
+            raise ForeignError("slope", f"`{_shown(one)}` is not a plain computation of a number")
 
 
 def _imports(one: ast.stmt) -> bool:
@@ -381,7 +385,7 @@ def _imports(one: ast.stmt) -> bool:
     text = ast.unparse(one)
     head, _, names = text.partition(" import ")
     if text not in IMPORTS and not (head == "from lipcompile_torch" and {*names.split(", ")} <= RUNTIME):
-        raise ForeignError("imports", f"`{_shown(one)}` is none of those that an emitted file needs")
+        raise ForeignError("imports", f"`{_shown(one)}` is not an import that an emitted file needs")
     return True
 
 

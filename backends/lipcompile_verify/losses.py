@@ -88,7 +88,7 @@ def _pieces(s: Any, x: Extent, corner: Fraction, unit: Fraction) -> Real:
 
 def _multi_margin(s: Any, x: Extent) -> Real:
     """The mean over k of max(0, margin - ŷ_y + ŷ_k)^p."""
-    require(s.p <= 2, "p is 1 or 2")
+    require(s.p <= 2, "p must be 1 or 2")
     side = Fraction(s.K - 1, s.K)
     return root(side) if s.p == 1 else root(4 * s.margin**2 * side) + x.X * 2
 

@@ -56,7 +56,7 @@ def check(data: bytes, document: Mapping[str, Any]) -> None:
     if carried is not None and canonical(carried) != canonical(document):
         raise ForeignError("metadata", "the file carries another certificate")
     if carried is None and hashlib.sha256(data).hexdigest() != document["source"]["sha256"]:
-        raise ForeignError("file", "it is not the one that was certified, and carries no certificate")
+        raise ForeignError("file", "its hash is not the certified one, and it carries no certificate")
     _check_metadata(model.metadata, document)
     if carried is None:
         _check_windows(model, graph)
@@ -153,7 +153,7 @@ def _check_wiring(model: Model, graph: Mapping[str, Any]) -> None:
     source, parameters = graph["input"]["name"], graph["parameters"]
     makers = {output: node for node in model.nodes for output in node.outputs}
     if len(makers) < sum(len(node.outputs) for node in model.nodes) or makers.keys() & {source, *model.shapes}:
-        raise ForeignError("file", "a name stands for two tensors")
+        raise ForeignError("file", "two tensors have the same name")
     kernels = defaultdict[str, list[Node]](list)
     for one in model.nodes:
         kernels[one.outputs[0].partition(".")[0]] += [one] if one.kind in _KINDS else []
@@ -168,7 +168,7 @@ def _check_wiring(model: Model, graph: Mapping[str, Any]) -> None:
             raise ForeignError(node["name"], f"in the file it is {[one.attributes for one in own]}")
     for name, parameter in parameters.items():
         if model.shapes.get(name) != parameter["shape"]:
-            raise ForeignError(name, f"the file has it in the shape {model.shapes.get(name)}")
+            raise ForeignError(name, f"in the file it has the shape {model.shapes.get(name)}")
     ends = [source], [graph["output"] if graph["nodes"] else f"{source}.same"]
     if (model.inputs, model.outputs) != ends:
         raise ForeignError("file", f"it maps {model.inputs} to {model.outputs}")
@@ -193,7 +193,7 @@ def read(data: bytes) -> Model:
     try:
         return _model(_Reader(MOST_FIELDS), memoryview(data))
     except (LookupError, TypeError, ValueError) as error:
-        raise ForeignError("file", f"this is no ONNX file: {error}") from None
+        raise ForeignError("file", f"this is not an ONNX file: {error}") from None
 
 
 @dataclass(slots=True)
@@ -215,7 +215,7 @@ class _Reader:
             if key & 7:
                 at, value = at + value, data[at : at + value]
             if at > len(data):
-                raise ValueError("a field goes on behind its message")
+                raise ValueError("a field extends past the end of its message")
             found[key >> 3].append(value)
         return found
 
@@ -229,7 +229,7 @@ def _model(reader: _Reader, data: memoryview) -> Model:
     for entry in reader.messages(top[14]):
         key = _text(entry[1])
         if key in model.metadata:
-            raise ValueError(f"the metadata say `{key}` twice")
+            raise ValueError(f"the metadata define `{key}` twice")
         model.metadata[key] = _text(entry[2])
     for graph in reader.messages(top[7]):
         model.nodes += [_node(reader, node) for node in reader.messages(graph[1])]
@@ -244,7 +244,7 @@ def _node(reader: _Reader, node: Message) -> Node:
     for one in reader.messages(node[5]):
         name, kind = _text(one[1]), _integers(one[20])[-1:]
         if name in attributes:
-            raise ValueError(f"an attribute `{name}` stands twice in one operator")
+            raise ValueError(f"an attribute `{name}` occurs twice in one operator")
         if kind == [7]:
             attributes[name] = _integers(one[8])
         elif kind == [2]:
@@ -253,7 +253,7 @@ def _node(reader: _Reader, node: Message) -> Node:
             attributes[name] = _text(one[4])
     operands, made = ([_text([part]) for part in node[number]] for number in (1, 2))
     if not made:
-        raise ValueError("an operator makes nothing")
+        raise ValueError("an operator has no output")
     return Node(_text(node[4]), operands, made, attributes)
 
 
@@ -269,7 +269,7 @@ def _varint(data: memoryview, at: int) -> tuple[int, int]:
 
 def _bytes(part: Wire) -> memoryview:
     if isinstance(part, int):
-        raise ValueError("a whole number stands where a message or a text should")
+        raise ValueError("a whole number stands in place of a message or a text")
     return part
 
 

@@ -316,7 +316,10 @@ def _scattered(s: Any, claimed: Any) -> dict[str, Any]:
     text, sizes = of_kind(claimed.get("squared_gain"), "text"), s.I[0][1:]
     copies = prod(padded(n, padding(n, s.scales), "reflect") for n in sizes)
     found = energy(s.scales, s.angles, s.order, sizes) * copies
-    require(found <= of_kind(text, "q0"), f"the squared norm is bounded by {float(found)!r} only, claimed {text}")
+    require(
+        found <= of_kind(text, "q0"),
+        f"the squared norm is claimed to be {text}, but only the bound {float(found)!r} is proved",
+    )
     s.norm = root(Q(text))
     return {"squared_gain": text}
 

@@ -31,7 +31,8 @@ class Bank:
             [size + sum(padding(size, scales)) for size in sizes],
         )
         require(
-            25 * self.sizes[0] * self.sizes[1] * (1 + 2 * scales * angles) <= MOST_VALUES, "too large a scattering"
+            25 * self.sizes[0] * self.sizes[1] * (1 + 2 * scales * angles) <= MOST_VALUES,
+            "the scattering is too large to check",
         )
         self.phi = self.gabor(0.8 * 2 ** (scales - 1), 0.0, 0.0, 1.0)
         self.psi = {(j, t): self.wavelet(j, t) for j in range(scales) for t in range(angles)}

@@ -211,7 +211,9 @@ class Use:
         """Return the Python of the node; raises ValueError where there is none."""
         text = table.get(self.node["op"], "").format_map(self)
         if self._left or not text:
-            raise ValueError(f"no spelling of `{self.node['op']}` with {sorted(self.node['attributes'])} is known")
+            raise ValueError(
+                f"no known expression computes `{self.node['op']}` with {sorted(self.node['attributes'])} is known"
+            )
         return text
 
     def __getitem__(self, name: str) -> Any:

@@ -48,10 +48,11 @@ def source(place: int, size: int, mode: str) -> int | None:
 @lru_cache(256)
 def padded(size: int, pads: tuple[int, int], mode: str) -> int:
     """Return how often padding holds the entry that it holds most; refuse what no mode defines."""
-    require(size + sum(pads) <= MOST_PLACES, "too long an axis")
+    require(size + sum(pads) <= MOST_PLACES, "the axis is too long to check")
     spend(size + sum(pads))
     require(
-        max(pads) <= {"circular": size, "reflect": size - 1}.get(mode, max(pads)), f"{mode} padding is too long"
+        max(pads) <= {"circular": size, "reflect": size - 1}.get(mode, max(pads)),
+        f"{mode} padding is longer than the axis allows",
     )
     held = Counter(source(place, size, mode) for place in range(-pads[0], size + pads[1]))
     return max(count for entry, count in held.items() if entry is not None)
@@ -62,7 +63,7 @@ def counts(
     size: int, out: int, kernel: int, stride: int, dilation: int, pads: tuple[int, int], mode: str = "zeros"
 ) -> Counts:
     """Enumerate the (output, tap) pairs of an axis; tap t of output o is at o·stride + t·dilation - pads[0]."""
-    require(out * kernel <= MOST_PLACES, "too many taps to count")
+    require(out * kernel <= MOST_PLACES, "the window has too many taps to count")
     spend(3 * out * kernel)
     read: Counter[int] = Counter()
     through: Counter[tuple[int, int]] = Counter()
@@ -74,14 +75,14 @@ def counts(
                 read[entry] += 1
                 through[entry, tap] += 1
                 held[output] += 1
-    require(bool(read), "no window holds an entry")
+    require(bool(read), "every window lies wholly in the padding")
     return Counts(max(read.values()), max(through.values()), max(held), min(held))
 
 
 def averages(axis: tuple[int, int, int, int, int, tuple[int, int]], by: str) -> list[Row]:
     """Return the averages of an axis (size, outputs, kernel, …), by 1, or the taps on entries, or padding too."""
     size, out, kernel, stride, dilation, pads = axis
-    require(out * kernel <= MOST_PLACES, "too many taps to count")
+    require(out * kernel <= MOST_PLACES, "the window has too many taps to count")
     spend(4 * out * kernel)
     rows = []
     for output in range(out):
@@ -95,7 +96,7 @@ def averages(axis: tuple[int, int, int, int, int, tuple[int, int]], by: str) -> 
 
 def adaptive(size: int, out: int) -> list[Row]:
     """Return the matrix of adaptive averages: output i covers the entries from ⌊i·n/o⌋ to ⌈(i+1)·n/o⌉."""
-    require(size + out <= MOST_PLACES, "too long an axis")
+    require(size + out <= MOST_PLACES, "the axis is too long to check")
     spend(4 * (size + 2 * out))
     spans = [range(i * size // out, -(-(i + 1) * size // out)) for i in range(out)]
     return [{place: Fraction(1, len(span)) for place in span} for span in spans]
@@ -110,7 +111,7 @@ def _cubic(x: Fraction) -> Fraction:
 def interpolation(size: int, factor: int, mode: str, aligned: bool) -> list[Row]:
     """Return the matrix of bilinear or bicubic interpolation of an axis, as in torch."""
     out = size * factor
-    require(out <= MOST_PLACES, "too long an axis")
+    require(out <= MOST_PLACES, "the axis is too long to check")
     spend((16 if mode == "bilinear" else 64) * out)
     rows = []
     for i in range(out):

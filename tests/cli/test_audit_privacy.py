@@ -226,7 +226,7 @@ def test_a_step_that_the_engine_refuses_is_an_error(monkeypatch: pytest.MonkeyPa
         ("--canaries 10", "LIP005", "--canaries is an option with --privacy alone"),
         ("--batch-size 10", "LIP005", "--batch-size is an option with --privacy alone"),
         ("--privacy --restarts 2", "LIP005", "--restarts is an option of an audit of bounds"),
-        ("--privacy --canaries 4 --runs 5", "LIP404", "from one run to one a canary"),
+        ("--privacy --canaries 4 --runs 5", "LIP404", "at most one run for each canary"),
         ("--privacy --confidence 2", "LIP404", "confidence"),
         ("--privacy --epsilon -1", "LIP401", "epsilon = -1"),
     ],

@@ -185,7 +185,7 @@ def test_weights_outside_their_sets_are_told_and_projected(capsys: Capture) -> N
     torch.save({name: 2 * tensor for name, tensor in module().state_dict().items()}, "weights.pt")
     assert run("export run/model.py --weights weights.pt -o model.onnx") == 0
     out, err = capsys.readouterr()
-    assert "warning[LIP513]: loaded weights lie outside of their constraint sets" in err
+    assert "warning[LIP513]: loaded weights violate their constraints" in err
     assert "weights certified to lie in their sets" in out
 
 

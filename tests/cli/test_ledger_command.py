@@ -136,7 +136,7 @@ def test_what_no_accountant_covers_is_still_listed(capsys: Capture) -> None:
     assert run("ledger.jsonl --delta 1e-14") == 1
     out = capsys.readouterr().out
     assert "no theorem" in out
-    assert "below what the pld accountant resolves" in out
+    assert "too small for the pld accountant" in out
     assert "sampling fixed_size, batch size 10, dataset size 100, noise multiplier 1.5" in out
 
 

@@ -128,7 +128,7 @@ def test_a_broken_off_epoch_shortens_the_resumed_run_and_says_so(
     assert "the same command with --resume goes on" in capsys.readouterr().err
     assert run(f"{command} --resume") == 0
     out, err = capsys.readouterr()
-    assert "warning: 4 steps are left, 6 in all in place of 8" in err
+    assert "warning: 4 steps are left, 6 in total instead of 8" in err
     assert "after 6 steps" in out
     assert read_ledger(LEDGER).charges.total() == 2
 

@@ -50,7 +50,7 @@ def test_a_layer_refuses_other_shapes() -> None:
     layer = ClassToken((2, 3), 1.0)
     assert layer(torch.zeros(0, 4, 3)).shape == (0, 6, 3)
     for wrong in (torch.zeros(1, 4, 2), torch.zeros(4, 3), torch.zeros(1, 1, 4, 3)):
-        with pytest.raises(ValueError, match="do not stand beside"):
+        with pytest.raises(ValueError, match="cannot be joined to"):
             layer(wrong)
 
 

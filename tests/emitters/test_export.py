@@ -411,7 +411,7 @@ def of_another_shape(module: Any) -> None:
         (lambda module: setattr(type(module), "certificate", None), "no certificate"),
         (lambda module: setattr(type(module), "input_trusted", True), "the input of the module"),
         (lambda module: setattr(module.dense, "weight", torch.nn.Parameter(torch.zeros(2, 2))), "has shape"),
-        (lambda module: setattr(module, "more", torch.nn.Parameter(torch.zeros(2))), "not governed"),
+        (lambda module: setattr(module, "more", torch.nn.Parameter(torch.zeros(2))), "without a constraint"),
         (of_another_shape, "not declared"),
         (of_smaller_biases, "may have norm 1.0, certified 1/2"),
         (of_smaller_bounds, "does not verify"),

@@ -78,7 +78,7 @@ def test_certificates_say_that_nobody_else_vouches_for_it(page: Path, capsys: py
     assert "nobody but their authors vouches for the rules of soft_shrink" in capsys.readouterr().err
     space: dict[str, type[LipschitzModule]] = {}
     exec(compile(emit(lipcompile.check(str(page))), "emitted.py", "exec"), space)
-    with pytest.warns(UncertifiedWarning, match="rests on rules of soft_shrink that no verifier knows"):
+    with pytest.warns(UncertifiedWarning, match="uses rules for soft_shrink that the verifier does not know"):
         check_certificate(space["Model"]())
 
 

@@ -304,7 +304,7 @@ def test_replacement_in_random_allocation_is_a_removal_and_an_addition() -> None
 
 
 def test_what_the_package_cannot_compute_names_the_bound_that_holds() -> None:
-    with pytest.raises(BudgetError, match=r"PLD_accounting computes no .* use accountant='rdp'"):
+    with pytest.raises(BudgetError, match=r"PLD_accounting cannot compute .* use accountant='rdp'"):
         epsilon([(RandomAllocation(100, 0.01), 1)], DELTA)
 
 

@@ -227,7 +227,7 @@ def test_what_is_no_game_is_refused() -> None:
         with pytest.raises(ValueError, match="4 finite scores"):
             play(lambda _, scores=scores: torch.from_numpy(scores), 4, seed=0)  # type: ignore[misc]
     for numbers in ((4, 5, 2, 2), (4, 1, 5, 2), (4, 1, 2, 3)):
-        with pytest.raises(ValueError, match="need 0 <= right"):
+        with pytest.raises(ValueError, match="must satisfy 0 <= right"):
             Guesses(*numbers)
     for pairs in ([], [(-1.0, 0.1)], [(1.0, 1.5)]):
         with pytest.raises(ValueError, match="a claim needs"):

@@ -185,7 +185,7 @@ def test_bounds_that_follow_the_weights_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "net.lip"
     path.write_text(f"model net {{ {CONV} }}")
     refusal = of(lipcompile.check(str(path)), follow_weights=True).refusal()
-    assert "gradient_bounds computes bounds of the weights as they are" in refusal
+    assert "gradient_bounds computes bounds from the current weights" in refusal
 
 
 def test_reserved_names_are_those_of_the_runtime() -> None:
@@ -203,7 +203,7 @@ def test_two_parameters_are_not_one_weight_of_the_file(tmp_path: Path) -> None:
     text = emit(derivation).replace("self.late(", "self.early(")
     text = "".join(line for line in text.splitlines(keepends=True) if "self.late =" not in line)
     one = Emitted(text.replace("late.weight", "early"), document)
-    with pytest.raises(ForeignError, match="no one layer `early` can hold"):
+    with pytest.raises(ForeignError, match="the layer `early` cannot hold"):
         emitted._File(document["graph"], one.derive(document["graph"]), emitted._parsed(text.encode()))._spell()
 
 

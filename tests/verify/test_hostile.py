@@ -165,13 +165,13 @@ def pads(count: int, size: int) -> dict[str, Any]:
 def test_sizes_are_bounded_in_all() -> None:
     """Each of these axes may be gone through, but not all of them."""
     assert Derivation(pads(1, 2**19), {}).gradient
-    with pytest.raises(MalformedError, match="would take too long"):
+    with pytest.raises(MalformedError, match="in reasonable time"):
         Derivation(pads(40, 2**19), {})
 
 
 def test_softmaxes_are_bounded_in_all() -> None:
     one = {"temperature": "1", "axis": 0}
-    with pytest.raises(MalformedError, match="would take too long"):
+    with pytest.raises(MalformedError, match="in reasonable time"):
         Derivation(chain("softmax", [one] * 400, [[1000]] * 401), {})
 
 

@@ -56,8 +56,8 @@ def allocation_pld(
         return _regridded(_one_epoch(release, _resolution(release, epochs, delta), tail), tail, interval)
     except (ValueError, RuntimeError, ArithmeticError, MemoryError) as error:
         raise BudgetError(
-            f"PLD_accounting computes no privacy loss distribution of {release}: {error}; use accountant='rdp', "
-            "which counts every epoch as one plain Gaussian mechanism"
+            f"PLD_accounting cannot compute the privacy loss distribution of {release}: {error}; use "
+            "accountant='rdp', which counts every epoch as one plain Gaussian mechanism"
         ) from error
 
 

@@ -236,7 +236,7 @@ def comparison_steps(
 def _moves(release: Release, relation: NeighbouringRelation) -> int:
     """Return by how many K the example moves the sum of the batch that it is in; raises BudgetError if none is."""
     if isinstance(release, Selection):
-        raise BudgetError("no formula compares the best of several runs: ask the rdp accountant")
+        raise BudgetError("no closed formula covers the best of several runs: use accountant='rdp'")
     return 2 if isinstance(release, WithoutReplacement) else relation.moves
 
 
@@ -254,7 +254,9 @@ def _one(release: Release, delta: float, relation: NeighbouringRelation) -> floa
     """Return ε of one charge at δ: of a Gaussian at δ/q by the exact formula, amplified."""
     rate = 1.0 if isinstance(release, RandomAllocation) else release.sampling_rate
     if rate < 1 and isinstance(release, Mechanism) and relation is NeighbouringRelation.REPLACE_ONE:
-        raise BudgetError("advanced composition has no amplification by Poisson sampling under replace_one here")
+        raise BudgetError(
+            "the advanced composition formula has no amplification by Poisson sampling under replace_one"
+        )
     if delta >= rate:
         return 0.0
     epsilon = gaussian_epsilon("analytic", release.noise_multiplier / _moves(release, relation), delta / rate)

@@ -251,8 +251,8 @@ def _check_past(
     spent = epsilon(past, target_delta, relation, accountant)
     if spent > target_epsilon:
         raise BudgetError(
-            f"the steps already taken cost epsilon = {spent:.4g} at delta = {target_delta:g}, more than the "
-            f"target {target_epsilon:g}: no further step is possible within it"
+            f"the steps already taken cost epsilon = {spent:.4g} at delta = {target_delta:g}, more than "
+            f"the target {target_epsilon:g}: the budget allows no further step"
         )
 
 

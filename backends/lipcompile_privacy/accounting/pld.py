@@ -127,7 +127,8 @@ def check_resolution(runs: Mapping[Release, int], delta: float, relation: Neighb
     steps = sum(count for release, count in runs.items() if not is_gaussian(release, relation))
     if steps and delta < max(SMALLEST_DELTA, _DELTA_PER_STEP * steps):
         raise BudgetError(
-            f"delta = {delta:g} is below what the pld accountant resolves for {steps} steps: use accountant='rdp'"
+            f"delta = {delta:g} is too small for the pld accountant to resolve over {steps} steps: use "
+            "accountant='rdp'"
         )
 
 
@@ -284,7 +285,7 @@ def privacy_curve(
     listed = list(runs)
     for release, _ in listed:
         if not isinstance(release, Mechanism) or release.noise_multiplier == 0:
-            raise BudgetError(f"{release} has no privacy curve here: only Poisson sampling with noise has")
+            raise BudgetError(f"{release} has no privacy curve: only Poisson sampling with noise has one")
     slack = lost_delta(sum(count for _, count in listed))
     curve = _numeric_curve if not all(is_gaussian(release, relation) for release, _ in listed) else _gaussian_curve
     return [min(1.0, max(0.0, delta) + slack) for delta in curve(listed, epsilons, relation)]

@@ -120,7 +120,7 @@ class WithoutReplacement:
         if not 1 <= self.batch_size <= self.dataset_size:
             raise BudgetError(
                 f"a batch of {self.batch_size} examples cannot be drawn without replacement from "
-                f"{self.dataset_size}: its size is between 1 and the number of examples"
+                f"{self.dataset_size}: the batch size must be between 1 and the number of examples"
             )
         _check_noise(self.noise_multiplier)
 
@@ -155,7 +155,7 @@ class RandomAllocation:
 
     def __post_init__(self) -> None:
         if self.steps < 1:
-            raise BudgetError(f"an epoch of {self.steps} steps: at least one batch takes the examples")
+            raise BudgetError(f"an epoch of {self.steps} steps: an epoch needs at least one step")
         _check_noise(self.noise_multiplier)
 
     def fields(self) -> dict[str, Any]:
@@ -183,7 +183,8 @@ class Selection:
     def __post_init__(self) -> None:
         if not (1 <= self.mean < math.inf and 0 <= self.shape < math.inf):
             raise BudgetError(
-                f"a mean of {self.mean:g} runs, of shape {self.shape:g}: the mean is at least 1, the shape 0"
+                f"a mean of {self.mean:g} runs, of shape {self.shape:g}: the mean must be at least 1, "
+                "and the shape at least 0"
             )
         _check_noise(self.noise_multiplier)
 
@@ -220,7 +221,9 @@ def release_from(fields: Mapping[str, Any]) -> Release:
     try:
         return _READ[kind](fields)
     except (KeyError, TypeError, ValueError) as error:
-        raise BudgetError(f"no release of {kind} sampling is described by {dict(fields)!r}: {error!r}") from error
+        raise BudgetError(
+            f"invalid description of a release by {kind} sampling, {dict(fields)!r}: {error!r}"
+        ) from error
 
 
 def _whole(value: Any) -> int:
@@ -283,9 +286,9 @@ class Drawing:
             raise BudgetError("fixed_size sampling is analysed by its batch size and dataset size, not by a rate")
         if self.sampling == "cyclic_poisson" and self.charged_rate > 1:
             raise BudgetError(
-                f"{self.groups} bands with batches of a share {self.sampling_rate:.4g} of the data: a group would "
-                f"have fewer examples than a batch; use at most {math.floor(1 / self.sampling_rate)} bands, or "
-                "smaller batches"
+                f"{self.groups} bands with sampling rate {self.sampling_rate:.4g}: each group "
+                "would have fewer examples than a batch; use at most "
+                f"{math.floor(1 / self.sampling_rate)} bands, or smaller batches"
             )
 
     @classmethod
@@ -297,8 +300,8 @@ class Drawing:
         """Raise BudgetError if there is no valid analysis under this relation."""
         if self.sampling == "shuffle" and relation is NeighbouringRelation.ADD_REMOVE:
             raise BudgetError(
-                "shuffled batches are cut by number: an example more moves others to other batches, and no "
-                "analysis under add_remove covers that; use neighbours replace_one, or sampling balls_in_bins or "
+                "no analysis covers shuffled batches under add_remove, because an added example moves "
+                "others to other batches; use neighbours replace_one, or sampling balls_in_bins or "
                 "poisson"
             )
 

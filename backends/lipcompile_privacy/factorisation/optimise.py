@@ -247,4 +247,6 @@ def planned_strategy(correlation: Mapping[str, Any], epochs: int, steps_per_epoc
         return optimal_banded(steps, bands, Cyclic(bands))
     if correlation.get("kind") == "blt":
         return optimal_blt(steps, steps_per_epoch, epochs, correlation.get("buffers"))
-    raise FactorisationError(f"{dict(correlation)!r} is no correlated noise: its kind must be correlated or blt")
+    raise FactorisationError(
+        f"{dict(correlation)!r} does not describe correlated noise: `kind` must be correlated or blt"
+    )

@@ -113,7 +113,7 @@ def check_positive(name: str, value: Any) -> None:
 def built(data: Any, kinds: Mapping[str, Any], what: str) -> Any:
     """Return the object of the class that `kind` names, from the other entries; raises FactorisationError."""
     if not isinstance(data, Mapping) or data.get("kind") not in kinds:
-        raise FactorisationError(f"{data!r} is no {what}: its `kind` must be one of {', '.join(kinds)}")
+        raise FactorisationError(f"{data!r} is not a {what}: `kind` must be one of {', '.join(kinds)}")
     fields = {name: value for name, value in data.items() if name != "kind"}
     try:
         return kinds[data["kind"]](**fields)
@@ -135,14 +135,14 @@ def check_coefficients(coefficients: Sequence[float]) -> None:
         FactorisationError: with the first place at which they fail.
     """
     if not coefficients:
-        raise FactorisationError("a strategy without coefficients: it needs one at least")
+        raise FactorisationError("a strategy needs at least one coefficient")
     if not 1e-100 <= coefficients[0] <= 1e100:
         raise FactorisationError(f"the first coefficient is {coefficients[0]!r}: it must be in [1e-100, 1e100]")
     for index, (before, value) in enumerate(pairwise(coefficients), 1):
         if not 0 <= value <= before:
             raise FactorisationError(
-                f"coefficient {index} is {value!r} after {before!r}: the sensitivity is known for coefficients "
-                "that are not negative and do not increase (Kalinin & Lampert 2024, Theorem 2)"
+                f"coefficient {index} is {value!r} after {before!r}: the sensitivity is proved only for "
+                "non-negative, non-increasing coefficients (Kalinin & Lampert 2024, Theorem 2)"
             )
 
 

@@ -189,17 +189,21 @@ class Blt(Strategy):
         check_positive("steps", self.steps)
         if not isinstance(self.participation, MinSeparation):
             raise FactorisationError(
-                "a BLT has no bands, so cyclic sampling does not keep its columns apart: use BandedToeplitz, or a "
-                "fixed order of the data and MinSeparation"
+                "a BLT has no bands, so its columns overlap under cyclic sampling: use BandedToeplitz, "
+                "or a fixed order of the data and MinSeparation"
             )
         if len(self.decays) != len(self.scales):
-            raise FactorisationError(f"{len(self.decays)} decays, {len(self.scales)} scales: each buffer has both")
+            raise FactorisationError(
+                f"{len(self.decays)} decays, {len(self.scales)} scales: each buffer needs one decay and one scale"
+            )
         if not all(0 <= decay <= 1 for decay in self.decays) or not all(scale >= 0 for scale in self.scales):
-            raise FactorisationError(f"decays {self.decays} must lie in [0, 1], scales {self.scales} be >= 0")
+            raise FactorisationError(
+                f"decays {self.decays} must lie in [0, 1], and scales {self.scales} must be >= 0"
+            )
         if math.fsum(self.scales) > 1 - 2**-50:
             raise FactorisationError(
-                f"the scales {self.scales} add up to 1 or more: the sensitivity is known only for coefficients "
-                "that do not increase (Kalinin & Lampert 2024, Theorem 2)"
+                f"the scales {self.scales} add up to 1 or more: the sensitivity is proved only for "
+                "non-increasing coefficients (Kalinin & Lampert 2024, Theorem 2)"
             )
 
     @cached_property

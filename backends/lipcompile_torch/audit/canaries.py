@@ -94,8 +94,8 @@ def choose(
     entries = 2 * count * sum(p.numel() for name, p in module.named_parameters() if name in stds)
     if entries > _LARGEST:
         raise CanaryError(
-            f"the gradients of {count} canaries in one run have {entries:.3g} entries, more than {_LARGEST:.3g}: "
-            "share the canaries out among more runs"
+            f"the gradients of {count} canaries in one run have {entries:.3g} entries, more than "
+            f"{_LARGEST:.3g}: use more runs, with fewer canaries each"
         )
     terrain = PairTerrain(deepcopy(module).double(), admissible, generator, stds)
     pair = furthest(terrain, ascents, _STEPS)

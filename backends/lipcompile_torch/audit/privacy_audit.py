@@ -84,10 +84,11 @@ class PrivacyAuditConfig:
         """Refuse an audit that means nothing."""
         if min(self.canaries, self.steps, self.trainings, self.ascents) < 1 or self.trainings > self.canaries:
             raise ValueError(
-                "an audit needs at least one canary, one step, one ascent, and from one run to one a canary"
+                "an audit needs at least one canary, one step, one ascent and one run, and at most one "
+                "run for each canary"
             )
         if not 0.5 < self.confidence < 1:
-            raise ValueError(f"a confidence of {self.confidence} is not between 0.5 and 1")
+            raise ValueError(f"the confidence must be between 0.5 and 1; got {self.confidence}")
         if self.size < self.together or not 1 <= self.batch <= self.size:
             raise ValueError(
                 f"a data set of {self.size} with batches of {self.batch} cannot hold the {self.together} canaries "
@@ -275,8 +276,9 @@ class _Training:
         seen = flattened(gradients, self.stds) * self.config.batch
         if not bool(seen.isfinite().all()):
             raise ValueError(
-                f"a noisy gradient is not finite: noise of standard deviation {max(self.stds.values()):.3g} is "
-                "too large for the numbers of the parameters: clip to a shorter length, or lower the bounds"
+                "a noisy gradient is not finite: noise of standard deviation "
+                f"{max(self.stds.values()):.3g} overflows the dtype of the parameters: clip to a smaller "
+                "length, or lower the bounds"
             )
         return seen
 

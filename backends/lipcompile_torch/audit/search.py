@@ -101,7 +101,7 @@ def audit(module: LipschitzModule, admissible: Admissible, config: AuditConfig, 
         ValueError: the module is not in float64.
     """
     if any(parameter.dtype != torch.float64 for parameter in module.parameters()):
-        raise ValueError("an audit computes in float64: call module.double() first")
+        raise ValueError("an audit needs a module in float64: call module.double() first")
     generator = torch.Generator().manual_seed(config.seed)
     campaign = _Campaign(Terrain(module, admissible, generator), config)
     campaign.run(watch)

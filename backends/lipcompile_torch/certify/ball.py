@@ -115,7 +115,7 @@ def clip_norm(x: Tensor, radius: float) -> Tensor:
         ValueError: the radius is not positive and finite.
     """
     if not 0 < radius < float("inf"):
-        raise ValueError(f"the radius of a ball must be positive and finite, not {radius}")
+        raise ValueError(f"the radius of a ball must be positive and finite; got {radius}")
     # Within `vmap` a tensor does not say that a gradient is taken outside.
     plain = not x.requires_grad and not torch._C._are_functorch_transforms_active()
     # A copy even if all are inside: what the way back reads stays so, whoever writes into the memory of x.

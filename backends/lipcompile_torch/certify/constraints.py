@@ -64,7 +64,7 @@ def _rescale(weight: Tensor, norm: Norm, measure: Measure, limit: float, dtype: 
         scaled = _scaled(weight, limit * max(0.0, 1 - kind.eps * 2.0 ** (attempt - 2)) / bound, dtype)
         if measure(scaled).at_most(limit):
             return scaled
-    raise AssertionError("a zero weight lies in every constraint set")
+    raise AssertionError("a zero weight satisfies every constraint")
 
 
 def _scaled(weight: Tensor, factor: float, dtype: torch.dtype) -> Tensor:
@@ -93,7 +93,7 @@ class Constraint:
     def __post_init__(self) -> None:
         """Refuse radii that bound nothing."""
         if not 0 <= self.bound < math.inf:
-            raise ValueError(f"the bound of a constraint must be finite and not negative, not {self.bound}")
+            raise ValueError(f"the bound of a constraint must be finite and non-negative; got {self.bound}")
 
     def norm(self, weight: Tensor, operator: Operator) -> Norm:
         """Return the norm that is constrained."""
@@ -228,7 +228,7 @@ class Orthogonal(Constraint):
     def __post_init__(self) -> None:
         """Refuse another radius: scale the output instead, or use a spectral constraint."""
         if self.bound != 1.0 or self.max_steps < 1:
-            raise ValueError("an orthogonal constraint has bound 1 and at least one step")
+            raise ValueError("an orthogonal constraint needs bound 1 and at least one step")
 
     def project(self, weight: Tensor, operator: Operator) -> Tensor:
         """Return a tensor with certified operator norm ≤ 1 whose matrix has nearly equal singular values.

@@ -59,7 +59,7 @@ def gram_iteration(grams: Tensor, steps: int = 10) -> Tensor:
         ValueError: an entry is not finite, or a number of steps is negative.
     """
     if steps < 0 or not bool(torch.isfinite(torch.view_as_real(grams) if grams.is_complex() else grams).all()):
-        raise ValueError("Gram iteration needs finite matrices and a number of steps that is not negative")
+        raise ValueError("Gram iteration needs finite matrices and a non-negative number of steps")
     return iterated(grams, steps)
 
 

@@ -69,7 +69,9 @@ def power_above(weight: Tensor) -> float:
     low, high = torch.aminmax(weight.detach()) if weight.numel() else (weight.new_zeros(()),) * 2
     largest = float(torch.maximum(high, -low))
     if not largest < math.inf:
-        raise ValueError("a weight holds NaN or infinity: it has no norm (training diverged, or a damaged file)")
+        raise ValueError(
+            "a weight contains NaN or infinity, so it has no norm: training diverged, or the file is damaged"
+        )
     return math.ldexp(1.0, min(max(math.frexp(largest)[1], -1000), 1023)) if largest else 0.0
 
 

@@ -211,16 +211,17 @@ class Convolution(Operator):
             )
             < 1
         ):
-            raise ValueError("sizes, strides, dilations and counts of a convolution are positive")
+            raise ValueError("the sizes, strides, dilations and counts of a convolution must be positive")
         if min(min(pair) for pair in self.padding) < 0 or min(self.output_size) < 1:
-            raise ValueError(f"padding {self.padding} leaves no output, or is negative")
+            raise ValueError(f"padding {self.padding} is negative, or leaves no output")
         modes = get_args(PaddingMode)
         if self.padding_mode not in modes:
             raise ValueError(f"unknown padding mode {self.padding_mode!r}: {', '.join(modes)}")
         most = [max(p) - n for p, n in zip(self.padding, self.input_size, strict=True)]
         if max(most) > {"circular": 0, "reflect": -1}.get(self.padding_mode, max(most)):
             raise ValueError(
-                f"{self.padding_mode} padding {self.padding} goes more than once around {self.input_size}"
+                f"{self.padding_mode} padding {self.padding} wraps more than once around the input size "
+                f"{self.input_size}"
             )
 
     @property
@@ -400,5 +401,5 @@ def conv_norm_bound(kernel: Tensor, convolution: Convolution) -> Tensor:
         ValueError: the kernel does not have the declared size, or an entry is not finite.
     """
     if tuple(kernel.shape[2:]) != convolution.kernel_size or kernel.shape[0] % convolution.groups:
-        raise ValueError(f"kernel of shape {tuple(kernel.shape)} is not one of {convolution}")
+        raise ValueError(f"kernel of shape {tuple(kernel.shape)} does not fit {convolution}")
     return torch.tensor(convolution.norm(kernel).bound, dtype=torch.float64, device=kernel.device)

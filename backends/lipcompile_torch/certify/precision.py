@@ -141,9 +141,9 @@ def warn_of_sums(share: float, normaliser: float) -> None:
     if share <= _QUIET:
         return
     warnings.warn(
-        f"the rounding of sums of gradients takes {1 + share:.2g} times the noise at an expected batch of "
-        f"{normaliser:g}: keep parameters in float32 (autocast and TF32 cost nothing here), or use smaller "
-        "batches; see docs/noise.md",
+        f"covering the rounding error of gradient sums would multiply the noise by {1 + share:.2g} at an "
+        f"expected batch size of {normaliser:g}: keep parameters in float32 (autocast and TF32 cost no "
+        "noise), or use smaller batches; see docs/noise.md",
         RoundedSumsWarning,
         stacklevel=2,
     )

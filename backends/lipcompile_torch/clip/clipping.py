@@ -244,7 +244,8 @@ def group_gradients(
     for number in (clip.length, 1.0 if clip.regulariser is None else clip.regulariser):
         if number < _LEAST:
             raise ValueError(
-                f"a clip with {number:.3g} for each example: C and γ over the batch size are 2⁻⁶⁰ at least"
+                f"a clip with {number:.3g} for each example is too small: C and γ divided by the batch "
+                "size must be at least 2⁻⁶⁰"
             )
     taken = [one.taken() for one in noted]
     passes = sorted({number for found in taken for number in found})
@@ -264,8 +265,8 @@ def _of_pass(
     sizes = {use.examples for found in uses for use in found}
     if len(sizes) > 1:
         raise ValueError(
-            f"layers of one group saw {' and '.join(map(str, sorted(sizes)))} examples in one forward pass: "
-            "the first axis of all that they read must be the batch"
+            f"layers of one clip group saw {' and '.join(map(str, sorted(sizes)))} examples in one "
+            "forward pass: the first axis of every input must be the batch"
         )
     found = clipped(uses, [parameter.numel() for parameter in parameters], clip, note)
     return (total.reshape(parameter.shape) for total, parameter in zip(found, parameters, strict=True))

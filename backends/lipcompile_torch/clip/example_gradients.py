@@ -110,9 +110,9 @@ class ExampleGradients:
         if {self.read.dim(), self.made.dim()} != {rank + 2} or len(self.read) != len(self.made):
             raise ValueError(f"{shapes}: want [B, C, *inputs] and [B, F, *outputs] with {rank} axes of positions")
         if self.read.shape[1] % groups or self.made.shape[1] % groups:
-            raise ValueError(f"{shapes}: channels cannot be cut into {groups} groups")
+            raise ValueError(f"{shapes}: the channels do not divide into {groups} groups")
         if self.read.device != self.made.device:
-            raise ValueError(f"operands on {self.read.device} and {self.made.device}: move one of them")
+            raise ValueError(f"operands on {self.read.device} and {self.made.device}: move both to one device")
 
     @staticmethod
     def of_convolution(x: Tensor, cotangent: Tensor, windows: Windows) -> ExampleGradients:
@@ -204,7 +204,9 @@ class ExampleGradients:
 
     def _per_example(self, given: Tensor | None) -> Tensor | None:
         if given is not None and given.shape != self.read.shape[:1]:
-            raise ValueError(f"{list(given.shape)} in place of one number for each of {len(self.read)} examples")
+            raise ValueError(
+                f"expected one number for each of {len(self.read)} examples; got shape {list(given.shape)}"
+            )
         return None if given is None else given.detach().to(self.read.device, torch.float64).contiguous()
 
     def _shaped(self, total: Tensor) -> Tensor:

@@ -46,9 +46,9 @@ class Windows:
     def __post_init__(self) -> None:
         rank = len(self.kernel)
         if rank == 0 or {len(self.stride), len(self.padding), len(self.dilation)} != {rank}:
-            raise ValueError(f"{self}: want one integer for each axis of the kernel")
+            raise ValueError(f"{self}: expected one integer for each axis of the kernel")
         if min(*self.kernel, *self.stride, *self.dilation, self.groups) < 1 or min(self.padding) < 0:
-            raise ValueError(f"{self}: want positive integers, and padding that is not negative")
+            raise ValueError(f"{self}: expected positive integers, and non-negative padding")
 
     @property
     def taps_in_row(self) -> int:

@@ -163,7 +163,7 @@ def load_examples(module: LipschitzModule, path: str | os.PathLike[str]) -> tupl
     targets = torch.from_numpy(y)
     if count == 1:
         if targets.numel() != len(x):
-            raise DataError(f"the test labels have shape {tuple(y.shape)}: one label each is needed")
+            raise DataError(f"the test labels have shape {tuple(y.shape)}: each example needs one label")
         try:
             targets = signs(targets)
         except ValueError as error:
@@ -189,9 +189,9 @@ def load_weights(module: LipschitzModule, path: str | os.PathLike[str]) -> str |
         state = dict(content["states"]["module"] if saved else content)
         head = str(content["ledger_head"]) if saved else None
     except (pickle.UnpicklingError, RuntimeError, OSError, EOFError, LookupError, *_NO_MAPPING) as error:
-        raise CheckpointError(f"{path} is no checkpoint and no state dict, or it is damaged") from error
+        raise CheckpointError(f"{path} is not a checkpoint or a state dict, or it is damaged") from error
     if head is not None and graph_hash(content.get("certificate")) != graph_hash(certificate_of(module)):
-        raise CheckpointError(f"{path} is of another model: its certificate has a different graph")
+        raise CheckpointError(f"{path} belongs to another model: the graph in its certificate is different")
     try:
         module.load_state_dict(state)
     except (RuntimeError, *_NO_MAPPING) as error:

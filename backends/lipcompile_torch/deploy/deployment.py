@@ -139,7 +139,7 @@ def agreement_with_original(
     single = _output(module, fed if vocabulary else fed.float(), log_probabilities)
     double = _output(module.double(), fed, log_probabilities)
     if wanted.shape != double.shape:
-        raise ShapeError(f"the original puts out {list(wanted.shape)}, the module {list(double.shape)}")
+        raise ShapeError(f"the original model returns shape {list(wanted.shape)}, the module {list(double.shape)}")
     return _compared(wanted, double, single, max(_TOLERANCE, _ULPS * _EPSILON[precision]))
 
 

@@ -66,7 +66,10 @@ def certified_constants(module: LipschitzModule) -> Constants:
     logits = slope if layer is None else _times(slope, norms[f"{layer}.weight"])
     logits = min(logits, module.lipschitz)
     if not math.isfinite(logits):
-        raise ValueError("the model has no finite Lipschitz constant in its input: no prediction can be certified")
+        raise ValueError(
+            "the model has no finite Lipschitz constant with respect to its input, so no prediction can be "
+            "certified"
+        )
     return Constants(logits, features, None if count == 1 else _pairs(module, count, logits, features))
 
 
@@ -146,7 +149,7 @@ class _Certifier:
         norms = example_norms(inputs)
         promised = self.module.input_norm * (1 + 4 * torch.finfo(inputs.dtype).eps)
         if self.module.input_trusted and bool((norms > promised).any()):
-            raise ValueError(f"an input is longer than {self.module.input_norm:g}, which the model was promised")
+            raise ValueError(f"the norm of an input exceeds the declared input norm {self.module.input_norm:g}")
         if not len(inputs):
             return norms
         exact = outputs_of(self.module, inputs, torch.float64)
@@ -212,11 +215,13 @@ def beyond_the_clip(moved: Tensor, norms: Tensor, limit: float) -> Tensor:
 def logit_count(module: LipschitzModule) -> int:
     """Return how many logits an example has; raises ValueError if its outputs are none."""
     if module.input_tokens:
-        raise ValueError("the model reads tokens: there is no distance between them to certify")
+        raise ValueError("the model takes tokens: tokens have no distance, so no radius can be certified")
     example = next(module.parameters(), torch.zeros(())).new_zeros(1, *module.input_shape)
     shape = tuple(outputs_of(module, example).shape[1:])
     if len(shape) > 1 or 0 in shape:
-        raise ValueError(f"an example has outputs of shape {shape}: a vector of logits, or one logit, is needed")
+        raise ValueError(
+            f"the output of one example has shape {shape}: certification needs a vector of logits, or one logit"
+        )
     return math.prod(shape)
 
 
@@ -240,9 +245,9 @@ def _pairs(module: LipschitzModule, count: int, logits: float, features: float |
 def check_module(module: LipschitzModule) -> None:
     """Raise ValueError for a module that does something else than what its rules describe."""
     if module.takes_features:
-        raise ValueError("the module takes features now: certificates are about examples, without `on_features`")
+        raise ValueError("the module currently takes features: leave `on_features` to certify examples")
     if any(map(foreign_hooks, module.modules())):
-        raise ValueError("the module has hooks, of which its Lipschitz constant knows nothing: remove them")
+        raise ValueError("the module has hooks, which its Lipschitz constant does not cover: remove them")
 
 
 def _check(outputs: Tensor, targets: Tensor) -> None:
@@ -252,4 +257,4 @@ def _check(outputs: Tensor, targets: Tensor) -> None:
     if outputs.dim() == 1 or outputs.shape[1] == 1:
         signs(targets)
     elif targets.is_floating_point() or not bool(((targets >= 0) & (targets < outputs.shape[1])).all()):
-        raise ValueError(f"targets must be class numbers from 0 to {outputs.shape[1] - 1}")
+        raise ValueError(f"targets must be class indices from 0 to {outputs.shape[1] - 1}")

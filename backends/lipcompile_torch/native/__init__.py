@@ -27,7 +27,10 @@ try:
     kernels = importlib.import_module("._kernels", __package__)
 except ModuleNotFoundError:
     kernels = None
-    why_missing = "not built: there was no C compiler, or it failed: `pip install -v --force-reinstall` says"
+    why_missing = (
+        "not built, because the C compiler is missing or failed: `pip install -v --force-reinstall` shows "
+        "the error"
+    )
 except ImportError as error:
     kernels, why_missing = None, f"not loaded: {error}"
 

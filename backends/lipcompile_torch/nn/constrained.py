@@ -53,8 +53,8 @@ class ConstrainedLayer(nn.Module):
         """
         if self.gate is not None and not self.gate.running and torch.is_grad_enabled():
             raise RuntimeError(
-                "a layer was called outside its module's forward pass: a gradient from there is not bounded; use "
-                "the module as a whole, or torch.no_grad()"
+                "a layer was called outside its module's forward pass, so its gradient is not bounded: "
+                "call the module as a whole, or use torch.no_grad()"
             )
         if self._is_apart and torch.compiler.is_compiling():
             return _run_apart(self, *args, **kwargs)

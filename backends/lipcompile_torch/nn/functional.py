@@ -67,7 +67,7 @@ def householder(x: Tensor, angle: Tensor | float, axis: int = 0) -> Tensor:
         raise ValueError(f"an axis of {x.shape[dimension]} entries does not divide into pairs")
     half = torch.as_tensor(angle, dtype=x.dtype, device=x.device) / 2
     if half.dim() and half.shape != (count, *(1,) * (x.dim() - dimension - 1)):
-        raise ValueError(f"angles of shape {tuple(half.shape)} are not those of the {count} pairs of axis {axis}")
+        raise ValueError(f"angles of shape {tuple(half.shape)} do not fit the {count} pairs of axis {axis}")
     pairs = x.reshape(*x.shape[:dimension], count, 2, *x.shape[dimension + 1 :])
     first, second = pairs.unbind(dimension + 1)
     if isinstance(angle, Tensor) and ticket_of(angle) is not None:
@@ -111,7 +111,7 @@ def clip_gradient(x: Tensor, bound: float) -> Tensor:
         ValueError: the bound is not positive and finite.
     """
     if not 0 < bound < float("inf"):
-        raise ValueError(f"the bound of a gradient must be positive and finite, not {bound}")
+        raise ValueError(f"the bound of a gradient must be positive and finite; got {bound}")
     same: Tensor = apply(_ClipGradient, x, bound)
     return same
 

@@ -68,7 +68,7 @@ def _classes(output: Tensor, target: Tensor) -> Tensor:
         ValueError: of another shape, dtype or range.
     """
     if output.dim() != 2:
-        raise ValueError(f"this loss needs logits of shape [B, K], not {tuple(output.shape)}")
+        raise ValueError(f"this loss needs logits of shape [B, K]; got {tuple(output.shape)}")
     return _labels(output, target)
 
 
@@ -79,10 +79,10 @@ def _logit(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         ValueError: not one logit and one target an example.
     """
     if output.shape[1:] not in ((), (1,)):
-        raise ValueError(f"this loss needs one logit an example, [B] or [B, 1], not {tuple(output.shape)}")
+        raise ValueError(f"this loss needs one logit for each example, [B] or [B, 1]; got {tuple(output.shape)}")
     if target.shape not in (output.shape, output.shape[:1]):
         raise ValueError(
-            f"targets of shape {tuple(target.shape)}: give one number an example, {tuple(output.shape[:1])}"
+            f"targets of shape {tuple(target.shape)}: give one number for each example, {tuple(output.shape[:1])}"
         )
     return output.flatten(), target.flatten().to(output.dtype)
 
@@ -170,7 +170,7 @@ def _entropies(
     class_weights: Sequence[float],
 ) -> Tensor:
     if not 0 <= label_smoothing < 1 or (label_smoothing > 0 and len(class_weights) > 0):
-        raise ValueError("label smoothing lies in [0, 1), and goes with no class weights")
+        raise ValueError("label smoothing must be in [0, 1), and cannot be combined with class weights")
     scaled = output if temperature == 1 else temperature * output
     loss = F.cross_entropy(scaled, labels, reduction="none", label_smoothing=label_smoothing)
     if len(class_weights) > 0:
@@ -180,7 +180,7 @@ def _entropies(
 
 def _weights(class_weights: Sequence[float], classes: int, like: Tensor) -> Tensor:
     if len(class_weights) != classes or not all(0 <= weight < math.inf for weight in class_weights):
-        raise ValueError(f"class weights are {classes} finite numbers of at least 0, one a class")
+        raise ValueError(f"class weights must be {classes} finite non-negative numbers, one for each class")
     return torch.tensor(class_weights, dtype=like.dtype, device=like.device)
 
 
@@ -252,7 +252,7 @@ def multi_margin(output: Tensor, target: Tensor, margin: float = 1.0, p: float =
     √((K - 1)/K)-Lipschitz for p = 1, 2·margin·√((K - 1)/K) + 2X for p = 2.
     """
     if p not in (1, 2):
-        raise ValueError(f"the power of the multi-margin loss is 1 or 2, not {p}")
+        raise ValueError(f"the power of the multi-margin loss must be 1 or 2; got {p}")
     labels = _classes(output, target)[:, None]
     violations = _hinge(output.gather(1, labels) - output, margin)
     others = violations.scatter(1, labels, 0)

@@ -26,7 +26,7 @@ def _dimensions(x: Tensor, axes: Axes) -> Axes:
     """
     rank = x.dim() - 1
     if not axes or not all(-rank <= axis < rank for axis in axes):
-        raise ValueError(f"axes {axes} are not those of an example of shape {tuple(x.shape[1:])}")
+        raise ValueError(f"axes {axes} are invalid for an example of shape {tuple(x.shape[1:])}")
     return tuple(axis % rank + 1 for axis in axes)
 
 
@@ -44,7 +44,7 @@ def _divided(x: Tensor, dimensions: Axes, floor: float | None, eps: float | None
     """
     bound = floor if floor is not None else eps
     if (floor is None) == (eps is None) or bound is None or not 0 < bound < float("inf"):
-        raise ValueError(f"a norm needs a positive floor, or a positive eps, not floor={floor} and eps={eps}")
+        raise ValueError(f"a norm needs a positive floor or a positive eps; got floor={floor} and eps={eps}")
     square = (x * x).mean(dim=dimensions, keepdim=True)
     return x * torch.rsqrt(square.clamp_min(bound * bound) if floor is not None else square + bound)
 
@@ -155,7 +155,10 @@ def local_response_norm(x: Tensor, size: int, alpha: float, beta: float, k: floa
         ValueError: a size below 1, alpha < 0, beta outside [0, 1], k <= 0, or no spatial axes.
     """
     if x.dim() < 3 or size < 1 or alpha < 0 or not 0 <= beta <= 1 or not k > 0:
-        raise ValueError(f"no local response norm of {tuple(x.shape[1:])} has {size=}, {alpha=}, {beta=}, {k=}")
+        raise ValueError(
+            f"a local response norm of an example of shape {tuple(x.shape[1:])} cannot have {size=}, "
+            f"{alpha=}, {beta=}, {k=}"
+        )
     working = _working(x)
     channels = x.shape[1]
     squares = torch.nn.functional.pad((working * working).transpose(1, -1), (size // 2, (size - 1) // 2))

@@ -36,7 +36,10 @@ class Axis(NamedTuple):
         size = x.shape[self.axis]
         steps = (size - self.dilation * (self.kernel - 1) - 1) // self.stride
         if steps < 0:
-            raise ValueError(f"a window of {self.kernel} taps, {self.dilation} apart, exceeds an axis of {size}")
+            raise ValueError(
+                f"a window of {self.kernel} taps with dilation {self.dilation} is longer than an axis of "
+                f"{size} entries"
+            )
         index: list[Any] = [slice(None)] * x.dim()
         views = []
         for start in range(0, self.dilation * self.kernel, self.dilation):

@@ -24,7 +24,7 @@ def over_outputs(values: Tensor, reduce: Reduce) -> Tensor:
         ValueError: another reduction.
     """
     if reduce not in ("mean", "sum"):
-        raise ValueError(f"reduce over the outputs by 'mean' or 'sum', not {reduce!r}")
+        raise ValueError(f"`reduce` must be 'mean' or 'sum'; got {reduce!r}")
     return values.mean(dim=1) if reduce == "mean" else values.sum(dim=1)
 
 
@@ -110,6 +110,7 @@ def _targets(output: Tensor, target: Tensor, norm: float | None) -> Tensor:
         lengths = torch.linalg.vector_norm(target.flatten(1), dim=1, dtype=torch.float64)
         if not bool((lengths <= norm * (1 + rounding_slack(output.dtype) / 10)).all()):
             raise ValueError(
-                f"a target is longer than target_norm = {norm}: scale or clip the targets, or raise it"
+                f"the norm of a target exceeds target_norm = {norm}: scale or clip the targets, or raise "
+                "target_norm"
             )
     return target.to(output.dtype)

@@ -164,5 +164,5 @@ def where(first: Tensor, second: Tensor, mask: str) -> Tensor:
         ValueError: the operands have different shapes, or the mask more bits than an example entries.
     """
     if first.shape != second.shape:
-        raise ValueError(f"cannot choose between shapes {tuple(first.shape)} and {tuple(second.shape)}")
+        raise ValueError(f"cannot select between tensors of shapes {tuple(first.shape)} and {tuple(second.shape)}")
     return torch.where(_decoded(mask, tuple(first.shape[1:])).to(first.device), first, second)

@@ -61,7 +61,9 @@ def scattering2d(x: Tensor, scales: int, angles: int = 8, order: int = 2) -> Ten
         ValueError: images of another shape, too small for the scale, or another order than 1 and 2.
     """
     if x.dim() != 4 or order not in (1, 2) or min(scales, angles) < 1:
-        raise ValueError(f"no scattering of {tuple(x.shape[1:])} has {scales=}, {angles=}, {order=}")
+        raise ValueError(
+            f"a scattering of an example of shape {tuple(x.shape[1:])} cannot have {scales=}, {angles=}, {order=}"
+        )
     batch, channels, height, width = x.shape
     bank = _Bank(height, width, scales, angles)
     working = x.to(torch.promote_types(x.dtype, torch.float32))

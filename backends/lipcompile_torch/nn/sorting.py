@@ -142,7 +142,7 @@ def max_min(x: Tensor, axis: int = 0) -> Tensor:
     """
     dimension = dimension_of(x, axis)
     if x.shape[dimension] % 2:
-        raise ValueError(f"an axis of {x.shape[dimension]} entries has no halves")
+        raise ValueError(f"an axis of {x.shape[dimension]} entries does not divide into two halves")
     return _sort_pairs(x, dimension, halves=True)
 
 

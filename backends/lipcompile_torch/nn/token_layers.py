@@ -43,7 +43,7 @@ class Embedding(ConstrainedLayer):
             ValueError: not whole numbers, or one that selects no row.
         """
         if x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
-            raise ValueError(f"expected tokens, which are whole numbers, got {x.dtype}")
+            raise ValueError(f"expected tokens of an integer dtype, got {x.dtype}")
         if self.gate is None or not self.gate.aside:  # else the batch has been here already
             self._check_rows(x)
         return select(self.table, x.long())
@@ -52,7 +52,7 @@ class Embedding(ConstrainedLayer):
         entries = len(self.table)
         low, high = (int(end) for end in x.aminmax()) if x.numel() else (0, 0)
         if low < 0 or high >= entries:
-            raise ValueError(f"tokens from {low} to {high}: the table has rows 0 to {entries - 1}")
+            raise ValueError(f"tokens from {low} to {high}: the embedding has rows 0 to {entries - 1}")
 
     def extra_repr(self) -> str:
         """Return the sizes."""
@@ -88,7 +88,9 @@ class ClassToken(ConstrainedLayer):
         own, along = list(self.tokens.shape), self.axis + 1
         fits = list(x.shape[1:along]) == own[: self.axis] and list(x.shape[along + 1 :]) == own[along:]
         if x.dim() != len(own) + 1 or not fits:
-            raise ValueError(f"tokens {tuple(own)} do not stand beside {tuple(x.shape)} along axis {self.axis}")
+            raise ValueError(
+                f"tokens of shape {tuple(own)} cannot be joined to {tuple(x.shape)} along axis {self.axis}"
+            )
         tokens = spread(self.tokens, torch.Size((len(x), *own)))
         return torch.cat([x, tokens] if self.last else [tokens, x], dim=along)
 
@@ -151,7 +153,7 @@ class Attention(ConstrainedLayer):
             if part.dim() != 3 or part.shape[2] != matrix.shape[1]:
                 raise ValueError(f"expected sequences [B, n, {matrix.shape[1]}], got {tuple(part.shape)}")
         if self.causal and context is not x:
-            raise ValueError("causal attention is of a sequence to itself")
+            raise ValueError("causal attention needs the same sequence for queries, keys and values")
         parts = (linear(x, self.query), linear(context, self.key), linear(context, self.value))
         queries, keys, values = (self._split(part) for part in parts)
         gathered = dot_product_attention(

@@ -78,11 +78,13 @@ def _heads(bounds: Mapping[str, float], groups: Iterable[Collection[str]], rule:
     for group in groups:
         first = next(iter(group))
         if {bounds[name] for name in group} != {bounds[first]}:
-            raise ValueError(f"the parameters {', '.join(group)} are clipped together, but have different bounds")
+            raise ValueError(
+                f"the parameters {', '.join(group)} are clipped as one group, but their bounds differ"
+            )
         if isinstance(rule, Mapping) and {rule[name] for name in group} != {rule[first]}:
             raise ValueError(
-                f"the parameters {', '.join(group)} are clipped together, so their noise must be the same: give "
-                "them equal weights"
+                f"the parameters {', '.join(group)} are clipped as one group, so their noise must be "
+                "equal: give them equal weights"
             )
         heads.update(dict.fromkeys(group, first))
     return heads
@@ -100,7 +102,7 @@ def _shared(
     achieved = effective_multiplier(active, stds)
     # Half of the step covers the rounding of what is achieved, which is some 1e-15.
     if not noise_multiplier * math.sqrt(UP_MANY) <= achieved <= noise_multiplier * (1 + 1e-9):
-        raise ValueError(f"noise allocation missed its multiplier: {achieved!r} for {noise_multiplier!r}")
+        raise ValueError(f"the noise allocation gives noise multiplier {achieved!r}, not {noise_multiplier!r}")
     return stds
 
 
@@ -123,7 +125,9 @@ def values_by_name(given: Mapping[str, float], names: Iterable[str], what: str) 
         if not 0 < value < math.inf:
             raise ValueError(f"the {what} of {pattern!r} is {value}: it must be finite and positive")
         if not any(_matches(name, pattern) for name in present):
-            raise ValueError(f"the {what} {pattern!r} matches no parameter: there are {', '.join(present)}")
+            raise ValueError(
+                f"the {what} {pattern!r} matches no parameter; the parameters are {', '.join(present)}"
+            )
     return {name: given[_entry(name, given, what)] for name in present}
 
 
@@ -138,7 +142,7 @@ def _entry(name: str, given: Mapping[str, float], what: str) -> str:
     patterns = [pattern for pattern in given if fnmatchcase(name, pattern)]
     if len(patterns) != 1:
         found = f"several {what}s, {', '.join(map(repr, patterns))}" if patterns else f"no {what}"
-        raise ValueError(f"parameter {name} has {found}: give it one by its full name, e.g. {{{name!r}: 1.0}}")
+        raise ValueError(f"parameter {name} has {found}: name it in full, e.g. {{{name!r}: 1.0}}")
     return patterns[0]
 
 
@@ -158,7 +162,9 @@ def _shares(allocation: Allocation, bounds: Mapping[str, float], sizes: Mapping[
         factor = math.sqrt(total)
         return {name: math.sqrt(bound / math.sqrt(sizes[name])) * factor for name, bound in bounds.items()}
     rules = ", ".join(get_args(Rule))
-    raise ValueError(f"unknown noise allocation {allocation!r}: use one of {rules}, or weights by parameter name")
+    raise ValueError(
+        f"unknown noise allocation {allocation!r}: use one of {rules}, or a dict from parameter names to weights"
+    )
 
 
 def _check_bounds(bounds: Mapping[str, float]) -> None:

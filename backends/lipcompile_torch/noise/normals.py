@@ -172,8 +172,9 @@ class SecureNormals:
         added = noise_multiplier * 2.0**-GRID_BITS * math.sqrt(entries)
         if not added < 1:
             raise ValueError(
-                f"noise multiplier {noise_multiplier:g} over {entries} entries is too fine for secure noise, a "
-                "multiple of 2^-40 of its scale: use a smaller noise multiplier"
+                f"noise multiplier {noise_multiplier:g} over {entries} entries is too large for secure "
+                "noise, which is rounded to multiples of 2^-40 of its scale: use a smaller noise "
+                "multiplier"
             )
         return 1 / (1 - added) * UP
 

@@ -125,7 +125,9 @@ class _Cipher:
         words[:] = 0
         written = self._encryptor.update_into(words.view(np.uint8).data, words.view(np.uint8).data)
         if written != words.nbytes:  # the others would be zeros
-            raise RuntimeError(f"{written} random bytes of {words.nbytes} were made: nothing may be released")
+            raise RuntimeError(
+                f"only {written} of {words.nbytes} random bytes were generated: no gradient may be released"
+            )
 
 
 # --- normals ---

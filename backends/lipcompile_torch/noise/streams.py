@@ -97,19 +97,20 @@ class _Correlated(ABC):
 
     def _memory(self, name: str, normal: Tensor) -> _Memory:
         if normal.dtype != torch.float64:
-            raise FactorisationError(f"the normals of {name} are {normal.dtype}: draw them in float64")
+            raise FactorisationError(f"the normal draws of {name} have dtype {normal.dtype}: draw them in float64")
         if name not in self._memories:
             self._memories[name] = _Memory(self._rows, normal)
         memory = self._memories[name]
         if memory.rows.shape[1:] != normal.shape or memory.rows.device != normal.device:
             raise FactorisationError(
-                f"{name} is {tuple(normal.shape)} on {normal.device} now, and was {tuple(memory.rows.shape[1:])} "
-                f"on {memory.rows.device} when its noise began: a parameter must stay as it is within a run"
+                f"{name} is {tuple(normal.shape)} on {normal.device} now, but was "
+                f"{tuple(memory.rows.shape[1:])} on {memory.rows.device} at the first step with noise: "
+                "do not change the shape or device of a parameter within a run"
             )
         if memory.taken == self._steps:
             raise FactorisationError(
-                f"the correlated noise was made for {self._steps} steps, which are taken: what follows would not "
-                "be covered by its sensitivity; compile with more epochs, or stop here"
+                f"the correlated noise covers {self._steps} steps, and all of them are taken: its "
+                "sensitivity does not cover further steps; compile with more epochs, or stop here"
             )
         return memory
 

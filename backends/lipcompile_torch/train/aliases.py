@@ -29,8 +29,8 @@ from ..sharding import add_sum_, is_shard
 from .loss_clipping import count_within
 
 OVERLAP = (
-    "another forward pass of this module began before this one ended, in a thread: run those that build gradients "
-    "one after the other; under torch.no_grad() they may overlap"
+    "two threads run forward passes of this module at once: run forward passes that record gradients "
+    "one after the other; forward passes under torch.no_grad() may overlap"
 )
 
 
@@ -187,8 +187,9 @@ class ParameterAliases:
             shards = {name: p for name, p in zip(clips.parameters, own, strict=True) if is_shard(p)}
             if any(id(shard) not in whole for shard in shards.values()):
                 raise ValueError(
-                    f"parameters of the clip group {clips.name!r} are sharded, and the norm of an example's "
-                    "gradient needs whole ones: shard by fully_shard(module), or replicate the module"
+                    f"parameters of the clip group {clips.name!r} are sharded, but the norm of a "
+                    "per-example gradient needs whole parameters: shard by fully_shard(module), or "
+                    "replicate the module"
                 )
             self._whole.update((id(shard), whole[id(shard)]) for shard in shards.values())
             self.watch({name: whole[id(shard)] for name, shard in shards.items()})

@@ -38,7 +38,7 @@ _ENFORCED_BY: Mapping[str, tuple[type[Constraint], ...]] = {
     "rows": (RowBalls,),
     "free": (Free,),
 }
-_MEND = "compile the model again, and use the file as it was emitted"
+_MEND = "compile the model again, and do not edit the emitted file"
 
 
 class UncertifiedWarning(UserWarning):
@@ -73,12 +73,15 @@ def check_certificate(module: LipschitzModule) -> None:
     """
     document = certificate_of(module)
     if document is None:
-        _warn(type(module), "has no certificate: nothing here checks its gradient bounds")
+        _warn(type(module), "has no certificate: its gradient bounds are not checked")
         return
     foreign = _foreign(document)
     if foreign:
         ops = ", ".join(foreign)
-        _warn(type(module), f"rests on rules of {ops} that no verifier knows: nothing here checks its bounds")
+        _warn(
+            type(module),
+            f"uses rules for {ops} that the verifier does not know: its gradient bounds are not checked",
+        )
     # What is planned is not what is run: the engine checks that itself.
     claimed = {key: part for key, part in document.items() if key != "training"}
     refuse_unverified(claimed, CertificateError, "the certificate of the module")
@@ -87,7 +90,7 @@ def check_certificate(module: LipschitzModule) -> None:
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise CertificateError(f"the certificate of the module is damaged ({error!r}): {_MEND}") from None
     if found is not None:
-        raise CertificateError(f"the module is not the one of its certificate: {found}; {_MEND}")
+        raise CertificateError(f"the module does not match its certificate: {found}; {_MEND}")
 
 
 def _foreign(document: Mapping[str, Any]) -> list[str]:
@@ -140,28 +143,28 @@ def _clips(module: LipschitzModule, certified: list[Mapping[str, Any]]) -> Itera
     claimed = {tuple(group["parameters"]): Fraction(group["length"]) for group in certified}
     own = {tuple(group.parameters): group.length for group in module.clips}
     if claimed.keys() != own.keys():
-        yield "its groups of clips are of other parameters than the certified ones"
+        yield "its clip groups contain other parameters than the certified ones"
         return
     for names, length in own.items():
         if length > claimed[names]:
-            yield f"the group of {names[0]} is clipped to {length!r}, certified {claimed[names]}"
+            yield f"the clip group of {names[0]} has length {length!r}, certified {claimed[names]}"
 
 
 def _alterations(module: LipschitzModule) -> Iterator[str]:
     """Yield code that is not the emitted class's: of a class derived from it, or put there once it was made."""
     kind = plain_type(module)
     if "certificate" not in vars(kind):
-        yield f"its class {kind.__name__} is derived from the one that was certified"
+        yield f"its class {kind.__name__} is a subclass of the certified class"
     for name, value in vars(kind).items():
         method = isinstance(value, FunctionType) or callable(getattr(LipschitzModule, name, None))
         # `exec` in a namespace without a name says None of functions, and of classes what it finds in builtins.
         found = getattr(value, "__module__", None) or builtins.__name__, getattr(value, "__qualname__", None)
         if method and found != (kind.__module__, f"{kind.__qualname__}.{name}"):
-            yield f"{name} of {kind.__name__} is not what the class was defined with"
+            yield f"{name} of {kind.__name__} was replaced after the class was defined"
     for path, part in module.named_modules():
         hidden = sorted(name for name in vars(part) if name[0] != "_" and hasattr(type(part), name))
         if hidden:
-            yield f"{', '.join(hidden)} of {path or 'the module'} hides what its class says"
+            yield f"{', '.join(hidden)} of {path or 'the module'} overrides the attributes of its class"
 
 
 def _domain(module: LipschitzModule, source: Mapping[str, Any]) -> Iterator[str]:
@@ -172,7 +175,7 @@ def _domain(module: LipschitzModule, source: Mapping[str, Any]) -> Iterator[str]
     elif source["norm"] is not None and not module.input_norm <= Fraction(source["norm"]):
         yield f"input_norm is {module.input_norm}, certified {source['norm']}"
     if module.input_trusted and not source["trusted"]:
-        yield "input_trusted is set, and so no example clipped, where the certified model clips"
+        yield "input_trusted is set, so examples are not clipped; the certified model clips them"
 
 
 def _parameters(module: LipschitzModule, certified: Mapping[str, Any]) -> Iterator[str]:

@@ -113,7 +113,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
             None if own is None else dict(own),
         )
     except (pickle.UnpicklingError, RuntimeError, OSError, EOFError, LookupError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path} is not a checkpoint of this program, or it is damaged") from error
+        raise CheckpointError(f"{path} is not a checkpoint of lipcompile, or it is damaged") from error
 
 
 def restore(checkpoint: Checkpoint, module: LipschitzModule, optimizer: Optimizer, ledger: Ledger) -> None:
@@ -131,14 +131,14 @@ def restore(checkpoint: Checkpoint, module: LipschitzModule, optimizer: Optimize
     """
     if checkpoint.ledger_head not in ledger.record.hashes:
         raise LedgerError(
-            f"the ledger {ledger.path or 'in memory'} does not contain the steps of this checkpoint: it is an "
-            "older copy or another run's, and would under-count the privacy spent; use the ledger that was kept "
-            "with the checkpoint"
+            f"the ledger {ledger.path or 'in memory'} does not contain the steps of this checkpoint: it "
+            "is an older copy or belongs to another run, and would under-count the privacy spent; use "
+            "the ledger that belongs to the checkpoint"
         )
     if graph_hash(checkpoint.certificate) != graph_hash(certificate_of(module)):
         raise CheckpointError(
-            "the checkpoint is of another model: the certificates of the two have different graphs; resume it "
-            "with the module that it was trained as, or load its weights alone"
+            "the checkpoint belongs to another model: the graphs in the two certificates differ; resume "
+            "with the module that was trained, or load only the weights"
         )
     refuse_unverified(checkpoint.certificate, CheckpointError, "the checkpoint's certificate")
     try:
@@ -154,8 +154,8 @@ def _refuse_outside(module: LipschitzModule, state: Mapping[str, Any]) -> None:
     found = outside(module, state)
     if found:
         raise CheckpointError(
-            f"weights of the checkpoint lie outside of their constraint sets: {', '.join(found)}; no training of "
-            "this module leaves such weights, so the file was changed or is another module's"
+            f"weights of the checkpoint violate their constraints: {', '.join(found)}; training of this "
+            "module never writes such weights, so the file was changed or belongs to another module"
         )
 
 

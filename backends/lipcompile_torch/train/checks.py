@@ -57,11 +57,14 @@ def check_clips(module: LipschitzModule) -> None:
     clipped = Counter(name for group in module.clips for name in group.parameters)
     wrong = sorted(name for name in clipped if clipped[name] > 1 or name not in module.bounds)
     if wrong:
-        raise PrivacyError(f"{', '.join(wrong)}: a clip is of a trained parameter, and of each once")
+        raise PrivacyError(
+            f"{', '.join(wrong)}: a clip group may contain only trained parameters, and each parameter at "
+            "most once"
+        )
     for group in module.clips:
         least = min(module.bounds[name] for name in group.parameters)
         if group.length > least:
-            message = f"the group {group.name!r} is clipped to {group.length!r}, but bounded by {least!r}"
+            message = f"the clip group {group.name!r} has length {group.length!r}, but the bound {least!r}"
             raise PrivacyError(message)
 
 
@@ -73,9 +76,10 @@ def _check_source(module: LipschitzModule, source: Source) -> None:
     if others:
         found = "clip" if source == "theorem" else "theorem"
         raise PrivacyError(
-            f"bounds by {source} were asked for, and {', '.join(sorted(others))} are bounded by {found}. Bounds "
-            f'are chosen when a module is compiled: lipcompile.private(…, bounds="{source}"), or lipcompile '
-            f"compile --bounds {source}; leave bounds out of make_private to take them as they are"
+            f"bounds by {source} were requested, but {', '.join(sorted(others))} are bounded by {found}. The "
+            "source of bounds is fixed when a module is compiled: "
+            f'lipcompile.private(…, bounds="{source}"), or lipcompile compile --bounds {source}; '
+            "to keep the compiled bounds, call make_private without bounds"
         )
 
 
@@ -83,37 +87,39 @@ def check_hooks(module: nn.Module) -> None:
     """Refuse hooks but FSDP's: they may change what a layer computes, or take features out of it."""
     found = hooked(module)
     if found:
-        raise PrivacyError(f"{found} has hooks, which the bounds know nothing of: remove them")
+        raise PrivacyError(f"{found} has hooks, which the bounds do not cover: remove them")
 
 
 def check_bounds(parameters: Mapping[str, nn.Parameter], bounds: Mapping[str, float]) -> None:
     """Refuse parameters without a bound, bounds without a parameter, and bounds that are no bounds."""
     if parameters.keys() != bounds.keys():
         raise PrivacyError(
-            f"trainable parameters and gradient bounds differ in {sorted(parameters.keys() ^ bounds.keys())}: a "
-            "parameter was added, frozen, thawed or renamed after compilation; change the model and compile again"
+            "trainable parameters and gradient bounds differ in "
+            f"{sorted(parameters.keys() ^ bounds.keys())}: a parameter was added, frozen, unfrozen or "
+            "renamed after compilation; change the model and compile again"
         )
     for name, bound in bounds.items():
         if not 0 <= bound < math.inf:
-            raise PrivacyError(f"the gradient bound of {name} is {bound}: no finite noise protects it")
+            raise PrivacyError(f"the gradient bound of {name} is {bound}: no finite noise makes it private")
 
 
 def check_optimizer(optimizer: Optimizer, module: nn.Module) -> None:
     """Refuse an optimizer that needs more than one gradient a step, or does not hold every parameter once."""
     if isinstance(optimizer, LBFGS | SparseAdam):
         raise PrivacyError(
-            f"{type(optimizer).__name__} cannot be used: it evaluates the loss several times a step, or wants "
-            "sparse gradients; use SGD, Adam, AdamW or another optimizer of one dense gradient a step"
+            f"{type(optimizer).__name__} cannot be used: it evaluates the loss several times per step, "
+            "or needs sparse gradients; use SGD, Adam, AdamW or another optimizer that takes one dense "
+            "gradient per step"
         )
     held = Counter(id(parameter) for group in optimizer.param_groups for parameter in group["params"])
     own = {id(parameter) for parameter in module.parameters()}
     if held.keys() - own:
-        raise PrivacyError("the optimizer holds parameters that are not the module's: give it module.parameters()")
+        raise PrivacyError("the optimizer holds parameters of other modules: give it module.parameters()")
     astray = [name for name, parameter in trainable(module).items() if held[id(parameter)] != 1]
     if astray:
         raise PrivacyError(
             f"parameters {', '.join(astray)} are not in exactly one group of the optimizer: give it "
-            "module.parameters(), and compile with --freeze what should not be trained"
+            "module.parameters(), and compile with --freeze to exclude parameters from training"
         )
 
 
@@ -130,15 +136,16 @@ def check_unchanged(
     changed = replaced(module, known)
     if changed:
         raise PrivacyError(
-            f"parameters {', '.join(changed)} were added, replaced, frozen or thawed after make_private: "
-            "they have no proved bound; compile the changed model and call make_private again"
+            f"parameters {', '.join(changed)} were added, replaced, frozen or unfrozen after "
+            "make_private, so they have no proved bound: compile the changed model and call "
+            "make_private again"
         )
     check_optimizer(optimizer, module)
     check_hooks(module)
     if not unchanged:
         raise PrivacyError(
-            "parameters were changed between drawing the batch and the step, so the gradient may not be bounded: "
-            "load or average weights between steps, not within one"
+            "parameters were changed after the batch was drawn and before the step, so the gradient "
+            "bound may not hold: load or average weights between two steps only"
         )
 
 
@@ -291,13 +298,15 @@ def check_pieces(parameters: Mapping[str, nn.Parameter], passes: int, limit: int
     """
     if passes > 1 and any(parameter.element_size() < 4 for parameter in parameters.values()):
         raise PrivacyError(
-            "the pieces of a batch are added up in half precision, whose rounding noise does not cover: leave "
-            "max_physical_batch out, or keep parameters in float32 and use torch.autocast"
+            "the gradients of physical batches are summed in half precision, and the noise does not "
+            "cover that rounding error: remove max_physical_batch, or keep parameters in float32 and "
+            "use torch.autocast"
         )
     if passes > limit:
         raise PrivacyError(
-            f"{passes} backward passes added to the gradient of this batch, and the noise covers the rounding of "
-            f"{limit}: let the loader cut batches (max_physical_batch), and call backward() once for each piece"
+            f"{passes} backward passes were accumulated for this batch, but the noise covers the "
+            f"rounding error of only {limit}: let the loader split batches (max_physical_batch), and "
+            "call backward() once for each physical batch"
         )
 
 
@@ -317,14 +326,15 @@ def check_flow(flow: Flow, batch: LogicalBatch, limit: float | None) -> None:
         )
     if not flow.foreign <= 0.0:
         raise PrivacyError(
-            "what flowed back is not what module.criterion(module(x), y) sends, unscaled: no mean over the batch, "
-            "no weights, no other loss or term on the output, no change to the output before the criterion, no "
-            "loss scaling, no create_graph, no output of an earlier batch"
+            "the cotangents are not those of the unscaled loss module.criterion(module(x), y): remove "
+            "any mean over the batch, weights, other loss or term on the output, change to the output "
+            "before the criterion, loss scaling, create_graph, or output of an earlier batch"
         )
     if limit is not None and not flow.largest <= limit:
         raise PrivacyError(
-            f"an example's cotangent is {flow.largest:.6g} where the analysis allows {limit:.6g}: call backward() "
-            "on module.criterion(module(x), y), unscaled: no mean, no weights, no other loss, no loss scaling"
+            f"the cotangent of an example has norm {flow.largest:.6g}, but its bound is {limit:.6g}: "
+            "call backward() on module.criterion(module(x), y) itself, without a mean, weights, another "
+            "loss or loss scaling"
         )
 
 
@@ -337,30 +347,30 @@ def check_clipped(examples: int, batch: LogicalBatch) -> None:
     """
     if examples > batch.examples:
         raise PrivacyError(
-            f"{batch.examples} examples were drawn for this step but {examples} flowed back to where gradients "
-            "are clipped: something else than module.criterion(...), such as a loss on inner values, was "
-            "differentiated by itself"
+            f"{batch.examples} examples were drawn for this step, but the backward pass brought "
+            f"{examples} examples to the clip: only module.criterion(...) may be differentiated, not, "
+            "for example, a loss on inner values"
         )
 
 
 def _why(flowed: int, drawn: int) -> str:
     if flowed == 0:
         return (
-            "call module.criterion(module(x), y).backward() before step(), with gradients enabled, and outside of "
-            "torch.compile: module.compile() compiles what may be"
+            "call module.criterion(module(x), y).backward() before step(), with gradients enabled, and "
+            "outside of torch.compile: module.compile() compiles the parts that can be compiled"
         )
     if flowed > drawn:
-        return "backward() was called twice, or on other examples as well; call it once for each batch"
-    return "examples were dropped, or a piece of the batch had no backward(); use every batch as it comes"
+        return "backward() was called twice, or also on other examples: call it once for each batch"
+    return "examples were dropped, or a physical batch had no backward(): use every batch unchanged"
 
 
 def check_origin(foreign: Collection[str]) -> None:
     """Refuse gradients that reached these parameters by another way than the forward pass of the module."""
     if foreign:
         raise PrivacyError(
-            f"a part of the gradient of {', '.join(sorted(foreign))} did not come from the module's forward pass: "
-            "the loss has a term on parameters (a penalty), or an input or a target was made from them; put "
-            "weight decay into the optimizer, and detach() the rest"
+            f"a part of the gradient of {', '.join(sorted(foreign))} did not come from the module's "
+            "forward pass: the loss has a term on parameters (a penalty), or an input or target depends "
+            "on parameters; put weight decay into the optimizer, and detach() inputs and targets"
         )
 
 
@@ -382,13 +392,13 @@ def check_gradients(
     for name, norm in norms.items():
         if not math.isfinite(norm):
             raise PrivacyError(
-                f"the gradient of {name} is not finite: noise does not hide that; look for NaN or infinity in "
-                "inputs, targets or weights, or for overflow in half precision"
+                f"the gradient of {name} is not finite, and noise cannot hide that: look for NaN or "
+                "infinity in inputs, targets or weights, or for overflow in half precision"
             )
         limit = bounds[name] * examples_share * (1 + 2 * slack) * (1 + summed)
         if bounds[name] > 0 and norm > limit:
             raise PrivacyError(
-                f"the gradient of {name} has norm {norm:.6g} where this batch allows {limit:.6g}: something else "
-                "than module.criterion(...) was differentiated (a penalty, a loss on inner features); put weight "
-                "decay into the optimizer"
+                f"the gradient of {name} has norm {norm:.6g}, but its bound for this batch is "
+                f"{limit:.6g}: only module.criterion(...) may be differentiated, without a penalty or a "
+                "loss on inner features; put weight decay into the optimizer"
             )

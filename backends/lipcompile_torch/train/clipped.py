@@ -73,13 +73,15 @@ class ClippedGradients:
         chunk_size: int | None = None,
     ) -> None:
         if not 0 < normaliser < math.inf:
-            raise ValueError(f"the normaliser is {normaliser}: it is the expected batch size, positive and finite")
+            raise ValueError(
+                f"the normaliser must be the expected batch size, positive and finite; got {normaliser}"
+            )
         if chunk_size is not None and chunk_size < 1:
-            raise ValueError(f"chunks of {chunk_size} examples: use 1 or more, or None")
+            raise ValueError(f"chunk_size must be at least 1, or None; got {chunk_size}")
         if isinstance(module, LipschitzModule) != (per_example_loss is None):
             raise PrivacyError(
-                "a compiled module has its own loss, and no other may be given; a module that is not compiled "
-                "needs per_example_loss, a function from outputs [B, …] and targets to losses [B]"
+                "a compiled module has its own loss, so per_example_loss must be left out; any other "
+                "module needs per_example_loss, a function from outputs [B, …] and targets to losses [B]"
             )
         self.module = module
         self.normaliser = float(normaliser)
@@ -117,8 +119,9 @@ class ClippedGradients:
             return allocate(allocation, self._lengths, sizes, noise_multiplier)
         if allocation != "global":
             raise ValueError(
-                f"noise {allocation!r}: a gradient clipped as a whole may lie in any parameter, so only equal "
-                "noise everywhere fits; use noise='global', or clip per parameter: clipping={'*': C}"
+                f"noise={allocation!r} does not fit a gradient that is clipped as a whole: any parameter "
+                "may receive all of it, so the noise must be equal everywhere; use noise='global', or "
+                "clip per parameter: clipping={'*': C}"
             )
         return {name: noise_multiplier * length for name, length in self._lengths.items()}
 
@@ -137,7 +140,7 @@ class ClippedGradients:
             ValueError: inputs and targets of different numbers.
         """
         if len(inputs) != len(targets):
-            raise ValueError(f"{len(inputs)} inputs and {len(targets)} targets: one target for each example")
+            raise ValueError(f"{len(inputs)} inputs and {len(targets)} targets: each example needs one target")
         self._check_module()
         total, sums = torch.zeros((), device=inputs.device), self._sums
         for start in range(0, len(inputs), self._chunk_size):
@@ -245,14 +248,14 @@ class ClippedGradients:
         changed = checks.replaced(self.module, self._parameters)
         if changed:
             raise PrivacyError(
-                f"parameters {', '.join(changed)} were added, replaced, frozen or thawed after clipping "
-                "was set up: call make_private again"
+                f"parameters {', '.join(changed)} were added, replaced, frozen or unfrozen after "
+                "clipping was set up: call make_private again"
             )
         for name, part in self.module.named_modules():
             if isinstance(part, _BatchNorm) and (part.training or part.running_mean is None):
                 raise PrivacyError(
-                    f"{name or 'the module'} normalises by statistics of the batch, which every example enters: "
-                    "use group or layer normalisation, or put it into evaluation mode with eval()"
+                    f"{name or 'the module'} normalises by statistics of the batch, which mixes "
+                    "examples: use group or layer normalisation, or call eval() on this layer"
                 )
 
     def _run_together(self, inputs: Tensor) -> Tensor:
@@ -268,8 +271,9 @@ class ClippedGradients:
         changed = [name for name, tensor in held.items() if not _same(tensor.detach(), copies[name], 0.0)]
         if changed:
             raise PrivacyError(
-                f"the forward pass writes what it saw into {', '.join(changed)}: that would leave without noise; "
-                "put those layers into evaluation mode by eval(), or set track_running_stats=False, max_norm=None"
+                f"the forward pass writes statistics of private examples into {', '.join(changed)}, and "
+                "these would be released without noise: call eval() on those layers, or set "
+                "track_running_stats=False, max_norm=None"
             )
         return outputs
 
@@ -282,8 +286,8 @@ class ClippedGradients:
         # Dropout differs from one pass to the next: then nothing can be said.
         if not same and _same(together, self._run_together(inputs), 0.0):
             raise PrivacyError(
-                "the module gives an example another output in company than alone: it mixes examples along the "
-                "batch axis, and has no per-example gradient; normalise, centre or attend within an example"
+                "the output of the module for one example depends on the other examples of the batch, "
+                "so per-example gradients are undefined: normalise, centre or attend within one example"
             )
 
     def _fitting_chunk(self) -> int:

@@ -134,7 +134,9 @@ def _parts(arrays: Mapping[str, NDArray[Any]]) -> tuple[NDArray[Any], ...]:
 
 def _split(x: NDArray[Any], y: NDArray[Any]) -> tuple[NDArray[Any], ...]:
     if x.ndim == 0 or y.ndim == 0 or len(x) != len(y) or len(x) < 2:
-        raise DataError(f"X has shape {x.shape} and y {y.shape}: they need equally many examples, at least 2")
+        raise DataError(
+            f"X has shape {x.shape} and y {y.shape}: both need the same number of examples, at least 2"
+        )
     train, test = split_rows(len(x))
     return x[train], y[train], x[test], y[test]
 
@@ -155,7 +157,7 @@ def _inputs(x: NDArray[Any], shape: tuple[int, ...], tokens: int | None, what: s
 
 def _numbers(x: NDArray[Any], what: str) -> NDArray[np.float32]:
     if x.dtype.kind not in "fiub":
-        raise DataError(f"the {what} are of type {x.dtype}: numbers are needed")
+        raise DataError(f"the {what} are of type {x.dtype}, but must be numbers")
     numbers = x.astype(np.float32) / np.float32(255) if x.dtype == np.uint8 else x.astype(np.float32)
     if not np.isfinite(numbers).all():
         raise DataError(f"the {what} contain NaN or infinity: remove or replace those examples")
@@ -164,7 +166,7 @@ def _numbers(x: NDArray[Any], what: str) -> NDArray[np.float32]:
 
 def _tokens(x: NDArray[Any], count: int, what: str) -> NDArray[np.int64]:
     if x.dtype.kind not in "iu":
-        raise DataError(f"the {what} are of type {x.dtype}: tokens are whole numbers, of an integer type")
+        raise DataError(f"the {what} are of type {x.dtype}, but tokens must have an integer type")
     if x.size and (x.min() < 0 or x.max() >= count):
         raise DataError(f"the {what} range from {x.min()} to {x.max()}: the embedding has rows 0 to {count - 1}")
     return x.astype(np.int64)
@@ -186,7 +188,7 @@ def _arranged(x: NDArray[Any], shape: tuple[int, ...], what: str) -> NDArray[Any
 
 def _targets(y: NDArray[Any], count: int, classes: int | None, what: str) -> NDArray[Any]:
     if y.ndim == 0 or len(y) != count:
-        raise DataError(f"there are {count} inputs for {what} of shape {y.shape}: one label each is needed")
+        raise DataError(f"there are {count} inputs for {what} of shape {y.shape}: each input needs one label")
     if y.dtype.kind not in "fiub" or not np.isfinite(y.astype(np.float64)).all():
         raise DataError(f"the {what} (type {y.dtype}) are not all finite numbers")
     if classes is None:
@@ -194,7 +196,9 @@ def _targets(y: NDArray[Any], count: int, classes: int | None, what: str) -> NDA
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
     if y.ndim != 1 or not (y == np.floor(y)).all():
-        raise DataError(f"the {what} have shape {y.shape}, type {y.dtype}: one whole class number each is needed")
+        raise DataError(
+            f"the {what} have shape {y.shape}, type {y.dtype}: each input needs one integer class index"
+        )
     if y.min() < 0 or y.max() >= classes:
         raise DataError(
             f"the {what} range from {y.min()} to {y.max()}: the network has classes 0 to {classes - 1}"

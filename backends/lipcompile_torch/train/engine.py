@@ -312,14 +312,15 @@ class PrivacyEngine:
             TypeError: both `epochs` and `steps` are given, or neither.
         """
         if (epochs is None) == (steps is None):
-            raise TypeError("calibrate takes either epochs or steps")
+            raise TypeError("calibrate takes exactly one of epochs and steps")
         if steps is None:
             assert epochs is not None
             steps = epochs * drawing_of(data_loader).steps_per_epoch
         _, loader = self._prepare(data_loader, steps, how)
         if target_delta * loader.size >= 1:
             warnings.warn(
-                f"delta = {target_delta:g} is at least 1 / {loader.size} examples: it would allow publishing one",
+                f"delta = {target_delta:g} is at least 1 / {loader.size} examples: such a guarantee "
+                "permits publishing one example in full",
                 UserWarning,
                 2,
             )
@@ -358,7 +359,9 @@ class PrivacyEngine:
             return 0.0
         record = read_ledger(self._path)
         if record.relation is not self.relation:
-            raise LedgerError(f"{self._path} was kept under {record.relation.value}, not {self.relation.value}")
+            raise LedgerError(
+                f"the ledger {self._path} uses the relation {record.relation.value}, not {self.relation.value}"
+            )
         return record.epsilon(delta, self.accountant)
 
     def _pending(self) -> list[Run]:
@@ -366,8 +369,8 @@ class PrivacyEngine:
         left = [optimizer.charges_left for optimizer in self._planned]
         if None in left:
             raise BudgetError(
-                "an earlier make_private of this engine set no number of steps: no budget can be promised; give "
-                "it max_steps, or use another engine"
+                "an earlier make_private of this engine has no limit of steps, so no budget can be "
+                "guaranteed: give it max_steps, or use another engine"
             )
         return [run for run in left if run is not None and run[1]]
 
@@ -395,14 +398,16 @@ class PrivacyEngine:
                 clips = clip.values() if isinstance(clip, Mapping) else [clip]
                 if any(isinstance(one, AdaptiveClip) for one in clips):
                     raise BudgetError(
-                        "an adaptive clip releases a count at every step, whose noise would have to be correlated "
-                        f"too: with correlated noise use a fixed or scheduled {name}"
+                        "an adaptive clip releases a noisy count at every step, and correlated noise "
+                        f"does not cover that count: use a fixed or scheduled {name}"
                     )
         return strategy, loader
 
     def _release(self, loader: PrivateLoader, noise_multiplier: float) -> Release:
         if noise_multiplier == 0:
-            raise BudgetError("noise multiplier 0 gives no privacy: train with the plain optimizer instead")
+            raise BudgetError(
+                "the noise multiplier must be positive; got 0: to train without privacy, use the plain optimizer"
+            )
         release = loader.scheme.drawing.release(noise_multiplier)
         check_supported({release: 1}, 0.5, self.relation, self.accountant)
         return release
@@ -450,9 +455,9 @@ def _clips(module: LipschitzModule, how: How) -> dict[str | None, ClipLength]:
     wrong = sorted(wanted.keys() - set(lengths))
     if wrong or not wanted:
         raise PrivacyError(
-            f"clip_length{' of ' + ', '.join(wrong) if wrong else ''}: groups that are clipped to a length are "
-            f"{', '.join(lengths) or 'none'}, of {', '.join(groups) or 'none'}; the automatic rule has no "
-            "threshold: compile with bounds by clip and a clip_length, as --clip-length 1"
+            f"clip_length{' of ' + ', '.join(wrong) if wrong else ''}: the clip groups with a length are "
+            f"{', '.join(lengths) or 'none'}, of all groups {', '.join(groups) or 'none'}; the automatic "
+            "rule has no length: compile with bounds by clip and a clip_length, e.g. --clip-length 1"
         )
     return clips | dict(wanted)
 
@@ -463,7 +468,7 @@ def _normals(how: How) -> Normals | None:
     if how.get("seed") is not None:
         raise BudgetError("secure noise comes from the operating system's entropy: leave the seed out")
     if how.get("correlation") is not None:
-        raise BudgetError("secure noise lies on a grid, which correlating it would leave: use one of the two")
+        raise BudgetError("secure noise lies on a grid, but correlated noise does not: use one of the two")
     return SecureNormals()
 
 

@@ -57,7 +57,7 @@ def cache_features(
 def room_for_features(module: LipschitzModule, count: int) -> Tensor:
     """Return an empty tensor for the features of so many examples, [count, *features_shape], in main memory."""
     if module.features_shape is None:
-        raise ValueError("this module has no frozen part: there are no features to keep")
+        raise ValueError("this module has no frozen part, so it has no features to cache")
     dtype = torch.float16 if module.features_norm <= _LARGEST_HALF else torch.float32
     return torch.empty((count, *module.features_shape), dtype=dtype)
 

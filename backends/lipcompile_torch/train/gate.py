@@ -196,8 +196,8 @@ def check_saving() -> None:
     hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
     if hooks is not None and not str(getattr(hooks[0], "__module__", "")).startswith("torch."):
         raise RuntimeError(
-            "saved_tensors_hooks may change what the backward pass reads, and bounds hold for what was computed: "
-            "leave them out; save_on_cpu and torch.utils.checkpoint may stay"
+            "saved_tensors_hooks may change tensors that the backward pass reads, and the bounds do not "
+            "cover such changes: remove the hooks; save_on_cpu and torch.utils.checkpoint are allowed"
         )
 
 

@@ -26,8 +26,8 @@ class Singular:
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(
-            f"a {type(self).__name__} cannot be copied: the copy's steps would be missing in the ledger; copy "
-            "weights, and keep states by state_dict()"
+            f"a {type(self).__name__} cannot be copied: the ledger would miss the steps of the copy; "
+            "copy the weights, and save the state with state_dict()"
         )
 
 
@@ -81,7 +81,7 @@ class GradientWatch:
         for name, parameter in self._all.items():
             if not has_own_hooks_only(parameter):
                 raise PrivacyError(
-                    f"{name} has hooks, which may change gradients that the bounds hold for: remove them"
+                    f"{name} has hooks, which may change gradients after they were bounded: remove them"
                 )
 
     def check(self, altered: Collection[str] = ()) -> None:
@@ -93,9 +93,10 @@ class GradientWatch:
         changed = {name for name in self._arrived if not self._is_as_arrived(name)}.union(self._changed, altered)
         if changed:
             raise PrivacyError(
-                f"the gradient of {', '.join(sorted(changed))} was written to by something else than backward(), "
-                "or changed between backward() and step(), so that its bound need not hold: leave out "
-                "clip_grad_norm_ and the like, nothing needs clipping here; scale by the learning rate"
+                f"the gradient of {', '.join(sorted(changed))} was not written by backward() alone, or "
+                "changed between backward() and step(), so its bound may not hold: remove "
+                "clip_grad_norm_ and similar calls, which private training does not need; use the "
+                "learning rate for scaling"
             )
 
     def _before(self, name: str, _: Tensor) -> None:

@@ -72,9 +72,10 @@ class Gradients(Protocol):
 
 
 _MENDS = {
-    "batches": "their samplers draw differently; give every rank the same data set, loader and version of torch",
+    "batches": "their samplers draw different batches; give every rank the same data set, loader and version of "
+    "torch",
     "weights": "load, average or change weights on every rank alike",
-    "bounds": "bounds follow weights, so that replicas need the same weights and the same arithmetic",
+    "bounds": "bounds depend on the weights, so all replicas need the same weights and the same arithmetic",
     "settings": "do not change the module's settings, or change them on every rank",
 }
 
@@ -86,7 +87,7 @@ def _check_agreement(views: Sequence[Mapping[str, Any]], batch: LogicalBatch) ->
     check_same(views, {name: mend for name, mend in _MENDS.items() if name in views[0]})
     shared = sum(view["examples"] for view in views)
     if shared != batch.total:
-        raise RankError(f"{batch.total} examples were drawn, and all ranks together got {shared} of them")
+        raise RankError(f"{batch.total} examples were drawn, but all ranks together received {shared} of them")
 
 
 _METHODS = (
@@ -241,13 +242,13 @@ class LipschitzGradients:
         module = self.module
         if _stated(module) != self._stated:
             raise PrivacyError(
-                "the module's bounds, domain or methods were changed since it was made private: compile the "
+                "the module's bounds, domain or methods were changed after make_private: compile the "
                 "changed model again"
             )
         if module.gate.batch is not self._batch:
             raise PrivacyError(
-                "another batch was drawn for this module since, by another optimizer's loader: take the steps of "
-                "one after those of the other; call abandon_batch() and go on"
+                "the loader of another optimizer drew a batch for this module in the meantime: do not "
+                "interleave the steps of two optimizers; call abandon_batch() and continue"
             )
         if module.normaliser != self._normaliser:
             raise PrivacyError(
@@ -256,7 +257,7 @@ class LipschitzGradients:
             )
         for name, own in zip(("loss_clip", "clip_lengths"), self._clips, strict=True):
             if getattr(module, name) != own:
-                raise PrivacyError(f"the module's {name} was changed since the batch was drawn: leave it alone")
+                raise PrivacyError(f"the module's {name} was changed after the batch was drawn: do not change it")
 
     def _widened(self, bounds: Mapping[str, float], sigma: float, noise: NoiseSource) -> dict[str, float]:
         stds, left = self._share(bounds, sigma), self.thresholds.gradient_multiplier(sigma)
@@ -359,7 +360,7 @@ class PerExampleGradients:
         """Share the noise by way of trial."""
         if any(map(is_shard, self._parameters.values())):
             raise PrivacyError(
-                "per-example gradients need whole parameters: replicate the module, do not shard it"
+                "per-example gradients need whole parameters: replicate the module instead of sharding it"
             )
         self.clipped.stds(noise_multiplier, self._allocation)
 
@@ -411,8 +412,9 @@ class PerExampleGradients:
         self.total.check()
         if self.clipped.examples != batch.examples:
             raise PrivacyError(
-                f"{batch.examples} examples were drawn for this step but {self.clipped.examples} went into "
-                "clipped.backward(x, y): call it once for each batch that the loader yields, with all of it"
+                f"{batch.examples} examples were drawn for this step but {self.clipped.examples} were "
+                "passed to clipped.backward(x, y): call it once for each batch of the loader, with the "
+                "whole batch"
             )
         checks.check_optimizer(self._optimizer, self.module)
         self.clipped.deposit_()

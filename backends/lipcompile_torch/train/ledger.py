@@ -100,8 +100,9 @@ class Ledger(Singular):
     def _check_belongs(self, relation: NeighbouringRelation, dataset_size: int) -> None:
         if (self.record.relation, self.record.dataset_size) != (relation, dataset_size):
             raise LedgerError(
-                f"{self.path} was kept for {self.record.dataset_size} examples under "
-                f"{self.record.relation.value}, not for {dataset_size} under {relation.value}: use another file"
+                f"the ledger {self.path} belongs to {self.record.dataset_size} examples under "
+                f"{self.record.relation.value}, not to {dataset_size} under {relation.value}: use "
+                "another file"
             )
 
     def _mend(self, old_length: int) -> None:
@@ -158,7 +159,7 @@ class Ledger(Singular):
             LedgerError: that round is another release's, or none was opened since the file was.
         """
         if release != self._open:
-            raise LedgerError(f"no round of {release} is open: its steps are not charged")
+            raise LedgerError(f"no open round of {release} has steps to charge")
         self._write("inner", release)
 
     def _write(self, kind: str, release: Release) -> None:
@@ -192,15 +193,15 @@ class Ledger(Singular):
     def _store(self, body: dict[str, Any]) -> None:
         if os.getpid() != self._process:
             raise LedgerError(
-                "the ledger was opened by another process, of which this one is a fork: both would count for "
-                "themselves, and write over each other's lines; make the engine in the process that trains"
+                "the ledger was opened by the parent of this forked process: both processes would count "
+                "separately and overwrite each other's lines; make the engine in the process that trains"
             )
         if self.path is not None and self._closed:
             raise LedgerError(f"{self.path} was closed: open it again before the next step")
         if self._file >= 0 and not _is_at(Path(str(self.path)), self._file):
             raise LedgerError(
-                f"{self.path} was deleted, moved or replaced while this training was writing to it: what is there "
-                "now does not say what was spent; put the file back"
+                f"{self.path} was deleted, moved or replaced during training, so it no longer records "
+                "the privacy spent: restore the file"
             )
         line, digest = sealed(body, self.record.hashes[-1] if self.record.hashes else GENESIS)
         if self._file >= 0:
@@ -240,8 +241,8 @@ def _open_locked(path: Path) -> int:
     except OSError as error:
         os.close(file)
         raise LedgerError(
-            f"{path} is in use by another process or engine: two trainings cannot write one ledger at a time; "
-            "end the other one, or close its engine"
+            f"{path} is in use by another process or engine: two trainings cannot write to one ledger at "
+            "the same time; end the other training, or close its engine"
         ) from error
     return file
 

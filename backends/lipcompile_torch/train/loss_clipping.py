@@ -51,7 +51,7 @@ class Cosine:
         _positive(self.start, "the clip at the start")
         _positive(self.end, "the clip at the end")
         if self.steps < 1:
-            raise ValueError(f"a schedule takes at least one step, not {self.steps}")
+            raise ValueError(f"a schedule needs at least one step; got {self.steps}")
 
     def __call__(self, step: int) -> float:
         """Return C at a step, counted from 0."""
@@ -88,7 +88,7 @@ class AdaptiveClip:
     ) -> None:
         self.value = _positive(initial, "the initial clip")
         if not 0 <= quantile <= 1:
-            raise ValueError(f"a quantile is between 0 and 1, not {quantile}")
+            raise ValueError(f"a quantile must be between 0 and 1; got {quantile}")
         self.quantile = quantile
         self.learning_rate = _positive(learning_rate, "the learning rate of the clip")
         self.count_noise = None if count_noise is None else _positive(count_noise, "the noise on the count")
@@ -173,7 +173,9 @@ class Threshold:
         """
         steps, value = state.get("steps"), state.get("value")
         if not isinstance(steps, int) or steps < 0 or (value is not None) != isinstance(self.clip, AdaptiveClip):
-            raise ValueError("this state belongs to another kind of clip: resume with the clip the run began with")
+            raise ValueError(
+                "this state belongs to another kind of clip: resume with the original clip of the run"
+            )
         if isinstance(self.clip, AdaptiveClip):
             self.clip.value = _positive(value, "the clip of the state")
         self.steps = steps
@@ -248,8 +250,9 @@ def gradient_multiplier(noise_multiplier: float, *count_noise: float) -> float:
     if not sigma < most:
         each = " and ".join(f"{std:g}" for std in count_noise)
         raise ValueError(
-            f"noise of standard deviation {each} on the count alone costs more than noise multiplier {sigma:g} "
-            f"allows: give the adaptive clip a count_noise above {sigma * math.sqrt(len(count_noise)) / 2:g}"
+            f"the noise of standard deviation {each} on the count already exceeds the budget of noise "
+            f"multiplier {sigma:g}: give the adaptive clip a count_noise above "
+            f"{sigma * math.sqrt(len(count_noise)) / 2:g}"
         )
     return sigma * most / math.sqrt((most - sigma) * (most + sigma)) * UP_MANY
 

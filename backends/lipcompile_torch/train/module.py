@@ -124,7 +124,7 @@ class LipschitzModule(nn.Module):
             )
         if self.input_tokens:
             if x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
-                raise ValueError(f"expected tokens, which are whole numbers, got {x.dtype}")
+                raise ValueError(f"expected tokens of an integer dtype, got {x.dtype}")
             return x
         if not x.is_floating_point():
             raise ValueError(
@@ -136,7 +136,7 @@ class LipschitzModule(nn.Module):
         """Return the features [B, *features_shape] of examples: all that is computed of them before the first
         trained parameter, which no cotangent crosses. Emitted modules with a frozen part define it.
         """
-        raise NotImplementedError("nothing in this module is frozen before the first trained parameter")
+        raise NotImplementedError("this module has no frozen layers before the first trained parameter")
 
     @contextmanager
     def on_features(self) -> Iterator[None]:
@@ -149,7 +149,7 @@ class LipschitzModule(nn.Module):
             ValueError: this module has no features.
         """
         if self.features_shape is None:
-            raise ValueError("this module has no frozen part: give it examples")
+            raise ValueError("this module has no frozen part, so it takes no features: give it examples")
         self.takes_features = True
         try:
             yield
@@ -221,8 +221,9 @@ class LipschitzModule(nn.Module):
         asked = kwargs.get("fullgraph") or kwargs.get("options") or kwargs.get("backend") == "cudagraphs"
         if clipped and (asked or kwargs.get("mode") not in _MODES):
             raise ValueError(
-                "layers that clip gradients run between compiled parts, and keep what those hand them: leave "
-                f"fullgraph, options and cudagraphs out, and choose mode among {', '.join(map(str, _MODES))}"
+                "layers that clip gradients run between compiled parts and keep the tensors of those "
+                "parts: remove fullgraph, options and cudagraphs, and choose mode from "
+                f"{', '.join(map(str, _MODES))}"
             )
         for layer in clipped:
             layer.keep_apart()
@@ -352,13 +353,18 @@ class LipschitzModule(nn.Module):
         uses = Counter(map(id, present.values()))
         _refuse(sorted(name for name in present if uses[id(present[name])] > 1), "shared under several names")
         _refuse(
-            sorted(present.keys() - governed), "not governed by a constraint: added or wrapped after compilation"
+            sorted(present.keys() - governed),
+            "without a constraint, because they were added or wrapped after compilation",
         )
-        _refuse(sorted(governed - present.keys()), "missing: removed or reparametrised after compilation")
+        _refuse(
+            sorted(governed - present.keys()),
+            "missing, because they were removed or reparametrised after compilation",
+        )
         self._check_layers()
         trained = {name for name, parameter in present.items() if parameter.requires_grad}
         _refuse(
-            sorted(trained - self.bounds.keys()), "trainable, but compiled as frozen: it has no gradient bound"
+            sorted(trained - self.bounds.keys()),
+            "trainable, but compiled as frozen, so they have no gradient bound",
         )
 
     def _check_as_certified(self) -> None:
@@ -369,15 +375,15 @@ class LipschitzModule(nn.Module):
         check_saving()
         found = hooked(self)
         if found:
-            raise RuntimeError(f"{found} has hooks, which the bounds know nothing of: remove them")
+            raise RuntimeError(f"{found} has hooks, which the bounds do not cover: remove them")
 
     def _check_compiled(self) -> None:
         """Refuse compiled code in the place of what clips gradients."""
         traced: Any = [part for part in self.modules() if part._compiled_call_impl is not None]
         if not all(part is self for part in traced) or (traced and not all(p.is_apart for p in self._clipped())):
             raise RuntimeError(
-                "compiled code stands in the place of a layer that clips gradients: compile the module as a "
-                "whole, by module.compile(), or leave it out"
+                "a layer that clips gradients was replaced by compiled code: compile the whole module "
+                "with module.compile(), or do not compile it"
             )
 
     def _clipped(self) -> list[ConstrainedLayer]:
@@ -403,8 +409,8 @@ class LipschitzModule(nn.Module):
         changed = sorted(name for name in names if layers.get(name) != self._blueprint.get(name))
         if changed:
             raise RuntimeError(
-                f"layers {', '.join(changed)} are not those that were compiled: the bounds do not hold for them; "
-                "change the model and compile it again"
+                f"layers {', '.join(changed)} were replaced after compilation, and the bounds do not "
+                "hold for them; change the model and compile it again"
             )
 
     def load_initial_weights(self, arrays: Mapping[str, NDArray[floating]], drawn: Collection[str] = ()) -> None:
@@ -451,8 +457,8 @@ def _project_after_loading(module: LipschitzModule, _: object) -> None:
     found = outside(module, dict(module.named_parameters()))
     if found:
         warnings.warn(
-            f"loaded weights lie outside of their constraint sets: {', '.join(found)}; they were projected, and "
-            "the module computes something else with them than where they come from",
+            f"loaded weights violate their constraints: {', '.join(found)}; they were projected, so the "
+            "module no longer computes the function of the original model",
             OutsideWarning,
             stacklevel=4,
         )

@@ -72,8 +72,8 @@ class PrivateOptimizer(Singular, Optimizer):
     def _refuse_raw_step(self, *_: Any) -> None:
         if not self._releasing:
             raise PrivacyError(
-                "the wrapped optimizer was stepped by itself, which would release a gradient without noise: call "
-                "step() on the optimizer that make_private returned"
+                "step() was called on the wrapped optimizer, which would release a gradient without "
+                "noise: call step() on the optimizer that make_private returned"
             )
 
     # --- the wrapped optimizer ---
@@ -153,9 +153,9 @@ class PrivateOptimizer(Singular, Optimizer):
         """
         if self._loader.current is not None:
             raise PrivacyError(
-                "a batch was drawn and then not used: every batch needs its step(), the empty ones too, or the "
-                "sampling is not the one accounted; if this was an interruption that did not depend on the data, "
-                "call optimizer.abandon_batch() and go on"
+                "a batch was drawn but not used: every batch needs one step(), even an empty one, or "
+                "the accounting does not match the sampling; after an interruption that did not depend "
+                "on the data, call optimizer.abandon_batch() and continue"
             )
         self._clear()
         self._gradients.begin()
@@ -186,8 +186,8 @@ class PrivateOptimizer(Singular, Optimizer):
         batch = self._loader.current
         if batch is None:
             raise PrivacyError(
-                "no batch was drawn from the private loader since the last step: iterate over the loader that "
-                "make_private returned, and step once for each of its batches"
+                "no batch was drawn from the private loader since the last step: iterate over the "
+                "loader that make_private returned, and call step() once for each batch"
             )
         if not batch.complete:
             self._accumulating = True
@@ -210,13 +210,14 @@ class PrivateOptimizer(Singular, Optimizer):
         self._declare()
         if self._steps_left is not None and self._steps_left <= 0:
             raise BudgetError(
-                "the privacy budget is used up: all the steps it was calibrated for have been taken; train with a "
-                "larger epsilon, or for more epochs with more noise, from the start"
+                "the privacy budget is used up: all steps of its calibration have been taken; start a "
+                "new run with a larger epsilon, or with more epochs and more noise"
             )
         if self._noise.steps is not None and batch.step >= self._noise.steps:
             raise BudgetError(
-                f"the noise is correlated over {self._noise.steps} steps, and this is a later one: batches that "
-                "were drawn ahead by workers and then left count too; iterate to the end of the loader"
+                f"the noise is correlated over {self._noise.steps} steps, and this step comes after "
+                "them: batches that workers drew ahead count too, even if they were not used; iterate "
+                "to the end of the loader"
             )
         if self._loader.scheme.drawing.round_steps == 1:
             self._ledger.record_step(self._release_kind)
@@ -231,8 +232,8 @@ class PrivateOptimizer(Singular, Optimizer):
         if number != self._round:
             if self._charges_left is not None and self._charges_left <= 0:
                 raise BudgetError(
-                    "the privacy budget is used up: a round (an epoch, or a turn of all groups) that is broken "
-                    "off is charged whole; iterate to the end of the loader"
+                    "the privacy budget is used up: an interrupted round (an epoch, or a cycle of all "
+                    "groups) is charged in full; iterate to the end of the loader"
                 )
             self._ledger.open_round(self._release_kind)
             self._round = number

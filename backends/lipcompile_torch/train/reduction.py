@@ -129,29 +129,32 @@ class Reduction:
         self.world.check_current()
         if self._summed:
             raise PrivacyError(
-                "the gradient was summed over all processes and then refused: call zero_grad() and backward() "
-                "again, or abandon_batch(), on every rank"
+                "the gradient was rejected after it was summed over all processes: call zero_grad() and "
+                "backward() again, or abandon_batch(), on every rank"
             )
         for name, parameter in self._parameters.items():
             if is_shard(parameter) and not cut_once(parameter, self.world.size):
                 raise PrivacyError(
-                    f"{name} is sharded as {parameter.placements} over {parameter.device_mesh}: its noise is "
-                    "known for one mesh of one dimension over all ranks, as fully_shard(module) makes it"
+                    f"{name} is sharded as {parameter.placements} over {parameter.device_mesh}: noise is "
+                    "supported only for one mesh of one dimension over all ranks, as "
+                    "fully_shard(module) makes it"
                 )
             if is_shard(parameter) and parameter.element_size() < 4 and name not in self._clipped:
                 raise PrivacyError(
-                    f"{name} is sharded in half precision, in which FSDP adds up gradients, and noise does not "
-                    "cover that: keep parameters in float32, and use torch.autocast"
+                    f"{name} is sharded in half precision: FSDP then sums gradients in half precision, "
+                    "and the noise does not cover that rounding error; keep parameters in float32, and "
+                    "use torch.autocast"
                 )
             if is_shard(parameter) and getattr(parameter, "grad_dtype", parameter.dtype) != parameter.dtype:
                 raise PrivacyError(
-                    f"{name} has another grad_dtype than its dtype, in which FSDP adds up gradients from torch "
-                    "2.15 on, and noise does not cover that: leave grad_dtype alone"
+                    f"{name} has a grad_dtype that differs from its dtype: FSDP sums gradients in "
+                    "grad_dtype from torch 2.15 on, and the noise does not cover that rounding error; "
+                    "do not set grad_dtype"
                 )
         if finished_by_hand(self._module):
             raise PrivacyError(
-                "FSDP is told to leave the end of a backward pass to finalize_backward(): leave "
-                "set_manual_backward_finalization alone"
+                "FSDP is set to end a backward pass only at finalize_backward(): do not call "
+                "set_manual_backward_finalization"
             )
         for group in fsdp_groups(self._module):
             _check_group(group)
@@ -160,7 +163,7 @@ class Reduction:
 _LEFT_ALONE = {
     "reduce_grads": (True, "call set_requires_gradient_sync(True) before backward()"),
     "gradient_divide_factor": (None, "leave set_gradient_divide_factor alone"),
-    "_all_reduce_hook": (None, "set no all-reduce hook"),
+    "_all_reduce_hook": (None, "do not set an all-reduce hook"),
 }
 
 
@@ -168,17 +171,17 @@ def _check_group(group: Any) -> None:
     for name, (value, mend) in _LEFT_ALONE.items():
         if not hasattr(group, name):
             raise PrivacyError(
-                "this version of torch has another FSDP than is known: replicate the module instead"
+                "this version of torch has an unknown version of FSDP: replicate the module instead"
             )
         if getattr(group, name) is not value:
-            raise PrivacyError(f"FSDP is told not to leave the mean of all gradients: {mend}")
+            raise PrivacyError(f"FSDP is set not to compute the mean of all gradients: {mend}")
     if not type(group._reduce_scatter_comm).__module__.startswith("torch."):
-        raise PrivacyError("FSDP has a reduction of its own here, of which nothing is known: leave torch's")
+        raise PrivacyError("FSDP has a custom reduction here, which is not supported: use the default of torch")
     policies = [parameter.mp_policy for parameter in group.fsdp_params]  # before torch 2.15 the group's own
     if any(policy.param_dtype or policy.reduce_dtype or policy.output_dtype for policy in policies):
         raise PrivacyError(
-            "FSDP's mixed precision rounds weights out of their constraint sets: leave mp_policy out, and use "
-            "torch.autocast"
+            "FSDP's mixed precision rounds weights so that they violate their constraints: remove "
+            "mp_policy, and use torch.autocast"
         )
 
 
@@ -202,7 +205,7 @@ def without_ddp(module: Any, world: World) -> Any:
     if not isinstance(module, DistributedDataParallel):
         return module
     if module.process_group.size() != world.size:
-        raise PrivacyError("DistributedDataParallel over a part of the processes: leave process_group out")
+        raise PrivacyError("DistributedDataParallel covers only a part of the processes: remove process_group")
     if module.mixed_precision is not None:
         raise PrivacyError("DistributedDataParallel's mixed precision rounds weights: use torch.autocast instead")
     from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook  # slow to import
@@ -212,6 +215,6 @@ def without_ddp(module: Any, world: World) -> Any:
             module.register_comm_hook(None, noop_hook)  # the engine sums, once, at the step
         except RuntimeError as error:
             raise PrivacyError(
-                "DistributedDataParallel has a communication hook, which may change gradients: leave it out"
+                "DistributedDataParallel has a communication hook, which may change gradients: remove it"
             ) from error
     return module.module

@@ -124,7 +124,9 @@ class PrivateLoader:
                 self.before_batch()
                 self.current = replace(piece)
             if self.current is None:
-                raise SamplingError("the rest of a logical batch was asked for after its step: iterate afresh")
+                raise SamplingError(
+                    "physical batches were requested after the step of their logical batch: start a new iteration"
+                )
             self.current.position, self.current.complete = piece.position, piece.complete
             yield batch
 
@@ -217,9 +219,7 @@ def _emptied(batch: Any) -> Any:
         return {key: _emptied(value) for key, value in batch.items()}
     if isinstance(batch, list | tuple):
         return [_emptied(value) for value in batch]
-    raise SamplingError(
-        f"a batch contains {type(batch).__name__}, which cannot be cut to no examples: collate to tensors"
-    )
+    raise SamplingError(f"a batch contains {type(batch).__name__}, which has no empty form: collate to tensors")
 
 
 def _nothing() -> None:
@@ -235,17 +235,17 @@ def drawing_of(loader: DataLoader[Any], sampling: Sampling = "poisson", groups: 
     """
     if isinstance(loader.dataset, IterableDataset) or not hasattr(loader.dataset, "__len__"):
         raise SamplingError(
-            "the data set is a stream: private sampling needs to pick examples by index; use a map-style data set"
+            "the data set is a stream: private sampling selects examples by index; use a map-style data set"
         )
     if loader.batch_size is None:
         raise SamplingError(
-            "the data loader has no batch_size (a batch_sampler of its own?): give DataLoader(batch_size=...), "
-            "it becomes the expected batch size"
+            "the data loader has no batch_size (does it have its own batch_sampler?): give "
+            "DataLoader(batch_size=...), which becomes the expected batch size"
         )
     if not _visits_all_equally(loader):
         raise SamplingError(
-            f"the data loader selects examples by {type(loader.sampler).__name__}, which private sampling of the "
-            "whole data set would replace: choose examples with torch.utils.data.Subset instead"
+            f"the data loader has the sampler {type(loader.sampler).__name__}, but private sampling of "
+            "the whole data set replaces it: select examples with torch.utils.data.Subset instead"
         )
     if not 0 < loader.batch_size <= len(loader.dataset):
         raise SamplingError(
@@ -257,7 +257,7 @@ def drawing_of(loader: DataLoader[Any], sampling: Sampling = "poisson", groups: 
 
 def _check_pieces(max_physical_batch: int | None) -> None:
     if max_physical_batch is not None and max_physical_batch < 1:
-        raise SamplingError(f"max_physical_batch is {max_physical_batch}: it must be at least 1, or None")
+        raise SamplingError(f"max_physical_batch must be at least 1, or None; got {max_physical_batch}")
 
 
 def _visits_all_equally(loader: DataLoader[Any]) -> bool:

@@ -44,7 +44,7 @@ class Scheme(ABC):
 
     def __init__(self, drawing: Drawing, generator: torch.Generator) -> None:
         if drawing.sizes is None:
-            raise SamplingError("batches are drawn from a data set of known size")
+            raise SamplingError("sampling needs a data set of known size")
         self.drawing, self.generator = drawing, generator
         self.batch_size, self.size = drawing.sizes
         self.drawn = 0
@@ -66,8 +66,8 @@ class Scheme(ABC):
         for _ in range(self.steps_per_epoch):
             if self._iterations != current:
                 raise SamplingError(
-                    "another iteration over the loader has begun: two at a time would mix the steps of two "
-                    "epochs; go on with the newer one"
+                    "another iteration over the loader has begun, and two at the same time would mix "
+                    "the steps of two epochs: continue with the newer one"
                 )
             step = self.drawn
             self.drawn += 1

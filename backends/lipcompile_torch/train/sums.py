@@ -44,11 +44,11 @@ def release_sum(
         ValueError: the sum is not finite, not in float64 or not a vector, or the norm is no positive number.
     """
     if total.dtype != torch.float64 or total.dim() != 1 or not bool(total.isfinite().all()):
-        raise ValueError("a sum is a vector of finite numbers in float64")
+        raise ValueError("a sum must be a vector of finite numbers in float64")
     if not 0 < norm < float("inf"):
         raise ValueError(f"norm = {norm} is not a positive number")
     if noise_multiplier == 0:
-        raise BudgetError("noise multiplier 0 gives no privacy")
+        raise BudgetError("the noise multiplier must be positive; got 0")
     release = Mechanism(1.0, noise_multiplier)
     check_supported({release: 1}, 0.5, engine.relation, engine.accountant)
     ledger, noise = engine.open_ledger(examples), NoiseSource(seed)

@@ -286,7 +286,7 @@ class _Training:
         changed = [name for name, value in _identity(config).items() if begun.get(name) != value]
         if changed:
             raise BudgetError(
-                f"the run to resume had another {', '.join(changed)}: resume it with the settings it began with"
+                f"the run to resume had a different {', '.join(changed)}: resume it with its original settings"
             )
         return float(saved.notes["noise_multiplier"])
 
@@ -410,7 +410,7 @@ def _check(config: TrainConfig) -> None:
             "momentum in [0, 1)"
         )
     if config.average is not None and not 0 <= config.average <= 1:
-        raise ValueError(f"an average over the share {config.average} of the steps: it must lie in [0, 1]")
+        raise ValueError(f"the share of steps to average must be in [0, 1]; got {config.average}")
     if config.optimizer not in ("adam", "sgd") or config.schedule not in _SCHEDULES:
         raise ValueError(f"unknown optimizer {config.optimizer!r} or schedule {config.schedule!r}")
 
@@ -425,5 +425,5 @@ def _device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device cuda was asked for, but torch sees no GPU: use cpu, or auto")
+        raise ValueError("device cuda was requested, but torch finds no GPU: use cpu, or auto")
     return torch.device(name)

@@ -252,7 +252,7 @@ def test_noise_for_another_batch_size_is_found(monkeypatch: pytest.MonkeyPatch) 
     ("settings", "said"),
     [
         ({"canaries": 0}, "at least one canary"),
-        ({"canaries": 10, "runs": 11}, "from one run to one a canary"),
+        ({"canaries": 10, "runs": 11}, "at most one run for each canary"),
         ({"confidence": 1.0}, "confidence"),
         ({"canaries": 10, "runs": 1, "dataset_size": 9}, "cannot hold the 10 canaries"),
         ({"batch_size": 3}, "smaller batch_size"),
@@ -266,7 +266,7 @@ def test_settings_that_mean_nothing_are_refused(settings: dict[str, Any], said: 
 def test_budgets_and_memory_are_limited() -> None:
     with pytest.raises(BudgetError, match="epsilon"):
         audited(Signs(), noise_multiplier=None, epsilon=-1.0)
-    with pytest.raises(CanaryError, match="share the canaries out among more runs"):
+    with pytest.raises(CanaryError, match="use more runs"):
         audited(Signs(), canaries=10**6, runs=1)
 
 

@@ -175,7 +175,7 @@ def test_a_ball_of_radius_zero_holds_zero_alone() -> None:
 
 @pytest.mark.parametrize("bound", [-1.0, math.inf, math.nan])
 def test_bounds_that_bound_nothing_are_refused(bound: float) -> None:
-    with pytest.raises(ValueError, match="finite and not negative"):
+    with pytest.raises(ValueError, match="finite and non-negative"):
         Spectral(bound)
     with pytest.raises(ValueError, match="bound 1"):
         Orthogonal(bound)

@@ -349,6 +349,6 @@ def test_wrong_geometry_is_refused() -> None:
         Convolution((5,), (3, 3), 1, 1, (1,), ((4, 4),), (1,))
     with pytest.raises(ValueError, match="not a tensor of shape"):
         spectral_norm_bound(torch.ones(3))
-    with pytest.raises(ValueError, match="is not one of"):
+    with pytest.raises(ValueError, match="does not fit"):
         conv_norm_bound(torch.ones(1, 1, 3), Convolution((2,), (3,), 2, 2, (1,), ((0, 0),), (1,)))
     assert Dense().norm(torch.ones(2, 2)).bound == pytest.approx(2)

@@ -194,10 +194,14 @@ def test_forward_passes_that_build_gradients_do_not_overlap(tmp_path: Path) -> N
     module = model(NETWORKS["vectors"], tmp_path)
     x, y = batch(module)
     clipped(module, x, y)
-    with pytest.raises(RuntimeError, match="another forward pass"), AtTanh(lambda: module(x)):
+    with pytest.raises(RuntimeError, match="two threads run forward passes"), AtTanh(lambda: module(x)):
         module(x)
     aliases = module.gate.aliases  # and where both threads began before either of them saw the other
-    with pytest.raises(RuntimeError, match="another forward pass"), aliases.entered([]), aliases.entered([]):
+    with (
+        pytest.raises(RuntimeError, match="two threads run forward passes"),
+        aliases.entered([]),
+        aliases.entered([]),
+    ):
         pass
     module(x)
 
@@ -290,7 +294,7 @@ def test_clips_cannot_be_changed_once_a_module_is_private(tmp_path: Path) -> Non
 def test_a_wider_clip_than_the_certified_one_is_refused(tmp_path: Path) -> None:
     module = model(NETWORKS["vectors"], tmp_path)
     type(module).clips = [ClipGroup("all", module.clips[0].parameters, 1.01, 0.01)]
-    with pytest.raises(PrivacyError, match=r"clipped to 1\.01"):
+    with pytest.raises(PrivacyError, match=r"length 1\.01"):
         engine(module)
 
 
@@ -300,9 +304,15 @@ NAMES = ("dense.weight", "dense.bias", "dense_2.weight")
 @pytest.mark.parametrize(
     ("groups", "said"),
     [
-        ([ClipGroup("all", NAMES, 1.01)], r"clipped to 1\.01"),
-        ([ClipGroup("all", NAMES, 1.0), ClipGroup("more", NAMES[:1], 1.0)], r"dense\.weight: a clip is of"),
-        ([ClipGroup("all", (*NAMES, "head.weight"), 1.0)], r"head\.weight: a clip is of"),
+        ([ClipGroup("all", NAMES, 1.01)], r"length 1\.01"),
+        (
+            [ClipGroup("all", NAMES, 1.0), ClipGroup("more", NAMES[:1], 1.0)],
+            r"dense\.weight: a clip group may contain only trained parameters",
+        ),
+        (
+            [ClipGroup("all", (*NAMES, "head.weight"), 1.0)],
+            r"head\.weight: a clip group may contain only trained parameters",
+        ),
     ],
 )
 def test_groups_that_the_bounds_do_not_cover_are_refused(groups: Any, said: str, tmp_path: Path) -> None:
@@ -349,7 +359,7 @@ def test_a_group_counts_once_however_noise_is_shared() -> None:
 
 
 def test_noise_within_a_group_is_the_same() -> None:
-    with pytest.raises(ValueError, match="clipped together"):
+    with pytest.raises(ValueError, match="as one group"):
         allocate({"a": 1.0, "b": 2.0}, {"a": 1.0, "b": 1.0}, {"a": 1, "b": 1}, 1.0, [("a", "b")])
-    with pytest.raises(ValueError, match="different bounds"):
+    with pytest.raises(ValueError, match="their bounds differ"):
         allocate("global", {"a": 1.0, "b": 2.0}, {"a": 1, "b": 1}, 1.0, [("a", "b")])

@@ -164,7 +164,7 @@ def test_what_stands_in_grad_does_not_matter_and_what_went_in_does() -> None:
     seen = released(optimizer)
     batches = iter(loader)
     x, y = next(batches)
-    with pytest.raises(PrivacyError, match=f"{len(x)} examples were drawn for this step but 0 went"):
+    with pytest.raises(PrivacyError, match=f"{len(x)} examples were drawn for this step but 0 were passed"):
         optimizer.step()
     clipped.backward(x, y)
     for parameter in clipped.module.parameters():

@@ -383,21 +383,21 @@ def test_errors_name_what_is_wrong() -> None:
     x, made = randn(2, 4, 5, 5), randn(2, 6, 3, 3)
     with pytest.raises(ValueError, match=r"\[2, 4, 5, 5\] and \[2, 6, 3, 3\]: want .* with 1 axes"):
         ExampleGradients.of_convolution(x, made, windows((3,)))
-    with pytest.raises(ValueError, match="cannot be cut into 4 groups"):
+    with pytest.raises(ValueError, match="do not divide into 4 groups"):
         ExampleGradients.of_convolution(x, made, windows((3, 3), groups=4))
     with pytest.raises(ValueError, match=r"want .* with 2 axes"):
         ExampleGradients.of_convolution(x[:1], made, windows((3, 3)))
     given = ExampleGradients.of_convolution(x, made, windows((3, 3)))
-    with pytest.raises(ValueError, match=r"\[3\] in place of one number for each of 2 examples"):
+    with pytest.raises(ValueError, match=r"one number for each of 2 examples; got shape \[3\]"):
         given.scaled(torch.ones(3))
-    with pytest.raises(ValueError, match="in place of one number"):
+    with pytest.raises(ValueError, match="expected one number"):
         given.clipped(Clip(1.0), torch.ones(1))
     for length, regulariser in ((0.0, None), (math.inf, None), (1.0, 0.0), (1.0, math.nan)):
         with pytest.raises(ValueError, match="must be positive and finite"):
             Clip(length, regulariser)
     with pytest.raises(ValueError, match="one integer for each axis"):
         Windows((3, 3), (1,), (0, 0), (1, 1))
-    with pytest.raises(ValueError, match="want positive integers"):
+    with pytest.raises(ValueError, match="expected positive integers"):
         Windows((3, 3), (1, 0), (0, 0), (1, 1))
 
 

@@ -133,7 +133,7 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match="into pairs"):
         lf.householder(torch.ones(2, 3), 1.0)
     for angle in (torch.ones(4, 1), torch.ones(2, 1), torch.ones(2), torch.ones(1, 1, 1)):
-        with pytest.raises(ValueError, match="not those of the 4 pairs"):
+        with pytest.raises(ValueError, match="do not fit the 4 pairs"):
             lf.householder(torch.ones(2, 8, 2, 3), angle)
     with pytest.raises(ValueError, match="outside an example"):
         lf.householder(torch.ones(2, 4), 1.0, axis=-2)

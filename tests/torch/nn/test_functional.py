@@ -81,7 +81,7 @@ def test_trap_16_no_axis_reaches_the_batch(axis: int) -> None:
 def test_groups_must_divide() -> None:
     with pytest.raises(ValueError, match="does not divide"):
         lf.group_sort(torch.ones(2, 5), 2)
-    with pytest.raises(ValueError, match="no halves"):
+    with pytest.raises(ValueError, match="two halves"):
         lf.max_min(torch.ones(2, 5))
     with pytest.raises(ValueError, match="do not divide"):
         lf.depth_to_space(torch.ones(1, 6, 5, 4), 2)

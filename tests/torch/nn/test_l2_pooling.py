@@ -125,7 +125,7 @@ def test_gradients_of_one_example_at_a_time(name: str) -> None:
 
 
 def test_a_window_must_fit() -> None:
-    with pytest.raises(ValueError, match="a window of 3 taps, 2 apart, exceeds an axis of 4"):
+    with pytest.raises(ValueError, match="a window of 3 taps with dilation 2 is longer than an axis of 4"):
         lf.l2_pool(torch.ones(1, 1, 4), (3,), None, None, (2,))
 
 

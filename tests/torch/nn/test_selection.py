@@ -46,7 +46,7 @@ def test_a_mask_first_used_in_inference_serves_training() -> None:
 
 @pytest.mark.parametrize(("second", "mask"), [(B[:, :1], MASK), (B, "40")])
 def test_what_does_not_fit_is_refused(second: torch.Tensor, mask: str) -> None:
-    with pytest.raises(ValueError, match=r"choose between|does not fit"):
+    with pytest.raises(ValueError, match=r"select between|does not fit"):
         lf.where(A, second, mask=mask)
 
 

@@ -99,7 +99,7 @@ def test_attention_refuses_other_shapes() -> None:
     for x in (torch.zeros(2, 6), torch.zeros(2, 3, 5)):
         with pytest.raises(ValueError, match="expected sequences"):
             layer(x.double())
-    with pytest.raises(ValueError, match="of a sequence to itself"):
+    with pytest.raises(ValueError, match="needs the same sequence"):
         attention(causal=True)(torch.zeros(1, 2, 6).double(), torch.zeros(1, 2, 6).double())
     with pytest.raises(ValueError, match="4 heads for 6 features"):
         attention(4)
@@ -129,8 +129,8 @@ def test_long_rows_alone_are_shortened() -> None:
 @pytest.mark.parametrize(
     ("tokens", "message"),
     [
-        (torch.tensor([0.0, 1.0]), "whole numbers"),
-        (torch.tensor([True]), "whole numbers"),
+        (torch.tensor([0.0, 1.0]), "integer dtype"),
+        (torch.tensor([True]), "integer dtype"),
         (torch.tensor([-1, 2]), "from -1 to 2"),
         (torch.tensor([5]), "rows 0 to 4"),
     ],

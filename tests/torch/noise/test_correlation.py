@@ -123,8 +123,8 @@ def test_a_strategy_of_ones_own_is_checked_against_the_sampling() -> None:
     [
         ({"correlation": BANDED, "sampling": "poisson"}, "proved private for cyclic_poisson sampling only"),
         ({"correlation": BLT, "sampling": "balls_in_bins"}, "proved private for fixed_order sampling only"),
-        ({"sampling": "cyclic_poisson"}, "serves correlated noise alone"),
-        ({"sampling": "fixed_order"}, "serves correlated noise alone"),
+        ({"sampling": "cyclic_poisson"}, "is only for correlated noise"),
+        ({"sampling": "fixed_order"}, "is only for correlated noise"),
         ({"correlation": BANDED, "secure": True}, "use one of the two"),
         ({"correlation": BANDED, "max_steps": None}, "give max_steps"),
         ({"correlation": {"kind": "correlated", "bands": 9}}, "9 bands need 9 batches"),

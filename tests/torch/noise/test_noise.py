@@ -112,7 +112,7 @@ def test_weights_contain_the_rules() -> None:
     [
         ({"a": 1.0, "b": 1.0}, "parameter c has no noise weight"),
         ({"*": 1.0, "[ab]": 1.0}, "parameter a has several noise weights"),
-        ({"*": 1.0, "d": 1.0}, "'d' matches no parameter: there are a, b, c"),
+        ({"*": 1.0, "d": 1.0}, "'d' matches no parameter; the parameters are a, b, c"),
         ({"*": 0.0}, "weight of '\\*' is 0.0"),
         ({"*": -1.0}, "finite and positive"),
         ({"*": math.nan}, "finite and positive"),

@@ -194,7 +194,7 @@ def test_widening_makes_up_for_the_rounding() -> None:
     assert SecureNormals().widening(2.0**20, 4) == pytest.approx(1 / (1 - 2.0**-19), rel=1e-12)
     assert SecureNormals().widening(1.0, 10**8) < 1 + 1e-8
     assert PlainNormals().widening(2.0**20, 4) == 1.0
-    with pytest.raises(ValueError, match="too fine for secure noise"):
+    with pytest.raises(ValueError, match="too large for secure noise"):
         SecureNormals().widening(2.0**39, 4)
 
 

@@ -255,14 +255,14 @@ def hidden(name: str) -> Callable[[Any], Any]:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (overridden, "its class Louder is derived from the one that was certified"),
-        (patched, "gradient_bounds of Net is not what the class was defined with"),
-        (hidden("gradient_bounds"), "gradient_bounds of the module hides"),
-        (hidden("per_example_loss"), "per_example_loss of the module hides"),
-        (hidden("clip_input"), "clip_input of the module hides"),
-        (hidden("project_"), "project_ of the module hides"),
-        (hidden("conv2d.forward"), "forward of conv2d hides"),
-        (hidden("conv2d.project_"), "project_ of conv2d hides"),
+        (overridden, "its class Louder is a subclass of the certified class"),
+        (patched, "gradient_bounds of Net was replaced after the class was defined"),
+        (hidden("gradient_bounds"), "gradient_bounds of the module overrides"),
+        (hidden("per_example_loss"), "per_example_loss of the module overrides"),
+        (hidden("clip_input"), "clip_input of the module overrides"),
+        (hidden("project_"), "project_ of the module overrides"),
+        (hidden("conv2d.forward"), "forward of conv2d overrides"),
+        (hidden("conv2d.project_"), "project_ of conv2d overrides"),
     ],
 )
 def test_other_code_is_refused(change: Callable[[Any], Any], said: str, tmp_path: Path) -> None:
@@ -273,7 +273,7 @@ def test_other_code_is_refused(change: Callable[[Any], Any], said: str, tmp_path
 def test_a_layer_with_another_window_is_refused(tmp_path: Path) -> None:
     module: Any = built(tmp_path)()
     module.conv2d.operator = dataclasses.replace(module.conv2d.operator, padding=((2, 0), (0, 2)))
-    with pytest.raises(RuntimeError, match="layers conv2d are not those that were compiled"):
+    with pytest.raises(RuntimeError, match="layers conv2d were replaced after compilation"):
         private(module)
 
 
@@ -308,7 +308,7 @@ def test_a_certified_frozen_parameter_must_not_be_trained(tmp_path: Path) -> Non
 def test_without_a_certificate_a_warning_says_so(tmp_path: Path) -> None:
     model = built(tmp_path)
     model.certificate = {}
-    with pytest.warns(UncertifiedWarning, match="has no certificate: nothing here checks its gradient bounds"):
+    with pytest.warns(UncertifiedWarning, match="has no certificate: its gradient bounds are not checked"):
         private(model())
 
 
@@ -318,7 +318,7 @@ def test_user_ops_are_said_to_be_unchecked_and_their_bounds_are_compared(tmp_pat
     document["graph"]["nodes"][1]["op"] = "soft_sort"
     document["user_ops"] = ["soft_sort"]
     model.certificate = document
-    with pytest.warns(UncertifiedWarning, match="rests on rules of soft_sort that no verifier knows"):
+    with pytest.warns(UncertifiedWarning, match="uses rules for soft_sort that the verifier does not know"):
         check_certificate(model())
     lowered(model, "bounds", 0.9)
     with pytest.warns(UncertifiedWarning), pytest.raises(CertificateError, match="the bound of"):
@@ -411,9 +411,7 @@ def test_a_checkpoint_is_resumed_by_the_same_graph_alone(tmp_path: Path) -> None
     resumed.load()
     resumed.engine.close()
     other = built(tmp_path, body=BODY.replace("temperature=3", "temperature=2"))
-    with pytest.raises(
-        CheckpointError, match="of another model: the certificates of the two have different graphs"
-    ):
+    with pytest.raises(CheckpointError, match="to another model: the graphs in the two certificates differ"):
         Session(other(), tmp_path).load()
 
 

@@ -106,14 +106,14 @@ BAD[3, 1] = np.nan
         ({"x_train": np.zeros((20, 5))}, r"shape \(5,\) each: the network takes \(4,\)"),
         ({"x_train": np.zeros((20, 2, 3, 4))}, "reshape them"),
         ({"x_train": np.zeros((0, 4)), "y_train": np.zeros(0, int)}, "there are no training inputs"),
-        ({"x_train": np.array(["a"] * 20)}, "numbers are needed"),
+        ({"x_train": np.array(["a"] * 20)}, "must be numbers"),
         ({"y_train": np.arange(19) % 3}, "20 inputs for training labels"),
         ({"y_train": np.arange(20)}, "range from 0 to 19: the network has classes 0 to 2"),
         ({"y_test": np.arange(10) - 1}, "range from -1"),
-        ({"y_train": np.full(20, 0.5)}, "whole class number"),
-        ({"y_train": np.eye(3)[np.arange(20) % 3]}, "whole class number"),
+        ({"y_train": np.full(20, 0.5)}, "integer class index"),
+        ({"y_train": np.eye(3)[np.arange(20) % 3]}, "integer class index"),
         ({"y_train": np.full(20, np.inf)}, "not all finite"),
-        ({"y_train": np.array(5)}, "one label each"),
+        ({"y_train": np.array(5)}, "one label"),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused_in_one_line(changes: Any, said: str) -> None:
@@ -125,7 +125,7 @@ def test_arrays_that_do_not_fit_are_refused_in_one_line(changes: Any, said: str)
 def test_missing_arrays_are_named() -> None:
     with pytest.raises(DataError, match="has arrays images: it needs x_train"):
         from_arrays({"images": np.zeros(3)}, (4,))
-    with pytest.raises(DataError, match="equally many examples"):
+    with pytest.raises(DataError, match="the same number of examples"):
         from_arrays({"X": np.zeros((3, 4)), "y": np.zeros(2, int)}, (4,))
 
 

@@ -317,7 +317,7 @@ def test_noise_is_calibrated_for_whole_epochs_or_for_steps() -> None:
         assert engine.calibrate(**options, **how) == expected
     both: dict[str, Any] = {"epochs": 1, "steps": 10}
     for wrong in ({}, both):
-        with pytest.raises(TypeError, match="either epochs or steps"):
+        with pytest.raises(TypeError, match="exactly one of epochs and steps"):
             engine.calibrate(**options, **wrong)
 
 

@@ -240,7 +240,7 @@ class Nothing(Lit):
         (TwoOptimizers, "2 optimizers"),
         (Head, r"head.weight, head.bias are outside"),
         (Nothing, "0 emitted modules"),
-        (Mean, "what flowed back is not"),
+        (Mean, "the cotangents are not those of"),
     ],
 )
 def test_modules_without_bounds_are_refused(kind: Any, message: str, tmp_path: Path) -> None:

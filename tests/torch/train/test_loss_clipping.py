@@ -180,7 +180,7 @@ def test_the_gate_refuses_a_cotangent_above_the_clip(monkeypatch: pytest.MonkeyP
     module.gate.reset()
     monkeypatch.setattr("lipcompile_torch.train.module.clip_cotangents", lambda g, _: (g, torch.tensor(0)))
     module.criterion(module(x), y).backward()
-    with pytest.raises(checks.PrivacyError, match=r"where the analysis allows 0\.7"):
+    with pytest.raises(checks.PrivacyError, match=r"but its bound is 0\.7"):
         checks.check_flow(flow(module.gate), batch, limit)
 
 
@@ -188,7 +188,7 @@ def test_another_loss_is_refused_under_a_clip_too() -> None:
     module, (x, y) = LinearNet(), examples()
     module.loss_clip = 0.7
     losses.cross_entropy(module(x), y).sum().backward()  # type: ignore[no-untyped-call]
-    with pytest.raises(checks.PrivacyError, match=r"not what module\.criterion"):
+    with pytest.raises(checks.PrivacyError, match=r"not those of the unscaled loss module\.criterion"):
         checks.check_flow(flow(module.gate), LogicalBatch(len(x), len(x)), L)
 
 
@@ -337,7 +337,9 @@ def test_joint_sigma_by_hand() -> None:
     for count_noise in (1.5, 1.0):
         with pytest.raises(ValueError, match=r"count_noise above 1\.5"):
             gradient_multiplier(3.0, count_noise)
-    with pytest.raises(ValueError, match="costs more"):  # twice the noise, rounded inward, is σ itself
+    with pytest.raises(
+        ValueError, match="already exceeds the budget"
+    ):  # twice the noise, rounded inward, is σ itself
         gradient_multiplier(2 * (1 - 2.0**-50), 1.0)
 
 

@@ -317,7 +317,7 @@ def test_a_resumed_run_takes_the_whole_rounds_that_are_left(
     with pytest.raises(KeyboardInterrupt):
         train(Net(), arrays(), settings, Recorder(interrupt_at=interrupted_at))
     seen = Recorder()
-    shortened = pytest.warns(ShortenedWarning, match=f"{ends_at} in all in place of 30")
+    shortened = pytest.warns(ShortenedWarning, match=f"{ends_at} in total instead of 30")
     with shortened if ends_at < 30 else contextlib.nullcontext():
         result = train(Net(), arrays(), dataclasses.replace(settings, resume=True), seen)
     assert seen.steps == list(range(interrupted_at + 1, ends_at + 1))
@@ -345,7 +345,7 @@ def test_pieces_of_batches_do_not_change_what_is_charged(tmp_path: Path) -> None
     ("changes", "message"),
     [
         ({"sampling": "shuffle"}, "use neighbours replace_one"),
-        ({"sampling": "fixed_order"}, "serves correlated noise alone"),
+        ({"sampling": "fixed_order"}, "is only for correlated noise"),
         ({**WAYS["cyclic_poisson"][0], "sampling": "shuffle"}, "cyclic_poisson sampling only"),
         ({"correlation": {"kind": "correlated", "bands": 11}}, "11 bands"),
     ],
@@ -377,7 +377,7 @@ def test_secure_noise_weights_and_clips_reach_the_engine(tmp_path: Path, monkeyp
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_missing_gpu_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="sees no GPU"):
+    with pytest.raises(ValueError, match="finds no GPU"):
         train(Net(), arrays(), config(tmp_path, device="cuda"))
 
 
