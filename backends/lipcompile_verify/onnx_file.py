@@ -269,7 +269,7 @@ def _varint(data: memoryview, at: int) -> tuple[int, int]:
 
 def _bytes(part: Wire) -> memoryview:
     if isinstance(part, int):
-        raise ValueError("a whole number stands in place of a message or a text")
+        raise ValueError("a whole number stands where a message or a text is required")
     return part
 
 

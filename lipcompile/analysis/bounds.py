@@ -68,7 +68,7 @@ def derive(
     """Evaluate all rules of `graph` in the domain `num`.
 
     `current` gives bounds of the parameters as they are (operator norm of a weight, length of a bias), by name, to
-    be used in place of what their constraints allow: bounds that follow the weights. `clip` is what training clips
+    be used instead of what their constraints allow: bounds that follow the weights. `clip` is what training clips
     the gradient of each example's loss in the output to: cotangents and gradients are those of min(L, clip).
     Without `through_clips`, gradient clips inside are not counted on: then both are proportional to that minimum.
     """

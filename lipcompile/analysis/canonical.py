@@ -1,7 +1,7 @@
 """The canonical pass: what is spelt in two steps, and bounded better in one, becomes one.
 
 Formal guarantee: the loss of every example, as a function of the parameters, stays the same. What the module
-returns may be what its loss reads in the new spelling: logits in place of their log-softmax.
+returns may be what its loss reads in the new spelling: logits instead of their log-softmax.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def canonical(graph: Graph) -> tuple[Graph, tuple[Diagnostic, ...]]:
     nodes = tuple(node for node in graph.nodes if node is not last)
     note = last.diagnostic(
         "LIP215",
-        f"`{last.name}` is part of the loss, {loss.loss.name} of logits: the module returns the logits",
-        "apply log_softmax to them where log-probabilities are wanted",
+        f"`{last.name}` is merged into the loss, {loss.loss.name} of logits: the module returns the logits",
+        "apply log_softmax to the output to get log-probabilities",
         Severity.NOTE,
     )
     return replace(graph, nodes=nodes, output=last.inputs[0], loss=loss), (note,)

@@ -69,13 +69,11 @@ def _with_source(graph: Graph, source: Source, clipping: Clipping) -> tuple[Grap
     reason = _against_theorems(graph)
     if reason is None:
         known = graph.loss is not None and not open_numbers(graph)
-        tight = f"bounds by theorem: the whole is at most {LARGEST_THEOREM}·L·max(1, X_0)"
-        message = (
-            tight if known else "bounds by theorem, until a loss and all counts are given: then they are compared"
-        )
-        return graph, (_chosen(message, "--bounds clip clips instead"),)
+        tight = f"bounds by theorem: the bound of the whole gradient is at most {LARGEST_THEOREM}·L·max(1, X_0)"
+        message = tight if known else "bounds by theorem: the comparison with clipping needs a loss and all counts"
+        return graph, (_chosen(message, "use --bounds clip to clip instead"),)
     graph, notes = clipped(graph, clipping)
-    return graph, (*notes, _chosen(f"bounds by clip: {reason}", "--bounds theorem proves them instead"))
+    return graph, (*notes, _chosen(f"bounds by clip: {reason}", "use --bounds theorem to prove bounds instead"))
 
 
 def clipped(graph: Graph, clipping: Clipping) -> tuple[Graph, tuple[Diagnostic, ...]]:
@@ -150,8 +148,8 @@ def unproved(graph: Graph, known: Sequence[str]) -> tuple[Diagnostic, ...]:
     return tuple(
         Diagnostic(
             "LIP317",
-            f"no theorem bounds the gradient of `{name}`: it depends on a weight that nothing constrains",
-            "clip it as well (clip=automatic, or --bounds clip), or constrain the weights before and behind it",
+            f"no theorem bounds the gradient of `{name}`: it depends on a weight without a constraint",
+            "clip it as well (clip=automatic, or --bounds clip), or constrain the weights before and after it",
             node=name.rpartition(".")[0] or None,
         )
         for name in _unclipped(graph)

@@ -25,7 +25,7 @@ _SQUARES = ("squared_error", "mean_squared_error")
 # A norm that stretches by more is warned of.
 _LARGE_SLOPE = 10
 _OF_DEVIATIONS = "give it a floor of the size of usual deviations: floor=0.5 multiplies by 2"
-_OF_LENGTHS = "divide by a floor at least, of the size of usual lengths: F.normalize(x, eps=0.5) multiplies by 2"
+_OF_LENGTHS = "give it a floor of the size of usual lengths: F.normalize(x, eps=0.5) multiplies by 2"
 
 
 def examine(graph: Graph) -> Iterator[Diagnostic]:
@@ -76,8 +76,9 @@ def _loss(graph: Graph) -> Iterator[Diagnostic]:
     elif (last := probabilities(graph)) is not None:
         yield last.diagnostic(
             "LIP214",
-            f"`{last.name}` makes probabilities, but {graph.loss.loss.name} takes logits, and makes its own",
-            f"leave the last {last.op.name} out: `lipcompile fix` does",
+            f"`{last.name}` returns probabilities, but {graph.loss.loss.name} takes logits and contains "
+            "the softmax or sigmoid itself",
+            f"remove the last {last.op.name}, as `lipcompile fix` does",
             Severity.WARNING,
         )
     elif graph.loss.loss.name in _SQUARES and graph.loss.attributes.target_norm is None and proves(graph):
@@ -113,7 +114,7 @@ def _parameters(graph: Graph) -> Iterator[Diagnostic]:
     if not any(parameter.trainable for parameter in graph.parameters.values()):
         yield Diagnostic(
             "LIP307",
-            "no parameter is trained: there is no gradient to bound",
+            "no parameter is trained, so there is no gradient to bound",
             "add a dense or convolutional layer, or freeze less",
             Severity.WARNING,
         )
@@ -129,7 +130,7 @@ def _maps_of_shared_weights(graph: Graph) -> Iterator[Diagnostic]:
                 yield node.diagnostic(
                     "LIP308",
                     f"`{name}` is shared by `{other.name}` and `{node.name}`, which are different maps",
-                    "share weights between layers of equal attributes and input shapes only",
+                    "share weights only between layers with equal attributes and input shapes",
                 )
 
 
@@ -151,7 +152,7 @@ def _norms_of_large_slope(graph: Graph, trained: frozenset[str]) -> Iterator[Dia
         if found.square > _LARGE_SLOPE**2 and node.inputs[0] in trained:
             yield node.diagnostic(
                 "LIP112",
-                f"vacuous: `{node.name}` multiplies the bounds of all that is trained before it by "
+                f"vacuous: `{node.name}` multiplies the gradient bounds of all parameters before it by "
                 f"{_root(found.square):.4g}",
                 _OF_LENGTHS if found.is_direction else _OF_DEVIATIONS,
                 Severity.WARNING,

@@ -71,7 +71,7 @@ def standing(graph: Graph) -> Standing:
 
 
 def unit_of(graph: Graph, bounds: Bounds[Interval]) -> float:
-    """Return L·max(1, X_0), 1 in place of a norm that is not a number: the bound between layers of gain 1."""
+    """Return L·max(1, X_0), 1 instead of a norm that is not a number: the bound between layers of gain 1."""
     norm = graph.input.norm
     return bounds.loss_lipschitz.upper * max(1.0, float(norm) if isinstance(norm, Fraction) else 1.0)
 
@@ -85,7 +85,7 @@ def with_norm_and_loss(graph: Graph) -> Graph:
     return graph
 
 
-_RANKED = "a report ranks the changes that make it smaller"
+_RANKED = "`lipcompile report` ranks the changes that make it smaller"
 
 
 def useless(analysis: Analysis, helps: Callable[[Graph, float], bool]) -> Iterator[Diagnostic]:
@@ -121,18 +121,18 @@ def _help(analysis: Analysis, helps: Callable[[Graph, float], bool]) -> str:
     """Say that `fix` mends it, where it does."""
     total = analysis.total.value
     mended = helps(analysis.graph, math.inf if total is None else total)
-    return f"`lipcompile fix MODEL -o FILE` brings it down; {_RANKED}" if mended else _RANKED
+    return f"`lipcompile fix MODEL -o FILE` reduces it; {_RANKED}" if mended else _RANKED
 
 
 def _note(analysis: Analysis, ratio: float, advice: str) -> Diagnostic:
     share = dominating(analysis)[0]
     node = next(node for node in analysis.graph.nodes if share.names[0] in node.parameters.values())
     power = math.floor(math.log10(ratio))
-    copies = f" and its {len(share.names) - 1} copies have" if len(share.names) > 1 else " has"
+    copies = f" and its {len(share.names) - 1} copies contribute" if len(share.names) > 1 else " contributes"
     return node.diagnostic(
         "LIP310",
         f"vacuous: the bound of the whole gradient is more than 10^{power} times L·max(1, X_0); "
-        f"`{share.names[0]}`{copies} {share.share:.0%} of its square",
+        f"`{share.names[0]}`{copies} {share.share:.0%} of the squared bound",
         advice,
         Severity.NOTE,
     )

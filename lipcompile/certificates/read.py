@@ -33,7 +33,7 @@ def document_of(text: str) -> Json:
     try:
         found = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
-        raise _unreadable(f"it is no JSON: {error}") from None
+        raise _unreadable(f"it is not JSON: {error}") from None
     if not isinstance(found, dict) or found.get("schema") != SCHEMA:
         raise _unreadable(f"its schema is not `{SCHEMA}`")
     return found
@@ -60,7 +60,7 @@ def graph_of(document: Json) -> Graph:
     source = _checked(found["source"], ("name", "format", "sha256"), "`source`")
     made = _Reader(graph, GraphBuilder(_text(source["name"], "the name of its source"))).read()
     if graph_document(made) != graph:
-        raise _unreadable("its graph is not written as that of a certificate is, or has parts that nothing uses")
+        raise _unreadable("its graph is not in canonical form, or has unused parts")
     return made
 
 
@@ -71,12 +71,12 @@ def _unreadable(reason: str) -> InputError:
 def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError("a key stands twice in one object")
+        raise ValueError("a key occurs twice in one object")
     return found
 
 
 def _no_number(text: str) -> Any:
-    raise ValueError(f"{text} is no number of JSON")
+    raise ValueError(f"{text} is not a JSON number")
 
 
 class _Reader:
@@ -117,7 +117,7 @@ class _Reader:
         if errors:
             raise InputError(errors)
         if value.name != name:
-            raise _unreadable(f"`{name}` is no name of a node, or that of several")
+            raise _unreadable(f"`{name}` is not a valid name of a node, or several nodes have this name")
         self.values[name] = value
 
     def _node(self, entry: Any) -> None:
@@ -140,11 +140,11 @@ class _Reader:
 
     def _choices(self, op: AnyOp, entry: Any, where: str) -> dict[str, ParameterChoice]:
         if not isinstance(entry, dict):
-            raise _unreadable(f"`parameters` of {where} is no object")
+            raise _unreadable(f"`parameters` of {where} is not an object")
         roles = {rule.role: rule.optional for rule in op.parameters}
         missing = [role for role, optional in roles.items() if not optional and role not in entry]
         if missing or not entry.keys() <= roles.keys():
-            raise _unreadable(f"{where} has not the parameters of `{op.name}`")
+            raise _unreadable(f"{where} does not have the parameters of `{op.name}`")
         if any(not isinstance(name, str) or name not in self.parameters for name in entry.values()):
             raise _unreadable(f"{where} has a parameter that is not declared")
         return {role: self.parameters[name] for role, name in entry.items()}
@@ -152,7 +152,7 @@ class _Reader:
     def _loss(self) -> LossUse:
         entry = _checked(self.document["loss"], ("name", "attributes"), "`loss`")
         if not isinstance(entry["name"], str) or entry["name"] not in LOSS_BY_NAME:
-            raise _unreadable(f"there is no loss `{entry['name']}`")
+            raise _unreadable(f"unknown loss `{entry['name']}`")
         loss = LOSS_BY_NAME[entry["name"]]
         return LossUse(loss, attributes_of(loss.attributes, entry["attributes"], f"the loss `{loss.name}`"))
 
@@ -166,21 +166,21 @@ def _clip(entry: Any) -> ClipGroup:
         for value in (found["length"], found["regulariser"])
     )
     if not length or length < 0 or (regulariser is not None and regulariser <= 0):
-        raise _unreadable(f"{where} has no length above 0")
+        raise _unreadable(f"{where} has no positive length")
     return ClipGroup(_text(found["name"], "the name of a clip"), names, length, regulariser)
 
 
 def _op(name: Any, where: str) -> AnyOp:
     known = {**OP_BY_NAME, **registered()}
     if not isinstance(name, str) or name not in known:
-        raise _unreadable(f"{where} is of the op `{name}`, which does not exist")
+        raise _unreadable(f"{where} has the unknown op `{name}`")
     return known[name]
 
 
 def _parameters(document: Json) -> dict[str, ParameterChoice]:
     entries = document["parameters"]
     if not isinstance(entries, dict):
-        raise _unreadable("`parameters` is no object")
+        raise _unreadable("`parameters` is not an object")
     return {name: _parameter(name, entry) for name, entry in entries.items()}
 
 
@@ -208,24 +208,24 @@ def attributes_of(record: type[Any], entry: Any, where: str) -> Any:
     hints = get_type_hints(record, include_extras=True)
     values = {name: _attribute(hints[name], found[name], f"`{name}` of {where}") for name in fields}
     if len({len(values[name]) for name in fields if hints[name] in (PerAxis, Extra, Padding)}) > 1:
-        raise _unreadable(f"`attributes` of {where} are of different numbers of axes")
+        raise _unreadable(f"`attributes` of {where} have different numbers of axes")
     return record(**values)
 
 
 def _attribute(kind: Any, value: Any, where: str) -> Any:
     if get_origin(kind) is Literal:
         if type(value) not in (int, str) or value not in get_args(kind):
-            raise _unreadable(f"{where} is none of {', '.join(map(str, get_args(kind)))}")
+            raise _unreadable(f"{where} is not one of {', '.join(map(str, get_args(kind)))}")
         return value
     for known, read in _KINDS:
         if kind == known:
             return read(value, where)
-    raise _unreadable(f"{where} is of a kind that certificates have no form for")
+    raise _unreadable(f"{where} has a type that certificates cannot represent")
 
 
 def _text(value: Any, where: str) -> str:
     if not isinstance(value, str):
-        raise _unreadable(f"{where} is no text")
+        raise _unreadable(f"{where} is not a text")
     return value
 
 
@@ -237,7 +237,7 @@ def _boolean(value: Any, where: str) -> bool:
 
 def _integer(value: Any, where: str) -> int:
     if type(value) is not int:
-        raise _unreadable(f"{where} is no integer")
+        raise _unreadable(f"{where} is not an integer")
     return value
 
 
@@ -259,12 +259,12 @@ def _scalar(value: Any, where: str) -> Fraction:
     try:
         return limits.exact(_text(value, where), where)
     except (ValueError, ZeroDivisionError):
-        raise _unreadable(f"{where} is no exact number") from None
+        raise _unreadable(f"{where} is not an exact number") from None
 
 
 def _list(value: Any, where: str) -> list[Any]:
     if not isinstance(value, list):
-        raise _unreadable(f"{where} is no list")
+        raise _unreadable(f"{where} is not a list")
     return value
 
 
@@ -277,7 +277,7 @@ def _shape(value: Any, where: str) -> Shape:
 
 def _pair(value: Any, where: str) -> tuple[int, int]:
     if len(_list(value, where)) != 2:
-        raise _unreadable(f"{where} is not before and after each axis")
+        raise _unreadable(f"{where} does not give padding before and after each axis")
     return _natural(value[0], where), _natural(value[1], where)
 
 
@@ -315,11 +315,11 @@ _KINDS: Sequence[tuple[Any, Read]] = (
 def _checked(entry: Any, keys: Sequence[str], where: str) -> Json:
     """Return an object that has exactly these keys."""
     if not isinstance(entry, dict):
-        raise _unreadable(f"{where} is no object")
+        raise _unreadable(f"{where} is not an object")
     for key in keys:
         if key not in entry:
             raise _unreadable(f"{where} has no `{key}`")
     for key in entry:
         if key not in keys:
-            raise _unreadable(f"{where} has `{key}`, which the format does not know")
+            raise _unreadable(f"{where} has the unknown key `{key}`")
     return entry

@@ -41,7 +41,9 @@ def spelling_of(node: Node) -> Spelling:
     fitting = [spelling for spelling in node.op.dsl if _fits(node, spelling)]
     preset = [spelling for spelling in fitting if _presets_change(node, spelling)]
     if not fitting:
-        raise unspeakable(node, f"no layer computes `{node.op.name}`", "write the model as ONNX instead")
+        raise unspeakable(
+            node, f"the language has no layer for `{node.op.name}`", "write the model as ONNX instead"
+        )
     return (preset or fitting)[0]
 
 
@@ -199,7 +201,7 @@ def _clip(node: Node, group: ClipGroup) -> str:
     if (group.length, group.regulariser) == (LENGTH, REGULARISER):
         return "clip=automatic"
     if group.regulariser is not None:
-        raise unspeakable(node, "its clip has a regulariser of its own", "write clip=automatic")
+        raise unspeakable(node, "its clip has its own regulariser", "write clip=automatic")
     return f"clip={text(group.length)}"
 
 
@@ -219,7 +221,7 @@ def _of_parameters(node: Node, parameters: Mapping[str, Parameter], *, frozen: b
         if argument == "bias":
             written.append("bias=true" if free else f"bias={bound}")
         elif free and argument != "constraint" and not clipped:
-            raise unspeakable(node, f"nothing constrains its {role}", "clip it, or give it a bound")
+            raise unspeakable(node, f"its {role} has no constraint", "clip it, or give it a bound")
         elif clipped and argument == "bound":
             written += [] if free else [f"bound={bound}"]
         elif argument == "bound" and parameter.constraint.bound != ONE:
@@ -246,7 +248,7 @@ def _fixed(node: Node, own: Mapping[str, Parameter], weights: Sequence[Parameter
         return True
     listed = ", ".join(role for role, trains in trained.items() if not trains)
     raise unspeakable(
-        node, f"of its parameters only {listed} is frozen", "freeze the whole layer, or nothing of it"
+        node, f"only {listed} of its parameters is frozen", "freeze all parameters of the layer, or none"
     )
 
 
@@ -257,7 +259,7 @@ def _constraint(node: Node, weights: Sequence[Parameter], *, fixed: bool, clippe
     if fixed:
         return ["constraint=fixed"]
     if weights and weights[0].constraint == FREE and not clipped:
-        raise unspeakable(node, "nothing constrains its weights", "clip it, or give it a constraint")
+        raise unspeakable(node, "its weights have no constraint", "clip it, or give it a constraint")
     default = FREE if clipped else UNIT
     return [f"constraint={_set(p.constraint)}" for p in weights[:1] if p.constraint != default]
 

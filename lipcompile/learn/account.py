@@ -48,11 +48,11 @@ class Budget:
     def __post_init__(self) -> None:
         if self.fits < 1 or self.search < 0 or self.search >= self.epsilon > 0:
             raise BudgetError(
-                f"fits = {self.fits}, a search for {self.search:g} of epsilon = {self.epsilon:g}: there is at "
-                "least one fit, and the search takes less than epsilon"
+                f"fits = {self.fits}, a search for {self.search:g} of epsilon = {self.epsilon:g}: fits "
+                "must be at least 1, and search must be less than epsilon"
             )
         if self.search and self.fits > 1:
-            raise BudgetError("a search is for one fit: leave fits at 1")
+            raise BudgetError("a search supports only one fit: leave fits at 1")
 
     @property
     def selection(self) -> Selection:
@@ -154,7 +154,7 @@ class Account:
             if rate == 1.0:
                 noise = self.noise(share / steps)
             elif self.budget.fits > 1:
-                raise BudgetError("fits in samples of the rows cannot share a budget: leave fits at 1")
+                raise BudgetError("fits on samples of the rows cannot share a budget: leave fits at 1")
             else:
                 noise = self.engine.calibrate(
                     data_loader=loader,
@@ -177,7 +177,7 @@ def _alone(budget: Budget, whole: float, ledger: Ledger, accountant: Accountant)
     left = calibrate_noise_multiplier(budget.epsilon, budget.delta, 1.0, 1, accountant=accountant, past=past)
     if left > _LEAST * whole:
         raise BudgetError(
-            f"epsilon = {budget.epsilon:g} is spent: the ledger holds nearly all of it; give a larger epsilon, or "
-            "another ledger for other rows"
+            f"epsilon = {budget.epsilon:g} is spent: the runs in the ledger used nearly all of it; give "
+            "a larger epsilon, or another ledger for other rows"
         )
     return left

@@ -69,7 +69,7 @@ class Features:
             features[:, 2 * half : -1] = ball / (2 * math.sqrt(1.25))
         most = (1 + _SLACK / 2) * math.sqrt(1 + self.constant**2)
         if not (np.square(features).sum(axis=1) <= most**2).all():  # NaN fails, too
-            raise ArithmeticError("features exceed their bound: the rows are not finite numbers")
+            raise ArithmeticError("features exceed their bound: the rows contain NaN or infinity")
         return features
 
 

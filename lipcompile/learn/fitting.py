@@ -104,7 +104,7 @@ def fit(
     """
     if x.ndim != 2 or len(x) != len(y) or 0 in x.shape:
         raise DataError(
-            f"rows have shape {x.shape} and targets {y.shape}: they need equally many rows, at least one"
+            f"rows have shape {x.shape} and targets {y.shape}: both need the same number of rows, at least one"
         )
     if seed is not None:
         warnings.warn("a fixed seed makes the noise predictable: this fit is NOT private", SeededWarning, 2)

@@ -56,16 +56,16 @@ class Recipe:
         positive = (self.frequency, self.constant, self.loss_clip, self.agitation, self.fastest)
         if not (all(0 < share < 1 for share in shares) and self.moments + self.ranges < 1):
             raise ValueError(
-                "moments, ranges, floor and average are shares between 0 and 1, the first two together"
+                "moments, ranges, floor and average must be between 0 and 1, and moments plus ranges below 1"
             )
         if not all(0 < number < 1e6 for number in positive) or not 0 <= self.momentum < 1:
             raise ValueError(
-                "frequency, constant, loss_clip, agitation and fastest are positive, momentum is below 1"
+                "frequency, constant, loss_clip, agitation and fastest must be positive, and momentum below 1"
             )
         if self.steps < 1 or self.width < 2 or self.width % 2 or (self.batch is not None and self.batch < 1):
-            raise ValueError("steps and batch are at least 1, width is even and at least 2")
+            raise ValueError("steps and batch must be at least 1, and width must be even and at least 2")
         if self.kind not in ("plain", "waves"):
-            raise ValueError(f"there are features of the kinds plain and waves, not {self.kind!r}")
+            raise ValueError(f"kind must be plain or waves; got {self.kind!r}")
 
 
 def recipe_for(rows: int, columns: int, **changes: Any) -> Recipe:

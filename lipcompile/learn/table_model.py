@@ -129,7 +129,9 @@ def load(path: str | os.PathLike[str]) -> TableModel:
         )
         return TableModel(schema_of(tomllib.loads(facts["schema"])), fitted)
     except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
-        raise DataError(f"{os.fspath(path)} is no model of a table: give what `lipcompile train` wrote") from error
+        raise DataError(
+            f"{os.fspath(path)} is not a model of a table: give a file that `lipcompile train` wrote"
+        ) from error
 
 
 def fit_table(

@@ -49,13 +49,13 @@ def refuse_padding(size: int, padding: tuple[int, int], mode: Mode, axis: int) -
         raise Refusal(
             "LIP103",
             f"circular padding {padding} wraps around axis {axis} of size {size} more than once",
-            "pad by at most the size of the axis",
+            "use at most as much padding as the size of the axis",
         )
     if mode == "reflect" and max(padding) >= size:
         raise Refusal(
             "LIP103",
-            f"padding {padding} by reflection needs more entries than axis {axis} of size {size} has",
-            "pad by less than the size of the axis",
+            f"reflection padding {padding} is too large for axis {axis} of size {size}",
+            "use less padding than the size of the axis",
         )
 
 

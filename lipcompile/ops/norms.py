@@ -99,7 +99,7 @@ def _normalised(entries: Array) -> tuple[Array, int]:
     exact = entries.astype(np.float64)
     largest = float(np.abs(exact).max(initial=0.0))
     if not math.isfinite(largest):
-        raise ValueError("the entries are not finite: they have no norm")
+        raise ValueError("the entries are not finite, so they have no norm")
     exponent = math.frexp(largest)[1]
     return np.ldexp(exact, -exponent), exponent
 

@@ -63,7 +63,7 @@ def load_plugins() -> None:
 
 def _unusable(point: EntryPoint, error: Exception) -> Exception:
     message = f"the plugin `{point.name}` ({point.value}) cannot be used: {error}"
-    return input_error("LIP008", message, "repair the package, or uninstall it")
+    return input_error("LIP008", message, "fix the package, or uninstall it")
 
 
 def _problems(op: AnyOp) -> list[str]:
@@ -73,11 +73,11 @@ def _problems(op: AnyOp) -> list[str]:
     roles = [rule.role for rule in op.parameters]
     checks = (
         (op.name in OP_BY_NAME or op.name in _USER, "the name is taken"),
-        (not op.name.isidentifier(), "the name is no identifier"),
+        (not op.name.isidentifier(), "the name is not an identifier"),
         (bool(taken), f"the spelling `{', '.join(taken)}` is taken"),
-        (not dataclasses.is_dataclass(op.attributes), "its attributes are no dataclass"),
+        (not dataclasses.is_dataclass(op.attributes), "its attributes are not a dataclass"),
         (bool(kinds), f"unknown constraints: {', '.join(sorted(kinds))}"),
-        (len(set(roles)) < len(roles), "two parameters have one role"),
+        (len(set(roles)) < len(roles), "two parameters have the same role"),
         (not op.proof, "it names no proof"),
     )
     return [problem for wrong, problem in checks if wrong]

@@ -172,7 +172,7 @@ def _positive(name: str, value: Any, _rank: int) -> int:
 def _integer(name: str, value: Any, _rank: int) -> int:
     if isinstance(value, Symbol | Arithmetic):
         first = next(symbols_of(value)).name
-        raise ArgumentError(name, f"`{name}` must be known, but `{first}` has no value", f"add --set {first}=…")
+        raise ArgumentError(name, f"`{name}` must have a value, but `{first}` has none", f"add --set {first}=…")
     if isinstance(value, bool) or not isinstance(value, int | Fraction) or Fraction(value).denominator != 1:
         raise ArgumentError(name, f"`{name}` must be an integer")
     return int(value)

@@ -12,8 +12,8 @@ from lipcompile.diagnostics import input_error
 # What is wrong with a file, by a part of pyarrow's message: the message itself may quote rows.
 _CAUSES = (
     ("columns, got", "its rows have unequal numbers of fields", "quote fields that hold separators or line ends"),
-    ("straddling object", "a row is longer than 4 MiB, or a quote is not closed", "look for a lone quote"),
-    ("UTF8", "it is not text in UTF-8", "write it anew in UTF-8"),
+    ("straddling object", "a row is longer than 4 MiB, or a quote is not closed", "look for an unmatched quote"),
+    ("UTF8", "it is not UTF-8 text", "save it as UTF-8"),
 )
 
 

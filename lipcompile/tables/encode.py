@@ -102,8 +102,8 @@ def _targets(batch: Any, schema: Schema, place: str) -> Targets | None:
 
 
 def _unfit(name: str, holds: str, place: str) -> InputError:
-    message = f"{place}: column `{name}` holds something else than {holds}"
-    return input_error("LIP413", message, "mend those rows, or write another kind of the column into the schema")
+    message = f"{place}: column `{name}` contains a value that is not {holds}"
+    return input_error("LIP413", message, "fix those rows, or change the kind of the column in the schema")
 
 
 def _fill(column: Column, array: Any, out: Block) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from lipcompile.diagnostics import input_error
 
 _LONGEST = 100
-_NO_NAMES = "the names look like values: if the file has no line of names, add one above the rows"
+_NO_NAMES = "the names look like values: if the file has no header line, add one above the rows"
 
 
 def check_names(wanted: Sequence[str], names: Sequence[str], place: str) -> None:
@@ -20,7 +20,9 @@ def check_names(wanted: Sequence[str], names: Sequence[str], place: str) -> None
         raise input_error("LIP411", f"{place} has no column {_listed(missing)}", _known(names, missing[0]))
     twice = [name for name in wanted if counts[name] > 1]
     if twice:
-        raise input_error("LIP411", f"{place} has several columns {_listed(twice)}", "give each a name of its own")
+        raise input_error(
+            "LIP411", f"{place} has several columns {_listed(twice)}", "give each column a unique name"
+        )
 
 
 def check_distinct(names: Sequence[str], place: str) -> None:
@@ -28,11 +30,11 @@ def check_distinct(names: Sequence[str], place: str) -> None:
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         told = f" {_listed(twice)}" if are_names(names) else ""
-        raise input_error("LIP411", f"{place} has several columns of one name{told}", _mend(names))
+        raise input_error("LIP411", f"{place} has several columns with the same name{told}", _mend(names))
 
 
 def _mend(names: Sequence[str]) -> str:
-    return "give each a name of its own" if are_names(names) else _NO_NAMES
+    return "give each column a unique name" if are_names(names) else _NO_NAMES
 
 
 def _known(names: Sequence[str], missing: str) -> str:

@@ -56,7 +56,7 @@ def batches(source: Any, columns: Sequence[str] | None = None) -> Iterator[Any]:
                     none = False
                     yield batch.slice(start, _BATCH)
         if none:
-            raise input_error("LIP410", f"{place} has no rows", "give at least one row below the names")
+            raise input_error("LIP410", f"{place} has no rows", "add at least one row below the header line")
 
 
 def called(source: Any) -> str:
@@ -71,7 +71,9 @@ def _reader(source: Any, columns: Sequence[str] | None, place: str) -> Any:
     try:
         reader = _in_memory(source, place)
     except (ValueError, TypeError, OverflowError):  # whatever a frame holds that pyarrow has no type for
-        raise input_error("LIP410", f"{place} holds other than texts, numbers and dates in a column") from None
+        raise input_error(
+            "LIP410", f"{place} has a column with values other than text, numbers and dates"
+        ) from None
     _check(reader.schema.names, columns, place)
     if columns is None:
         return reader
@@ -87,11 +89,11 @@ def _check(names: Sequence[str], columns: Sequence[str] | None, place: str) -> N
 def _file(path: Path, columns: Sequence[str] | None, place: str) -> Any:
     path.stat()
     if not path.is_file():
-        raise input_error("LIP410", f"{place} is no file", "give the path of a file")
+        raise input_error("LIP410", f"{place} is not a file", "give the path of a file")
     if path.name.lower().endswith(TEXT):
         return _text(path, columns, place)
     if not is_table(path):
-        raise input_error("LIP410", f"{place} is no table", f"its name must end in {', '.join(ENDINGS)}")
+        raise input_error("LIP410", f"{place} is not a table", f"its name must end in {', '.join(ENDINGS)}")
     file = arrow("parquet").ParquetFile(path)
     _check(file.schema_arrow.names, columns, place)
     chosen = file.schema_arrow.names if columns is None else list(columns)
@@ -122,16 +124,20 @@ def _head(path: Path, place: str) -> tuple[list[str], int, str]:
         start = stream.read(2**20)
     text = start.decode("utf-8-sig", errors="replace")
     if not text.strip():
-        raise input_error("LIP410", f"{place} is empty", "write the names of the columns first, then a line a row")
+        raise input_error(
+            "LIP410",
+            f"{place} is empty",
+            "write a header line with the names of the columns, then one line for each row",
+        )
     if "\0" in text or "\ufffd" in text.splitlines()[0]:
-        raise input_error("LIP410", f"{place} is not text in UTF-8", "write it anew in UTF-8")
+        raise input_error("LIP410", f"{place} is not UTF-8 text", "save it as UTF-8")
     line = text.lstrip().splitlines()[0]
     separator = "\t" if ".tsv" in path.name.lower() else max(_SEPARATORS, key=line.count)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
     try:
         names = next((row for row in reader if row), [])
     except csv.Error:
-        raise input_error("LIP410", f"{place} has no line of names", "look for a lone quote in it") from None
+        raise input_error("LIP410", f"{place} has no header line", "look for an unmatched quote in it") from None
     return [name.strip() for name in names], reader.line_num, separator
 
 
@@ -151,5 +157,5 @@ def _in_memory(source: Any, place: str) -> Any:
         return pa.table({name: np.asarray(values) for name, values in source.items()}).to_reader()
     if isinstance(source, np.ndarray) and source.ndim == 2:
         return pa.table({f"x{index}": column for index, column in enumerate(source.T)}).to_reader()
-    mend = "give a path, a frame, a dict of arrays or a numpy array [N, d]"
-    raise input_error("LIP410", f"a {type(source).__name__} is no table", mend)
+    mend = "give a path, a data frame, a dict of arrays or a numpy array [N, d]"
+    raise input_error("LIP410", f"a {type(source).__name__} is not a table", mend)

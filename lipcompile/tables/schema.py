@@ -67,7 +67,7 @@ class Category:
             _check_distinct(self.name, self.values, 1, "values")
         if not 1 <= self.buckets <= MOST_BUCKETS:
             raise schema_error(
-                f"`{self.name}`: `buckets` is {self.buckets}", f"write one from 1 to {MOST_BUCKETS}"
+                f"`{self.name}`: `buckets` is {self.buckets}", f"write a number from 1 to {MOST_BUCKETS}"
             )
 
 
@@ -137,16 +137,16 @@ class Schema:
         _check_distinct("columns", [column.name for column in self.columns], 0, "names")
         if self.target in [column.name for column in self.columns]:
             raise schema_error(
-                f"`{self.target}` is the target, and a column to learn from", "leave it out of columns"
+                f"`{self.target}` is both the target and a column to learn from", "remove it from columns"
             )
         if self.classes is not None:
             _check_distinct("classes", self.classes, 2, "classes")
         if self.target_range is not None:
             _check_range("target_range", self.target_range)
         if self.task == "regression" and self.classes is not None:
-            raise schema_error("a regression has no classes", "write `target_range` in place of `classes`")
+            raise schema_error("a regression has no classes", "write `target_range` instead of `classes`")
         if self.task == "classification" and self.target_range is not None:
-            raise schema_error("a classification has no range", 'write task = "regression"')
+            raise schema_error("a classification has no target range", 'write task = "regression"')
 
 
 def schema_error(message: str, mend: str = "") -> InputError:
@@ -158,21 +158,21 @@ def _both(name: str, low: float | None, high: float | None) -> Range | None:
     if low is not None and high is not None:
         return low, high
     if low is not None or high is not None:
-        raise schema_error(f"`{name}` has one end of a range", "write both `low` and `high`, or none")
+        raise schema_error(f"`{name}` has only one end of a range", "write both `low` and `high`, or neither")
     return None
 
 
 def _check_range(name: str, ends: Range) -> None:
     low, high = ends
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
-        raise schema_error(f"`{name}`: the range from {low:g} to {high:g} is none", "`low` must be below `high`")
+        raise schema_error(f"`{name}`: the range from {low:g} to {high:g} is empty", "`low` must be below `high`")
 
 
 def _check_distinct(name: str, texts: Iterable[str], least: int, what: str) -> None:
     counts = Counter(texts)
     twice = [text for text, count in counts.items() if count > 1]
     if twice:
-        raise schema_error(f"`{name}`: `{twice[0]}` stands there twice", "leave one out")
+        raise schema_error(f"`{name}`: `{twice[0]}` occurs twice", "leave one out")
     if len(counts) < least:
         raise schema_error(f"`{name}`: at least {least} {what} are needed")
 
@@ -183,4 +183,4 @@ def _days(name: str, day: str | None) -> float | None:
     try:
         return float((date.fromisoformat(day) - FIRST_DAY).days)
     except ValueError:
-        raise schema_error(f"`{name}`: `{day}` is no date", "write it as 2020-01-31") from None
+        raise schema_error(f"`{name}`: `{day}` is not a date", "write it as 2020-01-31") from None

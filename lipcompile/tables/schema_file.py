@@ -43,7 +43,7 @@ def load(path: Path) -> Schema:
     except OSError as error:
         raise schema_error(f"`{path}` cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError:
-        raise schema_error(f"`{path}` is not text in UTF-8") from None
+        raise schema_error(f"`{path}` is not UTF-8 text") from None
     except tomllib.TOMLDecodeError as error:
         raise _placed(schema_error(f"no TOML: {error}"), path, text) from None
     except InputError as error:
@@ -76,14 +76,14 @@ def schema_of(document: Mapping[str, Any]) -> Schema:
     """Return the schema that a TOML document says; raises InputError (LIP412)."""
     for key in document:
         if key not in _KEYS:
-            raise schema_error(f"`{key}` is no part of a schema", _near(key, _KEYS))
+            raise schema_error(f"`{key}` is not a key of a schema", _near(key, _KEYS))
     columns = document.get("columns")
     if not isinstance(columns, Mapping) or not columns:
-        raise schema_error("there is no table [columns]", "write one line a column below it")
+        raise schema_error("the table [columns] is missing", "write one line for each column below it")
     ends = document.get("target_range")
     task = document.get("task", "classification" if ends is None else "regression")
     if task not in get_args(Task):
-        raise schema_error("`task` has another value", f"write {' or '.join(get_args(Task))}")
+        raise schema_error("`task` has an unknown value", f"write {' or '.join(get_args(Task))}")
     return Schema(
         tuple(_column(name, entry) for name, entry in columns.items()),
         _text("target", document["target"]) if "target" in document else None,
@@ -103,13 +103,13 @@ def _column(name: str, entry: Any) -> Column:
     given = {key: value for key, value in entry.items() if key != "kind"}
     for key in given:
         if key not in known:
-            raise schema_error(f"`{name}` has `{key}`, which its kind does not have", _near(key, known))
+            raise schema_error(f"`{name}` has `{key}`, which its kind does not allow", _near(key, known))
     return kind(name, **{key: _field(name, key, value, kind) for key, value in given.items()})
 
 
 def _near(key: str, known: Collection[str]) -> str:
     near = difflib.get_close_matches(key, known, n=1)
-    return f"did you mean `{near[0]}`?" if near else f"there may be {', '.join(known) or 'nothing'}"
+    return f"did you mean `{near[0]}`?" if near else f"allowed keys: {', '.join(known) or 'none'}"
 
 
 def _field(name: str, key: str, value: Any, kind: type[Column]) -> Any:
@@ -126,26 +126,26 @@ def _field(name: str, key: str, value: Any, kind: type[Column]) -> Any:
         case "log" | "missing" if isinstance(value, bool):
             return value
     raise schema_error(
-        f"`{name}`: `{key}` has another type", "log and missing are true or false, buckets a number"
+        f"`{name}`: `{key}` has the wrong type", "log and missing must be true or false, and buckets a number"
     )
 
 
 def _number(name: str, key: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise schema_error(f"`{name}`: `{key}` is no number")
+        raise schema_error(f"`{name}`: `{key}` is not a number")
     return float(value)
 
 
 def _day(name: str, key: str, value: Any) -> str:
     """Return a day as text; TOML has dates, too."""
     if not isinstance(value, str | date):
-        raise schema_error(f"`{name}`: `{key}` is no date", "write it as 2020-01-31")
+        raise schema_error(f"`{name}`: `{key}` is not a date", "write it as 2020-01-31")
     return value if isinstance(value, str) else value.isoformat()
 
 
 def _ends(value: Any) -> Range:
     if not isinstance(value, list) or len(value) != 2:
-        raise schema_error("`target_range` has not two ends", "write it as [0, 100]")
+        raise schema_error("`target_range` must have two ends", "write it as [0, 100]")
     return _number("target_range", "low", value[0]), _number("target_range", "high", value[1])
 
 

@@ -27,12 +27,13 @@ _HEAD = """\
 # missing = true of a number or a category adds a column that says where its value is missing.
 """
 # Where what is in a schema comes from.
-KINDS_READ = "Kinds of columns were read from the rows, and no budget covers that."
-CLASSES_READ = "Classes were read from the rows, and no budget covers that."
+KINDS_READ = "The kinds of columns were read from the rows, and no budget covers that."
+CLASSES_READ = "The classes were read from the rows, and no budget covers that."
 NAMES_READ = (
-    "Names of columns look like values: without a line of names they are the first row, and no budget covers that."
+    "The names of columns look like values: without a header line they are the first row, and no budget "
+    "covers that."
 )
-PUBLIC = "All of it was read from the rows, which were said to be public."
+PUBLIC = "The whole schema was read from the rows, which were declared public."
 _KINDS = {kind: name for name, kind in KINDS.items()}
 
 

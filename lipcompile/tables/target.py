@@ -21,7 +21,7 @@ def classes_of(data: Encoded, schema: Schema, place: str = "the table") -> tuple
     """
     column = f"{place}: the target `{schema.target}`"
     if data.y is None:
-        raise input_error("LIP411", f"{place} has no target to learn", "name the column with --target")
+        raise input_error("LIP411", f"{place} has no target column", "name the column with --target")
     if schema.task == "regression":
         if np.isnan(data.y).any():
             raise _absent(column)
@@ -32,10 +32,10 @@ def classes_of(data: Encoded, schema: Schema, place: str = "the table") -> tuple
     if schema.classes is None and len(found) == 1:
         raise input_error("LIP414", f"{column} has the same class in all rows", "learn another column")
     if schema.classes is not None and not found <= set(schema.classes):
-        mend = "write all classes into the schema, or leave out rows of others"
+        mend = "write all classes into the schema, or remove the rows with other classes"
         raise input_error("LIP413", f"{column} has a class that the schema does not have", mend)
     return schema.classes or tuple(sorted(found))
 
 
 def _absent(column: str) -> Exception:
-    return input_error("LIP414", f"{column} is missing in some rows", "leave those rows out")
+    return input_error("LIP414", f"{column} is missing in some rows", "remove those rows")

@@ -311,7 +311,7 @@ def test_a_last_softmax_of_a_file(tmp_path: Path, last: str) -> None:
     outcome = fix(str(source), replace(SAID, loss="multi_margin"), wishes(), tmp_path / "fixed.onnx")
     assert outcome.ok
     (mended,) = outcome.mended
-    assert mended.text == f"last {last} -> left out, as the loss has its own"
+    assert mended.text == f"last {last} -> removed, because the loss contains it"
     fixed_graph = check(str(tmp_path / "fixed.onnx")).analysis
     assert fixed_graph is not None
     assert [node.op.name for node in fixed_graph.graph.nodes] == ["dense"]
@@ -332,7 +332,7 @@ def test_sorting_needs_pairs(tmp_path: Path) -> None:
     assert outcome.fixed is not None
     (made,) = outcome.fixed.made
     assert made.places == ("relu_2",)
-    assert made.not_made == {"relu": "its 3 features do not pair up"}
+    assert made.not_made == {"relu": "its 3 features do not divide into pairs"}
     assert lines == ["dense(3)", "relu", "dense(4)", "groupsort", "dense(1)"]
 
 

@@ -73,13 +73,13 @@ COUNT = "give the count: --set n=12"
         ("repeat n { dense(3) }", "one copy makes [3] of [4], so that the next copies differ", COUNT),
         (
             "repeat 2 * n { dense(4) clip_gradient(0.1) }",
-            f"{CLOSED_FORM} `clip_gradient_` bounds the cotangent, copy by copy",
+            f"{CLOSED_FORM} `clip_gradient_` bounds the cotangent of each copy separately",
             COUNT,
         ),
         ("repeat n { frozen { sign } }", f"{CLOSED_FORM} `sign` is not Lipschitz", COUNT),
         (
             "repeat n { dense(4) gelu }",
-            f"{CLOSED_FORM} the norm after `gelu` is no polynomial in the norm of the input",
+            f"{CLOSED_FORM} the norm after `gelu` is not a polynomial in the norm of the input",
             COUNT,
         ),
         (
@@ -90,7 +90,7 @@ COUNT = "give the count: --set n=12"
         ('dense(4, share="w") repeat n { dense(4, share="w") }', LABEL, RELABEL),
         ('repeat n { dense(4, share="w") } dense(4, share="w")', LABEL, RELABEL),
         ('repeat n { repeat n { dense(4, share="w") } dense(4, share="w") }', LABEL, RELABEL),
-        ("dense(width)", "`dense`: `features` must be known, but `width` has no value", "add --set width=…"),
+        ("dense(width)", "`dense`: `features` must have a value, but `width` has none", "add --set width=…"),
     ],
 )
 def test_what_an_open_count_cannot_have_is_refused(

@@ -89,7 +89,7 @@ def test_regimes_and_orders_of_blocks(name: str, tmp_path: Path) -> None:
 
 
 def test_loops_in_loops_count_all_copies(tmp_path: Path) -> None:
-    """T·T copies in a row: T² in place of T in O(T^(3/2))."""
+    """T·T copies in a row: T² instead of T in O(T^(3/2))."""
     depth = analysed(in_a_loop("repeat depth { dense(4, bias=0.5) relu }"), tmp_path).depth
     assert (depth.regime, depth.growth) == ("critical", "O(depth**3)")
 
@@ -132,7 +132,7 @@ SEVERAL = {
         "mixed",
         "O(1)",
     ),
-    "beside each other": Case(
+    "not yet supported together": Case(
         """branch { repeat depth { dense(4, constraint=spectral(1.1)) } }
                   { repeat depth { dense(4, constraint=spectral(1.05)) } } -> add""",
         "expansive",
@@ -185,7 +185,7 @@ def log_total(source: str, depth: int, folder: Path) -> Any:
 ADVISED = {
     "add": (
         "residual(add) { dense(4) relu }",
-        "critical with residual(mean) in place of residual(add)",
+        "critical with residual(mean) instead of residual(add)",
         "residual(mean) { dense(4) relu }",
     ),
     "shrinking": (
@@ -217,7 +217,7 @@ ADVISED = {
     ),
     "sum of less": (
         "residual(add) { dense(4, constraint=spectral(0.5)) }",
-        "critical with spectral(1) for its weight, and residual(mean) in place of residual(add)",
+        "critical with spectral(1) for its weight, and residual(mean) instead of residual(add)",
         "residual(mean) { dense(4, constraint=spectral(1)) }",
     ),
 }

@@ -29,7 +29,7 @@ def test_a_million_times_the_unit_is_vacuous(tmp_path: Path) -> None:
     (found,) = notes(tmp_path, "1000000")
     assert found.severity == "note"
     assert "more than 10^6 times L·max(1, X_0)" in found.message
-    assert "`b.weight` has 100% of its square" in found.message
+    assert "`b.weight` contributes 100% of the squared bound" in found.message
     assert "ranks the changes" in found.help
     assert found.node == "b"
     assert found.location is not None
@@ -61,11 +61,11 @@ def test_beyond_doubles(tmp_path: Path) -> None:
 
 def test_copies_dominate_together(tmp_path: Path) -> None:
     (found,) = notes(tmp_path, "1", between="repeat 24 { residual(add) { dense(4) } }")
-    assert "and its 23 copies have" in found.message
-    assert "`lipcompile fix MODEL -o FILE` brings it down; a report" in found.help  # by means
+    assert "and its 23 copies contribute" in found.message
+    assert "`lipcompile fix MODEL -o FILE` reduces it; `lipcompile report`" in found.help  # by means
 
 
 def test_what_is_not_mended_is_not_said_to_be(tmp_path: Path) -> None:
     """No change that is made unasked lowers the constraint of a weight."""
     (found,) = notes(tmp_path, "1000000")
-    assert found.help == "a report ranks the changes that make it smaller"
+    assert found.help == "`lipcompile report` ranks the changes that make it smaller"

@@ -79,10 +79,10 @@ BIASED = "input x: tensor[4], norm <= 1\n a = dense(4, bias=0.5)\n b = dense(1)\
 IMAGE = "input x: tensor[1, 6, 6], norm <= 1\n c = conv2d(2, kernel=3, padding=1) flatten d = dense(1) loss hinge"
 POOLED = "input x: tensor[1, 8, 8], norm <= 1\n c = conv2d(2, kernel=1) p = POOL flatten d = dense(1) loss hinge"
 ALL = "dense.weight, dense_2.weight, dense_3.weight"
-SPECTRAL = "constraint=spectral(0.5) in place of spectral(1)"
+SPECTRAL = "constraint=spectral(0.5) instead of spectral(1)"
 
 BY_HAND = {
-    "the input's norm": (PLAIN, "x", "norm <= 0.5 in place of 1", math.sqrt(3) / 2),
+    "the input's norm": (PLAIN, "x", "norm <= 0.5 instead of 1", math.sqrt(3) / 2),
     # K of a layer has the constraints of the two others as factors.
     "all constraints": (PLAIN, ALL, f"{SPECTRAL}, 3 times", math.sqrt(3) / 4),
     "one constraint": (PLAIN, "dense.weight", SPECTRAL, math.sqrt(1 + 1 / 4 + 1 / 4)),
@@ -90,18 +90,18 @@ BY_HAND = {
     "means for sums": (
         SUMS.replace("KIND", "add"),
         "add, add_2, add_3 and 1 more",
-        "mean in place of add, 4 times",
+        "mean instead of add, 4 times",
         math.sqrt(1 + 4 / 4 + 1),
     ),
     "a smaller share": (
         SUMS.replace("KIND", "mean"),
         "mean, mean_2, mean_3 and 1 more",
-        "residual(convex(0.25)) in place of a share of 0.5, 4 times",
+        "residual(convex(0.25)) instead of a share of 0.5, 4 times",
         math.sqrt(1 + 4 / 16 + 1),
     ),
     # K: 1 for the first weight and the bias, 3/2 for the second weight.
     "no bias": (BIASED, "a.bias", "without this bias", math.sqrt(2)),
-    "half the bias": (BIASED, "a.bias", "bias=0.25 in place of 0.5", math.sqrt(1 + 1 + 1.25**2)),
+    "half the bias": (BIASED, "a.bias", "bias=0.25 instead of 0.5", math.sqrt(1 + 1 + 1.25**2)),
     "a frozen layer": (BIASED, "b", "frozen: b.weight not trained", math.sqrt(2)),
     "clipped": (
         BIASED,
@@ -112,55 +112,55 @@ BY_HAND = {
     "clipped by less": (
         BIASED.replace("loss", "clip_gradient(0.25) loss"),
         "clip_gradient_",
-        "clip_gradient(0.125) in place of clip_gradient(0.25)",
+        "clip_gradient(0.125) instead of clip_gradient(0.25)",
         math.sqrt(1 + 1 + 1.5**2) / 8,
     ),
     # An entry is read by (3, 2, 1) windows on an axis: κ = (3, 2, 1)·X.
-    "stride 2": (IMAGE, "c", "conv2d stride=2 in place of 1", math.sqrt(4 + 1)),
-    "stride 3": (IMAGE, "c", "conv2d stride=3 in place of 1: windows no longer overlap", math.sqrt(1 + 1)),
+    "stride 2": (IMAGE, "c", "conv2d stride=2 instead of 1", math.sqrt(4 + 1)),
+    "stride 3": (IMAGE, "c", "conv2d stride=3 instead of 1: windows no longer overlap", math.sqrt(1 + 1)),
     # The norm of the map is up to 3 times the Frobenius norm of its kernel.
     "spectral for frobenius": (
         IMAGE.replace("padding=1", "padding=1, constraint=frobenius(1)"),
         "c.weight",
-        "constraint=spectral(1) in place of frobenius(1)",
+        "constraint=spectral(1) instead of frobenius(1)",
         math.sqrt(9 + 1),
     ),
     # An entry is in (2, 1) windows on an axis: the pool stretches by (2, 1). Averages of 2×2 shrink by 1/2.
     "a narrow pool": (
         POOLED.replace("POOL", "max_pool(3, stride=2, padding=1)"),
         "p",
-        "max_pool kernel=2 in place of 3, without padding: windows no longer overlap",
+        "max_pool kernel=2 instead of 3, without padding: windows no longer overlap",
         math.sqrt(1 + 1),
     ),
     "pool steps": (
         POOLED.replace("POOL", "l2_pool(2, stride=1)"),
         "p",
-        "l2_pool stride=2 in place of 1: windows no longer overlap",
+        "l2_pool stride=2 instead of 1: windows no longer overlap",
         math.sqrt(1 + 1),
     ),
     "averages": (
         POOLED.replace("POOL", "max_pool(2)"),
         "p",
-        "avg_pool in place of max_pool",
+        "avg_pool instead of max_pool",
         math.sqrt(1 / 4 + 1 / 4),
     ),
     "a mean for a sum": (
         "input x: tensor[4, 4], norm <= 1\n d = dense(4) r = reduce_sum(axes=(0,)) e = dense(1) loss hinge",
         "r",
-        "reduce_mean in place of reduce_sum",
+        "reduce_mean instead of reduce_sum",
         math.sqrt(1 / 4 + 1 / 4),
     ),
     # Of norm min(2, √4); the slope was 100.
     "a floor": (
         "input x: tensor[4], norm <= 1\n d = dense(4) n = layer_norm(eps=0.0001) e = dense(1) loss hinge",
         "n",
-        "layer_norm floor=0.5 in place of eps=0.0001",
+        "layer_norm floor=0.5 instead of eps=0.0001",
         math.sqrt(4 + 4),
     ),
     "a higher floor": (
         "input x: tensor[4], norm <= 1\n d = dense(4) n = layer_norm(floor=0.25) e = dense(1) loss hinge",
         "n",
-        "layer_norm floor=1 in place of 0.25",
+        "layer_norm floor=1 instead of 0.25",
         math.sqrt(1 + 1),
     ),
     "no dropout": (
@@ -172,37 +172,37 @@ BY_HAND = {
     "relu": (
         "input x: tensor[4], norm <= 1\n d = dense(4) z = selu e = dense(1) loss hinge",
         "z",
-        "relu in place of selu",
+        "relu instead of selu",
         math.sqrt(1 + 1),
     ),
     "a table": (
         "input t: tokens[4]\n e = embedding(9, 4, bound=3) flatten d = dense(1) loss hinge",
         "e.table",
-        "bound=1.5 in place of 3",
+        "bound=1.5 instead of 3",
         math.sqrt(4 + (2 * 1.5) ** 2),  # κ = √4 of the table; the dense layer reads 4 rows
     ),
     "a temperature": (
         "input x: tensor[4], norm <= 1\n d = dense(3) loss cross_entropy(temperature=2)",
         "cross_entropy",
-        "temperature=1 in place of 2",
+        "temperature=1 instead of 2",
         bounded_logits(3, 1),
     ),
     "a loss divided by its temperature": (
         "input x: tensor[4], norm <= 1\n d = dense(3) loss cross_entropy(temperature=2, normalise=false)",
         "cross_entropy",
-        "normalise=true in place of false",
+        "normalise=true instead of false",
         bounded_logits(3, 2),
     ),
     "a loss not divided by its temperature": (
         "input x: tensor[4], norm <= 1\n d = dense(3) loss cross_entropy(temperature=0.25)",
         "cross_entropy",
-        "normalise=false in place of true",
+        "normalise=false instead of true",
         bounded_logits(3, 0.25) / 4,
     ),
     "a mean loss": (
         "input x: tensor[4], norm <= 1\n d = dense(3) loss absolute_error(reduce=sum)",
         "absolute_error",
-        "reduce=mean in place of sum",
+        "reduce=mean instead of sum",
         1 / math.sqrt(3),
     ),
 }
@@ -219,7 +219,7 @@ def test_by_hand(case: str, tmp_path: Path) -> None:
 
 def test_kinds_say_what_happens_to_gradients(tmp_path: Path) -> None:
     kinds = {change.description: change.kind for change in found_in(tmp_path, BIASED).values()}
-    assert kinds["norm <= 0.5 in place of 1"] == "scale"
+    assert kinds["norm <= 0.5 instead of 1"] == "scale"
     assert kinds["without this bias"] == "structure"
     assert kinds["frozen: b.weight not trained"] == "training"
 
@@ -248,7 +248,7 @@ def test_a_total_beyond_doubles_can_still_be_mended(tmp_path: Path) -> None:
     analysis = analysed(tmp_path, body)
     assert analysis.total.value is None
     first = changes(analysis.graph)[0]
-    assert first.description.startswith("layer_norm floor=0.5 in place of eps=")
+    assert first.description.startswith("layer_norm floor=0.5 instead of eps=")
     assert first.description.endswith(", 3 times")
     assert tight(first.total, math.sqrt(8**2 + (2 * 4) ** 2 + (2 * 2) ** 2 + 2**2))
     assert first.factor < 1e-300
@@ -257,7 +257,7 @@ def test_a_total_beyond_doubles_can_still_be_mended(tmp_path: Path) -> None:
 def test_the_cells_of_a_recurrent_layer_are_not_taken_apart(tmp_path: Path) -> None:
     body = "input x: tensor[3, 4], norm <= 1\n lstm(4, bias=0.5) dense(1) loss hinge"
     found = found_in(tmp_path, body)
-    assert not any("mean in place of add" in description for _, description in found)
+    assert not any("mean instead of add" in description for _, description in found)
     assert ("lstm_input.weight, lstm_state.weight", f"{SPECTRAL}, 2 times") in found  # one argument
 
 
@@ -269,7 +269,7 @@ def test_the_matrices_of_attention_are_one_argument(tmp_path: Path) -> None:
 def test_two_branches_are_summed_by_their_mean(tmp_path: Path) -> None:
     body = "input x: tensor[4], norm <= 1\n branch { dense(4) } { dense(4) } -> add dense(1) loss hinge"
     found = found_in(tmp_path, body)
-    assert tight(found["add", "mean in place of add"].total, math.sqrt(1 / 4 + 1 / 4 + 1))
+    assert tight(found["add", "mean instead of add"].total, math.sqrt(1 / 4 + 1 / 4 + 1))
 
 
 def test_a_shared_weight_is_changed_for_all_its_users(tmp_path: Path) -> None:
@@ -284,7 +284,7 @@ def test_a_shared_weight_is_changed_for_all_its_users(tmp_path: Path) -> None:
 
 def test_copies_are_changed_together_as_they_are_written_once(tmp_path: Path) -> None:
     found = found_in(tmp_path, SUMS.replace("KIND", "mean"))
-    assert ("mean", "residual(convex(0.25)) in place of a share of 0.5") not in found
+    assert ("mean", "residual(convex(0.25)) instead of a share of 0.5") not in found
     assert any(place.startswith("dense_2.weight, dense_3.weight") for place, _ in found)
 
 
@@ -346,7 +346,7 @@ def test_halving_what_gradients_are_made_of_is_no_improvement(tmp_path: Path) ->
     """
     graph = analysed(tmp_path, SCALED).graph
     found = {change.description: change for change in changes(graph, measure=gains(graph))}
-    for description in ("norm <= 0.5 in place of 1", "constraint=spectral(0.5) in place of spectral(1), 2 times"):
+    for description in ("norm <= 0.5 instead of 1", "constraint=spectral(0.5) instead of spectral(1), 2 times"):
         assert found[description].factor == pytest.approx(0.5)
         assert found[description].gain == pytest.approx(1, abs=1e-5)
     # By the bound alone they would be the best.
@@ -477,7 +477,7 @@ def assert_typed(graph: Graph) -> None:
 
 
 def written(pattern: str, program: str, place: str, description: str) -> str | None:
-    """Write "ARGUMENT=new in place of old" into the layer of that name; None if it does not say so."""
+    """Write "ARGUMENT=new instead of old" into the layer of that name; None if it does not say so."""
     match = re.fullmatch(pattern, description)
     if match is None:
         return None
@@ -498,7 +498,7 @@ def rewritten(program: str, change: Change) -> str:
 
 
 def once(program: str, place: str, text: str) -> str:
-    if match := re.fullmatch(r"norm <= (\S+) in place of (\S+)", text):
+    if match := re.fullmatch(r"norm <= (\S+) instead of (\S+)", text):
         return program.replace(f"norm <= {match[2]}\n", f"norm <= {match[1]}\n")
     if text == "without this bias":
         return re.sub(rf"({place.partition('.')[0]} = [^;]*?), bias=[0-9.]+", r"\1", program, count=1)
@@ -506,16 +506,16 @@ def once(program: str, place: str, text: str) -> str:
         return re.sub(rf"({place} = [^;]*;)", r"frozen { \1 }", program, count=1)
     if match := re.fullmatch(r"(clip_gradient\(\S+\)) before the loss.*", text):
         return program.replace("loss ", f"{match[1]}; loss ")
-    if match := re.fullmatch(r"mean in place of add", text):
+    if match := re.fullmatch(r"mean instead of add", text):
         index = int(place.removeprefix("add").removeprefix("_") or 1)
         before = list(re.finditer(r"residual\(\w+\)", program))[index - 1]
         return f"{program[: before.start()]}residual(mean){program[before.end() :]}"
-    if match := re.fullmatch(r"(\w+) in place of (\w+)", text):
+    if match := re.fullmatch(r"(\w+) instead of (\w+)", text):
         return re.sub(rf"({place} = ){match[2]}", rf"\g<1>{match[1]}", program, count=1)
-    if match := re.fullmatch(r"(temperature|normalise)=(\S+) in place of (\S+)", text):
+    if match := re.fullmatch(r"(temperature|normalise)=(\S+) instead of (\S+)", text):
         return program.replace(f"{match[1]}={match[3]}", f"{match[1]}={match[2]}")
     text = re.sub(r"^conv2d |: windows no longer overlap$", "", text)
-    changed = written(r"(\w+)=(\S+) in place of (\S+)", program, place, text)
+    changed = written(r"(\w+)=(\S+) instead of (\S+)", program, place, text)
     assert changed is not None, (place, text)
     return changed
 

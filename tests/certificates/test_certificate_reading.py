@@ -77,22 +77,25 @@ def unused(document: Document) -> None:
 
 
 CHANGED: dict[str, tuple[Callable[[Document], object], str]] = {
-    "a key too many": (lambda d: node(d, "dense").update(x=1), "`x`, which the format does not know"),
+    "a key too many": (lambda d: node(d, "dense").update(x=1), "the unknown key `x`"),
     "a key too few": (lambda d: node(d, "dense")["attributes"].pop("features"), "has no `features`"),
     "a part too many": (lambda d: d.update(more={}), "`more`"),
     "a part too few": (lambda d: d.pop("totals"), "has no `totals`"),
-    "a truth value for a number": (lambda d: node(d, "dense")["attributes"].update(features=True), "no integer"),
-    "a float for a number": (lambda d: node(d, "dense")["attributes"].update(features=4.0), "no integer"),
-    "a number for an exact one": (lambda d: d["graph"]["input"].update(norm=1.5), "is no text"),
-    "not in lowest terms": (lambda d: d["graph"]["input"].update(norm="6/4"), "is not written as"),
-    "a decimal": (lambda d: d["graph"]["input"].update(norm="1.5"), "is not written as"),
-    "no number": (lambda d: d["graph"]["input"].update(norm="1/0"), "no exact number"),
+    "a truth value for a number": (
+        lambda d: node(d, "dense")["attributes"].update(features=True),
+        "not an integer",
+    ),
+    "a float for a number": (lambda d: node(d, "dense")["attributes"].update(features=4.0), "not an integer"),
+    "a number for an exact one": (lambda d: d["graph"]["input"].update(norm=1.5), "is not a text"),
+    "not in lowest terms": (lambda d: d["graph"]["input"].update(norm="6/4"), "is not in canonical form"),
+    "a decimal": (lambda d: d["graph"]["input"].update(norm="1.5"), "is not in canonical form"),
+    "not a JSON number": (lambda d: d["graph"]["input"].update(norm="1/0"), "no exact number"),
     "tokens with a norm": (lambda d: d["graph"]["input"].update(tokens=True), "tokens, which have no norm"),
     "an axis from the end": (lambda d: node(d, "groupsort")["attributes"].update(axis=-1), "negative"),
-    "an open axis": (lambda d: node(d, "groupsort")["attributes"].update(axis=None), "no integer"),
+    "an open axis": (lambda d: node(d, "groupsort")["attributes"].update(axis=None), "not an integer"),
     "a size of zero": (lambda d: node(d, "groupsort")["attributes"].update(size=0), "not positive"),
-    "an unknown op": (lambda d: node(d, "groupsort").update(op="softsort"), "which does not exist"),
-    "an unknown loss": (lambda d: d["graph"]["loss"].update(name="mse"), "there is no loss `mse`"),
+    "an unknown op": (lambda d: node(d, "groupsort").update(op="softsort"), "the unknown op"),
+    "an unknown loss": (lambda d: d["graph"]["loss"].update(name="mse"), "unknown loss `mse`"),
     "an unknown constraint": (
         lambda d: d["graph"]["parameters"]["dense.weight"].update(constraint="small"),
         "unknown constraint",
@@ -101,17 +104,17 @@ CHANGED: dict[str, tuple[Callable[[Document], object], str]] = {
         lambda d: d["graph"]["parameters"]["dense.weight"].update(constraint="orthogonal", bound="2"),
         "bound 1",
     ),
-    "another shape": (lambda d: node(d, "dense").update(shape=[2, 5]), "is not written as"),
+    "another shape": (lambda d: node(d, "dense").update(shape=[2, 5]), "is not in canonical form"),
     "another shape of a weight": (
         lambda d: d["graph"]["parameters"]["dense.weight"].update(shape=[4, 7]),
-        "is not written as",
+        "is not in canonical form",
     ),
-    "an unused node": (unused, "parts that nothing uses"),
+    "an unused node": (unused, "unused parts"),
     "an unused parameter": (
         lambda d: d["graph"]["parameters"].update(more=d["graph"]["parameters"]["dense.weight"]),
-        "parts that nothing uses",
+        "unused parts",
     ),
-    "a role too few": (lambda d: node(d, "dense")["parameters"].pop("weight"), "has not the parameters of"),
+    "a role too few": (lambda d: node(d, "dense")["parameters"].pop("weight"), "does not have the parameters of"),
     "a role too many": (
         lambda d: node(d, "groupsort")["parameters"].update(weight="dense.weight"),
         "parameters of",
@@ -120,7 +123,7 @@ CHANGED: dict[str, tuple[Callable[[Document], object], str]] = {
     "an operand of nobody": (lambda d: node(d, "groupsort").update(inputs=["z"]), "not computed before it"),
     "an operand from behind": (lambda d: node(d, "dense").update(inputs=["groupsort"]), "not computed before it"),
     "an operand too many": (lambda d: node(d, "groupsort").update(inputs=["dense", "x"]), "2 operands"),
-    "a name that is none": (lambda d: node(d, "dense").update(name="den se"), "no name of a node"),
+    "a name that is none": (lambda d: node(d, "dense").update(name="den se"), "not a valid name of a node"),
     "an output of nobody": (lambda d: d["graph"].update(output="z"), "its output"),
 }
 
@@ -145,8 +148,8 @@ def test_a_graph_of_another_hash_is_refused(tmp_path: Path) -> None:
         ("", "no JSON"),
         ("[]", "schema"),
         ('{"schema": "lipcompile.certificate/2"}', "schema"),
-        ('{"schema": "lipcompile.certificate/1", "schema": "lipcompile.certificate/1"}', "stands twice"),
-        ('{"schema": "lipcompile.certificate/1", "totals": NaN}', "no number"),
+        ('{"schema": "lipcompile.certificate/1", "schema": "lipcompile.certificate/1"}', "occurs twice"),
+        ('{"schema": "lipcompile.certificate/1", "totals": NaN}', "not a JSON number"),
         ("[" * 100_000, "no JSON"),
     ],
 )

@@ -58,7 +58,13 @@ def test_one_command_makes_a_model_its_page_and_its_ledger(capsys: Capture) -> N
     assert record.delta == 1e-5
     assert 4.9 < record.epsilon(1e-5) <= 5.0
     page = Path("run/report.html").read_text(encoding="utf-8")
-    for said in ("income", "people.csv", "ranges of 2 columns", "Kinds of columns were read", "Classes were read"):
+    for said in (
+        "income",
+        "people.csv",
+        "ranges of 2 columns",
+        "The kinds of columns were read",
+        "Classes were read",
+    ):
         assert said in page
     for text in (out, err, page, Path("run/schema.toml").read_text(encoding="utf-8")):
         assert SECRET not in text

@@ -89,7 +89,7 @@ def test_a_first_row_in_place_of_names_is_said(capsys: Capture, learner: list[tu
 
 def test_what_is_public_is_written_down(capsys: Capture) -> None:
     assert run("new people.csv --target income --public --output own.toml") == 0
-    assert "said to be public" in capsys.readouterr().out
+    assert "declared public" in capsys.readouterr().out
     found = load(Path("own.toml"))
     assert found.columns[0] == Number("age", 0.0, 49.0)
     assert found.classes == ("high", "low", "top")
@@ -179,7 +179,7 @@ def test_other_rows_may_be_tested_on(capsys: Capture, learner: list[tuple[Parts,
 
 REFUSED = {
     "train people.csv --target income": "error[LIP404]: --epsilon is needed",
-    "train people.csv --epsilon 1": "there is no target to learn",
+    "train people.csv --epsilon 1": "has no target column",
     "train people.csv --epsilon 1 --target Income": "it has `age`, `job`, `member`, `income`",
     "train missing.csv --epsilon 1 --target income": "No such file",
     "train people.csv --epsilon 1 --target member": "has the same class in all rows",
@@ -197,7 +197,7 @@ REFUSED = {
     "train names.csv --epsilon 1 --target income": "has no rows",
     "train gaps.csv --epsilon 1 --target income": "is missing in some rows",
     "train one.csv --epsilon 1 --target income --schema open.toml": "has one row",
-    f"{TRAIN} --schema numbers.toml": "column `job` holds something else than a number",
+    f"{TRAIN} --schema numbers.toml": "column `job` contains a value that is not a number",
     f"{TRAIN} --schema other.toml": "`other.toml` has another target than `income`",
     f"{TRAIN} --schema wrong.toml": "did you mean `low`?",
     "train model.lip --epsilon 1": "Missing option '--data'",

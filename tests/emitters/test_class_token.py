@@ -94,4 +94,4 @@ def test_a_constant_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     nodes = [node("Concat", "cls x", "y", axis=1)]
     loaded = onnx_model.load(save(model(nodes, [1, 4, 3], {"cls": floats(1, 2, 2)}), tmp_path), KEEP)
     messages = [diagnostic.message for diagnostic in loaded.diagnostics]
-    assert messages == ["a constant of shape [2, 2] does not stand beside [4, 3] along axis 0"]
+    assert messages == ["a constant of shape [2, 2] cannot be concatenated to [4, 3] along axis 0"]

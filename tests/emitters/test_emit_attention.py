@@ -160,7 +160,7 @@ def test_different_constraints_of_one_attention_are_emitted_by_name(tmp_path: Pa
         ("input x: tensor[5, 6], norm <= 1\n attention(4)", "4 heads do not divide 6 features"),
         ("input x: tensor[5, 6], norm <= 1\n attention(x, x, 2, causal=true)", "needs the same sequence"),
         ("input x: tensor[5, 6], norm <= 1\n attention(x, x, x, 2)", "takes at most 2 tensors, not 3"),
-        ("input x: tensor[5, 6], norm <= 1\n attention(2, dropout=1)", "from 0 to below 1"),
+        ("input x: tensor[5, 6], norm <= 1\n attention(2, dropout=1)", "at least 0 and below 1"),
         ("input x: tensor[5, 6], norm <= 1\n attention", "needs the argument `heads`"),
         ("input x: tensor[5, 6], norm <= 1\n dot_product_attention(x, x)", "needs the names of three tensors"),
         ("input x: tensor[5], norm <= 1\n dot_product_attention(x, x, x)", "[5], [5], [5] do not fit each other"),
@@ -170,7 +170,7 @@ def test_different_constraints_of_one_attention_are_emitted_by_name(tmp_path: Pa
         ),
         (
             "input x: tensor[5, 6], norm <= 1\n dot_product_attention(x, x, x, dropout=1)",
-            "from 0 to below 1",
+            "at least 0 and below 1",
         ),
         ("input x: tensor[5, 6], norm <= 1\n position(0.5, 3)", "takes the bound of its norm and nothing else"),
         ("input x: tokens[5]\n embedding(7)", "needs the argument `width`"),

@@ -147,19 +147,19 @@ def errors(tmp_path: Path, body: str, loss: str | None = None) -> str:
 
 
 REFUSED = (
-    (VECTOR, "mse", "LIP210 unknown loss `mse`; use mean_squared_error, for bounds by theorem with"),
+    (VECTOR, "mse", "LIP210 unknown loss `mse`; use mean_squared_error; bounds by theorem"),
     (VECTOR, "l1_loss", "LIP210 unknown loss `l1_loss`; use absolute_error"),
     (VECTOR, "ce", "LIP210 unknown loss `ce`; use cross_entropy"),
     (VECTOR, "bce_with_logits", "LIP210 unknown loss `bce_with_logits`; use bce"),
     (VECTOR, "CrossEntropyLoss", "LIP210 unknown loss `CrossEntropyLoss`; use cross_entropy"),
-    (VECTOR, "TripletMarginLoss", "it couples examples"),
-    (VECTOR, "kl_div", "other soft targets have other constants"),
+    (VECTOR, "TripletMarginLoss", "per-example gradients are undefined"),
+    (VECTOR, "kl_div", "other soft targets have other Lipschitz constants"),
     (
         VECTOR,
         "cross_entropy(reduction=mean)",
-        "LIP012 `cross_entropy`: has no argument `reduction`; a loss is that",
+        "LIP012 `cross_entropy`: has no argument `reduction`; the loss is computed for each example",
     ),
-    (TOKENS, "token_cross_entropy(ignore_index=0)", "the mean divides by all"),
+    (TOKENS, "token_cross_entropy(ignore_index=0)", "counts 0 and stays in the mean"),
     (TOKENS, "token_cross_entropy(ignore=0.5)", "`ignore` must be an integer"),
     (TOKENS, "token_cross_entropy(reduce=none)", "`reduce` must be one of mean, sum"),
     (VECTOR, "cross_entropy(weight=(1, 2, 3))", "write class_weights=(…)"),
@@ -170,7 +170,7 @@ REFUSED = (
     (VECTOR, "cross_entropy(class_weights=(1, 1, 1), label_smoothing=0.1)", "exclude one another"),
     (VECTOR, "cross_entropy(label_smoothing=1)", "LIP212 `label_smoothing` must be at least 0 and below 1"),
     (VECTOR, "cross_entropy(label_smoothing=-0.1)", "LIP212 `label_smoothing` must be at least 0 and below 1"),
-    (TOKENS, "cross_entropy", "or take token_cross_entropy"),
+    (TOKENS, "cross_entropy", "or use token_cross_entropy"),
     (VECTOR, "token_cross_entropy", "LIP211 this loss needs logits [tokens, classes]"),
     (
         IMAGE,

@@ -71,8 +71,8 @@ def test_sequences_and_volumes(tmp_path: Path) -> None:
 
 
 REFUSED = {
-    "reduce_mean(3)": "does not name different axes",
-    "reduce_max((0, -3))": "does not name different axes",
+    "reduce_mean(3)": "does not name distinct axes",
+    "reduce_max((0, -3))": "does not name distinct axes",
     "adaptive_avg_pool((2, 2, 2))": "2 numbers",
     "lp_pool(0, 2)": "at least 1",
     "max_pool(2, padding=2)": "wholly in the padding",

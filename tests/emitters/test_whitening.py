@@ -103,7 +103,7 @@ def test_an_exported_file_computes_the_same_with_the_constants_of_the_module(tmp
 def test_without_a_module_there_are_no_constants(tmp_path: Path) -> None:
     analysis = derive(tmp_path, model(SCATTERING)).analysis
     assert analysis is not None
-    with pytest.raises(InputError, match="constants of `whitened_scattering2d` are in the module"):
+    with pytest.raises(InputError, match="constants of `whitened_scattering2d` are only in the module"):
         to_onnx(analysis.graph)
 
 

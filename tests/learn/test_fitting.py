@@ -228,7 +228,7 @@ def test_missing_and_infinite_values_have_predictions() -> None:
 
 def test_shapes_that_do_not_fit_are_refused() -> None:
     for x, y in ((np.ones((3, 2)), np.ones(2)), (np.ones((0, 2)), np.ones(0)), (np.ones(3), np.ones(3))):
-        with pytest.raises(DataError, match="equally many rows"):
+        with pytest.raises(DataError, match="the same number of rows"):
             fit(x, y, Problem(2), Budget(1.0, 1e-5))
 
 

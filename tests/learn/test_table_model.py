@@ -66,8 +66,8 @@ def test_numbers_are_kept_too(table: dict[str, object], tmp_path: Path) -> None:
 def test_what_is_no_model_is_refused(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "model.npz"
     path.write_bytes(content)
-    with pytest.raises(DataError, match="no model of a table"):
+    with pytest.raises(DataError, match="not a model of a table"):
         load(path)
     np.savez(path, facts=np.array('{"format": "another"}'))
-    with pytest.raises(DataError, match="no model of a table"):
+    with pytest.raises(DataError, match="not a model of a table"):
         load(path)

@@ -168,7 +168,7 @@ def test_an_engine_follows_what_was_compiled() -> None:
 
     assert private(max_steps=40).charges_left == (Mechanism(0.2, 1.0), 10)
     assert private(max_steps=40, correlation=None).charges_left == (Mechanism(0.05, 1.0), 40)
-    with pytest.raises(BudgetError, match="correlated over 40 steps, and 41 are planned"):
+    with pytest.raises(BudgetError, match="correlated over 40 steps, but 41 are planned"):
         private(max_steps=41)
     with pytest.raises(BudgetError, match="give max_steps"):
         private()

@@ -196,14 +196,14 @@ UNFIT: dict[str, tuple[Column, Any]] = {
 
 @pytest.mark.parametrize("case", UNFIT)
 def test_what_does_not_fit_is_refused_by_the_name_of_its_column(case: str) -> None:
-    with pytest.raises(InputError, match=r"`t.csv`: column `a` holds something else than .*LIP413") as caught:
+    with pytest.raises(InputError, match=r"`t.csv`: column `a` contains a value that is not .*LIP413") as caught:
         encode(pa.table({"a": UNFIT[case][1]}), Schema((UNFIT[case][0],)), "`t.csv`")
     assert "4711" not in str(caught.value)
 
 
 def test_a_target_that_is_no_number_is_refused() -> None:
     table = pa.table({"a": [1], "y": [SECRET]})
-    with pytest.raises(InputError, match="column `y` holds something else than a number") as caught:
+    with pytest.raises(InputError, match="column `y` contains a value that is not a number") as caught:
         encode(table, Schema((Number("a"),), "y", "regression"))
     assert "4711" not in str(caught.value)
 

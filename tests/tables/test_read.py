@@ -160,25 +160,29 @@ WRONG: Mapping[str, tuple[Callable[[Path], Any], str, str]] = {
     "names alone": (csv("a,b\n"), "LIP410", "has no rows"),
     "an empty frame": (lambda _: pd.DataFrame({"a": []}), "LIP410", "the table has no rows"),
     "missing": (lambda folder: folder / "t.csv", "LIP410", "No such file"),
-    "a folder": (a_folder, "LIP410", "is no file"),
-    "another format": (csv(SECRET, "t.xlsx"), "LIP410", "is no table"),
+    "a folder": (a_folder, "LIP410", "is not a file"),
+    "another format": (csv(SECRET, "t.xlsx"), "LIP410", "is not a table"),
     "unequal rows": (csv(f"a,b\n1,2\n1,{SECRET},3\n"), "LIP410", "unequal numbers of fields"),
-    "a quote that is not closed": (csv('a,b\n1,"2\n' + f"1,{SECRET}\n" * 600_000), "LIP410", "a lone quote"),
+    "a quote that is not closed": (csv('a,b\n1,"2\n' + f"1,{SECRET}\n" * 600_000), "LIP410", "an unmatched quote"),
     "a quote that is not closed in the names": (
         csv('"a,b\n' + f"1,{SECRET}\n" * 60_000),
         "LIP410",
-        "a lone quote",
+        "an unmatched quote",
     ),
-    "Latin-1": (csv(f"a,b\n{SECRET},é\n".encode("latin-1")), "LIP410", "not text in UTF-8"),
-    "UTF-16": (csv(f"a,b\n{SECRET},é\n".encode("utf-16")), "LIP410", "not text in UTF-8"),
+    "Latin-1": (csv(f"a,b\n{SECRET},é\n".encode("latin-1")), "LIP410", "not UTF-8 text"),
+    "UTF-16": (csv(f"a,b\n{SECRET},é\n".encode("utf-16")), "LIP410", "not UTF-8 text"),
     "a broken archive": (truncated, "LIP410", "damaged"),
     "no archive": (lambda folder: csv(b"")(folder).rename(folder / "t.csv.gz"), "LIP410", "is empty"),
     "no parquet": (no_parquet, "LIP410", "damaged or of another format"),
-    "several columns of a name": (csv(f"a,b,a\n1,2,{SECRET}\n"), "LIP411", "several columns of one name `a`"),
+    "several columns of a name": (
+        csv(f"a,b,a\n1,2,{SECRET}\n"),
+        "LIP411",
+        "several columns with the same name `a`",
+    ),
     "pandas with several columns of a name": (
         lambda _: pd.DataFrame([[1, SECRET]], columns=["a", "a"]),
         "LIP411",
-        "several columns of one name `a`",
+        "several columns with the same name `a`",
     ),
     "a row where names are needed": (csv(f"4711,{SECRET},4711\n1,2,3\n"), "LIP411", "one name [LIP411]"),
     "mixed objects of pandas": (
@@ -187,8 +191,8 @@ WRONG: Mapping[str, tuple[Callable[[Path], Any], str, str]] = {
         "the table holds other than",
     ),
     "unequal columns": (lambda _: {"a": [1], "b": [SECRET, "y"]}, "LIP410", "the table holds other than"),
-    "a number": (lambda _: 3, "LIP410", "a int is no table"),
-    "a cube": (lambda _: np.zeros((2, 2, 2)), "LIP410", "a ndarray is no table"),
+    "a number": (lambda _: 3, "LIP410", "a int is not a table"),
+    "a cube": (lambda _: np.zeros((2, 2, 2)), "LIP410", "a ndarray is not a table"),
 }
 
 
@@ -211,7 +215,7 @@ def test_names_are_not_told_where_they_may_be_a_row(tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         rows(path, ["age"])
     assert "4711" not in str(caught.value)
-    assert "no line of names" in caught.value.diagnostics[0].help
+    assert "no header line" in caught.value.diagnostics[0].help
 
 
 def test_what_was_read_fits_a_schema(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def test_people_may_write_dates_and_numbers_as_toml_has_them(tmp_path: Path) -> 
 WRONG = {
     'target = "y"\n[columns': ("no TOML", None),
     'target = "y"\ncolumns = = 3': ("no TOML", (2, 11)),
-    "columns = 3": ("no table [columns]", None),
+    "columns = 3": ("the table [columns] is missing", None),
     'colums = 3\n[columns]\na = { kind = "number" }': ("`colums` is no part", (1, 1)),
     "[columns]\na = 3": ("`a` has no kind", (2, 1)),
     '[columns]\na = { kind = "numbr" }': ("`a` has an unknown kind", (2, 1)),
@@ -91,9 +91,9 @@ WRONG = {
     '[columns]\na = { kind = "category", buckets = 65537 }': ("`buckets` is 65537", (2, 1)),
     'classes = ["x"]\n[columns]\na = { kind = "number" }': ("at least 2 classes", (1, 1)),
     'classes = ["x", "x"]\n[columns]\na = { kind = "number" }': ("twice", (1, 1)),
-    'task = "ranking"\n[columns]\na = { kind = "number" }': ("`task` has another value", (1, 1)),
+    'task = "ranking"\n[columns]\na = { kind = "number" }': ("`task` has an unknown value", (1, 1)),
     'target = "a"\n[columns]\na = { kind = "number" }': ("`a` is the target", (3, 1)),
-    "target_range = [0]\n[columns]\na = { kind = 'number' }": ("not two ends", (1, 1)),
+    "target_range = [0]\n[columns]\na = { kind = 'number' }": ("must have two ends", (1, 1)),
     'target_range = [0, 1]\nclasses = ["x", "y"]\n[columns]\na = { kind = "number" }': ("no classes", None),
     'target_range = [0, 1]\ntask = "classification"\n[columns]\na = { kind = "number" }': ("no range", None),
 }

@@ -121,7 +121,7 @@ def _again(node: Node, replacement: Replacement | None, inputs: tuple[Shape, ...
     if replacement is None and inputs == node.site.inputs:
         return node
     if node.op.name == "loop":
-        raise Refusal("LIP102", "what is repeated keeps its shape")
+        raise Refusal("LIP102", "the repeated part keeps its shape")
     op, attributes = replacement or (node.op, node.attributes)
     return replace(node, op=op, attributes=attributes, site=Site(attributes, inputs, op.shape(attributes, inputs)))
 
@@ -129,7 +129,7 @@ def _again(node: Node, replacement: Replacement | None, inputs: tuple[Shape, ...
 def _check_kept(node: Node, parameters: Mapping[str, Parameter]) -> None:
     for name in node.parameters.values():
         if parameters[name].constraint.method:
-            raise Refusal("LIP308", f"the norm of `{name}` was certified of another map")
+            raise Refusal("LIP308", f"the norm of `{name}` was certified for another map")
 
 
 def _parameters(declared: Mapping[str, Parameter], nodes: Iterable[Node]) -> dict[str, Parameter]:

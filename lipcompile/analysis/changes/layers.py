@@ -55,7 +55,7 @@ def of_logits(graph: Graph, floor: Fraction) -> Changed:
 
 
 def floored(graph: Graph, floor: Fraction) -> Changed:
-    """Divide by max(floor, σ) in place of √(σ² + eps): the slope is 1/floor at most, that of eps=1e-5 is 316.
+    """Divide by max(floor, σ) instead of √(σ² + eps): the slope is 1/floor at most, that of eps=1e-5 is 316.
 
     Lower floors are raised. x/max(r, ‖x‖) gets the radius `floor`.
     """
@@ -107,7 +107,7 @@ def averaged(graph: Graph, floor: Fraction) -> Changed:
 
 
 def pooled(graph: Graph, floor: Fraction) -> Changed:
-    """Pool by √Σx² in place of maxima, which keeps norms; windows that overlap become as wide as their steps.
+    """Pool by √Σx² instead of maxima, which keeps norms; windows that overlap become as wide as their steps.
 
     Not where another shape would come out: windows stay as they are there.
     """
@@ -128,7 +128,7 @@ def _of_squares(node: Node) -> Iterator[Replacement]:
 
 
 def sorted_in_pairs(graph: Graph, floor: Fraction) -> Changed:
-    """Sort pairs of features in place of ReLU: gradients pass it without getting smaller."""
+    """Sort pairs of features instead of ReLU: gradients pass it without getting smaller."""
     found: dict[str, Replacement] = {}
     not_made: dict[str, str] = {}
     for node in graph.nodes:
@@ -137,7 +137,7 @@ def sorted_in_pairs(graph: Graph, floor: Fraction) -> Changed:
             if features % 2 == 0:
                 found[node.name] = (OP_BY_NAME["groupsort"], GroupSort(2))
             else:
-                not_made[node.name] = f"its {features} features do not pair up"
+                not_made[node.name] = f"its {features} features do not divide into pairs"
     return replaced(graph, found, not_made)
 
 

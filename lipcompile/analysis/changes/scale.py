@@ -33,7 +33,7 @@ def _input(subject: Subject) -> Iterator[Edit]:
     source = subject.graph.input
     if source.norm is not None:
         norm = halved(source.norm)
-        description = f"norm <= {shown(norm)} in place of {shown(source.norm)}"
+        description = f"norm <= {shown(norm)} instead of {shown(source.norm)}"
         yield Edit("scale", source.name, description, Patch(input=replace(source, norm=norm)))
 
 
@@ -56,7 +56,7 @@ def _biases(subject: Subject) -> Iterator[Edit]:
 def _halved(node: Node, parameters: Sequence[Parameter], text: Callable[[Constraint], str]) -> Edit:
     changed = [replace(parameter, constraint=_half(parameter.constraint)) for parameter in parameters]
     old, new = parameters[0].constraint, changed[0].constraint
-    return of_parameters("scale", node, changed, f"{text(new)} in place of {text(old).partition('=')[2]}")
+    return of_parameters("scale", node, changed, f"{text(new)} instead of {text(old).partition('=')[2]}")
 
 
 def _half(constraint: Constraint) -> Constraint:
@@ -74,7 +74,7 @@ def _means(subject: Subject) -> Iterator[Edit]:
         if whole > 1:
             parts = tuple(weight / whole for weight in weights)
             plain = all(weight == 1 for weight in weights)
-            text = "mean in place of add" if plain else f"weights {_listed(parts)} in place of {_listed(weights)}"
+            text = "mean instead of add" if plain else f"weights {_listed(parts)} instead of {_listed(weights)}"
             yield _weighted(node, parts, text)
 
 
@@ -86,7 +86,7 @@ def _shares(subject: Subject) -> Iterator[Edit]:
             part = halved(weights[1 - skip])
             rest = combine("-", ONE, part)
             parts = (part, rest) if skip else (rest, part)
-            text = f"residual(convex({shown(part)})) in place of a share of {shown(weights[1 - skip])}"
+            text = f"residual(convex({shown(part)})) instead of a share of {shown(weights[1 - skip])}"
             yield _weighted(node, parts, text)
 
 
@@ -115,7 +115,7 @@ def _loss(subject: Subject) -> Iterator[Edit]:
     if use is None:
         return
     for name, old, new in _arguments(use.attributes):
-        text = f"{name}={_argument(new)} in place of {_argument(old)}"
+        text = f"{name}={_argument(new)} instead of {_argument(old)}"
         changed = replace(use, attributes=replace(use.attributes, **{name: new}))
         yield Edit("scale", use.loss.name, text, Patch(loss=changed))
 

@@ -51,13 +51,13 @@ def families(subject: Subject) -> Iterator[Family]:
         "every convolution in steps of its kernel",
         [edit for node in convolutions for edit in _strided(node, None)],
     )
-    yield Family("spectral constraints in place of frobenius", list(_spectral(subject)))
+    yield Family("spectral constraints instead of frobenius", list(_spectral(subject)))
     for summary, found in (
         ("every pool as wide as its stride", _narrowed),
         ("every pool in steps of its kernel", _stepped),
-        ("averages in place of other pools", _averaged),
+        ("averages instead of other pools", _averaged),
         ("every norm with a floor", _floored),
-        ("relu in place of steeper activations", _gentler),
+        ("relu instead of steeper activations", _gentler),
         ("every dropout left out", _undropped),
     ):
         yield Family(summary, [edit for node in subject.nodes for edit in found(node)])
@@ -78,7 +78,7 @@ def _strided(node: Node, most: int | None) -> Iterator[Edit]:
     stride = tuple(max(s, min(k, most or k)) for s, k in zip(conv.stride, conv.kernel, strict=True))
     if stride == conv.stride or (most is None and max(conv.kernel) <= 2):
         return
-    text = f"{layer_in_lip(CONV, len(stride))} stride={per_axis(stride)} in place of {per_axis(conv.stride)}"
+    text = f"{layer_in_lip(CONV, len(stride))} stride={per_axis(stride)} instead of {per_axis(conv.stride)}"
     apart = stride == conv.kernel and max(conv.dilation) == 1
     yield _replaced(
         node, CONV, replace(conv, stride=stride), f"{text}: windows no longer overlap" if apart else text
@@ -92,7 +92,7 @@ def _narrowed(node: Node) -> Iterator[Edit]:
         return
     narrow = without_overlap(node)
     if narrow is not None:
-        text = f"kernel={per_axis(narrow.kernel)} in place of {per_axis(pool.kernel)}, without padding"
+        text = f"kernel={per_axis(narrow.kernel)} instead of {per_axis(pool.kernel)}, without padding"
         yield _replaced(node, node.op, narrow, f"{node.op.name} {text}: windows no longer overlap")
 
 
@@ -103,7 +103,7 @@ def _stepped(node: Node) -> Iterator[Edit]:
         return
     stride = tuple(map(max, pool.stride, pool.kernel))
     if stride != pool.stride:
-        text = f"{node.op.name} stride={per_axis(stride)} in place of {per_axis(pool.stride)}"
+        text = f"{node.op.name} stride={per_axis(stride)} instead of {per_axis(pool.stride)}"
         yield _replaced(node, node.op, replace(pool, stride=stride), f"{text}: windows no longer overlap")
 
 
@@ -115,7 +115,7 @@ def _averaged(node: Node) -> Iterator[Edit]:
     if isinstance(attributes, Pool):
         attributes = AveragePool(**{f.name: getattr(attributes, f.name) for f in fields(attributes)})
     kind: Kind = "scale" if node.op.name in _SUMS else "structure"
-    yield _replaced(node, op, attributes, f"{op.name} in place of {node.op.name}", kind)
+    yield _replaced(node, op, attributes, f"{op.name} instead of {node.op.name}", kind)
 
 
 # Layers without windows
@@ -129,14 +129,14 @@ def _floored(node: Node) -> Iterator[Edit]:
     norm = node.attributes
     eps = norm.eps is not None
     floor, old = (HALF if eps and square > 4 else ONE), f"eps={shown(norm.eps)}" if eps else shown(norm.floor)
-    text = f"{node.op.name} floor={shown(floor)} in place of {old}"
+    text = f"{node.op.name} floor={shown(floor)} instead of {old}"
     yield _replaced(node, node.op, replace(norm, floor=floor, eps=None), text)
 
 
 def _gentler(node: Node) -> Iterator[Edit]:
     """An activation of slope 1 at most."""
     if node.op.name in _STEEPER_THAN_RELU:
-        yield _replaced(node, OP_BY_NAME["relu"], NoAttributes(), f"relu in place of {node.op.name}")
+        yield _replaced(node, OP_BY_NAME["relu"], NoAttributes(), f"relu instead of {node.op.name}")
 
 
 def _undropped(node: Node) -> Iterator[Edit]:
@@ -168,7 +168,7 @@ def _spectral(subject: Subject) -> Iterator[Edit]:
         if all(parameter.constraint.kind == "frobenius" for parameter, _ in parameters):
             new = Constraint("spectral", old.bound)
             changed = [replace(parameter, constraint=new) for parameter, _ in parameters]
-            text = f"constraint={in_lip(new)} in place of {in_lip(old)}"
+            text = f"constraint={in_lip(new)} instead of {in_lip(old)}"
             yield of_parameters("structure", node, changed, text)
 
 
@@ -191,7 +191,7 @@ def _clipped(subject: Subject) -> Iterator[Edit]:
     last = graph.nodes[-1] if graph.nodes and graph.nodes[-1].name == graph.output else None
     if last is not None and isinstance(last.attributes, ClipGradient):
         old, new = last.attributes.bound, halved(last.attributes.bound)
-        text = f"clip_gradient({shown(new)}) in place of clip_gradient({shown(old)})"
+        text = f"clip_gradient({shown(new)}) instead of clip_gradient({shown(old)})"
         yield Edit("training", last.name, text, Patch(nodes={last.name: (last.op, ClipGradient(new))}))
         return
     if isfinite(subject.loss_lipschitz) and subject.loss_lipschitz > 0:

@@ -41,7 +41,7 @@ def advice(graph: Graph) -> Iterator[str]:
 
 def _changes(loop: Loop) -> Iterator[str]:
     """Yield the changes of one kind that make the loop critical; if none does, those of both kinds together."""
-    means = "residual(mean) in place of residual(add)"
+    means = "residual(mean) instead of residual(add)"
     averaged = _averaged(loop)
     alone = averaged is not None and _is_critical(averaged)
     if alone:
@@ -90,7 +90,7 @@ def _its_weights(number: int) -> str:
 
 
 def _averaged(loop: Loop) -> Loop | None:
-    """Return the loop with means in place of sums, None if there are none."""
+    """Return the loop with means instead of sums, None if there are none."""
 
     def changed(node: Node) -> Node:
         weights = getattr(node.attributes, "weights", ())

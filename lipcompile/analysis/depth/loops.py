@@ -90,7 +90,7 @@ def _step(loop: Loop, num: Numbers[N]) -> Step[N]:
         if node.op.lipschitz is None:
             raise NotAffineError(f"`{node.name}` is not Lipschitz")
         if node.op.cotangent is not scaled_by_lipschitz:
-            raise NotAffineError(f"`{node.name}` bounds the cotangent, copy by copy")
+            raise NotAffineError(f"`{node.name}` bounds the cotangent of each copy separately")
     domain = Polynomials(num, loop.name, loop.saturated)
     bounds = derive(body, domain)
     norm = _polynomial(without_root(bounds.norm[body.output]), f"the norm after `{body.output}`")
@@ -113,7 +113,7 @@ def _step(loop: Loop, num: Numbers[N]) -> Step[N]:
 
 def _polynomial(number: Polynomial[N], what: str) -> Mapping[int, N]:
     if number.root or number.coefficients is None:
-        raise NotAffineError(f"{what} is no polynomial in the norm of the input")
+        raise NotAffineError(f"{what} is not a polynomial in the norm of the input")
     return number.coefficients
 
 
@@ -174,7 +174,7 @@ def _unread(num: Numbers[N], site: Site[Loop], constraint: Constraint) -> N:
 
 
 def with_loop(graph: Graph, loop: Loop) -> Graph:
-    """Return the graph with `loop` in place of the loop of its name."""
+    """Return the graph with `loop` instead of the loop of its name."""
 
     def changed(node: Node) -> Node:
         if not is_loop(node) or node.attributes.name != loop.name:

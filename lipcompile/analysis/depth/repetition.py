@@ -71,7 +71,7 @@ def segments(graph: Graph) -> list[Segment]:
 
 
 def rerolled(graph: Graph) -> tuple[Graph, tuple[Unsolved, ...]]:
-    """Return the graph with loops in place of what stands at least twice in a row, and what has no affine step.
+    """Return the graph with loops instead of what stands at least twice in a row, and what has no affine step.
 
     Loops are put into loops. Longer periods than `LONGEST_PERIOD` stretches are not found.
     """
@@ -332,7 +332,7 @@ def _names(graph: Graph) -> frozenset[str]:
 
 
 def _reading(segment: Segment, entered: str, source: str) -> list[Node]:
-    """Return the nodes of a segment with another value in place of the one that they read."""
+    """Return the nodes of a segment with another value instead of the one that they read."""
     if entered == source:
         return list(segment)
     return [

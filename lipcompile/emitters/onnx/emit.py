@@ -110,7 +110,7 @@ def to_onnx(
 
 def _emitter(op: str) -> Emit:
     if op not in EMITTERS:
-        raise Refusal("LIP017", f"the op `{op}` has no ONNX operators", "write the model as .lip instead")
+        raise Refusal("LIP017", f"no ONNX operators compute the op `{op}`", "write the model as .lip instead")
     return EMITTERS[op]
 
 

@@ -29,7 +29,11 @@ Emit = Callable[["Writer", Node, Sequence[str]], str]
 def float32(value: Scalar, rounding: Rounding = "nearest") -> np.float32:
     """Return an exact number in float32; raises `Refusal` for one that is open."""
     if not isinstance(value, Fraction):
-        raise Refusal("LIP017", "ONNX has no open numbers", "give each a value: --set name=value")
+        raise Refusal(
+            "LIP017",
+            "ONNX cannot represent parameters without a value",
+            "give each parameter a value: --set name=value",
+        )
     found: np.float32 = np.float32(float(value))
     exact = Fraction(float(found))
     if rounding == "nearest" or exact == value or (exact < value) == (rounding == "below"):

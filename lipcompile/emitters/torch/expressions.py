@@ -59,7 +59,7 @@ def register_expression(op: str, user: UserExpression) -> None:
         ValueError: neither or both of expression and constructor are given.
     """
     if (user.expression is None) == (user.constructor is None):
-        raise ValueError(f"op `{op}`: give an expression, or a constructor for an op with parameters")
+        raise ValueError(f"op `{op}`: register an expression, or a constructor for an op with parameters")
     _USER[op] = user
 
 
@@ -79,7 +79,7 @@ def user_expression(op: str) -> UserExpression:
     _load_plugins()
     if op not in _USER:
         raise NotImplementedError(
-            f"the torch backend does not know how to compute the op `{op}`: tell it by register_expression"
+            f"the torch backend has no expression for the op `{op}`: add one with register_expression"
         )
     return _USER[op]
 

@@ -34,7 +34,7 @@ def above(value: Scalar) -> str:
 
 
 def _exact(value: Scalar) -> Fraction:
-    assert isinstance(value, Fraction), "emission starts from derivations without open numbers"
+    assert isinstance(value, Fraction), "emission needs a derivation without parameters that lack a value"
     return value
 
 

@@ -55,7 +55,7 @@ def gelu(context: Context, node: OnnxNode) -> Value:
     """GELU, exact or by its approximation."""
     known, approximate = {"none": GELU("none"), "tanh": GELU("tanh")}, node.text("approximate", "none")
     if approximate not in known:
-        raise Refusal("LIP102", f"Gelu knows no approximation `{approximate}`", f"there are {', '.join(known)}")
+        raise Refusal("LIP102", f"Gelu has no approximation `{approximate}`", f"use {' or '.join(known)}")
     return _one(context, node, "gelu", known[approximate])
 
 
@@ -103,7 +103,9 @@ def _bound(context: Context, node: OnnxNode, index: int, name: str, absent: Frac
     if known is None:
         return node.number(name, absent)
     if known.array.ndim > 1:
-        raise Refusal("LIP102", f"`{name}` of {node.op_type} is no number, but of shape {list(known.array.shape)}")
+        raise Refusal(
+            "LIP102", f"`{name}` of {node.op_type} must be a single number; it has shape {list(known.array.shape)}"
+        )
     if known.array.size == 1 and float(known.array.reshape(-1)[0]) == math.copysign(math.inf, absent):
         return absent
     return scalar(known)
@@ -113,7 +115,7 @@ def p_relu(context: Context, node: OnnxNode) -> Value:
     """A slope below 0 for each entry of an axis, or one in all."""
     operand, slope = context.tensor(node), context.known(node, 1, "the slope")
     if slope is None:
-        raise Refusal("LIP102", "PRelu needs its slope")
+        raise Refusal("LIP102", "PRelu has no slope")
     example = shape_of(operand)
     slope = context.of_one_example(slope, example)
     attributes = _feature(slope.array.shape, example)

@@ -86,7 +86,7 @@ def group_sort_shape(attributes: GroupSort, inputs: tuple[Shape, ...]) -> Shape:
     if inputs[0][axis] % attributes.size:
         raise Refusal(
             "LIP102",
-            f"groups of {attributes.size} do not fill axis {axis} of size {inputs[0][axis]}",
+            f"groups of {attributes.size} do not divide axis {axis} of size {inputs[0][axis]}",
             "choose a group size that divides it",
         )
     return inputs[0]
@@ -121,13 +121,13 @@ def hardtanh_shape(attributes: Hardtanh, inputs: tuple[Shape, ...]) -> Shape:
 def hard_shrink_shape(attributes: HardShrink, inputs: tuple[Shape, ...]) -> Shape:
     """The input's shape, if the threshold is one."""
     if isinstance(attributes.threshold, Fraction) and attributes.threshold < 0:
-        raise Refusal("LIP104", f"`threshold` must not be negative, not {text(attributes.threshold)}")
+        raise Refusal("LIP104", f"`threshold` must not be negative; it is {text(attributes.threshold)}")
     return inputs[0]
 
 
 def _within(value: Scalar, name: str, low: Fraction, high: Fraction) -> None:
     if isinstance(value, Fraction) and not low <= value <= high:
-        raise Refusal("LIP104", f"`{name}` must be from {float(low):g} to {float(high):g}, not {text(value)}")
+        raise Refusal("LIP104", f"`{name}` must be from {float(low):g} to {float(high):g}; it is {text(value)}")
 
 
 def unit(num: Numbers[N], attributes: Any) -> N:

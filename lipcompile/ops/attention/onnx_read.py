@@ -15,7 +15,7 @@ from lipcompile.ops.shape.onnx_read import permute, reshape_to
 from lipcompile.ops.table import OP_BY_NAME
 
 # Operands behind queries, keys and values, none of which a rule covers.
-_EXTRA = ("a mask", "keys of earlier calls", "values of earlier calls", "lengths of padded sequences")
+_EXTRA = ("a mask", "cached keys", "cached values", "lengths of padded sequences")
 _EARLIER = ("keys", "values", "scores")  # outputs behind the first
 # Attributes whose other values have no rule, with the value that changes nothing.
 _NEUTRAL = {"softcap": 0, "left_window_size": -1, "right_window_size": -1}
@@ -45,7 +45,9 @@ def attention(context: Context, node: OnnxNode) -> Value:
     ranks = {len(shape_of(operand)) for operand in operands}
     if len(ranks) != 1 or not ranks <= {2, 3}:
         listed = ", ".join(str(list(shape_of(operand))) for operand in operands)
-        raise Refusal("LIP102", f"Attention takes [heads, n, d] or [n, features] an example, not {listed}")
+        raise Refusal(
+            "LIP102", f"one example of Attention must have shape [heads, n, d] or [n, features], not {listed}"
+        )
     if ranks == {3}:
         return _attend(context, node, *operands)
     counts = [node.integer(f"{name}_num_heads", 0) for name in ("q", "kv", "kv")]
@@ -61,14 +63,14 @@ def _refuse_extras(context: Context, node: OnnxNode) -> None:
     if given or asked:
         fault = f"with {given[0]}" if given else f"that puts out its {asked[0]}"
         raise Refusal(
-            "LIP110", f"Attention {fault} is not yet supported", "export it without, or with is_causal=1"
+            "LIP110", f"Attention {fault} is not yet supported", "export the model without it, or with is_causal=1"
         )
     for name, neutral in _NEUTRAL.items():
         if node.number(name, Fraction(neutral)) != neutral:
             raise Refusal("LIP110", f"{name} of Attention is not yet supported", "export it without")
     scale = node.number("scale", Fraction(1))
     if scale < 0:
-        raise Refusal("LIP102", f"the scale of Attention is {float(scale)}, but its root is taken")
+        raise Refusal("LIP102", f"the scale of Attention must not be negative; it is {float(scale)}")
 
 
 def _attend(context: Context, node: OnnxNode, q: Value, k: Value, v: Value) -> Value:
@@ -76,8 +78,10 @@ def _attend(context: Context, node: OnnxNode, q: Value, k: Value, v: Value) -> V
     scale = node.number("scale", Fraction(0)) if "scale" in node.attributes else None
     heads, shared = shape_of(q)[0], shape_of(k)[0]
     if shape_of(v)[0] != shared or heads % shared:
-        message = f"{heads} heads of queries for {shared} of keys and {shape_of(v)[0]} of values"
-        raise Refusal("LIP102", message, "the first must be a multiple of the others")
+        message = f"Attention has {heads} heads of queries, {shared} of keys and {shape_of(v)[0]} of values"
+        raise Refusal(
+            "LIP102", message, "use as many value heads as key heads, and a multiple of that for queries"
+        )
     keys, values = (_repeated(context, node, part, heads // shared, name) for part, name in ((k, "k"), (v, "v")))
     return attend(context, node, q, keys, values, scale, bool(node.integer("is_causal", 0)))
 

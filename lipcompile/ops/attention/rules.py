@@ -37,7 +37,9 @@ def attention_shape(attributes: Attention, inputs: tuple[Shape, ...]) -> Shape:
     if inputs[0][1] % attributes.heads:
         raise Refusal("LIP102", f"{attributes.heads} heads do not divide {inputs[0][1]} features")
     if attributes.causal and len(inputs) == 2:
-        raise Refusal("LIP102", "causal attention is of a sequence to itself", "give it one tensor")
+        raise Refusal(
+            "LIP102", "causal attention needs the same sequence for queries, keys and values", "give it one tensor"
+        )
     return dropout_shape(Dropout(attributes.dropout), inputs)
 
 

@@ -38,7 +38,7 @@ def conv_transpose(context: Context, node: OnnxNode) -> Value:
     )
     kernel = weight.array.shape[2:]
     if node.text("auto_pad", "NOTSET") not in ("NOTSET", "VALID") or node.integers("output_shape"):
-        message = "runtimes disagree on the padding that auto_pad and output_shape of ConvTranspose mean"
+        message = "runtimes disagree on the meaning of auto_pad and output_shape of ConvTranspose"
         raise Refusal("LIP110", message, "export the model with explicit pads")
     stride, dilation = per_axis(node, "strides", len(kernel)), per_axis(node, "dilations", len(kernel))
     padding = window_padding(node, shape_of(operand)[1:], kernel, stride, dilation)
@@ -67,7 +67,7 @@ def _kernel(context: Context, node: OnnxNode, shape: str) -> Known:
 def _groups(node: OnnxNode) -> int:
     groups = node.integer("group", 1)
     if groups < 1:
-        raise Refusal("LIP102", f"{groups} groups make no convolution")
+        raise Refusal("LIP102", f"a convolution cannot have {groups} groups")
     return groups
 
 

@@ -71,7 +71,7 @@ def conv_shape(conv: Conv, inputs: tuple[Shape, ...]) -> Shape:
     """[channels, *spatial] -> [channels', *spatial']."""
     fit_channels(inputs[0], len(conv.kernel), conv.channels, conv.groups)
     windows = _conv_windows(conv, inputs[0])
-    need_reads(windows, "pad by less, or move by smaller strides")
+    need_reads(windows, "use less padding, or smaller strides")
     return (conv.channels, *(window.outputs for window in windows))
 
 
@@ -100,8 +100,12 @@ def conv_transpose_shape(conv: ConvTranspose, inputs: tuple[Shape, ...]) -> Shap
         raise Refusal("LIP102", "the output padding of a transposed convolution must be below its stride")
     sizes = _output_sizes(conv, example)
     if min(sizes) < 1:
-        raise Refusal("LIP103", f"the padding {conv.padding} leaves no output of {list(example)}", "pad by less")
-    need_reads(_adjoint_windows(conv, sizes), "pad by less: all that is written is cut off")
+        raise Refusal(
+            "LIP103",
+            f"the padding {conv.padding} leaves no output for an example of shape {list(example)}",
+            "pad by less",
+        )
+    need_reads(_adjoint_windows(conv, sizes), "use less padding: it removes the whole output")
     return (conv.channels, *sizes)
 
 

@@ -52,7 +52,7 @@ def _for_one_example(context: Context, known: Known, rank: int) -> Known:
     """Take the axis of the batch away, along which nothing may differ; raises Refusal."""
     layout, array = context.layout, known.array
     if layout.outer or layout.inner or array.ndim != rank + 1:
-        message = f"a constant of shape {list(array.shape)} stands beside the batch axis, or is a part of it"
+        message = f"a constant of shape {list(array.shape)} has no separate batch axis"
         raise Refusal("LIP108", message, MIXES)
     single = array.take([0], axis=layout.place)
     wanted = 1 if known.batched else context.batch
@@ -84,7 +84,7 @@ def beside(
         own == other for at, (own, other) in enumerate(zip(shape, example, strict=True)) if at != axis
     )
     if not fits or shape[axis] < 1:
-        message = f"a constant of shape {list(shape)} does not stand beside {list(example)} along axis {axis}"
+        message = f"a constant of shape {list(shape)} cannot be concatenated to {list(example)} along axis {axis}"
         raise Refusal("LIP102", message)
     attributes = ClassToken(shape[axis], axis, last)
     tokens = [("tokens", known)]

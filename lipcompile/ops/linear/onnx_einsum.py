@@ -55,7 +55,7 @@ def einsum(context: Context, node: OnnxNode) -> Value:
         raise Refusal("LIP108", "Einsum acts on the batch axis: it mixes examples", MIXES)
     known = items[1 - places[0]] if len(items) == 2 else None
     if isinstance(known, Known) and known.batched:
-        raise Refusal("LIP108", "Einsum computes with copies for each example", MIXES)
+        raise Refusal("LIP108", "Einsum multiplies by a constant with a batch axis", MIXES)
     kept = _summed(context, node, tensor, set(result + (terms[1 - places[0]] if len(items) == 2 else "")))
     if kept.value.shape is None:
         return kept.value
@@ -73,7 +73,7 @@ def _terms(node: OnnxNode, ranks: Sequence[int]) -> list[str]:
     terms = left.split(",")
     free = [letter for letter in ascii_letters if letter not in equation]
     if len(terms) != len(ranks):
-        raise Refusal("LIP102", f"the equation `{equation}` is not one of {len(ranks)} operands")
+        raise Refusal("LIP102", f"the equation `{equation}` does not fit {len(ranks)} operands")
     hidden = [rank - len(term.replace("...", "")) for term, rank in zip(terms, ranks, strict=True)]
     most = max((count for term, count in zip(terms, hidden, strict=True) if "..." in term), default=0)
     if not arrow:
@@ -113,14 +113,14 @@ def _multiplied(context: Context, node: OnnxNode, tensor: Axes, known: Known, le
     if any(
         tensor.sizes().get(letter, size) != size for letter, size in zip(letters, known.array.shape, strict=True)
     ):
-        raise Refusal("LIP102", "the operands of Einsum differ in the size of a letter")
+        raise Refusal("LIP102", "the operands of Einsum give one letter different sizes")
     contracted = [letter for letter in letters if letter not in result]
     shared = [letter for letter in letters if letter in result and letter in tensor.letters]
     new = [letter for letter in letters if letter not in tensor.letters]
     if not contracted and not new:
         return replace(tensor, value=_factors(context, node, tensor, known, letters))
     if shared:
-        raise Refusal("LIP110", "Einsum with a matrix of its own for each entry of an axis is not yet supported")
+        raise Refusal("LIP110", "Einsum with a separate matrix for each entry of an axis is not yet supported")
     rest = [letter for letter in tensor.letters if letter not in contracted]
     order = [tensor.letters.index(letter) for letter in (*rest, *contracted)]
     moved = permute(context, node, tensor.value, order, "_moved")

@@ -164,8 +164,8 @@ def refuse_training(node: OnnxNode) -> None:
     if node.integer("training_mode", 0) or any(node.outputs[1:]):
         raise Refusal(
             "LIP101",
-            "batch normalisation couples the examples of a batch: no gradient of one example exists",
-            "export the model in evaluation mode, where it is folded into the layer before, or leave it out",
+            "batch normalisation mixes the examples of a batch, so per-example gradients are undefined",
+            "export the model in evaluation mode, which folds it into the layer before, or remove it",
         )
 
 

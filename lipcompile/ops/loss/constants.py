@@ -26,13 +26,14 @@ def several_classes(attributes: Any, logits: Shape) -> None:
 
 def _mend(logits: Shape) -> str:
     if len(logits) == 2 and logits[1] > 1:
-        return "put flatten before the last dense layer, or take token_cross_entropy: a label for every token"
+        return "put flatten before the last dense layer, or use token_cross_entropy if every token has a label"
     if len(logits) == 1:
-        return "one logit takes the loss bce"
+        return "use the loss bce for one logit"
     if len(logits) == 3:
         return (
-            "classes first, as of a convolution: end with .flatten(1) and a dense layer for one label an example, "
-            "or with .flatten(2).transpose(1, 2) and token_cross_entropy for a label a pixel"
+            "the classes come first, as after a convolution: end with .flatten(1) and a dense layer for "
+            "one label per example, or with .flatten(2).transpose(1, 2) and token_cross_entropy for one "
+            "label per pixel"
         )
     return "dense acts on the last axis: put flatten before the last one"
 
@@ -41,7 +42,7 @@ def table_of_logits(attributes: Any, logits: Shape) -> None:
     """Require two or more logits along the last axis, for each token of one or more axes before it."""
     if len(logits) < 2 or logits[-1] < 2:
         message = f"this loss needs logits [tokens, classes], not the shape {list(logits)}"
-        raise Refusal("LIP211", message, "one label an example takes cross_entropy" if len(logits) < 2 else "")
+        raise Refusal("LIP211", message, "use cross_entropy for one label per example" if len(logits) < 2 else "")
     check_numbers(attributes)
 
 

@@ -132,7 +132,7 @@ def _check_classes(attributes: CrossEntropy, classes: int) -> None:
     if any(isinstance(weight, Fraction) and weight < 0 for weight in weights) or not any(weights):
         raise Refusal("LIP212", "`class_weights` must not be negative, nor all zero")
     if smoothing != 0:
-        help_line = "torch would weigh every class of the smoothed target: leave one of them out"
+        help_line = "torch would weight every class of the smoothed target: remove one of the two"
         raise Refusal("LIP212", "`class_weights` and `label_smoothing` exclude one another", help_line)
 
 

@@ -185,13 +185,11 @@ def _max_min(context: Context, node: OnnxNode, first: Extreme, second: Extreme) 
     """[max, min] or [min, max] of the same pairs along an axis: a full sort of an axis of size 2, then moved."""
     same = replace(first, largest=second.largest) == second
     if not same or first.largest == second.largest:
-        raise Refusal(
-            "LIP110", "a maximum and a minimum of different tensors are not yet supported beside each other"
-        )
+        raise Refusal("LIP110", "a maximum and a minimum of different tensors are not yet supported together")
     rank = len(shape_of(first.base)) + (0 if first.made is None else 1)
     along = context.axis(node, node.integer("axis", 1), rank)
     if first.made not in (None, along):
-        raise Refusal("LIP110", "a maximum and a minimum must be concatenated along the axis made for them")
+        raise Refusal("LIP110", "a maximum and a minimum must be concatenated along their new axis")
     ordered = _sorted(context, node, first.base, first.axis, descending=first.largest)
     if ordered.shape is None:
         return ordered
@@ -306,7 +304,7 @@ def unsqueezed(context: Context, node: OnnxNode) -> Item:
         return unsqueeze(context, node)
     made = [axis - 1 for axis in made_axes(context, node, len(shape_of(item.base)))]
     if item.made is not None or len(made) != 1 or made[0] < 0:
-        raise Refusal("LIP110", "a maximum or minimum can be given one axis, to be stacked along")
+        raise Refusal("LIP110", "a maximum or minimum can get one new axis to be stacked along")
     return replace(item, made=made[0])
 
 
@@ -317,9 +315,9 @@ def top_k(context: Context, node: OnnxNode) -> Value:
     known = context.known(node, 1, "k")
     count = node.integer("k", 0) if known is None else integers(known, "k")[0]
     if not node.integer("sorted", 1):
-        raise Refusal("LIP110", "TopK with sorted=0 puts out entries in an order that is not said", "sort them")
+        raise Refusal("LIP110", "TopK with sorted=0 returns entries in an undefined order", "sort them")
     if not 1 <= count <= shape_of(operand)[axis]:
-        raise Refusal("LIP102", f"there are no {count} entries along an axis of size {shape_of(operand)[axis]}")
+        raise Refusal("LIP102", f"an axis of size {shape_of(operand)[axis]} does not have {count} entries")
     ordered = _sorted(context, node, operand, axis, descending=bool(node.integer("largest", 1)))
     return ordered if ordered.shape is None else cut(context, node, ordered, Slice(axis, 0, count), "_first")
 

@@ -51,7 +51,7 @@ def _broadcast(inputs: tuple[Shape, ...], done: str) -> Shape:
     for shape in inputs:
         tail = output[len(output) - len(shape) :]
         if len(shape) > len(output) or any(a not in (1, b) for a, b in zip(shape, tail, strict=True)):
-            raise Refusal("LIP102", f"{_listed(inputs)} cannot be {done}", "bring them to one shape first")
+            raise Refusal("LIP102", f"{_listed(inputs)} cannot be {done}", "reshape them to one shape first")
     return output
 
 
@@ -67,7 +67,7 @@ def concat_shape(attributes: Concat, inputs: tuple[Shape, ...]) -> Shape:
 def one_shape(attributes: NoAttributes, inputs: tuple[Shape, ...]) -> Shape:
     """The shape that all operands have."""
     if len(set(inputs)) != 1:
-        raise Refusal("LIP102", f"{_listed(inputs)} cannot be compared", "bring them to one shape first")
+        raise Refusal("LIP102", f"{_listed(inputs)} cannot be compared", "reshape them to one shape first")
     return inputs[0]
 
 

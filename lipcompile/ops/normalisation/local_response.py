@@ -32,7 +32,9 @@ class LocalResponse:
         values = (self.alpha, self.beta, self.k)
         numbers = tuple(value for value in values if isinstance(value, Fraction))
         if len(numbers) != len(values):
-            raise Refusal("LIP102", "alpha, beta and k of lrn must be numbers", "add --set for what is open")
+            raise Refusal(
+                "LIP102", "alpha, beta and k of lrn must be numbers", "give each open parameter a value with --set"
+            )
         return numbers[0], numbers[1], numbers[2]
 
 

@@ -49,7 +49,7 @@ def factored(context: Context, node: OnnxNode, operand: Value, known: Known, *, 
     varied = [axis for axis, size in enumerate(shape) if size > 1]
     first, last = (varied[0], varied[-1] + 1) if varied else (len(example) - 1, len(example))
     if varied and shape[first:last] != example[first:last]:
-        message = f"factors of shape {list(known.array.shape)} do not fill neighbouring axes of {list(example)}"
+        message = f"factors of shape {list(known.array.shape)} do not match neighbouring axes of {list(example)}"
         raise Refusal("LIP110", message, "use one factor for each entry of one axis")
     joined = (*example[:first], prod(example[first:last]), *example[last:])
     flat = reshape_to(context, node, operand, joined, "_joined")

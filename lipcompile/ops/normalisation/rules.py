@@ -72,7 +72,7 @@ def axes_of(axes: Sequence[int], example: Shape) -> tuple[int, ...]:
     """The axes, from 0 and in order; all of them if none are given."""
     found = sorted({feature_axis(axis, example) for axis in axes} if axes else range(len(example)))
     if axes and len(found) != len(axes):
-        raise Refusal("LIP102", f"the axes {list(axes)} of an example of shape {list(example)} repeat one")
+        raise Refusal("LIP102", f"the axes {list(axes)} of an example of shape {list(example)} are not distinct")
     return tuple(found)
 
 
@@ -130,13 +130,16 @@ def rms_norm_shape(norm: OverAxes, inputs: tuple[Shape, ...]) -> Shape:
 
 def _need_several(group: Group, example: Shape) -> None:
     if group.n < 2:
-        message = f"every group of an example of shape {list(example)} has one entry: less its mean, it is 0"
+        message = (
+            f"every group of an example of shape {list(example)} has only one entry, and an entry minus its "
+            "own mean is 0"
+        )
         raise Refusal("LIP102", message, "choose other axes, or fewer groups")
 
 
 def _check_floor(norm: Norm) -> None:
     if (norm.floor is None) == (norm.eps is None):
-        message = "a norm needs a floor of its deviation, or the eps of an ordinary norm, and not both"
+        message = "a norm needs either a floor for its deviation or the eps of an ordinary norm, not both"
         raise Refusal("LIP102", message, "write floor=0.5: its slope is at most 1/floor")
     for name, value in (("floor", norm.floor), ("eps", norm.eps)):
         if isinstance(value, Fraction) and value <= 0:

@@ -59,7 +59,9 @@ def pairs_shape(attributes: Householder | FixedHouseholder, inputs: tuple[Shape,
     """The input's shape, if the axis divides into pairs."""
     axis = feature_axis(attributes.axis, inputs[0])
     if inputs[0][axis] % 2:
-        raise Refusal("LIP102", f"pairs do not fill axis {axis} of size {inputs[0][axis]}", "give it an even size")
+        raise Refusal(
+            "LIP102", f"pairs do not divide axis {axis} of size {inputs[0][axis]}", "give it an even size"
+        )
     return inputs[0]
 
 

@@ -43,7 +43,7 @@ def window_padding(
         return tuple(_same(*axis, lower=auto == "SAME_LOWER") for axis in axes)
     pads = node.integers("pads") or ()
     if auto not in ("NOTSET", "VALID") or (auto == "VALID" and any(pads)):
-        raise Refusal("LIP102", f"auto_pad={auto} of {node.op_type} does not go with pads {list(pads)}")
+        raise Refusal("LIP102", f"auto_pad={auto} of {node.op_type} cannot be combined with pads {list(pads)}")
     values = pads or (0,) * (2 * rank)
     if len(values) != 2 * rank or any(value < 0 for value in values):
         raise Refusal(
@@ -131,7 +131,9 @@ def reduction_of(context: Context, node: OnnxNode, operand: Value, op: str) -> V
     """Reduce a tensor of the shape of the first operand, as the node says."""
     axes = reduced_axes(context, node, shape_of(operand))
     if not axes and op in _OF_ENTRIES:
-        message = f"runtimes disagree on {node.op_type} over no axis: absolute values, or nothing"
+        message = (
+            f"runtimes disagree on {node.op_type} over no axis: some return absolute values, others the input"
+        )
         raise Refusal("LIP110", message, "name the axes")
     if not axes:
         return operand

@@ -72,7 +72,9 @@ def _windows(pool: Pool | LpPool, example: Shape) -> tuple[counting.Window, ...]
 
 def _check_rank(axes: int, example: Shape) -> None:
     if not 1 <= axes <= 3:
-        raise Refusal("LIP102", f"a pool is over one to three axes, but the example has shape {list(example)}")
+        raise Refusal(
+            "LIP102", f"a pool needs one to three spatial axes, but the example has shape {list(example)}"
+        )
     if len(example) != axes + 1:
         raise Refusal(
             "LIP102",
@@ -96,8 +98,8 @@ def pool_shape(pool: Pool | LpPool, inputs: tuple[Shape, ...]) -> Shape:
     if any(counting.count_axis(window).fewest_taps == 0 for window in found):
         raise Refusal(
             "LIP103",
-            "a window of this pool lies wholly in the padding, where there is nothing to pool",
-            "pad by less than the kernel",
+            "a window of this pool lies wholly in the padding, which has no entries to pool",
+            "use less padding than the size of the kernel",
         )
     return (inputs[0][0], *(window.outputs for window in found))
 
@@ -105,7 +107,7 @@ def pool_shape(pool: Pool | LpPool, inputs: tuple[Shape, ...]) -> Shape:
 def lp_shape(pool: LpPool, inputs: tuple[Shape, ...]) -> Shape:
     """As `pool_shape`; a p-norm has p >= 1."""
     if pool.p < 1:
-        raise Refusal("LIP102", f"there is no {pool.p}-norm", "p is at least 1")
+        raise Refusal("LIP102", f"there is no {pool.p}-norm", "p must be at least 1")
     return pool_shape(pool, inputs)
 
 

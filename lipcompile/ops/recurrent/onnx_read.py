@@ -68,11 +68,13 @@ def _input(context: Context, node: OnnxNode, expected: Layout) -> Value:
         raise Refusal("LIP102", f"{node.op_type} needs sequences [steps, features], not {list(shape)}")
     if layout != expected:
         message = (
-            f"{node.op_type} takes axis {expected.axis} for the batch, which it is not: it would mix examples"
+            f"{node.op_type} treats axis {expected.axis} as the batch axis, but it is not: it would mix examples"
         )
-        raise Refusal("LIP108", message, "bring the steps to the front, or export it with batch_first=True")
+        raise Refusal(
+            "LIP108", message, "move the steps to the first axis, or export the model with batch_first=True"
+        )
     if shape[0] > MOST_STEPS:
-        message = f"{node.op_type} over {shape[0]} steps is not yet supported: it would be unrolled"
+        message = f"{node.op_type} over {shape[0]} steps is not yet supported, because it would be unrolled"
         raise Refusal("LIP110", message, f"use at most {MOST_STEPS} steps")
     return value
 

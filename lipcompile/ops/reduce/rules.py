@@ -41,8 +41,8 @@ class Reduce:
         if not axes or axes[-1] == rank or len(set(axes)) < len(axes):
             raise Refusal(
                 "LIP102",
-                f"{list(self.axes)} does not name different axes of an example of shape {list(example)}",
-                "axes are counted within one example: the batch axis is not among them",
+                f"{list(self.axes)} does not name distinct axes of an example of shape {list(example)}",
+                "count axes within one example, without the batch axis",
             )
         return tuple(axes)
 

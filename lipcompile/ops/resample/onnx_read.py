@@ -73,7 +73,9 @@ def _filling(context: Context, node: OnnxNode) -> Fraction:
     """Return the number to pad with: an attribute in old operator sets, an operand in new ones."""
     known = context.known(node, 2, "the padding value")
     if known is not None and not math.isfinite(float(known.array.reshape(-1)[0])):
-        raise Refusal("LIP104", "the number to pad with is not finite", "pad with a number, or shrink the window")
+        raise Refusal(
+            "LIP104", "the padding value is not finite", "pad with a finite number, or use a smaller window"
+        )
     return node.number("value", Fraction(0)) if known is None else scalar(known)
 
 
@@ -82,7 +84,7 @@ def _cropped(context: Context, node: OnnxNode, operand: Value, sides: Pairs) -> 
     for axis, ((low, high), size) in enumerate(zip(sides, shape_of(operand), strict=True)):
         part = Slice(axis, max(-low, 0), size + min(high, 0))
         if part.start >= part.stop:
-            raise Refusal("LIP102", f"Pad takes all of an axis of size {size} away")
+            raise Refusal("LIP102", f"Pad removes the whole axis of size {size}")
         operand = operand if operand.shape is None else cut(context, node, operand, part, f"_cut{axis}")
     return operand
 
@@ -102,7 +104,7 @@ def _sides(context: Context, node: OnnxNode, rank: int) -> Pairs:
     pads = node.integers("pads") if known is None else integers(known, "the padding")
     axes = tuple(range(rank)) if named is None else integers(named, "the axes")
     if pads is None or len(pads) != 2 * len(axes) or any(not -rank <= axis < rank for axis in axes):
-        raise Refusal("LIP102", f"Pad needs two integers an axis, not {list(pads or ())}")
+        raise Refusal("LIP102", f"Pad needs two integers for each axis, not {list(pads or ())}")
     sides = [(0, 0)] * rank
     for index, axis in enumerate(axes):
         sides[axis % rank] = (pads[index], pads[index + len(axes)])
@@ -119,7 +121,7 @@ def gather(context: Context, node: OnnxNode) -> Value:
     size = shape_of(operand)[axis]
     found = tuple(_index(index, size) for index in integers(indices, "the indices")) if indices else ()
     if indices is None or not found:
-        raise Refusal("LIP102", "Gather takes no entry")
+        raise Refusal("LIP102", "Gather selects no entry")
     if found == tuple(range(found[0], found[0] + len(found))):
         value = cut(context, node, operand, Slice(axis, found[0], found[-1] + 1))
     else:
@@ -135,7 +137,7 @@ def _embedding(context: Context, node: OnnxNode) -> Value:
     """Rows of a constant table [entries, width], selected by the tokens of the input."""
     table, tokens = context.known(node, 0, "the table"), context.tensor(node, 1)
     if table is None or table.array.ndim != 2 or node.integer("axis", 0) != 0:
-        raise Refusal("LIP110", "tokens may select rows of a constant table [entries, width], nothing else yet")
+        raise Refusal("LIP110", "tokens can only select rows of a constant table [entries, width] yet")
     entries, width = (int(size) for size in table.array.shape)
     op = OP_BY_NAME["embedding"]
     return context.parameters.add(op, Embedding(entries, width), tokens, [("table", table)], node.name)
@@ -202,7 +204,7 @@ def compress(context: Context, node: OnnxNode) -> Value:
     along = context.axis(node, node.integer("axis", 0), len(shape_of(operand)) + 1)
     places = tuple(place for place, taken in enumerate(known.array.reshape(-1).tolist()) if taken)
     if not places or places[-1] >= shape_of(operand)[along]:
-        raise Refusal("LIP102", f"Compress takes {len(places)} entries of {list(shape_of(operand))}")
+        raise Refusal("LIP102", f"Compress selects {len(places)} entries of {list(shape_of(operand))}")
     return context.add(node, OP_BY_NAME["gather"], Gather(places, along), [operand])
 
 
@@ -215,7 +217,7 @@ def depth_to_space(context: Context, node: OnnxNode) -> Value:
     mode = node.text("mode", "DCR")
     channels, *image = _image(node, operand)
     if channels % (r * r):
-        raise Refusal("LIP102", f"{channels} channels are no multiple of {r * r}")
+        raise Refusal("LIP102", f"{channels} channels are not a multiple of {r * r}")
     if mode == "DCR":
         operand = _regrouped(context, node, operand, (r * r, channels // (r * r)), image)
     elif mode != "CRD":

@@ -81,7 +81,7 @@ def _exact(scales: Iterable[Any]) -> list[Fraction]:
     try:
         found = [Fraction(float(scale)) for scale in scales]
     except (ValueError, OverflowError):  # text, NaN, infinity
-        raise Refusal("LIP102", "a scale is no finite number") from None
+        raise Refusal("LIP102", "a scale is not a finite number") from None
     if any(is_formal(int(scale)) for scale in found):
         raise Refusal("LIP108", "a scale is computed from the batch size", MIXES)
     return found
@@ -97,8 +97,8 @@ def _whole(node: OnnxNode, scales: Sequence[Fraction], example: Shape) -> tuple[
         shown = [float(scale) for scale in scales]
         raise Refusal(
             "LIP110",
-            f"{node.op_type} by {shown} is not yet supported: whole factors of spatial axes are",
-            "enlarge by a whole factor, or shrink with a pool",
+            f"{node.op_type} by {shown} is not yet supported: only integer factors of spatial axes are",
+            "enlarge by an integer factor, or shrink with a pool",
         )
     return tuple(int(scale) for scale in scales[2:])
 

@@ -67,7 +67,10 @@ class Expand:
 def pad_shape(attributes: Pad, inputs: tuple[Shape, ...]) -> Shape:
     """[c, *spatial] -> [c, *spatial + padding]."""
     if len(attributes.padding) != len(inputs[0]) - 1:
-        raise Refusal("LIP102", f"{len(attributes.padding)} axes of padding for an example of {list(inputs[0])}")
+        raise Refusal(
+            "LIP102",
+            f"the padding covers {len(attributes.padding)} axes, but the example has shape {list(inputs[0])}",
+        )
     spatial = list(zip(inputs[0][1:], attributes.padding, strict=True))
     for axis, (size, sides) in enumerate(spatial):
         counting.refuse_padding(size, sides, attributes.mode, axis)
@@ -80,9 +83,7 @@ def upsample_shape(attributes: Upsample, inputs: tuple[Shape, ...]) -> Shape:
     if len(example) < 2 or len(attributes.factor) != len(example) - 1:
         raise Refusal("LIP102", f"{len(attributes.factor)} factors for the spatial axes of {list(example)}")
     if attributes.align_corners and attributes.mode == "nearest":
-        raise Refusal(
-            "LIP102", "nearest upsampling has no corners to align", 'choose mode="bilinear" or "bicubic"'
-        )
+        raise Refusal("LIP102", "nearest upsampling cannot align corners", 'choose mode="bilinear" or "bicubic"')
     spatial = list(zip(example[1:], attributes.factor, strict=True))
     for axis, (size, factor) in enumerate(spatial):
         if attributes.mode != "nearest":
@@ -109,7 +110,7 @@ def expand_shape(attributes: Expand, inputs: tuple[Shape, ...]) -> Shape:
         own in (1, new) or new == -1 for own, new in zip(sizes, attributes.shape, strict=True)
     )
     if not fits or any(new < 1 and (new != -1 or axis < missing) for axis, new in enumerate(attributes.shape)):
-        raise Refusal("LIP102", f"an example of {list(example)} does not expand to {list(attributes.shape)}")
+        raise Refusal("LIP102", f"an example of shape {list(example)} does not expand to {list(attributes.shape)}")
     return tuple(own if new == -1 else new for own, new in zip(sizes, attributes.shape, strict=True))
 
 

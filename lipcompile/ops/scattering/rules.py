@@ -60,10 +60,10 @@ def scattering_shape(attributes: Scattering2d, inputs: tuple[Shape, ...]) -> Sha
     if len(inputs[0]) != 3:
         raise Refusal("LIP102", f"scattering2d needs an image [channels, height, width], not {list(inputs[0])}")
     if attributes.order > 2:
-        raise Refusal("LIP104", "the order of scattering2d is 1 or 2", "what is beyond holds little energy")
+        raise Refusal("LIP104", "the order of scattering2d must be 1 or 2", "higher orders carry little energy")
     channels, *sizes = inputs[0]
     if attributes.scales >= min(sizes).bit_length():
-        message = f"an image of {sizes[0]} by {sizes[1]} has no {attributes.scales} scales"
+        message = f"an image of {sizes[0]} by {sizes[1]} is too small for {attributes.scales} scales"
         raise Refusal("LIP103", message, f"choose at most {min(sizes).bit_length() - 1}")
     for axis, size in enumerate(sizes):
         counting.refuse_padding(size, attributes.padding(size), "reflect", axis)

@@ -92,9 +92,11 @@ def squeeze(context: Context, node: OnnxNode) -> Placed | Value:
     """Drop axes of size 1, which must be named: without names, a batch of one would lose its axis."""
     sizes, axes = sizes_of(context, node), _axes(context, node, 1)
     if axes is None:
-        raise Refusal("LIP108", "Squeeze without axes drops the batch axis of a batch of one", "name the axes")
+        raise Refusal(
+            "LIP108", "Squeeze without axes removes the batch axis of a batch of one example", "name the axes"
+        )
     if any(-len(sizes) <= axis < len(sizes) and multiple(sizes[axis]) for axis in axes) and context.batch != 1:
-        raise Refusal("LIP108", "Squeeze drops the batch axis", MIXES)
+        raise Refusal("LIP108", "Squeeze removes the batch axis", MIXES)
     if any(not -len(sizes) <= axis < len(sizes) or sizes[axis] not in (1, BATCH) for axis in axes):
         raise Refusal("LIP102", f"axes {sorted(axes)} of {shown(sizes)} are not all of size 1")
     dropped = {axis % len(sizes) for axis in axes}
@@ -128,7 +130,7 @@ def transpose(context: Context, node: OnnxNode) -> Placed | Value:
     item, rank = context.item(node, 0), len(sizes_of(context, node))
     order = node.integers("perm") or tuple(reversed(range(rank)))
     if sorted(order) != list(range(rank)):
-        raise Refusal("LIP102", f"{list(order)} is no permutation of {rank} axes")
+        raise Refusal("LIP102", f"{list(order)} is not a permutation of {rank} axes")
     operand, layout = (item.value, item.layout) if isinstance(item, Placed) else (context.tensor(node), FIRST)
     axes, new = permuted(layout, order, context.batch)
     return placed(permute(context, node, operand, axes), new)
@@ -149,7 +151,7 @@ def size(context: Context, node: OnnxNode) -> Known:
 
     entries = prod(sizes_of(context, node))
     if not is_formal(entries):
-        raise Refusal("LIP102", "Size of a batch whose examples have more than 2^20 entries is not followed")
+        raise Refusal("LIP102", "Size is not supported for examples with more than 2^20 entries")
     return Known(np.array(entries, dtype=np.int64))
 
 
@@ -170,7 +172,7 @@ def cast(context: Context, node: OnnxNode) -> Value:
         if node.integer("to", 0) not in whole:
             raise Refusal("LIP204", "tokens are cast to numbers", "look them up in an embedding: Gather(table, x)")
     elif not is_copy(node):
-        raise Refusal("LIP100", "a cast to whole numbers or truth values jumps", "stay in float32")
+        raise Refusal("LIP100", "a cast to integers or booleans is discontinuous", "stay in float32")
     return context.tensor(node)
 
 
@@ -179,7 +181,7 @@ def cast_like(context: Context, node: OnnxNode) -> Item:
     item, model = context.item(node, 0), context.item(node, 1)
     whole = isinstance(model, Value) and context.builder.holds_tokens(model)
     if whole or (isinstance(model, Known) and not is_floating(model.array)) or item is None:
-        raise Refusal("LIP100", "a cast to whole numbers or truth values jumps", "stay in float32")
+        raise Refusal("LIP100", "a cast to integers or booleans is discontinuous", "stay in float32")
     if not isinstance(item, Known) or is_floating(item.array) or has_batch(item.array):
         return item
     return replace(item, array=item.array.astype("float64"))
@@ -214,7 +216,7 @@ def _part_sizes(context: Context, node: OnnxNode, size: int) -> tuple[int, ...]:
     width = -(-size // count)
     sizes = given or tuple(min(width, size - index * width) for index in range(count))
     if sum(sizes) == size and len(sizes) == count and min(sizes) == 0:
-        raise Refusal("LIP110", "Split with an empty part is not yet supported", "leave the empty part out")
+        raise Refusal("LIP110", "Split with an empty part is not yet supported", "remove the empty part")
     if sum(sizes) != size or len(sizes) != count or min(sizes) < 1:
         raise Refusal("LIP102", f"an axis of size {size} does not split into {count} parts of sizes {list(sizes)}")
     return sizes
@@ -257,7 +259,7 @@ def _in_steps(context: Context, node: OnnxNode, operand: Value, axis: int, part:
         raise Refusal("LIP102", "Slice with a step of 0")
     places = tuple(range(*part.indices(shape_of(operand)[axis])))
     if not places:
-        raise Refusal("LIP102", f"Slice takes no entry of an axis of size {shape_of(operand)[axis]}")
+        raise Refusal("LIP102", f"Slice selects no entry of an axis of size {shape_of(operand)[axis]}")
     return context.add(node, OP_BY_NAME["gather"], Gather(places, axis), [operand])
 
 
@@ -291,7 +293,7 @@ def _bounds(context: Context, node: OnnxNode) -> Iterator[tuple[int, int, int, i
     if starts is None or stops is None:
         raise Refusal("LIP102", "Slice without bounds")
     if any(map(is_formal, (*starts, *stops))):
-        raise Refusal("LIP108", "Slice has the batch size as a bound", MIXES)
+        raise Refusal("LIP108", "the bounds of Slice depend on the batch size", MIXES)
     axes = axes if axes is not None else tuple(range(len(starts)))
     steps = steps if steps is not None else (1,) * len(starts)
     if not len(starts) == len(stops) == len(axes) == len(steps):

@@ -76,7 +76,7 @@ def reshape_shape(attributes: Reshape, inputs: tuple[Shape, ...]) -> Shape:
     open_axes = attributes.shape.count(-1)
     fits = open_axes <= 1 and known > 0 and (entries % known == 0 if open_axes else entries == known)
     if not fits or any(size < 1 and size != -1 for size in attributes.shape):
-        raise Refusal("LIP102", f"{entries} entries do not fit the shape {list(attributes.shape)}")
+        raise Refusal("LIP102", f"an example of {entries} entries does not fit the shape {list(attributes.shape)}")
     return tuple(entries // known if size == -1 else size for size in attributes.shape)
 
 
@@ -96,7 +96,7 @@ def permutation(attributes: Transpose, example: Shape) -> tuple[int, ...]:
         raise Refusal(
             "LIP102",
             f"{attributes.axes} is not a permutation of the axes 0..{rank - 1} of {list(example)}",
-            "axes are counted within one example: the batch axis is not among them",
+            "count axes within one example, without the batch axis",
         )
     return attributes.axes
 
@@ -106,7 +106,7 @@ def space_to_depth_shape(block: Block, inputs: tuple[Shape, ...]) -> Shape:
     channels, height, width = _image(inputs[0])
     r = block.size
     if height % r or width % r:
-        raise Refusal("LIP102", f"blocks of {r} do not fill an image of {height} by {width}")
+        raise Refusal("LIP102", f"blocks of size {r} do not tile an image of {height} by {width}")
     return (channels * r * r, height // r, width // r)
 
 
@@ -115,7 +115,7 @@ def depth_to_space_shape(block: Block, inputs: tuple[Shape, ...]) -> Shape:
     channels, height, width = _image(inputs[0])
     r = block.size
     if channels % (r * r):
-        raise Refusal("LIP102", f"{channels} channels are no multiple of {r * r}")
+        raise Refusal("LIP102", f"{channels} channels are not a multiple of {r * r}")
     return (channels // (r * r), height * r, width * r)
 
 
@@ -162,7 +162,7 @@ def dropout_shape(attributes: Dropout, inputs: tuple[Shape, ...]) -> Shape:
     """The input's shape; the probability must lie in [0, 1)."""
     probability = attributes.probability
     if not isinstance(probability, Fraction) or not 0 <= probability < 1:
-        raise Refusal("LIP104", "a dropout probability must be a number from 0 to below 1")
+        raise Refusal("LIP104", "a dropout probability must be at least 0 and below 1")
     return inputs[0]
 
 

@@ -19,14 +19,16 @@ _OF_LOG_PROBABILITIES = ("nll", "cross_entropy", "token_cross_entropy")
 def softmax(context: Context, node: OnnxNode) -> Value:
     """Softmax inside a network; at the output it belongs to the loss."""
     if any(output in context.outputs for output in node.outputs):
-        raise _ends_in(node, "drop it, as `lipcompile fix` does: the loss contains it")
+        raise _ends_in(node, "remove it, as `lipcompile fix` does: the loss contains it")
     return _along_axis(context, node, "softmax")
 
 
 def log_softmax(context: Context, node: OnnxNode) -> Value:
     """Log-softmax inside a network, or before a loss that takes it in."""
     if any(output in context.outputs for output in node.outputs) and context.loss not in _OF_LOG_PROBABILITIES:
-        raise _ends_in(node, "declare what it is for, --loss nll, or drop it, as `lipcompile fix` does")
+        raise _ends_in(
+            node, "declare the loss that takes its output, --loss nll, or remove it, as `lipcompile fix` does"
+        )
     return _along_axis(context, node, "log_softmax")
 
 

@@ -43,7 +43,9 @@ def log_softmax_shape(attributes: LogSoftmax, inputs: tuple[Shape, ...]) -> Shap
 def _several(axis: int | None, example: Shape) -> Shape:
     along = feature_axis(axis, example)
     if example[along] < 2:
-        raise Refusal("LIP102", f"a softmax over axis {along} of {list(example)} has one class: it is constant")
+        raise Refusal(
+            "LIP102", f"a softmax over axis {along} of {list(example)} has only one class, so it is constant"
+        )
     return example
 
 

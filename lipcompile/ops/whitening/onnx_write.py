@@ -27,8 +27,8 @@ def _whitened(writer: Writer, node: Node, entries: str) -> str:
 
 def _constant(writer: Writer, node: Node, name: str) -> str:
     if f"{node.name}.{name}" not in writer.weights:
-        message = f"the constants of `{node.op.name}` are in the module that holds its layer"
-        raise Refusal("LIP017", message, "export the module: lipcompile export")
+        message = f"the constants of `{node.op.name}` are only in the module"
+        raise Refusal("LIP017", message, "use lipcompile export on the module")
     return writer.constant(writer.weights[f"{node.name}.{name}"].astype(np.float32))
 
 

@@ -51,10 +51,10 @@ def whitened_scattering_shape(attributes: WhitenedScattering2d, inputs: tuple[Sh
     coefficients, *grid = scattering_shape(bank, inputs)
     _check(attributes, inputs[0], "whitened_scattering2d")
     if attributes.source == "strokes" and inputs[0][0] != 1:
-        raise Refusal("LIP102", "strokes are grey, and these images have 3 channels", "write source=leaves")
+        raise Refusal("LIP102", "strokes are grey, but these images have 3 channels", "write source=leaves")
     if attributes.channels > coefficients:
-        message = f"there are {coefficients} scattering coefficients, not {attributes.channels}"
-        raise Refusal("LIP103", message, f"write channels={coefficients}, or less")
+        message = f"the scattering has {coefficients} coefficients, not {attributes.channels}"
+        raise Refusal("LIP103", message, f"write channels={coefficients}, or fewer")
     return (attributes.channels, *grid)
 
 
@@ -63,7 +63,7 @@ def whitened_patches_shape(attributes: WhitenedPatches, inputs: tuple[Shape, ...
     _check(attributes, inputs[0], "whitened_patches")
     channels, *sizes = inputs[0]
     if attributes.size > min(sizes):
-        message = f"an image of {sizes[0]} by {sizes[1]} has no patches of {attributes.size}"
+        message = f"an image of {sizes[0]} by {sizes[1]} is smaller than patches of size {attributes.size}"
         raise Refusal("LIP103", message, f"choose a size of at most {min(sizes)}")
     entries = channels * attributes.size**2
     limits.refuse_above("counts", entries, "whitened_patches makes positions of")
@@ -73,7 +73,9 @@ def whitened_patches_shape(attributes: WhitenedPatches, inputs: tuple[Shape, ...
 def _check(attributes: WhitenedScattering2d | WhitenedPatches, example: Shape, name: str) -> None:
     if len(example) != 3 or example[0] not in (1, 3):
         message = f"{name} needs an image [channels, height, width] of 1 or 3 channels, not {list(example)}"
-        raise Refusal("LIP102", message, "synthetic images, which its constants are of, are grey or coloured")
+        raise Refusal(
+            "LIP102", message, "its constants are computed from synthetic images, which are grey or coloured"
+        )
     if attributes.images > _MOST_IMAGES:
         raise Refusal("LIP104", f"{attributes.images} synthetic images take too long", "2000 are enough")
     for field, kind in (("floor", "positive"), ("power", "non-negative")):

@@ -272,7 +272,7 @@ def test_the_mark_of_byte_order_is_no_character(tmp_path: Path) -> None:
         ("loss cross_entrpy", "LIP210", "did you mean `cross_entropy`?"),
         ("a = dense(4); a = dense(4)", "LIP013", "choose another name"),
         ("residual(sum) { dense(4) }", "LIP012", ""),
-        ("residual(add) { dense(3) }", "LIP102", "bring them to one shape first"),
+        ("residual(add) { dense(3) }", "LIP102", "reshape them to one shape first"),
         ("param G_x: real", "LIP013", "choose another name"),
         ("dense(4 / 0)", "LIP012", ""),
         ("clip_norm(0)", "LIP104", ""),

@@ -78,7 +78,7 @@ REFUSED: list[tuple[str, str, onnx.NodeProto, int, Weights]] = [
     ("LIP108", "from example to example", node("PRelu", "x s", "y"), 17, {"s": floats(3, 1, 1)}),
     # Longer shapes would put an axis before the batch.
     ("LIP102", "does not fit", node("PRelu", "x s", "y"), 17, {"s": floats(1, 1, 1, 1)}),
-    ("LIP102", "is no number", node("Clip", "x a", "y"), 17, {"a": floats(1, 1, 1, 1)}),
+    ("LIP102", "must be a single number", node("Clip", "x a", "y"), 17, {"a": floats(1, 1, 1, 1)}),
     ("LIP102", "does not fit", node("Pow", "x e", "y"), 17, {"e": np.full((1, 1, 1, 1), 2, np.float32)}),
 ]
 

@@ -174,7 +174,7 @@ LONG = np.full(1, STEPS - 1, np.int32)
         ("LSTM", "s W R B _ _ _ one", {}, "the peephole weights of LSTM other than 0"),
         ("GRU", "s W R B short", {}, "sequences of different lengths"),
         ("GRU", "s W R _ _ x", {}, "the initial state of GRU depends on the example"),
-        ("GRU", "s W R", {"layout": 1}, "GRU takes axis 0 for the batch, which it is not"),
+        ("GRU", "s W R", {"layout": 1}, "GRU treats axis 0 as the batch axis, but it is not"),
         ("GRU", "flat W R", {}, "GRU needs sequences [steps, features], not [12]"),
         ("GRU", "s W W", {}, "the recurrence weights of GRU have the shape [1, 15, 3], which does not fit"),
         ("GRU", "s W R", {"hidden_size": 4}, "the recurrence weights of GRU have the shape [1, 15, 5]"),
@@ -197,7 +197,7 @@ def test_a_batch_where_the_steps_should_be_is_refused(tmp_path: Path) -> None:
     nodes = [node("GRU", "x W R", "_ h", hidden_size=WIDTH), node("Flatten", "h", "y")]
     made = model(nodes, ["batch", STEPS, FEATURES], stored("GRU", 1))
     loaded = onnx_model.load(save(made, tmp_path), KEEP)
-    assert "GRU takes axis 1 for the batch, which it is not" in loaded.diagnostics[0].message
+    assert "GRU treats axis 1 as the batch axis, but it is not" in loaded.diagnostics[0].message
 
 
 def test_too_many_steps_are_refused(tmp_path: Path) -> None:

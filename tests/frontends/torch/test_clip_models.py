@@ -234,7 +234,7 @@ def test_auto_keeps_tight_theorems(tmp_path: Path) -> None:
     assert "at most 4·L·max(1, X_0)" in derivation.diagnostics[0].message
 
 
-@pytest.mark.parametrize(("norm", "said"), [("", "no input norm"), (", norm <= 1", "until a loss")])
+@pytest.mark.parametrize(("norm", "said"), [("", "no input norm"), (", norm <= 1", "needs a loss")])
 def test_auto_claims_nothing_without_a_norm_or_a_loss(norm: str, said: str, tmp_path: Path) -> None:
     path = tmp_path / "open.lip"
     path.write_text(
@@ -264,7 +264,7 @@ def test_what_mixes_examples_is_refused_with_a_mend_that_works(
     options = ["--loss", "cross_entropy", "--bounds", "auto"]
     assert run(["check", model, "--input-shape", "6", *options]) == 1
     out = capsys.readouterr().out
-    assert "couples the examples" in out
+    assert "mixes the examples" in out
     assert "LIP305" not in out
     command = f"fix {model} --input-shape 6 -o fixed.onnx"
     assert f"run lipcompile {command}\n" in out
@@ -276,7 +276,7 @@ def test_an_error_in_python_says_each_reason_once_and_its_mend() -> None:
     with pytest.raises(InputError) as raised:
         lipcompile.private(Normalised(), (6,))
     message = str(raised.value)
-    assert message.count("couples the examples") == 1
+    assert message.count("mixes the examples") == 1
     assert "scaled down" not in message
     assert 'batch_norm="group_norm" replaces it' in message
     private = lipcompile.private(Normalised(), (6,), batch_norm="group_norm")

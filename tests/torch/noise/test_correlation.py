@@ -113,7 +113,7 @@ def test_a_strategy_of_ones_own_is_checked_against_the_sampling() -> None:
     with pytest.raises(BudgetError, match="1 times, 8 steps apart; here it would be 2 times"):
         private(PrivacyEngine(), correlation=rare)
     short = BandedToeplitz((1.0, 0.5), 15, Cyclic(2))
-    with pytest.raises(BudgetError, match="correlated over 15 steps, and 16 are planned"):
+    with pytest.raises(BudgetError, match="correlated over 15 steps, but 16 are planned"):
         private(PrivacyEngine(), correlation=short.to_dict())
     private(PrivacyEngine(), correlation=BandedToeplitz((1.0, 0.5), 16, MinSeparation(8, 2)))
 
