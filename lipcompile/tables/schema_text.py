@@ -14,7 +14,7 @@ from lipcompile.tables.schema_file import KINDS
 _HEAD = """\
 # What is public about {source}, for `lipcompile train`.
 {origins}
-# Write down only what you know without looking at the rows: whatever stands here is taken to be public.
+# Write down only what you know without looking at the rows: every entry of this file is treated as public.
 #
 #   {{ kind = "number", low = 0, high = 120 }}      Values outside are clipped. Without low and high the range is
 #                                                 estimated privately, which costs a part of epsilon. log = true

@@ -89,7 +89,7 @@ CHANGED: dict[str, tuple[Callable[[Document], object], str]] = {
     "a number for an exact one": (lambda d: d["graph"]["input"].update(norm=1.5), "is not a text"),
     "not in lowest terms": (lambda d: d["graph"]["input"].update(norm="6/4"), "is not in canonical form"),
     "a decimal": (lambda d: d["graph"]["input"].update(norm="1.5"), "is not in canonical form"),
-    "not a JSON number": (lambda d: d["graph"]["input"].update(norm="1/0"), "no exact number"),
+    "not a JSON number": (lambda d: d["graph"]["input"].update(norm="1/0"), "not an exact number"),
     "tokens with a norm": (lambda d: d["graph"]["input"].update(tokens=True), "tokens, which have no norm"),
     "an axis from the end": (lambda d: node(d, "groupsort")["attributes"].update(axis=-1), "negative"),
     "an open axis": (lambda d: node(d, "groupsort")["attributes"].update(axis=None), "not an integer"),
@@ -145,12 +145,12 @@ def test_a_graph_of_another_hash_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "no JSON"),
+        ("", "not JSON"),
         ("[]", "schema"),
         ('{"schema": "lipcompile.certificate/2"}', "schema"),
         ('{"schema": "lipcompile.certificate/1", "schema": "lipcompile.certificate/1"}', "occurs twice"),
         ('{"schema": "lipcompile.certificate/1", "totals": NaN}', "not a JSON number"),
-        ("[" * 100_000, "no JSON"),
+        ("[" * 100_000, "not JSON"),
     ],
 )
 def test_what_is_no_certificate_is_refused(text: str, said: str) -> None:

@@ -184,13 +184,17 @@ WRONG: Mapping[str, tuple[Callable[[Path], Any], str, str]] = {
         "LIP411",
         "several columns with the same name `a`",
     ),
-    "a row where names are needed": (csv(f"4711,{SECRET},4711\n1,2,3\n"), "LIP411", "one name [LIP411]"),
+    "a row where names are needed": (csv(f"4711,{SECRET},4711\n1,2,3\n"), "LIP411", "the same name [LIP411]"),
     "mixed objects of pandas": (
         lambda _: pd.DataFrame({"a": [1, SECRET]}),
         "LIP410",
-        "the table holds other than",
+        "the table has a column with values other than",
     ),
-    "unequal columns": (lambda _: {"a": [1], "b": [SECRET, "y"]}, "LIP410", "the table holds other than"),
+    "unequal columns": (
+        lambda _: {"a": [1], "b": [SECRET, "y"]},
+        "LIP410",
+        "the table has a column with values other than",
+    ),
     "a number": (lambda _: 3, "LIP410", "a int is not a table"),
     "a cube": (lambda _: np.zeros((2, 2, 2)), "LIP410", "a ndarray is not a table"),
 }

@@ -88,7 +88,7 @@ def test_a_table_without_the_target_has_none(table: dict[str, Any]) -> None:
 def test_an_error_names_the_file(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text(f"a,b\n1,0\n{SECRET},1\n")
-    with pytest.raises(InputError, match=f"`{path}`: column `a` holds something else") as caught:
+    with pytest.raises(InputError, match=f"`{path}`: column `a` contains a value") as caught:
         encoded(path, SCHEMA)
     assert "4711" not in str(caught.value)
 

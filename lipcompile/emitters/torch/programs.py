@@ -35,7 +35,7 @@ def current_slope(graph: Graph) -> list[str]:
     layer = None if last is None else owner(last)
     found = slope(graph, domain, _current(graph), graph.output if last is None else last.inputs[0])
     program = [*_statements(domain, [found]), f"    return {_qualified(str(found))}"]
-    described = "the output" if layer is None else f"what `{layer}` reads"
+    described = "the output" if layer is None else f"the input of `{layer}`"
     return [
         "last_dense = None" if layer is None else f'last_dense = "{layer}"',
         "",

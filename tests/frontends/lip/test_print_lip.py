@@ -271,7 +271,7 @@ def test_what_has_no_words_is_refused() -> None:
     net = Network((2,))
     first = net.dense(2)
     net.add("where", Where((True, False)), first, net.dense(2))
-    assert refusals(net.finish()) == ["`where` cannot be written in .lip: no layer computes `where`"]
+    assert refusals(net.finish()) == ["`where` cannot be written in .lip: the language has no layer for `where`"]
 
 
 def test_biases_stand_apart_where_weights_alone_are_shared() -> None:
@@ -291,4 +291,4 @@ def test_biases_stand_apart_where_weights_alone_are_shared() -> None:
 
 def test_a_frozen_bias_alone_is_refused() -> None:
     graph = read("model m { input x: tensor[2], norm <= 1 dense(2, bias=1) }").freeze(("*.bias",))
-    assert "only bias is frozen" in refusals(graph)[0]
+    assert "only bias of its parameters is frozen" in refusals(graph)[0]
