@@ -117,7 +117,7 @@ class Claims:
     def _forward(self, step: Any, node: Any) -> None:
         x = self.found.extents[node.name]
         self._same(node.name, node.op, "the rule", step.rule, node.op)
-        self._same(node.name, node.op, "the counts of windows", step.conditions, node.site.C)
+        self._same(node.name, node.op, "the counts", step.conditions, node.site.C)
         self._each(node.name, node.op, "theta", step.theta, node.site.T)
         self._each(node.name, node.op, "kappa", step.kappa, node.kappa)
         for name, own in {"norm": x.X, **({"row": x.R, "entry": x.M} if self.found.reads else {})}.items():
