@@ -1,4 +1,4 @@
-"""What differential privacy asks of a training, in numbers: none of it needs torch, or the compiler.
+"""The numbers of differentially private training: nothing here needs torch or the compiler.
 
 ==================  =======================================================================================
 `accounting`        ε at δ of composed releases, and the noise or the steps that a budget allows

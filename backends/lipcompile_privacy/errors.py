@@ -1,4 +1,4 @@
-"""What a private training refuses: errors that users mend, whatever raises them."""
+"""The errors of private training that users can fix, whichever part raises them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What guesses about canaries say of a claim of privacy.
+"""The evidence of guesses about canaries against a claim of privacy.
 
 The game: each of m canaries is one of two examples, by a fair coin. An adversary sees what training releases, and
 guesses the coins of r canaries, the ones it is surest of. Privacy makes right guesses rare, and so many of them

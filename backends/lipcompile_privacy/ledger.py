@@ -1,4 +1,4 @@
-"""What a ledger says: its lines, and what they add up to. `lipcompile_torch.train.ledger` writes them."""
+"""The content of a ledger: its lines, and their total. `lipcompile_torch.train.ledger` writes them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _INNER = b'{"kind": "inner"'
 
 @dataclass
 class LedgerRecord:
-    """What a ledger says.
+    """The content of a ledger.
 
     Args:
         relation: neighbouring relation that the steps are accounted under.

@@ -1,5 +1,5 @@
-"""What a budget buys: the steps and the noise of a run, and what is left of them when it is resumed; and which
-strategy correlates its noise, and whether its sampling is what the strategy was proved for.
+"""Planning of a run from a budget: its steps and noise, the rest of them after a resumption, the strategy that
+correlates its noise, and whether that strategy is proved for its sampling.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What the budget buys.
+    """The steps and the noise of a run that a budget pays for.
 
     Args:
         total_steps: steps in all, those in the ledger included. Fewer than `intended_steps` if rounds were broken

@@ -1,4 +1,4 @@
-"""What functions with a backward pass of their own share."""
+"""The common parts of functions with their own backward pass."""
 
 from __future__ import annotations
 

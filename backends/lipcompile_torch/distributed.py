@@ -1,9 +1,9 @@
 """Training on several processes as if on one: what the processes agree on, and how they find it out.
 
-A `World` is all the processes of a training, `ALONE` if there is one. Whatever may fail on one of them, or differ
-between them, goes through `World.each`, which every process must pass together: so an error of one is an error of
-all, nobody waits for a process that gave up, and nobody releases anything that the others do not stand behind. A
-process that dies fails the next such passage of the others.
+A `World` is all the processes of a training, `ALONE` if there is one. Every computation that may fail on one
+process, or differ between processes, goes through `World.each`, which every process must pass together: so an
+error of one is an error of all, nobody waits for a process that gave up, and nobody releases anything that the
+others do not stand behind. A process that dies fails the next such passage of the others.
 
 All processes are trusted alike: each sees gradients without noise.
 """

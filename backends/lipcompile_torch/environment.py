@@ -1,4 +1,4 @@
-"""What the runtime runs on here: native code, generators of noise, threads and devices."""
+"""The environment of the runtime: native code, generators of noise, threads and devices."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .noise import processor
 def describe() -> dict[str, Any]:
     """Return facts for a bug report, as JSON has them: numbers, strings, True, False and None.
 
-    Where torch fails to answer, its error stands in place of the fact.
+    If torch fails to answer, the error replaces the fact.
     """
     return {
         "native_code": _native_code(),

@@ -1,10 +1,10 @@
 """Tensors and modules that torch cut into shards, and modules that hooks change.
 
 Parameters may be cut into shards, one on each process, by torch's FSDP2 (`torch.distributed.fsdp.fully_shard`).
-What holds of a sharded parameter holds of the whole: its constraint set, its bound, its noise scale. What is done
-entry by entry is done to the shard. What needs the whole gathers it, and every process cuts its shard from the
-SAME result, rank 0's. FSDP's module keeps the hooks and the averaging that `fully_shard` gave it; both are known
-here and checked.
+The facts about a sharded parameter are facts about the whole: its constraint set, its bound, its noise scale.
+Operations on single entries act on the shard. Operations that need the whole parameter gather it, and every
+process cuts its shard from the SAME result, rank 0's. FSDP's module keeps the hooks and the averaging that
+`fully_shard` gave it; both are known here and checked.
 """
 
 from __future__ import annotations

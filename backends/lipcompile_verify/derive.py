@@ -42,7 +42,7 @@ def _at(step: str, rule: str, check: Callable[..., Any], *arguments: Any) -> Any
 
 
 class Derivation:
-    """What was found: uses of ops by node, extents and forms by value, K by parameter.
+    """The result of a derivation: uses of ops by node, extents and forms by value, K by parameter.
 
     Of the conditions that the nodes are `claimed` to meet only squared norms are used, once they are proved.
     Raises RuleError where a rule's condition fails, MalformedError where the graph is none.

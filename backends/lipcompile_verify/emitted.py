@@ -1,7 +1,8 @@
 """Whether an emitted Python file is the model of a certificate. The file is parsed, and never run.
 
-What the file must say is written from the certificate (`spelling`), statement by statement, and compared with what
-it says: anything else, and anything more, is refused. Comments, docstrings and the order of keywords mean nothing.
+The expected text of the file is written from the certificate (`spelling`), statement by statement, and compared
+with the file: any difference and any addition is rejected. Comments, docstrings and the order of keywords mean
+nothing.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ RESERVED = frozenset((*_ATTRIBUTES.split(), "self", "torch", "functional", "F"))
 
 @dataclass(frozen=True, slots=True)
 class Derived:
-    """What the verifier derives from a graph alone: bounds from above, and the conditions of each node."""
+    """The facts that the verifier derives from a graph alone: upper bounds, and the conditions of each node."""
 
     gradient: Mapping[str, Fraction | float]
     unclipped: Mapping[str, Fraction | float]

@@ -40,7 +40,7 @@ class Node:
 
 @dataclass(slots=True)
 class Model:
-    """What is read of a file; `shapes` are those of its stored tensors."""
+    """The parts of a file that are read; `shapes` are those of its stored tensors."""
 
     nodes: list[Node] = field(default_factory=list)
     shapes: dict[str, list[int]] = field(default_factory=dict)

@@ -2,7 +2,7 @@
 
 `s` is one use of an op: its attributes by name, the shapes I of its operands and O of its output, N entries of it,
 D of them in a row (along the last axis), theta T by role, counts C. An operand has a norm X, rows of at most R and
-entries of at most M. What a rule does not say of rows is X, and of entries R.
+entries of at most M. If a rule gives no bound of rows, it is X; if none of entries, it is R.
 """
 
 from __future__ import annotations

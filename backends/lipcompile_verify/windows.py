@@ -1,4 +1,4 @@
-"""What a window reads, counted place by place on each axis; and bounds of ‖A‖² that are claimed, tested."""
+"""The entries that windows read, counted on each axis; and checks of claimed bounds of ‖A‖²."""
 
 from __future__ import annotations
 

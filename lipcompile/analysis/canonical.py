@@ -1,7 +1,7 @@
 """The canonical pass: what is spelt in two steps, and bounded better in one, becomes one.
 
-Formal guarantee: the loss of every example, as a function of the parameters, stays the same. What the module
-returns may be what its loss reads in the new spelling: logits instead of their log-softmax.
+Formal guarantee: the loss of every example, as a function of the parameters, stays the same. The output of the
+module may change to the input of the merged loss: logits instead of their log-softmax.
 """
 
 from __future__ import annotations

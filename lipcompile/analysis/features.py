@@ -1,7 +1,7 @@
 """The features of a network: what it computes of an example before any trained parameter has a part in it.
 
-No cotangent crosses that part, so it costs no sensitivity, and of a fixed data set it needs computing once. What
-reads the features is then a network of its own, whose input is known by its norm alone.
+No cotangent crosses that part, so it costs no sensitivity, and of a fixed data set it needs computing once. The
+layers after the features are then a separate network, and only the norm of its input is known.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ def _input_norm(analysis: Analysis) -> float:
 
 
 def _help(analysis: Analysis, helps: Callable[[Graph, float], bool]) -> str:
-    """Say that `fix` mends it, where it does."""
+    """Return the help, which names `fix` if it brings the bound down."""
     total = analysis.total.value
     mended = helps(analysis.graph, math.inf if total is None else total)
     return f"`lipcompile fix MODEL -o FILE` reduces it; {_RANKED}" if mended else _RANKED

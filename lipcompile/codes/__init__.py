@@ -1,4 +1,4 @@
-"""Every diagnostic code: what it means, why, a wrong and a right example. The entries are in the `.toml` files."""
+"""Every diagnostic code: its meaning and reason, a wrong and a right example. The `.toml` files hold them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Code:
 
     area: the table that it stands in.
     severity: what `check` reports it as; of several, the gravest.
-    command: the command that mends it, where there is one; MODEL stands for the model's file.
+    command: the command that fixes it, if there is one; MODEL stands for the model's file.
     """
 
     code: str

@@ -1,4 +1,4 @@
-"""What a fit may cost, and what it has cost: a budget, the engine whose ledger counts, a list of purposes."""
+"""The budget of a fit, and its costs: a budget, the engine whose ledger counts, a list of purposes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ROOM = 1.0005  # for the accountant, which rounds losses up: the ledger has the
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What a fit may cost, under add/remove of one row.
+    """The privacy budget of a fit, under add/remove of one row.
 
     Args:
         epsilon, delta: of search and fits together.
@@ -56,7 +56,7 @@ class Budget:
 
     @property
     def selection(self) -> Selection:
-        """What the search is charged as: it costs no more than its part."""
+        """The release that the search is charged as: it costs no more than its part."""
         return _selection(self.search, self.delta)
 
 
@@ -73,7 +73,7 @@ def default_delta(rows: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What was charged for a purpose: `steps` uses of a Gaussian mechanism with this noise multiplier."""
+    """The charges for one purpose: `steps` uses of a Gaussian mechanism with this noise multiplier."""
 
     purpose: str
     steps: int
@@ -105,7 +105,7 @@ class Account:
     def opened(cls, budget: Budget, rows: int, ledger: str | os.PathLike[str] | None, seed: int | None) -> Account:
         """Return the account of a budget.
 
-        What the ledger holds already counts against the budget. With nothing before it a fit is Gaussian
+        The steps in the ledger count against the budget. With nothing before it a fit is Gaussian
         mechanisms alone, which compose exactly; else the accountant is asked, of a search, this one or an earlier
         one, the one of Rényi divergences, which has the theorem.
 

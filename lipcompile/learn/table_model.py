@@ -31,7 +31,7 @@ FORMAT = "lipcompile.table_model/1"
 
 @dataclass(frozen=True)
 class TableModel:
-    """What was learned of a column of a table.
+    """A model of one column of a table.
 
     Args:
         schema: how rows are encoded; of a classification with its classes.

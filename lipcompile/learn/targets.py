@@ -1,4 +1,4 @@
-"""What is predicted: classes or numbers. What a row says of it among the moments, and the head that is trained."""
+"""The target: classes or numbers; its part of the moments, and the trained head."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What is predicted of which columns, as far as it is public.
+    """The target and the columns of a prediction, as far as they are public.
 
     Args:
         classes: K, the number of classes; 0: numbers are predicted.

@@ -156,7 +156,7 @@ class LargestNorm(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """What is known of a scalar function φ that acts on every entry.
+    """The properties of a scalar function φ that acts on every entry.
 
     slope: a Lipschitz constant s; None where φ jumps or the op has a better rule, and norms follow from other
     fields. at_zero: |φ(0)|, None for 0. largest: sup|φ|, None where φ is unbounded. share: a bound g of |φ(t)/t|,

@@ -1,4 +1,4 @@
-"""What the columns of a matrix are, as it follows from a schema alone: names and ranges."""
+"""The columns of a matrix, which follow from a schema alone: names and ranges."""
 
 from __future__ import annotations
 

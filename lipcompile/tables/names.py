@@ -1,4 +1,4 @@
-"""Names of columns: public, unless a file has no line of names and its first row stands there."""
+"""Names of columns: public, unless a file has no header line and its first row replaces it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def are_names(names: Sequence[str]) -> bool:
-    """Whether no name looks like a value, as it does where a row stands in place of names."""
+    """Whether no name looks like a value, as it does if a row replaces the names."""
     return all(map(_is_name, names))
 
 

@@ -1,4 +1,4 @@
-"""What is public about a table: kinds of columns, their ranges and categories, and what is to be learned."""
+"""The public facts about a table: kinds of columns, their ranges and categories, and the target."""
 
 from __future__ import annotations
 

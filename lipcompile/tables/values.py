@@ -1,4 +1,4 @@
-"""Columns of pyarrow as numpy arrays: numbers, days, yes and no, texts. What is missing is NaN, None or a code."""
+"""Columns of pyarrow as numpy arrays: numbers, days, yes and no, texts. A missing value is NaN, None or a code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What other analyses say of the same releases: formulas for one Gaussian mechanism, and advanced composition.
+"""Other analyses of the same releases: formulas for one Gaussian mechanism, and advanced composition.
 
 All are upper bounds of ε, as the accountants' are, and looser: for comparison, not for spending.
 

@@ -1,6 +1,6 @@
 """ε of composed releases, by two accountants; and the noise, or the number of charges, that a budget allows.
 
-What neither accountant has a theorem for is refused.
+A release without a theorem in either accountant is rejected.
 """
 
 from __future__ import annotations

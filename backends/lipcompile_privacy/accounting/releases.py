@@ -1,4 +1,4 @@
-"""What is promised (ε at δ, under a neighbouring relation), what is charged for it, and how batches are drawn.
+"""The guarantee (ε at δ, under a neighbouring relation), the charges for it, and the sampling of batches.
 
 One charge is one use of a release; σ is std/K in all of them.
 

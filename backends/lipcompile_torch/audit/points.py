@@ -1,4 +1,4 @@
-"""What the adversary of an audit chooses, what it gains, and where its ascents start.
+"""The choices of the adversary of an audit, its objective, and the start points of its ascents.
 
 They start at random points, and at points with the structure that bounds are attained at.
 """
@@ -29,7 +29,7 @@ _NOISE = 0.05  # what structured starts get of a random one: no slope is exactly
 
 @dataclass(frozen=True)
 class Admissible:
-    """What the adversary may choose beside the weights and the example.
+    """The choices of the adversary besides the weights and the example.
 
     Args:
         target: what the loss takes: a class index, -1 or 1, a number in [0, 1], or a vector like the output.
@@ -54,7 +54,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Look:
-    """What an objective is at a point: its value, and its slope in every block; squares of all gradient norms."""
+    """An objective at a point: its value, and its slope in every block; squares of all gradient norms."""
 
     value: float
     slopes: Mapping[str, Tensor]

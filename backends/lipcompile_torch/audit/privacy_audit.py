@@ -1,8 +1,8 @@
 """An empirical audit of privacy: train on canaries, guess which were there, and compare with what was claimed.
 
 It tests everything between an example and what is released: gradient bounds, noise, sampling, division by the
-batch size, accounting. What it finds is a lower bound of the true ε, at a stated confidence; what is claimed must
-be an upper bound.
+batch size, accounting. The audit finds a lower bound of the true ε, at a stated confidence; the claim must be an
+upper bound.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _EPSILONS = [*np.linspace(0, 8, 81), *np.linspace(8.5, 40, 64)]  # at which priv
 
 @dataclass(frozen=True)
 class PrivacyAuditConfig:
-    """What is trained, and how often.
+    """The settings of an audit: the training, and the number of its runs.
 
     Args:
         epsilon: ε that the noise is calibrated to, unless there is a noise multiplier.
@@ -123,7 +123,7 @@ class PrivacyAuditConfig:
 
 @dataclass(frozen=True)
 class PrivacyAudit:
-    """What an audit found.
+    """The result of an audit.
 
     Args:
         game: canaries, runs, guesses, and how many were right.

@@ -1,9 +1,9 @@
 """An adversary against the bounds of a module: how much of each claimed gradient norm can really be attained?
 
 The adversary chooses one example, its target and the weights, all within what the bounds were derived for, and
-climbs the norm of the gradient of that example, in float64. What it attains is a lower bound of the true supremum;
-what is claimed must be an upper bound. So a ratio above 1 refutes the claim, and a ratio near 1 shows that no
-smaller bound is possible. A low ratio shows little: a loose bound, or a weak adversary.
+climbs the norm of the gradient of that example, in float64. The search attains a lower bound of the true supremum;
+the claim must be an upper bound. So a ratio above 1 refutes the claim, and a ratio near 1 shows that no smaller
+bound is possible. A low ratio shows little: a loose bound, or a weak adversary.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Attained:
 
 @dataclass(frozen=True)
 class Audit:
-    """What an audit found, by parameter and for the whole gradient."""
+    """The result of an audit, by parameter and for the whole gradient."""
 
     parameters: Mapping[str, Attained]
     total: Attained

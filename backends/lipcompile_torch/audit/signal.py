@@ -1,8 +1,7 @@
 """How large gradients are at the initial weights, beside the bounds that noise is in proportion to.
 
 A bound of every input and weight may lie far above the gradients that occur. Then noise drowns them at any budget.
-What is measured here are gradients of random examples, or of public ones, at the initial weights, so it costs no
-privacy.
+The measurement takes gradients of random or public examples at the initial weights, so it costs no privacy.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class Signal:
 
 @dataclass(frozen=True, slots=True)
 class Signals:
-    """What was measured, by parameter and for the whole gradient."""
+    """The measured gradients, by parameter and for the whole gradient."""
 
     parameters: Mapping[str, Signal]
     total: Signal

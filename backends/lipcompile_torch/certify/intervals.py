@@ -1,6 +1,6 @@
 """Intervals of doubles, rounded outward: emitted rules evaluated on them give certified numbers.
 
-What is assumed: IEEE 754 double precision, rounded to nearest, so that sums, differences, products, quotients and
+Assumptions: IEEE 754 double precision, rounded to nearest, so that sums, differences, products, quotients and
 square roots are off by half a unit in the last place, and no flushing of subnormal numbers to 0; and a C library
 whose exponential, `expm1` and logarithm are off by less than three units (glibc documents one). Nothing else is.
 
@@ -32,7 +32,7 @@ class Interval:
 
     Formal guarantees: a sum, difference, product, quotient, root or exponential contains those of all numbers in
     the operands, given what this file assumes. A float among the operands stands for all numbers that round to it,
-    an integer for itself, and an infinity for any number that is not negative. What is exactly 0 stays so.
+    an integer for itself, and an infinity for any number that is not negative. An exact 0 stays exact.
     """
 
     low: float

@@ -218,7 +218,7 @@ def _eigenvalue_bound(grams: Tensor, guess: float) -> float:
 
 @dataclass(frozen=True)
 class GramStack:
-    """What is known of a linear map: ‖map‖ ≤ factor·(√(λ + gram_error) + map_error).
+    """A proved bound of a linear map: ‖map‖ ≤ factor·(√(λ + gram_error) + map_error).
 
     λ is the largest eigenvalue among ``grams`` [N, n, n], float64 or complex128, each Hermitian up to
     rounding (the lower triangle counts). A zero ``factor`` means a map that is exactly zero. ``name`` says what
@@ -301,7 +301,7 @@ class OperatorNorm:
 
     @property
     def method(self) -> str:
-        """What the bound is of: the description of the map that gave the smallest one."""
+        """The map of the bound: the description of the map that gave the smallest one."""
         return self._best[1]
 
     def at_most(self, limit: float) -> bool:

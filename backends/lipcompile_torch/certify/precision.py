@@ -1,4 +1,4 @@
-"""What rounding in the training dtype may add to the certified numbers.
+"""The rounding error of the training dtype, as an addition to the certified numbers.
 
 A bound K_p is a product of bounds of operator norms. Computed in floating point, each linear map stretches a
 little more. Let y = Wx be a sum of n products in every entry, added in any order, the same for all entries. Its
@@ -40,12 +40,12 @@ def rounding_slack(dtype: torch.dtype) -> float:
     The noise must be calibrated to K_p·(1 + slack). The certified norms already hold for the weights as
     stored and the input clip lands inside its ball, so only forward and backward arithmetic are left.
 
-    This is a measured number with room to spare, not a theorem. What grows with the length of sums is bounded
-    apart, by `long_sum_slack` and `sum_slack`. Measured where the bound is tight, on chains of 4 to 16 orthogonal
-    dense layers of width 64 to 512 with GroupSort, as the largest excess of a per-example gradient norm over
-    float64: float32 2.4e-7, float16 6.6e-4, bfloat16 3.0e-3, the same under autocast; others saw 1e-7, 4e-4 and
-    3e-3 (docs/theory.md, trap 22). The slack is at least fifteen times that. Rounding grows with depth: beyond a
-    few hundred layers measure again.
+    This is a measured number with room to spare, not a theorem. Errors that grow with the length of sums are
+    bounded separately, by `long_sum_slack` and `sum_slack`. Measured where the bound is tight, on chains of 4 to
+    16 orthogonal dense layers of width 64 to 512 with GroupSort, as the largest excess of a per-example gradient
+    norm over float64: float32 2.4e-7, float16 6.6e-4, bfloat16 3.0e-3, the same under autocast; others saw 1e-7,
+    4e-4 and 3e-3 (docs/theory.md, trap 22). The slack is at least fifteen times that. Rounding grows with depth:
+    beyond a few hundred layers measure again.
 
     Raises:
         ValueError: a dtype that nobody measured.

@@ -2,10 +2,10 @@
 
 A full certificate of an operator norm costs Gram matrices and factorisations. It is made of an *anchor*, a copy
 of the weight that is kept. From then on ‖W‖ ≤ a·‖anchor‖ + ‖W - a·anchor‖ in the operator norm, for the number a
-by which the weight was scaled since (:mod:`.drift`). What counts is the weight as it is stored now, so that it
-does not matter who changed it, or how. While this bound is within the constraint, the weight keeps its bits; if a
-small scaling puts it there, it is scaled, and the anchor's share with it; else the weight is certified anew, and
-what it was scaled by for want of a certificate is given back.
+by which the weight was scaled since (:mod:`.drift`). The bound holds for the weight as it is stored now, whoever
+changed it, and however. While this bound is within the constraint, the weight keeps its bits; if a small scaling
+puts it there, it is scaled, and the anchor's share with it; else the weight is certified anew, and what it was
+scaled by for want of a certificate is given back.
 
 Anchors are no state of the training: they are in no state dict, copy or pickle, and without one a weight is
 certified in full. A resumed run may therefore scale by a little more or less than one that was not interrupted.
@@ -46,7 +46,7 @@ _OF_OPERATORS = (Spectral, Fixed, Orthogonal)
 
 @dataclass
 class Anchor:
-    """What is known of a weight as it was.
+    """The certified facts about an earlier value of a weight.
 
     Args:
         copy: of the weight, detached; in half precision where that is enough, since it takes memory.

@@ -1,10 +1,10 @@
 """Certified norms in float32: of a matrix, and the largest of what a convolution does at many frequencies.
 
 They cost a fifth of what they do in float64, and are one or two per cent too large. As in :mod:`.norms` an
-iteration guesses the largest eigenvalue of a Gram matrix, or among many, and factorisations prove it. What float32
-rounds is bounded and added. Gram matrices are summed in chunks, each by itself, so that rounding grows with the
-length of a chunk and the number of chunks, not with their product. In native code each matrix of a frequency has a
-lane to itself.
+iteration guesses the largest eigenvalue of a Gram matrix, or among many, and factorisations prove it. The rounding
+error of float32 is bounded and added. Gram matrices are summed in chunks, each by itself, so that rounding grows
+with the length of a chunk and the number of chunks, not with their product. In native code each matrix of a
+frequency has a lane to itself.
 
 Notation: u = 2⁻²⁴, γ_k = k·u/(1-k·u), with a factor of two to spare.
 """

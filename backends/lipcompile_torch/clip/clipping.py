@@ -7,7 +7,7 @@ parameters of the group are known, the norm n_i of the example over the group is
 s_i = min(1, C/n_i), or C/(n_i + γ). Then the gradients Σ_i s_i·P_i are computed, once (book-keeping, Bu et al.
 2023).
 
-What is handed on to the layer before is not scaled, so groups do not disturb one another. One group of all
+The cotangent that goes to the previous layer is not scaled, so groups do not affect one another. One group of all
 parameters gives the gradients of Abadi et al. (2016), and one for each layer those of He et al. (2023).
 
 Formal guarantees: let b be the normaliser. For every example, whatever the weights, the inputs and the loss are,

@@ -19,7 +19,7 @@ _MOST_SUMS = 2**22  # numbers, but for two parts
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """What gradients P_i of examples are scaled by.
+    """The factors that scale the gradients P_i of examples.
 
     Args:
         limit, room, regulariser: the factor is 1 where the norm √(‖P_i‖² + beside_i) is at most ``limit``, else

@@ -1,7 +1,8 @@
 """Adversarial examples by projected gradient descent on the margin, within balls of the 2-norm.
 
 Madry et al., ICLR 2018: steps along the normalised gradient, each followed by projection on the ball, from the
-example and from random points. What it finds are true adversarial examples; what it does not find proves nothing.
+example and from random points. Every example that it finds is a true adversarial example; a failure to find one
+proves nothing.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class AtRadius:
 
 @dataclass(frozen=True)
 class Certification:
-    """What was found of a module on data.
+    """The certified robustness of a module on data.
 
     Args:
         examples: how many there are.

@@ -1,4 +1,4 @@
-"""What a trained module is for inference, and whether programs compute the same: its original, and its file."""
+"""A trained module for inference, and a comparison with its original model and its exported file."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Passes over memory in native code (`kernels/`), where a compiler was there when the package was installed.
 
-What asks for one does the same with torch's operations where there is none: `kernels` is None then.
+Without native code, the callers do the same with torch's operations: `kernels` is None then.
 
 Imports: nothing of ours.
 """

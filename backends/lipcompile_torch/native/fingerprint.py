@@ -37,7 +37,7 @@ _AT_ONCE = {"cpu": 2**6, "cuda": 2**13}  # blocks whose products in 64 bits are 
 
 
 class Key:
-    """What fingerprints depend on; those of two keys have nothing to do with each other.
+    """The key of fingerprints; the fingerprints of two keys are independent.
 
     Args:
         secret: 32 random bytes.

@@ -1,6 +1,6 @@
 """Tensors as rows of numbers in the order of memory, cut into stretches that fit a cache, shared out to threads.
 
-What is done to a gradient entry by entry, and to all entries alike, is done in one pass over all parameters, with
+Operations that treat all entries of a gradient alike are done in one pass over all parameters, with
 as much memory as a stretch takes, however large the parameters are.
 """
 

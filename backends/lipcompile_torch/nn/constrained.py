@@ -24,7 +24,7 @@ BiasBound = float | Constraint | None
 
 
 class Gate(Protocol):
-    """What a layer needs to know of its module."""
+    """The parts of its module that a layer needs."""
 
     running: int
     aside: bool

@@ -1,8 +1,8 @@
 """Sorting along an axis of each example. Names are re-exported by :mod:`.functional`.
 
 Pairs are sorted by two operations that write where their results belong, and cotangents go back by two more: no
-stack, no `where` (which processors do entry by entry), in the memory format of what arrives. What is kept is one
-Boolean a pair.
+stack, no `where` (which processors do entry by entry), in the memory format of what arrives. The backward pass
+keeps one Boolean for each pair.
 """
 
 from __future__ import annotations

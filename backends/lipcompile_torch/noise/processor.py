@@ -134,7 +134,7 @@ class _Cipher:
 
 
 class Adder(Protocol):
-    """What adds normals to flat tensors."""
+    """A function that adds normals to flat tensors."""
 
     def add_(self, parts: Sequence[Part], bits: Bits) -> None:
         """Add scale·normal to the entries, each sum computed in float64 and rounded to its dtype.

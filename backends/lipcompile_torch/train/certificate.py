@@ -69,7 +69,7 @@ def check_certificate(module: LipschitzModule) -> None:
     certificate, whose parameters, constraints and domain are those of the module, or wider.
 
     Raises:
-        CertificateError: it names the step or the attribute, and the mend.
+        CertificateError: it names the step or the attribute, and the fix.
     """
     document = certificate_of(module)
     if document is None:

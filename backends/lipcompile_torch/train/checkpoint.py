@@ -30,7 +30,7 @@ class Checkpoint:
     """A checkpoint as stored.
 
     Args:
-        steps: steps in the ledger when it was saved. What was spent is for the ledger to say, which may be ahead.
+        steps: steps in the ledger when it was saved. The ledger, which may be ahead, records the privacy spent.
         ledger_head: hash of the ledger's last line at that time.
         notes: what the caller stored beside it: numbers, strings, lists and dicts.
         states: state dicts of the module and the optimizer.

@@ -1,4 +1,4 @@
-"""What must hold for a step to be the mechanism that is accounted: checked by name, refused with the mend."""
+"""The conditions that make a step the accounted mechanism: each check names the violation and the fix."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def check_unchanged(
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Contents:
-    """What parameters are: torch's counts of in-place changes, how they lie, and a fingerprint of their bits.
+    """The state of parameters: torch's counts of in-place changes, how they lie, and a fingerprint of their bits.
 
     The fingerprint sees what the counts do not: writes through `.data`, but for a probability below 2⁻²⁸ (see
     :mod:`..native.fingerprint`); of a sharded parameter it is that of the shard.
@@ -196,7 +196,7 @@ def _gathered(values: Sequence[Tensor]) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """What flowed back, see `GateRecord`.
+    """The cotangents of a step, see `GateRecord`.
 
     Args:
         examples: of how many examples.
@@ -211,7 +211,7 @@ class Flow:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What the checks of a step want to know of tensors.
+    """The facts about tensors that the checks of a step need.
 
     Args:
         unchanged: the parameters are what they were before.

@@ -1,9 +1,9 @@
 """Clipping DP-SGD: per-example gradients, each clipped to a chosen length, and their sum.
 
-What this project does without: for comparison on the same network, and for networks that are not Lipschitz.
-DP-SGD of Abadi et al. (2016); algorithm 3 of Barczewski and Ramon, "DP-SGD with weight clipping" (2024),
-algorithm 4 of Béthune et al., "DP-SGD without clipping" (2024); but divided by the FIXED expected batch size, not
-by the size of the batch, which is private.
+The method that bounds by theorem replace: for comparison on the same network, and for networks that are not
+Lipschitz. DP-SGD of Abadi et al. (2016); algorithm 3 of Barczewski and Ramon, "DP-SGD with weight clipping"
+(2024), algorithm 4 of Béthune et al., "DP-SGD without clipping" (2024); but divided by the FIXED expected batch
+size, not by the size of the batch, which is private.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MOST_EXAMPLES = 512
 class ClippedGradients:
     """Sums of clipped per-example gradients of a module, divided by a fixed normaliser.
 
-    Call `backward(x, y)` in place of `criterion(module(x), y).backward()`, for every piece of a batch. An example
+    Call `backward(x, y)` instead of `criterion(module(x), y).backward()`, for every physical batch. An example
     whose gradient is not finite counts as zero. Frozen parameters get no gradient; one parameter under two names
     counts once, with the sum of what arrives by either.
 

@@ -56,7 +56,7 @@ def load_npz(
         tokens: inputs are whole numbers below this number, and stay as they are; None: inputs are numbers.
 
     Raises:
-        DataError: the file is none, or its arrays do not fit; one line with the mend.
+        DataError: the file is not an .npz file, or its arrays do not fit; one line with the fix.
         OSError: it cannot be read.
     """
     return from_arrays(_read(path), input_shape, classes, tokens)

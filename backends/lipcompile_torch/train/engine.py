@@ -57,10 +57,10 @@ class How(TypedDict, total=False):
         correlation: what correlates the noise from step to step, see `planning.Correlation`; it chooses the
             sampling that it is proved for. By default what the module was compiled with, its `noise_strategy`;
             None: noise is independent.
-        loss_clip: clips the gradient of each example's loss in its output to C, in place of L, which bounds it
-            otherwise: a number, a function of the step, or `loss_clipping.AdaptiveClip`.
-        clip_length: C of clip groups, in place of the length that the module was compiled with: of the same kinds,
-            for every group that is clipped to a length; or by name of the group.
+        loss_clip: clips the gradient of each example's loss with respect to its output to C, instead of the bound
+            L: a number, a function of the step, or `loss_clipping.AdaptiveClip`.
+        clip_length: C of clip groups, instead of the compiled length: of the same kinds, for every group that is
+            clipped to a length; or by name of the group.
         fixed_norm: after every step scale weights to the bounds of their constraints, up as well as down.
         secure: noise from a cryptographic generator, exact on a grid, see `normals.SecureNormals`: slower.
     """
@@ -83,11 +83,11 @@ class PrivacyEngine:
     in proportion to the module's proved bounds. Under add/remove this treats N, the
     number of examples, as public.
 
-    What reaches `module(x)` must be the examples as they were drawn, each on its own. The engine sees what flows
-    back, not how inputs were made: statistics of the batch in preprocessing, mixup, an example used in place of
-    another, couple examples without its noticing.
+    `module(x)` must receive the examples as they were drawn, each by itself. The engine checks the backward pass,
+    not the inputs: statistics of the batch in preprocessing, mixup, and a replaced example mix examples, and the
+    engine cannot notice that.
 
-    Of several processes every one makes an engine, after `init_process_group`, and does the same with it.
+    With several processes, each makes an engine after `init_process_group` and calls it in the same way.
 
     Args:
         accountant: "pld" (tighter) or "rdp".
@@ -269,9 +269,8 @@ class PrivacyEngine:
     ) -> tuple[Module, PrivateOptimizer, PrivateLoader]:
         """As `make_private`, with σ calibrated so that `epochs` epochs cost at most (ε, δ).
 
-        What the ledger holds already counts against the target, and so do the steps that were planned by earlier
-        calls and not taken yet. Steps beyond these epochs are refused. Calibration
-        takes seconds with "pld" and a fraction of one with "rdp".
+        The steps in the ledger count against the target, and so do the steps that earlier calls planned. Steps
+        beyond these epochs are refused. Calibration takes seconds with "pld" and a fraction of one with "rdp".
 
         Raises:
             BudgetError: a budget that cannot be met; see also `make_private`.

@@ -28,7 +28,7 @@ Report = Callable[[int, int], None]
 def cache_features(
     module: LipschitzModule, dataset: Dataset[Any], batch_size: int = _BATCH, report: Report | None = None
 ) -> TensorDataset:
-    """Return the data set with frozen features in place of examples: to be trained on under ``on_features``.
+    """Return the data set with frozen features instead of examples, for training under ``on_features``.
 
     Features are stored in float16, or float32 where they may be larger than that holds. The frozen weights are
     those that the module has now.

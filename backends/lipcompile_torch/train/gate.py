@@ -17,7 +17,7 @@ from .aliases import ParameterAliases
 
 
 class Gated(Protocol):
-    """What the gate needs to know of its module."""
+    """The parts of its module that the gate needs."""
 
     gate: GateRecord
     normaliser: float
@@ -28,7 +28,7 @@ class Gated(Protocol):
 
 @dataclass
 class GateRecord:
-    """What flowed back through the end of a module since the last reset.
+    """The cotangents that passed the end of a module since the last reset.
 
     Args:
         examples: number of examples, over all backward passes.
@@ -108,7 +108,7 @@ def _difference(cotangent: Tensor, sent: Sent | None) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What the criterion sent back, torch's count of changes to it then, and how many examples were within a clip.
+    """The cotangent from the criterion, torch's count of changes to it, and the number of examples within a clip.
 
     It may be sent more often than it passes the gate, as by `torch.autograd.grad(loss, output)`: only what passes
     counts.

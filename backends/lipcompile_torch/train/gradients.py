@@ -36,7 +36,7 @@ class Gradients(Protocol):
 
     @property
     def module(self) -> nn.Module:
-        """What is trained."""
+        """The trained module."""
 
     def check(self, noise_multiplier: float) -> None:
         """Raise ValueError if noise of this σ cannot be shared among the parameters; changes nothing."""
@@ -353,7 +353,7 @@ class PerExampleGradients:
 
     @property
     def module(self) -> nn.Module:
-        """What is trained."""
+        """The trained module."""
         return self.clipped.module
 
     def check(self, noise_multiplier: float) -> None:

@@ -1,7 +1,7 @@
 """The privacy ledger: what was released, on disk before it is released.
 
 A ledger is a file of JSON lines, only ever appended to. Line 1 is the header; a `mechanism` line declares a
-release before its first use. What is accounted are charges:
+release before its first use. The accountant counts charges:
 
 =========  =========================================================================================
 `step`     one training step, which is a use of the release by itself

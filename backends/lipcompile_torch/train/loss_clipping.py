@@ -262,7 +262,7 @@ def count_within(norms: Tensor, bound: float) -> Tensor:
 
     A norm up to the bound counts as 1, one above (1 + 2⁻⁶) of it as 0, and between them it falls from 1 to 0. So
     norms that the rest of the batch moves in their last bits move the sum by 64 times as much, and not by 1 each.
-    What is not finite counts as 0. Counts are multiples of 2⁻²⁰, so that the sum is exact.
+    An infinite norm or NaN counts as 0. Counts are multiples of 2⁻²⁰, so that the sum is exact.
 
     Args:
         norms: [B], float64.

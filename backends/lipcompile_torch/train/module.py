@@ -140,7 +140,7 @@ class LipschitzModule(nn.Module):
 
     @contextmanager
     def on_features(self) -> Iterator[None]:
-        """Meanwhile let ``forward`` take features in place of examples, :attr:`features_shape` each.
+        """Within this context, ``forward`` takes features instead of examples, :attr:`features_shape` each.
 
         Formal guarantees: the gradient bounds are those of the norm of features alone, and ``forward`` clips what
         it is given to it: they hold for whatever it is given.

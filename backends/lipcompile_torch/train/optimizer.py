@@ -127,9 +127,7 @@ class PrivateOptimizer(Singular, Optimizer):
 
     @property
     def training(self) -> dict[str, Any]:
-        """What certificates say of this training up to now: the inputs of the accountant, and noise; none of it
-        depends on the data.
-        """
+        """The training so far, as certificates record it: the inputs of the accountant, and noise; no data."""
         return {**self._statement, "steps": self._ledger.record.total_steps or None}
 
     @property
@@ -145,8 +143,8 @@ class PrivateOptimizer(Singular, Optimizer):
     def begin_batch(self) -> None:
         """Prepare for a new logical batch; the loader calls this just before yielding it.
 
-        Whatever flowed back before belongs to no batch and is forgotten; weights that were changed since the last
-        step (loaded, averaged) are put back into their constraint sets.
+        Earlier cotangents belong to no batch and are dropped; weights that were changed since the last step
+        (loaded, averaged) are projected onto their constraint sets.
 
         Raises:
             PrivacyError: the batch before was drawn but not stepped.

@@ -78,8 +78,8 @@ class Reduction:
     def sum_(self) -> None:
         """Replace each gradient by the sum over all processes, where its owner is; a missing one counts as zero.
 
-        Half precision is summed in float32. What FSDP averaged becomes the sum again; DDP's averages need nothing
-        undone, since the sum of R equal means is the sum.
+        Half precision is summed in float32. The averages of FSDP become sums again; the averages of DDP need no
+        change, since the sum of R equal means is the sum.
         """
         if self.world is ALONE:
             return

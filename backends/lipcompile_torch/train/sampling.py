@@ -181,8 +181,8 @@ class CyclicPoisson(Scheme):
 class FixedOrder(Scheme):
     """Each example takes part in the same step of every epoch: `steps_per_epoch` steps lie between.
 
-    What correlated noise under minimum separation needs. Examples choose their steps independently under
-    add/remove; under replace-one the steps are of equal sizes, up to one. The run is one Gaussian mechanism.
+    The sampling that correlated noise under minimum separation needs. Examples choose their steps independently
+    under add/remove; under replace-one the steps are of equal sizes, up to one. The run is one Gaussian mechanism.
     """
 
     def __init__(self, drawing: Drawing, generator: torch.Generator, balanced: bool) -> None:

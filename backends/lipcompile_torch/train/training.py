@@ -113,7 +113,7 @@ class EpochSummary:
 
 @dataclass(frozen=True, slots=True)
 class TrainResult:
-    """What came out: the guarantee as the ledger has it, and accuracy on the held-out test part.
+    """The result of a training: the guarantee according to the ledger, and accuracy on the held-out test part.
 
     Args:
         private: False if a seed was fixed at any time in this ledger.
@@ -131,7 +131,7 @@ class TrainResult:
 
 
 class Progress(Protocol):
-    """Who wants to know how training goes on."""
+    """A receiver of the progress of a training."""
 
     def prepared(self, done: int, planned: int) -> None:
         """The frozen features of so many examples, of those planned, are computed."""

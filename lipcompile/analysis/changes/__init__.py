@@ -1,4 +1,4 @@
-"""What if: which parameters dominate the noise, and which changes of the model make its gradient bound smaller.
+"""The parameters that dominate the noise, and the changes of the model that make its gradient bound smaller.
 
 Every total is certified, and derived from the changed graph. A smaller bound is less noise for the same privacy,
 not by itself a better ratio of signal to noise: where that can be measured, it ranks them (docs/what-if.md).

@@ -24,7 +24,7 @@ NO_CHANGE = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """What is written differently: nodes and parameters by name, the input, the loss, a clip behind the output."""
+    """The changed parts of a graph: nodes and parameters by name, the input, the loss, a clip of the output."""
 
     nodes: Mapping[str, Replacement] = field(default_factory=dict)
     parameters: Mapping[str, Parameter] = field(default_factory=dict)

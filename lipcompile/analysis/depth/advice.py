@@ -1,4 +1,4 @@
-"""What would make a repeated block critical: changes of the block, tried and kept if they do."""
+"""Changes that make a repeated block critical: each is tried, and kept if it does."""
 
 from __future__ import annotations
 

@@ -77,8 +77,8 @@ def to_onnx(
 ) -> ModelProto:
     """Return the model in float32, from [batch, *example] to the logits.
 
-    Its metadata declare the bound of the input and the loss. What acts in training alone is left out: clips of
-    gradients, and dropout, which `training` leaves in.
+    Its metadata declare the bound of the input and the loss. Parts that act only in training are omitted: clips of
+    gradients, and dropout, which `training` keeps.
 
     Args:
         graph: without open repetitions and numbers.
@@ -165,7 +165,7 @@ def clipped(writer: Writer, source: Input) -> str:
     example with an entry that is no finite number.
 
     The norm is taken in float64, in which the squares of no float32 overflow. Where it is no number, so is the
-    factor: a comparison with it is false. What is no number then becomes 0.
+    factor: a comparison with it is false. NaN then becomes 0.
     """
     assert isinstance(source.norm, Fraction)
     radius = writer.constant(np.array(below(source.norm)))

@@ -1,1 +1,1 @@
-"""The emitted PyTorch module, as text. What it calls when it runs lives in `lipcompile_torch`."""
+"""The emitted PyTorch module, as text. It calls functions of `lipcompile_torch` when it runs."""

@@ -167,7 +167,7 @@ def local_response(context: Context, node: OnnxNode) -> Value:
 def batch_normalization(context: Context, node: OnnxNode) -> Value:
     """With fixed statistics: a frozen scale s = γ/√(v + ε) and shift β - s·μ.
 
-    What could be folded into the layer before it has been, when that layer was imported.
+    Foldable normalisations were already folded into the layer before them when that layer was imported.
     """
     import numpy as np
 
