@@ -1,4 +1,4 @@
-"""The common parts of the families of losses: required shapes, ranges of arguments, sums and means over outputs."""
+"""The common parts of the families of losses: shapes, ranges of arguments, sums and means over outputs."""
 
 from __future__ import annotations
 
