@@ -311,7 +311,7 @@ def test_a_last_softmax_of_a_file(tmp_path: Path, last: str) -> None:
     outcome = fix(str(source), replace(SAID, loss="multi_margin"), wishes(), tmp_path / "fixed.onnx")
     assert outcome.ok
     (mended,) = outcome.mended
-    assert mended.text == f"last {last} -> removed, because the loss contains it"
+    assert mended.text == f"last {last} -> left out, as the loss has its own"
     fixed_graph = check(str(tmp_path / "fixed.onnx")).analysis
     assert fixed_graph is not None
     assert [node.op.name for node in fixed_graph.graph.nodes] == ["dense"]

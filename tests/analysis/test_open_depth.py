@@ -109,7 +109,7 @@ def test_an_open_model_is_no_module(tmp_path: Path, command: str, capsys: pytest
     out = str(tmp_path / "out")
     options = {"compile": ["-o", out], "train": ["--data", "none.npz", "--output", out], "audit": []}[command]
     assert run([command, path, *options]) == 2
-    assert "error[LIP014]: a module needs numbers, but n has none" in capsys.readouterr().err
+    assert "error[LIP014]: a module needs numbers, but n has no value" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

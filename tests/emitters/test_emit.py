@@ -225,7 +225,10 @@ def test_a_radius_is_never_rounded_up(tmp_path: Path) -> None:
     [
         ("input x: tensor[4], norm <= 1\n dense(3)", "a module needs a loss"),
         ("input x: tensor[4]\n dense(3) loss cross_entropy", "X_0 has no value"),
-        ("param c: real; input x: tensor[4], norm <= c\n dense(3) dense(2) loss cosine(floor=1)", "c has none"),
+        (
+            "param c: real; input x: tensor[4], norm <= c\n dense(3) dense(2) loss cosine(floor=1)",
+            "c has no value",
+        ),
     ],
 )
 def test_open_numbers_are_refused(tmp_path: Path, body: str, message: str) -> None:

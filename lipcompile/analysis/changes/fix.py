@@ -33,9 +33,7 @@ class Kind:
 
 # In the order in which they are tried.
 KINDS: Sequence[Kind] = (
-    Kind(
-        "softmax", "last softmax or sigmoid -> removed, because the loss contains it", layers.of_logits, "always"
-    ),
+    Kind("softmax", "last softmax or sigmoid -> left out, as the loss has its own", layers.of_logits, "always"),
     Kind("norm", "norms that divide by almost nothing -> norms with a floor", layers.floored, "if needed"),
     Kind("residual", "sums of branches -> their means", layers.averaged, "if needed"),
     Kind("attention", "attention -> attention to tokens of bounded length", layers.cut_tokens, "if needed"),
