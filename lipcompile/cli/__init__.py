@@ -14,6 +14,7 @@ from lipcompile.cli.env import env
 from lipcompile.cli.explain import explain
 from lipcompile.cli.export import export
 from lipcompile.cli.fix import fix
+from lipcompile.cli.format import format_
 from lipcompile.cli.ledger import ledger
 from lipcompile.cli.new import new
 from lipcompile.cli.predict import predict
@@ -40,6 +41,7 @@ for _command in (
     new,
     check,
     fix,
+    format_,
     compile_,
     report,
     budget,

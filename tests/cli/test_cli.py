@@ -492,6 +492,8 @@ def test_examples_of_the_help_run(example: str) -> None:
     if example.startswith("verify"):
         assert run("check model.lip --certificate model.json") == 0
         assert run("compile model.lip -o model.py") == 0
+    if example.startswith("format --check"):
+        assert run("format model.lip planned.lip") == 0
     if "public.npz" in example:
         np.savez("public.npz", **arrays())
     if "mnist.npz" in example:
