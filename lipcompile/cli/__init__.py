@@ -16,6 +16,7 @@ from lipcompile.cli.export import export
 from lipcompile.cli.fix import fix
 from lipcompile.cli.format import format_
 from lipcompile.cli.ledger import ledger
+from lipcompile.cli.lsp import lsp
 from lipcompile.cli.new import new
 from lipcompile.cli.predict import predict
 from lipcompile.cli.report import report
@@ -54,6 +55,7 @@ for _command in (
     verify,
     export,
     explain,
+    lsp,
     demo,
     env,
 ):

@@ -481,7 +481,7 @@ def test_every_command_shows_an_example() -> None:
     assert {example.split()[0] for example in examples()} == set(cli.commands)
 
 
-@pytest.mark.parametrize("example", [example for example in examples() if not example.startswith("demo")])
+@pytest.mark.parametrize("example", [example for example in examples() if not example.startswith(("demo", "lsp"))])
 @pytest.mark.usefixtures("place")
 def test_examples_of_the_help_run(example: str) -> None:
     if "model.onnx" in example:
