@@ -20,6 +20,7 @@ from lipcompile.cli.lsp import lsp
 from lipcompile.cli.new import new
 from lipcompile.cli.predict import predict
 from lipcompile.cli.report import report
+from lipcompile.cli.show import show
 from lipcompile.cli.train import train
 from lipcompile.cli.tune import tune
 from lipcompile.cli.verify import verify
@@ -45,6 +46,7 @@ for _command in (
     format_,
     compile_,
     report,
+    show,
     budget,
     train,
     tune,
