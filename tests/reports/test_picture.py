@@ -29,7 +29,7 @@ def words(name: str, tmp_path: Path) -> list[str]:
 
 
 def test_norms_cotangents_and_bounds_stand_along_the_graph(tmp_path: Path) -> None:
-    """mnist.lip: ‖x‖ <= 1 through orthogonal layers, and a clip at 0.1 behind the logits: K = 0.1·1 for each of three
+    """mnist.lip: ‖x‖ <= 1 through orthogonal layers, and a clip at 0.1 behind the logits: K = 0.1 of each of three
     weights, √3·0.1 = 0.1732… of all. The patches of the strided convolution do not overlap.
     """
     found = words("mnist.lip", tmp_path)
