@@ -25,6 +25,7 @@ from lipcompile.core.graph import ClipGroup, Node, Parameter
 from lipcompile.diagnostics import Diagnostic, Location
 from lipcompile.numbers import text as scalar_text
 from lipcompile.numbers.known import Definition
+from lipcompile.reports.closed_forms import needed
 from lipcompile.reports.formulas import latex, text
 from lipcompile.reports.messages import command
 
@@ -75,6 +76,7 @@ def report(derivation: Derivation) -> Json:
         "total": {
             "lipschitz": _bound(analysis.lipschitz) if analysis else _UNKNOWN,
             "gradient_bound": _bound(analysis.total) if analysis else _UNKNOWN,
+            "symbols": _names_of_total(analysis) if analysis else [],
         },
         "depth": _depth(analysis),
     }
@@ -85,6 +87,12 @@ def unreadable(diagnostics: Sequence[Diagnostic]) -> Json:
     missed = Requirement(False, NOT_REACHED)
     nothing = Derivation(Source("", "", "", ""), Requirements(missed, missed, missed), tuple(diagnostics), None)
     return {**report(nothing), "model": None}
+
+
+def _names_of_total(analysis: Analysis) -> list[Json]:
+    """Return the names in the formulas of the total, and those that these rest on."""
+    formulas = (analysis.lipschitz.expression, analysis.total.expression)
+    return [_symbol(definition) for definition in needed(formulas, analysis.definitions)]
 
 
 def _model(derivation: Derivation) -> Json:

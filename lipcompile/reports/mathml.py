@@ -9,6 +9,8 @@ from typing import Any
 from sympy.printing.mathml import MathMLPresentationPrinter
 from sympy.printing.pretty.pretty_symbology import greek_unicode
 
+from lipcompile.reports.formulas import is_decimal, normal
+
 # What sympy writes between factors: nothing to see, which is wrong where a number follows.
 _INVISIBLE = "\N{INVISIBLE TIMES}"
 _MINUS = "\N{MINUS SIGN}"
@@ -36,6 +38,8 @@ class _MathML(MathMLPresentationPrinter):  # type: ignore[misc]
         return self._made("mi", greek_unicode.get(text, text))
 
     def _print_Symbol(self, expr: Any, style: str = "plain") -> Any:  # noqa: ARG002, N802
+        if is_decimal(expr):
+            return self._made("mn", expr.name)
         head, _, subscript = expr.name.partition("_")
         if not head or not subscript:
             return self._name(expr.name)
@@ -80,7 +84,7 @@ def mathml(expression: Any) -> str:
     What is written is well-formed XML without named entities, and names in it are escaped.
     """
     printer = _MathML()
-    root = printer._made("math", printer._print(expression), displaystyle="true")
+    root = printer._made("math", printer._print(normal(expression)), displaystyle="true")
     _mend(root)
     return str(root.toxml())
 
