@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 from html import escape, unescape
 from typing import Any
@@ -87,6 +88,37 @@ def mathml(expression: Any) -> str:
     root = printer._made("math", printer._print(normal(expression)), displaystyle="true")
     _mend(root)
     return str(root.toxml())
+
+
+def broken(expression: Any) -> str:
+    """Return a formula as `math` elements one after the other, between which a line may end: before signs of sums.
+
+    Browsers break no line inside of a `math` element.
+    """
+    printer = _MathML()
+    row = printer._print(normal(expression))
+    _mend(row)
+    rows: list[list[Any]] = [[]]
+    for cell in _cells(row):
+        if _is_sign(cell) and rows[-1]:
+            cell.setAttribute("form", "infix")
+            rows.append([])
+        rows[-1].append(cell)
+    return " ".join(str(printer._made("math", *cells, displaystyle="true").toxml()) for cells in rows)
+
+
+def _is_sign(cell: Any, signs: tuple[str, ...] = ("+", _MINUS, "=")) -> bool:
+    return cell.tagName == "mo" and cell.firstChild.data in signs
+
+
+def _cells(row: Any) -> Iterator[Any]:
+    """Yield the terms and signs of a sum, or of an equation with one; anything else as it is."""
+    parts = list(row.childNodes) if row.tagName == "mrow" else []
+    if not any(map(_is_sign, parts)):
+        yield row
+        return
+    for part in parts:
+        yield from _cells(part) if part is parts[-1] and _is_sign(parts[1], ("=",)) else [part]
 
 
 def _mend(element: Any) -> None:

@@ -21,8 +21,8 @@ from lipcompile.reports import wording
 from lipcompile.reports.console import printable
 from lipcompile.reports.document import PRIVACY_HINT, Document, Rows
 from lipcompile.reports.formulas import ELLIPSIS, count, dimensions, percent, rough, times, up
-from lipcompile.reports.long_formulas import NumberedFormulas, Pieces, pieces
-from lipcompile.reports.mathml import mathml
+from lipcompile.reports.long_formulas import NumberedFormulas, Pieces, is_short, pieces
+from lipcompile.reports.mathml import broken, mathml
 from lipcompile.reports.messages import findings
 from lipcompile.version import __version__
 
@@ -56,8 +56,8 @@ def _shown(value: Any) -> Any:
 def math(expression: Any) -> Markup:
     """Return a formula as MathML of bounded size, and below it the parts of a long one that have names."""
     found = pieces(expression)
-    parts = (mathml(Eq(name, part, evaluate=False)) for name, part in found.parts)
-    return Markup(mathml(found.whole)) + Markup("").join(
+    parts = (broken(Eq(name, part, evaluate=False)) for name, part in found.parts)
+    return Markup(mathml(found.whole) if is_short(found.whole) else broken(found.whole)) + Markup("").join(
         Markup(f'<span class="part">{part}</span>') for part in parts
     )
 

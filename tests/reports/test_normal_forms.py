@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,8 @@ def test_what_is_rounded_up_does_not_enter_differences() -> None:
 
 def test_an_open_number_of_parameters_is_multiplied_out() -> None:
     depth = Symbol("depth", "")
-    size = combine("+", combine("+", 2688, combine("*", depth, 4096)), combine("*", depth, 4096))
+    twice = combine("*", depth, Fraction(4096))
+    size = combine("+", combine("+", Fraction(2688), twice), twice)
     assert count(size) == "8192*depth + 2688"
 
 
