@@ -58,6 +58,21 @@ def report(derivation: Derivation) -> Json:
     """Return the report of a derivation: every key is present, what is unknown is null.
 
     Of a rejected model there are diagnostics and requirements, but no layers, parameters or totals.
+
+    Args:
+        derivation: of `check` or `from_module`.
+
+    Returns:
+        A dictionary of what JSON has, by the schema `lipcompile.report/1`.
+
+    Raises:
+        Nothing: a derivation always has a report.
+
+    Examples:
+        >>> import lipcompile
+        >>> found = lipcompile.report(lipcompile.check("model.lip"))
+        >>> found["ok"], [parameter["name"] for parameter in found["parameters"]]
+        (True, ['dense.weight'])
     """
     analysis = derivation.analysis
     return {
