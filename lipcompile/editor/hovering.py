@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from lipcompile.core.derivation import Analysis, Bound, Derivation, LayerBounds, finite
+from lipcompile.core.graph import Node
 from lipcompile.diagnostics import Location
 from lipcompile.editor.definitions import word_at
 from lipcompile.editor.document import Document
 from lipcompile.editor.words import known_layers, losses
 from lipcompile.numbers import text as scalar_text
+from lipcompile.numbers.known import Definition
 from lipcompile.numbers.rounding import upward
 from lipcompile.reports.formulas import dimensions, legible, up
 from lipcompile.reports.html.layout import Part, parts_of
@@ -43,7 +46,7 @@ def _derived(derivation: Derivation, word: str, line: int, column: int) -> Itera
     if analysis is None:
         return
     graph = analysis.graph
-    use = [part for part in parts_of(graph).parts if _is_at(part.node.location, line, column)]
+    use = [part for part in parts_of(graph).parts if _is_of(part.node, word, line, column)]
     if use:
         yield _of_layer(use, analysis)
     elif _is_at(graph.input.location, line, column):
@@ -53,6 +56,12 @@ def _derived(derivation: Derivation, word: str, line: int, column: int) -> Itera
         yield f"Lipschitz constant in the logits: {_shown(analysis.loss_lipschitz)}"
     elif word == graph.name:
         yield f"gradient of one example, all parameters: {_shown(analysis.total)}"
+
+
+def _is_of(node: Node, word: str, line: int, column: int) -> bool:
+    """Whether a place is in the name of a layer, or in that of the value it makes."""
+    named = node.location is not None and node.location.line == line and node.name == word
+    return named or _is_at(node.location, line, column)
 
 
 def _is_at(at: Location | None, line: int, column: int) -> bool:
@@ -70,8 +79,22 @@ def _of_layer(use: Sequence[Part], analysis: Analysis) -> str:
     copies = f", the largest of {len(use)} copies" if len(use) > 1 else ""
     shapes = " and ".join(dimensions(shape) for shape in first.site.inputs)
     lines = [f"**{first.name}**: {shapes} → {dimensions(first.shape)}{copies}", "", "| | formula | at most |"]
-    lines += ["|---|---|--:|", *_rows(use, analysis)]
-    return "\n".join(lines)
+    lines += ["|---|---|--:|", *(rows := list(_rows(use, analysis)))]
+    return "\n".join([*lines, *_names(rows, analysis)])
+
+
+def _names(rows: Sequence[str], analysis: Analysis) -> Iterator[str]:
+    """Yield what the names in formulas mean, and how large they are at most."""
+    used = set(re.findall(r"[A-Za-z_]\w*", " ".join(re.findall("`[^`]*`", " ".join(rows)))))
+    for definition in analysis.definitions:
+        if definition.name in used:
+            yield f"\n`{definition.name}` {_known(definition)}: {definition.meaning}"
+
+
+def _known(definition: Definition) -> str:
+    if definition.upper is not None:
+        return f"≤ {upward(definition.upper)}"
+    return "is open" if definition.expression is None else f"= `{legible(definition.expression)}`"
 
 
 def _rows(use: Sequence[Part], analysis: Analysis) -> Iterator[str]:

@@ -131,6 +131,7 @@ def _sugar(name: str) -> Callable:
     return Callable(name, (Argument("file"),), "The layers of an ONNX file, not trained.")
 
 
+@cache
 def _of_record(record: type[Any]) -> tuple[Argument, ...]:
     hints = get_type_hints(record)
     return tuple(

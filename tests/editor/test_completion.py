@@ -11,6 +11,7 @@ from lipcompile.editor import words
 from lipcompile.editor.completion import completions
 from lipcompile.editor.definitions import definition
 from lipcompile.editor.document import checked
+from lipcompile.editor.hovering import hover
 from lipcompile.editor.words import Argument, Callable
 from lipcompile.frontends.lip.parser import concrete
 from lipcompile.frontends.lip.printer import _KEYWORDS
@@ -104,3 +105,29 @@ model m {
 def test_definitions(line: int, column: int, defined: tuple[int, int] | None) -> None:
     at = definition(checked(TEXT, Path("m.lip")), line, column)
     assert (at and (at.line, at.column)) == defined
+
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.lip"))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_every_place_has_an_answer(path: Path) -> None:
+    """Completion of each beginning of a text, and hover and definition at each word of it."""
+    text = path.read_text()
+    for end in range(0, len(text), 11):
+        completions(text[:end], BLOCKS, [])
+    document = checked(text, path)
+    for line, words_of in enumerate(document.lines, start=1):
+        for column in range(1, len(words_of) + 2, 5):
+            hover(document, line, column)
+            definition(document, line, column)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_a_cut_text_has_diagnostics_of_its_own_place(path: Path) -> None:
+    text = path.read_text()
+    for end in range(0, len(text), 211):
+        found = checked(text[:end], path)
+        places = [(one.location.file, one.location.line) for one in found.diagnostics if one.location]
+        assert len(places) == len(found.diagnostics)
+        assert all(file == str(path) and line is not None and line <= len(found.lines) for file, line in places)

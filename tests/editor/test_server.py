@@ -118,6 +118,8 @@ def test_a_session(tmp_path: Path) -> None:
         assert "`logits.weight` 2×8, frobenius<=3" in text
         assert "| κ of `logits.weight` | | 1.0000000 |" in text
         assert "1.4142136 |" in text
+        assert "`X_0` ≤ 1.0000000: bound of the input norm" in text
+        assert "**logits**: 8 → 2" in await now.hover("m.lip", 5, 6)
         assert "block wide(width)" in await now.hover("m.lip", 4, 6)
         assert "**dense**: 4 → 8" in await now.hover("m.lip", 0, 22)
         assert "norm ≤ 1" in await now.hover("m.lip", 3, 11)
