@@ -64,7 +64,7 @@ def _figure(analysis: Analysis) -> Figure:
             Plot(block.name, "", "", f"{block.count}, copies of {block.name}", y, curve, log_y=True),
             _COLOURS,
         )
-    legend = "↓ norm     ↑ gradient of the loss in it     K: largest of a layer's parameters     bars: shares of ΣK²"
+    legend = "↓ norm    ↑ gradient of the loss in it    K: largest of a layer's parameters     bars: shares of K²"
     figure.text(0.3 / _WIDTH, 0.16 / _HEIGHT, legend, color=_COLOURS.muted, fontsize=8.5)
     return figure
 
