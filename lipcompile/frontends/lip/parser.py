@@ -1,4 +1,4 @@
-"""Text -> syntax tree. The only module that imports lark."""
+"""Text -> syntax tree. The only module that runs lark."""
 
 from __future__ import annotations
 
