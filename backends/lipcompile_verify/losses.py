@@ -28,7 +28,7 @@ def _entropy(s: Any, radius: Real) -> Real:
     n = s.K - 1
     target, top = 1 - s.label_smoothing * Fraction(n, s.K), Fraction(n - 1, n)
     found = []
-    for m in range(ARCS):
+    for m in range(0 if n > 1 else ARCS - 1, ARCS):
         below = radius * Fraction(2 * ARCS * (m + 1), ARCS**2 + (m + 1) ** 2)
         spread = radius * Fraction(ARCS**2 - m**2, ARCS**2 + m**2)
         rest = decay(root(Fraction(n, max(n - 1, 1))) * spread)

@@ -166,7 +166,8 @@ def softmax_slope(num: Numbers[N], loss: CrossEntropy, classes: int, logits: N) 
         missed, left = target - lowest, (1 - lowest) * apart
         return num.of(Fraction(classes, others)) * missed * missed + num.of(top) * left * left
 
-    distance = num.sqrt(num.max_over(0, ARCS, corner))
+    # With one other class nothing is spread: the last corner is the largest.
+    distance = num.sqrt(num.max_over(0 if others > 1 else ARCS - 1, ARCS, corner))
     return num.let("L_R", distance, "largest ‖p - q‖, p the probabilities and q the target, that the logits allow")
 
 
