@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 SCHEMA = "lipcompile.report/1"
 Json = dict[str, Any]
+# So many names of the total are defined twice: among all symbols, and beside the total.
+_MOST_NAMES = 32
 
 _NO_FORMULA: Json = {"formula": None, "latex": None}
 _UNKNOWN: Json = {**_NO_FORMULA, "value": None}
@@ -104,10 +106,11 @@ def unreadable(diagnostics: Sequence[Diagnostic]) -> Json:
     return {**report(nothing), "model": None}
 
 
-def _names_of_total(analysis: Analysis) -> list[Json]:
-    """Return the names in the formulas of the total, and those that these rest on."""
+def _names_of_total(analysis: Analysis) -> list[Json] | None:
+    """Return the names in the formulas of the total, and those that these rest on; None if they are too many."""
     formulas = (analysis.lipschitz.expression, analysis.total.expression)
-    return [_symbol(definition) for definition in needed(formulas, analysis.definitions)]
+    found = needed(formulas, analysis.definitions)
+    return [_symbol(definition) for definition in found] if len(found) <= _MOST_NAMES else None
 
 
 def _model(derivation: Derivation) -> Json:

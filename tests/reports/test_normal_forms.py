@@ -9,6 +9,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import sympy
 
@@ -85,3 +86,14 @@ def test_pages_set_the_order_of_growth() -> None:
     page = html.render(document(lipcompile.check(str(ROOT / "examples" / "deep.lip"))))
     assert re.search(r"grows as <span class=\"number\">O\(<math", page)
     assert "**" not in re.sub(r"<pre.*?</pre>", "", page, flags=re.DOTALL)
+
+
+def test_many_names_of_the_total_are_defined_once(tmp_path: Path) -> None:
+    path = tmp_path / "large.lip"
+    layers = "residual(add) { dense(4, bias=1); relu } " * 60
+    path.write_text(f"model m {{ input x: tensor[4], norm <= 1 {layers} loss multiclass_hinge }}")
+    found = lipcompile.report(lipcompile.check(str(path)))
+    assert found["total"]["symbols"] is None
+    assert len(found["symbols"]) > 32
+    schema = json.loads((ROOT / "lipcompile" / "reports" / "report.schema.json").read_text())
+    jsonschema.validate(found, schema)
