@@ -131,13 +131,18 @@ def _sugar(name: str) -> Callable:
     return Callable(name, (Argument("file"),), "The layers of an ONNX file, not trained.")
 
 
-@cache
+# Arguments by record: annotations are slow to look up.
+_RECORDS: dict[Any, tuple[Argument, ...]] = {}
+
+
 def _of_record(record: type[Any]) -> tuple[Argument, ...]:
-    hints = get_type_hints(record)
-    return tuple(
-        Argument(field.name, _default(field.default), _words(hints[field.name]))
-        for field in dataclasses.fields(record)
-    )
+    if record not in _RECORDS:
+        hints = get_type_hints(record)
+        _RECORDS[record] = tuple(
+            Argument(field.name, _default(field.default), _words(hints[field.name]))
+            for field in dataclasses.fields(record)
+        )
+    return _RECORDS[record]
 
 
 def _default(value: object) -> str | None:

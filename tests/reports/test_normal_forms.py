@@ -90,8 +90,8 @@ def test_pages_set_the_order_of_growth() -> None:
 
 def test_many_names_of_the_total_are_defined_once(tmp_path: Path) -> None:
     path = tmp_path / "large.lip"
-    layers = "residual(add) { dense(4, bias=1); relu } " * 60
-    path.write_text(f"model m {{ input x: tensor[4], norm <= 1 {layers} loss multiclass_hinge }}")
+    layers = "repeat 200 { residual(add) { dense(8); groupsort(2) } }"
+    path.write_text(f"model m {{ input x: tensor[8], norm <= 1 {layers} dense(3) }}")
     found = lipcompile.report(lipcompile.check(str(path)))
     assert found["total"]["symbols"] is None
     assert len(found["symbols"]) > 32
