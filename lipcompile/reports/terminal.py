@@ -19,6 +19,7 @@ from lipcompile.numbers.known import Definition
 from lipcompile.numbers.rounding import upward
 from lipcompile.reports.console import BAD, GOOD, HINT, STRONG, printable, styled, table
 from lipcompile.reports.formulas import count, dimensions, legible, up
+from lipcompile.reports.long_formulas import pieces
 from lipcompile.reports.messages import Sources, messages
 from lipcompile.reports.rows import requirement_rows
 
@@ -141,12 +142,17 @@ def _names(definitions: Sequence[Definition], *, whole: bool) -> Table:
     rows = table("name", "at most", "meaning", "formula", right=("at most",))
     for definition in definitions:
         value = Text("not given", HINT) if definition.upper is None else Text(upward(definition.upper))
+        parts: Sequence[tuple[Any, Any]] = ()
         if definition.expression is None:
             formula = None if definition.value is None else scalar_text(definition.value)
+        elif whole or _short(definition.expression):
+            found = pieces(definition.expression)
+            formula, parts = legible(found.whole), found.parts
         else:
-            long = not whole and not _short(definition.expression)
-            formula = "shown by --verbose" if long else legible(definition.expression)
+            formula = "shown by --verbose"
         rows.add_row(definition.name, value, printable(definition.meaning), formula)
+        for name, part in parts:
+            rows.add_row("", "", "", f"{name} = {legible(part)}")
     return rows
 
 
