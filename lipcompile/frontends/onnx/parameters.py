@@ -145,7 +145,7 @@ class Parameters:
         return clips and any(fnmatchcase(parameter, glob) for glob in self.options.freeze)
 
     def _choice(self, use: Use, name: str, *, trainable: bool) -> ParameterChoice:
-        if use.known.batched:
+        if use.known.copies is not None:
             raise Refusal("LIP108", f"the {use.role} is made of copies for each example", KEEP)
         array = floats(use.known.array, f"the {use.role}")
         shared = self._shared(use, array) if trainable else None
