@@ -96,7 +96,8 @@ def _expanded(array: Array, axis: int, target: Sequence[int], refusal: Refusal) 
         raise refusal
     sizes[place] = 1
     own = [1] * (rank - array.ndim) + list(array.shape)
-    if min(sizes) < 1 or BATCH in sizes or any(old != new and 1 not in (old, new) for old, new in zip(own, sizes, strict=True)):
+    fits = all(old == new or 1 in (old, new) for old, new in zip(own, sizes, strict=True))
+    if min(sizes) < 1 or BATCH in sizes or not fits:
         raise refusal
     return tuple(max(pair) for pair in zip(own, sizes, strict=True)), place
 

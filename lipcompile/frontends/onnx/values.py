@@ -231,10 +231,7 @@ def _results(proto: NodeProto, given: Sequence[Known], arrays: Sequence[Array]) 
     found = _sources(proto, frozenset[str]().union(*(operand.sources for operand in weights)))
     reused = any(operand.reused for operand in weights if operand.sources)
     moves = _moves(proto, given)
-    return [
-        Known(array, found, (*moves, *_which(index, arrays)), reused)
-        for index, array in enumerate(arrays)
-    ]
+    return [Known(array, found, (*moves, *_which(index, arrays)), reused) for index, array in enumerate(arrays)]
 
 
 def _sources(proto: NodeProto, found: frozenset[str]) -> frozenset[str]:

@@ -49,8 +49,13 @@ ACCEPTED: dict[str, Case] = {
         low=floats(4),
     ),
     "a mask and its opposite": case(
-        [*CONDITION, node("Not", "seen", "not"), node("And", "seen not", "none"), node("Cast", "none", "c", to=1)]
-        + ADD,
+        [
+            *CONDITION,
+            node("Not", "seen", "not"),
+            node("And", "seen not", "none"),
+            node("Cast", "none", "c", to=1),
+            *ADD,
+        ],
         mask=MASK,
     ),
     "turned": case(
@@ -78,7 +83,9 @@ ACCEPTED: dict[str, Case] = {
         target=ints(-1, 3, 4),
     ),
     "their shape": case(
-        [*CONDITION, node("Shape", "seen", "whole"), node("Expand", "w whole", "c"), *ADD], mask=MASK, w=floats(3, 1)
+        [*CONDITION, node("Shape", "seen", "whole"), node("Expand", "w whole", "c"), *ADD],
+        mask=MASK,
+        w=floats(3, 1),
     ),
     "copied twice": case(
         [
