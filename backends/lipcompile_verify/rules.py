@@ -98,6 +98,10 @@ def kept(dropped: Q) -> Any:
     return 1 / ok(1 - dropped, dropped < 1)
 
 
+def _fates(s: Any, m: Any) -> Any:
+    return ok(kept(s.probability), 0 <= s.axes <= len(s.I[0]))
+
+
 def _one(s: Any, x: Any) -> Bounds:
     return [1]
 
@@ -159,6 +163,7 @@ ELEMENTWISE: dict[str, tuple[str, Any, Any]] = {
     "clip_norm": ("radius:q+", lambda s, m: 1, lambda s, v, n, m: least(v, s.radius)),
     "clip_gradient": ("bound:q+", lambda s, m: 1, None),
     "dropout": ("probability:q0", lambda s, m: kept(s.probability), None),
+    "grouped_dropout": ("probability:q0 axes:i", _fates, None),
 }
 # fmt: on
 

@@ -57,6 +57,7 @@ NODES: Mapping[str, str] = {
     "clip_norm": "functional.clip_norm({x}, {radius:b})",
     "clip_gradient": "self.clip_gradient({x}, {bound:b})",
     "dropout": "F.dropout({x}, {probability}, self.training)",
+    "grouped_dropout": "functional.grouped_dropout({x}, {probability}, {axes}, self.training)",
     "pad": "functional.pad({x}, {padding}{mode:?mode='zeros'})",
     "upsample": "functional.upsample({x}, {factor}, {mode}{align_corners:?align_corners=False})",
     "gather": "functional.gather({x}, {indices}, axis={axis})",

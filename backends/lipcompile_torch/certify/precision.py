@@ -301,8 +301,8 @@ _ELEMENTWISE = (
     "relu", "leaky_relu", "tanh", "sigmoid", "softplus", "abs", "elu", "celu", "selu", "gelu", "silu", "mish",
     "hard_swish", "hard_sigmoid", "softsign", "hardtanh", "sign", "hard_shrink", "groupsort", "prelu", "scale",
     "bias", "householder", "fixed_householder", "identity", "flatten", "reshape", "transpose", "space_to_depth",
-    "depth_to_space", "patches", "slice", *_CLIPPED, "clip_gradient", "dropout", "class_token", "embedding",
-    "concat",
+    "depth_to_space", "patches", "slice", *_CLIPPED, "clip_gradient", "dropout", "grouped_dropout", "class_token",
+    "embedding", "concat",
 )
 # fmt: on
 

@@ -32,6 +32,8 @@ from lipcompile.ops.table import OP_BY_NAME
 FOLDED_ALONE = ("Constant",)
 # What a part of a spelling is refused for, if it turns out to be none.
 _ALONE = ("LIP100", "LIP110")
+# What draws random numbers for constants, which become those of an example where they meet it.
+_DRAWING = ("Dropout", "RandomUniformLike")
 
 
 @dataclass(slots=True)
@@ -78,7 +80,7 @@ class Visitor:
         for node, item in reversed(causes):
             if item.node is node:
                 self._report(node, item.refusal, item.operands)
-            elif node.op_type not in IMPORTERS:
+            elif node.op_type not in IMPORTERS and item.node.op_type not in _DRAWING:
                 self._report(node, unsupported(node.op_type, standard=True), ())
 
     def _report(self, node: OnnxNode, refusal: Refusal, operands: Sequence[Value]) -> None:
@@ -89,7 +91,7 @@ class Visitor:
         """Keep a possible part of a spelling in mind; report anything else."""
         operands = self._operands(node)
         tensors = [tensor for item in operands if (tensor := _tensor(item)) is not None]
-        if node.op_type in PARTS and refusal.code in _ALONE and tensors:
+        if node.op_type in PARTS and refusal.code in _ALONE and (tensors or node.op_type in _DRAWING):
             self._store(node, [Unfinished(node, refusal, tuple(tensors))] * len(node.outputs))
             return
         self.context.builder.refuse(refusal, name=node.label, op=node.shown, inputs=tensors)

@@ -40,7 +40,7 @@ _MENDS: Mapping[str, str] = {
     _DEVIATION: "use layer_norm or instance_norm, which add eps to the variance: the slope is 1/√eps",
     "Sqrt": "roots of sums of squares are imported, and of Σx² + eps as a divisor of x",
     _SEQUENCES: "export the model with tensors of fixed shapes",
-    _DRAWS: "make the module without random depth (stochastic_depth_prob=0, drop_path_rate=0) and other noise",
+    _DRAWS: "draw zeros and ones for each example by itself, as dropout and random depth do, or leave it out",
 }
 
 # Operators that draw random numbers, on constants too.

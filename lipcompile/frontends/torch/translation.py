@@ -40,7 +40,7 @@ def translated(program: ExportedProgram) -> ModelProto:
         raise untraceable("LIP110", message, "leave proj_size out", at)
     named = program.state_dict.keys()
     table = dict(rnn.translations())
-    if any(map(pooling.is_uneven, program.graph.nodes)):
+    if any(map(pooling.is_unwritten, program.graph.nodes)):
         table |= pooling.translations()
     try:
         with silence():

@@ -45,7 +45,7 @@ ACCEPTED: dict[str, Case] = {
     "a mask chooses numbers": case(
         [*CONDITION, node("Where", "seen one low", "c"), *ADD],
         mask=MASK,
-        one=np.float32(1),
+        one=np.ones((), np.float32),
         low=floats(4),
     ),
     "a mask and its opposite": case(
@@ -156,7 +156,7 @@ ACROSS: dict[str, Case] = {
     "merged with the tokens": case(
         [*CONDITION, node("Where", "seen one low", "t"), node("Reshape", "t target", "c"), *ADD],
         mask=MASK,
-        one=np.float32(1),
+        one=np.ones((), np.float32),
         low=floats(4),
         target=ints(-1, 4),
     ),
