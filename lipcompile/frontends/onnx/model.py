@@ -80,7 +80,7 @@ class _Import:
         if found is None or output_name is None:
             return None
         nodes = self._nodes()
-        self.builder.diagnostics += evaluated(nodes, self.at)
+        self.builder.diagnostics += evaluated(_of_example(nodes, {source.name for source in found}), self.at)
         context = self._context(found, nodes)
         visitor = Visitor(context, self.at, _declared_shapes(graph))
         for node in nodes:
@@ -260,6 +260,15 @@ def evaluated(nodes: Iterable[OnnxNode], at: Location | None) -> Iterator[Diagno
     others = f" and {len(names) - 1} more were" if len(names) > 1 else " was"
     message = f"the file normalises by running statistics, though `{names[0]}`{others} in training mode"
     yield Diagnostic("LIP114", message, _MEND, Severity.WARNING, names[0], "BatchNormalization", at)
+
+
+def _of_example(nodes: Iterable[OnnxNode], inputs: set[str]) -> Iterator[OnnxNode]:
+    """Yield the nodes that depend on an input; the others normalise weights."""
+    reached = set(inputs)
+    for node in nodes:
+        if not reached.isdisjoint(node.proto.input):
+            reached.update(node.outputs)
+            yield node
 
 
 def _was_in_training(node: OnnxNode) -> bool:

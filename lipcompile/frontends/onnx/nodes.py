@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from lipcompile.core.graph import Value
 from lipcompile.core.record import Shape
-from lipcompile.diagnostics import Location, Refusal
+from lipcompile.diagnostics import Diagnostic, Location, Refusal, Severity
 from lipcompile.frontends.mends import Mends, groups_of
 from lipcompile.frontends.onnx import shape_after_refusal as guess
 from lipcompile.frontends.onnx.context import Blamed, Context, shape_of
@@ -154,6 +154,11 @@ class Visitor:
         """Evaluate a node on constants; its results may be weights as well."""
         outputs = [name for name in node.outputs if name]
         results = fold(node.proto, operands, self.context.version)
+        if node.op_type == "BatchNormalization" and any(result.sources for result in results):
+            message = f"the weight that `{node.label}` standardises is trained as it is, and not by that"
+            mend = "write the standardised weight into the module, if that is meant"
+            found = Diagnostic("LIP122", message, mend, Severity.WARNING)
+            self.context.builder.diagnostics.append(found)
         if node.op_type in FOLDED_ALONE or self._is_separate(node):
             sources = self.context.parameters.sources(outputs)
             results = [replace(result, sources=sources, moves=(), reused=False) for result in results]

@@ -713,3 +713,34 @@ def test_importing_the_compiler_loads_no_torch() -> None:
     program += "print([name for name in ('torch', 'onnx', 'onnxscript', 'onnxruntime') if name in sys.modules])"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+class Standardised(nn.Conv2d):
+    """A convolution whose weight is normalised by a batch norm, filter by filter, as in NF-ResNets."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = self.weight.reshape(1, self.out_channels, -1)
+        weight = F.batch_norm(rows, None, None, training=True, eps=1e-6).reshape_as(self.weight)
+        return F.conv2d(x, weight, self.bias)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_weight_that_is_standardised_is_no_batch_normalisation_of_examples(training: bool) -> None:
+    module = nn.Sequential(Standardised(2, 3, 2), nn.ReLU(), nn.Flatten(), nn.Linear(12, 3)).train(training)
+    found = from_module(module, (2, 3, 3), input_norm=1, loss="cross_entropy", constraint="keep")
+    assert found.ok
+    assert [d.code for d in found.diagnostics] == ["LIP122"]
+    assert found.analysis is not None
+    (weight,) = (p.initial for n, p in found.analysis.graph.parameters.items() if n == "n_0.weight")
+    rows = np.asarray(weight).reshape(3, -1)
+    np.testing.assert_allclose(rows.mean(axis=1), 0, atol=1e-6)
+    np.testing.assert_allclose(rows.var(axis=1), 1, atol=1e-4)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_standardised_weight_does_not_hide_a_batch_normalisation(training: bool) -> None:
+    module = nn.Sequential(Standardised(2, 3, 2), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(12, 3)).train(
+        training
+    )
+    found = from_module(module, (2, 3, 3), input_norm=1, loss="cross_entropy")
+    assert [d.code for d in found.diagnostics if d.severity == Severity.ERROR] == (["LIP101"] if training else [])
