@@ -32,11 +32,12 @@ MOVES = frozenset(
 # Deterministic, and no larger than `memory.expect` says: everything else is refused on constants as well.
 _ARITHMETIC = """
     Abs Acos Acosh Add And Asin Asinh Atan Atanh BatchNormalization BitwiseAnd BitwiseNot BitwiseOr BitwiseXor
-    CastLike Ceil Clip Constant ConstantOfShape Cos Cosh CumSum DequantizeLinear Div Elu Equal Erf Exp Expand EyeLike
-    Floor GatherElements GatherND Greater GreaterOrEqual IsInf IsNaN LeakyRelu Less LessOrEqual Log LogSoftmax MatMul Max
-    Mean Min Mod Mul Neg NonZero Not Or Pad Pow Range Reciprocal ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp
-    ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare Relu Round ScatterElements ScatterND Shape
-    Sigmoid Sign Sin Sinh Size Softmax Softplus Split Sqrt Sub Sum Tan Tanh Tile Trilu Where Xor
+    CastLike Ceil Clip Constant ConstantOfShape Cos Cosh CumSum DequantizeLinear Div Elu Equal Erf Exp Expand
+    EyeLike Floor GatherElements GatherND Greater GreaterOrEqual IsInf IsNaN LeakyRelu Less LessOrEqual Log
+    LogSoftmax MatMul Max Mean Min Mod Mul Neg NonZero Not Or Pad Pow Range Reciprocal ReduceL1 ReduceL2
+    ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare Relu Round
+    ScatterElements ScatterND Shape Sigmoid Sign Sin Sinh Size Softmax Softplus Split Sqrt Sub Sum Tan Tanh Tile
+    Trilu Where Xor
 """
 ARITHMETIC = frozenset(_ARITHMETIC.split())
 OF_BATCH = "write a number of your own in its place: training divides by the expected size of a batch"
