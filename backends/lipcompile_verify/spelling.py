@@ -65,6 +65,7 @@ NODES: Mapping[str, str] = {
     "scattering2d": "functional.scattering2d({x}, {scales}, angles={angles}, order={order})",
     "add": "{sum}",
     "multiply": "{product}",
+    "matmul": "{x} @ {y}",
     "concat": "torch.cat([{operands}], dim={axis:+})",
     "maximum": "{maximum}",
     "minimum": "{minimum}",

@@ -288,6 +288,11 @@ def _attention(node: Node, sources: list[Shape], weights: list[Shape]) -> Pair: 
     return terms, terms
 
 
+def _matrices(node: Node, sources: list[Shape], weights: list[Shape]) -> Pair:  # noqa: ARG001
+    """Sums over the columns of the first operand; on the way back, over the rows or the columns of the result."""
+    return _linear(sources[0][-1]), _linear(max(node["shape"][-2:]))
+
+
 def _of_operands(node: Node, sources: list[Shape], weights: list[Shape]) -> Pair:  # noqa: ARG001
     """Operands are added or multiplied, and may stand for several copies of themselves."""
     copies = max(math.prod(node["shape"]) // max(math.prod(source), 1) for source in sources)
@@ -314,5 +319,6 @@ _COUNTS: Mapping[str, Count] = {
     **dict.fromkeys(("avg_pool", "scaled_avg_pool", "max_pool", "l2_pool", "lp_pool"), _window),
     **dict.fromkeys(("layer_norm", "rms_norm", "center"), _along_axes),
     "attention": _attention,
+    "matmul": _matrices,
     **dict.fromkeys(("add", "multiply", "maximum", "minimum", "where"), _of_operands),
 }

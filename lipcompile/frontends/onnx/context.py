@@ -37,7 +37,8 @@ class Context:
     batch: the declared size of the batch, if it is fixed. absorbed: tensors that an earlier node has computed.
     parts: which slice of which tensor a value is. views: tensors reshaped for a MaxMin, by tensor and shape.
     layout: where the tensors that the current node reads have their batch. makers: the node that puts out a
-    tensor.
+    tensor. alone: products of two tensors that are known to be part of no spelling. found_alone: those that have
+    turned out to be none.
     """
 
     builder: GraphBuilder
@@ -53,6 +54,8 @@ class Context:
     parts: dict[str, tuple[Value, Slice]] = field(default_factory=dict)
     views: dict[tuple[str, Shape], Value] = field(default_factory=dict)
     layout: Layout = FIRST
+    alone: frozenset[str] = frozenset()
+    found_alone: set[str] = field(default_factory=set)
 
     # Operands
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -58,10 +58,17 @@ def imported(
         raise input_error("LIP011", f"--set: there is no parameter `{name}`", "ONNX models declare no parameters")
     if options.mends is not None:
         options.mends.prepare(model)
-    builder = GraphBuilder(source.name)
     at = Location(source.path) if source.format == "onnx" else None
-    graph = _Import(model, options, builder, at, frozen).run()
-    return Loaded(source, graph, tuple(builder.diagnostics))
+    alone: frozenset[str] = frozenset()
+    while True:
+        told = len(options.mends.made) if options.mends is not None else 0
+        reading = _Import(model, options, GraphBuilder(source.name), at, frozen, alone)
+        graph = reading.run()
+        if reading.found_alone <= alone:
+            return Loaded(source, graph, tuple(reading.builder.diagnostics))
+        alone |= reading.found_alone
+        if options.mends is not None:  # what is mended is told once
+            del options.mends.made[told:]
 
 
 @dataclass(slots=True)
@@ -71,6 +78,8 @@ class _Import:
     builder: GraphBuilder
     at: Location | None
     frozen: frozenset[str] | None
+    alone: frozenset[str]
+    found_alone: set[str] = field(default_factory=set)
 
     def run(self) -> Graph | None:
         """Import every node in order, then the output and the loss."""
@@ -180,6 +189,8 @@ class _Import:
             makers={output: node for node in nodes for output in node.outputs if output},
             outputs=frozenset(output.name for output in graph.output),
             loss=(self._declared_loss() or "").partition(":")[0] or None,
+            alone=self.alone,
+            found_alone=self.found_alone,
         )
         context.items |= values
         self._store_weights(context)

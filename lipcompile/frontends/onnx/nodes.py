@@ -79,6 +79,8 @@ class Visitor:
             waiting += node.proto.input
         for node, item in reversed(causes):
             if item.node is node:
+                if node.op_type == "MatMul":
+                    self.context.found_alone.add(node.outputs[0])
                 self._report(node, item.refusal, item.operands)
             elif node.op_type not in IMPORTERS and item.node.op_type not in _DRAWING:
                 self._report(node, unsupported(node.op_type, standard=True), ())

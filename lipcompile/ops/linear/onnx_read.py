@@ -8,13 +8,14 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from lipcompile.core.graph import Value
-from lipcompile.core.record import AnyOp
+from lipcompile.core.record import AnyOp, NoAttributes
 from lipcompile.diagnostics import Refusal
 from lipcompile.frontends.onnx.context import MIXES, Context, Importer, shape_of
 from lipcompile.frontends.onnx.node import OnnxNode, module_of
 from lipcompile.frontends.onnx.values import Known, floats, toggled
 from lipcompile.ops.conv.rules import CONV_TRANSPOSE
 from lipcompile.ops.linear.rules import BIAS, DENSE, BiasShape, Dense
+from lipcompile.ops.merge.rules import MATMUL
 from lipcompile.ops.shape.onnx_read import permute
 
 if TYPE_CHECKING:
@@ -113,8 +114,7 @@ def then(known: Known, *move: Hashable) -> tuple[Hashable, ...]:
 def mat_mul(context: Context, node: OnnxNode) -> Value:
     """A·B with a constant A or B, on one of the last two axes; a bias added next becomes part of the layer."""
     if not isinstance(context.item(node, 0), Known) and not isinstance(context.item(node, 1), Known):
-        context.tensor(node), context.tensor(node, 1)  # what is wrong with these is said first
-        raise Refusal("LIP110", "a product of two tensors that depend on the example is not yet supported")
+        return _of_two(context, node)
     if isinstance(context.item(node, 0), Known) and len(context.shape(node, 1)) > 1:
         return _from_left(context, node)
     _one_example_per_row(context, node)
@@ -129,6 +129,16 @@ def mat_mul(context: Context, node: OnnxNode) -> Value:
     value = parametric(context, name, replace(layer, bias=bias))
     context.absorb(adding, value)
     return value
+
+
+def _of_two(context: Context, node: OnnxNode) -> Value:
+    """A product of matrices for each head, unless it is a part of an attention, which knows more about it."""
+    operands = [context.tensor(node), context.tensor(node, 1)]
+    if node.outputs[0] not in context.alone:
+        raise Refusal("LIP110", "a product of two tensors that depend on the example is a part of no attention")
+    if context.layout.place >= context.layout.rank(shape_of(operands[0])) - 2:
+        raise Refusal("LIP108", "MatMul multiplies across the batch: it mixes examples", MIXES)
+    return context.add(node, MATMUL, NoAttributes(), operands)
 
 
 def _from_left(context: Context, node: OnnxNode) -> Value:
