@@ -59,16 +59,25 @@ def imported(
     if options.mends is not None:
         options.mends.prepare(model)
     at = Location(source.path) if source.format == "onnx" else None
-    alone: frozenset[str] = frozenset()
-    while True:
-        told = len(options.mends.made) if options.mends is not None else 0
+
+    def read(alone: frozenset[str]) -> tuple[Loaded, set[str]]:
         reading = _Import(model, options, GraphBuilder(source.name), at, frozen, alone)
         graph = reading.run()
-        if reading.found_alone <= alone:
-            return Loaded(source, graph, tuple(reading.builder.diagnostics))
-        alone |= reading.found_alone
+        return Loaded(source, graph, tuple(reading.builder.diagnostics)), reading.found_alone
+
+    told = len(options.mends.made) if options.mends is not None else 0
+    first, alone = read(frozenset())
+    loaded, more = first, alone
+    while more:
         if options.mends is not None:  # what is mended is told once
             del options.mends.made[told:]
+        alone |= more
+        loaded, more = read(frozenset(alone))
+    return loaded if loaded.graph is not None or _errors(loaded) < _errors(first) else first
+
+
+def _errors(loaded: Loaded) -> int:
+    return sum(found.severity == Severity.ERROR for found in loaded.diagnostics)
 
 
 @dataclass(slots=True)

@@ -60,7 +60,7 @@ REFUSED: list[Case] = [
     ("LIP108", "mixes", [node("Gemm", "x w", "y", transA=1)], (6, 6), SQUARE),
     ("LIP108", "mixes", [node("Gemm", "w x", "y")], (6, 6), SQUARE),
     ("LIP108", "mixes", [node("MatMul", "w x", "y")], (6, 6), SQUARE),
-    ("LIP110", "two tensors", [node("MatMul", "x x", "y")], ("n", 6, 6), {}),
+    ("LIP110", "two tensors", [node("MatMul", "x x", "y")], ("n", 6), {}),
     ("LIP110", "depends on the example", [node("Gemm", "x w x", "y")], ("n", 6), SQUARE),
     ("LIP108", "example to example", [node("Gemm", "x w b", "y")], ("n", 6), {**SQUARE, "b": floats(3, 6)}),
     ("LIP108", "example to example", [node("Add", "x b", "y")], ("n", 6), {"b": floats(3, 6)}),

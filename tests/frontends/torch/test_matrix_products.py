@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ class Scores(nn.Module):
         self.parts, self.head = nn.Linear(4, 12), nn.Linear(12, 3)
         self.bias, self.across = nn.Parameter(torch.randn(HEADS, TOKENS, TOKENS)), across
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         size = x.shape[0]
         q, k, v = self.parts(x).reshape(size, TOKENS, 3, HEADS, WIDTH).permute(2, 0, 3, 1, 4).unbind(0)
         if self.across == "tokens":  # scores of [heads, tokens, batch, batch]
