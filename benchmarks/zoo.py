@@ -4,9 +4,9 @@
     python -m benchmarks.zoo [--only NAME …] [--write]
 
 No weights are downloaded: models start at random, those of transformers with few and narrow layers. Each is
-checked as its library makes it, in training mode, and after `.eval()`, as it is fine-tuned; with bounds by theorem,
-with `--bounds auto`, and after `lipcompile fix`. Prints the table; with --write it replaces that of the page. The
-exit code is 1 if a model is refused in every way.
+checked as its library makes it, in training mode, and after `.eval()`, as it is fine-tuned; with bounds by
+theorem, with `--bounds auto`, and after `lipcompile fix`. Prints the table; with --write it replaces that of the
+page. The exit code is 1 if a model is refused in every way.
 """
 
 from __future__ import annotations
