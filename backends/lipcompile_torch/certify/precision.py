@@ -303,6 +303,7 @@ def _of_operands(node: Node, sources: list[Shape], weights: list[Shape]) -> Pair
 _CLIPPED = ("clip_norm", "whitened_scattering2d", "whitened_patches")
 # fmt: off
 _ELEMENTWISE = (
+    "sin", "cos", "atan", "asinh", "erf",
     "relu", "leaky_relu", "tanh", "sigmoid", "softplus", "abs", "elu", "celu", "selu", "gelu", "silu", "mish",
     "hard_swish", "hard_sigmoid", "softsign", "hardtanh", "sign", "hard_shrink", "groupsort", "prelu", "scale",
     "bias", "householder", "fixed_householder", "identity", "flatten", "reshape", "transpose", "space_to_depth",

@@ -66,9 +66,10 @@ def imported(
         return Loaded(source, graph, tuple(reading.builder.diagnostics)), reading.found_alone
 
     told = len(options.mends.made) if options.mends is not None else 0
-    first, alone = read(frozenset())
-    loaded, more = first, alone
-    while more:
+    alone: set[str] = set()
+    loaded, more = read(frozenset())
+    first = loaded
+    while not more <= alone:
         if options.mends is not None:  # what is mended is told once
             del options.mends.made[told:]
         alone |= more

@@ -17,7 +17,6 @@ _ROUNDS = "it rounds to a few bits, and jumps between them"
 _TEXT = "it computes with text"
 _LOSS = "the loss is not part of the network"
 _FINDS = "which entries it returns depends on their values, and jumps"
-_BOUNDED = "its slope is bounded, but no rule covers it"
 _UNCOVERED = "no rule covers it"
 _LINEAR = "it is linear, but no rule covers it"
 _SEQUENCES = "sequences and optional values are not followed"
@@ -72,7 +71,6 @@ NEVER: Mapping[str, str] = {
 }
 
 LATER: Mapping[str, str] = {
-    **dict.fromkeys(("Asinh", "Atan", "Cos", "Erf", "Sin"), _BOUNDED),
     **dict.fromkeys(("AffineGrid", "Col2Im", "CumSum", "DFT", "ReverseSequence", "STFT"), _LINEAR),
     **dict.fromkeys(("CausalConvWithState", "DeformConv", "GridSample", "LinearAttention"), _UNCOVERED),
     **dict.fromkeys(("RoiAlign", "SwiGLU"), _UNCOVERED),

@@ -127,6 +127,20 @@ ATTACKS: Mapping[str, Attack] = {
         unary(lambda _, x: torch.tanh(x)),
         lambda: [at("tanh", NO, constant((6,), norm)) for norm in (0.01, 100)],
     ),
+    **{
+        name: Attack(
+            no_attributes,
+            unary(lambda _, x, function=function: function(x)),
+            lambda name=name, most=most: [at(name, NO, constant((6,), norm)) for norm in (0.01, most)],
+        )
+        for name, function, most in (
+            ("sin", torch.sin, math.sqrt(6) * math.pi / 2),
+            ("cos", torch.cos, math.sqrt(6) * math.pi / 2),
+            ("atan", torch.atan, 1000),
+            ("asinh", torch.asinh, 0.02),
+            ("erf", torch.erf, 100),
+        )
+    },
     "sigmoid": Attack(
         no_attributes,
         unary(lambda _, x: 1 / (1 + torch.exp(-x))),

@@ -65,7 +65,6 @@ REFUSED: list[Case] = [
     ("LIP110", "constant matrices", [node("MatMul", "x w", "y")], ("n", 1, 3, 6), {"w": floats(2, 6, 6)}),
     ("LIP108", "other examples", [node("ReduceSum", "x a", "r", keepdims=0), node("Gemm", "x w r", "y")], ("n", 6),
      SQUARE | {"a": ints(1)}),
-    ("LIP110", "depends on the example", [node("Gemm", "x w x", "y")], ("n", 6), SQUARE),
     ("LIP108", "example to example", [node("Gemm", "x w b", "y")], ("n", 6), {**SQUARE, "b": floats(3, 6)}),
     ("LIP108", "example to example", [node("Add", "x b", "y")], ("n", 6), {"b": floats(3, 6)}),
     ("LIP108", "batch axis", [node("Flatten", "x", "y", axis=0)], ("n", 2, 3), {}),

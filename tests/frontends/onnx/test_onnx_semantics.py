@@ -87,6 +87,7 @@ CASES: dict[str, Case] = {
         (4,),
         {"w": floats(4, 4), "a": ints(1)},
     ),
+    **{op: ([node(op, "x", "y")], (6,), {}) for op in ("Sin", "Cos", "Atan", "Asinh", "Erf")},
     "matmul": ([node("MatMul", "x w", "y")], (6,), {"w": W.T.copy()}),
     "matmul with a vector": ([node("MatMul", "x w", "y")], (3, 6), {"w": floats(6)}),
     "matmul of vectors with a vector": (
