@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -62,26 +63,21 @@ class LastToken(nn.Module):
 
 def of_torchvision(name: str) -> nn.Module:
     """Return a model for images of 64 by 64."""
-    import torchvision
-
     torch.manual_seed(0)
-    model: nn.Module = torchvision.models.get_model(name, weights=None, num_classes=CLASSES)
+    model: nn.Module = import_module("torchvision").models.get_model(name, weights=None, num_classes=CLASSES)
     return model
 
 
 def of_timm(name: str, **more: Any) -> nn.Module:
     """Return a model for images of 64 by 64."""
-    import timm
-
     torch.manual_seed(0)
-    model: nn.Module = timm.create_model(name, pretrained=False, num_classes=CLASSES, **more)
+    model: nn.Module = import_module("timm").create_model(name, pretrained=False, num_classes=CLASSES, **more)
     return model
 
 
 def of_transformers(kind: str, task: str, **more: Any) -> nn.Module:
     """Return a model of two layers of 32 features."""
-    import transformers
-
+    transformers = import_module("transformers")
     torch.manual_seed(0)
     config = getattr(transformers, f"{kind}Config")(**more)
     model: nn.Module = getattr(transformers, f"AutoModel{task}").from_config(config)
