@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .certify import constraints
     from .certify.constraints import Ball, Box, Fixed, Free, Frobenius, Orthogonal, RowBalls, Spectral
     from .certify.precision import rounding_slack
+    from .clip.clipping import ClipGroup
     from .deploy.robustness import certified_radii
     from .nn import functional, layers, losses
     from .train.engine import PrivacyEngine

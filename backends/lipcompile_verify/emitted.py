@@ -141,7 +141,7 @@ class _File:
         self._bounds([self.derived, *([derive(head)] if head else [])])
         self._attributes()
         if self.members:
-            raise ForeignError("class", f"nothing vouches for {', '.join(self.members)}")
+            raise ForeignError("class", _without_proof(list(self.members)))
 
     def _outside(self) -> None:
         """Compare all that stands outside of the class; collect what stands in it."""
@@ -336,6 +336,14 @@ class _File:
             raise ForeignError(name, "it is no dictionary of numbers")
         pairs = zip(found.keys, found.values, strict=True)
         return {ast.literal_eval(key): _double(name, value) for key, value in pairs if key}
+
+
+def _without_proof(members: Sequence[str]) -> str:
+    """Say which members no claim of the certificate covers."""
+    if members == ["gradient_bounds"]:
+        # What `compile --follow-weights` writes.
+        return "gradient_bounds computes bounds of the weights as they are; a certificate covers constraints alone"
+    return f"no claim covers {', '.join(members)}"
 
 
 def _double(name: str, value: ast.expr) -> float:

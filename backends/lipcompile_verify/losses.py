@@ -11,6 +11,9 @@ from .document import require
 from .intervals import UNBOUNDED, Exact, Real, decay, least, most, root
 from .rules import Extent
 
+# Boxes over the arc a² + b² = R² of the logits; any number gives a bound.
+ARCS = 64
+
 
 class Loss(NamedTuple):
     """One row: attributes, the logits that it takes, and L from s and their extent; s.K of them in s.n vectors."""
@@ -21,15 +24,20 @@ class Loss(NamedTuple):
 
 
 def _entropy(s: Any, radius: Real) -> Real:
-    """L_R of a vector of scaled norm R: the vertices of the polytope p_i <= e^(√2·R)·p_j, and the largest ‖p‖."""
-    k = 1 - s.label_smoothing
-    i, j = decay(root(2) * radius), decay(root(Fraction(s.K, s.K - 1)) * radius)
-    last, spread = _gap(i, s.K, s.K - 1), (1 - j) / (1 + j * (s.K - 1))
-    found = (last * (2 * k) + spread * spread) * (s.K - 1)
-    if s.K <= 1000:
-        vertices = ((m, _gap(i, s.K, m)) for m in range(1, s.K))
-        found = least(found, most(*(gap * (2 * k * m) + gap * gap * (m * (s.K - m)) for m, gap in vertices)))
-    return root((found + k * k * (s.K - 1)) / s.K)
+    """L_R of a vector of scaled norm R: the label a below the mean of the others, one of these above the rest."""
+    n = s.K - 1
+    target, top = 1 - s.label_smoothing * Fraction(n, s.K), Fraction(n - 1, n)
+    found = []
+    for m in range(0 if n > 1 else ARCS - 1, ARCS):
+        below = radius * Fraction(2 * ARCS * (m + 1), ARCS**2 + (m + 1) ** 2)
+        spread = radius * Fraction(ARCS**2 - m**2, ARCS**2 + m**2)
+        rest = decay(root(Fraction(n, max(n - 1, 1))) * spread)
+        label = decay(root(Fraction(s.K, n)) * below + root(top) * spread)
+        lowest = label / (label + rest * (n - 1) + 1)
+        apart = (1 - rest) / (rest * (n - 1) + 1)
+        missed, left = target - lowest, (1 - lowest) * apart
+        found.append(missed * missed * Fraction(s.K, n) + left * left * top)
+    return root(most(*found))
 
 
 def _gap(i: Real, classes: int, m: int) -> Real:

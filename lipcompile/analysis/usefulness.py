@@ -21,7 +21,7 @@ from lipcompile.ops.table import LOSS_BY_NAME
 # of 10⁴, noise at this bound has on every entry of the gradient a deviation of 10⁶/10⁴ = 100 times that; 10⁴ steps
 # average it down to once, on each of very many entries. See docs/what-if.md.
 LARGEST_USEFUL = 1e6
-# Times a typical gradient at the initial weights: see docs/clipping.md, "Hopeless bounds".
+# Times a typical gradient at the initial weights: see docs/clipping.md, "Useless bounds".
 LARGEST_EXCESS = 50.0
 
 

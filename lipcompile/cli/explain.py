@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from lipcompile.codes import Code
 
-_KINDS = {
+KINDS = {
     "never": "no such model can be trained with a bound for each example",
     "not yet": "a bound may exist, but the compiler has no rule for it yet",
     "replace by": "something near it can be trained",
@@ -62,7 +62,7 @@ def _explanation(entry: Code) -> Iterator[RenderableType]:
     from lipcompile.reports.console import BAD, GOOD, STRONG, styled
 
     yield styled((f"{entry.code}: {entry.title}", STRONG))
-    yield styled(f"{entry.kind}: {_KINDS[entry.kind]}")
+    yield styled(f"{entry.kind}: {KINDS[entry.kind]}")
     yield Text("")
     yield Text(entry.why.strip())
     for label, style, example in (("wrong", BAD, entry.wrong), ("right", GOOD, entry.right)):

@@ -24,7 +24,7 @@ class Features:
 
     Formal guarantees: ‖features‖ <= `radius` for every row of finite numbers. With w waves in pairs,
     (cos φ, sin φ)/√(w/2), the waves have norm 1; z/(2·max(1, ‖z‖)) has norm at most 1/2; both together, over
-    √(5/4), have norm at most 1; and with c at most √(1 + c²). `radius` adds 1e-6 of it for rounding, and
+    √(5/4), have norm at most 1; and with c at most √(1 + c²). `radius` adds 1e-5 of it for rounding, and
     `__call__` refuses a row beyond it.
 
     Args:

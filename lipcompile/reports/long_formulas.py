@@ -21,7 +21,7 @@ _LONGEST_BELOW_ROOT = 20
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """A formula over names of parts; each part rests on earlier ones only."""
+    """A formula over names of parts; each part rests on earlier ones, and on the m that a maximum runs over."""
 
     whole: Any
     parts: tuple[tuple[Any, Any], ...] = ()
@@ -37,9 +37,7 @@ def pieces(expression: Any) -> Pieces:
     if is_short(expression):
         return Pieces(rounded(expression))
     shown = concise(expression) if is_longer(expression, _LONGEST_SHARED) else rounded(expression)
-    # What a maximum runs over means nothing outside of it.
-    bound = [symbol for symbol in shown.free_symbols if symbol.is_integer]
-    found, [whole] = cse([shown], symbols=_temporary(), ignore=bound)
+    found, [whole] = cse([shown], symbols=_temporary())
     parts: dict[Any, Any] = {}
     trivial: dict[Any, Any] = {}
     for name, part in found:

@@ -15,7 +15,7 @@ from torch import nn
 import lipcompile
 from lipcompile.diagnostics import InputError
 
-SETTINGS: dict[str, Any] = {"loss": "cross_entropy", "epsilon": 8, "delta": 1e-3, "epochs": 1, "batch_size": 10}
+SETTINGS: dict[str, Any] = {"loss": "cross_entropy", "epsilon": 1, "delta": 1e-3, "epochs": 1, "batch_size": 10}
 
 
 def data() -> tuple[Any, ...]:

@@ -243,10 +243,10 @@ def test_the_closed_forms_of_a_layer(capsys: Capture) -> None:
 
 
 def test_the_closed_form_of_a_parameter_with_names_written_out(capsys: Capture) -> None:
-    Path("model.lip").write_text("model m { input x: tensor[4], norm <= 1 dense(3) loss cross_entropy }")
+    Path("model.lip").write_text("model m { input x: tensor[4], norm <= 1 dense(2) loss cross_entropy }")
     assert run("model.lip --layer dense.weight") == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "dense.weight: parameter of dense, 3×4, spectral<=1"
+    assert lines[0] == "dense.weight: parameter of dense, 2×4, spectral<=1"
     assert lines[3].endswith("  L_R*X_0")
     # With names written out nothing but the input is left.
     assert lines[4].split()[0] == "="

@@ -297,3 +297,16 @@ def test_budgets_without_an_analysis_are_refused(options: str, message: str, cap
     write()
     assert run(f"budget model.lip --noise-multiplier 3 --epochs 2 {options}") == 2
     assert re.search(rf"error\[LIP404\].*{message}", capsys.readouterr().err)
+
+
+def test_inputs_that_are_clipped_are_counted(capsys: Capture) -> None:
+    """30 of 40 examples are longer than 1; those of length 1, and a model that is told so, are not mentioned."""
+    write()
+    x = np.zeros((40, 4), dtype=np.float32)
+    x[:, 0], x[10:, 1] = 1.0, 0.25
+    np.savez("data.npz", x_train=x, y_train=np.arange(40) % 2, x_test=x[:10], y_test=np.arange(10) % 2)
+    train("--delta 1e-3")
+    assert "note: 75% of the examples have a norm above 1 and are clipped to it" in capsys.readouterr().err
+    np.savez("data.npz", x_train=x[:10], y_train=np.arange(10) % 2, x_test=x[:10], y_test=np.arange(10) % 2)
+    assert run("train model.lip --data data.npz --output other --accountant rdp --batch-size 5") == 0
+    assert "clipped to it" not in capsys.readouterr().err

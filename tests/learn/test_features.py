@@ -25,6 +25,12 @@ def test_no_row_has_longer_features(kind: str, columns: int) -> None:
     assert features.radius == pytest.approx(math.sqrt(1.09), rel=1.1e-5)
 
 
+@pytest.mark.parametrize("constant", [0.0, 0.3, 1.0, 1.7])
+def test_the_radius_has_room_for_rounding(constant: float) -> None:
+    """1e-5 of the length √(1 + c²), and the digits that are cut off are not taken from it."""
+    assert Features(None, constant).radius >= 1.00001 * math.sqrt(1 + constant**2)
+
+
 @pytest.mark.parametrize("columns", [3, 54, 200, 600, 2000])
 def test_the_features_of_a_row_are_its_own(columns: int) -> None:
     """A batch of other length would take another path through products of matrices, and be rounded otherwise."""

@@ -90,3 +90,9 @@ def test_a_mutant_is_run_in_a_copy(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     monkeypatch.setattr(sys, "argv", ["tests.mutants", *arguments])
     assert program.main() == 0
     assert "3 mutants, 3 killed, 0 survived" in capsys.readouterr().out
+
+
+def test_a_name_of_a_test_file_names_one_file() -> None:
+    """Files of tests are found by name: of two with one name, the mutants of one would be run past the other."""
+    names = [path.stem for path in (ROOT / "tests" / "torch").glob("*/test_*.py")]
+    assert len(names) == len(set(names))

@@ -32,33 +32,33 @@ KINDS = {
     REFUSED: "refused, with a reason",
     ABSENT: "not presented: no real or whole numbers, or none that are finite",
 }
-HEAD = """# What is imported of ONNX
+HEAD = """# ONNX operators
 
-Written by `python -m tests.onnx_backend.figures`. All operators of the standard's own domain, from operator
-set 7 to the newest that the installed `onnx` {version} knows ({newest}). Operators of other domains are
-refused by their domain (LIP109), functions that a model defines are replaced by their bodies.
+Written by `python -m tests.onnx_backend.figures`. This page lists all operators of the standard domain, from
+operator set 7 to the newest that the installed `onnx` {version} knows ({newest}). Operators of other domains are
+rejected (LIP109). Functions that a model defines are replaced by their bodies.
 
-- **supported**: has an importer. Forms that are refused are told beside it.
-- **inside spellings**: not Lipschitz by itself, but known as a part of what exporters write for something that is
-  (a norm, GELU, softmax, attention…).
+- **supported**: has an importer. The table lists the forms that are rejected.
+- **inside spellings**: not Lipschitz by itself, but known as a part of a pattern that exporters write for a
+  Lipschitz layer (a norm, GELU, softmax, attention…).
 - **on constants**: computed while importing.
-- **never**: no bound exists; refused with LIP100.
-- **not yet**: a bound may exist, but no rule covers it; refused with LIP110.
+- **never**: no bound exists; rejected with LIP100.
+- **not yet**: a bound may exist, but no rule covers it; rejected with LIP110.
 
 An operator whose operands are constants is computed while importing, if it is cheap and deterministic. The
-last column counts the cases of `onnx` that consist of this operator alone: imported and equal, and refused.
+last column counts the test cases of `onnx` with this operator alone: imported and equal, and refused.
 """
 COUNTS = """
 ## The test cases of the `onnx` package
 
 Each output of each case is a model of its own. The first real input is the example, or all real inputs are,
 or whole numbers are tokens; other inputs are constants. The batch is axis 0, or axis 1 by its name, or an
-axis put in front. A case counts as equal if one of these readings is imported and the emitted module computes
-what the case expects (up to {tolerance:g} relative and absolute, 2^-7 where the case is rounded to 16 bits),
+added axis. A case counts as equal if one of these readings is imported and the emitted module computes
+the expected output (up to {tolerance:g} relative and absolute, 2^-7 where the case is rounded to 16 bits),
 with the weights bit by bit those of the file. If a reading were imported and differed, the run would fail.
-Models of operator sets before 7 are converted to set 7 by `onnx.version_converter`; behind a softmax at the
-end stands a change of sign. Of the folder `real`, whose models are downloads, the networks of the same names
-in `light` are run. `onnx-test-cases.txt` lists every case with its outcome.
+Models of operator sets before 7 are converted to set 7 by `onnx.version_converter`; a change of sign follows a
+last softmax. The models of the folder `real` are downloads; the networks of the same names
+in `light` run instead. `onnx-test-cases.txt` lists every case with its outcome.
 """
 
 

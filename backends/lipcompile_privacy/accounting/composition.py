@@ -15,7 +15,7 @@ from functools import partial
 
 from ..errors import BudgetError
 from .allocation import MISSING, available
-from .pld import check_resolution, like_poisson, pld_epsilon, resolved_charges
+from .pld import check_resolution, coarse_epsilon, like_poisson, pld_epsilon, resolved_charges
 from .rdp import rdp_epsilon
 from .releases import (
     Accountant,
@@ -156,12 +156,12 @@ def calibrate_noise_multiplier(
         return epsilon([*past, (at(sigma), charges)], target_delta, relation, accountant)
 
     _check_past(past, target_epsilon, target_delta, relation, accountant)
-    # PLD's evaluations are slow: its search starts from an answer of RDP.
-    guess = 1.0
-    if accountant != "rdp":
-        rough = partial(_roughly, target_delta, relation)
-        guess = smallest(lambda sigma: rough((at(sigma), charges)), guess, target_epsilon, target_delta)
-    return smallest(spent, guess, target_epsilon, target_delta)
+    if accountant == "rdp":
+        return smallest(spent, 1.0, target_epsilon, target_delta)
+    # PLD's evaluations are slow: its search starts from an answer on a coarse grid, which is mostly near.
+    rough = partial(_roughly, target_epsilon, target_delta, relation)
+    guess = smallest(lambda sigma: rough((at(sigma), charges)), 1.0, target_epsilon, target_delta)
+    return smallest(spent, guess, target_epsilon, target_delta, step=1.003)
 
 
 def calibrate_steps(
@@ -227,14 +227,18 @@ def _most(
 
     guess = 0
     if accountant != "rdp":
-        guess = largest(lambda n: _roughly(target_delta, relation, run(n)) <= target_epsilon, cap)
+        rough = partial(_roughly, target_epsilon, target_delta, relation)
+        guess = largest(lambda n: rough(run(n)) <= target_epsilon, cap)
     return largest(allowed, cap, guess)
 
 
-def _roughly(delta: float, relation: NeighbouringRelation, run: Run) -> float:
+def _roughly(target: float, delta: float, relation: NeighbouringRelation, run: Run) -> float:
     """Return about the ε of a run, quickly, to start slow searches from."""
     alike, times = like_poisson(run[0], relation)
-    return epsilon([(alike, times * run[1])], delta, accountant="rdp")
+    if alike.noise_multiplier < _NO_NOISE:
+        return math.inf
+    with _quiet():
+        return coarse_epsilon((alike, times * run[1]), delta, target)
 
 
 def _check_past(
@@ -252,8 +256,12 @@ def _check_past(
         )
 
 
-def smallest(spent: Callable[[float], float], guess: float, target_epsilon: float, target_delta: float) -> float:
+def smallest(
+    spent: Callable[[float], float], guess: float, target_epsilon: float, target_delta: float, step: float = 1.15
+) -> float:
     """Return σ with spent(σ) <= target, as small as the tolerance and `SMALLEST_NOISE_MULTIPLIER` allow.
+
+    The root is looked for within a factor of `step` of the guess, then of its square, and so on.
 
     Raises:
         BudgetError: `LARGEST_NOISE_MULTIPLIER` would not do.
@@ -267,13 +275,14 @@ def smallest(spent: Callable[[float], float], guess: float, target_epsilon: floa
                 f"{LARGEST_NOISE_MULTIPLIER:g}: raise epsilon or delta, or train for fewer steps"
             )
         # ε falls about as 1/σ.
-        factor = min(max(1.5, 1.1 * under / target_epsilon), 1e3)
+        factor = min(step * under / target_epsilon, 1e3)
         low, over, high = high, under, min(high * factor, LARGEST_NOISE_MULTIPLIER)
+        step = min(step * step, 2.0)
     while over <= target_epsilon:
         if high <= SMALLEST_NOISE_MULTIPLIER:
             return high
-        low = max(high / 1.15, SMALLEST_NOISE_MULTIPLIER)
-        over = spent(low)
+        low = max(high / step, SMALLEST_NOISE_MULTIPLIER)
+        over, step = spent(low), min(step * step, 2.0)
         if over <= target_epsilon:
             high, under = low, over
     return _narrow(spent, low, over, high, under, target_epsilon)

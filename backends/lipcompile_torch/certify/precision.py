@@ -28,6 +28,7 @@ from typing import Any
 
 import torch
 
+from ..devices import is_processor
 from .sums import DEPTH
 
 _SLACK = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
@@ -70,7 +71,7 @@ def working_slack(output: torch.Tensor) -> float:
         slacks.append(rounding_slack(torch.get_autocast_dtype(device)))
     if device == "cuda" and _tf32():
         slacks.append(_TF32_SLACK)
-    if device == "cpu":
+    if is_processor(output.device):
         slacks += [_REDUCED.get(precision, 0.0) for precision in _onednn()]
     return max(slacks)
 
@@ -175,7 +176,7 @@ def single_is_kept(device: torch.device) -> bool:
     """Whether products of float32 are computed in float32, not in TF32 or bfloat16."""
     if device.type == "cuda":
         return not _tf32()
-    return device.type == "cpu" and not any(said in _REDUCED for said in _onednn())
+    return is_processor(device) and not any(said in _REDUCED for said in _onednn())
 
 
 def _tf32() -> bool:

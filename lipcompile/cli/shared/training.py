@@ -28,6 +28,8 @@ from lipcompile.core.backend import Backend, instantiate
 from lipcompile.diagnostics import Diagnostic, InputError, Severity, input_error
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from lipcompile.core.derivation import Derivation
 
 
@@ -87,6 +89,7 @@ def execute(run: TrainingRun, backend: Backend) -> Any:
     with _mended(lambda: watch.began), _folder(run, text, lambda: watch.began):
         module = instantiate(run.output / MODULE, text)
         check_targets(module, arrays)
+        tell_clipped(module, arrays.x_train)
         config = backend.training.TrainConfig(output=run.output, **settings)
         with plain_warnings(), watch:
             return backend.training.train(module, arrays, config, watch)
@@ -192,6 +195,28 @@ def check_targets(module: Any, arrays: Any) -> None:
             module.per_example_loss(outputs, torch.from_numpy(targets))
         except ValueError as error:
             raise input_error("LIP403", str(error)) from None
+
+
+def tell_clipped(module: Any, inputs: NDArray[Any]) -> None:
+    """Say on stderr how many examples [N, …] are longer than the module lets them be, and lose what is beyond."""
+    from math import prod
+
+    import numpy as np
+
+    if module.input_tokens or module.input_trusted:
+        return
+    # Pieces of at most 32 MiB in float64: the data may be nearly as large as memory.
+    rows = max(1, 2**22 // prod(inputs.shape[1:]))
+    pieces = (inputs[i : i + rows].reshape(-1, prod(inputs.shape[1:])) for i in range(0, len(inputs), rows))
+    limit = module.input_norm * (1 + 1e-6)
+    clipped = sum(int((np.linalg.norm(piece.astype(np.float64), axis=1) > limit).sum()) for piece in pieces)
+    if clipped:
+        share = f"{clipped / len(inputs):.0%}" if clipped >= 0.01 * len(inputs) else "below 1%"
+        click.echo(
+            f"note: {share} of the examples have a norm above {module.input_norm:g} and are clipped to it "
+            "(this figure is not private); scale the inputs by public constants, or raise the input norm",
+            err=True,
+        )
 
 
 @contextmanager

@@ -20,11 +20,12 @@ from lipcompile.ops.loss.constants import (
     several_classes,
     table_of_logits,
 )
-from lipcompile.ops.rules import MANY
 from lipcompile.ops.schema import Label
 
 ONE = Fraction(1)
 ZERO = Fraction(0)
+# Boxes over the arc of cross entropy: L_R is at most 0.4% above the supremum for ε <= 0.1, 0.75% for ε <= 0.5.
+ARCS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,27 +140,34 @@ def _check_classes(attributes: CrossEntropy, classes: int) -> None:
 
 
 def softmax_slope(num: Numbers[N], loss: CrossEntropy, classes: int, logits: N) -> N:
-    """L_R, a bound of ‖p - q‖ for the softmax p of logits of this norm, q a smoothed target; R = τ·X, k = 1-ε.
+    """L_R, a bound of ‖p - q‖ for the softmax p of logits of this norm, q a smoothed target; R = τ·X.
 
-    ‖p - q‖² = ‖p - u‖² + 2k(1/K - p_y) + k²(K-1)/K with u = 1/K. The first two terms are bounded one by one, by p
-    with one logit above the rest and by p with y below, and together, by vertices of {p : p_i <= e^{√2·R}·p_j}.
+    ‖p - q‖² = (q_y - p_y)²·K/(K-1) + (1 - p_y)²·(‖r‖² - 1/(K-1)), r the other probabilities divided by their sum.
+    Both terms grow with a, how far the label's logit lies below the mean of the others, and with b, the spread of
+    the others, where one of them is above the rest. a² + b² = R²: an arc, which the corners of ARCS boxes bound.
     """
     radius = num.let("T_logits", num.of(loss.temperature) * logits, "bound of the scaled logits, τ‖ŷ‖")
-    # Written with e^{-√2·R}, which stays finite where e^{√2·R} overflows or R is unknown.
-    inverse = num.let("q_logits", num.exp(0 - num.sqrt(2) * radius), "e^{-√2·R}")
-    kept = 1 - num.of(loss.label_smoothing)
+    others = classes - 1
+    target = 1 - num.of(loss.label_smoothing) * num.of(Fraction(others, classes))
+    top = Fraction(others - 1, others)
+    below_others, above_mean = num.sqrt(Fraction(classes, others)), num.sqrt(top)
+    above_others = num.sqrt(Fraction(others, max(others - 1, 1)))
 
-    def vertex(m: N) -> N:
-        """K times both terms where m classes have more than the others, by `gap`."""
-        gap = (1 - inverse) / (classes * inverse + m * (1 - inverse))
-        return m * gap * (2 * kept + (classes - m) * gap)
+    def corner(m: N) -> N:
+        """Bound ‖p - q‖² where 2·arctan(m/ARCS) <= arctan(a/b) <= 2·arctan((m + 1)/ARCS)."""
+        below = radius * (2 * ARCS * (m + 1)) / (ARCS**2 + (m + 1) * (m + 1))
+        spread = radius * (ARCS**2 - m * m) / (ARCS**2 + m * m)
+        # Divided by the largest probability: these stay finite where R is large or unknown.
+        rest = num.exp(0 - above_others * spread)
+        label = num.exp(0 - below_others * below - above_mean * spread)
+        total = 1 + (others - 1) * rest
+        lowest = label / (label + total)
+        apart = (1 - rest) / total
+        missed, left = target - lowest, (1 - lowest) * apart
+        return num.of(Fraction(classes, others)) * missed * missed + num.of(top) * left * left
 
-    ratio = num.let("q_one", num.exp(0 - num.sqrt(Fraction(classes, classes - 1)) * radius), "e^{-√(K/(K-1))·R}")
-    spread = (1 - ratio) / (1 + (classes - 1) * ratio)
-    lowest = (1 - inverse) / (classes - 1 + inverse)
-    apart = (classes - 1) * (2 * kept * lowest + spread * spread)
-    both = apart if classes > MANY else num.minimum(num.max_over(1, classes, vertex), apart)
-    distance = num.sqrt((kept * kept * (classes - 1) + both) / classes)
+    # With one other class nothing is spread: the last corner is the largest.
+    distance = num.sqrt(num.max_over(0 if others > 1 else ARCS - 1, ARCS, corner))
     return num.let("L_R", distance, "largest ‖p - q‖, p the probabilities and q the target, that the logits allow")
 
 

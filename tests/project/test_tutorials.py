@@ -1,0 +1,37 @@
+"""Every tutorial of the documentation runs as it stands."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+from tests.project.pages import run_page
+
+TUTORIALS = Path(__file__).parents[2] / "docs" / "tutorials"
+PAGES = sorted(path.name for path in TUTORIALS.glob("*.md") if path.name != "index.md")
+
+
+def test_there_are_four_tutorials() -> None:
+    assert PAGES == ["lip.md", "opacus.md", "table.md", "torch.md"]
+
+
+@pytest.mark.parametrize(
+    ("shown", "same"), [("1\n2\n3", True), ("1\n…", True), ("1\n…\n4", False), ("1\n2", False)]
+)
+def test_outputs_are_compared(shown: str, same: bool, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"```python\nprint(1, 2, 3, sep='\\n')\n```\n\n```text\n{shown}\n```\n", encoding="utf-8")
+    with nullcontext() if same else pytest.raises(AssertionError, match="the page shows"):
+        assert run_page(page) == 1
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_tutorial_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for module in ("data", "nets"):  # of another tutorial
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    assert run_page(TUTORIALS / name) >= 2

@@ -1,0 +1,79 @@
+"""The rules of `.vale.ini` hold in README and docs: those that are lists of words or patterns.
+
+Vale itself is no package of Python. Its rules are YAML; three kinds of them are read here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from configparser import ConfigParser
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from markdown_it import MarkdownIt
+
+ROOT = Path(__file__).parents[2]
+WRITTEN = {"decisions.md", "onnx-support.md"}  # as in .vale.ini
+DOCS = sorted(path for path in (ROOT / "docs").rglob("*.md") if path.name not in WRITTEN)
+PAGES = [ROOT / "README.md", ROOT / "grammar" / "README.md", *DOCS]
+MARKDOWN = MarkdownIt("commonmark").enable("table")
+
+
+@cache
+def rules() -> dict[str, list[re.Pattern[str]]]:
+    """Return the patterns of the rules that are on, by name of the rule: no sentence may match one."""
+    settings = ConfigParser(delimiters=("=",))
+    settings.optionxform = str  # type: ignore[assignment, method-assign]  # names of rules keep their capitals
+    settings.read_string("[*]\n" + (ROOT / ".vale.ini").read_text(encoding="utf-8"))
+    section = settings["*.md"]
+    found = {}
+    for style in section["BasedOnStyles"].split(", "):
+        for path in sorted((ROOT / ".vale" / "styles" / style).glob("*.yml")):
+            name = f"{style}.{path.stem}"
+            if section.get(name) != "NO":
+                found[name] = patterns(yaml.safe_load(path.read_text(encoding="utf-8")))
+    return found
+
+
+def patterns(rule: dict[str, Any]) -> list[re.Pattern[str]]:
+    """Return the patterns of a rule; none for a suggestion, or for kinds that need more than a sentence."""
+    if rule["level"] == "suggestion" or rule.get("scope") == "heading":
+        return []
+    words = {"existence": rule.get("tokens", []), "substitution": rule.get("swap", {})}.get(rule["extends"], [])
+    flags = re.IGNORECASE if rule.get("ignorecase") else re.NOFLAG
+    edge = "" if rule.get("nonword") else r"\b"
+    return [re.compile(f"{edge}(?:{word}){edge}", flags) for word in words]
+
+
+def sentences(page: Path) -> Iterator[str]:
+    """Yield the sentences of a page: of paragraphs, headings, items and cells, without code."""
+    for block in MARKDOWN.parse(page.read_text(encoding="utf-8")):
+        if block.type == "inline":
+            parts = {"softbreak": " ", "code_inline": "code"}
+            text = "".join(t.content if t.type == "text" else parts.get(t.type, "") for t in block.children or [])
+            yield from re.split(r"(?<=[.?!:])\s+", text)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_words(page: Path) -> None:
+    assert [
+        f"{name}: {sentence}"
+        for sentence in sentences(page)
+        for name, found in rules().items()
+        if any(pattern.search(sentence) for pattern in found)
+    ] == []
+
+
+def test_rules_find_what_they_name() -> None:
+    def found(text: str) -> list[str]:
+        return [name for name, patterns in rules().items() if any(p.search(text) for p in patterns)]
+
+    assert found("What is missed, and what was tried.") == ["lipcompile.Cleft"]
+    assert found("What is a bound?") == []
+    assert found("The message has the reason and the mend.") == ["lipcompile.Words"]
+    assert found("Use a clip, e.g. automatic.") == ["Google.Latin"]
+    assert found("Location, cause and fix.") == []
