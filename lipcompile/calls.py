@@ -32,15 +32,6 @@ def private(
 ) -> Any:
     """Return a module that computes what yours does, with its weights, and that `PrivacyEngine` can train.
 
-        model = lipcompile.private(model, images)
-        model, optimizer, loader = PrivacyEngine().make_private(
-            module=model, optimizer=Adam(model.parameters()), data_loader=loader, noise_multiplier=1.0
-        )
-        for x, y in loader:
-            optimizer.zero_grad()
-            model.criterion(model(x), y).backward()
-            optimizer.step()
-
     Args:
         module: yours; it is traced as it is, and left as it was.
         example: a batch of examples [B, …], one for each argument of `forward`, by position or by name; or the
@@ -55,6 +46,22 @@ def private(
 
     Raises:
         InputError: the module is rejected; the diagnostics say where, why, and how to mend it.
+
+    Examples:
+        >>> import lipcompile, torch
+        >>> from lipcompile_torch import PrivacyEngine
+        >>> model = lipcompile.private(torch.nn.Linear(4, 2), [4])
+        >>> data = torch.utils.data.TensorDataset(torch.randn(32, 4), torch.zeros(32, dtype=torch.long))
+        >>> model, optimizer, loader = PrivacyEngine().make_private(
+        ...     module=model,
+        ...     optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        ...     data_loader=torch.utils.data.DataLoader(data, batch_size=8),
+        ...     noise_multiplier=1.0,
+        ... )
+        >>> for x, y in loader:
+        ...     optimizer.zero_grad()
+        ...     model.criterion(model(x), y).backward()
+        ...     optimizer.step()
     """
     derivation = _derived(module, example, model_options(loss=loss, bounds=bounds, **options))
     return instantiate(Path(f"{derivation.source.name}.py"), find().emit(derivation))
@@ -77,9 +84,18 @@ def compile(  # noqa: A001  (the name of the command)
         example: see `private`.
         loss, bounds, options: see `private`; the loss that a .lip file names counts if there is none here.
 
+    Returns:
+        The path of the file. Its `Model`, without arguments, is the module.
+
     Raises:
         InputError: the model is rejected or cannot be read.
         OSError: the file cannot be written.
+
+    Examples:
+        >>> import lipcompile
+        >>> path = lipcompile.compile("model.lip", "model.py", bounds="theorem")
+        >>> "class M(" in path.read_text()
+        True
     """
     chosen = model_options(loss=loss, bounds=bounds, **options)
     path = Path(output)
@@ -121,6 +137,16 @@ def train(
     Raises:
         InputError: the model is rejected or cannot be read, or the folder holds another run.
         DataError: the arrays do not fit; errors of `lipcompile_torch.train.training.train`.
+
+    Examples:
+        >>> import lipcompile, numpy
+        >>> x = numpy.random.default_rng(0).standard_normal((64, 4)).astype("float32")
+        >>> y = (x[:, 0] > 0).astype("int64")
+        >>> result = lipcompile.train(
+        ...     "model.lip", (x, y, x, y), "run", epsilon=8, delta=1e-3, epochs=1, how={"accountant": "rdp"}
+        ... )
+        >>> result.epsilon <= 8
+        True
     """
     from lipcompile.cli.shared.inputs import checked
     from lipcompile.cli.shared.settings import defaults_of
@@ -164,8 +190,6 @@ def fix(
 ) -> Outcome:
     """Write a model that passes `check`, as near to `model` as its bound allows, as `lipcompile fix` does.
 
-    The `reached` of what is returned says whether the bound came down as far as it should.
-
     Args:
         model: see `compile`, but for a module in memory, which `batch_norm` of `private` and the others mends.
         output: a .lip or .onnx file.
@@ -175,9 +199,19 @@ def fix(
         target: the largest bound of the whole gradient to aim at; without it, one that is useful.
         options: see `frontends.options.model_options`.
 
+    Returns:
+        What was changed: `ok` says whether a file was written, `reached` whether the bound came down as far as it
+        should, `check` is the derivation of what was written.
+
     Raises:
         InputError: the model cannot be read, or the format has no words for it (LIP017).
         OSError: the file cannot be written.
+
+    Examples:
+        >>> import lipcompile
+        >>> outcome = lipcompile.fix("model.lip", "fixed.lip")
+        >>> outcome.reached, outcome.check.ok
+        (True, True)
     """
     from lipcompile import fixing
     from lipcompile.cli.shared.signals import aim

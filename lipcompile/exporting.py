@@ -109,6 +109,15 @@ def export_onnx(
         ValueError, RuntimeError: a module that does something else than what was compiled, or whose certificate
             does not verify.
         OSError: the file cannot be written.
+
+    Returns:
+        What the file says, and how far it is from the module: `ok` says whether it was kept.
+
+    Examples:
+        >>> import lipcompile, torch
+        >>> module = lipcompile.private(torch.nn.Linear(4, 2), [4])
+        >>> lipcompile.export_onnx(module, "model.onnx").ok
+        True
     """
     backend = find()
     document = _document(module)

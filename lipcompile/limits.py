@@ -44,7 +44,7 @@ class Limits:
     counts: int = 2**20
     digits: int = 400
     entries: int = 2**40
-    terms: int = 200_000
+    terms: int = 1_000_000
 
     @contextmanager
     def in_force(self) -> Iterator[None]:

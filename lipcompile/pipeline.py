@@ -137,7 +137,30 @@ def _one_of(option: str, said: object, known: Sequence[T]) -> T:
 
 
 def check(model: str, options: ModelOptions | None = None) -> Derivation:
-    """Load and derive: what `lipcompile check` does."""
+    """Verify that a model can be trained privately, and derive its gradient bounds, as `lipcompile check` does.
+
+    Args:
+        model: a .lip file (`FILE.lip::name` picks one of several models), an .onnx file, or
+            `package.module:factory`, which needs `input_shape` among the options.
+        options: what overrides the file, such as `ModelOptions(input_norm=Fraction(1), loss="cross_entropy")`.
+
+    Returns:
+        The derivation, of a rejected model too: `ok` says which it is, `diagnostics` say why and where. Of an
+        accepted model, `analysis` has the bounds: `analysis.parameters` by name, `analysis.total` of the whole
+        gradient of one example. A bound is a formula, and a number that is certified from above.
+
+    Raises:
+        InputError: the model cannot be read: it is missing, it does not parse, or an option is wrong.
+
+    Examples:
+        >>> import lipcompile
+        >>> derivation = lipcompile.check("model.lip")
+        >>> derivation.ok
+        True
+        >>> bound = derivation.analysis.parameters["dense.weight"]
+        >>> print(bound.expression, round(bound.value, 4))
+        sqrt(2)*X_0/2 0.7071
+    """
     chosen = options or ModelOptions()
     return derive(load(model, chosen), chosen)
 
@@ -161,13 +184,25 @@ def from_module(
     shape and kind of numbers.
 
     Args:
+        module: yours.
         example: a batch of examples [B, …], one for each argument of `forward`, by position or by name; or the
             shape of one example.
         input_norm: bound of the norm of one example, clipped to; read as the decimal that Python prints.
         loss, constraint, bias_bound, freeze, bounds, clip_groups, clip_length: as on the command line:
             "cross_entropy:temperature=10", "keep", "auto", "layers".
 
-    Raises InputError if it is no module, or does not take such examples.
+    Returns:
+        The derivation, as of `check`.
+
+    Raises:
+        InputError: it is no module, or does not take such examples.
+
+    Examples:
+        >>> import lipcompile
+        >>> from torch import nn
+        >>> derivation = lipcompile.from_module(nn.Linear(4, 2), [4], loss="cross_entropy", bounds="clip")
+        >>> derivation.ok, derivation.analysis.total.value
+        (True, 1.0)
     """
     options = model_options(
         input_norm=input_norm,

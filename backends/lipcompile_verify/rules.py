@@ -26,7 +26,7 @@ Bounds = Sequence[Real | Exact]
 LINEAR, MODES = "spectral|orthogonal|frobenius", "zeros|circular|reflect|replicate"
 READS = {  # the ops and losses for which rows and entries are derived
     *("gelu", "silu", "mish", "hard_swish", "prelu", "scale", "householder", "multiply", "softmax", "log_softmax"),
-    *("attention", "dot_product_attention", "token_cross_entropy"),
+    *("matmul", "attention", "dot_product_attention", "token_cross_entropy"),
 }
 
 
@@ -98,6 +98,10 @@ def kept(dropped: Q) -> Any:
     return 1 / ok(1 - dropped, dropped < 1)
 
 
+def _fates(s: Any, m: Any) -> Any:
+    return ok(kept(s.probability), 0 <= s.axes <= len(s.I[0]))
+
+
 def _one(s: Any, x: Any) -> Bounds:
     return [1]
 
@@ -144,6 +148,11 @@ ELEMENTWISE: dict[str, tuple[str, Any, Any]] = {
     "celu": ("alpha:q+", lambda s, m: 1, None),
     "selu": ("", lambda s, m: LAMBDA * ALPHA, _selu),
     "tanh": ("", lambda s, m: 1, lambda s, v, n, m: least(v, root(n))),
+    "sin": ("", lambda s, m: 1, lambda s, v, n, m: least(v, root(n))),
+    "cos": ("", lambda s, m: 1, lambda s, v, n, m: root(n)),
+    "atan": ("", lambda s, m: 1, lambda s, v, n, m: least(v, Q("1.5707964") * root(n))),
+    "asinh": ("", lambda s, m: 1, None),
+    "erf": ("", lambda s, m: Q("1.1283792"), lambda s, v, n, m: least(Q("1.1283792") * v, root(n))),
     "sigmoid": ("", lambda s, m: Q(1, 4), lambda s, v, n, m: least(v / 4 + root(Q(n, 4)), root(n))),
     "hard_sigmoid": ("slope:q offset:q0", lambda s, m: ok(abs(s.slope), s.offset <= 1),
                      lambda s, v, n, m: least(v * abs(s.slope) + root(n * s.offset**2), root(n))),
@@ -159,6 +168,7 @@ ELEMENTWISE: dict[str, tuple[str, Any, Any]] = {
     "clip_norm": ("radius:q+", lambda s, m: 1, lambda s, v, n, m: least(v, s.radius)),
     "clip_gradient": ("bound:q+", lambda s, m: 1, None),
     "dropout": ("probability:q0", lambda s, m: kept(s.probability), None),
+    "grouped_dropout": ("probability:q0 axes:i", _fates, None),
 }
 # fmt: on
 
@@ -596,6 +606,21 @@ def _dot_product(s: Any, x: Sequence[Extent]) -> tuple[list[Real], list[Real]]:
     return slopes, [least(root(s.N // s.D) * x[2].R, p * x[2].X) * t, x[2].R * t, x[2].M * t]
 
 
+def _matrices(s: Any) -> Any:
+    a, b = s.I
+    return ok((*a[:-1], b[-1]), len(a) > 1, a[:-2] == b[:-2], a[-1:] == b[-2:-1])
+
+
+def _spectral(s: Any, x: Sequence[Extent]) -> list[Real]:
+    a, b = (least(y.X, root(shape[-2]) * y.R) for y, shape in zip(x, s.I, strict=True))
+    return [b, a]
+
+
+def _multiplied(s: Any, x: Sequence[Extent]) -> list[Real]:
+    b, a = _spectral(s, x)
+    return [least(b * x[0].X, a * x[1].X), b * x[0].R, b * x[0].R]
+
+
 def _tokens(s: Any) -> Any:
     return ok(s.I[0], {*map(len, s.I)} == {2}, s.I[0][1] % s.heads == 0, not s.causal or len(s.I) == 1)
 
@@ -613,6 +638,7 @@ def _attending(role: str, shape: Callable[[Any], Shape]) -> Role:
 MERGE_OPS = {
     "add": Op("weights:q*", _broadcast, _sum, _added, conditions=_operand_copies, operands=(1, MOST_NODES)),
     "multiply": Op("", _broadcast, _product, _meets, conditions=_operand_copies, operands=(2, 2)),
+    "matmul": Op("", _matrices, _multiplied, _spectral, operands=(2, 2)),
     "concat": Op("axis:i", _joined, lambda s, x: _beside(x, last(s)), _ones, operands=(1, MOST_NODES), parts=True),
     "maximum": _selection(""), "minimum": _selection(""), "where": _selection("mask:flag*"),
     "class_token": Op("count:n axis:i last:flag", lambda s: instead(s, along(s) + s.count),

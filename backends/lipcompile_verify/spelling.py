@@ -23,9 +23,10 @@ _STEPS = "{stride:?stride=1}{padding:?padding=0}{dilation:?dilation=1}{groups:?g
 _KERNEL = "{depth}, {channels}, kernel_size={kernel}, input_size={image}, reads={reads}, taps={taps}" + _STEPS
 _REDUCED = {"mean": "mean", "sum": "sum", "max": "amax", "min": "amin", "l1": "abs().sum"}
 
+_OF_TORCH = ("tanh", "sin", "cos", "atan", "asinh", "erf", "sigmoid", "abs", "sign")
 NODES: Mapping[str, str] = {
     **{name: f"F.{name}({{x}})" for name in ("relu", "softplus", "selu", "silu", "softsign")},
-    **{name: f"torch.{name}({{x}})" for name in ("tanh", "sigmoid", "abs", "sign")},
+    **{name: f"torch.{name}({{x}})" for name in _OF_TORCH},
     "leaky_relu": "F.leaky_relu({x}, {slope})",
     "elu": "F.elu({x}, {alpha})",
     "celu": "F.celu({x}, {alpha})",
@@ -57,6 +58,7 @@ NODES: Mapping[str, str] = {
     "clip_norm": "functional.clip_norm({x}, {radius:b})",
     "clip_gradient": "self.clip_gradient({x}, {bound:b})",
     "dropout": "F.dropout({x}, {probability}, self.training)",
+    "grouped_dropout": "functional.grouped_dropout({x}, {probability}, {axes}, self.training)",
     "pad": "functional.pad({x}, {padding}{mode:?mode='zeros'})",
     "upsample": "functional.upsample({x}, {factor}, {mode}{align_corners:?align_corners=False})",
     "gather": "functional.gather({x}, {indices}, axis={axis})",
@@ -64,6 +66,7 @@ NODES: Mapping[str, str] = {
     "scattering2d": "functional.scattering2d({x}, {scales}, angles={angles}, order={order})",
     "add": "{sum}",
     "multiply": "{product}",
+    "matmul": "{x} @ {y}",
     "concat": "torch.cat([{operands}], dim={axis:+})",
     "maximum": "{maximum}",
     "minimum": "{minimum}",

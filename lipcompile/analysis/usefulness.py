@@ -10,7 +10,7 @@ from fractions import Fraction
 from lipcompile.analysis.bounds import Bounds, derive
 from lipcompile.analysis.changes import dominating
 from lipcompile.analysis.requirements import proves
-from lipcompile.core.derivation import Analysis
+from lipcompile.core.derivation import Analysis, Derivation
 from lipcompile.core.graph import Graph, LossUse
 from lipcompile.core.record import NoAttributes
 from lipcompile.diagnostics import Diagnostic, Severity
@@ -23,6 +23,7 @@ from lipcompile.ops.table import LOSS_BY_NAME
 LARGEST_USEFUL = 1e6
 # Times a typical gradient at the initial weights: see docs/clipping.md, "Useless bounds".
 LARGEST_EXCESS = 50.0
+ADVICE = "--bounds auto clips gradients where theorems do not serve; --allow-vacuous goes on all the same"
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,3 +137,16 @@ def _note(analysis: Analysis, ratio: float, advice: str) -> Diagnostic:
         advice,
         Severity.NOTE,
     )
+
+
+def judged(derivation: Derivation, *, allow_vacuous: bool) -> Derivation:
+    """Return the derivation, rejected if its bound is known to be of no use (LIP310) and nobody allows that."""
+    if allow_vacuous:
+        return derivation
+    diagnostics = tuple(
+        replace(found, severity=Severity.ERROR, help=f"{ADVICE}; {found.help}")
+        if found.code == "LIP310"
+        else found
+        for found in derivation.diagnostics
+    )
+    return replace(derivation, diagnostics=diagnostics)

@@ -14,10 +14,13 @@ from lipcompile.cli.env import env
 from lipcompile.cli.explain import explain
 from lipcompile.cli.export import export
 from lipcompile.cli.fix import fix
+from lipcompile.cli.format import format_
 from lipcompile.cli.ledger import ledger
+from lipcompile.cli.lsp import lsp
 from lipcompile.cli.new import new
 from lipcompile.cli.predict import predict
 from lipcompile.cli.report import report
+from lipcompile.cli.show import show
 from lipcompile.cli.train import train
 from lipcompile.cli.tune import tune
 from lipcompile.cli.verify import verify
@@ -40,8 +43,10 @@ for _command in (
     new,
     check,
     fix,
+    format_,
     compile_,
     report,
+    show,
     budget,
     train,
     tune,
@@ -52,6 +57,7 @@ for _command in (
     verify,
     export,
     explain,
+    lsp,
     demo,
     env,
 ):

@@ -138,7 +138,8 @@ def _uncollected() -> Iterator[None]:
 def _derived(model: str, wishes: Wishes) -> Derivation:
     """Check one model; raises InputError, also for a file that the system does not let us read."""
     from lipcompile import pipeline
-    from lipcompile.cli.shared.verdicts import judged, measured, verified
+    from lipcompile.analysis.usefulness import judged
+    from lipcompile.cli.shared.verdicts import measured, verified
 
     certificate = wishes.certificate
     try:

@@ -47,8 +47,9 @@ def compile_(
       lipcompile compile model.lip -o model.py
     """
     from lipcompile import pipeline
+    from lipcompile.analysis.usefulness import judged
     from lipcompile.cli.shared.settings import noise_strategy, planned, planned_training
-    from lipcompile.cli.shared.verdicts import judged, measured
+    from lipcompile.cli.shared.verdicts import measured
 
     emitter = find(backend)
     refuse_source(model, output)

@@ -55,7 +55,7 @@ def report(
       lipcompile report model.lip --layer dense.weight
     """
     from lipcompile import pipeline
-    from lipcompile.cli.shared.verdicts import judged
+    from lipcompile.analysis.usefulness import judged
 
     _check(model, output, layer)
     loaded = pipeline.load(model, options)

@@ -160,10 +160,11 @@ def _train_network(
     model: str, options: ModelOptions, data: Path, output: Path, allow_vacuous: bool, given: dict[str, Any]
 ) -> int:
     from lipcompile import pipeline
+    from lipcompile.analysis.usefulness import judged
     from lipcompile.cli.shared.inputs import CHECKPOINT
     from lipcompile.cli.shared.settings import defaults_of, planned
     from lipcompile.cli.shared.training import TrainingRun, execute, print_result
-    from lipcompile.cli.shared.verdicts import judged, measured
+    from lipcompile.cli.shared.verdicts import measured
 
     loaded = pipeline.load(model, options)
     derivation = judged(pipeline.derive(loaded, options), allow_vacuous=allow_vacuous)

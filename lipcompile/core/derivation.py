@@ -105,6 +105,14 @@ class Unsolved:
 
 
 @dataclass(frozen=True, slots=True)
+class GrowthCase:
+    """An order of growth as a formula, and the condition that it holds under: empty for always."""
+
+    order: Any
+    condition: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Depth:
     """How bounds grow with depth.
 
@@ -112,6 +120,7 @@ class Depth:
     formulas of depth use.
     gradient_bound: the bound of the whole gradient over the counts of all blocks; None without blocks.
     growth: its order in a depth T that all counts are proportional to, `O(sqrt(T))`; by cases if need be.
+    growth_cases, growth_where: the same in parts: formulas with their conditions, and what is said behind them.
     advice: what would make an expansive or contractive network critical. unsolved: what else repeats.
     """
 
@@ -122,6 +131,8 @@ class Depth:
     growth: str | None = None
     advice: tuple[str, ...] = ()
     unsolved: tuple[Unsolved, ...] = ()
+    growth_cases: tuple[GrowthCase, ...] = ()
+    growth_where: str = ""
 
 
 @dataclass(frozen=True, slots=True)

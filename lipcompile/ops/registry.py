@@ -22,9 +22,22 @@ def register(op: AnyOp) -> None:
     Its rules are trusted as the built-in ones are: prove them, and attack them with `lipcompile audit`. A backend
     needs to be told how to compute the op, see `lipcompile.emitters.torch.expressions`.
 
+    Args:
+        op: the record, with its rules and its spellings.
+
+    Returns:
+        Nothing: from now on .lip files may call the layer.
+
     Raises:
         TypeError: not an `Op`.
         ValueError: a name or a spelling is taken, or the record is not complete.
+
+    Examples:
+        >>> import lipcompile
+        >>> from dataclasses import replace
+        >>> from lipcompile.core.record import Spelling
+        >>> from lipcompile.ops.table import OP_BY_NAME
+        >>> lipcompile.register(replace(OP_BY_NAME["relu"], name="my_relu", dsl=(Spelling("my_relu"),)))
     """
     if not isinstance(op, Op):
         raise TypeError(f"register takes an Op, not {type(op).__name__}")

@@ -51,7 +51,7 @@ def expand(
     known = {definition.name: definition for definition in definitions}
     roots = tuple(expressions)
     written: dict[Any, Any] = {}
-    for definition in _needed(roots, known):
+    for definition in needed(roots, known.values()):
         if definition.expression is not None:
             written[definition.name] = _written(definition.expression, written, longest)
     results = tuple(_written(root, written, longest) for root in roots)
@@ -63,15 +63,15 @@ def expand(
     )
 
 
-def _needed(roots: Iterable[Any], known: Mapping[str, Definition]) -> list[Definition]:
-    """Return the definitions that formulas rest on, in their order."""
-    used = _names(roots)
-    needed: list[Definition] = []
-    for definition in reversed(list(known.values())):
+def needed(formulas: Iterable[Any], definitions: Iterable[Definition]) -> list[Definition]:
+    """Return the definitions that formulas rest on, in their order; they rest on earlier ones only."""
+    used = _names(formulas)
+    found: list[Definition] = []
+    for definition in reversed(list(definitions)):
         if definition.name in used:
-            needed.append(definition)
+            found.append(definition)
             used |= _names([definition.expression])
-    return needed[::-1]
+    return found[::-1]
 
 
 def _names(expressions: Iterable[Any]) -> set[str]:

@@ -75,10 +75,11 @@ def _plain_cell(cell: RenderableType) -> str:
 
 
 def table(*columns: str, right: tuple[str, ...] = ()) -> Table:
-    """Return an empty table without rules; columns named in `right` are aligned to the right."""
+    """Return an empty table without rules; columns named in `right` hold numbers, which are never parted."""
     made = Table(box=None, padding=(0, 2, 0, 0), header_style=STRONG, show_header=any(columns))
     for column in columns:
-        made.add_column(column, justify="right" if column in right else "left", overflow="fold")
+        number = column in right
+        made.add_column(column, justify="right" if number else "left", overflow="fold", no_wrap=number)
     return made
 
 

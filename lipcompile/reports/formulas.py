@@ -21,8 +21,10 @@ from sympy import (
     Tuple,
     default_sort_key,
     exp,
+    expand,
     preorder_traversal,
 )
+from sympy.core.parameters import distribute
 from sympy.logic.boolalg import Boolean
 from sympy.printing.latex import LatexPrinter
 from sympy.printing.printer import Printer
@@ -31,8 +33,11 @@ from sympy.printing.str import StrPrinter
 from lipcompile.numbers import Scalar
 from lipcompile.numbers import text as scalar_text
 from lipcompile.numbers.rounding import upward
+from lipcompile.numbers.symbolic import Symbolic
 
 _DIGITS, _LONGEST = 7, 400
+# Fractions of more digits are written as decimals for the eye.
+_LONGEST_RATIO = 3
 # So many terms take more than `_LONGEST` characters. Sums of more terms are not sorted for the eye.
 _MOST_TERMS = 128
 _SHORT = decimal.Context(prec=_DIGITS, rounding=decimal.ROUND_CEILING)
@@ -66,6 +71,8 @@ class _Latex(_Sums, LatexPrinter):  # type: ignore[misc]
     def _print_Symbol(self, expr: Any, style: str = "plain") -> str:  # noqa: ARG002, N802
         if expr == ELLIPSIS:
             return r"\cdots"
+        if is_decimal(expr):
+            return str(expr.name)
         head, _, subscript = expr.name.partition("_")
         head = head if len(head) == 1 else rf"\mathrm{{{head}}}"
         if not subscript:
@@ -99,9 +106,26 @@ class _Text(_Sums, StrPrinter):  # type: ignore[misc]
         return "∞"
 
 
+def normal(expression: Any) -> Any:
+    """Return a formula with one form of each power of a number: 4**depth, and not 2**(2*depth)."""
+    powers = {power: _normal_power(power) for power in expression.atoms(Pow) if power.base.is_Rational}
+    changed = {power: other for power, other in powers.items() if other != power}
+    return expression.xreplace(changed) if changed else expression
+
+
+def _normal_power(power: Any) -> Any:
+    """Take a whole factor of an exponent into the base, unless that gets long."""
+    factor, exponent = power.exp.as_coeff_Mul()
+    if not (factor.is_Integer and 1 < factor <= _DIGITS and exponent.free_symbols):
+        return power
+    base = power.base**factor
+    return base**exponent if _digits(base) <= _DIGITS else power
+
+
 @lru_cache(maxsize=4096)
 def text(expression: Any) -> str:
     """Return a formula on one line, in Python's notation: `3*L*X_0`, `sqrt(2)*X_0`."""
+    expression = normal(expression)
     return str(_Text(_order(expression)).doprint(expression))
 
 
@@ -128,15 +152,51 @@ def _order(expression: Any) -> dict[str, str]:
 
 
 def rounded(expression: Any) -> Any:
-    """Return a formula in which constants of many digits are rounded up to seven.
+    """Return a formula in which constants of many digits are rounded up to seven, and fractions are decimals.
 
     What would not be larger for that stays as it is: what it stands in may bound something.
     """
+    expression = _with_decimals(expression)
     long = {atom: _rounded(atom) for atom in expression.atoms(Rational) if _digits(atom) > _DIGITS}
     if not long:
         return expression
     kept = {part: part for part in expression.atoms(Add, Pow, exp, Boolean) if _may_fall(part)}
-    return expression.xreplace({**long, **kept})
+    with distribute(False):  # what is rounded up stays in front of its brackets: a difference may fall
+        return expression.xreplace({**long, **kept})
+
+
+def _with_decimals(expression: Any) -> Any:
+    """Return a formula in which fractions of many digits that decimals of few are equal to are names of those.
+
+    A name is not computed with, and so not rounded to the nearest.
+    """
+    short = {atom: _decimal(atom) for atom in expression.atoms(Rational) if _is_decimal(atom)}
+    if not short:
+        return expression
+    with distribute(False):
+        return expression.xreplace(short)
+
+
+def is_decimal(symbol: Any) -> bool:
+    """Whether a symbol is the name of a decimal."""
+    return bool(symbol.name[:1].isdigit())
+
+
+def _decimal(number: Any) -> Any:
+    size = Symbol(f"{_divided(abs(number)):f}", positive=True)
+    return size if number > 0 else -size
+
+
+def _is_decimal(number: Any) -> bool:
+    """Whether a fraction of many digits has at most seven as a decimal."""
+    if number.is_Integer or _digits(number) <= _LONGEST_RATIO:
+        return False
+    return _divided(number) * int(number.q) == int(number.p)
+
+
+def _divided(number: Any) -> decimal.Decimal:
+    """Return a fraction as a decimal of seven digits, rounded up."""
+    return _SHORT.divide(int(number.p), int(number.q))
 
 
 def _may_fall(part: Any) -> bool:
@@ -190,7 +250,7 @@ def _joined(expression: Any, args: list[Any]) -> Any:
 
 
 def _rounded(number: Any) -> Any:
-    return Float(str(_SHORT.divide(int(number.p), int(number.q))), _DIGITS)
+    return Float(str(_divided(number)), _DIGITS)
 
 
 def _digits(number: Any) -> int:
@@ -207,6 +267,7 @@ def latex(expression: Any, *, long_fractions: bool = True) -> str:
     # Words beside each other are one word in mathematics.
     words = any(len(symbol.name.partition("_")[0]) > 1 for symbol in expression.free_symbols)
     space = {"mul_symbol": r"\,"} if words else {}
+    expression = normal(expression)
     return str(_Latex({**_order(expression), **ratio, **space}).doprint(expression))
 
 
@@ -247,12 +308,10 @@ def percent(share: float | None) -> str:
 
 
 def count(number: Scalar | int) -> str:
-    """Return an integer with thousands set apart: `1,234,567`; an open number as an expression."""
-    return (
-        f"{int(number):,}"
-        if isinstance(number, int | Fraction)
-        else scalar_text(number).removeprefix("(").removesuffix(")")
-    )
+    """Return an integer with thousands set apart: `1,234,567`; an open number as an expression, multiplied out."""
+    if isinstance(number, int | Fraction):
+        return f"{int(number):,}"
+    return text(expand(Symbolic().of(number).expression))
 
 
 def dimensions(shape: tuple[int, ...], copies: Scalar = ONE) -> str:

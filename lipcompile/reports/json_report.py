@@ -25,6 +25,7 @@ from lipcompile.core.graph import ClipGroup, Node, Parameter
 from lipcompile.diagnostics import Diagnostic, Location
 from lipcompile.numbers import text as scalar_text
 from lipcompile.numbers.known import Definition
+from lipcompile.reports.closed_forms import needed
 from lipcompile.reports.formulas import latex, text
 from lipcompile.reports.messages import command
 
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 SCHEMA = "lipcompile.report/1"
 Json = dict[str, Any]
+# So many names of the total are defined twice: among all symbols, and beside the total.
+_MOST_NAMES = 32
 
 _NO_FORMULA: Json = {"formula": None, "latex": None}
 _UNKNOWN: Json = {**_NO_FORMULA, "value": None}
@@ -57,6 +60,21 @@ def report(derivation: Derivation) -> Json:
     """Return the report of a derivation: every key is present, what is unknown is null.
 
     Of a rejected model there are diagnostics and requirements, but no layers, parameters or totals.
+
+    Args:
+        derivation: of `check` or `from_module`.
+
+    Returns:
+        A dictionary of what JSON has, by the schema `lipcompile.report/1`.
+
+    Raises:
+        Nothing: a derivation always has a report.
+
+    Examples:
+        >>> import lipcompile
+        >>> found = lipcompile.report(lipcompile.check("model.lip"))
+        >>> found["ok"], [parameter["name"] for parameter in found["parameters"]]
+        (True, ['dense.weight'])
     """
     analysis = derivation.analysis
     return {
@@ -75,6 +93,7 @@ def report(derivation: Derivation) -> Json:
         "total": {
             "lipschitz": _bound(analysis.lipschitz) if analysis else _UNKNOWN,
             "gradient_bound": _bound(analysis.total) if analysis else _UNKNOWN,
+            "symbols": _names_of_total(analysis) if analysis else [],
         },
         "depth": _depth(analysis),
     }
@@ -85,6 +104,13 @@ def unreadable(diagnostics: Sequence[Diagnostic]) -> Json:
     missed = Requirement(False, NOT_REACHED)
     nothing = Derivation(Source("", "", "", ""), Requirements(missed, missed, missed), tuple(diagnostics), None)
     return {**report(nothing), "model": None}
+
+
+def _names_of_total(analysis: Analysis) -> list[Json] | None:
+    """Return the names in the formulas of the total, and those that these rest on; None if they are too many."""
+    formulas = (analysis.lipschitz.expression, analysis.total.expression)
+    found = needed(formulas, analysis.definitions)
+    return [_symbol(definition) for definition in found] if len(found) <= _MOST_NAMES else None
 
 
 def _model(derivation: Derivation) -> Json:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 from html import escape, unescape
 from typing import Any
 
 from sympy.printing.mathml import MathMLPresentationPrinter
 from sympy.printing.pretty.pretty_symbology import greek_unicode
+
+from lipcompile.reports.formulas import is_decimal, normal
 
 # What sympy writes between factors: nothing to see, which is wrong where a number follows.
 _INVISIBLE = "\N{INVISIBLE TIMES}"
@@ -36,6 +39,8 @@ class _MathML(MathMLPresentationPrinter):  # type: ignore[misc]
         return self._made("mi", greek_unicode.get(text, text))
 
     def _print_Symbol(self, expr: Any, style: str = "plain") -> Any:  # noqa: ARG002, N802
+        if is_decimal(expr):
+            return self._made("mn", expr.name)
         head, _, subscript = expr.name.partition("_")
         if not head or not subscript:
             return self._name(expr.name)
@@ -80,9 +85,40 @@ def mathml(expression: Any) -> str:
     What is written is well-formed XML without named entities, and names in it are escaped.
     """
     printer = _MathML()
-    root = printer._made("math", printer._print(expression), displaystyle="true")
+    root = printer._made("math", printer._print(normal(expression)), displaystyle="true")
     _mend(root)
     return str(root.toxml())
+
+
+def broken(expression: Any) -> str:
+    """Return a formula as `math` elements one after the other, between which a line may end: before signs of sums.
+
+    Browsers break no line inside of a `math` element.
+    """
+    printer = _MathML()
+    row = printer._print(normal(expression))
+    _mend(row)
+    rows: list[list[Any]] = [[]]
+    for cell in _cells(row):
+        if _is_sign(cell) and rows[-1]:
+            cell.setAttribute("form", "infix")
+            rows.append([])
+        rows[-1].append(cell)
+    return " ".join(str(printer._made("math", *cells, displaystyle="true").toxml()) for cells in rows)
+
+
+def _is_sign(cell: Any, signs: tuple[str, ...] = ("+", _MINUS, "=")) -> bool:
+    return cell.tagName == "mo" and cell.firstChild.data in signs
+
+
+def _cells(row: Any) -> Iterator[Any]:
+    """Yield the terms and signs of a sum, or of an equation with one; anything else as it is."""
+    parts = list(row.childNodes) if row.tagName == "mrow" else []
+    if not any(map(_is_sign, parts)):
+        yield row
+        return
+    for part in parts:
+        yield from _cells(part) if part is parts[-1] and _is_sign(parts[1], ("=",)) else [part]
 
 
 def _mend(element: Any) -> None:

@@ -18,8 +18,8 @@ from urllib.parse import quote
 
 from lipcompile.codes import Code, codes
 from lipcompile.diagnostics import Diagnostic, Location
-from lipcompile.ops.schema import suggest, suggested
 from lipcompile.reports.messages import Lines, Sources, alike, command, line_at, lines_of
+from lipcompile.reports.replacements import replacement
 from lipcompile.version import __version__
 
 Json = dict[str, Any]
@@ -27,8 +27,6 @@ Json = dict[str, Any]
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 # Codes that complain of the command and the installation, not of a file.
 _OF_THE_COMMAND = ("LIP005", "LIP006", "LIP008")
-# Codes of words that are misspelt. A wrong setting of training is no such: which one is meant is not ours to say.
-_OF_WORDS = ("LIP010", "LIP011", "LIP012", "LIP210")
 # How a rule's own severity is called among the properties that code scanning orders its findings by.
 _URGENCY = {"error": "error", "warning": "warning", "note": "recommendation"}
 # The names of the examples' languages for a highlighter; .lip has none.
@@ -204,15 +202,13 @@ class _Log:
 
     def _fixes(self, found: Diagnostic, at: Location) -> list[Json]:
         """Return the replacement of a misspelt word, where a diagnostic points at one and names the right one."""
-        line, near = line_at(at, self.lines), suggested(found.help)
-        if line is None or at.column is None or near is None or found.code not in _OF_WORDS:
+        line = line_at(at, self.lines)
+        mend = replacement(found, line)
+        if mend is None:
             return []
-        written = line[at.column - 1 : at.column - 1 + at.length]
-        if not written.isidentifier() or not suggest(written, [near]):
-            return []  # the line points at something else than the misspelt word
-        replacement = {"deletedRegion": _region(at, line), "insertedContent": {"text": near}}
-        change = {"artifactLocation": _located(_uri(at.file)), "replacements": [replacement]}
-        return [{"description": {"text": f"write `{near}` for `{written}`"}, "artifactChanges": [change]}]
+        replaced = {"deletedRegion": _region(at, line), "insertedContent": {"text": mend.text}}
+        change = {"artifactLocation": _located(_uri(at.file)), "replacements": [replaced]}
+        return [{"description": {"text": mend.title}, "artifactChanges": [change]}]
 
 
 def _region(at: Location, line: str | None) -> Json:

@@ -13,7 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 from sympy import Eq, Symbol
 
-from lipcompile.core.derivation import Bound
+from lipcompile.core.derivation import Bound, Depth
 from lipcompile.numbers import Scalar
 from lipcompile.numbers import text as scalar_text
 from lipcompile.numbers.symbolic import Symbolic
@@ -21,8 +21,8 @@ from lipcompile.reports import wording
 from lipcompile.reports.console import printable
 from lipcompile.reports.document import PRIVACY_HINT, Document, Rows
 from lipcompile.reports.formulas import ELLIPSIS, count, dimensions, percent, rough, times, up
-from lipcompile.reports.long_formulas import NumberedFormulas, Pieces, pieces
-from lipcompile.reports.mathml import mathml
+from lipcompile.reports.long_formulas import NumberedFormulas, Pieces, is_short, pieces
+from lipcompile.reports.mathml import broken, mathml
 from lipcompile.reports.messages import findings
 from lipcompile.version import __version__
 
@@ -38,6 +38,7 @@ def environment() -> Environment:
     made.globals["wording"] = wording
     made.filters |= {function.__name__: function for function in filters}
     made.filters["quantity"] = lambda scalar: quantity(scalar, math)
+    made.filters["grows"] = lambda depth: Markup(grows(depth, math, lambda words: str(escape(words))))
     return made
 
 
@@ -55,8 +56,8 @@ def _shown(value: Any) -> Any:
 def math(expression: Any) -> Markup:
     """Return a formula as MathML of bounded size, and below it the parts of a long one that have names."""
     found = pieces(expression)
-    parts = (mathml(Eq(name, part, evaluate=False)) for name, part in found.parts)
-    return Markup(mathml(found.whole)) + Markup("").join(
+    parts = (broken(Eq(name, part, evaluate=False)) for name, part in found.parts)
+    return Markup(mathml(found.whole) if is_short(found.whole) else broken(found.whole)) + Markup("").join(
         Markup(f'<span class="part">{part}</span>') for part in parts
     )
 
@@ -66,6 +67,15 @@ def quantity(scalar: Scalar, math: Callable[[Any], str]) -> str:
     if isinstance(scalar, Fraction):
         return count(scalar) if scalar.denominator == 1 else scalar_text(scalar)
     return math(Symbolic().of(scalar).expression)
+
+
+def grows(depth: Depth, math: Callable[[Any], str], escape: Callable[[str], str]) -> str:
+    """Return the order of growth with its formulas by `math`: `O(√T)`, by cases if need be."""
+    cases = (
+        f"O({math(case.order)}){f' if {escape(case.condition)}' if case.condition else ''}"
+        for case in depth.growth_cases
+    )
+    return ", ".join(cases) + escape(depth.growth_where)
 
 
 def abridged(expression: Any) -> bool:
@@ -176,6 +186,7 @@ def _formulas(language: Language, book: NumberedFormulas) -> dict[str, Callable[
     return {
         "bound": bound,
         "entry": lambda found, number: [Raw(line) for line in language.entry(number, found)],
+        "grows": lambda depth: Raw(grows(depth, math, language.escape)),
         "math": math,
         "quantity": lambda scalar: quantity(scalar, math),
         "symbol": lambda name: Raw(language.formula(Symbol(name))),

@@ -19,6 +19,7 @@ from lipcompile.numbers.known import Definition
 from lipcompile.numbers.rounding import upward
 from lipcompile.reports.console import BAD, GOOD, HINT, STRONG, printable, styled, table
 from lipcompile.reports.formulas import count, dimensions, legible, up
+from lipcompile.reports.long_formulas import pieces
 from lipcompile.reports.messages import Sources, messages
 from lipcompile.reports.rows import requirement_rows
 
@@ -28,8 +29,8 @@ _INDENT = (0, 0, 0, 2)
 _MOST_LAYERS = 4
 _LONGEST_TOTAL = 200
 
-# A longer formula of a name would push everything else off the screen.
-_LONGEST_FORMULA = 60
+# Where a report uses more names, a formula that is longer is left to --verbose, with the names in it.
+_MOST_NAMES, _LONGEST_FORMULA = 24, 60
 
 
 def report(derivation: Derivation, sources: Sources, *, verbose: bool = False) -> Iterator[RenderableType]:
@@ -61,8 +62,10 @@ def _requirements(derivation: Derivation) -> Table:
 
 
 def _analysis(analysis: Analysis, *, verbose: bool) -> Iterator[RenderableType]:
-    shown = analysis.definitions if verbose else _mentioned(analysis)
-    names = [_names(shown, verbose=verbose)] if shown else []
+    shown = analysis.definitions if verbose else _mentioned(analysis, whole=True)
+    whole = verbose or len(shown) <= _MOST_NAMES
+    shown = shown if whole else _mentioned(analysis, whole=False)
+    names = [_names(shown, whole=whole)] if shown else []
     parts: list[RenderableType] = [_parameters(analysis), *names, _totals(analysis)]
     parts += _depth(analysis, verbose=verbose)
     if verbose:
@@ -112,8 +115,11 @@ def _layers(analysis: Analysis) -> Table:
     return rows
 
 
-def _mentioned(analysis: Analysis) -> tuple[Definition, ...]:
-    """Return the names that the shown formulas mention, and those without a formula, which may need a value."""
+def _mentioned(analysis: Analysis, *, whole: bool) -> tuple[Definition, ...]:
+    """Return the names that the shown formulas mention, and those without a formula, which may need a value.
+
+    whole: whether the formula of every name is shown.
+    """
     known = {definition.name: definition for definition in analysis.definitions}
     slope = (analysis.lipschitz,) if proves(analysis.graph) else ()
     waiting = [bound.expression for bound in (*analysis.parameters.values(), analysis.total, *slope)]
@@ -124,7 +130,7 @@ def _mentioned(analysis: Analysis) -> tuple[Definition, ...]:
             name = str(symbol)
             if name in known and name not in found:
                 found.add(name)
-                waiting += [known[name].expression] if _short(known[name].expression) else []
+                waiting += [known[name].expression] if whole or _short(known[name].expression) else []
     return tuple(definition for name, definition in known.items() if name in found)
 
 
@@ -132,16 +138,21 @@ def _short(expression: Any) -> bool:
     return len(legible(expression)) <= _LONGEST_FORMULA
 
 
-def _names(definitions: Sequence[Definition], *, verbose: bool) -> Table:
+def _names(definitions: Sequence[Definition], *, whole: bool) -> Table:
     rows = table("name", "at most", "meaning", "formula", right=("at most",))
     for definition in definitions:
         value = Text("not given", HINT) if definition.upper is None else Text(upward(definition.upper))
+        parts: Sequence[tuple[Any, Any]] = ()
         if definition.expression is None:
             formula = None if definition.value is None else scalar_text(definition.value)
+        elif whole or _short(definition.expression):
+            found = pieces(definition.expression)
+            formula, parts = legible(found.whole), found.parts
         else:
-            long = not verbose and not _short(definition.expression)
-            formula = "shown by --verbose" if long else legible(definition.expression)
+            formula = "shown by --verbose"
         rows.add_row(definition.name, value, printable(definition.meaning), formula)
+        for name, part in parts:
+            rows.add_row("", "", "", f"{name} = {legible(part)}")
     return rows
 
 
@@ -185,7 +196,7 @@ def _depth(analysis: Analysis, *, verbose: bool) -> Iterator[RenderableType]:
         yield styled("gradient bound, by the numbers of copies: ", legible(total.expression))
         shown.append(total.expression)
     if names := _of_depth(analysis, shown):
-        yield _names(names, verbose=verbose)
+        yield _names(names, whole=verbose)
     for text in depth.advice:
         yield styled(text)
 

@@ -71,6 +71,9 @@ def random_point(case: Case, generator: torch.Generator) -> Point:
 def _kept(case: Case, generator: torch.Generator) -> Tensor | None:
     """Draw what a dropout leaves: entries of the output, or of the weights of attention."""
     masked = {"dropout": case.site.output}
+    if case.op.name == "grouped_dropout":
+        apart = case.site.attributes.axes
+        masked[case.op.name] = (*case.site.output[:apart], *(1 for _ in case.site.output[apart:]))
     if case.op.name == "dot_product_attention":
         masked[case.op.name] = (*case.site.output[:-1], case.site.inputs[1][-2])
     if case.op.name == "attention":

@@ -53,6 +53,39 @@ def test_nothing_is_wider_than_the_window(
         assert opened.evaluate(OUTSIDE) == []
 
 
+@pytest.mark.parametrize("name", ACCEPTED)
+@pytest.mark.parametrize("width", [390, 1280])
+def test_no_column_of_a_table_is_cut(chromium: Chromium, reports: dict[str, Path], name: str, width: int) -> None:
+    """On a wide screen all columns are seen, and on a phone a row is a card: tables scroll on neither."""
+    with chromium.open(reports[name], width) as opened:
+        opened.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
+        assert opened.evaluate("document.querySelectorAll('table.cards').length") != 0
+        assert opened.evaluate(CUT) == []
+        labels = opened.evaluate(LABELS)
+        assert labels == (["At most", "Share", "Bound", "Constraint", "Shape"] if width == 390 else [])
+
+
+# Tables that are wider than what is seen of them.
+CUT = """
+[...document.querySelectorAll('.scroll:has(table.cards)')].filter(one => one.scrollWidth > one.clientWidth + 1)
+    .map(one => [one.ariaLabel, one.scrollWidth, one.clientWidth])
+"""
+# What stands before the cells of the first row of bounds.
+LABELS = """
+[...document.querySelector('#bounds tbody tr').querySelectorAll('td')]
+    .map(one => getComputedStyle(one, '::before').content).filter(one => one !== 'none')
+    .map(one => one.replaceAll('"', ''))
+"""
+
+
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_long_sums_are_broken_into_lines(chromium: Chromium, reports: dict[str, Path], name: str) -> None:
+    """The formula of the whole gradient stands within a wide screen."""
+    with chromium.open(reports[name]) as opened:
+        wide = "[...document.querySelectorAll('.display')].map(one => one.scrollWidth - one.clientWidth)"
+        assert all(pixels <= 1 for pixels in opened.evaluate(wide))  # type: ignore[attr-defined]
+
+
 # Elements that reach beyond the window though no container of theirs scrolls.
 OUTSIDE = """
 [...document.querySelectorAll('main *')].filter(one => one.getBoundingClientRect().right > innerWidth + 0.5

@@ -484,7 +484,7 @@ def test_every_command_shows_an_example() -> None:
     assert {example.split()[0] for example in examples()} == set(cli.commands)
 
 
-@pytest.mark.parametrize("example", [example for example in examples() if not example.startswith("demo")])
+@pytest.mark.parametrize("example", [example for example in examples() if not example.startswith(("demo", "lsp"))])
 @pytest.mark.usefixtures("place")
 def test_examples_of_the_help_run(example: str) -> None:
     if "model.onnx" in example:
@@ -495,6 +495,8 @@ def test_examples_of_the_help_run(example: str) -> None:
     if example.startswith("verify"):
         assert run("check model.lip --certificate model.json") == 0
         assert run("compile model.lip -o model.py") == 0
+    if example.startswith("format --check"):
+        assert run("format model.lip planned.lip") == 0
     if "public.npz" in example:
         np.savez("public.npz", **arrays())
     if "mnist.npz" in example:

@@ -53,6 +53,14 @@ def test_the_hook_runs(hook: dict[str, Any], models: list[str], capsys: pytest.C
     assert "accepted: mlp from models/mlp.onnx" in capsys.readouterr().out
 
 
+def test_the_hook_that_formats_runs(models: list[str]) -> None:
+    hook = HOOKS[1]
+    assert hook["id"] == "lipcompile-format"
+    chosen = [name for name in models if re.search(hook["files"], name)]
+    assert chosen == [name for name in models if name.endswith(".lip")]
+    assert run([*command(hook["entry"]), *chosen]) == 0
+
+
 def test_a_hook_can_be_configured_as_shown(models: list[str]) -> None:
     (repository,) = CONFIGURED["repos"]
     (hook,) = repository["hooks"]

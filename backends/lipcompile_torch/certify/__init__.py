@@ -4,5 +4,5 @@ Bounds are theorems about the stored numbers, in the dtype in use: each term tha
 is red without it. Nothing here trains, draws noise or knows a layer. The command `certify`, of predictions, is
 in `deploy`.
 
-Imports: lipcompile_torch.autograd, lipcompile_torch.native, lipcompile_torch.sharding.
+Imports: lipcompile_torch.autograd, lipcompile_torch.devices, lipcompile_torch.native, lipcompile_torch.sharding.
 """

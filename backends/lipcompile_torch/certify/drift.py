@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from .. import native
+from ..devices import is_processor
 from .rounding import BRAIN, DOUBLE, SINGLE, UP, gamma, gamma_single
 
 _SMALL = 64  # up to here float64 costs less than what bfloat16 takes beside the product
@@ -165,7 +166,7 @@ def _most(values: Iterable[float]) -> float:
 def _pieces(weight: Tensor, copy: Tensor, height: int = COARSE.height) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield both, cut alike along the rows: into a few blocks at a time on processors, else whole."""
     blocks = max(1, _PIECE * weight.shape[-2] // (height * max(1, weight.numel())))
-    rows = blocks * height if weight.device.type == "cpu" else max(1, weight.shape[-2])
+    rows = blocks * height if is_processor(weight.device) else max(1, weight.shape[-2])
     yield from zip(torch.split(weight, rows, dim=-2), torch.split(copy, rows, dim=-2), strict=True)
 
 
@@ -272,7 +273,7 @@ def _grams(blocks: Tensor) -> Tensor:
     """BBᵀ, added up in float32; in float64, where squares of what is small do not vanish. On other devices than
     processors bfloat16 may be added up in bfloat16: not there.
     """
-    if blocks.device.type != "cpu" or not _adds_in_single():
+    if not is_processor(blocks.device) or not _adds_in_single():
         blocks = blocks.float()  # numbers that TF32 leaves as they are
     return torch.bmm(blocks, blocks.mT).to(torch.float64)
 

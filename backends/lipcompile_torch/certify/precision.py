@@ -28,6 +28,7 @@ from typing import Any
 
 import torch
 
+from ..devices import is_processor
 from .sums import DEPTH
 
 _SLACK = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
@@ -70,7 +71,7 @@ def working_slack(output: torch.Tensor) -> float:
         slacks.append(rounding_slack(torch.get_autocast_dtype(device)))
     if device == "cuda" and _tf32():
         slacks.append(_TF32_SLACK)
-    if device == "cpu":
+    if is_processor(output.device):
         slacks += [_REDUCED.get(precision, 0.0) for precision in _onednn()]
     return max(slacks)
 
@@ -175,7 +176,7 @@ def single_is_kept(device: torch.device) -> bool:
     """Whether products of float32 are computed in float32, not in TF32 or bfloat16."""
     if device.type == "cuda":
         return not _tf32()
-    return device.type == "cpu" and not any(said in _REDUCED for said in _onednn())
+    return is_processor(device) and not any(said in _REDUCED for said in _onednn())
 
 
 def _tf32() -> bool:
@@ -288,6 +289,11 @@ def _attention(node: Node, sources: list[Shape], weights: list[Shape]) -> Pair: 
     return terms, terms
 
 
+def _matrices(node: Node, sources: list[Shape], weights: list[Shape]) -> Pair:  # noqa: ARG001
+    """Sums over the columns of the first operand; on the way back, over the rows or the columns of the result."""
+    return _linear(sources[0][-1]), _linear(max(node["shape"][-2:]))
+
+
 def _of_operands(node: Node, sources: list[Shape], weights: list[Shape]) -> Pair:  # noqa: ARG001
     """Operands are added or multiplied, and may stand for several copies of themselves."""
     copies = max(math.prod(node["shape"]) // max(math.prod(source), 1) for source in sources)
@@ -298,11 +304,12 @@ def _of_operands(node: Node, sources: list[Shape], weights: list[Shape]) -> Pair
 _CLIPPED = ("clip_norm", "whitened_scattering2d", "whitened_patches")
 # fmt: off
 _ELEMENTWISE = (
+    "sin", "cos", "atan", "asinh", "erf",
     "relu", "leaky_relu", "tanh", "sigmoid", "softplus", "abs", "elu", "celu", "selu", "gelu", "silu", "mish",
     "hard_swish", "hard_sigmoid", "softsign", "hardtanh", "sign", "hard_shrink", "groupsort", "prelu", "scale",
     "bias", "householder", "fixed_householder", "identity", "flatten", "reshape", "transpose", "space_to_depth",
-    "depth_to_space", "patches", "slice", *_CLIPPED, "clip_gradient", "dropout", "class_token", "embedding",
-    "concat",
+    "depth_to_space", "patches", "slice", *_CLIPPED, "clip_gradient", "dropout", "grouped_dropout", "class_token",
+    "embedding", "concat",
 )
 # fmt: on
 
@@ -314,5 +321,6 @@ _COUNTS: Mapping[str, Count] = {
     **dict.fromkeys(("avg_pool", "scaled_avg_pool", "max_pool", "l2_pool", "lp_pool"), _window),
     **dict.fromkeys(("layer_norm", "rms_norm", "center"), _along_axes),
     "attention": _attention,
+    "matmul": _matrices,
     **dict.fromkeys(("add", "multiply", "maximum", "minimum", "where"), _of_operands),
 }

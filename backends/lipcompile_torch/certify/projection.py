@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ..devices import is_processor
 from ..sharding import is_shard, replace_
 from .constraints import Constraint, Fixed, Frobenius, Orthogonal, Spectral
 from .drift import (
@@ -288,7 +289,7 @@ def project_(parameters: Iterable[Known], slack: float) -> None:
     """
     elsewhere = []
     for parameter, known in parameters:
-        if parameter.device.type == "cpu":
+        if is_processor(parameter.device):
             _project_together([(parameter, known)], slack)  # there are no transfers to share
         else:
             elsewhere.append((parameter, known))

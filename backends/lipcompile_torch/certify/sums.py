@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from .. import native
+from ..devices import is_processor
 
 RUN = 64
 RUNS = 8
@@ -100,7 +101,7 @@ def _sum_of_products(left: Tensor, right: Tensor) -> Tensor:
     left, right = left.to(dtype), right.to(dtype)
     if left.shape[-2] <= RUN or dtype == torch.float64:
         return left.mT @ right
-    by_run = left.dim() == 2 and left.device.type == "cpu" and not torch.compiler.is_compiling()
+    by_run = left.dim() == 2 and is_processor(left.device) and not torch.compiler.is_compiling()
     return _run_by_run(left, right) if by_run else _all_runs(left, right)
 
 
@@ -156,7 +157,7 @@ def example_norms(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     found = None if torch.is_grad_enabled() and x.requires_grad else native.row_norms(rows)
     if found is not None:
         return found
-    if rows.device.type != "cpu" or torch.compiler.is_compiling():
+    if not is_processor(rows.device) or torch.compiler.is_compiling():
         return _row_norms(rows, wide)
     parts = torch.split(rows, max(_AT_ONCE // max(rows.shape[1], 1), 1))
     return torch.cat([_row_norms(part.to(torch.float64), wide) for part in parts])
@@ -167,7 +168,7 @@ def _row_norms(rows: Tensor, wide: bool) -> Tensor:
     norms: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
     if not wide or rows.shape[1] == 0:
         return norms
-    may_ask = rows.device.type == "cpu" and native.is_eager()  # elsewhere it would wait for a device
+    may_ask = is_processor(rows.device) and native.is_eager()  # elsewhere it would wait for a device
     if may_ask and bool(((norms > 2.0**-400) & (norms < 2.0**400)).all()):
         return norms
     largest = torch.linalg.vector_norm(rows.detach(), math.inf, dim=1)

@@ -3,5 +3,5 @@
 `bookkeeping` notes each use of a parameter, `clipping` turns the notes into clipped sums. The clip of the loss
 and the thresholds that follow private quantiles belong to `train`.
 
-Imports: lipcompile_torch.certify, lipcompile_torch.native.
+Imports: lipcompile_torch.certify, lipcompile_torch.devices, lipcompile_torch.native.
 """

@@ -33,6 +33,7 @@ import torch
 from torch import Tensor
 
 from ..certify.sums import DEPTH
+from ..devices import is_processor
 from .bookkeeping import SMALL, Products, Use, joined
 from .example_gradients import Clip, ExampleGradients
 
@@ -216,7 +217,7 @@ class Ticket:
 def sum_depth(parameter: Tensor) -> int:
     """Return the depth of the sum that is the gradient of a clipped parameter, see `precision.sum_slack`."""
     is_small = parameter.numel() <= SMALL and parameter.dtype != torch.float64
-    return 1 if is_small and parameter.device.type == "cpu" else DEPTH
+    return 1 if is_small and is_processor(parameter.device) else DEPTH
 
 
 def ticket_of(parameter: Tensor | None) -> Ticket | None:

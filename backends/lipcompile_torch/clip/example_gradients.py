@@ -29,11 +29,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  (its name everywhere in this field)
 
+from ..devices import at_once, is_processor
 from .native_gradients import HeldGradients, NativeGradients, Scaling, native_gradients
 from .outer_product_plans import depth
 from .outer_products import Sizes, Windows
 
-_AT_ONCE = {"cpu": 2**22, "cuda": 2**27}
+_AT_ONCE = 2**22, 2**27
 """Entries of gradients or windows that torch's operations hold at once: what caches and memory like."""
 
 
@@ -218,7 +219,7 @@ class ExampleGradients:
     def _chunks(self) -> Iterator[tuple[slice, Tensor]]:
         """Yield gradients of some examples, [c, entries] in float32 or float64."""
         unfolded = math.prod(self.made.shape[2:]) * self.read.shape[1] * math.prod(self.windows.kernel)
-        most = _AT_ONCE["cuda" if self.read.is_cuda else "cpu"] // max(unfolded, self._entries(), 1)
+        most = at_once(self.read.device, *_AT_ONCE) // max(unfolded, self._entries(), 1)
         for start in range(0, len(self.read), max(most, 1)):
             some = slice(start, start + max(most, 1))
             yield some, _gradients(self.read[some], self.made[some], self.windows)
@@ -258,7 +259,7 @@ def _combined(rows: Tensor, factors: Tensor | None) -> Tensor:
 
 def _gradients(read: Tensor, made: Tensor, windows: Windows) -> Tensor:
     """Return gradients [B, F·C/groups·taps]."""
-    least = torch.float64 if made.device.type == "cpu" else torch.float32
+    least = torch.float64 if is_processor(made.device) else torch.float32
     dtype = torch.promote_types(torch.promote_types(read.dtype, made.dtype), least)
     rank, groups = len(windows.kernel), windows.groups
     if 0 in made.shape:  # torch cuts no windows where there are none

@@ -2,7 +2,7 @@
 
 Without native code, the callers do the same with torch's operations: `kernels` is None then.
 
-Imports: nothing of ours.
+Imports: lipcompile_torch.devices.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
 
+from ..devices import is_processor
 from .memory_rows import Part, flat
 
 kernels: ModuleType | None
@@ -54,7 +55,7 @@ def is_plain(tensor: Tensor) -> bool:
     """
     return (
         type(tensor) is Tensor
-        and tensor.device.type == "cpu"
+        and is_processor(tensor.device)
         and tensor.layout is torch.strided
         and not tensor.is_neg()
         and (tensor.data_ptr() != 0 or tensor.numel() == 0)

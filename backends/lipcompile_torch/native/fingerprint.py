@@ -28,12 +28,13 @@ import torch
 from torch import Tensor
 
 from .. import native
+from ..devices import at_once
 from .memory_rows import flat, stretches
 
 BLOCK = 1024
 """Words of a block: their keys stay in a cache."""
 
-_AT_ONCE = {"cpu": 2**6, "cuda": 2**13}  # blocks whose products in 64 bits are there at a time
+_AT_ONCE = 2**6, 2**13  # blocks whose products in 64 bits are there at a time
 
 
 class Key:
@@ -102,7 +103,7 @@ def _by_torch(rows: Sequence[Tensor], inner: Tensor, outer: Tensor) -> Tensor:
     """Return F of tensors on one device, whose blocks have the keys ``outer``."""
     total, first = inner.new_zeros(()), 0
     parts = [(part, 1.0) for row in rows for part in _whole_blocks(row)]
-    for pieces in stretches(parts, BLOCK * _AT_ONCE.get(inner.device.type, 2**6)):
+    for pieces in stretches(parts, BLOCK * at_once(inner.device, *_AT_ONCE)):
         words = torch.cat([piece for piece, _ in pieces]).view(-1, BLOCK)
         sums = (words * inner).sum(dim=1)
         total = total + (sums * outer[first : first + len(sums)]).sum()

@@ -153,6 +153,21 @@ def patches(x: Tensor, k: int) -> Tensor:
     return space_to_depth(x, k).flatten(2).transpose(1, 2)
 
 
+def grouped_dropout(x: Tensor, probability: float, axes: int, training: bool) -> Tensor:
+    """Drop entries of [B, *example] together that agree in their first ``axes`` indices of the example.
+
+    While ``training``, what is dropped becomes 0, with this probability; the rest is divided by 1 - probability.
+    Every example draws for itself: 0 axes are random depth (Huang et al., 2016), 1 axis drops channels.
+
+    Raises:
+        ValueError: the example does not have so many axes.
+    """
+    if not 0 <= axes < x.dim():
+        raise ValueError(f"an example of shape {tuple(x.shape[1:])} does not have {axes} axes")
+    fates = x.new_ones(*x.shape[: axes + 1], *(1 for _ in x.shape[axes + 1 :]))
+    return x * F.dropout(fates, probability, training)
+
+
 def dot_product_attention(
     queries: Tensor,
     keys: Tensor,

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..devices import at_once
 from .resampling import pad
 
 Array = NDArray[np.float64]
@@ -71,7 +72,7 @@ def scattering2d(x: Tensor, scales: int, angles: int = 8, order: int = 2) -> Ten
     images = pad(working.flatten(0, 1), (bank.sides(height), bank.sides(width)), "reflect")
     if not len(images):  # transforms refuse it; the sum is 0, and keeps the way back
         return (images.sum() + images.new_zeros(shape)).to(x.dtype)
-    entries = _ENTRIES if x.device.type == "cpu" else _ENTRIES * _ON_DEVICES
+    entries = at_once(x.device, _ENTRIES, _ENTRIES * _ON_DEVICES)
     most = max(entries // (images.shape[-2] * images.shape[-1] * angles), 1)
     parts = [torch.cat(list(_scattered(part, bank, order)), dim=1) for part in torch.split(images, most)]
     return torch.cat(parts).to(x.dtype).reshape(shape)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..autograd import apply, instances_first, write
+from ..devices import is_processor
 
 
 def dimension_of(x: Tensor, axis: int) -> int:
@@ -42,7 +43,7 @@ def _exceeds(first: Tensor, second: Tensor, room: Tensor) -> Tensor:
     """Return ``first > second``. On processors, where entries lie side by side, torch takes twice as long to write
     Booleans as to write numbers, for which there is ``room``, and convert them.
     """
-    if torch.compiler.is_compiling() or first.device.type != "cpu" or 1 not in first.stride():
+    if torch.compiler.is_compiling() or not is_processor(first.device) or 1 not in first.stride():
         return first > second
     return torch.gt(first, second, out=room).to(torch.bool)
 

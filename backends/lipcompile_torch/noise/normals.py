@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..certify.rounding import UP
+from ..devices import is_processor
 from ..native.memory_rows import Part, add_scaled_, by_device, entries, in_threads, stretches, with_values
 from . import processor
 from .discrete_gaussian import GRID_BITS, Words, draw
@@ -85,7 +86,7 @@ class PlainNormals:
 
     def generator(self, device: torch.device) -> str:
         """See `Normals.generator`."""
-        return processor.generator(self._seed) if device.type == "cpu" else PHILOX
+        return processor.generator(self._seed) if is_processor(device) else PHILOX
 
     def refresh(self) -> None:
         """Take new entropy for the next step; without effect on a seeded source."""
@@ -104,7 +105,7 @@ class PlainNormals:
 
     def draw(self, shape: torch.Size, device: torch.device) -> Tensor:
         """Return independent standard normals of a shape, in float64 on a device."""
-        if device.type != "cpu":
+        if not is_processor(device):
             return torch.randn(shape, dtype=torch.float64, device=device, generator=self._generator(device))
         normals = torch.empty(shape, dtype=torch.float64, device="cpu")
         self._on_cpu.fill_(normals.view(-1))
@@ -113,7 +114,7 @@ class PlainNormals:
     def perturb_(self, parts: Sequence[Part]) -> None:
         """See `Normals.perturb_`."""
         for device, there in by_device(parts).items():
-            if device.type == "cpu":
+            if is_processor(device):
                 self._on_cpu.perturb_(there)
                 continue
             for stretch in stretches(there, _DEVICE_STRETCH):
@@ -190,7 +191,7 @@ class SecureNormals:
         """See `Normals.perturb_`."""
         for device, there in by_device(parts).items():
             cut = list(stretches(there, _DRAWS_PER_KEY))
-            if device.type == "cpu":
+            if is_processor(device):
                 in_threads(self._perturb, cut)
                 continue
             for stretch in cut:  # other threads would not be in the stream of work of this one

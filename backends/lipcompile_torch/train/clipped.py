@@ -19,6 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..certify.precision import rounding_slack
 from ..clip.bookkeeping import without
+from ..devices import at_once
 from ..nn.functional import clip_scale, example_norms
 from ..noise.mechanism import Allocation, allocate, values_by_name
 from . import checks
@@ -28,7 +29,7 @@ from .module import LipschitzModule
 PerExampleLoss = Callable[[Tensor, Tensor], Tensor]
 """From outputs [B, …] and targets [B, …] to the loss of each example, [B]."""
 
-_CHUNK_ENTRIES = {"cpu": 2**22, "cuda": 2**27}  # of per-example gradients at once: what caches and memory like
+_CHUNK_ENTRIES = 2**22, 2**27  # of per-example gradients at once: what caches and memory like
 _MOST_EXAMPLES = 512
 
 
@@ -293,7 +294,7 @@ class ClippedGradients:
     def _fitting_chunk(self) -> int:
         numbers = sum(parameter.numel() for parameter in self._parameters.values())
         device = next(iter(self._parameters.values())).device
-        return max(1, min(_MOST_EXAMPLES, _CHUNK_ENTRIES.get(device.type, 2**22) // numbers))
+        return max(1, min(_MOST_EXAMPLES, at_once(device, *_CHUNK_ENTRIES) // numbers))
 
 
 def _lengths(clipping: float | Mapping[str, float], names: Iterable[str]) -> tuple[bool, dict[str, float]]:

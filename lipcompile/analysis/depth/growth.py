@@ -262,6 +262,12 @@ def written(order: Order, depth: str) -> str:
     return f"O({' * '.join(factors) or '1'})"
 
 
+def formula(order: Order, depth: str) -> Any:
+    """Return what is written in the brackets of an order: rate^T·T^power."""
+    symbol = sympy.Symbol(depth, positive=True)
+    return order.rate**symbol * symbol**order.power
+
+
 def _rate(rate: Any) -> str:
     if rate.is_Rational:
         short = repr(float(rate))

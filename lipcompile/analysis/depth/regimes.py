@@ -15,7 +15,7 @@ import sympy
 
 from lipcompile.analysis.bounds import derive
 from lipcompile.analysis.depth.advice import advice
-from lipcompile.analysis.depth.growth import Growth, NoOrderError, written
+from lipcompile.analysis.depth.growth import Growth, NoOrderError, Order, formula, written
 from lipcompile.analysis.depth.loops import (
     GROWING,
     ROUNDING,
@@ -29,7 +29,7 @@ from lipcompile.analysis.depth.loops import (
     with_loop,
 )
 from lipcompile.analysis.depth.repetition import bottlenecks, rerolled
-from lipcompile.core.derivation import Block, Bound, Depth, finite
+from lipcompile.core.derivation import Block, Bound, Depth, GrowthCase, finite
 from lipcompile.core.graph import Graph, Node
 from lipcompile.numbers import Step
 from lipcompile.numbers.certified import Certified, Interval
@@ -98,13 +98,18 @@ class _Repeated:
         total = Bound(_factored(self._formulas.total.expression), finite(self._numbers.total.upper))
         blocks = tuple(self._block(node) for node in self._loops)
         regimes = [block.regime for block in blocks]
+        orders, letter = self._growth(total.expression), self._letter()
+        told = [written(order, letter) + (f" if {case}" if case else "") for case, order in orders.items()]
+        where = self._where(letter)
         return Depth(
             regime=_together(regimes),
             blocks=blocks,
             definitions=self._definitions(blocks, total),
             gradient_bound=total,
-            growth=self._growth(total.expression),
+            growth=", ".join(told) + where if told else None,
             advice=tuple(advice(self._graph)),
+            growth_cases=tuple(GrowthCase(formula(order, letter), case) for case, order in orders.items()),
+            growth_where=where,
         )
 
     def _count(self, node: Node) -> Any:
@@ -170,26 +175,29 @@ class _Repeated:
             if name in used
         )
 
-    def _growth(self, total: Any) -> str | None:
-        """Return the order of the bound in the number of copies, in cases of the one rate that is open, if any."""
-        letter = str(min(self._counts, key=str)) if len(self._counts) == 1 else "T"
-        where = self._where(letter)
+    def _letter(self) -> str:
+        return str(min(self._counts, key=str)) if len(self._counts) == 1 else "T"
+
+    def _growth(self, total: Any) -> dict[str, Order]:
+        """Return the order of the bound in the number of copies, by cases of the one rate that is open, if any.
+
+        The condition of a case is empty for always. There are none where nothing is known.
+        """
         open_rates = self._open_rates()
         if len(open_rates) > 1:
-            return None
+            return {}
         try:
             if not open_rates:
-                return written(self._orders({}).of(total), letter) + where
+                return {"": self._orders({}).of(total)}
             [rate] = open_rates
             cases = {
                 f"{rate} < 1": sympy.Rational(1, 2),
                 f"{rate} = 1": sympy.S.One,
                 f"{rate} > 1": sympy.Integer(2),
             }
-            orders = {name: self._orders({rate: sample}).of(total) for name, sample in cases.items()}
+            return {name: self._orders({rate: sample}).of(total) for name, sample in cases.items()}
         except NoOrderError:
-            return None
-        return ", ".join(f"{written(order, letter)} if {name}" for name, order in orders.items()) + where
+            return {}
 
     def _where(self, letter: str) -> str:
         """Say which counts grow together, and which are held fixed: those of loops in loops."""

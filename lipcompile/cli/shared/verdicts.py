@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lipcompile.analysis.requirements import proves
-from lipcompile.analysis.usefulness import LARGEST_EXCESS
+from lipcompile.analysis.usefulness import ADVICE, LARGEST_EXCESS
 from lipcompile.cli.shared.signals import signals
 from lipcompile.core.backend import Backend, program
 from lipcompile.diagnostics import Diagnostic, InputError, Location, Severity
@@ -16,19 +16,6 @@ from lipcompile.diagnostics import Diagnostic, InputError, Location, Severity
 if TYPE_CHECKING:
     from lipcompile.core.derivation import Derivation
     from lipcompile.frontends.options import Loaded, Original
-
-_MEND = "--bounds auto clips gradients where theorems do not serve; --allow-vacuous goes on all the same"
-
-
-def judged(derivation: Derivation, *, allow_vacuous: bool) -> Derivation:
-    """Return the derivation, rejected if its bound is known to be of no use (LIP310) and nobody allows that."""
-    if allow_vacuous:
-        return derivation
-    diagnostics = tuple(
-        replace(found, severity=Severity.ERROR, help=f"{_MEND}; {found.help}") if found.code == "LIP310" else found
-        for found in derivation.diagnostics
-    )
-    return replace(derivation, diagnostics=diagnostics)
 
 
 def measured(
@@ -54,7 +41,7 @@ def exceeded(derivation: Derivation, found: Any, *, allow_vacuous: bool) -> Deri
         f"the bound of the whole gradient, {bound}, is {times} times a typical gradient at the initial weights: "
         "noise in its proportion drowns the signal at any usual budget"
     )
-    return replace(derivation, diagnostics=(*derivation.diagnostics, Diagnostic("LIP311", message, _MEND)))
+    return replace(derivation, diagnostics=(*derivation.diagnostics, Diagnostic("LIP311", message, ADVICE)))
 
 
 def _is_proved(derivation: Derivation) -> bool:

@@ -227,11 +227,11 @@ def _loosened(
 
 def _declared_constraint(expression: ast.Expression, scope: Scope) -> tuple[Constraint, bool]:
     call = ast.Call(expression, ()) if isinstance(expression, ast.Name) else expression
-    if not isinstance(call, ast.Call) or call.name.text not in _CONSTRAINTS:
-        near = suggest(call.name.text, list(_CONSTRAINTS)) if isinstance(call, ast.Call) else ""
-        help_line = near or f"use {', '.join(_CONSTRAINTS)}"
+    if not isinstance(call, ast.Call) or call.name.text not in CONSTRAINTS:
+        near = suggest(call.name.text, list(CONSTRAINTS)) if isinstance(call, ast.Call) else ""
+        help_line = near or f"use {', '.join(CONSTRAINTS)}"
         raise Problem("LIP012", "this is no constraint", expression.at, help_line)
-    kind, fixed = _CONSTRAINTS[call.name.text]
+    kind, fixed = CONSTRAINTS[call.name.text]
     if len(call.arguments) > (0 if call.name.text in ("orthogonal", "fixed") else 1):
         raise Problem("LIP012", f"`{call.name.text}` has too many arguments", call.at)
     if call.name.text == "frobenius" and not call.arguments:
@@ -240,7 +240,8 @@ def _declared_constraint(expression: ast.Expression, scope: Scope) -> tuple[Cons
     return Constraint(kind, bound), fixed
 
 
-_CONSTRAINTS: Mapping[str, tuple[ConstraintKind, bool]] = {
+# By name: the set of allowed weights, and whether they are left untrained.
+CONSTRAINTS: Mapping[str, tuple[ConstraintKind, bool]] = {
     "spectral": ("spectral", False),
     "orthogonal": ("orthogonal", False),
     "frobenius": ("frobenius", False),
@@ -321,10 +322,11 @@ class Given:
         first = self.shapes[0]
         rank = self.spelling.rank if self.spelling.rank is not None else max(len(first) - 1, 0)
         chosen = self.positional if positional is None else positional
-        return bind(self.op.attributes, chosen, {**self.named, **changes}, rank, _parameter_arguments(self.op))
+        return bind(self.op.attributes, chosen, {**self.named, **changes}, rank, parameter_arguments(self.op))
 
 
-def _parameter_arguments(op: AnyOp) -> tuple[str, ...]:
+def parameter_arguments(op: AnyOp) -> tuple[str, ...]:
+    """Return the arguments of a layer that are about its parameters: constraints, bounds, labels, clips."""
     declared = [rule.argument for rule in op.parameters if rule.argument is not None]
     own = (*dict.fromkeys(declared), "share", "clip") if op.parameters else ()
     return (*own, "start") if "constraint" in own else own
@@ -332,7 +334,7 @@ def _parameter_arguments(op: AnyOp) -> tuple[str, ...]:
 
 def _check_names(op: AnyOp, call: ast.Call, arguments: Sequence[ast.Argument]) -> None:
     """Check what can be checked of a layer whose operands were refused: the names of its arguments."""
-    own = _parameter_arguments(op)
+    own = parameter_arguments(op)
     named = [argument.name.text for argument in arguments if argument.name and argument.name.text not in own]
     try:
         check_names(op.attributes, named, own)

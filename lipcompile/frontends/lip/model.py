@@ -20,14 +20,18 @@ from lipcompile.ops.schema import suggest
 
 def load(path: Path, name: str | None, options: ModelOptions) -> Loaded:
     """Read the model `name` of a file (the only one by default); raises InputError if the text does not parse."""
-    text = _text(path, Location(str(path)))
+    return read(_text(path, Location(str(path))), path, name, options)
+
+
+def read(text: str, path: Path, name: str | None, options: ModelOptions) -> Loaded:
+    """Read a model of a text, which stands for the file `path`; raises InputError as `load` does."""
     if options.constraint == "keep":
         message, mend = "--constraint keep needs imported weights", "a .lip file has none: use spectral:1.0"
         raise input_error("LIP005", message, mend)
     try:
         file = parse(text, str(path))
         model = _choose(file.models, name, path)
-        blocks = _blocks(file, path)
+        blocks = blocks_of(file, path, len(text.encode()))
         _check_bindings(model, options)
     except InputError as error:
         raise InputError(error.diagnostics, text) from None
@@ -64,12 +68,15 @@ def _choose(models: Sequence[ast.Model], name: str | None, path: Path) -> ast.Mo
     return models[0] if name is None else models[names.index(name)]
 
 
-def _blocks(file: ast.File, path: Path) -> Mapping[str, ast.Block]:
-    """Collect the blocks of a file and of those it imports, each once; raises InputError with all problems."""
+def blocks_of(file: ast.File, path: Path, used: int) -> Mapping[str, ast.Block]:
+    """Collect the blocks of a file and of those it imports, each once; raises InputError with all problems.
+
+    `used` is the size of the file: the limit of `text_size` is set to all of them together.
+    """
     root = path.resolve().parent
     found: dict[str, ast.Block] = {}
     problems: list[Diagnostic] = []
-    pending, seen, used = [(file, path.resolve())], {path.resolve()}, files.size(path)
+    pending, seen = [(file, path.resolve())], {path.resolve()}
     while pending:
         current, where = pending.pop()
         for block in current.blocks:

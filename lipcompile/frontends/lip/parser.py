@@ -1,4 +1,4 @@
-"""Text -> syntax tree. The only module that imports lark."""
+"""Text -> syntax tree. The only module that runs lark."""
 
 from __future__ import annotations
 
@@ -47,16 +47,26 @@ _LEVELS = 3
 
 def parse(text: str, file: str) -> ast.File:
     """Parse a source; raises InputError at the first syntax error (LIP010) or what exceeds a limit (LIP018)."""
-    try:
-        tree = _lark().parse(text)
-    except UnexpectedInput as error:
-        raise InputError((_syntax_error(error, text, file),), text) from None
-    _check_depth(tree, file)
+    tree = _parsed(text, file, all_tokens=False)
     try:
         result: ast.File = _Builder(file).transform(tree)
     except VisitError as error:
         raise error.orig_exc from None
     return result
+
+
+def concrete(text: str, file: str) -> Tree[Token]:
+    """Parse a source and keep all its tokens, by the rules of the grammar; raises InputError as `parse` does."""
+    return _parsed(text, file, all_tokens=True)
+
+
+def _parsed(text: str, file: str, *, all_tokens: bool) -> Tree[Token]:
+    try:
+        tree = _lark(all_tokens).parse(text)
+    except UnexpectedInput as error:
+        raise InputError((_syntax_error(error, text, file),), text) from None
+    _check_depth(tree, file)
+    return tree
 
 
 def _check_depth(tree: Tree[Token], file: str) -> None:
@@ -72,8 +82,14 @@ def _check_depth(tree: Tree[Token], file: str) -> None:
 
 
 @functools.cache
-def _lark() -> Lark:
-    return Lark(_grammar(), parser="lalr", propagate_positions=True, maybe_placeholders=False)
+def _lark(all_tokens: bool) -> Lark:
+    return Lark(
+        _grammar(),
+        parser="lalr",
+        propagate_positions=True,
+        maybe_placeholders=False,
+        keep_all_tokens=all_tokens,
+    )
 
 
 def _grammar() -> str:

@@ -37,7 +37,8 @@ class Context:
     batch: the declared size of the batch, if it is fixed. absorbed: tensors that an earlier node has computed.
     parts: which slice of which tensor a value is. views: tensors reshaped for a MaxMin, by tensor and shape.
     layout: where the tensors that the current node reads have their batch. makers: the node that puts out a
-    tensor.
+    tensor. alone: products of two tensors that are known to be part of no spelling. found_alone: those that have
+    turned out to be none.
     """
 
     builder: GraphBuilder
@@ -53,6 +54,8 @@ class Context:
     parts: dict[str, tuple[Value, Slice]] = field(default_factory=dict)
     views: dict[tuple[str, Shape], Value] = field(default_factory=dict)
     layout: Layout = FIRST
+    alone: frozenset[str] = frozenset()
+    found_alone: set[str] = field(default_factory=set)
 
     # Operands
 
@@ -111,8 +114,9 @@ class Context:
         """
         array = known.array
         from_end = self.layout.rank(example) - self.layout.place
-        if known.batched and self._widens(array.shape, example):
-            message = f"a constant of shape {list(array.shape)}, copied for each example, may meet another axis"
+        merged = self.layout.outer or self.layout.inner
+        if known.copies is not None and (merged or array.ndim - known.copies != from_end):
+            message = f"a constant of shape {list(array.shape)}, copied for each example, meets another axis"
             raise Refusal("LIP108", message, MIXES)
         if array.ndim >= from_end:
             place = array.ndim - from_end
@@ -125,13 +129,7 @@ class Context:
             array = array.reshape(1)
         if array.ndim > len(example):
             raise Refusal("LIP102", f"a constant of shape {list(known.array.shape)} does not fit {list(example)}")
-        return replace(known, array=array, batched=False)
-
-    def _widens(self, copied: Shape, example: Shape) -> bool:
-        """Whether an axis of size 1 of a constant, which may be that of the copies, meets another such axis."""
-        sizes = self.layout.sizes(example)
-        pairs = list(zip(reversed(copied), reversed(sizes), strict=False))
-        return len(copied) > len(sizes) or any(own == size == 1 for own, size in pairs)
+        return replace(known, array=array, copies=None)
 
     def resized(self, axis: int, by: int) -> None:
         """Note that the result has `by` axes more than the operand, at or behind axis `axis` of the example."""

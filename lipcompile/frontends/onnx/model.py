@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -58,10 +58,27 @@ def imported(
         raise input_error("LIP011", f"--set: there is no parameter `{name}`", "ONNX models declare no parameters")
     if options.mends is not None:
         options.mends.prepare(model)
-    builder = GraphBuilder(source.name)
     at = Location(source.path) if source.format == "onnx" else None
-    graph = _Import(model, options, builder, at, frozen).run()
-    return Loaded(source, graph, tuple(builder.diagnostics))
+
+    def read(alone: frozenset[str]) -> tuple[Loaded, set[str]]:
+        reading = _Import(model, options, GraphBuilder(source.name), at, frozen, alone)
+        graph = reading.run()
+        return Loaded(source, graph, tuple(reading.builder.diagnostics)), reading.found_alone
+
+    told = len(options.mends.made) if options.mends is not None else 0
+    alone: set[str] = set()
+    loaded, more = read(frozenset())
+    first = loaded
+    while not more <= alone:
+        if options.mends is not None:  # what is mended is told once
+            del options.mends.made[told:]
+        alone |= more
+        loaded, more = read(frozenset(alone))
+    return loaded if loaded.graph is not None or _errors(loaded) < _errors(first) else first
+
+
+def _errors(loaded: Loaded) -> int:
+    return sum(found.severity == Severity.ERROR for found in loaded.diagnostics)
 
 
 @dataclass(slots=True)
@@ -71,6 +88,8 @@ class _Import:
     builder: GraphBuilder
     at: Location | None
     frozen: frozenset[str] | None
+    alone: frozenset[str]
+    found_alone: set[str] = field(default_factory=set)
 
     def run(self) -> Graph | None:
         """Import every node in order, then the output and the loss."""
@@ -80,7 +99,7 @@ class _Import:
         if found is None or output_name is None:
             return None
         nodes = self._nodes()
-        self.builder.diagnostics += evaluated(nodes, self.at)
+        self.builder.diagnostics += evaluated(_of_example(nodes, {source.name for source in found}), self.at)
         context = self._context(found, nodes)
         visitor = Visitor(context, self.at, _declared_shapes(graph))
         for node in nodes:
@@ -180,6 +199,8 @@ class _Import:
             makers={output: node for node in nodes for output in node.outputs if output},
             outputs=frozenset(output.name for output in graph.output),
             loss=(self._declared_loss() or "").partition(":")[0] or None,
+            alone=self.alone,
+            found_alone=self.found_alone,
         )
         context.items |= values
         self._store_weights(context)
@@ -260,6 +281,15 @@ def evaluated(nodes: Iterable[OnnxNode], at: Location | None) -> Iterator[Diagno
     others = f" and {len(names) - 1} more were" if len(names) > 1 else " was"
     message = f"the file normalises by running statistics, though `{names[0]}`{others} in training mode"
     yield Diagnostic("LIP114", message, _MEND, Severity.WARNING, names[0], "BatchNormalization", at)
+
+
+def _of_example(nodes: Iterable[OnnxNode], inputs: set[str]) -> Iterator[OnnxNode]:
+    """Yield the nodes that depend on an input; the others normalise weights."""
+    reached = set(inputs)
+    for node in nodes:
+        if not reached.isdisjoint(node.proto.input):
+            reached.update(node.outputs)
+            yield node
 
 
 def _was_in_training(node: OnnxNode) -> bool:

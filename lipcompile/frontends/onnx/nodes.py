@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from lipcompile.core.graph import Value
 from lipcompile.core.record import Shape
-from lipcompile.diagnostics import Location, Refusal
+from lipcompile.diagnostics import Diagnostic, Location, Refusal, Severity
 from lipcompile.frontends.mends import Mends, groups_of
 from lipcompile.frontends.onnx import shape_after_refusal as guess
 from lipcompile.frontends.onnx.context import Blamed, Context, shape_of
@@ -32,6 +32,8 @@ from lipcompile.ops.table import OP_BY_NAME
 FOLDED_ALONE = ("Constant",)
 # What a part of a spelling is refused for, if it turns out to be none.
 _ALONE = ("LIP100", "LIP110")
+# What draws random numbers for constants, which become those of an example where they meet it.
+_DRAWING = ("Dropout", "RandomUniformLike")
 
 
 @dataclass(slots=True)
@@ -77,8 +79,10 @@ class Visitor:
             waiting += node.proto.input
         for node, item in reversed(causes):
             if item.node is node:
+                if node.op_type == "MatMul":
+                    self.context.found_alone.add(node.outputs[0])
                 self._report(node, item.refusal, item.operands)
-            elif node.op_type not in IMPORTERS:
+            elif node.op_type not in IMPORTERS and item.node.op_type not in _DRAWING:
                 self._report(node, unsupported(node.op_type, standard=True), ())
 
     def _report(self, node: OnnxNode, refusal: Refusal, operands: Sequence[Value]) -> None:
@@ -89,7 +93,7 @@ class Visitor:
         """Keep a possible part of a spelling in mind; report anything else."""
         operands = self._operands(node)
         tensors = [tensor for item in operands if (tensor := _tensor(item)) is not None]
-        if node.op_type in PARTS and refusal.code in _ALONE and tensors:
+        if node.op_type in PARTS and refusal.code in _ALONE and (tensors or node.op_type in _DRAWING):
             self._store(node, [Unfinished(node, refusal, tuple(tensors))] * len(node.outputs))
             return
         self.context.builder.refuse(refusal, name=node.label, op=node.shown, inputs=tensors)
@@ -152,6 +156,11 @@ class Visitor:
         """Evaluate a node on constants; its results may be weights as well."""
         outputs = [name for name in node.outputs if name]
         results = fold(node.proto, operands, self.context.version)
+        if node.op_type == "BatchNormalization" and any(result.sources for result in results):
+            message = f"the weight that `{node.label}` standardises is trained as it is, and not by that"
+            mend = "write the standardised weight into the module, if that is meant"
+            found = Diagnostic("LIP122", message, mend, Severity.WARNING)
+            self.context.builder.diagnostics.append(found)
         if node.op_type in FOLDED_ALONE or self._is_separate(node):
             sources = self.context.parameters.sources(outputs)
             results = [replace(result, sources=sources, moves=(), reused=False) for result in results]

@@ -52,7 +52,7 @@ _BY_VERSION: Mapping[int, str] = {
     1: "Not",
     10: "Upsample",
     13: (
-        "Clip Concat Erf Exp Expand Gather Gemm Greater LRN Less Log LogSoftmax MatMul Max Mean Min "
+        "Clip Concat Exp Expand Gather Gemm Greater LRN Less Log LogSoftmax MatMul Max Mean Min "
         "Neg Reciprocal ReduceSum Slice Softmax Sqrt Sum Tile"
     ),
     14: "Add Div Mul Sub Trilu",
@@ -82,7 +82,7 @@ NEWEST: Mapping[str, int] = {
 CARRIED = frozenset(
     (
         *_ACTIVATIONS,
-        *("Add", "Cast", "Clip", "Compress", "Concat", "Div", "Dropout", "Erf", "Exp", "Gather", "Gelu"),
+        *("Add", "Cast", "Clip", "Compress", "Concat", "Div", "Dropout", "Exp", "Gather", "Gelu"),
         *("Gemm", "Identity", "LayerNormalization", "Log", "MatMul", "Max", "Mean", "Min", "Mul", "Neg"),
         *("Pow", "RMSNormalization", "Reciprocal", "ReduceL1", "ReduceL2", "ReduceLogSumExp", "ReduceMax"),
         *("ReduceMean", "ReduceMin", "ReduceSum", "ReduceSumSquare", "Slice", "Softmax", "Split", "Sqrt"),
@@ -95,6 +95,7 @@ PARTS = frozenset(
         *("Add", "Cast", "Clip", "Div", "Erf", "Exp", "IsNaN", "Log", "MatMul", "Max", "Mul", "Neg", "Pow"),
         *("Reciprocal", "ReduceMean", "ReduceSum", "ReduceSumSquare", "Relu", "Sign", "Softmax", "Sqrt", "Sub"),
         *("AveragePool", "Where", "Dropout", "Identity", "Abs", "Tanh", "Sigmoid", "Not", "Less", "Greater"),
+        *("Floor", "RandomUniformLike"),
     )
 )
 # Operators that only change where entries stand.

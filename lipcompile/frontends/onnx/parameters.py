@@ -13,8 +13,9 @@ from lipcompile.core.graph import GraphBuilder, ParameterChoice, Value
 from lipcompile.core.names import identifier
 from lipcompile.core.record import AnyOp, Constraint, Shape, Site
 from lipcompile.diagnostics import Diagnostic, Refusal, Severity
+from lipcompile.frontends.onnx.copies import KEEP
 from lipcompile.frontends.onnx.node import module_of
-from lipcompile.frontends.onnx.values import KEEP, Known, floats
+from lipcompile.frontends.onnx.values import Known, floats
 from lipcompile.frontends.options import ModelOptions
 from lipcompile.numbers import text
 from lipcompile.numbers.rounding import round_up
@@ -145,7 +146,7 @@ class Parameters:
         return clips and any(fnmatchcase(parameter, glob) for glob in self.options.freeze)
 
     def _choice(self, use: Use, name: str, *, trainable: bool) -> ParameterChoice:
-        if use.known.batched:
+        if use.known.copies is not None:
             raise Refusal("LIP108", f"the {use.role} is made of copies for each example", KEEP)
         array = floats(use.known.array, f"the {use.role}")
         shared = self._shared(use, array) if trainable else None

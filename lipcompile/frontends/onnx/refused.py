@@ -17,7 +17,6 @@ _ROUNDS = "it rounds to a few bits, and jumps between them"
 _TEXT = "it computes with text"
 _LOSS = "the loss is not part of the network"
 _FINDS = "which entries it returns depends on their values, and jumps"
-_BOUNDED = "its slope is bounded, but no rule covers it"
 _UNCOVERED = "no rule covers it"
 _LINEAR = "it is linear, but no rule covers it"
 _SEQUENCES = "sequences and optional values are not followed"
@@ -40,7 +39,7 @@ _MENDS: Mapping[str, str] = {
     _DEVIATION: "use layer_norm or instance_norm, which add eps to the variance: the slope is 1/√eps",
     "Sqrt": "roots of sums of squares are imported, and of Σx² + eps as a divisor of x",
     _SEQUENCES: "export the model with tensors of fixed shapes",
-    _DRAWS: "make the module without random depth (stochastic_depth_prob=0, drop_path_rate=0) and other noise",
+    _DRAWS: "draw zeros and ones for each example by itself, as dropout and random depth do, or leave it out",
 }
 
 # Operators that draw random numbers, on constants too.
@@ -72,7 +71,6 @@ NEVER: Mapping[str, str] = {
 }
 
 LATER: Mapping[str, str] = {
-    **dict.fromkeys(("Asinh", "Atan", "Cos", "Erf", "Sin"), _BOUNDED),
     **dict.fromkeys(("AffineGrid", "Col2Im", "CumSum", "DFT", "ReverseSequence", "STFT"), _LINEAR),
     **dict.fromkeys(("CausalConvWithState", "DeformConv", "GridSample", "LinearAttention"), _UNCOVERED),
     **dict.fromkeys(("RoiAlign", "SwiGLU"), _UNCOVERED),

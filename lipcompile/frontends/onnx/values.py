@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from lipcompile.core.graph import Value
 from lipcompile.diagnostics import Refusal
-from lipcompile.frontends.onnx import sizes
+from lipcompile.frontends.onnx import copies, sizes
+from lipcompile.frontends.onnx.copies import KEEP
 from lipcompile.frontends.onnx.file import memory
 from lipcompile.frontends.onnx.layout import Placed
 from lipcompile.frontends.onnx.node import OnnxNode
@@ -30,18 +31,15 @@ MOVES = frozenset(
 )
 # Deterministic, and no larger than `memory.expect` says: everything else is refused on constants as well.
 _ARITHMETIC = """
-    Abs Acos Acosh Add And Asin Asinh Atan Atanh BitwiseAnd BitwiseNot BitwiseOr BitwiseXor CastLike Ceil Clip
-    Constant ConstantOfShape Cos Cosh CumSum DequantizeLinear Div Elu Equal Erf Exp Expand EyeLike Floor
-    GatherElements GatherND Greater GreaterOrEqual IsInf IsNaN LeakyRelu Less LessOrEqual Log LogSoftmax MatMul Max
-    Mean Min Mod Mul Neg NonZero Not Or Pad Pow Range Reciprocal ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp
-    ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare Relu Round ScatterElements ScatterND Shape
-    Sigmoid Sign Sin Sinh Size Softmax Softplus Split Sqrt Sub Sum Tan Tanh Tile Trilu Where Xor
+    Abs Acos Acosh Add And Asin Asinh Atan Atanh BatchNormalization BitwiseAnd BitwiseNot BitwiseOr BitwiseXor
+    CastLike Ceil Clip Constant ConstantOfShape Cos Cosh CumSum DequantizeLinear Div Elu Equal Erf Exp Expand
+    EyeLike Floor GatherElements GatherND Greater GreaterOrEqual IsInf IsNaN LeakyRelu Less LessOrEqual Log
+    LogSoftmax MatMul Max Mean Min Mod Mul Neg NonZero Not Or Pad Pow Range Reciprocal ReduceL1 ReduceL2
+    ReduceLogSum ReduceLogSumExp ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum ReduceSumSquare Relu Round
+    ScatterElements ScatterND Shape Sigmoid Sign Sin Sinh Size Softmax Softplus Split Sqrt Sub Sum Tan Tanh Tile
+    Trilu Where Xor
 """
 ARITHMETIC = frozenset(_ARITHMETIC.split())
-# What may be done with a constant that was copied for each example. (A slice that leaves one copy leaves what
-# broadcasts to the same; one that leaves nothing of what stands for all is refused.)
-_OF_COPIES = frozenset(("Identity", "Cast", "Slice", "Transpose", "Unsqueeze"))
-KEEP = "keep the batch axis as it is: use -1"
 OF_BATCH = "write a number of your own in its place: training divides by the expected size of a batch"
 
 
@@ -50,14 +48,14 @@ class Known:
     """A constant. Two constants of equal `sources` and `moves` are the same tensor.
 
     sources: the stored tensors it was computed from. moves: how. reused: whether any of it is used elsewhere too.
-    batched: whether one of its axes of size 1 stands for the batch, along which it was copied.
+    copies: the axis of size 1 that stands for the batch, along which it was copied; None for no copies.
     """
 
     array: Array
     sources: frozenset[str] = frozenset()
     moves: tuple[Hashable, ...] = ()
     reused: bool = False
-    batched: bool = False
+    copies: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +99,7 @@ def integers(known: Known, what: str) -> tuple[int, ...]:
     """Return the entries of an integer constant, in which `BATCH` may occur."""
     if known.array.dtype.kind not in "iu":
         raise Refusal("LIP102", f"{what} must hold integers, not {known.array.dtype}")
-    if known.batched:
+    if known.copies is not None:
         raise Refusal("LIP108", f"{what} are copies for each example", KEEP)
     return tuple(int(entry) for entry in known.array.reshape(-1))
 
@@ -153,15 +151,42 @@ def fold(proto: NodeProto, operands: Sequence[Known | None], version: int) -> li
     if op_type in ("Softmax", "LogSoftmax") and version < 13:
         message = f"{op_type} on constants, as before operator set 13, is not yet supported"
         raise Refusal("LIP110", message, "fold constants while exporting")
-    copies = any(operand.batched for operand in given)
-    if copies and op_type not in _OF_COPIES:
-        raise Refusal("LIP108", f"{op_type} computes with copies for each example", KEEP)
+    if any(operand.copies is not None for operand in given):
+        return _fold_copies(proto, operands, version)
     if any(has_batch(operand.array) for operand in given):
         return _fold_formal(proto, operands, version)
+    return _results(proto, given, [checked(array) for array in _evaluate(proto, operands, version)])
+
+
+def _fold_copies(proto: NodeProto, operands: Sequence[Known | None], version: int) -> list[Known]:
+    """Evaluate a node of which an operand was copied for each example; raises Refusal where copies would meet."""
+    given = [operand for operand in operands if operand is not None]
+    first, axes = given[0], [one.copies for one in given]
+    if proto.op_type == "Shape" and first.copies is not None:
+        return [_shape_of_copies(proto, first.array, first.copies)]
+    if proto.op_type in ("Reshape", "Expand") and first.copies is not None and axes[1:] == [None]:
+        return _resized_copies(proto, first, given[1])
     arrays = [checked(array) for array in _evaluate(proto, operands, version)]
-    if copies and not all(array.size for array in arrays):
-        raise Refusal("LIP108", f"{op_type} takes single copies of those for each example", KEEP)
-    return _results(proto, given, arrays)
+    place = copies.copies_of(proto, [one.array for one in given], axes)
+    return [replace(one, copies=place) for one in _results(proto, given, arrays)]
+
+
+def _shape_of_copies(proto: NodeProto, array: Array, axis: int) -> Known:
+    import numpy as np
+
+    limits = {attribute.name: attribute.i for attribute in proto.attribute}
+    sizes_in_file = copies.sizes_of(array, axis)
+    return Known(np.array(sizes_in_file[slice(limits.get("start", 0), limits.get("end"))], dtype=np.int64))
+
+
+def _resized_copies(proto: NodeProto, known: Known, target: Known) -> list[Known]:
+    import numpy as np
+
+    assert known.copies is not None
+    shape, axis = copies.resized(proto, known.array, known.copies, integers(target, "the shape"))
+    memory.expect_array(shape)
+    made = known.array.reshape(shape) if proto.op_type == "Reshape" else np.broadcast_to(known.array, shape)
+    return [replace(one, copies=axis) for one in _results(proto, [known, target], [made])]
 
 
 def _fold_formal(proto: NodeProto, operands: Sequence[Known | None], version: int) -> list[Known]:
@@ -198,7 +223,7 @@ def _copies(proto: NodeProto, given: Sequence[Known], version: int) -> list[Know
     (array,) = _evaluate(proto, [*given[:-1], single], version)
     if array.ndim != target.size or array.shape[own.index(True)] != 1:
         raise Refusal("LIP108", f"{proto.op_type} makes examples that differ", KEEP)
-    return [replace(known, batched=True) for known in _results(proto, given, [checked(array)])]
+    return [replace(known, copies=own.index(True)) for known in _results(proto, given, [checked(array)])]
 
 
 def _results(proto: NodeProto, given: Sequence[Known], arrays: Sequence[Array]) -> list[Known]:
@@ -206,12 +231,8 @@ def _results(proto: NodeProto, given: Sequence[Known], arrays: Sequence[Array]) 
     weights = [operand for operand in given if operand.array.dtype.kind not in "iub"] or given  # no axes, no sizes
     found = _sources(proto, frozenset[str]().union(*(operand.sources for operand in weights)))
     reused = any(operand.reused for operand in weights if operand.sources)
-    batched = any(operand.batched for operand in given)
     moves = _moves(proto, given)
-    return [
-        Known(array, found, (*moves, *_which(index, arrays)), reused, batched)
-        for index, array in enumerate(arrays)
-    ]
+    return [Known(array, found, (*moves, *_which(index, arrays)), reused) for index, array in enumerate(arrays)]
 
 
 def _sources(proto: NodeProto, found: frozenset[str]) -> frozenset[str]:

@@ -40,7 +40,7 @@ def translated(program: ExportedProgram) -> ModelProto:
         raise untraceable("LIP110", message, "leave proj_size out", at)
     named = program.state_dict.keys()
     table = dict(rnn.translations())
-    if any(map(pooling.is_uneven, program.graph.nodes)):
+    if any(map(pooling.is_unwritten, program.graph.nodes)):
         table |= pooling.translations()
     try:
         with silence():
@@ -91,7 +91,8 @@ def _restore_training(model: ModelProto, program: ExportedProgram) -> None:
     """
     from onnx import helper
 
-    trained = [_module_of(node) for node in program.graph.nodes if _normalises_batch(node)]
+    of_example = _reached(program)
+    trained = [_module_of(node) for node in program.graph.nodes if _normalises_batch(node) and node in of_example]
     nodes = [node for node in model.graph.node if node.op_type == "BatchNormalization"]
     changed = [node for node in nodes if scope_of(node).module in trained]
     for node in changed:
@@ -101,6 +102,16 @@ def _restore_training(model: ModelProto, program: ExportedProgram) -> None:
     if len(changed) < len(trained):
         message = "batch normalisation in training mode couples the examples of a batch"
         raise untraceable("LIP101", message, "", None)
+
+
+def _reached(program: ExportedProgram) -> set[Node]:
+    """Return the operations that depend on an input: others normalise weights, as weight standardisation does."""
+    inputs = set(program.graph_signature.user_inputs)
+    found: set[Node] = set()
+    for node in program.graph.nodes:
+        if node.name in inputs or not found.isdisjoint(node.all_input_nodes):
+            found.add(node)
+    return found
 
 
 def _normalises_batch(node: Node) -> bool:

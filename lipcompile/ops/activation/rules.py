@@ -234,6 +234,11 @@ def softsign_norm(num: Numbers[N], attributes: Any, size: N, entries: int) -> N:
     return num.minimum(root, root * size / (root + size))
 
 
+def cosine_norm(num: Numbers[N], attributes: Any, size: N, entries: int) -> N:
+    """√n."""
+    return num.sqrt(entries)
+
+
 def hardtanh_norm(num: Numbers[N], attributes: Hardtanh, size: N, entries: int) -> N:
     """min(√(max(X, c)² + (n-1)·c²), √n·max(|low|, |high|)), c the least |φ|; the root is X if c = 0."""
     low, high = attributes.low, attributes.high
@@ -266,6 +271,11 @@ OPS: tuple[AnyOp, ...] = (
     elementwise("relu", Function(unit)),
     elementwise("leaky_relu", Function(leaky_slope), attributes=LeakyReLU),
     elementwise("tanh", Function(unit, largest=unit)),
+    elementwise("sin", Function(unit, largest=unit)),
+    elementwise("cos", Function(unit, exact=cosine_norm)),
+    elementwise("atan", Function(unit, largest=constant("1.5707964"))),
+    elementwise("asinh", Function(unit)),
+    elementwise("erf", Function(constant("1.1283792"), largest=unit)),
     elementwise("sigmoid", Function(quarter, half, unit)),
     elementwise("softplus", Function(unit, log_two)),
     elementwise("abs", Function(unit)),

@@ -55,13 +55,12 @@ def _for_one_example(context: Context, known: Known, rank: int) -> Known:
         message = f"a constant of shape {list(array.shape)} has no separate batch axis"
         raise Refusal("LIP108", message, MIXES)
     single = array.take([0], axis=layout.place)
-    wanted = 1 if known.batched else context.batch
-    copies = array.shape[layout.place] == wanted
+    copies = array.shape[layout.place] == context.batch if known.copies is None else known.copies == layout.place
     if not copies or not bool((array == single).all()):
         message = f"a constant of shape {list(array.shape)} is not the same for every example"
         raise Refusal("LIP108", message, MIXES)
     sizes = (*array.shape[: layout.place], *array.shape[layout.place + 1 :])
-    return replace(known, array=single.reshape(sizes), batched=False)
+    return replace(known, array=single.reshape(sizes), copies=None)
 
 
 def beside(

@@ -54,7 +54,7 @@ def einsum(context: Context, node: OnnxNode) -> Value:
     if batch in others or result[:1] != batch or batch in result[1:]:
         raise Refusal("LIP108", "Einsum acts on the batch axis: it mixes examples", MIXES)
     known = items[1 - places[0]] if len(items) == 2 else None
-    if isinstance(known, Known) and known.batched:
+    if isinstance(known, Known) and known.copies is not None:
         raise Refusal("LIP108", "Einsum multiplies by a constant with a batch axis", MIXES)
     kept = _summed(context, node, tensor, set(result + (terms[1 - places[0]] if len(items) == 2 else "")))
     if kept.value.shape is None:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from lipcompile.core.graph import Value
-from lipcompile.core.record import AnyOp
+from lipcompile.core.record import AnyOp, NoAttributes
 from lipcompile.diagnostics import Refusal
 from lipcompile.frontends.onnx.context import MIXES, Context, Importer, shape_of
+from lipcompile.frontends.onnx.layout import Placed
 from lipcompile.frontends.onnx.node import OnnxNode, module_of
 from lipcompile.frontends.onnx.values import Known, floats, toggled
-from lipcompile.ops.conv.rules import CONV_TRANSPOSE
+from lipcompile.ops.conv.rules import CONV, CONV_TRANSPOSE, Conv
 from lipcompile.ops.linear.rules import BIAS, DENSE, BiasShape, Dense
-from lipcompile.ops.shape.onnx_read import permute
+from lipcompile.ops.merge.rules import MATMUL, SUM, Sum
+from lipcompile.ops.shape.onnx_read import permute, reshape_to
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -60,11 +63,22 @@ def gemm(context: Context, node: OnnxNode) -> Value:
         raise Refusal("LIP102", f"Gemm needs vectors, but an example here has shape {list(shape_of(operand))}")
     weight = _matrix(context, node, "the matrix B", transposed=not node.integer("transB", 0))
     weight = times(weight, node.number("alpha", ONE))
-    bias = context.known(node, 2, "the bias C")
     features = weight.array.shape[0]
+    if isinstance(context.item(node, 2), Value | Placed):
+        return _plus_tensor(context, node, Affine(DENSE, Dense(features), operand, weight, None))
+    bias = context.known(node, 2, "the bias C")
     if bias is not None:
         bias = times(bias_vector(bias, features), node.number("beta", ONE))
     return normalised(context, node, Affine(DENSE, Dense(features), operand, weight, bias))
+
+
+def _plus_tensor(context: Context, node: OnnxNode, layer: Affine) -> Value:
+    """A layer plus beta·C, where C depends on the example."""
+    added = context.tensor(node, 2)
+    if len(shape_of(added)) != len(shape_of(layer.operand)):
+        raise Refusal("LIP108", f"C of Gemm, {['batch', *shape_of(added)]}, would meet other examples", MIXES)
+    value = parametric(context, replace(node, name=f"{node.name}_product"), layer)
+    return context.add(node, SUM, Sum((ONE, node.number("beta", ONE))), [value, added])
 
 
 def _one_example_per_row(context: Context, node: OnnxNode) -> None:
@@ -113,12 +127,15 @@ def then(known: Known, *move: Hashable) -> tuple[Hashable, ...]:
 def mat_mul(context: Context, node: OnnxNode) -> Value:
     """A·B with a constant A or B, on one of the last two axes; a bias added next becomes part of the layer."""
     if not isinstance(context.item(node, 0), Known) and not isinstance(context.item(node, 1), Known):
-        context.tensor(node), context.tensor(node, 1)  # what is wrong with these is said first
-        raise Refusal("LIP110", "a product of two tensors that depend on the example is not yet supported")
+        return _of_two(context, node)
     if isinstance(context.item(node, 0), Known) and len(context.shape(node, 1)) > 1:
         return _from_left(context, node)
     _one_example_per_row(context, node)
-    operand = context.tensor(node)
+    operand, right = context.tensor(node), context.item(node, 1)
+    if isinstance(right, Known) and right.array.ndim == 1:
+        return _by_vector(context, node, right)
+    if isinstance(right, Known) and right.array.ndim > 2:
+        return _by_stack(context, node, right)
     weight = _matrix(context, node, "the right operand", transposed=True)
     layer = Affine(DENSE, Dense(weight.array.shape[0]), operand, weight, None)
     adding = context.follower(node, "Add")
@@ -129,6 +146,46 @@ def mat_mul(context: Context, node: OnnxNode) -> Value:
     value = parametric(context, name, replace(layer, bias=bias))
     context.absorb(adding, value)
     return value
+
+
+def _by_vector(context: Context, node: OnnxNode, vector: Known) -> Value:
+    """[…, n]·[n] -> […]: a layer of one output, whose axis is dropped."""
+    operand = context.tensor(node)
+    row = replace(vector, array=vector.array.reshape(1, -1), moves=then(vector, "row"))
+    value = parametric(context, node, Affine(DENSE, Dense(1), operand, row, None))
+    return reshape_to(context, node, value, shape_of(operand)[:-1], "_single")
+
+
+def _by_stack(context: Context, node: OnnxNode, stack: Known) -> Value:
+    """[*heads, t, n]·[*heads, n, m]: a convolution of one tap, the heads its groups of channels."""
+    operand = context.tensor(node)
+    array = context.of_one_example(stack, shape_of(operand)).array
+    *heads, tokens, width = shape_of(operand)
+    if array.shape[:-1] != (*heads, width):
+        message = (
+            f"MatMul of {list(shape_of(operand))} with constant matrices {list(array.shape)} is not yet supported"
+        )
+        raise Refusal("LIP110", message, "give each matrix of an example its own constant one")
+    count, made = math.prod(heads), array.shape[-1]
+    kernel = array.reshape(count, width, made).transpose(0, 2, 1).reshape(count * made, width, 1)
+    weight = replace(stack, array=kernel, moves=then(stack, "stacked"), copies=None)
+    swap = (*range(len(heads)), len(heads) + 1, len(heads))
+    turned = permute(context, node, operand, swap, "_t")
+    channels = reshape_to(context, node, turned, (count * width, tokens), "_channels")
+    layer = Affine(CONV, Conv(count * made, (1,), (1,), ((0, 0),), (1,), count), channels, weight, None)
+    value = parametric(context, node, layer)
+    apart = reshape_to(context, node, value, (*heads, made, tokens), "_apart")
+    return permute(context, node, apart, swap, "_back")
+
+
+def _of_two(context: Context, node: OnnxNode) -> Value:
+    """A product of matrices for each head, unless it is a part of an attention, which knows more about it."""
+    operands = [context.tensor(node), context.tensor(node, 1)]
+    if node.outputs[0] not in context.alone:
+        raise Refusal("LIP110", "a product of two tensors that depend on the example is a part of no attention")
+    if context.layout.place >= context.layout.rank(shape_of(operands[0])) - 2:
+        raise Refusal("LIP108", "MatMul multiplies across the batch: it mixes examples", MIXES)
+    return context.add(node, MATMUL, NoAttributes(), operands)
 
 
 def _from_left(context: Context, node: OnnxNode) -> Value:

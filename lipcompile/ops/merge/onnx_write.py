@@ -50,6 +50,7 @@ def _where(writer: Writer, node: Node, x: Sequence[str]) -> str:
 EMITTERS: Mapping[str, Emit] = {
     "add": _sum,
     "multiply": _product,
+    "matmul": lambda writer, node, x: writer.op("MatMul", *x),
     "concat": _concat,
     "maximum": _extreme("Max"),
     "minimum": _extreme("Min"),

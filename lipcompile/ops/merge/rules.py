@@ -46,6 +46,14 @@ def product_shape(attributes: NoAttributes, inputs: tuple[Shape, ...]) -> Shape:
     return _broadcast(inputs, "multiplied")
 
 
+def matmul_shape(attributes: NoAttributes, inputs: tuple[Shape, ...]) -> Shape:
+    """[*heads, n, d] and [*heads, d, m] -> [*heads, n, m]."""
+    left, right = inputs
+    if min(len(left), len(right)) < 2 or left[:-2] != right[:-2] or left[-1] != right[-2]:
+        raise Refusal("LIP102", f"{_listed(inputs)} cannot be multiplied as matrices")
+    return (*left[:-1], right[-1])
+
+
 def _broadcast(inputs: tuple[Shape, ...], done: str) -> Shape:
     output = max(inputs, key=lambda shape: (prod(shape), len(shape)))
     for shape in inputs:
@@ -136,7 +144,11 @@ def sum_lipschitz(num: Numbers[N], site: Site[Sum], x: Inputs[N], theta: Theta[N
 
 def product_norm(num: Numbers[N], site: Site[NoAttributes], x: Inputs[N], theta: Theta[N]) -> N:
     """X_out = min(l_h·X_h, l_g·X_g)."""
-    gains = product_lipschitz(num, site, x, theta)
+    return product_norm_of(num, product_lipschitz(num, site, x, theta), x)
+
+
+def product_norm_of(num: Numbers[N], gains: Sequence[N], x: Inputs[N]) -> N:
+    """Return min l_i·X_i."""
     return num.minimum(*(gain * operand.norm for gain, operand in zip(gains, x, strict=True)))
 
 
@@ -171,6 +183,29 @@ def _met_in_row(num: Numbers[N], site: Site[NoAttributes], index: int, other: Ex
     """min(R, √p·M) of the other operand."""
     in_row = copies_in_row(site, index)
     return other.entry if in_row == 1 else num.minimum(other.row, num.sqrt(in_row) * other.entry)
+
+
+# Products of matrices
+
+
+def matmul_norm(num: Numbers[N], site: Site[NoAttributes], x: Inputs[N], theta: Theta[N]) -> N:
+    """X_out = min(l_A·X_A, l_B·X_B)."""
+    return product_norm_of(num, matmul_lipschitz(num, site, x, theta), x)
+
+
+def matmul_row(num: Numbers[N], site: Site[NoAttributes], x: Inputs[N], theta: Theta[N]) -> N:
+    """R_out = M_out = l_A·R_A."""
+    return _spectral(num, site, x, 1) * x[0].row
+
+
+def matmul_lipschitz(num: Numbers[N], site: Site[NoAttributes], x: Inputs[N], theta: Theta[N]) -> Sequence[N]:
+    """l_A and l_B: the largest spectral norm of a matrix of B, of A."""
+    return [_spectral(num, site, x, 1), _spectral(num, site, x, 0)]
+
+
+def _spectral(num: Numbers[N], site: Site[NoAttributes], x: Inputs[N], index: int) -> N:
+    """min(X, √n·R) of an operand of matrices with n rows."""
+    return num.minimum(x[index].norm, num.sqrt(site.inputs[index][-2]) * x[index].row)
 
 
 # Operands that share the entries of the output between them
@@ -233,6 +268,18 @@ PRODUCT = plain(
     operands=(2, 2),
     conditions=copy_counts,
 )
+MATMUL = plain(
+    "matmul",
+    NoAttributes,
+    matmul_shape,
+    "merge.md#product-of-matrices",
+    norm=matmul_norm,
+    row=matmul_row,
+    entry=matmul_row,
+    reads=("row",),
+    lipschitz=matmul_lipschitz,
+    operands=(2, 2),
+)
 CONCAT = plain(
     "concat",
     Concat,
@@ -274,4 +321,4 @@ WHERE = plain(
     dsl=(),
 )
 
-OPS: tuple[AnyOp, ...] = (SUM, PRODUCT, CONCAT, MAXIMUM, MINIMUM, WHERE)
+OPS: tuple[AnyOp, ...] = (SUM, PRODUCT, MATMUL, CONCAT, MAXIMUM, MINIMUM, WHERE)

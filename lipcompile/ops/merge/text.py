@@ -39,6 +39,7 @@ def _where(node: Node, operands: Sequence[str]) -> str:
 EXPRESSIONS: Mapping[str, Expression] = {
     "add": _sum,
     "multiply": _product,
+    "matmul": lambda node, operands: " @ ".join(operands),
     "concat": _concat,
     "maximum": _nested("torch.maximum"),
     "minimum": _nested("torch.minimum"),

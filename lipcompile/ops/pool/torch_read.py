@@ -1,7 +1,8 @@
 """How an adaptive average pool becomes a product with a matrix, where its windows are not all alike.
 
 ONNX has average pools of one window only. Torch's exporter writes the others entry by entry, which no rule covers:
-those to a size that does not divide, and those to more entries than there were, which repeat them.
+those to a size that does not divide, and those to more entries than there were, which repeat them. It does so
+behind a permutation of axes, too, as in ConvNeXt, to give the mean the strides that torch gives it.
 """
 
 from __future__ import annotations
@@ -30,13 +31,14 @@ def translations() -> Mapping[Callable[..., Any], Callable[..., Any]]:
     return dict.fromkeys((pool.default for pool in pools), _pool)
 
 
-def is_uneven(node: Node) -> bool:
-    """Whether a traced operation is an adaptive average pool that no pool of one window is."""
+def is_unwritten(node: Node) -> bool:
+    """Whether a traced operation is an adaptive average pool that the exporter does not write as a pool."""
     if not str(node.target).startswith("aten.adaptive_avg_pool"):
         return False
     given: Any = node.args
-    before, after = given[0].meta["val"].shape, given[1]
-    return any(old % new for old, new in zip(before[-len(after) :], after, strict=True))
+    before, after = given[0].meta["val"], given[1]
+    uneven = any(old % new for old, new in zip(before.shape[-len(after) :], after, strict=True))
+    return uneven or not before.is_contiguous()
 
 
 def _pool(input: Any, output_size: Sequence[int]) -> Any:  # noqa: A002  (names of torch's schema)
@@ -45,6 +47,8 @@ def _pool(input: Any, output_size: Sequence[int]) -> Any:  # noqa: A002  (names 
 
     op = operators()
     channels, *sizes = input.shape[1:]
+    if all(new == 1 for new in output_size):
+        return op.GlobalAveragePool(input)
     if not any(old % new for old, new in zip(sizes, output_size, strict=True)):
         window = [old // new for old, new in zip(sizes, output_size, strict=True)]
         return op.AveragePool(input, kernel_shape=window, strides=window)

@@ -71,6 +71,19 @@ def dropped(writer: Writer, x: str, probability: object) -> str:
     return writer.op("Dropout", x, ratio, *active)
 
 
+def _grouped_dropout(writer: Writer, node: Node, x: Sequence[str]) -> str:
+    """Times ones [batch, the axes with fates of their own, 1, …] of which some are dropped."""
+    from onnx import helper
+
+    axes = node.attributes.axes
+    if not writer.training or axes == len(node.shape):
+        return _dropout(writer, node, x)
+    own = writer.op("Shape", x[0], start=0, end=1 + axes)
+    sizes = writer.op("Concat", own, writer.integers(*(1,) * (len(node.shape) - axes)), axis=0)
+    ones = writer.op("ConstantOfShape", sizes, value=helper.make_tensor("", 1, [1], [1.0]))
+    return writer.op("Mul", x[0], dropped(writer, ones, node.attributes.probability))
+
+
 EMITTERS: Mapping[str, Emit] = {
     "identity": _identity,
     "flatten": _flatten,
@@ -83,4 +96,5 @@ EMITTERS: Mapping[str, Emit] = {
     "clip_norm": _clip_norm,
     "clip_gradient": _identity,
     "dropout": _dropout,
+    "grouped_dropout": _grouped_dropout,
 }

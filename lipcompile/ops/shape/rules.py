@@ -65,6 +65,17 @@ class Dropout:
     probability: Scalar = Fraction(1, 2)
 
 
+@dataclass(frozen=True, slots=True)
+class GroupedDropout:
+    """As `Dropout`, but entries of an example that agree in their first `axes` indices share their fate.
+
+    0 axes drop the whole example, as random depth does, 1 axis drops channels.
+    """
+
+    probability: Scalar = Fraction(1, 2)
+    axes: int = 0
+
+
 def flatten_shape(attributes: NoAttributes, inputs: tuple[Shape, ...]) -> Shape:
     """[...] -> [entries]."""
     return (prod(inputs[0]),)
@@ -158,12 +169,20 @@ def _positive(value: Scalar, what: str, inputs: tuple[Shape, ...]) -> Shape:
     return inputs[0]
 
 
-def dropout_shape(attributes: Dropout, inputs: tuple[Shape, ...]) -> Shape:
+def dropout_shape(attributes: Dropout | GroupedDropout, inputs: tuple[Shape, ...]) -> Shape:
     """The input's shape; the probability must lie in [0, 1)."""
     probability = attributes.probability
     if not isinstance(probability, Fraction) or not 0 <= probability < 1:
         raise Refusal("LIP104", "a dropout probability must be at least 0 and below 1")
     return inputs[0]
+
+
+def grouped_dropout_shape(attributes: GroupedDropout, inputs: tuple[Shape, ...]) -> Shape:
+    """The input's shape; the axes are some of its own."""
+    if not 0 <= attributes.axes <= len(inputs[0]):
+        message = f"`axes` must lie between 0 and the {len(inputs[0])} axes of the example"
+        raise Refusal("LIP104", f"{message}, but is {attributes.axes}")
+    return dropout_shape(attributes, inputs)
 
 
 def clip_norm(num: Numbers[N], site: Site[ClipNorm], x: Inputs[N], theta: Theta[N]) -> N:
@@ -176,7 +195,7 @@ def clip_cotangent(num: Numbers[N], site: Site[ClipGradient], cotangent: N, lips
     return [num.minimum(cotangent, num.of(site.attributes.bound))]
 
 
-def dropout_gain(num: Numbers[N], site: Site[Dropout]) -> N:
+def dropout_gain(num: Numbers[N], site: Site[Dropout | GroupedDropout]) -> N:
     """1/(1-p)."""
     return 1 / (1 - num.of(site.attributes.probability))
 
@@ -200,12 +219,12 @@ def reshaped_row(num: Numbers[N], site: Site[Reshape], x: Inputs[N], theta: Thet
     return num.sqrt(max(after // before, 1)) * x[0].row
 
 
-def dropped_row(num: Numbers[N], site: Site[Dropout], x: Inputs[N], theta: Theta[N]) -> N:
+def dropped_row(num: Numbers[N], site: Site[Dropout | GroupedDropout], x: Inputs[N], theta: Theta[N]) -> N:
     """R_out = R/(1-p)."""
     return dropout_gain(num, site) * x[0].row
 
 
-def dropped_entry(num: Numbers[N], site: Site[Dropout], x: Inputs[N], theta: Theta[N]) -> N:
+def dropped_entry(num: Numbers[N], site: Site[Dropout | GroupedDropout], x: Inputs[N], theta: Theta[N]) -> N:
     """M_out = M/(1-p)."""
     return dropout_gain(num, site) * x[0].entry
 
@@ -295,6 +314,15 @@ OPS: tuple[AnyOp, ...] = (
         "dropout",
         Dropout,
         dropout_shape,
+        "shape.md#dropout",
+        dropout_gain,
+        row=dropped_row,
+        entry=dropped_entry,
+    ),
+    homogeneous(
+        "grouped_dropout",
+        GroupedDropout,
+        grouped_dropout_shape,
         "shape.md#dropout",
         dropout_gain,
         row=dropped_row,

@@ -39,5 +39,9 @@ EXPRESSIONS: Mapping[str, Expression] = {
     "slice": _slice,
     "clip_norm": lambda node, x: f"functional.clip_norm({x[0]}, {below(node.attributes.radius)})",
     "clip_gradient": lambda node, x: f"self.clip_gradient({x[0]}, {below(node.attributes.bound)})",
+    "grouped_dropout": lambda node, x: (
+        f"functional.grouped_dropout({x[0]}, {nearest(node.attributes.probability)}, {node.attributes.axes}, "
+        "self.training)"
+    ),
     "dropout": lambda node, x: f"F.dropout({x[0]}, {nearest(node.attributes.probability)}, self.training)",
 }

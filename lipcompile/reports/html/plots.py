@@ -19,35 +19,53 @@ from markupsafe import Markup
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+
+@dataclass(frozen=True, slots=True)
+class Colours:
+    """Colours of text, of what stands back, of lines and of the curves in turn."""
+
+    ink: str
+    muted: str
+    line: str
+    series: tuple[str, ...]
+
+
 # Colours that nothing else has, and what the page has in their place.
-_INK, _MUTED, _LINE = "#010203", "#010204", "#010205"
-_SERIES = ("#010206", "#010207", "#010208")
-_COLOURS = {
-    _INK: "var(--ink)",
-    _MUTED: "var(--muted)",
-    _LINE: "var(--line)",
-    **{colour: f"var(--series-{index})" for index, colour in enumerate(_SERIES, start=1)},
+_OF_PAGE = Colours("#010203", "#010204", "#010205", ("#010206", "#010207", "#010208"))
+_VARIABLES = {
+    _OF_PAGE.ink: "var(--ink)",
+    _OF_PAGE.muted: "var(--muted)",
+    _OF_PAGE.line: "var(--line)",
+    **{colour: f"var(--series-{index})" for index, colour in enumerate(_OF_PAGE.series, start=1)},
 }
 # Not by colour alone: curves differ in their dashes too.
 _DASHES = ("solid", (0, (5, 2)), (0, (1.5, 1.5)))
 _SIZE = (4.2, 2.8)
+
+
+def settings(colours: Colours) -> Any:
+    """Return what matplotlib is told before it draws."""
+    return _SETTINGS | {
+        "text.color": colours.ink,
+        "axes.edgecolor": colours.line,
+        "axes.labelcolor": colours.muted,
+        "grid.color": colours.line,
+        "xtick.color": colours.line,
+        "ytick.color": colours.line,
+        "xtick.labelcolor": colours.muted,
+        "ytick.labelcolor": colours.muted,
+    }
+
+
 _SETTINGS: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "lipcompile",
     "font.family": "DejaVu Sans",
     "font.size": 8.5,
-    "text.color": _INK,
-    "axes.edgecolor": _LINE,
-    "axes.labelcolor": _MUTED,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
-    "grid.color": _LINE,
     "grid.linewidth": 0.6,
-    "xtick.color": _LINE,
-    "ytick.color": _LINE,
-    "xtick.labelcolor": _MUTED,
-    "ytick.labelcolor": _MUTED,
     "legend.frameon": False,
     "lines.linewidth": 1.8,
     "lines.markersize": 3.5,
@@ -97,30 +115,31 @@ def plot(wanted: Plot) -> Markup:
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    with mpl.rc_context(_SETTINGS):
+    with mpl.rc_context(settings(_OF_PAGE)):
         figure = Figure(figsize=_SIZE, layout="constrained")
-        _draw(figure.add_subplot(), wanted)
+        draw(figure.add_subplot(), wanted, _OF_PAGE)
         written = io.StringIO()
         figure.savefig(written, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     return Markup(_adapted(ET.fromstring(written.getvalue()), wanted))
 
 
-def _draw(axes: Axes, wanted: Plot) -> None:
+def draw(axes: Axes, wanted: Plot, colours: Colours) -> None:
+    """Draw the curves of a plot, and what its axes say."""
     ys = [y for series in wanted.series for _, y in series.points]
     log = wanted.log_y and min(ys) > 0
-    for series, colour, dashes in zip(wanted.series, _SERIES, _DASHES, strict=False):
+    for series, colour, dashes in zip(wanted.series, colours.series, _DASHES, strict=False):
         places = [x for x, _ in series.points]
         # An axis of matplotlib's own logarithms overflows where bounds of deep networks do not.
         heights = [round(log10(y), _VISIBLE) if log else y for _, y in series.points]
         marker = "o" if len(places) <= _FEW else ""
         axes.plot(places, heights, color=colour, linestyle=dashes, marker=marker, label=series.name)
     if wanted.marked is not None:
-        axes.axvline(wanted.marked, color=_MUTED, linewidth=0.9, linestyle=(0, (2, 2)))
+        axes.axvline(wanted.marked, color=colours.muted, linewidth=0.9, linestyle=(0, (2, 2)))
     axes.set_xlabel(wanted.x)
     axes.set_ylabel(wanted.y)
     _scale(axes, _ticks(min(ys), max(ys)) if log else None, wanted.whole)
     if len(wanted.series) > 1:
-        axes.legend(labelcolor=_INK)
+        axes.legend(labelcolor=colours.ink)
 
 
 def _scale(axes: Axes, ticks: Sequence[float] | None, whole: bool) -> None:
@@ -174,7 +193,7 @@ def _adapted(root: ET.Element, wanted: Plot) -> str:
     label = f"{wanted.key}-title {wanted.key}-desc"
     root.attrib |= {"xmlns": _SVG[1:-1], "class": "plot", "role": "img", "aria-labelledby": label}
     root[:0] = [_words(wanted.key, "title", wanted.title), _words(wanted.key, "desc", wanted.description)]
-    return re.sub("#0102..", lambda found: _COLOURS[found[0]], ET.tostring(root, encoding="unicode"))
+    return re.sub("#0102..", lambda found: _VARIABLES[found[0]], ET.tostring(root, encoding="unicode"))
 
 
 def _words(key: str, tag: str, words: str) -> ET.Element:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any
 
@@ -112,6 +112,24 @@ def _hardtanh_witnesses() -> list[Witness]:
     ]
 
 
+# Functions of torch, and the norm of six equal entries at which they are largest.
+_FUNCTIONS: Mapping[str, tuple[Callable[[Tensor], Tensor], float]] = {
+    "sin": (torch.sin, math.sqrt(6) * math.pi / 2),
+    "cos": (torch.cos, math.sqrt(6) * math.pi / 2),
+    "atan": (torch.atan, 1000),
+    "asinh": (torch.asinh, 0.02),
+    "erf": (torch.erf, 100),
+}
+
+
+def _of_torch(name: str, function: Callable[[Tensor], Tensor], most: float) -> Attack:
+    return Attack(
+        no_attributes,
+        unary(lambda _, x: function(x)),
+        lambda: [at(name, NO, constant((6,), norm)) for norm in (0.01, most)],
+    )
+
+
 ATTACKS: Mapping[str, Attack] = {
     "relu": Attack(no_attributes, unary(relu), lambda: [at("relu", NO, constant((2, 3), 3))]),
     "leaky_relu": Attack(
@@ -127,6 +145,7 @@ ATTACKS: Mapping[str, Attack] = {
         unary(lambda _, x: torch.tanh(x)),
         lambda: [at("tanh", NO, constant((6,), norm)) for norm in (0.01, 100)],
     ),
+    **{name: _of_torch(name, *row) for name, row in _FUNCTIONS.items()},
     "sigmoid": Attack(
         no_attributes,
         unary(lambda _, x: 1 / (1 + torch.exp(-x))),

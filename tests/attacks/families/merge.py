@@ -112,6 +112,23 @@ def _products() -> list[Witness]:
     return [_at("multiply", NO, order) for pair in pairs for order in (pair, pair[::-1])]
 
 
+def _matrices(draw: Draw) -> Drawn:
+    heads: list[tuple[int, ...]] = [(), (1,), (2,)]
+    n, d, m = (draw.rng.randint(1, 3) for _ in range(3))
+    of = draw.rng.choice(heads)
+    return NO, [(*of, n, d), (*of, d, m)], {}
+
+
+def _rank_one() -> list[Witness]:
+    """Matrices of rank one; in two heads, of which one operand uses one, the rows of the other decide."""
+    left = torch.tensor([[3.0, 0.0, 4.0], [0.0, 0.0, 0.0]], dtype=torch.float64)
+    right = torch.tensor([[3.0, 0.0], [0.0, 0.0], [4.0, 0.0]], dtype=torch.float64)
+    rows = torch.tensor([1.0, 0.0], dtype=torch.float64).expand(2, 2, 2)
+    one_row, one_column = torch.zeros(2, 1, 2, dtype=torch.float64), torch.zeros(2, 2, 1, dtype=torch.float64)
+    one_row[0], one_column[0, 0] = 3, 3
+    return [_at("matmul", NO, pair) for pair in ((left, right), (one_row, rows), (rows, one_column))]
+
+
 def _concats() -> list[Witness]:
     return [_at("concat", Concat(axis), [constant((2, 3), n) for n in (1, 2, 3)]) for axis in (0, 1)]
 
@@ -129,6 +146,7 @@ def _masked() -> list[Witness]:
 ATTACKS: Mapping[str, Attack] = {
     "add": Attack(_sum, add, _sums),
     "multiply": Attack(_product, _reduced(torch.mul), _products),
+    "matmul": Attack(_matrices, _reduced(torch.matmul), _rank_one),
     "concat": Attack(_concat, concat, _concats),
     "maximum": Attack(_same, _reduced(lambda a, b: torch.where(a >= b, a, b)), lambda: _selections("maximum", 1)),
     "minimum": Attack(_same, _reduced(lambda a, b: torch.where(a <= b, a, b)), lambda: _selections("minimum", -1)),

@@ -12,7 +12,16 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from lipcompile.core.record import Site
-from lipcompile.ops.shape.rules import Block, ClipGradient, ClipNorm, Dropout, Reshape, Slice, Transpose
+from lipcompile.ops.shape.rules import (
+    Block,
+    ClipGradient,
+    ClipNorm,
+    Dropout,
+    GroupedDropout,
+    Reshape,
+    Slice,
+    Transpose,
+)
 from lipcompile.ops.table import OP_BY_NAME
 
 from .. import harness
@@ -87,7 +96,7 @@ def cut(attributes: Any, x: Tensor) -> Tensor:
     return x.narrow(attributes.axis, attributes.start, attributes.stop - attributes.start)
 
 
-def dropout(site: Site[Dropout], xs: Tensors, theta: Theta) -> Tensor:
+def dropout(site: Site[Dropout | GroupedDropout], xs: Tensors, theta: Theta) -> Tensor:
     """What is kept stands in `theta` as a mask (nothing dropped if absent)."""
     kept = theta["kept"] if "kept" in theta else torch.ones_like(xs[0])
     return xs[0] * kept / (1 - number(site.attributes.probability))
@@ -178,5 +187,10 @@ ATTACKS: Mapping[str, Attack] = {
         plain(lambda draw: Dropout(Fraction(draw.rng.randint(0, 15), 16))),
         dropout,
         lambda: [at("dropout", Dropout(Fraction(3, 10)), spread())],
+    ),
+    "grouped_dropout": Attack(
+        plain(lambda draw: GroupedDropout(Fraction(draw.rng.randint(0, 15), 16), draw.rng.randint(0, 1))),
+        dropout,
+        lambda: [at("grouped_dropout", GroupedDropout(Fraction(3, 10), axes), spread()) for axes in (0, 1)],
     ),
 }

@@ -219,7 +219,6 @@ MASKS: dict[str, Case] = {
     "a mask with more axes": attention(LATER[None, None]),
     "no mask, for five examples": attention(np.zeros((5, 1, 1), np.float32)),
     "a mask that repeats the only row": attention(LATER, cut=1),
-    "no mask, that repeats the only row": attention(np.zeros((5, 1), np.float32), cut=1),
 }
 
 # Tensors whose batch stands elsewhere
@@ -278,6 +277,7 @@ def test_it_is_not_what_it_looks_like(case: Case, tmp_path: Path) -> None:
     assert onnx_model.load(save(made, tmp_path), KEEP).graph is None
 
 
+FLAT = node("Flatten", "h", "y")
 GENUINE: dict[str, Case] = {
     "layer norm, centred twice": (
         [
@@ -301,6 +301,10 @@ GENUINE: dict[str, Case] = {
         {},
     ),
     "a causal mask": attention(LATER),
+    "no mask, that repeats the only row": (
+        [*attention(np.zeros((5, 1), np.float32), cut=1)[0][:-1], node("MatMul", "weights x", "h"), FLAT],
+        *attention(np.zeros((5, 1), np.float32), cut=1)[1:],
+    ),
     "the largest and smallest of pairs, moved and back": (
         [
             MOVED,

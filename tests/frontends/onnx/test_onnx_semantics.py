@@ -77,7 +77,34 @@ CASES: dict[str, Case] = {
         (6,),
         {"w": W, "b": np.array([0.5], np.float32)},
     ),
+    "gemm, the bias made of the example": (
+        [node("Relu", "x", "r"), node("Gemm", "x w r", "y", alpha=0.5, beta=-3.0)],
+        (4,),
+        {"w": floats(4, 4)},
+    ),
+    "gemm, one number made of the example": (
+        [node("ReduceSum", "x a", "r"), node("Gemm", "x w r", "y")],
+        (4,),
+        {"w": floats(4, 4), "a": ints(1)},
+    ),
+    **{op: ([node(op, "x", "y")], (6,), {}) for op in ("Sin", "Cos", "Atan", "Asinh", "Erf")},
     "matmul": ([node("MatMul", "x w", "y")], (6,), {"w": W.T.copy()}),
+    "matmul with a vector": ([node("MatMul", "x w", "y")], (3, 6), {"w": floats(6)}),
+    "matmul of vectors with a vector": (
+        [node("MatMul", "x w", "u"), node("Unsqueeze", "u a", "y")],
+        (6,),
+        {"w": floats(6), "a": ints(1)},
+    ),
+    "matmul with a matrix for each head": (
+        [node("MatMul", "x w", "h"), FLAT],
+        (2, 3, 5),
+        {"w": floats(2, 5, 4)},
+    ),
+    "matmul with a matrix for each of two axes": (
+        [node("MatMul", "x w", "h"), FLAT],
+        (2, 3, 1, 5),
+        {"w": floats(1, 2, 3, 5, 4)},
+    ),
     "matmul and add": (
         [node("MatMul", "x w", "h"), node("Add", "b h", "y")],
         (6,),

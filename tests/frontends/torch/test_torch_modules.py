@@ -536,6 +536,13 @@ def test_a_module_that_is_traced_twice_is_mended_once() -> None:
     assert len(mends.made) == 1
 
 
+class Moved(nn.Module):
+    """Channels from the first axis to the last and back, as around norms in ConvNeXt: only strides change."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (2 * x.permute(0, 2, 3, 1).contiguous()).permute(0, 3, 1, 2)
+
+
 @pytest.mark.parametrize(
     ("shape", "pool"),
     [
@@ -544,6 +551,8 @@ def test_a_module_that_is_traced_twice_is_mended_once() -> None:
         ((2, 6), nn.AdaptiveAvgPool1d(4)),
         ((2, 3, 2, 4), nn.AdaptiveAvgPool3d((2, 3, 4))),
         ((2, 5, 5), nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.AdaptiveAvgPool2d(2))),
+        ((4, 2, 3), nn.Sequential(Moved(), nn.AdaptiveAvgPool2d(1))),
+        ((4, 2, 3), nn.Sequential(Moved(), nn.AdaptiveAvgPool2d((1, 3)))),
     ],
 )
 def test_adaptive_pools_of_windows_that_differ(shape: tuple[int, ...], pool: nn.Module) -> None:
@@ -561,7 +570,7 @@ def test_adaptive_pools_of_windows_that_differ(shape: tuple[int, ...], pool: nn.
         assert layer.output_norm.value == pytest.approx(7, rel=1e-5)
 
 
-def test_random_depth_is_told_as_such() -> None:
+def test_random_depth_of_a_whole_batch_is_refused() -> None:
     class Deep(nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             kept = torch.empty(1, dtype=x.dtype).bernoulli_(0.9)
@@ -570,7 +579,7 @@ def test_random_depth_is_told_as_such() -> None:
     (found,) = (d for d in from_module(Deep(6, 6), (6,)).diagnostics if d.severity == Severity.ERROR)
     assert found.code == "LIP110"
     assert "random numbers other than those of dropout" in found.message
-    assert "stochastic_depth_prob=0" in found.help
+    assert "for each example by itself" in found.help
 
 
 def test_what_is_no_module() -> None:
@@ -704,3 +713,34 @@ def test_importing_the_compiler_loads_no_torch() -> None:
     program += "print([name for name in ('torch', 'onnx', 'onnxscript', 'onnxruntime') if name in sys.modules])"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+class Standardised(nn.Conv2d):
+    """A convolution whose weight is normalised by a batch norm, filter by filter, as in NF-ResNets."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = self.weight.reshape(1, self.out_channels, -1)
+        weight = F.batch_norm(rows, None, None, training=True, eps=1e-6).reshape_as(self.weight)
+        return F.conv2d(x, weight, self.bias)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_weight_that_is_standardised_is_no_batch_normalisation_of_examples(training: bool) -> None:
+    module = nn.Sequential(Standardised(2, 3, 2), nn.ReLU(), nn.Flatten(), nn.Linear(12, 3)).train(training)
+    found = from_module(module, (2, 3, 3), input_norm=1, loss="cross_entropy", constraint="keep")
+    assert found.ok
+    assert [d.code for d in found.diagnostics] == ["LIP122"]
+    assert found.analysis is not None
+    (weight,) = (p.initial for n, p in found.analysis.graph.parameters.items() if n == "n_0.weight")
+    rows = np.asarray(weight).reshape(3, -1)
+    np.testing.assert_allclose(rows.mean(axis=1), 0, atol=1e-6)
+    np.testing.assert_allclose(rows.var(axis=1), 1, atol=1e-4)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_standardised_weight_does_not_hide_a_batch_normalisation(training: bool) -> None:
+    module = nn.Sequential(Standardised(2, 3, 2), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(12, 3)).train(
+        training
+    )
+    found = from_module(module, (2, 3, 3), input_norm=1, loss="cross_entropy")
+    assert [d.code for d in found.diagnostics if d.severity == Severity.ERROR] == (["LIP101"] if training else [])

@@ -71,7 +71,7 @@ def number(context: Context, name: str) -> Fraction | None:
     item = context.items.get(name)
     if not isinstance(item, Known) or item.array.size != 1 or item.array.dtype.kind not in "fiu":
         return None
-    if item.array.ndim > 1 or item.batched or has_batch(item.array):
+    if item.array.ndim > 1 or item.copies is not None or has_batch(item.array):
         return None
     value = float(item.array.reshape(-1)[0])
     return Fraction(value) if abs(value) < float("inf") else None

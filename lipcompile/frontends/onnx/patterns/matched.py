@@ -24,7 +24,7 @@ from lipcompile.ops.normalisation.rules import Center, OverAxes
 from lipcompile.ops.pool.onnx_read import pool_of, reduced_axes
 from lipcompile.ops.reduce.rules import Reduce
 from lipcompile.ops.shape.onnx_read import drop_probability, permute
-from lipcompile.ops.shape.rules import ClipNorm
+from lipcompile.ops.shape.rules import ClipNorm, Dropout, GroupedDropout
 from lipcompile.ops.softmax.rules import Softmax
 from lipcompile.ops.table import OP_BY_NAME
 
@@ -111,6 +111,60 @@ def quick_gelu(context: Context, node: OnnxNode, found: Found) -> Value | None:
     inner = _times(context, node, operand, slope, "_steeper")
     value = context.add(node, OP_BY_NAME["silu"], NoAttributes(), [inner])
     return _times(context, node, value, _number(found, "c") / slope)
+
+
+# Dropout
+
+
+def dropped(context: Context, node: OnnxNode, found: Found) -> Value | None:
+    """c·x times 1 or 0, drawn for each example by itself, for each entry or for several entries together."""
+    draw, operand = _node(found, "draw"), _tensor(context, found, "x")
+    if draw is None or operand is None or not _goes_to(context, draw, node):
+        return None
+    axes, fate = _axes_of_draws(context, found, shape_of(operand)), _kept(context, draw, found)
+    if axes is None or fate is None:
+        return None
+    (lost, factor), rank = fate, len(shape_of(operand))
+    if axes == rank:
+        made = context.add(node, OP_BY_NAME["dropout"], Dropout(lost), [operand])
+    else:
+        made = context.add(node, OP_BY_NAME["grouped_dropout"], GroupedDropout(lost, axes), [operand])
+    return _times(context, node, made, _number(found, "c") * factor)
+
+
+def _goes_to(context: Context, draw: OnnxNode, node: OnnxNode) -> bool:
+    """Whether nothing but this node reads what was drawn: two readers would share their fate."""
+    while draw.outputs != node.outputs:
+        readers = context.readers.get(draw.outputs[0], ())
+        if len(readers) != 1 or draw.outputs[0] in context.outputs:
+            return False
+        (draw,) = readers
+    return True
+
+
+def _axes_of_draws(context: Context, found: Found, example: Shape) -> int | None:
+    """Return how many axes of the example have draws of their own, None unless each example has its own."""
+    known, layout = context.items[str(found["drawn"])], context.layout
+    assert isinstance(known, Known)
+    shape, place = known.array.shape, layout.place
+    if layout.outer or layout.inner or len(shape) != layout.rank(example):
+        return None
+    if known.copies != place and (known.copies is not None or shape[place] != context.batch):
+        return None
+    own, rank = (*shape[:place], *shape[place + 1 :]), len(example)
+    return next((axes for axes in range(rank + 1) if own == (*example[:axes], *(1,) * (rank - axes))), None)
+
+
+def _kept(context: Context, draw: OnnxNode, found: Found) -> tuple[Fraction, Fraction] | None:
+    """Return the probability of a 0, and what the ones are times 1 minus that; None if the draws are others."""
+    if draw.op_type == "Dropout":
+        ones = context.items[str(found["drawn"])]
+        assert isinstance(ones, Known)
+        return (drop_probability(context, draw), ONE) if bool((ones.array == 1).all()) else None
+    kept = _number(found, "kept")
+    if draw.number("low", Fraction(0)) != 0 or draw.number("high", ONE) != 1 or not 0 < kept <= 1:
+        return None
+    return 1 - kept, kept
 
 
 # Norms, softmax and roots of sums

@@ -37,6 +37,7 @@ from lipcompile.frontends.onnx.patterns.matched import (
     center,
     clip_norm,
     direction,
+    dropped,
     elementwise,
     layer_norm,
     pool_of_squares,
@@ -172,6 +173,14 @@ EXPONENTIAL = Same(
     ),
 )
 
+# Dropout spelled out: a number from 0 to 1 for each entry, or for several, is below p or not.
+DRAW = Op("RandomUniformLike", (Constant("drawn"),), key="draw")
+FATE = either(
+    Op("Less", (DRAW, Single("kept"))),
+    Op("Floor", (plus("kept", (1, DRAW)),)),
+    Op("Dropout", (Constant("drawn"),), key="draw"),
+)
+
 _QUOTIENT = ("Mul", "Div")
 SPELLINGS: Sequence[Spelling] = (
     *(
@@ -179,6 +188,7 @@ SPELLINGS: Sequence[Spelling] = (
         for name, patterns in ACTIVATIONS.items()
         for pattern in patterns
     ),
+    Spelling(_QUOTIENT, times(X, FATE, factor="c"), dropped),
     Spelling(("Mul",), times(X, Op("Sigmoid", (times(X, factor="a"),)), factor="c"), quick_gelu),
     Spelling(("Log",), plus(0, (1, Op("Log", (plus(1, (1, Op("Exp", (X,)))),)))), elementwise("softplus")),
     Spelling(_QUOTIENT, over(CENTRED, plus("eps", (1, VARIANCE)), -HALF), layer_norm),
