@@ -63,7 +63,7 @@ def test_one_command_makes_a_model_its_page_and_its_ledger(capsys: Capture) -> N
         "people.csv",
         "ranges of 2 columns",
         "The kinds of columns were read",
-        "Classes were read",
+        "The classes were read",
     ):
         assert said in page
     for text in (out, err, page, Path("run/schema.toml").read_text(encoding="utf-8")):

@@ -336,7 +336,7 @@ def test_noise_on_counts_that_leaves_none_for_the_gradient_is_refused(tmp_path: 
 def test_a_group_that_is_longer_than_the_least_bound_of_its_parameters_is_refused(tmp_path: Path) -> None:
     module = with_lengths(model(NETWORKS["images"], tmp_path))
     type(module).bounds |= {module.clips[0].parameters[1]: 0.1}
-    with pytest.raises(PrivacyError, match=r"'a' is clipped to 0\.2, but bounded by 0\.1"):
+    with pytest.raises(PrivacyError, match=r"'a' has length 0\.2, but the bound 0\.1"):
         private(module)
 
 
