@@ -64,7 +64,7 @@ def test_wrong_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="different sizes"):
         images_in(tmp_path)
     (tmp_path / "b" / "1.png").write_bytes(b"no image")
-    with pytest.raises(DataError, match=r"1\.png is no image"):
+    with pytest.raises(DataError, match=r"1\.png cannot be read as an image"):
         images_in(tmp_path)
 
 
@@ -96,7 +96,7 @@ def test_items_are_pairs_or_mappings() -> None:
     [
         (iter([1]), "stream"),
         (Items(), "no items"),
-        (Items(1), "no pairs"),
+        (Items(1), "must be pairs"),
         (Items({"picture": 1, "label": 2}), "rename two"),
         (Items((np.zeros(2), 0), (np.zeros(3), 0)), "different shapes"),
     ],
