@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lipcompile.fixing import Wishes, fix
-from lipcompile.frontends.mends import Mends
+from lipcompile.frontends.repairs import Repairs
 from lipcompile.numbers.rounding import upward
 from tests.exports.architectures import ARCHITECTURES
 from tests.exports.attack import Attained
@@ -112,31 +112,31 @@ def _opsets(row: Row) -> str:
 
 
 @dataclass(frozen=True)
-class Mended:
+class Repaired:
     """Bounds of an architecture with the usual constraints, None if there is none, and after `lipcompile fix`."""
 
     constrained: float | None
     fixed: float
 
 
-def mended(name: str, folder: Path) -> Mended:
+def repaired(name: str, folder: Path) -> Repaired:
     """Check an architecture with the usual constraints, and fix it, with all that makes its bound smaller."""
     export = Export(name, "torchscript", USUAL["torchscript"])
     path = export.write(folder)
     found = verdict(derived(export, path, keep=False))
-    wishes = Wishes(Mends(), also=("norm", "residual", "attention"))
+    wishes = Wishes(Repairs(), also=("norm", "residual", "attention"))
     outcome = fix(str(path), options(name, keep=False), wishes, folder / "fixed.lip")
     assert outcome.check is not None
-    return Mended(found.bound if found.accepted else None, verdict(outcome.check).bound)
+    return Repaired(found.bound if found.accepted else None, verdict(outcome.check).bound)
 
 
-def of_bounds(rows: Sequence[Row], mends: Mapping[str, Mended]) -> Iterator[str]:
+def of_bounds(rows: Sequence[Row], repairs: Mapping[str, Repaired]) -> Iterator[str]:
     """Yield the rows of the table of bounds: those of one exporter, which are those of the other one, too."""
     yield line("architecture", "K", "K / L", "of a K_p", "of K", "of the slope", "K, norms ≤ 1", "K, fixed")
     yield line("---", *["--:"] * 7)
     for row in rows:
         if row.exporter == "torchscript":
-            found, after = row.usual, mends[row.name]
+            found, after = row.usual, repairs[row.name]
             cells = [number(value) for value in (found.bound, found.share)]
             ends = [number(value) for value in (after.constrained, after.fixed)]
             yield line(ARCHITECTURES[row.name].title, *cells, *_shares(row), *ends)
@@ -160,9 +160,9 @@ def line(*cells: str) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def tables(rows: Sequence[Row], mends: Mapping[str, Mended]) -> str:
+def tables(rows: Sequence[Row], repairs: Mapping[str, Repaired]) -> str:
     """Return what stands between the marks of the page."""
-    verdicts, bounds = "\n".join(of_verdicts(rows)), "\n".join(of_bounds(rows, mends))
+    verdicts, bounds = "\n".join(of_verdicts(rows)), "\n".join(of_bounds(rows, repairs))
     return f"## Verdicts\n\n{verdicts}\n\n## Bounds\n\n{bounds}\n"
 
 
@@ -180,14 +180,14 @@ def main() -> int:
     parser.add_argument("--inputs", type=int, default=12, help="inputs of an attack")
     parser.add_argument("--write", action="store_true", help="rewrite docs/architectures.md")
     arguments = parser.parse_args()
-    rows, mends = [], {}
+    rows, repairs = [], {}
     with tempfile.TemporaryDirectory() as folder:
         for name in arguments.only:
             for exporter in OPSETS:
                 rows.append(examined(name, exporter, arguments.inputs, Path(folder)))
                 print(f"{name}, {exporter}: {len(rows[-1].verdicts)} files", file=sys.stderr)
-            mends[name] = mended(name, Path(folder))
-    part = tables(rows, mends)
+            repairs[name] = repaired(name, Path(folder))
+    part = tables(rows, repairs)
     if arguments.write:
         PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), part), encoding="utf-8")
     else:

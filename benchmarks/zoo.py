@@ -30,8 +30,8 @@ from lipcompile import pipeline
 from lipcompile.analysis.clips import Source
 from lipcompile.diagnostics import Severity
 from lipcompile.fixing import Wishes, fix
-from lipcompile.frontends.mends import Mends
 from lipcompile.frontends.options import ModelOptions, model_options
+from lipcompile.frontends.repairs import Repairs
 
 BEGIN, END = "<!-- begin: python -m benchmarks.zoo --write -->", "<!-- end of the zoo -->"
 CLASSES, WORDS, TOKENS = 10, 100, 8
@@ -174,7 +174,7 @@ def fixed(name: str, shape: tuple[int, ...], folder: Path) -> Said:
     """Fix a model as `lipcompile fix` does, in training mode."""
     maker = next(key for key, value in globals().items() if value is MODELS[name][1])
     given = replace(options(shape), input_shape={"": shape})
-    outcome = fix(f"benchmarks.zoo:{maker}", given, Wishes(Mends()), folder / "fixed.lip")
+    outcome = fix(f"benchmarks.zoo:{maker}", given, Wishes(Repairs()), folder / "fixed.lip")
     errors = tuple(dict.fromkeys(d.code for d in outcome.diagnostics if d.severity == Severity.ERROR))
     total = outcome.check.analysis.total.value if outcome.check and outcome.check.analysis else None
     return Said(0 if outcome.reached else 1, total, errors)

@@ -14,8 +14,8 @@ from lipcompile import pipeline
 from lipcompile.analysis.clips import Source
 from lipcompile.core.backend import find, instantiate
 from lipcompile.diagnostics import InputError, Severity, input_error, told
-from lipcompile.frontends.mends import BatchNorm, Mends
 from lipcompile.frontends.options import ModelOptions, model_options, parse_number
+from lipcompile.frontends.repairs import BatchNorm, Repairs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,7 +45,7 @@ def private(
         has the weights of `module`; bounds by theorem project them into their constraints.
 
     Raises:
-        InputError: the module is rejected; the diagnostics say where, why, and how to mend it.
+        InputError: the module is rejected; the diagnostics say where, why, and how to fix it.
 
     Examples:
         >>> import lipcompile, torch
@@ -191,7 +191,7 @@ def fix(
     """Write a model that passes `check`, as near to `model` as its bound allows, as `lipcompile fix` does.
 
     Args:
-        model: see `compile`, but for a module in memory, which `batch_norm` of `private` and the others mends.
+        model: see `compile`, but for a module in memory, which `batch_norm` of `private` and the others fixes.
         output: a .lip or .onnx file.
         example: the shape of one example, of `package.module:factory`.
         batch_norm: what takes the place of batch normalisation.
@@ -217,9 +217,9 @@ def fix(
     from lipcompile.cli.shared.signals import aim
 
     if not isinstance(model, str):
-        mend = 'give batch_norm="group_norm" to lipcompile.private, compile or train'
-        raise input_error("LIP001", "fix reads files and package.module:factory, not modules in memory", mend)
-    wishes = fixing.Wishes(Mends(batch_norm, parse_number(str(floor), "floor")), aim=aim(target))
+        help_line = 'give batch_norm="group_norm" to lipcompile.private, compile or train'
+        raise input_error("LIP001", "fix reads files and package.module:factory, not modules in memory", help_line)
+    wishes = fixing.Wishes(Repairs(batch_norm, parse_number(str(floor), "floor")), aim=aim(target))
     return fixing.fix(model, _shaped(model, example, model_options(**options)), wishes, Path(output))
 
 

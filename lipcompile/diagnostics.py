@@ -1,4 +1,4 @@
-"""Diagnostics as data: where, what, why and the mend. Renderings live in `lipcompile.reports`."""
+"""Diagnostics as data: where, what, why and the fix. Renderings live in `lipcompile.reports`."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class InputError(Exception):
 
 
 def told(found: Diagnostic) -> str:
-    """Return a finding as a line, and its mend as another; equal for what one mend repairs everywhere."""
+    """Return a finding as a line, and its fix as another; equal for what one fix repairs everywhere."""
     return f"{found.message} [{found.code}]" + (f"\n  help: {found.help}" if found.help else "")
 
 

@@ -1,4 +1,4 @@
-"""`lipcompile fix`: a model is read with mends, changed where its bound needs it, written, and read again.
+"""`lipcompile fix`: a model is read with fixes, changed where its bound needs it, written, and read again.
 
 A file is kept if it passes `check`; otherwise there is none.
 """
@@ -21,17 +21,17 @@ from lipcompile.analysis.usefulness import USEFUL, Aim
 from lipcompile.core.derivation import Derivation
 from lipcompile.core.graph import Graph
 from lipcompile.diagnostics import Diagnostic, input_error
-from lipcompile.frontends.mends import Mended, Mends
 from lipcompile.frontends.options import ModelOptions
+from lipcompile.frontends.repairs import Repaired, Repairs
 
 SUFFIXES = (".lip", ".onnx")
 
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """What the user decides: how to mend, changes to make anyway, or not to make, and what to aim at."""
+    """What the user decides: how to fix, changes to make anyway, or not to make, and what to aim at."""
 
-    mends: Mends
+    repairs: Repairs
     also: Collection[str] = ()
     never: Collection[str] = ()
     aim: Aim = USEFUL
@@ -46,7 +46,7 @@ class Outcome:
     """
 
     diagnostics: tuple[Diagnostic, ...]
-    mended: tuple[Mended, ...] = ()
+    repaired: tuple[Repaired, ...] = ()
     fixed: Fixed | None = None
     check: Derivation | None = None
     notes: tuple[str, ...] = ()
@@ -71,29 +71,29 @@ def fix(model: str, options: ModelOptions, wishes: Wishes, output: Path) -> Outc
     """
     if output.suffix not in SUFFIXES:
         raise input_error("LIP005", f"-o: `{output}` ends in neither .lip nor .onnx", "name the file so")
-    mends = replace(wishes.mends, steep=options.bounds == "clip", made=[])
-    options = replace(options, mends=mends)
+    repairs = replace(wishes.repairs, steep=options.bounds == "clip", made=[])
+    options = replace(options, repairs=repairs)
     loaded = pipeline.load(model, options)
-    mended = tuple(mends.made)
+    repaired = tuple(repairs.made)
     if loaded.graph is None:
-        return Outcome(loaded.diagnostics, mended)
+        return Outcome(loaded.diagnostics, repaired)
     with options.limits.in_force():
         graph, _ = canonical(frozen_inside(loaded.graph.freeze(options.freeze)))
         found = pipeline.derive(loaded, options)
         if not found.ok:
-            return Outcome(found.diagnostics, mended)
+            return Outcome(found.diagnostics, repaired)
         assert found.analysis is not None
         if proves(found.analysis.graph):
-            result = fixed(graph, wishes.mends.floor, wishes.also, wishes.never, aim=wishes.aim)
-        elif mended and not mends.steep:  # as it is clipped, norms may be those of batches
+            result = fixed(graph, wishes.repairs.floor, wishes.also, wishes.never, aim=wishes.aim)
+        elif repaired and not repairs.steep:  # as it is clipped, norms may be those of batches
             return fix(model, replace(options, bounds="clip"), wishes, output)
         else:  # no change makes the bound of a clip smaller: only those that were asked for are made
             kinds = [kind for kind in KINDS if kind.name in wishes.also]
-            result = fixed(graph, wishes.mends.floor, wishes.also, wishes.never, kinds)
+            result = fixed(graph, wishes.repairs.floor, wishes.also, wishes.never, kinds)
             total, target = found.analysis.total.value or inf, wishes.aim.target
             result = replace(result, total=total, useful=target is None or total <= target, target=target)
     checked = _written(result.graph, options, output)
-    return Outcome(found.diagnostics, mended, result, checked, _unsaid(result.graph, output))
+    return Outcome(found.diagnostics, repaired, result, checked, _unsaid(result.graph, output))
 
 
 def _written(graph: Graph, options: ModelOptions, output: Path) -> Derivation:
@@ -130,7 +130,7 @@ def _rereading(options: ModelOptions, output: Path) -> ModelOptions:
             clip_groups=options.clip_groups,
             clip_length=options.clip_length,
         )
-    return replace(options, mends=None, input_norm=None, loss=None, bindings={}, input_shape={})
+    return replace(options, repairs=None, input_norm=None, loss=None, bindings={}, input_shape={})
 
 
 def _unsaid(graph: Graph, output: Path) -> tuple[str, ...]:

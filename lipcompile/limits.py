@@ -103,8 +103,8 @@ def exceeded(name: str, what: str, at: Location | None = None) -> InputError:
     most: int = getattr(current(), name)
     option = name.replace("_", "-")
     message = f"{what} more than {_shown(name, most)}"
-    mend = f"if the model is meant to be so, raise the limit: --limit {option}={_written(name, 4 * most)}"
-    return input_error("LIP018", message, mend, at)
+    help_line = f"if the model is meant to be so, raise the limit: --limit {option}={_written(name, 4 * most)}"
+    return input_error("LIP018", message, help_line, at)
 
 
 def exact(text: str, what: str, at: Location | None = None) -> Fraction:
@@ -130,8 +130,8 @@ def parse_limits(texts: Sequence[str]) -> Limits:
         name, _, value = text.partition("=")
         size = _SIZE.fullmatch(value.strip().lower())
         if name.strip() not in names or size is None:
-            mend = f"for example --limit nodes=50000 or --limit file-size=4G; there are {', '.join(names)}"
-            raise input_error("LIP005", f"--limit: `{text}` is no limit", mend)
+            help_line = f"for example --limit nodes=50000 or --limit file-size=4G; there are {', '.join(names)}"
+            raise input_error("LIP005", f"--limit: `{text}` is no limit", help_line)
         chosen[name.strip().replace("-", "_")] = int(size[1]) * _SUFFIXES[size[2]]
     return replace(Limits(), **chosen)
 

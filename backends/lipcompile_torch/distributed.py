@@ -143,17 +143,17 @@ def current_world() -> World:
     return Processes() if _initialised() else ALONE
 
 
-def check_same(facts: Sequence[Mapping[str, Any]], mends: Mapping[str, str]) -> None:
+def check_same(facts: Sequence[Mapping[str, Any]], help_lines: Mapping[str, str]) -> None:
     """Refuse, with RankError, what is not the same on all processes.
 
     Args:
         facts: what each process holds to be true, by name.
-        mends: what to do about a difference, by the same names.
+        fixes: what to do about a difference, by the same names.
     """
-    for name, mend in mends.items():
+    for name, help_line in help_lines.items():
         astray = [rank for rank, known in enumerate(facts) if known[name] != facts[0][name]]
         if astray:
-            raise RankError(f"rank {astray[0]} and rank 0 have different {name}: {mend}")
+            raise RankError(f"rank {astray[0]} and rank 0 have different {name}: {help_line}")
 
 
 def _initialised() -> bool:

@@ -132,8 +132,8 @@ def _against_theorems(graph: Graph) -> str | None:
     return None
 
 
-def _chosen(message: str, mend: str) -> Diagnostic:
-    return Diagnostic("LIP315", message, mend, Severity.NOTE)
+def _chosen(message: str, help_line: str) -> Diagnostic:
+    return Diagnostic("LIP315", message, help_line, Severity.NOTE)
 
 
 def unproved(graph: Graph, known: Sequence[str]) -> tuple[Diagnostic, ...]:

@@ -39,13 +39,15 @@ def complete(derivation: Derivation, what: str) -> Analysis:
         raise input_error("LIP213", f"{what} needs a loss", "declare one: --loss cross_entropy")
     symbols = [symbol.name for symbol in open_numbers(graph)]
     if symbols:
-        mend = f"give {'it' if len(symbols) == 1 else 'them'}: {' '.join(f'--set {name}=…' for name in symbols)}"
-        raise input_error("LIP014", f"{what} needs numbers, but {', '.join(symbols)} has no value", mend)
+        help_line = (
+            f"give {'it' if len(symbols) == 1 else 'them'}: {' '.join(f'--set {name}=…' for name in symbols)}"
+        )
+        raise input_error("LIP014", f"{what} needs numbers, but {', '.join(symbols)} has no value", help_line)
     if not graph.input.tokens and not isinstance(graph.input.norm, Fraction) and proves(graph):
         if not any(parameter.trainable for parameter in graph.parameters.values()):
             message = f"{what} has nothing to train: every parameter is frozen"
-            mend = "freeze less (requires_grad, --freeze, frozen { }); with --input-norm it can be certified"
-            raise input_error("LIP307", message, mend)
+            help_line = "freeze less (requires_grad, --freeze, frozen { }); with --input-norm it can be certified"
+            raise input_error("LIP307", message, help_line)
         raise input_error("LIP014", f"{what} needs numbers, but X_0 has no value", "use --input-norm")
     crossed = not graph.clips and all(node.op.lipschitz is not None for node in graph.nodes)
     if analysis.total.value is None or (crossed and analysis.lipschitz.value is None):

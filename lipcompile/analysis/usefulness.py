@@ -121,8 +121,8 @@ def _input_norm(analysis: Analysis) -> float:
 def _help(analysis: Analysis, helps: Callable[[Graph, float], bool]) -> str:
     """Return the help, which names `fix` if it brings the bound down."""
     total = analysis.total.value
-    mended = helps(analysis.graph, math.inf if total is None else total)
-    return f"`lipcompile fix MODEL -o FILE` reduces it; {_RANKED}" if mended else _RANKED
+    repaired = helps(analysis.graph, math.inf if total is None else total)
+    return f"`lipcompile fix MODEL -o FILE` reduces it; {_RANKED}" if repaired else _RANKED
 
 
 def _note(analysis: Analysis, ratio: float, advice: str) -> Diagnostic:

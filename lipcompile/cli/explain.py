@@ -19,7 +19,7 @@ KINDS = {
     "never": "no such model can be trained with a bound for each example",
     "not yet": "a bound may exist, but the compiler has no rule for it yet",
     "replace by": "something near it can be trained",
-    "usage": "the input or the command has to be mended",
+    "usage": "the input or the command has to be fixed",
 }
 
 
@@ -71,4 +71,4 @@ def _explanation(entry: Code) -> Iterator[RenderableType]:
         yield Text(textwrap.indent(example.strip(), "    "))
     if entry.command:
         yield Text("")
-        yield styled("mend: ", (entry.command, STRONG))
+        yield styled("fix: ", (entry.command, STRONG))

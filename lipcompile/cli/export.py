@@ -79,8 +79,8 @@ def _check_output(output: Path) -> None:
     if output.suffix != ".onnx":
         raise input_error("LIP005", f"-o: `{output}` does not end in .onnx", "name the file so")
     if not output.parent.is_dir():
-        mend = f"make it: mkdir -p {output.parent}"
-        raise input_error("LIP005", f"there is no folder `{output.parent}` to write in", mend)
+        help_line = f"make it: mkdir -p {output.parent}"
+        raise input_error("LIP005", f"there is no folder `{output.parent}` to write in", help_line)
 
 
 def _record(ledger: Path, subject: Trained) -> LedgerRecord:

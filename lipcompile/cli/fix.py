@@ -54,7 +54,7 @@ def fix(
     sums of branches become means, and tokens of attention get a bounded length, in this order. With --target, all
     kinds of changes are made while the bound is above K. Every change is listed with its effect on the bound, and
     so are those that were not needed. The exit code is 0 if a file was written whose bound is useful, or at most
-    K, and 1 if it is not, or if something remains that no change mends.
+    K, and 1 if it is not, or if something remains that no change fixes.
 
     \b
     Examples:
@@ -65,8 +65,8 @@ def fix(
     from lipcompile.cli.shared.signals import aim
     from lipcompile.fixing import Wishes
     from lipcompile.fixing import fix as fixed
-    from lipcompile.frontends.mends import Mends
     from lipcompile.frontends.options import parse_number
+    from lipcompile.frontends.repairs import Repairs
 
     refuse_source(model, output)
     least = parse_number(floor, "--floor")
@@ -75,8 +75,8 @@ def fix(
     highest = None if target is None else float(parse_number(target, "--target"))
     if highest is not None and highest <= 0:
         raise click.UsageError("--target must be positive")
-    mends = Mends(batch_norm, least)  # type: ignore[arg-type]
-    outcome = fixed(model, options, Wishes(mends, also, never, aim(highest)), output)
+    repairs = Repairs(batch_norm, least)  # type: ignore[arg-type]
+    outcome = fixed(model, options, Wishes(repairs, also, never, aim(highest)), output)
     return _tell(outcome, output)
 
 

@@ -73,8 +73,8 @@ def read_record(path: Path) -> LedgerRecord:
 
 
 def _unreadable(path: Path, reason: str) -> InputError:
-    mend = "give the ledger.jsonl that `train` or the engine wrote, or its folder"
-    return input_error("LIP405", f"`{path}` cannot be read as a ledger: {reason}", mend)
+    help_line = "give the ledger.jsonl that `train` or the engine wrote, or its folder"
+    return input_error("LIP405", f"`{path}` cannot be read as a ledger: {reason}", help_line)
 
 
 def _spent(record: LedgerRecord, delta: float, accountant: Accountant) -> _Spent:

@@ -44,8 +44,8 @@ def predict(run: Path, data: Path, output: Path | None) -> int:
     except DataError as error:
         raise input_error("LIP402", str(error)) from None
     except OSError as error:
-        mend = "give the folder that `lipcompile train TABLE --output DIR` wrote"
-        raise input_error("LIP402", f"`{path}` cannot be read: {error.strerror}", mend) from None
+        help_line = "give the folder that `lipcompile train TABLE --output DIR` wrote"
+        raise input_error("LIP402", f"`{path}` cannot be read: {error.strerror}", help_line) from None
     with nullcontext(sys.stdout) if output is None else output.open("w", newline="", encoding="utf-8") as file:
         _write(model, data, file)
     return 0

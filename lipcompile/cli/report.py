@@ -92,8 +92,8 @@ def _print_closed_forms(analysis: Analysis, name: str) -> None:
 
     known = subjects(analysis)
     if name not in known:
-        mend = suggest(name, list(known)) or "`lipcompile check -v` lists them"
-        raise input_error("LIP005", f"--layer: there is no layer, parameter or block `{name}`", mend)
+        help_line = suggest(name, list(known)) or "`lipcompile check -v` lists them"
+        raise input_error("LIP005", f"--layer: there is no layer, parameter or block `{name}`", help_line)
     show(sys.stdout, *closed_forms(name, known[name]))
 
 

@@ -39,8 +39,10 @@ def tune(
     from lipcompile.tables.read import is_table
 
     if not is_table(data):
-        mend = "settings of networks are given to `lipcompile train`; choosing them on private data is not free"
-        raise input_error("LIP410", f"`{data}` is no table", mend)
+        help_line = (
+            "settings of networks are given to `lipcompile train`; choosing them on private data is not free"
+        )
+        raise input_error("LIP410", f"`{data}` is no table", help_line)
     if given["search"] is None and given["epsilon"] is not None:
         given["search"] = _SHARE * given["epsilon"]
     return train_on_table(TableRun(data, target, schema, test, output), given)

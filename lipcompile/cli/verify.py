@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 SCHEMA, CERTIFICATE = "lipcompile.verify/1", "lipcompile.certificate/1"
 _FILE = click.Path(path_type=Path)
-_MEND = "compile the model again; if that changes nothing, the compiler is wrong: please report it"
+_HELP = "compile the model again; if that changes nothing, the compiler is wrong: please report it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ def diagnostics(found: Finding) -> list[Diagnostic]:
         message = f"nobody but their authors vouches for the rules of {', '.join(map(str, own))}"
         return [Diagnostic("LIP501", f"the certificate does not verify: {message}", _OWN)]
     failed = [
-        Diagnostic("LIP501", f"the certificate does not verify: {problem}", _MEND)
+        Diagnostic("LIP501", f"the certificate does not verify: {problem}", _HELP)
         for problem in found.verdict.problems
     ]
     foreign = [

@@ -271,8 +271,10 @@ class GraphBuilder:
     ) -> Value:
         """Declare the example; a norm that bounds nothing and a shape without entries are refused."""
         if isinstance(norm, Fraction) and norm <= 0:
-            message, mend = "the input norm must be positive", "write norm <= 1.0, say"
-            self.diagnostics.append(Diagnostic("LIP202", message, mend, node=name, op="input", location=location))
+            message, help_line = "the input norm must be positive", "write norm <= 1.0, say"
+            self.diagnostics.append(
+                Diagnostic("LIP202", message, help_line, node=name, op="input", location=location)
+            )
         if prod(shape) < 1:
             message = "the input has no entries"
             self.diagnostics.append(Diagnostic("LIP203", message, node=name, op="input", location=location))

@@ -261,5 +261,5 @@ def refuse_channels_first(loss: AnyLoss, logits: Shape, by: AnyOp | None) -> Non
         return
     message = f"this loss reads classes from the last axis of {list(logits)}, but `{by.name}` has channels first"
     flat, own = (".flatten(2)", f"reshape({logits[0]}, -1) ") if len(logits) > 2 else ("", "")
-    mend = f"for a label a position end with {flat}.transpose(1, 2), in a .lip file with {own}transpose"
-    raise Refusal("LIP211", message, mend)
+    help_line = f"for a label a position end with {flat}.transpose(1, 2), in a .lip file with {own}transpose"
+    raise Refusal("LIP211", message, help_line)

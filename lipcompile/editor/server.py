@@ -152,17 +152,17 @@ def _format(ls: Server, params: lsp.DocumentFormattingParams) -> list[lsp.TextEd
 @server.feature(
     lsp.TEXT_DOCUMENT_CODE_ACTION, lsp.CodeActionOptions(code_action_kinds=[lsp.CodeActionKind.QuickFix])
 )
-async def _mends(ls: Server, params: lsp.CodeActionParams) -> list[lsp.CodeAction]:
+async def _quick_fixes(ls: Server, params: lsp.CodeActionParams) -> list[lsp.CodeAction]:
     uri = params.text_document.uri
     document, codec = await ls.document(uri), ls.codec(uri)
     found = []
     for one in document.diagnostics:
-        mend = replacement(one, _line(document.lines, one.location))
-        if mend is None or not _overlap(where := _range(mend.at, document, codec), params.range):
+        fix = replacement(one, _line(document.lines, one.location))
+        if fix is None or not _overlap(where := _range(fix.at, document, codec), params.range):
             continue
-        edit = lsp.WorkspaceEdit(changes={uri: [lsp.TextEdit(where, mend.text)]})
+        edit = lsp.WorkspaceEdit(changes={uri: [lsp.TextEdit(where, fix.text)]})
         shown = [_diagnostic(one, document, codec)]
-        found.append(lsp.CodeAction(mend.title, lsp.CodeActionKind.QuickFix, shown, edit=edit, is_preferred=True))
+        found.append(lsp.CodeAction(fix.title, lsp.CodeActionKind.QuickFix, shown, edit=edit, is_preferred=True))
     return found
 
 

@@ -24,9 +24,9 @@ _LISTS = ("expand", "reshape", "transpose")
 _POSITIONAL: Mapping[str, int] = {"embedding": 2, "slice": 0}
 
 
-def unspeakable(node: Node, why: str, mend: str = "") -> Refusal:
+def unspeakable(node: Node, why: str, help_line: str = "") -> Refusal:
     """Return the refusal of a node that .lip has no words for."""
-    return Refusal("LIP017", f"`{node.name}` cannot be written in .lip: {why}", mend)
+    return Refusal("LIP017", f"`{node.name}` cannot be written in .lip: {why}", help_line)
 
 
 # Spellings

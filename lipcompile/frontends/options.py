@@ -14,7 +14,7 @@ from lipcompile.core.derivation import Source
 from lipcompile.core.graph import ClipGroup, Graph, LossUse
 from lipcompile.core.record import Constraint, Shape
 from lipcompile.diagnostics import Diagnostic, InputError, input_error
-from lipcompile.frontends.mends import BatchNorm, Mends
+from lipcompile.frontends.repairs import BatchNorm, Repairs
 from lipcompile.limits import Limits
 from lipcompile.numbers import Scalar
 from lipcompile.ops.loss.spelled import loss_attributes, unknown_loss
@@ -59,7 +59,7 @@ class ModelOptions:
     """Options that override what a model file says; None means `as the file says`.
 
     input_shape: shapes of one example by the name of the input; the empty name stands for the only input. They fix
-    sizes that an ONNX file leaves open, and are the examples that a torch module is traced with. mends: what `fix`
+    sizes that an ONNX file leaves open, and are the examples that a torch module is traced with. fixes: what `fix`
     puts in the place of what is refused. bounds: their source; clip_groups: what one clip bounds; clip_length: C;
     see `analysis.clips`.
     """
@@ -72,7 +72,7 @@ class ModelOptions:
     bindings: Mapping[str, Fraction] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
     input_shape: Mapping[str, Shape] = field(default_factory=dict)
-    mends: Mends | None = field(default=None, compare=False)
+    repairs: Repairs | None = field(default=None, compare=False)
     bounds: Literal["theorem", "clip", "auto"] | None = None
     clip_groups: Literal["flat", "layers", "blocks"] | None = None
     clip_length: Fraction | Literal["automatic"] | None = None
@@ -143,7 +143,9 @@ def model_options(
         clip_groups=clip_groups,
         clip_length=None if clip_length is None else parse_length(str(clip_length)),
     )
-    return options if batch_norm is None else replace(options, mends=Mends(batch_norm, steep=options.clips_all))
+    return (
+        options if batch_norm is None else replace(options, repairs=Repairs(batch_norm, steep=options.clips_all))
+    )
 
 
 def parse_length(text: str) -> Fraction | Literal["automatic"]:
@@ -191,8 +193,8 @@ def parse_shape(text: str) -> tuple[str, Shape]:
     name, equals, sizes = text.rpartition("=")
     parts = [part.strip() for part in sizes.removesuffix(",").split(",")]
     if (equals and not name.strip()) or not all(_SIZE.fullmatch(part) for part in parts):
-        mend = "give the sizes of one example, without the batch: --input-shape 3,32,32"
-        raise input_error("LIP005", f"--input-shape: `{text}` is no shape", mend)
+        help_line = "give the sizes of one example, without the batch: --input-shape 3,32,32"
+        raise input_error("LIP005", f"--input-shape: `{text}` is no shape", help_line)
     return name.strip(), tuple(map(int, parts))
 
 

@@ -25,12 +25,12 @@ _OPTIONS = {"LIP201": "--input-norm 1.0", "LIP213": "--loss cross_entropy"}
 
 def fixes(outcome: Outcome) -> Iterator[str]:
     """Yield lines: each change with its places and its effect, what is left, what is asked for."""
-    yield from _mended(outcome)
+    yield from _repaired(outcome)
     if outcome.fixed is None:
         return
     for made in outcome.fixed.made:
         yield from _made(made)
-    if not outcome.mended and not outcome.fixed.made:
+    if not outcome.repaired and not outcome.fixed.made:
         yield f"nothing had to be changed: {_bound(outcome.fixed.total)}"
     for left in outcome.fixed.left:
         yield from _left(left, outcome.fixed)
@@ -38,10 +38,10 @@ def fixes(outcome: Outcome) -> Iterator[str]:
     yield from (f"note: {note}" for note in outcome.notes)
 
 
-def _mended(outcome: Outcome) -> Iterator[str]:
-    texts = dict.fromkeys(mended.text for mended in outcome.mended)
+def _repaired(outcome: Outcome) -> Iterator[str]:
+    texts = dict.fromkeys(repaired.text for repaired in outcome.repaired)
     for text in texts:
-        places = [mended.place for mended in outcome.mended if mended.text == text]
+        places = [repaired.place for repaired in outcome.repaired if repaired.text == text]
         yield _headed(text, places)
     if texts and outcome.fixed is not None:
         first = outcome.fixed.made[0].before if outcome.fixed.made else outcome.fixed.total

@@ -86,7 +86,7 @@ def mathml(expression: Any) -> str:
     """
     printer = _MathML()
     root = printer._made("math", printer._print(normal(expression)), displaystyle="true")
-    _mend(root)
+    _help_line(root)
     return str(root.toxml())
 
 
@@ -97,7 +97,7 @@ def broken(expression: Any) -> str:
     """
     printer = _MathML()
     row = printer._print(normal(expression))
-    _mend(row)
+    _help_line(row)
     rows: list[list[Any]] = [[]]
     for cell in _cells(row):
         if _is_sign(cell) and rows[-1]:
@@ -121,20 +121,20 @@ def _cells(row: Any) -> Iterator[Any]:
         yield from _cells(part) if part is parts[-1] and _is_sign(parts[1], ("=",)) else [part]
 
 
-def _mend(element: Any) -> None:
+def _help_line(element: Any) -> None:
     """Escape all text, which sympy writes as it is, named entities and names alike; set signs as print does."""
     for child in element.childNodes:
         if child.nodeType != child.TEXT_NODE:
-            _mend(child)
+            _help_line(child)
             continue
         child.data = escape(unescape(child.data), quote=False)
         if element.tagName in ("mo", "mn"):
             child.data = child.data.replace("-", _MINUS)
         if child.data == _INVISIBLE:
-            _mend_product(element)
+            _fix_product(element)
 
 
-def _mend_product(operator: Any) -> None:
+def _fix_product(operator: Any) -> None:
     """Set a thin space between factors, and a dot before a number: 2·3 would else read as 23."""
     leaf = operator.nextSibling
     while leaf.tagName != "msqrt" and leaf.firstChild.nodeType == leaf.ELEMENT_NODE:

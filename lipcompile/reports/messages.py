@@ -66,7 +66,7 @@ def line_at(location: Location, lines: Lines) -> str | None:
 
 
 def command(found: Diagnostic, file: str = "MODEL") -> str:
-    """Return the command that mends a finding, in `file` unless it says where it is; empty if there is none."""
+    """Return the command that fixes a finding, in `file` unless it says where it is; empty if there is none."""
     place = file if found.location is None else found.location.file
     if place.endswith(".py") and not found.model:  # the code of a module in memory: no command takes it
         return ""
@@ -80,7 +80,7 @@ def alike(diagnostics: Sequence[Diagnostic]) -> list[list[Diagnostic]]:
     """Return the diagnostics in groups that differ in their node alone, in the order of the first of each.
 
     Alike are those of one place in a source: of the copies of a repeated layer. In a model without lines so are
-    warnings and notes of one kind; errors are mended one by one, so each is told.
+    warnings and notes of one kind; errors are fixed one by one, so each is told.
     """
     groups: dict[object, list[Diagnostic]] = {}
     for index, found in enumerate(diagnostics):

@@ -1,4 +1,4 @@
-"""Diagnostics that a replacement of one word mends: what SARIF calls a fix, and editors a quick fix."""
+"""Diagnostics that a replacement of one word fixes: what SARIF calls a fix, and editors a quick fix."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Replacement:
 
 
 def replacement(found: Diagnostic, line: str | None) -> Replacement | None:
-    """Return the mend of a misspelt word in a line, where a diagnostic points at one and names the right one."""
+    """Return the fix of a misspelt word in a line, where a diagnostic points at one and names the right one."""
     at, near = found.location, suggested(found.help)
     if line is None or at is None or at.column is None or near is None or found.code not in _OF_WORDS:
         return None

@@ -66,7 +66,7 @@ def _paragraph(text: str) -> str:
 
 def _help(entry: Code) -> str:
     parts = [_paragraph(entry.why), f"wrong:\n{entry.wrong.strip()}", f"right:\n{entry.right.strip()}"]
-    return "\n\n".join([*parts, *([f"mend: {entry.command}"] if entry.command else [])])
+    return "\n\n".join([*parts, *([f"fix: {entry.command}"] if entry.command else [])])
 
 
 def _rule_page(entry: Code) -> str:
@@ -75,9 +75,9 @@ def _rule_page(entry: Code) -> str:
         f"**{label}**\n\n```{language}\n{example.strip()}\n```"
         for label, example in (("wrong", entry.wrong), ("right", entry.right))
     ]
-    mend = [f"**mend:** `{entry.command}`"] if entry.command else []
+    help_line = [f"**fix:** `{entry.command}`"] if entry.command else []
     return "\n\n".join(
-        [_paragraph(entry.why), *examples, *mend, f"`lipcompile explain {entry.code}` shows this page."]
+        [_paragraph(entry.why), *examples, *help_line, f"`lipcompile explain {entry.code}` shows this page."]
     )
 
 
@@ -203,12 +203,12 @@ class _Log:
     def _fixes(self, found: Diagnostic, at: Location) -> list[Json]:
         """Return the replacement of a misspelt word, where a diagnostic points at one and names the right one."""
         line = line_at(at, self.lines)
-        mend = replacement(found, line)
-        if mend is None:
+        help_line = replacement(found, line)
+        if help_line is None:
             return []
-        replaced = {"deletedRegion": _region(at, line), "insertedContent": {"text": mend.text}}
+        replaced = {"deletedRegion": _region(at, line), "insertedContent": {"text": help_line.text}}
         change = {"artifactLocation": _located(_uri(at.file)), "replacements": [replaced]}
-        return [{"description": {"text": mend.title}, "artifactChanges": [change]}]
+        return [{"description": {"text": help_line.title}, "artifactChanges": [change]}]
 
 
 def _region(at: Location, line: str | None) -> Json:
@@ -252,7 +252,7 @@ def _uri(file: str) -> str:
 
 
 def _text(group: Sequence[Diagnostic], file: str) -> str:
-    """Return the message, which is shown as a title, as a sentence, then where in the graph, and the mend."""
+    """Return the message, which is shown as a title, as a sentence, then where in the graph, and the fix."""
     return "\n".join([_sentence(group[0]), *(f"{label}: {text}" for label, text in _details(group, file))])
 
 

@@ -13,7 +13,7 @@ _VERDICTS: Mapping[bool, str] = {
     True: "This network can be trained privately without clipping gradients: the gradient of each example is "
     "bounded in advance.",
     False: "As it is, this network cannot be trained without clipping gradients. The findings say why, and what "
-    "would mend it.",
+    "would fix it.",
 }
 
 _CLIPPED = (

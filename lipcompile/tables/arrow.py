@@ -35,7 +35,7 @@ def guarded(place: str) -> Iterator[None]:
         cause = f"cannot be read: {error.strerror}" if error.strerror else "is damaged or of another format"
         raise input_error("LIP410", f"{place} {cause}") from None
     except lib.ArrowException as error:
-        for part, cause, mend in _CAUSES:
+        for part, cause, help_line in _CAUSES:
             if part in str(error):
-                raise input_error("LIP410", f"{place} cannot be read: {cause}", mend) from None
+                raise input_error("LIP410", f"{place} cannot be read: {cause}", help_line) from None
         raise input_error("LIP410", f"{place} is damaged or of another format", "write it anew") from None

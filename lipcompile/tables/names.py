@@ -30,10 +30,10 @@ def check_distinct(names: Sequence[str], place: str) -> None:
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         told = f" {_listed(twice)}" if are_names(names) else ""
-        raise input_error("LIP411", f"{place} has several columns with the same name{told}", _mend(names))
+        raise input_error("LIP411", f"{place} has several columns with the same name{told}", _help_line(names))
 
 
-def _mend(names: Sequence[str]) -> str:
+def _help_line(names: Sequence[str]) -> str:
     return "give each column a unique name" if are_names(names) else _NO_NAMES
 
 

@@ -157,5 +157,5 @@ def _in_memory(source: Any, place: str) -> Any:
         return pa.table({name: np.asarray(values) for name, values in source.items()}).to_reader()
     if isinstance(source, np.ndarray) and source.ndim == 2:
         return pa.table({f"x{index}": column for index, column in enumerate(source.T)}).to_reader()
-    mend = "give a path, a data frame, a dict of arrays or a numpy array [N, d]"
-    raise input_error("LIP410", f"a {type(source).__name__} is not a table", mend)
+    help_line = "give a path, a data frame, a dict of arrays or a numpy array [N, d]"
+    raise input_error("LIP410", f"a {type(source).__name__} is not a table", help_line)

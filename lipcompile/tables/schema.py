@@ -149,9 +149,9 @@ class Schema:
             raise schema_error("a classification has no target range", 'write task = "regression"')
 
 
-def schema_error(message: str, mend: str = "") -> InputError:
+def schema_error(message: str, help_line: str = "") -> InputError:
     """Return the error for a schema that means nothing."""
-    return input_error("LIP412", message, mend)
+    return input_error("LIP412", message, help_line)
 
 
 def _both(name: str, low: float | None, high: float | None) -> Range | None:

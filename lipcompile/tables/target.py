@@ -32,8 +32,8 @@ def classes_of(data: Encoded, schema: Schema, place: str = "the table") -> tuple
     if schema.classes is None and len(found) == 1:
         raise input_error("LIP414", f"{column} has the same class in all rows", "learn another column")
     if schema.classes is not None and not found <= set(schema.classes):
-        mend = "write all classes into the schema, or remove the rows with other classes"
-        raise input_error("LIP413", f"{column} has a class that the schema does not have", mend)
+        help_line = "write all classes into the schema, or remove the rows with other classes"
+        raise input_error("LIP413", f"{column} has a class that the schema does not have", help_line)
     return schema.classes or tuple(sorted(found))
 
 

@@ -41,7 +41,7 @@ def test_what_differs_is_told_apart() -> None:
 
 
 def test_errors_without_a_line_are_all_told() -> None:
-    """A warning of an imported model is told once; each error is a place to mend."""
+    """A warning of an imported model is told once; each error is a place to fix."""
     file = Location("m.onnx")
     warnings = [steep("a", file), steep("b", file)]
     errors = [steep("a", file, Severity.ERROR), steep("b", file, Severity.ERROR)]

@@ -22,8 +22,8 @@ from lipcompile.analysis.usefulness import Aim
 from lipcompile.core.backend import find, instantiate
 from lipcompile.core.graph import Graph
 from lipcompile.fixing import Outcome, Wishes, fix
-from lipcompile.frontends.mends import BATCH_NORMS, Mends, groups_of
 from lipcompile.frontends.options import ModelOptions, model_options
+from lipcompile.frontends.repairs import BATCH_NORMS, Repairs, groups_of
 from lipcompile.pipeline import check
 from tests.analysis.fix_models import ResNet, ViT, export
 from tests.frontends.onnx.onnx_models import floats, save
@@ -34,7 +34,7 @@ SAID = ModelOptions(input_norm=Fraction(1), loss="cross_entropy")
 
 
 def wishes(batch_norm: Any = "group_norm", **others: Any) -> Wishes:
-    return Wishes(Mends(batch_norm), **others)
+    return Wishes(Repairs(batch_norm), **others)
 
 
 def written(body: str, folder: Path, loss: str = "hinge") -> Path:
@@ -102,7 +102,7 @@ def test_a_residual_network_with_batch_norms(tmp_path: Path, kind: str) -> None:
     source = export(module, 32, tmp_path / "resnet.onnx", dynamo=False)
     outcome = fix(str(source), SAID, wishes(kind), output)
     assert outcome.ok
-    assert len({mended.place for mended in outcome.mended}) == len(outcome.mended) == 10
+    assert len({repaired.place for repaired in outcome.repaired}) == len(outcome.repaired) == 10
     analysis = check(str(output)).analysis
     assert analysis is not None
     assert analysis.total.value is not None
@@ -129,7 +129,7 @@ def test_norms_in_the_place_of_batch_norms_have_no_floor_where_all_is_clipped(
     outcome = fix(str(source), model_options(loss="cross_entropy", **options), wishes(), output)
     assert outcome.ok
     text = "batch norm -> group_norm(2, eps=1e-05), its factors and its shift"
-    assert [one.text for one in outcome.mended] == [text] * 2
+    assert [one.text for one in outcome.repaired] == [text] * 2
     for layer in (1, 4):
         normalised = nn.GroupNorm(2, 4)
         normalised.load_state_dict({"weight": module[layer].weight, "bias": module[layer].bias})
@@ -147,7 +147,7 @@ def test_norms_keep_their_floor_where_a_file_has_a_norm_and_a_theorem_holds(tmp_
     )
     outcome = fix(str(source), ModelOptions(bounds="auto"), wishes(), tmp_path / "fixed.lip")
     assert outcome.ok
-    assert [one.text for one in outcome.mended] == ["batch norm -> group_norm(1, floor=1), scale, bias(1)"]
+    assert [one.text for one in outcome.repaired] == ["batch norm -> group_norm(1, floor=1), scale, bias(1)"]
     assert outcome.check is not None
     assert outcome.check.analysis is not None
     assert not outcome.check.analysis.graph.clips
@@ -166,7 +166,7 @@ def test_a_residual_network_of_the_other_exporter(tmp_path: Path) -> None:
     source = export(resnet(), 32, tmp_path / "resnet.onnx", dynamo=True)
     outcome = fix(str(source), SAID, wishes(), tmp_path / "fixed.lip")
     assert outcome.ok
-    assert not outcome.mended
+    assert not outcome.repaired
 
 
 @pytest.mark.parametrize("dynamo", [False, True], ids=["torchscript", "dynamo"])
@@ -310,8 +310,8 @@ def test_a_last_softmax_of_a_file(tmp_path: Path, last: str) -> None:
     source = save(onnx_model(made, ("n", 4), {"w": floats(4, 3)}), tmp_path)
     outcome = fix(str(source), replace(SAID, loss="multi_margin"), wishes(), tmp_path / "fixed.onnx")
     assert outcome.ok
-    (mended,) = outcome.mended
-    assert mended.text == f"last {last} -> left out, as the loss has its own"
+    (repaired,) = outcome.repaired
+    assert repaired.text == f"last {last} -> left out, as the loss has its own"
     fixed_graph = check(str(tmp_path / "fixed.onnx")).analysis
     assert fixed_graph is not None
     assert [node.op.name for node in fixed_graph.graph.nodes] == ["dense"]
@@ -393,7 +393,7 @@ def test_missing_declarations_are_asked_for(tmp_path: Path, capsys: pytest.Captu
     assert "norm <= 2" in (tmp_path / "fixed.lip").read_text()
 
 
-def test_what_nothing_mends_is_told_and_nothing_is_written(
+def test_what_nothing_fixes_is_told_and_nothing_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = written("dense(4); batch_norm; nonsense; dense(1)", tmp_path)

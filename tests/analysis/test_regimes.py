@@ -239,7 +239,7 @@ def test_what_is_advised_makes_a_block_critical(name: str, tmp_path: Path) -> No
     assert 1 - 1e-6 < max(block.rate.value, block.lipschitz.value) <= 1
 
 
-def test_what_no_bound_of_weights_mends_is_named(tmp_path: Path) -> None:
+def test_what_no_bound_of_weights_fixes_is_named(tmp_path: Path) -> None:
     depth = analysed(in_a_loop("residual(mean) { dense(4, constraint=orthogonal) } sigmoid"), tmp_path).depth
     assert depth.regime == "contractive"
     assert depth.advice == ("repeat_1 is contractive because Lipschitz constants in it are below 1: sigmoid",)

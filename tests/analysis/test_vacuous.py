@@ -65,7 +65,7 @@ def test_copies_dominate_together(tmp_path: Path) -> None:
     assert "`lipcompile fix MODEL -o FILE` reduces it; `lipcompile report`" in found.help  # by means
 
 
-def test_what_is_not_mended_is_not_said_to_be(tmp_path: Path) -> None:
+def test_what_is_not_fixed_is_not_said_to_be(tmp_path: Path) -> None:
     """No change that is made unasked lowers the constraint of a weight."""
     (found,) = notes(tmp_path, "1000000")
     assert found.help == "`lipcompile report` ranks the changes that make it smaller"

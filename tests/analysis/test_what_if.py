@@ -241,7 +241,7 @@ def test_nothing_is_said_of_an_unknown_total(tmp_path: Path, body: str) -> None:
     assert changes(analysed(tmp_path, body).graph) == ()
 
 
-def test_a_total_beyond_doubles_can_still_be_mended(tmp_path: Path) -> None:
+def test_a_total_beyond_doubles_can_still_be_fixed(tmp_path: Path) -> None:
     """Three norms stretch by 10^150 each; with floors each doubles, and makes vectors of norm √4 at most."""
     blocks = "dense(4) layer_norm(eps=1e-300) " * 3
     body = f"input x: tensor[4], norm <= 1\n {blocks} dense(1) loss hinge"

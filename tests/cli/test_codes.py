@@ -45,7 +45,7 @@ def test_entries_say_what_they_must(code: str) -> None:
     assert all(len(line) <= 125 for line in entry.why.splitlines())
 
 
-def test_commands_that_mend_are_commands() -> None:
+def test_commands_that_fix_are_commands() -> None:
     for entry in codes().values():
         if entry.command:
             program, name, model, *options = entry.command.split()

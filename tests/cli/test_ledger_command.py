@@ -171,7 +171,7 @@ def test_a_seed_and_a_cut_off_line_are_pointed_out(capsys: Capture) -> None:
     out = capsys.readouterr().out
     assert "NOT PRIVATE" in out
     assert "the last line is incomplete" in out
-    assert path.read_bytes() == before  # it is read, not mended
+    assert path.read_bytes() == before  # it is read, not fixed
 
 
 def test_generators_are_said_and_whether_they_are_cryptographic(capsys: Capture) -> None:

@@ -154,7 +154,7 @@ def test_json_says_noise_and_signal() -> None:
 
 
 @pytest.mark.parametrize(("repeats", "code"), [(12, "LIP311"), (24, "LIP310")])
-def test_a_bound_of_no_use_is_rejected_with_the_mend(repeats: int, code: str, capsys: Capture) -> None:
+def test_a_bound_of_no_use_is_rejected_with_the_fix(repeats: int, code: str, capsys: Capture) -> None:
     block = "residual(add) { dense(4); layer_norm(floor=1); relu }"
     blocks = f"repeat {repeats} {{ {block} }}"
     Path("deep.lip").write_text(f"model m {{ input x: tensor[4], norm <= 1\n {blocks}\n dense(1)\n loss hinge }}")

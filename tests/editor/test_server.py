@@ -71,7 +71,7 @@ class Session:
         assert isinstance(found, list)
         return [item.label for item in found]
 
-    async def mends(self, name: str, where: lsp.Range) -> list[lsp.CodeAction]:
+    async def repairs(self, name: str, where: lsp.Range) -> list[lsp.CodeAction]:
         identifier = lsp.TextDocumentIdentifier(self.uri(name))
         params = lsp.CodeActionParams(identifier, where, lsp.CodeActionContext([]))
         return await self.client.text_document_code_action_async(params)  # type: ignore[return-value]
@@ -132,10 +132,10 @@ def test_a_session(tmp_path: Path) -> None:
         (wrong,) = await now.diagnostics("m.lip")
         assert (wrong.code, wrong.source, wrong.severity) == ("LIP011", "lipcompile", lsp.DiagnosticSeverity.Error)
         assert wrong.range == lsp.Range(lsp.Position(5, 13), lsp.Position(5, 17))
-        (mend,) = await now.mends("m.lip", wrong.range)
-        assert mend.title == "write `dense` for `dens`"
-        assert mend.edit is not None
-        assert mend.edit.changes == {now.uri("m.lip"): [lsp.TextEdit(wrong.range, "dense")]}
+        (help_line,) = await now.repairs("m.lip", wrong.range)
+        assert help_line.title == "write `dense` for `dens`"
+        assert help_line.edit is not None
+        assert help_line.edit.changes == {now.uri("m.lip"): [lsp.TextEdit(wrong.range, "dense")]}
 
         now.change("m.lip", MODEL.replace("constraint=frobenius(3))", "con"))
         (cut,) = await now.diagnostics("m.lip")
@@ -167,7 +167,7 @@ def test_other_files_and_columns_of_the_client(tmp_path: Path) -> None:
         now.change("m.lip", 'model m { input x: tensor[4], norm <= 1 dense(1, share="𝔽", bais=1) loss kr }\n')
         (wrong,) = await now.diagnostics("m.lip")
         assert wrong.range == lsp.Range(lsp.Position(0, 61), lsp.Position(0, 65))
-        (mend,) = await now.mends("m.lip", lsp.Range(lsp.Position(0, 61), lsp.Position(0, 61)))
-        assert mend.title == "write `bias` for `bais`"
+        (help_line,) = await now.repairs("m.lip", lsp.Range(lsp.Position(0, 61), lsp.Position(0, 61)))
+        assert help_line.title == "write `bias` for `bais`"
 
     with_server(tmp_path, talk)

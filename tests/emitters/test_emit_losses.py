@@ -136,7 +136,7 @@ def test_tokens_train_to_a_budget(tmp_path: Path, monkeypatch: Any, capsys: Any)
     assert "error[LIP403]: a class index is outside 0 … 2" in capsys.readouterr().err
 
 
-# What is refused, and the mends
+# What is refused, and the fixes
 
 
 def errors(tmp_path: Path, body: str, loss: str | None = None) -> str:
@@ -194,7 +194,7 @@ REFUSED = (
 
 
 @pytest.mark.parametrize(("network", "line", "message"), REFUSED)
-def test_what_has_another_constant_is_refused_with_a_mend(
+def test_what_has_another_constant_is_refused_with_a_fix(
     tmp_path: Path, network: str, line: str, message: str
 ) -> None:
     assert message in errors(tmp_path, f"{network} loss {line}")

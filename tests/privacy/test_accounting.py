@@ -124,7 +124,7 @@ def test_impossible_targets_are_refused_in_one_line(target: float, delta: float,
     assert "\n" not in str(caught.value)
 
 
-def test_rdp_under_replace_one_names_the_mend() -> None:
+def test_rdp_under_replace_one_names_the_fix() -> None:
     with pytest.raises(BudgetError, match="use accountant='pld'"):
         epsilon([MNIST], 1e-5, REPLACE, "rdp")
 

@@ -137,8 +137,8 @@ def test_all_native_code_is_compiled() -> None:
 def test_native_code_is_there_where_it_can_be_compiled() -> None:
     """A build that fails is passed over in silence, or users without a compiler could not install."""
     found = run("import torch, lipcompile_torch.native._kernels")
-    mend = "`pip install -v -e .` says what the compiler has against it"
-    assert found.returncode == 0, f"there is a C compiler, and no native code: {mend}\n{found.stderr}"
+    help_line = "`pip install -v -e .` says what the compiler has against it"
+    assert found.returncode == 0, f"there is a C compiler, and no native code: {help_line}\n{found.stderr}"
 
 
 def test_the_grammar_is_readable_as_package_data() -> None:

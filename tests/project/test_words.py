@@ -128,8 +128,8 @@ def test_rooms_that_wait_exist() -> None:
 
 
 def test_messages_are_strings_without_docstrings() -> None:
-    tree = ast.parse('def f(x):\n    """Mend it."""\n    raise ValueError(f"bad {x}" "number " + g("a mend"))')
-    assert Texts().of(tree) == ["bad xnumber ", "a mend"]
+    tree = ast.parse('def f(x):\n    """Fix it."""\n    raise ValueError(f"bad {x}" "number " + g("a fix"))')
+    assert Texts().of(tree) == ["bad xnumber ", "a fix"]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -148,6 +148,6 @@ def test_rules_find_what_they_name() -> None:
 
     assert found("What is missed, and what was tried.") == ["lipcompile.Cleft"]
     assert found("What is a bound?") == []
-    assert found("The message has the reason and the mend.") == ["lipcompile.Words"]
+    assert found("The message has the reason and the fix.") == ["lipcompile.Words"]
     assert found("Use a clip, e.g. automatic.") == ["Google.Latin"]
     assert found("Location, cause and fix.") == []

@@ -102,7 +102,7 @@ def test_a_complaint_of_the_end_of_a_file_lies_inside_of_it(capsys: Capture) -> 
     assert region(result) == {"startLine": 1, "startColumn": 10, "endLine": 1, "endColumn": 10}
 
 
-def test_proposed_changes_mend_the_model(capsys: Capture) -> None:
+def test_proposed_changes_fix_the_model(capsys: Capture) -> None:
     write(WRONG.replace(", kernal=3", ""))
     results = run_of(capsys, "m.lip", 1)["results"]
     lines = Path("m.lip").read_text(encoding="utf-8").split("\n")

@@ -56,8 +56,8 @@ def _labels(output: Tensor, target: Tensor, ignore: int | None = None) -> Tensor
     counted = labels if ignore is None else labels.masked_fill(labels == ignore, 0)
     least, most = counted.aminmax() if counted.numel() else (0, 0)
     if least < 0 or most >= output.shape[-1]:
-        mend = "drop such examples or add classes" if output.dim() == 2 else "name the label to `ignore`"
-        raise ValueError(f"a class index is outside 0 … {output.shape[-1] - 1}: {mend}")
+        help_line = "drop such examples or add classes" if output.dim() == 2 else "name the label to `ignore`"
+        raise ValueError(f"a class index is outside 0 … {output.shape[-1] - 1}: {help_line}")
     return labels
 
 

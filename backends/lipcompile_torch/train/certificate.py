@@ -38,7 +38,7 @@ _ENFORCED_BY: Mapping[str, tuple[type[Constraint], ...]] = {
     "rows": (RowBalls,),
     "free": (Free,),
 }
-_MEND = "compile the model again, and do not edit the emitted file"
+_HELP = "compile the model again, and do not edit the emitted file"
 
 
 class UncertifiedWarning(UserWarning):
@@ -88,9 +88,9 @@ def check_certificate(module: LipschitzModule) -> None:
     try:
         found = next(_differences(module, document), None)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise CertificateError(f"the certificate of the module is damaged ({error!r}): {_MEND}") from None
+        raise CertificateError(f"the certificate of the module is damaged ({error!r}): {_HELP}") from None
     if found is not None:
-        raise CertificateError(f"the module does not match its certificate: {found}; {_MEND}")
+        raise CertificateError(f"the module does not match its certificate: {found}; {_HELP}")
 
 
 def _foreign(document: Mapping[str, Any]) -> list[str]:
@@ -110,11 +110,11 @@ def refuse_unverified(document: Mapping[str, Any] | None, error: type[RuntimeErr
     try:
         verdict = _verdict(canonical(document))
     except (TypeError, ValueError) as damage:
-        raise error(f"{what} is damaged ({damage!r}): {_MEND}") from None
+        raise error(f"{what} is damaged ({damage!r}): {_HELP}") from None
     if not verdict.ok:
         first, more = verdict.problems[0], len(verdict.problems) - 1
         others = f", and {more} more" if more else ""
-        raise error(f"{what} does not verify: {first}{others}; {_MEND}")
+        raise error(f"{what} does not verify: {first}{others}; {_HELP}")
 
 
 @lru_cache(maxsize=64)

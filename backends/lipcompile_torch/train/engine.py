@@ -425,10 +425,10 @@ class PrivacyEngine:
 def _check_names(how: How) -> None:
     """An option that nothing reads would be believed to hold: `secure_mode` of Opacus, say."""
     for name in sorted(how.keys() - How.__optional_keys__):
-        mend = f"there are {', '.join(sorted(How.__optional_keys__))}"
+        help_line = f"there are {', '.join(sorted(How.__optional_keys__))}"
         if name == "max_grad_norm":
-            mend = "a module has its bounds: clip_length= of lipcompile.private, or make_private_by_clipping"
-        raise TypeError(f"unexpected keyword argument {name!r}: {mend}")
+            help_line = "a module has its bounds: clip_length= of lipcompile.private, or make_private_by_clipping"
+        raise TypeError(f"unexpected keyword argument {name!r}: {help_line}")
 
 
 def _correlated(module: LipschitzModule, how: How) -> How:

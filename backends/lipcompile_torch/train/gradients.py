@@ -71,7 +71,7 @@ class Gradients(Protocol):
         """Go on from a state, among other entries; raise ValueError if it is that of another clip."""
 
 
-_MENDS = {
+_FIXES = {
     "batches": "their samplers draw different batches; give every rank the same data set, loader and version of "
     "torch",
     "weights": "load, average or change weights on every rank alike",
@@ -84,7 +84,7 @@ _PIECES = 16  # backward passes over parts of a batch, or of a piece of it, that
 
 
 def _check_agreement(views: Sequence[Mapping[str, Any]], batch: LogicalBatch) -> None:
-    check_same(views, {name: mend for name, mend in _MENDS.items() if name in views[0]})
+    check_same(views, {name: help_line for name, help_line in _FIXES.items() if name in views[0]})
     shared = sum(view["examples"] for view in views)
     if shared != batch.total:
         raise RankError(f"{batch.total} examples were drawn, but all ranks together received {shared} of them")

@@ -95,7 +95,7 @@ class Ledger(Singular):
         self.record = parse(content, str(self.path))
         self._check_belongs(relation, dataset_size)
         if self.record.interrupted:
-            self._mend(len(content))
+            self._help_line(len(content))
 
     def _check_belongs(self, relation: NeighbouringRelation, dataset_size: int) -> None:
         if (self.record.relation, self.record.dataset_size) != (relation, dataset_size):
@@ -105,7 +105,7 @@ class Ledger(Singular):
                 "another file"
             )
 
-    def _mend(self, old_length: int) -> None:
+    def _help_line(self, old_length: int) -> None:
         """Write the steps that a cut-off line may have been over it; at no time are there fewer."""
         self.record.interrupted = False
         for release in self.record.recovered:  # counted when read; their lines count them again

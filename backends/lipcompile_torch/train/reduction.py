@@ -168,13 +168,13 @@ _LEFT_ALONE = {
 
 
 def _check_group(group: Any) -> None:
-    for name, (value, mend) in _LEFT_ALONE.items():
+    for name, (value, help_line) in _LEFT_ALONE.items():
         if not hasattr(group, name):
             raise PrivacyError(
                 "this version of torch has an unknown version of FSDP: replicate the module instead"
             )
         if getattr(group, name) is not value:
-            raise PrivacyError(f"FSDP is set not to compute the mean of all gradients: {mend}")
+            raise PrivacyError(f"FSDP is set not to compute the mean of all gradients: {help_line}")
     if not type(group._reduce_scatter_comm).__module__.startswith("torch."):
         raise PrivacyError("FSDP has a custom reduction here, which is not supported: use the default of torch")
     policies = [parameter.mp_policy for parameter in group.fsdp_params]  # before torch 2.15 the group's own

@@ -198,7 +198,9 @@ def _shapes(texts: tuple[str, ...]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, shape in map(parse_shape, texts):
         if name in found or ("" in found and name) or (found and not name):
-            mend = "name each of several inputs: --input-shape image=3,32,32 --input-shape mask=32,32"
-            raise input_error("LIP005", "--input-shape: which shape belongs to which input is not clear", mend)
+            help_line = "name each of several inputs: --input-shape image=3,32,32 --input-shape mask=32,32"
+            raise input_error(
+                "LIP005", "--input-shape: which shape belongs to which input is not clear", help_line
+            )
         found[name] = shape
     return found

@@ -77,7 +77,7 @@ def admissible(attack: Any, graph: Graph) -> Any:
 
 # The files of a folder of `train`.
 MODULE, LEDGER, CHECKPOINT = "model.py", "ledger.jsonl", "checkpoint.pt"
-_MEND = "give the .py file that `lipcompile compile MODEL -o FILE.py` writes, or the folder of `train`"
+_HELP = "give the .py file that `lipcompile compile MODEL -o FILE.py` writes, or the folder of `train`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,16 +117,16 @@ def _loaded(module: Any, weights: Path, backend: Backend) -> str | None:
 
 def _instance(source: Path, backend: Backend) -> Any:
     if source.exists() and not source.is_file():  # a pipe or a device may have no end
-        raise input_error("LIP510", f"`{source}` is no file", _MEND)
+        raise input_error("LIP510", f"`{source}` is no file", _HELP)
     try:
         module = instantiate(source, source.read_text(encoding="utf-8"))
     except OSError as error:
-        raise input_error("LIP510", f"`{source}` cannot be read: {error.strerror or error}", _MEND) from None
+        raise input_error("LIP510", f"`{source}` cannot be read: {error.strerror or error}", _HELP) from None
     except SyntaxError:
-        raise input_error("LIP510", f"`{source}` is no emitted module: it is no Python", _MEND) from None
+        raise input_error("LIP510", f"`{source}` is no emitted module: it is no Python", _HELP) from None
     except (Exception, SystemExit) as error:  # whatever somebody's program raises
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise input_error("LIP510", f"`{source}` is no emitted module: {reason}", _MEND) from None
+        raise input_error("LIP510", f"`{source}` is no emitted module: {reason}", _HELP) from None
     if not isinstance(module, backend.robustness.LipschitzModule):
-        raise input_error("LIP510", f"`{source}` is no emitted module: its Model is something else", _MEND)
+        raise input_error("LIP510", f"`{source}` is no emitted module: its Model is something else", _HELP)
     return module

@@ -75,8 +75,8 @@ def begun(path: Path, output: Path, given: Mapping[str, Any]) -> tuple[str, Path
     text = preset_text(path, given["epsilon"], given["delta"])
     model = output / MODEL
     if model.exists() and model.read_text(encoding="utf-8") != text:
-        mend = "give the options that it was begun with, or choose another --output"
-        raise input_error("LIP405", f"`{model}` is another model than the one that this preset makes", mend)
+        help_line = "give the options that it was begun with, or choose another --output"
+        raise input_error("LIP405", f"`{model}` is another model than the one that this preset makes", help_line)
     output.mkdir(parents=True, exist_ok=True)
     write_text(model, text)
     click.echo(f"wrote {model}: `lipcompile train {model} --data {path}` trains it as well", err=True)

@@ -69,9 +69,9 @@ def noise_strategy(plan: Mapping[str, Any]) -> Mapping[str, Any] | None:
         return None
     missing = [name for name in ("epochs", "batch_size", "dataset") if name not in plan]
     if missing:
-        mend = "write them into the model's `train` block: `sampling` and `budget`"
+        help_line = "write them into the model's `train` block: `sampling` and `budget`"
         raise input_error(
-            "LIP404", f"correlated noise is made for so many steps: {', '.join(missing)} needed", mend
+            "LIP404", f"correlated noise is made for so many steps: {', '.join(missing)} needed", help_line
         )
     steps_per_epoch = epoch_steps(plan["dataset"], plan["batch_size"])
     try:

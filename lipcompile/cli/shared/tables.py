@@ -198,8 +198,8 @@ def _schema(run: TableRun) -> tuple[Schema, list[str]]:
     click.echo(f"schema {path}", err=True)
     found = load(path)
     if run.target not in (None, found.target):
-        mend = "leave out --target, or write it into the schema"
-        raise input_error("LIP412", f"`{path}` has another target than `{run.target}`", mend)
+        help_line = "leave out --target, or write it into the schema"
+        raise input_error("LIP412", f"`{path}` has another target than `{run.target}`", help_line)
     return found, []
 
 
@@ -214,15 +214,15 @@ def names_read(schema: Schema, data: Path) -> list[str]:
     return [_read(NAMES_READ, "if there is no line of names, add one above the rows")]
 
 
-def _read(what: str, mend: str) -> str:
+def _read(what: str, help_line: str) -> str:
     """Warn that something was read from the rows, and return what."""
-    complain([read_from_rows(what, mend)])
+    complain([read_from_rows(what, help_line)])
     return what
 
 
-def read_from_rows(what: str, mend: str) -> Diagnostic:
+def read_from_rows(what: str, help_line: str) -> Diagnostic:
     """Return the warning for what no budget covers, a sentence."""
-    return Diagnostic("LIP415", f"{what[0].lower()}{what[1:-1]}", mend, Severity.WARNING)
+    return Diagnostic("LIP415", f"{what[0].lower()}{what[1:-1]}", help_line, Severity.WARNING)
 
 
 def _parts(run: TableRun, schema: Schema) -> Parts:

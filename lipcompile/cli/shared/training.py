@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 LARGEST_DEFAULT_BATCH = 512
 
-# Exceptions of a training that the user can mend, by their codes.
-_MENDABLE: Mapping[str, tuple[type[Exception], ...]] = {
+# Exceptions of a training that the user can fix, by their codes.
+_BY_USERS: Mapping[str, tuple[type[Exception], ...]] = {
     "LIP401": (BudgetError,),
     "LIP403": (DataError,),
     "LIP501": (CertificateError,),
@@ -86,7 +86,7 @@ def execute(run: TrainingRun, backend: Backend) -> Any:
     _check_settings(run, settings, examples)
     text = text_of_run(run.output, text, resume=run.resume)
     watch = Watch(run.settings["epochs"])
-    with _mended(lambda: watch.began), _folder(run, text, lambda: watch.began):
+    with _as_diagnostics(lambda: watch.began), _folder(run, text, lambda: watch.began):
         module = instantiate(run.output / MODULE, text)
         check_targets(module, arrays)
         tell_clipped(module, arrays.x_train)
@@ -145,17 +145,17 @@ def text_of_run(output: Path, text: str, *, resume: bool) -> str:
         raise input_error("LIP405", f"there is no run in `{output}` to resume", "leave out --resume")
     old = module.read_text(encoding="utf-8", errors="replace") if module.is_file() else text
     if old != text and not (resume and _unstarted(old) == _unstarted(text)):
-        mend = "use the model and options that it was made from, or choose another --output"
-        raise input_error("LIP405", f"`{module}` is another module than this model's", mend)
+        help_line = "use the model and options that it was made from, or choose another --output"
+        raise input_error("LIP405", f"`{module}` is another module than this model's", help_line)
     return old
 
 
-def refuse_used(output: Path, mend: str) -> None:
+def refuse_used(output: Path, help_line: str) -> None:
     """Raise InputError (LIP405) if a folder to write in is none, or has a ledger, which is never written over."""
     if output.exists() and not output.is_dir():
         raise input_error("LIP405", f"`{output}` is a file", "choose another --output")
     if (output / LEDGER).exists():
-        raise input_error("LIP405", f"`{output}` holds an earlier run", mend)
+        raise input_error("LIP405", f"`{output}` holds an earlier run", help_line)
 
 
 def _unstarted(text: str) -> str:
@@ -220,21 +220,21 @@ def tell_clipped(module: Any, inputs: NDArray[Any]) -> None:
 
 
 @contextmanager
-def _mended(began: Any) -> Iterator[None]:
-    """Turn exceptions that the user can mend into diagnostics."""
+def _as_diagnostics(began: Any) -> Iterator[None]:
+    """Turn exceptions that the user can fix into diagnostics."""
     try:
         yield
     except InputError:
         raise
     except Exception as error:
         full = _is_out_of_memory(error)
-        code = next((code for code, kinds in _MENDABLE.items() if isinstance(error, kinds)), None)
+        code = next((code for code, kinds in _BY_USERS.items() if isinstance(error, kinds)), None)
         if full or (code is None and isinstance(error, ValueError) and not began()):
             code = "LIP404"
         if code is None:
             raise
-        mend = "use --max-physical-batch" if full else ""
-        raise input_error(code, str(error).splitlines()[0], mend) from error
+        help_line = "use --max-physical-batch" if full else ""
+        raise input_error(code, str(error).splitlines()[0], help_line) from error
 
 
 def _is_out_of_memory(error: Exception) -> bool:

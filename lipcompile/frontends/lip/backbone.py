@@ -27,8 +27,8 @@ def inside(target: ast.Constant, folder: Path, root: Path) -> Path:
     except (OSError, RuntimeError, ValueError):  # a circle of links, a null byte
         raise input_error("LIP015", f"there is no file `{target.value}` to import", location=target.at) from None
     if not path.is_relative_to(root):
-        mend = "copy the file into the folder"
-        raise input_error("LIP015", "an import must stay inside the model's folder", mend, target.at)
+        help_line = "copy the file into the folder"
+        raise input_error("LIP015", "an import must stay inside the model's folder", help_line, target.at)
     if not path.is_file():
         raise input_error("LIP015", f"there is no file `{target.value}` to import", location=target.at)
     return path
@@ -61,8 +61,10 @@ class Backbones:
         """Add the nodes of a file behind `current`; raises `Problem`, or InputError where the file is no model."""
         target = _file(call)
         if not scope.frozen:
-            mend = f'write frozen {{ onnx("{target.value}") }}'
-            raise Problem("LIP012", "what `onnx` imports is not trained: it stands inside `frozen`", call.at, mend)
+            help_line = f'write frozen {{ onnx("{target.value}") }}'
+            raise Problem(
+                "LIP012", "what `onnx` imports is not trained: it stands inside `frozen`", call.at, help_line
+            )
         if builder is not self.builder:
             message = "an imported network cannot stand in a repetition whose count is open"
             raise Problem("LIP014", message, call.at, "give the count with --set")

@@ -275,8 +275,8 @@ _ELSEWHERE: Mapping[str, str] = {
 def unknown_layer(name: ast.Name, blocks: Sequence[str]) -> Problem:
     """Return the problem of a layer that does not exist, with what serves in its place."""
     known = [*layers(), *SUGAR, *blocks]
-    mend = _ELSEWHERE.get(name.text.lower()) or suggest(name.text, known) or f"there are: {', '.join(known)}"
-    return Problem("LIP011", f"unknown layer `{name.text}`", name.at, mend, node=name.text)
+    help_line = _ELSEWHERE.get(name.text.lower()) or suggest(name.text, known) or f"there are: {', '.join(known)}"
+    return Problem("LIP011", f"unknown layer `{name.text}`", name.at, help_line, node=name.text)
 
 
 def operands_of(call: ast.Call, op: AnyOp, current: Value, scope: Scope) -> tuple[list[Value], list[ast.Argument]]:

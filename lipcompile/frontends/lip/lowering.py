@@ -18,7 +18,7 @@ from lipcompile.frontends.lip import backbone
 from lipcompile.frontends.lip import syntax as ast
 from lipcompile.frontends.lip.backbone import Backbones
 from lipcompile.frontends.lip.layers import LayerLowering, operands_of, unknown_layer
-from lipcompile.frontends.lip.mending import mended
+from lipcompile.frontends.lip.repairing import repaired
 from lipcompile.frontends.lip.scope import Problem, Scope, Unknowable
 from lipcompile.frontends.options import ModelOptions, parse_loss
 from lipcompile.numbers import Arithmetic, Count, Scalar, Symbol, combine, symbols_of
@@ -232,8 +232,8 @@ class Lowering:
         if call.name.text == backbone.NAME:
             return self.backbones.inline(self.builder, call, current, scope)
         if call.name.text not in layers():
-            if self.options.mends is not None and self.options.mends.names(call.name.text):
-                return mended(self.layers, self.options.mends, call, current, scope, target)
+            if self.options.repairs is not None and self.options.repairs.names(call.name.text):
+                return repaired(self.layers, self.options.repairs, call, current, scope, target)
             raise unknown_layer(call.name, list(self.blocks))
         return self.layers.lower(call, current, scope, target)
 

@@ -26,8 +26,8 @@ def load(path: Path, name: str | None, options: ModelOptions) -> Loaded:
 def read(text: str, path: Path, name: str | None, options: ModelOptions) -> Loaded:
     """Read a model of a text, which stands for the file `path`; raises InputError as `load` does."""
     if options.constraint == "keep":
-        message, mend = "--constraint keep needs imported weights", "a .lip file has none: use spectral:1.0"
-        raise input_error("LIP005", message, mend)
+        message, help_line = "--constraint keep needs imported weights", "a .lip file has none: use spectral:1.0"
+        raise input_error("LIP005", message, help_line)
     try:
         file = parse(text, str(path))
         model = _choose(file.models, name, path)

@@ -56,8 +56,8 @@ def imported(
     if options.bindings:
         name = next(iter(options.bindings))
         raise input_error("LIP011", f"--set: there is no parameter `{name}`", "ONNX models declare no parameters")
-    if options.mends is not None:
-        options.mends.prepare(model)
+    if options.repairs is not None:
+        options.repairs.prepare(model)
     at = Location(source.path) if source.format == "onnx" else None
 
     def read(alone: frozenset[str]) -> tuple[Loaded, set[str]]:
@@ -65,13 +65,13 @@ def imported(
         graph = reading.run()
         return Loaded(source, graph, tuple(reading.builder.diagnostics)), reading.found_alone
 
-    told = len(options.mends.made) if options.mends is not None else 0
+    told = len(options.repairs.made) if options.repairs is not None else 0
     alone: set[str] = set()
     loaded, more = read(frozenset())
     first = loaded
     while not more <= alone:
-        if options.mends is not None:  # what is mended is told once
-            del options.mends.made[told:]
+        if options.repairs is not None:  # what is fixed is told once
+            del options.repairs.made[told:]
         alone |= more
         loaded, more = read(frozenset(alone))
     return loaded if loaded.graph is not None or _errors(loaded) < _errors(first) else first
@@ -270,7 +270,7 @@ _CALL = "pkg.torch.onnx.fx_node"
 _IN_TRAINING = re.compile(
     r"target=torch\.ops\.aten\.\w*batch_norm\w*\.\w+\]\(args = \([^()]*, True, [\d.e+-]+, [\d.e+-]+\)"
 )
-_MEND = "export the module after .eval(), to say so; in training mode it couples the examples of a batch (LIP101)"
+_HELP = "export the module after .eval(), to say so; in training mode it couples the examples of a batch (LIP101)"
 
 
 def evaluated(nodes: Iterable[OnnxNode], at: Location | None) -> Iterator[Diagnostic]:
@@ -280,7 +280,7 @@ def evaluated(nodes: Iterable[OnnxNode], at: Location | None) -> Iterator[Diagno
         return
     others = f" and {len(names) - 1} more were" if len(names) > 1 else " was"
     message = f"the file normalises by running statistics, though `{names[0]}`{others} in training mode"
-    yield Diagnostic("LIP114", message, _MEND, Severity.WARNING, names[0], "BatchNormalization", at)
+    yield Diagnostic("LIP114", message, _HELP, Severity.WARNING, names[0], "BatchNormalization", at)
 
 
 def _of_example(nodes: Iterable[OnnxNode], inputs: set[str]) -> Iterator[OnnxNode]:

@@ -1,4 +1,4 @@
-"""From nodes to items: each is folded, recognised as the end of a spelling, imported, mended, or refused."""
+"""From nodes to items: each is folded, recognised as the end of a spelling, imported, fixed, or refused."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from lipcompile.core.graph import Value
 from lipcompile.core.record import Shape
 from lipcompile.diagnostics import Diagnostic, Location, Refusal, Severity
-from lipcompile.frontends.mends import Mends, groups_of
 from lipcompile.frontends.onnx import shape_after_refusal as guess
 from lipcompile.frontends.onnx.context import Blamed, Context, shape_of
 from lipcompile.frontends.onnx.file import read as file
@@ -25,6 +24,7 @@ from lipcompile.frontends.onnx.operators import (
 )
 from lipcompile.frontends.onnx.patterns.patterns import spelled
 from lipcompile.frontends.onnx.values import Item, Known, Unfinished, fold
+from lipcompile.frontends.repairs import Repairs, groups_of
 from lipcompile.ops.normalisation.onnx_read import affine, per_channel
 from lipcompile.ops.normalisation.rules import Center, GroupNorm
 from lipcompile.ops.table import OP_BY_NAME
@@ -58,7 +58,7 @@ class Visitor:
             self._poison(node)
             return
         except Refusal as refusal:
-            instead = mended(self.context, node, refusal)
+            instead = repaired(self.context, node, refusal)
             if instead is None:
                 self._refuse(node, refusal)
             else:
@@ -158,8 +158,8 @@ class Visitor:
         results = fold(node.proto, operands, self.context.version)
         if node.op_type == "BatchNormalization" and any(result.sources for result in results):
             message = f"the weight that `{node.label}` standardises is trained as it is, and not by that"
-            mend = "write the standardised weight into the module, if that is meant"
-            found = Diagnostic("LIP122", message, mend, Severity.WARNING)
+            help_line = "write the standardised weight into the module, if that is meant"
+            found = Diagnostic("LIP122", message, help_line, Severity.WARNING)
             self.context.builder.diagnostics.append(found)
         if node.op_type in FOLDED_ALONE or self._is_separate(node):
             sources = self.context.parameters.sources(outputs)
@@ -192,45 +192,48 @@ def _tensor(item: Item) -> Value | None:
     return item if isinstance(item, Value) else None
 
 
-# Mends: what `fix` puts in the place of nodes that are refused
+# Fixes: what `fix` puts in the place of nodes that are refused
 
 
-def mended(context: Context, node: OnnxNode, refusal: Refusal) -> Value | None:
+def repaired(context: Context, node: OnnxNode, refusal: Refusal) -> Value | None:
     """Return what takes the place of a refused node, None where nothing does, or nobody asked for it."""
-    mends = context.parameters.options.mends
-    make = _MENDING.get(refusal.code)
-    if mends is None or make is None:
+    repairs = context.parameters.options.repairs
+    make = _REPAIRS.get(refusal.code)
+    if repairs is None or make is None:
         return None
     try:
-        return make(context, node, mends)
+        return make(context, node, repairs)
     except Refusal:
         return None
 
 
-def _normalised(context: Context, node: OnnxNode, mends: Mends) -> Value:
+def _normalised(context: Context, node: OnnxNode, repairs: Repairs) -> Value:
     """A norm of one example, or its centring, with the factors and the shift of the batch normalisation."""
     operand = context.tensor(node)
     if operand.shape is None:
         return operand
     example = shape_of(operand)
-    if mends.batch_norm == "center":
+    if repairs.batch_norm == "center":
         made, text = context.add(node, OP_BY_NAME["center"], Center(), [operand]), "center"
     else:
-        norm = GroupNorm(groups_of(example), **mends.divisor)
+        norm = GroupNorm(groups_of(example), **repairs.divisor)
         made = context.add(node, OP_BY_NAME["group_norm"], norm, [operand])
-        text = f"group_norm({norm.groups}, {mends.said_divisor})"
+        text = f"group_norm({norm.groups}, {repairs.said_divisor})"
     if made.shape is not None:
-        mends.note(node.label, f"batch norm -> {text}, its factors and its shift")
+        repairs.note(node.label, f"batch norm -> {text}, its factors and its shift")
     return affine(context, node, made, example[:1], per_channel(example))
 
 
-def _left_out(context: Context, node: OnnxNode, mends: Mends) -> Value:
+def _left_out(context: Context, node: OnnxNode, repairs: Repairs) -> Value:
     """Hand on the logits."""
     logits = context.tensor(node)
     if logits.shape is not None:
-        mends.note(node.label, f"last {node.op_type} -> left out, as the loss has its own")
+        repairs.note(node.label, f"last {node.op_type} -> left out, as the loss has its own")
     return logits
 
 
 # By the code of the refusal.
-_MENDING: Mapping[str, Callable[[Context, OnnxNode, Mends], Value]] = {"LIP101": _normalised, "LIP214": _left_out}
+_REPAIRS: Mapping[str, Callable[[Context, OnnxNode, Repairs], Value]] = {
+    "LIP101": _normalised,
+    "LIP214": _left_out,
+}

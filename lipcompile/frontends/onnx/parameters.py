@@ -208,8 +208,8 @@ class Parameters:
             return
         excess = _excess(use, choice.initial, choice.constraint.kind, bound)
         if excess:
-            mend = "--constraint keep or a larger --bias-bound" if use.shifts else "--constraint keep"
-            message, help_line = f"`{parameter}` {excess}", f"{mend} keeps the imported values"
+            help_line = "--constraint keep or a larger --bias-bound" if use.shifts else "--constraint keep"
+            message, help_line = f"`{parameter}` {excess}", f"{help_line} keeps the imported values"
             self.builder.diagnostics.append(Diagnostic("LIP305", message, help_line, Severity.WARNING))
 
 

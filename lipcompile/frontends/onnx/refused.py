@@ -30,7 +30,7 @@ DIRECTIONS = (
 )
 
 # By reason, or by operator.
-_MENDS: Mapping[str, str] = {
+_FIXES: Mapping[str, str] = {
     _CONTROL: "export the model with its loops and choices written out",
     _ROUNDS: "train the model before it is quantised",
     _LOSS: "end the model at the logits, and say --loss cross_entropy, nll or another",
@@ -100,12 +100,12 @@ def refusal_of(op_type: str, known: list[str], *, standard: bool) -> Refusal:
     """
     reason = NEVER.get(op_type)
     if reason is not None:
-        mend = _MENDS.get(op_type) or _MENDS.get(reason, "replace it, or leave it out")
-        return Refusal("LIP100", f"unsupported op {op_type}: {reason}", mend)
+        help_line = _FIXES.get(op_type) or _FIXES.get(reason, "replace it, or leave it out")
+        return Refusal("LIP100", f"unsupported op {op_type}: {reason}", help_line)
     reason = LATER.get(op_type)
     if reason is not None:
-        mend = _MENDS.get(reason, "replace it, or leave it out")
-        return Refusal("LIP110", f"{op_type} is not yet supported: {reason}", mend)
+        help_line = _FIXES.get(reason, "replace it, or leave it out")
+        return Refusal("LIP110", f"{op_type} is not yet supported: {reason}", help_line)
     if op_type in OF_CONSTANTS:
         message = f"{op_type} is computed from the example: it is supported on constants only"
         return Refusal("LIP110", message, "export the model with fixed sizes")

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 from lipcompile.core.derivation import Source
 from lipcompile.core.graph import Graph, Node
 from lipcompile.diagnostics import Diagnostic, Severity, input_error
-from lipcompile.frontends.mends import Mends
 from lipcompile.frontends.onnx import model as onnx_model
 from lipcompile.frontends.onnx.file.session import parts
 from lipcompile.frontends.onnx.values import OF_BATCH
 from lipcompile.frontends.options import Loaded, ModelOptions, OriginalError
+from lipcompile.frontends.repairs import Repairs
 from lipcompile.frontends.silence import silence
 from lipcompile.frontends.torch.find import find, summary
 from lipcompile.frontends.torch.tracing import (
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
-# What mends a batch normalisation of a module rather than of a file: on the command line, and in Python.
+# What fixes a batch normalisation of a module rather than of a file: on the command line, and in Python.
 _BATCH_NORM = "call .eval() on it, which folds it into the layer before; {} replaces it"
 _MOST_LISTED = 4
 _NO_DIGEST = "0" * 64
@@ -57,7 +57,7 @@ def load(reference: str, options: ModelOptions) -> Loaded:
     loaded = _loaded(find(reference), examples, name, reference, options)
     shapes = (f"{one.name}{'=' * bool(one.name)}{','.join(map(str, one.shape))}" for one in examples)
     model = shlex.join([reference, *(word for shape in shapes for word in ("--input-shape", shape))])
-    return _mended(loaded, "`lipcompile fix`", model)
+    return _repaired(loaded, "`lipcompile fix`", model)
 
 
 def from_example(module: Module, example: Any, options: ModelOptions) -> Loaded:
@@ -68,7 +68,7 @@ def from_example(module: Module, example: Any, options: ModelOptions) -> Loaded:
         raise input_error("LIP022", f"an object of type {type(module).__qualname__} is no torch.nn.Module")
     kind = type(module)
     loaded = _loaded(module, _examples(example), kind.__name__, f"{kind.__module__}.{kind.__qualname__}", options)
-    return _mended(loaded, 'batch_norm="group_norm"', "")
+    return _repaired(loaded, 'batch_norm="group_norm"', "")
 
 
 def _examples(example: Any) -> list[Example]:
@@ -83,8 +83,8 @@ def _examples(example: Any) -> list[Example]:
             return [_like("", one) for one in example]
         if all(isinstance(size, int) and size > 0 for size in example):
             return [Example("", tuple(example))]
-    mend = "give a tensor [batch, …], a tuple of tensors, or the shape of one example, such as (3, 32, 32)"
-    raise input_error("LIP023", "the example is neither a batch of examples nor a shape", mend)
+    help_line = "give a tensor [batch, …], a tuple of tensors, or the shape of one example, such as (3, 32, 32)"
+    raise input_error("LIP023", "the example is neither a batch of examples nor a shape", help_line)
 
 
 def _like(name: str, tensor: Tensor) -> Example:
@@ -97,18 +97,18 @@ def _loaded(module: Module, examples: Sequence[Example], name: str, path: str, o
     if options.clips_all:  # then no weight is held against a constraint, which takes a while
         options = replace(options, bounds="clip")
 
-    def imported(program: ExportedProgram, mends: Mends | None) -> tuple[Loaded, ModelProto]:
+    def imported(program: ExportedProgram, repairs: Repairs | None) -> tuple[Loaded, ModelProto]:
         model = translated(program)
         source = Source(name, path, "torch", digest(model))
-        own = replace(options, input_shape={}, mends=mends)
+        own = replace(options, input_shape={}, repairs=repairs)
         return onnx_model.imported(model, source, own, _frozen(module, model)), model
 
     try:
         program, taken = traced(module, examples)
         is_open = has_open_batch(program)
-        loaded, model = imported(program, options.mends)
+        loaded, model = imported(program, options.repairs)
         if loaded.graph is not None and not is_open:
-            again = options.mends and replace(options.mends, made=[])  # what is mended is told once
+            again = options.repairs and replace(options.repairs, made=[])  # what is fixed is told once
             _refuse_numbers_of_batch(loaded.graph, imported(retraced(module, taken), again)[0].graph, program)
     except Untraceable as refused:
         return Loaded(Source(name, path, "torch", _NO_DIGEST), None, (refused.diagnostic,))
@@ -177,8 +177,8 @@ def _rounded(module: Module) -> Iterator[Diagnostic]:
     if other:
         kind = kinds[other[0]]
         message = f"the emitted module computes in float32, but {kind} is the kind of numbers of {_listed(other)}"
-        mend = f"call .to(torch.{kind}) on the emitted module for {kind}, or .float() on yours for float32"
-        yield Diagnostic("LIP124", message, mend, Severity.WARNING)
+        help_line = f"call .to(torch.{kind}) on the emitted module for {kind}, or .float() on yours for float32"
+        yield Diagnostic("LIP124", message, help_line, Severity.WARNING)
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -204,12 +204,14 @@ def _frozen(module: Module, model: ModelProto) -> frozenset[str]:
     return frozenset({tensor.name for tensor in model.graph.initializer} | made) - trained
 
 
-def _mended(loaded: Loaded, mend: str, model: str) -> Loaded:
-    """Return what was loaded, with the mends of a module; model: how a command line names it."""
+def _repaired(loaded: Loaded, help_line: str, model: str) -> Loaded:
+    """Return what was loaded, with the fixes of a module; model: how a command line names it."""
     return replace(
         loaded,
         diagnostics=tuple(
-            replace(found, model=model, help=_BATCH_NORM.format(mend) if found.code == "LIP101" else found.help)
+            replace(
+                found, model=model, help=_BATCH_NORM.format(help_line) if found.code == "LIP101" else found.help
+            )
             for found in loaded.diagnostics
         ),
     )

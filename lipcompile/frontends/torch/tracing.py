@@ -186,8 +186,8 @@ def _explained(module: Module, examples: Sequence[Example], error: Exception) ->
     names.add(getattr(getattr(error, "error_type", None), "name", ""))
     if names & _DATA_DEPENDENT:
         message = "which operations are done depends on the numbers in the input: this is no fixed graph"
-        mend = "compute both cases and choose by a product or torch.where, or leave the branch out"
-        return untraceable("LIP120", message, mend, place_of(error))
+        help_line = "compute both cases and choose by a product or torch.where, or leave the branch out"
+        return untraceable("LIP120", message, help_line, place_of(error))
     failure = _failure(module, examples)
     if failure is not None:
         shown = ", ".join(f"{one.name or 'x'}[{', '.join(map(str, ('B', *one.shape)))}]" for one in examples)
@@ -206,9 +206,9 @@ def _shapes(module: Module, given: int) -> str:
     return f"give the shape of each: {' '.join(f'--input-shape {name}=3,32,32' for name in needed)}"
 
 
-def untraceable(code: str, message: str, mend: str, location: Location | None) -> Untraceable:
+def untraceable(code: str, message: str, help_line: str, location: Location | None) -> Untraceable:
     """Make an `Untraceable` of one diagnostic."""
-    return Untraceable(Diagnostic(code, message, mend, location=location))
+    return Untraceable(Diagnostic(code, message, help_line, location=location))
 
 
 def _failure(module: Module, examples: Sequence[Example]) -> Exception | None:

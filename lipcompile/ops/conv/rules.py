@@ -75,10 +75,10 @@ def conv_shape(conv: Conv, inputs: tuple[Shape, ...]) -> Shape:
     return (conv.channels, *(window.outputs for window in windows))
 
 
-def need_reads(windows: tuple[counting.Window, ...], mend: str) -> None:
+def need_reads(windows: tuple[counting.Window, ...], help_line: str) -> None:
     """Refuse windows of which none holds an entry of the input: the map would be 0."""
     if counting.reads(windows) == 0:
-        raise Refusal("LIP103", "every window of this convolution lies wholly in the padding", mend)
+        raise Refusal("LIP103", "every window of this convolution lies wholly in the padding", help_line)
 
 
 def fit_channels(example: Shape, rank: int, channels: int, groups: int) -> None:

@@ -20,11 +20,11 @@ def several_classes(attributes: Any, logits: Shape) -> None:
     """Require a vector of at least two logits."""
     if len(logits) != 1 or logits[0] < 2:
         message = f"this loss needs a vector of two or more logits, not the shape {list(logits)}"
-        raise Refusal("LIP211", message, _mend(logits))
+        raise Refusal("LIP211", message, _help_line(logits))
     check_numbers(attributes)
 
 
-def _mend(logits: Shape) -> str:
+def _help_line(logits: Shape) -> str:
     if len(logits) == 2 and logits[1] > 1:
         return "put flatten before the last dense layer, or use token_cross_entropy if every token has a label"
     if len(logits) == 1:

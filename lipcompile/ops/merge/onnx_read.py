@@ -111,8 +111,8 @@ def divide(context: Context, node: OnnxNode) -> Value:
         raise Refusal("LIP102", "an operand of Div is missing")
     if not isinstance(divisor, Known):
         by_size = _comes_of_a_reduction(context, node.proto.input[1])
-        mend = "divide by a constant number" if not by_size else DIRECTIONS
-        raise Refusal("LIP100", "a division by a tensor is not Lipschitz", mend)
+        help_line = "divide by a constant number" if not by_size else DIRECTIONS
+        raise Refusal("LIP100", "a division by a tensor is not Lipschitz", help_line)
     if divisor.array.size > 1:
         return divided(context, node, context.tensor(node), divisor)
     number = _number(context, divisor, context.tensor(node))

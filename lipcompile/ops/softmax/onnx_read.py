@@ -32,9 +32,9 @@ def log_softmax(context: Context, node: OnnxNode) -> Value:
     return _along_axis(context, node, "log_softmax")
 
 
-def _ends_in(node: OnnxNode, mend: str) -> Refusal:
+def _ends_in(node: OnnxNode, help_line: str) -> Refusal:
     message = f"the model ends in {node.op_type}: the loss is a function of the logits before it"
-    return Refusal("LIP214", message, mend)
+    return Refusal("LIP214", message, help_line)
 
 
 def _along_axis(context: Context, node: OnnxNode, op: str) -> Value:

@@ -280,7 +280,7 @@ def test_the_mark_of_byte_order_is_no_character(tmp_path: Path) -> None:
         ("dense(2, constraint=spectral(-1))", "LIP302", ""),
     ],
 )
-def test_a_mistake_has_its_code_place_and_mend(tmp_path: Path, body: str, code: str, help_line: str) -> None:
+def test_a_mistake_has_its_code_place_and_fix(tmp_path: Path, body: str, code: str, help_line: str) -> None:
     (found,) = problems(tmp_path, HEAD + body + " }")
     assert (found.code, found.help) == (code, help_line)
     assert found.location is not None

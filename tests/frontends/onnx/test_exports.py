@@ -107,7 +107,7 @@ def test_attacks_of_the_page_exceed_no_bound() -> None:
     assert all(re.fullmatch(r"\d\d?%|[1-9]e-\d\d|100%", share) for share in shares)
 
 
-def test_a_refusal_names_every_module_and_the_mend(tmp_path: Path) -> None:
+def test_a_refusal_names_every_module_and_the_fix(tmp_path: Path) -> None:
     export = Export("resnet_train", "torchscript", USUAL["torchscript"])
     found = errors(derived(export, export.write(tmp_path)))
     blocks = [f"layer{stage}.{block}.bn{index}" for stage in (1, 2) for block in (0, 1) for index in (1, 2)]

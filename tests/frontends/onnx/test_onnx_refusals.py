@@ -171,7 +171,7 @@ def test_all_problems_in_one_run_with_names_and_paths(tmp_path: Path) -> None:
     assert errors(loaded)[0].path == ("x", "conv1")
 
 
-def test_what_hangs_off_an_unknown_operator_is_skipped_unless_nothing_could_mend_it(tmp_path: Path) -> None:
+def test_what_hangs_off_an_unknown_operator_is_skipped_unless_nothing_could_fix_it(tmp_path: Path) -> None:
     unknown, norm = node("Mystery", "x", "h", domain="com.example"), "r bn1.g bn1.e bn1.m bn1.v"
     nodes = [
         unknown,

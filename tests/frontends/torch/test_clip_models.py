@@ -255,7 +255,7 @@ class Normalised(nn.Sequential):
             nn.init.constant_(layer.weight, 3.0)  # type: ignore[arg-type]
 
 
-def test_what_mixes_examples_is_refused_with_a_mend_that_works(
+def test_what_mixes_examples_is_refused_with_a_fix_that_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Nothing is said of constraints that a clipped weight would not have; the printed command is run as it is."""
@@ -272,7 +272,7 @@ def test_what_mixes_examples_is_refused_with_a_mend_that_works(
     assert run(["check", "fixed.onnx", *options]) == 0
 
 
-def test_an_error_in_python_says_each_reason_once_and_its_mend() -> None:
+def test_an_error_in_python_says_each_reason_once_and_its_fix() -> None:
     with pytest.raises(InputError) as raised:
         lipcompile.private(Normalised(), (6,))
     message = str(raised.value)

@@ -21,9 +21,9 @@ from torch.nn import functional as F  # noqa: N812
 import lipcompile
 from lipcompile import __main__, pipeline
 from lipcompile.diagnostics import InputError, Severity
-from lipcompile.frontends.mends import Mends
 from lipcompile.frontends.onnx.file.session import parts
 from lipcompile.frontends.options import ModelOptions
+from lipcompile.frontends.repairs import Repairs
 from lipcompile.frontends.torch.tracing import Example, traced
 from lipcompile.frontends.torch.translation import digest, translated
 from lipcompile.pipeline import from_module
@@ -525,15 +525,17 @@ def test_shapes_may_have_the_size_of_the_batch() -> None:
     assert from_module(Sized(then), (6,)).ok
 
 
-def test_a_module_that_is_traced_twice_is_mended_once() -> None:
+def test_a_module_that_is_traced_twice_is_fixed_once() -> None:
     def then(y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         return y.view(len(x), 1, 3).expand(len(x), 2, 3).reshape(len(x), 6)
 
     module = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), Sized(then)).train()
-    mends = Mends()
-    derivation = pipeline.of_module(module, (6,), ModelOptions(loss="cross_entropy", bounds="clip", mends=mends))
+    repairs = Repairs()
+    derivation = pipeline.of_module(
+        module, (6,), ModelOptions(loss="cross_entropy", bounds="clip", repairs=repairs)
+    )
     assert derivation.ok
-    assert len(mends.made) == 1
+    assert len(repairs.made) == 1
 
 
 class Moved(nn.Module):

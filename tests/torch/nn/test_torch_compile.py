@@ -103,7 +103,7 @@ def test_a_gate_that_was_compiled_away_lets_nothing_through() -> None:
         optimizer.step()
 
 
-def test_a_wrapper_is_refused_with_the_mend() -> None:
+def test_a_wrapper_is_refused_with_the_fix() -> None:
     module: Any = HELP.Net()
     wrapped: Any = torch.compile(module, backend="eager")
     with pytest.raises(PrivacyError, match=r"OptimizedModule has no proved .*module\.compile\(\)"):

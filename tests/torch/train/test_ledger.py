@@ -88,12 +88,12 @@ def test_every_truncation_is_tolerated_and_counts_no_step_too_few(path: Path, tm
         assert record.interrupted == partial
         assert record.total_steps == whole + (declared if partial else 0)
         if length % 31 == 0 or length in ends:
-            Ledger(cut, ADD, 100).close()  # mends what was cut off; the chain goes on
+            Ledger(cut, ADD, 100).close()  # fixes what was cut off; the chain goes on
             assert read_ledger(cut).total_steps == record.total_steps
             assert not read_ledger(cut).interrupted
 
 
-def test_a_tail_of_zeros_as_power_cuts_leave_counts_and_is_mended(path: Path) -> None:
+def test_a_tail_of_zeros_as_power_cuts_leave_counts_and_is_fixed(path: Path) -> None:
     write(path, 2)
     with path.open("ab") as file:
         file.write(bytes(4096))
@@ -102,7 +102,7 @@ def test_a_tail_of_zeros_as_power_cuts_leave_counts_and_is_mended(path: Path) ->
     assert read_ledger(path).total_steps == 4
 
 
-def test_an_interrupted_mend_loses_nothing(path: Path) -> None:
+def test_an_interrupted_fix_loses_nothing(path: Path) -> None:
     write(path, 2, MECHANISM, OTHER)
     path.write_bytes(path.read_bytes()[:-5])
     before = read_ledger(path).total_steps
@@ -385,9 +385,9 @@ def test_every_truncation_of_a_round_counts_no_charge_too_few(path: Path, tmp_pa
         tail = content[max(end for end in ends if end <= length) : length]
         known = tail.startswith(b'{"kind": "inner"') or not tail
         assert record.charges[EPOCH] == (inside if known else 1 + inside)
-        mended = Ledger(cut, ADD, 100)
-        assert mended.record.charges == record.charges
-        mended.close()
+        repaired = Ledger(cut, ADD, 100)
+        assert repaired.record.charges == record.charges
+        repaired.close()
         assert read_ledger(cut).charges == record.charges
 
 

@@ -1,4 +1,4 @@
-"""Misuse that would break the analysis is refused, with the mend, before anything is released."""
+"""Misuse that would break the analysis is refused, with the fix, before anything is released."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ class Stream(IterableDataset[Tensor]):
         (lambda: DataLoader(tensors(9), 3, sampler=RandomSampler(range(9), replacement=True)), "Subset"),
     ],
 )
-def test_loaders_that_cannot_be_sampled_are_refused_with_the_mend(loader: Any, said: str) -> None:
+def test_loaders_that_cannot_be_sampled_are_refused_with_the_fix(loader: Any, said: str) -> None:
     with pytest.raises(SamplingError, match=said):
         PrivateLoader(loader())
 

@@ -73,9 +73,9 @@ def _parse(content: bytes, at: Location) -> ModelProto:
 
     if not content:
         raise input_error("LIP002", "the file is empty: it is not an ONNX model", EXPORT_AGAIN, at)
-    for magic, what, mend in _MAGIC:
+    for magic, what, help_line in _MAGIC:
         if content.startswith(magic):
-            raise input_error("LIP002", f"this is {what}, not an ONNX model", mend, at)
+            raise input_error("LIP002", f"this is {what}, not an ONNX model", help_line, at)
     if _is_text(content):
         raise _text_error(content, at)
     _check_fields(content, at)
@@ -196,10 +196,10 @@ def _check(model: ModelProto, path: Path, size: int, at: Location) -> None:
         raise input_error("LIP003", "the ONNX model names two versions of the operator set", EXPORT_AGAIN, at)
     if not 7 <= version <= newest:
         message = f"the model uses operator set {version}; sets 7 to {newest} are understood"
-        mend = (
+        help_line = (
             "export it with opset_version=17" if version < 7 else "upgrade onnx, or export with opset_version=17"
         )
-        raise input_error("LIP007", message, mend, at)
+        raise input_error("LIP007", message, help_line, at)
     found = structure.problems(model.graph, at)
     if found:
         raise InputError(found)

@@ -10,7 +10,7 @@ from lipcompile.diagnostics import Diagnostic, Location
 if TYPE_CHECKING:
     from onnx import GraphProto, NodeProto
 
-_MEND = "export the model again"
+_HELP = "export the model again"
 # Names that are told of a circle, and findings of a graph.
 _LONGEST, _MOST = 8, 20
 
@@ -41,9 +41,9 @@ def reaching(graph: GraphProto) -> list[NodeProto]:
 
 def _diagnostic(message: str, node: NodeProto | None, at: Location) -> Diagnostic:
     if node is None:
-        return Diagnostic("LIP003", message, _MEND, location=at)
+        return Diagnostic("LIP003", message, _HELP, location=at)
     name = node.name or next(iter(node.output), "")
-    return Diagnostic("LIP003", message, _MEND, node=name, op=node.op_type, location=at)
+    return Diagnostic("LIP003", message, _HELP, node=name, op=node.op_type, location=at)
 
 
 def _given(graph: GraphProto) -> set[str]:

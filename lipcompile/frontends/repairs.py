@@ -1,6 +1,6 @@
 """What `fix` puts in the place of layers that cannot be imported, while it imports.
 
-Front ends ask `ModelOptions.mends`, which only `fix` sets, where they would refuse.
+Front ends ask `ModelOptions.fixes`, which only `fix` sets, where they would refuse.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NAMES = ("batchnorm", "batchnorm1d", "batchnorm2d", "batchnorm3d")
 
 
 @dataclass(frozen=True, slots=True)
-class Mended:
+class Repaired:
     """A layer that was replaced, and by what."""
 
     place: str
@@ -32,8 +32,8 @@ class Mended:
 
 
 @dataclass(slots=True)
-class Mends:
-    """How to mend, and what has been mended so far.
+class Repairs:
+    """How to fix, and what has been fixed so far.
 
     batch_norm: what takes the place of a batch normalisation in training mode: a norm of groups of channels of one
     example; centring of the example; or a map with the stored statistics, which the layer before takes in.
@@ -45,7 +45,7 @@ class Mends:
     batch_norm: BatchNorm = "group_norm"
     floor: Fraction = Fraction(1)
     steep: bool = False
-    made: list[Mended] = field(default_factory=list)
+    made: list[Repaired] = field(default_factory=list)
 
     @property
     def divisor(self) -> dict[str, Fraction]:
@@ -78,7 +78,7 @@ class Mends:
 
     def note(self, place: str, text: str) -> None:
         """Remember a change."""
-        self.made.append(Mended(place, text))
+        self.made.append(Repaired(place, text))
 
     @staticmethod
     def names(layer: str) -> bool:

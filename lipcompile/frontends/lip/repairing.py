@@ -8,11 +8,11 @@ from lipcompile.core.graph import Value
 from lipcompile.frontends.lip import syntax as ast
 from lipcompile.frontends.lip.layers import LayerLowering
 from lipcompile.frontends.lip.scope import Scope
-from lipcompile.frontends.mends import Mends, groups_of
+from lipcompile.frontends.repairs import Repairs, groups_of
 
 
-def mended(
-    layers: LayerLowering, mends: Mends, call: ast.Call, current: Value, scope: Scope, target: str | None
+def repaired(
+    layers: LayerLowering, repairs: Repairs, call: ast.Call, current: Value, scope: Scope, target: str | None
 ) -> Value:
     """Lower a batch normalisation: a norm of one example or its centring, a factor and a shift for each channel.
 
@@ -21,14 +21,14 @@ def mended(
     source = _source(call, current, scope)
     if source.shape is None:
         return Value(call.name.text, None)
-    if mends.batch_norm == "center":
+    if repairs.batch_norm == "center":
         names, text = [_call(call, "center")], "center"
     else:
         groups = groups_of(source.shape)
-        norm = _call(call, "group_norm", ast.Constant(Fraction(groups), call.at), **mends.divisor)
-        names, text = [norm], f"group_norm({groups}, {mends.said_divisor})"
+        norm = _call(call, "group_norm", ast.Constant(Fraction(groups), call.at), **repairs.divisor)
+        names, text = [norm], f"group_norm({groups}, {repairs.said_divisor})"
     names += [_call(call, "scale"), _call(call, "bias", ast.Constant(Fraction(1), call.at))]
-    mends.note(f"line {call.at.line}", f"batch norm -> {text}, scale, bias(1)")
+    repairs.note(f"line {call.at.line}", f"batch norm -> {text}, scale, bias(1)")
     for layer in names:
         source = layers.lower(layer, source, scope, target if layer is names[-1] else None)
     return source
