@@ -54,7 +54,11 @@ PRIVACY = {
 @click.option("--batch-size", type=click.IntRange(1), help="Expected batch size; by default the whole data set.")
 @click.option("--dataset-size", type=click.IntRange(1), help="Examples of a training; by default its canaries.")
 @click.option("--noise", type=click.Choice(["global", "per_layer", "optimal"]), help="How noise is shared.")
-@click.option("--neighbours", type=click.Choice(["add_remove", "replace_one"]), help="What one person changes.")
+@click.option(
+    "--neighbours",
+    type=click.Choice(["add_remove", "replace_one"]),
+    help="Neighbouring relation: one example more or less, or one replaced.",
+)
 @click.option("--confidence", type=float, help="Of the lower bound of ε; 0.95 by default.")
 @click.option("--seed", type=int, help="Of everything random: 0 by default; with --privacy, fresh every time.")
 @format_option()

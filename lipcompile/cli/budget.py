@@ -51,7 +51,10 @@ class Found:
     "--plot", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Draw ε; FILE.svg or FILE.png."
 )
 @click.option(
-    "--against", type=click.Choice(["steps", "noise"]), default="steps", help="What the plot has across; steps."
+    "--against",
+    type=click.Choice(["steps", "noise"]),
+    default="steps",
+    help="Horizontal axis of the plot; steps by default.",
 )
 @format_option()
 def budget(

@@ -57,7 +57,7 @@ def _machine_readable(command: Command) -> Command:
     "form",
     type=click.Choice(["text", "json", "sarif"]),
     default="text",
-    help="What to print on stdout; sarif is for code scanning.",
+    help="Format of the output on stdout; sarif is for code scanning.",
 )
 @click.option(
     "--certificate",

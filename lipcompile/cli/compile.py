@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @click.command("compile", short_help="Emit a training module for MODEL.")
 @model_options()
 @output_option("FILE.py", "File to write; it is replaced as a whole, or left alone.")
-@click.option("--backend", default="torch", show_default=True, help="What to emit a program for.")
+@click.option("--backend", default="torch", show_default=True, help="Framework of the emitted program.")
 @click.option(
     "--follow-weights",
     is_flag=True,

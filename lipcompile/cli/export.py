@@ -30,7 +30,7 @@ _OF_THE_COMPILER = "this is a bug of lipcompile, or of onnxruntime: please repor
     "--ledger",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="What the training has spent; of a folder its ledger.jsonl by default.",
+    help="Ledger of the training; the default is ledger.jsonl in the folder.",
 )
 @click.option(
     "--delta", type=float, help="δ to state ε at; by default that of the training, see `lipcompile ledger`."

@@ -25,7 +25,7 @@ _KINDS = click.Choice(["softmax", "norm", "residual", "attention", "pool", "grou
     type=click.Choice(["group_norm", "center", "fold"]),
     default="group_norm",
     show_default=True,
-    help="What takes its place: a norm of one example, its centring, or the stored statistics.",
+    help="Replacement of batch norm: a norm of one example, its centring, or the stored statistics.",
 )
 @click.option(
     "--floor", default="1", show_default=True, metavar="α", help="Norms divide by at least this: slope 1/α."

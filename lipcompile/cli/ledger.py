@@ -114,7 +114,7 @@ def _text(path: Path, record: LedgerRecord, delta: float, spent: Mapping[str, _S
     yield styled(f"{printable(str(path))}: {len(record.hashes)} lines, no line changed or missing between them")
     yield styled(f"{record.dataset_size} examples, neighbours {record.relation.value}, {record.total_steps} steps")
     if record.interrupted:
-        yield styled(("the last line is incomplete: whatever it may have charged is counted", CAUTION))
+        yield styled(("the last line is incomplete: the charge that it may hold is counted", CAUTION))
     if record.seeded:
         yield styled(("NOT PRIVATE: a seed was fixed, so the noise is predictable", BAD))
     yield from (styled(*_generator(name, known)) for name, known in record.cryptographic.items())
@@ -138,7 +138,7 @@ def _generator(name: str, is_cryptographic: bool | None) -> Iterator[str | tuple
         return
     yield f"noise of {printable(name)}"
     if not is_cryptographic:
-        yield ("; it is not cryptographic: who sees some of its output may compute the rest", CAUTION)
+        yield ("; it is not cryptographic: a reader of some of its output may compute the rest", CAUTION)
 
 
 def _described(release: Release) -> str:

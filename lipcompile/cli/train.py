@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     "weights",
     multiple=True,
     metavar="NAME=W",
-    help="In place of --noise: share of the noise of a parameter, or of all that a pattern matches; repeatable.",
+    help="Instead of --noise: share of the noise of a parameter, or of all that a pattern matches; repeatable.",
 )
 @click.option(
     "--correlation",
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
 @click.option(
     "--sampling",
     type=click.Choice(["poisson", "fixed_size", "shuffle", "balls_in_bins", "fixed_order"]),
-    help="How batches are drawn; poisson by default, or what the noise needs. What is charged follows from it.",
+    help="How batches are drawn; poisson by default, or the sampling that the noise needs.",
 )
 @click.option(
     "--loss-clip", type=float, metavar="C", help="Clip each example's gradient of the loss in the output to C."
@@ -90,7 +90,11 @@ if TYPE_CHECKING:
     help="Compute what stands before the first trained parameter once for each example; by default, if there is "
     "room for it in 4 GiB.",
 )
-@click.option("--neighbours", type=click.Choice(["add_remove", "replace_one"]), help="What one person changes.")
+@click.option(
+    "--neighbours",
+    type=click.Choice(["add_remove", "replace_one"]),
+    help="Neighbouring relation: one example more or less, or one replaced.",
+)
 @click.option("--accountant", type=click.Choice(["pld", "rdp"]), help="pld by default.")
 @click.option("--max-physical-batch", type=click.IntRange(1), help="Most examples computed at once.")
 @click.option("--seed", type=int, help="Makes the run repeatable, and NOT private.")

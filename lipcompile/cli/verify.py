@@ -42,7 +42,7 @@ class Finding:
 @click.argument("certificate", type=_FILE)
 @click.option("--module", type=_FILE, metavar="FILE.py", help="Also check that this is the certificate's module.")
 @click.option("--model", type=_FILE, metavar="FILE.onnx", help="Also check that this is the certificate's model.")
-@format_option("What to print on stdout.")
+@format_option("Format of the output on stdout.")
 def verify(certificate: Path, module: Path | None, model: Path | None, form: str) -> int:
     """Derive every bound of CERTIFICATE anew, from its graph alone, and compare.
 

@@ -78,7 +78,7 @@ def _asked(outcome: Outcome) -> Iterator[str]:
     if outcome.fixed is not None and not outcome.fixed.useful:
         yield f"{_missed(outcome.fixed)}: {_FURTHER}"
     if check is not None and not check.ok:
-        yield "what was written does not pass: no file is kept"
+        yield "the rewritten model does not pass, so no file is kept"
 
 
 def _missed(fixed: Fixed) -> str:

@@ -40,7 +40,7 @@ def verdict(derivation: Derivation) -> str:
 def badge(derivation: Derivation) -> str:
     """Return the verdict on a model in a few words."""
     if _is_hopeless(derivation):
-        return "rejected: hopeless bound"
+        return "rejected: useless bound"
     return "accepted" if derivation.ok else "rejected"
 
 
@@ -111,6 +111,6 @@ COPIES = (
     "A row with × stands for so many copies: its numbers hold of each of them, its share is that of all, and ⋯ "
     "stands for formulas that differ from copy to copy, which Depth has."
 )
-PARTS = "What occurs several times in a formula has a name there, which means nothing elsewhere."
+PARTS = "A part that occurs several times in a formula has a name, which is valid in this formula only."
 
 EVERYTHING = "`lipcompile report -o FILE.json` has them in full."

@@ -161,11 +161,11 @@ def test_a_bound_of_no_use_is_rejected_with_the_fix(repeats: int, code: str, cap
     assert run("deep.lip -o out.html") == 1
     assert f"error[{code}]" in capsys.readouterr().err
     page = Path("out.html").read_text(encoding="utf-8")
-    for part in ('<p class="verdict bad">✗ rejected: hopeless bound</p>', "--bounds auto", 'id="signal"'):
+    for part in ('<p class="verdict bad">✗ rejected: useless bound</p>', "--bounds auto", 'id="signal"'):
         assert part in page
     assert 'class="right number bad"' in page
     assert run("deep.lip -o out.md") == 1
-    assert Path("out.md").read_text(encoding="utf-8").startswith("# m: rejected: hopeless bound")
+    assert Path("out.md").read_text(encoding="utf-8").startswith("# m: rejected: useless bound")
     assert run("deep.lip -o out.html --allow-vacuous") == 0
     assert '<p class="verdict good">✓ accepted</p>' in Path("out.html").read_text(encoding="utf-8")
 

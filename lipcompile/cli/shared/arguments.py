@@ -31,7 +31,7 @@ _OPTIONS = (
     click.option(
         "--clip-groups",
         type=click.Choice(["flat", "layers", "blocks"]),
-        help="What one clip bounds: all parameters (the default), those of a layer, or of a block.",
+        help="Parameters that one clip bounds: all parameters (the default), those of a layer, or of a block.",
     ),
     click.option(
         "--clip-length", metavar="C", help="Length that gradients are clipped to, or automatic (the default)."
@@ -105,7 +105,7 @@ public_option = click.option(
     "--public-data",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE.npz",
-    help="Measure gradients of these examples, on which nobody's privacy depends, in place of random ones.",
+    help="Measure gradients of these examples, on which nobody's privacy depends, instead of random ones.",
 )
 
 
@@ -118,7 +118,7 @@ def table_options(command: Command) -> Command:
             "--schema",
             type=file,
             metavar="FILE",
-            help="Of a table: what is public of it, as `lipcompile new` writes it; by default DATA.schema.toml.",
+            help="Public facts about a table, as `lipcompile new` writes them; by default DATA.schema.toml.",
         ),
         click.option(
             "--test",
@@ -130,7 +130,7 @@ def table_options(command: Command) -> Command:
     return functools.reduce(lambda made, option: option(made), reversed(options), command)
 
 
-def format_option(text: str = "What to print.") -> Callable[[Command], Command]:
+def format_option(text: str = "Format of the output.") -> Callable[[Command], Command]:
     """Give a command the keyword `form`: "text" or "json"."""
     return click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", help=text)
 

@@ -39,8 +39,11 @@ _OPTIONS: dict[str, tuple[Any, str]] = {
     "batch_size": (click.IntRange(1), "Expected batch size; with --dataset-size."),
     "dataset_size": (click.IntRange(1), "Number of examples."),
     "steps": (click.IntRange(1), "Number of training steps."),
-    "epochs": (click.IntRange(1), "Number of passes over the data, in place of --steps."),
-    "neighbours": (click.Choice(["add_remove", "replace_one"]), "What one person changes."),
+    "epochs": (click.IntRange(1), "Number of passes over the data, instead of --steps."),
+    "neighbours": (
+        click.Choice(["add_remove", "replace_one"]),
+        "Neighbouring relation: one example more or less, or one replaced.",
+    ),
     "sampling": (click.Choice(["poisson", "fixed_size", "shuffle", "balls_in_bins"]), "How batches are drawn."),
 }
 

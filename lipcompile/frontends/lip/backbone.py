@@ -63,7 +63,7 @@ class Backbones:
         if not scope.frozen:
             help_line = f'write frozen {{ onnx("{target.value}") }}'
             raise Problem(
-                "LIP012", "what `onnx` imports is not trained: it stands inside `frozen`", call.at, help_line
+                "LIP012", "layers of `onnx` are not trained and must be inside `frozen`", call.at, help_line
             )
         if builder is not self.builder:
             message = "an imported network cannot stand in a repetition whose count is open"
