@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from benchmarks.exports import PAGE, line, number
 from lipcompile import pipeline
 from lipcompile.analysis.clips import Source
+from lipcompile.analysis.usefulness import judged
 from lipcompile.diagnostics import Severity
 from lipcompile.fixing import Wishes, fix
 from lipcompile.frontends.options import ModelOptions, model_options
@@ -164,7 +165,7 @@ def options(shape: tuple[int, ...], bounds: Source | None = None) -> ModelOption
 
 def checked(module: nn.Module, shape: tuple[int, ...], bounds: Source | None = None) -> Said:
     """Check a module as it is."""
-    found = pipeline.of_module(module, shape, options(shape, bounds))
+    found = judged(pipeline.of_module(module, shape, options(shape, bounds)), allow_vacuous=False)
     errors = tuple(dict.fromkeys(d.code for d in found.diagnostics if d.severity == Severity.ERROR))
     total = None if found.analysis is None else found.analysis.total.value
     return Said(0 if found.ok else 1, total, errors)
