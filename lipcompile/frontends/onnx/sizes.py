@@ -104,7 +104,7 @@ def _is_apart(low: int, high: int) -> bool:
 def check(array: Array) -> Array:
     """Return a result of arithmetic with formal numbers, which must have stayed exact; raises Refusal."""
     entries = array.reshape(-1).tolist() if array.dtype.kind in "iu" else ()
-    if any(abs(entry) > _MOST and not is_formal(entry) for entry in entries):
+    if array.dtype.kind not in "iub" or any(abs(entry) > _MOST and not is_formal(entry) for entry in entries):
         raise Refusal("LIP108", "a size is computed from the batch size: it differs from batch to batch")
     return array
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from lipcompile.diagnostics import Diagnostic, Location
 from lipcompile.frontends.onnx.node import scope_of, traced_line
+from lipcompile.frontends.onnx.refused import DRAWS
 from lipcompile.frontends.silence import silence
 from lipcompile.frontends.torch.find import summary
 from lipcompile.frontends.torch.tracing import Untraceable, untraceable
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 _OPERATOR = re.compile(r"OpOverload\(op='([\w.]+)'")
 _LARGEST_FOLDED = 2**24
+# What draws anew each time, also from constants: folded, one draw would stand in the model for ever.
+_DRAWING = frozenset((*DRAWS, "Dropout"))
 # Batch normalisations of torch, by the position of the argument that says whether statistics are the batch's own.
 _TRAINING = {"aten.batch_norm.default": 5, "aten.cudnn_batch_norm.default": 5, "aten.native_batch_norm.default": 5}
 
@@ -57,7 +60,7 @@ def translated(program: ExportedProgram) -> ModelProto:
                 onnx_shape_inference=True,
                 input_size_limit=_LARGEST_FOLDED,
                 output_size_limit=_LARGEST_FOLDED,
-                should_fold=lambda node: None if named.isdisjoint(_names(node)) else False,
+                should_fold=lambda node: None if _may_fold(node, named) else False,
             )
             optimizer.remove_unused_nodes(made.model)
             model: ModelProto = made.model_proto
@@ -66,6 +69,11 @@ def translated(program: ExportedProgram) -> ModelProto:
     _drop_made_biases(model, named)
     _restore_training(model, program)
     return model
+
+
+def _may_fold(node: Any, named: Collection[str]) -> bool:
+    """Whether an operator may be computed once and for all, if it has constants only: it is always the same."""
+    return node.op_type not in _DRAWING and not any(name in named for name in _names(node))
 
 
 def _names(node: Any) -> Iterator[str]:

@@ -202,3 +202,18 @@ def test_copies_do_not_stand_for_a_fixed_batch_axis(tmp_path: Path) -> None:
     weights = case(nodes, w=floats(1, 1, 4), one=ints(1))[1]
     found = onnx_model.load(save(model(nodes, ("n", 1, 4), weights), tmp_path), KEEP)
     assert {d.code for d in found.diagnostics if d.severity == "error"} == {"LIP108"}
+
+
+def test_the_size_of_the_batch_does_not_become_a_real_number(tmp_path: Path) -> None:
+    """x / [n, 1][0]: joined with a real number, the formal size would pass for a number that the file holds."""
+    nodes = [
+        *SIZES,
+        node("Cast", "batch", "real", to=onnx.TensorProto.FLOAT),
+        node("Concat", "real one", "both", axis=0),
+        node("Gather", "both zero", "first", axis=0),
+        node("Div", "x first", "h"),
+        node("Flatten", "h", "y"),
+    ]
+    made = model(nodes, ("n", *SHAPE), {"zero": ints(0), "one": np.ones(1, np.float32)})
+    found = onnx_model.load(save(made, tmp_path), KEEP)
+    assert {d.code for d in found.diagnostics if d.severity == "error"} == {"LIP108"}

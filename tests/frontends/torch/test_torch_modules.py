@@ -584,6 +584,19 @@ def test_random_depth_of_a_whole_batch_is_refused() -> None:
     assert "for each example by itself" in found.help
 
 
+@pytest.mark.parametrize("draw", [nn.Dropout(0.5), torch.bernoulli], ids=["dropout", "bernoulli"])
+def test_what_is_drawn_for_all_examples_is_not_drawn_once_and_for_all(
+    draw: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    class Masked(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x * draw(torch.full((1, 6), 0.5)))
+
+    (found,) = (d for d in from_module(Masked(6, 6), (6,)).diagnostics if d.severity == Severity.ERROR)
+    assert found.code in ("LIP100", "LIP110")
+    assert found.op in ("Dropout", "Bernoulli")
+
+
 def test_what_is_no_module() -> None:
     with pytest.raises(InputError) as raised:
         from_module(lambda x: x, (6,))  # type: ignore[arg-type]
