@@ -139,6 +139,12 @@ def _check_classes(attributes: CrossEntropy, classes: int) -> None:
 # Rules
 
 
+def arc(m: N) -> tuple[N, N]:
+    """Return the largest sine and cosine of 2·arctan(s) for m/ARCS <= s <= (m + 1)/ARCS, 0 <= m < ARCS."""
+    after = m + 1
+    return 2 * ARCS * after / (ARCS**2 + after * after), (ARCS**2 - m * m) / (ARCS**2 + m * m)
+
+
 def softmax_slope(num: Numbers[N], loss: CrossEntropy, classes: int, logits: N) -> N:
     """L_R, a bound of ‖p - q‖ for the softmax p of logits of this norm, q a smoothed target; R = τ·X.
 
@@ -155,8 +161,8 @@ def softmax_slope(num: Numbers[N], loss: CrossEntropy, classes: int, logits: N) 
 
     def corner(m: N) -> N:
         """Bound ‖p - q‖² where 2·arctan(m/ARCS) <= arctan(a/b) <= 2·arctan((m + 1)/ARCS)."""
-        below = radius * (2 * ARCS * (m + 1)) / (ARCS**2 + (m + 1) * (m + 1))
-        spread = radius * (ARCS**2 - m * m) / (ARCS**2 + m * m)
+        sine, cosine = arc(m)
+        below, spread = radius * sine, radius * cosine
         # Divided by the largest probability: these stay finite where R is large or unknown.
         rest = num.exp(0 - above_others * spread)
         label = num.exp(0 - below_others * below - above_mean * spread)

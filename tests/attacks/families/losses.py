@@ -182,15 +182,18 @@ _VARIANTS: tuple[dict[str, Any], ...] = (
 )
 
 
+# Norms and logits of ten classes: the label far below the others, or one of these far above.
+_TEN = ((1, [-9, *[1] * 9]), (4, [-0.678, 3.786, *[-0.389] * 8]))
+
+
 def _cross_entropy() -> list[LossWitness]:
-    """Two classes: exact. Ten: the label far below the rest, or one far above them. Far out: p = e_j."""
+    """Two classes: exact. Ten, of one norm: near to the supremum. Far out: p = e_j."""
     uses = [CrossEntropy(**variant) for variant in _VARIANTS]
     two = [loss_witness("cross_entropy", loss, n, [-1, 1], 0) for loss in uses for n in (0.25, 30)]
-    below, above = [-9, *[1] * 9], [-0.678, 3.786, *[-0.389] * 8]
     ten = [
         loss_witness("cross_entropy", CrossEntropy(label_smoothing=smoothing), norm, logits, 0)
         for smoothing in (Fraction(0), QUARTER)
-        for norm, logits in ((1, below), (4, above))
+        for norm, logits in _TEN
     ]
     return two + ten
 
@@ -204,6 +207,10 @@ def _tokens() -> list[LossWitness]:
             for rows, norm, row in ((3, 0.3, 0.3 / 3**0.5), (3, 30 * 3**0.5, 30), (4, 0.2, None)):
                 labels = torch.zeros(rows, dtype=torch.int64)
                 found.append(loss_witness("token_cross_entropy", loss, norm, [[-1, 1]] * rows, labels, row))
+    one = torch.zeros(1, dtype=torch.int64)
+    for smoothing in (Fraction(0), QUARTER):
+        loss = TokenCrossEntropy(label_smoothing=smoothing)
+        found += [loss_witness("token_cross_entropy", loss, n, [logits], one, n) for n, logits in _TEN]
     return found
 
 
