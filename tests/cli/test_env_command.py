@@ -80,7 +80,7 @@ print(native.kernels, native.why_missing)
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
-        ("ModuleNotFoundError('no such module')", "None not built: "),
+        ("ModuleNotFoundError('no such module')", "None not built, because the C compiler is missing or failed: "),
         ("ImportError('undefined symbol')", "None not loaded: undefined symbol"),
     ],
 )
