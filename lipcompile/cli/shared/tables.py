@@ -191,7 +191,7 @@ def _schema(run: TableRun) -> tuple[Schema, list[str]]:
     path = run.schema or schema_beside(run.data)
     if run.schema is None and not path.exists():
         if run.target is None:
-            raise input_error("LIP411", "there is no target to learn", "name the column with --target")
+            raise input_error("LIP411", "the table has no target column", "name the column with --target")
         found = guess(run.data, run.target)
         kinds = _read(KINDS_READ, f"write them down: lipcompile new {run.data} --target {run.target}")
         return found, [kinds, *names_read(found, run.data)]
