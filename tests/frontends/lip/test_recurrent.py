@@ -32,6 +32,7 @@ def reference(kind: str, model: Any) -> Any:
 
 @pytest.mark.parametrize("kind", REFERENCES)
 def test_a_cell_is_that_of_torch(tmp_path: Path, kind: str) -> None:
+    torch.manual_seed(0)
     body = f"{INPUT} {kind}({WIDTH}, sequence=true, bias=0.5, constraint=frobenius(2)) loss multiclass_kr"
     model = build(derive(tmp_path, body.replace("loss", "flatten loss")), tmp_path)
     with torch.no_grad():
