@@ -52,7 +52,7 @@ _BY_VERSION: Mapping[int, str] = {
     1: "Not",
     10: "Upsample",
     13: (
-        "Clip Concat Exp Expand Gather Gemm Greater LRN Less Log LogSoftmax MatMul Max Mean Min "
+        "Clip Concat Exp Expand Floor Gather Gemm Greater LRN Less Log LogSoftmax MatMul Max Mean Min "
         "Neg Reciprocal ReduceSum Slice Softmax Sqrt Sum Tile"
     ),
     14: "Add Div Mul Sub Trilu",
@@ -65,7 +65,7 @@ _BY_VERSION: Mapping[int, str] = {
     21: "GroupNormalization",
     22: (
         "AveragePool Conv ConvTranspose Dropout GRU GlobalAveragePool GlobalLpPool GlobalMaxPool "
-        "InstanceNormalization LSTM LpPool MaxPool RNN"
+        "InstanceNormalization LSTM LpPool MaxPool RNN RandomUniformLike"
     ),
     23: "RMSNormalization",
     24: "Swish TopK",
