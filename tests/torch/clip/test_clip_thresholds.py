@@ -294,10 +294,10 @@ def test_thresholds_end_with_the_engine_that_moved_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rules", "given", "said"),
     [
-        ((0.01, 0.01), AdaptiveClip(1.0), r"are none, of a, b; the automatic rule has no threshold"),
-        ((None, 0.01), {"b": AdaptiveClip(1.0)}, r"clip_length of b: groups .* are a, of a, b"),
-        ((None, None), {"c": 0.5, "a": 0.1}, r"clip_length of c: groups .* are a, b, of a, b"),
-        ((None, None), {}, r"clip_length: groups"),
+        ((0.01, 0.01), AdaptiveClip(1.0), r"are none, of all groups a, b; the automatic rule has no length"),
+        ((None, 0.01), {"b": AdaptiveClip(1.0)}, r"clip_length of b: the clip groups .* are a, of all groups a, b"),
+        ((None, None), {"c": 0.5, "a": 0.1}, r"clip_length of c: the clip groups .* are a, b, of all groups a, b"),
+        ((None, None), {}, r"clip_length: the clip groups"),
     ],
 )
 def test_groups_without_a_threshold_are_refused(rules: Any, given: Any, said: str, tmp_path: Path) -> None:
@@ -307,7 +307,7 @@ def test_groups_without_a_threshold_are_refused(rules: Any, given: Any, said: st
 
 def test_a_module_with_theorems_alone_has_no_threshold(tmp_path: Path) -> None:
     module = model("input x: tensor[5], norm <= 1; dense(4); relu; dense(3)", tmp_path, "theorem")
-    with pytest.raises(PrivacyError, match="are none, of none"):
+    with pytest.raises(PrivacyError, match="are none, of all groups none"):
         private(module, clip_length=AdaptiveClip(1.0))
 
 
