@@ -494,7 +494,7 @@ def test_labels_of_one_logit_are_two_classes(tmp_path: Path) -> None:
 
 def test_an_input_that_breaks_its_promise_is_refused(tmp_path: Path) -> None:
     module = emitted(tmp_path, f"input x: tensor[2], norm <= 1, trusted; dense(2); {CROSS_ENTROPY}")
-    with pytest.raises(ValueError, match="longer than 1"):
+    with pytest.raises(ValueError, match="exceeds the declared input norm 1"):
         certified_radii(module, at([1.0, 1.0]), torch.tensor([0]))
 
 
