@@ -166,7 +166,7 @@ def test_a_stream_ends_after_its_steps_and_begins_anew(strategy: Strategy) -> No
     stream = strategy.stream()
     assert stream.steps == STEPS
     check_exact(strategy, stream)
-    with pytest.raises(FactorisationError, match=f"made for {STEPS} steps"):
+    with pytest.raises(FactorisationError, match=f"covers {STEPS} steps"):
         stream.next("a", torch.zeros(3, 2, dtype=torch.float64))
     stream.reset()
     check_exact(strategy, stream)
@@ -200,7 +200,7 @@ def test_what_is_done_to_an_output_does_not_come_back(strategy: Strategy) -> Non
 def test_a_parameter_stays_as_it_is() -> None:
     stream = optimal_banded(STEPS, 3).stream()
     stream.next("a", torch.zeros(2, dtype=torch.float64))
-    with pytest.raises(FactorisationError, match=r"\(3,\) on cpu now, and was \(2,\)"):
+    with pytest.raises(FactorisationError, match=r"\(3,\) on cpu now, but was \(2,\)"):
         stream.next("a", torch.zeros(3, dtype=torch.float64))
     with pytest.raises(FactorisationError, match="float64"):
         stream.next("b", torch.zeros(3))

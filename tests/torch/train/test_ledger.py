@@ -166,7 +166,7 @@ def test_other_files_are_no_ledgers(path: Path, content: bytes) -> None:
 def test_a_ledger_belongs_to_its_data_and_relation(path: Path) -> None:
     write(path, 1)
     for relation, size in ((ADD, 101), (NeighbouringRelation.REPLACE_ONE, 100)):
-        with pytest.raises(LedgerError, match="was kept for 100 examples"):
+        with pytest.raises(LedgerError, match="belongs to 100 examples"):
             Ledger(path, relation, size)
     write(path, 1)  # the refusals released the lock
 

@@ -200,7 +200,7 @@ def test_an_earlier_run_is_not_overwritten(tmp_path: Path) -> None:
 def test_a_run_is_resumed_with_its_own_settings(tmp_path: Path, changes: Any) -> None:
     with pytest.raises(KeyboardInterrupt):
         train(Net(), arrays(), config(tmp_path), Recorder(interrupt_at=5))
-    with pytest.raises(BudgetError, match=f"another {next(iter(changes))}"):
+    with pytest.raises(BudgetError, match=f"a different {next(iter(changes))}"):
         train(Net(), arrays(), config(tmp_path, resume=True, **changes))
 
 
