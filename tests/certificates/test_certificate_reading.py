@@ -42,6 +42,13 @@ def test_a_graph_comes_back_byte_for_byte(name: str, tmp_path: Path) -> None:
     assert total.hex() == document["totals"]["gradient"]
 
 
+def test_random_depth_of_whole_examples_comes_back(tmp_path: Path) -> None:
+    """Its number of axes is 0."""
+    body = "input x: tensor[4], norm <= 1\n grouped_dropout(0.1, axes=0)\n dense(2)\n loss cross_entropy"
+    document = certificate(derive(tmp_path, body))
+    assert encode(graph_document(graph_of(document))) == encode(document["graph"])
+
+
 def test_every_op_and_every_loss_comes_back() -> None:
     for graph in (*uses(each=4), *losses(each=2)):
         document = certificate_of(graph)

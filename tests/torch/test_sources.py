@@ -109,7 +109,7 @@ def test_other_items_are_refused(wrong: Any, match: str) -> None:
 def test_data_sets_are_trained_on(tmp_path: Path) -> None:
     source = np.random.default_rng(0)
     y = torch.tensor(source.integers(0, 2, 300))
-    x = torch.tensor(source.standard_normal((300, 4)), dtype=torch.float32) + 4 * y[:, None]
+    x = torch.tensor(source.standard_normal((300, 4)), dtype=torch.float32) + 4 * (2 * y[:, None] - 1)
     parts = TensorDataset(x[:200], y[:200]), TensorDataset(x[200:], y[200:])
     result = lipcompile.train(
         torch.nn.Linear(4, 2), parts, tmp_path / "run", epsilon=50.0, delta=1e-4, loss="cross_entropy", epochs=10

@@ -73,7 +73,7 @@ class GroupedDropout:
     """
 
     probability: Scalar = Fraction(1, 2)
-    axes: int = 0
+    axes: Index = 0
 
 
 def flatten_shape(attributes: NoAttributes, inputs: tuple[Shape, ...]) -> Shape:

@@ -295,7 +295,11 @@ def test_thresholds_end_with_the_engine_that_moved_them(tmp_path: Path) -> None:
     ("rules", "given", "said"),
     [
         ((0.01, 0.01), AdaptiveClip(1.0), r"are none, of all groups a, b; the automatic rule has no length"),
-        ((None, 0.01), {"b": AdaptiveClip(1.0)}, r"clip_length of b: the clip groups .* are a, of all groups a, b"),
+        (
+            (None, 0.01),
+            {"b": AdaptiveClip(1.0)},
+            r"clip_length of b: the clip groups .* are a, of all groups a, b",
+        ),
         ((None, None), {"c": 0.5, "a": 0.1}, r"clip_length of c: the clip groups .* are a, b, of all groups a, b"),
         ((None, None), {}, r"clip_length: the clip groups"),
     ],

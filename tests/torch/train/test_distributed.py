@@ -366,7 +366,7 @@ def test_nobody_moves_before_the_line_is_on_the_disk(run: Run) -> None:
 
 def test_an_error_of_one_rank_is_an_error_of_all(run: Run) -> None:
     for rank, found in enumerate(run["scaled"]):
-        expected = "PrivacyError: what flowed back" if rank == 1 else "RankError: rank 1 failed"
+        expected = "PrivacyError: the cotangents" if rank == 1 else "RankError: rank 1 failed"
         assert found["error"].startswith(expected)
         assert not found["moved"]
         assert found["counted"] == 0

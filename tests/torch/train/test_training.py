@@ -330,7 +330,7 @@ def test_a_run_that_is_one_release_cannot_be_resumed_and_says_so(tmp_path: Path)
     settings = config(tmp_path, **way("fixed_order"))
     with pytest.raises(KeyboardInterrupt):
         train(Net(), arrays(), settings, Recorder(interrupt_at=14))
-    with pytest.warns(ShortenedWarning, match="0 steps are left, 14 in all"):
+    with pytest.warns(ShortenedWarning, match="0 steps are left, 14 in total"):
         result = train(Net(), arrays(), dataclasses.replace(settings, resume=True))
     assert (result.steps, read_ledger(result.ledger).charges.total()) == (14, 1)
     assert not math.isnan(result.test_accuracy)
@@ -369,7 +369,7 @@ def test_secure_noise_weights_and_clips_reach_the_engine(tmp_path: Path, monkeyp
     settings = config(tmp_path, epochs=1, **options)
     assert train(Net(), arrays(), settings).steps == 10
     assert {name: asked[0][name] for name in options} == options
-    with pytest.raises(BudgetError, match="another noise"):
+    with pytest.raises(BudgetError, match="a different noise"):
         train(Net(), arrays(), dataclasses.replace(settings, resume=True, noise={"*": 1.0}))
     with pytest.raises(ValueError, match="matches no parameter"):
         train(Net(), arrays(), config(tmp_path / "other", noise={"*": 1.0, "outter": 2.0}))
