@@ -13,7 +13,7 @@ import pytest
 from lsprotocol import types as lsp
 from pygls.lsp.client import BaseLanguageClient
 
-SECONDS = 60
+SECONDS = 180
 MODEL = """block wide(width) { dense(width); groupsort(2) }
 
 model m {
