@@ -55,9 +55,12 @@ class Chromium:
         context.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Chromium]:
-    """One browser for all tests; without one they are skipped, except where CI is set."""
+    """One browser for a file of tests; without one they are skipped, except where CI is set.
+
+    It runs an event loop in this thread while it is open, so no test of another file may see it open.
+    """
     path = next(filter(None, map(shutil.which, _NAMES)), None)
     if path is None and not os.environ.get("CI"):
         pytest.skip("chromium is not installed: scripts/install-test-tools installs it")

@@ -305,7 +305,7 @@ def test_what_is_no_number_never_agrees(subject: Subject) -> None:
 
 
 def test_other_shapes_are_told(subject: Subject) -> None:
-    with pytest.raises(deployment.ShapeError, match="puts out"):
+    with pytest.raises(deployment.ShapeError, match=r"returns shape \[8, 2\]"):
         deployment.agreement_with_original(subject.program, lambda x: subject.original(x)[:, :2])
 
 
