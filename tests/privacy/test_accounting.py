@@ -7,8 +7,11 @@ import math
 import subprocess
 import sys
 import time
+from unittest.mock import Mock
 
+import numpy as np
 import pytest
+from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
 from lipcompile_privacy.accounting import (
     Accountant,
     BudgetError,
@@ -17,8 +20,10 @@ from lipcompile_privacy.accounting import (
     calibrate_noise_multiplier,
     calibrate_steps,
     check_supported,
+    composition,
     epsilon,
 )
+from lipcompile_privacy.accounting.pld import gaussian_deltas, pld_epsilon
 from scipy.optimize import brentq
 from scipy.stats import norm
 
@@ -65,6 +70,35 @@ def test_without_sampling_pld_is_the_closed_form_from_above(relation: Neighbouri
 def test_without_sampling_rdp_is_an_upper_bound_under_both_relations(relation: NeighbouringRelation) -> None:
     exact = gaussian_epsilon(20.0, 100, 1e-5, 1 if relation is ADD else 2)
     assert exact <= epsilon([(Mechanism(1.0, 20.0), 100)], 1e-5, relation, "rdp") <= exact * 1.15
+
+
+@pytest.mark.parametrize("kind", AdjacencyType, ids=str)
+@pytest.mark.parametrize("rate", [1e-6, 0.01, 0.3, 0.999, 1.0])
+@pytest.mark.parametrize("sigma", [0.1, 0.4, 1.0, 8.0, 100.0])
+def test_deltas_at_many_epsilons_are_those_of_the_library(kind: AdjacencyType, rate: float, sigma: float) -> None:
+    """Which takes them one by one; at the losses where sampling bends the curve, too."""
+    loss = GaussianPrivacyLoss(sigma, sampling_prob=rate, adjacency_type=kind)
+    bounds, bend = loss.connect_dots_bounds(), math.log1p(-min(rate, 0.999))
+    corners = [0, bend, -bend, math.nextafter(bend, 1), math.nextafter(bend, -1)]
+    epsilons = np.append(np.linspace(bounds.epsilon_lower, min(bounds.epsilon_upper, 600), 200), corners)
+    assert gaussian_deltas(loss, sigma, epsilons) == pytest.approx(loss.get_delta_for_epsilon(epsilons), abs=5e-16)
+
+
+@pytest.mark.parametrize(
+    ("target", "rate", "steps", "relation"),
+    [(3.0, 1 / 8, 24, ADD), (10.0, 0.1, 1, ADD), (50.0, 0.25, 20, ADD), (1.0, 0.01, 7000, REPLACE)],
+)
+def test_calibration_asks_for_a_precise_epsilon_three_times_at_most(
+    target: float, rate: float, steps: int, relation: NeighbouringRelation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    precise = Mock(wraps=pld_epsilon)
+    monkeypatch.setattr(composition, "pld_epsilon", precise)
+    composition._epsilon.cache_clear()
+    sigma = calibrate_noise_multiplier(target, 1e-5, rate, steps, relation)
+    assert precise.call_count <= 3
+    assert 0.9999 * target <= epsilon([(Mechanism(rate, sigma), steps)], 1e-5, relation) <= target
+    assert calibrate_noise_multiplier(target, 1e-5, rate, steps, relation) == sigma
+    assert precise.call_count <= 3  # what was computed is remembered
 
 
 @pytest.mark.parametrize("relation", [ADD, REPLACE])

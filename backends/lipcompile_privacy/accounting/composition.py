@@ -11,7 +11,7 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 
 from ..errors import BudgetError
 from .allocation import MISSING, available
@@ -35,6 +35,7 @@ LARGEST_NOISE_MULTIPLIER = 1e6
 SMALLEST_NOISE_MULTIPLIER = 0.05
 LARGEST_STEP_COUNT = 10**9
 _TOLERANCE = 1e-4  # calibration stops this close (relatively) to the best value, on its private side
+_SECANTS = 3
 
 
 def epsilon(
@@ -60,10 +61,17 @@ def epsilon(
         return 0.0
     if any(release.noise_multiplier < _NO_NOISE for release in merged):
         return math.inf
+    return _epsilon(frozenset(merged.items()), delta, relation, accountant)
+
+
+@lru_cache(maxsize=256)
+def _epsilon(runs: frozenset[Run], delta: float, relation: NeighbouringRelation, accountant: Accountant) -> float:
+    """Return ε of supported runs: a budget is asked for again and again, for the same ones."""
     with _quiet() as notes:
+        counts = Counter(dict(runs))
         if accountant == "rdp":
-            return rdp_epsilon(merged, delta, relation, notes)
-        return pld_epsilon(merged, delta, relation, notes)
+            return rdp_epsilon(counts, delta, relation, notes)
+        return pld_epsilon(counts, delta, relation, notes)
 
 
 def check_supported(
@@ -158,10 +166,14 @@ def calibrate_noise_multiplier(
     _check_past(past, target_epsilon, target_delta, relation, accountant)
     if accountant == "rdp":
         return smallest(spent, 1.0, target_epsilon, target_delta)
+
     # PLD's evaluations are slow: its search starts from an answer on a coarse grid, which is mostly near.
-    rough = partial(_roughly, target_epsilon, target_delta, relation)
-    guess = smallest(lambda sigma: rough((at(sigma), charges)), 1.0, target_epsilon, target_delta)
-    return smallest(spent, guess, target_epsilon, target_delta, step=1.003)
+    def rough(sigma: float) -> float:
+        return _roughly(target_epsilon, target_delta, relation, (at(sigma), charges))
+
+    guess = smallest(rough, 1.0, target_epsilon, target_delta)
+    slope = _slope(guess, rough(guess), 1.01 * guess, rough(1.01 * guess))
+    return smallest(spent, _nearer(spent, guess, slope, target_epsilon), target_epsilon, target_delta, step=1.003)
 
 
 def calibrate_steps(
@@ -256,6 +268,32 @@ def _check_past(
         )
 
 
+def _slope(sigma: float, value: float, other: float, other_value: float) -> float:
+    """Return d ln ε / d ln σ between two points, which is negative; -1 where they do not tell."""
+    if not 0 < value < math.inf or not 0 < other_value < math.inf or other == sigma:
+        return -1.0
+    return min(math.log(other_value / value) / math.log(other / sigma), -0.1)
+
+
+def _nearer(spent: Callable[[float], float], guess: float, slope: float, target: float) -> float:
+    """Return a better guess of `smallest`, by a few secant steps; mostly the answer itself."""
+    value = spent(guess)
+    for _ in range(_SECANTS):
+        if _suffices(value, target) or not 0 < value < math.inf:
+            break
+        other = guess * ((1 - _TOLERANCE / 2) * target / value) ** (1 / slope)
+        if not SMALLEST_NOISE_MULTIPLIER <= other <= LARGEST_NOISE_MULTIPLIER:
+            break
+        other_value = spent(other)
+        slope = _slope(guess, value, other, other_value)
+        guess, value = other, other_value
+    return guess
+
+
+def _suffices(value: float, target: float) -> bool:
+    return target * (1 - _TOLERANCE) <= value <= target
+
+
 def smallest(
     spent: Callable[[float], float], guess: float, target_epsilon: float, target_delta: float, step: float = 1.15
 ) -> float:
@@ -278,7 +316,7 @@ def smallest(
         factor = min(step * under / target_epsilon, 1e3)
         low, over, high = high, under, min(high * factor, LARGEST_NOISE_MULTIPLIER)
         step = min(step * step, 2.0)
-    while over <= target_epsilon:
+    while over <= target_epsilon and not _suffices(under, target_epsilon):
         if high <= SMALLEST_NOISE_MULTIPLIER:
             return high
         low = max(high / step, SMALLEST_NOISE_MULTIPLIER)
@@ -292,7 +330,7 @@ def _narrow(
     spent: Callable[[float], float], low: float, over: float, high: float, under: float, target: float
 ) -> float:
     """Shrink [low, high], spent(low) > target >= spent(high), by log-log secants; return the upper end."""
-    while (width := math.log(high / low)) > _TOLERANCE and under < target * (1 - _TOLERANCE):
+    while not _suffices(under, target) and (width := math.log(high / low)) > _TOLERANCE:
         share = 0.5
         if under > 0 and math.isfinite(over):
             # A little above the root, where the answer lies.

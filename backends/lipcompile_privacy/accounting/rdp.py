@@ -16,9 +16,9 @@ _MOST_NOISE = (
     1e6  # dp-accounting fails without replacement at 1e9; less noise than there is errs on the private side
 )
 
-
 # Orders that cost little: those that are no whole numbers take most of the time.
 FEW_ORDERS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 128, 256)
+LOW_ORDERS = (1.1, 1.25, 1.5, 1.75, 2.5, 3.5)  # some of these are the best ones of a large ε
 
 
 def rdp_epsilon(
