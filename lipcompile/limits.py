@@ -38,13 +38,13 @@ class Limits:
 
     file_size: int = 2**31
     text_size: int = 2**18
-    nodes: int = 10_000
+    nodes: int = 50_000
     depth: int = 64
     constants: int = 2**28
     counts: int = 2**20
     digits: int = 400
     entries: int = 2**40
-    terms: int = 1_000_000
+    terms: int = 4_000_000
 
     @contextmanager
     def in_force(self) -> Iterator[None]:

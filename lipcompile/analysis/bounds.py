@@ -219,7 +219,8 @@ class _Backward(Generic[N]):
         gains = self._gain[node.name]
         if rule is not scaled_by_lipschitz:
             return [PartwiseBound({WHOLE: handed}) for handed in rule(self._num, node.site, cotangent, gains)]
-        forms = [form.scaled(gain) for gain in gains]
+        scaled = {key: form.scaled(gain) for key, gain in {id(gain): gain for gain in gains}.items()}
+        forms = [scaled[id(gain)] for gain in gains]  # those of a concatenation are one object, and it may be long
         if not node.op.parts or len(forms) == 1:
             return forms
         return [one.part(Part(node.name, index, len(forms))) for index, one in enumerate(forms)]

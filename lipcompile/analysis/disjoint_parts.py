@@ -15,10 +15,10 @@ docs/theory.md, "Branches over disjoint slices".
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Generic
+from typing import Generic, NamedTuple
 
 from lipcompile.core.graph import Graph, Node
 from lipcompile.core.record import Extent
@@ -30,13 +30,12 @@ from lipcompile.ops.shape.rules import Slice
 MOST_TERMS = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Operand `index` of the `count` operands of the node `whole`."""
+class Part(NamedTuple):
+    """One operand of the node `whole`, which has so many operands; a tuple, whose hash is quick."""
 
     whole: str
-    index: int
-    count: int
+    operand: int
+    operands: int
 
 
 Path = tuple[Part, ...]
@@ -66,53 +65,69 @@ def total(num: Numbers[N], forms: Sequence[PartwiseBound[N]]) -> PartwiseBound[N
     for form in forms:
         for path, term in form.terms.items():
             terms.setdefault(path, []).append(term)
-    return PartwiseBound({path: num.sum(*found) for path, found in terms.items()})
+    return PartwiseBound({path: found[0] if len(found) == 1 else num.sum(*found) for path, found in terms.items()})
 
 
 def bound(num: Numbers[N], form: PartwiseBound[N]) -> N:
     """Return the largest value of the form."""
-    terms = dict(form.terms)
-    for depth in range(_depth(terms), 0, -1):
-        _fold(num, terms, depth, complete_only=False)
+    terms, levels = dict(form.terms), _levels(form.terms)
+    while len(levels) > 1:
+        _fold(num, terms, levels)
     return terms[WHOLE]
 
 
 def settled(num: Numbers[N], form: PartwiseBound[N]) -> PartwiseBound[N]:
     """Fold every tensor whose parts have all arrived, c_π += √Σ c_(π,i)²."""
-    terms = dict(form.terms)
-    for depth in range(_depth(terms), 0, -1):
-        _fold(num, terms, depth, complete_only=True)
+    terms, levels = dict(form.terms), _levels(form.terms)
+    outside: set[Path] = set()  # of longer paths that stay
+    while len(levels) > 1:
+        outside = {path[:-1] for path in (*outside, *_fold(num, terms, levels, outside))}
     return PartwiseBound(terms)
 
 
 def limited(num: Numbers[N], form: PartwiseBound[N]) -> PartwiseBound[N]:
     """Fold the innermost parts until terms are not too many."""
-    terms = dict(form.terms)
+    if len(form.terms) <= MOST_TERMS:
+        return form
+    terms, levels = dict(form.terms), _levels(form.terms)
     while len(terms) > MOST_TERMS:
-        _fold(num, terms, _depth(terms), complete_only=False)
+        _fold(num, terms, levels)
     return PartwiseBound(terms)
 
 
-def _depth(terms: Mapping[Path, N]) -> int:
-    return max(map(len, terms))
-
-
-def _fold(num: Numbers[N], terms: dict[Path, N], depth: int, *, complete_only: bool) -> None:
-    """Fold the parts of one tensor at the end of paths of this depth; no longer path starts with a folded one."""
-    wholes: dict[tuple[Path, str], list[Path]] = {}
+def _levels(terms: Iterable[Path]) -> list[list[Path]]:
+    """Return the paths of length 0, 1, …, up to the longest."""
+    levels: list[list[Path]] = [[]]
     for path in terms:
-        if len(path) == depth:
-            wholes.setdefault((path[:-1], path[-1].whole), []).append(path)
+        while len(levels) <= len(path):
+            levels.append([])
+        levels[len(path)].append(path)
+    return levels
+
+
+def _fold(
+    num: Numbers[N], terms: dict[Path, N], levels: list[list[Path]], outside: Container[Path] | None = None
+) -> list[Path]:
+    """Take off the last level, and fold its paths, the parts of one tensor into one; return those that stay.
+
+    None stays unless `outside` is given, what the longer paths that stayed begin with: then those do that have
+    such, and those of which a part has not arrived.
+    """
+    wholes: dict[tuple[Path, str], list[Path]] = {}
+    for path in levels.pop():
+        wholes.setdefault((path[:-1], path[-1].whole), []).append(path)
+    staying = []
     for (outer, _), parts in wholes.items():
-        if complete_only and (len(parts) < parts[0][-1].count or _has_inner(terms, parts)):
+        if outside is not None and (len(parts) < parts[0][-1].operands or any(path in outside for path in parts)):
+            staying += parts
             continue
         folded = root_of_squares(num, [terms.pop(path) for path in parts])
-        terms[outer] = terms[outer] + folded if outer in terms else folded
-
-
-def _has_inner(terms: Mapping[Path, N], parts: Sequence[Path]) -> bool:
-    depth = len(parts[0])
-    return any(len(path) > depth and path[:depth] in parts for path in terms)
+        if outer in terms:
+            terms[outer] = terms[outer] + folded
+        else:
+            terms[outer] = folded
+            levels[-1].append(outer)
+    return staying
 
 
 def disjoint(num: Numbers[N], forms: Sequence[PartwiseBound[N]]) -> PartwiseBound[N]:

@@ -262,7 +262,7 @@ def _path(text: str) -> tuple[Part, ...]:
 
 
 def _shown(form: PartwiseBound[Interval]) -> dict[str, float]:
-    name = {path: "".join(f"{part.whole}{part.index}" for part in path) or "_" for path in form.terms}
+    name = {path: "".join(f"{part.whole}{part.operand}" for part in path) or "_" for path in form.terms}
     return {name[path]: term.upper for path, term in form.terms.items()}
 
 

@@ -23,6 +23,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from lipcompile import pipeline
+from lipcompile.analysis import disjoint_parts
 from lipcompile.core.names import Names
 from lipcompile.frontends.options import ModelOptions
 from lipcompile.numbers import simplify
@@ -59,6 +60,17 @@ def lip(folder: Path, body: str, count: int) -> Path:
     head = "param u: real\n param B: real\n" if "spectral(u)" in body else ""
     deep = f"repeat {count} {{ {body} }}\n dense(3)"  # without a loss, whose formula takes as long as many layers
     path.write_text(f"model deep {{ {head} input x: tensor[8], norm <= 1\n {deep} }}")
+    return path
+
+
+def densely_connected(folder: Path, count: int) -> Path:
+    """Return a model whose layers read all layers before them, with `count` edges about."""
+    layers = math.isqrt(2 * count)
+    lines = ["h0 = dense(x, 4)", "h1 = dense(h0, 4)"]
+    for i in range(2, layers):
+        lines += [f"c{i} = concat({', '.join(f'h{j}' for j in range(i))})", f"h{i} = dense(c{i}, 4)"]
+    path = folder / f"dense_{count}.lip"
+    path.write_text("model dense { input x: tensor[4], norm <= 1\n" + "\n".join(lines) + "\n}")
     return path
 
 
@@ -142,6 +154,12 @@ def test_work_and_reports_of_more_networks_grow_so(body: str, tmp_path: Path) ->
 
 def test_work_and_reports_grow_with_the_number_of_nodes_of_a_file(tmp_path: Path) -> None:
     assert_linear(lambda count: onnx(tmp_path, count))
+
+
+def test_work_and_reports_grow_with_the_number_of_edges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of layers that read all before them; a form has a number of terms that all of them reach here."""
+    monkeypatch.setattr(disjoint_parts, "MOST_TERMS", 4)
+    assert_linear(lambda count: densely_connected(tmp_path, count))
 
 
 def test_equal_names_are_numbered_in_linear_time() -> None:

@@ -241,6 +241,8 @@ class Lowering:
         if isinstance(scope.scalar(layer.count), Symbol | Arithmetic):
             return self._open_repeat(layer, current, scope)
         count = scope.integer(layer.count, "a repeat count") if layer.body else 0
+        written = self.written + count * len(layer.body)
+        limits.demand("nodes", written, "the model, written out, has", layer.at)
         for step in range(count):
             inner = replace(scope, path=(*scope.path, f"repeat@{layer.at.line}:{step}"))
             current = self._body(layer.body, current, inner)

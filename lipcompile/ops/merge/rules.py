@@ -239,7 +239,7 @@ def _root_of_squares(num: Numbers[N], bounds: Sequence[N]) -> N:
 
 def parts_lipschitz(num: Numbers[N], site: Site[object], x: Inputs[N], theta: Theta[N]) -> Sequence[N]:
     """l_i = 1."""
-    return [num.of(1) for _ in x]
+    return [num.of(1)] * len(x)
 
 
 SUM = plain(

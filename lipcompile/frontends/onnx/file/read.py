@@ -30,7 +30,7 @@ _LARGEST_MESSAGE = 2**31 - 1  # of protobuf: a larger model is checked by its pa
 # A smaller file cannot decode to much.
 _SURELY_SMALL = 2**19
 # Operands, attributes, types and shapes of a node, in a file that names everything.
-FIELDS_PER_NODE = 100
+FIELDS_PER_NODE = 40
 
 
 def read(path: Path) -> tuple[ModelProto, str]:
