@@ -16,7 +16,7 @@ from functools import lru_cache, partial
 from ..errors import BudgetError
 from .allocation import MISSING, available
 from .pld import check_resolution, coarse_epsilon, like_poisson, pld_epsilon, resolved_charges
-from .rdp import rdp_epsilon
+from .rdp import FEW_ORDERS, rdp_epsilon
 from .releases import (
     Accountant,
     Mechanism,
@@ -164,13 +164,11 @@ def calibrate_noise_multiplier(
         return epsilon([*past, (at(sigma), charges)], target_delta, relation, accountant)
 
     _check_past(past, target_epsilon, target_delta, relation, accountant)
-    if accountant == "rdp":
-        return smallest(spent, 1.0, target_epsilon, target_delta)
 
-    # PLD's evaluations are slow: its search starts from an answer on a coarse grid, which is mostly near.
     def rough(sigma: float) -> float:
-        return _roughly(target_epsilon, target_delta, relation, (at(sigma), charges))
+        return _roughly(target_epsilon, target_delta, relation, accountant, (at(sigma), charges))
 
+    # Precise evaluations are slow: their search starts from a rough answer, which is mostly near.
     guess = smallest(rough, 1.0, target_epsilon, target_delta)
     slope = _slope(guess, rough(guess), 1.01 * guess, rough(1.01 * guess))
     return smallest(spent, _nearer(spent, guess, slope, target_epsilon), target_epsilon, target_delta, step=1.003)
@@ -237,19 +235,20 @@ def _most(
     def allowed(n: int) -> bool:
         return epsilon([*past, run(n)], target_delta, relation, accountant) <= target_epsilon
 
-    guess = 0
-    if accountant != "rdp":
-        rough = partial(_roughly, target_epsilon, target_delta, relation)
-        guess = largest(lambda n: rough(run(n)) <= target_epsilon, cap)
-    return largest(allowed, cap, guess)
+    rough = partial(_roughly, target_epsilon, target_delta, relation, accountant)
+    return largest(allowed, cap, largest(lambda n: rough(run(n)) <= target_epsilon, cap))
 
 
-def _roughly(target: float, delta: float, relation: NeighbouringRelation, run: Run) -> float:
+def _roughly(
+    target: float, delta: float, relation: NeighbouringRelation, accountant: Accountant, run: Run
+) -> float:
     """Return about the ε of a run, quickly, to start slow searches from."""
     alike, times = like_poisson(run[0], relation)
     if alike.noise_multiplier < _NO_NOISE:
         return math.inf
-    with _quiet():
+    with _quiet() as notes:
+        if accountant == "rdp":
+            return rdp_epsilon(Counter({run[0]: run[1]}), delta, relation, notes, FEW_ORDERS)
         return coarse_epsilon((alike, times * run[1]), delta, target)
 
 
