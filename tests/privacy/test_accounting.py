@@ -7,11 +7,14 @@ import math
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
+from dp_accounting.rdp import RdpAccountant
 from lipcompile_privacy.accounting import (
     Accountant,
     BudgetError,
@@ -22,6 +25,7 @@ from lipcompile_privacy.accounting import (
     check_supported,
     composition,
     epsilon,
+    rdp,
 )
 from lipcompile_privacy.accounting.pld import gaussian_deltas, pld_epsilon
 from scipy.optimize import brentq
@@ -89,11 +93,16 @@ def test_deltas_at_many_epsilons_are_those_of_the_library(kind: AdjacencyType, r
     [(3.0, 1 / 8, 24, ADD), (10.0, 0.1, 1, ADD), (50.0, 0.25, 20, ADD), (1.0, 0.01, 7000, REPLACE)],
 )
 def test_calibration_asks_for_a_precise_epsilon_three_times_at_most(
-    target: float, rate: float, steps: int, relation: NeighbouringRelation, monkeypatch: pytest.MonkeyPatch
+    target: float,
+    rate: float,
+    steps: int,
+    relation: NeighbouringRelation,
+    monkeypatch: pytest.MonkeyPatch,
+    forgetting: Callable[[], None],
 ) -> None:
     precise = Mock(wraps=pld_epsilon)
     monkeypatch.setattr(composition, "pld_epsilon", precise)
-    composition._epsilon.cache_clear()
+    forgetting()
     sigma = calibrate_noise_multiplier(target, 1e-5, rate, steps, relation)
     assert precise.call_count <= 3
     assert 0.9999 * target <= epsilon([(Mechanism(rate, sigma), steps)], 1e-5, relation) <= target
@@ -181,6 +190,23 @@ def test_unknown_accountants_and_bad_mechanisms_are_refused() -> None:
         epsilon([(Mechanism(0.1, 1.0), -1)], 1e-5)
 
 
+def test_every_epoch_asks_for_the_same_divergences_once(
+    monkeypatch: pytest.MonkeyPatch, forgetting: Callable[[], None]
+) -> None:
+    """Those of a step, whatever the number of steps; and ε of n steps is that of n equal runs of one."""
+    forgetting()
+    event = Mock(wraps=rdp._event)
+    monkeypatch.setattr(rdp, "_event", event)
+    mechanism = Mechanism(0.01, 1.3)
+    found = [epsilon([(mechanism, epochs * 100)], 1e-5, ADD, "rdp") for epochs in range(1, 10)]
+    assert event.call_count == 1
+    assert found == sorted(found)
+    accountant = RdpAccountant()
+    for _ in range(3):
+        accountant.compose(PoissonSampledDpEvent(0.01, GaussianDpEvent(1.3)), 100)
+    assert found[2] == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-12)
+
+
 def test_no_steps_cost_nothing_and_no_noise_costs_everything() -> None:
     assert epsilon([], 1e-5) == 0
     assert epsilon([(Mechanism(0.1, 1.0), 0)], 1e-5) == 0
@@ -203,7 +229,21 @@ def test_warnings_of_dp_accounting_are_silenced_only_here(caplog: pytest.LogCapt
     assert logging.getLogger("absl").filters == filters
 
 
-def test_negative_renyi_divergence_is_not_taken_for_perfect_privacy(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def forgetting() -> Iterator[Callable[[], None]]:
+    """Return what empties the caches of answers; they are emptied after the test, too."""
+
+    def forget() -> None:
+        composition._epsilon.cache_clear()
+        rdp._divergences.cache_clear()
+
+    yield forget
+    forget()
+
+
+def test_negative_renyi_divergence_is_not_taken_for_perfect_privacy(
+    monkeypatch: pytest.MonkeyPatch, forgetting: Callable[[], None]
+) -> None:
     from dp_accounting.rdp import rdp_privacy_accountant as theirs
 
     true = theirs._compute_rdp_poisson_subsampled_gaussian
@@ -214,6 +254,7 @@ def test_negative_renyi_divergence_is_not_taken_for_perfect_privacy(monkeypatch:
 
     honest = epsilon([MNIST], 1e-5, ADD, "rdp")
     monkeypatch.setattr(theirs, "_compute_rdp_poisson_subsampled_gaussian", lambda **k: _array(cancelled(**k)))
+    forgetting()
     assert epsilon([MNIST], 1e-5, ADD, "rdp") == pytest.approx(honest)
 
 

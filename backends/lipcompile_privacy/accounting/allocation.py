@@ -65,7 +65,7 @@ def _resolution(release: RandomAllocation, epochs: int, delta: float) -> float:
     """Return the error of the loss of one epoch that is aimed at."""
     steps, sigma = release.steps, release.noise_multiplier
     alike: Counter[Release] = Counter({Mechanism(1 / steps, sigma): steps})
-    rough = rdp_epsilon(alike, delta, NeighbouringRelation.ADD_REMOVE, [])
+    rough = rdp_epsilon(alike, delta, NeighbouringRelation.ADD_REMOVE)
     stages = 2 + 1.5 * math.log2(steps)  # the package shares the error among this many roundings
     return max(_SHARE * rough / math.sqrt(epochs), stages * _FINEST / sigma)
 

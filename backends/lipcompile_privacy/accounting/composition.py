@@ -67,11 +67,11 @@ def epsilon(
 @lru_cache(maxsize=256)
 def _epsilon(runs: frozenset[Run], delta: float, relation: NeighbouringRelation, accountant: Accountant) -> float:
     """Return ε of supported runs: a budget is asked for again and again, for the same ones."""
-    with _quiet() as notes:
+    with _quiet():
         counts = Counter(dict(runs))
         if accountant == "rdp":
-            return rdp_epsilon(counts, delta, relation, notes)
-        return pld_epsilon(counts, delta, relation, notes)
+            return rdp_epsilon(counts, delta, relation)
+        return pld_epsilon(counts, delta, relation)
 
 
 def check_supported(
@@ -113,24 +113,21 @@ def merge(runs: Iterable[Run]) -> Counter[Release]:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[list[str]]:
-    """Collect dp-accounting's absl warnings instead of printing them; everything is restored on leaving."""
+def _quiet() -> Iterator[None]:
+    """Keep dp-accounting's absl warnings from being printed; everything is restored on leaving."""
     import dp_accounting.rdp  # noqa: F401  (creates absl's logger, which must not be created by us)
 
-    notes: list[str] = []
-
-    def collect(record: logging.LogRecord) -> bool:
-        notes.append(record.getMessage())
+    def refuse(_: logging.LogRecord) -> bool:
         return False
 
     logger = logging.getLogger("absl")
-    logger.addFilter(collect)
+    logger.addFilter(refuse)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # exp overflows in orders that lose
-            yield notes
+            yield
     finally:
-        logger.removeFilter(collect)
+        logger.removeFilter(refuse)
 
 
 # --- calibration ---
@@ -246,9 +243,9 @@ def _roughly(
     alike, times = like_poisson(run[0], relation)
     if alike.noise_multiplier < _NO_NOISE:
         return math.inf
-    with _quiet() as notes:
+    with _quiet():
         if accountant == "rdp":
-            return rdp_epsilon(Counter({run[0]: run[1]}), delta, relation, notes, FEW_ORDERS)
+            return rdp_epsilon({run[0]: run[1]}, delta, relation, FEW_ORDERS)
         return coarse_epsilon((alike, times * run[1]), delta, target)
 
 

@@ -46,13 +46,9 @@ def lost_delta(steps: int) -> float:
     return SMALLEST_DELTA + _DELTA_PER_STEP * steps
 
 
-def pld_epsilon(runs: Counter[Release], delta: float, relation: NeighbouringRelation, notes: list[str]) -> float:
-    """Return ε at δ of supported runs; `inf` where noise is too small for dp-accounting's grids.
-
-    Args:
-        notes: receives the warnings of dp-accounting meanwhile.
-    """
-    rough = _rough_epsilon(runs, delta, relation, notes)
+def pld_epsilon(runs: Counter[Release], delta: float, relation: NeighbouringRelation) -> float:
+    """Return ε at δ of supported runs; `inf` where noise is too small for dp-accounting's grids."""
+    rough = _rough_epsilon(runs, delta, relation)
     if not rough <= _LARGEST_EPSILON:
         return math.inf
     try:
@@ -60,7 +56,7 @@ def pld_epsilon(runs: Counter[Release], delta: float, relation: NeighbouringRela
     except OverflowError:  # dp-accounting takes exponentials of losses
         return math.inf
     if relation is NeighbouringRelation.REPLACE_ONE and all(isinstance(one, RandomAllocation) for one in runs):
-        return min(direct, _by_two_changes(runs, delta, direct, notes))
+        return min(direct, _by_two_changes(runs, delta, direct))
     return direct
 
 
@@ -68,7 +64,7 @@ def coarse_epsilon(run: Run, delta: float, target: float) -> float:
     """Return about the ε of a run, in a tenth of a second, where it is near a target: to begin a search with."""
     mechanism, count = run
     added = NeighbouringRelation.ADD_REMOVE
-    rough = rdp_epsilon(Counter({mechanism: count}), delta, added, [], FEW_ORDERS)
+    rough = rdp_epsilon(Counter({mechanism: count}), delta, added, FEW_ORDERS)
     if not rough <= _FAR * target + 100:
         return rough
     try:
@@ -78,7 +74,7 @@ def coarse_epsilon(run: Run, delta: float, target: float) -> float:
         return rough
 
 
-def _by_two_changes(runs: Counter[Release], delta: float, direct: float, notes: list[str]) -> float:
+def _by_two_changes(runs: Counter[Release], delta: float, direct: float) -> float:
     """Return ε of replacing as removing and adding: 2ε at (1 + e^ε) δ (Dwork and Roth 2014, Theorem 2.2).
 
     Random allocation is amplified under add/remove alone, which this carries over. `inf` if it cannot help.
@@ -87,7 +83,7 @@ def _by_two_changes(runs: Counter[Release], delta: float, direct: float, notes: 
     if not available() or math.isinf(direct):
         return math.inf
     try:
-        interval = _interval(_rough_epsilon(runs, delta, added, notes))
+        interval = _interval(_rough_epsilon(runs, delta, added))
         composed = composed_pld(runs, delta / 10, added, interval)
     except (BudgetError, OverflowError):
         return math.inf
@@ -299,16 +295,14 @@ def _interval(rough: float) -> float:
     return _INTERVAL * max(1.0, min(rough, _LARGEST_EPSILON) / _FINE_EPSILON)
 
 
-def _rough_epsilon(
-    runs: Counter[Release], delta: float, relation: NeighbouringRelation, notes: list[str]
-) -> float:
+def _rough_epsilon(runs: Counter[Release], delta: float, relation: NeighbouringRelation) -> float:
     """Return more than the ε of charges that cost about as much, by RDP: nearly all of it is for large ε alone."""
     alike: Counter[Release] = Counter()
     for release, count in runs.items():
         plain = Mechanism(1, release.noise_multiplier / relation.moves), 1
         mechanism, times = plain if is_gaussian(release, relation) else like_poisson(release, relation)
         alike[mechanism] += count * times
-    found = partial(rdp_epsilon, alike, delta, NeighbouringRelation.ADD_REMOVE, notes)
+    found = partial(rdp_epsilon, alike, delta, NeighbouringRelation.ADD_REMOVE)
     quick = found(FEW_ORDERS)
     return quick if quick <= _FINE_EPSILON else min(quick, found(LOW_ORDERS))
 
