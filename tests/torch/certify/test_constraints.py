@@ -270,3 +270,10 @@ def test_norms_of_subnormal_weights_are_upper_bounds() -> None:
         weight = torch.full((count, 1), 2.0**-1074, dtype=torch.float64)
         for norm in (Dense().norm(weight).bound, Translation().norm(weight).bound, Rows().norm(weight.T).bound):
             assert count <= round(norm / 2.0**-1074) ** 2 <= (math.sqrt(count) + 2) ** 2
+
+
+def test_rows_longer_than_what_is_scaled_at_a_time() -> None:
+    weight = torch.ones(1, 70_000)
+    projected = Frobenius(1.0).project(weight, Dense())
+    assert math.isclose(float(projected.double().norm()), 1.0, rel_tol=1e-5)
+    assert float(projected.double().norm()) <= 1
