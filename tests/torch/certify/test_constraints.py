@@ -114,6 +114,19 @@ def test_orthogonal_evens_out_singular_values(shape: tuple[int, ...], operator: 
         assert float(values.min() / values.max()) > 0.999
 
 
+def test_orthogonal_starts_at_a_scale_that_suits_every_group() -> None:
+    """The first group is orthogonal, and the root mean square of all singular values is √1.06. The largest of the
+    second is 3, above the √5 from which on Björck's iteration diverges.
+    """
+    pointwise = Convolution((1, 1), (2, 2), 1, 1, (1, 1), ((0, 0), (0, 0)), (1, 1), 2)
+    uneven = torch.diag(torch.tensor([3.0] + [1e-3] * 7))
+    kernel = torch.cat((torch.eye(8), uneven))[..., None, None]
+    projected = Orthogonal().project(kernel, pointwise)
+    assert operator_norm(projected, pointwise) <= 1
+    values = torch.linalg.svdvals(pointwise.matrix(projected).double())
+    assert float(values.min()) > 0.99
+
+
 def test_orthogonal_pulls_a_shrunk_matrix_up_again() -> None:
     torch.manual_seed(0)
     weight = 0.5 * torch.nn.init.orthogonal_(torch.empty(5, 9))
