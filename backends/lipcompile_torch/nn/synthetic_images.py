@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import io
 import math
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 Images = NDArray[np.uint8]
 _FINER = 4  # how much larger pictures are drawn than they are
+_TINTS = np.array([[1, 0, -1], [0.2, -0.4, 0.2]])
 
 
 def leaves(count: int, size: int = 32, seed: int = 1) -> Images:
@@ -42,7 +44,7 @@ def _leaf(source: np.random.Generator, size: int) -> Images:
     picture = Image.new("RGB", (side, side), _colour(ground))
     draw = ImageDraw.Draw(picture)
     for _ in range(int(source.integers(8, 60))):
-        tint = chroma * source.standard_normal(2) @ np.array([[1, 0, -1], [0.2, -0.4, 0.2]])
+        tint = chroma * source.standard_normal(2) @ _TINTS
         fill = _colour(base + spread * source.standard_normal() + tint)
         draw.polygon(_outline(source, side), fill=fill)
     small = np.asarray(picture.resize((size, size), Image.Resampling.BOX)).astype(np.float64)
@@ -53,26 +55,38 @@ def _leaf(source: np.random.Generator, size: int) -> Images:
 
 
 def _colour(values: NDArray[np.float64]) -> tuple[int, ...]:
-    return tuple(int(value) for value in np.clip(values, 0, 255))
+    return tuple(int(min(max(value, 0), 255)) for value in values.tolist())
 
 
-def _outline(source: np.random.Generator, side: int) -> list[tuple[float, float]]:
+def _outline(source: np.random.Generator, side: int) -> list[float]:
+    """Return x and y of one corner after the other."""
     radius = side * math.exp(source.uniform(math.log(0.05), math.log(0.9)))
     corners = 24 if source.random() < 0.6 else 4
-    angles = np.linspace(0, 2 * math.pi, corners, endpoint=False) + source.uniform(0, 1)
+    angles = _turns(corners) + source.uniform(0, 1)
     around = np.stack([radius * np.cos(angles), source.uniform(0.3, 1) * radius * np.sin(angles)])
     turn, centre = source.uniform(0, math.pi), source.uniform(-0.2 * side, 1.2 * side, 2)
     rotation = np.array([[math.cos(turn), -math.sin(turn)], [math.sin(turn), math.cos(turn)]])
-    return [(float(x), float(y)) for x, y in (rotation @ around).T + centre]
+    outline: list[float] = ((rotation @ around).T + centre).ravel().tolist()
+    return outline
+
+
+@cache
+def _turns(corners: int) -> NDArray[np.float64]:
+    return np.linspace(0, 2 * math.pi, corners, endpoint=False)
 
 
 def _texture(source: np.random.Generator, size: int) -> NDArray[np.float64]:
     """Noise [size, size] of variance 1 whose spectrum falls as 1 / frequency^1.2."""
+    noise = np.fft.ifft2(np.fft.fft2(source.standard_normal((size, size))) / _fall(size)).real
+    return np.asarray(noise / noise.std())
+
+
+@cache
+def _fall(size: int) -> NDArray[np.float64]:
     along = np.fft.fftfreq(size)
     frequency = np.hypot(along[:, None], along[None])
     frequency[0, 0] = 1 / size
-    noise = np.fft.ifft2(np.fft.fft2(source.standard_normal((size, size))) / frequency**1.2).real
-    return np.asarray(noise / noise.std())
+    return np.asarray(frequency**1.2)
 
 
 def _strokes(source: np.random.Generator, size: int) -> Images:
