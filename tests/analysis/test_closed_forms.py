@@ -110,7 +110,9 @@ def number(expression: Any, known: dict[str, Any]) -> Any:
 def compiled(expression: Any) -> tuple[list[str], Callable[..., Any]]:
     """The formula as a program on mpmath's numbers."""
     written_out = expression.replace(
-        MaxOver, lambda term, m, start, last: sympy.Max(*(term.subs(m, k) for k in range(start, last + 1)))
+        MaxOver,
+        # Unevaluated: sympy would compare each of many terms with each other.
+        lambda term, m, start, last: sympy.Max(*(term.subs(m, k) for k in range(start, last + 1)), evaluate=False),
     )
     symbols = sorted(written_out.free_symbols, key=str)
     return [symbol.name for symbol in symbols], sympy.lambdify(symbols, written_out, "mpmath")
