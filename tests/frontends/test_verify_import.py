@@ -135,6 +135,23 @@ def test_what_files_look_like(tmp_path: Path, extra: list[onnx.NodeProto], given
     assert "computes what" in found.message
 
 
+def test_a_file_that_draws_in_each_run_is_not_held_against_its_runs(tmp_path: Path) -> None:
+    drops = [
+        node("Constant", "", "ones", value_floats=[1.0] * 8),
+        node("Shape", "h", "s"),
+        node("Expand", "ones s", "o"),
+        node("RandomUniformLike", "o", "u"),
+        node("Constant", "", "kept", value_float=0.5),
+        node("Less", "u kept", "l"),
+        node("Cast", "l", "c", to=1),
+        node("Mul", "h c", "r"),
+    ]
+    found, derivation = check(network(tmp_path, *drops, last="r"), input_norm=Fraction(10))
+    assert (found.code, found.severity) == ("LIP321", "note")
+    assert "draws random numbers in each run" in found.message
+    assert derivation.ok
+
+
 @pytest.mark.parametrize(("kind", "name"), [(TensorProto.FLOAT16, "float16"), (TensorProto.DOUBLE, "float64")])
 def test_other_precisions(tmp_path: Path, kind: int, name: str) -> None:
     made = model([node("Gemm", "x w", "y", transB=1)], ["batch", 6], {"w": floats(3, 6).astype(name)}, kind=kind)

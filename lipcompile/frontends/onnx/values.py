@@ -17,7 +17,7 @@ from lipcompile.frontends.onnx.copies import KEEP
 from lipcompile.frontends.onnx.file import memory
 from lipcompile.frontends.onnx.layout import Placed
 from lipcompile.frontends.onnx.node import OnnxNode
-from lipcompile.frontends.onnx.refused import DRAWS, refusal_of
+from lipcompile.frontends.onnx.refused import DRAWS, refusal_of, seeded
 from lipcompile.frontends.onnx.sizes import BATCH, checked, has_batch
 
 if TYPE_CHECKING:
@@ -142,6 +142,8 @@ def fold(proto: NodeProto, operands: Sequence[Known | None], version: int) -> li
     """Evaluate a node whose operands are constants; raises Refusal where that is not possible."""
     given = [operand for operand in operands if operand is not None]
     op_type = proto.op_type
+    if op_type in (*DRAWS, "Dropout") and any(attribute.name == "seed" for attribute in proto.attribute):
+        raise seeded(op_type)
     if op_type in DRAWS:
         raise refusal_of(op_type, [], standard=True)
     if op_type not in MOVES | ARITHMETIC:

@@ -151,6 +151,46 @@ def test_a_trained_dropout_is_a_dropout(tmp_path: Path) -> None:
     assert graph.nodes[0].attributes.probability == Fraction(1, 4)
 
 
+RATIO = {"r": np.array(0.25, np.float32), "t": np.array(True), "o": np.ones((1, 6), np.float32)}
+COPIED = [node("Shape", "x", "s"), node("Expand", "o s", "e")]
+SEEDED = {
+    "a dropout": ([node("Dropout", "x r t", "y", seed=0)], "Dropout"),
+    "a dropout of ones": ([*COPIED, node("Dropout", "e r t", "d", seed=0), node("Mul", "x d", "y")], "Dropout"),
+    "draws": (
+        [
+            *COPIED,
+            node("RandomUniformLike", "e", "u", seed=1.0),
+            node("Less", "u r", "l"),
+            node("Cast", "l", "c", to=1),
+            node("Mul", "x c", "y"),
+        ],
+        "RandomUniformLike",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SEEDED)
+def test_draws_with_a_seed_in_the_file_are_no_dropout(name: str, tmp_path: Path) -> None:
+    """The same file without the seed is dropout."""
+    nodes, op_type = SEEDED[name]
+    (error,) = load(model(nodes, ("n", 6), RATIO), tmp_path).diagnostics
+    assert (error.code, error.op) == ("LIP110", op_type)
+    assert "fixed seed" in error.message
+    for one in nodes:
+        kept = [attribute for attribute in one.attribute if attribute.name != "seed"]
+        del one.attribute[:]
+        one.attribute.extend(kept)
+    graph = load(model(nodes, ("n", 6), RATIO), tmp_path).graph
+    assert graph is not None
+    assert [made.op.name for made in graph.nodes if "dropout" in made.op.name] == ["dropout"]
+
+
+def test_a_seed_draws_nothing_at_inference(tmp_path: Path) -> None:
+    loaded = load(model([node("Dropout", "x", "d", seed=0), node("Relu", "d", "y")], ("n", 6)), tmp_path)
+    assert loaded.graph is not None
+    assert [made.op.name for made in loaded.graph.nodes] == ["relu"]
+
+
 def test_all_problems_in_one_run_with_names_and_paths(tmp_path: Path) -> None:
     """The shape behind each refused node is inferred, so that the next problem is found."""
     nodes = [

@@ -119,7 +119,7 @@ def quick_gelu(context: Context, node: OnnxNode, found: Found) -> Value | None:
 def dropped(context: Context, node: OnnxNode, found: Found) -> Value | None:
     """c·x times 1 or 0, drawn for each example by itself, for each entry or for several entries together."""
     draw, operand = _node(found, "draw"), _tensor(context, found, "x")
-    if draw is None or operand is None or not _goes_to(context, draw, node):
+    if draw is None or operand is None or not _goes_to(context, draw, node) or "seed" in draw.attributes:
         return None
     axes, fate = _axes_of_draws(context, found, shape_of(operand)), _kept(context, draw, found)
     if axes is None or fate is None:
