@@ -168,6 +168,24 @@ def test_a_log_softmax_at_the_end_is_part_of_the_loss(tmp_path: Path) -> None:
     assert found.code == "LIP321"
 
 
+@pytest.mark.parametrize("classes", [2, 3])
+def test_a_log_softmax_over_channels_is_part_of_the_loss_of_pixels(tmp_path: Path, classes: int) -> None:
+    """With as many classes as rows and columns, too."""
+    nodes = [node("Conv", "x w", "h"), node("LogSoftmax", "h", "y", axis=1)]
+    path = save(model(nodes, ["batch", 2, 3, 3], {"w": floats(classes, 2, 1, 1)}), tmp_path)
+    found, derivation = check(path, input_norm=ONE, loss="pixel_cross_entropy")
+    assert "LIP215" in {one.code for one in derivation.diagnostics}
+    assert found.code == "LIP321"
+
+
+def test_a_log_softmax_of_another_axis_is_no_part_of_the_loss(tmp_path: Path) -> None:
+    nodes = [node("Conv", "x w", "h"), node("LogSoftmax", "h", "y", axis=-1)]
+    path = save(model(nodes, ["batch", 2, 3, 3], {"w": floats(3, 2, 1, 1)}), tmp_path)
+    found, derivation = check(path, input_norm=ONE, loss="pixel_cross_entropy")
+    assert "LIP215" not in {one.code for one in derivation.diagnostics}
+    assert found.code == "LIP321"
+
+
 def test_the_reference_stands_in_for_onnxruntime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> None:
         raise RuntimeError("not today\nnor tomorrow")
@@ -352,4 +370,4 @@ def test_a_difference_at_one_size_of_inputs_is_found(subject: Subject) -> None:
 
 
 def test_losses_without_a_shape_complete_a_module() -> None:
-    assert parse_loss("absolute_error").loss.target == "a vector"
+    assert parse_loss("absolute_error").loss.target == "numbers of the shape of the output"

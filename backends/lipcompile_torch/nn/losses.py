@@ -31,6 +31,7 @@ __all__ = [
     "multiclass_hkr",
     "multiclass_kr",
     "nll",
+    "pixel_cross_entropy",
     "smooth_l1",
     "squared_error",
     "token_cross_entropy",
@@ -159,6 +160,32 @@ def token_cross_entropy(
     flat = labels.masked_fill(ignored, 0).flatten()
     each = _entropies(output.flatten(0, -2), flat, temperature, normalise, label_smoothing, class_weights)
     return over_outputs(each.reshape(labels.shape).masked_fill(ignored, 0).flatten(1), reduce)
+
+
+def pixel_cross_entropy(
+    output: Tensor,
+    target: Tensor,
+    temperature: float = 1.0,
+    normalise: bool = True,
+    label_smoothing: float = 0.0,
+    class_weights: Sequence[float] = (),
+    reduce: Reduce = "mean",
+    ignore: int | None = None,
+) -> Tensor:
+    """Return :func:`token_cross_entropy` of logits [B, K, H, W] (or other axes of positions), for class indices
+    [B, H, W].
+
+    Formal guarantees: those of tokens.
+
+    Raises:
+        ValueError: targets or weights of another kind, or both weights and label smoothing.
+    """
+    if output.dim() < 3:
+        raise ValueError(f"this loss needs logits of shape [B, K, H, W], not {tuple(output.shape)}")
+    rows = output.movedim(1, -1)
+    return token_cross_entropy(
+        rows, target, temperature, normalise, label_smoothing, class_weights, reduce, ignore
+    )
 
 
 def _entropies(

@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 _TARGETS = {
     "a class index": "class",
     "a class index a token": "class",
+    "a class index a pixel": "pixel",
     "-1 or 1": "sign",
     "a number from 0 to 1": "probability",
-    "a vector": "vector",
+    "numbers of the shape of the output": "vector",
 }
 
 

@@ -7,12 +7,13 @@ from fractions import Fraction
 from math import prod
 from typing import Any, Literal
 
-from lipcompile.core.record import CLASS_OF_TOKEN, AnyLoss, Extent, NoAttributes, Shape
+from lipcompile.core.record import CLASS_OF_PIXEL, CLASS_OF_TOKEN, AnyLoss, Extent, NoAttributes, Shape
 from lipcompile.diagnostics import Refusal
 from lipcompile.numbers import N, Numbers, Scalar
 from lipcompile.ops.loss import regression
 from lipcompile.ops.loss.constants import (
     Reduce,
+    image_of_logits,
     largest,
     loss_record,
     one_logit,
@@ -50,6 +51,11 @@ class TokenCrossEntropy(CrossEntropy):
 
     reduce: Reduce = "mean"
     ignore: Label = None
+
+
+@dataclass(frozen=True, slots=True)
+class PixelCrossEntropy(TokenCrossEntropy):
+    """As that of tokens, with the classes along the first axis and the positions along the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +127,12 @@ def check_token_cross_entropy(attributes: TokenCrossEntropy, logits: Shape) -> N
     _check_classes(attributes, logits[-1])
 
 
+def check_pixel_cross_entropy(attributes: PixelCrossEntropy, logits: Shape) -> None:
+    """Require an image of logits, and what the cross entropy requires."""
+    image_of_logits(attributes, logits)
+    _check_classes(attributes, logits[0])
+
+
 def _check_classes(attributes: CrossEntropy, classes: int) -> None:
     smoothing, weights = attributes.label_smoothing, attributes.class_weights
     if isinstance(smoothing, Fraction) and not 0 <= smoothing < 1:
@@ -184,10 +196,19 @@ def cross_entropy(num: Numbers[N], loss: CrossEntropy, shape: Shape, logits: Ext
 
 def token_cross_entropy(num: Numbers[N], loss: TokenCrossEntropy, shape: Shape, logits: Extent[N]) -> N:
     """√n·L_R of a row for the sum over n tokens, less where rows share a small norm; 1/n of it for the mean."""
-    tokens, classes = prod(shape[:-1]), shape[-1]
-    each = num.sqrt(tokens) * softmax_slope(num, loss, classes, logits.row)
-    constant = num.minimum(each, _shared_norm(num, loss, tokens, classes, logits.norm))
-    return _scaled(num, loss, constant if loss.reduce == "sum" else constant / tokens)
+    return _each_position(num, loss, prod(shape[:-1]), shape[-1], logits.row, logits.norm)
+
+
+def pixel_cross_entropy(num: Numbers[N], loss: PixelCrossEntropy, shape: Shape, logits: Extent[N]) -> N:
+    """As for tokens, of n vectors across the image, whose norms have no bound but that of all logits."""
+    return _each_position(num, loss, prod(shape[1:]), shape[0], logits.norm, logits.norm)
+
+
+def _each_position(num: Numbers[N], loss: TokenCrossEntropy, count: int, classes: int, vector: N, norm: N) -> N:
+    """L for `count` vectors of logits, each of norm <= `vector`, all together of norm <= `norm`."""
+    each = num.sqrt(count) * softmax_slope(num, loss, classes, vector)
+    constant = num.minimum(each, _shared_norm(num, loss, count, classes, norm))
+    return _scaled(num, loss, constant if loss.reduce == "sum" else constant / count)
 
 
 def _shared_norm(num: Numbers[N], loss: CrossEntropy, tokens: int, classes: int, logits: N) -> N:
@@ -255,6 +276,14 @@ LOSSES: tuple[AnyLoss, ...] = (
         CLASS_OF_TOKEN,
         "loss.md#cross-entropy-of-tokens",
         reads=("row",),
+    ),
+    loss_record(
+        "pixel_cross_entropy",
+        PixelCrossEntropy,
+        check_pixel_cross_entropy,
+        pixel_cross_entropy,
+        CLASS_OF_PIXEL,
+        "loss.md#cross-entropy-of-tokens",
     ),
     loss_record("nll", NoAttributes, several_classes, unit, CLASS, "loss.md#negative-log-likelihood"),
     loss_record(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -23,6 +23,7 @@ from lipcompile.ops.loss.rules import (
     MulticlassHingeKR,
     MulticlassKR,
     MultiMargin,
+    PixelCrossEntropy,
     TokenCrossEntropy,
 )
 from lipcompile.ops.table import LOSS_BY_NAME
@@ -57,6 +58,10 @@ def table(draw: Draw) -> Shape:
     return (*draw.shape(draw.rng.randint(1, 2), largest=3), draw.rng.randint(2, 6))
 
 
+def image(draw: Draw) -> Shape:
+    return (draw.rng.randint(2, 6), *draw.shape(draw.rng.randint(1, 2), largest=3))
+
+
 def one(_: Draw) -> Shape:
     return (1,)
 
@@ -83,6 +88,10 @@ def labels(found: LossCase, generator: torch.Generator) -> Tensor:
         return drawn
     ignored = torch.rand(drawn.shape, generator=generator) < 0.3
     return torch.where(ignored, torch.tensor(found.attributes.ignore), drawn)
+
+
+def labels_of_pixels(found: LossCase, generator: torch.Generator) -> Tensor:
+    return labels(replace(found, shape=(*found.shape[1:], found.shape[0])), generator)
 
 
 # Definitions
@@ -115,6 +124,12 @@ def cross_entropy(a: Any, logits: Tensor, target: int) -> Tensor:
 def token_cross_entropy(a: Any, logits: Tensor, target: Tensor) -> Tensor:
     rows = list(zip(logits.reshape(-1, logits.shape[-1]), target.flatten().tolist(), strict=True))
     values = [0 * row.sum() if y == a.ignore else cross_entropy(a, row, y) for row, y in rows]
+    return over(torch.stack(values), a.reduce)
+
+
+def pixel_cross_entropy(a: Any, logits: Tensor, target: Tensor) -> Tensor:
+    pixels = zip(logits.reshape(len(logits), -1).T, target.flatten().tolist(), strict=True)
+    values = [0 * pixel.sum() if y == a.ignore else cross_entropy(a, pixel, y) for pixel, y in pixels]
     return over(torch.stack(values), a.reduce)
 
 
@@ -152,6 +167,11 @@ def _token_cross_entropy_of(draw: Draw, shape: Shape) -> TokenCrossEntropy:
     found = _cross_entropy_of(draw, shape)
     chosen = {name: getattr(found, name) for name in CrossEntropy.__dataclass_fields__}
     return TokenCrossEntropy(**chosen, reduce=draw.rng.choice(REDUCE), ignore=draw.rng.choice((None, -100, 0)))
+
+
+def _pixel_cross_entropy_of(draw: Draw, shape: Shape) -> PixelCrossEntropy:
+    found = _token_cross_entropy_of(draw, shape[::-1])
+    return PixelCrossEntropy(**{name: getattr(found, name) for name in TokenCrossEntropy.__dataclass_fields__})
 
 
 def _logistic(draw: Draw, _: Shape) -> Logistic:
@@ -214,6 +234,25 @@ def _tokens() -> list[LossWitness]:
     return found
 
 
+def _pixels() -> list[LossWitness]:
+    """All far out, then all sharing a norm which is small beside √n; and one pixel, of the whole norm."""
+    found = []
+    for variant in _VARIANTS:
+        for reduce in REDUCE:
+            loss = PixelCrossEntropy(**variant, reduce=reduce)
+            for pixels, norm in ((3, 60), (4, 0.2), (1, 0.3)):
+                labels = torch.zeros(pixels, dtype=torch.int64)
+                found.append(
+                    loss_witness("pixel_cross_entropy", loss, norm, [[-1] * pixels, [1] * pixels], labels)
+                )
+    one = torch.zeros(1, dtype=torch.int64)
+    for smoothing in (Fraction(0), QUARTER):
+        loss = PixelCrossEntropy(label_smoothing=smoothing)
+        columns = [(norm, [[value] for value in logits]) for norm, logits in _TEN]
+        found += [loss_witness("pixel_cross_entropy", loss, norm, logits, one) for norm, logits in columns]
+    return found
+
+
 def _multi_margin() -> list[LossWitness]:
     """All other classes violate the margin alike."""
     uses = (MultiMargin(THREE), MultiMargin(THREE, p=2))
@@ -235,6 +274,9 @@ def no_attributes(_: Draw, __: Shape) -> NoAttributes:
 LOSS_ATTACKS: Mapping[str, LossAttack] = {
     "cross_entropy": LossAttack(_cross_entropy_of, several, cross_entropy, label, _cross_entropy),
     "token_cross_entropy": LossAttack(_token_cross_entropy_of, table, token_cross_entropy, labels, _tokens),
+    "pixel_cross_entropy": LossAttack(
+        _pixel_cross_entropy_of, image, pixel_cross_entropy, labels_of_pixels, _pixels
+    ),
     "nll": LossAttack(
         no_attributes, several, lambda _, z, y: -z[y], label, lambda: [loss_witness("nll", NO, 2, [1, 0, 0], 0)]
     ),
