@@ -68,6 +68,13 @@ def _tokens(s: Any, x: Extent) -> Real:
     )
 
 
+def _labels(s: Any, x: Extent) -> Real:
+    """Over K logits: each as far out as one can be, or all together."""
+    root_k = root(s.K)
+    constant = least(root_k / (1 + decay(x.M * s.temperature)), root_k / 2 + x.X * s.temperature / 4)
+    return constant * (1 if s.normalise else s.temperature) / (s.K if s.reduce == "mean" else 1)
+
+
 def _classes(s: Any, slope: Exact = 1) -> Real:
     """Every class against the rest, summed or averaged."""
     return root(slope**2 * (Fraction(1, s.K) if s.reduce == "mean" else s.K))
@@ -106,6 +113,7 @@ LOSSES = {
         "one",
         lambda s, x: (1 if s.normalise else s.temperature) / (1 + decay(x.X * s.temperature)),
     ),
+    "multilabel_bce": Loss("temperature:q+ normalise:flag reduce:mean|sum", "numbers", _labels),
     "hinge": Loss("margin:q0", "one", lambda s, x: 1),
     "kr": Loss("", "one", lambda s, x: 1),
     "hkr": Loss("alpha:q0 margin:q0", "one", lambda s, x: 1 + s.alpha),

@@ -223,6 +223,14 @@ def test_losses_of_pixels() -> None:
     assert loss_constant("pixel_cross_entropy", (2, 1, 1), 6, 0.1) == pytest.approx(each)
 
 
+def test_losses_of_several_labels() -> None:
+    """Four logits of at most ½ each: √4·σ(½). Of norm ½ together, and none bounded by itself: √4/2 + 1/8."""
+    each = 2 / (1 + math.exp(-0.5))
+    assert loss_constant("multilabel_bce", (1, 2, 2), 9, 0.5, reduce="sum") == pytest.approx(each)
+    assert loss_constant("multilabel_bce", (4,), 9, 0.5) == pytest.approx(each / 4)
+    assert loss_constant("multilabel_bce", (4,), 0.5, 0.5) == pytest.approx(1.125 / 4)
+
+
 def test_regressions_of_images_are_those_of_their_entries() -> None:
     """Twelve entries: 1/√12, and (2/12)·(3 + 2)."""
     assert loss_constant("absolute_error", (3, 2, 2), 3, 3) == pytest.approx(1 / math.sqrt(12))
@@ -231,7 +239,8 @@ def test_regressions_of_images_are_those_of_their_entries() -> None:
 
 def test_only_losses_of_tokens_read_rows() -> None:
     """Rows are derived in graphs that need them, and cost time in others."""
-    assert [loss.name for loss in LOSSES if loss.reads] == ["token_cross_entropy"]
+    found = {loss.name: set(loss.reads) for loss in LOSSES if loss.reads}
+    assert found == {"token_cross_entropy": {"row"}, "multilabel_bce": {"entry"}}
 
 
 @pytest.mark.parametrize("radius", [1, 4, 8, 12])

@@ -44,6 +44,8 @@ CASES = (
     (IMAGE + " global_avg_pool reshape(3, 1, 1)", "pixel_cross_entropy(ignore=0)"),
     (VECTOR, "nll"),
     (LOGIT, "bce(temperature=2, normalise=false)"),
+    (VECTOR, "multilabel_bce(reduce=sum)"),
+    (IMAGE, "multilabel_bce(temperature=2, normalise=false)"),
     (LOGIT, "hinge(margin=0.5)"),
     (LOGIT, "kr"),
     (LOGIT, "hkr(alpha=2)"),
@@ -176,6 +178,28 @@ def test_the_accuracy_of_pixels_is_along_the_channels(tmp_path: Path) -> None:
     assert evaluate(model, x, model(x).argmin(1)) == 0
 
 
+def test_masks_train_to_a_budget(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("m.lip").write_text(
+        "model m { input x: tensor[2, 3, 3], norm <= 4; conv2d(1, kernel=1); loss multilabel_bce }"
+    )
+    x = np.random.default_rng(0).normal(size=(60, 2, 3, 3)).astype(np.float32)
+    options = "--batch-size 16 --epochs 1 --epsilon 100 --delta 1e-3 --accountant rdp --output run"
+    np.savez("data.npz", X=x, y=(x[:, :1] > 0) + 0)
+    assert run(f"train m.lip --data data.npz {options}".split()) == 0
+    assert "accuracy" in capsys.readouterr().out
+    np.savez("data.npz", X=x, y=(x[:, :1] > 0) + 1)
+    assert run(f"train m.lip --data data.npz {options}2".split()) == 2
+    assert "error[LIP403]: targets must lie in [0, 1]" in capsys.readouterr().err
+
+
+def test_the_accuracy_of_masks_is_that_of_signs(tmp_path: Path) -> None:
+    model = build(derive(tmp_path, f"{IMAGE} loss multilabel_bce"), tmp_path).float()
+    x = torch.randn(50, *model.input_shape)
+    assert evaluate(model, x, (model(x) > 0).long()) == 1
+    assert evaluate(model, x, (model(x) < 0).long()) == 0
+
+
 # What is refused, and the fixes
 
 
@@ -222,6 +246,8 @@ REFUSED = (
     (IMAGE, "pixel_cross_entropy(class_weights=(1, 2))", "LIP212 `class_weights` has 2 weights for 3 classes"),
     (IMAGE + " avg_pool(2) relu", "token_cross_entropy", "[3, 2, 2], but `avg_pool` has channels first"),
     (SERIES, "token_cross_entropy", "[3, 5], but `conv` has channels first; use pixel_cross_entropy"),
+    (VECTOR, "bce", "end with dense(1), or use multilabel_bce if every output has a label"),
+    (VECTOR, "MultiLabelSoftMarginLoss", "or multilabel_bce on several"),
     (VECTOR, "huber(delta=0)", "LIP212 `delta` must be positive"),
     (VECTOR, "smooth_l1(beta=0)", "LIP212 `beta` must be positive"),
     (VECTOR, "huber(target_norm=0)", "LIP212 `target_norm` must be positive"),

@@ -21,7 +21,7 @@ from .moves import Domain, unit
 
 INPUT, TARGET = "input", "target"  # blocks of a point that are no parameters; no parameter has such a name
 
-TargetKind = Literal["class", "pixel", "sign", "probability", "vector"]
+TargetKind = Literal["class", "pixel", "sign", "probability", "probabilities", "vector"]
 Start = Literal["identity", "smooth", "random", "corner"]
 STARTS: tuple[Start, ...] = get_args(Start)
 _NOISE = 0.05  # what structured starts get of a random one: no slope is exactly 0 there
@@ -33,7 +33,7 @@ class Admissible:
 
     Args:
         target: what the loss takes: a class index, one a pixel of logits with the classes first, -1 or 1, a number
-            in [0, 1], or a vector like the output.
+            in [0, 1], one for each output, or a vector like the output.
         target_norm: bound of the norm of a vector; infinite if the loss has none.
         vocabulary: how many tokens there are, if examples are tokens.
     """
@@ -212,6 +212,8 @@ class Terrain:
         elif kind == "vector":
             scale = min(self.admissible.target_norm, 10 * (1 + float(output.norm())))
             yield from (-scale * unit(output), -scale * unit(output.sign() + (output == 0)))[:count]
+        elif kind == "probabilities":
+            yield from ((output < 0).to(output.dtype), torch.ones_like(output), torch.zeros_like(output))[:count]
         else:
             extremes = (1.0, -1.0 if kind == "sign" else 0.0)
             yield from (output.new_full(output.shape[:1], value) for value in extremes)

@@ -387,16 +387,19 @@ def evaluate(module: LipschitzModule, x: Tensor, y: Tensor) -> float:
     return correct / counted if counted else math.nan
 
 
-def _class_axis(module: LipschitzModule) -> int:
-    """Return the axis of the logits [B, …] that the classes of the loss are along."""
+def _class_axis(module: LipschitzModule) -> int | None:
+    """Return the axis of the logits [B, …] that the classes of the loss are along; None if each has a label."""
     loss = (certificate_of(module) or {}).get("graph", {}).get("loss") or {}
-    return 1 if loss.get("name") == "pixel_cross_entropy" else -1
+    return {"pixel_cross_entropy": 1, "multilabel_bce": None}.get(loss.get("name", ""), -1)
 
 
-def predict(output: Tensor, axis: int = -1) -> Tensor:
+def predict(output: Tensor, axis: int | None = -1) -> Tensor:
     """Return class numbers [B]: the largest of logits [B, K], or 1 where a single logit [B] is positive; of logits
-    with more axes, such as [B, n, K], class numbers [B, n], `axis` the one that is gone.
+    with more axes, such as [B, n, K], class numbers [B, n], `axis` the one that is gone. Without an axis, 1
+    where a logit is positive.
     """
+    if axis is None:
+        return (output > 0).long()
     if output.dim() == 1 or output.shape[1:] == (1,):
         return (output.reshape(len(output)) > 0).long()
     return output.argmax(axis)

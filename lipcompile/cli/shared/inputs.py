@@ -26,6 +26,7 @@ _TARGETS = {
     "a class index a pixel": "pixel",
     "-1 or 1": "sign",
     "a number from 0 to 1": "probability",
+    "a number from 0 to 1 for each output": "probabilities",
     "numbers of the shape of the output": "vector",
 }
 

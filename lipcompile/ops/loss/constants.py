@@ -56,8 +56,12 @@ def image_of_logits(attributes: Any, logits: Shape) -> None:
 def one_logit(attributes: Any, logits: Shape) -> None:
     """Require exactly one logit."""
     if prod(logits) != 1 or len(logits) > 1:
-        raise Refusal("LIP211", f"this loss needs one logit, not the shape {list(logits)}", "end with dense(1)")
+        raise Refusal("LIP211", f"this loss needs one logit, not the shape {list(logits)}", _one_help(logits))
     check_numbers(attributes)
+
+
+def _one_help(logits: Shape) -> str:
+    return "end with dense(1)" + ", or use multilabel_bce if every output has a label" * (prod(logits) > 1)
 
 
 def any_numbers(attributes: Any, logits: Shape) -> None:

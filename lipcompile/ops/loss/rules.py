@@ -13,6 +13,7 @@ from lipcompile.numbers import N, Numbers, Scalar
 from lipcompile.ops.loss import regression
 from lipcompile.ops.loss.constants import (
     Reduce,
+    any_numbers,
     image_of_logits,
     largest,
     loss_record,
@@ -35,6 +36,13 @@ class Logistic:
 
     temperature: Scalar = ONE
     normalise: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class MultilabelBCE(Logistic):
+    """The loss of every logit, averaged or summed."""
+
+    reduce: Reduce = "mean"
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +240,15 @@ def binary_cross_entropy(num: Numbers[N], loss: Logistic, shape: Shape, logits: 
     return constant if loss.normalise else temperature * constant
 
 
+def multilabel_bce(num: Numbers[N], loss: MultilabelBCE, shape: Shape, logits: Extent[N]) -> N:
+    """min(√n/(1 + e^{-τM}), √n/2 + τX/4) for the sum over n logits, 1/n of it for the mean; times τ as for one."""
+    temperature, count = num.of(loss.temperature), prod(shape)
+    each = num.sqrt(count) / (1 + num.exp(0 - temperature * logits.entry))
+    constant = num.minimum(each, num.sqrt(count) / 2 + temperature * logits.norm / 4)
+    reduced = constant if loss.reduce == "sum" else constant / count
+    return reduced if loss.normalise else temperature * reduced
+
+
 def unit(num: Numbers[N], loss: Any, shape: Shape, logits: Extent[N]) -> N:
     """1: the derivative is 0 or ±1."""
     return num.of(1)
@@ -293,6 +310,15 @@ LOSSES: tuple[AnyLoss, ...] = (
         binary_cross_entropy,
         "a number from 0 to 1",
         "loss.md#binary-cross-entropy",
+    ),
+    loss_record(
+        "multilabel_bce",
+        MultilabelBCE,
+        any_numbers,
+        multilabel_bce,
+        "a number from 0 to 1 for each output",
+        "loss.md#binary-cross-entropy",
+        reads=("entry",),
     ),
     loss_record("hinge", Hinge, one_logit, unit, SIGN, "loss.md#margins"),
     loss_record("kr", NoAttributes, one_logit, unit, SIGN, "loss.md#margins"),

@@ -22,6 +22,7 @@ from lipcompile.ops.loss.rules import (
     MulticlassHinge,
     MulticlassHingeKR,
     MulticlassKR,
+    MultilabelBCE,
     MultiMargin,
     PixelCrossEntropy,
     TokenCrossEntropy,
@@ -62,6 +63,10 @@ def image(draw: Draw) -> Shape:
     return (draw.rng.randint(2, 6), *draw.shape(draw.rng.randint(1, 2), largest=3))
 
 
+def any_shape(draw: Draw) -> Shape:
+    return draw.rng.choice((several, table))(draw)
+
+
 def one(_: Draw) -> Shape:
     return (1,)
 
@@ -79,6 +84,10 @@ def sign(_: LossCase, generator: torch.Generator) -> int:
 
 def probability(_: LossCase, generator: torch.Generator) -> float:
     return float(torch.rand((), generator=generator))
+
+
+def probabilities(found: LossCase, generator: torch.Generator) -> Tensor:
+    return torch.rand(found.shape, generator=generator, dtype=torch.float64)
 
 
 def labels(found: LossCase, generator: torch.Generator) -> Tensor:
@@ -140,6 +149,11 @@ def bce(a: Any, logits: Tensor, target: float) -> Tensor:
     return value / float(a.temperature) if a.normalise else value
 
 
+def multilabel_bce(a: Any, logits: Tensor, target: Tensor) -> Tensor:
+    values = [bce(a, z, float(t)) for z, t in zip(logits.flatten(), target.flatten(), strict=True)]
+    return over(torch.stack(values), a.reduce)
+
+
 def multi_margin(a: Any, logits: Tensor, target: int) -> Tensor:
     others = [k for k in range(len(logits)) if k != target]
     terms = torch.relu(float(a.margin) - logits[target] + logits[others]) ** int(a.p)
@@ -176,6 +190,10 @@ def _pixel_cross_entropy_of(draw: Draw, shape: Shape) -> PixelCrossEntropy:
 
 def _logistic(draw: Draw, _: Shape) -> Logistic:
     return Logistic(draw.fraction(), draw.rng.random() < 0.5)
+
+
+def _multilabel_bce_of(draw: Draw, _: Shape) -> MultilabelBCE:
+    return MultilabelBCE(draw.fraction(), draw.rng.random() < 0.5, draw.rng.choice(REDUCE))
 
 
 # Witnesses
@@ -253,6 +271,18 @@ def _pixels() -> list[LossWitness]:
     return found
 
 
+def _multilabel() -> list[LossWitness]:
+    """Logits all at the bound of one, near and far out; then logits that share a norm which is small beside √n."""
+    found = []
+    for variant in _VARIANTS[:2]:
+        for reduce in REDUCE:
+            loss = MultilabelBCE(**variant, reduce=reduce)
+            for logits, norm, entry in ((3, 0.3 * 3**0.5, 0.3), (3, 30 * 3**0.5, 30), (4, 0.2, None)):
+                zeros = torch.zeros(logits, 1, dtype=torch.float64)
+                found.append(loss_witness("multilabel_bce", loss, norm, [[1]] * logits, zeros, entry))
+    return found
+
+
 def _multi_margin() -> list[LossWitness]:
     """All other classes violate the margin alike."""
     uses = (MultiMargin(THREE), MultiMargin(THREE, p=2))
@@ -287,6 +317,7 @@ LOSS_ATTACKS: Mapping[str, LossAttack] = {
         probability,
         lambda: _one_logit("bce", Logistic(THREE, normalise=False), Logistic(HALF)),
     ),
+    "multilabel_bce": LossAttack(_multilabel_bce_of, any_shape, multilabel_bce, probabilities, _multilabel),
     "hinge": LossAttack(
         lambda draw, _: Hinge(draw.fraction()),
         one,
