@@ -57,6 +57,14 @@ def unscaled(x: Tensor) -> Tensor:
     return one_each(x) * x
 
 
+def compared(x: Tensor) -> Tensor:
+    return x * (torch.rand_like(x) > 1 - KEPT)
+
+
+def compared_below(x: Tensor) -> Tensor:
+    return x * (torch.rand_like(x) < KEPT).float() / KEPT
+
+
 ACCEPTED: dict[str, tuple[Drop, bool, str, tuple[Any, ...]]] = {
     "random depth": (random_depth, False, "grouped_dropout", (Fraction(1, 4), 0)),
     "random depth of images": (random_depth, True, "grouped_dropout", (Fraction(1, 4), 0)),
@@ -64,6 +72,8 @@ ACCEPTED: dict[str, tuple[Drop, bool, str, tuple[Any, ...]]] = {
     "random depth without a factor": (unscaled, False, "grouped_dropout", (Fraction(1, 4), 0)),
     "channels": (nn.Dropout2d(1 - KEPT), True, "grouped_dropout", (Fraction(1, 4), 1)),
     "channels in place": (nn.Dropout2d(1 - KEPT, inplace=True), True, "grouped_dropout", (Fraction(1, 4), 1)),
+    "entries above a number": (compared, False, "dropout", (Fraction(1, 4),)),
+    "entries of images below a number": (compared_below, True, "dropout", (Fraction(1, 4),)),
     "entries in place": (in_place, False, "dropout", (Fraction(1, 4),)),
 }
 
@@ -122,11 +132,22 @@ def normal(x: Tensor) -> Tensor:
     return x + torch.randn_like(x)
 
 
+def compared_twice(x: Tensor) -> Tensor:
+    kept = (torch.rand_like(x) < KEPT).float()
+    return x * kept + x.tanh() * kept
+
+
+def compared_of_others(x: Tensor) -> Tensor:
+    return x * (torch.rand_like(x[:, :1]) < KEPT)
+
+
 def along_rows(x: Tensor) -> Tensor:
     return x.reshape(-1, 2, 3).mul(x.new_empty(x.shape[0], 1, 3).bernoulli_(KEPT)).reshape(-1, 6)
 
 
-@pytest.mark.parametrize("drop", [for_the_batch, shared, uniform, normal, along_rows])
+@pytest.mark.parametrize(
+    "drop", [for_the_batch, shared, uniform, normal, along_rows, compared_twice, compared_of_others]
+)
 def test_other_noise_is_refused(drop: Drop) -> None:
     found = from_module(Residual(drop), (6,), input_norm=1, loss="cross_entropy")
     assert {d.code for d in found.diagnostics if d.severity == "error"} == {"LIP110"}
