@@ -18,8 +18,7 @@ from urllib.parse import quote
 
 from lipcompile.codes import Code, codes
 from lipcompile.diagnostics import Diagnostic, Location
-from lipcompile.reports.messages import Lines, Sources, alike, command, line_at, lines_of
-from lipcompile.reports.replacements import replacement
+from lipcompile.reports.messages import Lines, Sources, alike, command, line_at, lines_of, replacement
 from lipcompile.version import __version__
 
 Json = dict[str, Any]
