@@ -21,18 +21,6 @@ def _operator(written: Written) -> Emit:
     return emit
 
 
-def _silu(writer: Writer, node: Node, x: Sequence[str]) -> str:
-    return writer.op("Mul", x[0], writer.op("Sigmoid", x[0]))
-
-
-def _gelu(writer: Writer, node: Node, x: Sequence[str]) -> str:
-    return writer.op("Gelu", x[0], approximate=node.attributes.approximate)
-
-
-def _clip(writer: Writer, node: Node, x: Sequence[str]) -> str:
-    return writer.op("Clip", x[0], writer.number(node.attributes.low), writer.number(node.attributes.high))
-
-
 # Sorting
 
 
@@ -67,9 +55,11 @@ def _sorted(writer: Writer, x: str, axis: int, size: int) -> str:
 
 EMITTERS: Mapping[str, Emit] = {
     **{name: _operator(written) for name, written in WRITTEN.items() if written.operator},
-    "gelu": _gelu,
-    "silu": _silu,
-    "hardtanh": _clip,
+    "gelu": lambda writer, node, x: writer.op("Gelu", x[0], approximate=node.attributes.approximate),
+    "silu": lambda writer, node, x: writer.op("Mul", x[0], writer.op("Sigmoid", x[0])),
+    "hardtanh": lambda writer, node, x: writer.op(
+        "Clip", x[0], writer.number(node.attributes.low), writer.number(node.attributes.high)
+    ),
     "groupsort": _group_sort,
     "fullsort": _full_sort,
 }

@@ -8,10 +8,6 @@ from lipcompile.core.graph import Node
 from lipcompile.emitters.onnx.writer import Emit, Writer
 
 
-def _embedding(writer: Writer, node: Node, x: Sequence[str]) -> str:
-    return writer.op("Gather", writer.weight(node, "table"), x[0], axis=0)
-
-
 def _class_token(writer: Writer, node: Node, x: Sequence[str]) -> str:
     """Stored entries, once for each example, joined with those of the example."""
     token, axis = node.attributes, node.attributes.axis + 1
@@ -23,4 +19,7 @@ def _class_token(writer: Writer, node: Node, x: Sequence[str]) -> str:
     return writer.op("Concat", *((x[0], tokens) if token.last else (tokens, x[0])), axis=axis)
 
 
-EMITTERS: Mapping[str, Emit] = {"embedding": _embedding, "class_token": _class_token}
+EMITTERS: Mapping[str, Emit] = {
+    "embedding": lambda writer, node, x: writer.op("Gather", writer.weight(node, "table"), x[0], axis=0),
+    "class_token": _class_token,
+}

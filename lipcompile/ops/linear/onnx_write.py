@@ -18,11 +18,7 @@ def _dense(writer: Writer, node: Node, x: Sequence[str]) -> str:
     return writer.op("Add", made, *bias) if bias else made
 
 
-def _bias(writer: Writer, node: Node, x: Sequence[str]) -> str:
-    return writer.op("Add", x[0], writer.weight(node, "bias"))
-
-
 EMITTERS: Mapping[str, Emit] = {
     "dense": _dense,
-    "bias": _bias,
+    "bias": lambda writer, node, x: writer.op("Add", x[0], writer.weight(node, "bias")),
 }

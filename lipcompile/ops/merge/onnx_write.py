@@ -30,14 +30,6 @@ def _sum(writer: Writer, node: Node, x: Sequence[str]) -> str:
     return writer.op("Add" if count == 2 else "Sum", *terms)
 
 
-def _product(writer: Writer, node: Node, x: Sequence[str]) -> str:
-    return writer.op("Mul", *_aligned(writer, node, x))
-
-
-def _concat(writer: Writer, node: Node, x: Sequence[str]) -> str:
-    return writer.op("Concat", *x, axis=axis_of(node))
-
-
 def _extreme(op_type: str) -> Emit:
     return lambda writer, node, x: writer.op(op_type, *x)
 
@@ -49,9 +41,9 @@ def _where(writer: Writer, node: Node, x: Sequence[str]) -> str:
 
 EMITTERS: Mapping[str, Emit] = {
     "add": _sum,
-    "multiply": _product,
+    "multiply": lambda writer, node, x: writer.op("Mul", *_aligned(writer, node, x)),
     "matmul": lambda writer, node, x: writer.op("MatMul", *x),
-    "concat": _concat,
+    "concat": lambda writer, node, x: writer.op("Concat", *x, axis=axis_of(node)),
     "maximum": _extreme("Max"),
     "minimum": _extreme("Min"),
     "where": _where,

@@ -17,10 +17,6 @@ def _sum(node: Node, operands: Sequence[str]) -> str:
     return " + ".join(terms)
 
 
-def _concat(node: Node, operands: Sequence[str]) -> str:
-    return f"torch.cat([{', '.join(operands)}], dim={axis_of(node) + 1})"
-
-
 def _product(node: Node, operands: Sequence[str]) -> str:
     pairs = zip(operands, node.site.inputs, strict=True)
     return " * ".join(aligned(operand, shape, len(node.shape)) for operand, shape in pairs)
@@ -40,7 +36,7 @@ EXPRESSIONS: Mapping[str, Expression] = {
     "add": _sum,
     "multiply": _product,
     "matmul": lambda node, operands: " @ ".join(operands),
-    "concat": _concat,
+    "concat": lambda node, operands: f"torch.cat([{', '.join(operands)}], dim={axis_of(node) + 1})",
     "maximum": _nested("torch.maximum"),
     "minimum": _nested("torch.minimum"),
     "where": _where,

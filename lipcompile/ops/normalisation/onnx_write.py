@@ -32,10 +32,6 @@ def divided(writer: Writer, x: str, axes: Sequence[int], norm: Any) -> str:
     return writer.op("Div", x, root)
 
 
-def _center(writer: Writer, node: Node, x: Sequence[str]) -> str:
-    return centred(writer, x[0], axes_of(node.attributes.axes, node.site.inputs[0]))
-
-
 def _layer_norm(writer: Writer, node: Node, x: Sequence[str]) -> str:
     """LayerNormalization, with factors of 1, where that is what it does."""
     shape, norm = node.site.inputs[0], node.attributes
@@ -45,10 +41,6 @@ def _layer_norm(writer: Writer, node: Node, x: Sequence[str]) -> str:
     ones = writer.constant(np.ones(shape[axes[0] :], dtype=np.float32))
     epsilon = float(float32(norm.eps, "above"))
     return writer.op("LayerNormalization", x[0], ones, axis=axes[0] + 1, epsilon=epsilon)
-
-
-def _rms_norm(writer: Writer, node: Node, x: Sequence[str]) -> str:
-    return divided(writer, x[0], axes_of(node.attributes.axes, node.site.inputs[0]), node.attributes)
 
 
 def _group_norm(writer: Writer, node: Node, x: Sequence[str]) -> str:
@@ -94,9 +86,11 @@ def _lrn(writer: Writer, node: Node, x: str) -> str:
 
 
 EMITTERS: Mapping[str, Emit] = {
-    "center": _center,
+    "center": lambda writer, node, x: centred(writer, x[0], axes_of(node.attributes.axes, node.site.inputs[0])),
     "layer_norm": _layer_norm,
-    "rms_norm": _rms_norm,
+    "rms_norm": lambda writer, node, x: divided(
+        writer, x[0], axes_of(node.attributes.axes, node.site.inputs[0]), node.attributes
+    ),
     "group_norm": _group_norm,
     "instance_norm": _instance_norm,
     "lrn": _local_response,

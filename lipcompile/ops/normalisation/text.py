@@ -24,10 +24,6 @@ def _over_axes(function: str) -> Expression:
     return lambda node, x: f"functional.{function}({x[0]}, {_axes(node)}, {_floor(node.attributes)})"
 
 
-def _group_norm(node: Node, operands: Sequence[str]) -> str:
-    return f"functional.group_norm({operands[0]}, {node.attributes.groups}, {_floor(node.attributes)})"
-
-
 def _local_response(node: Node, operands: Sequence[str]) -> str:
     local = node.attributes
     numbers = f"alpha={nearest(local.alpha)}, beta={nearest(local.beta)}, k={above(local.k)}"
@@ -38,7 +34,9 @@ EXPRESSIONS: Mapping[str, Expression] = {
     "center": lambda node, x: f"functional.center({x[0]}, {_axes(node)})",
     "layer_norm": _over_axes("layer_norm"),
     "rms_norm": _over_axes("rms_norm"),
-    "group_norm": _group_norm,
+    "group_norm": lambda node, operands: (
+        f"functional.group_norm({operands[0]}, {node.attributes.groups}, {_floor(node.attributes)})"
+    ),
     "instance_norm": lambda node, x: f"functional.instance_norm({x[0]}, {_floor(node.attributes)})",
     "lrn": _local_response,
 }

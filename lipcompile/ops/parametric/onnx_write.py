@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from fractions import Fraction
 
 from lipcompile.core.graph import Node
@@ -10,22 +10,6 @@ from lipcompile.emitters.onnx.writer import Emit, Writer, axis_of
 from lipcompile.ops.activation.onnx_write import grouped
 
 HALF = Fraction(1, 2)
-
-
-def _prelu(writer: Writer, node: Node, x: Sequence[str]) -> str:
-    return writer.op("PRelu", x[0], writer.weight(node, "slope"))
-
-
-def _scale(writer: Writer, node: Node, x: Sequence[str]) -> str:
-    return writer.op("Mul", x[0], writer.weight(node, "gain"))
-
-
-def _householder(writer: Writer, node: Node, x: Sequence[str]) -> str:
-    return _reflected(writer, node, x[0], writer.weight(node, "angle"))
-
-
-def _fixed_householder(writer: Writer, node: Node, x: Sequence[str]) -> str:
-    return _reflected(writer, node, x[0], writer.number(node.attributes.angle))
 
 
 def _reflected(writer: Writer, node: Node, x: str, angle: str) -> str:
@@ -49,8 +33,10 @@ def _reflected(writer: Writer, node: Node, x: str, angle: str) -> str:
 
 
 EMITTERS: Mapping[str, Emit] = {
-    "prelu": _prelu,
-    "scale": _scale,
-    "householder": _householder,
-    "fixed_householder": _fixed_householder,
+    "prelu": lambda writer, node, x: writer.op("PRelu", x[0], writer.weight(node, "slope")),
+    "scale": lambda writer, node, x: writer.op("Mul", x[0], writer.weight(node, "gain")),
+    "householder": lambda writer, node, x: _reflected(writer, node, x[0], writer.weight(node, "angle")),
+    "fixed_householder": lambda writer, node, x: _reflected(
+        writer, node, x[0], writer.number(node.attributes.angle)
+    ),
 }

@@ -8,14 +8,10 @@ from lipcompile.core.graph import Node
 from lipcompile.emitters.torch.pieces import Expression, Layer, Parameters, axis_of, nearest, radius
 
 
-def _shape_and_bound(parameters: Parameters) -> list[str]:
+def _shape_and_bound(node: Node, parameters: Parameters) -> list[str]:
     """Write the arguments of a layer with one parameter in a box."""
     (parameter,) = parameters.values()
     return [f"{parameter.shape}", f"bound={radius(parameter)}"]
-
-
-def _householder(node: Node, parameters: Parameters) -> list[str]:
-    return [f"{parameters['angle'].shape}", f"axis={axis_of(node)}"]
 
 
 EXPRESSIONS: Mapping[str, Expression] = {
@@ -24,7 +20,10 @@ EXPRESSIONS: Mapping[str, Expression] = {
     ),
 }
 LAYERS: Mapping[str, Layer] = {
-    "prelu": Layer(lambda node: "PReLU", lambda node, parameters: _shape_and_bound(parameters)),
-    "scale": Layer(lambda node: "Scale", lambda node, parameters: _shape_and_bound(parameters)),
-    "householder": Layer(lambda node: "Householder", _householder),
+    "prelu": Layer(lambda node: "PReLU", _shape_and_bound),
+    "scale": Layer(lambda node: "Scale", _shape_and_bound),
+    "householder": Layer(
+        lambda node: "Householder",
+        lambda node, parameters: [f"{parameters['angle'].shape}", f"axis={axis_of(node)}"],
+    ),
 }

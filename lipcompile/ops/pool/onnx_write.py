@@ -92,10 +92,6 @@ def _mean(writer: Writer, node: Node, x: str) -> str:
     return writer.op("AveragePool", source, **_window(node, padding, dilated=False), count_include_pad=1)
 
 
-def _sum(writer: Writer, node: Node, x: Sequence[str]) -> str:
-    return writer.times(_mean(writer, node, x[0]), Fraction(prod(node.attributes.kernel)))
-
-
 def _adaptive(writer: Writer, node: Node, x: Sequence[str]) -> str:
     """Windows of one size where they tile the example, else the mean of each, one axis after the other."""
     sizes, outputs = node.site.inputs[0][1:], node.attributes.size
@@ -118,6 +114,8 @@ EMITTERS: Mapping[str, Emit] = {
     "l2_pool": _pool("LpPool", 0.0, p=2),
     "lp_pool": _pool("LpPool", 0.0),
     "avg_pool": _average,
-    "scaled_avg_pool": _sum,
+    "scaled_avg_pool": lambda writer, node, x: writer.times(
+        _mean(writer, node, x[0]), Fraction(prod(node.attributes.kernel))
+    ),
     "adaptive_avg_pool": _adaptive,
 }

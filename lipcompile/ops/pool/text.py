@@ -26,10 +26,6 @@ def _pool(name: str) -> Expression:
     return lambda node, x: f"functional.{name}({', '.join([x[0], *_arguments(node)])})"
 
 
-def _lp_pool(node: Node, operands: Sequence[str]) -> str:
-    return f"functional.lp_pool({', '.join([operands[0], str(node.attributes.p), *_arguments(node)])})"
-
-
 def _average(node: Node, operands: Sequence[str]) -> str:
     """Write an average, and what its divisors count if that is not every tap."""
     sides = counted(node.site)
@@ -47,7 +43,9 @@ def _adaptive(node: Node, operands: Sequence[str]) -> str:
 EXPRESSIONS: Mapping[str, Expression] = {
     "max_pool": _pool("max_pool"),
     "l2_pool": _pool("l2_pool"),
-    "lp_pool": _lp_pool,
+    "lp_pool": lambda node, operands: (
+        f"functional.lp_pool({', '.join([operands[0], str(node.attributes.p), *_arguments(node)])})"
+    ),
     "avg_pool": _average,
     "scaled_avg_pool": _pool("scaled_avg_pool"),
     "adaptive_avg_pool": _adaptive,

@@ -30,14 +30,6 @@ def _pads(writer: Writer, padding: Sequence[tuple[int, int]], rank: int) -> str:
     return writer.integers(*first, *(low for low, _ in padding), *first, *(high for _, high in padding))
 
 
-def _pad(writer: Writer, node: Node, x: Sequence[str]) -> str:
-    return padded(writer, x[0], node.attributes.padding, node.attributes.mode, len(node.shape))
-
-
-def _gather(writer: Writer, node: Node, x: Sequence[str]) -> str:
-    return writer.op("Gather", x[0], writer.integers(*node.attributes.indices), axis=axis_of(node))
-
-
 def _expand(writer: Writer, node: Node, x: Sequence[str]) -> str:
     aligned = align(writer, x[0], node.site.inputs[0], len(node.shape))
     return writer.op("Expand", aligned, writer.integers(1, *node.shape))
@@ -73,4 +65,13 @@ def _resized(writer: Writer, node: Node, x: str, factors: Sequence[float]) -> st
     return writer.op("Resize", x, "", scales, mode=mode, **place)
 
 
-EMITTERS: Mapping[str, Emit] = {"pad": _pad, "gather": _gather, "expand": _expand, "upsample": _upsample}
+EMITTERS: Mapping[str, Emit] = {
+    "pad": lambda writer, node, x: padded(
+        writer, x[0], node.attributes.padding, node.attributes.mode, len(node.shape)
+    ),
+    "gather": lambda writer, node, x: writer.op(
+        "Gather", x[0], writer.integers(*node.attributes.indices), axis=axis_of(node)
+    ),
+    "expand": _expand,
+    "upsample": _upsample,
+}

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import tau
 
 import numpy as np
 
-from lipcompile.core.graph import Node
 from lipcompile.core.record import Shape
 from lipcompile.emitters.onnx.writer import Array, Emit, Writer
 from lipcompile.ops.resample.onnx_write import padded
@@ -138,8 +137,8 @@ def coefficients(writer: Writer, bank: Scattering2d, x: str, example: Shape, sha
     return writer.reshape(writer.op("Concat", *found, axis=2), shape)
 
 
-def _scattering(writer: Writer, node: Node, x: Sequence[str]) -> str:
-    return coefficients(writer, node.attributes, x[0], node.site.inputs[0], node.shape)
-
-
-EMITTERS: Mapping[str, Emit] = {"scattering2d": _scattering}
+EMITTERS: Mapping[str, Emit] = {
+    "scattering2d": lambda writer, node, x: coefficients(
+        writer, node.attributes, x[0], node.site.inputs[0], node.shape
+    )
+}

@@ -13,14 +13,6 @@ def _identity(writer: Writer, node: Node, x: Sequence[str]) -> str:
     return writer.op("Identity", x[0])
 
 
-def _flatten(writer: Writer, node: Node, x: Sequence[str]) -> str:
-    return writer.op("Flatten", x[0], axis=1) if node.site.inputs[0] else writer.reshape(x[0], (1,))
-
-
-def _reshape(writer: Writer, node: Node, x: Sequence[str]) -> str:
-    return writer.reshape(x[0], node.shape)
-
-
 def _transpose(writer: Writer, node: Node, x: Sequence[str]) -> str:
     axes = permutation(node.attributes, node.site.inputs[0])
     return writer.op("Transpose", x[0], perm=[0, *(axis + 1 for axis in axes)])
@@ -31,23 +23,11 @@ def _slice(writer: Writer, node: Node, x: Sequence[str]) -> str:
     return writer.part(x[0], part.axis, part.start, part.stop)
 
 
-def _space_to_depth(writer: Writer, node: Node, x: Sequence[str]) -> str:
-    return writer.reshape(_blocks(writer, node, x[0], (0, 1, 3, 5, 2, 4)), node.shape)
-
-
-def _patches(writer: Writer, node: Node, x: Sequence[str]) -> str:
-    return writer.reshape(_blocks(writer, node, x[0], (0, 2, 4, 1, 3, 5)), node.shape)
-
-
 def _blocks(writer: Writer, node: Node, x: str, order: Sequence[int]) -> str:
     """Split an image into blocks; ONNX's SpaceToDepth has another order of channels than torch."""
     (channels, height, width), r = node.site.inputs[0], node.attributes.size
     apart = writer.reshape(x, (channels, height // r, r, width // r, r))
     return writer.op("Transpose", apart, perm=list(order))
-
-
-def _depth_to_space(writer: Writer, node: Node, x: Sequence[str]) -> str:
-    return writer.op("DepthToSpace", x[0], blocksize=node.attributes.size, mode="CRD")
 
 
 def _clip_norm(writer: Writer, node: Node, x: Sequence[str]) -> str:
@@ -86,12 +66,18 @@ def _grouped_dropout(writer: Writer, node: Node, x: Sequence[str]) -> str:
 
 EMITTERS: Mapping[str, Emit] = {
     "identity": _identity,
-    "flatten": _flatten,
-    "reshape": _reshape,
+    "flatten": lambda writer, node, x: (
+        writer.op("Flatten", x[0], axis=1) if node.site.inputs[0] else writer.reshape(x[0], (1,))
+    ),
+    "reshape": lambda writer, node, x: writer.reshape(x[0], node.shape),
     "transpose": _transpose,
-    "space_to_depth": _space_to_depth,
-    "depth_to_space": _depth_to_space,
-    "patches": _patches,
+    "space_to_depth": lambda writer, node, x: writer.reshape(
+        _blocks(writer, node, x[0], (0, 1, 3, 5, 2, 4)), node.shape
+    ),
+    "depth_to_space": lambda writer, node, x: writer.op(
+        "DepthToSpace", x[0], blocksize=node.attributes.size, mode="CRD"
+    ),
+    "patches": lambda writer, node, x: writer.reshape(_blocks(writer, node, x[0], (0, 2, 4, 1, 3, 5)), node.shape),
     "slice": _slice,
     "clip_norm": _clip_norm,
     "clip_gradient": _identity,
