@@ -212,13 +212,4 @@ def elementwise(name: str, function: Function, **others: Any) -> AnyOp:
     others.setdefault("lipschitz", None if slope is None else lipschitz)
     attributes = others.pop("attributes", NoAttributes)
     shape, proof = others.pop("shape", same_shape), others.pop("proof", "activation.md#elementwise")
-    return plain(
-        name,
-        attributes,
-        shape,
-        proof,
-        norm=norm,
-        row=row,
-        entry=entry,
-        **others,
-    )
+    return plain(name, attributes, shape, proof, norm=norm, row=row, entry=entry, **others)

@@ -17,7 +17,7 @@ def _shape_and_bound(node: Node, parameters: Parameters) -> list[str]:
 EXPRESSIONS: Mapping[str, Expression] = {
     "fixed_householder": lambda node, x: (
         f"functional.householder({x[0]}, {nearest(node.attributes.angle)}, axis={axis_of(node)})"
-    ),
+    )
 }
 LAYERS: Mapping[str, Layer] = {
     "prelu": Layer(lambda node: "PReLU", _shape_and_bound),

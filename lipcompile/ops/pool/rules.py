@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -214,38 +215,12 @@ def squares_of_adaptive(site: Site[AdaptivePool]) -> Mapping[str, Condition]:
 WINDOWS = "pool.md#windows"
 AVERAGES = "pool.md#averages"
 
+pooling = partial(homogeneous, axes="channels")
 OPS: tuple[AnyOp, ...] = (
-    homogeneous(
-        "max_pool",
-        Pool,
-        pool_shape,
-        WINDOWS,
-        overlap,
-        entry=entry_of_input,
-        conditions=window_reads,
-        axes="channels",
-    ),
-    homogeneous(
-        "l2_pool",
-        Pool,
-        pool_shape,
-        WINDOWS,
-        overlap,
-        entry=entry_of_l2,
-        conditions=window_reads,
-        axes="channels",
-    ),
-    homogeneous(
-        "lp_pool",
-        LpPool,
-        lp_shape,
-        "pool.md#p-norms",
-        lp_gain,
-        entry=entry_of_lp,
-        conditions=lp_counts,
-        axes="channels",
-    ),
-    homogeneous(
+    pooling("max_pool", Pool, pool_shape, WINDOWS, overlap, entry=entry_of_input, conditions=window_reads),
+    pooling("l2_pool", Pool, pool_shape, WINDOWS, overlap, entry=entry_of_l2, conditions=window_reads),
+    pooling("lp_pool", LpPool, lp_shape, "pool.md#p-norms", lp_gain, entry=entry_of_lp, conditions=lp_counts),
+    pooling(
         "avg_pool",
         AveragePool,
         average_shape,
@@ -253,19 +228,11 @@ OPS: tuple[AnyOp, ...] = (
         average,
         entry=entry_of_input,
         conditions=squares_of_averages,
-        axes="channels",
     ),
-    homogeneous(
-        "scaled_avg_pool",
-        Pool,
-        average_shape,
-        AVERAGES,
-        scaled,
-        entry=entry_of_sum,
-        conditions=squares_of_sums,
-        axes="channels",
+    pooling(
+        "scaled_avg_pool", Pool, average_shape, AVERAGES, scaled, entry=entry_of_sum, conditions=squares_of_sums
     ),
-    homogeneous(
+    pooling(
         "adaptive_avg_pool",
         AdaptivePool,
         adaptive_shape,
@@ -273,6 +240,5 @@ OPS: tuple[AnyOp, ...] = (
         adaptive_average,
         entry=entry_of_input,
         conditions=squares_of_adaptive,
-        axes="channels",
     ),
 )
