@@ -63,7 +63,7 @@ def fix(
       lipcompile fix model.lip -o fixed.lip --target 10
     """
     from lipcompile.cli.shared.signals import aim
-    from lipcompile.fixing import Wishes
+    from lipcompile.fixing import FixOptions
     from lipcompile.fixing import fix as fixed
     from lipcompile.frontends.options import parse_number
     from lipcompile.frontends.repairs import Repairs
@@ -76,7 +76,7 @@ def fix(
     if highest is not None and highest <= 0:
         raise click.UsageError("--target must be positive")
     repairs = Repairs(batch_norm, least)  # type: ignore[arg-type]
-    outcome = fixed(model, options, Wishes(repairs, also, never, aim(highest)), output)
+    outcome = fixed(model, options, FixOptions(repairs, also, never, aim(highest)), output)
     return _tell(outcome, output)
 
 
