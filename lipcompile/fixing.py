@@ -5,9 +5,7 @@ A file is kept if it passes `check`; otherwise there is none.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
@@ -21,6 +19,7 @@ from lipcompile.analysis.usefulness import USEFUL, Aim
 from lipcompile.core.derivation import Derivation
 from lipcompile.core.graph import Graph
 from lipcompile.diagnostics import Diagnostic, input_error
+from lipcompile.frontends import files
 from lipcompile.frontends.options import ModelOptions
 from lipcompile.frontends.repairs import Repaired, Repairs
 
@@ -98,16 +97,12 @@ def fix(model: str, options: ModelOptions, wanted: FixOptions, output: Path) -> 
 
 def _written(graph: Graph, options: ModelOptions, output: Path) -> Derivation:
     """Write a graph beside its place, check that file, and move it into its place if it passes."""
-    temporary = output.with_name(f".{output.stem}.{os.getpid()}{output.suffix}")
-    try:
+    with files.beside(output) as temporary:
         _write(graph, temporary)
         found = pipeline.check(str(temporary), _rereading(options, output))
         if found.ok:
             temporary.replace(output)
-        return replace(found, source=replace(found.source, name=graph.name, path=str(output)))
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
+    return replace(found, source=replace(found.source, name=graph.name, path=str(output)))
 
 
 def _write(graph: Graph, path: Path) -> None:

@@ -201,7 +201,7 @@ def convolution(
             kernel_rule(kernel_shape, windows),
             bias_rule(lambda conv, inputs: (conv.channels,), conv_bias_kappa),
         ),
-        dsl=tuple(Spelling(f"{name}{rank}d", rank) for rank in (1, 2, 3)),
+        dsl=tuple(Spelling(f"{name}{rank}d", rank) for rank in (1, 2, 3)),  # conv2d, conv_transpose2d, …
         conditions=window_counts(windows),
         axes="channels",
     )
