@@ -40,23 +40,13 @@ from lipcompile.ops.softmax import onnx_write as softmax
 from lipcompile.ops.whitening import onnx_write as whitening
 from lipcompile.version import __version__
 
-EMITTERS: Mapping[str, Emit] = {
-    **linear.EMITTERS,
-    **conv.EMITTERS,
-    **embedding.EMITTERS,
-    **activation.EMITTERS,
-    **parametric.EMITTERS,
-    **pool.EMITTERS,
-    **reduce.EMITTERS,
-    **shape.EMITTERS,
-    **resample.EMITTERS,
-    **scattering.EMITTERS,
-    **whitening.EMITTERS,
-    **merge.EMITTERS,
-    **attention.EMITTERS,
-    **normalisation.EMITTERS,
-    **softmax.EMITTERS,
-}
+# fmt: off
+_FAMILIES = (
+    linear, conv, embedding, activation, parametric, pool, reduce, shape, resample, scattering, whitening, merge,
+    attention, normalisation, softmax,
+)
+# fmt: on
+EMITTERS: Mapping[str, Emit] = {op: emit for family in _FAMILIES for op, emit in family.EMITTERS.items()}
 
 Array = NDArray[Any]
 

@@ -104,26 +104,18 @@ __all__ = [
 
 # Layers of ops without parameters, which hold constants.
 HOLDERS: Mapping[str, Layer] = whitening.HOLDERS
+_WITH_LAYERS = (linear, conv, attention, embedding, parametric)
 LAYERS: Mapping[str, Layer] = {
-    **linear.LAYERS,
-    **conv.LAYERS,
-    **attention.LAYERS,
-    **embedding.LAYERS,
-    **parametric.LAYERS,
+    **{op: layer for family in _WITH_LAYERS for op, layer in family.LAYERS.items()},
     **HOLDERS,
 }
+# fmt: off
+_WITH_EXPRESSIONS = (
+    activation, parametric, pool, reduce, shape, resample, merge, attention, normalisation, scattering, softmax,
+)
+# fmt: on
 EXPRESSIONS: Mapping[str, Expression] = {
-    **activation.EXPRESSIONS,
-    **parametric.EXPRESSIONS,
-    **pool.EXPRESSIONS,
-    **reduce.EXPRESSIONS,
-    **shape.EXPRESSIONS,
-    **resample.EXPRESSIONS,
-    **merge.EXPRESSIONS,
-    **attention.EXPRESSIONS,
-    **normalisation.EXPRESSIONS,
-    **scattering.EXPRESSIONS,
-    **softmax.EXPRESSIONS,
+    op: write for family in _WITH_EXPRESSIONS for op, write in family.EXPRESSIONS.items()
 }
 
 
