@@ -1,4 +1,4 @@
-"""Centring and norms."""
+"""How centring and norms are written: as Python of torch, and as operators of ONNX."""
 
 from __future__ import annotations
 
@@ -12,7 +12,44 @@ import numpy as np
 from lipcompile.core.graph import Node
 from lipcompile.core.record import Shape
 from lipcompile.emitters.onnx.writer import Emit, Writer, float32
+from lipcompile.emitters.torch.pieces import Expression, above, nearest
 from lipcompile.ops.normalisation.rules import axes_of
+
+# As Python
+
+
+def _floor(attributes: Any) -> str:
+    if attributes.floor is not None:
+        return f"floor={above(attributes.floor)}"
+    return f"eps={above(attributes.eps)}"
+
+
+def _axes(node: Node) -> str:
+    return f"{axes_of(node.attributes.axes, node.site.inputs[0])}"
+
+
+def _over_axes(function: str) -> Expression:
+    return lambda node, x: f"functional.{function}({x[0]}, {_axes(node)}, {_floor(node.attributes)})"
+
+
+def _local_response(node: Node, operands: Sequence[str]) -> str:
+    local = node.attributes
+    numbers = f"alpha={nearest(local.alpha)}, beta={nearest(local.beta)}, k={above(local.k)}"
+    return f"functional.local_response_norm({operands[0]}, {local.size}, {numbers})"
+
+
+EXPRESSIONS: Mapping[str, Expression] = {
+    "center": lambda node, x: f"functional.center({x[0]}, {_axes(node)})",
+    "layer_norm": _over_axes("layer_norm"),
+    "rms_norm": _over_axes("rms_norm"),
+    "group_norm": lambda node, operands: (
+        f"functional.group_norm({operands[0]}, {node.attributes.groups}, {_floor(node.attributes)})"
+    ),
+    "instance_norm": lambda node, x: f"functional.instance_norm({x[0]}, {_floor(node.attributes)})",
+    "lrn": _local_response,
+}
+
+# As operators of ONNX
 
 TWO = Fraction(2)
 
@@ -56,7 +93,7 @@ def _instance_norm(writer: Writer, node: Node, x: Sequence[str]) -> str:
     return divided(writer, centred(writer, x[0], axes), axes, node.attributes)
 
 
-def _local_response(writer: Writer, node: Node, x: Sequence[str]) -> str:
+def _local_response_nodes(writer: Writer, node: Node, x: Sequence[str]) -> str:
     """LRN; for even sizes its window is not torch's, and the sum is written out.
 
     With alpha or beta 0, which runtimes refuse, it is a multiplication.
@@ -93,5 +130,5 @@ EMITTERS: Mapping[str, Emit] = {
     ),
     "group_norm": _group_norm,
     "instance_norm": _instance_norm,
-    "lrn": _local_response,
+    "lrn": _local_response_nodes,
 }

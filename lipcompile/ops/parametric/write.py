@@ -1,4 +1,4 @@
-"""Activations with trained numbers, and reflections of pairs."""
+"""How activations with trained numbers and reflections are written: as Python of torch, as operators of ONNX."""
 
 from __future__ import annotations
 
@@ -6,15 +6,41 @@ from collections.abc import Mapping
 from fractions import Fraction
 
 from lipcompile.core.graph import Node
-from lipcompile.emitters.onnx.writer import Emit, Writer, axis_of
-from lipcompile.ops.activation.onnx_write import grouped
+from lipcompile.emitters.onnx.writer import Emit, Writer
+from lipcompile.emitters.torch.pieces import Expression, Layer, Parameters, axis_of, nearest, radius
+from lipcompile.ops.activation.write import grouped
+
+# As Python
+
+
+def _shape_and_bound(node: Node, parameters: Parameters) -> list[str]:
+    """Write the arguments of a layer with one parameter in a box."""
+    (parameter,) = parameters.values()
+    return [f"{parameter.shape}", f"bound={radius(parameter)}"]
+
+
+EXPRESSIONS: Mapping[str, Expression] = {
+    "fixed_householder": lambda node, x: (
+        f"functional.householder({x[0]}, {nearest(node.attributes.angle)}, axis={axis_of(node)})"
+    )
+}
+LAYERS: Mapping[str, Layer] = {
+    "prelu": Layer(lambda node: "PReLU", _shape_and_bound),
+    "scale": Layer(lambda node: "Scale", _shape_and_bound),
+    "householder": Layer(
+        lambda node: "Householder",
+        lambda node, parameters: [f"{parameters['angle'].shape}", f"axis={axis_of(node)}"],
+    ),
+}
+
+# As operators of ONNX
 
 HALF = Fraction(1, 2)
 
 
 def _reflected(writer: Writer, node: Node, x: str, angle: str) -> str:
     """z + 2·max(0, -⟨v, z⟩)·v for pairs z, with v = (sin(angle/2), -cos(angle/2))."""
-    axis, pair = axis_of(node), axis_of(node) + 1
+    axis, pair = axis_of(node) + 1, axis_of(node) + 2
     pairs = grouped(node.shape, axis, 2)
     half = writer.times(angle, HALF)
     sine, cosine = writer.op("Sin", half), writer.op("Cos", half)

@@ -1,4 +1,4 @@
-"""Ops that move entries about, cut some off, or clip the whole."""
+"""How ops that move, cut or clip entries are written: as Python of torch, and as operators of ONNX."""
 
 from __future__ import annotations
 
@@ -6,19 +6,62 @@ from collections.abc import Mapping, Sequence
 
 from lipcompile.core.graph import Node
 from lipcompile.emitters.onnx.writer import Emit, Writer
+from lipcompile.emitters.torch.pieces import Expression, below, nearest
 from lipcompile.ops.shape.rules import permutation
+
+# As Python
+
+
+def _reshape(node: Node, operands: Sequence[str]) -> str:
+    sizes = ", ".join(map(str, node.shape))
+    return f"{operands[0]}.reshape({operands[0]}.shape[0], {sizes})"
+
+
+def _transpose(node: Node, operands: Sequence[str]) -> str:
+    axes = ", ".join(str(axis + 1) for axis in permutation(node.attributes, node.site.inputs[0]))
+    return f"{operands[0]}.permute(0, {axes})"
+
+
+def _slice(node: Node, operands: Sequence[str]) -> str:
+    part = node.attributes
+    return f"{operands[0]}.narrow({part.axis + 1}, {part.start}, {part.stop - part.start})"
+
+
+def _block(function: str) -> Expression:
+    return lambda node, operands: f"functional.{function}({operands[0]}, {node.attributes.size})"
+
+
+EXPRESSIONS: Mapping[str, Expression] = {
+    "identity": lambda node, x: x[0],
+    "flatten": lambda node, x: f"{x[0]}.flatten(1)" if node.site.inputs[0] else f"{x[0]}[:, None]",
+    "reshape": _reshape,
+    "transpose": _transpose,
+    "space_to_depth": _block("space_to_depth"),
+    "depth_to_space": _block("depth_to_space"),
+    "patches": _block("patches"),
+    "slice": _slice,
+    "clip_norm": lambda node, x: f"functional.clip_norm({x[0]}, {below(node.attributes.radius)})",
+    "clip_gradient": lambda node, x: f"self.clip_gradient({x[0]}, {below(node.attributes.bound)})",
+    "grouped_dropout": lambda node, x: (
+        f"functional.grouped_dropout({x[0]}, {nearest(node.attributes.probability)}, {node.attributes.axes}, "
+        "self.training)"
+    ),
+    "dropout": lambda node, x: f"F.dropout({x[0]}, {nearest(node.attributes.probability)}, self.training)",
+}
+
+# As operators of ONNX
 
 
 def _identity(writer: Writer, node: Node, x: Sequence[str]) -> str:
     return writer.op("Identity", x[0])
 
 
-def _transpose(writer: Writer, node: Node, x: Sequence[str]) -> str:
+def _transpose_nodes(writer: Writer, node: Node, x: Sequence[str]) -> str:
     axes = permutation(node.attributes, node.site.inputs[0])
     return writer.op("Transpose", x[0], perm=[0, *(axis + 1 for axis in axes)])
 
 
-def _slice(writer: Writer, node: Node, x: Sequence[str]) -> str:
+def _slice_nodes(writer: Writer, node: Node, x: Sequence[str]) -> str:
     part = node.attributes
     return writer.part(x[0], part.axis, part.start, part.stop)
 
@@ -70,7 +113,7 @@ EMITTERS: Mapping[str, Emit] = {
         writer.op("Flatten", x[0], axis=1) if node.site.inputs[0] else writer.reshape(x[0], (1,))
     ),
     "reshape": lambda writer, node, x: writer.reshape(x[0], node.shape),
-    "transpose": _transpose,
+    "transpose": _transpose_nodes,
     "space_to_depth": lambda writer, node, x: writer.reshape(
         _blocks(writer, node, x[0], (0, 1, 3, 5, 2, 4)), node.shape
     ),
@@ -78,7 +121,7 @@ EMITTERS: Mapping[str, Emit] = {
         "DepthToSpace", x[0], blocksize=node.attributes.size, mode="CRD"
     ),
     "patches": lambda writer, node, x: writer.reshape(_blocks(writer, node, x[0], (0, 2, 4, 1, 3, 5)), node.shape),
-    "slice": _slice,
+    "slice": _slice_nodes,
     "clip_norm": _clip_norm,
     "clip_gradient": _identity,
     "dropout": _dropout,
