@@ -50,7 +50,7 @@ class EngineOptions(TypedDict, total=False):
     """How noise and batches are made: the options that `make_private` and `make_private_with_epsilon` share.
 
     Args:
-        noise: how the noise is shared among parameters, see `noise.allocate`; "global" by default.
+        noise: how the noise is shared among parameters, see `noise.mechanism.allocate`; "global" by default.
         sampling: how batches are drawn and accounted, see `sampling`; "poisson" by default.
         max_physical_batch: most examples at once; larger batches arrive in pieces whose gradients add up.
         seed: makes the run repeatable and NOT private.
