@@ -31,9 +31,7 @@ _KINDS = click.Choice(["softmax", "norm", "residual", "attention", "pool", "grou
     "--floor", default="1", show_default=True, metavar="α", help="Norms divide by at least this: slope 1/α."
 )
 @click.option(
-    "--target",
-    metavar="K",
-    help="Go on until the bound is at most K; without it, until the bound is useful.",
+    "--target", metavar="K", help="Go on until the bound is at most K; without it, until the bound is useful."
 )
 @click.option("--also", multiple=True, type=_KINDS, help="Make this change in any case; repeatable.")
 @click.option("--never", multiple=True, type=_KINDS, help="Do not make this change; repeatable.")

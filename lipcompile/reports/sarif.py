@@ -179,9 +179,7 @@ class _Log:
             "ruleIndex": self.rules[found.code],
             "level": found.severity.value,
             "message": {"text": _text(group, file), "markdown": _markdown(group, file)},
-            "locations": [
-                {"physicalLocation": self._place(at), **({"logicalLocations": nodes} if nodes else {})},
-            ],
+            "locations": [{"physicalLocation": self._place(at), **({"logicalLocations": nodes} if nodes else {})}],
             "partialFingerprints": {"primaryLocationLineHash": self._fingerprint(found, at)},
             **({"fixes": fixes} if fixes else {}),
             "properties": {"kind": codes()[found.code].kind, "path": list(found.path)},

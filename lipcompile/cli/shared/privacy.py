@@ -216,10 +216,7 @@ def _asked(
 
 
 def _drawing(
-    sampling: Any,
-    correlation: Mapping[str, Any] | None,
-    rate: float,
-    sizes: tuple[int, int] | None,
+    sampling: Any, correlation: Mapping[str, Any] | None, rate: float, sizes: tuple[int, int] | None
 ) -> Drawing:
     """Return how batches are drawn; of correlated noise, as it needs."""
     if correlation is None:
