@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -287,3 +288,17 @@ def test_operands_that_are_missing_or_no_numbers_are_refused(tmp_path: Path) -> 
     assert load(model(gelu, ("n", 6)), tmp_path).graph is None
     truth = model([node("Sub", "x t", "y")], ("n", 6), {"t": np.array([True])})
     assert load(truth, tmp_path).graph is None
+
+
+@pytest.mark.parametrize("front", [0, 1])
+@pytest.mark.parametrize("second", list(product("ab", repeat=3))[1:-1], ids="".join)
+def test_attention_among_tensors_whose_batches_stand_at_different_axes(
+    second: tuple[str, ...], front: int, tmp_path: Path
+) -> None:
+    """For b, the batch is the second axis: heads of one example would meet those of another by broadcasting."""
+    turned = {"a": (0, 1, 3, 2), "b": (1, 0, 3, 2)}[second[1]]
+    moved = [node("Transpose", "x", "xb", perm=(1, 0, 2, 3)), node("Identity", "x", "xa")]
+    nodes = [*moved, node("Transpose", "x", "kt", perm=turned), node("MatMul", f"x{second[0]} kt", "s")]
+    nodes += [node("Softmax", "s", "w"), node("MatMul", f"w x{second[2]}", "h")]
+    nodes += [node("ReduceMean", "h", "m", axes=[front], keepdims=0), node("Flatten", "m", "y")]
+    assert errors(load(model(nodes, ["batch", 1, 4, 4]), tmp_path))
