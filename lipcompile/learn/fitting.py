@@ -102,6 +102,8 @@ def fit(
         DataError: no rows, or shapes that do not fit.
         BudgetError: a budget that cannot be met.
     """
+    if x.ndim == 2 and not x.shape[1]:
+        raise DataError("there is no column to learn from: give at least one beside the target")
     if x.ndim != 2 or len(x) != len(y) or 0 in x.shape:
         raise DataError(
             f"rows have shape {x.shape} and targets {y.shape}: both need the same number of rows, at least one"

@@ -230,6 +230,8 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
     for x, y in ((np.ones((3, 2)), np.ones(2)), (np.ones((0, 2)), np.ones(0)), (np.ones(3), np.ones(3))):
         with pytest.raises(DataError, match="the same number of rows"):
             fit(x, y, Problem(2), Budget(1.0, 1e-5))
+    with pytest.raises(DataError, match="no column to learn from"):
+        fit(np.ones((3, 0)), np.ones(3), Problem(2), Budget(1.0, 1e-5))
 
 
 def test_delta_is_below_one_over_the_rows() -> None:

@@ -186,6 +186,7 @@ def schema_beside(data: Path) -> Path:
 def _schema(run: TableRun) -> tuple[Schema, list[str]]:
     """Return a schema, and that it was read from the rows if it was, with a warning; raises InputError."""
     from lipcompile.tables.guess import guess
+    from lipcompile.tables.schema import Ignore
     from lipcompile.tables.schema_file import load
 
     path = run.schema or schema_beside(run.data)
@@ -193,7 +194,9 @@ def _schema(run: TableRun) -> tuple[Schema, list[str]]:
         if run.target is None:
             raise input_error("LIP411", "the table has no target column", "name the column with --target")
         found = guess(run.data, run.target)
-        kinds = _read(KINDS_READ, f"write them down: lipcompile new {run.data} --target {run.target}")
+        unused = ", ".join(f"`{one.name}`" for one in found.columns if isinstance(one, Ignore))
+        ignored = f" ({unused}: free text or empty, and ignored)" if unused else ""
+        kinds = _read(KINDS_READ, f"write them down: lipcompile new {run.data} --target {run.target}{ignored}")
         return found, [kinds, *names_read(found, run.data)]
     click.echo(f"schema {path}", err=True)
     found = load(path)
