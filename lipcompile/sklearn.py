@@ -281,7 +281,7 @@ class PrivateClassifier(ClassifierMixin, _Private):
     def predict_proba(self, X: ArrayLike) -> NDArray[Any]:  # noqa: N803
         """Return probabilities of the classes, [N, K]."""
         rows = self._rows(X)
-        return self._fitted.probabilities(rows)
+        return self._fitted.probabilities(self._fitted.outputs(rows))
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:  # noqa: N803
         """Return the most likely labels [N]."""
@@ -337,7 +337,7 @@ class PrivateRegressor(RegressorMixin, _Private):
     def predict(self, X: ArrayLike) -> NDArray[np.float64]:  # noqa: N803
         """Return predicted numbers [N]."""
         rows = self._rows(X)
-        return np.asarray(self._fitted.numbers(rows))
+        return np.asarray(self._fitted.numbers(self._fitted.outputs(rows)))
 
 
 def _column(y: ArrayLike | None) -> NDArray[Any]:

@@ -62,17 +62,16 @@ class Fitted:
         parts = [self.features(self.scaling(rows)) @ self.weights.T for _, rows in pieces(x)]
         return np.concatenate(parts) if parts else np.empty((0, len(self.weights)))
 
-    def probabilities(self, x: Array) -> Array:
-        """Return probabilities of the classes [N, K] for values [N, d]."""
-        outputs = self.outputs(x)
+    def probabilities(self, outputs: Array) -> Array:
+        """Return probabilities of the classes [N, K] for outputs [N, outputs]."""
         if self.head.loss == "binary":
             outputs = np.concatenate([np.zeros_like(outputs), outputs], axis=1)
         powers = np.exp(outputs - outputs.max(axis=1, keepdims=True, initial=-np.inf))
         return np.asarray(powers / powers.sum(axis=1, keepdims=True))
 
-    def numbers(self, x: Array) -> Array:
-        """Return predicted numbers [N]."""
-        return self.head.offset + self.head.unit * self.outputs(x)[:, 0]
+    def numbers(self, outputs: Array) -> Array:
+        """Return predicted numbers [N] for outputs [N, 1]."""
+        return self.head.offset + self.head.unit * outputs[:, 0]
 
 
 def fit(

@@ -36,8 +36,8 @@ _LEAST_TEXTS = 100
 def guess(source: Any, target: str | None = None, *, public: bool = False) -> Schema:
     """Read a schema from the rows of a source, as `read.batches` takes it; the source is read several times.
 
-    A column is boolean (yes and no, 0 and 1), a number, a date or a category; ignored if it has no values, or holds
-    free text: most of its first values differ, so that names or remarks say nothing of other rows.
+    A column is boolean (yes and no, 0 and 1), a number, a date or a category; ignored if it has no values, or
+    holds free text: most of its first values differ, so that they say nothing of other rows.
 
     Args:
         source: a table.

@@ -8,7 +8,6 @@ from lipcompile.diagnostics import input_error
 from lipcompile.tables.encode import Encoded
 from lipcompile.tables.schema import Schema
 
-
 # Classes that are read are names of people, or numbers, if there are more than these, and few rows of each.
 _MANY = 20
 _ROWS = 5
@@ -37,7 +36,7 @@ def classes_of(data: Encoded, schema: Schema, place: str = "the table") -> tuple
     if schema.classes is None and len(found) == 1:
         raise input_error("LIP414", f"{column} has the same class in all rows", "learn another column")
     if schema.classes is None and len(found) > max(_MANY, len(data.y) // _ROWS):
-        help_line = "learn another column; or write `classes` into the schema, or task = \"regression\""
+        help_line = 'learn another column; or write `classes` into the schema, or task = "regression"'
         raise input_error("LIP414", f"{column} has too many classes for so few rows", help_line)
     if schema.classes is not None and not found <= set(schema.classes):
         help_line = "write all classes into the schema, or remove the rows with other classes"

@@ -85,7 +85,7 @@ def test_it_learns_numbers(target_range: tuple[float, float] | None) -> None:
     x, _ = waves(rows=10_000)
     y = 4 + 3 * np.sin(x[:, 0]) + x[:, 1]
     fitted = fit(x[:8000], y[:8000], Problem(target_range=target_range), Budget(2.0, 1e-5))
-    errors = fitted.numbers(x[8000:]) - y[8000:]
+    errors = fitted.numbers(fitted.outputs(x[8000:])) - y[8000:]
     assert (errors**2).mean() < 0.1 * y.var()
 
 

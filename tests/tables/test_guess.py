@@ -118,7 +118,7 @@ def test_many_public_names_are_hashed() -> None:
 
 @pytest.mark.parametrize("public", [True, False])
 def test_free_text_is_ignored(public: bool) -> None:
-    """Of a hundred values more than half differ; a hundred names that come twice are categories, and so is a target."""
+    """Of a hundred values more than half differ; not so of names that come twice. A target is no free text."""
     remarks, twice = [f"remark {n}" for n in range(51)] + ["same"] * 49, [f"name {n}" for n in range(100)] * 2
     assert guess({"a": remarks}, public=public).columns == (Ignore("a"),)
     assert guess({"a": remarks[1:]}, public=public).columns[0].__class__ is Category

@@ -132,10 +132,12 @@ def fit(parts: Parts, options: Options) -> Outcome:
             )
     except (BudgetError, DataError) as error:
         raise input_error("LIP401" if isinstance(error, BudgetError) else "LIP403", str(error)) from None
-    files, score = {}, model.score(parts.test)
+    assert parts.test.y is not None
+    files, outputs = {}, model.fitted.outputs(parts.test.x)
+    score = model.score(outputs, parts.test.y)
     if output is not None:
         model.save(output / MODEL)
-        page = page_of(model, parts.test, score, course, parts.source, len(parts.train.x), parts.unpaid)
+        page = page_of(model, parts.test, outputs, course, parts.source, len(parts.train.x), parts.unpaid)
         write_text(output / PAGE, render_table(page))
         files = {"model": output / MODEL, "ledger": output / LEDGER, "page": output / PAGE}
     fitted = model.fitted
