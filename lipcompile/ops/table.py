@@ -6,6 +6,7 @@ from lipcompile.core.record import AnyLoss, AnyOp
 from lipcompile.ops.activation import rules as activation
 from lipcompile.ops.attention import dot_product
 from lipcompile.ops.attention import rules as attention
+from lipcompile.ops.colour import rules as colour
 from lipcompile.ops.conv import rules as conv
 from lipcompile.ops.embedding import rules as embedding
 from lipcompile.ops.linear import rules as linear
@@ -31,6 +32,7 @@ OPS: tuple[AnyOp, ...] = (
     *reduce.OPS,
     *shape.OPS,
     *resample.OPS,
+    *colour.OPS,
     *scattering.OPS,
     *whitening.OPS,
     *merge.OPS,

@@ -25,6 +25,7 @@ from lipcompile.numbers import text
 from lipcompile.numbers.rounding import below
 from lipcompile.ops.activation import onnx_write as activation
 from lipcompile.ops.attention import onnx_write as attention
+from lipcompile.ops.colour import onnx_write as colour
 from lipcompile.ops.conv import onnx_write as conv
 from lipcompile.ops.embedding import onnx_write as embedding
 from lipcompile.ops.linear import onnx_write as linear
@@ -50,6 +51,7 @@ EMITTERS: Mapping[str, Emit] = {
     **reduce.EMITTERS,
     **shape.EMITTERS,
     **resample.EMITTERS,
+    **colour.EMITTERS,
     **scattering.EMITTERS,
     **whitening.EMITTERS,
     **merge.EMITTERS,

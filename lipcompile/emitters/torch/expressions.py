@@ -14,6 +14,7 @@ from lipcompile.core.graph import Graph, Node
 from lipcompile.emitters.torch.pieces import Expression, Layer, Parameters, below
 from lipcompile.ops.activation import text as activation
 from lipcompile.ops.attention import text as attention
+from lipcompile.ops.colour import text as colour
 from lipcompile.ops.conv import text as conv
 from lipcompile.ops.embedding import text as embedding
 from lipcompile.ops.linear import text as linear
@@ -122,6 +123,7 @@ EXPRESSIONS: Mapping[str, Expression] = {
     **merge.EXPRESSIONS,
     **attention.EXPRESSIONS,
     **normalisation.EXPRESSIONS,
+    **colour.EXPRESSIONS,
     **scattering.EXPRESSIONS,
     **softmax.EXPRESSIONS,
 }
