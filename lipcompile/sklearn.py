@@ -135,7 +135,7 @@ class _Private(BaseEstimator):
             rows,
             y,
             Problem(low=low, high=high, **target),
-            Budget(float(self.epsilon), float(delta), self.fits, float(self.epsilon_search or 0)),
+            Budget(float(self.epsilon), float(delta), self.fits, bool(self.search)),
             recipe=recipe_for(*rows.shape, **(self.recipe or {})),
             seed=seed,
             ledger=self.ledger,
@@ -200,9 +200,10 @@ class PrivateClassifier(ClassifierMixin, _Private):
         bounds: public ranges of the columns, (low, high): two numbers, or two vectors [d] in which NaN stands for
             a range that is not public. Ranges that are not public are released, for a tenth of the budget.
         classes: the labels that there can be, public. None: those of `y`, with a `PrivacyLeakWarning`.
-        epsilon_search: part of ε for a private search of settings (docs/estimator.md); None: defaults, by a rule
-            that looks at the numbers of rows and columns alone.
-        fits: how many fits of the same rows ε pays for, this one among them; above 1 it may be cross-validated.
+        search: whether settings are searched privately (docs/estimator.md), for no more than ε in all. Without it
+            defaults follow from the numbers of rows and columns alone.
+        fits: k, of how many fits of the same rows each costs a k-th of the budget, so that k of them together cost
+            ε; above 1 the model may be cross-validated. Who counts is the ledger, if it is a file.
         recipe: changes of `lipcompile.learn.recipe.Recipe`, such as {"steps": 200}.
         ledger: file of the ledger; what it holds of the same rows counts against ε.
         random_state: makes the fit repeatable, and NOT private.
@@ -229,7 +230,7 @@ class PrivateClassifier(ClassifierMixin, _Private):
         schema: Schema | str | os.PathLike[str] | None = None,
         bounds: tuple[ArrayLike, ArrayLike] | None = None,
         classes: ArrayLike | None = None,
-        epsilon_search: float | None = None,
+        search: bool = False,
         fits: int = 1,
         recipe: Mapping[str, Any] | None = None,
         ledger: str | os.PathLike[str] | None = None,
@@ -240,7 +241,7 @@ class PrivateClassifier(ClassifierMixin, _Private):
         self.schema = schema
         self.bounds = bounds
         self.classes = classes
-        self.epsilon_search = epsilon_search
+        self.search = search
         self.fits = fits
         self.recipe = recipe
         self.ledger = ledger
@@ -294,7 +295,7 @@ class PrivateRegressor(RegressorMixin, _Private):
     """A regression of tables under (ε, δ) differential privacy; see `PrivateClassifier`.
 
     Args:
-        epsilon, delta, schema, bounds, epsilon_search, fits, recipe, ledger, random_state: as `PrivateClassifier`.
+        epsilon, delta, schema, bounds, search, fits, recipe, ledger, random_state: as `PrivateClassifier`.
         target_range: public range (low, high) of the target; values beyond are cut to it. None: it is released,
             together with the ranges of columns.
     """
@@ -307,7 +308,7 @@ class PrivateRegressor(RegressorMixin, _Private):
         schema: Schema | str | os.PathLike[str] | None = None,
         bounds: tuple[ArrayLike, ArrayLike] | None = None,
         target_range: tuple[float, float] | None = None,
-        epsilon_search: float | None = None,
+        search: bool = False,
         fits: int = 1,
         recipe: Mapping[str, Any] | None = None,
         ledger: str | os.PathLike[str] | None = None,
@@ -318,7 +319,7 @@ class PrivateRegressor(RegressorMixin, _Private):
         self.schema = schema
         self.bounds = bounds
         self.target_range = target_range
-        self.epsilon_search = epsilon_search
+        self.search = search
         self.fits = fits
         self.recipe = recipe
         self.ledger = ledger

@@ -101,6 +101,7 @@ class TableModel:
             "spent": [asdict(line) for line in one.spent],
             "recipe": asdict(one.recipe),
             "private": one.private,
+            "searched": one.searched,
         }
         with Path(path).open("wb") as file:
             np.savez(file, facts=np.array(json.dumps(facts)), **arrays)  # type: ignore[arg-type]
@@ -130,6 +131,7 @@ def load(path: str | os.PathLike[str]) -> TableModel:
             tuple(Spent(**line) for line in facts["spent"]),
             Recipe(**facts["recipe"]),
             facts["private"],
+            facts.get("searched"),
         )
         return TableModel(schema_of(tomllib.loads(facts["schema"])), fitted)
     except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
@@ -144,7 +146,7 @@ def fit_table(
     epsilon: float,
     *,
     delta: float | None = None,
-    search: float = 0.0,
+    search: bool = False,
     seed: int | None = None,
     ledger: str | os.PathLike[str] | None = None,
     watch: Watch | None = None,
@@ -155,7 +157,7 @@ def fit_table(
         data: rows with targets, as `lipcompile.tables` encodes them; missing or unknown classes were refused.
         schema: with the classes, if there are any.
         epsilon, delta: the budget; δ None: `default_delta`.
-        search: the part of ε for a private search of settings.
+        search: whether settings are searched.
         seed: makes the fit repeatable, and NOT private.
         ledger: file of the ledger.
         watch: told of each step.

@@ -53,14 +53,14 @@ class Options:
     Args:
         epsilon: ε of everything that is done with the training rows.
         delta: δ; None: the learner's default.
-        search: the part of ε for a private search of settings.
+        search: whether settings are searched, privately.
         seed: makes the run repeatable, and not private.
         output: folder for the model and its ledger; None: neither is kept.
     """
 
     epsilon: float
     delta: float | None
-    search: float
+    search: bool
     seed: int | None
     output: Path | None
 
@@ -94,6 +94,7 @@ class Outcome:
         delta: at this δ.
         private: whether noise was drawn that nobody can predict.
         files: what was written, by what it is.
+        searched: what a search has kept; None: none was made.
     """
 
     score: float
@@ -101,6 +102,7 @@ class Outcome:
     delta: float
     private: bool = True
     files: Mapping[str, Path] = field(default_factory=dict)
+    searched: str | None = None
 
 
 def fit(parts: Parts, options: Options) -> Outcome:
@@ -141,7 +143,7 @@ def fit(parts: Parts, options: Options) -> Outcome:
         write_text(output / PAGE, render_table(page))
         files = {"model": output / MODEL, "ledger": output / LEDGER, "page": output / PAGE}
     fitted = model.fitted
-    return Outcome(score, fitted.epsilon, fitted.budget.delta, fitted.private, files)
+    return Outcome(score, fitted.epsilon, fitted.budget.delta, fitted.private, files, fitted.searched)
 
 
 def train_on_table(run: TableRun, given: Mapping[str, Any]) -> int:
@@ -170,7 +172,7 @@ def _options(given: Mapping[str, Any], output: Path | None) -> Options:
         raise input_error(
             "LIP404", "--epsilon is needed", "such as --epsilon 1: it is what you promise to the people in it"
         )
-    return Options(given["epsilon"], given["delta"], given.get("search") or 0.0, given["seed"], output)
+    return Options(given["epsilon"], given["delta"], bool(given.get("search")), given["seed"], output)
 
 
 def _flag(name: str) -> str:
@@ -266,5 +268,7 @@ def _print(outcome: Outcome, files: Mapping[str, Path], schema: Schema) -> None:
     promise = "" if outcome.private else " -- NOT PRIVATE: a seed was fixed, so the noise is predictable"
     click.echo(f"{score} (of the rows to test on, exactly: not private)")
     click.echo(f"ε = {upward(outcome.epsilon, 4)} at δ = {outcome.delta:g}{promise}")
+    if outcome.searched is not None:
+        click.echo(f"the search kept: {outcome.searched}")
     for name, path in files.items():
         click.echo(f"{name:<11} {path}")
