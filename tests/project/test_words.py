@@ -22,7 +22,12 @@ from markdown_it import MarkdownIt
 ROOT = Path(__file__).parents[2]
 WRITTEN = {"decisions.md", "onnx-support.md"}  # as in .vale.ini
 DOCS = sorted(path for path in (ROOT / "docs").rglob("*.md") if path.name not in WRITTEN)
-PAGES = [ROOT / "README.md", ROOT / "grammar" / "README.md", *DOCS]
+ALONE = [
+    ROOT / name
+    for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "grammar/README.md", "benchmarks/README.md")
+]
+PROOFS = sorted((ROOT / "lipcompile" / "ops").rglob("*.md"))
+PAGES = [*ALONE, *PROOFS, *DOCS]
 ROOMS = sorted(
     path.relative_to(ROOT)
     for path in [*(ROOT / "lipcompile").iterdir(), *(ROOT / "backends").iterdir()]

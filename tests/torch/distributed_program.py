@@ -20,6 +20,7 @@ import torch
 from lipcompile_privacy.factorisation import planned_strategy
 from lipcompile_torch import ClipGroup, PrivacyEngine, layers
 from lipcompile_torch.distributed import Processes
+from lipcompile_torch.noise.processor import KEY_BYTES
 from lipcompile_torch.sharding import add_sum_, is_shard
 from lipcompile_torch.train.checkpoint import read_checkpoint, restore, save_checkpoint
 from lipcompile_torch.train.loss_clipping import AdaptiveClip
@@ -457,7 +458,7 @@ def every_rank_samples_for_itself() -> str:
 
     def own(self: Processes, doing: str, compute: Callable[[], Any]) -> Any:
         if doing == "begin sampling":
-            return torch.Generator().manual_seed(self.rank).get_state()
+            return bytes([self.rank]) * KEY_BYTES
         return plain(self, doing, compute)
 
     with fault(Processes, "first", own):

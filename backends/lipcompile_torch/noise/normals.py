@@ -222,23 +222,5 @@ def _keystream() -> Words:
     return words
 
 
-def fresh_generator() -> torch.Generator:
-    """Return a CPU generator whose whole state comes from the operating system's entropy."""
-    generator = torch.Generator()
-    _take_entropy(generator)
-    return generator
-
-
-_WORDS = 624  # of the Mersenne twister
-
-
 def _take_entropy(generator: torch.Generator) -> None:
     generator.manual_seed(int.from_bytes(os.urandom(8), "little"))
-    if generator.device.type != "cpu":
-        return
-    # Layout of the state: seed, flags, position, then one 32-bit word in each of 624 64-bit slots. After
-    # `manual_seed` the position asks for the next block, which is computed from all the words.
-    state = generator.get_state()
-    words = torch.frombuffer(bytearray(os.urandom(4 * _WORDS)), dtype=torch.int32).to(torch.int64) & 0xFFFFFFFF
-    state.view(torch.int64)[3 : 3 + _WORDS] = words
-    generator.set_state(state)

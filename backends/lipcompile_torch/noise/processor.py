@@ -38,6 +38,9 @@ Words = NDArray[np.uint64]
 BLOCK = 1 << 17
 """Entries that share pairs of words."""
 
+KEY_BYTES = 32
+"""Bytes that start a generator of `keyed`: a key of 128 bits, and a counter of as many."""
+
 GENERATORS = 16
 """How many generators there are, and so the most threads that draw."""
 
@@ -69,13 +72,22 @@ def started(seed: int | None, number: int) -> Bits:
         number: of the generator.
     """
     if seed is None:
-        key, counter = os.urandom(16), os.urandom(16)
-        return KeyStream(key, counter) if native.has_aes() else _Cipher(key, counter)
+        return keyed(os.urandom(KEY_BYTES))
     source = SFC64(0)
     state: Any = {"state": np.array([seed % 2**64, number, 0, 1], np.uint64)}
     source.state = {"bit_generator": "SFC64", "state": state, "has_uint32": 0, "uinteger": 0}
     source.random_raw(_WARM_UP, output=False)
     return _Chaotic(source)
+
+
+def keyed(entropy: bytes) -> Bits:
+    """Return AES-128 in counter mode; the same words wherever it runs, if their numbers are even.
+
+    Args:
+        entropy: `KEY_BYTES` bytes, the key and the first counter.
+    """
+    key, counter = entropy[:16], entropy[16:]
+    return KeyStream(key, counter) if native.has_aes() else _Cipher(key, counter)
 
 
 class _Chaotic:

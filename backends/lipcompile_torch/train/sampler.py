@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from lipcompile_privacy.accounting import Drawing, NeighbouringRelation, Sampling
 from torch import Tensor
 from torch.utils.data import (
@@ -23,7 +23,7 @@ from torch.utils.data import (
 
 from ..certify.precision import most_examples
 from ..distributed import ALONE, World
-from ..noise.normals import fresh_generator
+from ..noise.processor import KEY_BYTES, keyed
 from .sampling import SamplingError, scheme_for
 
 
@@ -97,9 +97,8 @@ class PrivateLoader:
         self.current: LogicalBatch | None = None
         self.before_batch: Callable[[], None] = _nothing
         self._loader, self._world = loader, world
-        generator = fresh_generator() if seed is None else torch.Generator().manual_seed(seed)
-        generator.set_state(world.first("begin sampling", generator.get_state))
-        self.scheme = scheme_for(drawing, relation, generator)
+        key = os.urandom(KEY_BYTES) if seed is None else _of_seed(seed)
+        self.scheme = scheme_for(drawing, relation, keyed(world.first("begin sampling", lambda: key)))
         self.size, self.expected_batch_size = self.scheme.size, self.scheme.batch_size
         self.sampling_rate = drawing.sampling_rate
 
@@ -189,6 +188,10 @@ class PrivateLoader:
             multiprocessing_context=theirs.multiprocessing_context,
             generator=theirs.generator,
         )
+
+
+def _of_seed(seed: int) -> bytes:
+    return hashlib.blake2b(f"sampling by seed {seed}".encode(), digest_size=KEY_BYTES).digest()
 
 
 class _Once:

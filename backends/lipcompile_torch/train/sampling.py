@@ -12,6 +12,8 @@ from lipcompile_privacy.accounting import Drawing, NeighbouringRelation, Samplin
 from lipcompile_privacy.errors import SamplingError as SamplingError
 from torch import Tensor
 
+from ..noise.processor import Bits
+
 _MANY = 8  # a batch that is a larger share than 1/8 of the data has many draws that come twice
 
 
@@ -36,16 +38,16 @@ class Scheme(ABC):
 
     Args:
         drawing: what it is called, its rate q and sizes (b, N), and what is charged for it.
-        generator: of all random choices; fresh from the operating system's entropy, or the run is not private.
+        bits: of all random choices; of a cipher under a secret key, or the run is not private.
 
     Attributes:
         drawn: how many steps were drawn.
     """
 
-    def __init__(self, drawing: Drawing, generator: torch.Generator) -> None:
+    def __init__(self, drawing: Drawing, bits: Bits) -> None:
         if drawing.sizes is None:
             raise SamplingError("sampling needs a data set of known size")
-        self.drawing, self.generator = drawing, generator
+        self.drawing, self._bits = drawing, bits
         self.batch_size, self.size = drawing.sizes
         self.drawn = 0
         self._iterations = 0
@@ -80,7 +82,14 @@ class Scheme(ABC):
         """Return the indices of the examples of a step, int64 [n]."""
 
     def _uniform(self, count: int) -> Tensor:
-        return torch.rand(count, dtype=torch.float64, generator=self.generator)
+        """Return uniform multiples of 2^-53 below 1, float64 [count]."""
+        words = np.empty(count + count % 2, np.uint64)  # a generator gives an even number of words
+        self._bits.fill_(words)
+        return torch.from_numpy((words[:count] >> np.uint64(11)) * 2.0**-53)
+
+    def _order(self) -> Tensor:
+        """Return all indices in an order that the data did not choose, int64 [N]."""
+        return self._uniform(self.size).argsort()
 
     def _bins(self, count: int) -> Tensor:
         """Return a bin for each example, int64 [N], independently and uniformly."""
@@ -98,8 +107,7 @@ class Poisson(Scheme):
 class FixedSize(Scheme):
     """Exactly b examples at each step, without replacement, afresh at every step.
 
-    Formal guarantees: every set of b examples is equally likely, up to the 53 bits of a uniform. (`randperm` is
-    biased by up to N/2^32 of q.)
+    Formal guarantees: every set of b examples is equally likely, up to the 53 bits of a uniform.
     """
 
     def batch(self, step: int) -> Tensor:  # noqa: ARG002  # every step alike
@@ -145,7 +153,7 @@ class Shuffle(_Epochs):
 
     def batches(self) -> list[Tensor]:
         """Cut a random order."""
-        return list(torch.randperm(self.size, generator=self.generator).tensor_split(self.steps_per_epoch))
+        return list(self._order().tensor_split(self.steps_per_epoch))
 
 
 class BallsInBins(_Epochs):
@@ -166,8 +174,8 @@ class CyclicPoisson(Scheme):
     independently, once for the run.
     """
 
-    def __init__(self, drawing: Drawing, generator: torch.Generator) -> None:
-        super().__init__(drawing, generator)
+    def __init__(self, drawing: Drawing, bits: Bits) -> None:
+        super().__init__(drawing, bits)
         self._group = self._bins(drawing.groups)
 
     def batch(self, step: int) -> Tensor:
@@ -185,11 +193,10 @@ class FixedOrder(Scheme):
     under add/remove; under replace-one the steps are of equal sizes, up to one. The run is one Gaussian mechanism.
     """
 
-    def __init__(self, drawing: Drawing, generator: torch.Generator, balanced: bool) -> None:
-        super().__init__(drawing, generator)
-        shuffled = torch.randperm(self.size, generator=generator)
+    def __init__(self, drawing: Drawing, bits: Bits, balanced: bool) -> None:
+        super().__init__(drawing, bits)
         self._bin = torch.empty(self.size, dtype=torch.int64)
-        self._bin[shuffled] = torch.arange(self.size) % self.steps_per_epoch
+        self._bin[self._order()] = torch.arange(self.size) % self.steps_per_epoch
         if not balanced:
             self._bin = self._bins(self.steps_per_epoch)
 
@@ -207,18 +214,18 @@ _SCHEMES: dict[Sampling, type[Scheme]] = {
 }
 
 
-def scheme_for(drawing: Drawing, relation: NeighbouringRelation, generator: torch.Generator) -> Scheme:
+def scheme_for(drawing: Drawing, relation: NeighbouringRelation, bits: Bits) -> Scheme:
     """Return the scheme that draws so.
 
     Args:
         drawing: with sizes.
         relation: the neighbouring relation that its releases are to be accounted under.
-        generator: of all random choices.
+        bits: of all random choices.
 
     Raises:
         BudgetError: there is no valid analysis under this relation.
     """
     drawing.check(relation)
     if drawing.sampling == "fixed_order":
-        return FixedOrder(drawing, generator, balanced=relation is NeighbouringRelation.REPLACE_ONE)
-    return _SCHEMES[drawing.sampling](drawing, generator)
+        return FixedOrder(drawing, bits, balanced=relation is NeighbouringRelation.REPLACE_ONE)
+    return _SCHEMES[drawing.sampling](drawing, bits)

@@ -114,6 +114,19 @@ def test_orthogonal_evens_out_singular_values(shape: tuple[int, ...], operator: 
         assert float(values.min() / values.max()) > 0.999
 
 
+def test_orthogonal_starts_at_a_scale_that_suits_every_group() -> None:
+    """The first group is orthogonal, and the root mean square of all singular values is √1.06. The largest of the
+    second is 3, above the √5 from which on Björck's iteration diverges.
+    """
+    pointwise = Convolution((1, 1), (2, 2), 1, 1, (1, 1), ((0, 0), (0, 0)), (1, 1), 2)
+    uneven = torch.diag(torch.tensor([3.0] + [1e-3] * 7))
+    kernel = torch.cat((torch.eye(8), uneven))[..., None, None]
+    projected = Orthogonal().project(kernel, pointwise)
+    assert operator_norm(projected, pointwise) <= 1
+    values = torch.linalg.svdvals(pointwise.matrix(projected).double())
+    assert float(values.min()) > 0.99
+
+
 def test_orthogonal_pulls_a_shrunk_matrix_up_again() -> None:
     torch.manual_seed(0)
     weight = 0.5 * torch.nn.init.orthogonal_(torch.empty(5, 9))
@@ -270,3 +283,10 @@ def test_norms_of_subnormal_weights_are_upper_bounds() -> None:
         weight = torch.full((count, 1), 2.0**-1074, dtype=torch.float64)
         for norm in (Dense().norm(weight).bound, Translation().norm(weight).bound, Rows().norm(weight.T).bound):
             assert count <= round(norm / 2.0**-1074) ** 2 <= (math.sqrt(count) + 2) ** 2
+
+
+def test_rows_longer_than_what_is_scaled_at_a_time() -> None:
+    weight = torch.ones(1, 70_000)
+    projected = Frobenius(1.0).project(weight, Dense())
+    assert math.isclose(float(projected.double().norm()), 1.0, rel_tol=1e-5)
+    assert float(projected.double().norm()) <= 1

@@ -7,6 +7,7 @@ import math
 import random
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -338,6 +339,22 @@ def test_euclidean_bound_is_tight_from_above() -> None:
     x = torch.randn(1000)
     true = math.sqrt(math.fsum(v * v for v in x.tolist()))
     assert true <= EuclideanNorm(x).bound <= true * (1 + 1e-11)
+
+
+@pytest.mark.parametrize(
+    ("reads", "padding", "mode", "reason"),
+    [
+        (0, ((0, 0), (0, 0)), "zeros", "must be positive"),
+        (1, ((1, 1), (1, -1)), "zeros", "negative"),
+        (1, ((0, 0), (4, 0)), "circular", "more than once"),
+        (1, ((3, 0), (0, 0)), "reflect", "more than once"),
+    ],
+)
+def test_one_wrong_number_of_a_geometry_is_refused(
+    reads: int, padding: Any, mode: PaddingMode, reason: str
+) -> None:
+    with pytest.raises(ValueError, match=reason):
+        Convolution((2, 2), (3, 3), reads, 1, (1, 1), padding, (1, 1), 1, mode)
 
 
 def test_wrong_geometry_is_refused() -> None:
