@@ -43,6 +43,7 @@ from lipcompile.tables.guess import guess
 from lipcompile.tables.schema import Schema
 from lipcompile.tables.schema_file import load
 from lipcompile.tables.stream import encoded
+from lipcompile.tables.target import too_many
 
 __all__ = ["PrivacyLeakWarning", "PrivateClassifier", "PrivateRegressor", "UnpaidSearchError"]
 
@@ -258,6 +259,8 @@ class PrivateClassifier(ClassifierMixin, _Private):
         labels = _column(y)
         with _unquoted():
             check_classification_targets(labels)
+        if not len(labels):
+            raise ValueError("there are no rows")
         found = np.unique(labels)
         if self.classes is None:
             warnings.warn(
@@ -265,6 +268,8 @@ class PrivateClassifier(ClassifierMixin, _Private):
                 PrivacyLeakWarning,
                 2,
             )
+            if too_many(len(found), len(labels)):
+                raise ValueError("y has too many classes for so few rows: give classes=[…], or PrivateRegressor")
         self.classes_ = found if self.classes is None else np.unique(np.asarray(self.classes))
         if not np.isin(found, self.classes_).all():
             raise ValueError("y has labels that are not among `classes`")
@@ -345,20 +350,20 @@ def _column(y: ArrayLike | None) -> NDArray[Any]:
     """Return targets as a vector [N]."""
     if y is None:
         raise ValueError("this estimator requires y to be passed, but the target y is None")
-    with _unquoted():
+    with _unquoted("Input y"):
         found: NDArray[Any] = column_or_1d(y, warn=True)
         assert_all_finite(found, input_name="y")
     return found
 
 
 @contextmanager
-def _unquoted() -> Iterator[None]:
-    """Refuse what scikit-learn refuses, without the values of rows that its messages quote."""
+def _unquoted(called: str = "Input") -> Iterator[None]:
+    """Refuse what scikit-learn refuses, without the values of rows that its messages quote; `called`: of what."""
     try:
         yield
     except (TypeError, ValueError) as error:
         kind = TypeError if isinstance(error, TypeError) else ValueError
-        raise kind(_told(str(error))) from None
+        raise kind(_told(str(error)).replace("Input contains", f"{called} contains")) from None
 
 
 def _told(message: str) -> str:

@@ -8,9 +8,13 @@ from lipcompile.diagnostics import input_error
 from lipcompile.tables.encode import Encoded
 from lipcompile.tables.schema import Schema
 
-# Classes that are read are names of people, or numbers, if there are more than these, and few rows of each.
-_MANY = 20
-_ROWS = 5
+_MANY = 20  # classes
+_ROWS = 5  # for each class
+
+
+def too_many(classes: int, rows: int) -> bool:
+    """Return whether classes that are read from rows may be names of people: many, with few rows of each."""
+    return classes > max(_MANY, rows // _ROWS)
 
 
 def classes_of(data: Encoded, schema: Schema, place: str = "the table") -> tuple[str, ...]:
@@ -35,7 +39,7 @@ def classes_of(data: Encoded, schema: Schema, place: str = "the table") -> tuple
         raise _absent(column)
     if schema.classes is None and len(found) == 1:
         raise input_error("LIP414", f"{column} has the same class in all rows", "learn another column")
-    if schema.classes is None and len(found) > max(_MANY, len(data.y) // _ROWS):
+    if schema.classes is None and too_many(len(found), len(data.y)):
         help_line = 'learn another column; or write `classes` into the schema, or task = "regression"'
         raise input_error("LIP414", f"{column} has too many classes for so few rows", help_line)
     if schema.classes is not None and not found <= set(schema.classes):
