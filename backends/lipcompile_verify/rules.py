@@ -15,8 +15,8 @@ from math import prod
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+from .disjoint_parts import hypotenuse
 from .document import MOST_NODES, of_kind, require, spend
-from .forms import hypotenuse
 from .intervals import UNBOUNDED, Exact, Real, decay, least, log, most, power, real, rise, root, total
 from .scattering import energy, padding
 from .windows import Row, adaptive, averages, counts, interpolation, norm_within, outputs, padded

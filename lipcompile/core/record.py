@@ -171,6 +171,11 @@ def scaled_by_lipschitz(
     return [factor * cotangent for factor in lipschitz]
 
 
+def draws_nothing(attributes: object) -> bool:
+    """Whether an op draws random numbers: most ops never do."""
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class Spelling:
     """A name of an op in .lip; `rank` spatial axes, where the name fixes them; `preset` arguments it fills in."""
@@ -182,7 +187,7 @@ class Spelling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Op(Generic[A]):
-    """An op and all its rules. `proof` is `file.md#anchor` beside the rules. `conditions`, `axes` may be left out.
+    """An op and all its rules. `proof` is `file.md#anchor` beside the rules. The last three may be left out.
 
     takes: what its operands hold; only the model's input can hold tokens (whole numbers that select rows).
     norm, row, entry: bounds of the output. None where nothing better than the norm is known.
@@ -190,6 +195,7 @@ class Op(Generic[A]):
     lipschitz: None if the op is not Lipschitz: then no trainable parameter may stand upstream of it (R3).
     parts: whether the cotangents of the operands are parts of the output's: Σ‖g_i/l_i‖² <= ‖g‖².
     conditions: what certificates say of how the rules came by their constants; None for nothing.
+    draws: whether it draws random numbers in training, with these attributes.
     axes: which axis of the output is which: as in the operand, the channels first, or as the op places them.
     """
 
@@ -209,6 +215,7 @@ class Op(Generic[A]):
     dsl: tuple[Spelling, ...]
     proof: str
     conditions: ConditionsRule[A] | None = None
+    draws: Callable[[A], bool] = draws_nothing
     axes: AxisOrder = "kept"
 
     def parameter(self, role: str) -> ParameterRule[A]:

@@ -56,7 +56,8 @@ class TrainConfig:
         schedule: learning rate "constant", or falling to 0 by half a "cosine" or in a "linear" way.
         average: the weights of this share of the steps, the last ones, are averaged in the end, which is
             post-processing; None: the last weights stay.
-        noise: how noise is shared among parameters: a rule, or weights by name or pattern, see `noise.allocate`.
+        noise: how noise is shared among parameters: a rule, or weights by name or pattern, see
+            `noise.mechanism.allocate`.
         sampling: how batches are drawn and accounted, see `sampling`; None: "poisson", or what correlation needs.
         correlation: how noise is correlated from step to step: {"kind": "correlated", "bands": 16}, {"kind":
             "blt"}, or a strategy as data; None: it is independent.

@@ -64,9 +64,7 @@ def verified(loaded: Loaded, derivation: Derivation, backend: Backend, text: str
         found = replace(found, location=Location(loaded.source.path))
     failed = found.severity == Severity.ERROR
     return replace(
-        derivation,
-        diagnostics=(*derivation.diagnostics, found),
-        analysis=None if failed else derivation.analysis,
+        derivation, diagnostics=(*derivation.diagnostics, found), analysis=None if failed else derivation.analysis
     )
 
 

@@ -10,7 +10,7 @@ from lipcompile.frontends.onnx.context import Importer
 from lipcompile.frontends.onnx.node import OnnxNode
 from lipcompile.frontends.onnx.refused import refusal_of
 from lipcompile.ops.activation import onnx_read as activation
-from lipcompile.ops.activation.text import WRITTEN
+from lipcompile.ops.activation.write import WRITTEN
 from lipcompile.ops.attention import onnx_read as attention
 from lipcompile.ops.conv import onnx_read as conv
 from lipcompile.ops.linear import onnx_einsum as einsum

@@ -258,32 +258,17 @@ LOSSES: tuple[AnyLoss, ...] = (
     ),
     loss_record("nll", NoAttributes, several_classes, unit, CLASS, "loss.md#negative-log-likelihood"),
     loss_record(
-        "bce",
-        Logistic,
-        one_logit,
-        binary_cross_entropy,
-        "a number from 0 to 1",
-        "loss.md#binary-cross-entropy",
+        "bce", Logistic, one_logit, binary_cross_entropy, "a number from 0 to 1", "loss.md#binary-cross-entropy"
     ),
     loss_record("hinge", Hinge, one_logit, unit, SIGN, "loss.md#margins"),
     loss_record("kr", NoAttributes, one_logit, unit, SIGN, "loss.md#margins"),
     loss_record("hkr", HingeKR, one_logit, hinge_kr, SIGN, "loss.md#margins"),
     loss_record(
-        "multiclass_hinge",
-        MulticlassHinge,
-        several_classes,
-        multiclass_unit,
-        CLASS,
-        "loss.md#one-against-all",
+        "multiclass_hinge", MulticlassHinge, several_classes, multiclass_unit, CLASS, "loss.md#one-against-all"
     ),
     loss_record("multiclass_kr", MulticlassKR, several_classes, multiclass_unit, CLASS, "loss.md#one-against-all"),
     loss_record(
-        "multiclass_hkr",
-        MulticlassHingeKR,
-        several_classes,
-        multiclass_hinge_kr,
-        CLASS,
-        "loss.md#one-against-all",
+        "multiclass_hkr", MulticlassHingeKR, several_classes, multiclass_hinge_kr, CLASS, "loss.md#one-against-all"
     ),
     loss_record("multi_margin", MultiMargin, several_classes, multi_margin, CLASS, "loss.md#multi-margin"),
     loss_record("cosine", Cosine, several_classes, cosine, CLASS, "loss.md#cosine"),

@@ -1,4 +1,4 @@
-"""Colour spaces: a convolution with a constant kernel of one pixel, and comparisons."""
+"""Colour spaces in torch and ONNX: there a convolution with a constant kernel of one pixel, and comparisons."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ import numpy as np
 
 from lipcompile.core.graph import Node
 from lipcompile.emitters.onnx.writer import Emit, Writer
+from lipcompile.emitters.torch.pieces import Expression
 from lipcompile.ops.colour.rules import MATRICES
+
+EXPRESSIONS: Mapping[str, Expression] = {
+    "colour_space": lambda node, x: f"functional.colour_space({x[0]}, {node.attributes.space!r})",
+    "hsv": lambda _, x: f"functional.hsv({x[0]})",
+}
 
 _LEAST = 1e-6  # what smaller divisors are replaced by
 
