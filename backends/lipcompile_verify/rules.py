@@ -26,7 +26,7 @@ Bounds = Sequence[Real | Exact]
 LINEAR, MODES = "spectral|orthogonal|frobenius", "zeros|circular|reflect|replicate"
 READS = {  # the ops and losses for which rows and entries are derived
     *("gelu", "silu", "mish", "hard_swish", "prelu", "scale", "householder", "multiply", "softmax", "log_softmax"),
-    *("matmul", "attention", "dot_product_attention", "token_cross_entropy"),
+    *("matmul", "attention", "dot_product_attention", "token_cross_entropy", "multilabel_bce"),
 }
 
 

@@ -20,7 +20,7 @@ _TRANSFORMS = ("colour_space", "hsv", "scattering2d", "whitened_scattering2d", "
 # Of the names of layers that are shown.
 _MOST_SHOWN = 8
 # Losses that turn logits into probabilities themselves.
-_OF_LOGITS = ("cross_entropy", "token_cross_entropy", "bce")
+_OF_LOGITS = ("cross_entropy", "token_cross_entropy", "pixel_cross_entropy", "bce", "multilabel_bce")
 _SQUARES = ("squared_error", "mean_squared_error")
 # A norm that stretches by more is warned of.
 _LARGE_SLOPE = 10

@@ -87,7 +87,7 @@ class Deployment(Protocol):
         batch: int | None = None,
         precision: str = "float32",
         vocabulary: int | None = None,
-        log_probabilities: bool = False,
+        log_softmax: int | None = None,
     ) -> Any:
         """Return how far a class of modules is from what it was imported from; raises `ShapeError`."""
 

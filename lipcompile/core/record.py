@@ -260,6 +260,12 @@ class NoAttributes:
 
 
 CLASS_OF_TOKEN = "a class index a token"
+CLASS_OF_PIXEL = "a class index a pixel"
+
+
+def class_axis(loss: AnyLoss) -> int:
+    """Return the axis of an example's logits that the classes are along."""
+    return 0 if loss.target == CLASS_OF_PIXEL else -1
 
 
 def refuse_channels_first(loss: AnyLoss, logits: Shape, by: AnyOp | None) -> None:
@@ -267,6 +273,4 @@ def refuse_channels_first(loss: AnyLoss, logits: Shape, by: AnyOp | None) -> Non
     if loss.target != CLASS_OF_TOKEN or by is None or by.axes != "channels":
         return
     message = f"this loss reads classes from the last axis of {list(logits)}, but `{by.name}` has channels first"
-    flat, own = (".flatten(2)", f"reshape({logits[0]}, -1) ") if len(logits) > 2 else ("", "")
-    help_line = f"for a label a position end with {flat}.transpose(1, 2), in a .lip file with {own}transpose"
-    raise Refusal("LIP211", message, help_line)
+    raise Refusal("LIP211", message, "use pixel_cross_entropy, which reads them from the first axis")

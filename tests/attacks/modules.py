@@ -23,7 +23,7 @@ from lipcompile.ops.schema import Axis, Extra, Index, Padding, PerAxis
 
 from .catalogue import LOSS_ATTACKS
 from .draw import Draw
-from .families.losses import one, table
+from .families.losses import image, one, table
 
 LARGEST = 96
 JUMPS = ("sign", "hard_shrink")
@@ -398,6 +398,9 @@ class Writer:
             classes = rng.randint(2, 4)
             logits = (*shape[:-1], classes) if len(shape) > 1 else (prod(shape), classes)
             end = ([] if len(shape) > 1 else [f"reshape({prod(shape)}, 1)"]) + [f"dense({classes}{self.tail()})"]
+        elif attack.shape is image:
+            logits = (rng.randint(2, 4), rng.randint(1, 3))
+            end = ["flatten", f"dense({prod(logits)}{self.tail()})", f"reshape({logits[0]}, {logits[1]})"]
         elif prod(shape) > 1 and rng.random() < 0.3:
             logits, end = (prod(shape),), ["flatten"]
         else:

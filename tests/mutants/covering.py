@@ -95,7 +95,6 @@ OTHERS = {
     f"{TORCH}/audit/search.py": ("tests/cli/test_audit.py",),
     f"{TORCH}/audit/points.py": ("tests/cli/test_audit.py",),
     f"{TORCH}/nn/scattering.py": _torch("scattering"),
-    f"{TORCH}/nn/colours.py": ("tests/emitters/test_colour.py",),
 }
 # Native code.
 KERNELS = {

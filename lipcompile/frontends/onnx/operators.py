@@ -95,7 +95,7 @@ PARTS = frozenset(
         *("Add", "Cast", "Clip", "Div", "Erf", "Exp", "IsNaN", "Log", "MatMul", "Max", "Mul", "Neg", "Pow"),
         *("Reciprocal", "ReduceMean", "ReduceSum", "ReduceSumSquare", "Relu", "Sign", "Softmax", "Sqrt", "Sub"),
         *("AveragePool", "Where", "Dropout", "Identity", "Abs", "Tanh", "Sigmoid", "Not", "Less", "Greater"),
-        *("Floor", "RandomUniformLike"),
+        *("Floor", "GreaterOrEqual", "LessOrEqual", "RandomUniformLike"),
     )
 )
 # Operators that only change where entries stand.
