@@ -6,6 +6,7 @@ from lipcompile.core.record import AnyLoss, AnyOp
 from lipcompile.ops.activation import rules as activation
 from lipcompile.ops.attention import dot_product
 from lipcompile.ops.attention import rules as attention
+from lipcompile.ops.colour import rules as colour
 from lipcompile.ops.conv import rules as conv
 from lipcompile.ops.embedding import rules as embedding
 from lipcompile.ops.linear import rules as linear
@@ -24,8 +25,8 @@ from lipcompile.ops.whitening import rules as whitening
 
 # fmt: off
 _FAMILIES = (
-    linear, conv, activation, parametric, pool, reduce, shape, resample, scattering, whitening, merge, attention,
-    dot_product, embedding, normalisation, local_response, softmax,
+    linear, conv, activation, parametric, pool, reduce, shape, resample, colour, scattering, whitening, merge,
+    attention, dot_product, embedding, normalisation, local_response, softmax,
 )
 # fmt: on
 OPS: tuple[AnyOp, ...] = tuple(op for family in _FAMILIES for op in family.OPS)

@@ -25,6 +25,7 @@ from lipcompile.numbers import text
 from lipcompile.numbers.rounding import below
 from lipcompile.ops.activation import write as activation
 from lipcompile.ops.attention import write as attention
+from lipcompile.ops.colour import write as colour
 from lipcompile.ops.conv import write as conv
 from lipcompile.ops.embedding import write as embedding
 from lipcompile.ops.linear import write as linear
@@ -42,8 +43,8 @@ from lipcompile.version import __version__
 
 # fmt: off
 _FAMILIES = (
-    linear, conv, embedding, activation, parametric, pool, reduce, shape, resample, scattering, whitening, merge,
-    attention, normalisation, softmax,
+    linear, conv, embedding, activation, parametric, pool, reduce, shape, resample, colour, scattering, whitening,
+    merge, attention, normalisation, softmax,
 )
 # fmt: on
 EMITTERS: Mapping[str, Emit] = {op: emit for family in _FAMILIES for op, emit in family.EMITTERS.items()}

@@ -14,6 +14,7 @@ from lipcompile.core.graph import Graph, Node
 from lipcompile.emitters.torch.pieces import Expression, Layer, Parameters, below
 from lipcompile.ops.activation import write as activation
 from lipcompile.ops.attention import write as attention
+from lipcompile.ops.colour import write as colour
 from lipcompile.ops.conv import write as conv
 from lipcompile.ops.embedding import write as embedding
 from lipcompile.ops.linear import write as linear
@@ -111,7 +112,8 @@ LAYERS: Mapping[str, Layer] = {
 }
 # fmt: off
 _WITH_EXPRESSIONS = (
-    activation, parametric, pool, reduce, shape, resample, merge, attention, normalisation, scattering, softmax,
+    activation, parametric, pool, reduce, shape, resample, merge, attention, normalisation, colour, scattering,
+    softmax,
 )
 # fmt: on
 EXPRESSIONS: Mapping[str, Expression] = {
