@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lipcompile.fixing import Wishes, fix
+from lipcompile.fixing import FixOptions, fix
 from lipcompile.frontends.repairs import Repairs
 from lipcompile.numbers.rounding import upward
 from tests.exports.architectures import ARCHITECTURES
@@ -124,8 +124,8 @@ def repaired(name: str, folder: Path) -> Repaired:
     export = Export(name, "torchscript", USUAL["torchscript"])
     path = export.write(folder)
     found = verdict(derived(export, path, keep=False))
-    wishes = Wishes(Repairs(), also=("norm", "residual", "attention"))
-    outcome = fix(str(path), options(name, keep=False), wishes, folder / "fixed.lip")
+    wanted = FixOptions(Repairs(), also=("norm", "residual", "attention"))
+    outcome = fix(str(path), options(name, keep=False), wanted, folder / "fixed.lip")
     assert outcome.check is not None
     return Repaired(found.bound if found.accepted else None, verdict(outcome.check).bound)
 

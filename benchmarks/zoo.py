@@ -30,7 +30,7 @@ from lipcompile import pipeline
 from lipcompile.analysis.clips import Source
 from lipcompile.analysis.usefulness import judged
 from lipcompile.diagnostics import Severity
-from lipcompile.fixing import Wishes, fix
+from lipcompile.fixing import FixOptions, fix
 from lipcompile.frontends.options import ModelOptions, model_options
 from lipcompile.frontends.repairs import Repairs
 
@@ -175,7 +175,7 @@ def fixed(name: str, shape: tuple[int, ...], folder: Path) -> Said:
     """Fix a model as `lipcompile fix` does, in training mode."""
     maker = next(key for key, value in globals().items() if value is MODELS[name][1])
     given = replace(options(shape), input_shape={"": shape})
-    outcome = fix(f"benchmarks.zoo:{maker}", given, Wishes(Repairs()), folder / "fixed.lip")
+    outcome = fix(f"benchmarks.zoo:{maker}", given, FixOptions(Repairs()), folder / "fixed.lip")
     errors = tuple(dict.fromkeys(d.code for d in outcome.diagnostics if d.severity == Severity.ERROR))
     total = outcome.check.analysis.total.value if outcome.check and outcome.check.analysis else None
     return Said(0 if outcome.reached else 1, total, errors)

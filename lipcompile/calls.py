@@ -219,8 +219,8 @@ def fix(
     if not isinstance(model, str):
         help_line = 'give batch_norm="group_norm" to lipcompile.private, compile or train'
         raise input_error("LIP001", "fix reads files and package.module:factory, not modules in memory", help_line)
-    wishes = fixing.Wishes(Repairs(batch_norm, parse_number(str(floor), "floor")), aim=aim(target))
-    return fixing.fix(model, _shaped(model, example, model_options(**options)), wishes, Path(output))
+    wanted = fixing.FixOptions(Repairs(batch_norm, parse_number(str(floor), "floor")), aim=aim(target))
+    return fixing.fix(model, _shaped(model, example, model_options(**options)), wanted, Path(output))
 
 
 def _shaped(model: str, example: Any, options: ModelOptions) -> ModelOptions:

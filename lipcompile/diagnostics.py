@@ -62,9 +62,10 @@ class InputError(Exception):
         self.diagnostics, self.source = diagnostics, source
 
 
-def told(found: Diagnostic) -> str:
+def told(found: Diagnostic, *, with_code: bool = True) -> str:
     """Return a finding as a line, and its fix as another; equal for what one fix repairs everywhere."""
-    return f"{found.message} [{found.code}]" + (f"\n  help: {found.help}" if found.help else "")
+    line = f"{found.message} [{found.code}]" if with_code else found.message
+    return line + (f"\n  help: {found.help}" if found.help else "")
 
 
 def input_error(code: str, message: str, help: str = "", location: Location | None = None) -> InputError:  # noqa: A002

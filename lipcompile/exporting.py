@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Context
 from fractions import Fraction
@@ -26,6 +25,7 @@ from lipcompile.certificates.read import document_of, graph_of
 from lipcompile.core.backend import Backend, find
 from lipcompile.core.graph import Graph
 from lipcompile.diagnostics import input_error
+from lipcompile.frontends import files
 from lipcompile.frontends.options import OriginalError
 from lipcompile.numbers.certified import Certified
 
@@ -119,6 +119,8 @@ def export_onnx(
         >>> lipcompile.export_onnx(module, "model.onnx").ok
         True
     """
+    from lipcompile.emitters.onnx import save, to_onnx
+
     backend = find()
     document = _document(module)
     graph = graph_of(document)
@@ -128,11 +130,14 @@ def export_onnx(
     spent, notes = _spent(ledger, delta, accountant)
     notes = (*notes, *_unsaid(graph, norms, lipschitz))
     metadata = {**_of_model(document), **_of_weights(norms, lipschitz), **_of_privacy(spent)}
-    model = _model(graph, backend.deployment.weights_of(single), metadata)
-    with _written(model, Path(path)) as (temporary, keep):
+    model = to_onnx(graph, backend.deployment.weights_of(single), clip_input=True, metadata=metadata)
+    with files.beside(Path(path), ".data") as temporary:
+        save(model, temporary)
+        if temporary.with_name(f"{temporary.name}.data").exists():
+            raise input_error("LIP521", "a model of more than 2 GiB cannot be one file")
         found = _agreement(single, temporary, model, graph.vocabulary, backend)
         if found.agrees:
-            keep()
+            temporary.replace(path)
     return Export(graph, norms is not None, lipschitz, spent, found, notes)
 
 
@@ -252,33 +257,6 @@ def _unsaid(graph: Graph, norms: object, lipschitz: object) -> Iterator[str]:
         yield "it states no Lipschitz constant: the logits have none that is finite in the input"
     if graph.input.trusted and graph.input.norm is not None:
         yield "it does not clip its input, which the model trusts to be within its norm"
-
-
-# The file
-
-
-def _model(graph: Graph, weights: Mapping[str, Any], metadata: Mapping[str, str]) -> ModelProto:
-    from lipcompile.emitters.onnx import to_onnx
-
-    return to_onnx(graph, weights, clip_input=True, metadata=metadata)
-
-
-@contextmanager
-def _written(model: ModelProto, path: Path) -> Iterator[Any]:
-    """Write a model beside its place; what is called to keep it moves it there, else it is removed."""
-    from lipcompile.emitters.onnx import save
-
-    temporary = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
-    data = temporary.with_name(f"{temporary.name}.data")
-    try:
-        save(model, temporary)
-        if data.exists():
-            raise input_error("LIP521", "a model of more than 2 GiB cannot be one file")
-        yield temporary, lambda: temporary.replace(path)
-    finally:
-        for left in (temporary, data):
-            with suppress(OSError):
-                left.unlink(missing_ok=True)
 
 
 def _agreement(module: Any, path: Path, model: ModelProto, tokens: int | None, backend: Backend) -> Any:

@@ -5,9 +5,7 @@ A file is kept if it passes `check`; otherwise there is none.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
@@ -21,6 +19,7 @@ from lipcompile.analysis.usefulness import USEFUL, Aim
 from lipcompile.core.derivation import Derivation
 from lipcompile.core.graph import Graph
 from lipcompile.diagnostics import Diagnostic, input_error
+from lipcompile.frontends import files
 from lipcompile.frontends.options import ModelOptions
 from lipcompile.frontends.repairs import Repaired, Repairs
 
@@ -28,7 +27,7 @@ SUFFIXES = (".lip", ".onnx")
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class FixOptions:
     """What the user decides: how to fix, changes to make anyway, or not to make, and what to aim at."""
 
     repairs: Repairs
@@ -62,7 +61,7 @@ class Outcome:
         return self.ok and self.fixed is not None and self.fixed.useful
 
 
-def fix(model: str, options: ModelOptions, wishes: Wishes, output: Path) -> Outcome:
+def fix(model: str, options: ModelOptions, wanted: FixOptions, output: Path) -> Outcome:
     """Write a model that passes `check`, as near to `model` as its bound allows, or say why not.
 
     Raises:
@@ -71,7 +70,7 @@ def fix(model: str, options: ModelOptions, wishes: Wishes, output: Path) -> Outc
     """
     if output.suffix not in SUFFIXES:
         raise input_error("LIP005", f"-o: `{output}` ends in neither .lip nor .onnx", "name the file so")
-    repairs = replace(wishes.repairs, steep=options.bounds == "clip", made=[])
+    repairs = replace(wanted.repairs, with_eps=options.bounds == "clip", made=[])
     options = replace(options, repairs=repairs)
     loaded = pipeline.load(model, options)
     repaired = tuple(repairs.made)
@@ -84,13 +83,13 @@ def fix(model: str, options: ModelOptions, wishes: Wishes, output: Path) -> Outc
             return Outcome(found.diagnostics, repaired)
         assert found.analysis is not None
         if proves(found.analysis.graph):
-            result = fixed(graph, wishes.repairs.floor, wishes.also, wishes.never, aim=wishes.aim)
-        elif repaired and not repairs.steep:  # as it is clipped, norms may be those of batches
-            return fix(model, replace(options, bounds="clip"), wishes, output)
+            result = fixed(graph, wanted.repairs.floor, wanted.also, wanted.never, aim=wanted.aim)
+        elif repaired and not repairs.with_eps:  # as it is clipped, norms may be those of batches
+            return fix(model, replace(options, bounds="clip"), wanted, output)
         else:  # no change makes the bound of a clip smaller: only those that were asked for are made
-            kinds = [kind for kind in KINDS if kind.name in wishes.also]
-            result = fixed(graph, wishes.repairs.floor, wishes.also, wishes.never, kinds)
-            total, target = found.analysis.total.value or inf, wishes.aim.target
+            kinds = [kind for kind in KINDS if kind.name in wanted.also]
+            result = fixed(graph, wanted.repairs.floor, wanted.also, wanted.never, kinds)
+            total, target = found.analysis.total.value or inf, wanted.aim.target
             result = replace(result, total=total, useful=target is None or total <= target, target=target)
     checked = _written(result.graph, options, output)
     return Outcome(found.diagnostics, repaired, result, checked, _unsaid(result.graph, output))
@@ -98,16 +97,12 @@ def fix(model: str, options: ModelOptions, wishes: Wishes, output: Path) -> Outc
 
 def _written(graph: Graph, options: ModelOptions, output: Path) -> Derivation:
     """Write a graph beside its place, check that file, and move it into its place if it passes."""
-    temporary = output.with_name(f".{output.stem}.{os.getpid()}{output.suffix}")
-    try:
+    with files.beside(output) as temporary:
         _write(graph, temporary)
         found = pipeline.check(str(temporary), _rereading(options, output))
         if found.ok:
             temporary.replace(output)
-        return replace(found, source=replace(found.source, name=graph.name, path=str(output)))
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
+    return replace(found, source=replace(found.source, name=graph.name, path=str(output)))
 
 
 def _write(graph: Graph, path: Path) -> None:

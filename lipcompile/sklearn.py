@@ -43,6 +43,7 @@ from lipcompile.tables.guess import guess
 from lipcompile.tables.schema import Schema
 from lipcompile.tables.schema_file import load
 from lipcompile.tables.stream import encoded
+from lipcompile.tables.target import too_many
 
 __all__ = ["PrivacyLeakWarning", "PrivateClassifier", "PrivateRegressor", "UnpaidSearchError"]
 
@@ -135,7 +136,7 @@ class _Private(BaseEstimator):
             rows,
             y,
             Problem(low=low, high=high, **target),
-            Budget(float(self.epsilon), float(delta), self.fits, float(self.epsilon_search or 0)),
+            Budget(float(self.epsilon), float(delta), self.fits, bool(self.search)),
             recipe=recipe_for(*rows.shape, **(self.recipe or {})),
             seed=seed,
             ledger=self.ledger,
@@ -200,9 +201,10 @@ class PrivateClassifier(ClassifierMixin, _Private):
         bounds: public ranges of the columns, (low, high): two numbers, or two vectors [d] in which NaN stands for
             a range that is not public. Ranges that are not public are released, for a tenth of the budget.
         classes: the labels that there can be, public. None: those of `y`, with a `PrivacyLeakWarning`.
-        epsilon_search: part of ε for a private search of settings (docs/estimator.md); None: defaults, by a rule
-            that looks at the numbers of rows and columns alone.
-        fits: how many fits of the same rows ε pays for, this one among them; above 1 it may be cross-validated.
+        search: whether settings are searched privately (docs/estimator.md), for no more than ε in all. Without it
+            defaults follow from the numbers of rows and columns alone.
+        fits: k, of how many fits of the same rows each costs a k-th of the budget, so that k of them together cost
+            ε; above 1 the model may be cross-validated. Who counts is the ledger, if it is a file.
         recipe: changes of `lipcompile.learn.recipe.Recipe`, such as {"steps": 200}.
         ledger: file of the ledger; what it holds of the same rows counts against ε.
         random_state: makes the fit repeatable, and NOT private.
@@ -229,7 +231,7 @@ class PrivateClassifier(ClassifierMixin, _Private):
         schema: Schema | str | os.PathLike[str] | None = None,
         bounds: tuple[ArrayLike, ArrayLike] | None = None,
         classes: ArrayLike | None = None,
-        epsilon_search: float | None = None,
+        search: bool = False,
         fits: int = 1,
         recipe: Mapping[str, Any] | None = None,
         ledger: str | os.PathLike[str] | None = None,
@@ -240,7 +242,7 @@ class PrivateClassifier(ClassifierMixin, _Private):
         self.schema = schema
         self.bounds = bounds
         self.classes = classes
-        self.epsilon_search = epsilon_search
+        self.search = search
         self.fits = fits
         self.recipe = recipe
         self.ledger = ledger
@@ -257,6 +259,8 @@ class PrivateClassifier(ClassifierMixin, _Private):
         labels = _column(y)
         with _unquoted():
             check_classification_targets(labels)
+        if not len(labels):
+            raise ValueError("there are no rows")
         found = np.unique(labels)
         if self.classes is None:
             warnings.warn(
@@ -264,6 +268,8 @@ class PrivateClassifier(ClassifierMixin, _Private):
                 PrivacyLeakWarning,
                 2,
             )
+            if too_many(len(found), len(labels)):
+                raise ValueError("y has too many classes for so few rows: give classes=[…], or PrivateRegressor")
         self.classes_ = found if self.classes is None else np.unique(np.asarray(self.classes))
         if not np.isin(found, self.classes_).all():
             raise ValueError("y has labels that are not among `classes`")
@@ -281,7 +287,7 @@ class PrivateClassifier(ClassifierMixin, _Private):
     def predict_proba(self, X: ArrayLike) -> NDArray[Any]:  # noqa: N803
         """Return probabilities of the classes, [N, K]."""
         rows = self._rows(X)
-        return self._fitted.probabilities(rows)
+        return self._fitted.probabilities(self._fitted.outputs(rows))
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:  # noqa: N803
         """Return the most likely labels [N]."""
@@ -294,7 +300,7 @@ class PrivateRegressor(RegressorMixin, _Private):
     """A regression of tables under (ε, δ) differential privacy; see `PrivateClassifier`.
 
     Args:
-        epsilon, delta, schema, bounds, epsilon_search, fits, recipe, ledger, random_state: as `PrivateClassifier`.
+        epsilon, delta, schema, bounds, search, fits, recipe, ledger, random_state: as `PrivateClassifier`.
         target_range: public range (low, high) of the target; values beyond are cut to it. None: it is released,
             together with the ranges of columns.
     """
@@ -307,7 +313,7 @@ class PrivateRegressor(RegressorMixin, _Private):
         schema: Schema | str | os.PathLike[str] | None = None,
         bounds: tuple[ArrayLike, ArrayLike] | None = None,
         target_range: tuple[float, float] | None = None,
-        epsilon_search: float | None = None,
+        search: bool = False,
         fits: int = 1,
         recipe: Mapping[str, Any] | None = None,
         ledger: str | os.PathLike[str] | None = None,
@@ -318,7 +324,7 @@ class PrivateRegressor(RegressorMixin, _Private):
         self.schema = schema
         self.bounds = bounds
         self.target_range = target_range
-        self.epsilon_search = epsilon_search
+        self.search = search
         self.fits = fits
         self.recipe = recipe
         self.ledger = ledger
@@ -337,27 +343,27 @@ class PrivateRegressor(RegressorMixin, _Private):
     def predict(self, X: ArrayLike) -> NDArray[np.float64]:  # noqa: N803
         """Return predicted numbers [N]."""
         rows = self._rows(X)
-        return np.asarray(self._fitted.numbers(rows))
+        return np.asarray(self._fitted.numbers(self._fitted.outputs(rows)))
 
 
 def _column(y: ArrayLike | None) -> NDArray[Any]:
     """Return targets as a vector [N]."""
     if y is None:
         raise ValueError("this estimator requires y to be passed, but the target y is None")
-    with _unquoted():
+    with _unquoted("Input y"):
         found: NDArray[Any] = column_or_1d(y, warn=True)
         assert_all_finite(found, input_name="y")
     return found
 
 
 @contextmanager
-def _unquoted() -> Iterator[None]:
-    """Refuse what scikit-learn refuses, without the values of rows that its messages quote."""
+def _unquoted(called: str = "Input") -> Iterator[None]:
+    """Refuse what scikit-learn refuses, without the values of rows that its messages quote; `called`: of what."""
     try:
         yield
     except (TypeError, ValueError) as error:
         kind = TypeError if isinstance(error, TypeError) else ValueError
-        raise kind(_told(str(error))) from None
+        raise kind(_told(str(error)).replace("Input contains", f"{called} contains")) from None
 
 
 def _told(message: str) -> str:

@@ -20,7 +20,7 @@ from lipcompile_privacy.planning import Budget, course
 from torch.utils.data import DataLoader
 
 from .train.checks import PrivacyError
-from .train.engine import How, PrivacyEngine
+from .train.engine import EngineOptions, PrivacyEngine
 from .train.ledger import LedgerError
 from .train.module import LipschitzModule
 from .train.optimizer import PrivateOptimizer
@@ -42,7 +42,7 @@ class PrivacyCallback(Callback):  # type: ignore[misc]  # typed where lightning 
         target_epsilon: ε of the whole training.
         target_delta: δ.
         epochs: passes over the data that the budget is for; the trainer's `max_epochs` by default.
-        how: noise and sampling, see `engine.How`.
+        options: noise and sampling, see `engine.EngineOptions`.
 
     Raises:
         PrivacyError, BudgetError, SamplingError, LedgerError: when training starts; see `make_private`.
@@ -55,16 +55,16 @@ class PrivacyCallback(Callback):  # type: ignore[misc]  # typed where lightning 
         target_epsilon: float,
         target_delta: float,
         epochs: int | None = None,
-        **how: Unpack[How],
+        **options: Unpack[EngineOptions],
     ) -> None:
-        if how.get("max_physical_batch") is not None:
+        if options.get("max_physical_batch") is not None:
             raise PrivacyError(
                 "Lightning ends an epoch after a fixed number of batches, but the number of physical "
                 "batches varies: remove max_physical_batch"
             )
         self.engine = engine
         self.budget = Budget(target_epsilon, target_delta, engine.relation, engine.accountant)
-        self.epochs, self.how = epochs, how
+        self.epochs, self.options = epochs, options
         self.optimizer: PrivateOptimizer | None = None
         self._saved: dict[str, Any] = {}
 
@@ -91,7 +91,7 @@ class PrivacyCallback(Callback):  # type: ignore[misc]  # typed where lightning 
                 "a privacy budget needs a number of epochs: pass max_epochs to the trainer, or epochs to "
                 "PrivacyCallback"
             )
-        given = {"module": module, "optimizer": trainer.optimizers[0], "data_loader": loader, **self.how}
+        given = {"module": module, "optimizer": trainer.optimizers[0], "data_loader": loader, **self.options}
         if not self._saved:
             _, private, batches = self.engine.make_private_with_epsilon(
                 target_epsilon=self.budget.epsilon, target_delta=self.budget.delta, epochs=epochs, **given
@@ -103,9 +103,9 @@ class PrivacyCallback(Callback):  # type: ignore[misc]  # typed where lightning 
         self, loader: DataLoader[Any], epochs: int, given: dict[str, Any]
     ) -> tuple[PrivateOptimizer, Any]:
         size = len(loader.dataset)  # type: ignore[arg-type]  # checked by the engine
-        correlation: Any = self.how.get("correlation")
+        correlation: Any = self.options.get("correlation")
         way = course(
-            size, loader.batch_size or 1, epochs, self.engine.relation, self.how.get("sampling"), correlation
+            size, loader.batch_size or 1, epochs, self.engine.relation, self.options.get("sampling"), correlation
         )
         record = self.engine.open_ledger(size).record
         if self._saved["ledger_head"] not in record.hashes:

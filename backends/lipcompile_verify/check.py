@@ -9,8 +9,8 @@ from fractions import Fraction
 from typing import Any
 
 from .derive import Derivation, RuleError
+from .disjoint_parts import bound, hypotenuse
 from .document import MalformedError, canonical, fields, of_kind, parse, require
-from .forms import bound, hypotenuse
 from .intervals import INFINITE, Real, least, real, root, total
 
 CERTIFICATE = "schema:text versions:object source:object graph:object graph_sha256:text steps:object totals:object"

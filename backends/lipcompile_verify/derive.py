@@ -7,8 +7,8 @@ from math import prod
 from types import SimpleNamespace
 from typing import Any
 
+from .disjoint_parts import MOST_TERMS, Form, add, beside, bound, disjoint, fold, hypotenuse, norm, scale
 from .document import MOST_ENTRIES, MOST_NODES, MalformedError, begin_work, fields, of_kind, require, spend
-from .forms import MOST_TERMS, Form, add, beside, bound, disjoint, fold, hypotenuse, norm, scale
 from .intervals import UNBOUNDED, Real, least, real, root, total
 from .losses import LOSSES, logits
 from .rules import OPS, READS, Extent, Op

@@ -14,10 +14,10 @@ from mpmath import libmp
 from . import emitted, onnx_file
 from .check import Problem
 from .derive import Derivation
+from .disjoint_parts import bound
 from .document import ForeignError, MalformedError, require
 from .document import read as read_document
 from .emitted import Derived
-from .forms import bound
 from .intervals import INFINITE, Real
 
 MOST_BYTES = 2**31

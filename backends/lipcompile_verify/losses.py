@@ -68,6 +68,13 @@ def _tokens(s: Any, x: Extent) -> Real:
     )
 
 
+def _labels(s: Any, x: Extent) -> Real:
+    """Over K logits: each as far out as one can be, or all together."""
+    root_k = root(s.K)
+    constant = least(root_k / (1 + decay(x.M * s.temperature)), root_k / 2 + x.X * s.temperature / 4)
+    return constant * (1 if s.normalise else s.temperature) / (s.K if s.reduce == "mean" else 1)
+
+
 def _classes(s: Any, slope: Exact = 1) -> Real:
     """Every class against the rest, summed or averaged."""
     return root(slope**2 * (Fraction(1, s.K) if s.reduce == "mean" else s.K))
@@ -97,12 +104,16 @@ ENTROPY = "temperature:q+ normalise:flag label_smoothing:q0 class_weights:q0*"
 LOSSES = {
     "cross_entropy": Loss(ENTROPY, "classes", lambda s, x: _entropy(s, x.X * s.temperature) * _weight(s)),
     "token_cross_entropy": Loss(ENTROPY + " reduce:mean|sum ignore:z?", "tokens", _tokens),
+    "pixel_cross_entropy": Loss(
+        ENTROPY + " reduce:mean|sum ignore:z?", "pixels", lambda s, x: _tokens(s, x._replace(R=x.X))
+    ),
     "nll": Loss("", "classes", lambda s, x: 1),
     "bce": Loss(
         "temperature:q+ normalise:flag",
         "one",
         lambda s, x: (1 if s.normalise else s.temperature) / (1 + decay(x.X * s.temperature)),
     ),
+    "multilabel_bce": Loss("temperature:q+ normalise:flag reduce:mean|sum", "numbers", _labels),
     "hinge": Loss("margin:q0", "one", lambda s, x: 1),
     "kr": Loss("", "one", lambda s, x: 1),
     "hkr": Loss("alpha:q0 margin:q0", "one", lambda s, x: 1 + s.alpha),
@@ -111,22 +122,26 @@ LOSSES = {
     "multiclass_hkr": Loss("alpha:q0 margin:q0 reduce:mean|sum", "classes", lambda s, x: _classes(s, 1 + s.alpha)),
     "multi_margin": Loss("margin:q0 p:n", "classes", _multi_margin),
     "cosine": Loss("floor:q+", "classes", lambda s, x: 1 / s.floor),
-    "squared_error": Loss("target_norm:q+?", "vector", lambda s, x: _residual(s, x)),
-    "mean_squared_error": Loss("target_norm:q+?", "vector", lambda s, x: _residual(s, x) * 2 / s.K),
-    "absolute_error": Loss("reduce:mean|sum", "vector", lambda s, x: _classes(s)),
+    "squared_error": Loss("target_norm:q+?", "numbers", lambda s, x: _residual(s, x)),
+    "mean_squared_error": Loss("target_norm:q+?", "numbers", lambda s, x: _residual(s, x) * 2 / s.K),
+    "absolute_error": Loss("reduce:mean|sum", "numbers", lambda s, x: _classes(s)),
     "huber": Loss(
-        "delta:q+ target_norm:q+? reduce:mean|sum", "vector", lambda s, x: _pieces(s, x, s.delta, Fraction(1))
+        "delta:q+ target_norm:q+? reduce:mean|sum", "numbers", lambda s, x: _pieces(s, x, s.delta, Fraction(1))
     ),
     "smooth_l1": Loss(
-        "beta:q+ target_norm:q+? reduce:mean|sum", "vector", lambda s, x: _pieces(s, x, s.beta, s.beta)
+        "beta:q+ target_norm:q+? reduce:mean|sum", "numbers", lambda s, x: _pieces(s, x, s.beta, s.beta)
     ),
 }
 
 
 def logits(s: Any, shape: tuple[int, ...], kind: str) -> None:
-    """Check that the logits are of the kind that a loss takes: one, a vector, classes, or such vectors."""
-    require(shape and (len(shape) == 1) != (kind == "tokens"), "the loss does not take logits of this shape")
-    s.K, s.n = shape[-1], prod(shape[:-1])
+    """Check that the logits are of the kind that a loss takes: one, classes, several vectors, or any numbers."""
+    many = kind in ("tokens", "pixels")
     require(
-        s.K == 1 if kind == "one" else (1 if kind == "vector" else 2) <= s.K, "the number of logits does not fit"
+        shape and (kind == "numbers" or (len(shape) == 1) != many), "the loss does not take logits of this shape"
+    )
+    s.K = prod(shape) if kind == "numbers" else shape[0 if kind == "pixels" else -1]
+    s.n = prod(shape) // s.K
+    require(
+        s.K == 1 if kind == "one" else (1 if kind == "numbers" else 2) <= s.K, "the number of logits does not fit"
     )

@@ -15,8 +15,8 @@ from math import prod
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+from .disjoint_parts import hypotenuse
 from .document import MOST_NODES, of_kind, require, spend
-from .forms import hypotenuse
 from .intervals import UNBOUNDED, Exact, Real, decay, least, log, most, power, real, rise, root, total
 from .scattering import energy, padding
 from .windows import Row, adaptive, averages, counts, interpolation, norm_within, outputs, padded
@@ -26,7 +26,7 @@ Bounds = Sequence[Real | Exact]
 LINEAR, MODES = "spectral|orthogonal|frobenius", "zeros|circular|reflect|replicate"
 READS = {  # the ops and losses for which rows and entries are derived
     *("gelu", "silu", "mish", "hard_swish", "prelu", "scale", "householder", "multiply", "softmax", "log_softmax"),
-    *("matmul", "attention", "dot_product_attention", "token_cross_entropy"),
+    *("matmul", "attention", "dot_product_attention", "token_cross_entropy", "multilabel_bce"),
 }
 
 
@@ -350,6 +350,42 @@ def _coefficients(s: Any) -> Any:
     return (c * (1 + s.scales * s.angles + pairs), *(n >> s.scales for n in sizes))
 
 
+# Colours
+
+_LUMA = "0.299 0.587 0.114"
+_COLOURS = {
+    "grayscale": _LUMA,
+    "yiq": f"{_LUMA} 0.59590059 -0.27455667 -0.32134392 0.21153661 -0.52273617 0.31119955",
+    "yuv": f"{_LUMA} -0.14714119 -0.28886916 0.43601035 0.61497538 -0.51496512 -0.10001026",
+}
+
+
+def _picture(s: Any) -> Any:
+    return ok(s.I[0], len(s.I[0]) == 3, s.I[0][0] == 3)
+
+
+def _coloured(s: Any) -> Any:
+    return (len(_COLOURS[s.space].split()) // 9 * 2 + 1, *_picture(s)[1:])
+
+
+def _colour(s: Any, x: Any) -> Bounds:
+    """√c of a c for which c·I - MᵀM has positive leading minors; of one row, its length."""
+    m = [*map(Q, _COLOURS[s.space].split())]
+    c = Q("0.734641") if len(m) == 9 else sum(entry * entry for entry in m)
+    if len(m) == 9:
+        (a, b, d), (_, e, f), (_, _, g) = (
+            [(c if i == j else 0) - sum(m[k + i] * m[k + j] for k in (0, 3, 6)) for j in range(3)]
+            for i in range(3)
+        )
+        determinant = a * (e * g - f * f) - b * (b * g - f * d) + d * (b * f - e * d)
+        require(a > 0 and a * e - b * b > 0 and determinant > 0, "the norm of a colour space is larger")
+    return [root(c)]
+
+
+def _hued(s: Any, x: Sequence[Extent]) -> Bounds:
+    return [root(prod(s.I[0])), root(s.I[0][-1]), 1]
+
+
 # Features of length 1
 
 
@@ -435,6 +471,8 @@ POOL_OPS = {
                         lambda s: (s.I[0][0], *(n * f for n, f in zip(s.I[0][1:], s.factor, strict=True))),
                         lambda s, x: [s.norm, s.along_rows * prod(s.sums[:-1], start=Q(1)), prod(s.sums)],
                         conditions=_upsampled),
+    "colour_space": scaling("space:grayscale|yiq|yuv", _coloured, _colour),
+    "hsv": Op("", _picture, _hued, None),
     "scattering2d": scaling("scales:n angles:n order:n", _coefficients, lambda s, x: [s.norm],
                             conditions=_scattered),
     "whitened_scattering2d": Op("channels:n source:leaves|strokes scales:n angles:n floor:q+ power:q0 images:n",

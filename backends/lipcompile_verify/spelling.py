@@ -63,6 +63,8 @@ NODES: Mapping[str, str] = {
     "upsample": "functional.upsample({x}, {factor}, {mode}{align_corners:?align_corners=False})",
     "gather": "functional.gather({x}, {indices}, axis={axis})",
     "expand": "functional.expand({x}, {shape})",
+    "colour_space": "functional.colour_space({x}, {space})",
+    "hsv": "functional.hsv({x})",
     "scattering2d": "functional.scattering2d({x}, {scales}, angles={angles}, order={order})",
     "add": "{sum}",
     "multiply": "{product}",

@@ -9,13 +9,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lipcompile.core.graph import Graph, LossUse, Node
+from lipcompile.core.record import class_axis
 from lipcompile.diagnostics import Diagnostic, Severity
 from lipcompile.ops.loss.rules import CrossEntropy
-from lipcompile.ops.softmax.rules import along_rows
+from lipcompile.ops.rules import feature_axis
 from lipcompile.ops.table import LOSS_BY_NAME
 
 # Losses of logits that do not change if a number is added to all logits of one softmax.
-_SHIFT_INVARIANT = ("cross_entropy", "token_cross_entropy")
+_SHIFT_INVARIANT = ("cross_entropy", "token_cross_entropy", "pixel_cross_entropy")
 
 
 def canonical(graph: Graph) -> tuple[Graph, tuple[Diagnostic, ...]]:
@@ -40,8 +41,13 @@ def _fused(use: LossUse | None, last: Node) -> LossUse | None:
     With y = x - ln Σe^x: -y_c is the cross entropy of x, and the cross entropy of τy is that of τx, since
     softmax(τx - c) = softmax(τx). The two apart would have √K·S times the constant of the loss (softmax.md).
     """
-    if use is None or last.op.name != "log_softmax" or not along_rows(last.site):
+    if use is None or last.op.name != "log_softmax" or not _is_along_classes(use, last):
         return None
     if use.loss.name == "nll":
         return replace(use, loss=LOSS_BY_NAME["cross_entropy"], attributes=CrossEntropy())
     return use if use.loss.name in _SHIFT_INVARIANT else None
+
+
+def _is_along_classes(use: LossUse, last: Node) -> bool:
+    """Whether each softmax is over the classes of the loss."""
+    return feature_axis(last.attributes.axis, last.shape) == class_axis(use.loss) % len(last.shape)

@@ -62,8 +62,7 @@ def _determined(graph: Graph) -> frozenset[str]:
     """Return the nodes that no trained parameter and no chance reaches."""
     trained, found = trained_values(graph, frozenset()), {graph.input.name}
     for node in graph.nodes:
-        random = node.op.name in ("dropout", "grouped_dropout") or bool(getattr(node.attributes, "dropout", 0))
-        if node.name not in trained and not random and all(operand in found for operand in node.inputs):
+        if node.name not in trained and not node.draws and all(operand in found for operand in node.inputs):
             found.add(node.name)
     return frozenset(found - {graph.input.name})
 

@@ -16,11 +16,11 @@ from lipcompile.numbers import text
 # The first digits of a code say which requirement an error breaks; what is not listed concerns the layers.
 _LOSS, _INPUT = "LIP21", "LIP20"
 # Ops without parameters that stand in the place of layers with frozen ones.
-_TRANSFORMS = ("scattering2d", "whitened_scattering2d", "whitened_patches")
+_TRANSFORMS = ("colour_space", "hsv", "scattering2d", "whitened_scattering2d", "whitened_patches")
 # Of the names of layers that are shown.
 _MOST_SHOWN = 8
 # Losses that turn logits into probabilities themselves.
-_OF_LOGITS = ("cross_entropy", "token_cross_entropy", "bce")
+_OF_LOGITS = ("cross_entropy", "token_cross_entropy", "pixel_cross_entropy", "bce", "multilabel_bce")
 _SQUARES = ("squared_error", "mean_squared_error")
 # A norm that stretches by more is warned of.
 _LARGE_SLOPE = 10

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import sympy
@@ -12,7 +12,7 @@ from lipcompile.analysis.depth.regimes import growth
 from lipcompile.core.derivation import Analysis, Bound, LayerBounds, finite, largest
 from lipcompile.core.graph import Graph
 from lipcompile.numbers.certified import Certified, Interval
-from lipcompile.numbers.known import Definition
+from lipcompile.numbers.known import Definition, needed
 from lipcompile.numbers.simplify import extreme
 from lipcompile.numbers.symbolic import Formula, Symbolic
 
@@ -24,7 +24,7 @@ def analyse(graph: Graph) -> Analysis:
     certified = Certified()
     numbers = derive(graph, certified)
     layers = tuple(_layer(node.name, formulas, numbers) for node in graph.nodes)
-    used = _used_definitions(tuple(domain.definitions.values()), formulas)
+    used = _used_definitions(domain.definitions.values(), formulas)
     slope = _bound(formulas.slope[graph.input.name], numbers.slope[graph.input.name])
     return Analysis(
         graph=graph,
@@ -64,8 +64,8 @@ def _largest(bounds: list[Bound]) -> Bound:
     return Bound(extreme(sympy.Max, (bound.expression for bound in bounds)), largest(bounds))
 
 
-def _used_definitions(definitions: tuple[Definition, ...], formulas: Bounds[Formula]) -> tuple[Definition, ...]:
-    """Keep the names that occur in a formula, directly or through another name, in their order."""
+def _used_definitions(definitions: Iterable[Definition], formulas: Bounds[Formula]) -> list[Definition]:
+    """Keep the names that occur in a formula, directly or through another name, and X_0, in their order."""
     shown = [
         *formulas.norm.values(),
         *formulas.cotangent.values(),
@@ -73,11 +73,4 @@ def _used_definitions(definitions: tuple[Definition, ...], formulas: Bounds[Form
         formulas.total,
         formulas.slope[next(iter(formulas.norm))],
     ]
-    used = {symbol.name for formula in shown for symbol in formula.expression.free_symbols}
-    kept: list[Definition] = []
-    for definition in reversed(definitions):
-        if definition.name in used or definition.name == "X_0":
-            kept.append(definition)
-            if definition.expression is not None:
-                used |= {symbol.name for symbol in definition.expression.free_symbols}
-    return tuple(reversed(kept))
+    return needed([sympy.Symbol("X_0"), *(formula.expression for formula in shown)], definitions)

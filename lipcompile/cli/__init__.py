@@ -39,26 +39,11 @@ def cli() -> None:
     """
 
 
-for _command in (
-    new,
-    check,
-    fix,
-    format_,
-    compile_,
-    report,
-    show,
-    budget,
-    train,
-    tune,
-    predict,
-    ledger,
-    audit,
-    certify,
-    verify,
-    export,
-    explain,
-    lsp,
-    demo,
-    env,
-):
+# fmt: off
+_COMMANDS = (
+    new, check, fix, format_, compile_, report, show, budget, train, tune, predict, ledger, audit, certify, verify,
+    export, explain, lsp, demo, env,
+)
+# fmt: on
+for _command in _COMMANDS:
     cli.add_command(_command)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from lipcompile_privacy.errors import BudgetError, PrivacyError
 
-from lipcompile.cli.shared.arguments import format_option, model_options
+from lipcompile.cli.shared.arguments import format_option, model_options, neighbours_option, noise_option
 from lipcompile.cli.shared.inputs import admissible
 from lipcompile.cli.shared.output import complain, print_found, serious
 from lipcompile.core.backend import Backend, find, instantiate
@@ -53,12 +53,8 @@ PRIVACY = {
 @click.option("--runs", type=click.IntRange(1), help="Trainings that share the canaries; by default one each.")
 @click.option("--batch-size", type=click.IntRange(1), help="Expected batch size; by default the whole data set.")
 @click.option("--dataset-size", type=click.IntRange(1), help="Examples of a training; by default its canaries.")
-@click.option("--noise", type=click.Choice(["global", "per_layer", "optimal"]), help="How noise is shared.")
-@click.option(
-    "--neighbours",
-    type=click.Choice(["add_remove", "replace_one"]),
-    help="Neighbouring relation: one example more or less, or one replaced.",
-)
+@noise_option
+@neighbours_option
 @click.option("--confidence", type=float, help="Of the lower bound of ε; 0.95 by default.")
 @click.option("--seed", type=int, help="Of everything random: 0 by default; with --privacy, fresh every time.")
 @format_option()

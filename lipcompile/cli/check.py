@@ -101,18 +101,18 @@ def check(
     if certificate is not None and len(models) > 1:
         message = f"--certificate is of one model, not {len(models)}"
         raise input_error("LIP005", message, "run the command once for each")
-    wishes = Wishes(options, verify_import, certificate, allow_vacuous, signal, public_data)
-    derived = partial(_derived, wishes=wishes)
+    wanted = CheckOptions(options, verify_import, certificate, allow_vacuous, signal, public_data)
+    derived = partial(_derived, wanted=wanted)
     with _uncollected():
         if form == "json":
             return _json(models, derived)
         if form == "sarif":
             return _sarif(models, derived)
-        return _text(models, derived, wishes, verbose=verbose)
+        return _text(models, derived, wanted, verbose=verbose)
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class CheckOptions:
     """What is wanted of every model."""
 
     options: ModelOptions
@@ -135,22 +135,22 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def _derived(model: str, wishes: Wishes) -> Derivation:
+def _derived(model: str, wanted: CheckOptions) -> Derivation:
     """Check one model; raises InputError, also for a file that the system does not let us read."""
     from lipcompile import pipeline
     from lipcompile.analysis.usefulness import judged
     from lipcompile.cli.shared.verdicts import measured, verified
 
-    certificate = wishes.certificate
+    certificate = wanted.certificate
     try:
-        loaded = pipeline.load(model, wishes.options)
-        derivation = pipeline.derive(loaded, wishes.options)
-        if wishes.verify:
+        loaded = pipeline.load(model, wanted.options)
+        derivation = pipeline.derive(loaded, wanted.options)
+        if wanted.verify:
             derivation = verified(loaded, derivation, find())
-        derivation = judged(derivation, allow_vacuous=wishes.allow_vacuous)
-        if wishes.signal or derivation.source.format == "torch":  # which has loaded the framework
-            allowed = wishes.allow_vacuous
-            derivation = measured(derivation, find(), allow_vacuous=allowed, public=wishes.public)
+        derivation = judged(derivation, allow_vacuous=wanted.allow_vacuous)
+        if wanted.signal or derivation.source.format == "torch":  # which has loaded the framework
+            allowed = wanted.allow_vacuous
+            derivation = measured(derivation, find(), allow_vacuous=allowed, public=wanted.public)
     except OSError as error:
         raise input_error("LIP001", f"`{model}` cannot be read: {error.strerror}", "check the path") from None
     if certificate is not None and derivation.ok:
@@ -182,7 +182,7 @@ def _json(models: tuple[str, ...], derived: Derived) -> int:
     return _code(derivation)
 
 
-def _text(models: tuple[str, ...], derived: Derived, wishes: Wishes, *, verbose: bool) -> int:
+def _text(models: tuple[str, ...], derived: Derived, wanted: CheckOptions, *, verbose: bool) -> int:
     """Print a report for each model, an empty line between two; what cannot be read does not stop the others."""
     from lipcompile.reports.console import show
     from lipcompile.reports.terminal import report
@@ -198,8 +198,8 @@ def _text(models: tuple[str, ...], derived: Derived, wishes: Wishes, *, verbose:
         if index:
             sys.stdout.write("\n")
         show(sys.stdout, *report(derivation, source_text, verbose=verbose))
-        if wishes.signal and derivation.analysis is not None:
-            _show_signals(derivation, wishes.public)
+        if wanted.signal and derivation.analysis is not None:
+            _show_signals(derivation, wanted.public)
         worst = max(worst, _code(derivation))
     return worst
 

@@ -31,9 +31,7 @@ _KINDS = click.Choice(["softmax", "norm", "residual", "attention", "pool", "grou
     "--floor", default="1", show_default=True, metavar="α", help="Norms divide by at least this: slope 1/α."
 )
 @click.option(
-    "--target",
-    metavar="K",
-    help="Go on until the bound is at most K; without it, until the bound is useful.",
+    "--target", metavar="K", help="Go on until the bound is at most K; without it, until the bound is useful."
 )
 @click.option("--also", multiple=True, type=_KINDS, help="Make this change in any case; repeatable.")
 @click.option("--never", multiple=True, type=_KINDS, help="Do not make this change; repeatable.")
@@ -63,7 +61,7 @@ def fix(
       lipcompile fix model.lip -o fixed.lip --target 10
     """
     from lipcompile.cli.shared.signals import aim
-    from lipcompile.fixing import Wishes
+    from lipcompile.fixing import FixOptions
     from lipcompile.fixing import fix as fixed
     from lipcompile.frontends.options import parse_number
     from lipcompile.frontends.repairs import Repairs
@@ -76,7 +74,7 @@ def fix(
     if highest is not None and highest <= 0:
         raise click.UsageError("--target must be positive")
     repairs = Repairs(batch_norm, least)  # type: ignore[arg-type]
-    outcome = fixed(model, options, Wishes(repairs, also, never, aim(highest)), output)
+    outcome = fixed(model, options, FixOptions(repairs, also, never, aim(highest)), output)
     return _tell(outcome, output)
 
 

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from lipcompile.cli.shared.arguments import model_options, table_options, vacuous_option
+from lipcompile.cli.shared.arguments import (
+    model_options,
+    neighbours_option,
+    noise_option,
+    table_options,
+    vacuous_option,
+)
 from lipcompile.cli.shared.output import complain, serious
 from lipcompile.core.backend import find
 
@@ -51,7 +57,7 @@ if TYPE_CHECKING:
     metavar="SHARE",
     help="Average the weights after this share of the steps, the last ones; the last weights alone by default.",
 )
-@click.option("--noise", type=click.Choice(["global", "per_layer", "optimal"]), help="How noise is shared.")
+@noise_option
 @click.option(
     "--noise-weight",
     "weights",
@@ -90,11 +96,7 @@ if TYPE_CHECKING:
     help="Compute what stands before the first trained parameter once for each example; by default, if there is "
     "room for it in 4 GiB.",
 )
-@click.option(
-    "--neighbours",
-    type=click.Choice(["add_remove", "replace_one"]),
-    help="Neighbouring relation: one example more or less, or one replaced.",
-)
+@neighbours_option
 @click.option("--accountant", type=click.Choice(["pld", "rdp"]), help="pld by default.")
 @click.option("--max-physical-batch", type=click.IntRange(1), help="Most examples computed at once.")
 @click.option("--seed", type=int, help="Makes the run repeatable, and NOT private.")

@@ -10,8 +10,6 @@ import click
 from lipcompile.cli.shared.arguments import table_options
 from lipcompile.diagnostics import input_error
 
-_SHARE = 0.3  # of ε, for the search
-
 
 @click.command(short_help="Choose settings for a table privately, and train.")
 @click.argument("data", type=click.Path(path_type=Path))
@@ -21,15 +19,14 @@ _SHARE = 0.3  # of ε, for the search
 )
 @click.option("--epsilon", type=float, help="ε of search and model together.")
 @click.option("--delta", type=float, help="δ; 1e-5 by default, or less for large tables.")
-@click.option("--search", type=float, help="Part of ε for the search; three tenths of it by default.")
 @click.option("--seed", type=int, help="Makes the run repeatable, and NOT private.")
 def tune(
     data: Path, target: str | None, schema: Path | None, test: Path | None, output: Path | None, **given: Any
 ) -> int:
     """Search settings for a table privately, and train with the best: one ε pays for both.
 
-    The search takes a random number of runs, whose scores on held-out rows have noise, and shows the best alone
-    (Papernot and Steinke 2022). `train` has settings that cost nothing; try it first.
+    The settings of `train` and richer ones share the budget. A noisy score says whether one of them is kept, or
+    the mean of both. Where the rows are too few for a search to pay, it says so, and does what `train` does.
 
     \b
     Example:
@@ -43,6 +40,4 @@ def tune(
             "settings of networks are given to `lipcompile train`; choosing them on private data is not free"
         )
         raise input_error("LIP410", f"`{data}` is no table", help_line)
-    if given["search"] is None and given["epsilon"] is not None:
-        given["search"] = _SHARE * given["epsilon"]
-    return train_on_table(TableRun(data, target, schema, test, output), given)
+    return train_on_table(TableRun(data, target, schema, test, output), {**given, "search": True})

@@ -53,7 +53,7 @@ class Data(Protocol):
     def items_of(self, dataset: Any) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return the inputs and labels of a data set's items; raises DataError."""
 
-    def outline(self, path: Path) -> tuple[tuple[int, ...], int, NDArray[Any] | None]:
+    def public_facts(self, path: Path) -> tuple[tuple[int, ...], int, NDArray[Any] | None]:
         """Return the shape of an example, how many train, and the test part's whole labels; raises DataError."""
 
     def split_rows(self, count: int) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -87,7 +87,7 @@ class Deployment(Protocol):
         batch: int | None = None,
         precision: str = "float32",
         vocabulary: int | None = None,
-        log_probabilities: bool = False,
+        log_softmax: int | None = None,
     ) -> Any:
         """Return how far a class of modules is from what it was imported from; raises `ShapeError`."""
 

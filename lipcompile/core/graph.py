@@ -79,6 +79,11 @@ class Node:
         """Shape of the output."""
         return self.site.output
 
+    @property
+    def draws(self) -> bool:
+        """Whether it draws random numbers in training."""
+        return self.op.draws(self.attributes)
+
     def diagnostic(
         self,
         code: str,

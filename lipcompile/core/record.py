@@ -171,6 +171,11 @@ def scaled_by_lipschitz(
     return [factor * cotangent for factor in lipschitz]
 
 
+def draws_nothing(attributes: object) -> bool:
+    """Whether an op draws random numbers: most ops never do."""
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class Spelling:
     """A name of an op in .lip; `rank` spatial axes, where the name fixes them; `preset` arguments it fills in."""
@@ -182,7 +187,7 @@ class Spelling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Op(Generic[A]):
-    """An op and all its rules. `proof` is `file.md#anchor` beside the rules. `conditions`, `axes` may be left out.
+    """An op and all its rules. `proof` is `file.md#anchor` beside the rules. The last three may be left out.
 
     takes: what its operands hold; only the model's input can hold tokens (whole numbers that select rows).
     norm, row, entry: bounds of the output. None where nothing better than the norm is known.
@@ -190,6 +195,7 @@ class Op(Generic[A]):
     lipschitz: None if the op is not Lipschitz: then no trainable parameter may stand upstream of it (R3).
     parts: whether the cotangents of the operands are parts of the output's: Σ‖g_i/l_i‖² <= ‖g‖².
     conditions: what certificates say of how the rules came by their constants; None for nothing.
+    draws: whether it draws random numbers in training, with these attributes.
     axes: which axis of the output is which: as in the operand, the channels first, or as the op places them.
     """
 
@@ -209,6 +215,7 @@ class Op(Generic[A]):
     dsl: tuple[Spelling, ...]
     proof: str
     conditions: ConditionsRule[A] | None = None
+    draws: Callable[[A], bool] = draws_nothing
     axes: AxisOrder = "kept"
 
     def parameter(self, role: str) -> ParameterRule[A]:
@@ -253,6 +260,12 @@ class NoAttributes:
 
 
 CLASS_OF_TOKEN = "a class index a token"
+CLASS_OF_PIXEL = "a class index a pixel"
+
+
+def class_axis(loss: AnyLoss) -> int:
+    """Return the axis of an example's logits that the classes are along."""
+    return 0 if loss.target == CLASS_OF_PIXEL else -1
 
 
 def refuse_channels_first(loss: AnyLoss, logits: Shape, by: AnyOp | None) -> None:
@@ -260,6 +273,4 @@ def refuse_channels_first(loss: AnyLoss, logits: Shape, by: AnyOp | None) -> Non
     if loss.target != CLASS_OF_TOKEN or by is None or by.axes != "channels":
         return
     message = f"this loss reads classes from the last axis of {list(logits)}, but `{by.name}` has channels first"
-    flat, own = (".flatten(2)", f"reshape({logits[0]}, -1) ") if len(logits) > 2 else ("", "")
-    help_line = f"for a label a position end with {flat}.transpose(1, 2), in a .lip file with {own}transpose"
-    raise Refusal("LIP211", message, help_line)
+    raise Refusal("LIP211", message, "use pixel_cross_entropy, which reads them from the first axis")

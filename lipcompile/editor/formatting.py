@@ -191,7 +191,7 @@ class _Layout:
                 self._long(item, indent)
             if first < len(self.lines):
                 self.lines[first].spaced = before is not None and (
-                    item.spaced or (indent == 0 and _apart(before, item))
+                    item.spaced or (indent == 0 and _needs_empty_line(before, item))
                 )
             if isinstance(item, Statement) or item.alone:
                 before = item
@@ -258,7 +258,7 @@ def _parted(statement: Statement) -> Iterator[Leaf | Comment | Body | Break]:
             yield Break.INNER
 
 
-def _apart(before: Item, item: Item) -> bool:
+def _needs_empty_line(before: Item, item: Item) -> bool:
     """Whether declarations of a file stand apart: all do, but imports, and comments stand above one."""
     if isinstance(before, Comment):
         return False

@@ -12,14 +12,14 @@ from pygls.server import LanguageServer
 from pygls.uris import from_fs_path, to_fs_path
 from pygls.workspace import PositionCodec, TextDocument
 
-from lipcompile.diagnostics import Diagnostic, InputError, Location, Severity
+from lipcompile.diagnostics import Diagnostic, InputError, Location, Severity, told
 from lipcompile.editor.completion import Completion, completions
 from lipcompile.editor.definitions import definition, names
 from lipcompile.editor.document import Document, checked
 from lipcompile.editor.formatting import formatted
 from lipcompile.editor.hovering import hover
 from lipcompile.editor.words import Argument, Callable
-from lipcompile.reports.replacements import replacement
+from lipcompile.reports.messages import replacement
 from lipcompile.version import __version__
 
 # A text is checked when nothing was typed for so many seconds.
@@ -200,7 +200,7 @@ def _overlap(one: lsp.Range, other: lsp.Range) -> bool:
 
 def _diagnostic(found: Diagnostic, document: Document, codec: PositionCodec) -> lsp.Diagnostic:
     where = _range(found.location or Location("", 1, 1), document, codec)
-    text = found.message + (f"\nhelp: {found.help}" if found.help else "")
+    text = told(found, with_code=False)  # editors show the code themselves
     return lsp.Diagnostic(where, text, _SEVERITIES[found.severity], found.code, source="lipcompile")
 
 

@@ -1,9 +1,11 @@
-"""Reading the files of a model: regular ones only, of bounded size."""
+"""Reading the files of a model: regular ones only, of bounded size. Writing a file all at once or not at all."""
 
 from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from lipcompile import limits
@@ -54,6 +56,21 @@ def size(path: Path) -> int:
     found = path.stat()
     _check(found.st_mode)
     return found.st_size
+
+
+@contextmanager
+def beside(path: Path, *endings: str) -> Iterator[Path]:
+    """Yield a name beside a file, for a new one that takes its place by `Path.replace`; else it is removed.
+
+    So are files of the same name with one of these endings behind it.
+    """
+    temporary = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+    try:
+        yield temporary
+    finally:
+        for ending in ("", *endings):
+            with suppress(OSError):
+                temporary.with_name(f"{temporary.name}{ending}").unlink(missing_ok=True)
 
 
 def _opened(path: Path) -> int:

@@ -17,7 +17,7 @@ from lipcompile.diagnostics import Diagnostic, InputError, input_error
 from lipcompile.frontends.repairs import BatchNorm, Repairs
 from lipcompile.limits import Limits
 from lipcompile.numbers import Scalar
-from lipcompile.ops.loss.spelled import loss_attributes, unknown_loss
+from lipcompile.ops.loss.names import loss_attributes, unknown_loss
 from lipcompile.ops.schema import Argument, ArgumentError
 from lipcompile.ops.table import LOSS_BY_NAME
 
@@ -144,7 +144,9 @@ def model_options(
         clip_length=None if clip_length is None else parse_length(str(clip_length)),
     )
     return (
-        options if batch_norm is None else replace(options, repairs=Repairs(batch_norm, steep=options.clips_all))
+        options
+        if batch_norm is None
+        else replace(options, repairs=Repairs(batch_norm, with_eps=options.clips_all))
     )
 
 

@@ -38,19 +38,19 @@ class Repairs:
     batch_norm: what takes the place of a batch normalisation in training mode: a norm of groups of channels of one
     example; centring of the example; or a map with the stored statistics, which the layer before takes in.
     floor: of the deviation σ that a norm divides by: 1 lets no norm stretch.
-    steep: norms divide by √(σ² + 1e-5), as batch normalisation does: where all is clipped, nothing has to be
+    with_eps: norms divide by √(σ² + 1e-5), as batch normalisation does: where all is clipped, nothing has to be
     Lipschitz, and behind norms with a floor the signal fades from layer to layer.
     """
 
     batch_norm: BatchNorm = "group_norm"
     floor: Fraction = Fraction(1)
-    steep: bool = False
+    with_eps: bool = False
     made: list[Repaired] = field(default_factory=list)
 
     @property
     def divisor(self) -> dict[str, Fraction]:
         """What a norm that takes the place of a batch normalisation divides by, as its attributes say it."""
-        return {"eps": _EPS} if self.steep else {"floor": self.floor}
+        return {"eps": _EPS} if self.with_eps else {"floor": self.floor}
 
     @property
     def said_divisor(self) -> str:

@@ -7,11 +7,15 @@ import os
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
 import torch
-from lipcompile_privacy.accounting import Accountant, Selection, calibrate_noise_multiplier, gaussian_noise
+from lipcompile_privacy.accounting import (
+    Accountant,
+    Selection,
+    calibrate_noise_multiplier,
+    gaussian_noise,
+)
 from lipcompile_privacy.errors import BudgetError
 from lipcompile_torch import PrivacyEngine
 from lipcompile_torch.train.engine import SeededWarning
@@ -19,9 +23,6 @@ from lipcompile_torch.train.ledger import Ledger
 from lipcompile_torch.train.sums import release_sum
 
 from lipcompile.learn.features import Array
-
-RUNS = 10.0
-"""Mean number of runs of a search."""
 
 _LEAST = 10.0  # times the noise of the whole budget: with more, a hundredth of it is left
 _ROOM = 1.0005  # for the accountant, which rounds losses up: the ledger has the last word
@@ -34,7 +35,7 @@ class Budget:
     Args:
         epsilon, delta: of search and fits together.
         fits: how many fits of the same rows the budget pays for, this one among them.
-        search: the part of ε that a search of settings may take; 0: none is made.
+        search: whether settings are searched.
 
     Raises:
         BudgetError: the numbers make no budget.
@@ -43,27 +44,11 @@ class Budget:
     epsilon: float
     delta: float
     fits: int = 1
-    search: float = 0.0
+    search: bool = False
 
     def __post_init__(self) -> None:
-        if self.fits < 1 or self.search < 0 or self.search >= self.epsilon > 0:
-            raise BudgetError(
-                f"fits = {self.fits}, a search for {self.search:g} of epsilon = {self.epsilon:g}: fits "
-                "must be at least 1, and search must be less than epsilon"
-            )
-        if self.search and self.fits > 1:
-            raise BudgetError("a search supports only one fit: leave fits at 1")
-
-    @property
-    def selection(self) -> Selection:
-        """The release that the search is charged as: it costs no more than its part."""
-        return _selection(self.search, self.delta)
-
-
-@lru_cache(maxsize=64)
-def _selection(search: float, delta: float) -> Selection:
-    sigma = calibrate_noise_multiplier(search, delta, lambda sigma: Selection(sigma, RUNS), 1, accountant="rdp")
-    return Selection(sigma, RUNS)
+        if self.fits < 1:
+            raise BudgetError(f"fits = {self.fits}: it must be at least 1")
 
 
 def default_delta(rows: int) -> float:
@@ -106,8 +91,9 @@ class Account:
         """Return the account of a budget.
 
         The steps in the ledger count against the budget. With nothing before it a fit is Gaussian
-        mechanisms alone, which compose exactly; else the accountant is asked, of a search, this one or an earlier
-        one, the one of Rényi divergences, which has the theorem.
+        mechanisms alone, which compose exactly; else the accountant is asked, of a `Selection` the one of Rényi
+        divergences, which has the theorem. Of k fits each takes a k-th of the whole, or what is left, if that is
+        less.
 
         Raises:
             BudgetError: nothing to speak of is left.
@@ -117,13 +103,13 @@ class Account:
         engine = PrivacyEngine("pld", ledger)
         try:
             opened = engine.open_ledger(rows)
-            if budget.search or any(isinstance(release, Selection) for release, _ in opened.record.runs):
+            if any(isinstance(release, Selection) for release, _ in opened.record.runs):
                 engine.accountant = "rdp"
-            alone = _alone(budget, whole, opened, engine.accountant)
+            left = _left(budget, whole, opened, engine.accountant)
         except BaseException:
             engine.close()
             raise
-        return cls(budget, alone * math.sqrt(budget.fits) * _ROOM, rows, engine, seed)
+        return cls(budget, max(left, whole * math.sqrt(budget.fits)) * _ROOM, rows, engine, seed)
 
     def noise(self, share: float) -> float:
         """Return σ of a Gaussian mechanism that takes a share of the fit, counted in 1/σ²."""
@@ -143,10 +129,10 @@ class Account:
 
         return released
 
-    def left(self, steps: int, share: float) -> Callable[[Any], float]:
-        """Return what gives σ of so many steps of the head, for its loader: for this share of the fit.
+    def left(self, steps: int, share: float, heads: int = 1, purpose: str = "head") -> Callable[[Any], float]:
+        """Return what gives σ of so many steps of a head, for its loader: for this share of the fit.
 
-        Of samples of the rows the accountant is asked what the ledger has left.
+        Of samples of the rows the accountant is asked what the ledger has left, for so many heads alike.
         """
 
         def sigma(loader: Any) -> float:
@@ -160,18 +146,18 @@ class Account:
                     data_loader=loader,
                     target_epsilon=self.budget.epsilon,
                     target_delta=self.budget.delta,
-                    steps=steps,
+                    steps=heads * steps,
                 )
-            self.spent.append(Spent("head", steps, rate, noise))
+            self.spent.append(Spent(purpose, steps, rate, noise))
             return noise
 
         return sigma
 
 
-def _alone(budget: Budget, whole: float, ledger: Ledger, accountant: Accountant) -> float:
+def _left(budget: Budget, whole: float, ledger: Ledger, accountant: Accountant) -> float:
     """Return σ of what the budget leaves, as one Gaussian mechanism; raises BudgetError if it is nearly none."""
     ledger.delta = budget.delta
-    past = [*ledger.record.runs, *([(budget.selection, 1)] if budget.search else [])]
+    past = ledger.record.runs
     if not past:
         return whole
     left = calibrate_noise_multiplier(budget.epsilon, budget.delta, 1.0, 1, accountant=accountant, past=past)

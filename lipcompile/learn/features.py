@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
@@ -71,6 +72,24 @@ class Features:
         if not (np.square(features).sum(axis=1) <= most**2).all():  # NaN fails, too
             raise ArithmeticError("features exceed their bound: the rows contain NaN or infinity")
         return features
+
+
+def joined(models: Sequence[tuple[Features, Array]]) -> tuple[Features, Array]:
+    """Return features and weights [outputs, D] of the mean of heads on features, one of waves among them.
+
+    The waves of all stand side by side, and are longer or shorter by the root of their number.
+    """
+    halves = [0 if one.directions is None else one.directions.shape[1] for one, _ in models]
+    columns = models[0][1].shape[1] - 1 - 2 * halves[0]
+    waves: tuple[list[Array], list[Array]] = ([], [])
+    rest: Array = np.zeros((len(models[0][1]), columns + 1))
+    for half, (_, weights) in zip(halves, models, strict=True):
+        for part, some in zip(waves, np.split(weights[:, : 2 * half], 2, axis=1), strict=True):
+            part.append(some * math.sqrt(sum(halves) / half) if half else some)
+        rest += weights[:, 2 * half :] * ([1.0 if half else 2 * math.sqrt(1.25)] * columns + [1.0])
+    directions = np.concatenate([one.directions for one, _ in models if one.directions is not None], axis=1)
+    weights = np.concatenate([*waves[0], *waves[1], rest], axis=1) / len(models)
+    return Features(directions, models[0][0].constant), weights
 
 
 def _product(rows: Array, directions: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -18,9 +18,19 @@ from lipcompile.learn.features import Array, Features
 from lipcompile.learn.head import Watch, train_head
 from lipcompile.learn.recipe import Recipe, recipe_for
 from lipcompile.learn.scaling import Scaling, Units, pieces, released_moments, released_ranges
-from lipcompile.learn.selection import select
+from lipcompile.learn.selection import CHOICES, SCORES, Model, chosen, pays, richer
 from lipcompile.learn.targets import Classes, Head, Numbers, Problem
 from lipcompile.tables.stream import release
+
+NO_SEARCH = (
+    "no search was made: at this epsilon the rows are too few for one to pay, so all of it went into the defaults"
+)
+
+
+def outputs_of(x: Array, scaling: Scaling, features: Features, weights: Array) -> Array:
+    """Return the outputs of a head [N, outputs] for values [N, d]."""
+    parts = [features(scaling(rows)) @ weights.T for _, rows in pieces(x)]
+    return np.concatenate(parts) if parts else np.empty((0, len(weights)))
 
 
 @dataclass(frozen=True)
@@ -36,6 +46,7 @@ class Fitted:
         spent: on what.
         recipe: how.
         private: False if a seed was fixed.
+        searched: what a search has kept of the default and a richer recipe; None: none was made.
     """
 
     scaling: Scaling
@@ -47,32 +58,29 @@ class Fitted:
     spent: tuple[Spent, ...]
     recipe: Recipe
     private: bool
+    searched: str | None = None
 
     def epsilon_after(self, steps: int) -> float:
         """Return ε of the fit if its head had taken so many steps and no more."""
         *before, head = self.spent
         lines = (*before, replace(head, steps=steps))
         runs: list[Run] = [(Mechanism(one.sampling_rate, one.noise_multiplier), one.steps) for one in lines]
-        if not self.budget.search:
-            return epsilon(runs, self.budget.delta)
-        return epsilon([(self.budget.selection, 1), *runs[1:]], self.budget.delta, accountant="rdp")
+        return epsilon(runs, self.budget.delta)
 
     def outputs(self, x: Array) -> Array:
         """Return the outputs of the head [N, outputs] for values [N, d]."""
-        parts = [self.features(self.scaling(rows)) @ self.weights.T for _, rows in pieces(x)]
-        return np.concatenate(parts) if parts else np.empty((0, len(self.weights)))
+        return outputs_of(x, self.scaling, self.features, self.weights)
 
-    def probabilities(self, x: Array) -> Array:
-        """Return probabilities of the classes [N, K] for values [N, d]."""
-        outputs = self.outputs(x)
+    def probabilities(self, outputs: Array) -> Array:
+        """Return probabilities of the classes [N, K] for outputs [N, outputs]."""
         if self.head.loss == "binary":
             outputs = np.concatenate([np.zeros_like(outputs), outputs], axis=1)
         powers = np.exp(outputs - outputs.max(axis=1, keepdims=True, initial=-np.inf))
         return np.asarray(powers / powers.sum(axis=1, keepdims=True))
 
-    def numbers(self, x: Array) -> Array:
-        """Return predicted numbers [N]."""
-        return self.head.offset + self.head.unit * self.outputs(x)[:, 0]
+    def numbers(self, outputs: Array) -> Array:
+        """Return predicted numbers [N] for outputs [N, 1]."""
+        return self.head.offset + self.head.unit * outputs[:, 0]
 
 
 def fit(
@@ -102,6 +110,8 @@ def fit(
         DataError: no rows, or shapes that do not fit.
         BudgetError: a budget that cannot be met.
     """
+    if x.ndim == 2 and not x.shape[1]:
+        raise DataError("there is no column to learn from: give at least one beside the target")
     if x.ndim != 2 or len(x) != len(y) or 0 in x.shape:
         raise DataError(
             f"rows have shape {x.shape} and targets {y.shape}: both need the same number of rows, at least one"
@@ -111,34 +121,68 @@ def fit(
     recipe = recipe or recipe_for(*x.shape)
     account = Account.opened(budget, len(x), ledger, seed)
     try:
-        if budget.search:
-            recipe = select(x, y, problem, recipe, account, _trained)
-        fitted = _trained(x, y, problem, recipe, account, watch)
+        fitted = _fitted(x, y, problem, recipe, account, watch)
         return replace(fitted, epsilon=account.engine.get_epsilon(budget.delta), spent=tuple(account.spent))
     finally:
         account.engine.close()
 
 
-def _trained(
-    x: Array,
-    y: NDArray[Any],
-    problem: Problem,
-    recipe: Recipe,
-    account: Account,
-    watch: Watch | None = None,
+def _fitted(
+    x: Array, y: NDArray[Any], problem: Problem, recipe: Recipe, account: Account, watch: Watch | None
 ) -> Fitted:
-    """Return what was fitted by this recipe, its ε left open."""
+    """Return what was fitted, its ε left open."""
     units, target_units, left = _units(account, x, y, problem, recipe)
     target = Classes(y, problem.classes) if problem.classes else Numbers(y, target_units)
     moments = account.release("means and scales of columns and target", recipe.moments)
     noise = account.noise(recipe.moments)
     scaling, means, std = released_moments(x, target.moments, units, recipe.floor, moments, noise)
-    features = Features.of(x.shape[1], recipe)
-    head = target.head(means, std, features.constant)
-    sigma = account.left(recipe.steps, left - recipe.moments)
-    weights = train_head(account.engine, x, head, scaling, features, recipe, sigma, account.seed, watch)
+    head = target.head(means, std, recipe.constant)
+    left -= recipe.moments
+    kept = None
+    if account.budget.search and pays(len(x), account.alone):
+        kept, (features, weights) = _searched(x, y, problem, recipe, account, left, scaling, head, watch)
+    else:
+        if account.budget.search:
+            warnings.warn(NO_SEARCH, UserWarning, 3)
+        features = Features.of(x.shape[1], recipe)
+        sigma = account.left(recipe.steps, left)
+        weights = train_head(account.engine, x, head, scaling, features, recipe, sigma, account.seed, watch)
     head = replace(head, targets=np.empty(0))
-    return Fitted(scaling, features, weights, head, account.budget, 0.0, (), recipe, account.seed is None)
+    return Fitted(scaling, features, weights, head, account.budget, 0.0, (), recipe, account.seed is None, kept)
+
+
+def _searched(
+    x: Array,
+    y: NDArray[Any],
+    problem: Problem,
+    recipe: Recipe,
+    account: Account,
+    left: float,
+    scaling: Scaling,
+    head: Head,
+    watch: Watch | None,
+) -> tuple[str, Model]:
+    """Return what a search has kept, and its features and weights; steps on samples leave nothing for scores."""
+    scores, models = 0.0 if recipe.batch else SCORES * left, []
+    for number, option in enumerate((recipe, richer(recipe))):
+        features = Features.of(x.shape[1], option)
+        sigma = account.left(option.steps, (left - scores) / 2, 2 - number, f"head, {CHOICES[number]}")
+        seed = None if account.seed is None else account.seed + 1000 * number
+        told = _told(watch, number)
+        weights = train_head(account.engine, x, head, scaling, features, option, sigma, seed, told)
+        models.append((features, weights))
+
+    def outputs(model: Model) -> Array:
+        return outputs_of(x, scaling, *model)
+
+    return chosen(models, outputs, y, head, problem, account, scores)
+
+
+def _told(watch: Watch | None, number: int) -> Watch | None:
+    """Return what is told of the steps of one of two heads: how many, but no weights of a model."""
+    if watch is None:
+        return None
+    return lambda done, planned, _: watch(number * planned + done, 2 * planned, None)
 
 
 def _units(

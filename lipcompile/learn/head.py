@@ -31,8 +31,9 @@ from lipcompile.tables.stream import release
 _KEPT = 2**30  # bytes of features that are computed once; more are computed for each batch
 _PIECE = 16_384  # rows whose features are computed at once
 
-Watch = Callable[[int, int, Array], None]
-"""Takes how many steps are taken, of how many, and the weights [outputs, D] as they were released last."""
+Watch = Callable[[int, int, Array | None], None]
+"""Takes how many steps are taken, of how many, and the weights [outputs, D] as they were released last; None for
+them if the model is made of several heads."""
 
 
 class MappedRows(Dataset[tuple[Tensor, Tensor]]):

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from lipcompile_privacy.errors import DataError
+from numpy.typing import NDArray
 
 from lipcompile.learn.account import Budget, Spent, default_delta
 from lipcompile.learn.features import Array, Features
@@ -43,13 +44,17 @@ class TableModel:
 
     def probabilities(self, x: Array) -> Array:
         """Return probabilities of the classes [N, K] for encoded rows [N, d]."""
-        return self.fitted.probabilities(x)
+        return self.fitted.probabilities(self.fitted.outputs(x))
 
     def predictions(self, x: Array) -> Any:
         """Return labels, text [N], or numbers [N], for encoded rows [N, d]."""
+        return self.predicted(self.fitted.outputs(x))
+
+    def predicted(self, outputs: Array) -> Any:
+        """Return labels, text [N], or numbers [N], for outputs of the head [N, outputs]."""
         if self.schema.classes is None:
-            return self.fitted.numbers(x)
-        return self.labels(self.probabilities(x))
+            return self.fitted.numbers(outputs)
+        return self.labels(self.fitted.probabilities(outputs))
 
     def labels(self, shares: Array) -> Any:
         """Return the likeliest labels, text [N], by probabilities of the classes [N, K]."""
@@ -59,13 +64,12 @@ class TableModel:
         """Return the rows of a file, a frame or an array as a matrix; raises InputError."""
         return encoded(source, self.schema)
 
-    def score(self, data: Encoded) -> float:
-        """Return the accuracy, or R², on encoded rows with targets: exactly, so it is not private."""
-        found = self.predictions(data.x)
+    def score(self, outputs: Array, y: NDArray[Any]) -> float:
+        """Return the accuracy, or R², of outputs of the head for targets [N]: exactly, so it is not private."""
+        found = self.predicted(outputs)
         if self.schema.classes is not None:
-            return float((found == data.y).mean())
-        assert data.y is not None
-        return 1.0 - float(((found - data.y) ** 2).mean() / max(data.y.var(), 1e-300))
+            return float((found == y).mean())
+        return 1.0 - float(((found - y) ** 2).mean() / max(y.var(), 1e-300))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write all of it to an .npz file of plain arrays; raises OSError."""
@@ -97,6 +101,7 @@ class TableModel:
             "spent": [asdict(line) for line in one.spent],
             "recipe": asdict(one.recipe),
             "private": one.private,
+            "searched": one.searched,
         }
         with Path(path).open("wb") as file:
             np.savez(file, facts=np.array(json.dumps(facts)), **arrays)  # type: ignore[arg-type]
@@ -126,6 +131,7 @@ def load(path: str | os.PathLike[str]) -> TableModel:
             tuple(Spent(**line) for line in facts["spent"]),
             Recipe(**facts["recipe"]),
             facts["private"],
+            facts.get("searched"),
         )
         return TableModel(schema_of(tomllib.loads(facts["schema"])), fitted)
     except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
@@ -140,7 +146,7 @@ def fit_table(
     epsilon: float,
     *,
     delta: float | None = None,
-    search: float = 0.0,
+    search: bool = False,
     seed: int | None = None,
     ledger: str | os.PathLike[str] | None = None,
     watch: Watch | None = None,
@@ -151,7 +157,7 @@ def fit_table(
         data: rows with targets, as `lipcompile.tables` encodes them; missing or unknown classes were refused.
         schema: with the classes, if there are any.
         epsilon, delta: the budget; δ None: `default_delta`.
-        search: the part of ε for a private search of settings.
+        search: whether settings are searched.
         seed: makes the fit repeatable, and NOT private.
         ledger: file of the ledger.
         watch: told of each step.

@@ -58,13 +58,16 @@ class Problem:
         )
         return low, high
 
-    def points(self, head: Head, outputs: Array, y: NDArray[Any]) -> Array:
-        """Return for each row how well outputs [N, outputs] predict it, in [0, 1]: what a search counts."""
+    def losses(self, head: Head, outputs: Array, y: NDArray[Any]) -> Array:
+        """Return for each row the loss of outputs [N, outputs]: minus the logarithm of the probability of its
+        class, or the error, in units of the released scale.
+        """
         if not self.classes:
-            error = np.abs(head.offset + head.unit * outputs[:, 0] - y) / (4 * head.unit)
-            return np.asarray(1.0 - np.minimum(1.0, error))
-        found = outputs.argmax(axis=1) if self.classes > 2 else outputs[:, 0] > 0
-        return np.asarray(found == y, dtype=np.float64)
+            return np.asarray(np.abs(head.offset + head.unit * outputs[:, 0] - y) / head.unit)
+        if outputs.shape[1] == 1:
+            outputs = np.concatenate([np.zeros_like(outputs), outputs], axis=1)
+        right = np.take_along_axis(outputs, y[:, None], axis=1)[:, 0]
+        return np.asarray(np.logaddexp.reduce(outputs, axis=1) - right)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
@@ -26,6 +26,22 @@ class Definition:
     expression: Any = None
     value: Fraction | None = None
     upper: float | None = None
+
+
+def names_in(expressions: Iterable[Any]) -> set[str]:
+    """Return the names in formulas; None is a formula without any."""
+    return {symbol.name for one in expressions if one is not None for symbol in one.free_symbols}
+
+
+def needed(formulas: Iterable[Any], definitions: Iterable[Definition]) -> list[Definition]:
+    """Return the definitions that formulas rest on, in their order; they rest on earlier ones only."""
+    used = names_in(formulas)
+    found: list[Definition] = []
+    for definition in reversed(list(definitions)):
+        if definition.name in used:
+            found.append(definition)
+            used |= names_in([definition.expression])
+    return found[::-1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal, Protocol
@@ -24,6 +24,7 @@ from lipcompile.core.record import (
     Site,
     Spelling,
     Theta,
+    draws_nothing,
     scaled_by_lipschitz,
 )
 from lipcompile.diagnostics import Refusal
@@ -98,6 +99,7 @@ def plain(
     operands: tuple[int, int | None] = (1, 1),
     dsl: tuple[Spelling, ...] | None = None,
     conditions: ConditionsRule[Any] | None = None,
+    draws: Callable[[Any], bool] = draws_nothing,
     axes: AxisOrder = "kept",
 ) -> AnyOp:
     """Return the record of an op; by default it has no parameters, is 1-Lipschitz and does not enlarge norms."""
@@ -118,6 +120,7 @@ def plain(
         dsl=(Spelling(name),) if dsl is None else dsl,
         proof=proof,
         conditions=conditions,
+        draws=draws,
         axes=axes,
     )
 
@@ -209,13 +212,4 @@ def elementwise(name: str, function: Function, **others: Any) -> AnyOp:
     others.setdefault("lipschitz", None if slope is None else lipschitz)
     attributes = others.pop("attributes", NoAttributes)
     shape, proof = others.pop("shape", same_shape), others.pop("proof", "activation.md#elementwise")
-    return plain(
-        name,
-        attributes,
-        shape,
-        proof,
-        norm=norm,
-        row=row,
-        entry=entry,
-        **others,
-    )
+    return plain(name, attributes, shape, proof, norm=norm, row=row, entry=entry, **others)

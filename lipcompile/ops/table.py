@@ -6,6 +6,7 @@ from lipcompile.core.record import AnyLoss, AnyOp
 from lipcompile.ops.activation import rules as activation
 from lipcompile.ops.attention import dot_product
 from lipcompile.ops.attention import rules as attention
+from lipcompile.ops.colour import rules as colour
 from lipcompile.ops.conv import rules as conv
 from lipcompile.ops.embedding import rules as embedding
 from lipcompile.ops.linear import rules as linear
@@ -22,25 +23,13 @@ from lipcompile.ops.shape import rules as shape
 from lipcompile.ops.softmax import rules as softmax
 from lipcompile.ops.whitening import rules as whitening
 
-OPS: tuple[AnyOp, ...] = (
-    *linear.OPS,
-    *conv.OPS,
-    *activation.OPS,
-    *parametric.OPS,
-    *pool.OPS,
-    *reduce.OPS,
-    *shape.OPS,
-    *resample.OPS,
-    *scattering.OPS,
-    *whitening.OPS,
-    *merge.OPS,
-    *attention.OPS,
-    *dot_product.OPS,
-    *embedding.OPS,
-    *normalisation.OPS,
-    *local_response.OPS,
-    *softmax.OPS,
+# fmt: off
+_FAMILIES = (
+    linear, conv, activation, parametric, pool, reduce, shape, resample, colour, scattering, whitening, merge,
+    attention, dot_product, embedding, normalisation, local_response, softmax,
 )
+# fmt: on
+OPS: tuple[AnyOp, ...] = tuple(op for family in _FAMILIES for op in family.OPS)
 LOSSES: tuple[AnyLoss, ...] = loss.LOSSES
 
 OP_BY_NAME = {op.name: op for op in OPS}

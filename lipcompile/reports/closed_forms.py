@@ -20,7 +20,7 @@ from sympy import Max, Min, preorder_traversal
 from lipcompile.core.derivation import Analysis, Block, Bound
 from lipcompile.core.graph import Node
 from lipcompile.numbers import text as scalar_text
-from lipcompile.numbers.known import Definition
+from lipcompile.numbers.known import Definition, names_in, needed
 from lipcompile.numbers.symbolic import Formula, Symbolic
 from lipcompile.reports.console import STRONG, printable, styled, table
 from lipcompile.reports.formulas import dimensions, rounded, text, up
@@ -58,26 +58,11 @@ def expand(
     left = _left(results, written)
     return Expansion(
         results,
-        names=tuple(_with(known[name], written[name]) for name in known if name in left and name in written),
+        names=tuple(
+            replace(known[name], expression=written[name]) for name in known if name in left and name in written
+        ),
         inputs=tuple(known[name] for name in known if name in left and name not in written),
     )
-
-
-def needed(formulas: Iterable[Any], definitions: Iterable[Definition]) -> list[Definition]:
-    """Return the definitions that formulas rest on, in their order; they rest on earlier ones only."""
-    used = _names(formulas)
-    found: list[Definition] = []
-    for definition in reversed(list(definitions)):
-        if definition.name in used:
-            found.append(definition)
-            used |= _names([definition.expression])
-    return found[::-1]
-
-
-def _names(expressions: Iterable[Any]) -> set[str]:
-    return {
-        str(symbol) for expression in expressions if expression is not None for symbol in expression.free_symbols
-    }
 
 
 def _left(results: Iterable[Any], written: Mapping[str, Any]) -> set[str]:
@@ -85,14 +70,10 @@ def _left(results: Iterable[Any], written: Mapping[str, Any]) -> set[str]:
     left: set[str] = set()
     waiting = list(results)
     while waiting:
-        new = _names([waiting.pop()]) - left
+        new = names_in([waiting.pop()]) - left
         left |= new
         waiting += [written[name] for name in new if name in written]
     return left
-
-
-def _with(definition: Definition, expression: Any) -> Definition:
-    return Definition(definition.name, definition.meaning, expression, definition.value, definition.upper)
 
 
 def _written(expression: Any, written: Mapping[str, Any], longest: int) -> Any:
@@ -185,7 +166,7 @@ def closed_forms(name: str, subject: Subject) -> Iterator[RenderableType]:
         rows.add_row(printable(what), up(bound.value), text(rounded(bound.expression)))
         if whole != bound.expression:
             rows.add_row("", "", f"= {text(rounded(whole))}")
-    used = {str(symbol) for formula in (*formulas, *found.expressions) for symbol in formula.free_symbols}
+    used = names_in((*formulas, *found.expressions))
     left = {definition.name: definition for definition in (*found.inputs, *found.names)}
     shown = [left.get(d.name, d) for d in subject.definitions if d.name in used or d.name in left]
     yield styled((printable(name), STRONG), f": {printable(subject.title)}")

@@ -24,8 +24,7 @@ from lipcompile.core.derivation import (
 from lipcompile.core.graph import ClipGroup, Node, Parameter
 from lipcompile.diagnostics import Diagnostic, Location
 from lipcompile.numbers import text as scalar_text
-from lipcompile.numbers.known import Definition
-from lipcompile.reports.closed_forms import needed
+from lipcompile.numbers.known import Definition, needed
 from lipcompile.reports.formulas import latex, text
 from lipcompile.reports.messages import command
 

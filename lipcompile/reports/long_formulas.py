@@ -9,6 +9,7 @@ from typing import Any
 
 from sympy import Add, Dummy, Symbol, cse
 
+from lipcompile.numbers.known import names_in
 from lipcompile.reports.formulas import concise, is_longer, rounded
 
 # Formulas of more operations are taken apart; parts of fewer are not worth a name.
@@ -57,7 +58,7 @@ def _temporary() -> Iterator[Any]:
 
 def _named(whole: Any, parts: dict[Any, Any]) -> Pieces:
     """Give parts names that the formula does not have for anything else."""
-    taken = {symbol.name for expression in (whole, *parts.values()) for symbol in expression.free_symbols}
+    taken = names_in((whole, *parts.values()))
     free = (name for name in map("c_{}".format, count(1)) if name not in taken)
     names = {old: Symbol(next(free), positive=True) for old in parts}
     return Pieces(whole.xreplace(names), tuple((names[old], part.xreplace(names)) for old, part in parts.items()))

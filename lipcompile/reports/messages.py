@@ -1,4 +1,4 @@
-"""Diagnostics for people: message, place, the line of the source with a caret, path, help; for pages as data."""
+"""Diagnostics for people: message, place, line with a caret, path, help; as data for pages; the fix of a word."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from rich.text import Text
 from lipcompile.codes import codes
 from lipcompile.core.derivation import Source
 from lipcompile.diagnostics import Diagnostic, Location, Severity
+from lipcompile.ops.schema import suggest, suggested
 from lipcompile.reports.console import BAD, CAUTION, HINT, STRONG, printable, styled
 
 _STYLES = {Severity.ERROR: BAD, Severity.WARNING: CAUTION, Severity.NOTE: HINT}
@@ -220,3 +221,29 @@ def _marked_line(at: Location | None, lines: list[str]) -> Snippet | None:
     after = line[stop:] if len(line) - stop <= _AROUND else f"{line[stop : stop + _AROUND]}…"
     # Something is marked at the end of a line too, where there is nothing.
     return Snippet(at.line, before, line[start:stop] or " ", after)
+
+
+# For editors and SARIF
+
+# Codes of words that are misspelt. A wrong setting of training is no such: which one is meant is not ours to say.
+_OF_WORDS = ("LIP010", "LIP011", "LIP012", "LIP210")
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """The text to write at a place, and a title for it."""
+
+    at: Location
+    text: str
+    title: str
+
+
+def replacement(found: Diagnostic, line: str | None) -> Replacement | None:
+    """Return the fix of a misspelt word in a line, where a diagnostic points at one and names the right one."""
+    at, near = found.location, suggested(found.help)
+    if line is None or at is None or at.column is None or near is None or found.code not in _OF_WORDS:
+        return None
+    written = line[at.column - 1 : at.column - 1 + at.length]
+    if not written.isidentifier() or not suggest(written, [near]):
+        return None  # the line points at something else than the misspelt word
+    return Replacement(at, near, f"write `{near}` for `{written}`")

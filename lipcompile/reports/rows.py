@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from lipcompile.analysis.usefulness import LARGEST_EXCESS
-from lipcompile.core.derivation import NOT_REACHED, Block, Bound, LayerBounds, Requirements, largest
+from lipcompile.core.derivation import NOT_REACHED, Block, Bound, LayerBounds, Requirements, finite, largest
 from lipcompile.reports.formulas import ELLIPSIS
 
 State = Literal["holds", "fails", "not reached"]
@@ -109,8 +109,7 @@ class SignalRow:
 
 
 def _ratio(one: float, other: float) -> float | None:
-    found = one / other if other > 0 else math.inf
-    return found if math.isfinite(found) else None
+    return finite(one / other) if other > 0 else None
 
 
 def signal_row(name: str, copies: Sequence[Signal]) -> SignalRow:

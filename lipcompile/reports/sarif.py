@@ -18,8 +18,7 @@ from urllib.parse import quote
 
 from lipcompile.codes import Code, codes
 from lipcompile.diagnostics import Diagnostic, Location
-from lipcompile.reports.messages import Lines, Sources, alike, command, line_at, lines_of
-from lipcompile.reports.replacements import replacement
+from lipcompile.reports.messages import Lines, Sources, alike, command, line_at, lines_of, replacement
 from lipcompile.version import __version__
 
 Json = dict[str, Any]
@@ -180,9 +179,7 @@ class _Log:
             "ruleIndex": self.rules[found.code],
             "level": found.severity.value,
             "message": {"text": _text(group, file), "markdown": _markdown(group, file)},
-            "locations": [
-                {"physicalLocation": self._place(at), **({"logicalLocations": nodes} if nodes else {})},
-            ],
+            "locations": [{"physicalLocation": self._place(at), **({"logicalLocations": nodes} if nodes else {})}],
             "partialFingerprints": {"primaryLocationLineHash": self._fingerprint(found, at)},
             **({"fixes": fixes} if fixes else {}),
             "properties": {"kind": codes()[found.code].kind, "path": list(found.path)},

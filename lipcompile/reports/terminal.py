@@ -15,7 +15,7 @@ from lipcompile.core.derivation import Analysis, Bound, Depth, Derivation
 from lipcompile.core.graph import ClipGroup, Parameter
 from lipcompile.diagnostics import Severity
 from lipcompile.numbers import text as scalar_text
-from lipcompile.numbers.known import Definition
+from lipcompile.numbers.known import Definition, names_in
 from lipcompile.numbers.rounding import upward
 from lipcompile.reports.console import BAD, GOOD, HINT, STRONG, printable, styled, table
 from lipcompile.reports.formulas import count, dimensions, legible, up
@@ -126,11 +126,10 @@ def _mentioned(analysis: Analysis, *, whole: bool) -> tuple[Definition, ...]:
     free = set() if proves(analysis.graph) else set(known)  # nothing rests on the norms of weights, or of inputs
     found = {name for name, definition in known.items() if definition.expression is None} - free
     while waiting:
-        for symbol in waiting.pop().free_symbols:
-            name = str(symbol)
-            if name in known and name not in found:
-                found.add(name)
-                waiting += [known[name].expression] if whole or _short(known[name].expression) else []
+        new = (names_in([waiting.pop()]) & known.keys()) - found
+        found |= new
+        formulas = [known[name].expression for name in new if known[name].expression is not None]
+        waiting += [formula for formula in formulas if whole or _short(formula)]
     return tuple(definition for name, definition in known.items() if name in found)
 
 
@@ -203,7 +202,7 @@ def _depth(analysis: Analysis, *, verbose: bool) -> Iterator[RenderableType]:
 
 def _of_depth(analysis: Analysis, shown: Sequence[Any]) -> list[Definition]:
     """Return the names in formulas of depth that the table of names does not have, or has for something else."""
-    used = {symbol.name for expression in shown for symbol in expression.free_symbols}
+    used = names_in(shown)
     return [definition for definition in analysis.names_of_depth() if definition.name in used]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -29,12 +29,15 @@ _READERS: Mapping[Kind, Callable[[Any], NDArray[Any]]] = {
 MOST_CLASSES = 20
 # More public names are hashed.
 MOST_NAMES = 64
+# Of fewer values it is not said whether they are free text.
+_LEAST_TEXTS = 100
 
 
 def guess(source: Any, target: str | None = None, *, public: bool = False) -> Schema:
     """Read a schema from the rows of a source, as `read.batches` takes it; the source is read several times.
 
-    A column is boolean (yes and no, 0 and 1), a number, a date or a category; ignored if it has no values.
+    A column is boolean (yes and no, 0 and 1), a number, a date or a category; ignored if it has no values, or
+    holds free text: most of its first values differ, so that they say nothing of other rows.
 
     Args:
         source: a table.
@@ -48,6 +51,8 @@ def guess(source: Any, target: str | None = None, *, public: bool = False) -> Sc
     kinds = _kinds(source)
     wanted = [] if target is None else [target]
     check_names(wanted, list(kinds), called(source))
+    spoken = [name for name, kind in kinds.items() if kind is Category and name != target]
+    kinds |= dict.fromkeys(_free_texts(source, spoken), Ignore)
     facts = _facts(source, list(kinds) if public else wanted, kinds)
     columns = tuple(
         _column(name, kinds[name], facts[name] if public else None) for name in kinds if name != target
@@ -64,6 +69,17 @@ def _kinds(source: Any) -> dict[str, Kind]:
             if _narrow(possible.setdefault(name, list(_READERS)), array):
                 filled.add(name)
     return {name: kinds[0] if kinds and name in filled else Ignore for name, kinds in possible.items()}
+
+
+def _free_texts(source: Any, names: Sequence[str]) -> list[str]:
+    """Return which columns of text have values that mostly differ, in the first batch of rows."""
+    first = next(iter(batches(source, names)), None) if names else None
+    return [] if first is None else [name for name in names if _mostly_differ(texts(first.column(name)))]
+
+
+def _mostly_differ(values: NDArray[Any]) -> bool:
+    present = values[_present(values)]
+    return len(present) >= _LEAST_TEXTS and 2 * len(set(present)) > len(present)
 
 
 def _narrow(kinds: list[Kind], array: Any) -> bool:

@@ -8,6 +8,14 @@ from lipcompile.diagnostics import input_error
 from lipcompile.tables.encode import Encoded
 from lipcompile.tables.schema import Schema
 
+_MANY = 20  # classes
+_ROWS = 5  # for each class
+
+
+def too_many(classes: int, rows: int) -> bool:
+    """Return whether classes that are read from rows may be names of people: many, with few rows of each."""
+    return classes > max(_MANY, rows // _ROWS)
+
 
 def classes_of(data: Encoded, schema: Schema, place: str = "the table") -> tuple[str, ...]:
     """Check the target of rows to learn from, and return its classes in order; none of a regression.
@@ -17,7 +25,7 @@ def classes_of(data: Encoded, schema: Schema, place: str = "the table") -> tuple
 
     Raises:
         InputError: LIP411, there is no target; LIP413, it has other classes than the public ones; LIP414, it is
-            missing in a row, or the same in all rows, where classes are not public.
+            missing in a row; or, where classes are not public, the same in all rows, or another in many of them.
     """
     column = f"{place}: the target `{schema.target}`"
     if data.y is None:
@@ -31,6 +39,9 @@ def classes_of(data: Encoded, schema: Schema, place: str = "the table") -> tuple
         raise _absent(column)
     if schema.classes is None and len(found) == 1:
         raise input_error("LIP414", f"{column} has the same class in all rows", "learn another column")
+    if schema.classes is None and too_many(len(found), len(data.y)):
+        help_line = 'learn another column; or write `classes` into the schema, or task = "regression"'
+        raise input_error("LIP414", f"{column} has too many classes for so few rows", help_line)
     if schema.classes is not None and not found <= set(schema.classes):
         help_line = "write all classes into the schema, or remove the rows with other classes"
         raise input_error("LIP413", f"{column} has a class that the schema does not have", help_line)

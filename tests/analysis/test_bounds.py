@@ -210,9 +210,37 @@ def test_losses_of_tokens() -> None:
     assert loss_constant("token_cross_entropy", (4, 2), 0.5, 0.5) == pytest.approx(shared / 4)
 
 
+def test_losses_of_pixels() -> None:
+    """Four pixels of two classes. One may have the whole norm X: √2·σ(√2·X) each. An image of norm 1, which makes
+    pixels of norm ½: √(4·½·(1 + 2·tanh(√2/4)) + ¼).
+    """
+    each = math.sqrt(2) / (1 + math.exp(-6 * math.sqrt(2)))
+    shared = math.sqrt(2 + 4 * math.tanh(math.sqrt(2) / 4) + 1 / 4)
+    for shape in ((2, 4), (2, 2, 2)):
+        assert loss_constant("pixel_cross_entropy", shape, 6, 0.1, reduce="sum") == pytest.approx(2 * each)
+        assert loss_constant("pixel_cross_entropy", shape, 6, 0.1) == pytest.approx(each / 2)
+        assert loss_constant("pixel_cross_entropy", shape, 1, 0.1) == pytest.approx(shared / 4)
+    assert loss_constant("pixel_cross_entropy", (2, 1, 1), 6, 0.1) == pytest.approx(each)
+
+
+def test_losses_of_several_labels() -> None:
+    """Four logits of at most ½ each: √4·σ(½). Of norm ½ together, and none bounded by itself: √4/2 + 1/8."""
+    each = 2 / (1 + math.exp(-0.5))
+    assert loss_constant("multilabel_bce", (1, 2, 2), 9, 0.5, reduce="sum") == pytest.approx(each)
+    assert loss_constant("multilabel_bce", (4,), 9, 0.5) == pytest.approx(each / 4)
+    assert loss_constant("multilabel_bce", (4,), 0.5, 0.5) == pytest.approx(1.125 / 4)
+
+
+def test_regressions_of_images_are_those_of_their_entries() -> None:
+    """Twelve entries: 1/√12, and (2/12)·(3 + 2)."""
+    assert loss_constant("absolute_error", (3, 2, 2), 3, 3) == pytest.approx(1 / math.sqrt(12))
+    assert loss_constant("mean_squared_error", (3, 2, 2), 3, 3, target_norm=Fraction(2)) == pytest.approx(5 / 6)
+
+
 def test_only_losses_of_tokens_read_rows() -> None:
     """Rows are derived in graphs that need them, and cost time in others."""
-    assert [loss.name for loss in LOSSES if loss.reads] == ["token_cross_entropy"]
+    found = {loss.name: set(loss.reads) for loss in LOSSES if loss.reads}
+    assert found == {"token_cross_entropy": {"row"}, "multilabel_bce": {"entry"}}
 
 
 @pytest.mark.parametrize("radius", [1, 4, 8, 12])

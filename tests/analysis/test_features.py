@@ -61,6 +61,7 @@ NONE = {
     "two values are read": """a = dense(6, constraint=fixed) b = dense(x, 6, constraint=fixed)
         c = dense(a, 6) d = dense(b, 6) concat(c, d) dense(3)""",
     "chance comes first": "dropout frozen { dense(6) } dense(3)",
+    "chance of whole examples comes first": "grouped_dropout(0.5, axes=0) frozen { dense(6) } dense(3)",
     "bounds rest on rows": """reshape(5, 1) frozen { dense(4) rms_norm(floor=0.1) } attention(2)
         flatten dense(3)""",
 }

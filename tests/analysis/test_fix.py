@@ -21,7 +21,7 @@ from lipcompile.__main__ import run
 from lipcompile.analysis.usefulness import Aim
 from lipcompile.core.backend import find, instantiate
 from lipcompile.core.graph import Graph
-from lipcompile.fixing import Outcome, Wishes, fix
+from lipcompile.fixing import FixOptions, Outcome, fix
 from lipcompile.frontends.options import ModelOptions, model_options
 from lipcompile.frontends.repairs import BATCH_NORMS, Repairs, groups_of
 from lipcompile.pipeline import check
@@ -33,8 +33,8 @@ from tests.frontends.onnx.onnx_models import node as onnx_node
 SAID = ModelOptions(input_norm=Fraction(1), loss="cross_entropy")
 
 
-def wishes(batch_norm: Any = "group_norm", **others: Any) -> Wishes:
-    return Wishes(Repairs(batch_norm), **others)
+def wishes(batch_norm: Any = "group_norm", **others: Any) -> FixOptions:
+    return FixOptions(Repairs(batch_norm), **others)
 
 
 def written(body: str, folder: Path, loss: str = "hinge") -> Path:
@@ -435,7 +435,7 @@ def test_usage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple
 # What is aimed at
 
 
-def aimed(target: float | None) -> Wishes:
+def aimed(target: float | None) -> FixOptions:
     return wishes(aim=Aim(target))
 
 

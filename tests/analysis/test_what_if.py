@@ -169,6 +169,12 @@ BY_HAND = {
         "without dropout(0.5)",
         math.sqrt(1 + 1),
     ),
+    "no random depth": (
+        "input x: tensor[4], norm <= 1\n d = dense(4) z = grouped_dropout(0.5) e = dense(1) loss hinge",
+        "z",
+        "without grouped_dropout(0.5)",
+        math.sqrt(1 + 1),
+    ),
     "relu": (
         "input x: tensor[4], norm <= 1\n d = dense(4) z = selu e = dense(1) loss hinge",
         "z",

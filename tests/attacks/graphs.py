@@ -25,7 +25,7 @@ from lipcompile.ops.table import LOSS_BY_NAME, OP_BY_NAME
 
 from .catalogue import ATTACKS, LOSS_ATTACKS
 from .draw import Draw
-from .families.losses import one, table
+from .families.losses import image, one, table
 
 NO = NoAttributes()
 
@@ -184,7 +184,7 @@ def random_graph(seed: int) -> Graph:
     for _ in range(rng.randint(2, 5)):
         x = rng.choice(steps)(x)
     name = rng.choice(list(LOSS_ATTACKS))
-    if LOSS_ATTACKS[name].shape is table:
+    if LOSS_ATTACKS[name].shape in (table, image):
         x = maker.add("reshape", Reshape((2, size(x) // 2)), x)
     x = maker.dense(x, 1 if LOSS_ATTACKS[name].shape is one else rng.randint(2, 4))
     assert x.shape is not None

@@ -60,7 +60,7 @@ class Point:
 
 @dataclass(frozen=True)
 class LossCase:
-    """A loss of logits of this shape, of norm at most `norm`, rows at most `row` (None: the norm)."""
+    """A loss of logits of this shape, of norm at most `norm`, rows and entries at most `row` (None: the norm)."""
 
     loss: AnyLoss
     attributes: Any
@@ -70,7 +70,8 @@ class LossCase:
 
     def extent(self, num: Numbers[N]) -> Extent[N]:
         norm = num.of(self.norm)
-        return Extent(norm, norm if self.row is None else num.of(self.row), norm)
+        row = norm if self.row is None else num.of(self.row)
+        return Extent(norm, row, row)
 
     def claim(self, num: Numbers[N], loss: AnyLoss | None = None) -> N:
         """The constant that the loss (or a mutant of it) claims."""

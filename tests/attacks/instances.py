@@ -48,6 +48,6 @@ def loss_cases(name: str, seed: int) -> Iterator[LossCase]:
     while True:
         shape: Shape = attack.shape(draw)
         attributes, norm = attack.attributes(draw, shape), draw.fraction()
-        row = norm * Fraction(draw.rng.randint(4, 16), 16) if "row" in loss.reads else None
+        row = norm * Fraction(draw.rng.randint(4, 16), 16) if loss.reads else None
         loss.check(attributes, shape)
         yield LossCase(loss, attributes, shape, norm, row)

@@ -56,6 +56,7 @@ _BOXES = "points of an arc, whose boxes are wider than 5 % of a small angle: tes
 UNSEEN_OF_LOSSES: Mapping[str, Mapping[str, str]] = {
     "cross_entropy": {"arc": _BOXES},
     "token_cross_entropy": {"arc": _BOXES},
+    "pixel_cross_entropy": {"arc": _BOXES},
 }
 
 

@@ -23,11 +23,11 @@ from lipcompile.ops.schema import Axis, Extra, Index, Padding, PerAxis
 
 from .catalogue import LOSS_ATTACKS
 from .draw import Draw
-from .families.losses import one, table
+from .families.losses import image, one, table
 
 LARGEST = 96
 JUMPS = ("sign", "hard_shrink")
-WHITENED = ("whitened_scattering2d", "whitened_patches")  # nothing before them is trained: see their own tests
+UNTRAINED = ("hsv", "whitened_scattering2d", "whitened_patches")  # nothing before them is: see their own tests
 CELLS = ("rnn", "gru", "lstm")
 MERGES = ("concat", "add", "mean", "multiply", "maximum", "minimum")
 # Arguments that are numbers, by name: what they may be. Others lie between 1/4 and 2.
@@ -184,7 +184,7 @@ class Writer:
             sequence = self.rng.choice(("true", "false"))
             return f"{self.rng.choice(CELLS)}({self.rng.randint(1, 3)}, sequence={sequence}{self.tail()})"
         known = [n for n, (op, _) in layers().items() if op.operands[0] == 1 and op.operands[1] != None]  # noqa: E711
-        known = [n for n in known if n not in (*JUMPS, *WHITENED) and layers()[n][0].takes == "reals"]
+        known = [n for n in known if n not in (*JUMPS, *UNTRAINED) and layers()[n][0].takes == "reals"]
         name = self.rng.choice(known)
         return self.call(name, *layers()[name], shape)
 
@@ -238,7 +238,7 @@ class Writer:
         if kind < 0.52 and known:
             value, own = self.rng.choice(known)
             op = self.rng.choice([n for n, (o, _) in layers().items() if o.operands == (1, 1)])
-            if layers()[op][0].takes == "reals" and op not in (*JUMPS, *WHITENED):
+            if layers()[op][0].takes == "reals" and op not in (*JUMPS, *UNTRAINED):
                 return prefix + self.call(op, *layers()[op], own, [value])
         return prefix + self.layer(shape)
 
@@ -377,7 +377,7 @@ class Writer:
         before = [self.rng.choice(("dense(4)", "dense(6, bias=0.5)", "scale", "bias(1)", "identity"))]
         after = self.rng.choice(((), ("softplus",), ("tanh", "dense(3)")))
         known = [n for n, (op, _) in layers().items() if op.operands[0] == 1 and op.takes == "reals"]
-        known = [n for n in known if n not in (*JUMPS, *WHITENED, "add", "mean", "concat")]
+        known = [n for n in known if n not in (*JUMPS, *UNTRAINED, "add", "mean", "concat")]
         for _ in range(200):
             name = self.rng.choice(known)
             statements = [*before, self.call(name, *layers()[name], probe(shape, before) or shape), *after]
@@ -398,6 +398,9 @@ class Writer:
             classes = rng.randint(2, 4)
             logits = (*shape[:-1], classes) if len(shape) > 1 else (prod(shape), classes)
             end = ([] if len(shape) > 1 else [f"reshape({prod(shape)}, 1)"]) + [f"dense({classes}{self.tail()})"]
+        elif attack.shape is image:
+            logits = (rng.randint(2, 4), rng.randint(1, 3))
+            end = ["flatten", f"dense({prod(logits)}{self.tail()})", f"reshape({logits[0]}, {logits[1]})"]
         elif prod(shape) > 1 and rng.random() < 0.3:
             logits, end = (prod(shape),), ["flatten"]
         else:

@@ -14,10 +14,10 @@ from lipcompile.ops.table import LOSS_BY_NAME
 
 from .catalogue import LOSS_ATTACKS
 from .draw import Draw
-from .families.losses import one, table
+from .families.losses import image, one, table
 from .graphs import Maker, size
 
-LOSSES = [name for name, attack in LOSS_ATTACKS.items() if attack.shape not in (one, table)]
+LOSSES = [name for name, attack in LOSS_ATTACKS.items() if attack.shape not in (one, table, image)]
 LARGEST = 250
 ONE = Fraction(1)
 

@@ -152,7 +152,7 @@ def test_boxes_cover_the_arc(m: int) -> None:
 def _loss_run(case: LossCase) -> Evaluate:
     def run(num: Probe) -> Claims:
         row = case.norm if case.row is None else case.row
-        logits = num.extent("x", float(case.norm), float(row), float(case.norm))
+        logits = num.extent("x", float(case.norm), float(row), float(row))
         return {"L": case.loss.lipschitz(num, case.attributes, case.shape, logits)}
 
     return run

@@ -41,6 +41,8 @@ NETWORKS = {
     "one logit": (f"{VECTOR}; dense(8); groupsort(2); dense(1); loss bce", 0.95),
     "signs": (f"{VECTOR}; dense(8); groupsort(2); dense(1); loss hinge", 0.95),
     "vectors": (f"{VECTOR}; dense(8); groupsort(2); dense(3); loss squared_error(2)", 0.95),
+    "pixels": ("input x: tensor[2, 1, 3], norm <= 9; conv2d(3, kernel=1); loss pixel_cross_entropy", 0.9),
+    "masks": ("input x: tensor[2, 1, 3], norm <= 9; conv2d(1, kernel=1); loss multilabel_bce", 0.8),
     "rnn": ("input x: tensor[1, 3], norm <= 2; rnn(4, bias=0.5); dense(1); loss kr", 0.9),
     "gru": ("input x: tensor[1, 3], norm <= 2; gru(4, bias=0.5); dense(1); loss kr", 0.7),
     "lstm": ("input x: tensor[1, 3], norm <= 2; lstm(4, bias=0.5); dense(1); loss kr", 0.5),

@@ -91,16 +91,19 @@ def test_without_a_model_there_is_nothing_to_predict(what: str, capsys: Capture)
     assert "LIP402" in capsys.readouterr().err
 
 
-def test_tune_pays_for_search_and_model_with_one_budget(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selection, "number_of_runs", lambda *_: 2)
+@pytest.mark.parametrize("least", [1.0, 1e9])
+def test_tune_pays_for_search_and_model_with_one_budget(
+    least: float, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(selection, "_LEAST", least)
     assert run("tune people.csv --target income --epsilon 5 --output run") == 0
-    assert "ε = 4.99" in capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert "ε = 4.99" in out
+    assert ("no search was made" in err) == (least > 1)
     assert run("ledger run --delta 1e-5 --format json") == 0
-    report = json.loads(capsys.readouterr().out)
-    assert report["charged"][0]["release"]["sampling"] == "selection"
-    assert report["accountants"]["pld"]["epsilon"] is None
-    assert 4.9 < report["accountants"]["rdp"]["epsilon"] <= 5.0
-    assert "search of settings" in Path("run/report.html").read_text(encoding="utf-8")
+    assert 4.9 < json.loads(capsys.readouterr().out)["accountants"]["pld"]["epsilon"] <= 5.0
+    assert ("the search kept: " in out) == (least == 1)
+    assert ("scores of the search" in Path("run/report.html").read_text(encoding="utf-8")) == (least == 1)
 
 
 def test_tune_is_for_tables(capsys: Capture) -> None:

@@ -111,7 +111,7 @@ def test_new_takes_tables_alone(capsys: Capture) -> None:
 def test_a_table_is_trained_in_one_line(capsys: Capture, learner: list[tuple[Parts, Options]]) -> None:
     assert run(f"{TRAIN} --delta 1e-6 --output run/first") == 0
     ((parts, options),) = learner
-    assert options == Options(1.0, 1e-6, 0.0, None, Path("run/first"))
+    assert options == Options(1.0, 1e-6, False, None, Path("run/first"))
     assert parts.schema.classes == ("high", "low", "top")
     ages = np.concatenate([parts.train.x[:, 0], parts.test.x[:, 0]])
     assert (len(parts.train.x), len(parts.test.x)) == (40, 10)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lipcompile_torch.train.training import evaluate
 from torch import Tensor
 
 from lipcompile.__main__ import run
@@ -37,8 +38,14 @@ CASES = (
     (IMAGE + " reshape(3, -1) transpose", "token_cross_entropy"),
     (IMAGE + " transpose(1, 2, 0) relu", "token_cross_entropy"),
     (SERIES + " transpose", "token_cross_entropy"),
+    (IMAGE, "pixel_cross_entropy"),
+    (IMAGE, "pixel_cross_entropy(temperature=4, label_smoothing=0.1, reduce=sum)"),
+    (SERIES, "pixel_cross_entropy(class_weights=(1, 0.5, 2), ignore=-100)"),
+    (IMAGE + " global_avg_pool reshape(3, 1, 1)", "pixel_cross_entropy(ignore=0)"),
     (VECTOR, "nll"),
     (LOGIT, "bce(temperature=2, normalise=false)"),
+    (VECTOR, "multilabel_bce(reduce=sum)"),
+    (IMAGE, "multilabel_bce(temperature=2, normalise=false)"),
     (LOGIT, "hinge(margin=0.5)"),
     (LOGIT, "kr"),
     (LOGIT, "hkr(alpha=2)"),
@@ -51,6 +58,8 @@ CASES = (
     (VECTOR, "squared_error(target_norm=2)"),
     (VECTOR, "mean_squared_error(target_norm=2)"),
     (VECTOR, "absolute_error"),
+    (TOKENS, "absolute_error"),
+    (IMAGE, "mean_squared_error(target_norm=2)"),
     (VECTOR, "absolute_error(reduce=sum)"),
     (VECTOR, "huber(delta=0.5)"),
     (VECTOR, "huber(delta=4, target_norm=2, reduce=sum)"),
@@ -136,6 +145,61 @@ def test_tokens_train_to_a_budget(tmp_path: Path, monkeypatch: Any, capsys: Any)
     assert "error[LIP403]: a class index is outside 0 … 2" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("bounds", ["theorem", "clip"])
+def test_pixels_train_to_a_budget(tmp_path: Path, monkeypatch: Any, capsys: Any, bounds: str) -> None:
+    """As many classes as rows and columns: which axis is which cannot be told by sizes."""
+    monkeypatch.chdir(tmp_path)
+    body = "input x: tensor[2, 3, 3], norm <= 4; conv2d(3, kernel=1); loss pixel_cross_entropy(ignore=-1)"
+    Path("m.lip").write_text(f"model m {{ {body} }}")
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(60, 2, 3, 3)).astype(np.float32)
+    y = (x[:, 0] > 0) + 0
+    y[:, 0, 0] = -1
+    np.savez("data.npz", X=x, y=y)
+    options = (
+        f"--batch-size 16 --epochs 3 --epsilon 100 --delta 1e-3 --accountant rdp --bounds {bounds} --output run"
+    )
+    assert run(f"train m.lip --data data.npz {options}".split()) == 0
+    capsys.readouterr()
+    y[0, 0, 0] = 3
+    np.savez("data.npz", X=x, y=y)
+    assert run(f"train m.lip --data data.npz {options}2".split()) == 2
+    assert "error[LIP403]: a class index is outside 0 … 2" in capsys.readouterr().err
+    np.savez("data.npz", X=x, y=y[:, 0])
+    assert run(f"train m.lip --data data.npz {options}3".split()) == 2
+    assert "give one class index a token" in capsys.readouterr().err
+
+
+def test_the_accuracy_of_pixels_is_along_the_channels(tmp_path: Path) -> None:
+    body = "input x: tensor[2, 3, 3], norm <= 4; conv2d(3, kernel=1); loss pixel_cross_entropy"
+    model = build(derive(tmp_path, body), tmp_path).float()
+    x = torch.randn(50, 2, 3, 3)
+    assert evaluate(model, x, model(x).argmax(1)) == 1
+    assert evaluate(model, x, model(x).argmin(1)) == 0
+
+
+def test_masks_train_to_a_budget(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("m.lip").write_text(
+        "model m { input x: tensor[2, 3, 3], norm <= 4; conv2d(1, kernel=1); loss multilabel_bce }"
+    )
+    x = np.random.default_rng(0).normal(size=(60, 2, 3, 3)).astype(np.float32)
+    options = "--batch-size 16 --epochs 1 --epsilon 100 --delta 1e-3 --accountant rdp --output run"
+    np.savez("data.npz", X=x, y=(x[:, :1] > 0) + 0)
+    assert run(f"train m.lip --data data.npz {options}".split()) == 0
+    assert "accuracy" in capsys.readouterr().out
+    np.savez("data.npz", X=x, y=(x[:, :1] > 0) + 1)
+    assert run(f"train m.lip --data data.npz {options}2".split()) == 2
+    assert "error[LIP403]: targets must lie in [0, 1]" in capsys.readouterr().err
+
+
+def test_the_accuracy_of_masks_is_that_of_signs(tmp_path: Path) -> None:
+    model = build(derive(tmp_path, f"{IMAGE} loss multilabel_bce"), tmp_path).float()
+    x = torch.randn(50, *model.input_shape)
+    assert evaluate(model, x, (model(x) > 0).long()) == 1
+    assert evaluate(model, x, (model(x) < 0).long()) == 0
+
+
 # What is refused, and the fixes
 
 
@@ -175,21 +239,20 @@ REFUSED = (
     (
         IMAGE,
         "token_cross_entropy",
-        "last axis of [3, 5, 4], but `conv` has channels first; for a label a position end",
+        "last axis of [3, 5, 4], but `conv` has channels first; use pixel_cross_entropy",
     ),
-    (IMAGE, "token_cross_entropy", ".flatten(2).transpose(1, 2), in a .lip file with reshape(3, -1) transpose"),
+    (IMAGE, "cross_entropy", "or use pixel_cross_entropy if every pixel has a label"),
+    (VECTOR, "pixel_cross_entropy", "LIP211 this loss needs logits [classes, height, width]"),
+    (IMAGE, "pixel_cross_entropy(class_weights=(1, 2))", "LIP212 `class_weights` has 2 weights for 3 classes"),
     (IMAGE + " avg_pool(2) relu", "token_cross_entropy", "[3, 2, 2], but `avg_pool` has channels first"),
-    (
-        SERIES,
-        "token_cross_entropy",
-        "[3, 5], but `conv` has channels first; for a label a position end with .transpose",
-    ),
+    (SERIES, "token_cross_entropy", "[3, 5], but `conv` has channels first; use pixel_cross_entropy"),
+    (VECTOR, "bce", "end with dense(1), or use multilabel_bce if every output has a label"),
+    (VECTOR, "MultiLabelSoftMarginLoss", "or multilabel_bce on several"),
     (VECTOR, "huber(delta=0)", "LIP212 `delta` must be positive"),
     (VECTOR, "smooth_l1(beta=0)", "LIP212 `beta` must be positive"),
     (VECTOR, "huber(target_norm=0)", "LIP212 `target_norm` must be positive"),
     (VECTOR, "mean_squared_error", "LIP212 mean_squared_error has no Lipschitz constant without a bound of the"),
     (VECTOR, "multi_margin(p=3)", "`p` must be one of 1, 2"),
-    (TOKENS, "absolute_error", "LIP211 this loss needs a vector"),
 )
 
 

@@ -135,6 +135,23 @@ def test_what_files_look_like(tmp_path: Path, extra: list[onnx.NodeProto], given
     assert "computes what" in found.message
 
 
+def test_a_file_that_draws_in_each_run_is_not_held_against_its_runs(tmp_path: Path) -> None:
+    drops = [
+        node("Constant", "", "ones", value_floats=[1.0] * 8),
+        node("Shape", "h", "s"),
+        node("Expand", "ones s", "o"),
+        node("RandomUniformLike", "o", "u"),
+        node("Constant", "", "kept", value_float=0.5),
+        node("Less", "u kept", "l"),
+        node("Cast", "l", "c", to=1),
+        node("Mul", "h c", "r"),
+    ]
+    found, derivation = check(network(tmp_path, *drops, last="r"), input_norm=Fraction(10))
+    assert (found.code, found.severity) == ("LIP321", "note")
+    assert "draws random numbers in each run" in found.message
+    assert derivation.ok
+
+
 @pytest.mark.parametrize(("kind", "name"), [(TensorProto.FLOAT16, "float16"), (TensorProto.DOUBLE, "float64")])
 def test_other_precisions(tmp_path: Path, kind: int, name: str) -> None:
     made = model([node("Gemm", "x w", "y", transB=1)], ["batch", 6], {"w": floats(3, 6).astype(name)}, kind=kind)
@@ -148,6 +165,24 @@ def test_a_log_softmax_at_the_end_is_part_of_the_loss(tmp_path: Path) -> None:
     path = save(model(nodes, ["batch", 6], {"w": floats(3, 6)}), tmp_path)
     found, derivation = check(path, input_norm=ONE, loss="nll")
     assert "LIP215" in {one.code for one in derivation.diagnostics}
+    assert found.code == "LIP321"
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_a_log_softmax_over_channels_is_part_of_the_loss_of_pixels(tmp_path: Path, classes: int) -> None:
+    """With as many classes as rows and columns, too."""
+    nodes = [node("Conv", "x w", "h"), node("LogSoftmax", "h", "y", axis=1)]
+    path = save(model(nodes, ["batch", 2, 3, 3], {"w": floats(classes, 2, 1, 1)}), tmp_path)
+    found, derivation = check(path, input_norm=ONE, loss="pixel_cross_entropy")
+    assert "LIP215" in {one.code for one in derivation.diagnostics}
+    assert found.code == "LIP321"
+
+
+def test_a_log_softmax_of_another_axis_is_no_part_of_the_loss(tmp_path: Path) -> None:
+    nodes = [node("Conv", "x w", "h"), node("LogSoftmax", "h", "y", axis=-1)]
+    path = save(model(nodes, ["batch", 2, 3, 3], {"w": floats(3, 2, 1, 1)}), tmp_path)
+    found, derivation = check(path, input_norm=ONE, loss="pixel_cross_entropy")
+    assert "LIP215" not in {one.code for one in derivation.diagnostics}
     assert found.code == "LIP321"
 
 
@@ -335,4 +370,4 @@ def test_a_difference_at_one_size_of_inputs_is_found(subject: Subject) -> None:
 
 
 def test_losses_without_a_shape_complete_a_module() -> None:
-    assert parse_loss("absolute_error").loss.target == "a vector"
+    assert parse_loss("absolute_error").loss.target == "numbers of the shape of the output"

@@ -23,6 +23,7 @@ LOSSES = (
         "squared_error:target_norm=1",
         "huber",
         "token_cross_entropy",
+        "pixel_cross_entropy",
         "multi_margin:p=2",
         "mse",
     ),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import pickle
-import warnings
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -14,14 +13,16 @@ import pytest
 from lipcompile_privacy.accounting import Mechanism, Selection
 from lipcompile_privacy.errors import BudgetError, DataError
 from lipcompile_privacy.ledger import read_ledger
+from lipcompile_torch import PrivacyEngine
 from lipcompile_torch.train.engine import SeededWarning
 
 from lipcompile.learn import fitting, selection
 from lipcompile.learn import head as heads
 from lipcompile.learn.account import Account, Budget, default_delta
+from lipcompile.learn.features import Features
 from lipcompile.learn.fitting import Fitted, fit
 from lipcompile.learn.recipe import recipe_for
-from lipcompile.learn.targets import Classes, Problem
+from lipcompile.learn.targets import Classes, Head, Problem
 
 ROWS = 3000
 BOUNDED = Problem(2, np.full(3, -3.0), np.full(3, 3.0))
@@ -76,8 +77,8 @@ def test_the_ledger_holds_every_release(tmp_path: Path) -> None:
 def test_it_learns_classes(classes: int) -> None:
     x, y = waves(classes, 10_000)
     fitted = fit(x[:8000], y[:8000], replace(BOUNDED, classes=classes), Budget(3.0, 1e-5))
-    points = Problem(classes).points(fitted.head, fitted.outputs(x[8000:]), y[8000:])
-    assert points.mean() > 0.85  # a linear function has 0.5
+    found = fitted.probabilities(fitted.outputs(x[8000:])).argmax(axis=1)
+    assert (found == y[8000:]).mean() > 0.85  # a linear function has 0.5
 
 
 @pytest.mark.parametrize("target_range", [None, (-5.0, 15.0)])
@@ -85,7 +86,7 @@ def test_it_learns_numbers(target_range: tuple[float, float] | None) -> None:
     x, _ = waves(rows=10_000)
     y = 4 + 3 * np.sin(x[:, 0]) + x[:, 1]
     fitted = fit(x[:8000], y[:8000], Problem(target_range=target_range), Budget(2.0, 1e-5))
-    errors = fitted.numbers(x[8000:]) - y[8000:]
+    errors = fitted.numbers(fitted.outputs(x[8000:])) - y[8000:]
     assert (errors**2).mean() < 0.1 * y.var()
 
 
@@ -112,81 +113,148 @@ def test_features_of_each_batch_train_as_features_that_are_kept(monkeypatch: pyt
     np.testing.assert_allclose(mapped.weights, kept.weights, rtol=1e-6, atol=1e-9)
 
 
-def test_a_search_is_paid_for_with_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selection, "number_of_runs", lambda *_: 2)
+@pytest.fixture
+def searching(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a search pay for few rows."""
+    monkeypatch.setattr(selection, "_LEAST", 1.0)
+
+
+@pytest.mark.usefixtures("searching")
+@pytest.mark.parametrize("fits", [1, 4])
+def test_a_search_and_a_model_together_cost_the_budget(fits: int) -> None:
     x, y = waves()
-    fitted = fit(x, y, BOUNDED, Budget(3.0, 1e-5, search=1.0))
-    assert fitted.spent[0].purpose == "search of settings"
+    recipe = recipe_for(*x.shape, steps=5)
+    fitted = fit(x, y, Problem(2), Budget(2.0, 1e-5, fits, search=True), recipe=recipe)
+    purposes = ["head, default", "head, richer", "scores of the search"]
+    assert [line.purpose for line in fitted.spent][2:] == purposes
+    mu = math.sqrt(fits * sum(line.steps / line.noise_multiplier**2 for line in fitted.spent))
+    assert 0.99e-5 < gaussian_delta(mu, 2.0) <= 1e-5
+    assert fitted.epsilon <= 2.0
+    assert fitted.searched in (selection.BOTH, *selection.CHOICES)
+
+
+@pytest.mark.parametrize(("rows", "found"), [(5999, False), (6000, True)])
+def test_whether_a_search_pays_is_said_by_public_facts(rows: int, found: bool) -> None:
+    assert selection.pays(rows, 2.0) == found  # three thousand rows for each unit of noise
+
+
+def test_a_search_that_cannot_pay_costs_nothing() -> None:
+    x, y = waves(rows=300)
+    recipe = recipe_for(300, 3, steps=2)
+    with pytest.warns(UserWarning, match="no search was made"):
+        fitted = fit(x, y, BOUNDED, Budget(1.0, 1e-5, search=True), recipe=recipe)
+    assert fitted.spent == fit(x, y, BOUNDED, Budget(1.0, 1e-5), recipe=recipe).spent
+    assert (fitted.recipe, fitted.searched) == (recipe, None)
+
+
+@pytest.mark.usefixtures("searching")
+def test_a_search_on_samples_keeps_both_within_the_budget() -> None:
+    x, y = waves()
+    recipe = recipe_for(*x.shape, batch=600, steps=20)
+    fitted = fit(x, y, BOUNDED, Budget(3.0, 1e-5, search=True), recipe=recipe)
+    assert [line.purpose for line in fitted.spent][1:] == ["head, default", "head, richer"]
+    assert fitted.searched == selection.BOTH
+    assert fitted.spent[1].noise_multiplier == pytest.approx(fitted.spent[2].noise_multiplier, rel=0.01)
     assert 2.9 < fitted.epsilon <= 3.0
-    with pytest.raises(BudgetError, match="less than epsilon"):
-        Budget(1.0, 1e-5, search=1.0)
-    with pytest.raises(BudgetError, match="leave fits"):
-        Budget(1.0, 1e-5, fits=2, search=0.5)
 
 
-def test_a_search_is_charged_before_its_first_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    x, y = waves()
+@pytest.mark.usefixtures("searching")
+@pytest.mark.parametrize("kind", ["waves", "plain"])
+def test_the_mean_of_both_is_one_model(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained: list[tuple[Features, Any]] = []
 
-    def killed(*_: Any, **__: Any) -> int:
-        raise RuntimeError("killed")
+    def noted(*arguments: Any) -> Any:
+        weights = heads.train_head(*arguments)
+        trained.append((arguments[4], weights))
+        return weights
 
-    monkeypatch.setattr(selection, "number_of_runs", killed)
-    with pytest.raises(RuntimeError, match="killed"):
-        fit(x, y, BOUNDED, Budget(3.0, 1e-5, search=1.0), ledger=tmp_path / "ledger.jsonl")
-    ((release, charges),) = read_ledger(tmp_path / "ledger.jsonl").runs
-    assert isinstance(release, Selection)
-    assert charges == 1
+    monkeypatch.setattr(fitting, "train_head", noted)
+    monkeypatch.setattr(selection, "_CLEARLY", math.inf)
+    x, y = waves(3)
+    recipe = recipe_for(*x.shape, steps=5, kind=kind)
+    fitted = fit(x, y, replace(BOUNDED, classes=3), Budget(2.0, 1e-5, search=True), recipe=recipe)
+    rows = fitted.scaling(x[:50])
+    means = sum(features(rows) @ weights.T for features, weights in trained) / 2
+    np.testing.assert_allclose(fitted.outputs(x[:50]), means, atol=1e-5)
+    assert np.linalg.norm(fitted.features(rows), axis=1).max() <= fitted.features.radius
 
 
-def test_a_ledger_that_holds_a_search_pays_for_a_model_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(selection, "number_of_runs", lambda *_: 1)
+@pytest.mark.parametrize(
+    ("errors", "kept"),
+    [
+        ((20.0, 20.4), "default"),
+        ((20.4, 20.0), "richer"),
+        ((20.0, 20.0), selection.BOTH),
+        ((29.0, 20.0), "richer"),
+    ],
+)
+def test_a_model_is_kept_if_its_gain_stands_out(errors: tuple[float, float], kept: str) -> None:
+    """Each of 1,000 rows has these errors; that of the mean lies between. A row counts for a quarter at most."""
+    sums = []
+    account = Account.opened(Budget(5.0, 1e-5), 1000, None, 0)
+    release = account.release
+
+    def noted(purpose: str, share: float) -> Any:
+        def released(total: Any, norm: float) -> Any:
+            sums.append((total, norm))
+            return release(purpose, share)(total, norm)
+
+        return released
+
+    account.release = noted  # type: ignore[method-assign]
+    features = Features.of(3, recipe_for(1000, 3))
+    models = [(features, np.full((1, 260), float(number))) for number in range(2)]
+    found, (_, weights) = selection.chosen(
+        models,
+        lambda model: np.full((1000, 1), errors[int(model[1][0, 0])]),
+        np.zeros(1000),
+        Head("regression", 1, np.zeros(1)),
+        Problem(),
+        account,
+        0.5,
+    )
+    assert found == kept
+    assert weights.shape == (1, 260 + 256 * (kept == selection.BOTH))
+    ((total, norm),) = sums
+    half = min(0.25, max(-0.25, (errors[1] - errors[0]) / 2))
+    np.testing.assert_allclose(total, [1000 * half, -1000 * half], atol=1e-6)
+    assert 0.25 * math.sqrt(2) < norm < 0.25 * math.sqrt(2) * (1 + 1e-8)
+
+
+def test_losses_are_those_of_the_targets() -> None:
+    """Odds of 3 to 1 and of 1 to 2 to 1; an error of two scales."""
+    odds = np.log([[3.0], [1 / 3]])
+    binary = Problem(2).losses(Head("binary", 1, np.zeros(1)), odds, np.array([1, 1]))
+    np.testing.assert_allclose(binary, -np.log([0.75, 0.25]))
+    three = Problem(3).losses(Head("multiclass", 3, np.zeros(3)), np.log([[1.0, 2.0, 1.0]]), np.array([1]))
+    np.testing.assert_allclose(three, -np.log([0.5]))
+    head = Head("regression", 1, np.zeros(1), offset=10.0, unit=2.0)
+    np.testing.assert_allclose(Problem().losses(head, np.array([[1.0]]), np.array([16.0])), [2.0])
+
+
+def test_fits_are_counted_by_a_ledger(tmp_path: Path) -> None:
+    """Three fits of the same rows take a third each, within one ε; for a fourth nothing is left."""
     x, y = waves(rows=300)
-    recipe, ledger = recipe_for(300, 3, steps=2), tmp_path / "ledger.jsonl"
-    before = fit(x, y, BOUNDED, Budget(1.0, 1e-5, search=0.3), recipe=recipe, ledger=ledger)
-    after = fit(x, y, BOUNDED, Budget(2.0, 1e-5), recipe=recipe, ledger=ledger)
-    assert before.epsilon <= 1.0 < 1.9 < after.epsilon <= 2.0
-    assert after.epsilon == read_ledger(ledger).epsilon(1e-5, "rdp")
+    recipe, path = recipe_for(300, 3, steps=2), tmp_path / "ledger.jsonl"
+    budget = Budget(2.0, 1e-5, fits=3)
+    fitted = [fit(x, y, BOUNDED, budget, recipe=recipe, ledger=path) for _ in range(3)]
+    assert fitted[2].spent == fitted[1].spent == fitted[0].spent
+    assert 1.9 < fitted[2].epsilon <= 2.0
+    with pytest.raises(BudgetError, match="is spent"):
+        fit(x, y, BOUNDED, budget, recipe=recipe, ledger=path)
 
 
-def test_warnings_do_not_tell_the_number_of_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    trained = fitting._trained
-
-    def warned(*arguments: Any) -> Any:
-        warnings.warn("a run", UserWarning, 2)
-        return trained(*arguments)
-
-    monkeypatch.setattr(fitting, "_trained", warned)
+def test_a_ledger_with_a_selection_is_read_by_divergences(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    engine = PrivacyEngine("rdp", path)
+    ledger = engine.open_ledger(300)
+    ledger.declare(Selection(20.0, 10.0))
+    ledger.record_step(Selection(20.0, 10.0))
+    engine.close()
     x, y = waves(rows=300)
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        fit(x, y, BOUNDED, Budget(1.0, 1e-5, search=0.3), recipe=recipe_for(300, 3, steps=2))
-    assert [str(one.message) for one in told] == ["a run"]  # of the model that is kept
-
-
-def test_a_run_of_a_search_costs_one_gaussian_mechanism(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What trains and what scores see different rows, and each costs no more than the charge says of a run."""
-    seen: list[Account] = []
-    made = Account.__init__
-
-    def noted(self: Account, *arguments: Any, **names: Any) -> None:
-        made(self, *arguments, **names)
-        seen.append(self)
-
-    monkeypatch.setattr(Account, "__init__", noted)
-    x, y = waves()
-    monkeypatch.setattr(selection, "number_of_runs", lambda *_: 3)
-    fitted = fit(x, y, Problem(2), Budget(3.0, 1e-5, search=1.0))
-    sigma = fitted.spent[0].noise_multiplier
-    _, *runs = seen
-    assert len(runs) == 6
-    assert [account.rows for account in runs] == [4 * ROWS // 5, ROWS // 5] * 3
-    for account in runs:
-        assert account.engine.ledger is not None
-        charged = account.engine.ledger.record.runs
-        assert sum(count / release.noise_multiplier**2 for release, count in charged) <= 1 / sigma**2 * (1 + 1e-9)
-        assert all(isinstance(release, Mechanism) and release.sampling_rate == 1 for release, _ in charged)
+    fitted = fit(x, y, BOUNDED, Budget(2.0, 1e-5), recipe=recipe_for(300, 3, steps=2), ledger=path)
+    assert 1.9 < fitted.epsilon <= 2.0
+    assert fitted.epsilon == read_ledger(path).epsilon(1e-5, "rdp")
 
 
 def released(fitted: Fitted) -> dict[str, Any]:
@@ -205,7 +273,7 @@ def test_one_row_changes_nothing_but_what_was_released() -> None:
     other_x[17], other_y[17] = [1e6, -1e6, np.nan], 1 - y[17]
     with pytest.warns(SeededWarning):
         one, other = (fit(*rows, Problem(2), Budget(2.0, 1e-5), seed=1) for rows in ((x, y), (other_x, other_y)))
-    public = {"features", "budget", "epsilon", "spent", "recipe", "private"}
+    public = {"features", "budget", "epsilon", "spent", "recipe", "private", "searched"}
     assert public | {"scaling", "weights", "head"} == {field.name for field in fields(Fitted)}
     for name in public - {"features"}:
         assert getattr(one, name) == getattr(other, name)
@@ -230,6 +298,8 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
     for x, y in ((np.ones((3, 2)), np.ones(2)), (np.ones((0, 2)), np.ones(0)), (np.ones(3), np.ones(3))):
         with pytest.raises(DataError, match="the same number of rows"):
             fit(x, y, Problem(2), Budget(1.0, 1e-5))
+    with pytest.raises(DataError, match="no column to learn from"):
+        fit(np.ones((3, 0)), np.ones(3), Problem(2), Budget(1.0, 1e-5))
 
 
 def test_delta_is_below_one_over_the_rows() -> None:

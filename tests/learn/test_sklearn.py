@@ -119,6 +119,15 @@ def test_wrong_labels_are_refused_without_showing_them(cancer: tuple[Any, Any]) 
     assert "the secret" not in str(refused.value)
     with pytest.warns(PrivacyLeakWarning), pytest.raises(ValueError, match="one class"):
         PrivateClassifier().fit(x, np.full(len(x), "same"))
+    with pytest.warns(PrivacyLeakWarning), pytest.raises(ValueError, match="too many classes") as refused:
+        PrivateClassifier().fit(x, [f"the secret {row % 150}" for row in range(len(x))])
+    assert "the secret" not in str(refused.value)
+    secret = secret.astype(object)
+    secret[5] = np.nan
+    with pytest.raises(ValueError, match="Input y contains NaN"):
+        PrivateClassifier().fit(x, secret)
+    with pytest.raises(ValueError, match="no rows"):
+        PrivateClassifier().fit(x[:0], y[:0])
 
 
 # What scikit-learn refuses, and tells with the values in it.

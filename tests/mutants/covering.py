@@ -72,7 +72,7 @@ CERTIFICATES = {
         "tests/numbers/test_powers.py",
     ),
     "lipcompile/numbers/rounding.py": ("tests/numbers/test_certified_rounding.py",),
-    "lipcompile/numbers/simplify.py": ("tests/numbers/test_domains.py", "tests/analysis/test_forms.py"),
+    "lipcompile/numbers/simplify.py": ("tests/numbers/test_domains.py", "tests/analysis/test_disjoint_parts.py"),
     "lipcompile/numbers/closed_form.py": (
         "tests/analysis/test_closed_forms.py",
         "tests/analysis/test_loop_mutations.py",

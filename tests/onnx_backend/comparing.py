@@ -128,7 +128,7 @@ def _compared(presented: Presented, loaded: Loaded, options: ModelOptions, folde
         return _refused(presented.how, derivation.diagnostics)
     module = emitted(emit(derivation), folder)
     wrong = weights_differ(module, graph) or _difference(presented, _run(module, presented, graph))
-    if wrong and any(node.op.name == "dropout" for node in graph.nodes):
+    if wrong and any(node.draws for node in graph.nodes):
         return Verdict(RANDOM, presented.how, "", "dropout in training mode draws numbers of its own")
     if wrong:
         return Verdict(UNEQUAL, presented.how, "", wrong)

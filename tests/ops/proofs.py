@@ -105,7 +105,7 @@ def _collect(value: Any, seen: dict[str, str]) -> None:
         _collect_source(value, f"{value.__module__}.{value.__qualname__}", seen)
     elif dataclasses.is_dataclass(value):
         for field in dataclasses.fields(value):
-            if field.name not in ("proof", "dsl", "onnx", "conditions"):  # no rule reads these
+            if field.name not in ("proof", "dsl", "conditions", "draws"):  # no rule reads these
                 _collect(getattr(value, field.name), seen)
     elif isinstance(value, tuple | list | frozenset):
         for item in value:

@@ -25,7 +25,7 @@ from lipcompile.diagnostics import InputError
 from lipcompile.emitters.torch.emit import emit
 from lipcompile.emitters.torch.expressions import unregister_expression
 from lipcompile.ops.activation.rules import OPS
-from lipcompile.ops.activation.text import WRITTEN
+from lipcompile.ops.activation.write import WRITTEN
 from lipcompile.ops.registry import layers, load_plugins, registered, unregister
 from lipcompile.ops.rules import plain, same_shape
 from lipcompile.ops.schema import signature

@@ -102,7 +102,7 @@ ROOMS = {
     if "Imports: " in path.read_text(encoding="utf-8")
 }
 # How torch and ONNX write and read an op stands beside its rules, and belongs to the writers and readers.
-WRITERS = ("text", "onnx_write")
+WRITERS = ("write",)
 READERS = ("onnx_read", "onnx_resize", "onnx_einsum", "torch_read", "lip_layers", "cells")
 
 

@@ -116,6 +116,16 @@ def test_many_public_names_are_hashed() -> None:
     assert guess({"a": names[1:]}, public=True).columns == (Category("a", tuple(sorted(names[1:]))),)
 
 
+@pytest.mark.parametrize("public", [True, False])
+def test_free_text_is_ignored(public: bool) -> None:
+    """Of a hundred values more than half differ; not so of names that come twice. A target is no free text."""
+    remarks, twice = [f"remark {n}" for n in range(51)] + ["same"] * 49, [f"name {n}" for n in range(100)] * 2
+    assert guess({"a": remarks}, public=public).columns == (Ignore("a"),)
+    assert guess({"a": remarks[1:]}, public=public).columns[0].__class__ is Category
+    assert guess({"a": twice}, public=public).columns == (Category("a"),)
+    assert guess({"a": remarks}, "a", public=public).task == "classification"
+
+
 def test_a_target_that_is_not_there_is_refused(table: Path) -> None:
     with pytest.raises(InputError, match=r"no column `Y`.*LIP411"):
         guess(table, "Y")

@@ -107,12 +107,15 @@ def test_classes_are_those_of_the_schema_in_its_order_or_those_that_occur() -> N
     assert learned(["b", "a"], classes=("b", "c", "a")) == ("b", "c", "a")
     assert learned(["b", "b"], classes=("b", "c")) == ("b", "c")
     assert learned([1, 2], "regression") == ()
+    assert len(learned([f"{n % 25}" for n in range(125)])) == 25  # five rows of each
+    assert len(learned([f"{n}" for n in range(20)])) == 20
 
 
 WRONG: dict[str, tuple[list[Any], dict[str, Any], str]] = {
     "missing in a row": (["a", "b", "NA"], {}, "LIP414"),
     "a missing number": ([1.0, float("nan")], {"task": "regression"}, "LIP414"),
     "one class": ([SECRET, SECRET], {}, "LIP414"),
+    "names of people": ([f"{SECRET} {n % 25}" for n in range(100)], {}, "LIP414"),
     "a class that is not public": (["a", "b", SECRET], {"classes": ("a", "b")}, "LIP413"),
 }
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from lipcompile_verify.derive import Derivation
-from lipcompile_verify.forms import bound
+from lipcompile_verify.disjoint_parts import bound
 from lipcompile_verify.windows import adaptive, averages, counts, interpolation, norm_within, outputs
 
 Json = dict[str, Any]

@@ -251,10 +251,10 @@ class PairTerrain(Terrain):
         """Return the output, and the difference of the two gradients."""
         output = self.output(point)
         losses = self.module.per_example_loss(output, point.target)
-        apart = self._apart(losses, point, curved)
+        apart = self._difference(losses, point, curved)
         return output, {name: gradient / self.stds[name] for name, gradient in apart.items()}
 
-    def _apart(self, losses: Tensor, point: Point, curved: bool) -> dict[str, Tensor]:
+    def _difference(self, losses: Tensor, point: Point, curved: bool) -> dict[str, Tensor]:
         if not self.module.clips:  # in one pass
             return self.in_weights(losses[0] - losses[1], point, curved)
         first, second = (

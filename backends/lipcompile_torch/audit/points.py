@@ -21,7 +21,7 @@ from .moves import Domain, unit
 
 INPUT, TARGET = "input", "target"  # blocks of a point that are no parameters; no parameter has such a name
 
-TargetKind = Literal["class", "sign", "probability", "vector"]
+TargetKind = Literal["class", "pixel", "sign", "probability", "probabilities", "vector"]
 Start = Literal["identity", "smooth", "random", "corner"]
 STARTS: tuple[Start, ...] = get_args(Start)
 _NOISE = 0.05  # what structured starts get of a random one: no slope is exactly 0 there
@@ -32,7 +32,8 @@ class Admissible:
     """The choices of the adversary besides the weights and the example.
 
     Args:
-        target: what the loss takes: a class index, -1 or 1, a number in [0, 1], or a vector like the output.
+        target: what the loss takes: a class index, one a pixel of logits with the classes first, -1 or 1, a number
+            in [0, 1], one for each output, or a vector like the output.
         target_norm: bound of the norm of a vector; infinite if the loss has none.
         vocabulary: how many tokens there are, if examples are tokens.
     """
@@ -206,23 +207,26 @@ class Terrain:
     def targets(self, output: Tensor, count: int) -> Iterator[Tensor]:
         """Yield `count` targets that promise a large gradient at an output, the most promising first."""
         kind = self.admissible.target
-        if kind == "class":
+        if kind in ("class", "pixel"):
             yield from self._classes(output, count)
         elif kind == "vector":
             scale = min(self.admissible.target_norm, 10 * (1 + float(output.norm())))
             yield from (-scale * unit(output), -scale * unit(output.sign() + (output == 0)))[:count]
+        elif kind == "probabilities":
+            yield from ((output < 0).to(output.dtype), torch.ones_like(output), torch.zeros_like(output))[:count]
         else:
             extremes = (1.0, -1.0 if kind == "sign" else 0.0)
             yield from (output.new_full(output.shape[:1], value) for value in extremes)
 
     def _classes(self, output: Tensor, count: int) -> Iterator[Tensor]:
         """Yield classes, those first whose loss is steepest in the output; at every position the same rank."""
-        positions, classes = output.shape[1:-1], output.shape[-1]
+        axis = 1 if self.admissible.target == "pixel" else output.dim() - 1
+        classes, positions = output.shape[axis], output.shape[1:axis] + output.shape[axis + 1 :]
         every = torch.arange(classes).reshape(-1, *(1,) * len(positions)).expand(classes, *positions)
         outputs = output.detach().expand(classes, *output.shape[1:]).clone().requires_grad_()
         losses = self.module.per_example_loss(outputs, every).sum()
         (slopes,) = torch.autograd.grad(losses, outputs)
-        ranked = slopes.norm(dim=-1).argsort(dim=0, descending=True)
+        ranked = slopes.norm(dim=axis).argsort(dim=0, descending=True)
         yield from (ranked[rank][None] for rank in range(min(count, classes)))
 
 

@@ -136,11 +136,13 @@ def _drawn(module: LipschitzModule, public: Arrays, generator: torch.Generator) 
 
 def _target(output: Tensor, admissible: Admissible, generator: torch.Generator) -> Tensor:
     """Return a random target of an output [1, …]."""
-    if admissible.target == "class":
-        return torch.randint(output.shape[-1], output.shape[:-1], generator=generator)
+    if admissible.target in ("class", "pixel"):
+        rows = output.movedim(1, -1) if admissible.target == "pixel" else output
+        return torch.randint(rows.shape[-1], rows.shape[:-1], generator=generator)
     if admissible.target == "vector":
         return torch.randn(output.shape, generator=generator, dtype=output.dtype)
-    coin = torch.randint(2, output.shape[:1], generator=generator).to(output.dtype)
+    shape = output.shape if admissible.target == "probabilities" else output.shape[:1]
+    coin = torch.randint(2, shape, generator=generator).to(output.dtype)
     return 2 * coin - 1 if admissible.target == "sign" else coin
 
 

@@ -274,6 +274,10 @@ def _window(node: Node, sources: list[Shape], weights: list[Shape]) -> Pair:  # 
     return taps, taps
 
 
+def _pixel(node: Node, sources: list[Shape], weights: list[Shape]) -> Pair:  # noqa: ARG001
+    return _linear(sources[0][0]), _linear(node["shape"][0])
+
+
 def _along_axes(node: Node, sources: list[Shape], weights: list[Shape]) -> Pair:  # noqa: ARG001
     """A mean, a deviation and what is made of them, over axes of an example."""
     shape = sources[0]
@@ -309,7 +313,7 @@ _ELEMENTWISE = (
     "hard_swish", "hard_sigmoid", "softsign", "hardtanh", "sign", "hard_shrink", "groupsort", "prelu", "scale",
     "bias", "householder", "fixed_householder", "identity", "flatten", "reshape", "transpose", "space_to_depth",
     "depth_to_space", "patches", "slice", *_CLIPPED, "clip_gradient", "dropout", "grouped_dropout", "class_token",
-    "embedding", "concat",
+    "embedding", "concat", "hsv",
 )
 # fmt: on
 
@@ -320,6 +324,7 @@ _COUNTS: Mapping[str, Count] = {
     "conv_transpose": _convolution,
     **dict.fromkeys(("avg_pool", "scaled_avg_pool", "max_pool", "l2_pool", "lp_pool"), _window),
     **dict.fromkeys(("layer_norm", "rms_norm", "center"), _along_axes),
+    "colour_space": _pixel,
     "attention": _attention,
     "matmul": _matrices,
     **dict.fromkeys(("add", "multiply", "maximum", "minimum", "where"), _of_operands),

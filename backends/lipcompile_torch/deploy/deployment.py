@@ -116,7 +116,7 @@ def agreement_with_original(
     batch: int | None = None,
     precision: str = "float32",
     vocabulary: int | None = None,
-    log_probabilities: bool = False,
+    log_softmax: int | None = None,
     seed: int = 0,
 ) -> Agreement:
     """Compare an emitted class of modules with its original: at imported weights, unprojected, without dropout.
@@ -127,7 +127,8 @@ def agreement_with_original(
         batch: the only B that `original` takes.
         precision: of `original`.
         vocabulary: how many tokens there are, if examples are tokens.
-        log_probabilities: the original ends in a log-softmax, which the module leaves to its loss.
+        log_softmax: the axis of an example that the original ends in a log-softmax along, which the module leaves
+            to its loss; None if it does not.
 
     Raises ShapeError.
     """
@@ -136,8 +137,8 @@ def agreement_with_original(
     rounded = torch.from_numpy(x) if vocabulary else torch.from_numpy(x).to(getattr(torch, precision))
     fed = rounded if vocabulary else rounded.double()
     wanted = np.concatenate([original(part.numpy()) for part in torch.split(fed, batch or len(fed))])
-    single = _output(module, fed if vocabulary else fed.float(), log_probabilities)
-    double = _output(module.double(), fed, log_probabilities)
+    single = _output(module, fed if vocabulary else fed.float(), log_softmax)
+    double = _output(module.double(), fed, log_softmax)
     if wanted.shape != double.shape:
         raise ShapeError(f"the original model returns shape {list(wanted.shape)}, the module {list(double.shape)}")
     return _compared(wanted, double, single, max(_TOLERANCE, _ULPS * _EPSILON[precision]))
@@ -161,10 +162,11 @@ def _examples(module: LipschitzModule, vocabulary: int | None, rng: np.random.Ge
     return _rows(np.resize(_SCALES, count) * norm, size, rng).reshape(shape)
 
 
-def _output(module: LipschitzModule, x: torch.Tensor, log_probabilities: bool) -> Array:
+def _output(module: LipschitzModule, x: torch.Tensor, log_softmax: int | None) -> Array:
     with torch.no_grad():
         output = module(x)
-        output = torch.log_softmax(output, dim=-1) if log_probabilities else output
+        if log_softmax is not None:
+            output = torch.log_softmax(output, dim=range(1, output.dim())[log_softmax])
     return np.asarray(output.double().numpy())
 
 

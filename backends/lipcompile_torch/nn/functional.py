@@ -19,6 +19,8 @@ from ..certify.ball import clip_norm as clip_norm
 from ..certify.ball import clip_scale as clip_scale
 from ..certify.sums import example_norms as example_norms
 from ..clip.clipping import ticket_of
+from .colours import colour_space as colour_space
+from .colours import hsv as hsv
 from .normalisation import center as center
 from .normalisation import group_norm as group_norm
 from .normalisation import instance_norm as instance_norm

@@ -30,7 +30,9 @@ __all__ = [
     "multiclass_hinge",
     "multiclass_hkr",
     "multiclass_kr",
+    "multilabel_bce",
     "nll",
+    "pixel_cross_entropy",
     "smooth_l1",
     "squared_error",
     "token_cross_entropy",
@@ -161,6 +163,32 @@ def token_cross_entropy(
     return over_outputs(each.reshape(labels.shape).masked_fill(ignored, 0).flatten(1), reduce)
 
 
+def pixel_cross_entropy(
+    output: Tensor,
+    target: Tensor,
+    temperature: float = 1.0,
+    normalise: bool = True,
+    label_smoothing: float = 0.0,
+    class_weights: Sequence[float] = (),
+    reduce: Reduce = "mean",
+    ignore: int | None = None,
+) -> Tensor:
+    """Return :func:`token_cross_entropy` of logits [B, K, H, W] (or other axes of positions), for class indices
+    [B, H, W].
+
+    Formal guarantees: those of tokens.
+
+    Raises:
+        ValueError: targets or weights of another kind, or both weights and label smoothing.
+    """
+    if output.dim() < 3:
+        raise ValueError(f"this loss needs logits of shape [B, K, H, W], not {tuple(output.shape)}")
+    rows = output.movedim(1, -1)
+    return token_cross_entropy(
+        rows, target, temperature, normalise, label_smoothing, class_weights, reduce, ignore
+    )
+
+
 def _entropies(
     output: Tensor,
     labels: Tensor,
@@ -204,6 +232,24 @@ def binary_cross_entropy(
         raise ValueError("targets must lie in [0, 1]: map labels -1 and 1 by (target + 1) / 2")
     loss = F.binary_cross_entropy_with_logits(temperature * logit, probability, reduction="none")
     return loss / temperature if normalise else loss
+
+
+def multilabel_bce(
+    output: Tensor, target: Tensor, temperature: float = 1.0, normalise: bool = True, reduce: Reduce = "mean"
+) -> Tensor:
+    """Return the mean or sum of :func:`binary_cross_entropy` over the n logits of an example, [B].
+
+    Logits [B, …], and targets in [0, 1] of the same shape, such as the pixels of a mask.
+
+    Formal guarantees: 1/√n-Lipschitz for the mean, √n-Lipschitz for the sum; times τ without ``normalise``.
+
+    Raises:
+        ValueError: targets of another shape, or outside [0, 1].
+    """
+    if output.dim() < 2 or target.shape != output.shape:
+        raise ValueError(f"targets of shape {tuple(target.shape)}: give one number a logit, {tuple(output.shape)}")
+    loss = binary_cross_entropy(output.flatten(), target.flatten(), temperature, normalise)
+    return over_outputs(loss.reshape(output.shape).flatten(1), reduce)
 
 
 def hinge(output: Tensor, target: Tensor, margin: float = 1.0) -> Tensor:

@@ -1,7 +1,7 @@
 """Losses of one example over real targets, as in :mod:`.losses`.
 
-Outputs and targets are [B, K], the losses [B], r = ŷ - t the residuals. A target that is not finite, or longer
-than the norm that the constant was derived for, is refused.
+Outputs and targets are [B, …], K numbers an example, the losses [B], r = ŷ - t the residuals. A target that is
+not finite, or longer than the norm that the constant was derived for, is refused.
 """
 
 from __future__ import annotations

@@ -233,7 +233,7 @@ class NoiseSource:
             for name, parameter in parameters.items()
         }
         if self._stream is None:
-            rows = _apart({name: _row(parameter) for name, parameter in parameters.items()}, parameters)
+            rows = _without_overlap({name: _row(parameter) for name, parameter in parameters.items()}, parameters)
             self._normals.perturb_([(row, scales[name]) for name, row in rows.items()])
             return
         for name, parameter in parameters.items():
@@ -269,7 +269,7 @@ def _row(parameter: Tensor) -> Tensor:
     return row
 
 
-def _apart(rows: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _without_overlap(rows: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the rows of gradients, of which none shares memory with another one: those that did are copied."""
     found, end = dict(rows), (-1, -1)
     for name, row in sorted(rows.items(), key=lambda item: _place(item[1])):

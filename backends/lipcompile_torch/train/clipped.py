@@ -51,7 +51,7 @@ class ClippedGradients:
     Args:
         module: emitted, with its own loss; or any torch module from one tensor to one, with `per_example_loss`.
         clipping: C, one length for the whole gradient; or C_p by parameter name or pattern, as for weights of
-            noise (`noise.allocate`): `{"*": 0.1}` clips every parameter's part to 0.1.
+            noise (`noise.mechanism.allocate`): `{"*": 0.1}` clips every parameter's part to 0.1.
         normaliser: b, the expected batch size.
         per_example_loss: of a module that has none; called with one example at a time.
         chunk_size: examples whose gradients are held at once; None: as many as make some million numbers.
@@ -110,10 +110,11 @@ class ClippedGradients:
         """Return s_p, the noise on the SUM of gradients, for ONE Gaussian mechanism of multiplier σ.
 
         Flat: the whole gradient has sensitivity C, whatever its direction, so s_p = σ·C for every parameter and no
-        other sharing is better: √Σ(‖g_p‖/s_p)² may reach C over the least s_p. Per parameter: `noise.allocate`.
+        other sharing is better: √Σ(‖g_p‖/s_p)² may reach C over the least s_p. Per parameter: see
+        `noise.mechanism.allocate`.
 
         Raises:
-            ValueError: flat clipping with another allocation than "global"; see also `noise.allocate`.
+            ValueError: flat clipping with another allocation than "global"; see also `noise.mechanism.allocate`.
         """
         if not self._flat:
             sizes = {name: parameter.numel() for name, parameter in self._parameters.items()}

@@ -78,7 +78,7 @@ def load_test_npz(
     return _inputs(x, input_shape, None, "test inputs"), _targets(y, len(x), classes, "test labels")
 
 
-def outline(path: str | os.PathLike[str]) -> tuple[tuple[int, ...], int, NDArray[Any] | None]:
+def public_facts(path: str | os.PathLike[str]) -> tuple[tuple[int, ...], int, NDArray[Any] | None]:
     """Return the shape of one example, how many there are to train on, and the labels of the test part.
 
     Labels are None unless they are whole numbers, one each. Of the training part nothing but its size is read.

@@ -46,11 +46,11 @@ class SeededWarning(UserWarning):
     """A fixed seed was given: the run is repeatable, and not private."""
 
 
-class How(TypedDict, total=False):
+class EngineOptions(TypedDict, total=False):
     """How noise and batches are made: the options that `make_private` and `make_private_with_epsilon` share.
 
     Args:
-        noise: how the noise is shared among parameters, see `noise.allocate`; "global" by default.
+        noise: how the noise is shared among parameters, see `noise.mechanism.allocate`; "global" by default.
         sampling: how batches are drawn and accounted, see `sampling`; "poisson" by default.
         max_physical_batch: most examples at once; larger batches arrive in pieces whose gradients add up.
         seed: makes the run repeatable and NOT private.
@@ -122,7 +122,7 @@ class PrivacyEngine:
         noise_multiplier: float,
         max_steps: int | None = None,
         bounds: Source = "auto",
-        **how: Unpack[How],
+        **options: Unpack[EngineOptions],
     ) -> tuple[Module, PrivateOptimizer, PrivateLoader]:
         """Return the module and a private optimizer and loader to train it with.
 
@@ -136,7 +136,7 @@ class PrivacyEngine:
             max_steps: refuse further steps with `BudgetError`; correlated noise is planned for so many.
             bounds: refuse a module with a gradient bound of another source, which is chosen when it is compiled:
                 "theorem" or "clip"; "auto" takes any.
-            how: noise and sampling, see `How`.
+            options: noise and sampling, see `EngineOptions`.
 
         Raises:
             PrivacyError: the module, or the optimizer for it, cannot be trained privately; `CertificateError` if
@@ -146,22 +146,22 @@ class PrivacyEngine:
             LedgerError: the ledger is damaged, in use, or belongs to other data.
         """
         emitted = _lipschitz(without_ddp(module, self.world), optimizer, bounds)
-        how = _correlated(emitted, how)
-        clips = _clips(emitted, how)
+        options = _correlated(emitted, options)
+        clips = _clips(emitted, options)
 
         def gradients(normaliser: float, pieces: int) -> Gradients:
             return LipschitzGradients(
                 module,  # type: ignore[arg-type]  # just checked
                 optimizer,
-                how.get("noise", "global"),
+                options.get("noise", "global"),
                 normaliser,
                 Thresholds(clips, noise_multiplier, normaliser),
-                how.get("fixed_norm", False),
+                options.get("fixed_norm", False),
                 self.world,
                 pieces,
             )
 
-        private, loader = self._assemble(optimizer, data_loader, gradients, noise_multiplier, max_steps, how)
+        private, loader = self._assemble(optimizer, data_loader, gradients, noise_multiplier, max_steps, options)
         return module, private, loader
 
     def make_private_by_clipping(
@@ -175,7 +175,7 @@ class PrivacyEngine:
         per_example_loss: PerExampleLoss | None = None,
         chunk_size: int | None = None,
         max_steps: int | None = None,
-        **how: Unpack[How],
+        **options: Unpack[EngineOptions],
     ) -> tuple[ClippedGradients, PrivateOptimizer, PrivateLoader]:
         """As `make_private`, by clipping the gradient of every example: slower, and for any module.
 
@@ -190,7 +190,7 @@ class PrivacyEngine:
         normaliser = float(data_loader.batch_size or 1)
         checks.check_optimizer(optimizer, module)
         for name in ("loss_clip", "clip_length"):
-            if how.get(name) is not None:
+            if options.get(name) is not None:
                 raise PrivacyError(f"per-example gradients are clipped already: leave {name} out")
         clipped = ClippedGradients(
             without_ddp(module, self.world),
@@ -201,9 +201,9 @@ class PrivacyEngine:
         )
 
         def gradients(_: float, __: int) -> Gradients:
-            return PerExampleGradients(clipped, optimizer, how.get("noise", "global"), self.world)
+            return PerExampleGradients(clipped, optimizer, options.get("noise", "global"), self.world)
 
-        private, loader = self._assemble(optimizer, data_loader, gradients, noise_multiplier, max_steps, how)
+        private, loader = self._assemble(optimizer, data_loader, gradients, noise_multiplier, max_steps, options)
         return clipped, private, loader
 
     def _assemble(
@@ -213,33 +213,38 @@ class PrivacyEngine:
         make_gradients: Callable[[float, int], Gradients],
         noise_multiplier: float,
         max_steps: int | None,
-        how: How,
+        options: EngineOptions,
     ) -> tuple[PrivateOptimizer, PrivateLoader]:
-        seed = how.get("seed")
-        strategy, loader = self._prepare(data_loader, max_steps, how)
-        self._agree(loader, noise_multiplier, max_steps, how)
+        seed = options.get("seed")
+        strategy, loader = self._prepare(data_loader, max_steps, options)
+        self._agree(loader, noise_multiplier, max_steps, options)
         release = self._release(loader, noise_multiplier)
         gradients = make_gradients(float(loader.expected_batch_size), loader.pieces)
         own_seed = None if seed is None else seed + 2 * self.world.rank  # the sampler's is one more than rank 0's
-        source = NoiseSource(own_seed, _normals(how), None if strategy is None else strategy.stream())
+        source = NoiseSource(own_seed, _normals(options), None if strategy is None else strategy.stream())
         gradients.check(noise_multiplier)
         ledger = self.open_ledger(loader.size)
         if seed is not None:
             warnings.warn("a fixed seed makes the noise predictable: this run is NOT private", SeededWarning, 3)
         gradients.start()
-        statement = self._statement(loader, gradients, noise_multiplier, strategy, how)
+        statement = self._statement(loader, gradients, noise_multiplier, strategy, options)
         private = PrivateOptimizer(optimizer, gradients, loader, ledger, release, source, max_steps, statement)
         loader.before_batch = private.begin_batch
         self._planned.append(private)
         return private, loader
 
     def _statement(
-        self, loader: PrivateLoader, gradients: Gradients, sigma: float, strategy: Strategy | None, how: How
+        self,
+        loader: PrivateLoader,
+        gradients: Gradients,
+        sigma: float,
+        strategy: Strategy | None,
+        options: EngineOptions,
     ) -> dict[str, Any]:
         """Return what certificates in checkpoints say of the training: the accountant's inputs, and s_p if it is
         the same at every step.
         """
-        noise = how.get("noise", "global")
+        noise = options.get("noise", "global")
         stds = None if strategy else gradients.constant_stds(sigma)
         return {
             "neighbours": self.relation.value,
@@ -265,7 +270,7 @@ class PrivacyEngine:
         target_delta: float,
         epochs: int,
         bounds: Source = "auto",
-        **how: Unpack[How],
+        **options: Unpack[EngineOptions],
     ) -> tuple[Module, PrivateOptimizer, PrivateLoader]:
         """As `make_private`, with σ calibrated so that `epochs` epochs cost at most (ε, δ).
 
@@ -275,10 +280,10 @@ class PrivacyEngine:
         Raises:
             BudgetError: a budget that cannot be met; see also `make_private`.
         """
-        how = _correlated(_lipschitz(without_ddp(module, self.world), optimizer, bounds), how)
+        options = _correlated(_lipschitz(without_ddp(module, self.world), optimizer, bounds), options)
         steps = epochs * drawing_of(data_loader).steps_per_epoch
-        strategy, _ = self._prepare(data_loader, steps, how)
-        chosen = how if strategy is None else how | {"correlation": strategy}
+        strategy, _ = self._prepare(data_loader, steps, options)
+        chosen = options if strategy is None else options | {"correlation": strategy}
         sigma = self.calibrate(
             data_loader=data_loader,
             target_epsilon=target_epsilon,
@@ -303,7 +308,7 @@ class PrivacyEngine:
         target_delta: float,
         epochs: int | None = None,
         steps: int | None = None,
-        **how: Unpack[How],
+        **options: Unpack[EngineOptions],
     ) -> float:
         """Return the σ with which so many epochs, or steps, cost at most (ε, δ); see `make_private_with_epsilon`.
 
@@ -315,7 +320,7 @@ class PrivacyEngine:
         if steps is None:
             assert epochs is not None
             steps = epochs * drawing_of(data_loader).steps_per_epoch
-        _, loader = self._prepare(data_loader, steps, how)
+        _, loader = self._prepare(data_loader, steps, options)
         if target_delta * loader.size >= 1:
             warnings.warn(
                 f"delta = {target_delta:g} is at least 1 / {loader.size} examples: such a guarantee "
@@ -340,10 +345,10 @@ class PrivacyEngine:
         ledger.delta = float(target_delta)
         return sigma
 
-    def _agree(self, loader: PrivateLoader, sigma: float, max_steps: int | None, how: How) -> None:
+    def _agree(self, loader: PrivateLoader, sigma: float, max_steps: int | None, options: EngineOptions) -> None:
         """Refuse, with RankError, another plan on another process."""
         plan = {
-            "noise": (sigma, how.get("noise"), how.get("secure"), how.get("seed")),
+            "noise": (sigma, options.get("noise"), options.get("secure"), options.get("seed")),
             "batches": (loader.size, loader.batch_size, loader.max_physical_batch, loader.scheme.drawing),
             "accounting": (self.relation, self.accountant, max_steps),
         }
@@ -379,21 +384,21 @@ class PrivacyEngine:
             self.ledger.close()
 
     def _prepare(
-        self, data_loader: DataLoader[Any], steps: int | None, how: How
+        self, data_loader: DataLoader[Any], steps: int | None, options: EngineOptions
     ) -> tuple[Strategy | None, PrivateLoader]:
         """Return what correlates the noise, if anything, and the loader; raises TypeError for unknown options."""
-        _check_names(how)
-        seed, limit, wanted = how.get("seed"), how.get("max_physical_batch"), how.get("correlation")
+        _check_names(options)
+        seed, limit, wanted = options.get("seed"), options.get("max_physical_batch"), options.get("correlation")
         per_epoch = drawing_of(data_loader).steps_per_epoch
         strategy = None if wanted is None else chosen_strategy(wanted, steps, per_epoch)
-        sampling, groups = sampling_for(strategy, how.get("sampling"))
+        sampling, groups = sampling_for(strategy, options.get("sampling"))
         drawing = drawing_of(data_loader, sampling, groups)
         seed = None if seed is None else seed + 1
         loader = PrivateLoader(data_loader, limit, seed, drawing, self.relation, self.world)
         if strategy is not None:
             check_participation(strategy, per_epoch)
             for name in ("loss_clip", "clip_length"):
-                clip: Any = how.get(name)
+                clip: Any = options.get(name)
                 clips = clip.values() if isinstance(clip, Mapping) else [clip]
                 if any(isinstance(one, AdaptiveClip) for one in clips):
                     raise BudgetError(
@@ -422,27 +427,27 @@ class PrivacyEngine:
         return self.ledger
 
 
-def _check_names(how: How) -> None:
+def _check_names(options: EngineOptions) -> None:
     """An option that nothing reads would be believed to hold: `secure_mode` of Opacus, say."""
-    for name in sorted(how.keys() - How.__optional_keys__):
-        help_line = f"there are {', '.join(sorted(How.__optional_keys__))}"
+    for name in sorted(options.keys() - EngineOptions.__optional_keys__):
+        help_line = f"there are {', '.join(sorted(EngineOptions.__optional_keys__))}"
         if name == "max_grad_norm":
             help_line = "a module has its bounds: clip_length= of lipcompile.private, or make_private_by_clipping"
         raise TypeError(f"unexpected keyword argument {name!r}: {help_line}")
 
 
-def _correlated(module: LipschitzModule, how: How) -> How:
+def _correlated(module: LipschitzModule, options: EngineOptions) -> EngineOptions:
     """Return the options, with the correlation that the module was compiled with unless they have their own."""
-    return how if "correlation" in how else how | {"correlation": module.noise_strategy}
+    return options if "correlation" in options else options | {"correlation": module.noise_strategy}
 
 
-def _clips(module: LipschitzModule, how: How) -> dict[str | None, ClipLength]:
+def _clips(module: LipschitzModule, options: EngineOptions) -> dict[str | None, ClipLength]:
     """Return what the thresholds of training are to be: with None for the loss, and by name of the clip group.
 
     Raises:
         PrivacyError: a clip_length of no group, or of one whose rule has no threshold.
     """
-    loss, given = how.get("loss_clip"), how.get("clip_length")
+    loss, given = options.get("loss_clip"), options.get("clip_length")
     clips: dict[str | None, ClipLength] = {} if loss is None else {None: loss}
     if given is None:
         return clips
@@ -461,12 +466,12 @@ def _clips(module: LipschitzModule, how: How) -> dict[str | None, ClipLength]:
     return clips | dict(wanted)
 
 
-def _normals(how: How) -> Normals | None:
-    if not how.get("secure"):
+def _normals(options: EngineOptions) -> Normals | None:
+    if not options.get("secure"):
         return None
-    if how.get("seed") is not None:
+    if options.get("seed") is not None:
         raise BudgetError("secure noise comes from the operating system's entropy: leave the seed out")
-    if how.get("correlation") is not None:
+    if options.get("correlation") is not None:
         raise BudgetError("secure noise lies on a grid, but correlated noise does not: use one of the two")
     return SecureNormals()
 

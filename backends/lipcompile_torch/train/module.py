@@ -202,7 +202,7 @@ class LipschitzModule(nn.Module):
         )
         self.gate.running += 1
         try:
-            with entered, self._quiet():
+            with entered, self._without_grad_warning():
                 output = super().__call__(*args, **kwargs)
             if watched:
                 settle(self)  # or a term of the loss on whole parameters would reach them unseen
@@ -230,7 +230,7 @@ class LipschitzModule(nn.Module):
         super().compile(*args, **kwargs)
 
     @contextmanager
-    def _quiet(self) -> Iterator[None]:
+    def _without_grad_warning(self) -> Iterator[None]:
         """Silence Dynamo, which asks an alias of a parameter for a ``.grad`` that only the parameter has."""
         if self._compiled_call_impl is None:
             yield

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from ..averaging import LastWeights
 from ..noise.mechanism import Allocation
+from .certificate import certificate_of
 from .checkpoint import Checkpoint, CheckpointError, read_checkpoint, restore, save_checkpoint
 from .data import Arrays
 from .engine import PrivacyEngine
@@ -56,7 +57,8 @@ class TrainConfig:
         schedule: learning rate "constant", or falling to 0 by half a "cosine" or in a "linear" way.
         average: the weights of this share of the steps, the last ones, are averaged in the end, which is
             post-processing; None: the last weights stay.
-        noise: how noise is shared among parameters: a rule, or weights by name or pattern, see `noise.allocate`.
+        noise: how noise is shared among parameters: a rule, or weights by name or pattern, see
+            `noise.mechanism.allocate`.
         sampling: how batches are drawn and accounted, see `sampling`; None: "poisson", or what correlation needs.
         correlation: how noise is correlated from step to step: {"kind": "correlated", "bands": 16}, {"kind":
             "blt"}, or a strategy as data; None: it is independent.
@@ -367,17 +369,17 @@ class _Training:
 def evaluate(module: LipschitzModule, x: Tensor, y: Tensor) -> float:
     """Return the accuracy on examples [M, …] with labels [M]: largest logit, or the sign of a single one.
 
-    With labels of tokens, [M, n], it is the share of the tokens, those with a negative label left out. It is
-    exact: use it on held-out data only, and say so. NaN if the targets are no class labels.
+    With labels of tokens, [M, n], or of pixels, it is the share of these, those with a negative label left
+    out. It is exact: use it on held-out data only, and say so. NaN if the targets are no class labels.
     """
     if y.is_floating_point():
         return math.nan
     device = next(module.parameters()).device
-    was_training = module.training
+    was_training, axis = module.training, _class_axis(module)
     module.eval()
     correct = counted = 0
     for inputs, labels in zip(torch.split(x, _EVALUATION_BATCH), torch.split(y, _EVALUATION_BATCH), strict=True):
-        predicted = predict(module(inputs.to(device)))
+        predicted = predict(module(inputs.to(device)), axis)
         wanted = labels.to(device).reshape(predicted.shape)
         known = wanted >= 0 if wanted.dim() > 1 else torch.ones_like(wanted, dtype=torch.bool)
         correct += int((known & (predicted == wanted.clamp(min=0))).sum())
@@ -386,13 +388,22 @@ def evaluate(module: LipschitzModule, x: Tensor, y: Tensor) -> float:
     return correct / counted if counted else math.nan
 
 
-def predict(output: Tensor) -> Tensor:
+def _class_axis(module: LipschitzModule) -> int | None:
+    """Return the axis of the logits [B, …] that the classes of the loss are along; None if each has a label."""
+    loss = (certificate_of(module) or {}).get("graph", {}).get("loss") or {}
+    return {"pixel_cross_entropy": 1, "multilabel_bce": None}.get(loss.get("name", ""), -1)
+
+
+def predict(output: Tensor, axis: int | None = -1) -> Tensor:
     """Return class numbers [B]: the largest of logits [B, K], or 1 where a single logit [B] is positive; of logits
-    [B, n, K], class numbers [B, n].
+    with more axes, such as [B, n, K], class numbers [B, n], `axis` the one that is gone. Without an axis, 1
+    where a logit is positive.
     """
+    if axis is None:
+        return (output > 0).long()
     if output.dim() == 1 or output.shape[1:] == (1,):
         return (output.reshape(len(output)) > 0).long()
-    return output.argmax(-1)
+    return output.argmax(axis)
 
 
 def _identity(config: TrainConfig) -> dict[str, Any]:

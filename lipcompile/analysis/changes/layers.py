@@ -16,12 +16,12 @@ from lipcompile.ops.merge.rules import SUM, Sum
 from lipcompile.ops.normalisation.rules import OverAxes
 from lipcompile.ops.pool.rules import Pool
 from lipcompile.ops.rules import feature_axis
-from lipcompile.ops.shape.rules import ClipNorm
+from lipcompile.ops.shape.rules import ClipNorm, Dropout
 from lipcompile.ops.table import OP_BY_NAME
 
 _ATTENTION = ("attention", "dot_product_attention")
 # What may stand between tokens and the layers that make queries, keys and values of them.
-_MOVING = ("reshape", "transpose", "slice", "bias", "add", "identity", "flatten", "expand", "scale", "dropout")
+_MOVING = ("reshape", "transpose", "slice", "bias", "add", "identity", "flatten", "expand", "scale")
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +181,7 @@ def _projection(graph: Graph, value: str) -> Node | None:
         node = graph.node(value)
         if node.op.name == "dense":
             return node
-        if node.op.name not in _MOVING or len(node.inputs) != 1:
+        if not (node.op.name in _MOVING or isinstance(node.attributes, Dropout)) or len(node.inputs) != 1:
             return None
         value = node.inputs[0]
     return None

@@ -142,8 +142,8 @@ def _gentler(node: Node) -> Iterator[Edit]:
 def _undropped(node: Node) -> Iterator[Edit]:
     """A dropout that keeps all entries, which is none."""
     if isinstance(node.attributes, Dropout):
-        text = f"without dropout({shown(node.attributes.probability)})"
-        yield _replaced(node, node.op, Dropout(ZERO), text)
+        text = f"without {node.op.name}({shown(node.attributes.probability)})"
+        yield _replaced(node, node.op, replace(node.attributes, probability=ZERO), text)
 
 
 # Parameters

@@ -135,6 +135,7 @@ def loop_op(loop: Loop) -> AnyOp:
         parameters=tuple(_parameter(name, parameter.shape) for name, parameter in loop.body.parameters.items()),
         dsl=(),
         proof="theory.md#repetition",
+        draws=lambda loop: any(node.draws for node in loop.body.nodes),
     )
 
 

@@ -33,7 +33,7 @@ from lipcompile.core.derivation import Block, Bound, Depth, GrowthCase, finite
 from lipcompile.core.graph import Graph, Node
 from lipcompile.numbers import Step
 from lipcompile.numbers.certified import Certified, Interval
-from lipcompile.numbers.known import Definition, Known
+from lipcompile.numbers.known import Definition, Known, needed
 from lipcompile.numbers.step import changed, value
 from lipcompile.numbers.symbolic import Formula, Symbolic
 
@@ -157,22 +157,14 @@ class _Repeated:
 
     def _definitions(self, blocks: Sequence[Block], total: Bound) -> tuple[Definition, ...]:
         """Return the names that the formulas use, directly or through others, with their numbers."""
-        waiting = [total.expression]
+        formulas = [total.expression]
         for block in blocks:
-            waiting += [block.count, block.input_norm, block.cotangent, block.total, *block.gradient.values()]
-            waiting += [block.rate.expression, block.offset.expression, block.lipschitz.expression]
-        used: set[str] = set()
-        while waiting:
-            for symbol in waiting.pop().free_symbols:
-                definition = self._num.definitions.get(symbol.name)
-                if definition is not None and symbol.name not in used:
-                    used.add(symbol.name)
-                    waiting += [] if definition.expression is None else [definition.expression]
+            formulas += [block.count, block.input_norm, block.cotangent, block.total, *block.gradient.values()]
+            formulas += [block.rate.expression, block.offset.expression, block.lipschitz.expression]
         named = self._certified.named
         return tuple(
-            replace(definition, upper=finite(named[name].upper)) if name in named else definition
-            for name, definition in self._num.definitions.items()
-            if name in used
+            replace(one, upper=finite(named[one.name].upper)) if one.name in named else one
+            for one in needed(formulas, self._num.definitions.values())
         )
 
     def _letter(self) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -42,7 +42,6 @@ _OPTIONS = (
     ),
     click.option(
         "--input-shape",
-        "shapes",
         multiple=True,
         metavar="[NAME=]N,…",
         help="Shape of one example, such as 3,32,32: of a torch module, or of an .onnx file that leaves it open.",
@@ -58,7 +57,7 @@ _OPTIONS = (
 
 _NAMES = (
     *("input_norm", "loss", "constraint", "bias_bound", "bounds", "clip_groups", "clip_length"),
-    *("freeze", "bindings", "shapes", "limits"),
+    *("freeze", "bindings", "input_shape", "limits"),
 )
 
 # What commands take that need a trained module.
@@ -77,7 +76,7 @@ def model_options(*, required: bool = True, several: bool = False) -> Callable[[
     def decorate(command: Command) -> Command:
         @functools.wraps(command)
         def collected(**given: Any) -> int:
-            options = _collect(**{name: given.pop(name) for name in _NAMES})
+            options = _collect({name: given.pop(name) for name in _NAMES})
             with options.limits.in_force():
                 return command(options=options, **given)
 
@@ -106,6 +105,14 @@ public_option = click.option(
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE.npz",
     help="Measure gradients of these examples, on which nobody's privacy depends, instead of random ones.",
+)
+
+
+NEIGHBOURS = click.Choice(["add_remove", "replace_one"])
+NEIGHBOURS_HELP = "Neighbouring relation: one example more or less, or one replaced."
+neighbours_option = click.option("--neighbours", type=NEIGHBOURS, help=NEIGHBOURS_HELP)
+noise_option = click.option(
+    "--noise", type=click.Choice(["global", "per_layer", "optimal"]), help="How noise is shared."
 )
 
 
@@ -145,34 +152,25 @@ def verify_option(*, default: bool) -> Callable[[Command], Command]:
     )
 
 
-def _collect(
-    input_norm: str | None,
-    loss: str | None,
-    constraint: str | None,
-    bias_bound: str | None,
-    bounds: Literal["theorem", "clip", "auto"] | None,
-    clip_groups: Literal["flat", "layers", "blocks"] | None,
-    clip_length: str | None,
-    freeze: tuple[str, ...],
-    bindings: tuple[str, ...],
-    shapes: tuple[str, ...],
-    limits: tuple[str, ...],
-) -> ModelOptions:
+def _collect(given: Mapping[str, Any]) -> ModelOptions:
+    """Read the options of a model from the texts of the command line; raises InputError (LIP005)."""
     from lipcompile.frontends.options import ModelOptions, parse_constraint, parse_length, parse_number
     from lipcompile.limits import parse_limits
 
+    readers: Mapping[str, Callable[[Any], Any]] = {
+        "input_norm": lambda text: parse_number(text, "--input-norm"),
+        "constraint": parse_constraint,
+        "bias_bound": lambda text: parse_number(text, "--bias-bound"),
+        "clip_length": parse_length,
+        "bindings": _bindings,
+        "input_shape": _shapes,
+        "limits": parse_limits,
+    }
     return ModelOptions(
-        input_norm=None if input_norm is None else parse_number(input_norm, "--input-norm"),
-        loss=loss,
-        constraint=None if constraint is None else parse_constraint(constraint),
-        bias_bound=None if bias_bound is None else parse_number(bias_bound, "--bias-bound"),
-        bounds=bounds,
-        clip_groups=clip_groups,
-        clip_length=None if clip_length is None else parse_length(clip_length),
-        freeze=freeze,
-        bindings=_bindings(bindings),
-        input_shape=_shapes(shapes),
-        limits=parse_limits(limits),
+        **{
+            name: readers[name](value) if name in readers and value is not None else value
+            for name, value in given.items()
+        }
     )
 
 

@@ -23,9 +23,11 @@ if TYPE_CHECKING:
 _TARGETS = {
     "a class index": "class",
     "a class index a token": "class",
+    "a class index a pixel": "pixel",
     "-1 or 1": "sign",
     "a number from 0 to 1": "probability",
-    "a vector": "vector",
+    "a number from 0 to 1 for each output": "probabilities",
+    "numbers of the shape of the output": "vector",
 }
 
 

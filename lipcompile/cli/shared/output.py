@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from lipcompile.diagnostics import InputError, input_error
+from lipcompile.frontends import files
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -51,8 +50,6 @@ def serious(diagnostics: Sequence[Diagnostic]) -> list[Diagnostic]:
 
 def source_text(file: str) -> str | None:
     """Return the text of a source that a diagnostic points into, None if it cannot be read."""
-    from lipcompile.frontends import files
-
     try:
         return files.read(Path(file), "text_size").decode("utf-8", errors="replace")
     except (OSError, InputError):
@@ -75,12 +72,9 @@ def write_text(path: Path, text: str) -> None:
     if not target.parent.is_dir():
         folder = path.parent
         raise input_error("LIP005", f"there is no folder `{folder}` to write in", f"make it: mkdir -p {folder}")
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(target)
+        with files.beside(target) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+            temporary.replace(target)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from None
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)

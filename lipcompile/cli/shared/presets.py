@@ -96,7 +96,7 @@ def preset_text(path: Path, epsilon: float | None, delta: float | None) -> str:
 def facts_of(path: Path, backend: Backend) -> Facts:
     """Return what is public about images in a file; raises InputError (LIP402, LIP403)."""
     with reading(path):
-        shape, examples, labels = backend.data.outline(path)
+        shape, examples, labels = backend.data.public_facts(path)
     if len(shape) == 3 and shape[0] not in _RECIPES and shape[-1] in _RECIPES:
         shape = (shape[-1], *shape[:-1])
     shape = (1, *shape) if len(shape) == 2 else shape

@@ -13,7 +13,7 @@ from lipcompile_privacy import accounting
 from lipcompile_privacy.accounting import Accountant, Drawing
 from lipcompile_privacy.errors import BudgetError
 
-from lipcompile.cli.shared.arguments import Command
+from lipcompile.cli.shared.arguments import NEIGHBOURS, NEIGHBOURS_HELP, Command
 
 ACCOUNTANTS: tuple[Accountant, ...] = get_args(Accountant)
 Unknown = Literal["epsilon", "noise_multiplier", "steps"]
@@ -40,10 +40,7 @@ _OPTIONS: dict[str, tuple[Any, str]] = {
     "dataset_size": (click.IntRange(1), "Number of examples."),
     "steps": (click.IntRange(1), "Number of training steps."),
     "epochs": (click.IntRange(1), "Number of passes over the data, instead of --steps."),
-    "neighbours": (
-        click.Choice(["add_remove", "replace_one"]),
-        "Neighbouring relation: one example more or less, or one replaced.",
-    ),
+    "neighbours": (NEIGHBOURS, NEIGHBOURS_HELP),
     "sampling": (click.Choice(["poisson", "fixed_size", "shuffle", "balls_in_bins"]), "How batches are drawn."),
 }
 
@@ -219,10 +216,7 @@ def _asked(
 
 
 def _drawing(
-    sampling: Any,
-    correlation: Mapping[str, Any] | None,
-    rate: float,
-    sizes: tuple[int, int] | None,
+    sampling: Any, correlation: Mapping[str, Any] | None, rate: float, sizes: tuple[int, int] | None
 ) -> Drawing:
     """Return how batches are drawn; of correlated noise, as it needs."""
     if correlation is None:

@@ -14,6 +14,7 @@ from lipcompile.reports.html.table_page import Charge, Confusion, TablePage
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from lipcompile.learn.features import Array
     from lipcompile.learn.table_model import TableModel
     from lipcompile.tables.encode import Encoded
 
@@ -29,26 +30,28 @@ class Course:
 
     kept: list[tuple[int, NDArray[Any]]] = field(default_factory=list)
 
-    def stepped(self, done: int, planned: int, weights: NDArray[Any]) -> None:
+    def stepped(self, done: int, planned: int, weights: NDArray[Any] | None) -> None:
         """Keep the weights of about a tenth of the steps."""
-        if done % max(1, planned // _POINTS) == 0:
+        if weights is not None and done % max(1, planned // _POINTS) == 0:
             self.kept.append((done, weights.copy()))
 
 
 def page_of(
-    model: TableModel, test: Encoded, score: float, course: Course, source: str, rows: int, unpaid: Sequence[str]
+    model: TableModel, test: Encoded, outputs: Array, course: Course, source: str, rows: int, unpaid: Sequence[str]
 ) -> TablePage:
     """Return what the page of a run shows.
 
     Args:
         test: encoded rows to test on.
-        score: of the model on them.
+        outputs: of the model for them, [N, outputs].
         rows: number of rows to train on.
         unpaid: what was read from the rows, sentences.
     """
     fitted, classes = model.fitted, model.schema.classes
-    shares = model.probabilities(test.x) if classes else np.empty((0, 0))
-    paid = sum(line.steps / line.noise_multiplier**2 for line in fitted.spent[bool(fitted.budget.search) :])
+    assert test.y is not None
+    score = model.score(outputs, test.y)
+    shares = fitted.probabilities(outputs) if classes else np.empty((0, 0))
+    paid = sum(line.steps / line.noise_multiplier**2 for line in fitted.spent)
     return TablePage(
         source=source,
         target=str(model.schema.target),
@@ -60,7 +63,7 @@ def page_of(
         epsilon=fitted.epsilon,
         delta=fitted.budget.delta,
         private=fitted.private,
-        charges=[_charge(line, paid, bool(fitted.budget.search) and not i) for i, line in enumerate(fitted.spent)],
+        charges=[_charge(line, paid) for line in fitted.spent],
         unpaid=[*unpaid, "The figures of the rows to test on are exact."],
         advice=list(_advice(model, rows, test, score)),
         course=_course(model, test, course),
@@ -69,19 +72,21 @@ def page_of(
     )
 
 
-def _charge(line: Any, paid: float, search: bool) -> Charge:
-    share = None if search or line.sampling_rate < 1 else line.steps / line.noise_multiplier**2 / paid
+def _charge(line: Any, paid: float) -> Charge:
+    share = None if line.sampling_rate < 1 else line.steps / line.noise_multiplier**2 / paid
     return Charge(line.purpose, line.steps, line.sampling_rate, line.noise_multiplier, share)
 
 
 def _course(model: TableModel, test: Encoded, course: Course) -> list[tuple[float, float]]:
-    some = replace(test, x=test.x[:_TESTED], y=None if test.y is None else test.y[:_TESTED])
+    """Return ε and score at each point, of one pass over the rows: their features are the same at all points."""
+    if not course.kept:
+        return []
+    assert test.y is not None
+    every = np.concatenate([weights for _, weights in course.kept])
+    outputs = replace(model.fitted, weights=every).outputs(test.x[:_TESTED])
     return [
-        (
-            model.fitted.epsilon_after(steps),
-            replace(model, fitted=replace(model.fitted, weights=weights)).score(some),
-        )
-        for steps, weights in course.kept
+        (model.fitted.epsilon_after(steps), model.score(some, test.y[:_TESTED]))
+        for (steps, _), some in zip(course.kept, np.split(outputs, len(course.kept), axis=1), strict=True)
     ]
 
 

@@ -53,14 +53,14 @@ class Options:
     Args:
         epsilon: ε of everything that is done with the training rows.
         delta: δ; None: the learner's default.
-        search: the part of ε for a private search of settings.
+        search: whether settings are searched, privately.
         seed: makes the run repeatable, and not private.
         output: folder for the model and its ledger; None: neither is kept.
     """
 
     epsilon: float
     delta: float | None
-    search: float
+    search: bool
     seed: int | None
     output: Path | None
 
@@ -94,6 +94,7 @@ class Outcome:
         delta: at this δ.
         private: whether noise was drawn that nobody can predict.
         files: what was written, by what it is.
+        searched: what a search has kept; None: none was made.
     """
 
     score: float
@@ -101,6 +102,7 @@ class Outcome:
     delta: float
     private: bool = True
     files: Mapping[str, Path] = field(default_factory=dict)
+    searched: str | None = None
 
 
 def fit(parts: Parts, options: Options) -> Outcome:
@@ -132,14 +134,16 @@ def fit(parts: Parts, options: Options) -> Outcome:
             )
     except (BudgetError, DataError) as error:
         raise input_error("LIP401" if isinstance(error, BudgetError) else "LIP403", str(error)) from None
-    files, score = {}, model.score(parts.test)
+    assert parts.test.y is not None
+    files, outputs = {}, model.fitted.outputs(parts.test.x)
+    score = model.score(outputs, parts.test.y)
     if output is not None:
         model.save(output / MODEL)
-        page = page_of(model, parts.test, score, course, parts.source, len(parts.train.x), parts.unpaid)
+        page = page_of(model, parts.test, outputs, course, parts.source, len(parts.train.x), parts.unpaid)
         write_text(output / PAGE, render_table(page))
         files = {"model": output / MODEL, "ledger": output / LEDGER, "page": output / PAGE}
     fitted = model.fitted
-    return Outcome(score, fitted.epsilon, fitted.budget.delta, fitted.private, files)
+    return Outcome(score, fitted.epsilon, fitted.budget.delta, fitted.private, files, fitted.searched)
 
 
 def train_on_table(run: TableRun, given: Mapping[str, Any]) -> int:
@@ -168,7 +172,7 @@ def _options(given: Mapping[str, Any], output: Path | None) -> Options:
         raise input_error(
             "LIP404", "--epsilon is needed", "such as --epsilon 1: it is what you promise to the people in it"
         )
-    return Options(given["epsilon"], given["delta"], given.get("search") or 0.0, given["seed"], output)
+    return Options(given["epsilon"], given["delta"], bool(given.get("search")), given["seed"], output)
 
 
 def _flag(name: str) -> str:
@@ -186,6 +190,7 @@ def schema_beside(data: Path) -> Path:
 def _schema(run: TableRun) -> tuple[Schema, list[str]]:
     """Return a schema, and that it was read from the rows if it was, with a warning; raises InputError."""
     from lipcompile.tables.guess import guess
+    from lipcompile.tables.schema import Ignore
     from lipcompile.tables.schema_file import load
 
     path = run.schema or schema_beside(run.data)
@@ -193,7 +198,9 @@ def _schema(run: TableRun) -> tuple[Schema, list[str]]:
         if run.target is None:
             raise input_error("LIP411", "the table has no target column", "name the column with --target")
         found = guess(run.data, run.target)
-        kinds = _read(KINDS_READ, f"write them down: lipcompile new {run.data} --target {run.target}")
+        unused = ", ".join(f"`{one.name}`" for one in found.columns if isinstance(one, Ignore))
+        ignored = f" ({unused}: free text or empty, and ignored)" if unused else ""
+        kinds = _read(KINDS_READ, f"write them down: lipcompile new {run.data} --target {run.target}{ignored}")
         return found, [kinds, *names_read(found, run.data)]
     click.echo(f"schema {path}", err=True)
     found = load(path)
@@ -261,5 +268,7 @@ def _print(outcome: Outcome, files: Mapping[str, Path], schema: Schema) -> None:
     promise = "" if outcome.private else " -- NOT PRIVATE: a seed was fixed, so the noise is predictable"
     click.echo(f"{score} (of the rows to test on, exactly: not private)")
     click.echo(f"ε = {upward(outcome.epsilon, 4)} at δ = {outcome.delta:g}{promise}")
+    if outcome.searched is not None:
+        click.echo(f"the search kept: {outcome.searched}")
     for name, path in files.items():
         click.echo(f"{name:<11} {path}")

@@ -11,6 +11,7 @@ from lipcompile.analysis.requirements import proves
 from lipcompile.analysis.usefulness import ADVICE, LARGEST_EXCESS
 from lipcompile.cli.shared.signals import signals
 from lipcompile.core.backend import Backend, program
+from lipcompile.core.record import class_axis
 from lipcompile.diagnostics import Diagnostic, InputError, Location, Severity
 
 if TYPE_CHECKING:
@@ -64,9 +65,7 @@ def verified(loaded: Loaded, derivation: Derivation, backend: Backend, text: str
         found = replace(found, location=Location(loaded.source.path))
     failed = found.severity == Severity.ERROR
     return replace(
-        derivation,
-        diagnostics=(*derivation.diagnostics, found),
-        analysis=None if failed else derivation.analysis,
+        derivation, diagnostics=(*derivation.diagnostics, found), analysis=None if failed else derivation.analysis
     )
 
 
@@ -91,11 +90,19 @@ def _compared(original: Original, derivation: Derivation, backend: Backend, text
             batch=original.batch,
             precision=original.precision,
             vocabulary=derivation.analysis.graph.vocabulary,
-            log_probabilities=any(one.code == "LIP215" for one in derivation.diagnostics),
+            log_softmax=_log_softmax(derivation),
         )
     except deployment.ShapeError as error:
         return _error(f"the import is wrong: {error}")
     return _told(found, original.runner)
+
+
+def _log_softmax(derivation: Derivation) -> int | None:
+    """Return the axis of the log-softmax that was merged into the loss, None if there was none."""
+    assert derivation.analysis is not None
+    use = derivation.analysis.graph.loss
+    merged = any(one.code == "LIP215" for one in derivation.diagnostics)
+    return class_axis(use.loss) if merged and use is not None else None
 
 
 def _told(found: Any, runner: str) -> Diagnostic:

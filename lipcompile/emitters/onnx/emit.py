@@ -23,40 +23,31 @@ from lipcompile.emitters.onnx.weights import complete
 from lipcompile.emitters.onnx.writer import Emit, Writer
 from lipcompile.numbers import text
 from lipcompile.numbers.rounding import below
-from lipcompile.ops.activation import onnx_write as activation
-from lipcompile.ops.attention import onnx_write as attention
-from lipcompile.ops.conv import onnx_write as conv
-from lipcompile.ops.embedding import onnx_write as embedding
-from lipcompile.ops.linear import onnx_write as linear
-from lipcompile.ops.merge import onnx_write as merge
-from lipcompile.ops.normalisation import onnx_write as normalisation
-from lipcompile.ops.parametric import onnx_write as parametric
-from lipcompile.ops.pool import onnx_write as pool
-from lipcompile.ops.reduce import onnx_write as reduce
-from lipcompile.ops.resample import onnx_write as resample
-from lipcompile.ops.scattering import onnx_write as scattering
-from lipcompile.ops.shape import onnx_write as shape
-from lipcompile.ops.softmax import onnx_write as softmax
-from lipcompile.ops.whitening import onnx_write as whitening
+from lipcompile.ops.activation import write as activation
+from lipcompile.ops.attention import write as attention
+from lipcompile.ops.colour import write as colour
+from lipcompile.ops.conv import write as conv
+from lipcompile.ops.embedding import write as embedding
+from lipcompile.ops.linear import write as linear
+from lipcompile.ops.merge import write as merge
+from lipcompile.ops.normalisation import write as normalisation
+from lipcompile.ops.parametric import write as parametric
+from lipcompile.ops.pool import write as pool
+from lipcompile.ops.reduce import write as reduce
+from lipcompile.ops.resample import write as resample
+from lipcompile.ops.scattering import write as scattering
+from lipcompile.ops.shape import write as shape
+from lipcompile.ops.softmax import write as softmax
+from lipcompile.ops.whitening import write as whitening
 from lipcompile.version import __version__
 
-EMITTERS: Mapping[str, Emit] = {
-    **linear.EMITTERS,
-    **conv.EMITTERS,
-    **embedding.EMITTERS,
-    **activation.EMITTERS,
-    **parametric.EMITTERS,
-    **pool.EMITTERS,
-    **reduce.EMITTERS,
-    **shape.EMITTERS,
-    **resample.EMITTERS,
-    **scattering.EMITTERS,
-    **whitening.EMITTERS,
-    **merge.EMITTERS,
-    **attention.EMITTERS,
-    **normalisation.EMITTERS,
-    **softmax.EMITTERS,
-}
+# fmt: off
+_FAMILIES = (
+    linear, conv, embedding, activation, parametric, pool, reduce, shape, resample, colour, scattering, whitening,
+    merge, attention, normalisation, softmax,
+)
+# fmt: on
+EMITTERS: Mapping[str, Emit] = {op: emit for family in _FAMILIES for op, emit in family.EMITTERS.items()}
 
 Array = NDArray[Any]
 

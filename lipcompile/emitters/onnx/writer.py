@@ -8,17 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from lipcompile.core.graph import Node
 from lipcompile.core.record import Shape
 from lipcompile.diagnostics import Refusal
 from lipcompile.numbers import Scalar
-from lipcompile.ops.rules import feature_axis
+
+if TYPE_CHECKING:
+    from onnx import NodeProto, TensorProto
 
 Array = NDArray[Any]
 Rounding = Literal["nearest", "below", "above"]
@@ -41,9 +42,13 @@ def float32(value: Scalar, rounding: Rounding = "nearest") -> np.float32:
     return np.float32(np.nextafter(found, np.float32(-np.inf if rounding == "below" else np.inf)))
 
 
-def axis_of(node: Node) -> int:
-    """Return the axis of an op with an `axis` attribute, counted with the batch."""
-    return feature_axis(node.attributes.axis, node.site.inputs[0]) + 1
+def window_attributes(node: Node, padding: Sequence[tuple[int, int]]) -> dict[str, Any]:
+    """Return the attributes of an operator with the windows of a convolution or a pool, padded so on each axis."""
+    return {
+        "kernel_shape": list(node.attributes.kernel),
+        "strides": list(node.attributes.stride),
+        "pads": [low for low, _ in padding] + [high for _, high in padding],
+    }
 
 
 @dataclass(slots=True)
@@ -82,6 +87,8 @@ class Writer:
 
     def op(self, op_type: str, *inputs: str, **attributes: Any) -> str:
         """Add an operator and return its output."""
+        from onnx import helper  # here, because writers of Python stand beside those that need it
+
         self._count += 1
         name = f"{self._node}.{self._count}"
         self.nodes.append(helper.make_node(op_type, inputs, [name], name=name, **attributes))
@@ -118,11 +125,15 @@ class Writer:
 
     def constant(self, array: Array) -> str:
         """Return a constant tensor."""
+        from onnx import numpy_helper
+
         value = numpy_helper.from_array(np.ascontiguousarray(array).reshape(array.shape))
         return self.op("Constant", value=value)
 
     def weight(self, node: Node, role: str) -> str:
         """Return a stored parameter of a node."""
+        from onnx import numpy_helper
+
         name = node.parameters[role]
         if name not in self.stored:
             array = np.ascontiguousarray(self.weights[name], dtype=np.float32)

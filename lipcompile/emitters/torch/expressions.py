@@ -12,22 +12,23 @@ from importlib.metadata import entry_points
 
 from lipcompile.core.graph import Graph, Node
 from lipcompile.emitters.torch.pieces import Expression, Layer, Parameters, below
-from lipcompile.ops.activation import text as activation
-from lipcompile.ops.attention import text as attention
-from lipcompile.ops.conv import text as conv
-from lipcompile.ops.embedding import text as embedding
-from lipcompile.ops.linear import text as linear
-from lipcompile.ops.loss.text import loss_expression
-from lipcompile.ops.merge import text as merge
-from lipcompile.ops.normalisation import text as normalisation
-from lipcompile.ops.parametric import text as parametric
-from lipcompile.ops.pool import text as pool
-from lipcompile.ops.reduce import text as reduce
-from lipcompile.ops.resample import text as resample
-from lipcompile.ops.scattering import text as scattering
-from lipcompile.ops.shape import text as shape
-from lipcompile.ops.softmax import text as softmax
-from lipcompile.ops.whitening import text as whitening
+from lipcompile.ops.activation import write as activation
+from lipcompile.ops.attention import write as attention
+from lipcompile.ops.colour import write as colour
+from lipcompile.ops.conv import write as conv
+from lipcompile.ops.embedding import write as embedding
+from lipcompile.ops.linear import write as linear
+from lipcompile.ops.loss.write import loss_expression
+from lipcompile.ops.merge import write as merge
+from lipcompile.ops.normalisation import write as normalisation
+from lipcompile.ops.parametric import write as parametric
+from lipcompile.ops.pool import write as pool
+from lipcompile.ops.reduce import write as reduce
+from lipcompile.ops.resample import write as resample
+from lipcompile.ops.scattering import write as scattering
+from lipcompile.ops.shape import write as shape
+from lipcompile.ops.softmax import write as softmax
+from lipcompile.ops.whitening import write as whitening
 
 GROUP = "lipcompile_torch.ops"
 
@@ -104,26 +105,19 @@ __all__ = [
 
 # Layers of ops without parameters, which hold constants.
 HOLDERS: Mapping[str, Layer] = whitening.HOLDERS
+_WITH_LAYERS = (linear, conv, attention, embedding, parametric)
 LAYERS: Mapping[str, Layer] = {
-    **linear.LAYERS,
-    **conv.LAYERS,
-    **attention.LAYERS,
-    **embedding.LAYERS,
-    **parametric.LAYERS,
+    **{op: layer for family in _WITH_LAYERS for op, layer in family.LAYERS.items()},
     **HOLDERS,
 }
+# fmt: off
+_WITH_EXPRESSIONS = (
+    activation, parametric, pool, reduce, shape, resample, merge, attention, normalisation, colour, scattering,
+    softmax,
+)
+# fmt: on
 EXPRESSIONS: Mapping[str, Expression] = {
-    **activation.EXPRESSIONS,
-    **parametric.EXPRESSIONS,
-    **pool.EXPRESSIONS,
-    **reduce.EXPRESSIONS,
-    **shape.EXPRESSIONS,
-    **resample.EXPRESSIONS,
-    **merge.EXPRESSIONS,
-    **attention.EXPRESSIONS,
-    **normalisation.EXPRESSIONS,
-    **scattering.EXPRESSIONS,
-    **softmax.EXPRESSIONS,
+    op: write for family in _WITH_EXPRESSIONS for op, write in family.EXPRESSIONS.items()
 }
 
 

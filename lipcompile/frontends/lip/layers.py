@@ -24,7 +24,7 @@ from lipcompile.ops.schema import Argument, ArgumentError, bind, check_names, su
 # C, and γ of a clip without a threshold.
 Clip = tuple[Fraction, Fraction | None]
 
-# Layers that stand for several nodes; `frontends.dsl` expands them.
+# Layers that stand for several nodes; `lowering` expands them.
 SUGAR = ("split", "rnn", "gru", "lstm", "onnx")
 UNIT = Constraint("spectral", Fraction(1))
 

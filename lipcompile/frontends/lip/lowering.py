@@ -23,7 +23,7 @@ from lipcompile.frontends.lip.scope import Problem, Scope, Unknowable
 from lipcompile.frontends.options import ModelOptions, parse_loss
 from lipcompile.numbers import Arithmetic, Count, Scalar, Symbol, combine, symbols_of
 from lipcompile.ops.loss.constants import check_numbers
-from lipcompile.ops.loss.spelled import loss_attributes, unknown_loss
+from lipcompile.ops.loss.names import loss_attributes, unknown_loss
 from lipcompile.ops.merge.rules import CONCAT, MAXIMUM, MINIMUM, PRODUCT, SUM, Concat, Sum
 from lipcompile.ops.recurrent import lip_layers as recurrent
 from lipcompile.ops.recurrent.cells import CELLS

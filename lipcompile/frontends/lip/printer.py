@@ -15,7 +15,7 @@ from lipcompile.core.graph import ClipGroup, Graph, Input, Node
 from lipcompile.core.names import Names, identifier
 from lipcompile.diagnostics import Diagnostic, InputError, Refusal
 from lipcompile.emitters.lip_text import call, loss_call, spelling_of, unspeakable
-from lipcompile.frontends.lip.separate_biases import apart
+from lipcompile.frontends.lip.separate_biases import with_separate_biases
 from lipcompile.frontends.lip.statements import MERGES, Fork, Item, Outline, Step
 from lipcompile.numbers import Symbol, symbols_of, text
 
@@ -40,7 +40,7 @@ def print_model(graph: Graph, comment: str = "") -> str:
     """
     comments = [f"# {line}".rstrip() for line in comment.splitlines()]
     try:
-        body = _model(apart(graph))
+        body = _model(with_separate_biases(graph))
     except Refusal as refusal:
         raise InputError((Diagnostic(refusal.code, refusal.message, refusal.help),)) from None
     name = _free(identifier(graph.name), set())

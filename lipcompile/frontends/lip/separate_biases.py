@@ -14,7 +14,7 @@ from lipcompile.core.record import Site
 from lipcompile.ops.linear.rules import BIAS, BiasShape
 
 
-def apart(graph: Graph) -> Graph:
+def with_separate_biases(graph: Graph) -> Graph:
     """Return an equal graph whose nodes share all their parameters with the same nodes, biases moved for that."""
     uses = Counter(name for node in graph.nodes for name in node.parameters.values())
     mixed = {node.name for node in graph.nodes if _is_mixed(node, uses)}

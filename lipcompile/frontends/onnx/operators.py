@@ -10,7 +10,7 @@ from lipcompile.frontends.onnx.context import Importer
 from lipcompile.frontends.onnx.node import OnnxNode
 from lipcompile.frontends.onnx.refused import refusal_of
 from lipcompile.ops.activation import onnx_read as activation
-from lipcompile.ops.activation.text import WRITTEN
+from lipcompile.ops.activation.write import WRITTEN
 from lipcompile.ops.attention import onnx_read as attention
 from lipcompile.ops.conv import onnx_read as conv
 from lipcompile.ops.linear import onnx_einsum as einsum
@@ -95,7 +95,7 @@ PARTS = frozenset(
         *("Add", "Cast", "Clip", "Div", "Erf", "Exp", "IsNaN", "Log", "MatMul", "Max", "Mul", "Neg", "Pow"),
         *("Reciprocal", "ReduceMean", "ReduceSum", "ReduceSumSquare", "Relu", "Sign", "Softmax", "Sqrt", "Sub"),
         *("AveragePool", "Where", "Dropout", "Identity", "Abs", "Tanh", "Sigmoid", "Not", "Less", "Greater"),
-        *("Floor", "RandomUniformLike"),
+        *("Floor", "GreaterOrEqual", "LessOrEqual", "RandomUniformLike"),
     )
 )
 # Operators that only change where entries stand.

@@ -93,6 +93,12 @@ OF_CONSTANTS = frozenset(
 )
 
 
+def seeded(op_type: str) -> Refusal:
+    """Return what is said of an operator that draws with a seed in the file."""
+    message = f"{op_type} has a fixed seed: every run draws the same, by the place of an example in its batch"
+    return Refusal("LIP110", message, "leave `seed` out, so that every run draws anew")
+
+
 def refusal_of(op_type: str, known: list[str], *, standard: bool) -> Refusal:
     """Return what is said of an operator without importer.
 

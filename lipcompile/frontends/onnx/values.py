@@ -17,7 +17,7 @@ from lipcompile.frontends.onnx.copies import KEEP
 from lipcompile.frontends.onnx.file import memory
 from lipcompile.frontends.onnx.layout import Placed
 from lipcompile.frontends.onnx.node import OnnxNode
-from lipcompile.frontends.onnx.refused import DRAWS, refusal_of
+from lipcompile.frontends.onnx.refused import DRAWS, refusal_of, seeded
 from lipcompile.frontends.onnx.sizes import BATCH, checked, has_batch
 
 if TYPE_CHECKING:
@@ -142,6 +142,8 @@ def fold(proto: NodeProto, operands: Sequence[Known | None], version: int) -> li
     """Evaluate a node whose operands are constants; raises Refusal where that is not possible."""
     given = [operand for operand in operands if operand is not None]
     op_type = proto.op_type
+    if op_type in (*DRAWS, "Dropout") and any(attribute.name == "seed" for attribute in proto.attribute):
+        raise seeded(op_type)
     if op_type in DRAWS:
         raise refusal_of(op_type, [], standard=True)
     if op_type not in MOVES | ARITHMETIC:
@@ -267,6 +269,10 @@ def toggled(known: Known) -> tuple[Hashable, ...]:
     return known.moves[:-1] if known.moves[-1:] == ("transposed",) else (*known.moves, "transposed")
 
 
+# Operators that the reference has from these sets on. Earlier versions mean the same, of fewer kinds of numbers.
+_FIRST = {"DequantizeLinear": 19}
+
+
 def _evaluate(proto: NodeProto, operands: Sequence[Known | None], version: int) -> list[Array]:
     """Run the reference implementation of one operator."""
     import numpy as np
@@ -278,7 +284,8 @@ def _evaluate(proto: NodeProto, operands: Sequence[Known | None], version: int) 
     inputs = [helper.make_empty_tensor_value_info(name) for name in feeds]
     outputs = [helper.make_empty_tensor_value_info(name) for name in proto.output if name]
     graph = helper.make_graph([proto], "constant", inputs, outputs)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", version)])
+    known = max(version, _FIRST.get(proto.op_type, version))
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", known)])
     try:
         with np.errstate(all="ignore"):
             found: Any = ReferenceEvaluator(model).run(None, feeds)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
@@ -19,11 +18,13 @@ from lipcompile.frontends.onnx.values import OF_BATCH
 from lipcompile.frontends.options import Loaded, ModelOptions, OriginalError
 from lipcompile.frontends.repairs import Repairs
 from lipcompile.frontends.silence import silence
+from lipcompile.frontends.torch.draws import refuse_draws_in_evaluation
 from lipcompile.frontends.torch.find import find, summary
 from lipcompile.frontends.torch.tracing import (
     Example,
     Untraceable,
     batch,
+    evaluating,
     has_open_batch,
     real,
     retraced,
@@ -110,6 +111,8 @@ def _loaded(module: Module, examples: Sequence[Example], name: str, path: str, o
         if loaded.graph is not None and not is_open:
             again = options.repairs and replace(options.repairs, made=[])  # what is fixed is told once
             _refuse_numbers_of_batch(loaded.graph, imported(retraced(module, taken), again)[0].graph, program)
+        if loaded.graph is not None:
+            refuse_draws_in_evaluation(module, taken, program)
     except Untraceable as refused:
         return Loaded(Source(name, path, "torch", _NO_DIGEST), None, (refused.diagnostic,))
     return replace(
@@ -241,7 +244,7 @@ class ModuleRun:
         args = [next(given).to(like) for like in likes]
         kwargs = {name: next(given).to(like) for name, like in named.items()}
         try:
-            with silence(), _evaluating(self.module), torch.no_grad():
+            with silence(), evaluating(self.module), torch.no_grad():
                 (output,) = torch.utils._pytree.tree_leaves(self.module(*args, **kwargs))
         except Exception as error:
             raise OriginalError(f"the module fails: {summary(error)}") from None
@@ -251,15 +254,3 @@ class ModuleRun:
 def precision(module: Module) -> str:
     """Return the name of the numbers that a module computes with, such as float32."""
     return str(real(module)).removeprefix("torch.")
-
-
-@contextmanager
-def _evaluating(module: Module) -> Iterator[None]:
-    """Put a module into evaluation mode, and every part back into its own."""
-    modes = [(part, part.training) for part in module.modules()]
-    module.eval()
-    try:
-        yield
-    finally:
-        for part, mode in modes:
-            part.training = mode

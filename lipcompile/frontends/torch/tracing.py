@@ -5,15 +5,17 @@ from __future__ import annotations
 import copy
 import inspect
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count, islice, product
 from typing import TYPE_CHECKING, Any
 
 from lipcompile.core.record import Shape
 from lipcompile.diagnostics import Diagnostic, InputError, Location, input_error
 from lipcompile.frontends.silence import silence
+from lipcompile.frontends.torch.branches import Branches, differing
 from lipcompile.frontends.torch.find import place_of, summary
 
 if TYPE_CHECKING:
@@ -68,12 +70,19 @@ def traced(module: Module, examples: Sequence[Example]) -> tuple[ExportedProgram
         return _program(module, tokens), tokens
 
 
+def _by_size(place: Location | None) -> Untraceable:
+    message = "which operations are done may depend on the batch size: they differ from batch to batch"
+    help_line = (
+        "do the same for batches of all sizes, and use x.shape[0] as it is: int(), float() and range() fix it"
+    )
+    return untraceable("LIP108", message, help_line, place)
+
+
 def has_open_batch(program: ExportedProgram) -> bool:
     """Whether a program was traced for a batch of any size; raises Untraceable if what it does depends on that."""
     ranges = program.range_constraints.values()
     if any(found.lower > _LEAST_OPEN or found.upper < sys.maxsize for found in ranges):
-        message = "which operations are done depends on the batch size: they differ from batch to batch"
-        raise untraceable("LIP108", message, "do the same for batches of all sizes", None)
+        raise _by_size(None)
     return bool(ranges)
 
 
@@ -134,12 +143,21 @@ def _program(module: Module, examples: Sequence[Example]) -> ExportedProgram:
     """Trace with an open size of the batch, or with a fixed one where the code does not allow that."""
     from torch._dynamo.exc import UserError
 
+    branches = Branches()
+    trace = partial(_exported, module, examples, is_open=True)
     try:
-        return _exported(module, examples, is_open=True)
+        with branches.watched():
+            program = trace()
     except UserError:  # the size became a constant on the way
-        pass
+        if branches.places:
+            raise _by_size(branches.places[0]) from None
     except Exception as error:
         raise _explained(module, examples, error) from None
+    else:
+        place = differing(branches, program, trace)
+        if place is not None:
+            raise _by_size(place)
+        return program
     try:
         return _exported(module, examples, is_open=False)
     except Exception as error:
@@ -159,17 +177,27 @@ def _exported(module: Module, examples: Sequence[Example], *, is_open: bool, att
 
 @contextmanager
 def _out_of_place(module: Module) -> Iterator[None]:
-    """Let dropout write to new memory meanwhile: in place it is traced as its parts, not as dropout."""
+    """Let dropout write to new memory, and copy, meanwhile: in place it is traced as its parts, not as dropout."""
     from torch.nn.modules.dropout import _DropoutNd
 
-    changed = [part for part in module.modules() if isinstance(part, _DropoutNd) and part.inplace]
+    changed = [
+        part for part in module.modules() if isinstance(part, _DropoutNd) and part.inplace and part.training
+    ]
+    hooks = [part.register_forward_hook(_written_back, with_kwargs=True) for part in changed]
     try:
         for part in changed:
             part.inplace = False
         yield
     finally:
-        for part in changed:
+        for part, hook in zip(changed, hooks, strict=True):
             part.inplace = True
+            hook.remove()
+
+
+def _written_back(_: Module, args: Sequence[Tensor], kwargs: Mapping[str, Tensor], dropped: Tensor) -> Tensor:
+    """Write what was dropped out over the operand, which may be read again, by itself or as a part of another."""
+    operand = args[0] if args else kwargs["input"]
+    return operand.copy_(dropped)
 
 
 def _by_name(module: Module, axes: tuple[tuple[Any, ...], dict[str, Any]] | None) -> Any:
@@ -223,3 +251,15 @@ def _failure(module: Module, examples: Sequence[Example]) -> Exception | None:
     except Exception as error:
         return error
     return None
+
+
+@contextmanager
+def evaluating(module: Module) -> Iterator[None]:
+    """Put a module into evaluation mode, and every part back into its own."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode

@@ -15,7 +15,7 @@ from lipcompile.frontends.onnx.context import Context, Importer, shape_of
 from lipcompile.frontends.onnx.node import OnnxNode
 from lipcompile.frontends.onnx.values import scalar
 from lipcompile.ops.activation.rules import ELU, GELU, HardShrink, Hardtanh
-from lipcompile.ops.activation.text import WRITTEN, Written
+from lipcompile.ops.activation.write import WRITTEN, Written
 from lipcompile.ops.merge.rules import SUM, Sum
 from lipcompile.ops.parametric.rules import PRELU, PerFeature
 from lipcompile.ops.table import OP_BY_NAME

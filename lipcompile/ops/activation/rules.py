@@ -135,19 +135,14 @@ def unit(num: Numbers[N], attributes: Any) -> N:
     return num.of(1)
 
 
-def leaky_slope(num: Numbers[N], attributes: LeakyReLU) -> N:
-    """max(1, |a|)."""
-    return num.maximum(num.of(1), magnitude(num, attributes.slope))
+def size_of(name: str) -> Elementwise:
+    """|a|, a the attribute of this name."""
+    return lambda num, attributes: magnitude(num, getattr(attributes, name))
 
 
-def quarter(num: Numbers[N], attributes: Any) -> N:
-    """1/4, the largest slope of the logistic function."""
-    return num.of(1) / 4
-
-
-def half(num: Numbers[N], attributes: Any) -> N:
-    """1/2, its value at 0."""
-    return num.of(1) / 2
+def one_or_size_of(name: str) -> Elementwise:
+    """max(1, |a|), a the attribute of this name."""
+    return lambda num, attributes: num.maximum(num.of(1), magnitude(num, getattr(attributes, name)))
 
 
 def log_two(num: Numbers[N], attributes: Any) -> N:
@@ -158,15 +153,7 @@ def log_two(num: Numbers[N], attributes: Any) -> N:
 def constant(value: str) -> Elementwise:
     """A number that no attribute changes, rounded up where it is not exact."""
 
-    def rule(num: Numbers[N], attributes: Any) -> N:
-        return num.of(Fraction(value))
-
-    return rule
-
-
-def elu_slope(num: Numbers[N], attributes: ELU) -> N:
-    """max(1, |α|)."""
-    return num.maximum(num.of(1), magnitude(num, attributes.alpha))
+    return lambda num, attributes: num.of(Fraction(value))
 
 
 def gelu_slope(num: Numbers[N], attributes: GELU) -> N:
@@ -218,16 +205,6 @@ def selu_norm(num: Numbers[N], attributes: Any, size: N, entries: int) -> N:
     return num.minimum(steepest * size, scale * num.sqrt(size * size + bend))
 
 
-def hard_sigmoid_slope(num: Numbers[N], attributes: HardSigmoid) -> N:
-    """|slope|."""
-    return magnitude(num, attributes.slope)
-
-
-def hard_sigmoid_offset(num: Numbers[N], attributes: HardSigmoid) -> N:
-    """|offset|."""
-    return magnitude(num, attributes.offset)
-
-
 def softsign_norm(num: Numbers[N], attributes: Any, size: N, entries: int) -> N:
     """√n·X / (√n + X); below √n, which is all that is known where X is not."""
     root = num.sqrt(entries)
@@ -269,17 +246,17 @@ _GROUP_SORTS = (Spelling("groupsort"), Spelling("maxmin", preset=(("size", 2),))
 
 OPS: tuple[AnyOp, ...] = (
     elementwise("relu", Function(unit)),
-    elementwise("leaky_relu", Function(leaky_slope), attributes=LeakyReLU),
+    elementwise("leaky_relu", Function(one_or_size_of("slope")), attributes=LeakyReLU),
     elementwise("tanh", Function(unit, largest=unit)),
     elementwise("sin", Function(unit, largest=unit)),
     elementwise("cos", Function(unit, exact=cosine_norm)),
     elementwise("atan", Function(unit, largest=constant("1.5707964"))),
     elementwise("asinh", Function(unit)),
     elementwise("erf", Function(constant("1.1283792"), largest=unit)),
-    elementwise("sigmoid", Function(quarter, half, unit)),
+    elementwise("sigmoid", Function(constant("1/4"), constant("1/2"), unit)),
     elementwise("softplus", Function(unit, log_two)),
     elementwise("abs", Function(unit)),
-    elementwise("elu", Function(elu_slope), attributes=ELU),
+    elementwise("elu", Function(one_or_size_of("alpha")), attributes=ELU),
     elementwise("celu", Function(unit), attributes=CELU, shape=celu_shape),
     elementwise("selu", Function(constant("1.7580993408473769"), exact=selu_norm)),
     elementwise("gelu", Function(gelu_slope, share=gelu_share), attributes=GELU, proof=_SMOOTH, reads=("entry",)),
@@ -292,14 +269,11 @@ OPS: tuple[AnyOp, ...] = (
     ),
     elementwise("mish", Function(constant("1.0884982"), share=mish_share), proof=_SMOOTH, reads=("entry",)),
     elementwise(
-        "hard_swish",
-        Function(None, share=hard_swish_share),
-        lipschitz=hard_swish_lipschitz,
-        reads=("entry",),
+        "hard_swish", Function(None, share=hard_swish_share), lipschitz=hard_swish_lipschitz, reads=("entry",)
     ),
     elementwise(
         "hard_sigmoid",
-        Function(hard_sigmoid_slope, hard_sigmoid_offset, unit),
+        Function(size_of("slope"), size_of("offset"), unit),
         attributes=HardSigmoid,
         shape=hard_sigmoid_shape,
     ),
@@ -314,11 +288,7 @@ OPS: tuple[AnyOp, ...] = (
     ),
     elementwise("sign", Function(None, largest=unit), proof=_JUMPS),
     elementwise(
-        "hard_shrink",
-        Function(None, share=whole),
-        attributes=HardShrink,
-        shape=hard_shrink_shape,
-        proof=_JUMPS,
+        "hard_shrink", Function(None, share=whole), attributes=HardShrink, shape=hard_shrink_shape, proof=_JUMPS
     ),
     plain(
         "groupsort",

@@ -1,1 +1,1 @@
-"""Attention and products of two examples' tensors."""
+"""Attention, with projections of its own (`attention`) and of given queries, keys and values."""

@@ -101,6 +101,7 @@ DOT_PRODUCT = plain(
     reads=("row",),
     lipschitz=dot_product_lipschitz,
     operands=(3, 3),
+    draws=lambda attributes: attributes.dropout != 0,
     axes="placed",
 )
 

@@ -207,6 +207,7 @@ OPS: tuple[AnyOp, ...] = (
             weight_rule(query_shape, output_kappa, role="output"),
         ),
         operands=(1, 2),
+        draws=lambda attributes: attributes.dropout != 0,
         axes="placed",
     ),
 )

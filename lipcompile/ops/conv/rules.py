@@ -15,6 +15,7 @@ from lipcompile.core.record import (
     Inputs,
     ParameterRule,
     Shape,
+    ShapeRule,
     Site,
     Spelling,
     Theta,
@@ -148,11 +149,7 @@ def window_counts(windows: Callable[[Site[Any]], tuple[counting.Window, ...]]) -
 
     def counts(site: Site[Any]) -> Mapping[str, Condition]:
         found = windows(site)
-        return {
-            "positions": conv_positions(site),
-            "reads": counting.reads(found),
-            "taps": counting.taps(found),
-        }
+        return {"positions": conv_positions(site), "reads": counting.reads(found), "taps": counting.taps(found)}
 
     return counts
 
@@ -163,8 +160,7 @@ def conv_bias_kappa(num: Numbers[N], site: Site[Any], x: Inputs[N], theta: Theta
 
 
 def kernel_rule(
-    shape: Callable[[Any, tuple[Shape, ...]], Shape],
-    windows: Callable[[Site[Any]], tuple[counting.Window, ...]],
+    shape: Callable[[Any, tuple[Shape, ...]], Shape], windows: Callable[[Site[Any]], tuple[counting.Window, ...]]
 ) -> ParameterRule[Any]:
     """Return the rule of a kernel that is used at many positions, M = min(m, r·v) of its windows."""
 
@@ -185,39 +181,41 @@ def conv_norm(num: Numbers[N], site: Site[Any], x: Inputs[N], theta: Theta[N]) -
     return theta["weight"] * x[0].norm + broadcast_bias(num, conv_positions(site), theta)
 
 
-CONV = plain(
-    "conv",
-    Conv,
-    conv_shape,
-    "linear.md#convolution",
-    norm=conv_norm,
-    lipschitz=weight_lipschitz,
-    parameters=(
-        kernel_rule(conv_kernel_shape, conv_windows),
-        bias_rule(lambda conv, inputs: (conv.channels,), conv_bias_kappa),
-    ),
-    dsl=(Spelling("conv1d", 1), Spelling("conv2d", 2), Spelling("conv3d", 3)),
-    conditions=window_counts(conv_windows),
-    axes="channels",
-)
+def convolution(
+    name: str,
+    attributes: type[Any],
+    shape: ShapeRule[Any],
+    kernel_shape: Callable[[Any, tuple[Shape, ...]], Shape],
+    windows: Callable[[Site[Any]], tuple[counting.Window, ...]],
+    proof: str,
+) -> AnyOp:
+    """Return the record of a convolution, or of an adjoint, whose kernel is used through these windows."""
+    return plain(
+        name,
+        attributes,
+        shape,
+        proof,
+        norm=conv_norm,
+        lipschitz=weight_lipschitz,
+        parameters=(
+            kernel_rule(kernel_shape, windows),
+            bias_rule(lambda conv, inputs: (conv.channels,), conv_bias_kappa),
+        ),
+        dsl=tuple(Spelling(f"{name}{rank}d", rank) for rank in (1, 2, 3)),  # conv2d, conv_transpose2d, …
+        conditions=window_counts(windows),
+        axes="channels",
+    )
 
-CONV_TRANSPOSE = plain(
+
+CONV = convolution("conv", Conv, conv_shape, conv_kernel_shape, conv_windows, "linear.md#convolution")
+CONV_TRANSPOSE = convolution(
     "conv_transpose",
     ConvTranspose,
     conv_transpose_shape,
+    conv_transpose_kernel_shape,
+    adjoint_windows,
     "linear.md#transposed-convolution",
-    norm=conv_norm,
-    lipschitz=weight_lipschitz,
-    parameters=(
-        kernel_rule(conv_transpose_kernel_shape, adjoint_windows),
-        bias_rule(lambda conv, inputs: (conv.channels,), conv_bias_kappa),
-    ),
-    dsl=(Spelling("conv_transpose1d", 1), Spelling("conv_transpose2d", 2), Spelling("conv_transpose3d", 3)),
-    conditions=window_counts(adjoint_windows),
-    axes="channels",
 )
-
-
 OPS: tuple[AnyOp, ...] = (CONV, CONV_TRANSPOSE)
 
 # The windows of ops whose weight is a kernel: they tell what map it is.

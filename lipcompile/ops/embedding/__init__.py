@@ -1,1 +1,1 @@
-"""Tokens: embeddings, positions and the class token."""
+"""Embeddings of tokens, and class tokens; positions are a `bias`, in `linear`."""

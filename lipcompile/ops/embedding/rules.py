@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from lipcompile.core.record import AnyOp, Inputs, ParameterRule, Shape, Site, Theta
+from lipcompile.core.record import AnyOp, Inputs, Shape, Site, Theta
 from lipcompile.diagnostics import Refusal
 from lipcompile.numbers import N, Numbers
-from lipcompile.ops.linear.rules import stored_norm
+from lipcompile.ops.linear.rules import stored_rule
 from lipcompile.ops.rules import plain
 from lipcompile.ops.schema import Index
 
@@ -102,17 +102,7 @@ CLASS_TOKEN = plain(
     norm=joined_norm,
     row=joined_row,
     entry=joined_entry,
-    parameters=(
-        ParameterRule(
-            role="tokens",
-            argument="bound",
-            shape=tokens_shape,
-            constraints=("ball",),
-            operator_norm=stored_norm,
-            kappa=tokens_kappa,
-            optional=False,
-        ),
-    ),
+    parameters=(stored_rule("tokens", "ball", tokens_shape, tokens_kappa),),
     axes="placed",
 )
 
@@ -127,17 +117,7 @@ OPS: tuple[AnyOp, ...] = (
         row=embedding_row,
         entry=embedding_row,
         lipschitz=None,
-        parameters=(
-            ParameterRule(
-                role="table",
-                argument="bound",
-                shape=table_shape,
-                constraints=("rows",),
-                operator_norm=stored_norm,
-                kappa=table_kappa,
-                optional=False,
-            ),
-        ),
+        parameters=(stored_rule("table", "rows", table_shape, table_kappa),),
         axes="placed",
     ),
     CLASS_TOKEN,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -11,6 +11,7 @@ from lipcompile.core.record import (
     AnyOp,
     Condition,
     Constraint,
+    ConstraintKind,
     Inputs,
     KappaRule,
     OperatorNormRule,
@@ -89,12 +90,7 @@ def input_norm_kappa(num: Numbers[N], site: Site[Dense], x: Inputs[N], theta: Th
     return x[0].norm
 
 
-def dense_bias_kappa(num: Numbers[N], site: Site[Dense], x: Inputs[N], theta: Theta[N]) -> N:
-    """κ = √P."""
-    return num.sqrt(positions(site))
-
-
-def bias_kappa(num: Numbers[N], site: Site[BiasShape], x: Inputs[N], theta: Theta[N]) -> N:
+def bias_kappa(num: Numbers[N], site: Site[Any], x: Inputs[N], theta: Theta[N]) -> N:
     """κ = √P."""
     return num.sqrt(positions(site))
 
@@ -120,11 +116,6 @@ def broadcast_bias(num: Numbers[N], count: int, theta: Theta[N]) -> N:
 def weight_lipschitz(num: Numbers[N], site: Site[object], x: Inputs[N], theta: Theta[N]) -> Sequence[N]:
     """l = u."""
     return [theta["weight"]]
-
-
-def shift_lipschitz(num: Numbers[N], site: Site[object], x: Inputs[N], theta: Theta[N]) -> Sequence[N]:
-    """l = 1."""
-    return [num.of(1)]
 
 
 def dense_row(num: Numbers[N], site: Site[Dense], x: Inputs[N], theta: Theta[N]) -> N:
@@ -162,18 +153,23 @@ def weight_rule(
     )
 
 
-def bias_rule(
-    shape: Callable[[Any, tuple[Shape, ...]], Shape], kappa: KappaRule[Any], optional: bool = True
+def bias_rule(shape: Callable[[Any, tuple[Shape, ...]], Shape], kappa: KappaRule[Any]) -> ParameterRule[Any]:
+    """Return the rule of an optional bias: a translation whose length is constrained."""
+    return replace(stored_rule("bias", "ball", shape, kappa), argument="bias", optional=True)
+
+
+def stored_rule(
+    role: str, constraint: ConstraintKind, shape: Callable[[Any, tuple[Shape, ...]], Shape], kappa: KappaRule[Any]
 ) -> ParameterRule[Any]:
-    """Return the rule of a bias: a translation whose length is constrained."""
+    """Return the rule of a parameter that the op always has, and whose constraint bounds it as it is stored."""
     return ParameterRule(
-        role="bias",
-        argument="bias" if optional else "bound",
+        role=role,
+        argument="bound",
         shape=shape,
-        constraints=("ball",),
+        constraints=(constraint,),
         operator_norm=stored_norm,
         kappa=kappa,
-        optional=optional,
+        optional=False,
     )
 
 
@@ -188,7 +184,7 @@ DENSE = plain(
     lipschitz=weight_lipschitz,
     parameters=(
         weight_rule(dense_weight_shape, input_norm_kappa),
-        bias_rule(lambda attributes, inputs: (attributes.features,), dense_bias_kappa),
+        bias_rule(lambda attributes, inputs: (attributes.features,), bias_kappa),
     ),
     conditions=position_count,
     axes="placed",
@@ -201,8 +197,7 @@ BIAS = plain(
     norm=bias_norm,
     row=bias_row,
     entry=bias_entry,
-    lipschitz=shift_lipschitz,
-    parameters=(bias_rule(lambda attributes, inputs: attributes.size, bias_kappa, optional=False),),
+    parameters=(stored_rule("bias", "ball", lambda attributes, inputs: attributes.size, bias_kappa),),
     dsl=(Spelling("bias"), Spelling("position")),
     conditions=position_count,
 )

@@ -32,8 +32,7 @@ def _help_line(logits: Shape) -> str:
     if len(logits) == 3:
         return (
             "the classes come first, as after a convolution: end with .flatten(1) and a dense layer for "
-            "one label per example, or with .flatten(2).transpose(1, 2) and token_cross_entropy for one "
-            "label per pixel"
+            "one label per example, or use pixel_cross_entropy if every pixel has a label"
         )
     return "dense acts on the last axis: put flatten before the last one"
 
@@ -46,17 +45,27 @@ def table_of_logits(attributes: Any, logits: Shape) -> None:
     check_numbers(attributes)
 
 
-def one_logit(attributes: Any, logits: Shape) -> None:
-    """Require exactly one logit."""
-    if prod(logits) != 1 or len(logits) > 1:
-        raise Refusal("LIP211", f"this loss needs one logit, not the shape {list(logits)}", "end with dense(1)")
+def image_of_logits(attributes: Any, logits: Shape) -> None:
+    """Require two or more logits along the first axis, for each position of one or more axes behind it."""
+    if len(logits) < 2 or logits[0] < 2:
+        message = f"this loss needs logits [classes, height, width], not the shape {list(logits)}"
+        raise Refusal("LIP211", message, "use cross_entropy for one label per example" if len(logits) < 2 else "")
     check_numbers(attributes)
 
 
-def any_vector(attributes: Any, logits: Shape) -> None:
-    """Require a vector."""
-    if len(logits) != 1:
-        raise Refusal("LIP211", f"this loss needs a vector, not the shape {list(logits)}", "end with flatten")
+def one_logit(attributes: Any, logits: Shape) -> None:
+    """Require exactly one logit."""
+    if prod(logits) != 1 or len(logits) > 1:
+        raise Refusal("LIP211", f"this loss needs one logit, not the shape {list(logits)}", _one_help(logits))
+    check_numbers(attributes)
+
+
+def _one_help(logits: Shape) -> str:
+    return "end with dense(1)" + ", or use multilabel_bce if every output has a label" * (prod(logits) > 1)
+
+
+def any_numbers(attributes: Any, logits: Shape) -> None:
+    """Take outputs of any shape."""
     check_numbers(attributes)
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from math import prod
 from typing import Any
 
 from lipcompile.core.record import AnyLoss, Extent, Shape
 from lipcompile.numbers import N, Numbers, Scalar
-from lipcompile.ops.loss.constants import Reduce, any_vector, loss_record, over_outputs
+from lipcompile.ops.loss.constants import Reduce, any_numbers, loss_record, over_outputs
 
 ONE = Fraction(1)
 
@@ -58,17 +59,19 @@ def squared_error(num: Numbers[N], loss: SquaredError, shape: Shape, logits: Ext
 
 def mean_squared_error(num: Numbers[N], loss: SquaredError, shape: Shape, logits: Extent[N]) -> N:
     """(2/K)·(X + Y); without Y, ∞."""
-    return num.unbounded() if loss.target_norm is None else 2 * (logits.norm + num.of(loss.target_norm)) / shape[0]
+    return (
+        num.unbounded() if loss.target_norm is None else 2 * (logits.norm + num.of(loss.target_norm)) / prod(shape)
+    )
 
 
 def absolute_error(num: Numbers[N], loss: AbsoluteError, shape: Shape, logits: Extent[N]) -> N:
     """√K for the sum, 1/√K for the mean."""
-    return over_outputs(num, loss.reduce, shape[0])
+    return over_outputs(num, loss.reduce, prod(shape))
 
 
 def huber(num: Numbers[N], loss: Huber, shape: Shape, logits: Extent[N]) -> N:
     """min(δ·√K, X + Y) for the sum, 1/K of it for the mean; without Y, δ·√K."""
-    steepest = num.of(loss.delta) * over_outputs(num, loss.reduce, shape[0])
+    steepest = num.of(loss.delta) * over_outputs(num, loss.reduce, prod(shape))
     if loss.target_norm is None:
         return steepest
     return num.minimum(steepest, _residual(num, loss, loss.target_norm, shape, logits))
@@ -76,7 +79,7 @@ def huber(num: Numbers[N], loss: Huber, shape: Shape, logits: Extent[N]) -> N:
 
 def smooth_l1(num: Numbers[N], loss: SmoothL1, shape: Shape, logits: Extent[N]) -> N:
     """min(√K, (X + Y)/β) for the sum, 1/K of it for the mean; without Y, √K."""
-    steepest = over_outputs(num, loss.reduce, shape[0])
+    steepest = over_outputs(num, loss.reduce, prod(shape))
     if loss.target_norm is None:
         return steepest
     return num.minimum(steepest, _residual(num, loss, loss.target_norm, shape, logits) / num.of(loss.beta))
@@ -85,14 +88,14 @@ def smooth_l1(num: Numbers[N], loss: SmoothL1, shape: Shape, logits: Extent[N]) 
 def _residual(num: Numbers[N], loss: Huber | SmoothL1, target_norm: Scalar, shape: Shape, logits: Extent[N]) -> N:
     """X + Y for the sum, 1/K of it for the mean."""
     longest = logits.norm + num.of(target_norm)
-    return longest / shape[0] if loss.reduce == "mean" else longest
+    return longest / prod(shape) if loss.reduce == "mean" else longest
 
 
 def _regression(name: str, attributes: type[Any], rule: Any, proof: str, target: str) -> AnyLoss:
-    return loss_record(name, attributes, any_vector, rule, target, f"regression.md#{proof}")
+    return loss_record(name, attributes, any_numbers, rule, target, f"regression.md#{proof}")
 
 
-REAL = "a vector"
+REAL = "numbers of the shape of the output"
 
 LOSSES: tuple[AnyLoss, ...] = (
     _regression("squared_error", SquaredError, squared_error, "squared-error", REAL),

@@ -7,12 +7,14 @@ from fractions import Fraction
 from math import prod
 from typing import Any, Literal
 
-from lipcompile.core.record import CLASS_OF_TOKEN, AnyLoss, Extent, NoAttributes, Shape
+from lipcompile.core.record import CLASS_OF_PIXEL, CLASS_OF_TOKEN, AnyLoss, Extent, NoAttributes, Shape
 from lipcompile.diagnostics import Refusal
 from lipcompile.numbers import N, Numbers, Scalar
 from lipcompile.ops.loss import regression
 from lipcompile.ops.loss.constants import (
     Reduce,
+    any_numbers,
+    image_of_logits,
     largest,
     loss_record,
     one_logit,
@@ -37,6 +39,13 @@ class Logistic:
 
 
 @dataclass(frozen=True, slots=True)
+class MultilabelBCE(Logistic):
+    """The loss of every logit, averaged or summed."""
+
+    reduce: Reduce = "mean"
+
+
+@dataclass(frozen=True, slots=True)
 class CrossEntropy(Logistic):
     """label_smoothing: ε of the target (1-ε)·e_y + ε/K. class_weights: factors of the loss, one for each class."""
 
@@ -50,6 +59,11 @@ class TokenCrossEntropy(CrossEntropy):
 
     reduce: Reduce = "mean"
     ignore: Label = None
+
+
+@dataclass(frozen=True, slots=True)
+class PixelCrossEntropy(TokenCrossEntropy):
+    """As that of tokens, with the classes along the first axis and the positions along the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +135,12 @@ def check_token_cross_entropy(attributes: TokenCrossEntropy, logits: Shape) -> N
     _check_classes(attributes, logits[-1])
 
 
+def check_pixel_cross_entropy(attributes: PixelCrossEntropy, logits: Shape) -> None:
+    """Require an image of logits, and what the cross entropy requires."""
+    image_of_logits(attributes, logits)
+    _check_classes(attributes, logits[0])
+
+
 def _check_classes(attributes: CrossEntropy, classes: int) -> None:
     smoothing, weights = attributes.label_smoothing, attributes.class_weights
     if isinstance(smoothing, Fraction) and not 0 <= smoothing < 1:
@@ -184,10 +204,19 @@ def cross_entropy(num: Numbers[N], loss: CrossEntropy, shape: Shape, logits: Ext
 
 def token_cross_entropy(num: Numbers[N], loss: TokenCrossEntropy, shape: Shape, logits: Extent[N]) -> N:
     """√n·L_R of a row for the sum over n tokens, less where rows share a small norm; 1/n of it for the mean."""
-    tokens, classes = prod(shape[:-1]), shape[-1]
-    each = num.sqrt(tokens) * softmax_slope(num, loss, classes, logits.row)
-    constant = num.minimum(each, _shared_norm(num, loss, tokens, classes, logits.norm))
-    return _scaled(num, loss, constant if loss.reduce == "sum" else constant / tokens)
+    return _each_position(num, loss, prod(shape[:-1]), shape[-1], logits.row, logits.norm)
+
+
+def pixel_cross_entropy(num: Numbers[N], loss: PixelCrossEntropy, shape: Shape, logits: Extent[N]) -> N:
+    """As for tokens, of n vectors across the image, whose norms have no bound but that of all logits."""
+    return _each_position(num, loss, prod(shape[1:]), shape[0], logits.norm, logits.norm)
+
+
+def _each_position(num: Numbers[N], loss: TokenCrossEntropy, count: int, classes: int, vector: N, norm: N) -> N:
+    """L for `count` vectors of logits, each of norm <= `vector`, all together of norm <= `norm`."""
+    each = num.sqrt(count) * softmax_slope(num, loss, classes, vector)
+    constant = num.minimum(each, _shared_norm(num, loss, count, classes, norm))
+    return _scaled(num, loss, constant if loss.reduce == "sum" else constant / count)
 
 
 def _shared_norm(num: Numbers[N], loss: CrossEntropy, tokens: int, classes: int, logits: N) -> N:
@@ -209,6 +238,15 @@ def binary_cross_entropy(num: Numbers[N], loss: Logistic, shape: Shape, logits: 
     temperature = num.of(loss.temperature)
     constant = 1 / (1 + num.exp(0 - temperature * logits.norm))
     return constant if loss.normalise else temperature * constant
+
+
+def multilabel_bce(num: Numbers[N], loss: MultilabelBCE, shape: Shape, logits: Extent[N]) -> N:
+    """min(√n/(1 + e^{-τM}), √n/2 + τX/4) for the sum over n logits, 1/n of it for the mean; times τ as for one."""
+    temperature, count = num.of(loss.temperature), prod(shape)
+    each = num.sqrt(count) / (1 + num.exp(0 - temperature * logits.entry))
+    constant = num.minimum(each, num.sqrt(count) / 2 + temperature * logits.norm / 4)
+    reduced = constant if loss.reduce == "sum" else constant / count
+    return reduced if loss.normalise else temperature * reduced
 
 
 def unit(num: Numbers[N], loss: Any, shape: Shape, logits: Extent[N]) -> N:
@@ -256,34 +294,36 @@ LOSSES: tuple[AnyLoss, ...] = (
         "loss.md#cross-entropy-of-tokens",
         reads=("row",),
     ),
+    loss_record(
+        "pixel_cross_entropy",
+        PixelCrossEntropy,
+        check_pixel_cross_entropy,
+        pixel_cross_entropy,
+        CLASS_OF_PIXEL,
+        "loss.md#cross-entropy-of-tokens",
+    ),
     loss_record("nll", NoAttributes, several_classes, unit, CLASS, "loss.md#negative-log-likelihood"),
     loss_record(
-        "bce",
-        Logistic,
-        one_logit,
-        binary_cross_entropy,
-        "a number from 0 to 1",
+        "bce", Logistic, one_logit, binary_cross_entropy, "a number from 0 to 1", "loss.md#binary-cross-entropy"
+    ),
+    loss_record(
+        "multilabel_bce",
+        MultilabelBCE,
+        any_numbers,
+        multilabel_bce,
+        "a number from 0 to 1 for each output",
         "loss.md#binary-cross-entropy",
+        reads=("entry",),
     ),
     loss_record("hinge", Hinge, one_logit, unit, SIGN, "loss.md#margins"),
     loss_record("kr", NoAttributes, one_logit, unit, SIGN, "loss.md#margins"),
     loss_record("hkr", HingeKR, one_logit, hinge_kr, SIGN, "loss.md#margins"),
     loss_record(
-        "multiclass_hinge",
-        MulticlassHinge,
-        several_classes,
-        multiclass_unit,
-        CLASS,
-        "loss.md#one-against-all",
+        "multiclass_hinge", MulticlassHinge, several_classes, multiclass_unit, CLASS, "loss.md#one-against-all"
     ),
     loss_record("multiclass_kr", MulticlassKR, several_classes, multiclass_unit, CLASS, "loss.md#one-against-all"),
     loss_record(
-        "multiclass_hkr",
-        MulticlassHingeKR,
-        several_classes,
-        multiclass_hinge_kr,
-        CLASS,
-        "loss.md#one-against-all",
+        "multiclass_hkr", MulticlassHingeKR, several_classes, multiclass_hinge_kr, CLASS, "loss.md#one-against-all"
     ),
     loss_record("multi_margin", MultiMargin, several_classes, multi_margin, CLASS, "loss.md#multi-margin"),
     loss_record("cosine", Cosine, several_classes, cosine, CLASS, "loss.md#cosine"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 
 from lipcompile.core.record import AnyOp, Condition, Extent, Inputs, NoAttributes, Shape, Site, Spelling, Theta
@@ -280,45 +281,12 @@ MATMUL = plain(
     lipschitz=matmul_lipschitz,
     operands=(2, 2),
 )
-CONCAT = plain(
-    "concat",
-    Concat,
-    concat_shape,
-    "merge.md#concatenation",
-    norm=parts_norm,
-    row=concat_row,
-    entry=parts_entry,
-    parts=True,
-    lipschitz=parts_lipschitz,
-    operands=(1, None),
-)
+joining = partial(plain, norm=parts_norm, entry=parts_entry, parts=True, lipschitz=parts_lipschitz)
+CONCAT = joining("concat", Concat, concat_shape, "merge.md#concatenation", row=concat_row, operands=(1, None))
 MAXIMUM, MINIMUM = (
-    plain(
-        name,
-        NoAttributes,
-        one_shape,
-        "merge.md#selection",
-        norm=parts_norm,
-        row=parts_row,
-        entry=parts_entry,
-        parts=True,
-        lipschitz=parts_lipschitz,
-        operands=(2, None),
-    )
+    joining(name, NoAttributes, one_shape, "merge.md#selection", row=parts_row, operands=(2, None))
     for name in ("maximum", "minimum")
 )
-WHERE = plain(
-    "where",
-    Where,
-    where_shape,
-    "merge.md#selection",
-    norm=parts_norm,
-    row=parts_row,
-    entry=parts_entry,
-    parts=True,
-    lipschitz=parts_lipschitz,
-    operands=(2, 2),
-    dsl=(),
-)
+WHERE = joining("where", Where, where_shape, "merge.md#selection", row=parts_row, operands=(2, 2), dsl=())
 
 OPS: tuple[AnyOp, ...] = (SUM, PRODUCT, MATMUL, CONCAT, MAXIMUM, MINIMUM, WHERE)

@@ -262,21 +262,9 @@ def squared_slope(attributes: Any) -> Fraction | None:
 OPS: tuple[AnyOp, ...] = (
     plain("center", Center, center_shape, "normalisation.md#centring", row=center_row, entry=center_entry),
     normalising("layer_norm", OverAxes, centred_norm_shape, centred_norm_row, centred_norm_entry),
+    normalising("group_norm", GroupNorm, centred_norm_shape, centred_norm_row, centred_norm_entry, "channels"),
     normalising(
-        "group_norm",
-        GroupNorm,
-        centred_norm_shape,
-        centred_norm_row,
-        centred_norm_entry,
-        axes="channels",
-    ),
-    normalising(
-        "instance_norm",
-        InstanceNorm,
-        centred_norm_shape,
-        centred_norm_row,
-        centred_norm_entry,
-        axes="channels",
+        "instance_norm", InstanceNorm, centred_norm_shape, centred_norm_row, centred_norm_entry, "channels"
     ),
     normalising("rms_norm", OverAxes, rms_norm_shape, rms_norm_row, rms_norm_entry),
 )

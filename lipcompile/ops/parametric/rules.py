@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
 from lipcompile.core.record import AnyOp, Inputs, NormRule, ParameterRule, Shape, Site, Theta
 from lipcompile.diagnostics import Refusal
 from lipcompile.numbers import N, Numbers, Scalar
-from lipcompile.ops.linear.rules import stored_norm
+from lipcompile.ops.linear.rules import stored_rule
 from lipcompile.ops.rules import feature_axis, norm_of_input, plain
 from lipcompile.ops.schema import Axis
 
@@ -109,15 +109,6 @@ def per_feature(name: str, role: str, gain: NormRule[PerFeature]) -> AnyOp:
     def lipschitz(num: Numbers[N], site: Site[Any], x: Inputs[N], theta: Theta[N]) -> Sequence[N]:
         return [gain(num, site, x, theta)]
 
-    parameter = ParameterRule(
-        role=role,
-        argument="bound",
-        shape=per_feature_parameter,
-        constraints=("box",),
-        operator_norm=stored_norm,
-        kappa=per_feature_kappa,
-        optional=False,
-    )
     return plain(
         name,
         PerFeature,
@@ -128,7 +119,7 @@ def per_feature(name: str, role: str, gain: NormRule[PerFeature]) -> AnyOp:
         entry=entry,
         lipschitz=lipschitz,
         reads=("entry",),
-        parameters=(parameter,),
+        parameters=(stored_rule(role, "box", per_feature_parameter, per_feature_kappa),),
     )
 
 
@@ -168,15 +159,7 @@ def reflection(name: str, attributes: type[Any], parameters: tuple[ParameterRule
     )
 
 
-ANGLE = ParameterRule(
-    role="angle",
-    argument=None,
-    shape=angles,
-    constraints=("free",),
-    operator_norm=stored_norm,
-    kappa=angle_kappa,
-    optional=False,
-)
+ANGLE = replace(stored_rule("angle", "free", angles, angle_kappa), argument=None)
 PRELU = per_feature("prelu", "slope", prelu_gain)
 SCALE = per_feature("scale", "gain", scale_gain)
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
+from functools import partial
 from math import prod
 from typing import Any
 
-from lipcompile.core.record import AnyOp, Condition, Inputs, Shape, Site, Theta
+from lipcompile.core.record import AnyOp, Condition, Inputs, NormRule, Shape, ShapeRule, Site, Theta
 from lipcompile.diagnostics import Refusal
 from lipcompile.numbers import N, Numbers
 from lipcompile.ops import counting
-from lipcompile.ops.averaging import Average, adaptive, averages, averaging_gram, sums
+from lipcompile.ops.averaging import adaptive, averages, averaging_gram, sums
 from lipcompile.ops.rules import entry_of_input, homogeneous
 from lipcompile.ops.schema import Padding, PerAxis, every, like
 
@@ -131,35 +133,32 @@ def overlap(num: Numbers[N], site: Site[Any]) -> N:
     return num.sqrt(counting.reads(windows(site)))
 
 
-def _product(num: Numbers[N], axes: tuple[tuple[Average, ...], ...]) -> N:
-    """Π‖A_axis‖, the norm of the Kronecker product."""
-    return num.sqrt(prod((averaging_gram(axis) for axis in axes), start=1))
-
-
-def average(num: Numbers[N], site: Site[AveragePool]) -> N:
-    """‖A‖ = Π‖A_axis‖: windows and divisors are products over the axes."""
-    return _product(num, tuple(averages(*axis) for axis in zip(windows(site), counted(site), strict=True)))
-
-
 def counted(site: Site[AveragePool]) -> tuple[tuple[int, int], ...]:
     """Return the padding, before and after each axis, that the divisors count."""
     pool = site.attributes
     return pool.padding if pool.count_include_pad else ((0, 0),) * len(pool.padding)
 
 
-def scaled(num: Numbers[N], site: Site[Any]) -> N:
-    """‖S‖ = Π‖S_axis‖, S of zeros and ones: the windows' sums."""
-    return _product(num, tuple(sums(window) for window in windows(site)))
+def squares_of_averages(site: Site[AveragePool]) -> tuple[Fraction, ...]:
+    """‖A_axis‖², axis by axis: windows and divisors are products over the axes."""
+    axes = zip(windows(site), counted(site), strict=True)
+    return tuple(averaging_gram(averages(*axis)) for axis in axes)
 
 
-def adaptive_average(num: Numbers[N], site: Site[AdaptivePool]) -> N:
-    """‖A‖ = Π‖A_axis‖."""
-    return _product(num, tuple(adaptive(*axis) for axis in zip(site.inputs[0][1:], site.output[1:], strict=True)))
+def squares_of_sums(site: Site[Any]) -> tuple[Fraction, ...]:
+    """‖S_axis‖², axis by axis, S of zeros and ones: the windows' sums."""
+    return tuple(averaging_gram(sums(window)) for window in windows(site))
+
+
+def squares_of_adaptive(site: Site[AdaptivePool]) -> tuple[Fraction, ...]:
+    """‖A_axis‖², axis by axis."""
+    axes = zip(site.inputs[0][1:], site.output[1:], strict=True)
+    return tuple(averaging_gram(adaptive(*axis)) for axis in axes)
 
 
 def lp_gain(num: Numbers[N], site: Site[LpPool]) -> N:
-    """√m for p >= 2; ‖S‖ for p = 1, the sum of magnitudes."""
-    return scaled(num, site) if site.attributes.p == 1 else overlap(num, site)
+    """√m for p >= 2; ‖S‖ = Π‖S_axis‖ for p = 1, the sum of magnitudes."""
+    return num.sqrt(prod(squares_of_sums(site), start=1)) if site.attributes.p == 1 else overlap(num, site)
 
 
 def taps(site: Site[Any]) -> int:
@@ -189,90 +188,41 @@ def window_reads(site: Site[Any]) -> Mapping[str, Condition]:
     return {"reads": counting.reads(windows(site))}
 
 
-def squares_of_sums(site: Site[Any]) -> Mapping[str, Condition]:
-    """‖S_axis‖², axis by axis."""
-    return {"squared_gain": tuple(averaging_gram(sums(window)) for window in windows(site))}
-
-
 def lp_counts(site: Site[LpPool]) -> Mapping[str, Condition]:
     """‖S_axis‖² of sums of magnitudes, m of other norms."""
-    return squares_of_sums(site) if site.attributes.p == 1 else window_reads(site)
-
-
-def squares_of_averages(site: Site[AveragePool]) -> Mapping[str, Condition]:
-    """‖A_axis‖², axis by axis."""
-    axes = zip(windows(site), counted(site), strict=True)
-    return {"squared_gain": tuple(averaging_gram(averages(*axis)) for axis in axes)}
-
-
-def squares_of_adaptive(site: Site[AdaptivePool]) -> Mapping[str, Condition]:
-    """As `squares_of_averages`."""
-    axes = zip(site.inputs[0][1:], site.output[1:], strict=True)
-    return {"squared_gain": tuple(averaging_gram(adaptive(*axis)) for axis in axes)}
+    return {"squared_gain": squares_of_sums(site)} if site.attributes.p == 1 else window_reads(site)
 
 
 WINDOWS = "pool.md#windows"
-AVERAGES = "pool.md#averages"
+
+pooling = partial(homogeneous, axes="channels")
+
+
+def averaging(
+    name: str,
+    attributes: type[Any],
+    shape: ShapeRule[Any],
+    squares: Callable[[Site[Any]], tuple[Fraction, ...]],
+    entry: NormRule[Any],
+) -> AnyOp:
+    """Return the record of a pool that is a matrix on each axis, with these squared norms."""
+
+    def gain(num: Numbers[N], site: Site[Any]) -> N:
+        """‖A‖ = Π‖A_axis‖, the norm of the Kronecker product."""
+        return num.sqrt(prod(squares(site), start=1))
+
+    def counts(site: Site[Any]) -> Mapping[str, Condition]:
+        """‖A_axis‖², axis by axis."""
+        return {"squared_gain": squares(site)}
+
+    return pooling(name, attributes, shape, "pool.md#averages", gain, entry=entry, conditions=counts)
+
 
 OPS: tuple[AnyOp, ...] = (
-    homogeneous(
-        "max_pool",
-        Pool,
-        pool_shape,
-        WINDOWS,
-        overlap,
-        entry=entry_of_input,
-        conditions=window_reads,
-        axes="channels",
-    ),
-    homogeneous(
-        "l2_pool",
-        Pool,
-        pool_shape,
-        WINDOWS,
-        overlap,
-        entry=entry_of_l2,
-        conditions=window_reads,
-        axes="channels",
-    ),
-    homogeneous(
-        "lp_pool",
-        LpPool,
-        lp_shape,
-        "pool.md#p-norms",
-        lp_gain,
-        entry=entry_of_lp,
-        conditions=lp_counts,
-        axes="channels",
-    ),
-    homogeneous(
-        "avg_pool",
-        AveragePool,
-        average_shape,
-        AVERAGES,
-        average,
-        entry=entry_of_input,
-        conditions=squares_of_averages,
-        axes="channels",
-    ),
-    homogeneous(
-        "scaled_avg_pool",
-        Pool,
-        average_shape,
-        AVERAGES,
-        scaled,
-        entry=entry_of_sum,
-        conditions=squares_of_sums,
-        axes="channels",
-    ),
-    homogeneous(
-        "adaptive_avg_pool",
-        AdaptivePool,
-        adaptive_shape,
-        AVERAGES,
-        adaptive_average,
-        entry=entry_of_input,
-        conditions=squares_of_adaptive,
-        axes="channels",
-    ),
+    pooling("max_pool", Pool, pool_shape, WINDOWS, overlap, entry=entry_of_input, conditions=window_reads),
+    pooling("l2_pool", Pool, pool_shape, WINDOWS, overlap, entry=entry_of_l2, conditions=window_reads),
+    pooling("lp_pool", LpPool, lp_shape, "pool.md#p-norms", lp_gain, entry=entry_of_lp, conditions=lp_counts),
+    averaging("avg_pool", AveragePool, average_shape, squares_of_averages, entry_of_input),
+    averaging("scaled_avg_pool", Pool, average_shape, squares_of_sums, entry_of_sum),
+    averaging("adaptive_avg_pool", AdaptivePool, adaptive_shape, squares_of_adaptive, entry_of_input),
 )

@@ -1,1 +1,1 @@
-"""Ops that copy, pad, crop and resize."""
+"""Ops that copy, pad and enlarge; `slice` is in `shape`."""

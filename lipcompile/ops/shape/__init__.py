@@ -1,1 +1,1 @@
-"""Ops that move entries and change none."""
+"""Ops that move entries, cut or drop some, or clip the whole."""

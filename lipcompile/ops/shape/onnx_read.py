@@ -13,6 +13,7 @@ from lipcompile.diagnostics import Refusal
 from lipcompile.frontends.onnx.context import MIXES, Context, Importer, shape_of
 from lipcompile.frontends.onnx.layout import FIRST, Placed, permuted, placed, reshaped
 from lipcompile.frontends.onnx.node import OnnxNode
+from lipcompile.frontends.onnx.refused import seeded
 from lipcompile.frontends.onnx.sizes import BATCH, has_batch, is_formal, multiple, shown
 from lipcompile.frontends.onnx.values import Item, Known, Strided, integers, is_floating, scalar
 from lipcompile.ops.resample.rules import Gather
@@ -306,6 +307,8 @@ def drop_probability(context: Context, node: OnnxNode) -> Fraction:
     ratio, training = context.known(node, 1, "the ratio"), context.known(node, 2, "training_mode")
     if training is None or not training.array.reshape(-1).any():
         return Fraction(0)
+    if "seed" in node.attributes:
+        raise seeded(node.op_type)
     return Fraction(1, 2) if ratio is None else scalar(ratio)
 
 

@@ -66,13 +66,12 @@ class Dropout:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupedDropout:
+class GroupedDropout(Dropout):
     """As `Dropout`, but entries of an example that agree in their first `axes` indices share their fate.
 
     0 axes drop the whole example, as random depth does, 1 axis drops channels.
     """
 
-    probability: Scalar = Fraction(1, 2)
     axes: Index = 0
 
 
@@ -169,12 +168,17 @@ def _positive(value: Scalar, what: str, inputs: tuple[Shape, ...]) -> Shape:
     return inputs[0]
 
 
-def dropout_shape(attributes: Dropout | GroupedDropout, inputs: tuple[Shape, ...]) -> Shape:
+def dropout_shape(attributes: Dropout, inputs: tuple[Shape, ...]) -> Shape:
     """The input's shape; the probability must lie in [0, 1)."""
     probability = attributes.probability
     if not isinstance(probability, Fraction) or not 0 <= probability < 1:
         raise Refusal("LIP104", "a dropout probability must be at least 0 and below 1")
     return inputs[0]
+
+
+def drops(attributes: Dropout) -> bool:
+    """Whether an entry can become 0."""
+    return attributes.probability != 0
 
 
 def grouped_dropout_shape(attributes: GroupedDropout, inputs: tuple[Shape, ...]) -> Shape:
@@ -195,7 +199,7 @@ def clip_cotangent(num: Numbers[N], site: Site[ClipGradient], cotangent: N, lips
     return [num.minimum(cotangent, num.of(site.attributes.bound))]
 
 
-def dropout_gain(num: Numbers[N], site: Site[Dropout | GroupedDropout]) -> N:
+def dropout_gain(num: Numbers[N], site: Site[Dropout]) -> N:
     """1/(1-p)."""
     return 1 / (1 - num.of(site.attributes.probability))
 
@@ -219,12 +223,12 @@ def reshaped_row(num: Numbers[N], site: Site[Reshape], x: Inputs[N], theta: Thet
     return num.sqrt(max(after // before, 1)) * x[0].row
 
 
-def dropped_row(num: Numbers[N], site: Site[Dropout | GroupedDropout], x: Inputs[N], theta: Theta[N]) -> N:
+def dropped_row(num: Numbers[N], site: Site[Dropout], x: Inputs[N], theta: Theta[N]) -> N:
     """R_out = R/(1-p)."""
     return dropout_gain(num, site) * x[0].row
 
 
-def dropped_entry(num: Numbers[N], site: Site[Dropout | GroupedDropout], x: Inputs[N], theta: Theta[N]) -> N:
+def dropped_entry(num: Numbers[N], site: Site[Dropout], x: Inputs[N], theta: Theta[N]) -> N:
     """M_out = M/(1-p)."""
     return dropout_gain(num, site) * x[0].entry
 
@@ -233,64 +237,13 @@ MOVES = "shape.md#rearrangements"
 CUTS = "shape.md#slices"
 
 OPS: tuple[AnyOp, ...] = (
-    plain(
-        "identity",
-        NoAttributes,
-        same_shape,
-        MOVES,
-        row=row_of_input,
-        entry=entry_of_input,
-    ),
-    plain(
-        "flatten",
-        NoAttributes,
-        flatten_shape,
-        MOVES,
-        entry=entry_of_input,
-        axes="placed",
-    ),
-    plain(
-        "reshape",
-        Reshape,
-        reshape_shape,
-        MOVES,
-        row=reshaped_row,
-        entry=entry_of_input,
-        axes="placed",
-    ),
-    plain(
-        "transpose",
-        Transpose,
-        transpose_shape,
-        MOVES,
-        row=transposed_row,
-        entry=entry_of_input,
-        axes="placed",
-    ),
-    plain(
-        "space_to_depth",
-        Block,
-        space_to_depth_shape,
-        MOVES,
-        entry=entry_of_input,
-        axes="channels",
-    ),
-    plain(
-        "depth_to_space",
-        Block,
-        depth_to_space_shape,
-        MOVES,
-        entry=entry_of_input,
-        axes="channels",
-    ),
-    plain(
-        "patches",
-        Block,
-        patches_shape,
-        MOVES,
-        entry=entry_of_input,
-        axes="placed",
-    ),
+    plain("identity", NoAttributes, same_shape, MOVES, row=row_of_input, entry=entry_of_input),
+    plain("flatten", NoAttributes, flatten_shape, MOVES, entry=entry_of_input, axes="placed"),
+    plain("reshape", Reshape, reshape_shape, MOVES, row=reshaped_row, entry=entry_of_input, axes="placed"),
+    plain("transpose", Transpose, transpose_shape, MOVES, row=transposed_row, entry=entry_of_input, axes="placed"),
+    plain("space_to_depth", Block, space_to_depth_shape, MOVES, entry=entry_of_input, axes="channels"),
+    plain("depth_to_space", Block, depth_to_space_shape, MOVES, entry=entry_of_input, axes="channels"),
+    plain("patches", Block, patches_shape, MOVES, entry=entry_of_input, axes="placed"),
     plain("slice", Slice, slice_shape, CUTS, row=row_of_input, entry=entry_of_input),
     plain(
         "clip_norm",
@@ -318,6 +271,7 @@ OPS: tuple[AnyOp, ...] = (
         dropout_gain,
         row=dropped_row,
         entry=dropped_entry,
+        draws=drops,
     ),
     homogeneous(
         "grouped_dropout",
@@ -327,5 +281,6 @@ OPS: tuple[AnyOp, ...] = (
         dropout_gain,
         row=dropped_row,
         entry=dropped_entry,
+        draws=drops,
     ),
 )

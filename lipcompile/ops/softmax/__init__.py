@@ -1,1 +1,1 @@
-"""Softmax."""
+"""Softmax and its logarithm, as layers; the loss is in `loss`."""

@@ -13,7 +13,7 @@ from lipcompile.ops.shape.onnx_read import reshape_to
 from lipcompile.ops.table import OP_BY_NAME
 
 # Losses that are one with a log-softmax before them; `analysis.canonical` joins them.
-_OF_LOG_PROBABILITIES = ("nll", "cross_entropy", "token_cross_entropy")
+_OF_LOG_PROBABILITIES = ("nll", "cross_entropy", "token_cross_entropy", "pixel_cross_entropy")
 
 
 def softmax(context: Context, node: OnnxNode) -> Value:

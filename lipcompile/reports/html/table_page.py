@@ -18,7 +18,7 @@ class Charge:
     """A line of the ledger.
 
     Args:
-        share: of the budget, counted in 1/σ²; None of a search, whose cost does not add up so.
+        share: of the budget, counted in 1/σ²; None of samples of the rows, whose cost does not add up so.
     """
 
     purpose: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -22,7 +22,9 @@ from lipcompile.ops.loss.rules import (
     MulticlassHinge,
     MulticlassHingeKR,
     MulticlassKR,
+    MultilabelBCE,
     MultiMargin,
+    PixelCrossEntropy,
     TokenCrossEntropy,
 )
 from lipcompile.ops.table import LOSS_BY_NAME
@@ -57,6 +59,14 @@ def table(draw: Draw) -> Shape:
     return (*draw.shape(draw.rng.randint(1, 2), largest=3), draw.rng.randint(2, 6))
 
 
+def image(draw: Draw) -> Shape:
+    return (draw.rng.randint(2, 6), *draw.shape(draw.rng.randint(1, 2), largest=3))
+
+
+def any_shape(draw: Draw) -> Shape:
+    return draw.rng.choice((several, table))(draw)
+
+
 def one(_: Draw) -> Shape:
     return (1,)
 
@@ -76,6 +86,10 @@ def probability(_: LossCase, generator: torch.Generator) -> float:
     return float(torch.rand((), generator=generator))
 
 
+def probabilities(found: LossCase, generator: torch.Generator) -> Tensor:
+    return torch.rand(found.shape, generator=generator, dtype=torch.float64)
+
+
 def labels(found: LossCase, generator: torch.Generator) -> Tensor:
     """A label for each token, some to be ignored."""
     drawn = torch.randint(found.shape[-1], found.shape[:-1], generator=generator)
@@ -83,6 +97,10 @@ def labels(found: LossCase, generator: torch.Generator) -> Tensor:
         return drawn
     ignored = torch.rand(drawn.shape, generator=generator) < 0.3
     return torch.where(ignored, torch.tensor(found.attributes.ignore), drawn)
+
+
+def labels_of_pixels(found: LossCase, generator: torch.Generator) -> Tensor:
+    return labels(replace(found, shape=(*found.shape[1:], found.shape[0])), generator)
 
 
 # Definitions
@@ -118,11 +136,22 @@ def token_cross_entropy(a: Any, logits: Tensor, target: Tensor) -> Tensor:
     return over(torch.stack(values), a.reduce)
 
 
+def pixel_cross_entropy(a: Any, logits: Tensor, target: Tensor) -> Tensor:
+    pixels = zip(logits.reshape(len(logits), -1).T, target.flatten().tolist(), strict=True)
+    values = [0 * pixel.sum() if y == a.ignore else cross_entropy(a, pixel, y) for pixel, y in pixels]
+    return over(torch.stack(values), a.reduce)
+
+
 def bce(a: Any, logits: Tensor, target: float) -> Tensor:
     scaled = float(a.temperature) * logits.reshape(())
     positive, negative = F.logsigmoid(scaled), F.logsigmoid(-scaled)
     value = -(target * positive + (1 - target) * negative)
     return value / float(a.temperature) if a.normalise else value
+
+
+def multilabel_bce(a: Any, logits: Tensor, target: Tensor) -> Tensor:
+    values = [bce(a, z, float(t)) for z, t in zip(logits.flatten(), target.flatten(), strict=True)]
+    return over(torch.stack(values), a.reduce)
 
 
 def multi_margin(a: Any, logits: Tensor, target: int) -> Tensor:
@@ -154,8 +183,17 @@ def _token_cross_entropy_of(draw: Draw, shape: Shape) -> TokenCrossEntropy:
     return TokenCrossEntropy(**chosen, reduce=draw.rng.choice(REDUCE), ignore=draw.rng.choice((None, -100, 0)))
 
 
+def _pixel_cross_entropy_of(draw: Draw, shape: Shape) -> PixelCrossEntropy:
+    found = _token_cross_entropy_of(draw, shape[::-1])
+    return PixelCrossEntropy(**{name: getattr(found, name) for name in TokenCrossEntropy.__dataclass_fields__})
+
+
 def _logistic(draw: Draw, _: Shape) -> Logistic:
     return Logistic(draw.fraction(), draw.rng.random() < 0.5)
+
+
+def _multilabel_bce_of(draw: Draw, _: Shape) -> MultilabelBCE:
+    return MultilabelBCE(draw.fraction(), draw.rng.random() < 0.5, draw.rng.choice(REDUCE))
 
 
 # Witnesses
@@ -214,6 +252,37 @@ def _tokens() -> list[LossWitness]:
     return found
 
 
+def _pixels() -> list[LossWitness]:
+    """All far out, then all sharing a norm which is small beside √n; and one pixel, of the whole norm."""
+    found = []
+    for variant in _VARIANTS:
+        for reduce in REDUCE:
+            loss = PixelCrossEntropy(**variant, reduce=reduce)
+            for pixels, norm in ((3, 60), (4, 0.2), (1, 0.3)):
+                labels = torch.zeros(pixels, dtype=torch.int64)
+                found.append(
+                    loss_witness("pixel_cross_entropy", loss, norm, [[-1] * pixels, [1] * pixels], labels)
+                )
+    one = torch.zeros(1, dtype=torch.int64)
+    for smoothing in (Fraction(0), QUARTER):
+        loss = PixelCrossEntropy(label_smoothing=smoothing)
+        columns = [(norm, [[value] for value in logits]) for norm, logits in _TEN]
+        found += [loss_witness("pixel_cross_entropy", loss, norm, logits, one) for norm, logits in columns]
+    return found
+
+
+def _multilabel() -> list[LossWitness]:
+    """Logits all at the bound of one, near and far out; then logits that share a norm which is small beside √n."""
+    found = []
+    for variant in _VARIANTS[:2]:
+        for reduce in REDUCE:
+            loss = MultilabelBCE(**variant, reduce=reduce)
+            for logits, norm, entry in ((3, 0.3 * 3**0.5, 0.3), (3, 30 * 3**0.5, 30), (4, 0.2, None)):
+                zeros = torch.zeros(logits, 1, dtype=torch.float64)
+                found.append(loss_witness("multilabel_bce", loss, norm, [[1]] * logits, zeros, entry))
+    return found
+
+
 def _multi_margin() -> list[LossWitness]:
     """All other classes violate the margin alike."""
     uses = (MultiMargin(THREE), MultiMargin(THREE, p=2))
@@ -235,6 +304,9 @@ def no_attributes(_: Draw, __: Shape) -> NoAttributes:
 LOSS_ATTACKS: Mapping[str, LossAttack] = {
     "cross_entropy": LossAttack(_cross_entropy_of, several, cross_entropy, label, _cross_entropy),
     "token_cross_entropy": LossAttack(_token_cross_entropy_of, table, token_cross_entropy, labels, _tokens),
+    "pixel_cross_entropy": LossAttack(
+        _pixel_cross_entropy_of, image, pixel_cross_entropy, labels_of_pixels, _pixels
+    ),
     "nll": LossAttack(
         no_attributes, several, lambda _, z, y: -z[y], label, lambda: [loss_witness("nll", NO, 2, [1, 0, 0], 0)]
     ),
@@ -245,6 +317,7 @@ LOSS_ATTACKS: Mapping[str, LossAttack] = {
         probability,
         lambda: _one_logit("bce", Logistic(THREE, normalise=False), Logistic(HALF)),
     ),
+    "multilabel_bce": LossAttack(_multilabel_bce_of, any_shape, multilabel_bce, probabilities, _multilabel),
     "hinge": LossAttack(
         lambda draw, _: Hinge(draw.fraction()),
         one,

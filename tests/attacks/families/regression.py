@@ -15,7 +15,7 @@ from lipcompile.ops.loss.regression import AbsoluteError, Huber, SmoothL1, Squar
 from ..draw import Draw
 from ..harness import LossCase
 from ..witness import HALF, THREE, constant
-from .losses import REDUCE, LossAttack, LossWitness, loss_witness, over, several
+from .losses import REDUCE, LossAttack, LossWitness, any_shape, loss_witness, over
 
 FOUR = Fraction(4)
 
@@ -61,27 +61,27 @@ def _turning(name: str, kind: Any) -> list[LossWitness]:
 ATTACKS: Mapping[str, LossAttack] = {
     "squared_error": LossAttack(
         _squared,
-        several,
+        any_shape,
         lambda _, z, y: ((z - y) ** 2).sum() / 2,
         vector,
         lambda: [_opposite("squared_error", SquaredError(THREE))],
     ),
     "mean_squared_error": LossAttack(
         _squared,
-        several,
+        any_shape,
         lambda _, z, y: ((z - y) ** 2).mean(),
         vector,
         lambda: [_opposite("mean_squared_error", SquaredError(THREE))],
     ),
     "absolute_error": LossAttack(
         lambda draw, _: AbsoluteError(draw.rng.choice(REDUCE)),
-        several,
+        any_shape,
         lambda a, z, y: over((z - y).abs(), a.reduce),
         vector,
         lambda: [_opposite("absolute_error", AbsoluteError(reduce)) for reduce in REDUCE],
     ),
-    "huber": LossAttack(_turned(Huber), several, huber, vector, lambda: _turning("huber", Huber)),
+    "huber": LossAttack(_turned(Huber), any_shape, huber, vector, lambda: _turning("huber", Huber)),
     "smooth_l1": LossAttack(
-        _turned(SmoothL1), several, smooth_l1, vector, lambda: _turning("smooth_l1", SmoothL1)
+        _turned(SmoothL1), any_shape, smooth_l1, vector, lambda: _turning("smooth_l1", SmoothL1)
     ),
 }

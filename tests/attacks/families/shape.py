@@ -96,7 +96,7 @@ def cut(attributes: Any, x: Tensor) -> Tensor:
     return x.narrow(attributes.axis, attributes.start, attributes.stop - attributes.start)
 
 
-def dropout(site: Site[Dropout | GroupedDropout], xs: Tensors, theta: Theta) -> Tensor:
+def dropout(site: Site[Dropout], xs: Tensors, theta: Theta) -> Tensor:
     """What is kept stands in `theta` as a mask (nothing dropped if absent)."""
     kept = theta["kept"] if "kept" in theta else torch.ones_like(xs[0])
     return xs[0] * kept / (1 - number(site.attributes.probability))

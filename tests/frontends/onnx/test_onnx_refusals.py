@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -151,6 +152,46 @@ def test_a_trained_dropout_is_a_dropout(tmp_path: Path) -> None:
     assert graph.nodes[0].attributes.probability == Fraction(1, 4)
 
 
+RATIO = {"r": np.array(0.25, np.float32), "t": np.array(True), "o": np.ones((1, 6), np.float32)}
+COPIED = [node("Shape", "x", "s"), node("Expand", "o s", "e")]
+SEEDED = {
+    "a dropout": ([node("Dropout", "x r t", "y", seed=0)], "Dropout"),
+    "a dropout of ones": ([*COPIED, node("Dropout", "e r t", "d", seed=0), node("Mul", "x d", "y")], "Dropout"),
+    "draws": (
+        [
+            *COPIED,
+            node("RandomUniformLike", "e", "u", seed=1.0),
+            node("Less", "u r", "l"),
+            node("Cast", "l", "c", to=1),
+            node("Mul", "x c", "y"),
+        ],
+        "RandomUniformLike",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SEEDED)
+def test_draws_with_a_seed_in_the_file_are_no_dropout(name: str, tmp_path: Path) -> None:
+    """The same file without the seed is dropout."""
+    nodes, op_type = SEEDED[name]
+    (error,) = load(model(nodes, ("n", 6), RATIO), tmp_path).diagnostics
+    assert (error.code, error.op) == ("LIP110", op_type)
+    assert "fixed seed" in error.message
+    for one in nodes:
+        kept = [attribute for attribute in one.attribute if attribute.name != "seed"]
+        del one.attribute[:]
+        one.attribute.extend(kept)
+    graph = load(model(nodes, ("n", 6), RATIO), tmp_path).graph
+    assert graph is not None
+    assert [made.op.name for made in graph.nodes if "dropout" in made.op.name] == ["dropout"]
+
+
+def test_a_seed_draws_nothing_at_inference(tmp_path: Path) -> None:
+    loaded = load(model([node("Dropout", "x", "d", seed=0), node("Relu", "d", "y")], ("n", 6)), tmp_path)
+    assert loaded.graph is not None
+    assert [made.op.name for made in loaded.graph.nodes] == ["relu"]
+
+
 def test_all_problems_in_one_run_with_names_and_paths(tmp_path: Path) -> None:
     """The shape behind each refused node is inferred, so that the next problem is found."""
     nodes = [
@@ -247,3 +288,17 @@ def test_operands_that_are_missing_or_no_numbers_are_refused(tmp_path: Path) -> 
     assert load(model(gelu, ("n", 6)), tmp_path).graph is None
     truth = model([node("Sub", "x t", "y")], ("n", 6), {"t": np.array([True])})
     assert load(truth, tmp_path).graph is None
+
+
+@pytest.mark.parametrize("front", [0, 1])
+@pytest.mark.parametrize("second", list(product("ab", repeat=3))[1:-1], ids="".join)
+def test_attention_among_tensors_whose_batches_stand_at_different_axes(
+    second: tuple[str, ...], front: int, tmp_path: Path
+) -> None:
+    """For b, the batch is the second axis: heads of one example would meet those of another by broadcasting."""
+    turned = {"a": (0, 1, 3, 2), "b": (1, 0, 3, 2)}[second[1]]
+    moved = [node("Transpose", "x", "xb", perm=(1, 0, 2, 3)), node("Identity", "x", "xa")]
+    nodes = [*moved, node("Transpose", "x", "kt", perm=turned), node("MatMul", f"x{second[0]} kt", "s")]
+    nodes += [node("Softmax", "s", "w"), node("MatMul", f"w x{second[2]}", "h")]
+    nodes += [node("ReduceMean", "h", "m", axes=[front], keepdims=0), node("Flatten", "m", "y")]
+    assert errors(load(model(nodes, ["batch", 1, 4, 4]), tmp_path))

@@ -82,6 +82,7 @@ MEAN = "ReduceMean s -> v axes=-1\n"
 TWICE = "ReduceMean x -> m2 axes=-1\nSub x m2 -> c2\nPow c2 two -> s\n"
 SUM = "Mul x x -> s\nReduceSum s last -> v\n"
 SQUARE_POOL = "AveragePool s -> p kernel_shape=3,3 strides=3,3\n"
+SIGNED = "Sign p -> g\nAbs p -> b\nRelu b -> r\nMul g r -> m\n"
 SPELT: Sequence[tuple[str, str, tuple[int, ...]]] = (
     ("gelu", GELU + "Mul x p -> q\nMul q half -> y", (6,)),
     ("gelu", GELU + "Mul x half -> h\nMul h p -> y", (6,)),
@@ -100,6 +101,12 @@ SPELT: Sequence[tuple[str, str, tuple[int, ...]]] = (
     ("hard_swish", "Add x three -> u\nClip u zero six -> c\nMul x c -> q\nDiv q six -> y", (6,)),
     ("hard_swish", "Add x three -> u\nClip u zero six -> c\nMul c sixth -> q\nMul q x -> y", (6,)),
     ("softsign", "Abs x -> b\nAdd b one -> p\nDiv x p -> y", (6,)),
+    ("relu", "Greater x zero -> g\nCast g -> c to=1\nMul x c -> y", (6,)),
+    ("relu", "LessOrEqual zero x -> g\nCast g -> c to=1\nMul c x -> d\nMul d three -> y", (6,)),
+    ("relu", "Greater x zero -> g\nWhere g x zero -> y", (6,)),
+    ("relu", "Less x zero -> g\nWhere g zero x -> y", (6,)),
+    ("leaky_relu", "GreaterOrEqual x zero -> g\nMul x sixth -> s\nWhere g x s -> y", (6,)),
+    ("leaky_relu", "Greater zero x -> g\nMul minus x -> s\nWhere g s x -> y", (6,)),
     ("sigmoid", "Neg x -> n\nExp n -> e\nAdd e one -> p\nDiv one p -> y", (6,)),
     ("sigmoid", "Neg x -> n\nExp n -> e\nAdd e one -> p\nReciprocal p -> y", (6,)),
     ("layer_norm", LAYER + "Div c r -> y", (4, 6)),
@@ -116,6 +123,7 @@ SPELT: Sequence[tuple[str, str, tuple[int, ...]]] = (
     ("clip_norm", f"{SUM}Sqrt v -> r\nClip r floor -> g\nDiv x g -> y", (6,)),
     ("l2_pool", f"Pow x two -> s\n{SQUARE_POOL}Mul p nine -> q\nSqrt q -> y", (2, 6, 6)),
     ("l2_pool", f"Mul x x -> s\n{SQUARE_POOL}Sqrt p -> y", (2, 6, 6)),
+    ("l2_pool", f"Pow x two -> s\n{SQUARE_POOL}{SIGNED}Mul m nine -> q\nPow q half -> y", (2, 6, 6)),
     ("reduce_l2", "Mul x x -> s\nReduceSum s axes1 -> p keepdims=0\nSqrt p -> y", (4, 6)),
     ("reduce_l2", "ReduceSumSquare x -> p axes=1 keepdims=1\nPow p half -> y", (4, 6)),
     ("reduce_l2", "Mul x x -> s\nReduceMean s -> p axes=2 keepdims=0\nSqrt p -> y", (4, 6)),
@@ -198,6 +206,12 @@ MISSES: Sequence[tuple[str, str, tuple[int, ...]]] = (
     ("Div", "ReduceL2 x -> r axes=-1\nAdd r eps -> w\nDiv x w -> y", (6,)),
     ("Div", f"Mul x x -> s\n{MEAN}Sqrt v -> r\nDiv x r -> y", (6,)),
     ("MatMul", QK + "Add s window -> t\nSoftmax t -> w axis=-1\nMatMul w x -> h\nFlatten h -> y", (2, 4, 6)),
+    ("Greater", "Greater x half -> g\nCast g -> c to=1\nMul x c -> y", (6,)),
+    ("Greater", "Abs x -> b\nGreater b zero -> g\nCast g -> c to=1\nMul x c -> y", (6,)),
+    ("Greater", "Greater x zero -> g\nWhere g x one -> y", (6,)),
+    ("Greater", "Greater x zero -> g\nWhere g zero one -> y", (6,)),
+    ("Less", "Less x zero -> g\nAdd x one -> s\nWhere g s x -> y", (6,)),
+    ("Less", "Less x zero -> g\nCast g -> y to=1", (6,)),
     ("Exp", "Exp x -> e\nReduceSum e last -> s keepdims=1\nAdd s one -> t\nDiv e t -> y", (6,)),
 )  # fmt: skip
 

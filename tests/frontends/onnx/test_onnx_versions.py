@@ -262,3 +262,18 @@ def test_an_attribute_that_is_handed_on_and_may_be_missing_is_refused(tmp_path: 
     with pytest.raises(InputError) as raised:
         onnx_model.load(save(made, tmp_path), ModelOptions())
     assert [d.code for d in raised.value.diagnostics] == ["LIP110"]
+
+
+@pytest.mark.parametrize("version", [10, 13, 18, 19, 21])
+def test_stored_numbers_of_a_few_bits_are_read(version: int, tmp_path: Path) -> None:
+    """(q - zero point)·scale: one of each for all columns before operator set 13, then one a column."""
+    columns = 1 if version < 13 else 4
+    scales, points = np.array([0.5, 0.25, 2, 1], np.float32)[:columns], np.array([3, 0, -2, 1], np.int8)[:columns]
+    stored = np.arange(24, dtype=np.int8).reshape(6, 4) - 12
+    axis = {} if version < 13 else {"axis": 1}
+    weights: dict[str, Array] = {"q": stored, "s": np.squeeze(scales), "z": np.squeeze(points)}
+    made = [node("DequantizeLinear", "q s z", "w", **axis), node("MatMul", "x w", "y")]
+    graph = onnx_model.load(save(model(made, ("n", 6), weights, opset=version), tmp_path), KEEP).graph
+    assert graph is not None
+    (weight,) = (one.initial for one in graph.parameters.values())
+    np.testing.assert_array_equal(weight, ((stored.astype(np.float32) - points) * scales).T)

@@ -30,7 +30,8 @@ class Residual(nn.Module):
         self.drop = drop
 
     def forward(self, x: Tensor) -> Any:
-        return self.head((x + self.drop(torch.relu(self.body(x)))).flatten(1))
+        h = torch.relu(self.body(x))
+        return self.head((x + (self.drop(h) if self.training else h)).flatten(1))
 
 
 def one_each(x: Tensor) -> Tensor:
@@ -56,6 +57,14 @@ def unscaled(x: Tensor) -> Tensor:
     return one_each(x) * x
 
 
+def compared(x: Tensor) -> Tensor:
+    return x * (torch.rand_like(x) > 1 - KEPT)
+
+
+def compared_below(x: Tensor) -> Tensor:
+    return x * (torch.rand_like(x) < KEPT).float() / KEPT
+
+
 ACCEPTED: dict[str, tuple[Drop, bool, str, tuple[Any, ...]]] = {
     "random depth": (random_depth, False, "grouped_dropout", (Fraction(1, 4), 0)),
     "random depth of images": (random_depth, True, "grouped_dropout", (Fraction(1, 4), 0)),
@@ -63,6 +72,8 @@ ACCEPTED: dict[str, tuple[Drop, bool, str, tuple[Any, ...]]] = {
     "random depth without a factor": (unscaled, False, "grouped_dropout", (Fraction(1, 4), 0)),
     "channels": (nn.Dropout2d(1 - KEPT), True, "grouped_dropout", (Fraction(1, 4), 1)),
     "channels in place": (nn.Dropout2d(1 - KEPT, inplace=True), True, "grouped_dropout", (Fraction(1, 4), 1)),
+    "entries above a number": (compared, False, "dropout", (Fraction(1, 4),)),
+    "entries of images below a number": (compared_below, True, "dropout", (Fraction(1, 4),)),
     "entries in place": (in_place, False, "dropout", (Fraction(1, 4),)),
 }
 
@@ -121,11 +132,22 @@ def normal(x: Tensor) -> Tensor:
     return x + torch.randn_like(x)
 
 
+def compared_twice(x: Tensor) -> Tensor:
+    kept = (torch.rand_like(x) < KEPT).float()
+    return x * kept + x.tanh() * kept
+
+
+def compared_of_others(x: Tensor) -> Tensor:
+    return x * (torch.rand_like(x[:, :1]) < KEPT)
+
+
 def along_rows(x: Tensor) -> Tensor:
     return x.reshape(-1, 2, 3).mul(x.new_empty(x.shape[0], 1, 3).bernoulli_(KEPT)).reshape(-1, 6)
 
 
-@pytest.mark.parametrize("drop", [for_the_batch, shared, uniform, normal, along_rows])
+@pytest.mark.parametrize(
+    "drop", [for_the_batch, shared, uniform, normal, along_rows, compared_twice, compared_of_others]
+)
 def test_other_noise_is_refused(drop: Drop) -> None:
     found = from_module(Residual(drop), (6,), input_norm=1, loss="cross_entropy")
     assert {d.code for d in found.diagnostics if d.severity == "error"} == {"LIP110"}
@@ -140,3 +162,95 @@ def test_a_mask_that_depends_on_the_batch_is_refused() -> None:
     found = from_module(Residual(largest), (6,), input_norm=1, loss="cross_entropy")
     assert not found.ok
     assert "LIP108" in {d.code for d in found.diagnostics}
+
+
+# Dropout in place: what it writes over may be read again
+
+
+def read_again(h: Tensor, drop: nn.Module) -> Any:
+    return drop(h) + h
+
+
+def read_whole(h: Tensor, drop: nn.Module) -> Tensor:
+    drop(h.view(-1, 2, 3))
+    return h
+
+
+def read_before(h: Tensor, drop: nn.Module) -> Any:
+    doubled = 2 * h
+    return doubled + drop(input=h)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(
+    ("use", "possible", "kept"), [(read_again, {0, 4}, 2), (read_whole, {0, 2}, 1), (read_before, {2, 4}, 3)]
+)
+def test_dropout_in_place_changes_what_is_read_after_it(
+    use: Callable[[Tensor, nn.Module], Any], possible: set[int], kept: int, training: bool, tmp_path: Path
+) -> None:
+    """By hand, for an entry that is dropped or doubled: what was read before it stays."""
+
+    class InPlace(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.drop = nn.Linear(6, 6), nn.Dropout(0.5, inplace=True)
+
+        def forward(self, x: Tensor) -> Any:
+            return use(self.body(x), self.drop)
+
+    module = InPlace().train(training)
+    found = from_module(module, (6,), input_norm=100, loss="absolute_error", constraint="keep")
+    assert found.ok, found.diagnostics
+    module, emitted = module.double(), build(found, tmp_path).train(training)
+    x = torch.randn(64, 6, dtype=torch.float64)
+    ratios = [net(x) / module.body(x) for net in (module, emitted)]
+    for ratio in ratios:
+        assert set(ratio.detach().mul(1000).round().div(1000).abs().unique().tolist()) == (
+            possible if training else {kept}
+        )
+    assert module.drop.inplace
+    assert not module.drop._forward_hooks
+
+
+# Draws in evaluation mode, where emitted modules make none
+
+
+def always(h: Tensor) -> Tensor:
+    return F.dropout(h, 0.5, training=True)
+
+
+def by_default(h: Tensor) -> Tensor:
+    return F.dropout(h)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("drop", [always, by_default, random_depth, in_place])
+def test_draws_in_evaluation_mode_are_refused(drop: Drop, training: bool) -> None:
+    class Always(Residual):
+        def forward(self, x: Tensor) -> Any:
+            return self.head(self.drop(self.body(x)))
+
+    found = from_module(Always(drop).train(training), (6,), input_norm=1, loss="cross_entropy")
+    (error,) = [one for one in found.diagnostics if one.severity == "error"]
+    assert error.code == "LIP110"
+    assert "evaluation mode" in error.message
+    assert "self.training" in error.help
+    assert error.location is not None
+    line = Path(error.location.file).read_text().splitlines()[(error.location.line or 0) - 1]
+    assert "self.drop(" in line
+
+
+def test_torchs_own_modules_draw_in_training_alone() -> None:
+    class Several(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.1, batch_first=True)
+            self.head, self.drop = nn.Linear(12, 2), nn.Dropout(0.1)
+
+        def forward(self, x: Tensor) -> Any:
+            h = F.dropout(self.encoder(x), 0.1, training=self.training)
+            return self.head(self.drop(h.flatten(1)))
+
+    for training in (True, False):
+        found = from_module(Several().train(training), (3, 4), bounds="clip", loss="cross_entropy")
+        assert found.ok, found.diagnostics

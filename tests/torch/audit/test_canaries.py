@@ -239,9 +239,11 @@ def test_division_by_the_batch_as_it_comes_is_found(monkeypatch: pytest.MonkeyPa
 
 
 def test_noise_for_another_batch_size_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Noise is divided by the 4 examples, not by the expected batch of 2: half of it is missing."""
+    """Noise is divided by the 4 examples, not by the expected batch of 2: half of it is missing. With 200
+    canaries, one audit of six does not notice; with 400 none of six seeds.
+    """
     monkeypatch.setattr(NoiseSource, "perturb_", scaled(2 / 4))
-    found = audited(Signs(), batch_size=2, dataset_size=4, noise_multiplier=1.2)
+    found = audited(Signs(), batch_size=2, dataset_size=4, noise_multiplier=1.2, canaries=400)
     assert not found.sound
 
 

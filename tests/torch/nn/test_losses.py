@@ -139,6 +139,27 @@ def test_values_of_tokens() -> None:
     torch.testing.assert_close(found, each.flatten(1).sum(1))
 
 
+def test_values_of_pixels_are_those_of_torch() -> None:
+    """torch has the classes on axis 1, too. Its mean leaves ignored pixels out, ours counts them as 0."""
+    torch.manual_seed(0)
+    output, target = torch.randn(4, K, 2, 3), torch.randint(0, K, (4, 2, 3))
+    found = losses.pixel_cross_entropy(output, target, label_smoothing=0.2)
+    torch.testing.assert_close(found.mean(), F.cross_entropy(output, target, label_smoothing=0.2))
+    target[1, 0] = -100
+    found = losses.pixel_cross_entropy(output, target, reduce="sum", ignore=-100)
+    torch.testing.assert_close(found.sum(), F.cross_entropy(output, target, reduction="sum"))
+
+
+def test_values_of_several_labels_are_those_of_torch() -> None:
+    torch.manual_seed(0)
+    output, target = torch.randn(4, 2, 3), torch.rand(4, 2, 3)
+    found = losses.multilabel_bce(output, target, reduce="sum")
+    torch.testing.assert_close(found.sum(), F.binary_cross_entropy_with_logits(output, target, reduction="sum"))
+    found = losses.multilabel_bce(output, target, 3.0)
+    each = F.binary_cross_entropy_with_logits(3 * output, target, reduction="none") / 3
+    torch.testing.assert_close(found, each.flatten(1).mean(1))
+
+
 def test_a_label_of_a_class_may_be_ignored() -> None:
     output, target = torch.randn(2, 3, K), torch.tensor([[0, 1, 0], [2, 3, 4]])
     every = losses.token_cross_entropy(output, target, reduce="sum")
@@ -219,6 +240,10 @@ REFUSED: list[tuple[str, Callable[[], Tensor]]] = [
     ("one class index a token", lambda: losses.token_cross_entropy(TABLE, NOBODY[:, :3])),
     ("name the label to `ignore`", lambda: losses.token_cross_entropy(TABLE, NOBODY - 100)),
     ("name the label to `ignore`", lambda: losses.token_cross_entropy(TABLE, NOBODY + 3, ignore=-100)),
+    ("one number a logit", lambda: losses.multilabel_bce(LOGITS, torch.tensor([0.0, 1.0]))),
+    (r"lie in \[0, 1\]", lambda: losses.multilabel_bce(LOGITS, 2 + torch.zeros_like(LOGITS))),
+    ("one class index a token", lambda: losses.pixel_cross_entropy(TABLE, NOBODY)),
+    (r"shape \[B, K, H, W\]", lambda: losses.pixel_cross_entropy(LOGITS, torch.tensor([0, 1]))),
     (r"shape \[B, n, K\]", lambda: losses.token_cross_entropy(LOGITS, torch.tensor([0, 1]))),
     ("3 finite non-negative numbers", lambda: losses.cross_entropy(LOGITS, NOBODY[:, 0], class_weights=(1, 2))),
     (

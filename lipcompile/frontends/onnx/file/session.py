@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from lipcompile.core.record import Shape
 from lipcompile.frontends.onnx.inputs import Source, sources
+from lipcompile.frontends.onnx.refused import DRAWS
 from lipcompile.frontends.options import OriginalError
 from lipcompile.frontends.silence import silence_native
 
@@ -69,6 +70,8 @@ def opened(path: Path, model: ModelProto, given: Mapping[str, Shape]) -> Session
     """
     from onnx import helper
 
+    if any(node.op_type in DRAWS for node in model.graph.node):
+        raise OriginalError("the file draws random numbers in each run, and has no mode without them")
     found = sources(model.graph, given)
     types = {value.name: value.type.tensor_type.elem_type for value in model.graph.input}
     kinds = {source.name: helper.tensor_dtype_to_np_dtype(types[source.name]) for source in found}

@@ -17,7 +17,7 @@ from lipcompile.frontends.onnx.node import OnnxNode
 from lipcompile.frontends.onnx.patterns.algebra import HALF, ONE, Found, equal
 from lipcompile.frontends.onnx.values import Known
 from lipcompile.ops.activation.onnx_read import clip_bounds
-from lipcompile.ops.activation.rules import GELU
+from lipcompile.ops.activation.rules import GELU, LeakyReLU
 from lipcompile.ops.attention.dot_product import DotProduct
 from lipcompile.ops.merge.rules import SUM, Sum
 from lipcompile.ops.normalisation.rules import Center, OverAxes
@@ -39,7 +39,7 @@ _ELEMENTWISE: Mapping[str, tuple[AnyOp, Any, Fraction]] = {
     "gelu_tanh": (OP_BY_NAME["gelu"], GELU("tanh"), HALF),
     **{
         name: (OP_BY_NAME[name], NoAttributes(), ONE)
-        for name in ("silu", "mish", "softsign", "sigmoid", "softplus")
+        for name in ("relu", "silu", "mish", "softsign", "sigmoid", "softplus")
     },
     "hard_swish": (OP_BY_NAME["hard_swish"], NoAttributes(), Fraction(1, 6)),
 }
@@ -113,13 +113,21 @@ def quick_gelu(context: Context, node: OnnxNode, found: Found) -> Value | None:
     return _times(context, node, value, _number(found, "c") / slope)
 
 
+def leaky_relu(context: Context, node: OnnxNode, found: Found) -> Value | None:
+    """x above zero, slope·x below."""
+    operand = _tensor(context, found, "x")
+    if operand is None:
+        return None
+    return context.add(node, OP_BY_NAME["leaky_relu"], LeakyReLU(_number(found, "slope")), [operand])
+
+
 # Dropout
 
 
 def dropped(context: Context, node: OnnxNode, found: Found) -> Value | None:
     """c·x times 1 or 0, drawn for each example by itself, for each entry or for several entries together."""
     draw, operand = _node(found, "draw"), _tensor(context, found, "x")
-    if draw is None or operand is None or not _goes_to(context, draw, node):
+    if draw is None or operand is None or not _goes_to(context, draw, node) or "seed" in draw.attributes:
         return None
     axes, fate = _axes_of_draws(context, found, shape_of(operand)), _kept(context, draw, found)
     if axes is None or fate is None:
@@ -144,6 +152,8 @@ def _goes_to(context: Context, draw: OnnxNode, node: OnnxNode) -> bool:
 
 def _axes_of_draws(context: Context, found: Found, example: Shape) -> int | None:
     """Return how many axes of the example have draws of their own, None unless each example has its own."""
+    if "like" in found:
+        return len(example) if _has_shape(context, str(found["like"]), example) else None
     known, layout = context.items[str(found["drawn"])], context.layout
     assert isinstance(known, Known)
     shape, place = known.array.shape, layout.place
@@ -155,13 +165,20 @@ def _axes_of_draws(context: Context, found: Found, example: Shape) -> int | None
     return next((axes for axes in range(rank + 1) if own == (*example[:axes], *(1,) * (rank - axes))), None)
 
 
+def _has_shape(context: Context, name: str, example: Shape) -> bool:
+    """Whether a tensor has this shape, and the batch where the operand has it."""
+    item = context.items.get(name)
+    value, layout = (item.value, item.layout) if isinstance(item, Placed) else (item, FIRST)
+    return isinstance(value, Value) and value.shape == example and layout == context.layout
+
+
 def _kept(context: Context, draw: OnnxNode, found: Found) -> tuple[Fraction, Fraction] | None:
     """Return the probability of a 0, and what the ones are times 1 minus that; None if the draws are others."""
     if draw.op_type == "Dropout":
         ones = context.items[str(found["drawn"])]
         assert isinstance(ones, Known)
         return (drop_probability(context, draw), ONE) if bool((ones.array == 1).all()) else None
-    kept = _number(found, "kept")
+    kept = 1 - _number(found, "lost") if "lost" in found else _number(found, "kept")
     if draw.number("low", Fraction(0)) != 0 or draw.number("high", ONE) != 1 or not 0 < kept <= 1:
         return None
     return 1 - kept, kept

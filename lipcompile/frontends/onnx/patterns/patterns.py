@@ -40,6 +40,7 @@ from lipcompile.frontends.onnx.patterns.matched import (
     dropped,
     elementwise,
     layer_norm,
+    leaky_relu,
     pool_of_squares,
     quick_gelu,
     rms_norm,
@@ -104,6 +105,17 @@ RELU6 = either(
 )
 SIXTHS = Op("HardSigmoid", (X,), key="sixths")
 GATE = (2 / 3.141592653589793) ** 0.5
+# Where the example is above or below zero; at zero the choices agree.
+ZERO = Single(Fraction(0))
+POSITIVE = either(
+    *(Op(above, (X, ZERO)) for above in ("Greater", "GreaterOrEqual")),
+    *(Op(below, (ZERO, X)) for below in ("Less", "LessOrEqual")),
+)
+NEGATIVE = either(
+    *(Op(below, (X, ZERO)) for below in ("Less", "LessOrEqual")),
+    *(Op(above, (ZERO, X)) for above in ("Greater", "GreaterOrEqual")),
+)
+
 ACTIVATIONS: Mapping[str, tuple[Pattern, ...]] = {
     "gelu": (times(X, plus(1, (1, ERF)), factor="c"),),
     "gelu_tanh": (
@@ -114,6 +126,7 @@ ACTIVATIONS: Mapping[str, tuple[Pattern, ...]] = {
     "mish": (times(X, Op("Tanh", (SOFTPLUS,)), factor="c"),),
     "hard_swish": (times(X, RELU6, factor="c"), times(X, SIXTHS, factor="c")),
     "softsign": (over(X, plus(1, (1, Op("Abs", (X,))))),),
+    "relu": (times(X, POSITIVE, factor="c"),),
     "sigmoid": (Product("c", ((plus(1, (1, Op("Exp", (times(X, factor=-1),)))), MINUS),)),),
 }
 
@@ -151,6 +164,10 @@ LONGER = either(
 )
 LONGEST = either(LONGER, Op("Expand", (LONGER,), key="copies"))
 
+# The mean of squares over windows, and that times its sign, as F.lp_pool2d has it
+POOL = Op("AveragePool", (squared(X),), key="pool")
+SIGNED_POOL = times(Op("Sign", (POOL,)), Op("Relu", (Op("Abs", (POOL,)),)))
+
 # Attention and softmax
 
 SCORES = either(
@@ -174,9 +191,10 @@ EXPONENTIAL = Same(
 )
 
 # Dropout spelled out: a number from 0 to 1 for each entry, or for several, is below p or not.
-DRAW = Op("RandomUniformLike", (Constant("drawn"),), key="draw")
+DRAW = Op("RandomUniformLike", (either(Constant("drawn"), Tensor("like")),), key="draw")
 FATE = either(
     Op("Less", (DRAW, Single("kept"))),
+    Op("Greater", (DRAW, Single("lost"))),
     Op("Floor", (plus("kept", (1, DRAW)),)),
     Op("Dropout", (Constant("drawn"),), key="draw"),
 )
@@ -188,6 +206,10 @@ SPELLINGS: Sequence[Spelling] = (
         for name, patterns in ACTIVATIONS.items()
         for pattern in patterns
     ),
+    Spelling(("Where",), Op("Where", (POSITIVE, X, ZERO)), elementwise("relu")),
+    Spelling(("Where",), Op("Where", (NEGATIVE, ZERO, X)), elementwise("relu")),
+    Spelling(("Where",), Op("Where", (POSITIVE, X, times(X, factor="slope"))), leaky_relu),
+    Spelling(("Where",), Op("Where", (NEGATIVE, times(X, factor="slope"), X)), leaky_relu),
     Spelling(_QUOTIENT, times(X, FATE, factor="c"), dropped),
     Spelling(("Mul",), times(X, Op("Sigmoid", (times(X, factor="a"),)), factor="c"), quick_gelu),
     Spelling(("Log",), plus(0, (1, Op("Log", (plus(1, (1, Op("Exp", (X,)))),)))), elementwise("softplus")),
@@ -199,7 +221,7 @@ SPELLINGS: Sequence[Spelling] = (
     Spelling(_QUOTIENT, over(X, LONGEST), clip_norm),
     Spelling(("Where",), INPUT_CLIP, input_clip),
     Spelling(_QUOTIENT, over(X, plus("eps", (1, SUM_SQUARE)), -HALF), direction),
-    Spelling(("Sqrt", "Pow"), rooted(Op("AveragePool", (squared(X),), key="pool")), pool_of_squares),
+    *(Spelling(("Sqrt", "Pow"), root, pool_of_squares) for root in (rooted(POOL), rooted(SIGNED_POOL))),
     Spelling(("Sqrt", "Pow"), rooted(Op("ReduceSum", (squared(X),), key="sum")), scaled_root),
     Spelling(("Sqrt", "Pow"), rooted(Op("ReduceMean", (squared(X),), key="sum")), scaled_root),
     Spelling(("Sqrt", "Pow"), rooted(Op("ReduceSumSquare", (X,), key="sum")), scaled_root),

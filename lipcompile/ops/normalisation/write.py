@@ -1,4 +1,4 @@
-"""Centring and norms."""
+"""How centring and norms are written: as Python of torch, and as operators of ONNX."""
 
 from __future__ import annotations
 
@@ -12,7 +12,44 @@ import numpy as np
 from lipcompile.core.graph import Node
 from lipcompile.core.record import Shape
 from lipcompile.emitters.onnx.writer import Emit, Writer, float32
+from lipcompile.emitters.torch.pieces import Expression, above, nearest
 from lipcompile.ops.normalisation.rules import axes_of
+
+# As Python
+
+
+def _floor(attributes: Any) -> str:
+    if attributes.floor is not None:
+        return f"floor={above(attributes.floor)}"
+    return f"eps={above(attributes.eps)}"
+
+
+def _axes(node: Node) -> str:
+    return f"{axes_of(node.attributes.axes, node.site.inputs[0])}"
+
+
+def _over_axes(function: str) -> Expression:
+    return lambda node, x: f"functional.{function}({x[0]}, {_axes(node)}, {_floor(node.attributes)})"
+
+
+def _local_response(node: Node, operands: Sequence[str]) -> str:
+    local = node.attributes
+    numbers = f"alpha={nearest(local.alpha)}, beta={nearest(local.beta)}, k={above(local.k)}"
+    return f"functional.local_response_norm({operands[0]}, {local.size}, {numbers})"
+
+
+EXPRESSIONS: Mapping[str, Expression] = {
+    "center": lambda node, x: f"functional.center({x[0]}, {_axes(node)})",
+    "layer_norm": _over_axes("layer_norm"),
+    "rms_norm": _over_axes("rms_norm"),
+    "group_norm": lambda node, operands: (
+        f"functional.group_norm({operands[0]}, {node.attributes.groups}, {_floor(node.attributes)})"
+    ),
+    "instance_norm": lambda node, x: f"functional.instance_norm({x[0]}, {_floor(node.attributes)})",
+    "lrn": _local_response,
+}
+
+# As operators of ONNX
 
 TWO = Fraction(2)
 
@@ -32,10 +69,6 @@ def divided(writer: Writer, x: str, axes: Sequence[int], norm: Any) -> str:
     return writer.op("Div", x, root)
 
 
-def _center(writer: Writer, node: Node, x: Sequence[str]) -> str:
-    return centred(writer, x[0], axes_of(node.attributes.axes, node.site.inputs[0]))
-
-
 def _layer_norm(writer: Writer, node: Node, x: Sequence[str]) -> str:
     """LayerNormalization, with factors of 1, where that is what it does."""
     shape, norm = node.site.inputs[0], node.attributes
@@ -45,10 +78,6 @@ def _layer_norm(writer: Writer, node: Node, x: Sequence[str]) -> str:
     ones = writer.constant(np.ones(shape[axes[0] :], dtype=np.float32))
     epsilon = float(float32(norm.eps, "above"))
     return writer.op("LayerNormalization", x[0], ones, axis=axes[0] + 1, epsilon=epsilon)
-
-
-def _rms_norm(writer: Writer, node: Node, x: Sequence[str]) -> str:
-    return divided(writer, x[0], axes_of(node.attributes.axes, node.site.inputs[0]), node.attributes)
 
 
 def _group_norm(writer: Writer, node: Node, x: Sequence[str]) -> str:
@@ -64,7 +93,7 @@ def _instance_norm(writer: Writer, node: Node, x: Sequence[str]) -> str:
     return divided(writer, centred(writer, x[0], axes), axes, node.attributes)
 
 
-def _local_response(writer: Writer, node: Node, x: Sequence[str]) -> str:
+def _local_response_nodes(writer: Writer, node: Node, x: Sequence[str]) -> str:
     """LRN; for even sizes its window is not torch's, and the sum is written out.
 
     With alpha or beta 0, which runtimes refuse, it is a multiplication.
@@ -94,10 +123,12 @@ def _lrn(writer: Writer, node: Node, x: str) -> str:
 
 
 EMITTERS: Mapping[str, Emit] = {
-    "center": _center,
+    "center": lambda writer, node, x: centred(writer, x[0], axes_of(node.attributes.axes, node.site.inputs[0])),
     "layer_norm": _layer_norm,
-    "rms_norm": _rms_norm,
+    "rms_norm": lambda writer, node, x: divided(
+        writer, x[0], axes_of(node.attributes.axes, node.site.inputs[0]), node.attributes
+    ),
     "group_norm": _group_norm,
     "instance_norm": _instance_norm,
-    "lrn": _local_response,
+    "lrn": _local_response_nodes,
 }

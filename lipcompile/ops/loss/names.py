@@ -14,7 +14,7 @@ _SQUARES = "use mean_squared_error; bounds by theorem also need a bound of the t
 _LABELS = (
     "use cross_entropy with class indices and label_smoothing=…: other soft targets have other Lipschitz constants"
 )
-_LOGITS = "use bce on one logit, before the sigmoid"
+_LOGITS = "use bce on one logit, before the sigmoid, or multilabel_bce on several"
 _PAIRS = "this loss mixes examples, so per-example gradients are undefined"
 
 # What other libraries call them, in lower case, without underscores and a final `loss`.
@@ -25,7 +25,7 @@ _ELSEWHERE: Mapping[str, str] = {
     **dict.fromkeys(("softmaxcrossentropy", "sparsecategoricalcrossentropy", "softmax"), "use cross_entropy"),
     **dict.fromkeys(("kldiv", "kl", "softcrossentropy"), _LABELS),
     **dict.fromkeys(("bce", "bcewithlogits", "binarycrossentropy", "binarycrossentropywithlogits"), _LOGITS),
-    **dict.fromkeys(("logistic", "sigmoid", "softmargin"), _LOGITS),
+    **dict.fromkeys(("logistic", "sigmoid", "softmargin", "multilabelsoftmargin"), _LOGITS),
     **dict.fromkeys(("multimargin", "categoricalhinge"), "use multi_margin(margin=1, p=1)"),
     **dict.fromkeys(("huber",), "use huber(delta=1, reduce=mean)"),
     **dict.fromkeys(("smoothl1",), "use smooth_l1(beta=1, reduce=mean)"),

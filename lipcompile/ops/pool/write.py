@@ -1,4 +1,4 @@
-"""Pooling over windows."""
+"""How pools over windows are written: as Python of torch, and as operators of ONNX."""
 
 from __future__ import annotations
 
@@ -10,22 +10,60 @@ from typing import Any
 import numpy as np
 
 from lipcompile.core.graph import Node
-from lipcompile.emitters.onnx.writer import Array, Emit, Writer
+from lipcompile.emitters.onnx.writer import Array, Emit, Writer, window_attributes
+from lipcompile.emitters.torch.pieces import Expression, keywords
 from lipcompile.ops.averaging import adaptive, averages
 from lipcompile.ops.pool.rules import counted, windows
-from lipcompile.ops.resample.onnx_write import padded_with
+from lipcompile.ops.resample.write import padded_with
+
+# As Python
+
+
+def _arguments(node: Node) -> list[str]:
+    """Write the window: what ceil_mode adds is padding."""
+    pool = node.attributes
+    axes = len(pool.kernel)
+    padding = tuple(window.padding for window in windows(node.site))
+    optional = {
+        "stride": (pool.stride, pool.kernel),
+        "padding": (padding, ((0, 0),) * axes),
+        "dilation": (pool.dilation, (1,) * axes),
+    }
+    return [f"{pool.kernel}", *keywords(optional)]
+
+
+def _pool(name: str) -> Expression:
+    return lambda node, x: f"functional.{name}({', '.join([x[0], *_arguments(node)])})"
+
+
+def _average(node: Node, operands: Sequence[str]) -> str:
+    """Write an average, and what its divisors count if that is not every tap."""
+    sides = counted(node.site)
+    pairs = zip(windows(node.site), sides, strict=True)
+    whole = all(w.padding[0] <= low and w.padding[1] <= high for w, (low, high) in pairs)
+    divisor = [] if whole else [f"counted={sides}"]
+    return f"functional.avg_pool({', '.join([operands[0], *_arguments(node), *divisor])})"
+
+
+def _adaptive(node: Node, operands: Sequence[str]) -> str:
+    size = node.attributes.size
+    return f"F.adaptive_avg_pool{len(size)}d({operands[0]}, {size})"
+
+
+EXPRESSIONS: Mapping[str, Expression] = {
+    "max_pool": _pool("max_pool"),
+    "l2_pool": _pool("l2_pool"),
+    "lp_pool": lambda node, operands: (
+        f"functional.lp_pool({', '.join([operands[0], str(node.attributes.p), *_arguments(node)])})"
+    ),
+    "avg_pool": _average,
+    "scaled_avg_pool": _pool("scaled_avg_pool"),
+    "adaptive_avg_pool": _adaptive,
+}
+
+# As operators of ONNX
 
 Pairs = Sequence[tuple[int, int]]
-
-
-def _window(node: Node, padding: Pairs, *, dilated: bool) -> dict[str, Any]:
-    pool = node.attributes
-    found = {
-        "kernel_shape": list(pool.kernel),
-        "strides": list(pool.stride),
-        "pads": [low for low, _ in padding] + [high for _, high in padding],
-    }
-    return {**found, "dilations": list(pool.dilation)} if dilated else found
 
 
 def _padding(node: Node) -> Pairs:
@@ -52,13 +90,16 @@ def _inside(writer: Writer, node: Node, x: str, fill: float) -> tuple[str, Pairs
     return writer.reshape(added, (channels, *grown)), ((0, 0),) * len(padding)
 
 
-def _pool(op_type: str, fill: float, **attributes: Any) -> Emit:
+def _pool_nodes(op_type: str, fill: float, **attributes: Any) -> Emit:
     """Return the emitter of a pool whose padding counts as `fill`."""
 
     def emit(writer: Writer, node: Node, x: Sequence[str]) -> str:
         source, padding = _inside(writer, node, x[0], fill)
+        dilations = list(node.attributes.dilation)
         power = {"p": node.attributes.p} if node.op.name == "lp_pool" else {}
-        return writer.op(op_type, source, **_window(node, padding, dilated=True), **attributes, **power)
+        return writer.op(
+            op_type, source, **window_attributes(node, padding), dilations=dilations, **attributes, **power
+        )
 
     return emit
 
@@ -66,15 +107,14 @@ def _pool(op_type: str, fill: float, **attributes: Any) -> Emit:
 # Averages
 
 
-def _average(writer: Writer, node: Node, x: Sequence[str]) -> str:
+def _average_nodes(writer: Writer, node: Node, x: Sequence[str]) -> str:
     """Averages over all taps, over those on the axis, or over all with a factor for each window."""
     padding, counts = _padding(node), counted(node.site)
     pairs = list(zip(padding, counts, strict=True))
     if all(low <= before and high <= after for (low, high), (before, after) in pairs):
         return _mean(writer, node, x[0])
     if not any(before or after for before, after in counts) and _fits(node, padding):
-        window = _window(node, padding, dilated=False)
-        return writer.op("AveragePool", x[0], **window, count_include_pad=0)
+        return writer.op("AveragePool", x[0], **window_attributes(node, padding), count_include_pad=0)
     return writer.op("Mul", _mean(writer, node, x[0]), writer.constant(_factors(node, counts)))
 
 
@@ -89,14 +129,10 @@ def _factors(node: Node, counts: Pairs) -> Array:
 def _mean(writer: Writer, node: Node, x: str) -> str:
     """The mean over all taps."""
     source, padding = _inside(writer, node, x, 0.0)
-    return writer.op("AveragePool", source, **_window(node, padding, dilated=False), count_include_pad=1)
+    return writer.op("AveragePool", source, **window_attributes(node, padding), count_include_pad=1)
 
 
-def _sum(writer: Writer, node: Node, x: Sequence[str]) -> str:
-    return writer.times(_mean(writer, node, x[0]), Fraction(prod(node.attributes.kernel)))
-
-
-def _adaptive(writer: Writer, node: Node, x: Sequence[str]) -> str:
+def _adaptive_nodes(writer: Writer, node: Node, x: Sequence[str]) -> str:
     """Windows of one size where they tile the example, else the mean of each, one axis after the other."""
     sizes, outputs = node.site.inputs[0][1:], node.attributes.size
     if all(size % output == 0 for size, output in zip(sizes, outputs, strict=True)):
@@ -114,10 +150,12 @@ def _adaptive(writer: Writer, node: Node, x: Sequence[str]) -> str:
 
 
 EMITTERS: Mapping[str, Emit] = {
-    "max_pool": _pool("MaxPool", -np.inf),
-    "l2_pool": _pool("LpPool", 0.0, p=2),
-    "lp_pool": _pool("LpPool", 0.0),
-    "avg_pool": _average,
-    "scaled_avg_pool": _sum,
-    "adaptive_avg_pool": _adaptive,
+    "max_pool": _pool_nodes("MaxPool", -np.inf),
+    "l2_pool": _pool_nodes("LpPool", 0.0, p=2),
+    "lp_pool": _pool_nodes("LpPool", 0.0),
+    "avg_pool": _average_nodes,
+    "scaled_avg_pool": lambda writer, node, x: writer.times(
+        _mean(writer, node, x[0]), Fraction(prod(node.attributes.kernel))
+    ),
+    "adaptive_avg_pool": _adaptive_nodes,
 }

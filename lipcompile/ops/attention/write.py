@@ -1,4 +1,4 @@
-"""Attention, as exporters write it: products, a softmax, and axes that move."""
+"""How attention is written: as Python of torch, and as operators of ONNX."""
 
 from __future__ import annotations
 
@@ -9,7 +9,44 @@ import numpy as np
 
 from lipcompile.core.graph import Node
 from lipcompile.emitters.onnx.writer import Emit, Writer
-from lipcompile.ops.shape.onnx_write import dropped
+from lipcompile.emitters.torch.pieces import Expression, Layer, Parameters, constraint, keywords, nearest
+from lipcompile.ops.shape.write import dropped
+
+# As Python
+
+
+def _attention(node: Node, parameters: Parameters) -> list[str]:
+    queries, context = node.site.inputs[0][1], node.site.inputs[-1][1]
+    optional = {
+        "context_features": (context, queries),
+        "causal": (node.attributes.causal, False),
+        "dropout": (float(nearest(node.attributes.dropout)), 0.0),
+    }
+    sizes = [f"{queries}", f"{node.attributes.heads}"]
+    return [*sizes, *keywords(optional), f"constraint={_constraints(parameters)}"]
+
+
+def _constraints(parameters: Parameters) -> str:
+    """Write the constraint of all four matrices, or of each where they differ."""
+    written = {role: constraint(parameter) for role, parameter in parameters.items()}
+    if len(set(written.values())) == 1:
+        return next(iter(written.values()))
+    return "{" + ", ".join(f'"{role}": {text}' for role, text in written.items()) + "}"
+
+
+def _dot_product(node: Node, operands: Sequence[str]) -> str:
+    attributes = node.attributes
+    scale = [] if attributes.scale is None else [f"scale={nearest(attributes.scale)}"]
+    dropout = float(nearest(attributes.dropout))
+    optional = keywords({"causal": (attributes.causal, False), "dropout": (dropout, 0.0)})
+    training = ["training=self.training"] if dropout else []
+    return f"functional.dot_product_attention({', '.join([*operands, *scale, *optional, *training])})"
+
+
+EXPRESSIONS: Mapping[str, Expression] = {"dot_product_attention": _dot_product}
+LAYERS: Mapping[str, Layer] = {"attention": Layer(lambda node: "Attention", _attention)}
+
+# As operators of ONNX
 
 
 def _projected(writer: Writer, node: Node, x: str, role: str) -> str:
@@ -21,7 +58,7 @@ def _heads(writer: Writer, x: str, rows: int, heads: int, width: int) -> str:
     return writer.op("Transpose", writer.reshape(x, (rows, heads, width)), perm=[0, 2, 1, 3])
 
 
-def _attention(writer: Writer, node: Node, x: Sequence[str]) -> str:
+def _attention_nodes(writer: Writer, node: Node, x: Sequence[str]) -> str:
     """Heads of projected tokens, attended to, joined and projected."""
     (rows, features), (keys, _) = node.site.inputs[0], node.site.inputs[-1]
     heads = node.attributes.heads
@@ -35,7 +72,7 @@ def _attention(writer: Writer, node: Node, x: Sequence[str]) -> str:
     return _projected(writer, node, joined, "output")
 
 
-def _dot_product(writer: Writer, node: Node, x: Sequence[str]) -> str:
+def _dot_product_nodes(writer: Writer, node: Node, x: Sequence[str]) -> str:
     queries, keys, _ = node.site.inputs
     q, k, v = x
     return _mixed(writer, node, (q, k, v), (queries[-2], keys[-2]), queries[-1], len(queries) + 1)
@@ -59,4 +96,4 @@ def _mixed(
     return writer.op("MatMul", weights, v)
 
 
-EMITTERS: Mapping[str, Emit] = {"attention": _attention, "dot_product_attention": _dot_product}
+EMITTERS: Mapping[str, Emit] = {"attention": _attention_nodes, "dot_product_attention": _dot_product_nodes}

@@ -1,4 +1,7 @@
-"""The scattering transform: Fourier transforms as products with matrices, which any runtime computes alike."""
+"""How the scattering transform is written: as Python of torch, and as operators of ONNX.
+
+Fourier transforms are products with matrices, which any runtime computes alike.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,21 @@ import numpy as np
 from lipcompile.core.graph import Node
 from lipcompile.core.record import Shape
 from lipcompile.emitters.onnx.writer import Array, Emit, Writer
-from lipcompile.ops.resample.onnx_write import padded
+from lipcompile.emitters.torch.pieces import Expression
+from lipcompile.ops.resample.write import padded
 from lipcompile.ops.scattering.rules import Scattering2d, frequencies, lowpass, wavelet
+
+# As Python
+
+
+def _scattering(node: Node, operands: Sequence[str]) -> str:
+    bank = node.attributes
+    return f"functional.scattering2d({operands[0]}, {bank.scales}, angles={bank.angles}, order={bank.order})"
+
+
+EXPRESSIONS: Mapping[str, Expression] = {"scattering2d": _scattering}
+
+# As operators of ONNX
 
 # Tensors of real and imaginary parts.
 Complex = tuple[str, str]
@@ -138,8 +154,8 @@ def coefficients(writer: Writer, bank: Scattering2d, x: str, example: Shape, sha
     return writer.reshape(writer.op("Concat", *found, axis=2), shape)
 
 
-def _scattering(writer: Writer, node: Node, x: Sequence[str]) -> str:
-    return coefficients(writer, node.attributes, x[0], node.site.inputs[0], node.shape)
-
-
-EMITTERS: Mapping[str, Emit] = {"scattering2d": _scattering}
+EMITTERS: Mapping[str, Emit] = {
+    "scattering2d": lambda writer, node, x: coefficients(
+        writer, node.attributes, x[0], node.site.inputs[0], node.shape
+    )
+}

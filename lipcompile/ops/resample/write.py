@@ -1,4 +1,4 @@
-"""Copies and interpolation."""
+"""How copies and interpolation are written: as Python of torch, and as operators of ONNX."""
 
 from __future__ import annotations
 
@@ -8,7 +8,31 @@ from math import prod
 import numpy as np
 
 from lipcompile.core.graph import Node
-from lipcompile.emitters.onnx.writer import Emit, Writer, axis_of
+from lipcompile.emitters.onnx.writer import Emit, Writer
+from lipcompile.emitters.torch.pieces import Expression, axis_of, keywords
+
+# As Python
+
+
+def _pad(node: Node, operands: Sequence[str]) -> str:
+    optional = {"mode": (node.attributes.mode, "zeros")}
+    return f"functional.pad({', '.join([operands[0], f'{node.attributes.padding}', *keywords(optional)])})"
+
+
+def _upsample(node: Node, operands: Sequence[str]) -> str:
+    up = node.attributes
+    optional = {"align_corners": (up.align_corners, False)}
+    return f"functional.upsample({', '.join([operands[0], f'{up.factor}', repr(up.mode), *keywords(optional)])})"
+
+
+EXPRESSIONS: Mapping[str, Expression] = {
+    "pad": _pad,
+    "upsample": _upsample,
+    "gather": lambda node, x: f"functional.gather({x[0]}, {node.attributes.indices}, axis={axis_of(node)})",
+    "expand": lambda node, x: f"functional.expand({x[0]}, {node.shape})",
+}
+
+# As operators of ONNX
 
 _MODES = {"zeros": "constant", "circular": "wrap", "reflect": "reflect", "replicate": "edge"}
 _PLACES = {False: "half_pixel", True: "align_corners"}
@@ -30,14 +54,6 @@ def _pads(writer: Writer, padding: Sequence[tuple[int, int]], rank: int) -> str:
     return writer.integers(*first, *(low for low, _ in padding), *first, *(high for _, high in padding))
 
 
-def _pad(writer: Writer, node: Node, x: Sequence[str]) -> str:
-    return padded(writer, x[0], node.attributes.padding, node.attributes.mode, len(node.shape))
-
-
-def _gather(writer: Writer, node: Node, x: Sequence[str]) -> str:
-    return writer.op("Gather", x[0], writer.integers(*node.attributes.indices), axis=axis_of(node))
-
-
 def _expand(writer: Writer, node: Node, x: Sequence[str]) -> str:
     aligned = align(writer, x[0], node.site.inputs[0], len(node.shape))
     return writer.op("Expand", aligned, writer.integers(1, *node.shape))
@@ -49,7 +65,7 @@ def align(writer: Writer, x: str, shape: Sequence[int], rank: int) -> str:
     return writer.reshape(x, ((1,) * missing + tuple(shape))) if missing else x
 
 
-def _upsample(writer: Writer, node: Node, x: Sequence[str]) -> str:
+def _upsample_nodes(writer: Writer, node: Node, x: Sequence[str]) -> str:
     """One Resize where runtimes have one; other cubic ones axis by axis, each as rows of an image."""
     up, shape = node.attributes, node.site.inputs[0]
     if up.mode != "bicubic" or len(up.factor) == 2:
@@ -73,4 +89,13 @@ def _resized(writer: Writer, node: Node, x: str, factors: Sequence[float]) -> st
     return writer.op("Resize", x, "", scales, mode=mode, **place)
 
 
-EMITTERS: Mapping[str, Emit] = {"pad": _pad, "gather": _gather, "expand": _expand, "upsample": _upsample}
+EMITTERS: Mapping[str, Emit] = {
+    "pad": lambda writer, node, x: padded(
+        writer, x[0], node.attributes.padding, node.attributes.mode, len(node.shape)
+    ),
+    "gather": lambda writer, node, x: writer.op(
+        "Gather", x[0], writer.integers(*node.attributes.indices), axis=axis_of(node) + 1
+    ),
+    "expand": _expand,
+    "upsample": _upsample_nodes,
+}

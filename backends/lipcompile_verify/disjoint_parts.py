@@ -70,12 +70,12 @@ def beside(forms: Sequence[Form]) -> Form:
         (k for k, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last))
     )
     rows = [{path[shared:]: value for path, value in form.items()} for form in forms]
-    if not all(_apart(a, b) for a, b in pairwise(sorted(paths))):  # neighbours among sorted paths: then all are
+    if not all(_diverge(a, b) for a, b in pairwise(sorted(paths))):  # neighbours among sorted paths: then all are
         rows = [{(): bound(row)} for row in rows]
     return {first[:shared]: norm(rows)}
 
 
-def _apart(a: Path, b: Path) -> bool:
+def _diverge(a: Path, b: Path) -> bool:
     """Whether two paths part at different parts of one W."""
     return next((p[0] == q[0] for p, q in zip(a, b, strict=False) if p != q), False)
 

@@ -1,4 +1,7 @@
-"""Whitened features: their constants are those of a module, which the compiler does not compute."""
+"""How whitened features are written: as Python of torch, and as operators of ONNX.
+
+Their constants are those of a module, which the compiler does not compute.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,32 @@ import numpy as np
 from lipcompile.core.graph import Node
 from lipcompile.diagnostics import Refusal
 from lipcompile.emitters.onnx.writer import Emit, Writer
-from lipcompile.ops.scattering.onnx_write import coefficients
+from lipcompile.emitters.torch.pieces import Layer, Parameters, above, nearest
 from lipcompile.ops.scattering.rules import Scattering2d
+from lipcompile.ops.scattering.write import coefficients
+
+# As Python
+
+
+def _scattering(node: Node, parameters: Parameters) -> list[str]:
+    own = node.attributes
+    sizes = f"{node.site.inputs[0]}", f"{own.scales}", f"{own.angles}"
+    numbers = f"floor={above(own.floor)}", f"power={nearest(own.power)}"
+    return [*sizes, f"source='{own.source}'", *numbers, f"channels={own.channels}", f"images={own.images}"]
+
+
+def _patches(node: Node, parameters: Parameters) -> list[str]:
+    own = node.attributes
+    numbers = f"floor={above(own.floor)}", f"power={nearest(own.power)}"
+    return [f"{node.site.inputs[0]}", f"{own.size}", f"{own.stride}", *numbers, f"images={own.images}"]
+
+
+HOLDERS: Mapping[str, Layer] = {
+    "whitened_scattering2d": Layer(lambda _: "WhitenedScattering2d", _scattering),
+    "whitened_patches": Layer(lambda _: "WhitenedPatches", _patches),
+}
+
+# As operators of ONNX
 
 _SHORTEST = 1e-6  # what shorter features are divided by
 
@@ -32,7 +59,7 @@ def _constant(writer: Writer, node: Node, name: str) -> str:
     return writer.constant(writer.weights[f"{node.name}.{name}"].astype(np.float32))
 
 
-def _scattering(writer: Writer, node: Node, x: Sequence[str]) -> str:
+def _scattering_nodes(writer: Writer, node: Node, x: Sequence[str]) -> str:
     own, example = node.attributes, node.site.inputs[0]
     bank = Scattering2d(own.scales, own.angles)
     shape = (example[0] * bank.coefficients, prod(node.shape[1:]))
@@ -41,7 +68,7 @@ def _scattering(writer: Writer, node: Node, x: Sequence[str]) -> str:
     return _whitened(writer, node, writer.op("Log", writer.op("Add", kept, writer.number(own.floor, "above"))))
 
 
-def _patches(writer: Writer, node: Node, x: Sequence[str]) -> str:
+def _patches_nodes(writer: Writer, node: Node, x: Sequence[str]) -> str:
     own, entries = node.attributes, node.shape[0]
     kernel = np.eye(entries, dtype=np.float32).reshape(entries, node.site.inputs[0][0], own.size, own.size)
     laid_out = writer.op("Conv", x[0], writer.constant(kernel), strides=[own.stride, own.stride])
@@ -52,4 +79,4 @@ def _patches(writer: Writer, node: Node, x: Sequence[str]) -> str:
     return _whitened(writer, node, writer.op("Div", centred, contrast))
 
 
-EMITTERS: Mapping[str, Emit] = {"whitened_scattering2d": _scattering, "whitened_patches": _patches}
+EMITTERS: Mapping[str, Emit] = {"whitened_scattering2d": _scattering_nodes, "whitened_patches": _patches_nodes}

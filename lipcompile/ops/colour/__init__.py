@@ -1,0 +1,1 @@
+"""Colour spaces of images: linear maps of every pixel, and HSV, which jumps."""

@@ -1,0 +1,144 @@
+"""Code that looks at the size of the batch: refused, unless it comes to the same for every size."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lipcompile.diagnostics import Severity
+from lipcompile.pipeline import from_module
+
+Then = Callable[[Tensor], Any]
+
+
+class Looking(nn.Module):
+    """A linear layer [B, 4] -> [B, 4], then what a function makes of it."""
+
+    def __init__(self, then: Then) -> None:
+        super().__init__()
+        self.layer, self.then = nn.Linear(4, 4), then
+
+    def forward(self, x: Tensor) -> Any:
+        return self.then(self.layer(x))
+
+
+def parity(h: Tensor) -> Tensor:
+    return h.relu() if h.shape[0] % 2 else h.tanh()
+
+
+def remainder(h: Tensor) -> Tensor:
+    if h.shape[0] % 2 == 0:
+        h = 1 * h
+    return h
+
+
+def by_a_number(h: Tensor) -> Tensor:
+    n = int(h.shape[0])
+    return h.relu() if n == 64 else h.tanh()
+
+
+def by_a_real_number(h: Tensor) -> Tensor:
+    return h.relu() if float(h.shape[0]) > 100 else h.tanh()
+
+
+def by_constants(h: Tensor) -> Tensor:
+    return h * torch.tensor([1.0, 2.0, 3.0, 4.0 if h.shape[0] == 64 else 5.0])
+
+
+def squeezed(h: Tensor) -> Tensor:
+    """Only a batch of one loses its axis, and no batch of one is traced."""
+    return h.squeeze(0) if h.shape[0] == 1 else h
+
+
+def caught(h: Tensor) -> Tensor:
+    try:
+        assert h.shape[0] != 64
+    except AssertionError:
+        return h.tanh()
+    return h.relu()
+
+
+def second(h: Tensor) -> Tensor:
+    """The first comparison comes to the same, and the second is asked on its other way alone."""
+    if h.shape[0] == 64 and h.shape[1] * h.shape[0] % 3 == 0:
+        return h.tanh()
+    return h.relu()
+
+
+def many(h: Tensor) -> Tensor:
+    """More comparisons than are followed, all the same."""
+    assert all(h.shape[0] != 50 + i for i in range(20))
+    return h
+
+
+DIFFERENT: dict[str, Then] = {
+    "more than one": lambda h: h.relu() if h.shape[0] > 1 else h.tanh(),
+    "one": lambda h: h.tanh() if h.shape[0] == 1 else h.relu(),
+    "many": lambda h: h.tanh() if h.shape[0] > 7 else h.relu(),
+    "entries": lambda h: h.tanh() if h.numel() > 400 else h.relu(),
+    "length": lambda h: h.tanh() if len(h) == 64 else h.relu(),
+    "among": lambda h: h.tanh() if h.shape[0] in (64, 128) else h.relu(),
+    "shape": lambda h: h.tanh() if h.shape == (64, 4) else h.relu(),
+    "parity": parity,
+    "remainder": remainder,
+    "int": by_a_number,
+    "float": by_a_real_number,
+    "constants": by_constants,
+    "squeezed": squeezed,
+    "caught": caught,
+    "second": second,
+    "too many": many,
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_another_way_for_batches_of_another_size_is_refused(name: str) -> None:
+    then = DIFFERENT[name]
+    (found,) = (one for one in from_module(Looking(then), (4,)).diagnostics if one.severity == Severity.ERROR)
+    assert (found.code, "batch size" in found.message) == ("LIP108", True)
+    lines, first = inspect.getsourcelines(then)
+    assert found.location is not None
+    assert found.location.file == __file__
+    assert first <= (found.location.line or 0) < first + len(lines)
+
+
+def asserted(h: Tensor) -> Tensor:
+    assert h.shape[0] != 64
+    if h.shape[0] <= 0:
+        raise ValueError("no examples")
+    if h.shape[0] == 65:
+        raise ValueError("too many examples")
+    return h.relu()
+
+
+def named(h: Tensor) -> Tensor:
+    name = "one" if h.shape[0] == 1 else "more"
+    return h.relu() if name else h.tanh()
+
+
+SAME: dict[str, Then] = {
+    "asserted": asserted,
+    "named": named,
+    "length": lambda h: h.view(len(h), 2, 2).flatten(1).relu(),
+    "both ways": lambda h: h.relu() if h.shape[0] > 1 else torch.relu(h),
+}
+
+
+@pytest.mark.parametrize("name", SAME)
+def test_what_comes_to_the_same_for_every_size_is_imported(name: str) -> None:
+    found = from_module(Looking(SAME[name]), (4,))
+    assert found.ok, found.diagnostics
+    assert found.analysis is not None
+    assert [node.op.name for node in found.analysis.graph.nodes if node.op.name == "relu"] == ["relu"]
+    assert not any(node.op.name == "tanh" for node in found.analysis.graph.nodes)
+
+
+def test_python_is_as_before_afterwards() -> None:
+    before = (torch.SymBool.__bool__, torch.SymInt.__index__, torch.SymInt.__int__, len)
+    from_module(Looking(DIFFERENT["length"]), (4,))
+    assert (torch.SymBool.__bool__, torch.SymInt.__index__, torch.SymInt.__int__, len) == before
