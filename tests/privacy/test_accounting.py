@@ -85,7 +85,9 @@ def test_deltas_at_many_epsilons_are_those_of_the_library(kind: AdjacencyType, r
     bounds, bend = loss.connect_dots_bounds(), math.log1p(-min(rate, 0.999))
     corners = [0, bend, -bend, math.nextafter(bend, 1), math.nextafter(bend, -1)]
     epsilons = np.append(np.linspace(bounds.epsilon_lower, min(bounds.epsilon_upper, 600), 200), corners)
-    assert gaussian_deltas(loss, sigma, epsilons) == pytest.approx(loss.get_delta_for_epsilon(epsilons), abs=5e-16)
+    assert gaussian_deltas(loss, sigma, epsilons) == pytest.approx(
+        loss.get_delta_for_epsilon(epsilons), rel=1e-10, abs=5e-16
+    )
 
 
 @pytest.mark.parametrize(

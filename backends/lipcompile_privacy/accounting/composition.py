@@ -239,7 +239,9 @@ def _most(
 def _roughly(
     target: float, delta: float, relation: NeighbouringRelation, accountant: Accountant, run: Run
 ) -> float:
-    """Return about the ε of a run, quickly, to start slow searches from."""
+    """Return about the ε of a run, quickly, to start slow searches from; raises as `epsilon` does."""
+    if reason := _refusal(run[0], relation, accountant):
+        raise BudgetError(reason)
     alike, times = like_poisson(run[0], relation)
     if alike.noise_multiplier < _NO_NOISE:
         return math.inf

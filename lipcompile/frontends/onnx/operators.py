@@ -57,7 +57,7 @@ _BY_VERSION: Mapping[int, str] = {
     ),
     14: "Add Div Mul Sub Trilu",
     15: "BatchNormalization Pow",
-    16: "PRelu Where",
+    16: "GreaterOrEqual LessOrEqual PRelu Where",
     17: "LayerNormalization",
     18: "ReduceL1 ReduceL2 ReduceMean ReduceSumSquare Split",
     19: "Resize",
