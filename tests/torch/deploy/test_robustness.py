@@ -332,6 +332,22 @@ def test_rounding_that_vanishes_at_the_example_is_seen_near_it(tmp_path: Path) -
     assert float(certified_radii(module, x, y)) < float((x - near).norm())
 
 
+def test_rounding_at_the_example_counts_in_whichever_logit_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gap of 3 loses twice 16 times 0.01, for each of two logits may be off by what is seen in one."""
+    module = linear(tmp_path, [[1.0, 0.0], [0.0, 1.0]], [0.0, 0.0])
+    x, y = at([3.0, 0.0]), torch.tensor([0])
+    assert float(certified_radii(module, x, y)) == pytest.approx(3 / math.sqrt(2), rel=1e-5)
+
+    def served(module: LipschitzModule, inputs: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        off = 0.01 if dtype is None and len(inputs) == 1 else 0.0
+        return outputs_of(module, inputs, dtype) + torch.tensor([off, 0.0])
+
+    monkeypatch.setattr(robustness, "outputs_of", served)
+    assert float(certified_radii(module, x, y)) == pytest.approx((3 - 0.32) / math.sqrt(2), rel=1e-5)
+
+
 # Planted faults
 
 

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 import torch
 from lipcompile_torch import PrivacyEngine
+from lipcompile_torch.certify.constraints import Spectral
 from lipcompile_torch.nn.constrained import outside
+from lipcompile_torch.nn.layers import Dense
 from lipcompile_torch.train.checkpoint import CheckpointError, read_checkpoint, restore, save_checkpoint
 from lipcompile_torch.train.ledger import Ledger, LedgerError
 from torch.optim import SGD, Adam
@@ -122,6 +124,15 @@ def test_weights_outside_of_their_sets_are_refused(saved: Session) -> None:
     torch.save(content, saved.path)
     with pytest.raises(CheckpointError, match="does not fit"):
         saved.load()
+
+
+@pytest.mark.parametrize(("dtype", "room"), [(torch.float32, 1e-3), (torch.bfloat16, 2.0**-4)])
+def test_weights_are_outside_from_a_thousandth_or_eight_roundings_on(dtype: torch.dtype, room: float) -> None:
+    """The spectral norm of c·I is c."""
+    layer = Dense(4, 4, constraint=Spectral())
+    for share, found in ((0.8, []), (1.3, ["weight"])):
+        weight = ((1 + share * room) * torch.eye(4)).to(dtype)
+        assert [name.split()[0] for name in outside(layer, {"weight": weight})] == found
 
 
 def test_weights_that_training_left_lie_in_their_sets(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from lipcompile_privacy.accounting import BudgetError, Mechanism, epsilon
 from lipcompile_privacy.ledger import read_ledger
 from lipcompile_torch import PrivacyEngine
 from lipcompile_torch.noise.mechanism import NoiseSource
+from lipcompile_torch.train import sums
 from lipcompile_torch.train.engine import SeededWarning
 from lipcompile_torch.train.sums import release_sum
 
@@ -32,6 +33,16 @@ def test_noise_has_room_for_the_rounding_of_the_sum() -> None:
     with pytest.warns(SeededWarning):
         few, many = (release_sum(PrivacyEngine(), total, 1.0, 1.0, n, seed=1).item() for n in (1, rows))
     assert abs(many / few) >= 1 + 2 * rows * rows * 2.0**-53
+
+
+def test_noise_has_room_for_the_rounding_of_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where one row may be twice as long as its bound, noise is twice as large."""
+    found = []
+    for slack in (0.0, 1.0):
+        monkeypatch.setattr(sums, "rounding_slack", lambda _, slack=slack: slack)
+        with pytest.warns(SeededWarning):
+            found.append(release_sum(PrivacyEngine(), torch.zeros(1, dtype=torch.float64), 1.0, 1.0, 10, seed=1))
+    assert float(found[1] / found[0]) == pytest.approx(2)
 
 
 def test_a_sum_is_charged_before_noise_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
