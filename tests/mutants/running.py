@@ -87,8 +87,8 @@ class Workshop:
         """Build the kernels in place, as pyproject.toml says; return whether that was possible."""
         settings = tomllib.loads((self.folder / "pyproject.toml").read_text(encoding="utf-8"))
         [module] = settings["tool"]["setuptools"]["ext-modules"]
-        built = next((self.folder / KERNELS.parent).glob("_kernels*"))
+        built = self.folder / KERNELS.parent / "_kernels.abi3.so"
         command = [os.environ.get("CC", "cc"), "-shared", "-fPIC", *module["extra-compile-args"]]
         command += ["-I", sysconfig.get_path("include"), *module["sources"], "-o", str(built), "-lm"]
-        built.unlink()
+        built.unlink(missing_ok=True)
         return subprocess.run(command, cwd=self.folder, capture_output=True, check=False).returncode == 0
