@@ -186,3 +186,10 @@ def test_the_largest_of_all_traces_counts() -> None:
             return not self.traces
 
     assert single._largest_proved(Grams(), 10) >= 1 + 10 * UNIT * 1e6
+
+
+def test_the_largest_trace_of_all_frequencies_counts() -> None:
+    """Of I and 100·I; what is factorised at 101 are 100·I and I."""
+    spectra = single._ByTorch(torch.stack((torch.eye(2), 10 * torch.eye(2))).to(torch.complex64))
+    assert spectra.largest_trace() == 200
+    assert spectra.prove(101.0) == 200
