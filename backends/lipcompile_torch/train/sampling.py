@@ -195,10 +195,8 @@ class FixedOrder(Scheme):
 
     def __init__(self, drawing: Drawing, bits: Bits, balanced: bool) -> None:
         super().__init__(drawing, bits)
-        self._bin = torch.empty(self.size, dtype=torch.int64)
-        self._bin[self._order()] = torch.arange(self.size) % self.steps_per_epoch
-        if not balanced:
-            self._bin = self._bins(self.steps_per_epoch)
+        steps = self.steps_per_epoch
+        self._bin = self._order() % steps if balanced else self._bins(steps)
 
     def batch(self, step: int) -> Tensor:
         """Return the examples of that step of the epoch."""
