@@ -219,12 +219,16 @@ def from_module(
 
 def of_module(module: Module, example: Any, options: ModelOptions) -> Derivation:
     """Check a torch module, traced on an example; see `from_module`."""
+    return derive(load_module(module, example, options), options)
+
+
+def load_module(module: Module, example: Any, options: ModelOptions) -> Loaded:
+    """Read a torch module in memory, traced on an example; see `from_module`."""
     from lipcompile.frontends.torch import module as torch_module
 
     load_plugins()
     with options.limits.in_force():
-        loaded = torch_module.from_example(module, example, options)
-    return derive(loaded, options)
+        return torch_module.from_example(module, example, options)
 
 
 def _unmatched(graph: Graph, options: ModelOptions) -> list[Diagnostic]:
