@@ -14,7 +14,7 @@ from lipcompile.core.backend import find
 FOLDER = "lipcompile-demo"
 
 
-@click.command(short_help="Train a network on digits that ship with it.")
+@click.command(short_help="Train a small network on handwritten digits.")
 @click.option(
     "--output",
     type=click.Path(path_type=Path),

@@ -36,9 +36,7 @@ class Finding:
         return self.verdict.ok and not any(self.foreign.values())
 
 
-@click.command(
-    short_help="Check a CERTIFICATE, step by step, with a program that shares no code with the compiler."
-)
+@click.command(short_help="Check a CERTIFICATE with a second program, independent of the compiler.")
 @click.argument("certificate", type=_FILE)
 @click.option("--module", type=_FILE, metavar="FILE.py", help="Also check that this is the certificate's module.")
 @click.option("--model", type=_FILE, metavar="FILE.onnx", help="Also check that this is the certificate's model.")

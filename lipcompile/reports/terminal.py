@@ -97,8 +97,8 @@ def _parameters(analysis: Analysis) -> Table:
 def _clipped(group: ClipGroup) -> str:
     """Say how a clip bounds the gradients of a group."""
     alone = len(group.parameters) == 1
-    rule = "clipped" if group.regulariser is None else "clipped, without a threshold"
-    return rule if alone else f"{rule}, all of `{group.name}` together"
+    rule = "clipped" if group.regulariser is None else "automatic clipping"
+    return rule if alone else f"{rule}, group `{group.name}`"
 
 
 def _constraint(parameter: Parameter) -> str:

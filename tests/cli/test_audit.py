@@ -123,7 +123,7 @@ def test_the_table_says_what_the_ratios_mean(capsys: Capture) -> None:
     assert lines[0].split() == ["parameter", "claimed", "attained", "ratio"]
     assert [line.split()[0] for line in lines[1:4]] == ["dense.weight", "dense_2.weight", "whole"]
     assert "no bound was exceeded" in out
-    assert "is attained to" in out
+    assert "The least tight bound is that of" in out
     assert err == ""
 
 
