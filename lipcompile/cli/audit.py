@@ -40,7 +40,7 @@ PRIVACY = {
 
 @click.command(short_help="Attack the gradient bounds of MODEL, or its privacy.")
 @model_options()
-@click.option("--privacy", is_flag=True, help="Attack what the engine claims of privacy, by canaries.")
+@click.option("--privacy", is_flag=True, help="Attack the privacy that the engine claims, with canaries.")
 @click.option("--restarts", type=click.IntRange(1), help="Ascents of the whole gradient; 4 by default.")
 @click.option(
     "--steps",
@@ -169,7 +169,7 @@ def _text(found: Any) -> Iterator[RenderableType]:
     if refuted:
         yield styled((f"exceeded: {', '.join(map(printable, refuted))}", BAD))
         yield styled(
-            "Such a bound is wrong, and noise made by it protects nobody: a bug in lipcompile. Please report it."
+            "This bound is wrong, and its noise is too small. This is a bug in lipcompile. Please report it."
         )
         return
     yield styled(("no bound was exceeded", GOOD))

@@ -19,7 +19,7 @@ FOLDER = "lipcompile-demo"
     "--output",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help=f"Folder for what is made; ./{FOLDER}, or the next free number, by default.",
+    help=f"Folder for the results; ./{FOLDER}, or the next free number, by default.",
 )
 def demo(output: Path | None) -> int:
     """Check, compile and privately train a small network on hand-written digits: a minute, ε = 3.

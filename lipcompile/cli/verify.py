@@ -96,7 +96,7 @@ def diagnostics(found: Finding) -> list[Diagnostic]:
     """Return what is wrong, and what is looser than it need be."""
     own = found.document.get("user_ops")
     if own and not found.verdict.ok:
-        message = f"nobody but their authors vouches for the rules of {', '.join(map(str, own))}"
+        message = f"these ops are not checked, because users registered their rules: {', '.join(map(str, own))}"
         return [Diagnostic("LIP501", f"the certificate does not verify: {message}", _OWN)]
     failed = [
         Diagnostic("LIP501", f"the certificate does not verify: {problem}", _HELP)

@@ -108,7 +108,7 @@ def test_a_wrong_bound_is_exceeded(monkeypatch: pytest.MonkeyPatch, capsys: Capt
     assert run("audit model.lip --restarts 1 --steps 25") == 1
     out = capsys.readouterr().out
     assert "exceeded: dense_2.weight" in out
-    assert "a bug in lipcompile. Please report it." in out
+    assert "This is a bug in lipcompile. Please report it." in out
     assert run("audit model.lip --restarts 1 --steps 25 --format json") == 1
     found = json.loads(capsys.readouterr().out)
     assert not found["ok"]

@@ -171,7 +171,7 @@ def _options(given: Mapping[str, Any], output: Path | None) -> Options:
             raise click.UsageError(f"{_flag(name)} is for networks, and this is a table")
     if given["epsilon"] is None:
         raise input_error(
-            "LIP404", "--epsilon is needed", "such as --epsilon 1: it is what you promise to the people in it"
+            "LIP404", "--epsilon is needed", "such as --epsilon 1: ε is your promise to the people in the table"
         )
     return Options(given["epsilon"], given["delta"], bool(given.get("search")), given["seed"], output)
 
