@@ -72,7 +72,8 @@ def _load_module(model: str, options: ModelOptions) -> Loaded:
 
     if not is_reference(model):
         message = f"`{model}` is neither a .lip nor an .onnx file, nor package.module:factory of a torch module"
-        raise input_error("LIP001", message, "give a path that ends so, or name a factory")
+        help_line = "use a path ending in .lip or .onnx, or name a torch module, such as nets:LeNet of nets.py"
+        raise input_error("LIP001", message, help_line)
     from lipcompile.frontends.torch import module as torch_module
 
     return torch_module.load(model, options)

@@ -39,8 +39,8 @@ def compile_(
 ) -> int:
     """Check MODEL, and emit a module that trains under the derived bounds.
 
-    The file needs the runtime package lipcompile_torch, and no compiler. What was imported is run beside it on
-    random inputs first, and nothing is written if the two differ.
+    The file needs the runtime package lipcompile_torch, and no compiler. An imported model is first compared with
+    its original on random inputs; no file is written if the two differ.
 
     \b
     Example:

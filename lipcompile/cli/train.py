@@ -94,7 +94,7 @@ if TYPE_CHECKING:
 @click.option(
     "--cache-features/--no-cache-features",
     default=None,
-    help="Compute what stands before the first trained parameter once for each example; by default, if there is "
+    help="Compute frozen layers before the first trained parameter once for each example; by default, if there is "
     "room for it in 4 GiB.",
 )
 @neighbours_option
