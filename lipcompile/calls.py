@@ -239,7 +239,7 @@ def fix(
 
 def load_trained(
     module: Module, trained: Module | str | Path, example: Example, *, loss: str = "cross_entropy", **options: Any
-) -> None:
+) -> Module:
     """Load privately trained weights into the module that they began in: yours, without any part of this package.
 
     Args:
@@ -249,6 +249,9 @@ def load_trained(
 
     The two modules are compared on random inputs, in evaluation mode. With bounds by theorem the private module
     clips its inputs to their norm, and yours does not.
+
+    Returns:
+        `module`.
 
     Raises:
         InputError: `trained` does not come from this module; a weight of it is computed from several of yours
@@ -260,8 +263,7 @@ def load_trained(
         >>> mine = torch.nn.Linear(4, 2)
         >>> private = lipcompile.private(mine, [4])
         >>> _ = private.linear.weight.data.fill_(0.5)  # in place of training
-        >>> lipcompile.load_trained(mine, private, [4])
-        >>> mine.weight[0].tolist()
+        >>> lipcompile.load_trained(mine, private, [4]).weight[0].tolist()
         [0.5, 0.5, 0.5, 0.5]
     """
     import torch
@@ -292,6 +294,7 @@ def load_trained(
                 parameters[name].copy_(weights)
         message = "with the trained weights your module computes something else: a layer was replaced on import"
         raise input_error("LIP523", message, "replace it in your module, too, before `private` reads it")
+    return module
 
 
 def _shaped(model: str, example: Any, options: ModelOptions) -> ModelOptions:
