@@ -448,9 +448,12 @@ class LipschitzModule(nn.Module):
 
 
 def _settings(layer: nn.Module) -> dict[str, Any]:
-    """Return what a layer computes with, beside its weights."""
+    """Return what a layer computes with, beside its weights, and what hides its methods."""
     return {
-        name: value for name, value in vars(layer).items() if name[0] != "_" and name not in ("training", "gate")
+        name: value
+        for name, value in vars(layer).items()
+        if name not in ("training", "gate", "_compiled_call_impl")
+        and (name[0] != "_" or (callable(value) and hasattr(type(layer), name)))
     }
 
 

@@ -92,9 +92,7 @@ def test_cotangents_are_limited_where_a_bound_rests_on_the_loss(monkeypatch: pyt
         module, optimizer, loader = private(module=build())
         backward(module, *next(iter(loader)))
         if is_refused:
-            with pytest.raises(
-                PrivacyError, match=r"the cotangent of an example is longer than its bound, 0\.01"
-            ):
+            with pytest.raises(PrivacyError, match=r"the cotangent of an example is longer than its bound, 0\.01"):
                 optimizer.step()
         else:
             optimizer.step()
@@ -310,6 +308,15 @@ def test_replaced_maps_without_weights_are_refused(change: Callable[[nn.Module],
     backward(module, x, y)
     change(module)
     with pytest.raises(RuntimeError, match="map were replaced after compilation"):
+        module(x)
+
+
+def test_methods_that_are_hidden_are_refused() -> None:
+    """As a padding that a kernel reads would be, whatever its name begins with."""
+    module, _, loader = private()
+    x, _ = next(iter(loader))
+    module.inner._constrain = module.inner._constrain
+    with pytest.raises(RuntimeError, match="inner were replaced after compilation"):
         module(x)
 
 
