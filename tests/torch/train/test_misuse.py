@@ -276,7 +276,8 @@ class Mapped(Net):  # type: ignore[misc,valid-type]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         mapped = self.map(self.clip_input(x).reshape(-1, 1, 2, 2)).reshape(-1, 4)
-        return self.release(self.outer(torch.relu(self.inner(mapped))))
+        released: torch.Tensor = self.release(self.outer(torch.relu(self.inner(mapped))))
+        return released
 
 
 class Longer(nn.Module):
