@@ -312,6 +312,17 @@ def test_replaced_maps_without_weights_are_refused(change: Callable[[nn.Module],
         module(x)
 
 
+@pytest.mark.parametrize("name", ["expected_batch_size", "sampling_rate", "size", "scheme"])
+def test_a_loader_keeps_its_sizes(name: str) -> None:
+    """Noise on the sum is divided by the expected batch size: 8 times that size left an eighth of it."""
+    _, _, loader = private()
+    with pytest.raises(AttributeError):
+        setattr(loader, name, getattr(loader, name))
+    for part in ("drawing", "size", "batch_size"):
+        with pytest.raises(AttributeError):
+            setattr(loader.scheme, part, getattr(loader.scheme, part))
+
+
 def test_methods_that_are_hidden_are_refused() -> None:
     """As a padding that a kernel reads would be, whatever its name begins with."""
     module, _, loader = private()
