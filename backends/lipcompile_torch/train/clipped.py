@@ -85,7 +85,7 @@ class ClippedGradients:
                 "module needs per_example_loss, a function from outputs [B, …] and targets to losses [B]"
             )
         self.module = module
-        self.normaliser = float(normaliser)
+        self._normaliser = float(normaliser)
         self.examples = 0
         self._loss = per_example_loss
         self._parameters = checks.trainable(module)
@@ -98,6 +98,11 @@ class ClippedGradients:
         self._check_module()
         if isinstance(module, LipschitzModule):
             module.guard_layers()  # which tells them of the gate
+
+    @property
+    def normaliser(self) -> float:
+        """b, which sums and noise are divided by alike."""
+        return self._normaliser
 
     def bounds(self) -> dict[str, float]:
         """Return how long the part of one example's clipped gradient may be, by parameter name.
