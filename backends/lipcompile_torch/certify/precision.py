@@ -23,7 +23,9 @@ of its taps, but √m times it does, where m taps read one entry, since every ke
 most the norm of the whole kernel as a matrix. With A = 1 or √m and N = n + √n it is 1 + 2A·N·u·(1 + u)ⁿ ≤
 e^(2A·N·u), as 2y·e^y ≤ e^(2y) - 1 for y = A·N·u. Where no number of W is negative, partial sums are no longer than
 sums, and 4·n for n entries is more; it is more, too, than the n/2 + 4 roundings of each entry of a Euclidean norm
-and of its derivative x/‖x‖, and than 2n + 8 of the projection on a sphere, g - ⟨g, x⟩·x/‖x‖².
+and of its derivative x/‖x‖, and than 2n + 8 of the projection on a sphere, g - ⟨g, x⟩·x/‖x‖². Likewise 16·n is
+more than n + 4 of a centred group, and than n/2 + 5 and n + 20 of one divided by r = max(α, ρ), and of (g - ⟨g,
+y⟩·y/n)/r on the way back: with r̂ ≥ α·(1 - 4u) and ‖y‖² ≤ n·(1 + (n + 10)·u), whatever the error of y itself.
 
 *Every entry by itself.* A sum with a bias, a product with a weight or a mask, a quotient by a count, and a
 reflection of pairs round each entry, or the norm of each pair, at most :data:`_ROUNDINGS` times. A function φ has
@@ -40,11 +42,11 @@ approximation of GELU), and 1/2 for hard swish, whose constant grows no faster t
 min(X, r), which may be X. Cotangents at a value that is read k times are added by k - 1 additions. The gradient of
 a parameter is a bound of the cotangent times one of the operand. ∎
 
-What is no theorem: :data:`LIBRARY` is tried, by enumeration. Nodes in :data:`CONVENTIONS` (softmax, normalisation,
-attention and a few more, and ops of plugins) count 4·n for n entries that one result may depend on; so does the
-loss, but what it hands back is measured at every step. Half precision, autocast and TF32 round operands and
-results far more coarsely; for them `rounding_slack` was measured. The sums that gradients of parameters are made
-of are those of :mod:`.sums`.
+What is no theorem: :data:`LIBRARY` is tried, by enumeration. Nodes in :data:`CONVENTIONS` (softmax, attention,
+layer normalisation and a few more, and ops of plugins) count 4·n for n entries that one result may depend on; so
+does the loss, but what it hands back is measured at every step. Half precision, autocast and TF32 round operands
+and results far more coarsely; for them `rounding_slack` was measured. The sums that gradients of parameters are
+made of are those of :mod:`.sums`.
 """
 
 from __future__ import annotations
@@ -353,10 +355,9 @@ def _clip(node: Node, sources: list[Shape], weights: list[Shape]) -> Pair:  # no
 # What ends in a ball that is all that is claimed: what was rounded before does not count.
 _CLIPPED = ("whitened_scattering2d", "whitened_patches")
 _PRODUCTS = ("multiply", "matmul")
-# The angles of `householder` get their gradient from two sums, which together may be twice as long.
 CONVENTIONS = (
     *("softmax", "log_softmax", "logsumexp", "attention", "dot_product_attention", "scattering2d", "lp_pool"),
-    *("layer_norm", "group_norm", "instance_norm", "rms_norm", "lrn", "upsample", "householder"),
+    *("layer_norm", "group_norm", "instance_norm", "lrn", "upsample"),
 )
 # Whose derivatives are bounded by means of their operands.
 _BY_OPERANDS = (*_PRODUCTS, "hard_swish", "softmax", "log_softmax", "attention", "dot_product_attention")

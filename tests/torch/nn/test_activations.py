@@ -7,7 +7,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from lipcompile_torch.certify.sums import sum_to
 from lipcompile_torch.nn import functional as lf
+from lipcompile_torch.nn import reading
 from lipcompile_torch.nn.layers import ConstrainedLayer, Householder, PReLU, Scale
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
@@ -75,6 +77,20 @@ def test_the_gradient_of_an_angle_is_at_most_the_norm_of_the_pair() -> None:
         sizes = jacobian(layer(x), layer.angle).norm(dim=0)
         pairs = x.reshape(3, 2).norm(dim=1)
         torch.testing.assert_close(sizes[sizes > 0], pairs[sizes > 0])
+
+
+def test_what_each_position_adds_to_an_angle_is_at_most_its_part_of_the_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """‖g‖·‖z‖ at each pair z, of sine and cosine together: rounding of sums is bounded by the lengths of terms."""
+    seen: list[Tensor] = []
+    monkeypatch.setattr(reading, "sum_to", lambda x, shape: seen.append(x) or sum_to(x, shape))
+    torch.manual_seed(0)
+    layer, x, cotangent = Householder((2, 1, 1)).double(), torch.randn(3, *SHAPE).double(), torch.randn(3, *SHAPE)
+    (layer(x) * cotangent.double()).sum().backward()
+    lengths = (x.unflatten(1, (2, 2)).norm(dim=2), cotangent.double().unflatten(1, (2, 2)).norm(dim=2))
+    (terms,) = seen
+    assert bool((terms.abs() <= lengths[0] * lengths[1] * (1 + 1e-12)).all())
 
 
 @pytest.mark.parametrize("name", MAKERS)
