@@ -255,6 +255,18 @@ def test_sums_that_rounding_lengthened_are_taken() -> None:
             checks.check_gradients({"w": 2 * (1 + 1.1 * longer)}, {"w": 1.0}, 2.0, slack, depth)
 
 
+def test_what_is_equal_to_its_limit_is_taken() -> None:
+    """Nothing foreign, a cotangent as long as its bound, as many clipped examples as were drawn, a clip at K."""
+    batch: Any = SimpleNamespace(examples=3)
+    checks.check_flow(checks.Flow(3, 0.0, 2.0), batch, 2.0)
+    checks.check_clipped(3, batch)
+    group = SimpleNamespace(name="both", parameters=("a", "b"), length=2.0)
+    for other, refused in ((2.0, False), (3.0, False), (1.9, True)):
+        module: Any = SimpleNamespace(clips=[group], bounds={"a": 2.0, "b": other})
+        with pytest.raises(checks.PrivacyError, match="has length") if refused else nullcontext():
+            checks.check_clips(module)
+
+
 def test_as_many_pieces_are_added_as_noise_covers() -> None:
     parameters = {"w": nn.Parameter(torch.zeros(1))}
     checks.check_pieces(parameters, 16, 16)
