@@ -2,7 +2,7 @@
 
 All work on [B, *example] with any B, zero included. Axes count within the example (axis 0 is dimension 1;
 negative ones count from the end), so no operation here can reach across the batch. The stated constants are
-those of the exact map; what rounding adds is :func:`~..certify.precision.rounding_slack`.
+those of the exact map; what rounding adds is stated in :mod:`~..certify.precision`.
 """
 
 from __future__ import annotations

@@ -84,13 +84,18 @@ def test_what_each_position_adds_to_an_angle_is_at_most_its_part_of_the_bound(
 ) -> None:
     """‖g‖·‖z‖ at each pair z, of sine and cosine together: rounding of sums is bounded by the lengths of terms."""
     seen: list[Tensor] = []
-    monkeypatch.setattr(reading, "sum_to", lambda x, shape: seen.append(x) or sum_to(x, shape))
+
+    def noted(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+        seen.append(x)
+        return sum_to(x, shape)
+
+    monkeypatch.setattr(reading, "sum_to", noted)
     torch.manual_seed(0)
-    layer, x, cotangent = Householder((2, 1, 1)).double(), torch.randn(3, *SHAPE).double(), torch.randn(3, *SHAPE)
-    (layer(x) * cotangent.double()).sum().backward()
-    lengths = (x.unflatten(1, (2, 2)).norm(dim=2), cotangent.double().unflatten(1, (2, 2)).norm(dim=2))
+    layer, x, cotangent = Householder((2, 1, 1)).double(), *torch.randn(2, 3, *SHAPE, dtype=torch.float64)
+    (layer(x) * cotangent).sum().backward()
+    lengths, others = (torch.unflatten(one, 1, (2, 2)).norm(dim=2) for one in (x, cotangent))
     (terms,) = seen
-    assert bool((terms.abs() <= lengths[0] * lengths[1] * (1 + 1e-12)).all())
+    assert bool((terms.abs() <= lengths * others * (1 + 1e-12)).all())
 
 
 @pytest.mark.parametrize("name", MAKERS)
