@@ -162,6 +162,16 @@ def test_products_have_the_excess_of_both_operands() -> None:
     assert counted(square, last) == pytest.approx(4 * 100 + 16 + (2 * 16 + linear(2) + 16))
 
 
+def test_the_larger_excess_of_two_operands_counts() -> None:
+    """That of 100 columns, 2·(100 + 10) + 16: in what is computed of both, and in a parameter that meets both."""
+    product = node("product", "dense", ["x"], (100,))
+    both = node("both", "add", ["product", "first"], (100,))
+    last = node("last", "bias", ["both"], (100,), parameters={"bias": "c"})
+    excess = linear(100) + 16
+    assert counted(product, both, last) == pytest.approx(4 * 100 + 16 + (excess + linear(2) + 16))
+    assert counted(product, both | {"parameters": {"bias": "c"}}) == pytest.approx(4 * 100 + (4 + 16) + excess)
+
+
 def test_broadcast_operands_collect_sums() -> None:
     """2·(P + √P) on the way back to an operand of which there are P copies, not fewer for the other."""
     wide = node("wide", "add", ["first", "x"], (30, 100))
