@@ -273,6 +273,11 @@ def net():
     network.forgotten = nn.Linear(6, 2)
     return network
 """
+PADDED = """
+
+def net():
+    return nn.Sequential(nn.Embedding(20, 4, padding_idx=0), nn.Flatten(), nn.Linear(16, 2))
+"""
 HALVED = """
 
 def net():
@@ -483,6 +488,11 @@ CASES: Mapping[str, Case] = {
     "LIP122": Case(reading("122", "net"), module("122", "return self.layer(x)", PARAMETRISED), 0),
     "LIP123": Case(reading("123", "net"), module("123", "return self.layer(x)", UNREAD), 0),
     "LIP124": Case(reading("124", "net"), module("124", "return self.layer(x)", HALVED), 0),
+    "LIP125": Case(
+        "check net_125:net --input-shape 4 --loss cross_entropy --bounds clip",
+        module("125", "return x", PADDED),
+        0,
+    ),
     "LIP201": Case("check model.lip", example("LIP201"), 0),
     "LIP203": Case("", good, api=empty_input),
     "LIP213": Case("check model.lip", example("LIP213"), 0),

@@ -120,7 +120,13 @@ def _loaded(module: Module, examples: Sequence[Example], name: str, path: str, o
         return Loaded(Source(name, path, "torch", _NO_DIGEST), None, (refused.diagnostic,))
     return replace(
         loaded,
-        diagnostics=(*loaded.diagnostics, *_parametrised(module), *_left_out(module, model), *_rounded(module)),
+        diagnostics=(
+            *loaded.diagnostics,
+            *_parametrised(module),
+            *_ignored(module),
+            *_left_out(module, model),
+            *_rounded(module),
+        ),
         original=partial(original_run, module, taken, model),
     )
 
@@ -163,6 +169,20 @@ def _parametrised(module: Module) -> Iterator[Diagnostic]:
                 Severity.WARNING,
                 node=name or None,
             )
+
+
+def _ignored(module: Module) -> Iterator[Diagnostic]:
+    """Yield a warning of embeddings whose rows torch trains in different ways."""
+    from torch.nn import Embedding
+
+    for name, part in module.named_modules():
+        if isinstance(part, Embedding) and part.weight.requires_grad:
+            options = {"padding_idx": part.padding_idx is not None, "scale_grad_by_freq": part.scale_grad_by_freq}
+            for option in (option for option, given in options.items() if given):
+                message = (
+                    f"`{name or 'the embedding'}`: {option} is ignored, all rows of the table are trained alike"
+                )
+                yield Diagnostic("LIP125", message, "leave it out", Severity.WARNING, node=name or None)
 
 
 def _left_out(module: Module, model: ModelProto) -> Iterator[Diagnostic]:
