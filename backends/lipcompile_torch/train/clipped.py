@@ -46,7 +46,7 @@ class ClippedGradients:
     norm over all parameters (flat), or the part of each parameter by at most C_p (per parameter); replacing one,
     by twice that. Each clipped gradient obeys this exactly, as the floating point numbers that it is (see
     `functional.clip_norm`). They are added in float64, and the sum is rounded to the parameter's dtype: what
-    that moves is meant to be covered by `precision.rounding_slack`, which is no theorem.
+    that moves is covered by `precision.sum_slack`.
 
     Args:
         module: emitted, with its own loss; or any torch module from one tensor to one, with `per_example_loss`.

@@ -68,7 +68,7 @@ class LipschitzModule(nn.Module):
 
     Formal guarantees: after :meth:`project_` and for inputs of ``input_shape``, ‖∂ per_example_loss[i]/∂p‖ ≤
     ``gradient_bounds()[p]`` in real arithmetic, given that the subclass is what its certificate describes;
-    rounding adds :func:`~..certify.precision.rounding_slack`.
+    rounding adds what :mod:`~..certify.precision` states.
     """
 
     input_shape: ClassVar[tuple[int, ...]]
