@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from lipcompile_verify.derive import Derivation
 from lipcompile_verify.disjoint_parts import bound
-from lipcompile_verify.windows import adaptive, averages, counts, interpolation, norm_within, outputs
+from lipcompile_verify.windows import adaptive, averages, counts, interpolation, joint, norm_within, outputs
 
+from tests.overlaps import attained, line
 from tests.suprema import supremum
 
 Json = dict[str, Any]
@@ -108,9 +109,28 @@ def test_a_convolution() -> None:
     parameters = {"w": weight([2, 1, 3, 3], "frobenius"), "b": weight([2], "ball")}
     found = derived([1, 8, 8], nodes, parameters, norm="1")
     assert found.nodes["c"].site.C == {"reads": 4, "taps": 9, "positions": 16}
-    assert found.extents["c"].X.upper() == 2 + 4.0
-    assert found.nodes["c"].kappa["weight"].upper() == 2.0
+    # An axis of 8 entries and 4 outputs, each reading 3, or 2 at the border: Σ_t ⟨g, S_t x⟩² reaches 1.7665.
+    kappa = found.nodes["c"].kappa["weight"].upper()
+    assert attained(line(8, 3, stride=2, padding=1)) <= kappa <= 1.785
+    assert found.extents["c"].X.upper() == pytest.approx(kappa + 4.0, rel=1e-15)
     assert found.nodes["c"].kappa["bias"].upper() == 4.0
+
+
+def test_windows_on_two_entries() -> None:
+    """Three taps, two entries, zeros beside: h = (g·x)² + g_1²x_2² + g_2²x_1² is at most 3/2, at (1, 1)/√2."""
+    assert joint(2, 2, 3, 1, 1, (1, 1)) == Fraction(3, 2)
+    assert joint(2, 2, 5, 1, 1, (2, 2)) == Fraction(3, 2)
+    assert joint(1, 3, 3, 1, 1, (2, 2), "replicate") == 9
+
+
+@pytest.mark.parametrize(
+    ("size", "kernel", "stride", "padding"),
+    [(3, 3, 1, 1), (5, 3, 1, 1), (7, 5, 1, 2), (4, 3, 2, 1), (6, 3, 1, 0), (14, 5, 1, 0), (7, 7, 1, 3)],
+)
+def test_windows_on_short_axes(size: int, kernel: int, stride: int, padding: int) -> None:
+    read = line(size, kernel, stride, padding)
+    found = float(joint(size, read.shape[1], kernel, stride, 1, (padding, padding)))
+    assert attained(read) <= found <= 1.045 * attained(read)
 
 
 def fork(*tail: Json) -> Derivation:
