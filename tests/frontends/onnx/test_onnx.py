@@ -63,7 +63,7 @@ def test_two_dense_layers(tmp_path: Path) -> None:
 
 
 def test_a_convolution_over_an_image(tmp_path: Path) -> None:
-    """3x3, stride 1, on 4x4: κ is at least 2.309·X_0 (`tests/overlaps.py`), at most 2.402; the bias has κ = √16."""
+    """3x3, stride 1, on 4x4: κ is at least 2.309·X_0, by ascents, and at most 2.402; the bias has κ = √16."""
     nodes = [
         node("Conv", "x c.weight c.bias", "h", pads=[1, 1, 1, 1]),
         node("Flatten", "h", "f"),
