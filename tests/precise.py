@@ -16,6 +16,7 @@ from lipcompile.analysis.bounds import derive, slope
 from lipcompile.core.graph import Graph
 from lipcompile.emitters.torch.programs import current_slope, following_bounds, last_dense
 from lipcompile.numbers import Arithmetic, Count, Scalar, Step, Symbol
+from tests.suprema import supremum
 
 SLOPE = "slope"
 REAL = mpmath.mp.clone()
@@ -72,6 +73,9 @@ class Precise:
 
     def max_over(self, start: int, stop: int, term: Callable[[Any], Any]) -> Any:
         return max(term(real(m)) for m in range(start, stop))
+
+    def supremum(self, value: Callable[[Any], Any], slope: Callable[[Any], Any]) -> Any:  # noqa: ARG002
+        return supremum(value, real)
 
     def power(self, step: Step[Any], count: Count, name: str) -> Step[Any]:  # noqa: ARG002
         raise AssertionError("programs are written of graphs that are unrolled")

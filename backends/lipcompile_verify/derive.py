@@ -156,9 +156,9 @@ class Derivation:
                 alike = (other.op, other.attributes, other.site.I) == (node.op, node.attributes, node.site.I)
                 require(alike, f"{name} is shared with {other.name}, which is a different linear map")
             self.uses[name].append((node.name, role))
-            if p.constraint != "free":  # ‖K‖_F bounds the norm of a convolution by √min(m, r·v) times it
-                reads = min(node.site.C["reads"], node.site.C["taps"]) if "taps" in node.site.C else 1
-                theta[role] = real(p.bound) * root(reads if p.constraint == "frobenius" else 1)
+            if p.constraint != "free":  # ‖K‖_F bounds the norm of a convolution by √M times it
+                overlap = getattr(node.site, "overlap", 1) if p.constraint == "frobenius" else 1
+                theta[role] = real(p.bound) * root(overlap)
             elif rule.roles[role].kinds != "free":
                 theta[role] = UNBOUNDED
         return theta

@@ -7,12 +7,14 @@ from fractions import Fraction
 from math import prod
 from typing import Any, NamedTuple
 
-from .document import require
-from .intervals import UNBOUNDED, Exact, Real, decay, least, most, root
+from mpmath import libmp
+
+from .document import require, spend
+from .intervals import UNBOUNDED, Exact, Real, decay, least, most, real, root
 from .rules import Extent
 
-# Boxes over the arc a² + b² = R² of the logits; any number gives a bound.
-ARCS = 64
+# How far above the largest value found a supremum may be put, relatively, and how often parts are halved for that.
+CLOSE, ROUNDS, MOST_PARTS = Fraction(1, 2**64), 64, 1000
 
 
 class Loss(NamedTuple):
@@ -23,21 +25,68 @@ class Loss(NamedTuple):
     bound: Callable[[Any, Extent], Real | Exact]
 
 
+class _Arc:
+    """Logits a below the mean of the others for the label, b above the rest for one of these: a² + b² = R²."""
+
+    def __init__(self, classes: int, smoothing: Fraction, radius: Real) -> None:
+        self.K, self.n, self.radius = classes, classes - 1, radius
+        self.target = 1 - smoothing * Fraction(self.n, classes)
+        self.rest, self.both = Fraction(self.n - 1, self.n), Fraction(classes, self.n)
+
+    def at(self, low: Fraction, high: Fraction) -> tuple[Real, ...]:
+        """Enclose, for s = tan(arctan(a/b)/2) from low to high: a, b, J, 1 + (n-1)J, p_y and D of the proof."""
+        sine = _from(2 * low / (1 + low**2), 2 * high / (1 + high**2))
+        cosine = _from((1 - high**2) / (1 + high**2), (1 - low**2) / (1 + low**2))
+        below, spread = self.radius * sine, self.radius * cosine
+        j = decay(root(Fraction(self.n, max(self.n - 1, 1))) * spread)
+        label = decay(root(self.both) * below + root(self.rest) * spread)
+        total = j * (self.n - 1) + 1
+        return below, spread, j, total, label / (label + total), (1 - j) / total
+
+    def square(self, low: Fraction, high: Fraction) -> Real:
+        """‖p - q‖²."""
+        *_, lowest, apart = self.at(low, high)
+        missed, left = self.target - lowest, (1 - lowest) * apart
+        return missed * missed * self.both + left * left * self.rest
+
+    def bound(self, low: Fraction, high: Fraction) -> Real:
+        """Bound ‖p - q‖² from one end by how fast it grows from there, from the other by how fast it falls."""
+        below, spread, j, total, lowest, apart = self.at(low, high)
+        pull = lowest * ((self.target - lowest) * self.both + (1 - lowest) * apart * apart * self.rest)
+        parting = (1 - lowest) * (root(Fraction(self.n**3, max(self.n - 1, 1))) * self.rest) * j / (total * total)
+        up = pull * root(self.both) * spread
+        down = (pull * root(self.rest) + parting) * apart * below
+        factor = (1 - lowest) * (real(4) / (1 + low**2)) * (high - low)
+        return least(
+            self.square(low, high),
+            self.square(low, low) + factor * (up - down),
+            self.square(high, high) + factor * (down - up),
+        )
+
+
+def _from(low: Fraction, high: Fraction) -> Real:
+    """Enclose the numbers from one to another."""
+    return Real(real(low).lo, real(high).hi)
+
+
 def _entropy(s: Any, radius: Real) -> Real:
-    """L_R of a vector of scaled norm R: the label a below the mean of the others, one of these above the rest."""
-    n = s.K - 1
-    target, top = 1 - s.label_smoothing * Fraction(n, s.K), Fraction(n - 1, n)
-    found = []
-    for m in range(0 if n > 1 else ARCS - 1, ARCS):
-        below = radius * Fraction(2 * ARCS * (m + 1), ARCS**2 + (m + 1) ** 2)
-        spread = radius * Fraction(ARCS**2 - m**2, ARCS**2 + m**2)
-        rest = decay(root(Fraction(n, max(n - 1, 1))) * spread)
-        label = decay(root(Fraction(s.K, n)) * below + root(top) * spread)
-        lowest = label / (label + rest * (n - 1) + 1)
-        apart = (1 - rest) / (rest * (n - 1) + 1)
-        missed, left = target - lowest, (1 - lowest) * apart
-        found.append(missed * missed * Fraction(s.K, n) + left * left * top)
-    return root(most(*found))
+    """L_R of a vector of scaled norm R: parts of the arc that may hold more than what is found are halved."""
+    arc, zero, one = _Arc(s.K, s.label_smoothing, radius), Fraction(0), Fraction(1)
+    if s.K == 2:
+        return root(arc.square(one, one))
+    largest = most(arc.square(zero, zero), arc.square(one, one))
+    parts = {(zero, one): arc.bound(zero, one)}
+    for _ in range(ROUNDS):
+        close = largest * (1 + CLOSE)
+        parts = {part: bound for part, bound in parts.items() if libmp.mpf_gt(bound.hi, close.hi)}
+        if not parts or len(parts) > MOST_PARTS:
+            break
+        spend(64 * len(parts))
+        middles = [(low, (low + high) / 2, high) for low, high in parts]
+        largest = most(largest, *(arc.square(middle, middle) for _, middle, _ in middles))
+        halves = [half for low, middle, high in middles for half in ((low, middle), (middle, high))]
+        parts = {half: arc.bound(*half) for half in halves}
+    return root(least(arc.square(zero, one), most(largest * (1 + CLOSE), *parts.values())))
 
 
 def _gap(i: Real, classes: int, m: int) -> Real:

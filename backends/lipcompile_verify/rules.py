@@ -19,7 +19,7 @@ from .disjoint_parts import hypotenuse
 from .document import MOST_NODES, of_kind, require, spend
 from .intervals import UNBOUNDED, Exact, Real, decay, least, log, most, power, real, rise, root, total
 from .scattering import energy, padding
-from .windows import Row, adaptive, averages, counts, interpolation, norm_within, outputs, padded
+from .windows import Row, adaptive, averages, counts, interpolation, joint, norm_within, outputs, padded
 
 Shape = tuple[int, ...]
 Bounds = Sequence[Real | Exact]
@@ -198,8 +198,9 @@ def _transposed(s: Any) -> Any:
 
 
 def _taps(s: Any, fine: Any, coarse: Any, mode: str) -> dict[str, int]:
-    """Reads m of an entry of the finer image, r·v, and positions."""
-    axes = [*map(counts, fine, coarse, s.kernel, s.stride, s.dilation, s.padding, repeat(mode))]
+    """Reads m of an entry of the finer image, r·v, and positions; M of the axes, which no certificate says."""
+    windows = (fine, coarse, s.kernel, s.stride, s.dilation, s.padding, repeat(mode))
+    axes, s.overlap = [*map(counts, *windows)], prod(map(joint, *windows), start=Q(1))
     taps, reads = prod(axis.repeats * axis.taps for axis in axes), prod(axis.reads for axis in axes)
     return {"reads": reads, "taps": taps, "positions": prod(s.O[1:])}
 
@@ -218,7 +219,7 @@ def _weight(s: Any, x: Any) -> Bounds:
 
 
 def _shared(s: Any, x: Any) -> Any:
-    return root(min(s.C["reads"], s.C["taps"])) * x[0].X
+    return root(s.overlap) * x[0].X
 
 
 def _numbers(kinds: str, per: Callable[[Any], int], entries: int = 1) -> Role:

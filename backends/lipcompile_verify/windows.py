@@ -7,14 +7,18 @@ from collections.abc import Iterable
 from fractions import Fraction
 from functools import lru_cache
 from math import floor
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mpmath.ctx_iv import MPIntervalContext
 
 from .document import require, spend
 
 MOST_PLACES = 2**20
+# Axes of so many outputs times entries are looked at pair by pair, with weights that are improved so often.
+MOST_PAIRED, STEPS = 400, 48
 Row = dict[int, Fraction]
+Reading = dict[int, int]  # the entry that each output reads through one tap
+Table = list[list[Any]]  # a number for each output and entry
 
 
 class Counts(NamedTuple):
@@ -77,6 +81,57 @@ def counts(
                 held[output] += 1
     require(bool(read), "every window lies wholly in the padding")
     return Counts(max(read.values()), max(through.values()), max(held), min(held))
+
+
+@lru_cache(256)
+def joint(
+    size: int, out: int, kernel: int, stride: int, dilation: int, pads: tuple[int, int], mode: str = "zeros"
+) -> Fraction:
+    """Bound the sum over the taps of (Σ g_o·x_i over the pairs that a tap reads)² for unit x and g on an axis."""
+    axis = counts(size, out, kernel, stride, dilation, pads, mode)
+    simple = Fraction(min(axis.reads, axis.repeats * axis.taps))
+    if simple == 1 or size * out > MOST_PAIRED:
+        return simple
+    read: list[Reading] = []
+    for tap in range(kernel):
+        places = [source(o * stride + tap * dilation - pads[0], size, mode) for o in range(out)]
+        read.append({o: place for o, place in enumerate(places) if place is not None})
+    shares = [Fraction(share, 16) for share in (8, 6, 4, 2, 1, 0)]
+    spend(STEPS * len(shares) * sum(len(tap) ** 2 for tap in read))
+    return min(simple, *(_schur(read, share, size, out) for share in shares))
+
+
+def _schur(read: list[Reading], share: Fraction, size: int, out: int) -> Fraction:
+    """The largest (A V)/V of all entries, for V = 1 or a better V: no eigenvalue of A, which is ≥ 0, is larger."""
+    weights: Table = [[1] * size for _ in range(out)]
+    first = _largest_quotient(weights, _mapped(read, share, weights))
+    for _ in range(STEPS):
+        image = _mapped(read, share, weights)
+        top = max(map(max, image))
+        weights = [[float(entry / top) for entry in row] for row in image]
+    exact = [[Fraction(entry) for entry in row] for row in weights]
+    return min(first, _largest_quotient(exact, _mapped(read, share, exact)))
+
+
+def _mapped(read: list[Reading], share: Fraction, weights: Table) -> Table:
+    """A V: share·Σ_t ⟨S_t, V⟩·S_t + (1 - share)·Σ_t S_t·Vᵀ·S_t, which of V = g·xᵀ have the same product with V."""
+    image: Table = [[0] * len(row) for row in weights]
+    exact = not isinstance(weights[0][0], float)
+    mine, others = (share, 1 - share) if exact else (float(share), float(1 - share))
+    for tap in read:
+        whole = mine * sum(weights[o][i] for o, i in tap.items())
+        for o, i in tap.items():
+            row = image[o]
+            row[i] += whole
+            for p, j in tap.items():
+                row[j] += others * weights[p][i]
+    return image
+
+
+def _largest_quotient(weights: Table, image: Table) -> Fraction:
+    """Where both are 0 the map has a row and a column of zeros."""
+    pairs = [pair for rows in zip(image, weights, strict=True) for pair in zip(*rows, strict=True)]
+    return max(Fraction(new) / Fraction(old) for new, old in pairs if new)
 
 
 def averages(axis: tuple[int, int, int, int, int, tuple[int, int]], by: str) -> list[Row]:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import reduce
+from functools import cache, reduce
 from operator import add
 from typing import Any
 
@@ -62,6 +62,10 @@ class Interval:
 
 
 UNKNOWN = Interval(_IV.mpf([0, "inf"]))
+# How far above the largest value found a supremum is claimed, relatively; half of it is searched for, so that a
+# search which comes closer never exceeds the claim.
+CLOSE = 2.0**-40
+_MOST_POINTS = 1000
 
 
 @dataclass(slots=True)
@@ -134,6 +138,10 @@ class Certified:
         """Enclose the maximum by evaluating every term."""
         return self.maximum(*(term(self.of(m)) for m in range(start, stop)))
 
+    def supremum(self, value: Callable[[Interval], Interval], slope: Callable[[Interval], Interval]) -> Interval:
+        """Enclose the supremum; where it is known to more digits than those of CLOSE, these are given away."""
+        return _supremum(value, slope)
+
     def power(self, step: Step[Interval], count: Count, name: str) -> Step[Interval]:
         """Enclose the power by repeated squaring, all of whose terms are sums and products of the step's."""
         if count.value is None:
@@ -148,6 +156,33 @@ class Certified:
 
     def _lift(self, x: Interval | Fraction | int) -> Interval:
         return x if isinstance(x, Interval) else self.of(x if isinstance(x, int) else Fraction(x))
+
+
+def _supremum(value: Callable[[Interval], Interval], slope: Callable[[Interval], Interval]) -> Interval:
+    """Enclose the largest value over 0 <= s <= 1, by halving the parts that may hold more than was found.
+
+    From a to b, f <= f(a) + (b - a)·max(f', 0) and f <= f(b) + (b - a)·max(-f', 0), with f' over all of the part.
+    """
+    whole = value(Interval(_IV.mpf([0, 1])))
+    at = cache(lambda s: value(Interval(_IV.mpf(s))))
+
+    def bound(low: float, high: float) -> float:
+        between, width = slope(Interval(_IV.mpf([low, high]))).ends, high - low
+        rising = Interval(at(low).ends + max(between.b, 0) * width)
+        falling = Interval(at(high).ends + max(-between.a, 0) * width)
+        return min(whole.upper, rising.upper, falling.upper)
+
+    points, parts = [0.0, 1.0], {(0.0, 1.0): bound(0.0, 1.0)}
+    while True:
+        largest = max(at(s).upper for s in points)
+        parts = {part: most for part, most in parts.items() if most > largest * (1 + CLOSE / 2)}
+        if not parts or len(points) > _MOST_POINTS:
+            break
+        halves = [half for low, high in parts for m in [(low + high) / 2] for half in ((low, m), (m, high))]
+        points += [low for low, _ in halves]
+        parts = {half: bound(*half) for half in halves}
+    claimed = min(whole.ends.b, max([largest * (1 + CLOSE), *parts.values()]))
+    return Interval(_IV.mpf([max(at(s).ends.a for s in points), claimed]))
 
 
 _OPERATIONS: dict[str, Callable[[Interval, Interval], Interval]] = {

@@ -264,13 +264,26 @@ class Polynomials(Generic[N]):
         sample = term(self.of(start))
         if stop - start == 1 or sample.constant is None or sample.enlarged:
             return sample if stop - start == 1 else sample.unknown()
+        return _like({0: self.base.max_over(start, stop, self._of_constants(term))}, sample)
+
+    def supremum(
+        self, value: Callable[[Polynomial[N]], Polynomial[N]], slope: Callable[[Polynomial[N]], Polynomial[N]]
+    ) -> Polynomial[N]:
+        """Return the supremum of constant values; of others nothing is known."""
+        sample = value(self.of(Fraction(1, 2)))
+        if sample.constant is None or sample.enlarged:
+            return sample.unknown()
+        return _like({0: self.base.supremum(self._of_constants(value), self._of_constants(slope))}, sample)
+
+    def _of_constants(self, term: Callable[[Polynomial[N]], Polynomial[N]]) -> Callable[[N], N]:
+        """Return a term that is constant at one place, and so at all, as a function of numbers of the base."""
 
         def constant(m: N) -> N:
             found = term(Polynomial(self.base, {0: m})).constant
-            assert found is not None, "a term that is constant at one index is so at all"
+            assert found is not None, "a term that is constant at one place is so at all"
             return found
 
-        return _like({0: self.base.max_over(start, stop, constant)}, sample)
+        return constant
 
     def power(self, step: Step[Polynomial[N]], count: Count, name: str) -> Step[Polynomial[N]]:
         """Return the power in the base: the step of a part of a graph does not depend on what enters the graph."""

@@ -27,7 +27,10 @@ LONGEST_COMPARED = 80
 
 
 class MaxOver(sympy.Function):  # type: ignore[misc]
-    """`MaxOver(term, m, start, last)`: the largest `term` over integers start <= m <= last, unevaluated."""
+    """`MaxOver(term, m, start, last)`: the largest `term` over start <= m <= last, unevaluated.
+
+    m runs over the integers if it is one by assumption, else over the reals.
+    """
 
     nargs = 4
 
@@ -37,7 +40,8 @@ class MaxOver(sympy.Function):  # type: ignore[misc]
 
     def _sympystr(self, printer: StrPrinter) -> str:
         term, index, start, last = (printer._print(part) for part in self.args)
-        return f"max[{index}={start}..{last}]({term})"
+        over = f"{index}={start}..{last}" if self.args[1].is_integer else f"{start}<={index}<={last}"
+        return f"max[{over}]({term})"
 
     def _latex(self, printer: LatexPrinter, exp: Any = None) -> str:
         term, index, start, last = (printer._print(part) for part in self.args)
@@ -148,6 +152,11 @@ class Symbolic:
             return term(self.of(start))
         index = sympy.Symbol("m", positive=True, integer=True)
         return Formula(MaxOver(term(Formula(index)).expression, index, start, stop - 1))
+
+    def supremum(self, value: Callable[[Formula], Formula], slope: Callable[[Formula], Formula]) -> Formula:
+        """Write the supremum; its derivative says nothing more."""
+        point = sympy.Symbol("s", nonnegative=True)
+        return Formula(MaxOver(value(Formula(point)).expression, point, 0, 1))
 
     def power(self, step: Step[Formula], count: Count | Formula, name: str) -> Step[Formula]:
         """Write the power in closed form."""

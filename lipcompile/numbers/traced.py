@@ -1,8 +1,8 @@
 """Traced numbers: each operation becomes Python text, so that emitted modules can evaluate the rules.
 
-The program that a trace yields calls only `sqrt`, `exp`, `expm1`, `log`, `minimum`, `maximum` and `max_over`,
-which the runtime supplies for intervals. Operations on exact numbers are done here, exactly. A literal is an
-integer, or the nearest double of an exact number: no constant is rounded more than once.
+The program that a trace yields calls only `sqrt`, `exp`, `expm1`, `log`, `minimum`, `maximum`, `max_over`
+and `supremum`, which the runtime supplies for intervals. Operations on exact numbers are done here, exactly. A
+literal is an integer, or the nearest double of an exact number: no constant is rounded more than once.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import math
 import operator
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -146,8 +147,14 @@ class Traced:
     def max_over(self, start: int, stop: int, term: Callable[[Expression], Expression]) -> Expression:
         """Write a maximum over an integer range as a call with a lambda."""
         body = term(Expression(ast.Name("m"))).tree
-        parameters = ast.arguments(posonlyargs=[], args=[ast.arg("m")], kwonlyargs=[], kw_defaults=[], defaults=[])
-        return self._call("max_over", _constant(start), _constant(stop), Expression(ast.Lambda(parameters, body)))
+        return self._call("max_over", _constant(start), _constant(stop), _function("m", body))
+
+    def supremum(
+        self, value: Callable[[Expression], Expression], slope: Callable[[Expression], Expression]
+    ) -> Expression:
+        """Write a supremum as a call with two lambdas, in which nothing is computed twice."""
+        point = Expression(ast.Name("s"))
+        return self._call("supremum", *(_function("s", _once(of(point).tree)) for of in (value, slope)))
 
     def power(self, step: Step[Expression], count: Count, name: str) -> Step[Expression]:
         """Refuse: a program is written of a graph that is unrolled, since it needs every copy's parameters."""
@@ -155,6 +162,42 @@ class Traced:
 
     def _call(self, function: str, *arguments: Expression) -> Expression:
         return Expression(ast.Call(ast.Name(function), [argument.tree for argument in arguments], []))
+
+
+def _function(argument: str, body: ast.expr) -> Expression:
+    parameters = ast.arguments(
+        posonlyargs=[], args=[ast.arg(argument)], kwonlyargs=[], kw_defaults=[], defaults=[]
+    )
+    return Expression(ast.Lambda(parameters, body))
+
+
+def _once(tree: ast.expr) -> ast.expr:
+    """Assign what stands in several places of a tree to a variable, in the first of them."""
+    places: Counter[int] = Counter()
+    variables: dict[int, str] = {}
+
+    def count(node: ast.AST) -> None:
+        places[id(node)] += 1
+        if places[id(node)] == 1:
+            for child in ast.iter_child_nodes(node):
+                count(child)
+
+    def written(node: ast.expr) -> ast.expr:
+        if id(node) in variables:
+            return ast.Name(variables[id(node)])
+        if isinstance(node, ast.BinOp):
+            computed: ast.expr = ast.BinOp(written(node.left), node.op, written(node.right))
+        elif isinstance(node, ast.Call):
+            computed = ast.Call(node.func, [written(argument) for argument in node.args], [])
+        else:
+            return node
+        if places[id(node)] == 1:
+            return computed
+        variables[id(node)] = f"v{len(variables)}"
+        return ast.NamedExpr(ast.Name(variables[id(node)]), computed)
+
+    count(tree)
+    return written(tree)
 
 
 def _constant(value: Fraction | int) -> Expression:

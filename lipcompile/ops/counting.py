@@ -7,16 +7,25 @@ over its axes. Nothing here is a formula that could be applied outside its condi
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import lru_cache
+from itertools import product
 from math import prod
-from typing import Literal
+from typing import Any, Literal
 
 from lipcompile import limits
 from lipcompile.diagnostics import Refusal
+from lipcompile.numbers.rounding import round_up
 
 Mode = Literal["zeros", "circular", "reflect", "replicate"]
+Pair = tuple[int, int]  # an output position, and the entry that it reads through some tap
+
+# Longer axes, of more outputs times entries, are bounded by counts: what borders leave out is little there.
+_MOST_PLACES = 400
+# The shares, of so many parts, that are tried; and how often the weights of Schur's test are improved.
+_SHARES, _PARTS, _STEPS = (8, 6, 4, 2, 1, 0), 16, 24
 
 
 def source(position: int, size: int, mode: Mode) -> int | None:
@@ -133,9 +142,58 @@ def taps(windows: tuple[Window, ...]) -> int:
     return prod(count_axis(window).repeats * count_axis(window).taps for window in windows)
 
 
-def overlap(windows: tuple[Window, ...]) -> int:
-    """M = min(m, r·v): ‖∇kernel‖ <= √M·‖input‖·‖cotangent‖."""
-    return min(reads(windows), taps(windows))
+def overlap(windows: tuple[Window, ...]) -> Fraction:
+    """M, the product over the axes: ‖∇kernel‖ <= √M·‖input‖·‖cotangent‖."""
+    return prod(map(overlap_axis, windows), start=Fraction(1))
+
+
+@lru_cache(maxsize=4096)
+def overlap_axis(window: Window) -> Fraction:
+    """M on one axis, at least Σ_t ⟨g, S_t x⟩² for all unit x and g; S_t x is what tap t reads of x.
+
+    It is min(m, r·v), and less where the axis is short: the borders leave out pairs, and not the same of x and g.
+    """
+    count = count_axis(window)
+    found = [Fraction(min(count.reads, count.repeats * count.taps))]
+    if found[0] > 1 and window.outputs * window.size <= _MOST_PLACES:
+        pairs: dict[int, list[Pair]] = {}
+        for output, tap, entry in window.pairs():
+            pairs.setdefault(tap, []).append((output, entry))
+        found += [bound for share in _SHARES for bound in _schur([*pairs.values()], window, share)]
+    return min(found)
+
+
+def _schur(taps: Sequence[Sequence[Pair]], window: Window, share: int) -> Iterator[Fraction]:
+    """Yield bounds of ⟨W, A W⟩/‖W‖² by Schur's test: the largest (A V)/V, of V = 1 and of what A makes of it."""
+    places = product(range(window.outputs), range(window.size))
+    start = dict.fromkeys(places, 1)
+    yield _largest_ratio(taps, start, share)
+    weights: Mapping[Pair, float] = start
+    for _ in range(_STEPS):
+        mapped = _mixed(taps, weights, share)
+        largest = max(mapped.values())
+        weights = {place: weight / largest for place, weight in mapped.items() if weight}
+    exact = {place: int(weight * 2.0**200) + 1 for place, weight in weights.items()}
+    # A double more than enough: a checker that does more steps finds less.
+    yield round_up(_largest_ratio(taps, exact, share) * Fraction(1.0 + 2.0**-30), 5)
+
+
+def _largest_ratio(taps: Sequence[Sequence[Pair]], weights: Mapping[Pair, int], share: int) -> Fraction:
+    mapped = _mixed(taps, weights, share)
+    return max(Fraction(mapped[place], _PARTS * weight) for place, weight in weights.items())
+
+
+def _mixed(taps: Sequence[Sequence[Pair]], weights: Mapping[Pair, Any], share: int) -> dict[Pair, Any]:
+    """Return 16·A V: `share` parts of Σ_t ⟨S_t, V⟩·S_t, the rest of Σ_t S_t·Vᵀ·S_t."""
+    mapped = dict.fromkeys(weights, 0)
+    for pairs in taps:
+        whole = share * sum(weights[pair] for pair in pairs) if share else 0
+        for output, entry in pairs:
+            if share:
+                mapped[output, entry] += whole
+            for other, place in pairs:
+                mapped[output, place] += (_PARTS - share) * weights[other, entry]
+    return mapped
 
 
 def windows_of(

@@ -22,7 +22,7 @@ _LONGEST_BELOW_ROOT = 20
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """A formula over names of parts; each part rests on earlier ones, and on the m that a maximum runs over."""
+    """A formula over names of parts; each part rests on earlier ones, and on what a maximum runs over."""
 
     whole: Any
     parts: tuple[tuple[Any, Any], ...] = ()

@@ -81,6 +81,7 @@ def programs(num: Polynomials[Any]) -> Iterator[tuple[Polynomial[Any], Callable[
     yield num.maximum(two * x, three * x), lambda at: 3 * at
     yield num.maximum(x, num.of(1)), lambda at: max(at, 1)
     yield num.max_over(1, 4, lambda m: m * two), lambda _: 6
+    yield num.supremum(lambda s: s * two + 1, lambda s: s * 0 + 2), lambda _: 3
 
 
 def bounded(folder: Path) -> bool:  # noqa: ARG001
@@ -192,6 +193,7 @@ MUTANTS = {
         Polynomials, "maximum", lambda p: smaller(p, 1), bounded, lambda _, *xs: _degrees(xs) > 1
     ),
     "maximum over": Mutant(Polynomials, "max_over", smaller, bounded),
+    "supremum": Mutant(Polynomials, "supremum", smaller, bounded),
     "line: slope": Mutant(polynomial, "without_root", lambda p: smaller(p, 1), bounded, lambda x: x.root),
     "line: offset of a constant": Mutant(
         polynomial, "without_root", lambda p: smaller(p, 0), bounded, lambda x: x.root and 1 not in x.coefficients

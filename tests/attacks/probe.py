@@ -16,6 +16,7 @@ from types import CodeType
 
 from lipcompile.core.record import Extent
 from lipcompile.numbers import Arithmetic, Count, Scalar, Step, Symbol
+from tests.suprema import supremum
 
 Place = tuple[str, str]
 
@@ -95,6 +96,9 @@ class Probe:
 
     def max_over(self, start: int, stop: int, term: Callable[[Probed], Probed]) -> Probed:
         return self.here(max(term(Probed(m, self)).value for m in range(start, stop)))
+
+    def supremum(self, value: Callable[[Probed], Probed], slope: Callable[[Probed], Probed]) -> Probed:  # noqa: ARG002
+        return self.here(supremum(lambda s: value(Probed(s, self)).value, sections=30))
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -12,7 +11,6 @@ import pytest
 
 from lipcompile.core.record import Extent
 from lipcompile.numbers.certified import Certified
-from lipcompile.ops.loss.rules import ARCS, arc
 from lipcompile.ops.table import LOSS_BY_NAME, OP_BY_NAME
 
 from . import harness
@@ -139,14 +137,6 @@ def test_every_smaller_step_of_a_loss_is_seen(name: str) -> None:
     )
     allowed = UNSEEN_OF_LOSSES.get(name, {})
     assert [place for place in missed if place[0] not in allowed] == []
-
-
-@pytest.mark.parametrize("m", range(ARCS))
-def test_boxes_cover_the_arc(m: int) -> None:
-    """The largest sine and cosine, by trigonometry; neither is larger than it need be."""
-    sine, cosine = arc(Certified().of(m))
-    assert sine.upper == pytest.approx(math.sin(2 * math.atan((m + 1) / ARCS)), rel=1e-14)
-    assert cosine.upper == pytest.approx(math.cos(2 * math.atan(m / ARCS)), rel=1e-14)
 
 
 def _loss_run(case: LossCase) -> Evaluate:

@@ -15,6 +15,7 @@ from lipcompile.numbers.rounding import UP, above, below, round_up
 from lipcompile.ops import norms
 from lipcompile.ops.counting import windows_of
 from tests.rounding import DIGITS, each_is_needed, length, nearly_rank_one
+from tests.suprema import SUPREMA
 
 Array = NDArray[Any]
 OFF: dict[tuple[Any, str], Any] = {(norms, "UP"): 1.0, (norms, "_gamma"): lambda _: 0.0}
@@ -164,6 +165,26 @@ def test_extremes_and_roots_are_those_of_both_ends() -> None:
     assert [float(root.a), float(root.b)] == [0, 2]
     assert float(num.sqrt(Interval(_IV.mpf([4, 9]))).ends.a) == 2
     assert num.max_over(1, 5, lambda m: num.of(10) - m).upper == 9
+
+
+@pytest.mark.parametrize(("value", "slope", "exact"), SUPREMA)
+def test_a_supremum_is_enclosed_to_twelve_digits(value: Any, slope: Any, exact: Fraction) -> None:
+    found = Certified().supremum(value, slope)
+    assert Fraction(float(found.ends.a)) <= exact * (1 + Fraction(1, 10**15))
+    assert exact <= Fraction(found.upper) <= exact * (1 + Fraction(1, 10**12))
+
+
+def test_of_a_function_that_is_unknown_the_supremum_is_that_of_all_its_values() -> None:
+    num = Certified()
+    unknown = num.unbounded()
+    assert num.supremum(lambda s: 1 / (1 + s * unknown), lambda _: 0 - unknown).upper == 1
+    assert num.supremum(lambda s: s * unknown, lambda _: unknown).upper == math.inf
+
+
+def test_a_slope_that_is_said_too_small_is_seen() -> None:
+    """The tests above are not blind: without the slope, a peak between the ends is missed."""
+    value, _, exact = SUPREMA[1]
+    assert Fraction(Certified().supremum(value, lambda s: s * 0).upper) < exact
 
 
 def test_an_outward_step_covers_thirty_operations_and_itself() -> None:

@@ -20,6 +20,7 @@ from lipcompile.numbers.symbolic import MaxOver, Symbolic
 from lipcompile.numbers.traced import Traced
 from tests.attacks.graphs import random_graph
 from tests.networks import Network
+from tests.suprema import supremum
 
 PRECISION = mpmath.mp.clone()
 PRECISION.dps = 50
@@ -43,6 +44,8 @@ def evaluate(expression: Any, known: Mapping[str, Any]) -> Any:
         return known[expression.name]
     if isinstance(expression, MaxOver):
         term, index, start, last = expression.args
+        if not index.is_integer:
+            return supremum(lambda s: evaluate(term, {**known, index.name: s}), PRECISION.mpf)
         return max(evaluate(term, {**known, index.name: m}) for m in range(int(start), int(last) + 1))
     if expression.is_Rational:
         return PRECISION.mpf(int(expression.p)) / int(expression.q)
@@ -88,6 +91,7 @@ def program(graph: Graph) -> dict[str, float]:
         "minimum": min,
         "maximum": max,
         "max_over": lambda start, stop, term: max(term(m) for m in range(start, stop)),
+        "supremum": lambda value, _: supremum(value),
     }
     exec("\n".join(domain.program(*results.values())), scope)
     return {name: float(eval(str(result), scope)) for name, result in results.items()}

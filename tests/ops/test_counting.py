@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
+from fractions import Fraction
 from itertools import product
 from random import Random
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812
 
 from lipcompile.diagnostics import Refusal
-from lipcompile.ops.counting import Counts, Mode, Window, copies, count_axis, overlap, reads, taps, windows_of
+from lipcompile.ops import counting
+from lipcompile.ops.counting import (
+    Counts,
+    Mode,
+    Window,
+    copies,
+    count_axis,
+    overlap,
+    overlap_axis,
+    reads,
+    taps,
+    windows_of,
+)
+from tests.overlaps import attained, image, line
 
 MODES: tuple[Mode, ...] = ("zeros", "circular", "reflect", "replicate")
 
@@ -59,7 +76,12 @@ def test_counts_of_an_image_are_products_over_its_axes(mode: Mode) -> None:
         m = max(Counter(entry for _, _, entry in found).values(), default=0)
         r = max(Counter((tap, entry) for _, tap, entry in found).values(), default=0)
         v = max(Counter(output for output, _, _ in found).values(), default=0)
-        assert (reads(windows), taps(windows), overlap(windows)) == (m, r * v, min(m, r * v))
+        assert (reads(windows), taps(windows)) == (m, r * v)
+        read = np.zeros([1 + max(numbers) for numbers in zip(*found, strict=True)] if found else (1, 1, 1))
+        for output, tap, entry in found:
+            read[output, tap, entry] = 1
+        assert attained(read.transpose(1, 0, 2), starts=2) <= overlap(windows) * (1 + 1e-12)
+        assert overlap(windows) <= min(m, r * v)
         image = numbered(windows, mode)
         held = torch.bincount(image[image > 0])
         assert copies(windows[0].size, windows[0].padding, mode) * copies(
@@ -85,3 +107,56 @@ def test_counts_made_by_hand() -> None:
 def test_no_axis_is_padded_by_more_than_it_has(mode: Mode, padding: tuple[int, int]) -> None:
     with pytest.raises(Refusal):
         windows_of((3,), (2,), (1,), (1,), (padding,), mode)
+
+
+SHORT = [
+    (2, 3, 1, 1),
+    (3, 3, 1, 1),
+    (4, 3, 1, 1),
+    (8, 3, 1, 1),
+    (4, 3, 2, 1),
+    (8, 3, 2, 1),
+    (7, 5, 1, 2),
+    (14, 5, 1, 0),
+]
+
+
+@pytest.mark.parametrize(("size", "kernel", "stride", "padding"), SHORT)
+def test_what_borders_leave_out(size: int, kernel: int, stride: int, padding: int) -> None:
+    """The bound is at most 4.5 % above what ascents find; two axes have the product of both, and attain it."""
+    window = Window(size, kernel, stride, 1, (padding, padding))
+    read = line(size, kernel, stride, padding)
+    best = attained(read)
+    assert best * (1 - 1e-12) <= overlap_axis(window) <= 1.045 * best
+    assert overlap((window, window)) == overlap_axis(window) ** 2
+    if size <= 4:
+        assert attained(image(read, read)) == pytest.approx(best**2, rel=1e-6)
+
+
+def test_what_borders_leave_out_by_hand() -> None:
+    """Two entries: h = (g·x)² + g_1²x_2² + g_2²x_1² <= 3/2. One entry that is replicated: nine pairs read it."""
+    assert overlap_axis(Window(2, 3, 1, 1, (1, 1))) == Fraction(3, 2)
+    assert overlap_axis(Window(1, 3, 1, 1, (2, 2), "replicate")) == 9
+    assert overlap_axis(Window(6, 3, 1, 1, (1, 1), "circular")) == 3
+    assert overlap_axis(Window(224, 3, 1, 1, (1, 1))) == 3
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda mixed: lambda taps, weights, share: mixed(taps[1:], weights, share),
+        lambda mixed: (
+            lambda taps, weights, share: {
+                place: Fraction(19, 20) * weight for place, weight in mixed(taps, weights, share).items()
+            }
+        ),
+    ],
+    ids=["a tap is left out", "5 % too small"],
+)
+def test_too_small_a_bound_of_what_borders_leave_out_is_seen(
+    change: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(counting, "_mixed", change(counting._mixed))
+    for kernel, padding in ((3, 1), (5, 2)):
+        found = counting.overlap_axis.__wrapped__(Window(2, kernel, 1, 1, (padding, padding)))
+        assert found < attained(line(2, kernel, padding=padding))

@@ -18,6 +18,7 @@ from lipcompile.pipeline import check
 from lipcompile.reports.closed_forms import Expansion, expand
 from lipcompile.reports.formulas import text
 from lipcompile.reports.long_formulas import Pieces, pieces
+from tests.suprema import supremum
 
 X = sympy.Symbol("X_0", positive=True)
 INPUT = Definition("X_0", "input norm")
@@ -48,6 +49,8 @@ def evaluated(expression: Any, known: Mapping[Any, Any]) -> Any:
         return known[expression]
     if isinstance(expression, MaxOver):
         term, index, start, last = expression.args
+        if not index.is_integer:
+            return supremum(lambda s: evaluated(term, {**known, index: s}), lambda s: sympy.Float(s, 30))
         return max(evaluated(term, {**known, index: sympy.Integer(m)}) for m in range(int(start), int(last) + 1))
     if not expression.args:
         return sympy.Float(expression, 30)
@@ -142,11 +145,12 @@ def analysis() -> Analysis:
 
 
 def whole(found: Pieces, inputs: Mapping[Any, Any]) -> Any:
-    known = dict(inputs)
-    for part, expression in found.parts:
-        assert part not in known
-        known[part] = evaluated(expression, known)
-    return evaluated(found.whole, known)
+    """Written out before it is evaluated: parts of what a maximum runs over rest on its index."""
+    assert not inputs.keys() & {part for part, _ in found.parts}
+    written_out = found.whole
+    for part, expression in reversed(found.parts):
+        written_out = written_out.xreplace({part: expression})
+    return evaluated(written_out, inputs)
 
 
 def test_pieces_are_equal_to_the_formula(analysis: Analysis) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from math import exp, isclose, sqrt
+from math import cos, exp, isclose, pi, sin, sqrt
 from typing import Any
 
 import pytest
 from lipcompile_verify.derive import Derivation
 from lipcompile_verify.disjoint_parts import bound
-from lipcompile_verify.windows import adaptive, averages, counts, interpolation, norm_within, outputs
+from lipcompile_verify.windows import adaptive, averages, counts, interpolation, joint, norm_within, outputs
+
+from tests.overlaps import attained, line
+from tests.suprema import supremum
 
 Json = dict[str, Any]
 KR: Json = {"name": "multiclass_kr", "attributes": {"reduce": "sum"}}
@@ -106,9 +109,28 @@ def test_a_convolution() -> None:
     parameters = {"w": weight([2, 1, 3, 3], "frobenius"), "b": weight([2], "ball")}
     found = derived([1, 8, 8], nodes, parameters, norm="1")
     assert found.nodes["c"].site.C == {"reads": 4, "taps": 9, "positions": 16}
-    assert found.extents["c"].X.upper() == 2 + 4.0
-    assert found.nodes["c"].kappa["weight"].upper() == 2.0
+    # An axis of 8 entries and 4 outputs, each reading 3, or 2 at the border: Σ_t ⟨g, S_t x⟩² reaches 1.7665.
+    kappa = found.nodes["c"].kappa["weight"].upper()
+    assert attained(line(8, 3, stride=2, padding=1)) <= kappa <= 1.785
+    assert found.extents["c"].X.upper() == pytest.approx(kappa + 4.0, rel=1e-15)
     assert found.nodes["c"].kappa["bias"].upper() == 4.0
+
+
+def test_windows_on_two_entries() -> None:
+    """Three taps, two entries, zeros beside: h = (g·x)² + g_1²x_2² + g_2²x_1² is at most 3/2, at (1, 1)/√2."""
+    assert joint(2, 2, 3, 1, 1, (1, 1)) == Fraction(3, 2)
+    assert joint(2, 2, 5, 1, 1, (2, 2)) == Fraction(3, 2)
+    assert joint(1, 3, 3, 1, 1, (2, 2), "replicate") == 9
+
+
+@pytest.mark.parametrize(
+    ("size", "kernel", "stride", "padding"),
+    [(3, 3, 1, 1), (5, 3, 1, 1), (7, 5, 1, 2), (4, 3, 2, 1), (6, 3, 1, 0), (14, 5, 1, 0), (7, 7, 1, 3)],
+)
+def test_windows_on_short_axes(size: int, kernel: int, stride: int, padding: int) -> None:
+    read = line(size, kernel, stride, padding)
+    found = float(joint(size, read.shape[1], kernel, stride, 1, (padding, padding)))
+    assert attained(read) <= found <= 1.045 * attained(read)
 
 
 def fork(*tail: Json) -> Derivation:
@@ -155,8 +177,8 @@ def test_a_gradient_clip_bounds_what_passes_and_leaves_the_slope() -> None:
 @pytest.mark.parametrize(
     ("classes", "radius", "attained", "most"),
     [
-        (10, "1", 1.01479, 1.01480),
-        (10, "2", 1.08111, 1.08342),
+        (10, "1", 1.0147964184032, 1.0147964184033),  # tests/suprema.py finds them; numpy too, to nine digits
+        (10, "2", 1.0811183434634, 1.0811183434635),
         (100, "2", 1.00367, 1.00369),
         (2, "1/2", 0.947, 0.9472),
         (9, "0", 0.94280, 0.94281),
@@ -169,6 +191,29 @@ def test_cross_entropy_of_bounded_logits(classes: int, radius: str, attained: fl
         nodes = [node("i", "add", "x", [classes], weights=["0"])]
     found = derived([classes], nodes, {}, loss).loss.upper()
     assert attained <= found <= most
+
+
+@pytest.mark.parametrize("radius", ["1/100", "1", "2", "4", "12"])
+@pytest.mark.parametrize(("classes", "smoothing"), [(3, "0"), (10, "0"), (10, "1/2"), (1000, "1/10")])
+def test_cross_entropy_is_the_largest_distance_on_the_arc(classes: int, smoothing: str, radius: str) -> None:
+    """Logits (-(K-1)a, a + (K-2)b, a - b, …), scaled to the arc; their softmax less the smoothed target."""
+    loss = {"name": "cross_entropy", "attributes": ENTROPY | {"label_smoothing": smoothing}}
+    found = derived([classes], [node("i", "clip_norm", "x", [classes], radius=radius)], {}, loss, norm="20")
+    others, length = classes - 1, float(Fraction(radius))
+    even = float(Fraction(smoothing)) / classes
+
+    def distance(s: float) -> float:
+        below, spread = length * sin(s * pi / 2), length * cos(s * pi / 2)
+        label, mean = -sqrt(others / classes) * below, below / sqrt(others * classes)
+        raised, rest = sqrt((others - 1) / others) * spread, -spread / sqrt(others * (others - 1))
+        powers = [exp(z - mean - raised) for z in (label, mean + raised, mean + rest)]
+        total = powers[0] + powers[1] + (others - 1) * powers[2]
+        p = [power / total for power in powers]
+        missed = (1 - others * even - p[0], p[1] - even)
+        return sqrt(missed[0] ** 2 + missed[1] ** 2 + (others - 1) * (p[2] - even) ** 2)
+
+    exact = supremum(distance)
+    assert exact * (1 - 1e-13) <= found.loss.upper() <= exact * (1 + 1e-13)
 
 
 def test_cross_entropy_of_two_classes_is_a_logistic_function() -> None:

@@ -14,7 +14,7 @@ import math
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import reduce
+from functools import cache, reduce
 from math import inf, nextafter
 from typing import Any, Self
 
@@ -24,6 +24,8 @@ import numpy as np
 # covers the rounding of the end itself. Among subnormal doubles 2**-1070 is sixteen units.
 _LIBRARY, _SUBNORMAL = 2.0**-49, 2.0**-1070
 _LARGEST = 2.0**1023  # a lower bound of what overflows
+CLOSE = 2.0**-32  # how far above the largest value found a supremum may be claimed, relatively
+_MOST_POINTS = 1000
 
 
 @dataclass(slots=True)
@@ -272,3 +274,30 @@ def max_over(start: int, stop: int, term: Callable[[Interval], Number]) -> Inter
     with np.errstate(all="ignore"):
         found = Interval.around(term(Intervals(integers, integers)))
     return Interval(float(np.max(found.low)), float(np.max(found.high)))
+
+
+def supremum(value: Callable[[Interval], Interval], slope: Callable[[Interval], Interval]) -> Interval:
+    """Return the largest value(s) over the reals 0 <= s <= 1, `slope` being the derivative; up to CLOSE above it.
+
+    From a to b, f <= f(a) + (b - a)·max(f', 0) and f <= f(b) + (b - a)·max(-f', 0), with f' over all of the part.
+    Parts that may hold more than was found are halved.
+    """
+    whole, at = value(Interval(0.0, 1.0)), cache(lambda s: value(Interval.exactly(s)))
+
+    def bound(low: float, high: float) -> float:
+        between, width = slope(Interval(low, high)), Interval.exactly(high - low)
+        rising = at(low) + maximum(between, 0) * width
+        falling = at(high) + maximum(0 - between, 0) * width
+        return min(whole.high, rising.high, falling.high)
+
+    points, parts = [0.0, 1.0], {(0.0, 1.0): bound(0.0, 1.0)}
+    while True:
+        largest = max(at(s).high for s in points)
+        parts = {part: most for part, most in parts.items() if most > largest * (1 + CLOSE)}
+        if not parts or len(points) > _MOST_POINTS:
+            break
+        halves = [half for low, high in parts for m in [(low + high) / 2] for half in ((low, m), (m, high))]
+        points += [low for low, _ in halves]
+        parts = {half: bound(*half) for half in halves}
+    claimed = min(whole.high, max([nextafter(largest * (1 + CLOSE), inf), *parts.values()]))
+    return Interval(max(at(s).low for s in points), claimed)

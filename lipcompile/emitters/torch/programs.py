@@ -82,4 +82,4 @@ def _returned(results: Mapping[str, str]) -> list[str]:
 
 
 def _qualified(program: str) -> str:
-    return re.sub(r"\b(sqrt|exp|expm1|log|minimum|maximum|max_over)\(", r"num.\1(", program)
+    return re.sub(r"\b(sqrt|exp|expm1|log|minimum|maximum|max_over|supremum)\(", r"num.\1(", program)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import isqrt, prod
+from math import ceil, isqrt, prod
 from typing import Any
 
 from lipcompile.core.record import (
@@ -162,7 +162,7 @@ def conv_bias_kappa(num: Numbers[N], site: Site[Any], x: Inputs[N], theta: Theta
 def kernel_rule(
     shape: Callable[[Any, tuple[Shape, ...]], Shape], windows: Callable[[Site[Any]], tuple[counting.Window, ...]]
 ) -> ParameterRule[Any]:
-    """Return the rule of a kernel that is used at many positions, M = min(m, r·v) of its windows."""
+    """Return the rule of a kernel that is used at many positions, M being the overlap of its windows."""
 
     def operator_norm(num: Numbers[N], site: Site[Any], constraint: Constraint) -> N:
         """u = c, or √M·c if only the Frobenius norm of the kernel is bounded by c."""
@@ -228,4 +228,4 @@ WINDOWS: Mapping[str, Callable[[Site[Any]], tuple[counting.Window, ...]]] = {
 def gathered(name: str, site: Site[Any]) -> int:
     """Return a whole number above the factor from the norm of the weight of an op to that of its map."""
     windows = WINDOWS.get(name)
-    return 1 if windows is None else isqrt(counting.overlap(windows(site))) + 1
+    return 1 if windows is None else isqrt(ceil(counting.overlap(windows(site)))) + 1

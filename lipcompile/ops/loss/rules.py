@@ -26,8 +26,6 @@ from lipcompile.ops.schema import Label
 
 ONE = Fraction(1)
 ZERO = Fraction(0)
-# Boxes over the arc of cross entropy: L_R is at most 0.4% above the supremum for ε <= 0.1, 0.75% for ε <= 0.5.
-ARCS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,41 +157,49 @@ def _check_classes(attributes: CrossEntropy, classes: int) -> None:
 # Rules
 
 
-def arc(m: N) -> tuple[N, N]:
-    """Return the largest sine and cosine of 2·arctan(s) for m/ARCS <= s <= (m + 1)/ARCS, 0 <= m < ARCS."""
-    after = m + 1
-    return 2 * ARCS * after / (ARCS**2 + after * after), (ARCS**2 - m * m) / (ARCS**2 + m * m)
-
-
 def softmax_slope(num: Numbers[N], loss: CrossEntropy, classes: int, logits: N) -> N:
-    """L_R, a bound of ‖p - q‖ for the softmax p of logits of this norm, q a smoothed target; R = τ·X.
+    """L_R, the supremum of ‖p - q‖ for the softmax p of logits of this norm, q a smoothed target; R = τ·X.
 
     ‖p - q‖² = (q_y - p_y)²·K/(K-1) + (1 - p_y)²·(‖r‖² - 1/(K-1)), r the other probabilities divided by their sum.
     Both terms grow with a, how far the label's logit lies below the mean of the others, and with b, the spread of
-    the others, where one of them is above the rest. a² + b² = R²: an arc, which the corners of ARCS boxes bound.
+    the others, where one of them is above the rest. a² + b² = R²: an arc, on which s = tan(arctan(a/b)/2).
     """
     radius = num.let("T_logits", num.of(loss.temperature) * logits, "bound of the scaled logits, τ‖ŷ‖")
     others = classes - 1
     target = 1 - num.of(loss.label_smoothing) * num.of(Fraction(others, classes))
-    top = Fraction(others - 1, others)
-    below_others, above_mean = num.sqrt(Fraction(classes, others)), num.sqrt(top)
+    both, top = num.of(Fraction(classes, others)), num.of(Fraction(others - 1, others))
+    below_others, above_mean = num.sqrt(Fraction(classes, others)), num.sqrt(Fraction(others - 1, others))
     above_others = num.sqrt(Fraction(others, max(others - 1, 1)))
 
-    def corner(m: N) -> N:
-        """Bound ‖p - q‖² where 2·arctan(m/ARCS) <= arctan(a/b) <= 2·arctan((m + 1)/ARCS)."""
-        sine, cosine = arc(m)
-        below, spread = radius * sine, radius * cosine
+    def arc(s: N) -> tuple[N, N, N]:
+        share = 1 / (1 + s * s)
+        return share, radius * (2 * s * share), radius * ((1 - s * s) * share)
+
+    def probabilities(below: N, spread: N) -> tuple[N, N, N, N]:
+        """Return e^(-distance of the others), 1 over the share of the largest in them, p_y, what one is above."""
         # Divided by the largest probability: these stay finite where R is large or unknown.
         rest = num.exp(0 - above_others * spread)
         label = num.exp(0 - below_others * below - above_mean * spread)
         total = 1 + (others - 1) * rest
-        lowest = label / (label + total)
-        apart = (1 - rest) / total
-        missed, left = target - lowest, (1 - lowest) * apart
-        return num.of(Fraction(classes, others)) * missed * missed + num.of(top) * left * left
+        return rest, total, label / (label + total), (1 - rest) / total
 
-    # With one other class nothing is spread: the last corner is the largest.
-    distance = num.sqrt(num.max_over(0 if others > 1 else ARCS - 1, ARCS, corner))
+    def square(s: N) -> N:
+        _, below, spread = arc(s)
+        _, _, lowest, apart = probabilities(below, spread)
+        missed, left = target - lowest, (1 - lowest) * apart
+        return both * missed * missed + top * left * left
+
+    def slope(s: N) -> N:
+        """Differentiate the square: of P, -P·(1 - P) times that of the exponent, of D, n·√(n/(n-1))·J/total²."""
+        share, below, spread = arc(s)
+        rest, total, lowest, apart = probabilities(below, spread)
+        pull = lowest * (both * (target - lowest) + top * (1 - lowest) * apart * apart)
+        parting = top * (1 - lowest) * (others * above_others) * rest / (total * total)
+        falling = (pull * above_mean + parting) * apart * below
+        return 4 * share * (1 - lowest) * (pull * below_others * spread - falling)
+
+    # With one other class nothing is spread: the label's logit is as far below it as it can be.
+    distance = num.sqrt(square(num.of(1)) if others == 1 else num.supremum(square, slope))
     return num.let("L_R", distance, "largest ‖p - q‖, p the probabilities and q the target, that the logits allow")
 
 

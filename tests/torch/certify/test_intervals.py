@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 from lipcompile_torch.certify import intervals as num
 from lipcompile_torch.certify.intervals import Interval, Intervals
 
+from tests.suprema import SUPREMA
+
 doubles = st.floats(-1e100, 1e100, allow_subnormal=False).filter(lambda x: x == 0 or abs(x) > 1e-100)
 intervals = st.tuples(doubles, doubles).map(lambda ends: Interval(min(ends), max(ends)))
 operations = st.sampled_from([operator.add, operator.sub, operator.mul, operator.truediv])
@@ -189,6 +191,23 @@ def test_functions_over_a_range() -> None:
     for term, expected in terms.items():
         found = num.max_over(1, 4, term)
         assert found.low <= expected <= found.high <= expected * (1 + 1e-14)
+
+
+@pytest.mark.parametrize(("value", "slope", "exact"), SUPREMA)
+def test_suprema(value: Any, slope: Any, exact: Fraction) -> None:
+    found = num.supremum(value, slope)
+    assert contains(found, exact)
+    assert Fraction(found.high) <= exact * (1 + Fraction(1, 10**9))
+
+
+def test_a_slope_that_is_said_too_small_is_seen() -> None:
+    value, _, exact = SUPREMA[1]
+    assert num.supremum(value, lambda s: s * 0).high < exact
+
+
+def test_the_supremum_of_what_is_unknown() -> None:
+    assert num.supremum(lambda s: 1 / (1 + s * math.inf), lambda s: 0 - s * math.inf).high == pytest.approx(1)
+    assert num.supremum(lambda s: s * math.inf, lambda s: 1 + s * math.inf).high == math.inf
 
 
 @pytest.mark.parametrize(("off", "truth"), [(1 - 2.0**-52, Fraction(1)), (1 + 2.0**-52, 1 - Fraction(1, 2**60))])
