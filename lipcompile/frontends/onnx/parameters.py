@@ -99,6 +99,10 @@ class Parameters:
             self.frozen |= {*own.values()}
         return replace(known, array=array, sources=frozenset(own.values()))
 
+    def is_trained(self, known: Known) -> bool:
+        """Whether a constant is made of what is trained, where that is known."""
+        return self.frozen is not None and bool(known.sources - self.frozen)
+
     def hold(self, known: Known) -> None:
         """Note that a constant is used as it is, and not trained; raises Refusal if it is trained elsewhere.
 
@@ -106,8 +110,8 @@ class Parameters:
         """
         if known.array.size < 2:
             return
-        for source in sorted(known.sources & self._owners.keys()):
-            raise _used_in_another_way(source, self._owners[source][1])
+        for source in sorted(known.sources & (self._owners.keys() | self._cut.keys())):
+            raise _used_in_another_way(source, self._owners[source][1] if source in self._owners else "")
         self._held |= known.sources
 
     def add(
