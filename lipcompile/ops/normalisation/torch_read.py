@@ -22,10 +22,12 @@ def _var(
     """Translate `var(self, dim, correction, keepdim)`: Σ(x - μ)²/(n - correction) over n entries."""
     op = operators()
     axes = list(dim) if dim else list(range(len(self.shape)))
+    if not all(isinstance(self.shape[axis], int) for axis in axes):
+        return op.ReduceMean(self, axes=axes)  # over the batch: refused as such
     centred = op.Sub(self, op.ReduceMean(self, axes=axes, keepdims=1))
     variance = op.ReduceMean(op.Mul(centred, centred), axes=axes, keepdims=int(keepdim))
     lost = 1 if correction is None else correction
     if not lost:
         return variance
     entries = prod(self.shape[axis] for axis in axes)
-    return op.Mul(variance, op.Constant(value_float=entries / (entries - lost)))
+    return op.Mul(variance, op.CastLike(op.Constant(value_float=entries / (entries - lost)), variance))

@@ -346,7 +346,7 @@ def scaled_root(context: Context, node: OnnxNode, found: Found) -> Value | None:
     if operand is None:
         return None
     if reduction is None:
-        return _rooted(context, node, operand, found, ONE) if "eps" in found else None
+        return _rooted(context, node, operand, found, ONE) if found.get("eps") else None  # √x² is |x|
     axes, keep = reduced_axes(context, reduction, shape_of(operand)), bool(reduction.integer("keepdims", 1))
     if not axes:
         return None
