@@ -19,9 +19,14 @@ from typing import Any
 
 import sympy
 
-from lipcompile import ModelOptions, check
-from lipcompile.core.derivation import Analysis
+from lipcompile import ModelOptions
+from lipcompile.analysis import bounds
+from lipcompile.analysis.canonical import canonical
+from lipcompile.core.derivation import Analysis, finite
+from lipcompile.frontends.options import Loaded
+from lipcompile.numbers.certified import Certified
 from lipcompile.numbers.rounding import upward
+from lipcompile.pipeline import derive, load
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGE, PLOT = DOCS / "depth.md", DOCS / "depth.svg"
@@ -88,12 +93,24 @@ def analysed(source: str, bindings: dict[str, Fraction], *, numbers: bool) -> An
     options = ModelOptions(bindings=bindings)
     if numbers:
         options = ModelOptions(input_norm=Fraction(1), loss="kr", bindings=bindings)
+    derivation = derive(read(source, options), options)
+    assert derivation.analysis is not None, derivation.diagnostics
+    return derivation.analysis
+
+
+def unrolled(source: str, bindings: dict[str, Fraction]) -> float | None:
+    """Return the bound of the whole gradient, without a formula; None beyond doubles."""
+    loaded = read(source, ModelOptions(input_norm=Fraction(1), loss="kr", bindings=bindings))
+    assert loaded.graph is not None, loaded.diagnostics
+    return finite(bounds.derive(canonical(loaded.graph)[0], Certified()).total.upper)
+
+
+def read(source: str, options: ModelOptions) -> Loaded:
+    """Read a model of the language."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "network.lip"
         path.write_text(source, encoding="utf-8")
-        derivation = check(str(path), options)
-    assert derivation.analysis is not None, derivation.diagnostics
-    return derivation.analysis
+        return load(str(path), options)
 
 
 @dataclass(frozen=True)
@@ -114,9 +131,8 @@ def column(network: Network, rate: str, bias: bool) -> Column:
     depth = analysed(source, known, numbers=True).depth
     assert depth.regime is not None
     assert depth.growth is not None
-    unrolled = [analysed(source, {**known, "depth": Fraction(t)}, numbers=True) for t in DEPTHS]
-    bounds = tuple(analysis.total.value for analysis in unrolled)
-    return Column(rate, bias, depth.regime, depth.growth, bounds)
+    found = tuple(unrolled(source, {**known, "depth": Fraction(t)}) for t in DEPTHS)
+    return Column(rate, bias, depth.regime, depth.growth, found)
 
 
 def columns(network: Network) -> list[Column]:

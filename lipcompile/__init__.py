@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from lipcompile.version import __version__
 
 if TYPE_CHECKING:
-    from lipcompile.calls import compile, fix, private, train  # noqa: A004
+    from lipcompile.calls import compile, fix, load_trained, private, train  # noqa: A004
     from lipcompile.core.derivation import Derivation
     from lipcompile.core.graph import Graph, GraphBuilder
     from lipcompile.diagnostics import Diagnostic, InputError, Severity
@@ -35,6 +35,7 @@ __all__ = [
     "export_onnx",
     "fix",
     "from_module",
+    "load_trained",
     "private",
     "register",
     "report",
@@ -54,6 +55,7 @@ _HOMES = {
     "export_onnx": "exporting",
     "fix": "calls",
     "from_module": "pipeline",
+    "load_trained": "calls",
     "private": "calls",
     "register": "ops.registry",
     "report": "reports.json_report",

@@ -1,9 +1,10 @@
-"""The commands as functions of Python, on a reader's own `nn.Module`: `private`, `compile`, `train`, `fix`."""
+"""The commands as functions of Python, on a reader's own `nn.Module`, and the way back into that module."""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from lipcompile.core.backend import find, instantiate
 from lipcompile.diagnostics import InputError, Severity, input_error, told
 from lipcompile.frontends.options import ModelOptions, model_options, parse_number
 from lipcompile.frontends.repairs import BatchNorm, Repairs
+from lipcompile.ops.registry import load_plugins
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -221,6 +223,63 @@ def fix(
         raise input_error("LIP001", "fix reads files and package.module:factory, not modules in memory", help_line)
     wanted = fixing.FixOptions(Repairs(batch_norm, parse_number(str(floor), "floor")), aim=aim(target))
     return fixing.fix(model, _shaped(model, example, model_options(**options)), wanted, Path(output))
+
+
+def load_trained(
+    module: Module, trained: Module | str | Path, example: Example, *, loss: str = "cross_entropy", **options: Any
+) -> None:
+    """Load privately trained weights into the module that they began in: yours, without any part of this package.
+
+    Args:
+        module: yours; its trained parameters change in place, and nothing else.
+        trained: what `private` made of it, after training; or the folder of `train` or `lipcompile train`.
+        example, loss, options: those that `private`, `train` or the command was given.
+
+    The two modules are compared on random inputs, in evaluation mode. With bounds by theorem the private module
+    clips its inputs to their norm, and yours does not.
+
+    Raises:
+        InputError: `trained` does not come from this module; a weight of it is computed from several of yours
+            (a folded batch normalisation); or the two then differ, as where batch normalisation was replaced
+            (LIP523). The module is as it was.
+
+    Examples:
+        >>> import lipcompile, torch
+        >>> mine = torch.nn.Linear(4, 2)
+        >>> private = lipcompile.private(mine, [4])
+        >>> _ = private.linear.weight.data.fill_(0.5)  # in place of training
+        >>> lipcompile.load_trained(mine, private, [4])
+        >>> mine.weight[0].tolist()
+        [0.5, 0.5, 0.5, 0.5]
+    """
+    import torch
+
+    from lipcompile.cli.shared.inputs import trained as read
+    from lipcompile.cli.shared.verdicts import agreement
+    from lipcompile.frontends.torch.origins import origins
+
+    backend, chosen = find(), model_options(**{"loss": loss, **options, "bounds": "clip"})
+    source: Any = read(Path(trained), None, backend).module if isinstance(trained, (str, Path)) else trained
+    load_plugins()
+    found = origins(module, example, chosen)
+    trained_ones = {name: one.detach() for name, one in source.named_parameters() if one.requires_grad}
+    entries = found.entries({name: one.double().cpu().numpy() for name, one in trained_ones.items()})
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    before = {name: parameters[name].detach().clone() for name in entries}
+    with torch.no_grad():
+        for name, (places, values) in entries.items():
+            old, new = before[name].cpu().flatten(), torch.from_numpy(values)
+            mixed = torch.where(torch.from_numpy(places), new.to(old.dtype), old)
+            parameters[name].copy_(mixed.view_as(parameters[name]))
+    twin = type(
+        "Twin", (type(source),), {"__init__": lambda self: self.__dict__.update(deepcopy(source).__dict__)}
+    )
+    if not agreement(twin, found.run, pipeline.derive(found.loaded, chosen), backend).agrees:
+        with torch.no_grad():
+            for name, weights in before.items():
+                parameters[name].copy_(weights)
+        message = "with the trained weights your module computes something else: a layer was replaced on import"
+        raise input_error("LIP523", message, "replace it in your module, too, before `private` reads it")
 
 
 def _shaped(model: str, example: Any, options: ModelOptions) -> ModelOptions:

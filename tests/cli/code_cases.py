@@ -14,9 +14,12 @@ from typing import Any
 
 import numpy as np
 import onnx
+import pytest
 from lipcompile_torch.deploy.deployment import Agreement
 from onnx import TensorProto, helper
+from torch.nn import Linear
 
+import lipcompile
 from lipcompile.certificates import certificate, encode
 from lipcompile.cli.audit import refutation
 from lipcompile.cli.certify import refutation as broken
@@ -270,6 +273,11 @@ def net():
     network.forgotten = nn.Linear(6, 2)
     return network
 """
+PADDED = """
+
+def net():
+    return nn.Sequential(nn.Embedding(20, 4, padding_idx=0), nn.Flatten(), nn.Linear(16, 2))
+"""
 HALVED = """
 
 def net():
@@ -378,6 +386,13 @@ def a_wrong_export() -> Sequence[Diagnostic]:
     return [wrong_export(Agreement(70, 1.0, 2.0, 40.0))]
 
 
+def weights_of_another_module() -> Sequence[Diagnostic]:
+    """Load the weights of a layer into a wider one."""
+    with pytest.raises(InputError) as found:
+        lipcompile.load_trained(Linear(3, 4), lipcompile.private(Linear(3, 2), [3], bounds="clip"), [3])
+    return found.value.diagnostics
+
+
 def a_broken_certificate() -> Sequence[Diagnostic]:
     """No module is known whose certificates are broken."""
     return [broken(2)]
@@ -473,6 +488,11 @@ CASES: Mapping[str, Case] = {
     "LIP122": Case(reading("122", "net"), module("122", "return self.layer(x)", PARAMETRISED), 0),
     "LIP123": Case(reading("123", "net"), module("123", "return self.layer(x)", UNREAD), 0),
     "LIP124": Case(reading("124", "net"), module("124", "return self.layer(x)", HALVED), 0),
+    "LIP125": Case(
+        "check net_125:net --input-shape 4 --loss cross_entropy --bounds clip",
+        module("125", "return x", PADDED),
+        0,
+    ),
     "LIP201": Case("check model.lip", example("LIP201"), 0),
     "LIP203": Case("", good, api=empty_input),
     "LIP213": Case("check model.lip", example("LIP213"), 0),
@@ -522,6 +542,7 @@ CASES: Mapping[str, Case] = {
     "LIP520": Case(EXPORT, exportable('"norm": "1"', '"norm": "2"'), 2),
     "LIP521": Case(EXPORT, exportable("lipcompile.certificate/1", "lipcompile.report/1"), 2),
     "LIP522": Case("", good, api=a_wrong_export),
+    "LIP523": Case("", good, api=weights_of_another_module),
 }
 
 # Codes that no command can provoke, and why they are there.
@@ -534,6 +555,7 @@ BY_API_ALONE = {
     "LIP415": "commands warn of it, and go on",
     "LIP512": "no certificate is known that an attack breaks",
     "LIP522": "no module is known whose export differs, unless it was edited",
+    "LIP523": "a function of Python raises it",
 }
 
 

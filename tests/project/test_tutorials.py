@@ -35,3 +35,17 @@ def test_a_tutorial_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for module in ("data", "nets"):  # of another tutorial
         monkeypatch.delitem(sys.modules, module, raising=False)
     assert run_page(TUTORIALS / name) >= 2
+
+
+def test_fine_tuning_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert run_page(TUTORIALS.parent / "fine-tuning.md") == 1
+
+
+def test_a_search_of_ones_own_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (TUTORIALS.parent / "estimator.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    section = page.partition("### A search of your own\n")[2].partition("\n## ")[0]
+    Path("page.md").write_text(section, encoding="utf-8")
+    assert run_page(Path("page.md")) == 1

@@ -81,20 +81,24 @@ def _found(loaded: Loaded, derivation: Derivation, backend: Backend, text: str |
 
 
 def _compared(original: Original, derivation: Derivation, backend: Backend, text: str) -> Diagnostic:
-    assert derivation.analysis is not None
-    deployment = backend.deployment
     try:
-        found = deployment.agreement_with_original(
-            program(Path("emitted.py"), text).Model,
-            original,
-            batch=original.batch,
-            precision=original.precision,
-            vocabulary=derivation.analysis.graph.vocabulary,
-            log_softmax=_log_softmax(derivation),
-        )
-    except deployment.ShapeError as error:
+        found = agreement(program(Path("emitted.py"), text).Model, original, derivation, backend)
+    except backend.deployment.ShapeError as error:
         return _error(f"the import is wrong: {error}")
     return _told(found, original.runner)
+
+
+def agreement(made: type[Any], original: Original, derivation: Derivation, backend: Backend) -> Any:
+    """Return how far a class of modules is from the original on random inputs; raises the backend's ShapeError."""
+    assert derivation.analysis is not None
+    return backend.deployment.agreement_with_original(
+        made,
+        original,
+        batch=original.batch,
+        precision=original.precision,
+        vocabulary=derivation.analysis.graph.vocabulary,
+        log_softmax=_log_softmax(derivation),
+    )
 
 
 def _log_softmax(derivation: Derivation) -> int | None:

@@ -69,11 +69,14 @@ def from_example(module: Module, example: Any, options: ModelOptions) -> Loaded:
     if not isinstance(module, Module):
         raise input_error("LIP022", f"an object of type {type(module).__qualname__} is no torch.nn.Module")
     kind = type(module)
-    loaded = _loaded(module, _examples(example), kind.__name__, f"{kind.__module__}.{kind.__qualname__}", options)
+    loaded = _loaded(
+        module, examples_of(example), kind.__name__, f"{kind.__module__}.{kind.__qualname__}", options
+    )
     return _repaired(loaded, 'batch_norm="group_norm"', "")
 
 
-def _examples(example: Any) -> list[Example]:
+def examples_of(example: Any) -> list[Example]:
+    """Return the inputs that an example stands for; raises InputError (LIP023)."""
     from torch import Tensor
 
     if isinstance(example, Tensor):
@@ -104,7 +107,7 @@ def _loaded(module: Module, examples: Sequence[Example], name: str, path: str, o
         limits.spend("constants", -4 * _size(module), "")  # as for a file: what is computed from weights
         source = Source(name, path, "torch", digest(model))
         own = replace(options, input_shape={}, repairs=repairs)
-        return onnx_model.imported(model, source, own, _frozen(module, model)), model
+        return onnx_model.imported(model, source, own, frozen(module, model)), model
 
     try:
         program, taken = traced(module, examples)
@@ -119,8 +122,14 @@ def _loaded(module: Module, examples: Sequence[Example], name: str, path: str, o
         return Loaded(Source(name, path, "torch", _NO_DIGEST), None, (refused.diagnostic,))
     return replace(
         loaded,
-        diagnostics=(*loaded.diagnostics, *_parametrised(module), *_left_out(module, model), *_rounded(module)),
-        original=partial(_original, module, taken, model),
+        diagnostics=(
+            *loaded.diagnostics,
+            *_parametrised(module),
+            *_ignored(module),
+            *_left_out(module, model),
+            *_rounded(module),
+        ),
+        original=partial(original_run, module, taken, model),
     )
 
 
@@ -170,6 +179,20 @@ def _parametrised(module: Module) -> Iterator[Diagnostic]:
             )
 
 
+def _ignored(module: Module) -> Iterator[Diagnostic]:
+    """Yield a warning of embeddings whose rows torch trains in different ways."""
+    from torch.nn import Embedding
+
+    for name, part in module.named_modules():
+        if isinstance(part, Embedding) and part.weight.requires_grad:
+            options = {"padding_idx": part.padding_idx is not None, "scale_grad_by_freq": part.scale_grad_by_freq}
+            for option in (option for option, given in options.items() if given):
+                message = (
+                    f"`{name or 'the embedding'}`: {option} is ignored, all rows of the table are trained alike"
+                )
+                yield Diagnostic("LIP125", message, "leave it out", Severity.WARNING, node=name or None)
+
+
 def _left_out(module: Module, model: ModelProto) -> Iterator[Diagnostic]:
     """Yield a warning of parameters that the module trains, and that its output does not depend on."""
     read = {tensor.name for tensor in model.graph.initializer}
@@ -198,7 +221,8 @@ def _listed(names: Sequence[str]) -> str:
     return f"{shown}{more}"
 
 
-def _original(module: Module, examples: Sequence[Example], model: ModelProto) -> ModuleRun:
+def original_run(module: Module, examples: Sequence[Example], model: ModelProto) -> ModuleRun:
+    """Return the module as what its model is compared with; raises OriginalError."""
     from lipcompile.frontends.onnx.inputs import sources
 
     inputs = sources(model.graph, {})
@@ -207,7 +231,7 @@ def _original(module: Module, examples: Sequence[Example], model: ModelProto) ->
     return ModuleRun(module, examples, inputs[0].batch, precision(module))
 
 
-def _frozen(module: Module, model: ModelProto) -> frozenset[str]:
+def frozen(module: Module, model: ModelProto) -> frozenset[str]:
     """Return the names of all constants but those that the module trains: buffers, and what the exporter made."""
     parameters = module.named_parameters(remove_duplicate=False)
     trained = {name for name, parameter in parameters if parameter.requires_grad}

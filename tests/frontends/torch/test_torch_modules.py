@@ -479,6 +479,21 @@ def test_what_the_output_does_not_depend_on_is_said_to_be_left_out() -> None:
     assert found.message == "the output does not depend on `forgotten.weight`, `forgotten.bias`: left out"
 
 
+def test_options_of_embeddings_are_said_to_be_ignored() -> None:
+    def told(**options: Any) -> list[str]:
+        words = nn.Embedding(20, 4, **options)
+        module = nn.Sequential(words, nn.Flatten(), nn.Linear(12, 2))
+        found = from_module(module, torch.zeros(2, 3, dtype=torch.long), loss="cross_entropy", bounds="clip")
+        assert found.ok
+        return [one.message for one in found.diagnostics if one.code == "LIP125"]
+
+    assert told() == []
+    assert told(padding_idx=0) == ["`0`: padding_idx is ignored, all rows of the table are trained alike"]
+    assert told(scale_grad_by_freq=True) == [
+        "`0`: scale_grad_by_freq is ignored, all rows of the table are trained alike"
+    ]
+
+
 @pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float64])
 def test_another_kind_of_numbers_is_said_to_become_float32(kind: torch.dtype) -> None:
     module = nn.Linear(6, 2).to(kind)

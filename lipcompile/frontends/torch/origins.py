@@ -1,0 +1,164 @@
+"""The way back: which entries of a torch module's weights the entries of an imported model were made of.
+
+The module is imported again with numbers in place of its weights. Front ends move, cut and join weights, and sum
+the two biases of a recurrent cell, so each entry of a model is one entry of the module, or the sum of two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lipcompile.core.derivation import Source
+from lipcompile.diagnostics import InputError, input_error
+from lipcompile.frontends.onnx import model as onnx_model
+from lipcompile.frontends.options import Loaded, ModelOptions
+from lipcompile.frontends.torch.module import ModuleRun, examples_of, frozen, original_run
+from lipcompile.frontends.torch.tracing import Untraceable, traced
+from lipcompile.frontends.torch.translation import translated
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+    from onnx import ModelProto
+    from torch.nn import Module
+
+    Array = NDArray[Any]
+
+# Whole numbers below these are exact in the numbers of a module.
+_EXACT = {"float64": 2**24, "float32": 2**24, "float16": 2**11, "bfloat16": 2**8}
+_HELP = "give the module, the example and the options that the trained module was made from"
+
+
+@dataclass(frozen=True, slots=True)
+class Origins:
+    """Where the entries of the parameters of a model come from.
+
+    sizes: of the trained parameters of the module, by name. Their entries are numbered in this order, from 1.
+    found: for each parameter of the model the entries of the module, in its shape, and those that are added; 0 is
+        none.
+    loaded: the model. run: the module, to compare with.
+    """
+
+    sizes: Mapping[str, int]
+    found: Mapping[str, tuple[Array, Array]]
+    loaded: Loaded
+    run: ModuleRun
+
+    def entries(self, trained: Mapping[str, Array]) -> dict[str, tuple[Array, Array]]:
+        """Return, by parameter of the module, which entries the weights of a model set, and to what.
+
+        The second summand of a sum becomes 0. Raises InputError (LIP523) for parameters of another model.
+        """
+        ends = np.cumsum([1, *self.sizes.values()])
+        values, known = np.zeros(ends[-1]), np.zeros(ends[-1], dtype=bool)
+        for name, array in trained.items():
+            first, second = self.found.get(name, (None, None))
+            if first is None or second is None or first.shape != array.shape:
+                raise _foreign(f"`{name}`, of shape {list(array.shape)}, comes from another module")
+            if (known[first] & (values[first] != array)).any():
+                raise _foreign(f"`{name}` and another parameter are one weight of the module, and differ")
+            values[second], known[second] = 0.0, True
+            values[first], known[first] = array, True
+        cuts = [slice(start, end) for start, end in pairwise(ends)]
+        return {name: (known[cut], values[cut]) for name, cut in zip(self.sizes, cuts, strict=True)}
+
+
+def origins(module: Module, example: Any, options: ModelOptions) -> Origins:
+    """Import a module, and find where its weights went.
+
+    Raises InputError: the module is rejected, or a weight of the model is computed from several (LIP523).
+    """
+    try:
+        program, taken = traced(module, examples_of(example))
+        model = translated(program)
+    except Untraceable as refused:
+        raise InputError((refused.diagnostic,)) from None
+    reading = _Reading(model, replace(options, input_shape={}, bounds="clip"), frozen(module, model))
+    stored = reading.stored([name for name, _ in module.named_parameters(remove_duplicate=False)])
+    if not stored:
+        raise _foreign("the module trains no parameter")
+    loaded = reading.loaded({})
+    found = reading.numbered(stored)
+    entries = np.concatenate([[0.0], *(array.ravel() for array in stored.values())])
+    for name, array in _weights(loaded).items():
+        first, second = found[name]
+        if not np.array_equal(entries[first] + entries[second], array):
+            raise _foreign(f"`{name}` is computed from several weights, as by a folded normalisation")
+    sizes = {name: array.size for name, array in stored.items()}
+    return Origins(sizes, found, loaded, original_run(module, taken, model))
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """Imports of one traced module with other weights. fixed: the names of constants that are not trained."""
+
+    model: ModelProto
+    options: ModelOptions
+    fixed: frozenset[str]
+
+    def stored(self, names: Sequence[str]) -> dict[str, Array]:
+        """Return the trained weights by name, in this order."""
+        from onnx import numpy_helper
+
+        tensors = {tensor.name: tensor for tensor in self.model.graph.initializer if tensor.name not in self.fixed}
+        return {name: numpy_helper.to_array(tensors[name]) for name in names if name in tensors}
+
+    def numbered(self, stored: Mapping[str, Array]) -> dict[str, tuple[Array, Array]]:
+        """Return the numbers of the entries that each parameter is made of.
+
+        Of two weights that are summed, one stands at an even place and one at an odd one, as in torch's cells. A
+        number is written in digits that the weights can hold.
+        """
+        base = min(_EXACT[str(array.dtype)] for array in stored.values())
+        ends = np.cumsum([1, *(array.size for array in stored.values())])
+        found: dict[str, list[Array]] = {}
+        for parity in (0, 1):
+            scale = 1
+            while scale < ends[-1]:
+                marks = {
+                    name: (np.arange(start, start + array.size) // scale % base * (place % 2 == parity))
+                    .reshape(array.shape)
+                    .astype(array.dtype)
+                    for place, (start, (name, array)) in enumerate(zip(ends, stored.items(), strict=False))
+                }
+                for name, digits in _weights(self.loaded(marks)).items():
+                    numbers = found.setdefault(name, [np.zeros(digits.shape, dtype=np.int64) for _ in range(2)])
+                    numbers[parity] += scale * digits.astype(np.int64)
+                scale *= base
+        return {name: _summands(numbers, int(ends[-1])) for name, numbers in found.items()}
+
+    def loaded(self, weights: Mapping[str, Array]) -> Loaded:
+        """Import the module with these weights in place of its own; raises InputError."""
+        from onnx import numpy_helper
+
+        model = type(self.model)()
+        model.CopyFrom(self.model)
+        for tensor in model.graph.initializer:
+            if tensor.name in weights:
+                tensor.CopyFrom(numpy_helper.from_array(weights[tensor.name], tensor.name))
+        repairs = self.options.repairs and replace(self.options.repairs, made=[])
+        source = Source(self.model.graph.name, "", "torch", "")
+        loaded = onnx_model.imported(model, source, replace(self.options, repairs=repairs), self.fixed)
+        if loaded.graph is None:
+            raise InputError(loaded.diagnostics)
+        return loaded
+
+
+def _summands(numbers: Sequence[Array], end: int) -> tuple[Array, Array]:
+    """Return the first summand of each entry and the second, 0 if there is none or the number has no meaning."""
+    even, odd = (np.where(one < end, one, 0) for one in numbers)
+    return np.where(even > 0, even, odd), np.where(even > 0, odd, 0)
+
+
+def _weights(loaded: Loaded) -> dict[str, Array]:
+    assert loaded.graph is not None
+    trained = {name: one.initial for name, one in loaded.graph.parameters.items() if one.trainable}
+    return {name: array for name, array in trained.items() if array is not None}
+
+
+def _foreign(message: str) -> InputError:
+    return input_error("LIP523", message, _HELP)

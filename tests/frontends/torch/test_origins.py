@@ -1,0 +1,217 @@
+"""Trained weights go back into the module that they began in, which then computes what was trained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import lipcompile
+
+
+class Recurrent(nn.Module):
+    """Cells whose two biases are summed on import, attention, and norms."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(20, 8)
+        self.lstm = nn.LSTM(8, 6, batch_first=True, bidirectional=True)
+        self.attention = nn.MultiheadAttention(12, 2, batch_first=True)
+        self.gru = nn.GRU(12, 4, batch_first=True)
+        self.norm = nn.LayerNorm(4)
+        self.last = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, _ = self.lstm(self.words(x))
+        h = self.attention(h, h, h, need_weights=False)[0]
+        h, _ = self.gru(h)
+        last: Tensor = self.last(self.norm(h).mean(1))
+        return last
+
+
+class Adapted(nn.Module):
+    """A frozen layer with a trained update of low rank (Hu et al., LoRA, 2021)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen = nn.Linear(6, 5)
+        self.down, self.up = nn.Linear(6, 2, bias=False), nn.Linear(2, 5, bias=False)
+        self.head = nn.Linear(5, 3)
+        self.frozen.requires_grad_(requires_grad=False)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.head(torch.relu(self.frozen(x) + 2 * self.up(self.down(x))))
+        return found
+
+
+class Twice(nn.Module):
+    """One layer in two places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.last = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.last(torch.tanh(self.inner(torch.tanh(self.inner(x)))))
+        return found
+
+
+def convolutional() -> nn.Module:
+    up = nn.ConvTranspose2d(4, 2, 3, groups=2)
+    return nn.Sequential(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.PReLU(4), up, nn.Flatten(), nn.Linear(128, 3))
+
+
+def changed(private: nn.Module) -> nn.Module:
+    """Add noise to all that is trained, in place of a training."""
+    with torch.no_grad():
+        for parameter in private.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    return private
+
+
+def outputs(module: nn.Module, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        found: Tensor = module.eval()(x)
+    return found
+
+
+TOKENS = torch.zeros(2, 5, dtype=torch.long)
+CASES: list[tuple[Any, Any, str]] = [
+    (Recurrent, TOKENS, "clip"),
+    (Adapted, [6], "clip"),
+    (Twice, [4], "clip"),
+    (convolutional, [2, 8, 8], "clip"),
+    (lambda: nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2)), [4], "theorem"),
+]
+
+
+@pytest.mark.parametrize(("made", "example", "bounds"), CASES)
+def test_the_module_computes_what_was_trained(made: Any, example: Any, bounds: Any) -> None:
+    torch.manual_seed(0)
+    module = made()
+    options: dict[str, Any] = {"input_norm": 1.0} if bounds == "theorem" else {}
+    private = changed(lipcompile.private(module, example, bounds=bounds, **options))
+    frozen = {name: one.clone() for name, one in module.named_parameters() if not one.requires_grad}
+    x = torch.randint(20, (7, 5)) if example is TOKENS else torch.randn(7, *example)
+    x = 0.9 * x / x.flatten(1).norm(dim=1).max() if bounds == "theorem" else x
+    wanted = outputs(private, x)
+    assert (outputs(module, x) - wanted).abs().max() > 1e-2
+    lipcompile.load_trained(module, private, example, bounds=bounds, **options)
+    assert torch.allclose(outputs(module, x), wanted, rtol=1e-5, atol=1e-5)
+    assert all(torch.equal(one, dict(module.named_parameters())[name]) for name, one in frozen.items())
+
+
+def test_each_weight_goes_to_its_place() -> None:
+    """By hand: of a layer [2, 3] entry by entry, and of an LSTM the sum of both biases to the first of them."""
+    module = nn.Linear(3, 2)
+    private = lipcompile.private(module, [3], bounds="clip")
+    with torch.no_grad():
+        private.linear.weight.copy_(torch.arange(6.0).view(2, 3))
+        private.linear.bias.copy_(torch.tensor([7.0, 8.0]))
+    lipcompile.load_trained(module, private, [3])
+    assert module.weight.tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert module.bias.tolist() == [7, 8]
+
+    class Cell(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell = nn.LSTM(2, 3, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            found: Tensor = self.cell(x)[0][:, -1]
+            return found
+
+    cell = Cell()
+    private = lipcompile.private(cell, [4, 2], bounds="clip")
+    bias = next(one for name, one in private.named_parameters() if name.endswith("bias"))
+    with torch.no_grad():
+        bias.copy_(torch.arange(1.0, 13.0))
+    lipcompile.load_trained(cell, private, [4, 2])
+    assert cell.get_parameter("cell.bias_ih_l0").tolist() == list(range(1, 13))
+    assert cell.get_parameter("cell.bias_hh_l0").tolist() == [0] * 12
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float64])
+def test_numbers_of_entries_need_several_digits(kind: torch.dtype) -> None:
+    """70,000 entries: whole numbers are exact below 2^11 in float16, and below 2^8 in bfloat16."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(100, 600), nn.ReLU(), nn.Linear(600, 16)).to(kind)
+    with pytest.warns(UserWarning, match="LIP124"):
+        private = lipcompile.private(module, [100], bounds="clip")
+    last = [one for name, one in private.named_parameters() if name.endswith("weight")][-1]
+    with torch.no_grad():
+        last.copy_(torch.randint(-8, 8, last.shape))
+    lipcompile.load_trained(module, private, [100])
+    assert torch.equal(module[2].get_parameter("weight"), last.to(kind))
+
+
+def refused(module: nn.Module, private: nn.Module, example: Sequence[int], **options: Any) -> str:
+    before = {name: one.clone() for name, one in module.state_dict().items()}
+    with pytest.raises(lipcompile.InputError, match="LIP523") as found:
+        lipcompile.load_trained(module, private, example, **options)
+    assert all(torch.equal(before[name], one) for name, one in module.state_dict().items())
+    return str(found.value)
+
+
+def test_weights_of_another_module_are_refused() -> None:
+    private = lipcompile.private(nn.Linear(3, 2), [3], bounds="clip")
+    assert "comes from another module" in refused(nn.Linear(3, 4), private, [3])
+    assert "trains no parameter" in refused(nn.Linear(3, 2).requires_grad_(requires_grad=False), private, [3])
+
+
+def test_a_batch_normalisation_has_no_way_back() -> None:
+    """Folded, a weight is a product of several; replaced, the private module is another function."""
+    torch.manual_seed(0)
+    module = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3)
+    ).eval()
+    folded = lipcompile.private(module, [3, 8, 8], bounds="clip")
+    nn.init.uniform_(module[1].get_parameter("weight"), 0.5, 2.0)
+    assert "computed from several weights" in refused(module, folded, [3, 8, 8])
+    module.train()
+    replaced = lipcompile.private(module, [3, 8, 8], bounds="clip", batch_norm="group_norm")
+    assert "something else" in refused(module, replaced, [3, 8, 8], batch_norm="group_norm")
+
+
+def test_shared_weights_that_differ_are_refused() -> None:
+    """A module that had two layers where this one has one layer twice."""
+
+    class Two(Twice):
+        def __init__(self) -> None:
+            super().__init__()
+            self.other = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            found: Tensor = self.last(torch.tanh(self.other(torch.tanh(self.inner(x)))))
+            return found
+
+    refused(Twice(), lipcompile.private(Two(), [4], bounds="clip"), [4])
+
+
+def test_a_run_is_loaded_from_its_folder(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((64, 4)).astype("float32")
+    y = (x[:, 0] > 0).astype("int64")
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    result = lipcompile.train(
+        module,
+        (x, y, x, y),
+        tmp_path,
+        epsilon=8,
+        delta=1e-3,
+        epochs=2,
+        loss="cross_entropy",
+        bounds="clip",
+        how={"accountant": "rdp"},
+    )
+    lipcompile.load_trained(module, tmp_path, [4], bounds="clip")
+    right = (outputs(module, torch.from_numpy(x)).argmax(1).numpy() == y).mean()
+    assert right == pytest.approx(result.test_accuracy)
