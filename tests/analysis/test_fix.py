@@ -412,7 +412,7 @@ def test_missing_declarations_are_asked_for(tmp_path: Path, capsys: pytest.Captu
     path = tmp_path / "m.lip"
     path.write_text("model m { input x: tensor[4] dense(2) }")
     assert command(path, "-o", tmp_path / "fixed.lip") == 0
-    assert "please declare --loss cross_entropy and --input-norm 1.0" in capsys.readouterr().out
+    assert "declare --loss cross_entropy and --input-norm 1.0" in capsys.readouterr().out
     assert command(path, "-o", tmp_path / "fixed.lip", "--input-norm", "2", "--loss", "nll") == 0
     assert "please" not in capsys.readouterr().out
     assert "norm <= 2" in (tmp_path / "fixed.lip").read_text()

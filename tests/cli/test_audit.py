@@ -108,7 +108,7 @@ def test_a_wrong_bound_is_exceeded(monkeypatch: pytest.MonkeyPatch, capsys: Capt
     assert run("audit model.lip --restarts 1 --steps 25") == 1
     out = capsys.readouterr().out
     assert "exceeded: dense_2.weight" in out
-    assert "a bug in lipcompile. Please report it." in out
+    assert "This is a bug in lipcompile. Please report it." in out
     assert run("audit model.lip --restarts 1 --steps 25 --format json") == 1
     found = json.loads(capsys.readouterr().out)
     assert not found["ok"]
@@ -123,7 +123,7 @@ def test_the_table_says_what_the_ratios_mean(capsys: Capture) -> None:
     assert lines[0].split() == ["parameter", "claimed", "attained", "ratio"]
     assert [line.split()[0] for line in lines[1:4]] == ["dense.weight", "dense_2.weight", "whole"]
     assert "no bound was exceeded" in out
-    assert "is attained to" in out
+    assert "The least tight bound is that of" in out
     assert err == ""
 
 

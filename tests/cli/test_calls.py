@@ -80,3 +80,25 @@ def test_fix_takes_references_and_no_modules_in_memory(tmp_path: Path) -> None:
     assert (tmp_path / "f.onnx").is_file()
     with pytest.raises(InputError, match='batch_norm="group_norm"'):
         lipcompile.fix(net(), tmp_path / "f.onnx")  # type: ignore[arg-type]
+
+
+class Exported(nn.Module):
+    """A layer that computes something else while torch exports it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.layer(x) * (2 if torch.compiler.is_exporting() else 1)
+        return found
+
+
+def test_an_import_is_compared_with_its_original(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="LIP320"):
+        lipcompile.private(Exported(), [3], bounds="clip")
+    path = tmp_path / "m.py"
+    with pytest.raises(InputError, match="LIP320"):
+        lipcompile.compile(Exported(), path, example=[3], loss="cross_entropy", bounds="clip")
+    assert not path.exists()
+    lipcompile.private(Exported(), [3], bounds="clip", verify_import=False)

@@ -158,7 +158,7 @@ class Visitor:
         outputs = [name for name in node.outputs if name]
         results = fold(node.proto, operands, self.context.version)
         if node.op_type == "BatchNormalization" and any(result.sources for result in results):
-            message = f"the weight that `{node.label}` standardises is trained as it is, and not by that"
+            message = f"the weight that `{node.label}` standardises is trained itself, without standardisation"
             help_line = "write the standardised weight into the module, if that is meant"
             found = Diagnostic("LIP122", message, help_line, Severity.WARNING)
             self.context.builder.diagnostics.append(found)
