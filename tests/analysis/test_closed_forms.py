@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fractions import Fraction
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from lipcompile.core.graph import Graph
 from lipcompile.numbers.certified import Certified
 from lipcompile.numbers.known import Definition
 from lipcompile.numbers.symbolic import MaxOver
+from tests.suprema import supremum
 
 DEPTHS = range(1, 41)
 DIGITS = 60
@@ -102,8 +103,18 @@ def _real(value: Fraction) -> Any:
 
 
 def number(expression: Any, known: dict[str, Any]) -> Any:
+    for place, extreme in enumerate(sorted(expression.atoms(MaxOver), key=str)):
+        term, index, *_ = extreme.args
+        if not index.is_integer:
+            name = sympy.Symbol(f"supremum_{place}")
+            found = supremum(partial(_inside, term, known, index.name), mpmath.mpf)
+            expression, known = expression.xreplace({extreme: name}), {**known, name.name: found}
     names, program = compiled(expression)
     return mpmath.mpf(program(*(known[name] for name in names)))
+
+
+def _inside(term: Any, known: dict[str, Any], index: str, value: Any) -> Any:
+    return number(term, {**known, index: value})
 
 
 @cache
