@@ -30,7 +30,13 @@ if TYPE_CHECKING:
 
 
 def private(
-    module: Module, example: Example, *, loss: str = "cross_entropy", bounds: Source = "auto", **options: Any
+    module: Module,
+    example: Example,
+    *,
+    loss: str = "cross_entropy",
+    bounds: Source = "auto",
+    verify_import: bool = True,
+    **options: Any,
 ) -> Any:
     """Return a module that computes what yours does, with its weights, and that `PrivacyEngine` can train.
 
@@ -40,6 +46,7 @@ def private(
             shape of one example. Only shapes and kinds of numbers are read.
         loss: as on the command line.
         bounds: "auto" clips the gradient of each example in the backward pass, unless a theorem bounds it tightly.
+        verify_import: compare both modules on random inputs first, if no layer is replaced.
         options: see `frontends.options.model_options`; `batch_norm="group_norm"` replaces batch normalisation.
 
     Returns:
@@ -65,8 +72,9 @@ def private(
         ...     model.criterion(model(x), y).backward()
         ...     optimizer.step()
     """
-    derivation = _derived(module, example, model_options(loss=loss, bounds=bounds, **options))
-    return instantiate(Path(f"{derivation.source.name}.py"), find().emit(derivation))
+    chosen = model_options(loss=loss, bounds=bounds, **options)
+    derivation, text = _emitted(module, example, chosen, verify=verify_import)
+    return instantiate(Path(f"{derivation.source.name}.py"), text)
 
 
 def compile(  # noqa: A001  (the name of the command)
@@ -76,6 +84,7 @@ def compile(  # noqa: A001  (the name of the command)
     example: Example | None = None,
     loss: str | None = None,
     bounds: Source = "auto",
+    verify_import: bool = True,
     **options: Any,
 ) -> Path:
     """Write the module that trains under the derived bounds, as `lipcompile compile` does; return its path.
@@ -84,7 +93,8 @@ def compile(  # noqa: A001  (the name of the command)
         model: a .lip or .onnx file, `package.module:factory`, or a torch module, which needs an `example`.
         output: the Python file.
         example: see `private`.
-        loss, bounds, options: see `private`; the loss that a .lip file names counts if there is none here.
+        loss: see `private`; the one that a .lip file names counts if there is none here.
+        bounds, verify_import, options: see `private`.
 
     Returns:
         The path of the file. Its `Model`, without arguments, is the module.
@@ -101,7 +111,7 @@ def compile(  # noqa: A001  (the name of the command)
     """
     chosen = model_options(loss=loss, bounds=bounds, **options)
     path = Path(output)
-    path.write_text(find().emit(_derived(model, example, chosen)), encoding="utf-8")
+    path.write_text(_emitted(model, example, chosen, verify=verify_import)[1], encoding="utf-8")
     return path
 
 
@@ -117,13 +127,15 @@ def train(
     example: Example | None = None,
     loss: str | None = None,
     bounds: Source = "auto",
+    verify_import: bool = True,
     how: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Any:
     """Train privately to a budget, as `lipcompile train` does.
 
     Args:
-        model, example, loss, bounds, options: see `compile`. The example of a module is the data, if left out.
+        model, loss, bounds, verify_import, options: see `compile`.
+        example: of a module; the data, if left out.
         data: (x_train, y_train, x_test, y_test), arrays of numpy or what becomes some; or two data sets, to train
             and to test on, whose items are an input and a label (torch's, or splits of Hugging Face's `datasets`);
             or `lipcompile_torch.train.data.Arrays`; converted as those of a file are.
@@ -159,8 +171,8 @@ def train(
         data = [array for one in data for array in backend.data.items_of(one)]
     inputs = data.x_train if isinstance(data, backend.data.Arrays) else data[0]
     shape = example if example is not None else np.shape(inputs)[1:]
-    derivation = _derived(model, shape, model_options(loss=loss, bounds=bounds, **options))
-    text = backend.emit(derivation)
+    chosen = model_options(loss=loss, bounds=bounds, **options)
+    derivation, text = _emitted(model, shape, chosen, verify=verify_import)
     assert derivation.analysis is not None
     arrays = checked(data, derivation.analysis.graph, backend)
     folder = Path(output)
@@ -227,7 +239,7 @@ def fix(
 
 def load_trained(
     module: Module, trained: Module | str | Path, example: Example, *, loss: str = "cross_entropy", **options: Any
-) -> None:
+) -> Module:
     """Load privately trained weights into the module that they began in: yours, without any part of this package.
 
     Args:
@@ -237,6 +249,9 @@ def load_trained(
 
     The two modules are compared on random inputs, in evaluation mode. With bounds by theorem the private module
     clips its inputs to their norm, and yours does not.
+
+    Returns:
+        `module`.
 
     Raises:
         InputError: `trained` does not come from this module; a weight of it is computed from several of yours
@@ -248,8 +263,7 @@ def load_trained(
         >>> mine = torch.nn.Linear(4, 2)
         >>> private = lipcompile.private(mine, [4])
         >>> _ = private.linear.weight.data.fill_(0.5)  # in place of training
-        >>> lipcompile.load_trained(mine, private, [4])
-        >>> mine.weight[0].tolist()
+        >>> lipcompile.load_trained(mine, private, [4]).weight[0].tolist()
         [0.5, 0.5, 0.5, 0.5]
     """
     import torch
@@ -280,6 +294,7 @@ def load_trained(
                 parameters[name].copy_(weights)
         message = "with the trained weights your module computes something else: a layer was replaced on import"
         raise input_error("LIP523", message, "replace it in your module, too, before `private` reads it")
+    return module
 
 
 def _shaped(model: str, example: Any, options: ModelOptions) -> ModelOptions:
@@ -288,17 +303,29 @@ def _shaped(model: str, example: Any, options: ModelOptions) -> ModelOptions:
     return replace(options, input_shape=shape)
 
 
-def _derived(model: str | Module, example: Example | None, options: ModelOptions) -> Derivation:
-    """Return the derivation of an accepted model; raises InputError."""
+def _emitted(
+    model: str | Module, example: Example | None, options: ModelOptions, *, verify: bool
+) -> tuple[Derivation, str]:
+    """Return the derivation of an accepted model, and its program; raises InputError."""
+    from lipcompile.cli.shared.verdicts import verified
+
     if isinstance(model, str):
-        derivation = pipeline.check(model, _shaped(model, example, options))
+        shaped = _shaped(model, example, options)
+        loaded = pipeline.load(model, shaped)
+        derivation = pipeline.derive(loaded, shaped)
     elif example is None:
         raise input_error("LIP023", "a torch module needs an example", "give a batch, or the shape of one example")
     else:
-        derivation = pipeline.of_module(model, example, options)
+        loaded = pipeline.load_module(model, example, options)
+        derivation = pipeline.derive(loaded, options)
     if not derivation.ok:
         raise InputError(derivation.diagnostics, derivation.source.text)
     for found in derivation.diagnostics:
         if found.severity == Severity.WARNING:
             warnings.warn(told(found), UserWarning, 3)
-    return derivation
+    text = find().emit(derivation)
+    if verify and not (options.repairs and options.repairs.made):  # what was replaced differs
+        compared = verified(loaded, derivation, find(), text)
+        if not compared.ok:
+            raise InputError(compared.diagnostics, derivation.source.text)
+    return derivation, text

@@ -72,7 +72,8 @@ def _load_module(model: str, options: ModelOptions) -> Loaded:
 
     if not is_reference(model):
         message = f"`{model}` is neither a .lip nor an .onnx file, nor package.module:factory of a torch module"
-        raise input_error("LIP001", message, "give a path that ends so, or name a factory")
+        help_line = "use a path ending in .lip or .onnx, or name a torch module, such as nets:LeNet of nets.py"
+        raise input_error("LIP001", message, help_line)
     from lipcompile.frontends.torch import module as torch_module
 
     return torch_module.load(model, options)
@@ -219,12 +220,16 @@ def from_module(
 
 def of_module(module: Module, example: Any, options: ModelOptions) -> Derivation:
     """Check a torch module, traced on an example; see `from_module`."""
+    return derive(load_module(module, example, options), options)
+
+
+def load_module(module: Module, example: Any, options: ModelOptions) -> Loaded:
+    """Read a torch module in memory, traced on an example; see `from_module`."""
     from lipcompile.frontends.torch import module as torch_module
 
     load_plugins()
     with options.limits.in_force():
-        loaded = torch_module.from_example(module, example, options)
-    return derive(loaded, options)
+        return torch_module.from_example(module, example, options)
 
 
 def _unmatched(graph: Graph, options: ModelOptions) -> list[Diagnostic]:

@@ -38,9 +38,9 @@ PRIVACY = {
 }
 
 
-@click.command(short_help="Attack the bounds or the privacy of MODEL: is what they claim attained, or exceeded?")
+@click.command(short_help="Attack the gradient bounds of MODEL, or its privacy.")
 @model_options()
-@click.option("--privacy", is_flag=True, help="Attack what the engine claims of privacy, by canaries.")
+@click.option("--privacy", is_flag=True, help="Attack the privacy that the engine claims, with canaries.")
 @click.option("--restarts", type=click.IntRange(1), help="Ascents of the whole gradient; 4 by default.")
 @click.option(
     "--steps",
@@ -169,7 +169,7 @@ def _text(found: Any) -> Iterator[RenderableType]:
     if refuted:
         yield styled((f"exceeded: {', '.join(map(printable, refuted))}", BAD))
         yield styled(
-            "Such a bound is wrong, and noise made by it protects nobody: a bug in lipcompile. Please report it."
+            "This bound is wrong, and its noise is too small. This is a bug in lipcompile. Please report it."
         )
         return
     yield styled(("no bound was exceeded", GOOD))
@@ -184,8 +184,8 @@ def _tightness(found: Any) -> Iterator[str]:
         return
     name = min(trained, key=lambda name: trained[name].ratio)
     yield (
-        f"The bound of {printable(name)} is attained to {trained[name].ratio:.0%}, the least; that of the whole "
-        f"gradient to {found.total.ratio:.0%}. A bound that cannot be attained means more noise than needed."
+        f"The attack reached {found.total.ratio:.0%} of the bound of the whole gradient. The least tight bound is "
+        f"that of {printable(name)}: {trained[name].ratio:.0%}. A bound that no gradient reaches costs noise."
     )
 
 

@@ -87,15 +87,15 @@ def certify(
     form: str,
     **effort: int | None,
 ) -> int:
-    """Say how many examples MODULE certainly predicts right, however their inputs change within a radius.
+    """Measure the certified accuracy of MODULE: examples predicted right under every change within a radius.
 
     MODULE is the Python file that `compile` or `train` wrote, or the folder of `train`; it is run. Certificates
     follow from its Lipschitz constant at its weights as they are. An attack by projected gradient descent shows
     how many examples withstand it, and must break no certificate: if it does, the exit code is 1.
 
-    Radii are 2-norms, in the units of pixels from 0 to 1 if the data is. If the data was multiplied by S before it
-    was written to FILE.npz, say so with --input-scale S. Accuracy is not private: it says something of the data
-    that it is measured on, so take data that may be published.
+    Radii are 2-norms, in the units of pixels from 0 to 1 if the data has them. If the data was multiplied by S
+    before it was written to FILE.npz, use --input-scale S. Accuracy is not private: it depends on the data on
+    which it is measured, so use public data.
 
     \b
     Examples:

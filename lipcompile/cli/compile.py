@@ -14,7 +14,7 @@ from lipcompile.core.backend import find
 
 if TYPE_CHECKING:
     from lipcompile.core.derivation import Derivation
-    from lipcompile.frontends.options import Loaded, ModelOptions
+    from lipcompile.frontends.options import ModelOptions
 
 
 @click.command("compile", short_help="Emit a training module for MODEL.")
@@ -39,8 +39,8 @@ def compile_(
 ) -> int:
     """Check MODEL, and emit a module that trains under the derived bounds.
 
-    The file needs the runtime package lipcompile_torch, and no compiler. What was imported is run beside it on
-    random inputs first, and nothing is written if the two differ.
+    The file needs the runtime package lipcompile_torch, and no compiler. An imported model is first compared with
+    its original on random inputs; no file is written if the two differ.
 
     \b
     Example:
@@ -49,7 +49,7 @@ def compile_(
     from lipcompile import pipeline
     from lipcompile.analysis.usefulness import judged
     from lipcompile.cli.shared.settings import noise_strategy, planned, planned_training
-    from lipcompile.cli.shared.verdicts import measured
+    from lipcompile.cli.shared.verdicts import agrees, measured
 
     emitter = find(backend)
     refuse_source(model, output)
@@ -62,23 +62,11 @@ def compile_(
         return 1
     plan = planned(loaded)
     text = emitter.emit(derivation, follow_weights, noise_strategy(plan), planned_training(loaded))
-    if verify_import and not _agrees(loaded, derivation, text if backend == "torch" else None):
+    if verify_import and not agrees(loaded, derivation, text if backend == "torch" else None):
         return 1
     write_text(output, text)
     click.echo(_summary(derivation, output), err=True)
     return 0
-
-
-def _agrees(loaded: Loaded, derivation: Derivation, text: str | None) -> bool:
-    """Compare an import, as a module of torch, with its original, and say what came out."""
-    from lipcompile.cli.shared.verdicts import verified
-
-    found = verified(loaded, derivation, find(), text)
-    new = found.diagnostics[len(derivation.diagnostics) :]
-    for note in (one for one in new if one.severity == "note"):
-        click.echo(note.message, err=True)
-    complain(serious(new))
-    return found.ok
 
 
 def _summary(derivation: Derivation, output: Path) -> str:

@@ -14,12 +14,12 @@ from lipcompile.core.backend import find
 FOLDER = "lipcompile-demo"
 
 
-@click.command(short_help="Train a network on digits that ship with it.")
+@click.command(short_help="Train a small network on handwritten digits.")
 @click.option(
     "--output",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help=f"Folder for what is made; ./{FOLDER}, or the next free number, by default.",
+    help=f"Folder for the results; ./{FOLDER}, or the next free number, by default.",
 )
 def demo(output: Path | None) -> int:
     """Check, compile and privately train a small network on hand-written digits: a minute, ε = 3.

@@ -30,12 +30,12 @@ _PACKAGES = (
 )
 
 
-@click.command(short_help="Say what a bug report should say of this machine.")
+@click.command(short_help="Print versions and devices, for a bug report.")
 @format_option()
 def env(form: str) -> int:
-    """Say what this machine runs: versions, native code, generators of noise, threads and devices.
+    """Print the versions, native code, noise generators, threads and devices of this machine.
 
-    Put it into a bug report. Whatever is missing or fails is reported as such; the exit code is 0.
+    Add the output to a bug report. Missing or failing parts are listed as such; the exit code is 0.
 
     \b
     Examples:

@@ -23,10 +23,10 @@ KINDS = {
 }
 
 
-@click.command(short_help="Say what a diagnostic means.")
+@click.command(short_help="Explain a diagnostic code.")
 @click.argument("code", required=False)
 def explain(code: str | None) -> int:
-    """Say what the diagnostic CODE means, with a wrong and a right example. Without CODE, list all codes.
+    """Explain the diagnostic CODE, with a wrong and a right example. Without CODE, list all codes.
 
     \b
     Example:

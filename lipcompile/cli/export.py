@@ -38,7 +38,7 @@ _OF_THE_COMPILER = "this is a bug of lipcompile, or of onnxruntime: please repor
 @click.option(
     "--accountant", type=click.Choice(["pld", "rdp"]), help="Ask this one alone; by default the smaller ε counts."
 )
-@output_option("FILE.onnx", "File to write; it is kept only if onnxruntime computes what MODULE does.")
+@output_option("FILE.onnx", "File to write; it is kept only if onnxruntime gives the outputs of MODULE.")
 def export(
     module: Path,
     weights: Path | None,
@@ -100,7 +100,7 @@ def _told(found: Export, output: Path, *, tied: bool) -> int:
     for line in _summary(found, tied=tied):
         click.echo(line)
     measured = f"up to {_measured(found.agreement)} on {found.agreement.examples} inputs"
-    click.echo(f"wrote {output}: onnxruntime computes what the module does, {measured}", err=True)
+    click.echo(f"wrote {output}: onnxruntime gives the outputs of the module, {measured}", err=True)
     return 0
 
 

@@ -45,14 +45,14 @@ def fix(
     also: tuple[str, ...],
     never: tuple[str, ...],
 ) -> int:
-    """Rewrite what has no bound, or a hopeless one, as the nearest thing that has one.
+    """Replace the layers of MODEL that prevent a useful bound by the nearest layers with one.
 
-    Batch normalisation is always replaced, and a last softmax left out where the loss has its own. While the bound
-    is of no use, above 10^6 times L·max(1, X_0) or far above the gradients of random examples, norms get a floor,
-    sums of branches become means, and tokens of attention get a bounded length, in this order. With --target, all
-    kinds of changes are made while the bound is above K. Every change is listed with its effect on the bound, and
-    so are those that were not needed. The exit code is 0 if a file was written whose bound is useful, or at most
-    K, and 1 if it is not, or if something remains that no change fixes.
+    Batch normalisation is always replaced. A last softmax is removed if the loss contains one. A bound is too
+    large to be useful if it is above 10^6 times L·max(1, X_0), or far above the gradients of random examples.
+    While it is, norms get a floor, sums of branches become means, and tokens of attention get a bounded length, in
+    this order. With --target, all kinds of changes are made while the bound is above K. The output lists each
+    change with its effect on the bound, and the changes that were not needed. The exit code is 0 if the bound of
+    the written file is useful, or at most K. It is 1 otherwise, and if an error remains that no change fixes.
 
     \b
     Examples:
@@ -97,5 +97,5 @@ def _summary(outcome: Outcome, output: Path) -> str:
     assert outcome.check is not None
     assert outcome.check.analysis is not None
     total = outcome.check.analysis.total.value
-    bound = "its bound is open" if total is None else f"gradient of one example at most {upward(total)}"
+    bound = "its bound is a formula" if total is None else f"gradient of one example at most {upward(total)}"
     return f"wrote {output}: {'it passes check, ' if outcome.reached else ''}{bound}"

@@ -32,15 +32,15 @@ class _Spent:
     note: str | None = None
 
 
-@click.command(short_help="Say what a training has spent.")
+@click.command(short_help="Print the privacy budget that a training has spent.")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--delta", type=float, help="δ to give ε at; by default that of the training.")
 @click.option("--accountant", type=click.Choice(_ACCOUNTANTS), help="Ask this one alone; both by default.")
 @format_option()
 def ledger(file: Path, delta: float | None, accountant: Accountant | None, form: str) -> int:
-    """Say what the ledger FILE, or that of the folder FILE, has spent so far. It is read, never changed.
+    """Print the budget spent so far by the ledger FILE, or by that in the folder FILE. The ledger is not changed.
 
-    What is charged is printed beside ε by each accountant. A training that is going on can be looked at. δ is a
+    The output lists the charges, and ε by each accountant. The command also reads a running training. δ is a
     tenth of one over the number of examples if the ledger does not know it. The exit code is 1 if no accountant
     has an ε for what was charged, 2 if the ledger cannot be trusted.
 

@@ -12,6 +12,7 @@ from lipcompile.diagnostics import input_error
 
 
 @click.command(short_help="Run the language server for editors, on stdio.")
+@click.option("--stdio", is_flag=True, expose_value=False, help="No effect: editors pass it by convention.")
 def lsp() -> int:
     """Run the language server for .lip files on stdin and stdout, until the editor ends it.
 

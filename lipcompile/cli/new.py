@@ -11,7 +11,7 @@ from lipcompile.cli.shared.output import write_text
 from lipcompile.diagnostics import input_error
 
 
-@click.command(short_help="Write a schema for a table, to fill in.")
+@click.command(short_help="Write a schema for a table, for you to complete.")
 @click.argument("data", type=click.Path(path_type=Path))
 @click.option("--target", metavar="COLUMN", help="The column to be learned.")
 @click.option(
@@ -38,12 +38,12 @@ from lipcompile.diagnostics import input_error
     "mnist.lip beside mnist.npz.",
 )
 def new(data: Path, target: str | None, public: bool, output: Path | None, **plan: Any) -> int:
-    """Write a schema for DATA, a .csv, .tsv or .parquet file, to fill in what is public about it.
+    """Write a schema for DATA, a .csv, .tsv or .parquet file. Complete it with the public facts about the table.
 
-    With --preset it is a model for DATA, an .npz file, to go on from.
+    With --preset, DATA is an .npz file, and the command writes a model for it instead.
 
-    Kinds of columns are read from the rows, and no budget covers that. Ranges and names of categories are read
-    only if DATA is public.
+    Kinds of columns are read from the rows, and the privacy budget does not cover that. Ranges and names of
+    categories are read only with --public.
 
     \b
     Example:

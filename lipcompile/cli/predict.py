@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     help="File of predictions; else stdout.",
 )
 def predict(run: Path, data: Path, output: Path | None) -> int:
-    """Predict what the model in RUN, a folder that `train` wrote, has learned, for each row of DATA.
+    """Predict the target column for each row of DATA. RUN is a folder that `train` wrote.
 
     It writes a CSV file with a line for each row: the prediction, and the probability of each class.
 

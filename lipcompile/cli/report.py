@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _RENDERINGS = {".html": "html", ".md": "markdown", ".tex": "latex", ".json": "json_report"}
 
 
-@click.command(short_help="Write the full derivation of MODEL, for people.")
+@click.command(short_help="Write the full derivation of MODEL as a page.")
 @model_options()
 @output_option("FILE.{html,md,tex,json}", "File to write; its suffix says in which form.", required=False)
 @click.option("--layer", metavar="NAME", help="Print the closed forms of a layer, a parameter or a block.")
@@ -42,10 +42,10 @@ def report(
     allow_vacuous: bool,
     given: Mapping[str, Any],
 ) -> int:
-    """Write all that is derived of MODEL: formulas, bounds, depth, what to change, ε against steps.
+    """Write a report of MODEL: formulas, bounds, depth, possible changes, and ε over the steps.
 
-    A model that is rejected has its diagnostics in the report, and so has one whose bound is far above the
-    gradients of random examples at the initial weights, which are shown beside the noise. Changes are ranked by
+    The report of a rejected model has its diagnostics. If the bound is far above the gradients of random examples
+    at the initial weights, the report warns and shows these gradients beside the noise. Changes are ranked by
     signal over noise. The curves of ε need two of ε, noise multiplier and steps; the `train` block of MODEL
     supplies what is not given.
 

@@ -15,6 +15,7 @@ from lipcompile.cli.shared.arguments import (
     noise_option,
     table_options,
     vacuous_option,
+    verify_option,
 )
 from lipcompile.cli.shared.output import complain, serious
 from lipcompile.core.backend import find
@@ -93,7 +94,7 @@ if TYPE_CHECKING:
 @click.option(
     "--cache-features/--no-cache-features",
     default=None,
-    help="Compute what stands before the first trained parameter once for each example; by default, if there is "
+    help="Compute frozen layers before the first trained parameter once for each example; by default, if there is "
     "room for it in 4 GiB.",
 )
 @neighbours_option
@@ -109,6 +110,7 @@ if TYPE_CHECKING:
 )
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), help="auto by default.")
 @vacuous_option
+@verify_option(default=True)
 def train(
     model: str, options: ModelOptions, data: Path | None, output: Path | None, allow_vacuous: bool, **given: Any
 ) -> int:
@@ -126,6 +128,7 @@ def train(
     from lipcompile.tables.read import is_table
 
     table = {name: given.pop(name) for name in ("target", "schema", "test")}
+    verify_import = given.pop("verify_import")
     if is_table(model):
         return _train_on_table(
             model, options, {**given, "data": data, "allow_vacuous": allow_vacuous}, output, table
@@ -140,9 +143,8 @@ def train(
         from lipcompile.cli.shared.presets import begun
 
         model, data = begun(Path(model), _needed(output, "--output"), given)
-    return _train_network(
-        model, options, _needed(data, "--data"), _needed(output, "--output"), allow_vacuous, given
-    )
+    given |= {"allow_vacuous": allow_vacuous, "verify_import": verify_import}
+    return _train_network(model, options, _needed(data, "--data"), _needed(output, "--output"), given)
 
 
 def _needed(path: Path | None, option: str) -> Path:
@@ -162,21 +164,22 @@ def _train_on_table(
     return train_on_table(TableRun(Path(path), output=output, **table), given)
 
 
-def _train_network(
-    model: str, options: ModelOptions, data: Path, output: Path, allow_vacuous: bool, given: dict[str, Any]
-) -> int:
+def _train_network(model: str, options: ModelOptions, data: Path, output: Path, given: dict[str, Any]) -> int:
     from lipcompile import pipeline
     from lipcompile.analysis.usefulness import judged
     from lipcompile.cli.shared.inputs import CHECKPOINT
     from lipcompile.cli.shared.settings import defaults_of, planned
     from lipcompile.cli.shared.training import TrainingRun, execute, print_result
-    from lipcompile.cli.shared.verdicts import measured
+    from lipcompile.cli.shared.verdicts import agrees, measured
 
+    allow_vacuous, verify_import = given.pop("allow_vacuous"), given.pop("verify_import")
     loaded = pipeline.load(model, options)
     derivation = judged(pipeline.derive(loaded, options), allow_vacuous=allow_vacuous)
     derivation = measured(derivation, find(), allow_vacuous=allow_vacuous)
     complain(serious(derivation.diagnostics))
     if not derivation.ok:
+        return 1
+    if verify_import and not agrees(loaded, derivation):
         return 1
     plan = planned(loaded)
     settings = _settings(given, plan, defaults_of(derivation))

@@ -36,9 +36,7 @@ class Finding:
         return self.verdict.ok and not any(self.foreign.values())
 
 
-@click.command(
-    short_help="Check a CERTIFICATE, step by step, with a program that shares no code with the compiler."
-)
+@click.command(short_help="Check a CERTIFICATE with a second program, independent of the compiler.")
 @click.argument("certificate", type=_FILE)
 @click.option("--module", type=_FILE, metavar="FILE.py", help="Also check that this is the certificate's module.")
 @click.option("--model", type=_FILE, metavar="FILE.onnx", help="Also check that this is the certificate's model.")
@@ -98,7 +96,7 @@ def diagnostics(found: Finding) -> list[Diagnostic]:
     """Return what is wrong, and what is looser than it need be."""
     own = found.document.get("user_ops")
     if own and not found.verdict.ok:
-        message = f"nobody but their authors vouches for the rules of {', '.join(map(str, own))}"
+        message = f"these ops are not checked, because users registered their rules: {', '.join(map(str, own))}"
         return [Diagnostic("LIP501", f"the certificate does not verify: {message}", _OWN)]
     failed = [
         Diagnostic("LIP501", f"the certificate does not verify: {problem}", _HELP)

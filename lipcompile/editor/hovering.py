@@ -78,7 +78,7 @@ def _of_layer(use: Sequence[Part], analysis: Analysis) -> str:
     first = use[0].node
     copies = f", the largest of {len(use)} copies" if len(use) > 1 else ""
     shapes = " and ".join(dimensions(shape) for shape in first.site.inputs)
-    lines = [f"**{first.name}**: {shapes} → {dimensions(first.shape)}{copies}", "", "| | formula | at most |"]
+    lines = [f"**{first.name}**: {shapes} → {dimensions(first.shape)}{copies}", "", "| | formula | upper bound |"]
     lines += ["|---|---|--:|", *(rows := list(_rows(use, analysis)))]
     return "\n".join([*lines, *_names(rows, analysis)])
 

@@ -30,7 +30,7 @@ def read(path: Path, limit: str, used: int = 0) -> bytes:
     `used` are bytes of other files that count as well.
     """
     most = getattr(limits.current(), limit) - used
-    what, at = f"`{path}` and what it reads hold", Location(str(path))
+    what, at = f"`{path}` and its imported or external files hold", Location(str(path))
     with os.fdopen(_opened(path), "rb") as stream:
         length = os.fstat(stream.fileno()).st_size
         limits.demand(limit, used + length, what, at)

@@ -146,7 +146,7 @@ def model_options(
     return (
         options
         if batch_norm is None
-        else replace(options, repairs=Repairs(batch_norm, with_eps=options.clips_all))
+        else replace(options, repairs=Repairs(batch_norm, with_eps=options.clips_all, unties=False))
     )
 
 

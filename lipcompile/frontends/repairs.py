@@ -40,11 +40,13 @@ class Repairs:
     floor: of the deviation σ that a norm divides by: 1 lets no norm stretch.
     with_eps: norms divide by √(σ² + 1e-5), as batch normalisation does: where all is clipped, nothing has to be
     Lipschitz, and behind norms with a floor the signal fades from layer to layer.
+    unties: a stored tensor that is used in two ways becomes a weight for each.
     """
 
     batch_norm: BatchNorm = "group_norm"
     floor: Fraction = Fraction(1)
     with_eps: bool = False
+    unties: bool = True
     made: list[Repaired] = field(default_factory=list)
 
     @property

@@ -65,8 +65,10 @@ def chosen(
     if not share:
         return BOTH, mean
     first, second = (outputs(model) for model in models)
-    of_mean, *alone = (problem.losses(head, found, y) for found in ((first + second) / 2, first, second))
-    gains = np.column_stack([np.clip(of_mean - one, -_MOST, _MOST) for one in alone]).sum(axis=0)
+    with np.errstate(over="ignore", invalid="ignore"):  # infinite errors: neither head is nearer, the row counts 0
+        of_mean, *alone = (problem.losses(head, found, y) for found in ((first + second) / 2, first, second))
+        better = [np.nan_to_num(of_mean - one, nan=0.0) for one in alone]
+    gains = np.clip(np.column_stack(better), -_MOST, _MOST).sum(axis=0)
     norm = _MOST * math.sqrt(len(alone)) * (1 + 1e-9)
     found = account.release("scores of the search", share)(gains, norm)
     best = int(found.argmax())

@@ -161,7 +161,7 @@ def closed_forms(name: str, subject: Subject) -> Iterator[RenderableType]:
     """Yield the closed forms of a subject: each formula as derived, below it with names written out."""
     formulas = [bound.expression for bound in subject.bounds.values()]
     found = expand(formulas, subject.definitions)
-    rows = table("", "at most", "formula", right=("at most",))
+    rows = table("", "upper bound", "formula", right=("upper bound",))
     for (what, bound), whole in zip(subject.bounds.items(), found.expressions, strict=True):
         rows.add_row(printable(what), up(bound.value), text(rounded(bound.expression)))
         if whole != bound.expression:
@@ -198,7 +198,7 @@ def _block(block: Block, analysis: Analysis) -> Subject:
 
 def _meanings(definitions: Sequence[Definition], left: Mapping[str, Definition]) -> Table:
     """Return what names mean; formulas of those alone that are left in what is written out."""
-    rows = table("name", "at most", "meaning", "formula", right=("at most",))
+    rows = table("name", "upper bound", "meaning", "formula", right=("upper bound",))
     for definition in definitions:
         formula = None
         if definition.value is not None:

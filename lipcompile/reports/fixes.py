@@ -31,7 +31,7 @@ def fixes(outcome: Outcome) -> Iterator[str]:
     for made in outcome.fixed.made:
         yield from _made(made)
     if not outcome.repaired and not outcome.fixed.made:
-        yield f"nothing had to be changed: {_bound(outcome.fixed.total)}"
+        yield f"no change was needed: {_bound(outcome.fixed.total)}"
     for left in outcome.fixed.left:
         yield from _left(left, outcome.fixed)
     yield from _asked(outcome)
@@ -45,7 +45,7 @@ def _repaired(outcome: Outcome) -> Iterator[str]:
         yield _headed(text, places)
     if texts and outcome.fixed is not None:
         first = outcome.fixed.made[0].before if outcome.fixed.made else outcome.fixed.total
-        yield f"    there was no bound; with this it is {_shown(first)}"
+        yield f"    without this change there was no bound; with it, the bound is {_shown(first)}"
 
 
 def _made(made: Fix) -> Iterator[str]:
@@ -56,8 +56,8 @@ def _made(made: Fix) -> Iterator[str]:
 
 def _left(left: Left, fixed: Fixed) -> Iterator[str]:
     if left.places:
-        effect = f"{_shown(fixed.total)} would become {_shown(left.after)}"
-        yield f"left as it is: {left.kind.title} ({len(left.places)}); --also {left.kind.name}: {effect}"
+        effect = f"would change the bound from {_shown(fixed.total)} to {_shown(left.after)}"
+        yield f"not changed: {left.kind.title} ({len(left.places)}); --also {left.kind.name} {effect}"
     yield from _reasons(left.not_made)
 
 
@@ -74,11 +74,11 @@ def _asked(outcome: Outcome) -> Iterator[str]:
     check: Derivation | None = outcome.check
     asked = [_OPTIONS[d.code] for d in outcome.diagnostics if d.code in _OPTIONS]
     if asked and outcome.fixed is not None:
-        yield f"please declare {' and '.join(asked)}, as fits your data: until then, 1 stands for each"
+        yield f"declare {' and '.join(asked)}, with values that fit your data: the bounds above assume 1 for each"
     if outcome.fixed is not None and not outcome.fixed.useful:
         yield f"{_missed(outcome.fixed)}: {_FURTHER}"
     if check is not None and not check.ok:
-        yield "the rewritten model does not pass, so no file is kept"
+        yield "the rewritten model does not pass `check`, so no file is written"
 
 
 def _missed(fixed: Fixed) -> str:
@@ -97,4 +97,4 @@ def _bound(total: float) -> str:
 
 
 def _shown(total: float) -> str:
-    return upward(total) if math.isfinite(total) else "a bound that no double holds"
+    return upward(total) if math.isfinite(total) else "above the largest double"

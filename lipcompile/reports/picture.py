@@ -31,7 +31,7 @@ _COLOURS = Colours("#1b1f24", "#57616b", "#dde1e6", ("#0b5cad", "#1b1f24", "#576
 _DOTS = 150
 # Inches: between lanes, from the lanes to the text, of bars, to the bars, of the tallest row.
 _LANE, _GAP, _BAR, _BARS, _TALLEST = 0.16, 0.25, 1.3, 7.6, 0.62
-_DIGITS, _LONGEST, _LONGEST_NAME, _OPEN = 4, 22, 26, "is open"
+_DIGITS, _LONGEST, _LONGEST_NAME, _OPEN = 4, 24, 26, "a formula"
 
 
 def save(analysis: Analysis, path: Path) -> None:
@@ -94,8 +94,9 @@ def _graph(axes: Axes, analysis: Analysis, width: float, height: float) -> None:
     _edges(axes, found, x, step)
     for bracket in found.brackets:
         inset = 0.05 * bracket.depth
-        box = (0.0 + inset, y(bracket.last) - step / 2 + inset), width - 2 * inset
-        axes.add_patch(_box(*box, step * (bracket.last - bracket.first + 1) - 2 * inset))
+        edge = 0.22 * step + inset  # room for the bounds along the edges that enter and leave the box
+        box = (inset, y(bracket.last) - step / 2 + edge), width - 2 * inset
+        axes.add_patch(_box(*box, step * (bracket.last - bracket.first + 1) - 2 * edge))
         axes.text(
             width - 0.12 - inset,
             y(bracket.first),
@@ -202,13 +203,17 @@ def _bars(axes: Axes, found: Layout, analysis: Analysis, width: float, y: Any, s
 
 
 def _at_most(what: str, bounds: Sequence[Bound]) -> str:
-    """Say the largest of several bounds, or that it is open."""
+    """Say the largest of several bounds; of one without a number the formula, if it is short."""
     found = largest(bounds)
-    return f"{what} {_OPEN}" if found is None else f"{what} ≤ {upward(found, _DIGITS)}"
+    if found is not None:
+        return f"{what} ≤ {upward(found, _DIGITS)}"
+    formula = text(bounds[0].expression)
+    short = len(bounds) == 1 and len(formula) <= _LONGEST and "K_" not in formula  # K_… names a longer one
+    return f"{what} ≤ {formula}" if short else f"{what} is {_OPEN}"
 
 
 def _shown(bound: Bound) -> str:
-    """Return the number, or a short formula where that is open."""
+    """Return the number, or the formula of an open bound if it is short."""
     if bound.value is not None:
         return upward(bound.value, _DIGITS)
     formula = text(bound.expression)

@@ -76,13 +76,11 @@ def _analysis(analysis: Analysis, *, verbose: bool) -> Iterator[RenderableType]:
     yield Text("")
     if (hidden := len(analysis.definitions) - len(shown)) and proves(analysis.graph):
         yield Text(f"--verbose shows {hidden} more name{'s' if hidden != 1 else ''} and their formulas.", HINT)
-    yield styled(
-        "Bounds are of the gradient of one example's loss. Numbers under `at most` are certified, and rounded up."
-    )
+    yield styled("Bounds are of the gradient of one example's loss. Their numbers are certified, and rounded up.")
 
 
 def _parameters(analysis: Analysis) -> Table:
-    rows = table("parameter", "shape", "constraint", "at most", "gradient bound", right=("at most",))
+    rows = table("parameter", "shape", "constraint", "gradient bound", "formula", right=("gradient bound",))
     for name, parameter in analysis.graph.parameters.items():
         bound = analysis.parameters.get(name)
         clip = analysis.graph.clip_of(name)
@@ -97,8 +95,8 @@ def _parameters(analysis: Analysis) -> Table:
 def _clipped(group: ClipGroup) -> str:
     """Say how a clip bounds the gradients of a group."""
     alone = len(group.parameters) == 1
-    rule = "clipped" if group.regulariser is None else "clipped, without a threshold"
-    return rule if alone else f"{rule}, all of `{group.name}` together"
+    rule = "clipped" if group.regulariser is None else "automatic clipping"
+    return rule if alone else f"{rule}, group `{group.name}`"
 
 
 def _constraint(parameter: Parameter) -> str:
@@ -138,7 +136,7 @@ def _short(expression: Any) -> bool:
 
 
 def _names(definitions: Sequence[Definition], *, whole: bool) -> Table:
-    rows = table("name", "at most", "meaning", "formula", right=("at most",))
+    rows = table("name", "upper bound", "meaning", "formula", right=("upper bound",))
     for definition in definitions:
         value = Text("not given", HINT) if definition.upper is None else Text(upward(definition.upper))
         parts: Sequence[tuple[Any, Any]] = ()
@@ -156,7 +154,7 @@ def _names(definitions: Sequence[Definition], *, whole: bool) -> Table:
 
 
 def _totals(analysis: Analysis) -> Table:
-    rows = table("total", "at most", "", right=("at most",))
+    rows = table("total", "upper bound", "", right=("upper bound",))
     totals = {"gradient bound, all parameters": analysis.total}
     if proves(analysis.graph):
         totals["Lipschitz, input to logits"] = analysis.lipschitz

@@ -67,8 +67,8 @@ def regime(depth: Depth) -> str:
 
 # By whether a block's closed forms are exact.
 EXACTNESS: Mapping[bool, str] = {
-    True: "Its closed forms are what the rules give copy by copy.",
-    False: "Its closed forms are not below what the rules give copy by copy.",
+    True: "Its closed forms equal the results of the rules for each copy in turn.",
+    False: "Its closed forms are upper bounds of the results of the rules for each copy in turn.",
 }
 
 KINDS: Mapping[str, str] = {

@@ -27,11 +27,11 @@ _HEAD = """\
 # missing = true of a number or a category adds a column that says where its value is missing.
 """
 # Where what is in a schema comes from.
-KINDS_READ = "The kinds of columns were read from the rows, and no budget covers that."
-CLASSES_READ = "The classes were read from the rows, and no budget covers that."
+KINDS_READ = "The kinds of columns were read from the rows, and the privacy budget does not cover that."
+CLASSES_READ = "The classes were read from the rows, and the privacy budget does not cover that."
 NAMES_READ = (
-    "The names of columns look like values: without a header line they are the first row, and no budget "
-    "covers that."
+    "The names of columns look like values: without a header line they are the first row, and the privacy "
+    "budget does not cover that."
 )
 PUBLIC = "The whole schema was read from the rows, which were declared public."
 _KINDS = {kind: name for name, kind in KINDS.items()}
@@ -65,7 +65,9 @@ def _target(schema: Schema) -> list[str]:
 _NO_RANGE = (
     "# target_range = [0, 100]     Without it the range is estimated privately, which costs a part of epsilon."
 )
-_NO_CLASSES = '# classes = ["a", "b"]     Without it they are read from the rows, and no budget covers that.'
+_NO_CLASSES = (
+    '# classes = ["a", "b"]     Without it they are read from the rows, and the budget does not cover that.'
+)
 
 
 def _column(column: Column) -> str:

@@ -24,6 +24,7 @@ from lipcompile.analysis.sensitivity import analyse
 from lipcompile.core.derivation import Analysis, Bound
 from lipcompile.core.graph import Graph
 from lipcompile.numbers.certified import Certified
+from lipcompile.numbers.closed_form import _same_number
 from lipcompile.numbers.known import Definition
 from lipcompile.numbers.symbolic import MaxOver
 from tests.suprema import supremum
@@ -177,6 +178,15 @@ LOOSE = {
 }
 
 VALUES = {"u": "1.25", "v": "0.8", "b": "0.5", "w": "0.25", "k": "2"}
+
+
+def test_rates_are_told_apart_and_nothing_is_nothing() -> None:
+    root = sympy.sqrt(2)
+    assert [_same_number(*pair) for pair in ((root**3, 2 * root), (root, root + sympy.Rational(1, 10**40)))] == [
+        True,
+        False,
+    ]
+    assert _same_number(sympy.S.Zero, sympy.S.Zero)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

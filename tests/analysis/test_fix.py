@@ -304,6 +304,31 @@ def test_a_softmax_that_no_loss_repeats_stays(tmp_path: Path) -> None:
     assert lines == ["dense(3)", "softmax"]
 
 
+def test_a_tied_weight_becomes_two(tmp_path: Path) -> None:
+    """y = relu(x·W)·Wᵀ: two maps, of which one weight cannot be held to one norm."""
+    made = [
+        onnx_node("Gemm", "x w", "h"),
+        onnx_node("Relu", "h", "r"),
+        onnx_node("Gemm", "r w", "y", transB=1),
+    ]
+    source, output = save(onnx_model(made, ("n", 4), {"w": floats(4, 3)}), tmp_path), tmp_path / "fixed.onnx"
+    assert [found.code for found in check(str(source), SAID).diagnostics] == ["LIP308"]
+    outcome = fix(str(source), replace(SAID, constraint="keep"), wishes(), output)
+    assert outcome.reached
+    assert [change.text for change in outcome.repaired] == [
+        "`w`, which is used in another way -> a weight of its own"
+    ]
+    analysis = check(str(output), replace(SAID, constraint="keep")).analysis
+    assert analysis is not None
+    assert [parameter.shape for parameter in analysis.graph.parameters.values()] == [(3, 4), (4, 3)]
+    x = np.random.default_rng(0).standard_normal((5, 4)).astype(np.float32) / 10
+    before, after = (
+        onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
+        for path in (source, output)
+    )
+    np.testing.assert_allclose(after, before, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("last", ["Softmax", "LogSoftmax"])
 def test_a_last_softmax_of_a_file(tmp_path: Path, last: str) -> None:
     made = [onnx_node("Gemm", "x w", "h"), onnx_node(last, "h", "y")]
@@ -387,7 +412,7 @@ def test_missing_declarations_are_asked_for(tmp_path: Path, capsys: pytest.Captu
     path = tmp_path / "m.lip"
     path.write_text("model m { input x: tensor[4] dense(2) }")
     assert command(path, "-o", tmp_path / "fixed.lip") == 0
-    assert "please declare --loss cross_entropy and --input-norm 1.0" in capsys.readouterr().out
+    assert "declare --loss cross_entropy and --input-norm 1.0" in capsys.readouterr().out
     assert command(path, "-o", tmp_path / "fixed.lip", "--input-norm", "2", "--loss", "nll") == 0
     assert "please" not in capsys.readouterr().out
     assert "norm <= 2" in (tmp_path / "fixed.lip").read_text()

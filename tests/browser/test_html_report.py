@@ -62,7 +62,7 @@ def test_no_column_of_a_table_is_cut(chromium: Chromium, reports: dict[str, Path
         assert opened.evaluate("document.querySelectorAll('table.cards').length") != 0
         assert opened.evaluate(CUT) == []
         labels = opened.evaluate(LABELS)
-        assert labels == (["At most", "Share", "Bound", "Constraint", "Shape"] if width == 390 else [])
+        assert labels == (["Gradient bound", "Share", "Formula", "Constraint", "Shape"] if width == 390 else [])
 
 
 # Tables that are wider than what is seen of them.

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from lipcompile_torch import LipschitzModule
 from lipcompile_torch.audit.moves import Domain, clip_convolution
-from lipcompile_torch.audit.points import Admissible, _identity
-from lipcompile_torch.audit.search import AuditConfig, audit
+from lipcompile_torch.audit.points import Admissible, Point, Terrain, _identity
+from lipcompile_torch.audit.search import Attained, AuditConfig, audit
 from lipcompile_torch.certify import constraints, operators
 
 from lipcompile import __main__
@@ -108,7 +110,7 @@ def test_a_wrong_bound_is_exceeded(monkeypatch: pytest.MonkeyPatch, capsys: Capt
     assert run("audit model.lip --restarts 1 --steps 25") == 1
     out = capsys.readouterr().out
     assert "exceeded: dense_2.weight" in out
-    assert "a bug in lipcompile. Please report it." in out
+    assert "This is a bug in lipcompile. Please report it." in out
     assert run("audit model.lip --restarts 1 --steps 25 --format json") == 1
     found = json.loads(capsys.readouterr().out)
     assert not found["ok"]
@@ -123,7 +125,7 @@ def test_the_table_says_what_the_ratios_mean(capsys: Capture) -> None:
     assert lines[0].split() == ["parameter", "claimed", "attained", "ratio"]
     assert [line.split()[0] for line in lines[1:4]] == ["dense.weight", "dense_2.weight", "whole"]
     assert "no bound was exceeded" in out
-    assert "is attained to" in out
+    assert "The least tight bound is that of" in out
     assert err == ""
 
 
@@ -157,6 +159,25 @@ def test_a_module_in_single_precision_is_refused() -> None:
 
     with pytest.raises(ValueError, match="float64"):
         audit(Nothing(), Admissible(), AuditConfig(), None)  # type: ignore[arg-type]
+
+
+def test_a_claim_is_refuted_by_more_than_rounding() -> None:
+    """1e-9 in float64."""
+    assert [Attained(2.0, 2 * (1 + excess)).exceeded for excess in (0.0, 9e-10, 1.1e-9)] == [False, False, True]
+
+
+def test_an_ascent_goes_along_the_slope_and_stays_in_the_ball() -> None:
+    """From (3, 4)/5 a step of 1/5 on the first axis leads towards (4, 4); a target of norm up to 3 goes 3/2 up."""
+    module: Any = SimpleNamespace(gradient_bounds=dict, input_shape=(2,), input_norm=5.0, named_modules=dict)
+    terrain = Terrain(module, Admissible("vector", target_norm=3.0), torch.Generator())
+    x, target = torch.tensor([[3.0, 4.0]]).double(), torch.tensor([[0.5]]).double()
+    slopes = {"input": torch.tensor([[7.0, 0.0]]).double(), "target": torch.tensor([[4.0]]).double()}
+    end = terrain.moved(Point(x, target, {}), slopes, {"input": 0.2, "target": 0.5})
+    torch.testing.assert_close(end.x, 5 * torch.tensor([[4.0, 4.0]]).double() / math.sqrt(32))
+    assert float(end.target) == pytest.approx(2.0)  # 0.5 + 0.5·3
+    for entries in (1, 10, 1000):
+        x = terrain.bounded_input(torch.rand(1, entries, dtype=torch.float64))
+        assert float(x.norm()) <= 5 * (1 - 1e-12 - entries * 2.0**-51)
 
 
 def test_a_free_weight_does_not_run_away() -> None:

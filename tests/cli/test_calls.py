@@ -38,7 +38,7 @@ def test_data_of_any_kind(kind: Any, tmp_path: Path) -> None:
 
 def test_labels_out_of_range_leave_no_folder(tmp_path: Path) -> None:
     x, y, *test = data()
-    with pytest.raises(DataError, match="range from 1 to 2: the network has classes 0 to 1"):
+    with pytest.raises(DataError, match="a class index outside 0 … 1"):
         lipcompile.train(net(), (x, y + 1, *test), tmp_path / "run", **SETTINGS)
     assert not (tmp_path / "run").exists()
 
@@ -80,3 +80,25 @@ def test_fix_takes_references_and_no_modules_in_memory(tmp_path: Path) -> None:
     assert (tmp_path / "f.onnx").is_file()
     with pytest.raises(InputError, match='batch_norm="group_norm"'):
         lipcompile.fix(net(), tmp_path / "f.onnx")  # type: ignore[arg-type]
+
+
+class Exported(nn.Module):
+    """A layer that computes something else while torch exports it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.layer(x) * (2 if torch.compiler.is_exporting() else 1)
+        return found
+
+
+def test_an_import_is_compared_with_its_original(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="LIP320"):
+        lipcompile.private(Exported(), [3], bounds="clip")
+    path = tmp_path / "m.py"
+    with pytest.raises(InputError, match="LIP320"):
+        lipcompile.compile(Exported(), path, example=[3], loss="cross_entropy", bounds="clip")
+    assert not path.exists()
+    lipcompile.private(Exported(), [3], bounds="clip", verify_import=False)

@@ -68,7 +68,7 @@ def test_train_export_run(capsys: Capture) -> None:
     out, err = capsys.readouterr()
     assert "weights certified to lie in their sets" in out
     assert "neighbours add_remove, by pld" in out
-    assert "wrote model.onnx: onnxruntime computes what the module does" in err
+    assert "wrote model.onnx: onnxruntime gives the outputs of the module" in err
     x, _ = load_test_npz("digits.npz", (64,), 10)
     session = onnxruntime.InferenceSession("model.onnx", providers=["CPUExecutionProvider"])
     (found,) = session.run(None, {session.get_inputs()[0].name: x.astype(np.float32)})

@@ -69,7 +69,7 @@ def test_a_schema_is_written_where_train_finds_it(capsys: Capture, learner: list
     assert run("new people.csv --target income") == 0
     out, err = capsys.readouterr()
     assert out.startswith("people.schema.toml: 3 columns, 1 of them without a range.")
-    assert "no budget covers that" in out
+    assert "the privacy budget does not cover that" in out
     assert "4711" not in out + err + Path("people.schema.toml").read_text()
     assert load(Path("people.schema.toml")).columns == (Number("age"), Category("job"), Boolean("member"))
     assert run(TRAIN) == 0
@@ -121,7 +121,7 @@ def test_a_table_is_trained_in_one_line(capsys: Capture, learner: list[tuple[Par
         assert [*part.y] == [["low", "high", "top"][int(age) % 3] for age in part.x[:, 0]]
     out, err = capsys.readouterr()
     assert out.splitlines() == [
-        "test accuracy 81.2 % (of the rows to test on, exactly: not private)",
+        "test accuracy 81.2 % on the held-out rows; this figure is exact, so it is not private",
         "ε = 1.0000 at δ = 1e-05",
         "model       run/model.pkl",
         "schema      run/first/schema.toml",

@@ -81,5 +81,25 @@ def test_the_extension_is_whole() -> None:
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
-def test_the_client_of_the_extension_parses() -> None:
-    subprocess.run(["node", "--check", str(EXTENSION / "extension.js")], check=True)
+def test_the_extension_starts_the_server(tmp_path: Path) -> None:
+    """With a client that cannot start: it gets the command, and the user the cause. Given a `transport`, the real
+    client would append an option to the command."""
+    stubs = tmp_path / "node_modules"
+    (stubs / "vscode-languageclient").mkdir(parents=True)
+    (stubs / "vscode.js").write_text(
+        """exports.workspace = { getConfiguration: () => ({ get: () => ["lipcompile", "lsp"] }) };
+        exports.window = { showErrorMessage: (text) => console.log(JSON.stringify(text)) };"""
+    )
+    (stubs / "vscode-languageclient" / "node.js").write_text(
+        """exports.LanguageClient = class {
+          constructor(id, name, server) { console.log(JSON.stringify(server)); }
+          async start() { throw "spawn ENOENT"; }
+          async stop() { throw new Error("a client that did not start cannot stop"); }
+        };"""
+    )
+    session = f"const e = require({str(EXTENSION / 'extension.js')!r}); e.activate().then(() => e.deactivate());"
+    environment = {**os.environ, "NODE_PATH": str(stubs)}
+    done = subprocess.run(["node", "-e", session], env=environment, capture_output=True, text=True, check=True)
+    server, message = map(json.loads, done.stdout.splitlines())
+    assert server == {"command": "lipcompile", "args": ["lsp"], "options": {}}
+    assert "did not start (spawn ENOENT)" in message

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -82,14 +82,14 @@ class Session:
         return await self.client.text_document_formatting_async(params) or []
 
 
-def with_server(folder: Path, talk: Callable[[Session], Awaitable[None]]) -> None:
-    """Start the server, let `talk` ask it, and see it end in order."""
+def with_server(folder: Path, talk: Callable[[Session], Awaitable[None]], options: Sequence[str] = ()) -> None:
+    """Start the server with options, let `talk` ask it, and see it end in order."""
 
     async def session() -> None:
         client = BaseLanguageClient("tests", "1")
         now = Session(client, folder)
         client.feature(lsp.TEXT_DOCUMENT_PUBLISH_DIAGNOSTICS)(lambda found: now.published.put_nowait(found))
-        await client.start_io(sys.executable, "-m", "lipcompile", "lsp", cwd=str(folder))
+        await client.start_io(sys.executable, "-m", "lipcompile", "lsp", *options, cwd=str(folder))
         try:
             capabilities = lsp.ClientCapabilities()
             params = lsp.InitializeParams(capabilities, root_uri=folder.as_uri())
@@ -170,4 +170,4 @@ def test_other_files_and_columns_of_the_client(tmp_path: Path) -> None:
         (help_line,) = await now.repairs("m.lip", lsp.Range(lsp.Position(0, 61), lsp.Position(0, 61)))
         assert help_line.title == "write `bias` for `bais`"
 
-    with_server(tmp_path, talk)
+    with_server(tmp_path, talk, ["--stdio"])  # as many clients ask

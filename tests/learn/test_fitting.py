@@ -221,6 +221,20 @@ def test_a_model_is_kept_if_its_gain_stands_out(errors: tuple[float, float], kep
     assert 0.25 * math.sqrt(2) < norm < 0.25 * math.sqrt(2) * (1 + 1e-8)
 
 
+@pytest.mark.usefixtures("searching")
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("odd", [1.7e308, -1.7e308, np.inf])
+def test_no_target_ends_a_search(odd: float) -> None:
+    """Errors beyond the doubles differ by NaN, which must not end a fit: a row counts 0 then."""
+    x, y = waves()
+    y = y.astype(np.float64)
+    y[17] = odd
+    problem = Problem(target_range=(0.0, 1.0))
+    recipe = recipe_for(*x.shape, steps=2, width=4)
+    fitted = fit(x, y, problem, Budget(2.0, 1e-5, search=True), recipe=recipe)
+    assert fitted.searched is not None
+
+
 def test_losses_are_those_of_the_targets() -> None:
     """Odds of 3 to 1 and of 1 to 2 to 1; an error of two scales."""
     odds = np.log([[3.0], [1 / 3]])

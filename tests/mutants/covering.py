@@ -41,7 +41,7 @@ CERTIFICATES = {
     f"{TORCH}/certify/intervals.py": _torch("intervals", "robustness"),
     f"{TORCH}/deploy/robustness.py": _torch("rounding_robustness", "robustness"),
     f"{TORCH}/certify/precision.py": _torch(
-        "rounding_noise", "roundings", "noise", "training", "functional", "loopholes"
+        "rounding_noise", "roundings", "library_functions", "noise", "training", "functional", "loopholes"
     ),
     f"{TORCH}/certify/ball.py": _torch("functional", "clipped", "native"),
     f"{TORCH}/nn/functional.py": _torch("functional", "clipped", "native"),

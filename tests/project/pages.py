@@ -39,7 +39,7 @@ def run_page(page: Path) -> int:
             compare(text, found)
             compared += 1
         elif language == "console":
-            for block in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
+            for block in re.split(r"^\$ ", text.replace("\\\n", ""), flags=re.MULTILINE)[1:]:
                 command, _, output = block.partition("\n")
                 with output_of() as printed:
                     execute(shlex.split(command))

@@ -11,6 +11,7 @@ import pytest
 import lipcompile
 from lipcompile.__main__ import run
 from lipcompile.core.derivation import Analysis
+from lipcompile.reports.html.plots import Colours, Plot, Series, draw
 from lipcompile.reports.picture import save
 
 ROOT = Path(__file__).parents[2]
@@ -44,7 +45,7 @@ def test_curves_are_drawn_over_an_open_depth(tmp_path: Path) -> None:
     found = words("deep.lip", tmp_path)
     assert "depth, copies of repeat_1" in found
     assert "× depth" in found
-    assert "K is open" in found
+    assert "K is a formula" in found
 
 
 def test_a_picture_is_a_slide_and_the_same_each_time(tmp_path: Path) -> None:
@@ -65,3 +66,16 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert run(["show", model, "--loss", "bce", "-o", "x.svg"]) == 1
     assert "error[LIP211]" in capsys.readouterr().err
     assert not Path("x.svg").exists()
+
+
+def test_curves_are_within_their_axes() -> None:
+    """Scores that hardly differ, and scores below 0: the axis begins at 0 or below them, and has room above."""
+    from matplotlib.figure import Figure
+
+    for low, high, bottom in ((0.88, 0.89, 0.0), (-0.5, 0.7, -0.5)):
+        axes = Figure().add_subplot()
+        draw(
+            axes, Plot("", "", "", "", "", [Series("", [(1.0, low), (2.0, high)])]), Colours("k", "k", "k", ("k",))
+        )
+        assert axes.get_ylim()[0] == bottom
+        assert axes.get_ylim()[1] > high + 0.04 * (high - bottom)

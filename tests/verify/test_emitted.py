@@ -446,6 +446,15 @@ def test_the_bounds_without_clips_go_with_the_constant_of_the_loss(tmp_path: Pat
     assert "unclipped_bounds" in one.refusal(text)
 
 
+def test_the_constant_of_the_loss_may_be_off_by_what_the_runtime_rounds_up(tmp_path: Path) -> None:
+    """By half of 1e-12."""
+    one, known = of_text(tmp_path, CONV), 1.3444270049340594
+    for excess, refused in ((4e-13, ""), (6e-13, "unclipped_bounds")):
+        text = one.changed(f"loss_lipschitz = {known!r}", f"loss_lipschitz = {known * (1 + excess)!r}")
+        assert refused in one.refusal(text)
+        assert bool(one.refusal(text)) == bool(refused)
+
+
 def test_certificates_are_read_out_of_files(tmp_path: Path) -> None:
     one = of_text(tmp_path, CONV)
     path = tmp_path / "net.py"

@@ -1,28 +1,59 @@
 """The rounding error of the training dtype, as an addition to the certified numbers.
 
-A bound K_p is a product of bounds of operator norms. Computed in floating point, each linear map stretches a
-little more. Let y = Wx be a sum of n products in every entry, added in any order, the same for all entries. Its
+A bound K_p is made of bounds of nodes: of their outputs, from those of their operands, and of their derivatives.
+Computed in floating point, each node stretches a little more. Let the computed operands of a node have norms, rows
+and entries of at most e^(a·u) times what is claimed, u = 2⁻²⁴ in float32; `roundings` gives a number for its
+output and for the cotangents that it hands back, node by node, and the largest for a gradient. The noise covers
+e^(that·u) - 1, the `long_sum_slack`.
+
+**Theorem.** Let operations round to nearest, in any order of additions, with no overflow or underflow, and let
+:data:`LIBRARY` hold of functions. Without nodes in :data:`CONVENTIONS`, and with a loss whose cotangents have norm
+at most L·e^(4n·u), n logits, the gradient of one example before it is summed is at most e^(`roundings`·u) times
+its bound.
+
+*Linear maps.* Let y = Wx be a sum of n products in every entry, added in any order, the same for all entries. Its
 rounding error is the sum, over the n - 1 additions, of the rounding of partial sums W_S·x_S over subsets S of the
 columns, and of the rounding of n products w_k·x_k. With ‖W_S·x_S‖ ≤ ‖W‖·‖x‖ and Σ_k |x_k|·‖w_k‖ ≤ √n·‖x‖·‖W‖,
 
-    ‖fl(Wx) - Wx‖ ≤ (n - 1 + √n)·u·‖W‖·‖x‖·(1 + u)ⁿ,    u = 2⁻²⁴ in float32.
+    ‖fl(Wx) - Wx‖ ≤ (n - 1 + √n)·u·‖W‖·‖x‖·(1 + u)ⁿ.
 
 Torch's kernels may add in up to four different orders, at the edges of blocks; entries of each order obey this by
 themselves, so the whole is off by at most twice as much. The norm bound of a convolution does not hold for a part
 of its taps, but √m times it does, where m taps read one entry, since every kernel that is cut to some taps has at
-most the norm of the whole kernel as a matrix.
+most the norm of the whole kernel as a matrix. With A = 1 or √m and N = n + √n it is 1 + 2A·N·u·(1 + u)ⁿ ≤
+e^(2A·N·u), as 2y·e^y ≤ e^(2y) - 1 for y = A·N·u. Where no number of W is negative, partial sums are no longer than
+sums, and 4·n for n entries is more; it is more, too, than the n/2 + 4 roundings of each entry of a Euclidean norm
+and of its derivative x/‖x‖, and than 2n + 8 of the projection on a sphere, g - ⟨g, x⟩·x/‖x‖². Likewise 16·n is
+more than n + 4 of a centred group, and than n/2 + 5 and n + 20 of one divided by r = max(α, ρ), and of (g - ⟨g,
+y⟩·y/n)/r on the way back: with r̂ ≥ α·(1 - 4u) and ‖y‖² ≤ n·(1 + (n + 10)·u), whatever the error of y itself.
 
-The terms of the longest sum of each node are counted, forward and backward, over all nodes that matter: a clip of
-the norm ends in its ball whatever came before, and nothing flows back into frozen nodes. Nodes that are not linear
-are counted as 4·n for n entries that one result may depend on. For those this is a convention and not a theorem.
-The share of elementwise operations is in `rounding_slack`, which is measured. The sums that gradients of
-parameters are made of are those of :mod:`.sums`.
+*Every entry by itself.* A sum with a bias, a product with a weight or a mask, a quotient by a count, and a
+reflection of pairs round each entry, or the norm of each pair, at most :data:`_ROUNDINGS` times. A function φ has
+a rule F for one entry, |φ(t)| ≤ F(|t|), whose rule for more entries bounds the norm of every such φ, and a
+constant l. By :data:`LIBRARY`, |fl φ(t)| ≤ (1 + 4u)·F(|t|), and the factor that is handed back is at most
+(1 + 4u)·l; its product with a cotangent, in whatever order factors are multiplied, rounds 8 times at most. What
+only moves, copies, selects or sorts entries rounds nothing; but on the way back it may add up copies.
+
+*From node to node.* A rule that is made of constants, +, max, min, √Σ² and multiples grows no faster than its
+operands: F(e^a·X) ≤ e^a·F(X), for a ≥ 0. The same for bounds of derivatives, which are constants, but for
+products: these have the bounds of both operands as factors, and derivatives those of the other operand. GELU, SiLU
+and Mish have F = g(M)·X, where d ln g/d ln M is at most :data:`_FASTER` (0.298, 0.279 and 0.214; 0.303 for the
+approximation of GELU), and 1/2 for hard swish, whose constant grows no faster than M. A clip of the norm gives
+min(X, r), which may be X. Cotangents at a value that is read k times are added by k - 1 additions. The gradient of
+a parameter is a bound of the cotangent times one of the operand. ∎
+
+What is no theorem: :data:`LIBRARY` is tried, by enumeration. Nodes in :data:`CONVENTIONS` (softmax, attention,
+layer normalisation and a few more, and ops of plugins) count 4·n for n entries that one result may depend on; so
+does the loss, but what it hands back is measured at every step. Half precision, autocast and TF32 round operands
+and results far more coarsely; for them `rounding_slack` was measured. The sums that gradients of parameters are
+made of are those of :mod:`.sums`.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -36,17 +67,19 @@ _SLACK = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 1e-2, torch.b
 
 def rounding_slack(dtype: torch.dtype) -> float:
     """Return the relative amount by which computation in ``dtype`` may exceed a gradient bound derived for
-    real numbers.
+    real numbers, beside what is counted for a network by `long_sum_slack` and `sum_slack`.
 
     The noise must be calibrated to K_p·(1 + slack). The certified norms already hold for the weights as
     stored and the input clip lands inside its ball, so only forward and backward arithmetic are left.
 
-    This is a measured number with room to spare, not a theorem. Errors that grow with the length of sums are
-    bounded separately, by `long_sum_slack` and `sum_slack`. Measured where the bound is tight, on chains of 4 to
-    16 orthogonal dense layers of width 64 to 512 with GroupSort, as the largest excess of a per-example gradient
-    norm over float64: float32 2.4e-7, float16 6.6e-4, bfloat16 3.0e-3, the same under autocast; others saw 1e-7,
-    4e-4 and 3e-3 (docs/theory.md, trap 22). The slack is at least fifteen times that. Rounding grows with depth:
-    beyond a few hundred layers measure again.
+    In float32 and float64 it is room for what happens once: the node of a parameter rounds each product
+    `_ROUNDINGS` times at most, and noise is rounded when it is added. 1e-5 are 168 units in float32.
+
+    In half precision it is a measured number with room to spare, and no theorem: on chains of 4 to 16 orthogonal
+    dense layers of width 64 to 512 with GroupSort, the largest excess of a per-example gradient norm over float64
+    was 6.6e-4 in float16 and 3.0e-3 in bfloat16, the same under autocast, and 2.4e-7 in float32; others saw 4e-4,
+    3e-3 and 1e-7 (docs/theory.md, trap 22). The slack is at least fifteen times that. Rounding grows with depth:
+    beyond a few hundred layers in half precision measure again.
 
     Raises:
         ValueError: a dtype that nobody measured.
@@ -77,16 +110,17 @@ def working_slack(output: torch.Tensor) -> float:
 
 
 def long_sum_slack(graph: Mapping[str, Any] | None, dtype: torch.dtype) -> float:
-    """Return what long sums of a forward and a backward pass add to `rounding_slack`.
+    """Return what the roundings of a forward and a backward pass add to `rounding_slack`.
 
-    Torch adds the products of half precision in float32.
+    Torch adds the products of half precision in float32; that it rounds their sums to half precision is in
+    `rounding_slack`.
 
     Args:
         graph: of the module's certificate; None: nothing is known of it, and nothing is added.
         dtype: of the parameters.
     """
     unit = torch.finfo(torch.promote_types(dtype, torch.float32)).eps / 2
-    return 0.0 if graph is None else math.expm1(additions(graph) * unit)
+    return 0.0 if graph is None else math.expm1(roundings(graph) * unit)
 
 
 def most_examples(expected: float) -> float:
@@ -190,57 +224,61 @@ def _tf32() -> bool:
 Shape = tuple[int, ...]
 Node = Mapping[str, Any]
 Pair = tuple[float, float]
-"""Terms of the longest sum, forward and backward."""
+"""Roundings of a node, forward and backward."""
 
 _ORDERS = 2.0  # the root of four orders of summation
 _NONLINEAR = 4.0
+LIBRARY = 4.0
+"""In units u, by how much torch's function of one entry, or its derivative, may exceed its rule in float32: 2.5 is
+what tests find. They try numbers of every exponent from -100 to 59, and every night all from 2⁻¹³ to 2⁷."""
+
+_ROUNDINGS = 16.0  # of each entry, besides its sums
+_FASTER = {"gelu": 0.31, "silu": 0.28, "mish": 0.22, "hard_swish": 0.5}
 
 
-def additions(graph: Mapping[str, Any]) -> float:
-    """Return the number of additions in a row, forward and backward, of the graph of a certificate.
+def roundings(graph: Mapping[str, Any]) -> float:
+    """Return how often something is rounded in a row, forward and backward, in the graph of a certificate.
 
-    Times u it bounds, relatively, what their rounding adds to a gradient bound.
+    Times u it bounds the logarithm of what their rounding makes of a gradient bound.
 
     Raises:
         LookupError, TypeError, ValueError: the graph is damaged.
     """
-    nodes = {node["name"]: node for node in graph["nodes"]}
-    shapes = {name: tuple(node["shape"]) for name, node in nodes.items()}
+    shapes = {node["name"]: tuple(node["shape"]) for node in graph["nodes"]}
     shapes[graph["input"]["name"]] = tuple(graph["input"]["shape"])
-    counts = {name: _of_node(node, shapes, graph) for name, node in nodes.items()}
-    trained = _trained(graph)
-    uses = [name for node in graph["nodes"] for name in node["inputs"]]
-    forks = sum(uses.count(name) - 1 for name in trained & set(uses))
-    losses: float = _NONLINEAR * math.prod(shapes[graph["output"]])
-    forward = math.fsum(counts[name][0] for name in _unclipped(nodes, graph["output"]))
-    return losses + forks + forward + math.fsum(counts[name][1] for name in trained)
-
-
-def _trained(graph: Mapping[str, Any]) -> set[str]:
-    """Return the nodes that something trained stands in, or before."""
-    found: set[str] = set()
+    counts = {node["name"]: _of_node(node, shapes, graph) for node in graph["nodes"]}
+    forward = dict.fromkeys(shapes, 0.0)
     for node in graph["nodes"]:  # in topological order
-        own = (graph["parameters"][name]["trainable"] for name in node["parameters"].values())
-        if any(own) or found & set(node["inputs"]):
-            found.add(node["name"])
-    return found
+        name = node["name"]
+        forward[name] = _grown(node, [forward[source] for source in node["inputs"]]) + counts[name][0]
+    uses = Counter([graph["output"], *(name for node in graph["nodes"] for name in node["inputs"])])
+    backward = {graph["output"]: _NONLINEAR * math.prod(shapes[graph["output"]])}
+    most = 0.0
+    for node in reversed(graph["nodes"]):
+        name, sources = node["name"], [forward[source] for source in node["inputs"]]
+        arrived = backward.get(name, 0.0) + max(uses[name] - 1, 0) + counts[name][1]
+        for source in node["inputs"]:
+            passed = arrived + (max(sources) if node["op"] in _BY_OPERANDS else 0.0)
+            backward[source] = max(backward.get(source, 0.0), passed)
+        if any(graph["parameters"][own]["trainable"] for own in node["parameters"].values()):
+            most = max(most, arrived + max(sources, default=0.0))
+    return most
 
 
-def _unclipped(nodes: Mapping[str, Node], output: str) -> set[str]:
-    """Return the nodes from which a way leads to the output that no clip of the norm is on."""
-    found, ahead = set(), [output]
-    while ahead:
-        name = ahead.pop()
-        if name in nodes and name not in found:
-            found.add(name)
-            ahead += [] if nodes[name]["op"] in _CLIPPED else nodes[name]["inputs"]
-    return found
+def _grown(node: Node, operands: list[float]) -> float:
+    """Return what the rule of a node makes of the excess of its operands."""
+    if node["op"] in _CLIPPED:
+        return 0.0
+    most = sum(operands) if node["op"] in _PRODUCTS else max(operands, default=0.0)
+    return most * (1 + _FASTER.get(node["op"], 0.0))
 
 
 def _of_node(node: Node, shapes: Mapping[str, Shape], graph: Mapping[str, Any]) -> Pair:
     sources = [shapes[name] for name in node["inputs"]]
     weights = [tuple(graph["parameters"][name]["shape"]) for name in node["parameters"].values()]
-    return _COUNTS.get(node["op"], _everything)(node, sources, weights)
+    forward, backward = _COUNTS.get(node["op"], _everything)(node, sources, weights)
+    own = 0.0 if node["op"] in _EXACT else _ROUNDINGS
+    return forward + own, backward + own
 
 
 Count = Callable[[Node, list[Shape], list[Shape]], Pair]
@@ -304,21 +342,42 @@ def _of_operands(node: Node, sources: list[Shape], weights: list[Shape]) -> Pair
     return _linear(len(sources)), _linear(copies)
 
 
-# What ends with a clip of the norm: what was rounded before does not count.
-_CLIPPED = ("clip_norm", "whitened_scattering2d", "whitened_patches")
-# fmt: off
-_ELEMENTWISE = (
-    "sin", "cos", "atan", "asinh", "erf",
-    "relu", "leaky_relu", "tanh", "sigmoid", "softplus", "abs", "elu", "celu", "selu", "gelu", "silu", "mish",
-    "hard_swish", "hard_sigmoid", "softsign", "hardtanh", "sign", "hard_shrink", "groupsort", "prelu", "scale",
-    "bias", "householder", "fixed_householder", "identity", "flatten", "reshape", "transpose", "space_to_depth",
-    "depth_to_space", "patches", "slice", *_CLIPPED, "clip_gradient", "dropout", "grouped_dropout", "class_token",
-    "embedding", "concat", "hsv",
+def _copies(node: Node, sources: list[Shape], weights: list[Shape]) -> Pair:  # noqa: ARG001
+    """What is copied is added up on the way back."""
+    return 0.0, _NONLINEAR * math.prod(node["shape"])
+
+
+def _clip(node: Node, sources: list[Shape], weights: list[Shape]) -> Pair:  # noqa: ARG001
+    """Forward it ends in its ball."""
+    return 0.0, _NONLINEAR * math.prod(node["shape"])
+
+
+# What ends in a ball that is all that is claimed: what was rounded before does not count.
+_CLIPPED = ("whitened_scattering2d", "whitened_patches")
+_PRODUCTS = ("multiply", "matmul")
+CONVENTIONS = (
+    *("softmax", "log_softmax", "logsumexp", "attention", "dot_product_attention", "scattering2d", "lp_pool"),
+    *("layer_norm", "group_norm", "instance_norm", "lrn", "upsample"),
 )
-# fmt: on
+# Whose derivatives are bounded by means of their operands.
+_BY_OPERANDS = (*_PRODUCTS, "hard_swish", "softmax", "log_softmax", "attention", "dot_product_attention")
+# Forward and backward no entry is rounded, or only in sums.
+_EXACT = (
+    *("relu", "abs", "sign", "hard_shrink", "groupsort", "fullsort", "hsv", *_CLIPPED),
+    *("identity", "flatten", "reshape", "transpose", "space_to_depth", "depth_to_space", "patches", "slice"),
+    *("embedding", "class_token", "concat", "where", "pad", "gather", "expand", "clip_gradient"),
+)
+_ENTRYWISE = (
+    *("sin", "cos", "atan", "asinh", "erf", "leaky_relu", "tanh", "sigmoid", "softplus", "elu", "celu", "selu"),
+    *("gelu", "silu", "mish", "hard_swish", "hard_sigmoid", "hardtanh", "softsign", "prelu", "scale", "bias"),
+    *("householder", "fixed_householder", "dropout", "grouped_dropout"),
+)
 
 _COUNTS: Mapping[str, Count] = {
-    **dict.fromkeys(_ELEMENTWISE, _none),
+    **dict.fromkeys((*_ENTRYWISE, *_EXACT), _none),
+    "clip_norm": _clip,
+    **dict.fromkeys(("adaptive_avg_pool", "global_avg_pool", "global_max_pool", "global_l2_pool"), _everything),
+    **dict.fromkeys((f"reduce_{kind}" for kind in ("mean", "sum", "max", "min", "l1", "l2")), _everything),
     "dense": _dense,
     "conv": _convolution,
     "conv_transpose": _convolution,
@@ -327,5 +386,6 @@ _COUNTS: Mapping[str, Count] = {
     "colour_space": _pixel,
     "attention": _attention,
     "matmul": _matrices,
-    **dict.fromkeys(("add", "multiply", "maximum", "minimum", "where"), _of_operands),
+    **dict.fromkeys(("add", "multiply", "maximum", "minimum"), _of_operands),
+    **dict.fromkeys(("pad", "gather", "expand"), _copies),
 }

@@ -2,7 +2,7 @@
 
 All work on [B, *example] with any B, zero included. Axes count within the example (axis 0 is dimension 1;
 negative ones count from the end), so no operation here can reach across the batch. The stated constants are
-those of the exact map; what rounding adds is :func:`~..certify.precision.rounding_slack`.
+those of the exact map; what rounding adds is stated in :mod:`~..certify.precision`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .pooling import l2_pool as l2_pool
 from .pooling import lp_pool as lp_pool
 from .pooling import max_pool as max_pool
 from .pooling import scaled_avg_pool as scaled_avg_pool
-from .reading import spread
+from .reading import spread, turned
 from .resampling import expand as expand
 from .resampling import gather as gather
 from .resampling import pad as pad
@@ -67,16 +67,16 @@ def householder(x: Tensor, angle: Tensor | float, axis: int = 0) -> Tensor:
     count = x.shape[dimension] // 2
     if x.shape[dimension] != 2 * count:
         raise ValueError(f"an axis of {x.shape[dimension]} entries does not divide into pairs")
-    half = torch.as_tensor(angle, dtype=x.dtype, device=x.device) / 2
-    if half.dim() and half.shape != (count, *(1,) * (x.dim() - dimension - 1)):
-        raise ValueError(f"angles of shape {tuple(half.shape)} do not fit the {count} pairs of axis {axis}")
+    whole = torch.as_tensor(angle, dtype=x.dtype, device=x.device)
+    if whole.dim() and whole.shape != (count, *(1,) * (x.dim() - dimension - 1)):
+        raise ValueError(f"angles of shape {tuple(whole.shape)} do not fit the {count} pairs of axis {axis}")
     pairs = x.reshape(*x.shape[:dimension], count, 2, *x.shape[dimension + 1 :])
     first, second = pairs.unbind(dimension + 1)
     if isinstance(angle, Tensor) and ticket_of(angle) is not None:
         half = spread(angle, first.shape) / 2  # a clipped parameter is spread before anything is computed of it
         sine, cosine = half.sin(), half.cos()
     else:
-        sine, cosine = (spread(part, first.shape) for part in (half.sin(), half.cos()))
+        sine, cosine = turned(whole, first.shape)
     depth = 2 * torch.relu(second * cosine - first * sine)
     return torch.stack((first + depth * sine, second - depth * cosine), dimension + 1).reshape(x.shape)
 

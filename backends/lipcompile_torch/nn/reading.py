@@ -57,6 +57,35 @@ def spread(parameter: Tensor, shape: torch.Size) -> Tensor:
     return spread_out
 
 
+class _Turned(torch.autograd.Function):
+    """Sine and cosine of half an angle at every example and position; on the way back one sum of both together."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(angle: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        return (angle / 2).sin().expand(shape), (angle / 2).cos().expand(shape)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:  # noqa: ARG004
+        angle, _ = inputs
+        ctx.save_for_backward(angle)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None]:
+        (angle,) = ctx.saved_tensors
+        terms = (cotangents[0] * (angle / 2).cos() - cotangents[1] * (angle / 2).sin()) / 2
+        return summed(terms, tuple(angle.shape), None).to(angle.dtype), None
+
+
+def turned(angle: Tensor, shape: torch.Size) -> tuple[Tensor, Tensor]:
+    """Return sine and cosine of half an angle, expanded to this shape, [B, *example]; its gradient is a sum by
+    :func:`sum_to`, of what each position adds, which may be far less than what sine and cosine add by themselves.
+    """
+    sine, cosine = apply(_Turned, angle, tuple(shape))
+    return sine, cosine
+
+
 # --- matrices ----------------------------------------------------------------------------------------------------
 
 

@@ -148,7 +148,7 @@ class SecureNormals:
     δ grows by at most (1 + e^ε)·N·2^-84: for 10^7 parameters and 10^6 steps, by 6e-13·(1 + e^ε). Where the sum
     is rounded to doubles, or to the parameter's dtype, that is post-processing again. It does not cover noise
     that mixes draws of several steps (correlated streams), timing, nor rounding in the gradients themselves,
-    for which there is `precision.rounding_slack`.
+    for which there is `certify.precision`.
     """
 
     def generator(self, device: torch.device) -> str:  # noqa: ARG002

@@ -332,7 +332,7 @@ def check_flow(flow: Flow, batch: LogicalBatch, limit: float | None) -> None:
         )
     if limit is not None and not flow.largest <= limit:
         raise PrivacyError(
-            f"the cotangent of an example has norm {flow.largest:.6g}, but its bound is {limit:.6g}: "
+            f"the cotangent of an example is longer than its bound, {limit:.6g}: "
             "call backward() on module.criterion(module(x), y) itself, without a mean, weights, another "
             "loss or loss scaling"
         )
@@ -398,7 +398,7 @@ def check_gradients(
         limit = bounds[name] * examples_share * (1 + 2 * slack) * (1 + summed)
         if bounds[name] > 0 and norm > limit:
             raise PrivacyError(
-                f"the gradient of {name} has norm {norm:.6g}, but its bound for this batch is "
-                f"{limit:.6g}: only module.criterion(...) may be differentiated, without a penalty or a "
-                "loss on inner features; put weight decay into the optimizer"
+                f"the gradient of {name} is longer than its bound for this batch: only "
+                "module.criterion(...) may be differentiated, without a penalty or a loss on inner "
+                "features; put weight decay into the optimizer"
             )

@@ -46,7 +46,7 @@ class ClippedGradients:
     norm over all parameters (flat), or the part of each parameter by at most C_p (per parameter); replacing one,
     by twice that. Each clipped gradient obeys this exactly, as the floating point numbers that it is (see
     `functional.clip_norm`). They are added in float64, and the sum is rounded to the parameter's dtype: what
-    that moves is meant to be covered by `precision.rounding_slack`, which is no theorem.
+    that moves is covered by `precision.sum_slack`.
 
     Args:
         module: emitted, with its own loss; or any torch module from one tensor to one, with `per_example_loss`.
@@ -85,7 +85,7 @@ class ClippedGradients:
                 "module needs per_example_loss, a function from outputs [B, …] and targets to losses [B]"
             )
         self.module = module
-        self.normaliser = float(normaliser)
+        self._normaliser = float(normaliser)
         self.examples = 0
         self._loss = per_example_loss
         self._parameters = checks.trainable(module)
@@ -98,6 +98,11 @@ class ClippedGradients:
         self._check_module()
         if isinstance(module, LipschitzModule):
             module.guard_layers()  # which tells them of the gate
+
+    @property
+    def normaliser(self) -> float:
+        """b, which sums and noise are divided by alike."""
+        return self._normaliser
 
     def bounds(self) -> dict[str, float]:
         """Return how long the part of one example's clipped gradient may be, by parameter name.

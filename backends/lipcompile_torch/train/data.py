@@ -168,7 +168,7 @@ def _tokens(x: NDArray[Any], count: int, what: str) -> NDArray[np.int64]:
     if x.dtype.kind not in "iu":
         raise DataError(f"the {what} are of type {x.dtype}, but tokens must have an integer type")
     if x.size and (x.min() < 0 or x.max() >= count):
-        raise DataError(f"the {what} range from {x.min()} to {x.max()}: the embedding has rows 0 to {count - 1}")
+        raise DataError(f"the {what} have a token outside 0 … {count - 1}, the rows of the embedding")
     return x.astype(np.int64)
 
 
@@ -200,7 +200,5 @@ def _targets(y: NDArray[Any], count: int, classes: int | None, what: str) -> NDA
             f"the {what} have shape {y.shape}, type {y.dtype}: each input needs one integer class index"
         )
     if y.min() < 0 or y.max() >= classes:
-        raise DataError(
-            f"the {what} range from {y.min()} to {y.max()}: the network has classes 0 to {classes - 1}"
-        )
+        raise DataError(f"the {what} have a class index outside 0 … {classes - 1}, the classes of the network")
     return y.astype(np.int64)

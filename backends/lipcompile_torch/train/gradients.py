@@ -95,7 +95,10 @@ _METHODS = (
     "per_example_loss",
     "gradient_bounds",
     "clip_input",
+    "clip_features",
+    "frozen_features",
     "clip_gradient",
+    "clip_loss_gradient",
     "criterion",
     "project_",
 )
@@ -104,7 +107,7 @@ _METHODS = (
 def _stated(module: LipschitzModule) -> tuple[object, ...]:
     """Return what a module says of itself, and the functions that it consists of: what was certified."""
     functions = [getattr(getattr(module, name), "__func__", None) for name in _METHODS]
-    domain = module.input_norm, module.input_trusted, module.input_tokens
+    domain = module.input_norm, module.input_trusted, module.input_tokens, module.features_norm
     bounds = dict(module.bounds), dict(module.unclipped_bounds or {}), tuple(module.clips)
     return *bounds, module.loss_lipschitz, domain, functions
 

@@ -68,7 +68,7 @@ class LipschitzModule(nn.Module):
 
     Formal guarantees: after :meth:`project_` and for inputs of ``input_shape``, ‖∂ per_example_loss[i]/∂p‖ ≤
     ``gradient_bounds()[p]`` in real arithmetic, given that the subclass is what its certificate describes;
-    rounding adds :func:`~..certify.precision.rounding_slack`.
+    rounding adds what :mod:`~..certify.precision` states.
     """
 
     input_shape: ClassVar[tuple[int, ...]]
@@ -401,11 +401,13 @@ class LipschitzModule(nn.Module):
             RuntimeError: a layer, or a setting of one, is another.
         """
         layers = {
-            name: (plain_type(layer), dict(layer.constraints), _settings(layer))
-            for name, layer in self._constrained()
+            name: (plain_type(layer), dict(getattr(layer, "constraints", {})), _settings(layer))
+            for name, layer in self.named_modules()
+            if layer is not self
         }
         self._blueprint = self._blueprint or layers
-        names = layers.keys() | self._blueprint.keys()
+        # What was added and has no weights under constraints is none that the certified `forward` calls.
+        names = dict(self._constrained()).keys() | self._blueprint.keys()
         changed = sorted(name for name in names if layers.get(name) != self._blueprint.get(name))
         if changed:
             raise RuntimeError(
@@ -445,10 +447,13 @@ class LipschitzModule(nn.Module):
         return self
 
 
-def _settings(layer: ConstrainedLayer) -> dict[str, Any]:
-    """Return what a layer computes with, beside its weights."""
+def _settings(layer: nn.Module) -> dict[str, Any]:
+    """Return what a layer computes with, beside its weights, and what hides its methods."""
     return {
-        name: value for name, value in vars(layer).items() if name[0] != "_" and name not in ("training", "gate")
+        name: value
+        for name, value in vars(layer).items()
+        if name not in ("training", "gate", "_compiled_call_impl")
+        and (name[0] != "_" or (callable(value) and hasattr(type(layer), name)))
     }
 
 

@@ -24,7 +24,7 @@ from torch.utils.data import (
 from ..certify.precision import most_examples
 from ..distributed import ALONE, World
 from ..noise.processor import KEY_BYTES, keyed
-from .sampling import SamplingError, scheme_for
+from .sampling import SamplingError, Scheme, scheme_for
 
 
 @dataclass(slots=True)
@@ -61,10 +61,6 @@ class PrivateLoader:
         batch is resampled, dropped or padded.
 
     Attributes:
-        scheme: how batches are drawn.
-        size: N, the number of examples, treated as public.
-        sampling_rate: q = b/N.
-        expected_batch_size: b, the wrapped loader's batch size.
         current: the logical batch in use, None before the first and after `close`.
         before_batch: called just before the first piece of each logical batch is yielded.
 
@@ -98,9 +94,27 @@ class PrivateLoader:
         self.before_batch: Callable[[], None] = _nothing
         self._loader, self._world = loader, world
         key = os.urandom(KEY_BYTES) if seed is None else _of_seed(seed)
-        self.scheme = scheme_for(drawing, relation, keyed(world.first("begin sampling", lambda: key)))
-        self.size, self.expected_batch_size = self.scheme.size, self.scheme.batch_size
-        self.sampling_rate = drawing.sampling_rate
+        self._scheme = scheme_for(drawing, relation, keyed(world.first("begin sampling", lambda: key)))
+
+    @property
+    def scheme(self) -> Scheme:
+        """How batches are drawn."""
+        return self._scheme
+
+    @property
+    def size(self) -> int:
+        """N, the number of examples, treated as public."""
+        return self.scheme.size
+
+    @property
+    def sampling_rate(self) -> float:
+        """q = b/N."""
+        return self.scheme.drawing.sampling_rate
+
+    @property
+    def expected_batch_size(self) -> int:
+        """b, the wrapped loader's batch size."""
+        return self.scheme.batch_size
 
     @property
     def batch_size(self) -> int:

@@ -47,10 +47,24 @@ class Scheme(ABC):
     def __init__(self, drawing: Drawing, bits: Bits) -> None:
         if drawing.sizes is None:
             raise SamplingError("sampling needs a data set of known size")
-        self.drawing, self._bits = drawing, bits
-        self.batch_size, self.size = drawing.sizes
+        self._drawing, self._sizes, self._bits = drawing, drawing.sizes, bits
         self.drawn = 0
         self._iterations = 0
+
+    @property
+    def drawing(self) -> Drawing:
+        """How batches are drawn; what is charged for them rests on it, so it does not change."""
+        return self._drawing
+
+    @property
+    def batch_size(self) -> int:
+        """b, the expected number of examples of a step."""
+        return self._sizes[0]
+
+    @property
+    def size(self) -> int:
+        """N."""
+        return self._sizes[1]
 
     @property
     def steps_per_epoch(self) -> int:

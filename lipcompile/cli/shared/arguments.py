@@ -26,7 +26,8 @@ _OPTIONS = (
     click.option(
         "--bounds",
         type=click.Choice(["theorem", "clip", "auto"]),
-        help="Source of gradient bounds: theorems (the default), a clip in the backward pass, or what suits.",
+        help="Source of gradient bounds: theorem (the default), a clip in the backward pass, or auto: theorems if "
+        "they are tight, and otherwise a clip.",
     ),
     click.option(
         "--clip-groups",
@@ -51,7 +52,7 @@ _OPTIONS = (
         "limits",
         multiple=True,
         metavar="NAME=SIZE",
-        help="Change a limit of what is read, such as nodes=50000 (explain LIP018); repeatable.",
+        help="Change a limit on the size of inputs, such as nodes=50000 (explain LIP018); repeatable.",
     ),
 )
 

@@ -64,7 +64,7 @@ def page_of(
         delta=fitted.budget.delta,
         private=fitted.private,
         charges=[_charge(line, paid) for line in fitted.spent],
-        unpaid=[*unpaid, "The figures of the rows to test on are exact."],
+        unpaid=[*unpaid, "The figures of the held-out rows are exact."],
         advice=list(_advice(model, rows, test, score)),
         course=_course(model, test, course),
         confusion=_confusion(model, test, shares),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -170,7 +171,7 @@ def _options(given: Mapping[str, Any], output: Path | None) -> Options:
             raise click.UsageError(f"{_flag(name)} is for networks, and this is a table")
     if given["epsilon"] is None:
         raise input_error(
-            "LIP404", "--epsilon is needed", "such as --epsilon 1: it is what you promise to the people in it"
+            "LIP404", "--epsilon is needed", "such as --epsilon 1: ε is your promise to the people in the table"
         )
     return Options(given["epsilon"], given["delta"], bool(given.get("search")), given["seed"], output)
 
@@ -200,7 +201,8 @@ def _schema(run: TableRun) -> tuple[Schema, list[str]]:
         found = guess(run.data, run.target)
         unused = ", ".join(f"`{one.name}`" for one in found.columns if isinstance(one, Ignore))
         ignored = f" ({unused}: free text or empty, and ignored)" if unused else ""
-        kinds = _read(KINDS_READ, f"write them down: lipcompile new {run.data} --target {run.target}{ignored}")
+        command = ["lipcompile", "new", str(run.data), "--target", run.target]
+        kinds = _read(KINDS_READ, f"write them down: {shlex.join(command)}{ignored}")
         return found, [kinds, *names_read(found, run.data)]
     click.echo(f"schema {path}", err=True)
     found = load(path)
@@ -266,7 +268,7 @@ def _print(outcome: Outcome, files: Mapping[str, Path], schema: Schema) -> None:
 
     score = accuracy(outcome.score) if schema.task == "classification" else f"test R² {outcome.score:.3f}"
     promise = "" if outcome.private else " -- NOT PRIVATE: a seed was fixed, so the noise is predictable"
-    click.echo(f"{score} (of the rows to test on, exactly: not private)")
+    click.echo(f"{score} on the held-out rows; this figure is exact, so it is not private")
     click.echo(f"ε = {upward(outcome.epsilon, 4)} at δ = {outcome.delta:g}{promise}")
     if outcome.searched is not None:
         click.echo(f"the search kept: {outcome.searched}")

@@ -7,10 +7,13 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from lipcompile.analysis.requirements import proves
 from lipcompile.analysis.usefulness import ADVICE, LARGEST_EXCESS
+from lipcompile.cli.shared.output import complain, serious
 from lipcompile.cli.shared.signals import signals
-from lipcompile.core.backend import Backend, program
+from lipcompile.core.backend import Backend, find, program
 from lipcompile.core.record import class_axis
 from lipcompile.diagnostics import Diagnostic, InputError, Location, Severity
 
@@ -50,7 +53,10 @@ def _is_proved(derivation: Derivation) -> bool:
     return derivation.ok and derivation.analysis is not None and proves(derivation.analysis.graph)
 
 
-_OF_THE_COMPILER = "this is a bug of lipcompile: please report it; --no-verify-import skips the check"
+_OF_THE_COMPILER = (
+    "if the model computes the same each time it runs, this is a bug of lipcompile: please report it; "
+    "--no-verify-import or verify_import=False skips the check"
+)
 
 
 def verified(loaded: Loaded, derivation: Derivation, backend: Backend, text: str | None = None) -> Derivation:
@@ -67,6 +73,16 @@ def verified(loaded: Loaded, derivation: Derivation, backend: Backend, text: str
     return replace(
         derivation, diagnostics=(*derivation.diagnostics, found), analysis=None if failed else derivation.analysis
     )
+
+
+def agrees(loaded: Loaded, derivation: Derivation, text: str | None = None) -> bool:
+    """Compare an import, as a module of torch, with its original, and print what came out."""
+    found = verified(loaded, derivation, find(), text)
+    new = found.diagnostics[len(derivation.diagnostics) :]
+    for note in (one for one in new if one.severity == "note"):
+        click.echo(note.message, err=True)
+    complain(serious(new))
+    return found.ok
 
 
 def _found(loaded: Loaded, derivation: Derivation, backend: Backend, text: str | None) -> Diagnostic:

@@ -175,6 +175,14 @@ def _concatenated(given: Copied) -> int:
     return axis
 
 
+def _summed(given: Copied) -> int:
+    """Running sums along another axis than that of the copies."""
+    along = int(given.arrays[1].reshape(-1)[0]) % given.arrays[0].ndim
+    if along == given.axis:
+        raise given.refusal()
+    return given.axis
+
+
 _ENTRYWISE = frozenset(
     (
         *("Identity", "Cast", "Neg", "Abs", "Not", "Sqrt", "Exp", "Log", "Add", "Sub", "Mul", "Div", "Max", "Min"),
@@ -183,6 +191,7 @@ _ENTRYWISE = frozenset(
 )
 _MOVING: Mapping[str, Callable[[Copied], int | None]] = {
     "Concat": _concatenated,
+    "CumSum": _summed,
     "Gather": _gathered,
     "Slice": _sliced,
     "Squeeze": _squeezed,

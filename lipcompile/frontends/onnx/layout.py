@@ -17,7 +17,7 @@ from lipcompile.core.record import Shape
 from lipcompile.diagnostics import Refusal
 from lipcompile.frontends.onnx.sizes import BATCH, multiple, shown
 
-MIXES = "keep the batch apart from the other axes: every example must be computed by itself"
+MIXES = "keep the batch axis apart from the other axes, so that no output depends on two examples"
 
 
 @dataclass(frozen=True, slots=True)

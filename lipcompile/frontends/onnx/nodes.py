@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from lipcompile.core.graph import Value
@@ -157,15 +158,27 @@ class Visitor:
         outputs = [name for name in node.outputs if name]
         results = fold(node.proto, operands, self.context.version)
         if node.op_type == "BatchNormalization" and any(result.sources for result in results):
-            message = f"the weight that `{node.label}` standardises is trained as it is, and not by that"
+            message = f"the weight that `{node.label}` standardises is trained itself, without standardisation"
             help_line = "write the standardised weight into the module, if that is meant"
             found = Diagnostic("LIP122", message, help_line, Severity.WARNING)
             self.context.builder.diagnostics.append(found)
         if node.op_type in FOLDED_ALONE or self._is_separate(node):
             sources = self.context.parameters.sources(outputs)
             results = [replace(result, sources=sources, moves=(), reused=False) for result in results]
+        if node.op_type == "Split" and operands[0] is not None:
+            results = self._parts(node, operands[0], results)
         again = [len(self.context.readers.get(name, ())) > 1 for name in outputs]
         return [replace(result, reused=result.reused or more) for result, more in zip(results, again, strict=True)]
+
+    def _parts(self, node: OnnxNode, whole: Known, parts: list[Known]) -> list[Known]:
+        """Let the parts of a stored tensor be weights of their own, unless it is used as a whole as well."""
+        if len(whole.sources) != 1 or whole.moves or whole.copies is not None:
+            return parts
+        cut = (node.op_type, node.integer("axis", 0), tuple(part.array.shape for part in parts))
+        part = self.context.parameters.part
+        with suppress(Refusal):
+            return [part(whole, one.array, str(place), cut, node.label) for place, one in enumerate(parts)]
+        return parts
 
     def _is_separate(self, node: OnnxNode) -> bool:
         """Whether the node copies a constant tensor that another module has as well, by chance."""

@@ -52,8 +52,8 @@ _BY_VERSION: Mapping[int, str] = {
     1: "Not",
     10: "Upsample",
     13: (
-        "Clip Concat Exp Expand Floor Gather Gemm Greater LRN Less Log LogSoftmax MatMul Max Mean Min "
-        "Neg Reciprocal ReduceSum Slice Softmax Sqrt Sum Tile"
+        "Clip Concat Exp Expand Floor Gather GatherElements GatherND Gemm Greater LRN Less Log LogSoftmax MatMul "
+        "Max Mean Min Neg Reciprocal ReduceSum Slice Softmax Sqrt Sum Tile"
     ),
     14: "Add Div Mul Sub Trilu",
     15: "BatchNormalization Pow",
@@ -82,7 +82,20 @@ NEWEST: Mapping[str, int] = {
 CARRIED = frozenset(
     (
         *_ACTIVATIONS,
-        *("Add", "Cast", "Clip", "Compress", "Concat", "Div", "Dropout", "Exp", "Gather", "Gelu"),
+        *(
+            "Add",
+            "BatchNormalization",
+            "Cast",
+            "Clip",
+            "Compress",
+            "Concat",
+            "Div",
+            "Dropout",
+            "Exp",
+            "Gather",
+            "GatherND",
+            "Gelu",
+        ),
         *("Gemm", "Identity", "LayerNormalization", "Log", "MatMul", "Max", "Mean", "Min", "Mul", "Neg"),
         *("Pow", "RMSNormalization", "Reciprocal", "ReduceL1", "ReduceL2", "ReduceLogSumExp", "ReduceMax"),
         *("ReduceMean", "ReduceMin", "ReduceSum", "ReduceSumSquare", "Slice", "Softmax", "Split", "Sqrt"),

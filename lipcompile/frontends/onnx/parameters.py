@@ -99,6 +99,10 @@ class Parameters:
             self.frozen |= {*own.values()}
         return replace(known, array=array, sources=frozenset(own.values()))
 
+    def is_trained(self, known: Known) -> bool:
+        """Whether a constant is made of what is trained, where that is known."""
+        return self.frozen is not None and bool(known.sources - self.frozen)
+
     def hold(self, known: Known) -> None:
         """Note that a constant is used as it is, and not trained; raises Refusal if it is trained elsewhere.
 
@@ -106,8 +110,8 @@ class Parameters:
         """
         if known.array.size < 2:
             return
-        for source in sorted(known.sources & self._owners.keys()):
-            raise _used_in_another_way(source, self._owners[source][1])
+        for source in sorted(known.sources & (self._owners.keys() | self._cut.keys())):
+            raise _used_in_another_way(source, self._owners[source][1] if source in self._owners else "")
         self._held |= known.sources
 
     def add(
@@ -149,10 +153,22 @@ class Parameters:
         if use.known.copies is not None:
             raise Refusal("LIP108", f"the {use.role} is made of copies for each example", KEEP)
         array = floats(use.known.array, f"the {use.role}")
-        shared = self._shared(use, array) if trainable else None
+        shared = self._shared_or_untied(use, array, name) if trainable else None
         kept = self._is_kept(f"{identifier(name)}.{use.role}")
         constraint = self._constraint(use, array, trainable and not kept)
         return ParameterChoice(constraint, trainable, array, shared)
+
+    def _shared_or_untied(self, use: Use, array: Array, name: str) -> str | None:
+        """As `_shared`; `fix` makes a weight of its own of what is used in a second way."""
+        repairs = self.options.repairs
+        try:
+            return self._shared(use, array)
+        except Refusal:
+            if repairs is None or not repairs.unties:
+                raise
+            tied = ", ".join(f"`{source}`" for source in sorted(use.known.sources))
+            repairs.note(name, f"{tied}, which is used in another way -> a weight of its own")
+            return None
 
     def _shared(self, use: Use, array: Array) -> str | None:
         """Return the parameter that the tensor is already; refuse a tensor that is used in different ways."""

@@ -81,7 +81,6 @@ LATER: Mapping[str, str] = {
     **dict.fromkeys(("SequenceErase", "SequenceInsert", "SequenceLength", "SplitToSequence"), _SEQUENCES),
     **dict.fromkeys(DRAWS, _DRAWS),
     **dict.fromkeys(("Scatter", "ScatterElements", "ScatterND", "TensorScatter"), _PLACES),
-    **dict.fromkeys(("GatherElements", "GatherND"), "entries taken from given places: Gather takes whole slices"),
     "CenterCropPad": "export it as Slice and Pad",
     "EyeLike": "a matrix of the size of another",
     "OneHot": "tokens select rows of an embedding: Gather",

@@ -9,6 +9,7 @@ from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
+from lipcompile import limits
 from lipcompile.core.derivation import Source
 from lipcompile.core.graph import Graph, Node
 from lipcompile.diagnostics import Diagnostic, Severity, input_error
@@ -103,6 +104,7 @@ def _loaded(module: Module, examples: Sequence[Example], name: str, path: str, o
 
     def imported(program: ExportedProgram, repairs: Repairs | None) -> tuple[Loaded, ModelProto]:
         model = translated(program)
+        limits.spend("constants", -4 * _size(module), "")  # as for a file: what is computed from weights
         source = Source(name, path, "torch", digest(model))
         own = replace(options, input_shape={}, repairs=repairs)
         return onnx_model.imported(model, source, own, frozen(module, model)), model
@@ -129,6 +131,12 @@ def _loaded(module: Module, examples: Sequence[Example], name: str, path: str, o
         ),
         original=partial(original_run, module, taken, model),
     )
+
+
+def _size(module: Module) -> int:
+    """Return how many bytes the parameters and buffers of a module take."""
+    stored = (*module.parameters(), *module.buffers())
+    return sum(tensor.numel() * tensor.element_size() for tensor in stored)
 
 
 def _refuse_numbers_of_batch(one: Graph, other: Graph | None, program: ExportedProgram) -> None:

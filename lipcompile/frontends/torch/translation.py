@@ -13,8 +13,10 @@ from lipcompile.frontends.onnx.refused import DRAWS
 from lipcompile.frontends.silence import silence
 from lipcompile.frontends.torch.find import summary
 from lipcompile.frontends.torch.tracing import Untraceable, untraceable
+from lipcompile.ops.normalisation import torch_read as normalisation
 from lipcompile.ops.pool import torch_read as pooling
 from lipcompile.ops.recurrent import torch_read as rnn
+from lipcompile.ops.shape import torch_read as shape
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -42,7 +44,7 @@ def translated(program: ExportedProgram) -> ModelProto:
         at = traced_line(str(node.meta.get("stack_trace")))
         raise untraceable("LIP110", message, "leave proj_size out", at)
     named = program.state_dict.keys()
-    table = dict(rnn.translations())
+    table = {**rnn.translations(), **normalisation.translations(), **shape.translations()}
     if any(map(pooling.is_unwritten, program.graph.nodes)):
         table |= pooling.translations()
     try:

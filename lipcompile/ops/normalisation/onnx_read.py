@@ -174,7 +174,8 @@ def batch_normalization(context: Context, node: OnnxNode) -> Value:
     refuse_training(node)
     operand, names = context.tensor(node), ("the scale", "the bias", "the mean", "the variance")
     found = [context.known(node, index, name) for index, name in enumerate(names, start=1)]
-    channels = shape_of(operand)[:1]
+    axis = context.axis(node, 1, len(shape_of(operand)) + 1)
+    channels = shape_of(operand)[axis : axis + 1]
     arrays = [floats(known.array, "a statistic") for known in found if known is not None]
     if len(arrays) != len(names) or any(array.shape != channels for array in arrays):
         raise Refusal("LIP102", f"the statistics of BatchNormalization do not fit {list(shape_of(operand))}")
@@ -182,13 +183,14 @@ def batch_normalization(context: Context, node: OnnxNode) -> Value:
     with np.errstate(all="ignore"):
         factors = gamma / np.sqrt(variance + float(node.number("epsilon", EPSILON)))
         moved = beta - factors * mean
-    scaled = gain(context, node, operand, _frozen(factors, operand), frozen=True)
-    return scaled if scaled.shape is None else shift(context, node, scaled, _frozen(moved, operand), frozen=True)
+    behind = (1,) * (len(shape_of(operand)) - axis - 1)
+    scaled = factored(context, node, operand, _frozen(factors, behind), frozen=True)
+    return scaled if scaled.shape is None else shift(context, node, scaled, _frozen(moved, behind), frozen=True)
 
 
-def _frozen(array: Array, operand: Value) -> Known:
+def _frozen(array: Array, behind: Shape) -> Known:
     """Return computed numbers, one for each channel, as a constant that is no stored weight."""
-    return Known(array.reshape(per_channel(shape_of(operand))))
+    return Known(array.reshape(-1, *behind))
 
 
 IMPORTERS: Mapping[str, Importer] = {

@@ -37,8 +37,9 @@ def is_unwritten(node: Node) -> bool:
         return False
     given: Any = node.args
     before, after = given[0].meta["val"], given[1]
-    uneven = any(old % new for old, new in zip(before.shape[-len(after) :], after, strict=True))
-    return uneven or not before.is_contiguous()
+    sizes = before.shape[-len(after) :]
+    uneven = any(old % new for old, new in zip(sizes, after, strict=True))
+    return uneven or prod(sizes) == 1 or not before.is_contiguous()
 
 
 def _pool(input: Any, output_size: Sequence[int]) -> Any:  # noqa: A002  (names of torch's schema)

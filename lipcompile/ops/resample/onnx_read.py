@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
@@ -131,6 +132,60 @@ def gather(context: Context, node: OnnxNode) -> Value:
     taken = tuple(int(size) for size in indices.array.shape)
     context.resized(axis, len(taken) - 1)
     return reshape_to(context, node, value, (*value.shape[:axis], *taken, *value.shape[axis + 1 :]), "_entry")
+
+
+def gather_nd(context: Context, node: OnnxNode) -> Value:
+    """Constant places among the first axes, which become one for it."""
+    import numpy as np
+
+    operand, places = context.tensor(node), context.known(node, 1, "the places")
+    if places is None or places.array.ndim == 0 or node.integer("batch_dims", 0):
+        raise Refusal("LIP110", "GatherND of places for each example is not yet supported", "gather whole slices")
+    integers(places, "the places")
+    depth, taken, example = places.array.shape[-1], places.array.shape[:-1], shape_of(operand)
+    layout = context.layout
+    if layout.outer or layout.inner or layout.axis < depth:
+        raise Refusal("LIP108", "GatherND acts on the batch axis: it mixes examples", MIXES)
+    rows = _flat(places.array.reshape(-1, depth).T, example[:depth])
+    context.resized(0, len(taken) - depth)
+    found = _picked(context, node, operand, (int(np.prod(example[:depth])), *example[depth:]), rows)
+    return reshape_to(context, node, found, (*map(int, taken), *example[depth:]), "_entry")
+
+
+def gather_elements(context: Context, node: OnnxNode) -> Value:
+    """Constant places along an axis, for each entry of the others; the same in all examples."""
+    import numpy as np
+
+    operand, places = context.tensor(node), context.known(node, 1, "the places")
+    example = shape_of(operand)
+    axis = context.axis(node, node.integer("axis", 0), len(example) + 1)
+    if places is None or places.array.ndim != len(example) + 1:
+        raise Refusal("LIP102", f"the places of GatherElements do not fit {list(example)}")
+    if places.copies is None and context.batch != 1:
+        raise Refusal("LIP108", "GatherElements takes entries of some examples only", MIXES)
+    own = context.of_one_example(places, example).array
+    integers(replace(places, array=own, copies=None), "the places")
+    grid = np.indices(own.shape)
+    grid[axis] = own
+    rows = _flat(grid.reshape(len(example), -1), example)
+    found = _picked(context, node, operand, (int(np.prod(example)),), rows)
+    return reshape_to(context, node, found, tuple(map(int, own.shape)), "_entry")
+
+
+def _flat(places: Array, sizes: Shape) -> tuple[int, ...]:
+    """Return places [axes, n], which may count from the end, as those of one axis; raises Refusal (LIP102)."""
+    import numpy as np
+
+    limits = np.array(sizes)[:, None]
+    if not places.size or bool(((places < -limits) | (places >= limits)).any()):
+        raise Refusal("LIP102", f"there are no such places among the sizes {list(sizes)}")
+    return tuple(int(row) for row in np.ravel_multi_index(tuple(places % limits), sizes))
+
+
+def _picked(context: Context, node: OnnxNode, operand: Value, shape: Shape, rows: tuple[int, ...]) -> Value:
+    """Reshape, and take these entries of the first axis."""
+    merged = reshape_to(context, node, operand, shape, "_merged")
+    return merged if merged.shape is None else context.add(node, OP_BY_NAME["gather"], Gather(rows, 0), [merged])
 
 
 def _embedding(context: Context, node: OnnxNode) -> Value:
@@ -263,6 +318,8 @@ IMPORTERS: Mapping[str, Importer] = {
     "DepthToSpace": depth_to_space,
     "Expand": expand,
     "Gather": gather,
+    "GatherElements": gather_elements,
+    "GatherND": gather_nd,
     "Pad": pad,
     "SpaceToDepth": space_to_depth,
     "Compress": compress,

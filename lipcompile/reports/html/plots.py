@@ -143,7 +143,7 @@ def draw(axes: Axes, wanted: Plot, colours: Colours) -> None:
 
 
 def _scale(axes: Axes, ticks: Sequence[float] | None, whole: bool) -> None:
-    """Set the axes: whole numbers or any on x; on y ticks at logarithms of numbers, or anything from 0 on."""
+    """Set the axes: whole numbers or any on x; on y ticks at logarithms of numbers, or all numbers and 0."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 5, 10], integer=whole, min_n_ticks=1))
@@ -153,7 +153,8 @@ def _scale(axes: Axes, ticks: Sequence[float] | None, whole: bool) -> None:
         axes.set_yticks(list(labels.values()), list(labels))
     else:
         axes.yaxis.set_major_formatter(FuncFormatter(_number))
-        axes.set_ylim(bottom=0.0)
+        low, high = min(0.0, axes.dataLim.y0), max(0.0, axes.dataLim.y1)
+        axes.set_ylim(low, high + 0.05 * (high - low or 1.0))
 
 
 def _ticks(low: float, high: float) -> list[float]:

@@ -114,6 +114,11 @@ ACCEPTED: dict[str, Case] = {
         w=floats(1, 3, 4),
         one=ints(1),
     ),
+    "running sums": case(
+        [*copied("many", "w", behind="shape"), node("CumSum", "many last", "c"), *ADD],
+        w=floats(1, 3, 4),
+        last=np.array(-1),
+    ),
     "an axis made and dropped": case(
         [
             *copied("many", "w", behind="shape"),
@@ -173,6 +178,11 @@ ACROSS: dict[str, Case] = {
         [*copied("ones", "w", behind="one one"), node("ReduceSum", "ones zero", "c"), *ADD],
         w=np.ones((1, 1, 1), np.float32),
         one=ints(1),
+    ),
+    "running sums of them": case(
+        [*copied("many", "w", behind="shape"), node("CumSum", "many first", "c"), *ADD],
+        w=floats(1, 3, 4),
+        first=np.array(0),
     ),
     "from before them": case(
         [*copied("many", "w", behind="shape"), node("Slice", "many one end zero", "c"), *ADD],

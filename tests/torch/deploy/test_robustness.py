@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ import torch
 from lipcompile_torch import certified_radii
 from lipcompile_torch.certify.intervals import Interval
 from lipcompile_torch.deploy import certification, robustness
-from lipcompile_torch.deploy.adversarial import AttackConfig, attack
+from lipcompile_torch.deploy.adversarial import AttackConfig, _Search, attack
 from lipcompile_torch.deploy.certification import certify
 from lipcompile_torch.deploy.robustness import Constants, beyond_the_clip, certified_constants, margins, outputs_of
 from lipcompile_torch.train.module import LipschitzModule
@@ -285,6 +286,16 @@ def test_an_attack_leaves_a_trusted_ball_alone(tmp_path: Path) -> None:
     module.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
     attack(module, at([0.0, -1.0]), torch.tensor([0]), torch.tensor([2.5]).double(), AttackConfig(steps=40))
     assert max(float(one.norm(dim=1).max()) for one in seen) <= 1
+
+
+@pytest.mark.parametrize(("x", "radius", "norm"), [(1.0, 1e-7, 9.0), (0.0, 1 / 3, 9.0), (0.0, 1.0, 1 / 3)])
+def test_rounding_leads_no_example_out_of_its_ball(x: float, radius: float, norm: float) -> None:
+    """Next to 1 float32 has 1 + 1.2e-7, and next to 1/3 a number above it."""
+    module: Any = SimpleNamespace(input_trusted=True, input_norm=norm)
+    limit = torch.tensor([radius], dtype=torch.float64)
+    search = _Search(module, torch.tensor([[x]]), torch.tensor([0]), limit)
+    moved = search.shifted(torch.full((1, 1), 9.0, dtype=torch.float64)).double()
+    assert x <= float(moved) <= min(x + radius, norm)
 
 
 # What a certificate is not about

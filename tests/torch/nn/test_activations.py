@@ -7,7 +7,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from lipcompile_torch.certify.sums import sum_to
 from lipcompile_torch.nn import functional as lf
+from lipcompile_torch.nn import reading
 from lipcompile_torch.nn.layers import ConstrainedLayer, Householder, PReLU, Scale
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
@@ -75,6 +77,25 @@ def test_the_gradient_of_an_angle_is_at_most_the_norm_of_the_pair() -> None:
         sizes = jacobian(layer(x), layer.angle).norm(dim=0)
         pairs = x.reshape(3, 2).norm(dim=1)
         torch.testing.assert_close(sizes[sizes > 0], pairs[sizes > 0])
+
+
+def test_what_each_position_adds_to_an_angle_is_at_most_its_part_of_the_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """‖g‖·‖z‖ at each pair z, of sine and cosine together: rounding of sums is bounded by the lengths of terms."""
+    seen: list[Tensor] = []
+
+    def noted(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+        seen.append(x)
+        return sum_to(x, shape)
+
+    monkeypatch.setattr(reading, "sum_to", noted)
+    torch.manual_seed(0)
+    layer, x, cotangent = Householder((2, 1, 1)).double(), *torch.randn(2, 3, *SHAPE, dtype=torch.float64)
+    (layer(x) * cotangent).sum().backward()
+    lengths, others = (torch.unflatten(one, 1, (2, 2)).norm(dim=2) for one in (x, cotangent))
+    (terms,) = seen
+    assert bool((terms.abs() <= lengths * others * (1 + 1e-12)).all())
 
 
 @pytest.mark.parametrize("name", MAKERS)

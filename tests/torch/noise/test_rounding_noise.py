@@ -150,6 +150,57 @@ def test_noise_is_wider_by_the_slack_of_the_dtype(monkeypatch: pytest.MonkeyPatc
     assert scales == [2 * 1.5 / 4]
 
 
+def test_noise_covers_what_computes_long_sums_and_sums_of_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """(1 + 0.5 + 0.25)·(1 + 3) times s_p, of the lowest precision, of a pass, and of the sums."""
+    module = HELP["Net"]()
+    gradients = LipschitzGradients(module, SGD(module.parameters(), lr=0.1), "global", 8.0)
+    monkeypatch.setattr(gradients, "_gate_slack", 0.5)
+    monkeypatch.setattr(gradients, "_long_slack", 0.25)
+    monkeypatch.setattr(gradients, "_sum_slacks", lambda bounds: dict.fromkeys(bounds, 3.0))
+    source: Any = SimpleNamespace(widening=lambda *_: 1.0)
+    plain = gradients._share(module.bounds, 2.0)
+    found = gradients._widened(module.bounds, 2.0, source)
+    assert found == pytest.approx({name: 1.75 * 4 * std for name, std in plain.items()})
+
+
+def test_noise_on_clipped_gradients_covers_their_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1 + 3 times s_p."""
+    module = HELP["Net"]()
+    clipped = ClippedGradients(module, 1.0, normaliser=8.0)
+    gradients = PerExampleGradients(clipped, SGD(module.parameters(), lr=0.1), "global")
+    monkeypatch.setattr(gradients, "_view", lambda _: {"examples": 5})
+    monkeypatch.setattr(gradients.total, "sum_", lambda: None)
+    monkeypatch.setattr(gradients, "_sum_slacks", lambda: dict.fromkeys(module.bounds, 3.0))
+    source: Any = SimpleNamespace(widening=lambda *_: 1.0)
+    batch: Any = SimpleNamespace(total=5)
+    found = gradients.stds(batch, 2.0, source)
+    assert found == pytest.approx({name: 4 * std for name, std in clipped.stds(2.0, "global").items()})
+
+
+def test_checks_of_a_step_allow_for_long_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cotangent of an example, and the sum, may exceed their bounds by 1e-5 and by a pass: here a quarter."""
+    monkeypatch.setattr(LipschitzGradients, "_long_sums", lambda _: 0.25)
+    module, optimizer, loader = HELP["private"]()
+    seen: dict[str, float] = {}
+    flow, sums = checks.check_flow, checks.check_gradients
+    monkeypatch.setattr(checks, "check_flow", lambda *given: seen.update(limit=given[2]) or flow(*given))
+    monkeypatch.setattr(checks, "check_gradients", lambda *given: seen.update(slack=given[3]) or sums(*given))
+    x, y = next(iter(loader))
+    module.criterion(module(x), y).backward()
+    optimizer.step()
+    assert seen == pytest.approx({"limit": math.sqrt(2) * (1 + 1e-5 + 0.25), "slack": 1e-5 + 0.25}, rel=1e-9)
+
+
+def test_the_noise_of_a_step_is_the_row_of_its_number() -> None:
+    """Rows of steps that were left out are passed over, and no more."""
+    rows = iter(range(10))
+    source = NoiseSource(seed=0)
+    source._stream = SimpleNamespace(next=lambda *_: next(rows))
+    for step in (0, 1, 4):
+        source.begin_step(step)
+        assert source._draw("w", torch.zeros(1)) == step
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("batch", [1.0, 100.0, 4096.0])
 def test_what_sums_round_is_added(dtype: torch.dtype, batch: float) -> None:
@@ -202,6 +253,18 @@ def test_sums_that_rounding_lengthened_are_taken() -> None:
         checks.check_gradients({"w": 2 * (1 + longer)}, {"w": 1.0}, 2.0, slack, depth)
         with pytest.raises(checks.PrivacyError, match="bound for this batch"):
             checks.check_gradients({"w": 2 * (1 + 1.1 * longer)}, {"w": 1.0}, 2.0, slack, depth)
+
+
+def test_what_is_equal_to_its_limit_is_taken() -> None:
+    """Nothing foreign, a cotangent as long as its bound, as many clipped examples as were drawn, a clip at K."""
+    batch: Any = SimpleNamespace(examples=3)
+    checks.check_flow(checks.Flow(3, 0.0, 2.0), batch, 2.0)
+    checks.check_clipped(3, batch)
+    group = SimpleNamespace(name="both", parameters=("a", "b"), length=2.0)
+    for other, refused in ((2.0, False), (3.0, False), (1.9, True)):
+        module: Any = SimpleNamespace(clips=[group], bounds={"a": 2.0, "b": other})
+        with pytest.raises(checks.PrivacyError, match="has length") if refused else nullcontext():
+            checks.check_clips(module)
 
 
 def test_as_many_pieces_are_added_as_noise_covers() -> None:

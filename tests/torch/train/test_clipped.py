@@ -93,6 +93,13 @@ def assert_close(found: dict[str, Tensor], expected: dict[str, Tensor], toleranc
 # --- the gradients ---
 
 
+def test_the_normaliser_is_fixed() -> None:
+    """The engine divides noise by the first one: a smaller one would leave the sum too long for it."""
+    sums = ClippedGradients(nn.Linear(2, 2), 1.0, normaliser=8.0, per_example_loss=cross_entropy)
+    with pytest.raises(AttributeError):
+        sums.normaliser = 1.0  # type: ignore[misc]
+
+
 def test_flat_clipping_is_the_loop_of_the_papers() -> None:
     module, (x, y) = convolutions(), images(30)
     alone = looped(module, x, y, cross_entropy)

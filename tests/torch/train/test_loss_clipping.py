@@ -180,7 +180,7 @@ def test_the_gate_refuses_a_cotangent_above_the_clip(monkeypatch: pytest.MonkeyP
     module.gate.reset()
     monkeypatch.setattr("lipcompile_torch.train.module.clip_cotangents", lambda g, _: (g, torch.tensor(0)))
     module.criterion(module(x), y).backward()
-    with pytest.raises(checks.PrivacyError, match=r"but its bound is 0\.7"):
+    with pytest.raises(checks.PrivacyError, match=r"longer than its bound, 0\.7"):
         checks.check_flow(flow(module.gate), batch, limit)
 
 

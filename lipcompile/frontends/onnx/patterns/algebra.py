@@ -17,6 +17,7 @@ from typing import Protocol
 from lipcompile.frontends.onnx.context import Context
 from lipcompile.frontends.onnx.file.read import OFFICIAL_DOMAINS
 from lipcompile.frontends.onnx.node import OnnxNode
+from lipcompile.frontends.onnx.refused import DRAWS
 from lipcompile.frontends.onnx.sizes import has_batch
 from lipcompile.frontends.onnx.values import Known
 from lipcompile.ops.shape.onnx_read import is_copy
@@ -293,7 +294,7 @@ def _do_the_same(context: Context, left: OnnxNode, right: OnnxNode, first: int) 
 
 @dataclass(frozen=True, slots=True)
 class Same:
-    """What a pattern matches, and everywhere the very same tensor."""
+    """What a pattern matches, and everywhere the same tensor, which may be computed several times."""
 
     key: str
     pattern: Pattern
@@ -301,8 +302,41 @@ class Same:
     def match(self, context: Context, name: str, found: Found, /) -> Iterator[Found]:
         """Match the pattern, unless the name is bound to another tensor."""
         name = origin(context, name)
-        if found.get(self.key, name) == name:
+        if _is_same(context, str(found.get(self.key, name)), name):
             yield from self.pattern.match(context, name, {**found, self.key: name})
+
+
+def _is_same(context: Context, left: str, right: str, deep: int = DEEPEST) -> bool:
+    """Whether two tensors are one, or the same computation of the same tensors, of which none draws anew."""
+    left, right = origin(context, left), origin(context, right)
+    if left == right:
+        return True
+    stored, again = context.items.get(left), context.items.get(right)
+    if isinstance(stored, Known) and isinstance(again, Known):
+        return _is_sizes(stored, again)
+    one, other = maker(context, left), maker(context, right)
+    if (
+        one is None
+        or other is None
+        or not deep
+        or one.op_type != other.op_type
+        or one.op_type in (*DRAWS, "Dropout")
+    ):
+        return False
+    place, given = one.outputs.index(left), len(one.proto.input)
+    return (
+        other.outputs.index(right) == place
+        and given == len(other.proto.input)
+        and one.attributes == other.attributes
+        and all(_is_same(context, a, b, deep - 1) for a, b in zip(one.proto.input, other.proto.input, strict=True))
+    )
+
+
+def _is_sizes(left: Known, right: Known) -> bool:
+    """Whether two constants hold the same axes or sizes, or are one number: others may be two weights."""
+    import numpy as np
+
+    return np.array_equal(left.array, right.array) and (left.array.dtype.kind in "iub" or left.array.ndim == 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,6 +402,20 @@ class Single:
         value = number(context, name)
         if value is not None:
             yield from _fits(self.value, value, found)
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """A constant of one number, repeated; who reads it sees to it that it makes no tensor longer."""
+
+    key: str
+    value: Fraction
+
+    def match(self, context: Context, name: str, found: Found, /) -> Iterator[Found]:
+        """Bind the constant."""
+        item = context.items.get(name)
+        if isinstance(item, Known) and item.array.size and bool((item.array == float(self.value)).all()):
+            yield {**found, self.key: name}
 
 
 def _all(context: Context, patterns: Sequence[Pattern], names: Sequence[str], found: Found) -> Iterator[Found]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from lipcompile.core.graph import Value
 from lipcompile.core.record import AnyOp, NoAttributes, Shape
 from lipcompile.diagnostics import Refusal
+from lipcompile.frontends.onnx.constants import broadcast, plus_entries
 from lipcompile.frontends.onnx.context import Context, shape_of
 from lipcompile.frontends.onnx.file.memory import expect_array
 from lipcompile.frontends.onnx.layout import FIRST, Placed
@@ -17,13 +18,14 @@ from lipcompile.frontends.onnx.node import OnnxNode
 from lipcompile.frontends.onnx.patterns.algebra import HALF, ONE, Found, equal
 from lipcompile.frontends.onnx.values import Known
 from lipcompile.ops.activation.onnx_read import clip_bounds
-from lipcompile.ops.activation.rules import GELU, LeakyReLU
+from lipcompile.ops.activation.rules import ELU, GELU, LeakyReLU
 from lipcompile.ops.attention.dot_product import DotProduct
 from lipcompile.ops.merge.rules import SUM, Sum
 from lipcompile.ops.normalisation.rules import Center, OverAxes
 from lipcompile.ops.pool.onnx_read import pool_of, reduced_axes
 from lipcompile.ops.reduce.rules import Reduce
-from lipcompile.ops.shape.onnx_read import drop_probability, permute
+from lipcompile.ops.resample.rules import Pad
+from lipcompile.ops.shape.onnx_read import drop_probability, permute, reshape_to
 from lipcompile.ops.shape.rules import ClipNorm, Dropout, GroupedDropout
 from lipcompile.ops.softmax.rules import Softmax
 from lipcompile.ops.table import OP_BY_NAME
@@ -44,6 +46,9 @@ _ELEMENTWISE: Mapping[str, tuple[AnyOp, Any, Fraction]] = {
     "hard_swish": (OP_BY_NAME["hard_swish"], NoAttributes(), Fraction(1, 6)),
 }
 
+
+# Above it, torch's softplus of x is x.
+_STEEPEST = Fraction(20)
 
 # Bindings
 
@@ -86,7 +91,7 @@ def elementwise(name: str) -> Callable[[Context, OnnxNode, Found], Value | None]
 
     def build(context: Context, node: OnnxNode, found: Found) -> Value | None:
         factor, operand = _number(found, "c"), _tensor(context, found, "x")
-        if operand is None or not _is_gate(context, found):
+        if operand is None or not _is_gate(context, found) or not _fills(context, found, operand):
             return None
         usual = ONE if "sixths" in found else natural
         return _times(context, node, context.add(node, op, attributes, [operand]), factor / usual)
@@ -95,12 +100,47 @@ def elementwise(name: str) -> Callable[[Context, OnnxNode, Found], Value | None]
 
 
 def _is_gate(context: Context, found: Found) -> bool:
-    """Whether a bound Clip or HardSigmoid has the constants of the hard swish."""
+    """Whether a bound Clip or HardSigmoid has the constants of the hard swish, and a limit is that of softplus."""
     clip, sixths = _node(found, "clip"), _node(found, "sixths")
+    if _number(found, "threshold", _STEEPEST) < _STEEPEST:
+        return False
     if sixths is not None:
         slope, middle = sixths.number("alpha", Fraction(1, 5)), sixths.number("beta", HALF)
         return equal(slope, Fraction(1, 6)) and middle == HALF
     return clip is None or clip_bounds(context, clip) == (Fraction(0), Fraction(6))
+
+
+def _fills(context: Context, found: Found, operand: Value) -> bool:
+    """Whether bound constants of one number make the tensor no longer; raises Refusal if they are trained."""
+    for key in {"limit", "filling"} & found.keys():
+        known = context.items[str(found[key])]
+        assert isinstance(known, Known)
+        if (
+            broadcast([context.of_one_example(known, shape_of(operand)).array.shape, shape_of(operand)])
+            != operand.shape
+        ):
+            return False
+        if context.parameters.is_trained(known):
+            return False
+        context.parameters.hold(known)
+    return True
+
+
+def log_sigmoid(context: Context, node: OnnxNode, found: Found) -> Value | None:
+    """log σ(x) = -softplus(-x)."""
+    operand = _tensor(context, found, "x")
+    if operand is None:
+        return None
+    turned = _times(context, node, operand, -ONE, "_turned")
+    return _times(context, node, context.add(node, OP_BY_NAME["softplus"], NoAttributes(), [turned]), -ONE)
+
+
+def elu(context: Context, node: OnnxNode, found: Found) -> Value | None:
+    """x above zero, α·(e^x - 1) below."""
+    operand, alpha = _tensor(context, found, "x"), _number(found, "alpha")
+    if operand is None or not equal(alpha, -_number(found, "offset")) or not _fills(context, found, operand):
+        return None
+    return context.add(node, OP_BY_NAME["elu"], ELU(alpha), [operand])
 
 
 def quick_gelu(context: Context, node: OnnxNode, found: Found) -> Value | None:
@@ -116,7 +156,7 @@ def quick_gelu(context: Context, node: OnnxNode, found: Found) -> Value | None:
 def leaky_relu(context: Context, node: OnnxNode, found: Found) -> Value | None:
     """x above zero, slope·x below."""
     operand = _tensor(context, found, "x")
-    if operand is None:
+    if operand is None or not _fills(context, found, operand):
         return None
     return context.add(node, OP_BY_NAME["leaky_relu"], LeakyReLU(_number(found, "slope")), [operand])
 
@@ -202,10 +242,14 @@ def _norm(op: str) -> Callable[[Context, OnnxNode, Found], Value | None]:
         if operand is None or not axes or not _has_no_ceiling(found):
             return None
         limits = [limit if isinstance(limit := found.get(key), Fraction) else None for key in ("floor", "eps")]
-        if not any(limits):
+        inside = _number(found, "k")  # x/√(k·σ² + eps) = 1/√k · x/√(σ² + eps/k), as of unbiased variances
+        if not any(limits) or inside <= 0:
             return None
-        made = context.add(node, OP_BY_NAME[op], OverAxes(limits[0], limits[1], axes), [operand])
-        return _times(context, node, made, _number(found, "c"))
+        root, eps = (
+            (ONE, limits[1]) if equal(inside, ONE) else (Fraction(math.sqrt(inside)), (limits[1] or 0) / inside)
+        )
+        made = context.add(node, OP_BY_NAME[op], OverAxes(limits[0], eps, axes), [operand])
+        return _times(context, node, made, _number(found, "c") / root)
 
     return build
 
@@ -297,10 +341,12 @@ def pool_of_squares(context: Context, node: OnnxNode, found: Found) -> Value | N
 
 
 def scaled_root(context: Context, node: OnnxNode, found: Found) -> Value | None:
-    """c·√(k·Σx²) over axes, or of the mean."""
+    """c·√(k·Σx²) over axes, or of the mean; with an eps in the root, over none as well."""
     reduction, operand = _node(found, "sum"), _tensor(context, found, "x")
-    if reduction is None or operand is None:
+    if operand is None:
         return None
+    if reduction is None:
+        return _rooted(context, node, operand, found, ONE) if found.get("eps") else None  # √x² is |x|
     axes, keep = reduced_axes(context, reduction, shape_of(operand)), bool(reduction.integer("keepdims", 1))
     if not axes:
         return None
@@ -313,14 +359,28 @@ def scaled_root(context: Context, node: OnnxNode, found: Found) -> Value | None:
 
 
 def _rooted(context: Context, node: OnnxNode, made: Value, found: Found, share: Fraction) -> Value | None:
-    """Multiply by c·√(k·share)."""
-    inside = _number(found, "k") * share
-    if inside <= 0:
+    """c·√(k·share·y² + eps): a multiple of y without eps, else c·√(z² + eps) of a multiple z."""
+    inside, eps = _number(found, "k") * share, _number(found, "eps", Fraction(0))
+    if inside <= 0 or eps < 0:
         return None
-    factor = _number(found, "c")
-    if not equal(inside, ONE):
-        factor *= Fraction(math.sqrt(inside))
-    return _times(context, node, made, factor)
+    root = ONE if equal(inside, ONE) else Fraction(math.sqrt(inside))
+    if not eps:
+        return _times(context, node, made, _number(found, "c") * root)
+    inner = _times(context, node, made, root, "_inside")
+    return _times(context, node, _softened(context, node, inner, eps), _number(found, "c"))
+
+
+def _softened(context: Context, node: OnnxNode, operand: Value, eps: Fraction) -> Value:
+    """√(y² + eps) of each entry: the norm of y beside √eps."""
+    import numpy as np
+
+    if operand.shape is None:
+        return operand
+    entries = reshape_to(context, node, operand, (math.prod(operand.shape), 1), "_entries")
+    padded = context.add(node, OP_BY_NAME["pad"], Pad(((0, 1),)), [entries], "_beside")
+    beside = plus_entries(context, node, padded, np.array([0, math.sqrt(eps)], np.float32), "_eps")
+    norms = context.add(node, OP_BY_NAME["reduce_l2"], Reduce((1,), keep=False), [beside])
+    return reshape_to(context, node, norms, operand.shape, "_rooted")
 
 
 # Attention
@@ -372,9 +432,10 @@ def _seen(context: Context, found: Found, scores: Shape) -> Array | None:
         mask = _of_scores(context, found, "mask", scores)
         seen = mask == 0
         return seen if bool(((mask < -1e30) | seen).all()) else None
-    if "seen" in found:
-        hidden = _of_scores(context, found, "low", scores) < -1e30
-        return _of_scores(context, found, "seen", scores).astype(bool) if bool(hidden.all()) else None
+    if "low" in found:
+        seen = _of_scores(context, found, "seen" if "seen" in found else "hidden", scores).astype(bool)
+        is_low = bool((_of_scores(context, found, "low", scores) < -1e30).all())
+        return (seen if "seen" in found else ~seen) if is_low else None
     return np.ones(scores, dtype=bool)
 
 

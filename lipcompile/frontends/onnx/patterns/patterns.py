@@ -23,6 +23,7 @@ from lipcompile.frontends.onnx.patterns.algebra import (
     ONE,
     AnyOf,
     Constant,
+    Filled,
     Found,
     Op,
     Pattern,
@@ -39,8 +40,10 @@ from lipcompile.frontends.onnx.patterns.matched import (
     direction,
     dropped,
     elementwise,
+    elu,
     layer_norm,
     leaky_relu,
+    log_sigmoid,
     pool_of_squares,
     quick_gelu,
     rms_norm,
@@ -84,9 +87,9 @@ def squared(pattern: Pattern) -> Pattern:
     return times(pattern, pattern)
 
 
-def rooted(pattern: Pattern) -> Product:
-    """c·√(k·tensor)."""
-    return Product("c", ((times(pattern, factor="k"), HALF),))
+def rooted(pattern: Pattern) -> Pattern:
+    """c·√(k·tensor), or c·√(k·tensor + eps)."""
+    return Product("c", ((either(times(pattern, factor="k"), plus("eps", ("k", pattern))), HALF),))
 
 
 def either(*patterns: Pattern) -> AnyOf:
@@ -98,7 +101,13 @@ def either(*patterns: Pattern) -> AnyOf:
 
 ERF = Op("Erf", (times(X, factor=0.5**0.5),))
 CUBIC = either(plus(0, (1, X), (0.044715, times(X, X, X))), times(X, plus(1, (0.044715, squared(X)))))
-SOFTPLUS = either(Op("Softplus", (X,)), Op("Log", (plus(1, (1, Op("Exp", (X,)))),)))
+EXPONENTIAL_OF_X = Op("Exp", (X,))
+# Where x is large, torch's own softplus is x.
+SOFTPLUS = either(
+    Op("Softplus", (X,)),
+    Op("Log", (plus(1, (1, EXPONENTIAL_OF_X)),)),
+    Op("Where", (Op("Greater", (times(X), Single("threshold"))), X, times(Op("Softplus", (times(X),))))),
+)
 RELU6 = either(
     Op("Clip", (plus(3, (1, X)),), key="clip"),
     Op("Min", (Op("Relu", (plus(3, (1, X)),)), Single(Fraction(6))), commutes=True),
@@ -107,14 +116,16 @@ SIXTHS = Op("HardSigmoid", (X,), key="sixths")
 GATE = (2 / 3.141592653589793) ** 0.5
 # Where the example is above or below zero; at zero the choices agree.
 ZERO = Single(Fraction(0))
+LIMIT, FILLING = (either(ZERO, Filled(key, Fraction(0))) for key in ("limit", "filling"))
 POSITIVE = either(
-    *(Op(above, (X, ZERO)) for above in ("Greater", "GreaterOrEqual")),
-    *(Op(below, (ZERO, X)) for below in ("Less", "LessOrEqual")),
+    *(Op(above, (X, LIMIT)) for above in ("Greater", "GreaterOrEqual")),
+    *(Op(below, (LIMIT, X)) for below in ("Less", "LessOrEqual")),
 )
 NEGATIVE = either(
-    *(Op(below, (X, ZERO)) for below in ("Less", "LessOrEqual")),
-    *(Op(above, (ZERO, X)) for above in ("Greater", "GreaterOrEqual")),
+    *(Op(below, (X, LIMIT)) for below in ("Less", "LessOrEqual")),
+    *(Op(above, (LIMIT, X)) for above in ("Greater", "GreaterOrEqual")),
 )
+EXPONENTIAL_BELOW = plus("offset", ("alpha", EXPONENTIAL_OF_X))
 
 ACTIVATIONS: Mapping[str, tuple[Pattern, ...]] = {
     "gelu": (times(X, plus(1, (1, ERF)), factor="c"),),
@@ -122,7 +133,10 @@ ACTIVATIONS: Mapping[str, tuple[Pattern, ...]] = {
         times(X, plus(1, (1, Op("Tanh", (times(CUBIC, factor=GATE),)))), factor="c"),
         times(X, plus(1, (1, Op("Tanh", (times(X, plus(1, (0.044715, squared(X))), factor=GATE),)))), factor="c"),
     ),
-    "silu": (times(X, Op("Sigmoid", (X,)), factor="c"),),
+    "silu": (
+        times(X, Op("Sigmoid", (X,)), factor="c"),
+        over(X, plus(1, (1, Op("Exp", (times(X, factor=-1),))))),
+    ),
     "mish": (times(X, Op("Tanh", (SOFTPLUS,)), factor="c"),),
     "hard_swish": (times(X, RELU6, factor="c"), times(X, SIXTHS, factor="c")),
     "softsign": (over(X, plus(1, (1, Op("Abs", (X,))))),),
@@ -170,14 +184,13 @@ SIGNED_POOL = times(Op("Sign", (POOL,)), Op("Relu", (Op("Abs", (POOL,)),)))
 
 # Attention and softmax
 
+SCALED = times(Op("MatMul", (Tensor("q"), Tensor("kt"))), factor="scale")
 SCORES = either(
-    times(Op("MatMul", (Tensor("q"), Tensor("kt"))), factor="scale"),
+    SCALED,
     plus(0, ("scale", Op("MatMul", (Tensor("q"), Tensor("kt")))), (1, Constant("mask"))),
-    Op("Add", (times(Op("MatMul", (Tensor("q"), Tensor("kt"))), factor="scale"), Constant("mask")), commutes=True),
-    Op(
-        "Where",
-        (Constant("seen"), times(Op("MatMul", (Tensor("q"), Tensor("kt"))), factor="scale"), Constant("low")),
-    ),
+    Op("Add", (SCALED, Constant("mask")), commutes=True),
+    Op("Where", (Constant("seen"), SCALED, Constant("low"))),
+    Op("Where", (Constant("hidden"), Constant("low"), SCALED)),
 )
 WEIGHTS = Same("weights", Op("Softmax", (SCORES,), key="softmax"))
 SAFE_WEIGHTS = Op("Where", (Op("IsNaN", (WEIGHTS,)), Single(Fraction(0)), WEIGHTS))
@@ -206,15 +219,19 @@ SPELLINGS: Sequence[Spelling] = (
         for name, patterns in ACTIVATIONS.items()
         for pattern in patterns
     ),
-    Spelling(("Where",), Op("Where", (POSITIVE, X, ZERO)), elementwise("relu")),
-    Spelling(("Where",), Op("Where", (NEGATIVE, ZERO, X)), elementwise("relu")),
+    Spelling(("Where",), SOFTPLUS, elementwise("softplus")),
+    Spelling(("Log",), Op("Log", (Op("Sigmoid", (X,)),)), log_sigmoid),
+    Spelling(("Where",), Op("Where", (POSITIVE, X, FILLING)), elementwise("relu")),
+    Spelling(("Where",), Op("Where", (NEGATIVE, FILLING, X)), elementwise("relu")),
+    Spelling(("Where",), Op("Where", (POSITIVE, X, EXPONENTIAL_BELOW)), elu),
+    Spelling(("Where",), Op("Where", (NEGATIVE, EXPONENTIAL_BELOW, X)), elu),
     Spelling(("Where",), Op("Where", (POSITIVE, X, times(X, factor="slope"))), leaky_relu),
     Spelling(("Where",), Op("Where", (NEGATIVE, times(X, factor="slope"), X)), leaky_relu),
     Spelling(_QUOTIENT, times(X, FATE, factor="c"), dropped),
     Spelling(("Mul",), times(X, Op("Sigmoid", (times(X, factor="a"),)), factor="c"), quick_gelu),
     Spelling(("Log",), plus(0, (1, Op("Log", (plus(1, (1, Op("Exp", (X,)))),)))), elementwise("softplus")),
-    Spelling(_QUOTIENT, over(CENTRED, plus("eps", (1, VARIANCE)), -HALF), layer_norm),
-    Spelling(_QUOTIENT, over(X, plus("eps", (1, MEAN_SQUARE)), -HALF), rms_norm),
+    Spelling(_QUOTIENT, over(CENTRED, plus("eps", ("k", VARIANCE)), -HALF), layer_norm),
+    Spelling(_QUOTIENT, over(X, plus("eps", ("k", MEAN_SQUARE)), -HALF), rms_norm),
     *(Spelling(_QUOTIENT, over(CENTRED, divisor), layer_norm) for divisor in floored(VARIANCE)),
     *(Spelling(_QUOTIENT, over(X, divisor), rms_norm) for divisor in floored(MEAN_SQUARE)),
     Spelling(("Sub",), CENTRED, center),
@@ -225,6 +242,7 @@ SPELLINGS: Sequence[Spelling] = (
     Spelling(("Sqrt", "Pow"), rooted(Op("ReduceSum", (squared(X),), key="sum")), scaled_root),
     Spelling(("Sqrt", "Pow"), rooted(Op("ReduceMean", (squared(X),), key="sum")), scaled_root),
     Spelling(("Sqrt", "Pow"), rooted(Op("ReduceSumSquare", (X,), key="sum")), scaled_root),
+    Spelling(("Sqrt", "Pow"), rooted(squared(X)), scaled_root),
     Spelling(("Div",), over(EXPONENTIAL, Op("ReduceSum", (EXPONENTIAL,), key="sum")), softmax),
     Spelling(("MatMul",), Op("MatMul", (PLAIN_WEIGHTS, Tensor("v"))), attention),
     Spelling(("MatMul",), Op("MatMul", (Op("Dropout", (PLAIN_WEIGHTS,), key="dropout"), Tensor("v"))), attention),
