@@ -108,13 +108,13 @@ def number(expression: Any, known: dict[str, Any]) -> Any:
         term, index, *_ = extreme.args
         if not index.is_integer:
             name = sympy.Symbol(f"supremum_{place}")
-            found = supremum(partial(_with_index, term, known, index.name), mpmath.mpf)
+            found = supremum(partial(_inside, term, known, index.name), mpmath.mpf)
             expression, known = expression.xreplace({extreme: name}), {**known, name.name: found}
     names, program = compiled(expression)
     return mpmath.mpf(program(*(known[name] for name in names)))
 
 
-def _with_index(term: Any, known: dict[str, Any], index: str, value: Any) -> Any:
+def _inside(term: Any, known: dict[str, Any], index: str, value: Any) -> Any:
     return number(term, {**known, index: value})
 
 
