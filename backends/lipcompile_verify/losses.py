@@ -86,7 +86,8 @@ def _entropy(s: Any, radius: Real) -> Real:
         largest = most(largest, *(arc.square(middle, middle) for _, middle, _ in middles))
         halves = [half for low, middle, high in middles for half in ((low, middle), (middle, high))]
         parts = {half: arc.bound(*half) for half in halves}
-    return root(least(arc.square(zero, one), most(largest * (1 + CLOSE), *parts.values())))
+    above = least(arc.square(zero, one), most(largest * (1 + CLOSE), *parts.values()))
+    return root(Real(largest.lo, above.hi))
 
 
 def _gap(i: Real, classes: int, m: int) -> Real:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from fractions import Fraction
 from functools import lru_cache
-from math import floor
+from math import ceil, floor
 from typing import Any, NamedTuple
 
 from mpmath.ctx_iv import MPIntervalContext
@@ -15,7 +15,7 @@ from .document import require, spend
 
 MOST_PLACES = 2**20
 # Axes of so many outputs times entries are looked at pair by pair, with weights that are improved so often.
-MOST_PAIRED, STEPS = 400, 48
+MOST_PAIRED, STEPS = 400, 24
 Row = dict[int, Fraction]
 Reading = dict[int, int]  # the entry that each output reads through one tap
 Table = list[list[Any]]  # a number for each output and entry
@@ -101,6 +101,12 @@ def joint(
     return min(simple, *(_schur(read, share, size, out) for share in shares))
 
 
+def _five_digits(number: Fraction) -> Fraction:
+    """The next number of five decimal digits, with the margin of rounding that claims have; from 1 to 10^5."""
+    scale = Fraction(10) ** (5 - len(str(int(number))))
+    return ceil(number * (1 + Fraction(1, 2**30)) * scale) / scale
+
+
 def _schur(read: list[Reading], share: Fraction, size: int, out: int) -> Fraction:
     """The largest (A V)/V of all entries, for V = 1 or a better V: no eigenvalue of A, which is ≥ 0, is larger."""
     weights: Table = [[1] * size for _ in range(out)]
@@ -110,7 +116,7 @@ def _schur(read: list[Reading], share: Fraction, size: int, out: int) -> Fractio
         top = max(map(max, image))
         weights = [[float(entry / top) for entry in row] for row in image]
     exact = [[Fraction(entry) for entry in row] for row in weights]
-    return min(first, _largest_quotient(exact, _mapped(read, share, exact)))
+    return min(first, _five_digits(_largest_quotient(exact, _mapped(read, share, exact))))
 
 
 def _mapped(read: list[Reading], share: Fraction, weights: Table) -> Table:

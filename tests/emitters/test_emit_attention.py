@@ -222,7 +222,7 @@ def test_training_on_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     tokens = np.random.default_rng(0).integers(0, 11, (60, 7))
     options = "--epsilon 8 --delta 1e-3 --epochs 1 --batch-size 30 --accountant rdp --device cpu"
     command = ["train", str(model), "--data", str(data), "--output", str(tmp_path / "run"), *options.split()]
-    for wrong, message in ((tokens / 2, "integer type"), (tokens + 1, "rows 0 to 10")):
+    for wrong, message in ((tokens / 2, "integer type"), (tokens + 1, "0 … 10, the rows of the embedding")):
         np.savez(data, X=wrong, y=tokens[:, 0] % 3)
         assert run(command) == 2
         assert message in capsys.readouterr().err

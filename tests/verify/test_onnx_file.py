@@ -174,7 +174,7 @@ def test_a_changed_file_is_refused(change: str, tmp_path: Path) -> None:
         ({"input_norm": "1e999999999"}, "metadata"),
         ({"input_norm": "1/0"}, "metadata"),
         ({"loss": "hinge"}, "metadata"),
-        ({"lipschitz": "2.6"}, "metadata"),
+        ({"lipschitz": "2.0"}, "metadata"),
         ({"lipschitz": "nan"}, "metadata"),
         ({"input_norm": "3/2", "loss": "cross_entropy:temperature=0.7", "lipschitz": "inf"}, ""),
     ],
