@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from lipcompile_verify.windows import joint
 
 from lipcompile.analysis import changes as what_if
 from lipcompile.analysis.changes import Change, changes, dominating
@@ -116,14 +117,14 @@ BY_HAND = {
         math.sqrt(1 + 1 + 1.5**2) / 8,
     ),
     # An entry is read by (3, 2, 1) windows on an axis: κ = (3, 2, 1)·X.
-    "stride 2": (IMAGE, "c", "conv2d stride=2 instead of 1", math.sqrt(4 + 1)),
+    "stride 2": (IMAGE, "c", "conv2d stride=2 instead of 1", math.hypot(joint(6, 3, 3, 2, 1, (1, 1)), 1)),
     "stride 3": (IMAGE, "c", "conv2d stride=3 instead of 1: windows no longer overlap", math.sqrt(1 + 1)),
-    # The norm of the map is up to 3 times the Frobenius norm of its kernel.
+    # The norm of the map is up to the joint bound of the windows times the Frobenius norm of its kernel.
     "spectral for frobenius": (
         IMAGE.replace("padding=1", "padding=1, constraint=frobenius(1)"),
         "c.weight",
         "constraint=spectral(1) instead of frobenius(1)",
-        math.sqrt(9 + 1),
+        math.hypot(joint(6, 6, 3, 1, 1, (1, 1)), 1),
     ),
     # An entry is in (2, 1) windows on an axis: the pool stretches by (2, 1). Averages of 2×2 shrink by 1/2.
     "a narrow pool": (

@@ -113,10 +113,14 @@ def classifier(classes: int, smoothing: str) -> Graph:
 @pytest.mark.parametrize("classes", [2, 3, 10, 1000])
 @pytest.mark.parametrize("smoothing", ["0", "0.1", "0.9999999999"])
 def test_losses_of_few_and_of_many_classes(classes: int, smoothing: str) -> None:
-    """1 - 0.9999999999 is 8e-8 off, relatively, where it is computed in doubles."""
+    """1 - 0.9999999999 is 8e-8 off, relatively, where it is computed in doubles.
+
+    For logits near 0 and that target, p - q is 1e-4 of p at most, so that its square keeps fewer digits.
+    """
     graph = classifier(classes, smoothing)
     for norm in (1e-3, 1.0, 30.0, 800.0):
-        assert not below(graph, {"dense.weight": norm}) + loose(graph, {"dense.weight": norm})
+        margin = 1e-6 if norm < 1 and smoothing == "0.9999999999" else 1e-9
+        assert not below(graph, {"dense.weight": norm}) + loose(graph, {"dense.weight": norm}, margin=margin)
 
 
 def test_what_is_0_stays_0() -> None:

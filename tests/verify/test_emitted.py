@@ -310,10 +310,7 @@ def raised(name: str, member: ast.stmt, changed: ast.stmt) -> bool:
         if isinstance(a, ast.Constant) and isinstance(b, ast.Constant) and a.value != b.value
     ]
     return len(pairs) == 1 and all(
-        type(b) is float
-        and isinstance(a, float)
-        and a < b <= a * MAY_BE_LARGER.get(name, 0)
-        for a, b in pairs
+        type(b) is float and isinstance(a, float) and a < b <= a * MAY_BE_LARGER.get(name, 0) for a, b in pairs
     )
 
 
