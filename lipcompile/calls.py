@@ -310,14 +310,13 @@ def _emitted(
     from lipcompile.cli.shared.verdicts import verified
 
     if isinstance(model, str):
-        shaped = _shaped(model, example, options)
-        loaded = pipeline.load(model, shaped)
-        derivation = pipeline.derive(loaded, shaped)
+        options = _shaped(model, example, options)
+        loaded = pipeline.load(model, options)
     elif example is None:
         raise input_error("LIP023", "a torch module needs an example", "give a batch, or the shape of one example")
     else:
         loaded = pipeline.load_module(model, example, options)
-        derivation = pipeline.derive(loaded, options)
+    derivation = pipeline.derive(loaded, options)
     if not derivation.ok:
         raise InputError(derivation.diagnostics, derivation.source.text)
     for found in derivation.diagnostics:
