@@ -71,7 +71,8 @@ if TYPE_CHECKING:
 @click.option(
     "--correlation",
     metavar="KIND",
-    help="Correlate the noise from step to step: bands:16, blt, blt:4 (buffers); none: leave it independent.",
+    help="Correlate the noise from step to step: bands (their number suits the budget), bands:16, blt, "
+    "blt:4 (buffers), or none.",
 )
 @click.option(
     "--sampling",
@@ -233,8 +234,9 @@ def _correlation(text: str | None) -> dict[str, Any] | None:
     count = int(number) if number.isascii() and number.isdecimal() else 0
     if text == "none":
         return {}
-    if kind == "bands" and count:
-        return {"kind": "correlated", "bands": count}
-    if kind == "blt" and (count or not colon):
-        return {"kind": "blt", **({"buffers": count} if count else {})}
-    raise click.UsageError(f"--correlation: `{text}` is none of bands:N, blt, blt:N and none, N at least 1")
+    named = {"bands": ("correlated", "bands"), "blt": ("blt", "buffers")}.get(kind)
+    if named is None or (colon and not count):
+        raise click.UsageError(
+            f"--correlation: `{text}` is none of bands, bands:N, blt, blt:N and none, N at least 1"
+        )
+    return {"kind": named[0], **({named[1]: count} if count else {})}
