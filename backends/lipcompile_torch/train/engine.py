@@ -402,7 +402,8 @@ class PrivacyEngine:
         if wanted is None or isinstance(wanted, Strategy):
             return options
         budget = Budget(epsilon, delta, self.relation, self.accountant)
-        return options | {"correlation": with_bands(wanted, drawing, steps, budget)}
+        chosen: EngineOptions = {**options, "correlation": with_bands(wanted, drawing, steps, budget)}
+        return chosen
 
     def _prepare(
         self, data_loader: DataLoader[Any], steps: int | None, options: EngineOptions
