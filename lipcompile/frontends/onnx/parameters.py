@@ -234,7 +234,7 @@ class Parameters:
         return Constraint("spectral", _roomy(measured.bound), measured.method)
 
     def _ball(self, use: Use, array: Array, trainable: bool) -> Fraction:
-        """Return the bound of a bias or of tokens: by default room for the stored values, but at most 1; see `level`.
+        """Return the bound of a bias or of tokens: by default room for the stored values, up to 1; see `level`.
 
         A bias is added at P positions, with the norm √P·B in all. It always has room for a total of 1.
         """
