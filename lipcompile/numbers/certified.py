@@ -224,7 +224,8 @@ def _ends(x: Interval | int) -> tuple[Any, Any]:
 
 @lru_cache(1024)
 def _ends_of_whole(number: int) -> tuple[Any, Any]:
-    return _IV.mpf(number)._mpi_
+    ends: tuple[Any, Any] = _IV.mpf(number)._mpi_
+    return ends
 
 
 def _round_up(number: tuple[int, int, int, int]) -> float:

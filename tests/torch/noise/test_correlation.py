@@ -17,7 +17,7 @@ from lipcompile_torch.train.engine import SeededWarning
 from lipcompile_torch.train.ledger import read_ledger
 
 HELP = run_path(str(Path(__file__).parents[1] / "private_net.py"))
-Wide, backward = HELP["Wide"], HELP["backward"]
+Net, Wide, backward = HELP["Net"], HELP["Wide"], HELP["backward"]
 N, B = 64, 8  # 8 steps an epoch
 BANDED: dict[str, Any] = {"kind": "correlated", "bands": 4}
 BLT: dict[str, Any] = {"kind": "blt", "buffers": 2}
