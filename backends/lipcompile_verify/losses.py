@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from fractions import Fraction
+from functools import cache, lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
@@ -32,36 +33,37 @@ class _Arc:
         self.K, self.n, self.radius = classes, classes - 1, radius
         self.target = 1 - smoothing * Fraction(self.n, classes)
         self.rest, self.both = Fraction(self.n - 1, self.n), Fraction(classes, self.n)
+        self.root_rest, self.root_both = root(self.rest), root(self.both)
+        self.others = root(Fraction(self.n, max(self.n - 1, 1)))
+        self.parting = root(Fraction(self.n**3, max(self.n - 1, 1))) * self.rest
+        self.found = cache(lambda place: self.square(self.at(place, place)))  # ‖p - q‖² at one place
 
     def at(self, low: Fraction, high: Fraction) -> tuple[Real, ...]:
         """Enclose, for s = tan(arctan(a/b)/2) from low to high: a, b, J, 1 + (n-1)J, p_y and D of the proof."""
         sine = _from(2 * low / (1 + low**2), 2 * high / (1 + high**2))
         cosine = _from((1 - high**2) / (1 + high**2), (1 - low**2) / (1 + low**2))
         below, spread = self.radius * sine, self.radius * cosine
-        j = decay(root(Fraction(self.n, max(self.n - 1, 1))) * spread)
-        label = decay(root(self.both) * below + root(self.rest) * spread)
+        j = decay(self.others * spread)
+        label = decay(self.root_both * below + self.root_rest * spread)
         total = j * (self.n - 1) + 1
         return below, spread, j, total, label / (label + total), (1 - j) / total
 
-    def square(self, low: Fraction, high: Fraction) -> Real:
+    def square(self, place: tuple[Real, ...]) -> Real:
         """‖p - q‖²."""
-        *_, lowest, apart = self.at(low, high)
+        *_, lowest, apart = place
         missed, left = self.target - lowest, (1 - lowest) * apart
         return missed * missed * self.both + left * left * self.rest
 
     def bound(self, low: Fraction, high: Fraction) -> Real:
         """Bound ‖p - q‖² from one end by how fast it grows from there, from the other by how fast it falls."""
-        below, spread, j, total, lowest, apart = self.at(low, high)
+        below, spread, j, total, lowest, apart = part = self.at(low, high)
         pull = lowest * ((self.target - lowest) * self.both + (1 - lowest) * apart * apart * self.rest)
-        parting = (1 - lowest) * (root(Fraction(self.n**3, max(self.n - 1, 1))) * self.rest) * j / (total * total)
-        up = pull * root(self.both) * spread
-        down = (pull * root(self.rest) + parting) * apart * below
+        parting = (1 - lowest) * self.parting * j / (total * total)
+        up = pull * self.root_both * spread
+        down = (pull * self.root_rest + parting) * apart * below
         factor = (1 - lowest) * (real(4) / (1 + low**2)) * (high - low)
-        return least(
-            self.square(low, high),
-            self.square(low, low) + factor * (up - down),
-            self.square(high, high) + factor * (down - up),
-        )
+        rising, falling = self.found(low) + factor * (up - down), self.found(high) + factor * (down - up)
+        return least(self.square(part), rising, falling)
 
 
 def _from(low: Fraction, high: Fraction) -> Real:
@@ -70,24 +72,32 @@ def _from(low: Fraction, high: Fraction) -> Real:
 
 
 def _entropy(s: Any, radius: Real) -> Real:
-    """L_R of a vector of scaled norm R: parts of the arc that may hold more than what is found are halved."""
-    arc, zero, one = _Arc(s.K, s.label_smoothing, radius), Fraction(0), Fraction(1)
-    if s.K == 2:
-        return root(arc.square(one, one))
-    largest = most(arc.square(zero, zero), arc.square(one, one))
+    """L_R of a vector of scaled norm R."""
+    found, work = _largest(s.K, s.label_smoothing, radius.lo, radius.hi)
+    spend(work)
+    return found
+
+
+@lru_cache(256)
+def _largest(classes: int, smoothing: Fraction, *norm: Any) -> tuple[Real, int]:
+    """L_R, and the work that it takes: parts of the arc that may hold more than what is found are halved."""
+    arc, zero, one, work = _Arc(classes, smoothing, Real(*norm)), Fraction(0), Fraction(1), 0
+    if classes == 2:
+        return root(arc.found(one)), work
+    largest = most(arc.found(zero), arc.found(one))
     parts = {(zero, one): arc.bound(zero, one)}
     for _ in range(ROUNDS):
         close = largest * (1 + CLOSE)
         parts = {part: bound for part, bound in parts.items() if libmp.mpf_gt(bound.hi, close.hi)}
         if not parts or len(parts) > MOST_PARTS:
             break
-        spend(64 * len(parts))
+        work += 64 * len(parts)
         middles = [(low, (low + high) / 2, high) for low, high in parts]
-        largest = most(largest, *(arc.square(middle, middle) for _, middle, _ in middles))
+        largest = most(largest, *(arc.found(middle) for _, middle, _ in middles))
         halves = [half for low, middle, high in middles for half in ((low, middle), (middle, high))]
         parts = {half: arc.bound(*half) for half in halves}
-    above = least(arc.square(zero, one), most(largest * (1 + CLOSE), *parts.values()))
-    return root(Real(largest.lo, above.hi))
+    above = least(arc.square(arc.at(zero, one)), most(largest * (1 + CLOSE), *parts.values()))
+    return root(Real(largest.lo, above.hi)), work
 
 
 def _gap(i: Real, classes: int, m: int) -> Real:

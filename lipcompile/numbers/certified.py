@@ -11,10 +11,11 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import cache, reduce
+from functools import cache, lru_cache, reduce
 from operator import add
 from typing import Any
 
+from mpmath import libmp
 from mpmath.ctx_iv import MPIntervalContext
 
 from lipcompile.numbers import Coefficients, Count, Step
@@ -23,6 +24,7 @@ from lipcompile.numbers.step import then
 
 _IV: Any = MPIntervalContext()
 _IV.prec = 113
+_ZERO = _IV.zero._mpi_
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,28 +34,28 @@ class Interval:
     ends: Any
 
     def __add__(self, other: Interval | int) -> Interval:
-        return Interval(self.ends + _ends(other))
+        return _of_ends(libmp.mpi_add(_ends(self), _ends(other), _IV.prec))
 
     __radd__ = __add__
 
     def __sub__(self, other: Interval | int) -> Interval:
-        return Interval(self.ends - _ends(other))
+        return _of_ends(libmp.mpi_sub(_ends(self), _ends(other), _IV.prec))
 
     def __rsub__(self, other: int) -> Interval:
-        return Interval(other - self.ends)
+        return _of_ends(libmp.mpi_sub(_ends(other), _ends(self), _IV.prec))
 
     def __mul__(self, other: Interval | int) -> Interval:
-        right = _ends(other)
+        left, right = _ends(self), _ends(other)
         # Unknown means finite but unknown, so zero times unknown is zero (the library says [-∞, ∞]).
-        return Interval(_IV.zero) if _is_zero(self.ends) or _is_zero(right) else Interval(self.ends * right)
+        return _of_ends(_ZERO if _ZERO in (left, right) else libmp.mpi_mul(left, right, _IV.prec))
 
     __rmul__ = __mul__
 
     def __truediv__(self, other: Interval | int) -> Interval:
-        return Interval(self.ends / _ends(other))
+        return _of_ends(libmp.mpi_div(_ends(self), _ends(other), _IV.prec))
 
     def __rtruediv__(self, other: int) -> Interval:
-        return Interval(other / self.ends)
+        return _of_ends(libmp.mpi_div(_ends(other), _ends(self), _IV.prec))
 
     @property
     def upper(self) -> float:
@@ -211,13 +213,19 @@ def _is_one(number: Interval) -> bool:
     return bool(number.ends.a == 1 and number.ends.b == 1)
 
 
-def _is_zero(ends: Any) -> bool:
-    """Whether a number is exactly 0; comparing tuples is faster than comparing intervals."""
-    return bool(ends == 0 if isinstance(ends, int) else ends._mpi_ == _IV.zero._mpi_)
+def _of_ends(ends: tuple[Any, Any]) -> Interval:
+    return Interval(_IV.make_mpf(ends))
 
 
-def _ends(x: Interval | int) -> Any:
-    return x if isinstance(x, int) else x.ends
+def _ends(x: Interval | int) -> tuple[Any, Any]:
+    """Return both ends as the library's tuples: its operations on these are those of its classes, but faster."""
+    return _ends_of_whole(x) if isinstance(x, int) else x.ends._mpi_
+
+
+@lru_cache(1024)
+def _ends_of_whole(number: int) -> tuple[Any, Any]:
+    ends: tuple[Any, Any] = _IV.mpf(number)._mpi_
+    return ends
 
 
 def _round_up(number: tuple[int, int, int, int]) -> float:

@@ -554,12 +554,27 @@ def programs(draw: st.DrawFn) -> str:
     return "\n".join([*lines, f"loss {draw(loss)}"])
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(program=programs())
-def test_every_total_is_that_of_the_changed_model(program: str, tmp_path: Path) -> None:
-    found = changes(loaded(tmp_path, program))
+def assert_every_total(program: str, folder: Path) -> None:
+    found = changes(loaded(folder, program))
     told = [change for change in found if not change.place.endswith(" more") and "every" not in change.description]
     assert told
     for change in told:
-        graph = loaded(tmp_path, rewritten(program, change))
+        graph = loaded(folder, rewritten(program, change))
         assert certified(graph).total.upper == pytest.approx(change.total, rel=1e-13), change
+
+
+shared_folder = [HealthCheck.function_scoped_fixture]
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=shared_folder)
+@given(program=programs())
+def test_every_total_is_that_of_the_changed_model(program: str, tmp_path: Path) -> None:
+    """Some 200 changes: each kind of them many times."""
+    assert_every_total(program, tmp_path)
+
+
+@pytest.mark.nightly
+@settings(max_examples=300, deadline=None, suppress_health_check=shared_folder)
+@given(program=programs())
+def test_every_total_of_many_programs_is_that_of_the_changed_model(program: str, tmp_path: Path) -> None:
+    assert_every_total(program, tmp_path)

@@ -23,7 +23,7 @@ from lipcompile.ops.loss.rules import CrossEntropy
 from tests.attacks.graphs import random_graph
 from tests.certified import losses, uses
 from tests.networks import Network
-from tests.precise import REAL, below, claims, loose
+from tests.precise import REAL, below, claims, faults
 
 ORDINARY = (1e-17, 3.7e-15, 5e-9, 1e-3, 0.5, 1.0, 3.0, 30.0, 800.0)
 EXTREME = (0.0, 1e-300, 1e-200, *ORDINARY, 1e5, 1e17, 1e200, 1e300)
@@ -47,13 +47,13 @@ def everything(each: int, seed: int) -> Iterator[Graph]:
     return chain(uses(each, seed), losses(each, seed))
 
 
-def names(found: Iterator[Drawn], check: Callable[..., list[str]]) -> list[tuple[str, list[str]]]:
+def names(found: Iterator[Drawn], check: Callable[..., list[str]]) -> Iterator[tuple[str, list[str]]]:
     wrong = ((graph, norms, clip, check(graph, norms, clip)) for graph, norms, clip in found)
-    return [(f"{[n.op.name for n in g.nodes]} {g.loss} {u} {c} {g.input.norm}", w) for g, u, c, w in wrong if w]
+    return ((f"{[n.op.name for n in g.nodes]} {g.loss} {u} {c} {g.input.norm}", w) for g, u, c, w in wrong if w)
 
 
 def test_no_number_of_any_rule_is_below_it() -> None:
-    assert not names(drawn(everything(1, 0), EXTREME, 0), below)
+    assert not list(names(drawn(everything(1, 0), EXTREME, 0), below))
 
 
 def has_slope(graph: Graph) -> bool:
@@ -62,21 +62,21 @@ def has_slope(graph: Graph) -> bool:
 
 def test_numbers_of_ordinary_size_are_as_large_as_rounding_makes_them() -> None:
     continuous = filter(has_slope, everything(1, 1))
-    assert not names(drawn(continuous, ORDINARY, 1), lambda *case: below(*case) + loose(*case))
+    assert not list(names(drawn(continuous, ORDINARY, 1), faults))
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_random_graphs(seed: int) -> None:
     graph = random_graph(seed)
-    assert not names(drawn(iter([graph] * 3), EXTREME, seed), below)
+    assert not list(names(drawn(iter([graph] * 3), EXTREME, seed), below))
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(20))
 def test_many_uses(seed: int) -> None:
-    assert not names(drawn(everything(8, seed), EXTREME, seed), below)
+    assert not list(names(drawn(everything(8, seed), EXTREME, seed), below))
     continuous = filter(has_slope, everything(8, seed))
-    assert not names(drawn(continuous, ORDINARY, seed), lambda *case: below(*case) + loose(*case))
+    assert not list(names(drawn(continuous, ORDINARY, seed), faults))
 
 
 def activated(op: str, attributes: object, norm: float) -> Graph:
@@ -120,7 +120,7 @@ def test_losses_of_few_and_of_many_classes(classes: int, smoothing: str) -> None
     graph = classifier(classes, smoothing)
     for norm in (1e-3, 1.0, 30.0, 800.0):
         margin = 1e-6 if norm < 1 and smoothing == "0.9999999999" else 1e-9
-        assert not below(graph, {"dense.weight": norm}) + loose(graph, {"dense.weight": norm}, margin=margin)
+        assert not faults(graph, {"dense.weight": norm}, margin=margin)
 
 
 def test_what_is_0_stays_0() -> None:
@@ -139,4 +139,4 @@ def test_what_is_0_stays_0() -> None:
 def test_rounding_to_nearest_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """A mutation: without the steps outward, numbers are below the rules."""
     monkeypatch.setattr(intervals, "nextafter", lambda x, _: x)
-    assert names(drawn(everything(1, 0), ORDINARY, 0), below)
+    assert any(names(drawn(everything(1, 0), ORDINARY, 0), below))

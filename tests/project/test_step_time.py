@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +16,37 @@ ROOT = Path(__file__).parents[2]
 CONTESTANTS = ("relu", "same layers", "optimal", "correlated")
 
 
-def run(file: Path, *options: str) -> str:
-    """Time the smallest network there is, in batches of 8."""
-    command = [sys.executable, "-m", "benchmarks.step_time", "--networks", "tiny", "--batches", "8"]
-    command += ["--contestants", *CONTESTANTS, "--threads", "1", "--steps", "2", "--turn-seconds", "0.01"]
-    command += ["--json", str(file), *options]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stderr
-    assert not done.stderr  # progress is for terminals
-    return done.stdout
+def arguments(file: Path, *options: str) -> list[str]:
+    """Of the smallest network there is, in batches of 8."""
+    tiny = ["--networks", "tiny", "--batches", "8", "--contestants", *CONTESTANTS, "--threads", "1"]
+    return [*tiny, "--steps", "2", "--turn-seconds", "0.01", "--json", str(file), *options]
 
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("step_time") / "steps.json"
-    run(path, "--rounds", "3")
+    command = [sys.executable, "-m", "benchmarks.step_time", *arguments(path, "--rounds", "3")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr  # progress is for terminals
     return path
+
+
+@pytest.fixture
+def run(
+    own_benchmarks: None,  # noqa: ARG001
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Callable[..., str]:
+    """The command in this process, where it has nothing to measure."""
+    main = import_module("benchmarks.step_time").main
+
+    def called(file: Path, *options: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["step_time", *arguments(file, *options)])
+        main()
+        return capsys.readouterr().out
+
+    return called
 
 
 def rows(**walls: list[float]) -> dict[str, Any]:
@@ -56,7 +73,9 @@ class TestStepTime:
             assert min(row["wall"]) > 0
             assert row["peak"] > 0
 
-    def test_tables_come_from_the_file_and_judge_by_the_worst_case(self, file: Path) -> None:
+    def test_tables_come_from_the_file_and_judge_by_the_worst_case(
+        self, file: Path, run: Callable[..., str]
+    ) -> None:
         found = json.loads(file.read_text(encoding="utf-8"))
         found["cells"]["mlp 512"] = rows(
             relu=[1.0, 1.0, 1.0], same_layers=[1.0, 2.0, 1.0], optimal=[1.2, 2.8, 1.3], ghost=[2.4, 5.6, 2.6]
@@ -73,6 +92,6 @@ class TestStepTime:
         assert "0.64" in text  # seven letters over eleven
         assert "mlp 512 hooks: out of memory at 7 MiB" in text
 
-    def test_files_of_other_settings_are_not_continued(self, file: Path) -> None:
-        with pytest.raises(AssertionError, match="other settings: rounds"):
+    def test_files_of_other_settings_are_not_continued(self, file: Path, run: Callable[..., str]) -> None:
+        with pytest.raises(SystemExit, match="other settings: rounds"):
             run(file, "--rounds", "4", "--resume")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
+from copy import copy
 from fractions import Fraction
 from hashlib import sha256
 from math import inf
@@ -45,11 +45,11 @@ def at(value: Any, place: Place) -> Any:
 
 
 def put(value: Any, place: Place, new: Any) -> Any:
-    """Return the document with something else there."""
+    """Return the document with something else there: a copy along the way, the rest is shared."""
     if not place:
         return new
-    changed = deepcopy(value)
-    at(changed, place[:-1])[place[-1]] = new
+    changed = copy(value)
+    changed[place[0]] = put(value[place[0]], place[1:], new)
     return changed
 
 

@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -126,13 +127,13 @@ def test_examples(name: str) -> None:
 
 
 def test_every_op_and_loss() -> None:
-    found: dict[str, str] = {}
+    found = set()
     for graph in (*uses(1), *losses(1)):
         one = of_graph(graph)
         if one is not None:
-            found |= {node["op"]: one.refusal() for node in one.document["graph"]["nodes"]}
+            found |= {node["op"] for node in one.document["graph"]["nodes"]}
             assert one.refusal() == "", one.document["graph"]["nodes"]
-    assert found.keys() >= {*spelling.NODES, *spelling.LAYERS}
+    assert found >= {*spelling.NODES, *spelling.LAYERS}
 
 
 # Pools of 7 by 6, and what is written of the padding that divisors count: nothing if that is all of it.
@@ -287,7 +288,7 @@ def test_small_changes_are_refused(body: str, tmp_path: Path) -> None:
         place, before = found.body.index(member), ast.dump(member)
         for index in range(sum(1 for _ in changes(member))):
             changed = found.body[place] = copy.deepcopy(member)
-            what, change = list(changes(changed))[index]
+            what, change = next(islice(changes(changed), index, None))
             change()
             if ast.dump(changed) != before:
                 tried += 1

@@ -16,6 +16,8 @@ import pytest
 ROOT = Path(__file__).parents[3]
 (MODULE,) = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["ext-modules"]
 KERNELS = ROOT / "backends/lipcompile_torch/native/kernels"
+SOURCES = [ROOT / source for source in MODULE["sources"]]
+HEADERS = sysconfig.get_path("include")
 FLAGS = [*MODULE["extra-compile-args"], "-Wall", "-Wextra", "-Werror", f"-I{KERNELS}"]
 
 # What runs a program that a compiler makes, and how it is linked for that.
@@ -40,23 +42,32 @@ def run(*command: str | Path) -> str:
     return done.stdout
 
 
-def test_native_code_compiles_without_a_warning(compiler: str, tmp_path: Path) -> None:
-    """With Python's headers, those of this machine: nothing is linked."""
-    headers = sysconfig.get_path("include")
-    if not Path(headers, "Python.h").exists():
+@cache
+def compiled(compiler: str, source: Path) -> bytes:
+    """The object file of a source, without a warning. Headers of Python are those of this machine."""
+    with TemporaryDirectory() as folder:
+        made = Path(folder, "object.o")
+        run(find(compiler), *FLAGS, "-fPIC", f"-I{HEADERS}", "-c", source, "-o", made)
+        return made.read_bytes()
+
+
+def test_native_code_compiles_without_a_warning(compiler: str) -> None:
+    if not Path(HEADERS, "Python.h").exists():
         pytest.skip("there are no headers of Python")
-    for source in MODULE["sources"]:
-        run(find(compiler), *FLAGS, "-fPIC", f"-I{headers}", "-c", ROOT / source, "-o", tmp_path / "object.o")
+    for source in SOURCES:
+        compiled(compiler, source)
 
 
 @cache
 def bits(compiler: str) -> str:
     """What `kernels.c` prints, compiled by this."""
-    sources = [source for source in sorted(KERNELS.glob("*.c")) if source.name != "module.c"]
+    kernels = [source for source in SOURCES if source.name != "module.c"]
     with TemporaryDirectory() as folder:
-        program = Path(folder, "kernels")
-        driver = Path(__file__).with_name("kernels.c")
-        run(find(compiler), *FLAGS, *sources, driver, "-o", program, *LINKED.get(compiler, []), "-lm")
+        program, objects = Path(folder, "program"), []
+        for source in (*kernels, Path(__file__).with_name("kernels.c")):
+            objects.append(Path(folder, f"{source.stem}.o"))
+            objects[-1].write_bytes(compiled(compiler, source))
+        run(find(compiler), *FLAGS, *objects, "-o", program, *LINKED.get(compiler, []), "-lm")
         return run(*map(find, RUNNERS[compiler]), program)
 
 
