@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from unittest.mock import patch
 
 import torch
-from lipcompile_privacy.factorisation import planned_strategy
+from lipcompile_privacy.factorisation import BandedToeplitz, Cyclic, planned_strategy
 from lipcompile_torch import ClipGroup, PrivacyEngine, layers
 from lipcompile_torch.distributed import Processes
 from lipcompile_torch.noise.processor import KEY_BYTES
@@ -346,6 +346,12 @@ def one_rank_asks_for_less_noise() -> str:
     return message(lambda: Training(noise_multiplier=1.0 + dist.get_rank()))
 
 
+def one_rank_correlates_its_noise_differently() -> str:
+    """Each parameter alone would be covered, but not two at once: their worst steps are others."""
+    strategy = BandedToeplitz((1.0, 0.9, 0.8)[: 3 - dist.get_rank()], SIZE // BATCH, Cyclic(3))
+    return message(lambda: Training(correlation=strategy, max_steps=strategy.steps))
+
+
 def the_disk_is_full(folder: Path) -> dict[str, Any]:
     training = after_backward(ledger=folder / "full.jsonl")
     with patch("os.fsync", side_effect=OSError(28, "No space left on device")):
@@ -541,6 +547,7 @@ def scenarios(folder: Path) -> dict[str, Callable[[], Any]]:
         "given up": one_rank_gives_up_its_batch,
         "loaded": one_rank_loads_weights,
         "unequal": one_rank_asks_for_less_noise,
+        "strategies": one_rank_correlates_its_noise_differently,
         "full": partial(the_disk_is_full, folder),
         "wrappers": refused_wrappers,
         "unsummed": shards_that_are_not_summed,

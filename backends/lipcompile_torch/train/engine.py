@@ -348,7 +348,7 @@ class PrivacyEngine:
     def _agree(self, loader: PrivateLoader, sigma: float, max_steps: int | None, options: EngineOptions) -> None:
         """Refuse, with RankError, another plan on another process."""
         plan = {
-            "noise": (sigma, options.get("noise"), options.get("secure"), options.get("seed")),
+            "noise": (sigma, *map(options.get, ("noise", "secure", "seed", "correlation"))),
             "batches": (loader.size, loader.batch_size, loader.max_physical_batch, loader.scheme.drawing),
             "accounting": (self.relation, self.accountant, max_steps),
         }
@@ -390,7 +390,9 @@ class PrivacyEngine:
         _check_names(options)
         seed, limit, wanted = options.get("seed"), options.get("max_physical_batch"), options.get("correlation")
         per_epoch = drawing_of(data_loader).steps_per_epoch
-        strategy = None if wanted is None else chosen_strategy(wanted, steps, per_epoch)
+        strategy = None
+        if wanted is not None:  # one for all: no theorem covers parameters whose noise is correlated differently
+            strategy = self.world.first("correlate the noise", lambda: chosen_strategy(wanted, steps, per_epoch))
         sampling, groups = sampling_for(strategy, options.get("sampling"))
         drawing = drawing_of(data_loader, sampling, groups)
         seed = None if seed is None else seed + 1

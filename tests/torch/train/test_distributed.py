@@ -439,6 +439,7 @@ def test_a_sum_that_was_refused_is_not_summed_again(run: Run) -> None:
         ("given up", "every rank must take every batch"),
         ("loaded", "different weights"),
         ("unequal", "different noise"),
+        ("strategies", "different noise"),
         ("fault sampling", "different batches"),
         ("fault share", "all ranks together received"),
     ],
