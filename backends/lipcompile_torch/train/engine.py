@@ -106,12 +106,17 @@ class PrivacyEngine:
         neighbours: str = "add_remove",
     ) -> None:
         self.accountant: Accountant = accountant
-        self.relation = _relation(neighbours)
+        self._relation = _relation(neighbours)
         check_supported({}, 0.5, self.relation, accountant)
         self.world = current_world()
         self.ledger: Ledger | None = None
         self._path = ledger
         self._planned: list[PrivateOptimizer] = []
+
+    @property
+    def relation(self) -> NeighbouringRelation:
+        """The neighbouring relation, which the ledger is kept under."""
+        return self._relation
 
     def make_private(
         self,
