@@ -222,6 +222,22 @@ def test_cross_entropy_of_two_classes_is_a_logistic_function() -> None:
     assert isclose(found, 2 * sqrt(2) / (1 + exp(-sqrt(2) * 6)), rel_tol=1e-14)
 
 
+@pytest.mark.parametrize("weights", [["1/2", "3"], ["3", "0"]])
+def test_the_largest_weight_of_a_class_multiplies_the_loss(weights: list[str]) -> None:
+    """A class of weight 0 counts for nothing; two classes as above, of length 3."""
+    loss = {"name": "cross_entropy", "attributes": ENTROPY | {"class_weights": weights}}
+    found = derived([2], [node("i", "identity", "x", [2])], {}, loss, norm="3").loss.upper()
+    assert isclose(found, 3 * sqrt(2) / (1 + exp(-sqrt(2) * 3)), rel_tol=1e-14)
+
+
+def test_tokens_share_the_norm_of_the_logits() -> None:
+    """Four pairs of logits of length 1/2 each, so of 1 together; one alone could have the length 1."""
+    loss = {"name": "token_cross_entropy", "attributes": ENTROPY | {"reduce": "sum", "ignore": None}}
+    found = derived([4, 2], [node("i", "identity", "x", [4, 2])], {}, loss, norm="1").loss.upper()
+    attained, alone = (2 * sqrt(2) / (1 + exp(-sqrt(2) * length)) for length in (0.5, 1.0))
+    assert attained <= found < alone
+
+
 def test_attention_of_even_weights() -> None:
     roles = {role: f"a.{role}" for role in ("query", "key", "value", "output")}
     nodes = [
