@@ -143,7 +143,7 @@ def test_what_borders_leave_out_by_hand() -> None:
 
 
 def test_long_axes_are_bounded_by_counts_alone() -> None:
-    """Up to 400 pairs of an output and an entry count as short. By strides of 2, three taps read an entry twice."""
+    """Of more than 400 pairs of an output and an entry. By strides of 2, three taps read an entry twice."""
     assert attained(line(20, 3, padding=1)) <= overlap_axis(Window(20, 3, 1, 1, (1, 1))) < 3
     assert overlap_axis(Window(21, 3, 1, 1, (1, 1))) == 3
     assert overlap_axis(Window(64, 3, 2, 1, (0, 0))) == 2
