@@ -404,7 +404,7 @@ def test_rows_that_are_counted_as_orthogonal_are_broken(tmp_path: Path, monkeypa
 def turning(tmp_path: Path) -> LipschitzModule:
     """Two layers that turn and stretch alike, by 3 and 2: every constant is attained."""
     layers = "dense(2, constraint=spectral(4)); dense(2, constraint=spectral(4))"
-    module = emitted(tmp_path, f"input x: tensor[2], norm <= 9; {layers}; {CROSS_ENTROPY}")
+    module: LipschitzModule = emitted(tmp_path, f"input x: tensor[2], norm <= 9; {layers}; {CROSS_ENTROPY}")
     module.load_state_dict({"dense.weight": 3 * torch.eye(2), "dense_2.weight": 2 * torch.eye(2)})
     return module
 
