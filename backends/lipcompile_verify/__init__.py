@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from .check import Problem, Verdict, verify
+from .check import Problem, Verdict, steepness, verify
 
-__all__ = ["Problem", "Verdict", "verify"]
+__all__ = ["Problem", "Verdict", "steepness", "verify"]

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from .derive import Derivation, RuleError
+from .derive import Derivation, RuleError, last_dense
 from .disjoint_parts import bound, hypotenuse
 from .document import MalformedError, canonical, fields, of_kind, parse, require
 from .intervals import INFINITE, Real, least, real, root, total
+from .rules import OPS
 
 CERTIFICATE = "schema:text versions:object source:object graph:object graph_sha256:text steps:object totals:object"
 STEPS = "forward:object* loss:object backward:object* parameters:object*"
@@ -71,6 +72,34 @@ def verify(document: Mapping[str, Any]) -> Verdict:
     return verdict
 
 
+def steepness(document: Mapping[str, Any], norms: Mapping[str, float]) -> float:
+    """Derive the Lipschitz constant in the input of what the last dense layer reads, or else of the output.
+
+    Args:
+        document: a certificate, of which the graph alone is used, and the claims that are proved here.
+        norms: upper bounds of the norms of the parameters as they are, in place of those of their constraints, by
+            name: of a weight, that of its layer's map.
+
+    Raises:
+        MalformedError: no constant is derived from this graph.
+    """
+    graph, parameters = document["graph"], {}
+    for node in graph["nodes"]:
+        for role, name in node["parameters"].items():
+            kind = OPS[node["op"]].roles[role].kinds.partition("|")[0]  # of a map: spectral
+            norm = {"constraint": kind, "bound": None if kind == "free" else str(Fraction(norms[name]))}
+            parameters[name] = {**graph["parameters"][name], **norm}
+    found = Derivation({**graph, "parameters": parameters}, _conditions(document["steps"]["forward"]))
+    last = last_dense(graph)
+    return found.lipschitz(graph["output"] if last is None else last["inputs"][0]).upper()
+
+
+def _conditions(steps: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """Return the conditions that the nodes are claimed to meet."""
+    claimed = {str(step.get("node")): step.get("conditions") for step in steps}
+    return {name: found for name, found in claimed.items() if isinstance(found, dict)}
+
+
 class Claims:
     """Compares the claims of a certificate, one by one, with a derivation of its graph."""
 
@@ -82,8 +111,7 @@ class Claims:
         require(digest == d.graph_sha256, f"the graph has the hash {digest}, claimed {d.graph_sha256:.99}")
         fields(d.versions, "lipcompile:text"), fields(d.source, "name:text format:text sha256:text?")
         self.steps = fields(d.steps, STEPS)
-        conditions = {str(step.get("node")): step.get("conditions") for step in self.steps.forward}
-        self.found = Derivation(d.graph, {name: c for name, c in conditions.items() if isinstance(c, dict)})
+        self.found = Derivation(d.graph, _conditions(self.steps.forward))
 
     def check(self) -> None:
         """Check all claims, and say what was derived."""

@@ -66,6 +66,10 @@ class Derivation:
         self.gradient = self._gradients(self.cotangent)
         self.gradient_unclipped = self._gradients(self.unclipped) if clips else self.gradient
 
+    def lipschitz(self, value: str) -> Real:
+        """Return the Lipschitz constant of a value in the input."""
+        return bound(self._sweep(real(1), False, value)[self.graph.input.name])
+
     def _groups(self) -> list[SimpleNamespace]:
         """Return the groups that the backward pass clips, each with its parameters and C."""
         groups = [fields(group, CLIP) for group in self.graph.clips or ()]
@@ -196,11 +200,11 @@ class Derivation:
         logits(s, self.shapes[self.graph.output], LOSSES[loss.name].logits)
         return real(LOSSES[loss.name].bound(s, self.extents[self.graph.output]))
 
-    def _sweep(self, seed: Real, clips: bool) -> dict[str, Form]:
-        """Carry a cotangent, or a slope, from the output to the input: the form of each value."""
+    def _sweep(self, seed: Real, clips: bool, value: str | None = None) -> dict[str, Form]:
+        """Carry a cotangent, or a slope, from the output or another value to the input: the form of each value."""
         received: dict[str, list[Form]] = {name: [] for name in self.shapes}
         slices: dict[str, list[tuple[SimpleNamespace, Form]]] = {name: [] for name in self.shapes}
-        received[self.graph.output].append({(): seed})
+        received[value or self.graph.output].append({(): seed})
         operands, forms = [len(node.inputs) for node in self.nodes.values()], dict[str, Form]()
         for index, node in reversed([*enumerate(self.nodes.values())]):
             sliced = node.op == "slice"
@@ -245,3 +249,13 @@ def _settled(received: list[Form], slices: list[tuple[SimpleNamespace, Form]], o
 
 
 derive = Derivation
+
+
+def last_dense(graph: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the dense node that makes several logits, up to constants; None if none does."""
+    nodes, name = {node["name"]: node for node in graph["nodes"]}, graph["output"]
+    while name in nodes and nodes[name]["op"] in ("bias", "clip_gradient"):
+        name = nodes[name]["inputs"][0]
+    found = nodes.get(name)
+    several = found is not None and found["op"] == "dense" and len(found["shape"]) == 1 and found["shape"][0] > 1
+    return found if several else None

@@ -22,6 +22,7 @@ from fractions import Fraction
 from itertools import islice, zip_longest
 from typing import Any
 
+from .derive import last_dense
 from .document import ForeignError, canonical, parse
 from .spelling import HOLDERS, LAYERS, NODES, Use, clip, rounded, written
 
@@ -298,17 +299,10 @@ class _File:
         if "noise_strategy" in self.members:  # its sensitivity is computed by the runtime, whatever it says
             ast.literal_eval(self._assigned("noise_strategy"))
         if "slope" in self.members:
-            self._literal("last_dense", repr(self._last_dense()))
+            last = last_dense(self.graph)
+            layer = None if last is None else last["parameters"]["weight"].removesuffix(".weight")
+            self._literal("last_dense", repr(layer))
             _check_pure(self._method("slope", "self, u: dict[str, num.Number]", "num.Number"))
-
-    def _last_dense(self) -> str | None:
-        """Return the layer that makes several logits, up to constants."""
-        nodes, name = {node["name"]: node for node in self.graph["nodes"]}, self.graph["output"]
-        while name in nodes and nodes[name]["op"] in ("bias", "clip_gradient"):
-            name = nodes[name]["inputs"][0]
-        if name not in nodes or nodes[name]["op"] != "dense" or len(nodes[name]["shape"]) != 1:
-            return None
-        return None if nodes[name]["shape"][0] < 2 else nodes[name]["parameters"]["weight"].removesuffix(".weight")
 
     # Members of the class: each is taken once
 

@@ -174,7 +174,7 @@ def _schur(taps: Sequence[Sequence[Pair]], window: Window, share: int) -> Iterat
         largest = max(mapped.values())
         weights = {place: weight / largest for place, weight in mapped.items() if weight}
     exact = {place: int(weight * 2.0**200) + 1 for place, weight in weights.items()}
-    # A double more than enough: a checker that does more steps finds less.
+    # Up to five digits with a margin, as the verifier does: the last bits of weights may differ between the two.
     yield round_up(_largest_ratio(taps, exact, share) * Fraction(1.0 + 2.0**-30), 5)
 
 

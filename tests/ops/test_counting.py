@@ -25,6 +25,7 @@ from lipcompile.ops.counting import (
     overlap,
     overlap_axis,
     reads,
+    refuse_padding,
     taps,
     windows_of,
 )
@@ -139,6 +140,20 @@ def test_what_borders_leave_out_by_hand() -> None:
     assert overlap_axis(Window(1, 3, 1, 1, (2, 2), "replicate")) == 9
     assert overlap_axis(Window(6, 3, 1, 1, (1, 1), "circular")) == 3
     assert overlap_axis(Window(224, 3, 1, 1, (1, 1))) == 3
+
+
+def test_long_axes_are_bounded_by_counts_alone() -> None:
+    """Of more than 400 pairs of an output and an entry. By strides of 2, three taps read an entry twice."""
+    assert attained(line(20, 3, padding=1)) <= overlap_axis(Window(20, 3, 1, 1, (1, 1))) < 3
+    assert overlap_axis(Window(21, 3, 1, 1, (1, 1))) == 3
+    assert overlap_axis(Window(64, 3, 2, 1, (0, 0))) == 2
+
+
+def test_circular_padding_may_hold_every_entry_once_more_on_each_side() -> None:
+    refuse_padding(3, (3, 3), "circular", 0)
+    assert copies(3, (3, 3), "circular") == 3
+    with pytest.raises(Refusal, match="more than once"):
+        refuse_padding(3, (0, 4), "circular", 0)
 
 
 @pytest.mark.parametrize(

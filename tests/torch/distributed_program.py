@@ -17,12 +17,13 @@ from typing import Any, ClassVar
 from unittest.mock import patch
 
 import torch
-from lipcompile_privacy.factorisation import planned_strategy
+from lipcompile_privacy.factorisation import BandedToeplitz, Cyclic, planned_strategy
 from lipcompile_torch import ClipGroup, PrivacyEngine, layers
 from lipcompile_torch.distributed import Processes
 from lipcompile_torch.noise.processor import KEY_BYTES
 from lipcompile_torch.sharding import add_sum_, is_shard
 from lipcompile_torch.train.checkpoint import read_checkpoint, restore, save_checkpoint
+from lipcompile_torch.train.gradient_watch import GradientWatch
 from lipcompile_torch.train.loss_clipping import AdaptiveClip
 from lipcompile_torch.train.module import LipschitzModule
 from lipcompile_torch.train.reduction import Reduction
@@ -291,9 +292,27 @@ def shards_of_others() -> str:
 
 
 def a_gradient_written_on_all_ranks() -> list[str]:
-    training = after_backward(kind="fsdp")  # whose gradients are not watched
+    training = after_backward(kind="fsdp")
     training.inner.outer.weight.grad.add_(1e3)
-    return [message(training.optimizer.step), message(training.optimizer.step)]
+    with patch.object(GradientWatch, "check"):  # which would refuse it before it is summed
+        return [message(training.optimizer.step), message(training.optimizer.step)]
+
+
+def one_rank_changes_its_shards(net: Any, when: str) -> str:
+    """By less than any bound forbids, before the last backward pass over a batch or behind it."""
+    training = Training("fsdp", net, seed=7)
+    x, y = next(iter(training.loader))
+    own = [p for p in training.inner.parameters() if dist.get_rank() == 1]
+    training.backward(x, y)
+    change(own, "before" in when)
+    training.backward(x[:0], y[:0])
+    change(own, "behind" in when)
+    return message(training.optimizer.step)
+
+
+def change(parameters: list[Any], now: bool) -> None:
+    for parameter in parameters if now else ():
+        parameter.grad.mul_(0.5)
 
 
 def a_second_sum_over_ranks(kind: str) -> str:
@@ -325,6 +344,12 @@ def one_rank_loads_weights() -> str:
 
 def one_rank_asks_for_less_noise() -> str:
     return message(lambda: Training(noise_multiplier=1.0 + dist.get_rank()))
+
+
+def one_rank_correlates_its_noise_differently() -> str:
+    """Each parameter alone would be covered, but not two at once: their worst steps are others."""
+    strategy = BandedToeplitz((1.0, 0.9, 0.8)[: 3 - dist.get_rank()], SIZE // BATCH, Cyclic(3))
+    return message(lambda: Training(correlation=strategy, max_steps=strategy.steps))
 
 
 def the_disk_is_full(folder: Path) -> dict[str, Any]:
@@ -511,12 +536,18 @@ def scenarios(folder: Path) -> dict[str, Callable[[], Any]]:
         **{f"hooks {net.__name__}": partial(hooks_on_shards, net) for net in (Net, Clipped)},
         **{f"pieces {net.__name__}": partial(many_pieces, net) for net in (Net, Clipped)},
         "shards of others": shards_of_others,
+        **{
+            f"changed {when} {net.__name__}": partial(one_rank_changes_its_shards, net, when)
+            for net in (Net, Clipped)
+            for when in ("never", "before", "behind")
+        },
         "written": a_gradient_written_on_all_ranks,
         **{f"doubled {kind}": partial(a_second_sum_over_ranks, kind) for kind in ("ours", "ddp")},
         **{f"clipped sum {kind}": partial(one_rank_clips_the_sum, kind) for kind in ("ours", "ddp")},
         "given up": one_rank_gives_up_its_batch,
         "loaded": one_rank_loads_weights,
         "unequal": one_rank_asks_for_less_noise,
+        "strategies": one_rank_correlates_its_noise_differently,
         "full": partial(the_disk_is_full, folder),
         "wrappers": refused_wrappers,
         "unsummed": shards_that_are_not_summed,

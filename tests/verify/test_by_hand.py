@@ -7,9 +7,20 @@ from math import cos, exp, isclose, pi, sin, sqrt
 from typing import Any
 
 import pytest
+from lipcompile_verify import windows
 from lipcompile_verify.derive import Derivation
 from lipcompile_verify.disjoint_parts import bound
-from lipcompile_verify.windows import adaptive, averages, counts, interpolation, joint, norm_within, outputs
+from lipcompile_verify.document import MalformedError
+from lipcompile_verify.windows import (
+    adaptive,
+    averages,
+    counts,
+    interpolation,
+    joint,
+    norm_within,
+    outputs,
+    padded,
+)
 
 from tests.overlaps import attained, line
 from tests.suprema import supremum
@@ -123,6 +134,41 @@ def test_windows_on_two_entries() -> None:
     assert joint(1, 3, 3, 1, 1, (2, 2), "replicate") == 9
 
 
+def test_joint_bounds_of_windows_are_rounded_up() -> None:
+    """To five digits, with the margin that a claim has."""
+    assert windows._five_digits(Fraction(5, 3)) == Fraction(16667, 10**4)
+    assert windows._five_digits(Fraction(2)) == Fraction(20001, 10**4)
+    assert windows._five_digits(Fraction(12, 1)) == Fraction(12001, 10**3)
+
+
+def test_windows_on_long_axes() -> None:
+    """Of more than 400 pairs of an output and an entry: counts alone. By strides of 2, an entry is read twice."""
+    assert attained(line(20, 3, padding=1)) <= float(joint(20, 20, 3, 1, 1, (1, 1))) < 3
+    assert joint(21, 21, 3, 1, 1, (1, 1)) == 3
+    assert joint(64, 31, 3, 2, 1, (0, 0)) == 2
+
+
+def test_counts_by_hand() -> None:
+    """Places (0, 0, 1) of two entries, the first replicated; and three entries between zeros."""
+    assert counts(2, 2, 2, 1, 1, (1, 0), "replicate") == (3, 2, 2, 2)
+    assert counts(3, 3, 3, 1, 1, (1, 1)) == (3, 1, 3, 2)
+
+
+def test_a_window_that_starts_behind_all_entries_is_left_out() -> None:
+    assert outputs(4, 1, 4, 1, (0, 1)) == 2
+    assert outputs(4, 1, 4, 1, (0, 1), ceiled=True) == 1
+
+
+def test_padding_holds_entries_once_more() -> None:
+    """Reflected, the places of three entries are (2, 1, 0, 1, 2, 1)."""
+    assert padded(3, (2, 1), "reflect") == 3
+    assert padded(3, (3, 3), "circular") == 3
+    assert padded(3, (0, 2), "zeros") == 1
+    for mode, pads in {"reflect": (0, 3), "circular": (4, 0)}.items():
+        with pytest.raises(MalformedError, match="longer than the axis allows"):
+            padded(3, pads, mode)
+
+
 @pytest.mark.parametrize(
     ("size", "kernel", "stride", "padding"),
     [(3, 3, 1, 1), (5, 3, 1, 1), (7, 5, 1, 2), (4, 3, 2, 1), (6, 3, 1, 0), (14, 5, 1, 0), (7, 7, 1, 3)],
@@ -220,6 +266,22 @@ def test_cross_entropy_of_two_classes_is_a_logistic_function() -> None:
     loss = {"name": "cross_entropy", "attributes": ENTROPY | {"temperature": "2", "normalise": False}}
     found = derived([2], [node("i", "identity", "x", [2])], {}, loss, norm="3").loss.upper()
     assert isclose(found, 2 * sqrt(2) / (1 + exp(-sqrt(2) * 6)), rel_tol=1e-14)
+
+
+@pytest.mark.parametrize("weights", [["1/2", "3"], ["3", "0"]])
+def test_the_largest_weight_of_a_class_multiplies_the_loss(weights: list[str]) -> None:
+    """A class of weight 0 counts for nothing; two classes as above, of length 3."""
+    loss = {"name": "cross_entropy", "attributes": ENTROPY | {"class_weights": weights}}
+    found = derived([2], [node("i", "identity", "x", [2])], {}, loss, norm="3").loss.upper()
+    assert isclose(found, 3 * sqrt(2) / (1 + exp(-sqrt(2) * 3)), rel_tol=1e-14)
+
+
+def test_tokens_share_the_norm_of_the_logits() -> None:
+    """Four pairs of logits of length 1/2 each, so of 1 together; one alone could have the length 1."""
+    loss = {"name": "token_cross_entropy", "attributes": ENTROPY | {"reduce": "sum", "ignore": None}}
+    found = derived([4, 2], [node("i", "identity", "x", [4, 2])], {}, loss, norm="1").loss.upper()
+    attained, alone = (2 * sqrt(2) / (1 + exp(-sqrt(2) * length)) for length in (0.5, 1.0))
+    assert attained <= found < alone
 
 
 def test_attention_of_even_weights() -> None:

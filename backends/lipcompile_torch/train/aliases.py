@@ -143,6 +143,7 @@ class ParameterAliases:
         within: names of groups whose length moves, with how many examples of a backward pass were within it, since
             `reset`. Backward passes in threads append to it.
         clipped: clip groups, with how many examples a backward pass brought there, since `reset`, in the same way.
+        begin_backward: called when a backward pass comes to the module, before it reaches any parameter.
     """
 
     def __init__(self) -> None:
@@ -156,6 +157,7 @@ class ParameterAliases:
         self._groups: dict[int, _Group] = {}
         self.normaliser: Callable[[], float] = lambda: 1.0
         self.lengths: Callable[[], Mapping[str, float]] = dict
+        self.begin_backward: Callable[[], None] = _nothing
         self._numbers = count()
         self._pass = ForwardPass()
 
@@ -292,3 +294,7 @@ class ParameterAliases:
         """Note where a gradient that arrives came from."""
         if self.under_way.pop(parameter, None) is not gradient:
             self.foreign.add(self._watched[parameter][0])
+
+
+def _nothing() -> None:
+    pass

@@ -19,7 +19,7 @@ from types import FunctionType
 from typing import Any
 
 from lipcompile_privacy.errors import CertificateError as CertificateError
-from lipcompile_verify import Verdict, verify
+from lipcompile_verify import Verdict, steepness, verify
 from lipcompile_verify.document import MalformedError, canonical
 from lipcompile_verify.rules import OPS
 
@@ -115,6 +115,22 @@ def refuse_unverified(document: Mapping[str, Any] | None, error: type[RuntimeErr
         first, more = verdict.problems[0], len(verdict.problems) - 1
         others = f", and {more} more" if more else ""
         raise error(f"{what} does not verify: {first}{others}; {_HELP}")
+
+
+def derived_slope(module: LipschitzModule, norms: Mapping[str, float]) -> float:
+    """Return what the verifier derives in place of `module.slope`, at norms of the weights by name; 0 for a module
+    without a certificate, or with ops of users.
+
+    Raises:
+        CertificateError: the certificate is damaged.
+    """
+    document = certificate_of(module)
+    if document is None or _foreign(document):
+        return 0.0
+    try:
+        return steepness(document, norms)
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise CertificateError(f"the certificate of the module is damaged ({error!r}): {_HELP}") from None
 
 
 @lru_cache(maxsize=64)

@@ -114,12 +114,17 @@ class PrivacyEngine:
         neighbours: str = "add_remove",
     ) -> None:
         self.accountant: Accountant = accountant
-        self.relation = _relation(neighbours)
+        self._relation = _relation(neighbours)
         check_supported({}, 0.5, self.relation, accountant)
         self.world = current_world()
         self.ledger: Ledger | None = None
         self._path = ledger
         self._planned: list[PrivateOptimizer] = []
+
+    @property
+    def relation(self) -> NeighbouringRelation:
+        """The neighbouring relation, which the ledger is kept under."""
+        return self._relation
 
     def make_private(
         self,
@@ -359,7 +364,7 @@ class PrivacyEngine:
     def _agree(self, loader: PrivateLoader, sigma: float, max_steps: int | None, options: EngineOptions) -> None:
         """Refuse, with RankError, another plan on another process."""
         plan = {
-            "noise": (sigma, options.get("noise"), options.get("secure"), options.get("seed")),
+            "noise": (sigma, *map(options.get, ("noise", "secure", "seed", "correlation"))),
             "batches": (loader.size, loader.batch_size, loader.max_physical_batch, loader.scheme.drawing),
             "accounting": (self.relation, self.accountant, max_steps),
         }
@@ -412,7 +417,9 @@ class PrivacyEngine:
         _check_names(options)
         seed, limit, wanted = options.get("seed"), options.get("max_physical_batch"), options.get("correlation")
         per_epoch = drawing_of(data_loader).steps_per_epoch
-        strategy = None if wanted is None else chosen_strategy(wanted, steps, per_epoch)
+        strategy = None
+        if wanted is not None:  # one for all: no theorem covers parameters whose noise is correlated differently
+            strategy = self.world.first("correlate the noise", lambda: chosen_strategy(wanted, steps, per_epoch))
         sampling, groups = sampling_for(strategy, options.get("sampling"))
         drawing = drawing_of(data_loader, sampling, groups)
         seed = None if seed is None else seed + 1

@@ -145,6 +145,7 @@ class _Gate(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor, None, None]:
         gate, passage = ctx.module.gate, ctx.passage
+        gate.aliases.begin_backward()
         gate.slack = max(gate.slack, passage.slack, working_slack(cotangents[0]))
         gate.record(cotangents[0], ctx.module.normaliser, passage.sent)
         # With create_graph, a function of the gradients can flow back past the gate, into weights alone.

@@ -7,12 +7,20 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any, NoReturn
 
+import torch
 from torch import Tensor, nn
 from torch.autograd import Variable
 
-from ..sharding import is_shard
+from ..native.fingerprint import fingerprint, in_memory, own_key
+from ..native.memory_rows import dense
+from ..sharding import is_shard, local
 from .aliases import OwnHook, has_own_hooks_only
 from .checks import PrivacyError, gradient_norm
+
+
+def _bits(gradient: Tensor) -> int:
+    """Return a fingerprint of the shard of a gradient that lies here."""
+    return int(fingerprint([in_memory(dense(local(gradient.detach())))], own_key()))
 
 
 def _at_end(act: Callable[[], None]) -> None:
@@ -38,8 +46,8 @@ class GradientWatch:
     another mechanism: one example moves each parameter's part by what the others' norms do, too.
 
     Writes that torch does not count (through `.data`, by collective operations) are seen if they change the norm
-    of a gradient. The gradients of parameters that FSDP has sharded are not watched, but for what is added to them
-    and for hooks.
+    of a gradient. FSDP adds to the gradient of a shard without a hook before, and torch does not count all changes
+    to it: what a backward pass finds there must have the bits that the pass before it left.
 
     Attributes:
         norms: of the gradients as they arrived, 0-dim, by name.
@@ -52,17 +60,17 @@ class GradientWatch:
     def __init__(self, parameters: Mapping[str, nn.Parameter], late: bool = False) -> None:
         self._late = late
         self.norms: dict[str, Tensor] = {}
-        self._all = parameters
-        self._parameters = {name: p for name, p in parameters.items() if not is_shard(p)}
+        self._parameters = parameters
+        self._shards = [name for name, p in parameters.items() if is_shard(p)]
         self._arrived: dict[str, tuple[Tensor | None, int]] = {}
         self._changed: set[str] = set()
         self._additions: Counter[str] = Counter()
-        for name in parameters.keys() - self._parameters.keys():
-            count = OwnHook(partial(self._count, name))
-            parameters[name].register_post_accumulate_grad_hook(count)  # type: ignore[no-untyped-call]
-        for name, p in self._parameters.items():
-            p.register_hook(OwnHook(partial(self._before, name)))  # type: ignore[no-untyped-call]
-            p.register_post_accumulate_grad_hook(OwnHook(partial(self._after, name)))  # type: ignore[no-untyped-call]
+        self._backward_pass = -1
+        for name, p in parameters.items():
+            if name not in self._shards:
+                p.register_hook(OwnHook(partial(self._before, name)))  # type: ignore[no-untyped-call]
+            after = OwnHook(partial(self._count if name in self._shards else self._after, name))
+            p.register_post_accumulate_grad_hook(after)  # type: ignore[no-untyped-call]
 
     @property
     def passes(self) -> int:
@@ -78,11 +86,21 @@ class GradientWatch:
 
     def check_hooks(self) -> None:
         """Refuse hooks of others, which may have changed what arrived."""
-        for name, parameter in self._all.items():
+        for name, parameter in self._parameters.items():
             if not has_own_hooks_only(parameter):
                 raise PrivacyError(
                     f"{name} has hooks, which may change gradients after they were bounded: remove them"
                 )
+
+    def begin_backward(self) -> None:
+        """Look at the gradients of shards before a backward pass adds to them, and once it has ended; a module's
+        gate calls this in each backward pass.
+        """
+        current = torch._C._current_graph_task_id()
+        if self._shards and current != self._backward_pass:
+            self._backward_pass = current
+            self._changed.update(name for name in self._shards if not self._is_as_arrived(name))
+            _at_end(lambda: _at_end(self._note_shards))  # behind what FSDP has queued
 
     def check(self, altered: Collection[str] = ()) -> None:
         """Refuse gradients that are no longer those that arrived.
@@ -122,10 +140,15 @@ class GradientWatch:
         if gradient is not None:
             self.norms[name] = gradient_norm(gradient)
 
+    def _note_shards(self) -> None:
+        self._arrived.update((name, self._state(name)) for name in self._shards)
+
     def _is_as_arrived(self, name: str) -> bool:
         known, (gradient, version) = self._arrived.get(name, (None, 0)), self._state(name)
         return gradient is known[0] and version == known[1]
 
     def _state(self, name: str) -> tuple[Tensor | None, int]:
         gradient = self._parameters[name].grad
-        return gradient, 0 if gradient is None else gradient._version
+        if gradient is None:
+            return None, 0
+        return gradient, _bits(gradient) if is_shard(gradient) else gradient._version

@@ -176,6 +176,7 @@ class LipschitzGradients:
             self._project()
         self._set_clips()
         self._batch = self.module.gate.batch = object()
+        self.module.gate.aliases.begin_backward = self._watch.begin_backward
 
     def _set_clips(self) -> None:
         """Give the module the thresholds of the next batch."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from threading import Lock
 from typing import Any
 
 import torch
@@ -58,6 +59,7 @@ class PrivateOptimizer(Singular, Optimizer):
         self._declare()
         self._accumulating = False
         self._releasing = False
+        self._under_way = Lock()
         optimizer.register_step_pre_hook(self._refuse_raw_step)
 
     def _declare(self) -> None:
@@ -177,7 +179,15 @@ class PrivateOptimizer(Singular, Optimizer):
             OSError: the ledger could not be written.
         """
         loss = None if closure is None else torch.enable_grad()(closure)()
-        self._step()
+        if not self._under_way.acquire(blocking=False):
+            raise PrivacyError(
+                "a step of this optimizer is under way, in another thread or around a hook: take one step "
+                "for each batch"
+            )
+        try:
+            self._step()
+        finally:
+            self._under_way.release()
         return loss
 
     def _step(self) -> None:

@@ -21,6 +21,7 @@ from lipcompile_torch.deploy import certification, robustness
 from lipcompile_torch.deploy.adversarial import AttackConfig, _Search, attack
 from lipcompile_torch.deploy.certification import certify
 from lipcompile_torch.deploy.robustness import Constants, beyond_the_clip, certified_constants, margins, outputs_of
+from lipcompile_torch.train.certificate import derived_slope
 from lipcompile_torch.train.module import LipschitzModule
 from torch import Tensor
 
@@ -400,17 +401,54 @@ def test_rows_that_are_counted_as_orthogonal_are_broken(tmp_path: Path, monkeypa
     assert certify(module, at([2.0, 1.0]), torch.tensor([0]), [0.1], AttackConfig()).broken == 1
 
 
-def test_a_slope_that_is_too_small_is_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two layers that turn and stretch alike: every constant is attained."""
+def turning(tmp_path: Path) -> LipschitzModule:
+    """Two layers that turn and stretch alike, by 3 and 2: every constant is attained."""
     layers = "dense(2, constraint=spectral(4)); dense(2, constraint=spectral(4))"
-    module = emitted(tmp_path, f"input x: tensor[2], norm <= 9; {layers}; {CROSS_ENTROPY}")
+    module: LipschitzModule = emitted(tmp_path, f"input x: tensor[2], norm <= 9; {layers}; {CROSS_ENTROPY}")
     module.load_state_dict({"dense.weight": 3 * torch.eye(2), "dense_2.weight": 2 * torch.eye(2)})
-    x, y = at([2.0, 1.0]), torch.tensor([0])
+    return module
+
+
+def test_a_slope_that_is_too_small_is_broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, x, y = turning(tmp_path), at([2.0, 1.0]), torch.tensor([0])
     assert float(certified_radii(module, x, y)) == pytest.approx(1 / math.sqrt(2), rel=1e-6)
     assert certify(module, x, y, [0.1], AttackConfig()).sound
-    true = type(module).slope
-    monkeypatch.setattr(type(module), "slope", lambda self, u: 0.95 * true(self, u))
+    monkeypatch.setattr(robustness, "derived_slope", lambda module, norms: 0.95 * 3)  # noqa: ARG005
+    monkeypatch.setattr(type(module), "slope", lambda self, u: 0.95 * 3)  # noqa: ARG005
     assert certify(module, x, y, [0.1], AttackConfig()).broken == 1
+
+
+def test_a_slope_that_a_file_makes_up_counts_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`lipcompile verify FILE.py` lets any arithmetic pass there."""
+    module = turning(tmp_path)
+    monkeypatch.setattr(type(module), "slope", lambda self, u: u["dense.weight"] / 1e9)  # noqa: ARG005
+    found = certified_constants(module)
+    assert found.features is not None
+    assert 3 <= found.features <= 3 * (1 + 1e-6)
+    assert found.logits == pytest.approx(6, rel=1e-6)
+
+
+@pytest.mark.parametrize("gain", [0.5, 6.0])
+@pytest.mark.parametrize("kept", ["constraint=frobenius(9)", "constraint=spectral(6)", "clip=0.1"])
+def test_the_verifier_derives_slopes_at_norms_of_maps(tmp_path: Path, gain: float, kept: str) -> None:
+    """The kernel multiplies by `gain`; a Frobenius norm of that size alone would allow three times it. Angles of
+    reflections change no length.
+    """
+    angles, head = ("", ", clip=0.1") if "clip" in kept else ("householder; ", "")
+    layers = f"conv2d(2, kernel=3, padding=1, groups=2, {kept}); {angles}relu; flatten; dense(2{head})"
+    module = emitted(tmp_path, f"input x: tensor[2, 4, 4], norm <= 1; {layers}; {CROSS_ENTROPY}")
+    with torch.no_grad():
+        module.conv2d.weight.zero_()[:, 0, 1, 1] = gain
+    assert derived_slope(module, module.certified_norms()) == pytest.approx(gain, rel=1e-6)
+
+
+def test_a_module_without_a_certificate_is_certified_by_its_own_slope(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = turning(tmp_path)
+    monkeypatch.setattr(type(module), "certificate", {})
+    assert derived_slope(module, {}) == 0.0
+    assert certified_constants(module).features == pytest.approx(3, rel=1e-6)
 
 
 # Rounding

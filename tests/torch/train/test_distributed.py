@@ -380,6 +380,18 @@ def test_a_gradient_that_one_rank_changed_is_refused_by_all(run: Run, kind: str)
         assert "was not written by backward() alone, or changed" in error
 
 
+@pytest.mark.parametrize("net", ["Net", "Clipped"])
+@pytest.mark.parametrize("when", ["never", "before", "behind"])
+def test_shards_that_one_rank_changed_are_refused_by_all(run: Run, when: str, net: str) -> None:
+    """As by clip_grad_norm_: all noise stays, and one example may move a part by what the others' norms do."""
+    for rank, error in enumerate(run[f"changed {when} {net}"]):
+        if when == "never":
+            assert error == "nothing"
+        else:
+            assert error.startswith("PrivacyError" if rank == 1 else "RankError: rank 1 failed")
+            assert "was not written by backward() alone, or changed" in error
+
+
 @pytest.mark.parametrize("kind", ["ours", "ddp", "fsdp"])
 def test_a_term_on_parameters_is_refused(run: Run, kind: str) -> None:
     for error in run[f"penalty {kind}"]:
@@ -427,6 +439,7 @@ def test_a_sum_that_was_refused_is_not_summed_again(run: Run) -> None:
         ("given up", "every rank must take every batch"),
         ("loaded", "different weights"),
         ("unequal", "different noise"),
+        ("strategies", "different noise"),
         ("fault sampling", "different batches"),
         ("fault share", "all ranks together received"),
     ],

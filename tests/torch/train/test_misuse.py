@@ -6,10 +6,12 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 from runpy import run_path
+from threading import Thread
 from typing import Any, ClassVar
 
 import pytest
 import torch
+from lipcompile_privacy.accounting import NeighbouringRelation
 from lipcompile_torch import ClipGroup, PrivacyEngine, layers
 from lipcompile_torch.certify.constraints import Fixed, Spectral
 from lipcompile_torch.certify.precision import rounding_slack
@@ -191,6 +193,37 @@ def test_the_wrapped_optimizer_is_not_stepped_by_itself() -> None:
     with pytest.raises(PrivacyError, match="without noise"):
         optimizer.optimizer.step()
     assert all(torch.equal(before[n], p) for n, p in module.named_parameters())
+
+
+def test_two_threads_do_not_release_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one finds the same batch, checked and not yet counted: it would release it under other noise."""
+    module, optimizer, loader = private()
+    count, errors = type(optimizer)._count, list[str]()
+
+    def late() -> None:
+        try:
+            optimizer.step()
+        except PrivacyError as error:
+            errors.append(str(error))
+
+    def first(self: Any, batch: Any) -> None:
+        monkeypatch.undo()
+        thread = Thread(target=late)
+        thread.start()
+        thread.join()
+        count(self, batch)
+
+    backward(module, *next(iter(loader)))
+    monkeypatch.setattr(type(optimizer), "_count", first)
+    optimizer.step()
+    assert "is under way, in another thread" in errors[0]
+    assert optimizer._ledger.record.total_steps == 1
+
+
+def test_the_relation_of_an_engine_does_not_change() -> None:
+    """Its ledger would be kept under another one than steps are planned for."""
+    with pytest.raises(AttributeError):
+        PrivacyEngine().relation = NeighbouringRelation.REPLACE_ONE  # type: ignore[misc]
 
 
 def test_writes_through_data_do_not_escape_projection() -> None:
