@@ -16,6 +16,7 @@ from lipcompile.frontends.onnx.constants import (
     divided,
     fitted,
     limited,
+    real,
     scaled,
     widened,
 )
@@ -65,7 +66,7 @@ def _signed(known: Known, sign: Fraction) -> Known:
     if sign == 1:
         return known
     moves = (*known.moves, "negated") if known.sources else ()
-    return replace(known, array=-floats(known.array, "the operand"), moves=moves)
+    return replace(known, array=-floats(real(known).array, "the operand"), moves=moves)
 
 
 def _biased(context: Context, node: OnnxNode, operand: Value, known: Known) -> Value:
@@ -113,6 +114,8 @@ def divide(context: Context, node: OnnxNode) -> Value:
         by_size = _comes_of_a_reduction(context, node.proto.input[1])
         help_line = "divide by a constant number" if not by_size else DIRECTIONS
         raise Refusal("LIP100", "a division by a tensor is not Lipschitz", help_line)
+    if divisor.array.dtype.kind in "iu":
+        raise Refusal("LIP100", "a division of whole numbers jumps", "cast them to float32 first")
     if divisor.array.size > 1:
         return divided(context, node, context.tensor(node), divisor)
     number = _number(context, divisor, context.tensor(node))
