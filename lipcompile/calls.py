@@ -323,7 +323,7 @@ def _emitted(
         if found.severity == Severity.WARNING:
             warnings.warn(told(found), UserWarning, 3)
     text = find().emit(derivation)
-    if verify and not (options.repairs and options.repairs.made):  # what was replaced differs
+    if verify:
         compared = verified(loaded, derivation, find(), text)
         if not compared.ok:
             raise InputError(compared.diagnostics, derivation.source.text)

@@ -45,18 +45,18 @@ PRIVACY = {
 @click.option(
     "--steps",
     type=click.IntRange(1),
-    help="Most steps of an ascent, 60 by default; with --privacy, of a training, 2.",
+    help="Steps of an ascent, at most; 60 by default. With --privacy, steps of a training; 2 by default.",
 )
 @click.option("--epsilon", type=float, help="Claimed ε that the noise is calibrated to; 4 by default.")
 @click.option("--delta", type=float, help="Claimed δ; 1e-5 by default.")
-@click.option("--canaries", type=click.IntRange(1), help="Coins to guess; 1000 by default.")
+@click.option("--canaries", type=click.IntRange(1), help="Number of canaries; 1000 by default.")
 @click.option("--runs", type=click.IntRange(1), help="Trainings that share the canaries; by default one each.")
 @click.option("--batch-size", type=click.IntRange(1), help="Expected batch size; by default the whole data set.")
 @click.option("--dataset-size", type=click.IntRange(1), help="Examples of a training; by default its canaries.")
 @noise_option
 @neighbours_option
-@click.option("--confidence", type=float, help="Of the lower bound of ε; 0.95 by default.")
-@click.option("--seed", type=int, help="Of everything random: 0 by default; with --privacy, fresh every time.")
+@click.option("--confidence", type=float, help="Confidence of the lower bound of ε; 0.95 by default.")
+@click.option("--seed", type=int, help="Seed of all random numbers; 0 by default, and with --privacy a fresh one.")
 @format_option()
 def audit(
     model: str,

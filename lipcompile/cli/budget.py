@@ -46,9 +46,17 @@ class Found:
 @click.command(short_help="Relate ε, noise, steps and batch size.")
 @model_options(required=False)
 @privacy_options
-@click.option("--sensitivity", type=float, metavar="K", help="The per-example bound: prints the deviation σK too.")
 @click.option(
-    "--plot", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Draw ε; FILE.svg or FILE.png."
+    "--sensitivity",
+    type=float,
+    metavar="K",
+    help="Per-example bound of the gradient; the output then has the deviation σK.",
+)
+@click.option(
+    "--plot",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Picture of ε to write, .svg or .png.",
 )
 @click.option(
     "--against",

@@ -56,7 +56,7 @@ class _Radii:
     type=click.Path(path_type=Path),
     required=True,
     metavar="FILE.npz",
-    help="x_test and y_test; or X and y, of which a fifth is held out as in `train`.",
+    help="Arrays x_test and y_test; or X and y, of which `train` holds out a fifth.",
 )
 @weights_option
 @click.option(
@@ -73,9 +73,9 @@ class _Radii:
     help="FILE.npz holds S times the units of the radii: radii are multiplied by S. 1 by default.",
 )
 @click.option("--attack/--no-attack", default=True, help="Try to break every certificate; on by default.")
-@click.option("--steps", type=click.IntRange(1), help="Of an attack's descents; 10 by default.")
+@click.option("--steps", type=click.IntRange(1), help="Steps of each descent; 10 by default.")
 @click.option("--restarts", type=click.IntRange(1), help="Descents of an attack from each example; 2 by default.")
-@click.option("--seed", type=int, help="Of the starts of an attack; 0 by default.")
+@click.option("--seed", type=int, help="Seed of the starts of the attack; 0 by default.")
 @format_option()
 def certify(
     module: Path,

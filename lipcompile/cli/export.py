@@ -36,7 +36,9 @@ _OF_THE_COMPILER = "this is a bug of lipcompile, or of onnxruntime: please repor
     "--delta", type=float, help="δ to state ε at; by default that of the training, see `lipcompile ledger`."
 )
 @click.option(
-    "--accountant", type=click.Choice(["pld", "rdp"]), help="Ask this one alone; by default the smaller ε counts."
+    "--accountant",
+    type=click.Choice(["pld", "rdp"]),
+    help="Accountant to use; by default the one with the smaller ε.",
 )
 @output_option("FILE.onnx", "File to write; it is kept only if onnxruntime gives the outputs of MODULE.")
 def export(

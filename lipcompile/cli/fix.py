@@ -28,11 +28,13 @@ _KINDS = click.Choice(["softmax", "norm", "residual", "attention", "pool", "grou
     help="Replacement of batch norm: a norm of one example, its centring, or the stored statistics.",
 )
 @click.option(
-    "--floor", default="1", show_default=True, metavar="α", help="Norms divide by at least this: slope 1/α."
+    "--floor",
+    default="1",
+    show_default=True,
+    metavar="α",
+    help="Least divisor of a norm, whose slope is then at most 1/α.",
 )
-@click.option(
-    "--target", metavar="K", help="Go on until the bound is at most K; without it, until the bound is useful."
-)
+@click.option("--target", metavar="K", help="Largest bound to accept; by default the largest useful one.")
 @click.option("--also", multiple=True, type=_KINDS, help="Make this change in any case; repeatable.")
 @click.option("--never", multiple=True, type=_KINDS, help="Do not make this change; repeatable.")
 def fix(

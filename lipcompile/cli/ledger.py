@@ -35,7 +35,7 @@ class _Spent:
 @click.command(short_help="Print the privacy budget that a training has spent.")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--delta", type=float, help="δ to give ε at; by default that of the training.")
-@click.option("--accountant", type=click.Choice(_ACCOUNTANTS), help="Ask this one alone; both by default.")
+@click.option("--accountant", type=click.Choice(_ACCOUNTANTS), help="Accountant to use; both by default.")
 @format_option()
 def ledger(file: Path, delta: float | None, accountant: Accountant | None, form: str) -> int:
     """Print the budget spent so far by the ledger FILE, or by that in the folder FILE. The ledger is not changed.

@@ -17,7 +17,7 @@ from lipcompile.diagnostics import input_error
 @click.option(
     "--preset",
     type=click.Choice(["images"]),
-    help="Of images, an .npz file: write a model with its plan for what is public about them.",
+    help="Write a model and its plan for DATA, an .npz file of images, from its shapes and counts.",
 )
 @click.option("--epsilon", type=float, help="With --preset: ε of the plan.")
 @click.option(

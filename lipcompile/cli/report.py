@@ -28,7 +28,7 @@ _RENDERINGS = {".html": "html", ".md": "markdown", ".tex": "latex", ".json": "js
 
 @click.command(short_help="Write the full derivation of MODEL as a page.")
 @model_options()
-@output_option("FILE.{html,md,tex,json}", "File to write; its suffix says in which form.", required=False)
+@output_option("FILE.{html,md,tex,json}", "File to write; its suffix selects the format.", required=False)
 @click.option("--layer", metavar="NAME", help="Print the closed forms of a layer, a parameter or a block.")
 @public_option
 @vacuous_option

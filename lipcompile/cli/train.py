@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 @click.option(
     "--preset",
     type=click.Choice(["images"]),
-    help="MODEL is a file of data: train the network that suits what is public about it, with its plan.",
+    help="Read MODEL as data, and train the network and the plan that suit its shapes and counts.",
 )
 @table_options
 @click.option(
     "--output",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Folder for model.py, checkpoint.pt and ledger.jsonl; a table may do without.",
+    help="Folder for model.py, checkpoint.pt and ledger.jsonl; optional for a table.",
 )
 @click.option("--epsilon", type=float, help="ε to spend on the whole training.")
 @click.option("--delta", type=float, help="δ, below one over the number of examples.")
@@ -49,14 +49,16 @@ if TYPE_CHECKING:
     "examples, between 64 and 2048.",
 )
 @click.option("--lr", "learning_rate", type=float, help="Learning rate; 0.01 by default, 0.02 with clips.")
-@click.option("--optimizer", type=click.Choice(["adam", "sgd"]), help="adam by default.")
-@click.option("--momentum", type=float, help="Of sgd; 0.9 by default.")
-@click.option("--schedule", type=click.Choice(["constant", "cosine", "linear"]), help="Of the learning rate.")
+@click.option("--optimizer", type=click.Choice(["adam", "sgd"]), help="Optimizer; adam by default.")
+@click.option("--momentum", type=float, help="Momentum of sgd; 0.9 by default.")
+@click.option(
+    "--schedule", type=click.Choice(["constant", "cosine", "linear"]), help="Schedule of the learning rate."
+)
 @click.option(
     "--average",
     type=click.FloatRange(0, 1),
     metavar="SHARE",
-    help="Average the weights after this share of the steps, the last ones; the last weights alone by default.",
+    help="Average the weights over this last share of the steps; by default the last weights are kept.",
 )
 @noise_option
 @click.option(
@@ -64,17 +66,18 @@ if TYPE_CHECKING:
     "weights",
     multiple=True,
     metavar="NAME=W",
-    help="Instead of --noise: share of the noise of a parameter, or of all that a pattern matches; repeatable.",
+    help="Share of the noise of a parameter, or of all that a pattern matches, instead of --noise; repeatable.",
 )
 @click.option(
     "--correlation",
     metavar="KIND",
-    help="Correlate the noise from step to step: bands:16, blt, blt:4 (buffers); none: leave it independent.",
+    help="Correlate the noise from step to step: bands (their number suits the budget), bands:16, blt, "
+    "blt:4 (buffers), or none.",
 )
 @click.option(
     "--sampling",
     type=click.Choice(["poisson", "fixed_size", "shuffle", "balls_in_bins", "fixed_order"]),
-    help="How batches are drawn; poisson by default, or the sampling that the noise needs.",
+    help="Sampling of batches; poisson by default, or the one that the noise needs.",
 )
 @click.option(
     "--loss-clip", type=float, metavar="C", help="Clip each example's gradient of the loss in the output to C."
@@ -98,8 +101,8 @@ if TYPE_CHECKING:
     "room for it in 4 GiB.",
 )
 @neighbours_option
-@click.option("--accountant", type=click.Choice(["pld", "rdp"]), help="pld by default.")
-@click.option("--max-physical-batch", type=click.IntRange(1), help="Most examples computed at once.")
+@click.option("--accountant", type=click.Choice(["pld", "rdp"]), help="Accountant; pld by default.")
+@click.option("--max-physical-batch", type=click.IntRange(1), help="Largest number of examples computed at once.")
 @click.option("--seed", type=int, help="Makes the run repeatable, and NOT private.")
 @click.option(
     "--resume",
@@ -108,7 +111,7 @@ if TYPE_CHECKING:
     help="Go on with the run in DIR. An epoch that was broken off is charged whole, except with poisson and "
     "fixed_size sampling.",
 )
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), help="auto by default.")
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), help="Device; auto by default.")
 @vacuous_option
 @verify_option(default=True)
 def train(
@@ -231,8 +234,9 @@ def _correlation(text: str | None) -> dict[str, Any] | None:
     count = int(number) if number.isascii() and number.isdecimal() else 0
     if text == "none":
         return {}
-    if kind == "bands" and count:
-        return {"kind": "correlated", "bands": count}
-    if kind == "blt" and (count or not colon):
-        return {"kind": "blt", **({"buffers": count} if count else {})}
-    raise click.UsageError(f"--correlation: `{text}` is none of bands:N, blt, blt:N and none, N at least 1")
+    named = {"bands": ("correlated", "bands"), "blt": ("blt", "buffers")}.get(kind)
+    if named is None or (colon and not count):
+        raise click.UsageError(
+            f"--correlation: `{text}` is none of bands, bands:N, blt, blt:N and none, N at least 1"
+        )
+    return {"kind": named[0], **({named[1]: count} if count else {})}

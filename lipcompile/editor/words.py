@@ -108,7 +108,7 @@ def calls_of_settings() -> Mapping[str, Callable]:
     arguments = {
         **dict.fromkeys(SAMPLINGS, ("batch", "dataset")),
         **OPTIMIZERS,
-        **{name: (number,) for name, (number, _) in CORRELATIONS.items()},
+        **{name: (number,) for name, number in CORRELATIONS.items()},
     }
     return {name: Callable(name, tuple(map(Argument, names))) for name, names in arguments.items()}
 

@@ -59,9 +59,9 @@ class ModelOptions:
     """Options that override what a model file says; None means `as the file says`.
 
     input_shape: shapes of one example by the name of the input; the empty name stands for the only input. They fix
-    sizes that an ONNX file leaves open, and are the examples that a torch module is traced with. fixes: what `fix`
-    puts in the place of what is refused. bounds: their source; clip_groups: what one clip bounds; clip_length: C;
-    see `analysis.clips`.
+    sizes that an ONNX file leaves open, and are the examples that a torch module is traced with. repairs: how
+    `fix` replaces refused layers. bounds: their source; clip_groups: what one clip bounds; clip_length: C; see
+    `analysis.clips`.
     """
 
     input_norm: Scalar | None = None
@@ -82,6 +82,11 @@ class ModelOptions:
         """Whether all gradients are clipped of a model that declares no norm of its input, as torch modules do."""
         return self.bounds == "clip" or (self.bounds == "auto" and self.input_norm is None)
 
+    @property
+    def is_repaired(self) -> bool:
+        """Whether something of the model was replaced, so that it does not compute what its original computes."""
+        return self.repairs is not None and bool(self.repairs.made)
+
 
 Setting = str | Fraction | Mapping[str, str | Fraction]
 
@@ -100,7 +105,8 @@ class TrainingPlan:
 class Loaded:
     """What a front end makes of a file. `graph` is None exactly if a diagnostic is an error.
 
-    original: gives what was imported, as something that computes; None for a model that says itself what it is.
+    original: gives what was imported, as something that computes; None for a `.lip` file, and for a model of which
+        something was replaced.
     """
 
     source: Source

@@ -1,6 +1,6 @@
 """What `fix` puts in the place of layers that cannot be imported, while it imports.
 
-Front ends ask `ModelOptions.fixes`, which only `fix` sets, where they would refuse.
+Front ends ask `ModelOptions.repairs`, which only `fix` and `batch_norm` set, where they would refuse.
 """
 
 from __future__ import annotations

@@ -49,6 +49,12 @@ class Encoded:
     names: tuple[str, ...]
     y: Targets | None = field(default=None, repr=False)
 
+    def outside(self) -> dict[str, float]:
+        """Return the share of rows with a value outside of its public range, of each column that has some."""
+        ends = zip(self.low.astype(np.float32), self.high.astype(np.float32), strict=True)
+        shares = [float(((x < low) | (x > high)).mean()) for x, (low, high) in zip(self.x.T, ends, strict=True)]
+        return {name: share for name, share in zip(self.names, shares, strict=True) if share}
+
 
 def encode(table: Any, schema: Schema, place: str = "the table") -> Encoded:
     """Encode a Table or RecordBatch of pyarrow.

@@ -129,6 +129,21 @@ def test_a_table_is_trained_in_one_line(capsys: Capture, learner: list[tuple[Par
     assert "4711" not in out + err
 
 
+def test_values_outside_of_a_public_range_are_reported(
+    capsys: Capture, learner: list[tuple[Parts, Options]]
+) -> None:
+    """Ages are 0 to 49, and the first 40 rows that are drawn train: some 20 % of them are above 39."""
+    assert run("new people.csv --target income") == 0
+    schema = Path("people.schema.toml")
+    schema.write_text(
+        schema.read_text().replace('age = { kind = "number" }', 'age = { kind = "number", low = 0, high = 39 }')
+    )
+    assert run(TRAIN) == 0
+    ((parts, _),) = learner
+    share = (parts.train.x[:, 0] > 39).mean()
+    assert f"{share:.1%} of the values of `age` are outside of its public range" in capsys.readouterr().err
+
+
 def test_what_no_budget_covers_is_said_and_stands_in_the_schema_that_is_kept(
     capsys: Capture, learner: list[tuple[Parts, Options]]
 ) -> None:

@@ -97,6 +97,7 @@ def test_options_go_before_the_plan() -> None:
     [
         (("poisson", "noise correlated(bands=3)"), "", 0.75, 3),  # ⌈8/3⌉ turns
         (("poisson", ""), "--correlation bands:2", 0.5, 4),
+        (("poisson", ""), "--correlation bands", 1.0, 2),  # 4 bands: σ·error is 0.94, 0.76, 0.59
         (("fixed_order", "noise optimal, blt(buffers=2)"), "", 1.0, 1),
         (("fixed_order", "noise blt"), "--correlation bands:2", 0.5, 4),
         (("fixed_order", "noise blt"), "--correlation none", 0.25, 8),
@@ -221,7 +222,7 @@ def test_a_quantile_needs_clips_of_a_length(capsys: Capture) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "bands", "bands:0", "bands:x", "bands:-1", "blt:", "blt:0", "tree", "none:1"]
+    "text", ["", "bands:", "bands:0", "bands:x", "bands:-1", "blt:", "blt:0", "tree", "none:1"]
 )
 def test_correlations_that_are_none_are_refused(text: str, capsys: Capture) -> None:
     write()

@@ -9,9 +9,17 @@ from typing import Any
 
 import pytest
 import torch
-from lipcompile_privacy.accounting import BudgetError, Mechanism, NeighbouringRelation, epsilon
+from lipcompile_privacy.accounting import (
+    BudgetError,
+    Drawing,
+    Mechanism,
+    NeighbouringRelation,
+    calibrate_noise_multiplier,
+    epsilon,
+)
 from lipcompile_privacy.factorisation import optimal_banded, optimal_blt, strategy_from
 from lipcompile_privacy.factorisation.participation import Cyclic
+from lipcompile_privacy.planning import Budget, with_bands
 from lipcompile_torch import PrivacyEngine
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -66,7 +74,6 @@ def test_what_a_plan_says_of_noise(noise: str, sampling: str, expected: dict[str
 @pytest.mark.parametrize(
     ("noise", "message"),
     [
-        ("correlated", "`correlated` needs `bands`"),
         ("correlated(4)", "`noise` takes bands"),
         ("correlated(bands=0)", "whole number of at least 1"),
         ("correlated(bands=2.5)", "whole number of at least 1"),
@@ -81,6 +88,37 @@ def test_what_a_plan_says_of_noise(noise: str, sampling: str, expected: dict[str
 def test_what_a_plan_may_not_say_of_noise(noise: str, message: str, capsys: Capture) -> None:
     assert run(f"budget {write(noise)}") != 0
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("target", [0.5, 3, 30])
+def test_a_budget_chooses_the_bands(target: float) -> None:
+    """Of all powers of two up to N/b = 20, it takes the one with the least σ·√(mean squared error)."""
+    rule, sizes, epochs = NeighbouringRelation.ADD_REMOVE, (20, 400), 4
+
+    def error(bands: int) -> Any:
+        charges = -(-20 * epochs // bands)
+        sigma = calibrate_noise_multiplier(
+            target, 1e-4, lambda noise: Mechanism(0.05 * bands, noise), charges, rule, "rdp"
+        )
+        return sigma * optimal_banded(20 * epochs, bands, Cyclic(bands)).squared_error("mean") ** 0.5
+
+    found = with_bands(
+        {"kind": "correlated"}, Drawing.of("poisson", *sizes), 20 * epochs, Budget(target, 1e-4, rule, "pld")
+    )
+    assert found == {"kind": "correlated", "bands": min((1, 2, 4, 8, 16), key=error)}
+
+
+def test_bands_that_are_left_out_are_those_of_the_budget() -> None:
+    plan = planned(load(write("correlated"), ModelOptions()))
+    chosen = with_bands(
+        {"kind": "correlated"},
+        Drawing.of("poisson", 20, 400),
+        40,
+        Budget(3, 1e-4, NeighbouringRelation.ADD_REMOVE, "rdp"),
+    )
+    assert plan["correlation"] == chosen
+    with pytest.raises(InputError, match="chosen for a budget: epochs needed"):
+        planned(load(write("correlated", epochs=""), ModelOptions()))
 
 
 @pytest.mark.parametrize(("noise", "sampling"), [("blt", "poisson"), ("optimal", "fixed_order")])

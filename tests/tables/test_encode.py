@@ -85,6 +85,13 @@ def test_a_logarithm_is_that_of_values_and_of_the_range() -> None:
     np.testing.assert_allclose((found.low[0], found.high[0]), (-math.log(2), 1), rtol=1e-15)
 
 
+def test_values_outside_of_their_public_range_are_counted() -> None:
+    """0.1 is no float32, and inside as an end of the range. Missing values and open ranges do not count."""
+    columns = (Number("a", 0.0, 0.1, missing=False), Number("b", missing=False), Number("c", 0.0, 1.0))
+    table = pa.table({"a": [0.1, 0.2, -1.0, 0.0], "b": [1e9, 0.0, 0.0, 0.0], "c": [None, 0.5, 1.0, 2.0]})
+    assert encode(table, Schema(columns)).outside() == {"a": 0.5, "c": 0.25}
+
+
 def test_an_open_range_is_nan() -> None:
     found = encoded(Number("a"), pa.array([1.0]))
     assert np.isnan([found.low, found.high]).all()

@@ -238,6 +238,10 @@ def planned_strategy(correlation: Mapping[str, Any], epochs: int, steps_per_epoc
     steps = epochs * steps_per_epoch
     if correlation.get("kind") == "correlated":
         bands: Any = correlation.get("bands")
+        if bands is None:
+            raise FactorisationError(
+                "without a target epsilon and delta, correlated noise needs a number of bands"
+            )
         check_positive("bands", bands)
         if bands > steps_per_epoch:
             raise FactorisationError(

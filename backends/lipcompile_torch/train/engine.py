@@ -11,6 +11,7 @@ from typing import Any, TypedDict, TypeVar, Unpack
 from lipcompile_privacy.accounting import (
     Accountant,
     BudgetError,
+    Drawing,
     NeighbouringRelation,
     Release,
     Run,
@@ -19,7 +20,14 @@ from lipcompile_privacy.accounting import (
     check_supported,
 )
 from lipcompile_privacy.factorisation import Strategy
-from lipcompile_privacy.planning import Correlation, check_participation, chosen_strategy, sampling_for
+from lipcompile_privacy.planning import (
+    Budget,
+    Correlation,
+    check_participation,
+    chosen_strategy,
+    sampling_for,
+    with_bands,
+)
 from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
@@ -281,7 +289,9 @@ class PrivacyEngine:
             BudgetError: a budget that cannot be met; see also `make_private`.
         """
         options = _correlated(_lipschitz(without_ddp(module, self.world), optimizer, bounds), options)
-        steps = epochs * drawing_of(data_loader).steps_per_epoch
+        drawing = drawing_of(data_loader)
+        steps = epochs * drawing.steps_per_epoch
+        options = self._with_bands(options, drawing, steps, target_epsilon, target_delta)
         strategy, _ = self._prepare(data_loader, steps, options)
         chosen = options if strategy is None else options | {"correlation": strategy}
         sigma = self.calibrate(
@@ -320,6 +330,7 @@ class PrivacyEngine:
         if steps is None:
             assert epochs is not None
             steps = epochs * drawing_of(data_loader).steps_per_epoch
+        options = self._with_bands(options, drawing_of(data_loader), steps, target_epsilon, target_delta)
         _, loader = self._prepare(data_loader, steps, options)
         if target_delta * loader.size >= 1:
             warnings.warn(
@@ -382,6 +393,17 @@ class PrivacyEngine:
         """Release the ledger file for other processes."""
         if self.ledger is not None:
             self.ledger.close()
+
+    def _with_bands(
+        self, options: EngineOptions, drawing: Drawing, steps: int, epsilon: float, delta: float
+    ) -> EngineOptions:
+        """Return the options, with the bands of correlated noise that suit the budget if they leave them open."""
+        wanted = options.get("correlation")
+        if wanted is None or isinstance(wanted, Strategy):
+            return options
+        budget = Budget(epsilon, delta, self.relation, self.accountant)
+        chosen: EngineOptions = {**options, "correlation": with_bands(wanted, drawing, steps, budget)}
+        return chosen
 
     def _prepare(
         self, data_loader: DataLoader[Any], steps: int | None, options: EngineOptions

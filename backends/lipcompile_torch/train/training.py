@@ -6,13 +6,13 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
-from lipcompile_privacy.accounting import Accountant, BudgetError, Sampling
-from lipcompile_privacy.planning import Budget, Course, Plan, course
+from lipcompile_privacy.accounting import Accountant, BudgetError, Drawing, Sampling
+from lipcompile_privacy.planning import Budget, Course, Plan, course, with_bands
 from torch import Tensor
 from torch.optim import SGD, Adam, Optimizer
 from torch.utils.data import DataLoader, TensorDataset
@@ -61,7 +61,7 @@ class TrainConfig:
             `noise.mechanism.allocate`.
         sampling: how batches are drawn and accounted, see `sampling`; None: "poisson", or what correlation needs.
         correlation: how noise is correlated from step to step: {"kind": "correlated", "bands": 16}, {"kind":
-            "blt"}, or a strategy as data; None: it is independent.
+            "blt"}, or a strategy as data; the budget chooses bands that are left out. None: it is independent.
         loss_clip: clips the gradient of each example's loss in its output to C; None: L bounds it.
         clip_quantile: the length of each clip group follows this private quantile of the norms of its gradients;
             None: it stays.
@@ -243,9 +243,14 @@ class _Training:
     def _prepare(
         self, train_set: TensorDataset, saved: Checkpoint | None
     ) -> tuple[Plan, PrivateOptimizer, PrivateLoader]:
-        config = self.config
+        config, size = self.config, len(train_set)
+        if config.correlation is not None:
+            drawing = Drawing.of("poisson", config.batch_size, size)
+            steps = config.epochs * drawing.steps_per_epoch
+            self.config = replace(config, correlation=with_bands(config.correlation, drawing, steps, self.budget))
+            config = self.config
         way = course(
-            len(train_set),
+            size,
             config.batch_size,
             config.epochs,
             self.engine.relation,

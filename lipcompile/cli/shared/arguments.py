@@ -45,7 +45,7 @@ _OPTIONS = (
         "--input-shape",
         multiple=True,
         metavar="[NAME=]N,…",
-        help="Shape of one example, such as 3,32,32: of a torch module, or of an .onnx file that leaves it open.",
+        help="Shape of one example, such as 3,32,32; needed for a torch module, and for an open .onnx file.",
     ),
     click.option(
         "--limit",
@@ -67,7 +67,7 @@ weights_option = click.option(
     "--weights",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Checkpoint of `train`, or a state dict of torch.save; of a folder its checkpoint.pt by default.",
+    help="Checkpoint of `train`, or a state dict of torch.save; the checkpoint.pt of a folder by default.",
 )
 
 
@@ -97,7 +97,7 @@ def output_option(metavar: str, text: str, *, required: bool = True) -> Callable
 
 
 vacuous_option = click.option(
-    "--allow-vacuous", is_flag=True, help="Go on with a bound that is far above the gradients that occur."
+    "--allow-vacuous", is_flag=True, help="Accept a bound that is far above the gradients that occur."
 )
 
 
@@ -113,7 +113,9 @@ NEIGHBOURS = click.Choice(["add_remove", "replace_one"])
 NEIGHBOURS_HELP = "Neighbouring relation: one example more or less, or one replaced."
 neighbours_option = click.option("--neighbours", type=NEIGHBOURS, help=NEIGHBOURS_HELP)
 noise_option = click.option(
-    "--noise", type=click.Choice(["global", "per_layer", "optimal"]), help="How noise is shared."
+    "--noise",
+    type=click.Choice(["global", "per_layer", "optimal"]),
+    help="Division of the noise among the parameters.",
 )
 
 
@@ -121,18 +123,18 @@ def table_options(command: Command) -> Command:
     """Add what commands ask about a table to learn from: `target`, `schema`, `test`."""
     file = click.Path(path_type=Path)
     options = (
-        click.option("--target", metavar="COLUMN", help="Of a table: the column to be learned."),
+        click.option("--target", metavar="COLUMN", help="Column of the table to predict."),
         click.option(
             "--schema",
             type=file,
             metavar="FILE",
-            help="Public facts about a table, as `lipcompile new` writes them; by default DATA.schema.toml.",
+            help="Schema of the table, as `lipcompile new` writes it; DATA.schema.toml by default.",
         ),
         click.option(
             "--test",
             type=file,
             metavar="FILE",
-            help="Of a table: rows to test on; by default a fifth of the table is held out.",
+            help="Table of test rows; by default a fifth of the table is held out.",
         ),
     )
     return functools.reduce(lambda made, option: option(made), reversed(options), command)

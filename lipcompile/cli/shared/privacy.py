@@ -34,14 +34,14 @@ _BY_COMPARISONS: tuple[Callable[..., Any], ...] = (
 _OPTIONS: dict[str, tuple[Any, str]] = {
     "epsilon": (float, "ε of the whole training."),
     "delta": (float, "δ of the whole training."),
-    "noise_multiplier": (float, "σ: noise over the per-example bound of the gradient."),
+    "noise_multiplier": (float, "σ: deviation of the noise over the per-example bound of the gradient."),
     "sampling_rate": (float, "Probability that an example enters a batch."),
     "batch_size": (click.IntRange(1), "Expected batch size; with --dataset-size."),
     "dataset_size": (click.IntRange(1), "Number of examples."),
     "steps": (click.IntRange(1), "Number of training steps."),
     "epochs": (click.IntRange(1), "Number of passes over the data, instead of --steps."),
     "neighbours": (NEIGHBOURS, NEIGHBOURS_HELP),
-    "sampling": (click.Choice(["poisson", "fixed_size", "shuffle", "balls_in_bins"]), "How batches are drawn."),
+    "sampling": (click.Choice(["poisson", "fixed_size", "shuffle", "balls_in_bins"]), "Sampling of batches."),
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from lipcompile_privacy.errors import FactorisationError
+from lipcompile_privacy.errors import BudgetError, FactorisationError
 from lipcompile_privacy.factorisation import planned_strategy
 
 from lipcompile.diagnostics import InputError, input_error
@@ -43,8 +43,35 @@ def planned(loaded: Loaded | None) -> dict[str, Any]:
     """
     settings = loaded.training.settings if loaded and loaded.training else {}
     plan = {_NAMES.get(key, key): _number(_NAMES.get(key, key), value) for key, value in settings.items()}
+    plan |= _with_bands(plan)
     said = resolved_sampling(plan.get("sampling"), plan.get("correlation"))
     return plan if said is None else {**plan, "sampling": said}
+
+
+def _with_bands(plan: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the correlation of a plan with the bands that its budget chooses, if it leaves them open."""
+    correlation = plan.get("correlation")
+    if correlation != {"kind": "correlated"}:
+        return {}
+    from lipcompile_privacy.accounting import Drawing, NeighbouringRelation
+    from lipcompile_privacy.planning import Budget, with_bands
+
+    _demand_plan(plan, "bands are chosen for a budget", ("epsilon", "delta", "epochs", "batch_size", "dataset"))
+    relation = NeighbouringRelation(plan.get("neighbours", DEFAULTS["neighbours"]))
+    budget = Budget(plan["epsilon"], plan["delta"], relation, "rdp")
+    try:
+        drawing = Drawing.of("poisson", plan["batch_size"], plan["dataset"])
+        steps = plan["epochs"] * drawing.steps_per_epoch
+        return {"correlation": with_bands(correlation, drawing, steps, budget)}
+    except BudgetError as error:
+        raise setting_error(str(error)) from None
+
+
+def _demand_plan(plan: Mapping[str, Any], reason: str, names: tuple[str, ...]) -> None:
+    missing = [name for name in names if name not in plan]
+    if missing:
+        help_line = "write them into the model's `train` block: `sampling` and `budget`"
+        raise input_error("LIP404", f"{reason}: {', '.join(missing)} needed", help_line)
 
 
 def defaults_of(derivation: Derivation) -> Mapping[str, Any]:
@@ -67,12 +94,7 @@ def noise_strategy(plan: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """
     if "correlation" not in plan:
         return None
-    missing = [name for name in ("epochs", "batch_size", "dataset") if name not in plan]
-    if missing:
-        help_line = "write them into the model's `train` block: `sampling` and `budget`"
-        raise input_error(
-            "LIP404", f"correlated noise is made for so many steps: {', '.join(missing)} needed", help_line
-        )
+    _demand_plan(plan, "correlated noise is made for so many steps", ("epochs", "batch_size", "dataset"))
     steps_per_epoch = epoch_steps(plan["dataset"], plan["batch_size"])
     try:
         strategy = planned_strategy(plan["correlation"], plan["epochs"], steps_per_epoch)
@@ -141,7 +163,7 @@ def planned_training(loaded: Loaded) -> dict[str, Any] | None:
         return None
     settings, plan = loaded.training.settings, planned(loaded)
     multiplier = plan.get("noise_multiplier")
-    correlation = settings.get("correlation")
+    correlation = plan.get("correlation")
     return {
         "neighbours": plan.get("neighbours", DEFAULTS["neighbours"]),
         "sampling": plan.get("sampling", "poisson"),

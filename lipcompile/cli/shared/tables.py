@@ -156,6 +156,12 @@ def train_on_table(run: TableRun, given: Mapping[str, Any]) -> int:
     parts = _parts(run, schema)
     if parts.schema != schema:
         origins.append(_read(CLASSES_READ, "write `classes` into a schema"))
+    for name, share in parts.train.outside().items():
+        click.echo(
+            f"note: {share:.1%} of the values of `{name}` are outside of its public range and are clipped to it "
+            "(this figure is not private); correct the range in the schema, or leave it out",
+            err=True,
+        )
     outcome = fit(replace(parts, source=run.data.name, unpaid=origins), options)
     files = dict(outcome.files)
     if run.output is not None:

@@ -16,8 +16,8 @@ from lipcompile.ops.schema import suggest
 NEIGHBOURS = ("add_remove", "replace_one")
 SAMPLINGS = ("poisson", "fixed_size", "shuffle", "balls_in_bins", "fixed_order")
 NOISES = ("global", "per_layer", "optimal")
-# How noise is correlated over the steps, and the number that says how much: must it be given?
-CORRELATIONS: Mapping[str, tuple[str, bool]] = {"correlated": ("bands", True), "blt": ("buffers", False)}
+# How noise is correlated over the steps, and the number that says how much, which may be left out.
+CORRELATIONS: Mapping[str, str] = {"correlated": "bands", "blt": "buffers"}
 OPTIMIZERS: Mapping[str, tuple[str, ...]] = {"sgd": ("lr", "momentum"), "adam": ("lr",)}
 SCHEDULES = ("constant", "cosine", "linear")
 SOURCES = ("theorem", "clip", "auto")
@@ -81,10 +81,8 @@ def _noise(line: ast.TrainLine) -> Iterator[tuple[str, Setting]]:
 
 def _correlation(line: ast.TrainLine, call: ast.Call) -> Setting:
     kind = call.name.text
-    count, needed = CORRELATIONS[kind]
+    count = CORRELATIONS[kind]
     numbers = list(_numbers(call.arguments, (count,), line))
-    if needed and not numbers:
-        raise Problem("LIP404", f"`{kind}` needs `{count}`", call.at, f"for example `{kind}({count}=16)`")
     if len(numbers) > 1:
         raise Problem("LIP013", f"`{count}` is set twice", call.at)
     if any(number.denominator != 1 or number < 1 for _, number in numbers):

@@ -42,7 +42,8 @@ def load(path: Path, options: ModelOptions) -> Loaded:
     source = Source(path.stem, str(path), "onnx", digest)
     own = exported(model, source.name, options)
     loaded = imported(model, source, options) if own is None else Loaded(source, own, ())
-    return replace(loaded, original=partial(opened, path, model, options.input_shape))
+    original = None if options.is_repaired else partial(opened, path, model, options.input_shape)
+    return replace(loaded, original=original)
 
 
 def imported(

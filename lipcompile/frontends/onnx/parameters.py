@@ -7,6 +7,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from fractions import Fraction
+from math import isqrt
 from typing import TYPE_CHECKING, Any
 
 from lipcompile.core.graph import GraphBuilder, ParameterChoice, Value
@@ -58,6 +59,12 @@ class Use:
         """The node around it; raises `Refusal` where the op does not apply."""
         inputs = (self.example,)
         return Site(self.attributes, inputs, self.op.shape(self.attributes, inputs))
+
+    @property
+    def room(self) -> Fraction:
+        """1/√P, rounded up, for a bias that is added at P positions; 1 for tokens, which are added at one."""
+        positions = self.site.entries // self.known.array.size if self.role == "bias" else 1
+        return round_up(1 / Fraction(isqrt(positions)), 7) if positions else Fraction(1)
 
     @property
     def shifts(self) -> bool:
@@ -198,7 +205,7 @@ class Parameters:
     def _constraint(self, use: Use, array: Array, trainable: bool) -> Constraint:
         wanted = self.options.constraint
         if use.shifts:
-            return Constraint("ball", self._bias_bound(array, trainable))
+            return Constraint("ball", self._ball(use, array, trainable))
         (first, *_) = use.op.parameter(use.role).constraints
         if first in ("box", "rows"):
             keep = (wanted == "keep" or not trainable) and _is_finite(array)
@@ -210,12 +217,17 @@ class Parameters:
             return Constraint("spectral", Fraction(1))
         return Constraint("spectral", _roomy(measured.bound), measured.method)
 
-    def _bias_bound(self, array: Array, trainable: bool) -> Fraction:
+    def _ball(self, use: Use, array: Array, trainable: bool) -> Fraction:
+        """Return the bound of a bias or of tokens: by default room for the stored values, but at most 1.
+
+        A bias is added at P positions, with the norm √P·B in all. It always has room for a total of 1.
+        """
         if trainable and self.options.bias_bound is not None:
             return self.options.bias_bound
-        if trainable and self.options.constraint != "keep":
-            return Fraction(1)
-        return _roomy(norms.euclidean_norm(array)) if _is_finite(array) else Fraction(1)
+        stored = _roomy(norms.euclidean_norm(array)) if _is_finite(array) else Fraction(1)
+        if not trainable or self.options.constraint == "keep":
+            return stored
+        return min(Fraction(1), max(stored, use.room))
 
     def _warn(self, use: Use, choice: ParameterChoice, parameter: str) -> None:
         """Say so if the first projection will change what was imported; with clips there is none."""

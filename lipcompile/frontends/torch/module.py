@@ -131,7 +131,7 @@ def _loaded(module: Module, examples: Sequence[Example], name: str, path: str, o
             *_left_out(module, model),
             *_rounded(module),
         ),
-        original=partial(original_run, module, taken, model),
+        original=None if options.is_repaired else partial(original_run, module, taken, model),
     )
 
 

@@ -71,14 +71,26 @@ def test_a_convolution_over_an_image(tmp_path: Path) -> None:
     ]
     weights = {
         "c.weight": floats(2, 1, 3, 3, scale=0.1),
-        "c.bias": floats(2, scale=0.1),
+        "c.bias": np.array([0.3, -0.4], np.float32),
         "w": floats(32, 1, scale=0.1),
     }
     found = gradients(
         derived(model(nodes, ("n", 1, 4, 4), weights, metadata={"lipcompile.loss": "hinge"}), tmp_path)
     )
     assert attained(line(4, 3, padding=1)) <= found.pop("c.weight") <= 2.402
-    assert found == pytest.approx({"c.bias": 4.0, "Gemm_y.weight": 1 + 4.0}, rel=1e-12)
+    assert found == pytest.approx({"c.bias": 4.0, "Gemm_y.weight": 1 + 4 * 0.5}, rel=1e-5)
+
+
+@pytest.mark.parametrize(("stored", "bound"), [(0, 0.25), (0.1, 0.25), (0.5, 0.5), (2, 1)])
+def test_the_default_of_a_bias_has_room_for_its_values(stored: float, bound: float, tmp_path: Path) -> None:
+    """The bias stands at P = 16 positions, so 1/√P = 1/4; it is scaled down only from a norm above 1."""
+    weights = {"k": floats(1, 1, 1, 1, scale=0.1), "b": np.array([stored], np.float32)}
+    loaded = load(model([node("Conv", "x k b", "y")], ("n", 1, 4, 4), weights), tmp_path)
+    assert loaded.graph is not None
+    found = loaded.graph.parameters["Conv_y.bias"].constraint.bound
+    assert isinstance(found, Fraction)
+    assert float(found) == pytest.approx(bound, rel=1e-5)
+    assert [warning.code for warning in loaded.diagnostics] == ["LIP305"] * (stored > 1)
 
 
 def test_activations_that_do_not_fix_zero(tmp_path: Path) -> None:

@@ -33,6 +33,23 @@ def private(engine: PrivacyEngine, noise_multiplier: float = 1.0, max_steps: int
     return HELP["private"](engine=engine, **options)
 
 
+@pytest.mark.parametrize(("epsilon", "bands"), [(0.5, 1), (100.0, 8)])
+def test_the_target_chooses_the_bands(epsilon: float, bands: int) -> None:
+    """64 examples in batches of 8: little noise is worth all 8 bands, much noise none."""
+    engine = PrivacyEngine(accountant="rdp")
+    module = Net()
+    _, _, loader = engine.make_private_with_epsilon(
+        module=module,
+        optimizer=torch.optim.SGD(module.parameters(), lr=0.1),
+        data_loader=HELP["loader"](N, B),
+        target_epsilon=epsilon,
+        target_delta=1e-3,
+        epochs=2,
+        correlation={"kind": "correlated"},
+    )
+    assert loader.scheme.drawing.groups == bands
+
+
 def train(module: Any, optimizer: Any, loader: Any, *, steps: int) -> None:
     taken = 0
     while taken < steps:
@@ -128,6 +145,7 @@ def test_a_strategy_of_ones_own_is_checked_against_the_sampling() -> None:
         ({"correlation": BANDED, "secure": True}, "use one of the two"),
         ({"correlation": BANDED, "max_steps": None}, "give max_steps"),
         ({"correlation": {"kind": "correlated", "bands": 9}}, "9 bands need 9 batches"),
+        ({"correlation": {"kind": "correlated"}}, "without a target epsilon and delta"),
         ({"correlation": {"kind": "pink"}}, "must be correlated or blt"),
         ({"secure": True, "seed": 1}, "leave the seed out"),
     ],
