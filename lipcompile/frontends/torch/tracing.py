@@ -93,7 +93,7 @@ def written_buffers(program: ExportedProgram) -> list[str]:
         schema = getattr(node.target, "_schema", None)
         if schema is None or not schema.is_mutable or not node.args:
             continue
-        written = node.args[0]
+        written: Any = node.args[0]
         while _aliases(written):
             written = written.args[0]
         if getattr(written, "name", None) in buffers:

@@ -19,7 +19,8 @@ from lipcompile.frontends.onnx.constants import alike, fitted, plus_entries, sca
 from lipcompile.frontends.onnx.context import Context, shape_of
 from lipcompile.frontends.onnx.layout import FIRST
 from lipcompile.frontends.onnx.node import OnnxNode
-from lipcompile.frontends.onnx.values import Known, toggled
+from lipcompile.frontends.onnx.sizes import has_batch
+from lipcompile.frontends.onnx.values import OF_BATCH, Known, scalar, toggled
 from lipcompile.ops.linear.rules import DENSE, Dense
 from lipcompile.ops.merge.rules import MAXIMUM, PRODUCT, SUM, Sum
 from lipcompile.ops.pointwise.rules import BOUNDED, POINTWISE, TRUTHS, Name, Pointwise
@@ -98,8 +99,13 @@ def _operands(context: Context, node: OnnxNode) -> list[Value]:
 
 
 def _finite(array: Array) -> Array:
+    """Return an array of finite numbers, infinite ones cut; raises Refusal for NaN and for a size of the batch."""
     import numpy as np
 
+    if has_batch(array):
+        raise Refusal(
+            "LIP108", "a number is computed from the batch size: it differs from batch to batch", OF_BATCH
+        )
     numbers = np.clip(array.astype(np.float64), -LARGEST, LARGEST)
     if np.isnan(numbers).any():
         raise Refusal("LIP304", "a constant is NaN", "export the model again before training diverged")
@@ -274,12 +280,11 @@ def _power(context: Context, node: OnnxNode) -> Value:
     base, exponent = context.item(node, 0), context.item(node, 1)
     if isinstance(exponent, Known) and exponent.array.size == 1:
         operand, _ = fitted(context, node, context.tensor(node), exponent)
-        number = Fraction(float(exponent.array.reshape(-1)[0]))
-        return _apply(context, node, "power", [operand], number)
-    if not isinstance(base, Known) or base.array.size != 1 or not float(base.array.reshape(-1)[0]) > 0:
+        return _apply(context, node, "power", [operand], scalar(exponent))
+    if not isinstance(base, Known) or base.array.size != 1 or scalar(base) <= 0:
         raise Refusal("LIP100", "a power of two tensors is not Lipschitz")
     operand, _ = fitted(context, node, context.tensor(node, 1), base)
-    steeper = scaled(context, node, operand, Fraction(math.log(float(base.array.reshape(-1)[0]))), "_exponent")
+    steeper = scaled(context, node, operand, Fraction(math.log(scalar(base))), "_exponent")
     return _apply(context, node, "exp", [steeper])
 
 

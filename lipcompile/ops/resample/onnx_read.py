@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from lipcompile.core.graph import Value
 from lipcompile.core.record import Shape
 from lipcompile.diagnostics import Refusal
-from lipcompile.frontends.onnx.constants import plus_entries
+from lipcompile.frontends.onnx.constants import plus_entries, real
 from lipcompile.frontends.onnx.context import MIXES, Context, Importer, shape_of
 from lipcompile.frontends.onnx.file.memory import expect_array
 from lipcompile.frontends.onnx.node import OnnxNode
@@ -182,9 +182,8 @@ def _entries_at(context: Context, node: OnnxNode, data: Known) -> Value:
     vector = context.of_one_example(data, shape_of(places)).array
     if len(shape_of(places)) != 1 or vector.ndim != 1 or node.integer("axis", 0) not in (1, -1):
         raise Refusal("LIP110", "GatherElements at computed places is supported of constant vectors only")
-    found = rows_at(
-        context, node, places, replace(data, array=vector.reshape(-1, 1).astype("float32"), copies=None)
-    )
+    column = real(replace(data, array=vector.reshape(-1, 1), copies=None))
+    found = rows_at(context, node, places, column)
     return reshape_to(context, node, found, shape_of(places), "_entry")
 
 

@@ -184,6 +184,25 @@ def test_masks_that_cross_the_batch_are_refused(function: Any) -> None:
     assert {found.code for found in refused.value.diagnostics} <= {"LIP108", "LIP100", "LIP110"}
 
 
+OF_BATCH: dict[str, Callable[[Tensor], Tensor]] = {
+    "compared": lambda h: torch.where(h > h.shape[0], h, -h),
+    "power": lambda h: h.abs() ** h.shape[0],
+    "base": lambda h: torch.pow(h.shape[0], h),
+    "chosen": lambda h: torch.where(h > 0, h, h.shape[0]),
+    "quotient": lambda h: h.shape[0] / (1 + h * h),
+    "sum": lambda h: h / (h.sum() ** 2 + 1),
+    "rows": lambda h: h / (h + h.flip(0)),
+    "aligned": lambda h: torch.where(h[:, 0] > 0, h.T[:4], h.T[:4] * 2).T,
+}
+
+
+@pytest.mark.parametrize("name", OF_BATCH)
+def test_functions_of_the_batch_are_refused(name: str) -> None:
+    with pytest.raises(InputError) as refused:
+        lipcompile.private(Numbers(OF_BATCH[name]), (6,), bounds="clip")
+    assert {found.code for found in refused.value.diagnostics} <= {"LIP108", "LIP100", "LIP110", "LIP120"}
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_no_theorem_crosses_them(name: str) -> None:
     with pytest.raises(InputError, match=r"unsupported|not Lipschitz|discontinuous"):
