@@ -91,9 +91,9 @@ def written_buffers(program: ExportedProgram) -> list[str]:
     buffers, found = program.graph_signature.inputs_to_buffers, dict[str, None]()
     for node in program.graph.nodes:
         schema = getattr(node.target, "_schema", None)
-        if schema is None or not schema.is_mutable or not node.args:
+        written: Any = next(iter(node.args), None)
+        if schema is None or not schema.is_mutable:
             continue
-        written: Any = node.args[0]
         while _aliases(written):
             written = written.args[0]
         if getattr(written, "name", None) in buffers:

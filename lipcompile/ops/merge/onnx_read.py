@@ -16,7 +16,6 @@ from lipcompile.frontends.onnx.constants import (
     divided,
     fitted,
     limited,
-    real,
     scaled,
     widened,
 )
@@ -66,14 +65,20 @@ def _signed(known: Known, sign: Fraction) -> Known:
     if sign == 1:
         return known
     moves = (*known.moves, "negated") if known.sources else ()
-    return replace(known, array=-floats(real(known).array, "the operand"), moves=moves)
+    array = known.array if _is_whole(known) else floats(known.array, "the operand")
+    return replace(known, array=-array, moves=moves)
+
+
+def _is_whole(known: Known) -> bool:
+    """Whether a constant holds whole numbers, which are trained by nobody."""
+    return known.array.dtype.kind == "i"
 
 
 def _biased(context: Context, node: OnnxNode, operand: Value, known: Known) -> Value:
     """Add a constant that is the same for every example."""
     operand, aligned = fitted(context, node, operand, known)
     shape, name = BiasShape(tuple(aligned.array.shape)), f"{node.name}_shift" if node.reads else node.name
-    return context.parameters.add(BIAS, shape, operand, [("bias", aligned)], name)
+    return context.parameters.add(BIAS, shape, operand, [("bias", aligned)], name, frozen=_is_whole(known))
 
 
 def weighted_sum(
@@ -101,7 +106,7 @@ def multiply(context: Context, node: OnnxNode) -> Value:
         return context.add(node, PRODUCT, NoAttributes(), _one_of_whole_size(context, node, operands))
     value = context.tensor(node, index)
     if known.array.size > 1:
-        return factored(context, node, *fitted(context, node, value, known))
+        return factored(context, node, *fitted(context, node, value, known), frozen=_is_whole(known))
     return scaled(context, node, value, _number(context, known, value))
 
 

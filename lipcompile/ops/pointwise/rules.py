@@ -18,7 +18,7 @@ Name = Literal[Truth, Rounding, "constant", "exp", "log", "power", "quotient", "
 TRUTHS: tuple[Truth, ...] = get_args(Truth)
 OPERANDS = {"quotient": 2, "select": 3}
 # Whose output has a bound.
-BOUNDED = (*TRUTHS, "constant", "truncated", "select")
+BOUNDED: tuple[Name, ...] = (*TRUTHS, "constant", "truncated", "select")
 
 
 @dataclass(frozen=True, slots=True)

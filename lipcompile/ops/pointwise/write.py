@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
 
 from lipcompile.core.graph import Node
 from lipcompile.emitters.onnx.writer import Emit, Writer
@@ -43,7 +44,7 @@ def _nodes(writer: Writer, node: Node, x: Sequence[str]) -> str:
     special: Mapping[str, Callable[[], str]] = {
         "constant": lambda: op("Expand", writer.number(number), op("Shape", x[0])),
         "power": lambda: op("Pow", x[0], writer.number(number)),
-        "select": lambda: op("Where", op("Not", op("Equal", x[0], writer.number(0))), x[1], x[2]),
+        "select": lambda: op("Where", op("Not", op("Equal", x[0], writer.number(Fraction(0)))), x[1], x[2]),
         "truncated": lambda: _truncated(writer, x[0]),
     }
     if function in special:
