@@ -103,7 +103,7 @@ def written_buffers(program: ExportedProgram) -> list[str]:
 
 def _aliases(node: Any) -> bool:
     """Whether a traced operation returns its first argument, or a view of it."""
-    returns = getattr(getattr(getattr(node, "target", None), "_schema", None), "returns", ())
+    returns: Any = getattr(getattr(getattr(node, "target", None), "_schema", None), "returns", ())
     return bool(returns) and returns[0].alias_info is not None
 
 
