@@ -51,7 +51,9 @@ def instead(context: Context, node: OnnxNode) -> Value | None:
     Raises Refusal (LIP108) where that is all that is wrong.
     """
     make = _FUNCTIONS.get(node.op_type)
-    if make is None or context.layout != FIRST:
+    read = [context.items.get(name) for name in node.proto.input]
+    poisoned = any(isinstance(item, Value) and item.shape is None for item in read)
+    if make is None or poisoned or context.layout != FIRST:
         return None
     try:
         return make(context, node)
