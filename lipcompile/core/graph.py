@@ -439,6 +439,14 @@ class GraphBuilder:
         )
         return name
 
+    def parameter(self, name: str) -> Parameter:
+        """Return a parameter that has been added."""
+        return self._parameters[name]
+
+    def constrain(self, name: str, constraint: Constraint) -> None:
+        """Give a parameter that has been added another constraint, of a kind that its op takes."""
+        self._parameters[name] = replace(self._parameters[name], constraint=constraint)
+
     def _path(self, inputs: Sequence[Value]) -> tuple[str, ...]:
         """Return the last nodes on the way here along first operands, for diagnostics."""
         path: list[str] = []

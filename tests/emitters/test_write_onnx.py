@@ -152,7 +152,7 @@ ROUND_TRIPS = {
     "mlp": """input x: tensor[6], norm <= 2
         dense(8, bias=1); groupsort; dense(4); groupsort(4); fullsort; dense(3)""",
     "convnet": """input x: tensor[2, 6, 6], norm <= 1
-        conv2d(4, kernel=3, padding=1, stride=2, bias=1); maxmin; max_pool(2, stride=1); l2_pool(2)
+        conv2d(4, kernel=3, padding=1, stride=2, bias=1/3); maxmin; max_pool(2, stride=1); l2_pool(2)
         conv_transpose2d(2, kernel=2, stride=2, groups=2); avg_pool(2, padding=1, count_include_pad=false)
         upsample(2, mode=bilinear); global_avg_pool; dense(3)""",
     "activations": """input x: tensor[6], norm <= 2

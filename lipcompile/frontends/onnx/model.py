@@ -88,6 +88,7 @@ class _Import:
         for node in nodes:
             visitor.visit(node)
         output = self._as_output(visitor, output_name)
+        context.parameters.level()
         return self.builder.finish(output, self._loss())
 
     # The graph's ends

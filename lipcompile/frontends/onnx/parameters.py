@@ -33,6 +33,7 @@ _GIVEN = re.compile(r"(?!.*(?:^|_)\d+$)[A-Za-z]\w*(?:\.\w+)*", re.ASCII)
 
 Key = tuple[frozenset[str], tuple[Hashable, ...]]
 
+ONE = Fraction(1)
 # `keep` leaves room for the projection, which certifies by other means, to find the imported weight inside.
 HEADROOM = 1 + Fraction(1, 2**20)
 # Norms above the bound by less than this are rounding, not news.
@@ -86,6 +87,7 @@ class Parameters:
     _owners: dict[str, tuple[Key, str, Array]] = field(default_factory=dict)
     _cut: dict[str, Hashable] = field(default_factory=dict)
     _held: set[str] = field(default_factory=set)
+    _alike: dict[Hashable, list[str]] = field(default_factory=dict)
 
     def sources(self, names: Iterable[str]) -> frozenset[str]:
         """Return those of some constants that may be trained: what makes a weight of what is computed of them."""
@@ -143,6 +145,17 @@ class Parameters:
                 self._register(use, choices[use.role], f"{value.name}.{use.role}")
         return value
 
+    def level(self) -> None:
+        """Give biases of one shape, at equally many positions, one bound: the largest of theirs.
+
+        So blocks that are repeated in a file stay copies of each other, whatever their weights are.
+        """
+        for names in self._alike.values():
+            found = [self.builder.parameter(name).constraint for name in names]
+            largest = max(found, key=lambda one: one.bound if isinstance(one.bound, Fraction) else ONE)
+            for name in names:
+                self.builder.constrain(name, largest)
+
     def _own_name(self, tensors: Sequence[tuple[str, Known]]) -> str:
         """Return what a stored tensor is called that is no layer's: positions, a class token. Empty for others."""
         (role, known), *others = tensors
@@ -194,6 +207,9 @@ class Parameters:
         if choice.shared is not None or choice.initial is None or not choice.trainable:
             return
         self._owners |= dict.fromkeys(use.known.sources, (use.key, parameter, choice.initial))
+        if use.shifts and self.options.bias_bound is None and self.options.constraint != "keep":
+            alike = (use.op.name, use.role, choice.initial.shape, use.room)
+            self._alike.setdefault(alike, []).append(parameter)
         self._warn(use, choice, parameter)
 
     def _is_trainable(self, use: Use) -> bool:
@@ -218,7 +234,7 @@ class Parameters:
         return Constraint("spectral", _roomy(measured.bound), measured.method)
 
     def _ball(self, use: Use, array: Array, trainable: bool) -> Fraction:
-        """Return the bound of a bias or of tokens: by default room for the stored values, but at most 1.
+        """Return the bound of a bias or of tokens: by default room for the stored values, up to 1; see `level`.
 
         A bias is added at P positions, with the norm √P·B in all. It always has room for a total of 1.
         """
@@ -227,7 +243,7 @@ class Parameters:
         stored = _roomy(norms.euclidean_norm(array)) if _is_finite(array) else Fraction(1)
         if not trainable or self.options.constraint == "keep":
             return stored
-        return min(Fraction(1), max(stored, use.room))
+        return min(ONE, max(stored, use.room))
 
     def _warn(self, use: Use, choice: ParameterChoice, parameter: str) -> None:
         """Say so if the first projection will change what was imported; with clips there is none."""

@@ -93,6 +93,24 @@ def test_the_default_of_a_bias_has_room_for_its_values(stored: float, bound: flo
     assert [warning.code for warning in loaded.diagnostics] == ["LIP305"] * (stored > 1)
 
 
+def test_alike_biases_share_the_largest_of_their_bounds(tmp_path: Path) -> None:
+    """Three on 16 positions, of which one has no twin: it has two channels."""
+    nodes = [
+        node("Conv", "x k a", "h"),
+        node("Conv", "h k2 b", "g"),
+        node("Conv", "g k3 c", "y"),
+    ]
+    weights = {f"k{index}": floats(1, 1, 1, 1, scale=0.1) for index in ("", "2")}
+    weights |= {"k3": floats(2, 1, 1, 1, scale=0.1), "c": np.array([0.8, 0], np.float32)}
+    weights |= {"a": np.array([0.3], np.float32), "b": np.array([-0.5], np.float32)}
+    graph = load(model(nodes, ("n", 1, 4, 4), weights), tmp_path).graph
+    assert graph is not None
+    found = [parameter.constraint.bound for name, parameter in graph.parameters.items() if name.endswith("bias")]
+    assert [float(bound) for bound in found if isinstance(bound, Fraction)] == pytest.approx(
+        [0.5, 0.5, 0.8], rel=1e-5
+    )
+
+
 def test_activations_that_do_not_fix_zero(tmp_path: Path) -> None:
     """Softplus adds √n·ln 2 to the norm, a residual sums: X(s) = 1 + 2·ln 2, X(y) = X(s) + 1, K = X(y)."""
     nodes = [node("Softplus", "x", "s"), node("Add", "s x", "a"), node("Gemm", "a w", "y")]
