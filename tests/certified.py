@@ -51,7 +51,7 @@ def network_of(case: Case) -> Graph:
     if op.lipschitz is None:
         norm = None if op.takes == "tokens" else case.bounds[0].norm
         shape = case.site.inputs[0]
-        operands = [builder.input("x", shape, norm, False, None, tokens=op.takes == "tokens")]
+        operands = [builder.input("x", shape, norm, False, None, tokens=op.takes == "tokens")] * len(case.bounds)
     else:
         x = builder.input("x", (3,), case.bounds[0].norm, False, None)
         operands = [_dense_to(builder, x, shape) for shape in case.site.inputs]

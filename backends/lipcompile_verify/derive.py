@@ -127,7 +127,7 @@ class Derivation:
         x = [self.extents[operand] for operand in node.inputs]
         trainable = [role for role, name in node.parameters.items() if self.graph.parameters[name].trainable]
         node.kappa = {role: rule.roles[role].kappa(s, x) for role in trainable}
-        node.slopes = [real(slope) for slope in rule.slopes(s, x)] if rule.slopes else [UNBOUNDED]
+        node.slopes = [real(slope) for slope in rule.slopes(s, x)] if rule.slopes else [UNBOUNDED] * len(x)
         above = self.trained & {*node.inputs}
         require(rule.slopes or not above, "it is discontinuous, and a trained parameter comes before it")
         proved = any(node.parameters[role] not in self.lengths for role in trainable)

@@ -599,6 +599,27 @@ def _selection(attributes: str) -> Op:
     return Op(attributes, shape, lambda s, x: _beside(x, True), _ones, **more)
 
 
+# Functions of entries without slopes: those whose values are 0 or 1, and how many operands the others have
+
+DECIDED = "equal|greater|at_least|is_nan|is_infinite"
+PLACES = {"select": 3, "quotient": 2}
+AT_PLACES = f"function:{DECIDED}|constant|truncated|floor|ceil|round|exp|log|power|quotient|select number:q"
+
+
+def _at_places(s: Any) -> Any:
+    return ok(s.I[0], len({*s.I}) == 1, len(s.I) == PLACES.get(s.function, 1))
+
+
+def _values(s: Any, x: Sequence[Extent]) -> Bounds:
+    if s.function == "truncated":
+        return [*x[0]]
+    if s.function == "select":
+        _, (norm, row, entry), (norm_2, row_2, entry_2) = x
+        return [root(norm * norm + norm_2 * norm_2), root(row * row + row_2 * row_2), most(entry, entry_2)]
+    size = {"constant": abs(s.number)}.get(s.function, 1 if s.function in DECIDED.split("|") else None)
+    return [UNBOUNDED] * 3 if size is None else [root(s.N) * size, root(s.D) * size, root(1) * size]
+
+
 # Attention: the quantities of section 3a
 
 
@@ -680,6 +701,7 @@ MERGE_OPS = {
     "matmul": Op("", _matrices, _multiplied, _spectral, operands=(2, 2)),
     "concat": Op("axis:i", _joined, lambda s, x: _beside(x, last(s)), _ones, operands=(1, MOST_NODES), parts=True),
     "maximum": _selection(""), "minimum": _selection(""), "where": _selection("mask:flag*"),
+    "pointwise": Op(AT_PLACES, _at_places, _values, None, operands=(1, 3)),
     "class_token": Op("count:n axis:i last:flag", lambda s: instead(s, along(s) + s.count),
                       lambda s, x: _beside([x[0], Extent(*[s.T["tokens"]] * 3)], last(s)), _one,
                       {"tokens": Role(lambda s: instead(s, s.count), "ball", lambda s, x: real(1))}),

@@ -65,6 +65,7 @@ NODES: Mapping[str, str] = {
     "expand": "functional.expand({x}, {shape})",
     "colour_space": "functional.colour_space({x}, {space})",
     "hsv": "functional.hsv({x})",
+    "pointwise": "functional.pointwise({function}, {operands}{number:?number=0.0})",
     "scattering2d": "functional.scattering2d({x}, {scales}, angles={angles}, order={order})",
     "add": "{sum}",
     "multiply": "{product}",

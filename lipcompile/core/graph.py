@@ -262,6 +262,7 @@ class GraphBuilder:
     _parameters: dict[str, Parameter] = field(default_factory=dict)
     _made: dict[str, Node] = field(default_factory=dict)
     _clips: dict[str, ClipGroup] = field(default_factory=dict)
+    _trained: set[str] = field(default_factory=set)
     _names: Names = field(default_factory=Names)
 
     def input(
@@ -323,6 +324,8 @@ class GraphBuilder:
         site = Site(attributes, known, output)
         self._made[own] = Node(own, op, attributes, operands, site, roles, location, scope)
         self._nodes.append(self._made[own])
+        if any(choice.trainable for _, choice in chosen.values()) or not self._trained.isdisjoint(operands):
+            self._trained.add(own)
         return Value(own, output)
 
     def clip(self, group: ClipGroup) -> None:
@@ -338,6 +341,10 @@ class GraphBuilder:
     def holds_tokens(self, value: Value) -> bool:
         """Whether a value is the input of a model of tokens."""
         return self._input is not None and self._input.tokens and value.name == self._input.name
+
+    def is_frozen(self, value: Value) -> bool:
+        """Whether no parameter that is trained has a part in a value: no cotangent need reach it."""
+        return value.name not in self._trained
 
     def declared_norm(self, value: Value) -> Scalar | None:
         """Return the declared norm of the input, None for any other value."""

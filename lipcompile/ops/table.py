@@ -15,6 +15,7 @@ from lipcompile.ops.merge import rules as merge
 from lipcompile.ops.normalisation import local_response
 from lipcompile.ops.normalisation import rules as normalisation
 from lipcompile.ops.parametric import rules as parametric
+from lipcompile.ops.pointwise import rules as pointwise
 from lipcompile.ops.pool import rules as pool
 from lipcompile.ops.reduce import rules as reduce
 from lipcompile.ops.resample import rules as resample
@@ -26,7 +27,7 @@ from lipcompile.ops.whitening import rules as whitening
 # fmt: off
 _FAMILIES = (
     linear, conv, activation, parametric, pool, reduce, shape, resample, colour, scattering, whitening, merge,
-    attention, dot_product, embedding, normalisation, local_response, softmax,
+    attention, dot_product, embedding, normalisation, local_response, softmax, pointwise,
 )
 # fmt: on
 OPS: tuple[AnyOp, ...] = tuple(op for family in _FAMILIES for op in family.OPS)

@@ -278,6 +278,13 @@ PADDED = """
 def net():
     return nn.Sequential(nn.Embedding(20, 4, padding_idx=0), nn.Flatten(), nn.Linear(16, 2))
 """
+WRITTEN = """
+
+def net():
+    network = Network()
+    network.register_buffer("mean", torch.zeros(4))
+    return network
+"""
 HALVED = """
 
 def net():
@@ -491,6 +498,11 @@ CASES: Mapping[str, Case] = {
     "LIP125": Case(
         "check net_125:net --input-shape 4 --loss cross_entropy --bounds clip",
         module("125", "return x", PADDED),
+        0,
+    ),
+    "LIP126": Case(
+        "check net_126:net --input-shape 4 --loss cross_entropy --bounds clip",
+        module("126", "self.mean += 1; return self.layer(x - self.mean)", WRITTEN),
         0,
     ),
     "LIP201": Case("check model.lip", example("LIP201"), 0),

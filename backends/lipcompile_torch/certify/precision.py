@@ -370,7 +370,7 @@ _EXACT = (
 _ENTRYWISE = (
     *("sin", "cos", "atan", "asinh", "erf", "leaky_relu", "tanh", "sigmoid", "softplus", "elu", "celu", "selu"),
     *("gelu", "silu", "mish", "hard_swish", "hard_sigmoid", "hardtanh", "softsign", "prelu", "scale", "bias"),
-    *("householder", "fixed_householder", "dropout", "grouped_dropout"),
+    *("householder", "fixed_householder", "dropout", "grouped_dropout", "pointwise"),
 )
 
 _COUNTS: Mapping[str, Count] = {

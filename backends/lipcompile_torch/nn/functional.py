@@ -28,6 +28,7 @@ from .normalisation import l2_norm as l2_norm
 from .normalisation import layer_norm as layer_norm
 from .normalisation import local_response_norm as local_response_norm
 from .normalisation import rms_norm as rms_norm
+from .pointwise import pointwise as pointwise
 from .pooling import avg_pool as avg_pool
 from .pooling import global_avg_pool as global_avg_pool
 from .pooling import l2_pool as l2_pool

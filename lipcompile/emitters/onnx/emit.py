@@ -32,6 +32,7 @@ from lipcompile.ops.linear import write as linear
 from lipcompile.ops.merge import write as merge
 from lipcompile.ops.normalisation import write as normalisation
 from lipcompile.ops.parametric import write as parametric
+from lipcompile.ops.pointwise import write as pointwise
 from lipcompile.ops.pool import write as pool
 from lipcompile.ops.reduce import write as reduce
 from lipcompile.ops.resample import write as resample
@@ -44,7 +45,7 @@ from lipcompile.version import __version__
 # fmt: off
 _FAMILIES = (
     linear, conv, embedding, activation, parametric, pool, reduce, shape, resample, colour, scattering, whitening,
-    merge, attention, normalisation, softmax,
+    merge, attention, normalisation, softmax, pointwise,
 )
 # fmt: on
 EMITTERS: Mapping[str, Emit] = {op: emit for family in _FAMILIES for op, emit in family.EMITTERS.items()}

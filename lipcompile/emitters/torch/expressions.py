@@ -22,6 +22,7 @@ from lipcompile.ops.loss.write import loss_expression
 from lipcompile.ops.merge import write as merge
 from lipcompile.ops.normalisation import write as normalisation
 from lipcompile.ops.parametric import write as parametric
+from lipcompile.ops.pointwise import write as pointwise
 from lipcompile.ops.pool import write as pool
 from lipcompile.ops.reduce import write as reduce
 from lipcompile.ops.resample import write as resample
@@ -113,7 +114,7 @@ LAYERS: Mapping[str, Layer] = {
 # fmt: off
 _WITH_EXPRESSIONS = (
     activation, parametric, pool, reduce, shape, resample, merge, attention, normalisation, colour, scattering,
-    softmax,
+    softmax, pointwise,
 )
 # fmt: on
 EXPRESSIONS: Mapping[str, Expression] = {

@@ -17,6 +17,7 @@ from lipcompile.diagnostics import Refusal
 from lipcompile.frontends.onnx.context import Context, shape_of
 from lipcompile.frontends.onnx.file.memory import expect_array
 from lipcompile.frontends.onnx.node import OnnxNode
+from lipcompile.frontends.onnx.sizes import has_batch
 from lipcompile.frontends.onnx.values import Known, floats, scalar
 from lipcompile.ops.merge.rules import PRODUCT, SUM, WHERE, Sum, Where
 from lipcompile.ops.normalisation.onnx_read import factored, shift
@@ -67,9 +68,16 @@ def alike(context: Context, node: OnnxNode, operands: Sequence[Value]) -> list[V
     return [widened(context, node, operand, shape, f"_copies{i}") for i, operand in enumerate(operands)]
 
 
+def real(known: Known) -> Known:
+    """Return whole numbers as real ones, which those that are computed from tokens are here."""
+    if known.array.dtype.kind not in "iu" or has_batch(known.array):
+        return known
+    return replace(known, array=known.array.astype("float64"))
+
+
 def fitted(context: Context, node: OnnxNode, operand: Value, known: Known) -> tuple[Value, Known]:
     """Return a tensor and a constant of one example, the tensor copied where the constant is longer."""
-    aligned = context.of_one_example(known, shape_of(operand))
+    aligned = context.of_one_example(real(known), shape_of(operand))
     shape = broadcast([shape_of(operand), aligned.array.shape])
     return widened(context, node, operand, shape), aligned
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lipcompile.core.graph import GraphBuilder, Value
-from lipcompile.core.record import AnyOp, Shape
+from lipcompile.core.record import AnyOp, NoAttributes, Shape
 from lipcompile.diagnostics import Refusal
 from lipcompile.frontends.onnx.file.read import OFFICIAL_DOMAINS
 from lipcompile.frontends.onnx.layout import FIRST, MIXES, Layout, Placed, placed
@@ -15,7 +15,12 @@ from lipcompile.frontends.onnx.node import OnnxNode, module_of
 from lipcompile.frontends.onnx.parameters import Parameters
 from lipcompile.frontends.onnx.sizes import BATCH
 from lipcompile.frontends.onnx.values import Extreme, Item, Known, Strided, Unfinished
-from lipcompile.ops.shape.rules import Slice
+from lipcompile.ops.embedding.rules import Embedding
+from lipcompile.ops.shape.rules import Reshape, Slice
+from lipcompile.ops.table import OP_BY_NAME
+
+# What tokens pass as they are; to everything else they are numbers.
+_READ_TOKENS = ("Cast", "CastLike", "Gather", "Identity", "Reshape", "Shape", "Size")
 
 # Also for the importers, which name it with what they refuse.
 __all__ = ["MIXES", "Blamed", "Context", "Importer", "as_tensor", "shape_of"]
@@ -37,8 +42,8 @@ class Context:
     batch: the declared size of the batch, if it is fixed. absorbed: tensors that an earlier node has computed.
     parts: which slice of which tensor a value is. views: tensors reshaped for a MaxMin, by tensor and shape.
     layout: where the tensors that the current node reads have their batch. makers: the node that puts out a
-    tensor. alone: products of two tensors that are known to be part of no spelling. found_alone: those that have
-    turned out to be none.
+    tensor. alone: products of two tensors that have turned out to be part of no spelling. tokens: those of the
+    input as numbers, once something has computed with them.
     """
 
     builder: GraphBuilder
@@ -54,8 +59,8 @@ class Context:
     parts: dict[str, tuple[Value, Slice]] = field(default_factory=dict)
     views: dict[tuple[str, Shape], Value] = field(default_factory=dict)
     layout: Layout = FIRST
-    alone: frozenset[str] = frozenset()
-    found_alone: set[str] = field(default_factory=set)
+    alone: set[str] = field(default_factory=set)
+    tokens: Value | None = None
 
     # Operands
 
@@ -76,7 +81,46 @@ class Context:
             return item.value
         if isinstance(item, Value | Placed) and self.layout != FIRST:
             raise Refusal("LIP108", f"{node.op_type} meets tensors whose batch stands at different axes", MIXES)
-        return as_tensor(item, node.op_type)
+        value = as_tensor(item, node.op_type)
+        return value if node.op_type in _READ_TOKENS else self.numbers(value)
+
+    def numbers(self, value: Value) -> Value:
+        """Return tokens as numbers, by a frozen embedding whose row t is the number t; any other value as it is.
+
+        Tokens without an embedding that says how many there are stay tokens.
+        """
+        if not self.builder.holds_tokens(value) or value.shape is None:
+            return value
+        if self.tokens is None and (entries := self._vocabulary()) is not None:
+            import numpy as np
+
+            table = Known(np.arange(entries, dtype=np.float32)[:, None])
+            op, attributes = OP_BY_NAME["embedding"], Embedding(entries, 1)
+            made = self.parameters.add(op, attributes, value, [("table", table)], "numbers", frozen=True)
+            kind, target = (
+                (OP_BY_NAME["flatten"], NoAttributes())
+                if len(value.shape) == 1
+                else (OP_BY_NAME["reshape"], Reshape(value.shape))
+            )
+            self.tokens = self.builder.add(kind, target, [made], name="numbers_row")
+        return self.tokens or value
+
+    def _vocabulary(self) -> int | None:
+        """Return how many tokens there are: as many as the smallest table that they select rows of has."""
+        tables = [
+            self.items.get(node.proto.input[0])
+            for node in self.makers.values()
+            if node.op_type == "Gather" and self._holds_tokens(node.proto.input[1])
+        ]
+        sizes = [len(table.array) for table in tables if isinstance(table, Known) and table.array.ndim == 2]
+        return min(sizes, default=None)
+
+    def _holds_tokens(self, name: str) -> bool:
+        """Whether a tensor is the tokens of the input, unchanged."""
+        while (maker := self.makers.get(name)) is not None and maker.op_type in _READ_TOKENS:
+            name = maker.proto.input[0]
+        item = self.items.get(name)
+        return isinstance(item, Value) and self.builder.holds_tokens(item)
 
     def shape(self, node: OnnxNode, index: int = 0) -> Shape:
         """Return the shape of such an operand, the batch axis left out."""

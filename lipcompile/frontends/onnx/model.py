@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -61,25 +61,9 @@ def imported(
         options.repairs.prepare(model)
     at = Location(source.path) if source.format == "onnx" else None
 
-    def read(alone: frozenset[str]) -> tuple[Loaded, set[str]]:
-        reading = _Import(model, options, GraphBuilder(source.name), at, frozen, alone)
-        graph = reading.run()
-        return Loaded(source, graph, tuple(reading.builder.diagnostics)), reading.found_alone
-
-    told = len(options.repairs.made) if options.repairs is not None else 0
-    alone: set[str] = set()
-    loaded, more = read(frozenset())
-    first = loaded
-    while not more <= alone:
-        if options.repairs is not None:  # what is fixed is told once
-            del options.repairs.made[told:]
-        alone |= more
-        loaded, more = read(frozenset(alone))
-    return loaded if loaded.graph is not None or _errors(loaded) < _errors(first) else first
-
-
-def _errors(loaded: Loaded) -> int:
-    return sum(found.severity == Severity.ERROR for found in loaded.diagnostics)
+    reading = _Import(model, options, GraphBuilder(source.name), at, frozen)
+    graph = reading.run()
+    return Loaded(source, graph, tuple(reading.builder.diagnostics))
 
 
 @dataclass(slots=True)
@@ -89,8 +73,6 @@ class _Import:
     builder: GraphBuilder
     at: Location | None
     frozen: frozenset[str] | None
-    alone: frozenset[str]
-    found_alone: set[str] = field(default_factory=set)
 
     def run(self) -> Graph | None:
         """Import every node in order, then the output and the loss."""
@@ -145,6 +127,8 @@ class _Import:
                 raise Refusal("LIP204", "the output is the tokens themselves", "look them up in an embedding")
             return output
         except Blamed:
+            if visitor.finish([name]):
+                return self._as_output(visitor, name)
             visitor.blame([name])
             return Value(name, None)
         except Refusal as refusal:
@@ -201,8 +185,6 @@ class _Import:
             makers={output: node for node in nodes for output in node.outputs if output},
             outputs=frozenset(output.name for output in graph.output),
             loss=(self._declared_loss() or "").partition(":")[0] or None,
-            alone=self.alone,
-            found_alone=self.found_alone,
         )
         context.items |= values
         self._store_weights(context)

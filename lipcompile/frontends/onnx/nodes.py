@@ -28,6 +28,7 @@ from lipcompile.frontends.onnx.values import Item, Known, Unfinished, fold
 from lipcompile.frontends.repairs import Repairs, groups_of
 from lipcompile.ops.normalisation.onnx_read import affine, per_channel
 from lipcompile.ops.normalisation.rules import Center, GroupNorm
+from lipcompile.ops.pointwise import onnx_read as pointwise
 from lipcompile.ops.table import OP_BY_NAME
 
 FOLDED_ALONE = ("Constant",)
@@ -55,17 +56,71 @@ class Visitor:
         try:
             self._store(node, self._import(node))
         except Blamed:
+            if self.finish(node.proto.input):
+                self.visit(node)
+                return
             self.blame(node.proto.input)
             self._poison(node)
             return
         except Refusal as refusal:
             instead = repaired(self.context, node, refusal)
-            if instead is None:
+            if instead is not None:
+                self._store(node, [placed(instead, self.context.layout)])
+            elif self._waits(node, refusal):
                 self._refuse(node, refusal)
             else:
-                self._store(node, [placed(instead, self.context.layout)])
+                self._computed_otherwise(node, refusal)
         at = self.at or node.traced
         found[first:] = [replace(d, node=node.label, op=node.shown, location=at) for d in found[first:]]
+
+    def finish(self, names: Iterable[str]) -> bool:
+        """Compute what these tensors come from that has no bound, as far as it may be computed without one.
+
+        Returns whether nothing is left to blame.
+        """
+        finished = [self._finished(name) for name in names]
+        return all(finished)
+
+    def _finished(self, name: str) -> bool:
+        node = self.context.makers.get(name)
+        if node is None or not isinstance(self.context.items.get(name), Unfinished):
+            return True
+        if not self.finish(node.proto.input):
+            return False
+        item = self.context.items[name]
+        if not isinstance(item, Unfinished):  # a node before it has absorbed it
+            return True
+        self.context.alone.update(node.outputs)
+        found = self.context.builder.diagnostics
+        first = len(found)
+        try:
+            results = self._import(node)
+        except Refusal as refusal:
+            return self._computed_otherwise(node, item.refusal if item.node is node else refusal)
+        if any(d.severity == Severity.ERROR for d in found[first:]):  # then the first cause is told instead
+            del found[first:]
+            return self._computed_otherwise(node, item.refusal, item)
+        self._store(node, results)
+        return True
+
+    def _computed_otherwise(self, node: OnnxNode, refusal: Refusal, cause: Unfinished | None = None) -> bool:
+        """Compute a refused node as functions without a Lipschitz constant; refuse it where none is allowed.
+
+        cause: what is refused in its place.
+        """
+        try:
+            instead = pointwise.instead(self.context, node)
+        except Refusal as mixing:
+            refusal, instead = mixing, None
+        if instead is None and cause is not None:
+            self._report(cause.node, refusal, cause.operands)
+            self._poison(node)
+        elif instead is None:
+            self._refuse(node, refusal)
+        if instead is None:
+            return False
+        self._store(node, [instead])
+        return True
 
     def blame(self, names: Iterable[str]) -> None:
         """Report what these tensors come from that has no bound: it has turned out to be part of no spelling."""
@@ -80,8 +135,6 @@ class Visitor:
             waiting += node.proto.input
         for node, item in reversed(causes):
             if item.node is node:
-                if node.op_type == "MatMul":
-                    self.context.found_alone.add(node.outputs[0])
                 self._report(node, item.refusal, item.operands)
             elif node.op_type not in IMPORTERS and item.node.op_type not in _DRAWING:
                 self._report(node, unsupported(node.op_type, standard=True), ())
@@ -94,11 +147,16 @@ class Visitor:
         """Keep a possible part of a spelling in mind; report anything else."""
         operands = self._operands(node)
         tensors = [tensor for item in operands if (tensor := _tensor(item)) is not None]
-        if node.op_type in PARTS and refusal.code in _ALONE and (tensors or node.op_type in _DRAWING):
+        if self._waits(node, refusal):
             self._store(node, [Unfinished(node, refusal, tuple(tensors))] * len(node.outputs))
             return
         self.context.builder.refuse(refusal, name=node.label, op=node.shown, inputs=tensors)
         self._poison(node)
+
+    def _waits(self, node: OnnxNode, refusal: Refusal) -> bool:
+        """Whether a refused node may yet be a part of a spelling."""
+        reads = any(_tensor(item) is not None for item in self._operands(node))
+        return node.op_type in PARTS and refusal.code in _ALONE and (reads or node.op_type in _DRAWING)
 
     def _poison(self, node: OnnxNode) -> None:
         known = any(not isinstance(item, Known) for item in self._operands(node))

@@ -55,7 +55,7 @@ _BY_VERSION: Mapping[int, str] = {
         "Clip Concat Exp Expand Floor Gather GatherElements GatherND Gemm Greater LRN Less Log LogSoftmax MatMul "
         "Max Mean Min Neg Reciprocal ReduceSum Slice Softmax Sqrt Sum Tile"
     ),
-    14: "Add Div Mul Sub Trilu",
+    14: "Add CumSum Div Mul Sub Trilu",
     15: "BatchNormalization Pow",
     16: "GreaterOrEqual LessOrEqual PRelu Where",
     17: "LayerNormalization",

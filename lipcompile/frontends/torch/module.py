@@ -31,6 +31,7 @@ from lipcompile.frontends.torch.tracing import (
     retraced,
     traced,
     untraceable,
+    written_buffers,
 )
 from lipcompile.frontends.torch.translation import digest, line_of, translated
 
@@ -126,6 +127,7 @@ def _loaded(module: Module, examples: Sequence[Example], name: str, path: str, o
             *loaded.diagnostics,
             *_parametrised(module),
             *_ignored(module),
+            *_written(module, program),
             *_left_out(module, model),
             *_rounded(module),
         ),
@@ -191,6 +193,21 @@ def _ignored(module: Module) -> Iterator[Diagnostic]:
                     f"`{name or 'the embedding'}`: {option} is ignored, all rows of the table are trained alike"
                 )
                 yield Diagnostic("LIP125", message, "leave it out", Severity.WARNING, node=name or None)
+
+
+def _written(module: Module, program: ExportedProgram) -> Iterator[Diagnostic]:
+    """Yield a warning of buffers that `forward` writes into; those of norms have messages of their own."""
+    from torch.nn.modules.batchnorm import _NormBase
+
+    written = [
+        name
+        for name in written_buffers(program)
+        if not isinstance(module.get_submodule(name.rpartition(".")[0]), _NormBase)
+    ]
+    if written:
+        message = f"`forward` writes into {_listed(written)}: the emitted module keeps what is stored there now"
+        help_line = "leave the writing out, or compute it from the example in each pass"
+        yield Diagnostic("LIP126", message, help_line, Severity.WARNING)
 
 
 def _left_out(module: Module, model: ModelProto) -> Iterator[Diagnostic]:

@@ -86,6 +86,27 @@ def has_open_batch(program: ExportedProgram) -> bool:
     return bool(ranges)
 
 
+def written_buffers(program: ExportedProgram) -> list[str]:
+    """Return the names of the buffers that a traced module writes into, through views as well."""
+    buffers, found = program.graph_signature.inputs_to_buffers, dict[str, None]()
+    for node in program.graph.nodes:
+        schema = getattr(node.target, "_schema", None)
+        written: Any = next(iter(node.args), None)
+        if schema is None or not schema.is_mutable:
+            continue
+        while _aliases(written):
+            written = written.args[0]
+        if getattr(written, "name", None) in buffers:
+            found[buffers[written.name]] = None
+    return list(found)
+
+
+def _aliases(node: Any) -> bool:
+    """Whether a traced operation returns its first argument, or a view of it."""
+    returns: Any = getattr(getattr(getattr(node, "target", None), "_schema", None), "returns", ())
+    return bool(returns) and returns[0].alias_info is not None
+
+
 def retraced(module: Module, examples: Sequence[Example]) -> ExportedProgram:
     """Trace a module once more that takes a fixed size of the batch only, with another one; raises Untraceable."""
     try:

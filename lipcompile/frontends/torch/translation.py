@@ -36,6 +36,30 @@ def translated(program: ExportedProgram) -> ModelProto:
 
     Raises Untraceable.
     """
+    try:
+        return _translated(program)
+    except Untraceable as refused:
+        if refused.diagnostic.code != "LIP121" or not _keep_copies(program):
+            raise
+    return _translated(program)
+
+
+def _keep_copies(program: ExportedProgram) -> bool:
+    """Turn what makes a tensor contiguous into a copy; return whether there is any.
+
+    torch.onnx drops it where it believes the tensor contiguous, decomposes attention to one that puts out another
+    layout, and then says that the view behind it is none.
+    """
+    import torch
+
+    aten = torch.ops.aten
+    found = [node for node in program.graph.nodes if node.target == aten.contiguous.default]
+    for node in found:
+        node.target, node.kwargs = aten.clone.default, {"memory_format": torch.contiguous_format}
+    return bool(found)
+
+
+def _translated(program: ExportedProgram) -> ModelProto:
     import torch
     from onnxscript import optimizer
 

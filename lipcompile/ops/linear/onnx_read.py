@@ -12,9 +12,10 @@ from lipcompile.core.graph import Value
 from lipcompile.core.record import AnyOp, NoAttributes
 from lipcompile.diagnostics import Refusal
 from lipcompile.frontends.onnx.context import MIXES, Context, Importer, shape_of
+from lipcompile.frontends.onnx.file.memory import expect_array
 from lipcompile.frontends.onnx.layout import Placed
 from lipcompile.frontends.onnx.node import OnnxNode, module_of
-from lipcompile.frontends.onnx.values import Known, floats, toggled
+from lipcompile.frontends.onnx.values import Known, floats, scalar, toggled
 from lipcompile.ops.conv.rules import CONV, CONV_TRANSPOSE, Conv
 from lipcompile.ops.linear.rules import BIAS, DENSE, BiasShape, Dense
 from lipcompile.ops.merge.rules import MATMUL, SUM, Sum
@@ -200,6 +201,27 @@ def _from_left(context: Context, node: OnnxNode) -> Value:
     return permute(context, node, parametric(context, node, layer), order, "_back")
 
 
+def running_sum(context: Context, node: OnnxNode) -> Value:
+    """Sums of all entries up to each one along an axis of the example: a product with a fixed triangle of ones."""
+    import numpy as np
+
+    operand, axis = context.tensor(node), context.known(node, 1, "the axis")
+    if axis is None:
+        raise Refusal("LIP102", "CumSum without an axis")
+    rank = len(shape_of(operand))
+    along = context.axis(node, int(scalar(axis)), rank + 1)
+    size = shape_of(operand)[along]
+    expect_array((size, size))
+    ones = np.tril(np.ones((size, size), np.float32), -1 if node.integer("exclusive", 0) else 0)
+    triangle = Known(ones.T if node.integer("reverse", 0) else ones)
+    swap = [*range(rank)]
+    swap[along], swap[-1] = swap[-1], swap[along]
+    turned = permute(context, node, operand, swap, "_t")
+    tensors = [("weight", triangle)]
+    summed = context.parameters.add(DENSE, Dense(size), turned, tensors, node.name, frozen=True)
+    return summed if summed.shape is None else permute(context, node, summed, swap, "_back")
+
+
 def _added(context: Context, node: OnnxNode, adding: OnnxNode, features: int) -> Known | None:
     """Return the constant of the following Add, if it is exactly one number per output."""
     index = 1 if adding.proto.input[0] == node.outputs[0] else 0
@@ -289,6 +311,7 @@ def _add(context: Context, layer: Affine, tensors: list[tuple[str, Known]], name
 
 
 IMPORTERS: Mapping[str, Importer] = {
+    "CumSum": running_sum,
     "Gemm": gemm,
     "MatMul": mat_mul,
 }

@@ -65,14 +65,20 @@ def _signed(known: Known, sign: Fraction) -> Known:
     if sign == 1:
         return known
     moves = (*known.moves, "negated") if known.sources else ()
-    return replace(known, array=-floats(known.array, "the operand"), moves=moves)
+    array = known.array if _is_whole(known) else floats(known.array, "the operand")
+    return replace(known, array=-array, moves=moves)
+
+
+def _is_whole(known: Known) -> bool:
+    """Whether a constant holds whole numbers, which are trained by nobody."""
+    return known.array.dtype.kind == "i"
 
 
 def _biased(context: Context, node: OnnxNode, operand: Value, known: Known) -> Value:
     """Add a constant that is the same for every example."""
     operand, aligned = fitted(context, node, operand, known)
     shape, name = BiasShape(tuple(aligned.array.shape)), f"{node.name}_shift" if node.reads else node.name
-    return context.parameters.add(BIAS, shape, operand, [("bias", aligned)], name)
+    return context.parameters.add(BIAS, shape, operand, [("bias", aligned)], name, frozen=_is_whole(known))
 
 
 def weighted_sum(
@@ -100,7 +106,7 @@ def multiply(context: Context, node: OnnxNode) -> Value:
         return context.add(node, PRODUCT, NoAttributes(), _one_of_whole_size(context, node, operands))
     value = context.tensor(node, index)
     if known.array.size > 1:
-        return factored(context, node, *fitted(context, node, value, known))
+        return factored(context, node, *fitted(context, node, value, known), frozen=_is_whole(known))
     return scaled(context, node, value, _number(context, known, value))
 
 
@@ -113,6 +119,8 @@ def divide(context: Context, node: OnnxNode) -> Value:
         by_size = _comes_of_a_reduction(context, node.proto.input[1])
         help_line = "divide by a constant number" if not by_size else DIRECTIONS
         raise Refusal("LIP100", "a division by a tensor is not Lipschitz", help_line)
+    if divisor.array.dtype.kind in "iu":
+        raise Refusal("LIP100", "a division of whole numbers jumps", "cast them to float32 first")
     if divisor.array.size > 1:
         return divided(context, node, context.tensor(node), divisor)
     number = _number(context, divisor, context.tensor(node))

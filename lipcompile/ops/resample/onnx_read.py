@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from lipcompile.core.graph import Value
 from lipcompile.core.record import Shape
 from lipcompile.diagnostics import Refusal
-from lipcompile.frontends.onnx.constants import plus_entries
+from lipcompile.frontends.onnx.constants import plus_entries, real
 from lipcompile.frontends.onnx.context import MIXES, Context, Importer, shape_of
 from lipcompile.frontends.onnx.file.memory import expect_array
 from lipcompile.frontends.onnx.node import OnnxNode
@@ -19,6 +19,7 @@ from lipcompile.frontends.onnx.sizes import is_formal
 from lipcompile.frontends.onnx.values import Known, integers, scalar
 from lipcompile.ops.counting import Mode
 from lipcompile.ops.embedding.rules import Embedding
+from lipcompile.ops.pointwise.onnx_read import rows_at
 from lipcompile.ops.resample.rules import Expand, Gather, Pad
 from lipcompile.ops.shape.onnx_read import cut, permute, reshape_to
 from lipcompile.ops.shape.rules import Block, Slice
@@ -156,6 +157,9 @@ def gather_elements(context: Context, node: OnnxNode) -> Value:
     """Constant places along an axis, for each entry of the others; the same in all examples."""
     import numpy as np
 
+    data = context.item(node, 0)
+    if isinstance(data, Known):
+        return _entries_at(context, node, data)
     operand, places = context.tensor(node), context.known(node, 1, "the places")
     example = shape_of(operand)
     axis = context.axis(node, node.integer("axis", 0), len(example) + 1)
@@ -170,6 +174,17 @@ def gather_elements(context: Context, node: OnnxNode) -> Value:
     rows = _flat(grid.reshape(len(example), -1), example)
     found = _picked(context, node, operand, (int(np.prod(example)),), rows)
     return reshape_to(context, node, found, tuple(map(int, own.shape)), "_entry")
+
+
+def _entries_at(context: Context, node: OnnxNode, data: Known) -> Value:
+    """Entries of a constant vector at places that each example computes."""
+    places = context.tensor(node, 1)
+    vector = context.of_one_example(data, shape_of(places)).array
+    if len(shape_of(places)) != 1 or vector.ndim != 1 or node.integer("axis", 0) not in (1, -1):
+        raise Refusal("LIP110", "GatherElements at computed places is supported of constant vectors only")
+    column = real(replace(data, array=vector.reshape(-1, 1), copies=None))
+    found = rows_at(context, node, places, column)
+    return reshape_to(context, node, found, shape_of(places), "_entry")
 
 
 def _flat(places: Array, sizes: Shape) -> tuple[int, ...]:
@@ -193,6 +208,8 @@ def _embedding(context: Context, node: OnnxNode) -> Value:
     table, tokens = context.known(node, 0, "the table"), context.tensor(node, 1)
     if table is None or table.array.ndim != 2 or node.integer("axis", 0) != 0:
         raise Refusal("LIP110", "tokens can only select rows of a constant table [entries, width] yet")
+    if not context.builder.holds_tokens(tokens):
+        return rows_at(context, node, tokens, table)
     entries, width = (int(size) for size in table.array.shape)
     op = OP_BY_NAME["embedding"]
     return context.parameters.add(op, Embedding(entries, width), tokens, [("table", table)], node.name)

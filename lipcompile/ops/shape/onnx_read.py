@@ -33,6 +33,7 @@ def reshape_to(context: Context, node: OnnxNode, operand: Value, shape: Shape, s
     """Add what turns the operand into this shape: nothing, a flatten or a reshape; nothing to a poisoned one."""
     if operand.shape is None or operand.shape == shape:
         return operand
+    operand = context.numbers(operand)
     if len(shape) == 1:
         return context.add(node, OP_BY_NAME["flatten"], NoAttributes(), [operand], suffix)
     return context.add(node, OP_BY_NAME["reshape"], Reshape(shape), [operand], suffix)
@@ -170,9 +171,13 @@ def cast(context: Context, node: OnnxNode) -> Value:
 
     whole = (TensorProto.INT32, TensorProto.INT64)
     if context.builder.holds_tokens(context.tensor(node)):
-        if node.integer("to", 0) not in whole:
+        if node.integer("to", 0) in whole:
+            return context.tensor(node)
+        numbers = context.numbers(context.tensor(node))
+        if not is_copy(node) or context.builder.holds_tokens(numbers):
             raise Refusal("LIP204", "tokens are cast to numbers", "look them up in an embedding: Gather(table, x)")
-    elif not is_copy(node):
+        return numbers
+    if not is_copy(node):
         raise Refusal("LIP100", "a cast to integers or booleans is discontinuous", "stay in float32")
     return context.tensor(node)
 

@@ -290,6 +290,11 @@ def test_operands_that_are_missing_or_no_numbers_are_refused(tmp_path: Path) -> 
     assert load(truth, tmp_path).graph is None
 
 
+def test_nothing_is_computed_from_refused_tensors(tmp_path: Path) -> None:
+    nodes = [node("Mystery", "x", "m"), node("Equal", "m m", "e"), node("And", "e e", "y")]
+    assert load(model(nodes, ("n", 6)), tmp_path).graph is None
+
+
 @pytest.mark.parametrize("front", [0, 1])
 @pytest.mark.parametrize("second", list(product("ab", repeat=3))[1:-1], ids="".join)
 def test_attention_among_tensors_whose_batches_stand_at_different_axes(

@@ -1,0 +1,1 @@
+"""Functions of entries that have no Lipschitz constant: comparisons, quotients, powers, choices."""

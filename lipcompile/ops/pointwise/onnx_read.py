@@ -1,0 +1,322 @@
+"""Importers of functions of entries that have no Lipschitz constant, for nodes that nothing else imports.
+
+Where gradients are clipped, all are allowed. Where theorems bound them, these are comparisons of what tokens give
+without a trained parameter: masks and positions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+from lipcompile.core.graph import Value
+from lipcompile.core.record import NoAttributes
+from lipcompile.diagnostics import Refusal
+from lipcompile.frontends.onnx.constants import alike, fitted, plus_entries, scaled
+from lipcompile.frontends.onnx.context import Context, shape_of
+from lipcompile.frontends.onnx.layout import FIRST
+from lipcompile.frontends.onnx.node import OnnxNode
+from lipcompile.frontends.onnx.sizes import has_batch
+from lipcompile.frontends.onnx.values import OF_BATCH, Known, scalar, toggled
+from lipcompile.ops.linear.rules import DENSE, Dense
+from lipcompile.ops.merge.rules import MAXIMUM, PRODUCT, SUM, Sum
+from lipcompile.ops.pointwise.rules import BOUNDED, POINTWISE, TRUTHS, Name, Pointwise
+from lipcompile.ops.resample.rules import Expand
+from lipcompile.ops.shape.onnx_read import reshape_to
+from lipcompile.ops.table import OP_BY_NAME
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+
+ONE = Fraction(1)
+# The kinds of whole numbers with a sign: int8, int16, int32, int64.
+_WHOLE = (3, 5, 6, 7)
+# Ops whose output is made of the entries of their operands, or of products of two.
+_OF_TRUTHS = (
+    *("reshape", "flatten", "transpose", "expand", "slice", "gather", "concat"),
+    *("maximum", "minimum", "multiply"),
+)
+# What stands for the infinite numbers of masks: behind a softmax it is as good as they are.
+LARGEST = 2.0**127
+
+
+def instead(context: Context, node: OnnxNode) -> Value | None:
+    """Return a node as functions of entries; None where it is none, or where they are not allowed.
+
+    Raises Refusal (LIP108) where that is all that is wrong.
+    """
+    make = _FUNCTIONS.get(node.op_type)
+    read = [context.items.get(name) for name in node.proto.input]
+    poisoned = any(isinstance(item, Value) and item.shape is None for item in read)
+    if make is None or poisoned or context.layout != FIRST:
+        return None
+    try:
+        return make(context, node)
+    except Refusal as refusal:
+        if refusal.code == "LIP108" and _clips(context):
+            raise
+        return None
+
+
+def _apply(
+    context: Context,
+    node: OnnxNode,
+    function: Name,
+    operands: Sequence[Value],
+    number: Fraction = Fraction(0),
+    suffix: str = "",
+) -> Value:
+    """Add a function of entries; raises Refusal where neither a clip nor the absence of gradients allows it."""
+    of_tokens = function in BOUNDED and context.tokens is not None
+    if not _clips(context) and not (of_tokens and all(map(context.builder.is_frozen, operands))):
+        raise Refusal("LIP100", f"`{function}` is not Lipschitz")
+    return context.add(node, POINTWISE, Pointwise(function, number), operands, suffix)
+
+
+def _clips(context: Context) -> bool:
+    """Whether clips may bound the gradients of all parameters."""
+    return context.parameters.options.bounds in ("clip", "auto")
+
+
+# Operands
+
+
+def _operands(context: Context, node: OnnxNode) -> list[Value]:
+    """Return the operands as tensors of one shape, constants among them."""
+    items = [context.item(node, index) for index in range(len(node.proto.input))]
+    tensors = [context.tensor(node, index) for index, item in enumerate(items) if not isinstance(item, Known)]
+    first = alike(context, node, tensors)[0]
+    for known in [item for item in items if isinstance(item, Known)]:
+        first, _ = fitted(context, node, first, known)
+    found = iter(alike(context, node, [first, *tensors])[1:])
+    return [
+        _constant(context, node, first, item, f"_{index}") if isinstance(item, Known) else next(found)
+        for index, item in enumerate(items)
+    ]
+
+
+def _finite(array: Array) -> Array:
+    """Return an array of finite numbers, infinite ones cut; raises Refusal for NaN and for a size of the batch."""
+    import numpy as np
+
+    if has_batch(array):
+        raise Refusal(
+            "LIP108", "a number is computed from the batch size: it differs from batch to batch", OF_BATCH
+        )
+    numbers = np.clip(array.astype(np.float64), -LARGEST, LARGEST)
+    if np.isnan(numbers).any():
+        raise Refusal("LIP304", "a constant is NaN", "export the model again before training diverged")
+    return numbers.astype(np.float32)
+
+
+def _constant(context: Context, node: OnnxNode, like: Value, known: Known, suffix: str) -> Value:
+    """A constant as a tensor, the same for every example."""
+    array = _finite(context.of_one_example(known, shape_of(like)).array)
+    context.parameters.hold(known)
+    if array.size == 1:
+        number = Fraction(float(array.reshape(-1)[0]))
+        return _apply(context, node, "constant", [like], number, f"{suffix}_constant")
+    zeros = _apply(context, node, "constant", [like], suffix=f"{suffix}_constant")
+    return plus_entries(context, node, zeros, array, suffix)
+
+
+# Comparisons and truths: numbers that are 0 or 1
+
+
+def _compared(function: Name, *, reverse: bool) -> Callable[[Context, OnnxNode], Value]:
+    """left ⋚ right as left - right ⋚ 0, or the reverse."""
+
+    def importer(context: Context, node: OnnxNode) -> Value:
+        left, right = _operands(context, node)
+        signs = (-ONE, ONE) if reverse else (ONE, -ONE)
+        difference = context.add(node, SUM, Sum(signs), [left, right], "_difference")
+        return _apply(context, node, function, [difference])
+
+    return importer
+
+
+def _of_one(function: Name) -> Callable[[Context, OnnxNode], Value]:
+    return lambda context, node: _apply(context, node, function, [context.tensor(node)])
+
+
+def _not(context: Context, node: OnnxNode) -> Value:
+    return _complement(context, node, context.tensor(node))
+
+
+def _complement(context: Context, node: OnnxNode, truth: Value, suffix: str = "") -> Value:
+    return _apply(context, node, "equal", [truth], suffix=suffix)
+
+
+def _and(context: Context, node: OnnxNode) -> Value:
+    return context.add(node, PRODUCT, NoAttributes(), _operands(context, node))
+
+
+def _or(context: Context, node: OnnxNode) -> Value:
+    return context.add(node, MAXIMUM, NoAttributes(), _operands(context, node))
+
+
+def _xor(context: Context, node: OnnxNode) -> Value:
+    difference = context.add(node, SUM, Sum((ONE, -ONE)), _operands(context, node), "_difference")
+    return _complement(context, node, _apply(context, node, "equal", [difference], suffix="_same"))
+
+
+def _is_truth(context: Context, value: Value) -> bool:
+    """Whether all entries are 0 or 1: those of comparisons, moved about, or their products."""
+    made = context.builder.made(value)
+    if made is not None and made.op.name in _OF_TRUTHS:
+        return all(_is_truth(context, Value(name, ())) for name in made.inputs)
+    return made is not None and made.op is POINTWISE and made.attributes.function in TRUTHS
+
+
+def _cast(context: Context, node: OnnxNode) -> Value:
+    """To booleans: what is not 0; to whole numbers: without the fraction; of truths and tokens: as they are."""
+    from onnx import TensorProto
+
+    value, to = context.numbers(context.tensor(node)), node.integer("to", 0)
+    floating = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
+    if context.builder.holds_tokens(value):
+        raise Refusal("LIP204", "nothing says how many tokens there are")
+    if _is_truth(context, value) or to in floating:
+        return value
+    if to == TensorProto.BOOL:
+        return _complement(context, node, _complement(context, node, value, "_zero"))
+    if to not in _WHOLE:
+        raise Refusal("LIP100", "a cast to few bits is discontinuous")
+    return _apply(context, node, "truncated", [value])
+
+
+# Rows of a table at computed places
+
+
+def rows_at(context: Context, node: OnnxNode, places: Value, table: Known) -> Value:
+    """Rows of a constant table [entries, width] at whole numbers [...] that an example computes: [..., width].
+
+    The places, one hot, times the table, whose rows are the columns of a dense layer's weight.
+    """
+    import numpy as np
+
+    example, (entries, width) = shape_of(places), table.array.shape
+    wide = reshape_to(context, node, places, (*example, 1), "_column")
+    copied = context.add(node, OP_BY_NAME["expand"], Expand((*example, entries)), [wide], "_copies")
+    numbers = np.arange(entries, dtype=np.float32)
+    apart = plus_entries(context, node, copied, np.broadcast_to(-numbers, (*example, entries)), "_from")
+    chosen = _apply(context, node, "equal", [apart], suffix="_one_hot")
+    weight = replace(table, array=table.array.T, moves=toggled(table))
+    return context.parameters.add(DENSE, Dense(width), chosen, [("weight", weight)], node.name)
+
+
+# Choices, quotients, powers
+
+
+def _where(context: Context, node: OnnxNode) -> Value:
+    """A choice; where theorems bound gradients, a·m + b·(1 - m) with a mask of zeros and ones."""
+    mask, left, right = _operands(context, node)
+    try:
+        return _apply(context, node, "select", [mask, left, right])
+    except Refusal:
+        if not _is_truth(context, mask):
+            raise
+    hidden = _complement(context, node, mask, "_hidden")
+    seen, other = (
+        context.add(node, PRODUCT, NoAttributes(), pair, suffix)
+        for pair, suffix in (([mask, left], "_seen"), ([hidden, right], "_other"))
+    )
+    return context.add(node, SUM, Sum((ONE, ONE)), [seen, other])
+
+
+def _sum(context: Context, node: OnnxNode) -> Value:
+    """A sum, of which a constant may be infinite: what hides scores of an attention."""
+    return context.add(node, SUM, Sum((ONE, ONE)), _operands(context, node))
+
+
+def _quotient(context: Context, node: OnnxNode) -> Value:
+    """A quotient of real numbers; one of whole numbers loses its fraction."""
+    whole = _is_whole(context, node.outputs[0])
+    quotient = _apply(context, node, "quotient", _operands(context, node), suffix="_real" if whole else "")
+    return _apply(context, node, "truncated", [quotient]) if whole else quotient
+
+
+def _remainder(context: Context, node: OnnxNode) -> Value:
+    """x - y·⌊x/y⌋, which has the sign of y; of C's fmod, the fraction is cut off, and it has the sign of x."""
+    operands = _operands(context, node)
+    quotient = _apply(context, node, "quotient", operands, suffix="_quotient")
+    times = _apply(context, node, "truncated" if node.integer("fmod", 0) else "floor", [quotient], suffix="_times")
+    whole = context.add(node, PRODUCT, NoAttributes(), [times, operands[1]], "_whole")
+    return context.add(node, SUM, Sum((ONE, -ONE)), [operands[0], whole])
+
+
+def _is_whole(context: Context, name: str) -> bool:
+    """Whether a tensor of the file holds whole numbers: its kind is that of an operand, up to the last cast."""
+    from onnx import defs
+
+    while (node := context.makers.get(name)) is not None and node.op_type != "Cast":
+        schema = defs.get_schema(node.op_type, context.version)
+        formal = [parameter.type_str for parameter in schema.inputs]
+        kinds = [*formal, *formal[-1:] * len(node.proto.input)]
+        kind = schema.outputs[0].type_str
+        alike = [own for own, found in zip(node.proto.input, kinds, strict=False) if own and found == kind]
+        if not alike:
+            return False
+        name = alike[0]
+    item = context.items.get(name)
+    if isinstance(item, Known):
+        return item.array.dtype.kind in "iu"
+    if node is not None:
+        return node.integer("to", 0) in _WHOLE
+    return isinstance(item, Value) and context.builder.holds_tokens(item)
+
+
+def _reciprocal(context: Context, node: OnnxNode) -> Value:
+    operand = context.tensor(node)
+    one = _apply(context, node, "constant", [operand], ONE, "_one")
+    return _apply(context, node, "quotient", [one, operand])
+
+
+def _power(context: Context, node: OnnxNode) -> Value:
+    """x to a constant power, a constant to the power x."""
+    base, exponent = context.item(node, 0), context.item(node, 1)
+    if isinstance(exponent, Known) and exponent.array.size == 1:
+        operand, _ = fitted(context, node, context.tensor(node), exponent)
+        return _apply(context, node, "power", [operand], scalar(exponent))
+    if not isinstance(base, Known) or base.array.size != 1 or scalar(base) <= 0:
+        raise Refusal("LIP100", "a power of two tensors is not Lipschitz")
+    operand, _ = fitted(context, node, context.tensor(node, 1), base)
+    steeper = scaled(context, node, operand, Fraction(math.log(scalar(base))), "_exponent")
+    return _apply(context, node, "exp", [steeper])
+
+
+def _root(context: Context, node: OnnxNode) -> Value:
+    return _apply(context, node, "power", [context.tensor(node)], Fraction(1, 2))
+
+
+_FUNCTIONS: Mapping[str, Callable[[Context, OnnxNode], Value]] = {
+    "Add": _sum,
+    "And": _and,
+    "Cast": _cast,
+    "Ceil": _of_one("ceil"),
+    "Div": _quotient,
+    "Equal": _compared("equal", reverse=False),
+    "Exp": _of_one("exp"),
+    "Floor": _of_one("floor"),
+    "Greater": _compared("greater", reverse=False),
+    "GreaterOrEqual": _compared("at_least", reverse=False),
+    "IsInf": _of_one("is_infinite"),
+    "IsNaN": _of_one("is_nan"),
+    "Less": _compared("greater", reverse=True),
+    "LessOrEqual": _compared("at_least", reverse=True),
+    "Log": _of_one("log"),
+    "Mod": _remainder,
+    "Not": _not,
+    "Or": _or,
+    "Pow": _power,
+    "Reciprocal": _reciprocal,
+    "Round": _of_one("round"),
+    "Sqrt": _root,
+    "Where": _where,
+    "Xor": _xor,
+}
