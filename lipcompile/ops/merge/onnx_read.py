@@ -23,6 +23,7 @@ from lipcompile.frontends.onnx.context import Context, Importer, shape_of
 from lipcompile.frontends.onnx.layout import FIRST
 from lipcompile.frontends.onnx.node import OnnxNode
 from lipcompile.frontends.onnx.refused import DIRECTIONS
+from lipcompile.frontends.onnx.sizes import has_batch
 from lipcompile.frontends.onnx.values import Extreme, Item, Known, Strided, floats, integers, scalar
 from lipcompile.ops.activation.rules import FullSort
 from lipcompile.ops.embedding.onnx_read import joined
@@ -119,7 +120,7 @@ def divide(context: Context, node: OnnxNode) -> Value:
         by_size = _comes_of_a_reduction(context, node.proto.input[1])
         help_line = "divide by a constant number" if not by_size else DIRECTIONS
         raise Refusal("LIP100", "a division by a tensor is not Lipschitz", help_line)
-    if divisor.array.dtype.kind in "iu":
+    if divisor.array.dtype.kind in "iu" and not has_batch(divisor.array):
         raise Refusal("LIP100", "a division of whole numbers jumps", "cast them to float32 first")
     if divisor.array.size > 1:
         return divided(context, node, context.tensor(node), divisor)
