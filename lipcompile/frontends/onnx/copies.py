@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from lipcompile.diagnostics import Refusal
 from lipcompile.frontends.onnx.layout import Layout, reshaped
-from lipcompile.frontends.onnx.sizes import BATCH, has_batch
+from lipcompile.frontends.onnx.sizes import BATCH, OF_OWN, OWN, has_batch
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -59,13 +59,21 @@ def copies_of(proto: NodeProto, arrays: Sequence[Array], axes: Sequence[int | No
     arrays, axes: of the operands that are given, the axis None for those without copies; at least one has copies.
     """
     given = Copied(proto, arrays, axes)
-    if any(map(has_batch, arrays)):
+    if any(map(has_batch, arrays)) and not _keeps_own(proto, arrays):
         raise given.refusal()
     if proto.op_type in _ENTRYWISE:
         return _broadcast(given)
     if proto.op_type not in _MOVING:
         raise given.refusal()
     return _MOVING[proto.op_type](given)
+
+
+def _keeps_own(proto: NodeProto, arrays: Sequence[Array]) -> bool:
+    """Whether all that contains the batch is the numbers of the examples, and the operator hands these on."""
+    import numpy as np
+
+    rest = (np.where((array == OWN) | (array == OF_OWN), 0, array) for array in arrays)
+    return proto.op_type in _OF_OWN and not any(map(has_batch, rest))
 
 
 def resized(proto: NodeProto, array: Array, axis: int, target: Sequence[int]) -> tuple[tuple[int, ...], int]:
@@ -189,6 +197,8 @@ _ENTRYWISE = frozenset(
         *("And", "Or", "Xor", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Where"),
     )
 )
+# Operators that move the numbers of the examples, and Max, whose result nothing reads but for its sizes.
+_OF_OWN = frozenset(("Concat", "Transpose", "Unsqueeze", "Squeeze", "Slice", "Identity", "Max"))
 _MOVING: Mapping[str, Callable[[Copied], int | None]] = {
     "Concat": _concatenated,
     "CumSum": _summed,

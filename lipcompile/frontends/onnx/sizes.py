@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 # No power of two is near one of its multiples, and no size: files hold some such numbers for `until the end`.
 BATCH = 3 * 2**39 + 7
 _MOST = 2**20  # of a and of c
+# Stand for the number of the example itself, 0 to BATCH - 1, and for a number that is computed from it. They look
+# like sizes with the batch in them, so that whatever refuses those refuses these.
+OWN, OF_OWN = 2**19 * BATCH + 17, 2**19 * BATCH + 19
 
 
 def is_formal(size: int) -> bool:
@@ -40,6 +43,11 @@ def has_batch(array: Array) -> bool:
     if array.dtype.kind not in "iu":
         return False
     return any(map(is_formal, array[np.abs(array) >= BATCH // 2].tolist()))
+
+
+def has_own(array: Array) -> bool:
+    """Whether an entry depends on which example it belongs to."""
+    return array.dtype.kind in "iu" and bool(((array == OWN) | (array == OF_OWN)).any())
 
 
 def checked(array: Array) -> Array:

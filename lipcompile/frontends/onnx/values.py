@@ -18,7 +18,7 @@ from lipcompile.frontends.onnx.file import memory
 from lipcompile.frontends.onnx.layout import Placed
 from lipcompile.frontends.onnx.node import OnnxNode
 from lipcompile.frontends.onnx.refused import DRAWS, refusal_of, seeded
-from lipcompile.frontends.onnx.sizes import BATCH, checked, has_batch
+from lipcompile.frontends.onnx.sizes import BATCH, OF_OWN, OWN, checked, has_batch, has_own
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -162,14 +162,24 @@ def fold(proto: NodeProto, operands: Sequence[Known | None], version: int) -> li
 
 def _fold_copies(proto: NodeProto, operands: Sequence[Known | None], version: int) -> list[Known]:
     """Evaluate a node of which an operand was copied for each example; raises Refusal where copies would meet."""
+    import numpy as np
+
     given = [operand for operand in operands if operand is not None]
     first, axes = given[0], [one.copies for one in given]
     if proto.op_type == "Shape" and first.copies is not None:
         return [_shape_of_copies(proto, first.array, first.copies)]
     if proto.op_type in ("Reshape", "Expand") and first.copies is not None and axes[1:] == [None]:
         return _resized_copies(proto, first, given[1])
-    arrays = [checked(array) for array in _evaluate(proto, operands, version)]
-    place = copies.copies_of(proto, [one.array for one in given], axes)
+    own, place = (
+        any(has_own(one.array) for one in given),
+        copies.copies_of(proto, [one.array for one in given], axes),
+    )
+    arrays = _evaluate(proto, operands, version)
+    if own and (place is None or any(array.dtype != np.int64 for array in arrays)):
+        raise Refusal("LIP108", f"{proto.op_type} computes with the numbers of the examples", KEEP)
+    if own and proto.op_type == "Max":
+        arrays = [np.full_like(array, OF_OWN) for array in arrays]
+    arrays = arrays if own else [checked(array) for array in arrays]
     return [replace(one, copies=place) for one in _results(proto, given, arrays)]
 
 
@@ -193,12 +203,16 @@ def _resized_copies(proto: NodeProto, known: Known, target: Known) -> list[Known
 
 def _fold_formal(proto: NodeProto, operands: Sequence[Known | None], version: int) -> list[Known]:
     """Evaluate a node of which an operand contains the batch size; raises Refusal where that is not exact."""
+    import numpy as np
+
     given = [operand for operand in operands if operand is not None]
     op_type, arrays = proto.op_type, [operand.array for operand in given]
     if op_type == "Cast" and not _to_truth(proto):
         return given
     if op_type in ("Expand", "ConstantOfShape"):
         return _copies(proto, given, version)
+    if op_type == "Range" and [array.reshape(-1).tolist() for array in arrays] == [[0], [BATCH], [1]]:
+        return [Known(np.array([OWN]), copies=0)]
     sizes_move = op_type == "Concat" or not any(has_batch(array) for array in arrays[1:])
     moves = op_type in MOVES - {"Cast"} and sizes_move
     if not moves and not sizes.allowed(op_type, arrays):

@@ -14,8 +14,9 @@ from lipcompile.diagnostics import Refusal
 from lipcompile.frontends.onnx.constants import plus_entries, real
 from lipcompile.frontends.onnx.context import MIXES, Context, Importer, shape_of
 from lipcompile.frontends.onnx.file.memory import expect_array
+from lipcompile.frontends.onnx.layout import FIRST
 from lipcompile.frontends.onnx.node import OnnxNode
-from lipcompile.frontends.onnx.sizes import is_formal
+from lipcompile.frontends.onnx.sizes import OWN, is_formal
 from lipcompile.frontends.onnx.values import Known, integers, scalar
 from lipcompile.ops.counting import Mode
 from lipcompile.ops.embedding.rules import Embedding
@@ -142,15 +143,25 @@ def gather_nd(context: Context, node: OnnxNode) -> Value:
     operand, places = context.tensor(node), context.known(node, 1, "the places")
     if places is None or places.array.ndim == 0 or node.integer("batch_dims", 0):
         raise Refusal("LIP110", "GatherND of places for each example is not yet supported", "gather whole slices")
+    layout, own = context.layout, context.layout == FIRST and _are_of_own_example(places)
+    if own:
+        places = replace(places, array=places.array[0, ..., 1:], copies=None)
+        if places.array.shape == (0,):
+            return operand
     integers(places, "the places")
     depth, taken, example = places.array.shape[-1], places.array.shape[:-1], shape_of(operand)
-    layout = context.layout
-    if layout.outer or layout.inner or layout.axis < depth:
+    if not own and (layout.outer or layout.inner or layout.axis < depth):
         raise Refusal("LIP108", "GatherND acts on the batch axis: it mixes examples", MIXES)
     rows = _flat(places.array.reshape(-1, depth).T, example[:depth])
     context.resized(0, len(taken) - depth)
     found = _picked(context, node, operand, (int(np.prod(example[:depth])), *example[depth:]), rows)
     return reshape_to(context, node, found, (*map(int, taken), *example[depth:]), "_entry")
+
+
+def _are_of_own_example(places: Known) -> bool:
+    """Whether each example takes entries of its own: `tensor[arange(B), …]`, with copied places [1, …, depth]."""
+    array = places.array
+    return places.copies == 0 and array.ndim > 1 and bool((array[..., 0] == OWN).all())
 
 
 def gather_elements(context: Context, node: OnnxNode) -> Value:

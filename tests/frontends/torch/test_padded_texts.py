@@ -73,7 +73,17 @@ def hidden_words(_: Any, x: Tensor, e: Tensor) -> Tensor:
     return e.masked_fill(((x == 3) | ((x > 5) & ~(x >= 8))).unsqueeze(-1), -2.0).amax(1)
 
 
-TEXT = (mean_of_words, padding_mask, boolean_mask, positions, halves, last_word, hidden_words)
+def _numbers(x: Tensor) -> Tensor:
+    return torch.arange(x.shape[0])[:, None]
+
+
+def masks_by_number(_: Any, x: Tensor, e: Tensor) -> Tensor:
+    """As transformers takes the mask of an example: by the number of the example, and by places."""
+    mask = (x != 0)[_numbers(x), torch.arange(6)[None]]
+    return (e * mask.unsqueeze(-1)).mean(1) + e[torch.arange(x.shape[0]), 1]
+
+
+TEXT = (mean_of_words, padding_mask, boolean_mask, positions, halves, last_word, hidden_words, masks_by_number)
 BY_THEOREM = (positions, last_word, hidden_words)
 
 
@@ -94,7 +104,42 @@ def mask_of_another(_: Any, x: Tensor, e: Tensor) -> Tensor:
     return (e * (x != 0).flip(0).unsqueeze(-1)).mean(1)
 
 
-MIXING = (batch_length, batch_positions, same_words, mask_of_another)
+def masks_of_the_last(_: Any, x: Tensor, e: Tensor) -> Tensor:
+    numbers = torch.arange(x.shape[0] - 1, -1, -1)[:, None]
+    return (e * (x != 0)[numbers, torch.arange(6)[None]].unsqueeze(-1)).mean(1)
+
+
+def masks_of_the_largest(_: Any, x: Tensor, e: Tensor) -> Tensor:
+    numbers = torch.maximum(_numbers(x), torch.tensor([[2]]))
+    return (e * (x != 0)[numbers, torch.arange(6)[None]].unsqueeze(-1)).mean(1)
+
+
+def masks_of_one(_: Any, x: Tensor, e: Tensor) -> Tensor:
+    return (e * (x != 0)[_numbers(x)[:1], torch.arange(6)[None]].unsqueeze(-1)).mean(1)
+
+
+def words_by_number(net: Any, x: Tensor, e: Tensor) -> Tensor:
+    return e.mean(1) + net.words(torch.arange(x.shape[0]))  # type: ignore[no-any-return]
+
+
+def places_by_number(_: Any, x: Tensor, e: Tensor) -> Tensor:
+    numbers = torch.arange(x.shape[0])
+    return e[numbers, numbers]
+
+
+def plus_number(_: Any, x: Tensor, e: Tensor) -> Tensor:
+    return e.mean(1) + _numbers(x)
+
+
+def some_numbers(_: Any, x: Tensor, e: Tensor) -> Tensor:
+    return e.mean(1) * (_numbers(x) > 1)
+
+
+MIXING = (
+    *(batch_length, batch_positions, same_words, mask_of_another),
+    *(masks_of_the_last, masks_of_the_largest, masks_of_one),
+    *(words_by_number, places_by_number, plus_number, some_numbers),
+)
 
 
 class Numbers(nn.Module):
@@ -180,7 +225,7 @@ def test_theorems_hold_behind_masks_and_positions(function: Any, tmp_path: Path)
 def test_masks_that_cross_the_batch_are_refused(function: Any) -> None:
     with pytest.raises(InputError) as refused:
         lipcompile.private(Text(function), TEXTS, bounds="clip")
-    assert {found.code for found in refused.value.diagnostics} <= {"LIP108", "LIP100", "LIP110"}
+    assert {found.code for found in refused.value.diagnostics} <= {"LIP108", "LIP100", "LIP102", "LIP110"}
 
 
 OF_BATCH: dict[str, Callable[[Tensor], Tensor]] = {
