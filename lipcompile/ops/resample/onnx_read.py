@@ -159,9 +159,10 @@ def gather_nd(context: Context, node: OnnxNode) -> Value:
 
 
 def _are_of_own_example(places: Known) -> bool:
-    """Whether each example takes entries of its own: `tensor[arange(B), …]`, with copied places [1, …, depth]."""
+    """Whether each example takes entries of its own, or itself: `tensor[arange(B), …]`, places [1, …, depth]."""
     array = places.array
-    return places.copies == 0 and array.ndim > 1 and bool((array[..., 0] == OWN).all())
+    names = places.copies == 0 and (array.ndim == 2 or (array.ndim > 2 and array.shape[-1] > 1))
+    return names and bool((array[..., 0] == OWN).all())
 
 
 def gather_elements(context: Context, node: OnnxNode) -> Value:

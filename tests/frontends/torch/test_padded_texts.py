@@ -135,10 +135,15 @@ def some_numbers(_: Any, x: Tensor, e: Tensor) -> Tensor:
     return e.mean(1) * (_numbers(x) > 1)
 
 
+def twice_by_number(_: Any, x: Tensor, e: Tensor) -> Tensor:
+    numbers = torch.arange(x.shape[0])
+    return e[torch.stack([numbers, numbers], 1)].mean((1, 2))
+
+
 MIXING = (
     *(batch_length, batch_positions, same_words, mask_of_another),
     *(masks_of_the_last, masks_of_the_largest, masks_of_one),
-    *(words_by_number, places_by_number, plus_number, some_numbers),
+    *(words_by_number, places_by_number, plus_number, some_numbers, twice_by_number),
 )
 
 
