@@ -8,6 +8,7 @@ import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from .accounting import (
@@ -112,17 +113,22 @@ def with_bands(correlation: Mapping[str, Any], drawing: Drawing, steps: int, bud
     """
     if correlation.get("kind") != "correlated" or correlation.keys() & {"bands", "participation"}:
         return correlation
-    counted = replace(budget, accountant="rdp")
+    return {**correlation, "bands": _least_error(drawing, steps, replace(budget, accountant="rdp"))}
+
+
+@lru_cache(16)
+def _least_error(drawing: Drawing, steps: int, budget: Budget) -> int:
+    """Return the number of bands; a plan asks several times, and each search takes seconds."""
 
     def error(bands: int) -> float:
         strategy = optimal_banded(steps, bands, Cyclic(bands))
         way = Course(replace(drawing, sampling="cyclic_poisson", groups=bands), strategy, steps)
-        return way.calibrated(counted) * math.sqrt(strategy.squared_error("mean"))
+        return way.calibrated(budget) * math.sqrt(strategy.squared_error("mean"))
 
     bands, least = 1, error(1)
     while 2 * bands <= min(steps, 1 / drawing.sampling_rate) and (doubled := error(2 * bands)) < least:
         bands, least = 2 * bands, doubled
-    return {**correlation, "bands": bands}
+    return bands
 
 
 class ShortenedWarning(UserWarning):

@@ -157,7 +157,7 @@ class ParameterAliases:
         self._groups: dict[int, _Group] = {}
         self.normaliser: Callable[[], float] = lambda: 1.0
         self.lengths: Callable[[], Mapping[str, float]] = dict
-        self.begin_backward: Callable[[], None] = _nothing
+        self.begin_backward: Callable[[], None] = lambda: None
         self._numbers = count()
         self._pass = ForwardPass()
 
@@ -294,7 +294,3 @@ class ParameterAliases:
         """Note where a gradient that arrives came from."""
         if self.under_way.pop(parameter, None) is not gradient:
             self.foreign.add(self._watched[parameter][0])
-
-
-def _nothing() -> None:
-    pass

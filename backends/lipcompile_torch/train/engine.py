@@ -332,10 +332,11 @@ class PrivacyEngine:
         """
         if (epochs is None) == (steps is None):
             raise TypeError("calibrate takes exactly one of epochs and steps")
+        drawing = drawing_of(data_loader)
         if steps is None:
             assert epochs is not None
-            steps = epochs * drawing_of(data_loader).steps_per_epoch
-        options = self._with_bands(options, drawing_of(data_loader), steps, target_epsilon, target_delta)
+            steps = epochs * drawing.steps_per_epoch
+        options = self._with_bands(options, drawing, steps, target_epsilon, target_delta)
         _, loader = self._prepare(data_loader, steps, options)
         if target_delta * loader.size >= 1:
             warnings.warn(

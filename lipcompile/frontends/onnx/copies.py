@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from lipcompile.diagnostics import Refusal
 from lipcompile.frontends.onnx.layout import Layout, reshaped
-from lipcompile.frontends.onnx.sizes import BATCH, OF_OWN, OWN, has_batch
+from lipcompile.frontends.onnx.sizes import BATCH, OF_OWN, has_batch, of_own
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -72,8 +72,19 @@ def _keeps_own(proto: NodeProto, arrays: Sequence[Array]) -> bool:
     """Whether all that contains the batch is the numbers of the examples, and the operator hands these on."""
     import numpy as np
 
-    rest = (np.where((array == OWN) | (array == OF_OWN), 0, array) for array in arrays)
+    rest = (np.where(of_own(array), 0, array) for array in arrays)
     return proto.op_type in _OF_OWN and not any(map(has_batch, rest))
+
+
+def results_of_own(proto: NodeProto, arrays: Sequence[Array], axis: int | None) -> list[Array]:
+    """Return what an operator makes of the numbers of the examples, with copies along an axis; of Max, no such
+    number is left. Raises Refusal (LIP108) where one would be the number of another example, or no whole number.
+    """
+    import numpy as np
+
+    if axis is None or any(array.dtype != np.int64 for array in arrays):
+        raise Refusal("LIP108", f"{proto.op_type} computes with the numbers of the examples", KEEP)
+    return [np.full_like(array, OF_OWN) if proto.op_type == "Max" else array for array in arrays]
 
 
 def resized(proto: NodeProto, array: Array, axis: int, target: Sequence[int]) -> tuple[tuple[int, ...], int]:

@@ -45,9 +45,11 @@ def has_batch(array: Array) -> bool:
     return any(map(is_formal, array[np.abs(array) >= BATCH // 2].tolist()))
 
 
-def has_own(array: Array) -> bool:
-    """Whether an entry depends on which example it belongs to."""
-    return array.dtype.kind in "iu" and bool(((array == OWN) | (array == OF_OWN)).any())
+def of_own(array: Array) -> Array:
+    """Return which entries depend on the example that they belong to; none of an array of other numbers does."""
+    import numpy as np
+
+    return np.isin(array, (OWN, OF_OWN)) if array.dtype.kind in "iu" else np.zeros(array.shape, bool)
 
 
 def checked(array: Array) -> Array:

@@ -18,7 +18,7 @@ from lipcompile.frontends.onnx.file import memory
 from lipcompile.frontends.onnx.layout import Placed
 from lipcompile.frontends.onnx.node import OnnxNode
 from lipcompile.frontends.onnx.refused import DRAWS, refusal_of, seeded
-from lipcompile.frontends.onnx.sizes import BATCH, OF_OWN, OWN, checked, has_batch, has_own
+from lipcompile.frontends.onnx.sizes import BATCH, OWN, checked, has_batch, of_own
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -40,6 +40,7 @@ _ARITHMETIC = """
     Trilu Where Xor
 """
 ARITHMETIC = frozenset(_ARITHMETIC.split())
+DIFFERS = "a number is computed from the batch size: it differs from batch to batch"
 OF_BATCH = "write a number of your own in its place: training divides by the expected size of a batch"
 
 
@@ -111,9 +112,7 @@ def scalar(known: Known) -> Fraction:
     if known.array.size != 1:
         raise Refusal("LIP102", f"expected one number, not an array of shape {list(known.array.shape)}")
     if has_batch(known.array):
-        raise Refusal(
-            "LIP108", "a number is computed from the batch size: it differs from batch to batch", OF_BATCH
-        )
+        raise Refusal("LIP108", DIFFERS, OF_BATCH)
     value = float(known.array.reshape(-1)[0])
     if not math.isfinite(value):
         raise Refusal("LIP304", "a constant is NaN or infinite", "export the model again before training diverged")
@@ -162,24 +161,18 @@ def fold(proto: NodeProto, operands: Sequence[Known | None], version: int) -> li
 
 def _fold_copies(proto: NodeProto, operands: Sequence[Known | None], version: int) -> list[Known]:
     """Evaluate a node of which an operand was copied for each example; raises Refusal where copies would meet."""
-    import numpy as np
-
     given = [operand for operand in operands if operand is not None]
     first, axes = given[0], [one.copies for one in given]
     if proto.op_type == "Shape" and first.copies is not None:
         return [_shape_of_copies(proto, first.array, first.copies)]
     if proto.op_type in ("Reshape", "Expand") and first.copies is not None and axes[1:] == [None]:
         return _resized_copies(proto, first, given[1])
-    own, place = (
-        any(has_own(one.array) for one in given),
-        copies.copies_of(proto, [one.array for one in given], axes),
-    )
+    place = copies.copies_of(proto, [one.array for one in given], axes)
     arrays = _evaluate(proto, operands, version)
-    if own and (place is None or any(array.dtype != np.int64 for array in arrays)):
-        raise Refusal("LIP108", f"{proto.op_type} computes with the numbers of the examples", KEEP)
-    if own and proto.op_type == "Max":
-        arrays = [np.full_like(array, OF_OWN) for array in arrays]
-    arrays = arrays if own else [checked(array) for array in arrays]
+    if any(of_own(one.array).any() for one in given):
+        arrays = copies.results_of_own(proto, arrays, place)
+    else:
+        arrays = [checked(array) for array in arrays]
     return [replace(one, copies=place) for one in _results(proto, given, arrays)]
 
 

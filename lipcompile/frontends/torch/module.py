@@ -15,7 +15,7 @@ from lipcompile.core.graph import Graph, Node
 from lipcompile.diagnostics import Diagnostic, Severity, input_error
 from lipcompile.frontends.onnx import model as onnx_model
 from lipcompile.frontends.onnx.file.session import parts
-from lipcompile.frontends.onnx.values import OF_BATCH
+from lipcompile.frontends.onnx.values import DIFFERS, OF_BATCH
 from lipcompile.frontends.options import Loaded, ModelOptions, OriginalError
 from lipcompile.frontends.repairs import Repairs
 from lipcompile.frontends.silence import silence
@@ -152,8 +152,7 @@ def _refuse_numbers_of_batch(one: Graph, other: Graph | None, program: ExportedP
         (node for node, twin in pairs if node != twin or _weights(one, node) != _weights(other, twin)), None
     )
     if node is not None or len(again) > len(one.nodes):
-        message = "a number is computed from the batch size: it differs from batch to batch"
-        raise untraceable("LIP108", message, OF_BATCH, line_of(program, node.name) if node else None)
+        raise untraceable("LIP108", DIFFERS, OF_BATCH, line_of(program, node.name) if node else None)
 
 
 def _weights(graph: Graph | None, node: Node | None) -> list[bytes | None]:

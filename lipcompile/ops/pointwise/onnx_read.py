@@ -20,7 +20,7 @@ from lipcompile.frontends.onnx.context import Context, shape_of
 from lipcompile.frontends.onnx.layout import FIRST
 from lipcompile.frontends.onnx.node import OnnxNode
 from lipcompile.frontends.onnx.sizes import has_batch
-from lipcompile.frontends.onnx.values import OF_BATCH, Known, scalar, toggled
+from lipcompile.frontends.onnx.values import DIFFERS, OF_BATCH, Known, scalar, toggled
 from lipcompile.ops.linear.rules import DENSE, Dense
 from lipcompile.ops.merge.rules import MAXIMUM, PRODUCT, SUM, Sum
 from lipcompile.ops.pointwise.rules import BOUNDED, POINTWISE, TRUTHS, Name, Pointwise
@@ -105,9 +105,7 @@ def _finite(array: Array) -> Array:
     import numpy as np
 
     if has_batch(array):
-        raise Refusal(
-            "LIP108", "a number is computed from the batch size: it differs from batch to batch", OF_BATCH
-        )
+        raise Refusal("LIP108", DIFFERS, OF_BATCH)
     numbers = np.clip(array.astype(np.float64), -LARGEST, LARGEST)
     if np.isnan(numbers).any():
         raise Refusal("LIP304", "a constant is NaN", "export the model again before training diverged")
