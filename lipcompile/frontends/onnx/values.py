@@ -156,7 +156,7 @@ def fold(proto: NodeProto, operands: Sequence[Known | None], version: int) -> li
         return _fold_copies(proto, operands, version)
     if any(has_batch(operand.array) for operand in given):
         return _fold_formal(proto, operands, version)
-    return _results(proto, given, [checked(array) for array in _evaluate(proto, operands, version)])
+    return _results(proto, given, [checked(array) for array in evaluate(proto, operands, version)])
 
 
 def _fold_copies(proto: NodeProto, operands: Sequence[Known | None], version: int) -> list[Known]:
@@ -168,7 +168,7 @@ def _fold_copies(proto: NodeProto, operands: Sequence[Known | None], version: in
     if proto.op_type in ("Reshape", "Expand") and first.copies is not None and axes[1:] == [None]:
         return _resized_copies(proto, first, given[1])
     place = copies.copies_of(proto, [one.array for one in given], axes)
-    arrays = _evaluate(proto, operands, version)
+    arrays = evaluate(proto, operands, version)
     if any(of_own(one.array).any() for one in given):
         arrays = copies.results_of_own(proto, arrays, place)
     else:
@@ -210,7 +210,7 @@ def _fold_formal(proto: NodeProto, operands: Sequence[Known | None], version: in
     moves = op_type in MOVES - {"Cast"} and sizes_move
     if not moves and not sizes.allowed(op_type, arrays):
         raise Refusal("LIP108", f"{op_type} computes with the batch size", KEEP)
-    return _results(proto, given, [sizes.check(array) for array in _evaluate(proto, operands, version)])
+    return _results(proto, given, [sizes.check(array) for array in evaluate(proto, operands, version)])
 
 
 def _to_truth(proto: NodeProto) -> bool:
@@ -229,7 +229,7 @@ def _copies(proto: NodeProto, given: Sequence[Known], version: int) -> list[Know
     if sum(own) != 1 or has_batch(np.where(own, 1, target)) or any(has_batch(known.array) for known in given[:-1]):
         raise Refusal("LIP108", f"{proto.op_type} computes with the batch size", KEEP)
     single = replace(given[-1], array=np.where(own, 1, target))
-    (array,) = _evaluate(proto, [*given[:-1], single], version)
+    (array,) = evaluate(proto, [*given[:-1], single], version)
     if array.ndim != target.size or array.shape[own.index(True)] != 1:
         raise Refusal("LIP108", f"{proto.op_type} makes examples that differ", KEEP)
     return [replace(known, copies=own.index(True)) for known in _results(proto, given, [checked(array)])]
@@ -280,7 +280,7 @@ def toggled(known: Known) -> tuple[Hashable, ...]:
 _FIRST = {"DequantizeLinear": 19}
 
 
-def _evaluate(proto: NodeProto, operands: Sequence[Known | None], version: int) -> list[Array]:
+def evaluate(proto: NodeProto, operands: Sequence[Known | None], version: int) -> list[Array]:
     """Run the reference implementation of one operator."""
     import numpy as np
     from onnx import helper

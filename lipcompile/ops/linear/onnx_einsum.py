@@ -13,12 +13,14 @@ from math import prod
 from string import ascii_letters
 
 from lipcompile.core.graph import Value
+from lipcompile.core.record import NoAttributes
 from lipcompile.diagnostics import Refusal
 from lipcompile.frontends.onnx.context import MIXES, Context, shape_of
 from lipcompile.frontends.onnx.node import OnnxNode
 from lipcompile.frontends.onnx.values import Known, toggled
 from lipcompile.ops.linear.onnx_read import Affine, parametric, then
 from lipcompile.ops.linear.rules import DENSE, Dense
+from lipcompile.ops.merge.rules import MATMUL
 from lipcompile.ops.normalisation.onnx_read import factored
 from lipcompile.ops.reduce.rules import Reduce
 from lipcompile.ops.shape.onnx_read import permute, reshape_to
@@ -40,30 +42,45 @@ class Axes:
 def einsum(context: Context, node: OnnxNode) -> Value:
     """Sum products over the letters that the result does not have."""
     items = [context.item(node, index) for index in range(len(node.proto.input))]
-    places = [index for index, item in enumerate(items) if not isinstance(item, Known)]
-    if len(places) != 1 or len(items) > 2:
-        message = "Einsum of several tensors that depend on the example is not yet supported"
-        raise Refusal("LIP110", message if len(places) > 1 else "Einsum of three operands is not yet supported")
+    if len(items) > 2:
+        raise Refusal("LIP110", "Einsum of three operands is not yet supported")
     ranks = [
         item.array.ndim if isinstance(item, Known) else len(shape_of(context.tensor(node, index))) + 1
         for index, item in enumerate(items)
     ]
     *terms, result = _terms(node, ranks)
-    tensor, batch = Axes(context.tensor(node, places[0]), terms[places[0]][1:]), terms[places[0]][0]
-    others = "".join(terms).replace(batch, "", 1)
-    if batch in others or result[:1] != batch or batch in result[1:]:
+    tensors, constants = _operands(context, node, terms, result)
+    wanted = [set(result + "".join(terms[:index] + terms[index + 1 :])) for index in range(len(terms))]
+    kept = [_summed(context, node, one, wanted[index], f"_{index}") for index, one in tensors.items()]
+    if any(one.value.shape is None for one in kept):
+        return replace(kept[0].value, shape=None)
+    made = kept[0] if len(kept) == 1 else _product(context, node, *kept, result[1:])
+    for index, known in constants.items():
+        made = _multiplied(context, node, made, known, terms[index], result[1:])
+    if made.value.shape is None:
+        return made.value
+    return permute(context, node, made.value, [made.letters.index(letter) for letter in result[1:]], "_ordered")
+
+
+def _operands(
+    context: Context, node: OnnxNode, terms: Sequence[str], result: str
+) -> tuple[dict[int, Axes], dict[int, Known]]:
+    """Return the tensors, without the letter of the batch, and the constants by their places; raises Refusal."""
+    tensors, constants = dict[int, Axes](), dict[int, Known]()
+    for index, term in enumerate(terms):
+        item = context.item(node, index)
+        if isinstance(item, Known):
+            constants[index] = item
+        else:
+            tensors[index] = Axes(context.tensor(node, index), term[1:])
+    batch = {terms[index][:1] for index in tensors} | {result[:1]}
+    rest = result[1:] + "".join(one.letters for one in tensors.values())
+    rest += "".join(terms[index] for index in constants)
+    if len(batch) != 1 or batch & set(rest):
         raise Refusal("LIP108", "Einsum acts on the batch axis: it mixes examples", MIXES)
-    known = items[1 - places[0]] if len(items) == 2 else None
-    if isinstance(known, Known) and known.copies is not None:
+    if any(known.copies is not None for known in constants.values()):
         raise Refusal("LIP108", "Einsum multiplies by a constant with a batch axis", MIXES)
-    kept = _summed(context, node, tensor, set(result + (terms[1 - places[0]] if len(items) == 2 else "")))
-    if kept.value.shape is None:
-        return kept.value
-    if isinstance(known, Known):
-        kept = _multiplied(context, node, kept, known, terms[1 - places[0]], result[1:])
-    if kept.value.shape is None:
-        return kept.value
-    return permute(context, node, kept.value, [kept.letters.index(letter) for letter in result[1:]], "_ordered")
+    return tensors, constants
 
 
 def _terms(node: OnnxNode, ranks: Sequence[int]) -> list[str]:
@@ -97,13 +114,40 @@ def _refuse_odd(equation: str, terms: Sequence[str], ranks: Sequence[int]) -> No
         raise Refusal("LIP110", f"diagonals, as in `{equation}`, are not yet supported", "name each axis once")
 
 
-def _summed(context: Context, node: OnnxNode, tensor: Axes, wanted: set[str]) -> Axes:
+def _summed(context: Context, node: OnnxNode, tensor: Axes, wanted: set[str], suffix: str) -> Axes:
     """Sum over the letters that nothing else has."""
     gone = tuple(axis for axis, letter in enumerate(tensor.letters) if letter not in wanted)
     if not gone:
         return tensor
-    value = context.add(node, OP_BY_NAME["reduce_sum"], Reduce(gone, keep=False), [tensor.value], "_summed")
+    value = context.add(node, OP_BY_NAME["reduce_sum"], Reduce(gone, keep=False), [tensor.value], f"{suffix}_summed")
     return Axes(value, "".join(letter for letter in tensor.letters if letter in wanted))
+
+
+def _product(context: Context, node: OnnxNode, left: Axes, right: Axes, result: str) -> Axes:
+    """Multiply two tensors: matrices for each entry of the letters that both and the result have."""
+    sizes = {**left.sizes(), **right.sizes()}
+    if any(sizes[letter] != size for letter, size in left.sizes().items()):
+        raise Refusal("LIP102", "the operands of Einsum give one letter different sizes")
+    heads = [letter for letter in left.letters if letter in right.letters and letter in result]
+    inner = [letter for letter in left.letters if letter in right.letters and letter not in result]
+    rows = [letter for letter in left.letters if letter not in right.letters]
+    columns = [letter for letter in right.letters if letter not in left.letters]
+    a = _grouped(context, node, left, (heads, rows, inner), "_left")
+    b = _grouped(context, node, right, (heads, inner, columns), "_right")
+    made = context.add(node, MATMUL, NoAttributes(), [a, b])
+    letters = "".join((*heads, *rows, *columns))
+    apart = tuple(sizes[letter] for letter in letters)
+    return Axes(reshape_to(context, node, made, apart, "_apart"), letters)
+
+
+def _grouped(context: Context, node: OnnxNode, tensor: Axes, groups: Sequence[Sequence[str]], suffix: str) -> Value:
+    """Return a tensor with an axis for each letter of the first group, and one for all letters of each other."""
+    heads, *others = groups
+    order = [tensor.letters.index(letter) for group in groups for letter in group]
+    moved = permute(context, node, tensor.value, order, f"{suffix}_moved")
+    sizes = tensor.sizes()
+    shape = (*(sizes[letter] for letter in heads), *(prod(sizes[letter] for letter in group) for group in others))
+    return reshape_to(context, node, moved, shape, f"{suffix}_flat")
 
 
 def _multiplied(context: Context, node: OnnxNode, tensor: Axes, known: Known, letters: str, result: str) -> Axes:

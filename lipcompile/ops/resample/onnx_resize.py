@@ -1,4 +1,4 @@
-"""Importers of Resize and Upsample: by whole factors."""
+"""Importers of Resize and Upsample."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ from lipcompile.core.graph import Value
 from lipcompile.core.record import Shape
 from lipcompile.diagnostics import Refusal
 from lipcompile.frontends.onnx.context import MIXES, Context, Importer, shape_of
+from lipcompile.frontends.onnx.file.memory import expect_array
 from lipcompile.frontends.onnx.node import OnnxNode
 from lipcompile.frontends.onnx.sizes import is_formal
-from lipcompile.frontends.onnx.values import integers
+from lipcompile.frontends.onnx.values import Known, evaluate, integers
+from lipcompile.ops.linear.rules import DENSE, Dense
 from lipcompile.ops.resample.rules import Interpolation, Upsample
+from lipcompile.ops.shape.onnx_read import permute
 from lipcompile.ops.table import OP_BY_NAME
 
 if TYPE_CHECKING:
@@ -21,13 +24,25 @@ if TYPE_CHECKING:
 
     Array = NDArray[Any]
 
+# The operator set whose reference makes the matrices: it has all attributes of the sets before it.
+_REFERENCE = 19
+
 
 def resize(context: Context, node: OnnxNode) -> Value:
-    """Enlarge spatial axes by whole factors, in the conventions that torch shares."""
+    """Enlarge spatial axes by whole factors, in the conventions that torch shares; else multiply by matrices."""
     operand = context.tensor(node)
-    factors = _factors(context, node, shape_of(operand))
-    mode, corners = _convention(node)
-    return _upsampled(context, node, operand, factors, mode, align_corners=corners)
+    scales, sizes = _wanted(context, node, shape_of(operand))
+    if node.text("coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize":
+        raise Refusal("LIP110", "Resize with tf_crop_and_resize is not yet supported", "cut, then resize")
+    convention = _convention(node)
+    if convention and scales[0] == 1 and all(scale.denominator == 1 and scale >= 1 for scale in scales):
+        mode, corners = convention
+        factors = tuple(int(scale) for scale in scales[1:])
+        return _upsampled(context, node, operand, factors, mode, align_corners=corners)
+    for axis, scale in enumerate(scales):
+        if scale != 1 and operand.shape is not None:
+            operand = _interpolated(context, node, operand, axis, scale, sizes[axis] if sizes else None)
+    return operand
 
 
 def upsample(context: Context, node: OnnxNode) -> Value:
@@ -57,8 +72,10 @@ def _upsampled(
     return context.add(node, OP_BY_NAME["upsample"], Upsample(factors, mode, align_corners), [operand])
 
 
-def _factors(context: Context, node: OnnxNode, example: Shape) -> tuple[int, ...]:
-    """Return the factors of the spatial axes, from scales or sizes."""
+def _wanted(
+    context: Context, node: OnnxNode, example: Shape
+) -> tuple[Sequence[Fraction], tuple[int, ...] | None]:
+    """Return the scales of the axes of an example, and the sizes if these are what the file gives."""
     if context.version < 11:
         raise Refusal(
             "LIP110", "Resize before operator set 11 is not yet supported", "export with opset 11 or later"
@@ -67,14 +84,44 @@ def _factors(context: Context, node: OnnxNode, example: Shape) -> tuple[int, ...
         raise Refusal("LIP110", "Resize of chosen axes, or by a policy, is not yet supported", "give all scales")
     scales, sizes = context.known(node, 2, "the scales"), context.known(node, 3, "the sizes")
     if scales is not None and scales.array.size:
-        return _whole(node, _exact(scales.array.reshape(-1)), example)
+        return _of_example(node, _exact(scales.array.reshape(-1)), example), None
     if sizes is None:
         raise Refusal("LIP102", "Resize without scales and sizes")
     wanted = integers(sizes, "the sizes")
     if len(wanted) != len(example) + 1 or not context.is_batch(wanted[0]):
         raise Refusal("LIP108", f"Resize to {list(wanted)} changes the batch", MIXES)
-    ratios = [Fraction(new, old) for new, old in zip(wanted[1:], example, strict=True)]
-    return _whole(node, [Fraction(1), *ratios], example)
+    return [Fraction(new, old) for new, old in zip(wanted[1:], example, strict=True)], wanted[1:]
+
+
+def _interpolated(
+    context: Context, node: OnnxNode, operand: Value, axis: int, scale: Fraction, size: int | None
+) -> Value:
+    """Resize one axis of an example: a product with the matrix that the reference makes of unit vectors."""
+    import numpy as np
+    from onnx import NodeProto
+
+    example = shape_of(operand)
+    old = example[axis]
+    new = round(scale * old) if size is None else size
+    expect_array((old, new))
+    proto = NodeProto()
+    proto.CopyFrom(node.proto)
+    by_size = size is not None or node.text("coordinate_transformation_mode", "half_pixel") == "align_corners"
+    del proto.input[:], proto.output[1:]
+    proto.input.extend(["x", "", "", "n"] if by_size else ["x", "", "n"])
+    wanted = np.array([old, 1, new]) if by_size else np.array([1, 1, float(scale)], np.float32)
+    units = Known(np.eye(old, dtype=np.float32)[:, None])
+    given = [units, None, None, Known(wanted)] if by_size else [units, None, Known(wanted)]
+    (made,) = evaluate(proto, given, _REFERENCE)
+    matrix = made[:, 0].T
+    if not matrix.size:
+        raise Refusal("LIP102", f"Resize leaves nothing of an axis of {old} entries")
+    swap = [*range(len(example))]
+    swap[axis], swap[-1] = swap[-1], swap[axis]
+    turned = permute(context, node, operand, swap, f"_{axis}_t")
+    layer, weight = Dense(len(matrix)), [("weight", Known(matrix))]
+    value = context.parameters.add(DENSE, layer, turned, weight, f"{node.name}_{axis}", frozen=True)
+    return value if value.shape is None else permute(context, node, value, swap, f"_{axis}_back")
 
 
 def _exact(scales: Iterable[Any]) -> list[Fraction]:
@@ -87,39 +134,38 @@ def _exact(scales: Iterable[Any]) -> list[Fraction]:
     return found
 
 
-def _whole(node: OnnxNode, scales: Sequence[Fraction], example: Shape) -> tuple[int, ...]:
-    """Check the factors of all axes; return those of the spatial ones."""
-    if len(scales) != len(example) + 1 or len(example) < 2:
+def _of_example(node: OnnxNode, scales: Sequence[Fraction], example: Shape) -> Sequence[Fraction]:
+    """Check the scales of all axes; return those of the example."""
+    if len(scales) != len(example) + 1 or len(example) < 2 or min(scales) <= 0:
         raise Refusal("LIP102", f"{node.op_type} needs a scale for each axis of {['batch', *example]}")
     if scales[0] != 1:
         raise Refusal("LIP108", f"{node.op_type} changes the batch", MIXES)
-    if scales[1] != 1 or any(scale.denominator != 1 or scale < 1 for scale in scales):
+    return scales[1:]
+
+
+def _whole(node: OnnxNode, scales: Sequence[Fraction], example: Shape) -> tuple[int, ...]:
+    """Check the scales of all axes; return the whole factors of the spatial ones."""
+    channels, *spatial = _of_example(node, scales, example)
+    if channels != 1 or any(scale.denominator != 1 or scale < 1 for scale in spatial):
         shown = [float(scale) for scale in scales]
-        raise Refusal(
-            "LIP110",
-            f"{node.op_type} by {shown} is not yet supported: only integer factors of spatial axes are",
-            "enlarge by an integer factor, or shrink with a pool",
-        )
-    return tuple(int(scale) for scale in scales[2:])
+        message = f"{node.op_type} by {shown} is not yet supported: only integer factors of spatial axes are"
+        raise Refusal("LIP110", message, "export with Resize")
+    return tuple(int(scale) for scale in spatial)
 
 
-def _convention(node: OnnxNode) -> tuple[Interpolation, bool]:
-    """Return the interpolation and whether corners are aligned; refuse conventions that differ from torch's."""
+def _convention(node: OnnxNode) -> tuple[Interpolation, bool] | None:
+    """Return the interpolation and whether corners are aligned; None for conventions that differ from torch's."""
     mode, place = node.text("mode", "nearest"), node.text("coordinate_transformation_mode", "half_pixel")
     if node.integer("antialias", 0) or node.integer("exclude_outside", 0):
-        raise Refusal("LIP110", "Resize with antialias or exclude_outside is not yet supported", "switch it off")
+        return None
     halves = place in ("half_pixel", "pytorch_half_pixel")
-    if mode == "nearest" and _is_nearest(node, place, halves=halves):
-        return "nearest", False
+    if mode == "nearest":
+        return ("nearest", False) if _is_nearest(node, place, halves=halves) else None
     if mode == "cubic" and node.number("cubic_coeff_a", Fraction(-3, 4)) != Fraction(-3, 4):
-        raise Refusal("LIP110", "cubic weights other than with a = -0.75 are not yet supported", "use a = -0.75")
-    if mode in ("linear", "cubic") and (halves or place == "align_corners"):
-        return "bilinear" if mode == "linear" else "bicubic", place == "align_corners"
-    raise Refusal(
-        "LIP110",
-        f"Resize with mode={mode} and coordinate_transformation_mode={place} is not yet supported",
-        "export torch's interpolate: nearest, or linear and cubic with half_pixel or align_corners",
-    )
+        return None
+    if not halves and place != "align_corners":
+        return None
+    return "bilinear" if mode == "linear" else "bicubic", place == "align_corners"
 
 
 def _is_nearest(node: OnnxNode, place: str, *, halves: bool) -> bool:

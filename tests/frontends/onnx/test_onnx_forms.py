@@ -166,7 +166,11 @@ def test_einsum(case: str, tmp_path: Path) -> None:
         ("LIP108", "bi->i", "x"),
         ("LIP108", "bi->ib", "x"),
         ("LIP108", "bi,ob->bo", "x w"),
-        ("LIP110", "bi,bi->b", "x x"),
+        ("LIP108", "bi,ci->bc", "x x"),
+        ("LIP108", "bi,bj->ij", "x x"),
+        ("LIP108", "bi,ib->bi", "x x"),
+        ("LIP108", "bi,bi", "x x"),
+        ("LIP110", "bi,bj,bk->bijk", "x x x"),
         ("LIP110", "bi,ij,jk->bk", "x w w"),
         ("LIP110", "bi,ii->bi", "x w"),
         ("LIP110", "bi,ij->bij", "x w"),
@@ -180,6 +184,29 @@ def test_einsum_refused(code: str, equation: str, operands: str, tmp_path: Path)
     made = model([node("Einsum", operands, "y", equation=equation)], ("n", 3), weights)
     found = onnx_model.load(save(made, tmp_path), ModelOptions()).diagnostics
     assert [d.code for d in found if d.severity == "error"] == [code]
+
+
+OF_TWO: dict[str, tuple[int, ...]] = {
+    "bi,bj->bij": (3,),
+    "bi,bi->b": (3,),
+    "bi,bi->bi": (3,),
+    "bi,bj->bj": (3,),
+    "bcij,bckj->bkci": (2, 3, 4),
+    "bijk,bmjn->bjimkn": (2, 3, 4),
+    "...ni,...nj->...ji": (2, 3),
+}
+
+
+@pytest.mark.parametrize("equation", OF_TWO)
+def test_einsum_of_two_tensors(equation: str, tmp_path: Path) -> None:
+    nodes = [node("Tanh", "x", "h"), node("Einsum", "x h", "y", equation=equation)]
+    agree(model(nodes, ("n", *OF_TWO[equation]), {}), tmp_path)
+
+
+def test_a_letter_of_two_sizes_is_refused(tmp_path: Path) -> None:
+    nodes = [node("Gather", "x i", "h", axis=1), node("Einsum", "x h", "y", equation="bi,bi->bi")]
+    found = onnx_model.load(save(model(nodes, ("n", 3), {"i": ints(0)}), tmp_path), ModelOptions()).diagnostics
+    assert [(d.code, d.message[-15:]) for d in found if d.severity == "error"] == [("LIP102", "different sizes")]
 
 
 def test_a_matrix_of_einsum_is_the_weight_itself(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from tests.frontends.onnx.test_onnx_semantics import KEEP, emitted
 FLAT = node("Flatten", "h", "y")
 IMAGE = (4, 3, 5)
 SCALES = np.array([1, 1, 2, 3], np.float32)
+PARTS, HALVES = np.array([1, 1, 0.7, 2.5], np.float32), np.array([1, 1, 1, 0.5], np.float32)
 Nodes = Sequence[onnx.NodeProto]
 Weights = dict[str, Array]
 
@@ -80,6 +81,16 @@ CASES: dict[str, tuple[Nodes, tuple[int, ...], Weights]] = {
         IMAGE,
         {"n": ints(3, 4, 6, 10)},
     ),
+    "linear, by parts": (resized("linear", "half_pixel"), IMAGE, {"s": PARTS}),
+    "linear, from the first entry": (resized("linear", "asymmetric"), IMAGE, {"s": SCALES}),
+    "linear, corners by parts": (resized("linear", "align_corners"), IMAGE, {"s": PARTS}),
+    "linear, the channels as well": (resized("linear", "half_pixel"), (4, 2, 2), {"s": SCALES[[0, 2, 1, 1]]}),
+    "cubic, by parts": (resized("cubic", "half_pixel"), IMAGE, {"s": PARTS}),
+    "cubic, another curve": (resized("cubic", "half_pixel", cubic_coeff_a=-0.5), IMAGE, {"s": SCALES}),
+    "cubic, within": (resized("cubic", "half_pixel", exclude_outside=1), IMAGE, {"s": SCALES}),
+    "nearest, halved": (resized("nearest", "asymmetric", nearest_mode="floor"), IMAGE, {"s": HALVES}),
+    "nearest, rounded up": (resized("nearest", "half_pixel", nearest_mode="ceil"), IMAGE, {"s": SCALES}),
+    "by smaller sizes": ([node("Resize", "x _ _ n", "h", mode="linear"), FLAT], IMAGE, {"n": ints(3, 4, 2, 4)}),
     "by ones": (resized("cubic", "half_pixel"), IMAGE, {"s": np.ones(4, np.float32)}),
 }
 
@@ -96,7 +107,7 @@ def agree(made: onnx.ModelProto, folder: Path, shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_an_operator_computes_what_the_runtime_computes(tmp_path: Path, name: str) -> None:
     nodes, shape, weights = CASES[name]
-    batch = 3 if name == "by sizes" else "n"
+    batch = 3 if "n" in weights else "n"
     agree(model(nodes, (batch, *shape), weights), tmp_path, shape)
 
 
@@ -104,7 +115,6 @@ def test_the_old_upsampling_repeats_entries(tmp_path: Path) -> None:
     agree(model([node("Upsample", "x s", "h"), FLAT], ("n", *IMAGE), {"s": SCALES}, opset=9), tmp_path, IMAGE)
 
 
-HALVES, THIRD = np.array([1, 1, 2, 2.5], np.float32), np.array([1, 1, 1, 1 / 3], np.float32)
 REFUSED: list[tuple[str, str, Nodes, Weights]] = [
     (
         "LIP110",
@@ -130,14 +140,9 @@ REFUSED: list[tuple[str, str, Nodes, Weights]] = [
         [node("ConvTranspose", "x w", "h", output_padding=[1, 0])],
         {"w": floats(4, 3, 2, 2)},
     ),
-    ("LIP110", "integer factors", resized("linear", "half_pixel"), {"s": HALVES}),
-    ("LIP110", "integer factors", resized("linear", "half_pixel"), {"s": THIRD}),
-    ("LIP110", "integer factors", resized("linear", "half_pixel"), {"s": SCALES[[0, 2, 1, 1]]}),
     ("LIP108", "batch", resized("linear", "half_pixel"), {"s": SCALES[[2, 1, 1, 1]]}),
-    ("LIP110", "asymmetric", resized("linear", "asymmetric"), {"s": SCALES}),
-    ("LIP110", "nearest", resized("nearest", "half_pixel", nearest_mode="ceil"), {"s": SCALES}),
-    ("LIP110", "-0.75", resized("cubic", "half_pixel", cubic_coeff_a=-0.5), {"s": SCALES}),
-    ("LIP110", "exclude_outside", resized("cubic", "half_pixel", exclude_outside=1), {"s": SCALES}),
+    ("LIP102", "leaves nothing", resized("linear", "half_pixel"), {"s": HALVES[[0, 1, 3, 3]] ** 3}),
+    ("LIP102", "scale", resized("linear", "half_pixel"), {"s": -SCALES}),
     ("LIP110", "tf_crop", resized("linear", "tf_crop_and_resize"), {"s": SCALES}),
     ("LIP108", "batch", [node("Expand", "x s", "h")], {"s": ints(2, 1, 1, 1)}),
     ("LIP108", "batch", [node("Expand", "x s", "h")], {"s": ints(1, 1, 1, 1, 1)}),
