@@ -61,7 +61,7 @@ _BY_VERSION: Mapping[int, str] = {
     17: "LayerNormalization",
     18: "ReduceL1 ReduceL2 ReduceMean ReduceSumSquare Split",
     19: "Resize",
-    20: "Gelu IsNaN ReduceMax ReduceMin",
+    20: "DFT Gelu IsNaN ReduceMax ReduceMin",
     21: "GroupNormalization",
     22: (
         "AveragePool Conv ConvTranspose Dropout GRU GlobalAveragePool GlobalLpPool GlobalMaxPool "

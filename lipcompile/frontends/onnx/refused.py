@@ -71,7 +71,7 @@ NEVER: Mapping[str, str] = {
 }
 
 LATER: Mapping[str, str] = {
-    **dict.fromkeys(("AffineGrid", "Col2Im", "DFT", "ReverseSequence", "STFT"), _LINEAR),
+    **dict.fromkeys(("AffineGrid", "Col2Im", "ReverseSequence", "STFT"), _LINEAR),
     **dict.fromkeys(("CausalConvWithState", "DeformConv", "GridSample", "LinearAttention"), _UNCOVERED),
     **dict.fromkeys(("RoiAlign", "SwiGLU"), _UNCOVERED),
     "RotaryEmbedding": _LINEAR,

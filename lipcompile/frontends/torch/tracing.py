@@ -17,6 +17,7 @@ from lipcompile.diagnostics import Diagnostic, InputError, Location, input_error
 from lipcompile.frontends.silence import silence
 from lipcompile.frontends.torch.branches import Branches, differing
 from lipcompile.frontends.torch.find import place_of, summary
+from lipcompile.frontends.torch.rewritten import rewritten
 
 if TYPE_CHECKING:
     from torch import Tensor, dtype
@@ -192,7 +193,7 @@ def _exported(module: Module, examples: Sequence[Example], *, is_open: bool, att
     args, kwargs = batch(module, examples, size)
     axis = {0: Dim.DYNAMIC}
     open_axes = (tuple(axis for _ in args), dict.fromkeys(kwargs, axis)) if is_open else None
-    with silence(), _out_of_place(module):
+    with silence(), rewritten(), _out_of_place(module):
         return export(module, args, kwargs, dynamic_shapes=_by_name(module, open_axes), strict=False)
 
 

@@ -54,7 +54,7 @@ def einsum(context: Context, node: OnnxNode) -> Value:
     kept = [_summed(context, node, one, wanted[index], f"_{index}") for index, one in tensors.items()]
     if any(one.value.shape is None for one in kept):
         return replace(kept[0].value, shape=None)
-    made = kept[0] if len(kept) == 1 else _product(context, node, *kept, result[1:])
+    made = kept[0] if len(kept) == 1 else _product(context, node, kept[0], kept[1], result[1:])
     for index, known in constants.items():
         made = _multiplied(context, node, made, known, terms[index], result[1:])
     if made.value.shape is None:
@@ -119,7 +119,9 @@ def _summed(context: Context, node: OnnxNode, tensor: Axes, wanted: set[str], su
     gone = tuple(axis for axis, letter in enumerate(tensor.letters) if letter not in wanted)
     if not gone:
         return tensor
-    value = context.add(node, OP_BY_NAME["reduce_sum"], Reduce(gone, keep=False), [tensor.value], f"{suffix}_summed")
+    value = context.add(
+        node, OP_BY_NAME["reduce_sum"], Reduce(gone, keep=False), [tensor.value], f"{suffix}_summed"
+    )
     return Axes(value, "".join(letter for letter in tensor.letters if letter in wanted))
 
 
@@ -140,7 +142,9 @@ def _product(context: Context, node: OnnxNode, left: Axes, right: Axes, result: 
     return Axes(reshape_to(context, node, made, apart, "_apart"), letters)
 
 
-def _grouped(context: Context, node: OnnxNode, tensor: Axes, groups: Sequence[Sequence[str]], suffix: str) -> Value:
+def _grouped(
+    context: Context, node: OnnxNode, tensor: Axes, groups: Sequence[Sequence[str]], suffix: str
+) -> Value:
     """Return a tensor with an axis for each letter of the first group, and one for all letters of each other."""
     heads, *others = groups
     order = [tensor.letters.index(letter) for group in groups for letter in group]

@@ -15,7 +15,7 @@ from lipcompile.frontends.onnx.context import MIXES, Context, Importer, shape_of
 from lipcompile.frontends.onnx.file.memory import expect_array
 from lipcompile.frontends.onnx.layout import Placed
 from lipcompile.frontends.onnx.node import OnnxNode, module_of
-from lipcompile.frontends.onnx.values import Known, floats, scalar, toggled
+from lipcompile.frontends.onnx.values import Known, evaluate, floats, scalar, toggled
 from lipcompile.ops.conv.rules import CONV, CONV_TRANSPOSE, Conv
 from lipcompile.ops.linear.rules import BIAS, DENSE, BiasShape, Dense
 from lipcompile.ops.merge.rules import MATMUL, SUM, Sum
@@ -23,10 +23,12 @@ from lipcompile.ops.shape.onnx_read import permute, reshape_to
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+    from onnx import NodeProto
 
     Array = NDArray[Any]
 
 ONE = Fraction(1)
+_AXIS_IS_OPERAND = 20  # of DFT, from this operator set on
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,18 +210,55 @@ def running_sum(context: Context, node: OnnxNode) -> Value:
     operand, axis = context.tensor(node), context.known(node, 1, "the axis")
     if axis is None:
         raise Refusal("LIP102", "CumSum without an axis")
-    rank = len(shape_of(operand))
-    along = context.axis(node, int(scalar(axis)), rank + 1)
+    along = context.axis(node, int(scalar(axis)), len(shape_of(operand)) + 1)
     size = shape_of(operand)[along]
     expect_array((size, size))
     ones = np.tril(np.ones((size, size), np.float32), -1 if node.integer("exclusive", 0) else 0)
-    triangle = Known(ones.T if node.integer("reverse", 0) else ones)
-    swap = [*range(rank)]
-    swap[along], swap[-1] = swap[-1], swap[along]
-    turned = permute(context, node, operand, swap, "_t")
-    tensors = [("weight", triangle)]
-    summed = context.parameters.add(DENSE, Dense(size), turned, tensors, node.name, frozen=True)
-    return summed if summed.shape is None else permute(context, node, summed, swap, "_back")
+    return fixed(context, node, operand, along, ones.T if node.integer("reverse", 0) else ones)
+
+
+def fixed(context: Context, node: OnnxNode, operand: Value, axis: int, matrix: Array, suffix: str = "") -> Value:
+    """Multiply along an axis of an example by a matrix [new, old] that is not trained."""
+    swap = [*range(len(shape_of(operand)))]
+    swap[axis], swap[-1] = swap[-1], swap[axis]
+    turned = permute(context, node, operand, swap, f"{suffix}_t")
+    layer, weight = Dense(len(matrix)), [("weight", Known(matrix))]
+    made = context.parameters.add(DENSE, layer, turned, weight, f"{node.name}{suffix}", frozen=True)
+    return made if made.shape is None else permute(context, node, made, swap, f"{suffix}_back")
+
+
+def fourier(context: Context, node: OnnxNode) -> Value:
+    """A Fourier transform along an axis, whose numbers have one or two parts: a fixed matrix of both axes."""
+    import numpy as np
+
+    operand, axis = context.tensor(node), context.known(node, 2, "the axis")
+    place = node.integer("axis", 1) if context.version < _AXIS_IS_OPERAND else -2 if axis is None else scalar(axis)
+    example = shape_of(operand)
+    along, last = context.axis(node, int(place), len(example) + 1), len(example) - 1
+    if along == last:
+        raise Refusal("LIP102", "DFT along the axis of real and imaginary parts")
+    entries, length = example[along] * example[last], context.known(node, 1, "the length")
+    expect_array((entries, 2 * max(example[along], 0 if length is None else int(scalar(length)))))
+    units = np.eye(entries, dtype=np.float32).reshape(entries, example[along], example[last])
+    (columns,) = evaluate(
+        _transform(node, has_length=length is not None), [Known(units), length], _AXIS_IS_OPERAND
+    )
+    order = [*(at for at in range(last) if at != along), along, last]
+    moved = permute(context, node, operand, order, "_moved")
+    rest = tuple(example[at] for at in order[:-2])
+    flat = reshape_to(context, node, moved, (*rest, entries), "_flat")
+    made = fixed(context, node, flat, len(rest), columns.reshape(entries, -1).T)
+    apart = reshape_to(context, node, made, (*rest, *columns.shape[1:]), "_apart")
+    return permute(context, node, apart, [order.index(at) for at in range(last + 1)], "_back")
+
+
+def _transform(node: OnnxNode, *, has_length: bool) -> NodeProto:
+    """Return the same transform of rows [n, entries, parts]: operator set 20 takes the last axis but one."""
+    from onnx import helper
+
+    given = ["x", "n" if has_length else ""]
+    inverse, one_sided = node.integer("inverse", 0), node.integer("onesided", 0)
+    return helper.make_node("DFT", given, ["y"], inverse=inverse, onesided=one_sided)
 
 
 def _added(context: Context, node: OnnxNode, adding: OnnxNode, features: int) -> Known | None:
@@ -312,6 +351,7 @@ def _add(context: Context, layer: Affine, tensors: list[tuple[str, Known]], name
 
 IMPORTERS: Mapping[str, Importer] = {
     "CumSum": running_sum,
+    "DFT": fourier,
     "Gemm": gemm,
     "MatMul": mat_mul,
 }

@@ -14,9 +14,8 @@ from lipcompile.frontends.onnx.file.memory import expect_array
 from lipcompile.frontends.onnx.node import OnnxNode
 from lipcompile.frontends.onnx.sizes import is_formal
 from lipcompile.frontends.onnx.values import Known, evaluate, integers
-from lipcompile.ops.linear.rules import DENSE, Dense
+from lipcompile.ops.linear.onnx_read import fixed
 from lipcompile.ops.resample.rules import Interpolation, Upsample
-from lipcompile.ops.shape.onnx_read import permute
 from lipcompile.ops.table import OP_BY_NAME
 
 if TYPE_CHECKING:
@@ -72,9 +71,7 @@ def _upsampled(
     return context.add(node, OP_BY_NAME["upsample"], Upsample(factors, mode, align_corners), [operand])
 
 
-def _wanted(
-    context: Context, node: OnnxNode, example: Shape
-) -> tuple[Sequence[Fraction], tuple[int, ...] | None]:
+def _wanted(context: Context, node: OnnxNode, example: Shape) -> tuple[Sequence[Fraction], tuple[int, ...] | None]:
     """Return the scales of the axes of an example, and the sizes if these are what the file gives."""
     if context.version < 11:
         raise Refusal(
@@ -100,28 +97,24 @@ def _interpolated(
     import numpy as np
     from onnx import NodeProto
 
-    example = shape_of(operand)
-    old = example[axis]
+    old = shape_of(operand)[axis]
     new = round(scale * old) if size is None else size
     expect_array((old, new))
     proto = NodeProto()
     proto.CopyFrom(node.proto)
-    by_size = size is not None or node.text("coordinate_transformation_mode", "half_pixel") == "align_corners"
+    corners = node.text("coordinate_transformation_mode", "half_pixel") == "align_corners"
+    if corners and size is None and scale * old != new:
+        message = f"Resize of {old} entries by {float(scale)}, corners aligned, means different things to runtimes"
+        raise Refusal("LIP110", message, "give sizes in place of scales")
     del proto.input[:], proto.output[1:]
-    proto.input.extend(["x", "", "", "n"] if by_size else ["x", "", "n"])
-    wanted = np.array([old, 1, new]) if by_size else np.array([1, 1, float(scale)], np.float32)
+    proto.input.extend(["x", "", "n"] if size is None else ["x", "", "", "n"])
+    wanted = np.array([1, 1, float(scale)], np.float32) if size is None else np.array([old, 1, size])
     units = Known(np.eye(old, dtype=np.float32)[:, None])
-    given = [units, None, None, Known(wanted)] if by_size else [units, None, Known(wanted)]
-    (made,) = evaluate(proto, given, _REFERENCE)
+    (made,) = evaluate(proto, [units, *[None] * (len(proto.input) - 2), Known(wanted)], _REFERENCE)
     matrix = made[:, 0].T
     if not matrix.size:
         raise Refusal("LIP102", f"Resize leaves nothing of an axis of {old} entries")
-    swap = [*range(len(example))]
-    swap[axis], swap[-1] = swap[-1], swap[axis]
-    turned = permute(context, node, operand, swap, f"_{axis}_t")
-    layer, weight = Dense(len(matrix)), [("weight", Known(matrix))]
-    value = context.parameters.add(DENSE, layer, turned, weight, f"{node.name}_{axis}", frozen=True)
-    return value if value.shape is None else permute(context, node, value, swap, f"_{axis}_back")
+    return fixed(context, node, operand, axis, matrix, f"_{axis}")
 
 
 def _exact(scales: Iterable[Any]) -> list[Fraction]:

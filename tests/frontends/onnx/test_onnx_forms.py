@@ -217,6 +217,29 @@ def test_a_matrix_of_einsum_is_the_weight_itself(tmp_path: Path) -> None:
     assert len(loaded.graph.parameters) == 1
 
 
+FOURIER: dict[str, tuple[int, tuple[int, ...], Mapping[str, object], Mapping[str, Array]]] = {
+    "of real numbers": (17, (5, 1), {"axis": 1}, {}),
+    "of complex numbers, backwards": (17, (3, 5, 2), {"axis": 2, "inverse": 1}, {}),
+    "half of it, along the axis before": (17, (5, 3, 1), {"axis": 1, "onesided": 1}, {}),
+    "by default along the last axis but one": (20, (3, 5, 2), {}, {}),
+    "of another length": (20, (3, 5, 1), {}, {"l": np.array(7), "a": np.array(-2)}),
+}
+
+
+@pytest.mark.parametrize("case", FOURIER)
+def test_fourier_transforms_are_matrices(case: str, tmp_path: Path) -> None:
+    opset, shape, attributes, weights = FOURIER[case]
+    nodes = [node("DFT", " ".join(["x", *weights]), "h", **attributes), FLAT]
+    agree(model(nodes, ("n", *shape), weights, opset=opset), tmp_path)
+
+
+@pytest.mark.parametrize(("code", "axis"), [("LIP108", 0), ("LIP102", 2), ("LIP102", 3)])
+def test_fourier_transforms_of_parts_or_examples_are_refused(code: str, axis: int, tmp_path: Path) -> None:
+    made = model([node("DFT", "x", "h", axis=axis), FLAT], ("n", 4, 2), {}, opset=17)
+    found = onnx_model.load(save(made, tmp_path), ModelOptions()).diagnostics
+    assert [d.code for d in found if d.severity == "error"] == [code]
+
+
 # What the reference implementation gets wrong or does not do, and onnxruntime does.
 UNLIKE_REFERENCE: dict[str, tuple[int, Case]] = {
     "softmax of all axes": (11, ([node("Softmax", "x", "h"), FLAT], (2, 3), {})),

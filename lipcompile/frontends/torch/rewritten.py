@@ -1,0 +1,76 @@
+"""Functions of torch that are written with others while a module is traced: torch.onnx has no words for them."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@contextmanager
+def rewritten() -> Iterator[None]:
+    """Trace distances, leaky slopes and bags of rows as what they are computed from."""
+    import torch
+    from torch.nn import functional
+
+    with ExitStack() as stack:
+        for home, write in ((torch, _cdist), (functional, _rrelu), (functional, _embedding_bag)):
+            name = write.__name__.removeprefix("_")
+            stack.enter_context(patch.object(home, name, _instead(getattr(home, name), write)))
+        yield
+
+
+def _instead(original: Callable[..., Tensor], write: Callable[[Mapping[str, Any]], Tensor | None]) -> Any:
+    """Return a function that writes a call with others, or calls the original where that gives None."""
+    signature = inspect.signature(original)
+
+    @wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Tensor:
+        given = signature.bind(*args, **kwargs)
+        given.apply_defaults()
+        made = write(given.arguments)
+        return original(*args, **kwargs) if made is None else made
+
+    return call
+
+
+def _cdist(given: Mapping[str, Any]) -> Tensor:
+    """Distances of rows, as norms of differences."""
+    differences: Tensor = given["x1"].unsqueeze(-2) - given["x2"].unsqueeze(-3)
+    return differences.norm(given["p"], -1)  # type: ignore[no-any-return]
+
+
+def _rrelu(given: Mapping[str, Any]) -> Tensor | None:
+    """In evaluation mode, the slope below zero is the mean of both limits."""
+    from torch.nn.functional import leaky_relu
+
+    if given["training"]:
+        return None
+    return leaky_relu(given["input"], (given["lower"] + given["upper"]) / 2, given["inplace"])
+
+
+def _embedding_bag(given: Mapping[str, Any]) -> Tensor | None:
+    """Bags [B, n], one for each example: the sum, the mean or the maximum of the rows that are no padding."""
+    from torch.nn.functional import embedding
+
+    tokens, mode, padding = given["input"], given["mode"], given["padding_idx"]
+    if tokens.dim() != 2 or given["max_norm"] is not None or given["scale_grad_by_freq"]:
+        return None
+    rows = embedding(tokens, given["weight"])
+    if given["per_sample_weights"] is not None:
+        rows = rows * given["per_sample_weights"].unsqueeze(-1)
+    if padding is None:
+        return rows.amax(1) if mode == "max" else rows.sum(1) if mode == "sum" else rows.mean(1)
+    kept = (tokens != padding % len(given["weight"])).unsqueeze(-1)
+    count = kept.sum(1)
+    if mode == "max":
+        return rows.masked_fill(~kept, -math.inf).amax(1).masked_fill(count == 0, 0.0)
+    total: Tensor = (rows * kept).sum(1)
+    return total if mode == "sum" else total / count.clamp(min=1)

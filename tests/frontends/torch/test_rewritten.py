@@ -1,0 +1,121 @@
+"""Functions of torch that its exporter has no words for, or writes in words that no theorem knows.
+
+Each network computes what torch computes. The gradient of a batch is the sum of clipped gradients that torch.func
+finds example by example. Variants that cross the batch are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812
+
+import lipcompile
+from lipcompile import InputError
+from lipcompile.pipeline import from_module
+from tests.frontends.torch.test_padded_texts import TEXTS, Numbers, Text, attacked, compiled
+
+# Of the outputs [B, 4] of a layer.
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "distances": lambda h: torch.cdist(h, torch.eye(4)) + torch.cdist(h, torch.eye(4), p=1),
+    "distances of rows": lambda h: torch.cdist(h.view(-1, 2, 2), h.view(-1, 2, 2).tanh()).flatten(1),
+    "random slopes": lambda h: F.rrelu(h, 0.1, 0.5),
+    "outer product": lambda h: torch.einsum("bi,bj->bij", h, h.tanh()).mean(1),
+    "inner product": lambda h: h * torch.einsum("bi,bi->b", h, h.tanh()).unsqueeze(-1),
+    "attention": lambda h: _attention(h.view(-1, 2, 1, 2)).flatten(1),
+    "smaller": lambda h: F.interpolate(h.view(-1, 1, 4, 1), scale_factor=(0.5, 2), mode="bilinear").flatten(1),
+    "resized": lambda h: F.interpolate(
+        F.interpolate(h[:, None], scale_factor=1.6, mode="linear"), size=4, mode="nearest"
+    )[:, 0],
+    "Fourier": lambda h: torch.fft.fft2(h.view(-1, 2, 2)).real.flatten(1),
+    "convolution": lambda h: torch.fft.irfft(torch.fft.rfft(h) * torch.fft.rfft(h.tanh())),
+}
+
+
+def _attention(h: Tensor) -> Tensor:
+    scores = torch.einsum("bqhd,bkhd->bhqk", h, h.tanh())
+    return torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), h)
+
+
+def bags(mode: str, padding: int | None) -> Callable[[Any, Tensor, Tensor], Tensor]:
+    return lambda net, x, _: F.embedding_bag(x, net.words.weight, mode=mode, padding_idx=padding)
+
+
+BAGS = {(mode, padding): bags(mode, padding) for mode in ("sum", "mean", "max") for padding in (None, 0, -8)}
+# The last example is padding alone, whose bag is zero.
+WORDS = torch.cat([TEXTS, torch.zeros(1, 6, dtype=torch.long)])
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_are_clipped_example_by_example(name: str, tmp_path: Path) -> None:
+    net = Numbers(FUNCTIONS[name]).eval()
+    module = compiled(net, (6,), tmp_path)
+    module.normaliser = 1.0
+    attacked(net, module, torch.randn(5, 6, generator=torch.Generator().manual_seed(1)))
+
+
+@pytest.mark.parametrize("given", BAGS)
+def test_bags_are_clipped_example_by_example(given: Any, tmp_path: Path) -> None:
+    net = Text(BAGS[given]).eval()
+    module = compiled(net, WORDS, tmp_path)
+    module.normaliser = 1.0
+    attacked(net, module, WORDS)
+
+
+def test_weights_of_words_are_factors(tmp_path: Path) -> None:
+    weights = torch.arange(6.0) / 8
+    net = Text(
+        lambda net, x, _: F.embedding_bag(
+            x, net.words.weight, mode="sum", per_sample_weights=weights.expand(len(x), 6)
+        )
+    ).eval()
+    module = compiled(net, TEXTS, tmp_path)
+    module.normaliser = 1.0
+    attacked(net, module, TEXTS)
+
+
+OF_BATCH: dict[str, Callable[[Tensor], Tensor]] = {
+    "distances of examples": lambda h: torch.cdist(h, h) @ h,
+    "products of examples": lambda h: torch.einsum("bi,ci->bc", h, h) @ h,
+    "a sum of examples": lambda h: h + torch.einsum("bi,bj->ij", h, h)[:1],
+    "a transposed operand": lambda h: h * torch.einsum("bi,ib->b", h, h.T).unsqueeze(-1),
+    "resized batch": lambda h: F.interpolate(h.T[None], scale_factor=0.5)[0].mean(1) + h,
+    "transformed batch": lambda h: torch.fft.fft(h, dim=0).real,
+    "slopes that are drawn": lambda h: F.rrelu(h, training=True),
+}
+
+
+@pytest.mark.parametrize("name", OF_BATCH)
+def test_functions_of_the_batch_are_refused(name: str) -> None:
+    with pytest.raises(InputError) as refused:
+        lipcompile.private(Numbers(OF_BATCH[name]), (6,), bounds="clip")
+    wanted = "LIP100" if "drawn" in name else "LIP108"
+    assert wanted in {found.code for found in refused.value.diagnostics}
+
+
+BAGS_OF_BATCH: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
+    "bags of places": lambda net, x, e: e.mean(1) + F.embedding_bag(x.T, net.words.weight).mean(0),
+    "bags of other bounds": lambda net, x, _: F.embedding_bag(
+        x.flatten(), net.words.weight, torch.arange(x.shape[0]) * 5
+    ),
+    "bags that count the batch": lambda net, x, _: F.embedding_bag(x, net.words.weight, scale_grad_by_freq=True),
+}
+
+
+@pytest.mark.parametrize("name", BAGS_OF_BATCH)
+def test_bags_of_the_batch_are_refused(name: str) -> None:
+    with pytest.raises(InputError):
+        lipcompile.private(Text(BAGS_OF_BATCH[name]), TEXTS, bounds="clip")
+
+
+def test_torch_has_its_functions_again() -> None:
+    """A trace leaves nothing behind, whether it fails or not."""
+    before = torch.cdist, F.rrelu, F.embedding_bag
+    for function in (FUNCTIONS["distances"], OF_BATCH["slopes that are drawn"]):
+        from_module(Numbers(function).eval(), (6,), bounds="clip")
+    assert (torch.cdist, F.rrelu, F.embedding_bag) == before
