@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from lipcompile.core.graph import Value
@@ -16,13 +17,16 @@ from lipcompile.core.record import NoAttributes, Shape
 from lipcompile.diagnostics import Refusal
 from lipcompile.frontends.onnx.context import Context, shape_of
 from lipcompile.frontends.onnx.file.memory import expect_array
+from lipcompile.frontends.onnx.layout import Layout, Placed, placed
 from lipcompile.frontends.onnx.node import OnnxNode
 from lipcompile.frontends.onnx.sizes import has_batch
-from lipcompile.frontends.onnx.values import Known, floats, scalar
+from lipcompile.frontends.onnx.values import Known, floats, is_floating, scalar
 from lipcompile.ops.merge.rules import PRODUCT, SUM, WHERE, Sum, Where
 from lipcompile.ops.normalisation.onnx_read import factored, shift
 from lipcompile.ops.pool.onnx_read import reduction_of
 from lipcompile.ops.resample.rules import Expand
+from lipcompile.ops.shape.onnx_read import cut, reshape_to
+from lipcompile.ops.shape.rules import Slice
 from lipcompile.ops.table import OP_BY_NAME
 
 if TYPE_CHECKING:
@@ -103,6 +107,30 @@ def plus_entries(context: Context, node: OnnxNode, operand: Value, numbers: Arra
     if operand.shape is None or not bool(numbers.any()):
         return operand
     return shift(context, replace(node, name=node.name + suffix), operand, Known(numbers), frozen=True)
+
+
+def of_every_example(context: Context, node: OnnxNode, known: Known, suffix: str) -> Value | Placed:
+    """A constant that is the same for each example, of size 1 along the batch, as a tensor: zeros, and a bias.
+
+    So it can be computed with like any tensor, and is trained where it is a parameter. Raises Refusal.
+    """
+    array, place = known.array, known.copies or 0
+    if array.ndim == 0 or array.shape[place] != 1 or not is_floating(array):
+        raise Refusal("LIP110", "a constant of all examples is real numbers [1, …]")
+    given = next(item for item in context.items.values() if isinstance(item, Value))
+    named = replace(node, name=node.name + suffix)
+    flat = reshape_to(context, named, context.numbers(given), (prod(shape_of(given)),), "_flat")
+    if context.builder.holds_tokens(flat):
+        raise Refusal("LIP204", "nothing says how many tokens there are")
+    first = cut(context, named, flat, Slice(0, 0, 1), "_first")
+    zero = scaled(context, named, first, Fraction(0), "_zero")
+    shape = (*array.shape[:place], *array.shape[place + 1 :])
+    zeros = reshape_to(context, named, zero, (1,) * len(shape), "_number")
+    wide = widened(context, named, zeros, shape, "_zeros")
+    made = shift(context, named, wide, replace(known, array=array.reshape(shape), copies=None))
+    if known.copies is None:
+        context.single.add(made.name)
+    return placed(made, Layout(place))
 
 
 def divided(context: Context, node: OnnxNode, operand: Value, divisor: Known) -> Value:

@@ -43,7 +43,7 @@ class Context:
     parts: which slice of which tensor a value is. views: tensors reshaped for a MaxMin, by tensor and shape.
     layout: where the tensors that the current node reads have their batch. makers: the node that puts out a
     tensor. alone: products of two tensors that have turned out to be part of no spelling. tokens: those of the
-    input as numbers, once something has computed with them.
+    input as numbers, once something has computed with them. single: tensors that are one constant in the file.
     """
 
     builder: GraphBuilder
@@ -61,6 +61,7 @@ class Context:
     layout: Layout = FIRST
     alone: set[str] = field(default_factory=set)
     tokens: Value | None = None
+    single: set[str] = field(default_factory=set)
 
     # Operands
 
@@ -150,6 +151,20 @@ class Context:
     def is_batch(self, size: int) -> bool:
         """Whether a size is that of the batch, unknown or declared."""
         return size == BATCH or (self.batch is not None and size == self.batch)
+
+    def is_single(self, value: Value) -> bool:
+        """Whether a tensor is made of such constants alone: its first axis has one entry in the file."""
+        waiting, seen = [value], set[str]()
+        while waiting:
+            one = waiting.pop()
+            if one.name in self.single | seen:
+                continue
+            seen.add(one.name)
+            made = self.builder.made(one)
+            if made is None:
+                return False
+            waiting += [Value(name, ()) for name in made.inputs]
+        return True
 
     def of_one_example(self, known: Known, example: Shape) -> Known:
         """Return a constant that meets a tensor, without the axis of the batch; refuse one that varies along it.

@@ -10,6 +10,7 @@ from lipcompile.core.graph import Value
 from lipcompile.core.record import Shape
 from lipcompile.diagnostics import Diagnostic, Location, Refusal, Severity
 from lipcompile.frontends.onnx import shape_after_refusal as guess
+from lipcompile.frontends.onnx.constants import of_every_example
 from lipcompile.frontends.onnx.context import Blamed, Context, shape_of
 from lipcompile.frontends.onnx.file import read as file
 from lipcompile.frontends.onnx.layout import FIRST, Layout, Placed, placed
@@ -24,7 +25,8 @@ from lipcompile.frontends.onnx.operators import (
     unsupported,
 )
 from lipcompile.frontends.onnx.patterns.patterns import spelled
-from lipcompile.frontends.onnx.values import Item, Known, Unfinished, fold
+from lipcompile.frontends.onnx.refused import DRAWS
+from lipcompile.frontends.onnx.values import MOVES, Item, Known, Unfinished, fold
 from lipcompile.frontends.repairs import Repairs, groups_of
 from lipcompile.ops.normalisation.onnx_read import affine, per_channel
 from lipcompile.ops.normalisation.rules import Center, GroupNorm
@@ -64,6 +66,9 @@ class Visitor:
             return
         except Refusal as refusal:
             instead = repaired(self.context, node, refusal)
+            if instead is None and self._spread(node, refusal):
+                self.visit(node)
+                return
             if instead is not None:
                 self._store(node, [placed(instead, self.context.layout)])
             elif self._waits(node, refusal):
@@ -72,6 +77,44 @@ class Visitor:
                 self._computed_otherwise(node, refusal)
         at = self.at or node.traced
         found[first:] = [replace(d, node=node.label, op=node.shown, location=at) for d in found[first:]]
+
+    def _spread(self, node: OnnxNode, refusal: Refusal) -> bool:
+        """Make tensors of the constants that a refused node reads and each example has; return whether any is one.
+
+        These were copied for each example, or an operator of tensors is applied to them as if they were one.
+        """
+        if node.op_type in (*DRAWS, *_DRAWING):
+            return False
+        items = [self.context.items.get(name) for name in node.proto.input]
+        found = [
+            name
+            for name, item in zip(node.proto.input, items, strict=True)
+            if isinstance(item, Known) and item.copies is not None
+        ]
+        if not found and node.op_type in IMPORTERS and all(isinstance(item, Known) for item in items):
+            found = [*node.proto.input[:1]] if refusal.code == "LIP100" else []
+        spread = [self._as_tensor(name) for name in found]
+        return any(spread)
+
+    def _as_tensor(self, name: str) -> bool:
+        """Replace a constant by a tensor, from where it was copied for each example on."""
+        item, moved, maker = self.context.items[name], list[OnnxNode](), self.context.makers.get(name)
+        while maker is not None and maker.op_type in MOVES:
+            before = self.context.items.get(maker.proto.input[0])
+            if not isinstance(before, Known) or before.copies is None:
+                break
+            name, item, moved = maker.proto.input[0], before, [maker, *moved]
+            maker = self.context.makers.get(name)
+        if not isinstance(item, Known) or (maker is None and item.copies is not None):
+            return False
+        try:
+            at = maker or self.context.readers[name][0]
+            self.context.items[name] = of_every_example(self.context, at, item, "_of_each")
+        except Refusal:
+            return False
+        for node in moved:
+            self.visit(node)
+        return True
 
     def finish(self, names: Iterable[str]) -> bool:
         """Compute what these tensors come from that has no bound, as far as it may be computed without one.

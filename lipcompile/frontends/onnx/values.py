@@ -202,7 +202,7 @@ def _fold_formal(proto: NodeProto, operands: Sequence[Known | None], version: in
     op_type, arrays = proto.op_type, [operand.array for operand in given]
     if op_type == "Cast" and not _to_truth(proto):
         return given
-    if op_type in ("Expand", "ConstantOfShape"):
+    if op_type in ("Expand", "ConstantOfShape", "Tile"):
         return _copies(proto, given, version)
     if op_type == "Range" and [array.reshape(-1).tolist() for array in arrays] == [[0], [BATCH], [1]]:
         return [Known(np.array([OWN]), copies=0)]

@@ -16,12 +16,17 @@ if TYPE_CHECKING:
 
 @contextmanager
 def rewritten() -> Iterator[None]:
-    """Trace distances, leaky slopes and bags of rows as what they are computed from."""
+    """Trace distances, leaky slopes, bags of rows and attention of one head as what they are computed from."""
     import torch
     from torch.nn import functional
 
     with ExitStack() as stack:
-        for home, write in ((torch, _cdist), (functional, _rrelu), (functional, _embedding_bag)):
+        for home, write in (
+            (torch, _cdist),
+            (functional, _rrelu),
+            (functional, _embedding_bag),
+            (functional, _scaled_dot_product_attention),
+        ):
             name = write.__name__.removeprefix("_")
             stack.enter_context(patch.object(home, name, _instead(getattr(home, name), write)))
         yield
@@ -29,7 +34,7 @@ def rewritten() -> Iterator[None]:
 
 def _instead(original: Callable[..., Tensor], write: Callable[[Mapping[str, Any]], Tensor | None]) -> Any:
     """Return a function that writes a call with others, or calls the original where that gives None."""
-    signature = inspect.signature(original)
+    signature = inspect.signature(original if inspect.isfunction(original) else _any)
 
     @wraps(original)
     def call(*args: Any, **kwargs: Any) -> Tensor:
@@ -39,6 +44,10 @@ def _instead(original: Callable[..., Tensor], write: Callable[[Mapping[str, Any]
         return original(*args, **kwargs) if made is None else made
 
     return call
+
+
+def _any(*tensors: Any, **named: Any) -> None:
+    """Have the signature of what is not written in Python."""
 
 
 def _cdist(given: Mapping[str, Any]) -> Tensor:
@@ -74,3 +83,21 @@ def _embedding_bag(given: Mapping[str, Any]) -> Tensor | None:
         return rows.masked_fill(~kept, -math.inf).amax(1).masked_fill(count == 0, 0.0)
     total: Tensor = (rows * kept).sum(1)
     return total if mode == "sum" else total / count.clamp(min=1)
+
+
+def _scaled_dot_product_attention(given: Mapping[str, Any]) -> Tensor | None:
+    """Attention without an axis of heads has one head."""
+    from torch.nn.functional import scaled_dot_product_attention
+
+    tensors, named = given["tensors"], given["named"]
+    query: Tensor = tensors[0] if tensors else named["query"]
+    if query.dim() != 3:  # batch, tokens, features
+        return None
+    named = {name: _as_head(value) for name, value in named.items()}
+    return scaled_dot_product_attention(*map(_as_head, tensors), **named).squeeze(1)
+
+
+def _as_head(value: Any) -> Any:
+    from torch import Tensor
+
+    return value.unsqueeze(1) if isinstance(value, Tensor) and value.dim() == 3 else value

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from lipcompile.core.graph import Value
@@ -169,7 +169,7 @@ def _by_stack(context: Context, node: OnnxNode, stack: Known) -> Value:
             f"MatMul of {list(shape_of(operand))} with constant matrices {list(array.shape)} is not yet supported"
         )
         raise Refusal("LIP110", message, "give each matrix of an example its own constant one")
-    count, made = math.prod(heads), array.shape[-1]
+    count, made = prod(heads), array.shape[-1]
     kernel = array.reshape(count, width, made).transpose(0, 2, 1).reshape(count * made, width, 1)
     weight = replace(stack, array=kernel, moves=then(stack, "stacked"), copies=None)
     swap = (*range(len(heads)), len(heads) + 1, len(heads))
@@ -195,12 +195,21 @@ def _from_left(context: Context, node: OnnxNode) -> Value:
     """W·X for each example: the layer acts on the last axis but one."""
     operand, matrix = context.tensor(node, 1), context.known(node, 0, "the matrix")
     rank = len(shape_of(operand))
+    matrix = matrix and _rows_of_all(matrix, rank)
     if matrix is None or matrix.array.ndim != 2:
         raise Refusal("LIP110", "the left operand of MatMul must be a constant matrix [out, in]")
     context.axis(node, -2, rank + 1), context.axis(node, -1, rank + 1)
     order = (*range(rank - 2), rank - 1, rank - 2)
     layer = Affine(DENSE, Dense(matrix.array.shape[0]), permute(context, node, operand, order, "_t"), matrix, None)
     return permute(context, node, parametric(context, node, layer), order, "_back")
+
+
+def _rows_of_all(matrix: Known, rank: int) -> Known:
+    """Return [1, …, out, in] as a matrix [out, in], the same for all examples and heads."""
+    *others, rows, columns = matrix.array.shape
+    if matrix.copies is not None or not 0 < len(others) < rank or prod(others) != 1:
+        return matrix
+    return replace(matrix, array=matrix.array.reshape(rows, columns), moves=then(matrix, "rows"))
 
 
 def running_sum(context: Context, node: OnnxNode) -> Value:

@@ -265,9 +265,11 @@ def tile(context: Context, node: OnnxNode) -> Value:
     if known is None:
         raise Refusal("LIP102", "Tile without a number of repeats")
     example, repeats = shape_of(operand), integers(known, "the number of repeats")
-    if len(repeats) != len(example) + 1 or any(map(is_formal, repeats)) or min(repeats) < 1:
+    if context.is_batch(repeats[0]) and context.is_single(operand):
+        repeats = (1, *repeats[1:])
+    if len(repeats) != len(example) + 1 or min(repeats) < 1:
         raise Refusal("LIP102", f"Tile cannot repeat {['batch', *example]} {list(repeats)} times")
-    if repeats[0] != 1:
+    if repeats[0] != 1 or any(map(is_formal, repeats)):
         raise Refusal("LIP108", "Tile repeats the examples of the batch", MIXES)
     apart = tuple(size for axis in example for size in (1, axis))
     copied = tuple(size for pair in zip(repeats[1:], example, strict=True) for size in pair)
