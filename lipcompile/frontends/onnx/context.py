@@ -21,6 +21,8 @@ from lipcompile.ops.table import OP_BY_NAME
 
 # What tokens pass as they are; to everything else they are numbers.
 _READ_TOKENS = ("Cast", "CastLike", "Gather", "Identity", "Reshape", "Shape", "Size")
+# What takes some of them.
+_PART_TOKENS = (*_READ_TOKENS, "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze")
 
 # Also for the importers, which name it with what they refuse.
 __all__ = ["MIXES", "Blamed", "Context", "Importer", "as_tensor", "shape_of"]
@@ -107,18 +109,20 @@ class Context:
         return self.tokens or value
 
     def _vocabulary(self) -> int | None:
-        """Return how many tokens there are: as many as the smallest table that they select rows of has."""
-        tables = [
-            self.items.get(node.proto.input[0])
-            for node in self.makers.values()
-            if node.op_type == "Gather" and self._holds_tokens(node.proto.input[1])
-        ]
-        sizes = [len(table.array) for table in tables if isinstance(table, Known) and table.array.ndim == 2]
-        return min(sizes, default=None)
+        """Return how many tokens there are: as many as the smallest table that all of them select rows of has; if
+        there is none, as the largest that a part of them does.
+        """
+        whole, parts = list[int](), list[int]()
+        for node in self.makers.values():
+            table = self.items.get(node.proto.input[0]) if node.op_type == "Gather" else None
+            if isinstance(table, Known) and table.array.ndim == 2:
+                whole += [len(table.array)] * self._holds_tokens(node.proto.input[1], _READ_TOKENS)
+                parts += [len(table.array)] * self._holds_tokens(node.proto.input[1], _PART_TOKENS)
+        return min(whole, default=None) or max(parts, default=None)
 
-    def _holds_tokens(self, name: str) -> bool:
-        """Whether a tensor is the tokens of the input, unchanged."""
-        while (maker := self.makers.get(name)) is not None and maker.op_type in _READ_TOKENS:
+    def _holds_tokens(self, name: str, through: Sequence[str]) -> bool:
+        """Whether a tensor is the tokens of the input, as these operators hand them on."""
+        while (maker := self.makers.get(name)) is not None and maker.op_type in through:
             name = maker.proto.input[0]
         item = self.items.get(name)
         return isinstance(item, Value) and self.builder.holds_tokens(item)

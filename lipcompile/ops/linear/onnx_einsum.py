@@ -18,7 +18,7 @@ from lipcompile.diagnostics import Refusal
 from lipcompile.frontends.onnx.context import MIXES, Context, shape_of
 from lipcompile.frontends.onnx.node import OnnxNode
 from lipcompile.frontends.onnx.values import Known, toggled
-from lipcompile.ops.linear.onnx_read import Affine, parametric, then
+from lipcompile.ops.linear.onnx_read import Affine, by_heads, parametric, then
 from lipcompile.ops.linear.rules import DENSE, Dense
 from lipcompile.ops.merge.rules import MATMUL
 from lipcompile.ops.normalisation.onnx_read import factored
@@ -125,6 +125,24 @@ def _summed(context: Context, node: OnnxNode, tensor: Axes, wanted: set[str], su
     return Axes(value, "".join(letter for letter in tensor.letters if letter in wanted))
 
 
+def _by_shared(context: Context, node: OnnxNode, tensor: Axes, known: Known, letters: str, result: str) -> Axes:
+    """Multiply by a constant matrix of its own for each entry of the letters that both and the result have."""
+    sizes = {**tensor.sizes(), **dict(zip(letters, known.array.shape, strict=True))}
+    shared = [letter for letter in letters if letter in result and letter in tensor.letters]
+    inner = [letter for letter in letters if letter not in result]
+    new = [letter for letter in letters if letter not in tensor.letters]
+    rest = [letter for letter in tensor.letters if letter not in (*shared, *inner)]
+    left = _grouped(context, node, tensor, (shared, rest, inner), "_left")
+    order = tuple(letters.index(letter) for letter in (*shared, *inner, *new))
+    shape = (*shape_of(left)[:-2], shape_of(left)[-1], prod(sizes[letter] for letter in new))
+    array, moves = known.array.transpose(order).reshape(shape), then(known, "einsum", order, shape)
+    made = by_heads(context, node, left, replace(known, array=array, moves=moves))
+    if made.shape is None:
+        return Axes(made, "")
+    kept = "".join((*shared, *rest, *new))
+    return Axes(reshape_to(context, node, made, tuple(sizes[letter] for letter in kept), "_whole"), kept)
+
+
 def _product(context: Context, node: OnnxNode, left: Axes, right: Axes, result: str) -> Axes:
     """Multiply two tensors: matrices for each entry of the letters that both and the result have."""
     sizes = {**left.sizes(), **right.sizes()}
@@ -168,7 +186,7 @@ def _multiplied(context: Context, node: OnnxNode, tensor: Axes, known: Known, le
     if not contracted and not new:
         return replace(tensor, value=_factors(context, node, tensor, known, letters))
     if shared:
-        raise Refusal("LIP110", "Einsum with a separate matrix for each entry of an axis is not yet supported")
+        return _by_shared(context, node, tensor, known, letters, result)
     rest = [letter for letter in tensor.letters if letter not in contracted]
     order = [tensor.letters.index(letter) for letter in (*rest, *contracted)]
     moved = permute(context, node, tensor.value, order, "_moved")

@@ -163,15 +163,21 @@ def _by_stack(context: Context, node: OnnxNode, stack: Known) -> Value:
     """[*heads, t, n]·[*heads, n, m]: a convolution of one tap, the heads its groups of channels."""
     operand = context.tensor(node)
     array = context.of_one_example(stack, shape_of(operand)).array
-    *heads, tokens, width = shape_of(operand)
+    *heads, _, width = shape_of(operand)
     if array.shape[:-1] != (*heads, width):
         message = (
             f"MatMul of {list(shape_of(operand))} with constant matrices {list(array.shape)} is not yet supported"
         )
         raise Refusal("LIP110", message, "give each matrix of an example its own constant one")
-    count, made = prod(heads), array.shape[-1]
-    kernel = array.reshape(count, width, made).transpose(0, 2, 1).reshape(count * made, width, 1)
-    weight = replace(stack, array=kernel, moves=then(stack, "stacked"), copies=None)
+    return by_heads(context, node, operand, replace(stack, array=array, copies=None))
+
+
+def by_heads(context: Context, node: OnnxNode, operand: Value, stack: Known) -> Value:
+    """[*heads, t, n]·[*heads, n, m], the matrices constant and without an axis of the batch."""
+    *heads, tokens, width = shape_of(operand)
+    count, made = prod(heads), stack.array.shape[-1]
+    kernel = stack.array.reshape(count, width, made).transpose(0, 2, 1).reshape(count * made, width, 1)
+    weight = replace(stack, array=kernel, moves=then(stack, "stacked"))
     swap = (*range(len(heads)), len(heads) + 1, len(heads))
     turned = permute(context, node, operand, swap, "_t")
     channels = reshape_to(context, node, turned, (count * width, tokens), "_channels")

@@ -34,7 +34,7 @@ class Text(nn.Module):
         self.words, self.head, self.function = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, 3), function
         if function is padding_mask:
             self.encoder = nn.TransformerEncoderLayer(WIDTH, 2, 6, 0.0, batch_first=True)
-        if function in (positions, halves):
+        if function in (positions, halves, columns):
             self.places = nn.Embedding(8, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -73,6 +73,11 @@ def hidden_words(_: Any, x: Tensor, e: Tensor) -> Tensor:
     return e.masked_fill(((x == 3) | ((x > 5) & ~(x >= 8))).unsqueeze(-1), -2.0).amax(1)
 
 
+def columns(net: Any, x: Tensor, _: Tensor) -> Tensor:
+    """A table for each column, as of categories; the second has fewer entries."""
+    return net.words(x[:, 0]) * net.places(x[:, 5:]).squeeze(1)  # type: ignore[no-any-return]
+
+
 def _numbers(x: Tensor) -> Tensor:
     return torch.arange(x.shape[0])[:, None]
 
@@ -83,7 +88,17 @@ def masks_by_number(_: Any, x: Tensor, e: Tensor) -> Tensor:
     return (e * mask.unsqueeze(-1)).mean(1) + e[torch.arange(x.shape[0]), 1]
 
 
-TEXT = (mean_of_words, padding_mask, boolean_mask, positions, halves, last_word, hidden_words, masks_by_number)
+TEXT = (
+    mean_of_words,
+    padding_mask,
+    boolean_mask,
+    positions,
+    halves,
+    last_word,
+    hidden_words,
+    masks_by_number,
+    columns,
+)
 BY_THEOREM = (positions, last_word, hidden_words)
 
 
@@ -140,10 +155,14 @@ def twice_by_number(_: Any, x: Tensor, e: Tensor) -> Tensor:
     return e[torch.stack([numbers, numbers], 1)].mean((1, 2))
 
 
+def columns_of_others(net: Any, x: Tensor, _: Tensor) -> Tensor:
+    return net.words(x.flip(0)[:, 0])  # type: ignore[no-any-return]
+
+
 MIXING = (
     *(batch_length, batch_positions, same_words, mask_of_another),
     *(masks_of_the_last, masks_of_the_largest, masks_of_one),
-    *(words_by_number, places_by_number, plus_number, some_numbers, twice_by_number),
+    *(words_by_number, places_by_number, plus_number, some_numbers, twice_by_number, columns_of_others),
 )
 
 

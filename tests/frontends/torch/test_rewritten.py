@@ -32,6 +32,10 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "resized": lambda h: F.interpolate(
         F.interpolate(h[:, None], scale_factor=1.6, mode="linear"), size=4, mode="nearest"
     )[:, 0],
+    "hidden scores": lambda h: _hidden(h).softmax(-1).matmul(h.unsqueeze(-1)).squeeze(-1),
+    "capsules": lambda h: (
+        torch.einsum("bik,cidk->bcid", h.view(-1, 2, 2), torch.ones(2, 2, 2, 2)).mean(2).flatten(1)
+    ),
     "Fourier": lambda h: torch.fft.fft2(h.view(-1, 2, 2)).real.flatten(1),
     "convolution": lambda h: torch.fft.irfft(torch.fft.rfft(h) * torch.fft.rfft(h.tanh())),
 }
@@ -40,6 +44,12 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 def _attention(h: Tensor) -> Tensor:
     scores = torch.einsum("bqhd,bkhd->bhqk", h, h.tanh())
     return torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), h)
+
+
+def _hidden(h: Tensor) -> Tensor:
+    """Scores of a graph attention, those between places that are not joined hidden."""
+    scores = F.leaky_relu(h.unsqueeze(-1) + h.tanh().unsqueeze(-2), 0.2)
+    return scores.masked_fill(torch.ones(4, 4).triu(2).bool(), float("-inf"))
 
 
 def bags(mode: str, padding: int | None) -> Callable[[Any, Tensor, Tensor], Tensor]:
