@@ -14,7 +14,7 @@ from lipcompile.frontends.onnx.layout import FIRST, MIXES, Layout, Placed, place
 from lipcompile.frontends.onnx.node import OnnxNode, module_of
 from lipcompile.frontends.onnx.parameters import Parameters
 from lipcompile.frontends.onnx.sizes import BATCH
-from lipcompile.frontends.onnx.values import Extreme, Item, Known, Strided, Unfinished
+from lipcompile.frontends.onnx.values import Extreme, Item, Known, OwnPlaces, Strided, Unfinished
 from lipcompile.ops.embedding.rules import Embedding
 from lipcompile.ops.shape.rules import Reshape, Slice
 from lipcompile.ops.table import OP_BY_NAME
@@ -266,6 +266,9 @@ def as_tensor(item: Item | None, op_type: str) -> Value:
             message = (
                 f"{op_type} needs the batch axis in front; here it stands at axis {item.layout.place}{merged}"
             )
+            raise Refusal("LIP108", message, MIXES)
+        case OwnPlaces():
+            message = f"{op_type} computes with the numbers of the examples: they differ from batch to batch"
             raise Refusal("LIP108", message, MIXES)
         case Strided():
             raise Refusal("LIP110", "slices with steps are not yet supported", "reshape, then slice with step 1")

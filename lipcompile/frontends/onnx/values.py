@@ -93,7 +93,17 @@ class Unfinished:
     operands: tuple[Value, ...]
 
 
-Item = Known | Value | Placed | Strided | Extreme | Unfinished
+@dataclass(frozen=True, slots=True)
+class OwnPlaces:
+    """Places among the axes of a batch [B, …]: the number of each example, and whole numbers that it computes.
+
+    places: these, a tensor [..., depth].
+    """
+
+    places: Value
+
+
+Item = Known | Value | Placed | Strided | Extreme | OwnPlaces | Unfinished
 
 
 def integers(known: Known, what: str) -> tuple[int, ...]:

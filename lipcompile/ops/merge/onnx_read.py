@@ -19,12 +19,12 @@ from lipcompile.frontends.onnx.constants import (
     scaled,
     widened,
 )
-from lipcompile.frontends.onnx.context import Context, Importer, shape_of
+from lipcompile.frontends.onnx.context import MIXES, Context, Importer, shape_of
 from lipcompile.frontends.onnx.layout import FIRST
 from lipcompile.frontends.onnx.node import OnnxNode
 from lipcompile.frontends.onnx.refused import DIRECTIONS
-from lipcompile.frontends.onnx.sizes import has_batch
-from lipcompile.frontends.onnx.values import Extreme, Item, Known, Strided, floats, integers, scalar
+from lipcompile.frontends.onnx.sizes import OWN, has_batch
+from lipcompile.frontends.onnx.values import Extreme, Item, Known, OwnPlaces, Strided, floats, integers, scalar
 from lipcompile.ops.activation.rules import FullSort
 from lipcompile.ops.embedding.onnx_read import joined
 from lipcompile.ops.linear.onnx_read import times
@@ -180,14 +180,19 @@ def _sorted_out(context: Context, node: OnnxNode) -> tuple[list[Value], list[Kno
 # Concatenation and MaxMin
 
 
-def concat(context: Context, node: OnnxNode) -> Value:
+def concat(context: Context, node: OnnxNode) -> Value | OwnPlaces:
     """Along an axis of the example; a maximum beside its minimum is a sort."""
     items = [context.item(node, index) for index in range(len(node.proto.input))]
     if len(items) == 2 and isinstance(items[0], Extreme) and isinstance(items[1], Extreme):
         return _max_min(context, node, items[0], items[1])
     parts = [item if isinstance(item, Known) else context.tensor(node, i) for i, item in enumerate(items)]
     rank = next(len(shape_of(part)) for part in parts if isinstance(part, Value)) + 1
-    return joined(context, node, parts, context.axis(node, node.integer("axis", 1), rank))
+    axis = context.axis(node, node.integer("axis", 1), rank)
+    if isinstance(parts[0], Known) and parts[0].copies == 0 and bool((parts[0].array == OWN).all()):
+        if axis != rank - 2 or parts[0].array.ndim != rank or parts[0].array.shape[-1] != 1:
+            raise Refusal("LIP108", "the numbers of the examples are joined to other numbers", MIXES)
+        return OwnPlaces(joined(context, node, parts[1:], axis))
+    return joined(context, node, parts, axis)
 
 
 def _max_min(context: Context, node: OnnxNode, first: Extreme, second: Extreme) -> Value:

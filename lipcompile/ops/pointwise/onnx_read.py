@@ -21,9 +21,11 @@ from lipcompile.frontends.onnx.layout import FIRST
 from lipcompile.frontends.onnx.node import OnnxNode
 from lipcompile.frontends.onnx.sizes import has_batch
 from lipcompile.frontends.onnx.values import DIFFERS, OF_BATCH, Known, scalar, toggled
+from lipcompile.ops.linear.onnx_read import fixed
 from lipcompile.ops.linear.rules import DENSE, Dense
 from lipcompile.ops.merge.rules import MAXIMUM, PRODUCT, SUM, Sum
 from lipcompile.ops.pointwise.rules import BOUNDED, POINTWISE, TRUTHS, Name, Pointwise
+from lipcompile.ops.reduce.rules import Reduce
 from lipcompile.ops.resample.rules import Expand
 from lipcompile.ops.shape.onnx_read import reshape_to
 from lipcompile.ops.table import OP_BY_NAME
@@ -194,16 +196,46 @@ def rows_at(context: Context, node: OnnxNode, places: Value, table: Known) -> Va
 
     The places, one hot, times the table, whose rows are the columns of a dense layer's weight.
     """
+    entries, width = table.array.shape
+    chosen = one_hot(context, node, places, entries)
+    weight = replace(table, array=table.array.T, moves=toggled(table))
+    return context.parameters.add(DENSE, Dense(width), chosen, [("weight", weight)], node.name)
+
+
+def one_hot(context: Context, node: OnnxNode, places: Value, entries: int) -> Value:
+    """Whole numbers [...] as rows [..., entries] that are 1 at their place; raises Refusal."""
     import numpy as np
 
-    example, (entries, width) = shape_of(places), table.array.shape
+    example = shape_of(places)
     wide = reshape_to(context, node, places, (*example, 1), "_column")
     copied = context.add(node, OP_BY_NAME["expand"], Expand((*example, entries)), [wide], "_copies")
     numbers = np.arange(entries, dtype=np.float32)
     apart = plus_entries(context, node, copied, np.broadcast_to(-numbers, (*example, entries)), "_from")
-    chosen = _apply(context, node, "equal", [apart], suffix="_one_hot")
-    weight = replace(table, array=table.array.T, moves=toggled(table))
-    return context.parameters.add(DENSE, Dense(width), chosen, [("weight", weight)], node.name)
+    return _apply(context, node, "equal", [apart], suffix="_one_hot")
+
+
+def _place(context: Context, node: OnnxNode) -> Value:
+    """The place of the first of the largest or smallest entries along an axis: no equal one is before it."""
+    import numpy as np
+
+    operand = context.tensor(node)
+    example = shape_of(operand)
+    axis = context.axis(node, node.integer("axis", 0), len(example) + 1)
+    if node.integer("select_last_index", 0):
+        raise Refusal("LIP100", "the last of equal entries")
+    reduce = OP_BY_NAME["reduce_max" if node.op_type == "ArgMax" else "reduce_min"]
+    most = context.add(node, reduce, Reduce((axis,), keep=True), [operand], "_most")
+    wide = context.add(node, OP_BY_NAME["expand"], Expand(example), [most], "_copies")
+    apart = context.add(node, SUM, Sum((ONE, -ONE)), [operand, wide], "_apart")
+    equal = _apply(context, node, "equal", [apart], suffix="_equal")
+    size = example[axis]
+    before = fixed(context, node, equal, axis, np.tril(np.ones((size, size), np.float32), -1), "_before")
+    first = _apply(context, node, "equal", [before], suffix="_first")
+    chosen = context.add(node, PRODUCT, NoAttributes(), [equal, first], "_chosen")
+    place = fixed(context, node, chosen, axis, np.arange(size, dtype=np.float32)[None], "_place")
+    if node.integer("keepdims", 1) or place.shape is None:
+        return place
+    return reshape_to(context, node, place, (*example[:axis], *example[axis + 1 :]), "_dropped")
 
 
 # Choices, quotients, powers
@@ -293,6 +325,8 @@ def _root(context: Context, node: OnnxNode) -> Value:
 _FUNCTIONS: Mapping[str, Callable[[Context, OnnxNode], Value]] = {
     "Add": _sum,
     "And": _and,
+    "ArgMax": _place,
+    "ArgMin": _place,
     "Cast": _cast,
     "Ceil": _of_one("ceil"),
     "Div": _quotient,

@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from lipcompile.core.graph import Value
-from lipcompile.core.record import Shape
+from lipcompile.core.record import NoAttributes, Shape
 from lipcompile.diagnostics import Refusal
 from lipcompile.frontends.onnx.constants import plus_entries, real
 from lipcompile.frontends.onnx.context import MIXES, Context, Importer, shape_of
@@ -17,10 +17,11 @@ from lipcompile.frontends.onnx.file.memory import expect_array
 from lipcompile.frontends.onnx.layout import FIRST
 from lipcompile.frontends.onnx.node import OnnxNode
 from lipcompile.frontends.onnx.sizes import OWN, is_formal
-from lipcompile.frontends.onnx.values import Known, integers, scalar
+from lipcompile.frontends.onnx.values import Known, OwnPlaces, integers, scalar
 from lipcompile.ops.counting import Mode
 from lipcompile.ops.embedding.rules import Embedding
-from lipcompile.ops.pointwise.onnx_read import rows_at
+from lipcompile.ops.merge.rules import MATMUL
+from lipcompile.ops.pointwise.onnx_read import one_hot, rows_at
 from lipcompile.ops.resample.rules import Expand, Gather, Pad
 from lipcompile.ops.shape.onnx_read import cut, permute, reshape_to
 from lipcompile.ops.shape.rules import Block, Slice
@@ -137,9 +138,12 @@ def gather(context: Context, node: OnnxNode) -> Value:
 
 
 def gather_nd(context: Context, node: OnnxNode) -> Value:
-    """Constant places among the first axes, which become one for it."""
+    """Constant places among the first axes, which become one for it; or one place that each example computes."""
     import numpy as np
 
+    chosen = context.item(node, 1)
+    if isinstance(chosen, OwnPlaces):
+        return _rows_of_own(context, node, chosen.places)
     operand, places = context.tensor(node), context.known(node, 1, "the places")
     if places is None or places.array.ndim == 0 or node.integer("batch_dims", 0):
         raise Refusal("LIP110", "GatherND of places for each example is not yet supported", "gather whole slices")
@@ -156,6 +160,21 @@ def gather_nd(context: Context, node: OnnxNode) -> Value:
     context.resized(0, len(taken) - depth)
     found = _picked(context, node, operand, (int(np.prod(example[:depth])), *example[depth:]), rows)
     return reshape_to(context, node, found, (*map(int, taken), *example[depth:]), "_entry")
+
+
+def _rows_of_own(context: Context, node: OnnxNode, places: Value) -> Value:
+    """Rows of each example at whole numbers [..., 1] that it computes: these, one hot, times the rows."""
+    operand = context.tensor(node)
+    (*taken, depth), (entries, *row) = shape_of(places), shape_of(operand)
+    if depth != 1 or node.integer("batch_dims", 0) or context.builder.holds_tokens(operand):
+        raise Refusal(
+            "LIP110", "GatherND of several places for each example is not yet supported", "take whole rows"
+        )
+    wanted = reshape_to(context, node, places, (math.prod(taken),), "_places")
+    hot = one_hot(context, node, wanted, entries)
+    rows = reshape_to(context, node, operand, (entries, math.prod(row)), "_rows")
+    found = context.add(node, MATMUL, NoAttributes(), [hot, rows])
+    return reshape_to(context, node, found, (*taken, *row), "_entry")
 
 
 def _are_of_own_example(places: Known) -> bool:

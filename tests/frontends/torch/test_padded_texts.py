@@ -78,6 +78,16 @@ def columns(net: Any, x: Tensor, _: Tensor) -> Tensor:
     return net.words(x[:, 0]) * net.places(x[:, 5:]).squeeze(1)  # type: ignore[no-any-return]
 
 
+def _last(x: Tensor) -> Tensor:
+    """The place of the last word that is no padding, as transformers finds it."""
+    return ((x != 0).int() * torch.arange(6)).argmax(-1)
+
+
+def state_of_last(_: Any, x: Tensor, e: Tensor) -> Tensor:
+    """As models that classify texts by their last word, and as recurrent ones by the length of the text."""
+    return e[torch.arange(len(x)), _last(x)] + e.tanh()[torch.arange(x.shape[0]), (x != 0).sum(1) - 1]
+
+
 def _numbers(x: Tensor) -> Tensor:
     return torch.arange(x.shape[0])[:, None]
 
@@ -99,7 +109,7 @@ TEXT = (
     masks_by_number,
     columns,
 )
-BY_THEOREM = (positions, last_word, hidden_words)
+BY_THEOREM = (positions, last_word, hidden_words, state_of_last)
 
 
 def batch_length(_: Any, x: Tensor, e: Tensor) -> Tensor:
@@ -159,7 +169,25 @@ def columns_of_others(net: Any, x: Tensor, _: Tensor) -> Tensor:
     return net.words(x.flip(0)[:, 0])  # type: ignore[no-any-return]
 
 
+def state_of_another(_: Any, x: Tensor, e: Tensor) -> Tensor:
+    return e[torch.arange(len(x)).flip(0), _last(x)]
+
+
+def state_of_any(_: Any, x: Tensor, e: Tensor) -> Tensor:
+    return e[_last(x), _last(x)]
+
+
+def state_by_number(_: Any, x: Tensor, e: Tensor) -> Tensor:
+    numbers = torch.arange(len(x))
+    return e[numbers, _last(x) + numbers]
+
+
+def largest_of_batch(_: Any, __: Tensor, e: Tensor) -> Tensor:
+    return e.mean(1) * (e.mean(1).argmax(0, keepdim=True) + 1)
+
+
 MIXING = (
+    *(state_of_another, state_of_any, state_by_number, largest_of_batch),
     *(batch_length, batch_positions, same_words, mask_of_another),
     *(masks_of_the_last, masks_of_the_largest, masks_of_one),
     *(words_by_number, places_by_number, plus_number, some_numbers, twice_by_number, columns_of_others),
@@ -185,6 +213,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "quotient": lambda h: h / (h.norm(dim=-1, keepdim=True) + 0.01) + 1 / (1 + h * h),
     "select": lambda h: torch.where((h > 0.1) & (h <= 2), h * h, h - 1) + F.softshrink(h),
     "jumps": lambda h: h * (torch.floor(h) + torch.ceil(h) + torch.round(h)) + torch.nan_to_num(h),
+    "place": lambda h: h * (h.relu().argmax(-1, keepdim=True) + h.view(-1, 2, 2).argmin(1).repeat(1, 2)),
     "truth": lambda h: h * ((h > 0) ^ (h < 1)),
 }
 
