@@ -271,6 +271,7 @@ def load_trained(
     from lipcompile.cli.shared.inputs import trained as read
     from lipcompile.cli.shared.verdicts import agreement
     from lipcompile.frontends.torch.origins import origins
+    from lipcompile.frontends.torch.padding import padded
 
     backend, chosen = find(), model_options(**{"loss": loss, **options, "bounds": "clip"})
     source: Any = read(Path(trained), None, backend).module if isinstance(trained, (str, Path)) else trained
@@ -280,21 +281,33 @@ def load_trained(
     entries = found.entries({name: one.double().cpu().numpy() for name, one in trained_ones.items()})
     parameters = dict(module.named_parameters(remove_duplicate=False))
     before = {name: parameters[name].detach().clone() for name in entries}
+    twin = type(
+        "Twin", (type(source),), {"__init__": lambda self: self.__dict__.update(deepcopy(source).__dict__)}
+    )
+    derivation, rows = pipeline.derive(found.loaded, chosen), padded(module)
+    for zeros in (rows, {}) if rows else ({},):  # bounds by theorem train the rows of padding as well
+        _set(parameters, entries, before)
+        with torch.no_grad():
+            for part in zeros.values():
+                part.weight[part.padding_idx] = 0
+        if agreement(twin, found.run, derivation, backend).agrees:
+            return module
+    with torch.no_grad():
+        for name, weights in before.items():
+            parameters[name].copy_(weights)
+    message = "with the trained weights your module computes something else: a layer was replaced on import"
+    raise input_error("LIP523", message, "replace it in your module, too, before `private` reads it")
+
+
+def _set(parameters: Mapping[str, Any], entries: Mapping[str, Any], before: Mapping[str, Any]) -> None:
+    """Give parameters of a module the entries that were trained; others stay as they were before."""
+    import torch
+
     with torch.no_grad():
         for name, (places, values) in entries.items():
             old, new = before[name].cpu().flatten(), torch.from_numpy(values)
             mixed = torch.where(torch.from_numpy(places), new.to(old.dtype), old)
             parameters[name].copy_(mixed.view_as(parameters[name]))
-    twin = type(
-        "Twin", (type(source),), {"__init__": lambda self: self.__dict__.update(deepcopy(source).__dict__)}
-    )
-    if not agreement(twin, found.run, pipeline.derive(found.loaded, chosen), backend).agrees:
-        with torch.no_grad():
-            for name, weights in before.items():
-                parameters[name].copy_(weights)
-        message = "with the trained weights your module computes something else: a layer was replaced on import"
-        raise input_error("LIP523", message, "replace it in your module, too, before `private` reads it")
-    return module
 
 
 def _shaped(model: str, example: Any, options: ModelOptions) -> ModelOptions:

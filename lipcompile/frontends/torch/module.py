@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
@@ -21,6 +22,7 @@ from lipcompile.frontends.repairs import Repairs
 from lipcompile.frontends.silence import silence
 from lipcompile.frontends.torch.draws import refuse_draws_in_evaluation
 from lipcompile.frontends.torch.find import find, summary
+from lipcompile.frontends.torch.padding import padded, without_rows_of_padding
 from lipcompile.frontends.torch.tracing import (
     Example,
     Untraceable,
@@ -110,13 +112,17 @@ def _loaded(module: Module, examples: Sequence[Example], name: str, path: str, o
         own = replace(options, input_shape={}, repairs=repairs)
         return onnx_model.imported(model, source, own, frozen(module, model)), model
 
+    hides = options.bounds in ("clip", "auto") and options.repairs is None
     try:
-        program, taken = traced(module, examples)
+        with without_rows_of_padding(module) if hides else nullcontext():
+            program, taken = traced(module, examples)
         is_open = has_open_batch(program)
         loaded, model = imported(program, options.repairs)
         if loaded.graph is not None and not is_open:
             again = options.repairs and replace(options.repairs, made=[])  # what is fixed is told once
-            _refuse_numbers_of_batch(loaded.graph, imported(retraced(module, taken), again)[0].graph, program)
+            with without_rows_of_padding(module) if hides else nullcontext():
+                other = retraced(module, taken)
+            _refuse_numbers_of_batch(loaded.graph, imported(other, again)[0].graph, program)
         if loaded.graph is not None:
             refuse_draws_in_evaluation(module, taken, program)
     except Untraceable as refused:
@@ -126,7 +132,7 @@ def _loaded(module: Module, examples: Sequence[Example], name: str, path: str, o
         diagnostics=(
             *loaded.diagnostics,
             *_parametrised(module),
-            *_ignored(module),
+            *_ignored(module, padded(module) if hides else {}),
             *_written(module, program),
             *_left_out(module, model),
             *_rounded(module),
@@ -180,13 +186,14 @@ def _parametrised(module: Module) -> Iterator[Diagnostic]:
             )
 
 
-def _ignored(module: Module) -> Iterator[Diagnostic]:
-    """Yield a warning of embeddings whose rows torch trains in different ways."""
+def _ignored(module: Module, carried: Collection[str]) -> Iterator[Diagnostic]:
+    """Yield a warning of embeddings whose rows torch trains in different ways; not of padding that is carried."""
     from torch.nn import Embedding
 
     for name, part in module.named_modules():
         if isinstance(part, Embedding) and part.weight.requires_grad:
-            options = {"padding_idx": part.padding_idx is not None, "scale_grad_by_freq": part.scale_grad_by_freq}
+            pads = part.padding_idx is not None and name not in carried
+            options = {"padding_idx": pads, "scale_grad_by_freq": part.scale_grad_by_freq}
             for option in (option for option, given in options.items() if given):
                 message = (
                     f"`{name or 'the embedding'}`: {option} is ignored, all rows of the table are trained alike"

@@ -18,6 +18,7 @@ from lipcompile.diagnostics import InputError, input_error
 from lipcompile.frontends.onnx import model as onnx_model
 from lipcompile.frontends.options import Loaded, ModelOptions
 from lipcompile.frontends.torch.module import ModuleRun, examples_of, frozen, original_run
+from lipcompile.frontends.torch.padding import without_rows_of_padding
 from lipcompile.frontends.torch.tracing import Untraceable, traced
 from lipcompile.frontends.torch.translation import translated
 
@@ -73,7 +74,8 @@ def origins(module: Module, example: Any, options: ModelOptions) -> Origins:
     Raises InputError: the module is rejected, or a weight of the model is computed from several (LIP523).
     """
     try:
-        program, taken = traced(module, examples_of(example))
+        with without_rows_of_padding(module):
+            program, taken = traced(module, examples_of(example))
         model = translated(program)
     except Untraceable as refused:
         raise InputError((refused.diagnostic,)) from None

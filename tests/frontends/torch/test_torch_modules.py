@@ -480,15 +480,18 @@ def test_what_the_output_does_not_depend_on_is_said_to_be_left_out() -> None:
 
 
 def test_options_of_embeddings_are_said_to_be_ignored() -> None:
-    def told(**options: Any) -> list[str]:
+    def told(bounds: Any = "clip", row: float = 0.0, **options: Any) -> list[str]:
         words = nn.Embedding(20, 4, **options)
+        words.weight.data[0] = row
         module = nn.Sequential(words, nn.Flatten(), nn.Linear(12, 2))
-        found = from_module(module, torch.zeros(2, 3, dtype=torch.long), loss="cross_entropy", bounds="clip")
+        found = from_module(module, torch.zeros(2, 3, dtype=torch.long), loss="cross_entropy", bounds=bounds)
         assert found.ok
         return [one.message for one in found.diagnostics if one.code == "LIP125"]
 
     assert told() == []
-    assert told(padding_idx=0) == ["`0`: padding_idx is ignored, all rows of the table are trained alike"]
+    ignored = ["`0`: padding_idx is ignored, all rows of the table are trained alike"]
+    assert told(padding_idx=0) == []
+    assert told(padding_idx=0, row=1.0) == told("theorem", padding_idx=0) == ignored
     assert told(scale_grad_by_freq=True) == [
         "`0`: scale_grad_by_freq is ignored, all rows of the table are trained alike"
     ]
