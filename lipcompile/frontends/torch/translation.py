@@ -173,10 +173,13 @@ def _untranslated(program: ExportedProgram, error: Exception) -> Untraceable:
         message = f"torch.onnx cannot translate the module: {summary(told[-1])}"
         return untraceable("LIP121", message, "leave the operation out, or write it with others", None)
     name = found[1]
-    stacks = [str(node.meta.get("stack_trace")) for node in program.graph.nodes if _is_call(node.target, name)]
+    calls = [node for node in program.graph.nodes if _is_call(node.target, name)]
     message = f"unsupported op {name}: ONNX has no operator for it"
-    at = traced_line(stacks[0]) if stacks else None
-    return Untraceable(Diagnostic("LIP100", message, "replace it, or leave it out", op=name, location=at))
+    help_line = "replace it, or leave it out"
+    if _reached(program).isdisjoint(calls):
+        help_line = "keep the weight that it computes: torch.nn.utils.parametrize.remove_parametrizations"
+    at = traced_line(str(calls[0].meta.get("stack_trace"))) if calls else None
+    return Untraceable(Diagnostic("LIP100", message, help_line, op=name, location=at))
 
 
 def _is_call(target: Any, operation: str) -> bool:

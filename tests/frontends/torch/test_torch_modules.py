@@ -479,6 +479,15 @@ def test_what_the_output_does_not_depend_on_is_said_to_be_left_out() -> None:
     assert found.message == "the output does not depend on `forgotten.weight`, `forgotten.bias`: left out"
 
 
+def test_a_parametrisation_that_cannot_be_written_is_to_be_removed() -> None:
+    """An orthogonal weight is a product of Householder matrices, which ONNX has no operator for."""
+    layer = nn.utils.parametrizations.orthogonal(nn.Linear(4, 3))
+    (refused,) = from_module(layer, (4,), bounds="clip").diagnostics
+    assert (refused.code, refused.help.endswith("remove_parametrizations")) == ("LIP100", True)
+    nn.utils.parametrize.remove_parametrizations(layer, "weight")
+    assert from_module(layer, (4,), bounds="clip").ok
+
+
 def test_options_of_embeddings_are_said_to_be_ignored() -> None:
     def told(bounds: Any = "clip", row: float = 0.0, **options: Any) -> list[str]:
         words = nn.Embedding(20, 4, **options)
