@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
 # Larger powers are written by nobody, and would make graphs long.
 LARGEST_POWER = 8
-# What stands for the infinite numbers of masks: behind a softmax it is as good as they are.
-LARGEST = 2.0**127
 
 
 def broadcast(shapes: Sequence[Shape]) -> Shape:
@@ -190,14 +188,12 @@ def where(context: Context, node: OnnxNode) -> Value:
 
 
 def masked(context: Context, node: OnnxNode, operand: Value, kept: Array, other: Array) -> Value:
-    """Keep some entries of a tensor; numbers, broadcast to its shape, take the place of the others.
-
-    Infinite ones hide scores of a softmax, where large ones are as good.
-    """
+    """Keep some entries of a tensor; numbers, broadcast to its shape, take the place of the others."""
     import numpy as np
 
-    finite = np.clip(floats(other, "a constant"), -LARGEST, LARGEST)
-    numbers = np.where(kept, np.float64(0), np.broadcast_to(finite, kept.shape))
+    numbers = np.where(kept, np.float64(0), np.broadcast_to(floats(other, "a constant"), kept.shape))
+    if not np.isfinite(numbers).all():
+        raise Refusal("LIP304", "a constant is NaN or infinite", "hide by a large number, such as -100")
     dtype = np.float32
     value = times_entries(context, node, operand, kept.astype(dtype), "_kept")
     return plus_entries(context, node, value, numbers.astype(dtype), "_filled")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from lipcompile.core.graph import Value
 from lipcompile.core.record import NoAttributes
 from lipcompile.diagnostics import Refusal
-from lipcompile.frontends.onnx.constants import LARGEST, alike, fitted, plus_entries, scaled
+from lipcompile.frontends.onnx.constants import alike, fitted, plus_entries, scaled
 from lipcompile.frontends.onnx.context import Context, shape_of
 from lipcompile.frontends.onnx.layout import FIRST
 from lipcompile.frontends.onnx.node import OnnxNode
@@ -43,6 +43,8 @@ _OF_TRUTHS = (
     *("reshape", "flatten", "transpose", "expand", "slice", "gather", "concat"),
     *("maximum", "minimum", "multiply"),
 )
+# What stands for the infinite numbers of masks: behind a softmax it is as good as they are.
+LARGEST = 2.0**127
 
 
 def instead(context: Context, node: OnnxNode) -> Value | None:

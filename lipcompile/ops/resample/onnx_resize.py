@@ -105,7 +105,7 @@ def _interpolated(
     corners = node.text("coordinate_transformation_mode", "half_pixel") == "align_corners"
     if corners and size is None and scale * old != new:
         message = f"Resize of {old} entries by {float(scale)}, corners aligned, means different things to runtimes"
-        raise Refusal("LIP110", message, "give sizes in place of scales")
+        raise Refusal("LIP110", message, "give the sizes of the output, not scales")
     del proto.input[:], proto.output[1:]
     proto.input.extend(["x", "", "n"] if size is None else ["x", "", "", "n"])
     wanted = np.array([1, 1, float(scale)], np.float32) if size is None else np.array([old, 1, size])
