@@ -117,7 +117,8 @@ def of_every_example(context: Context, node: OnnxNode, known: Known, suffix: str
     array, place = known.array, known.copies or 0
     if array.ndim == 0 or array.shape[place] != 1 or not is_floating(array):
         raise Refusal("LIP110", "a constant of all examples is real numbers [1, …]")
-    given = next(item for item in context.items.values() if isinstance(item, Value))
+    found = next(item for item in context.items.values() if isinstance(item, Value | Placed))
+    given = found.value if isinstance(found, Placed) else found
     named = replace(node, name=node.name + suffix)
     flat = reshape_to(context, named, context.numbers(given), (prod(shape_of(given)),), "_flat")
     if context.builder.holds_tokens(flat):

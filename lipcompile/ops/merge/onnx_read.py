@@ -189,7 +189,8 @@ def concat(context: Context, node: OnnxNode) -> Value | OwnPlaces:
     rank = next(len(shape_of(part)) for part in parts if isinstance(part, Value)) + 1
     axis = context.axis(node, node.integer("axis", 1), rank)
     if isinstance(parts[0], Known) and parts[0].copies == 0 and bool((parts[0].array == OWN).all()):
-        if axis != rank - 2 or parts[0].array.ndim != rank or parts[0].array.shape[-1] != 1:
+        last = axis == rank - 2 and parts[0].array.ndim == rank and parts[0].array.shape[-1] == 1
+        if not last or context.layout != FIRST:
             raise Refusal("LIP108", "the numbers of the examples are joined to other numbers", MIXES)
         return OwnPlaces(joined(context, node, parts[1:], axis))
     return joined(context, node, parts, axis)

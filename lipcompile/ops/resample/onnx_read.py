@@ -164,6 +164,8 @@ def gather_nd(context: Context, node: OnnxNode) -> Value:
 
 def _rows_of_own(context: Context, node: OnnxNode, places: Value) -> Value:
     """Rows of each example at whole numbers [..., 1] that it computes: these, one hot, times the rows."""
+    if context.layout != FIRST:
+        raise Refusal("LIP108", "GatherND acts on the batch axis: it mixes examples", MIXES)
     operand = context.tensor(node)
     (*taken, depth), (entries, *row) = shape_of(places), shape_of(operand)
     if depth != 1 or node.integer("batch_dims", 0) or context.builder.holds_tokens(operand):

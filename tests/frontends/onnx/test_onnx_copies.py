@@ -12,10 +12,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import torch
 
 from lipcompile.frontends.onnx import model as onnx_model
 from tests.frontends.onnx.onnx_models import Array, floats, ints, model, node, save
-from tests.frontends.onnx.test_onnx_semantics import KEEP, agree, reference
+from tests.frontends.onnx.test_onnx_semantics import KEEP, agree, emitted, reference
 
 Case = tuple[Sequence[onnx.NodeProto], Mapping[str, Array]]
 SHAPE = (3, 4)
@@ -227,3 +228,18 @@ def test_the_size_of_the_batch_does_not_become_a_real_number(tmp_path: Path) -> 
     made = model(nodes, ("n", *SHAPE), {"zero": ints(0), "one": np.ones(1, np.float32)})
     found = onnx_model.load(save(made, tmp_path), KEEP)
     assert {d.code for d in found.diagnostics if d.severity == "error"} == {"LIP108"}
+
+
+def test_a_layer_of_copies_where_the_batch_is_the_second_axis(tmp_path: Path) -> None:
+    nodes = [
+        *(node("Shape", "x", "n", start=1, end=2), node("Concat", "a n b", "t", axis=0)),
+        *(node("Expand", "q t", "e"), node("MatMul", "e w", "k"), node("Slice", "x z a z", "h")),
+        *(node("Add", "k h", "u"), node("ReduceMean", "u", "y", axes=[0], keepdims=0)),
+    ]
+    weights = {"a": ints(3), "b": ints(4), "z": ints(0), "q": floats(3, 1, 4), "w": floats(4, 4)}
+    made = model(nodes, (5, "n", 4), weights, opset=15)
+    module = emitted(onnx_model.load(save(made, tmp_path), KEEP), tmp_path)
+    x = floats(5, 6, 4, seed=1)
+    found = module(torch.from_numpy(x.transpose(1, 0, 2).copy())).detach().numpy()
+    wanted = weights["q"][:, 0] @ weights["w"] + x[:3].transpose(1, 0, 2)
+    np.testing.assert_allclose(found, wanted.mean(1), rtol=1e-5, atol=1e-6)
