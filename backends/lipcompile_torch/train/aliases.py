@@ -160,6 +160,34 @@ class ParameterAliases:
         self.begin_backward: Callable[[], None] = lambda: None
         self._numbers = count()
         self._pass = ForwardPass()
+        self._owner: nn.Module | None = None
+        self._held: dict[str, nn.Parameter] = {}
+
+    def belong_to(self, module: nn.Module) -> None:
+        """Remember the module that is trained, and its parameters as they are now."""
+        self._owner, self._held = module, dict(module.named_parameters())
+
+    def check_owner(self, module: nn.Module) -> None:
+        """Refuse a forward pass of a copy that shares layers with the trained module, or with other weights than
+        its own, as `torch.func.functional_call` puts them in. FSDP exchanges its shards by itself.
+
+        Raises:
+            RuntimeError: gradients of that pass would reach the trained parameters, without their bounds.
+        """
+        if self._owner is None:
+            return
+        if self._owner is not module:
+            raise RuntimeError(
+                "this is a shallow copy of the module that is trained, with settings of its own: train the module "
+                "itself, or use copy.deepcopy"
+            )
+        held = self._held
+        others = [n for n, p in module.named_parameters() if p is not held.get(n) and not is_shard(held.get(n))]
+        if others:
+            raise RuntimeError(
+                f"a forward pass would use other weights in the place of {', '.join(others)}, as functional_call "
+                "does, and the gradients of the rest are not bounded at these: call the module, or a deep copy"
+            )
 
     def clip(
         self,

@@ -9,7 +9,8 @@ size, not by the size of the batch, which is private.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -202,7 +203,8 @@ class ClippedGradients:
             output: Tensor = functional_call(self.module, parameters, (example[None],))
             return output[0]
 
-        return vmap(run, randomness="different")(copies, inputs)
+        with _forgetting(self.module):
+            return vmap(run, randomness="different")(copies, inputs)
 
     def _total(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the sum of losses over b, 0-dim."""
@@ -273,9 +275,12 @@ class ClippedGradients:
         """
         held = {**dict(self.module.named_buffers()), **dict(self.module.named_parameters())}
         copies = {name: tensor.detach().clone() for name, tensor in held.items()}
-        with torch.no_grad():
+        plain = _plain_tensors(self.module)
+        before = {name: tensor.clone() for name, tensor in plain.items()}
+        with torch.no_grad(), _forgetting(self.module):
             outputs: Tensor = functional_call(self.module, copies, (inputs,))
         changed = [name for name, tensor in held.items() if not _same(tensor.detach(), copies[name], 0.0)]
+        changed += [name for name, tensor in plain.items() if not _same(tensor, before[name], 0.0)]
         if changed:
             raise PrivacyError(
                 f"the forward pass writes statistics of private examples into {', '.join(changed)}, and "
@@ -301,6 +306,30 @@ class ClippedGradients:
         numbers = sum(parameter.numel() for parameter in self._parameters.values())
         device = next(iter(self._parameters.values())).device
         return max(1, min(_MOST_EXAMPLES, at_once(device, *_CHUNK_ENTRIES) // numbers))
+
+
+@contextmanager
+def _forgetting(module: nn.Module) -> Iterator[None]:
+    """Undo what a forward pass assigns to attributes: another pass would read there what this one saw of all
+    examples. Changes within a list or a dict stay.
+    """
+    before = [(part, dict(vars(part))) for part in module.modules()]
+    try:
+        yield
+    finally:
+        for part, attributes in before:
+            vars(part).clear()
+            vars(part).update(attributes)
+
+
+def _plain_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return the tensors among the attributes of a module that are no buffers and no parameters, by name."""
+    return {
+        f"{prefix}.{name}" if prefix else name: value.detach()
+        for prefix, part in module.named_modules()
+        for name, value in vars(part).items()
+        if isinstance(value, Tensor)
+    }
 
 
 def _lengths(clipping: float | Mapping[str, float], names: Iterable[str]) -> tuple[bool, dict[str, float]]:

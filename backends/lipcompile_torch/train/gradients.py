@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from torch import Tensor, nn
+from torch import Tensor, dtype, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -145,12 +145,12 @@ class LipschitzGradients:
         self._parameters = checks.trainable(self.module)
         self._pieces = max(pieces, _PIECES)
         self._depth = DEPTH + self._pieces + world.size
-        self._gate_slack, self._long_slack = 0.0, 0.0
+        self._gate_slack = 0.0
+        self._long_slacks: dict[dtype, float] = {}
         self._watch = GradientWatch(self._parameters, late=self.module is not module)
         self._batch: object = None
         self._groups = [group.parameters for group in self.module.clips]
         self._proved = self._parameters.keys() - self.module.clipped_parameters
-        self._long_slack = self._long_sums() if self._proved else 0.0
         self._stated = _stated(self.module)
         self.total = Reduction(self.module, world, self.module.clipped_parameters)
 
@@ -206,7 +206,7 @@ class LipschitzGradients:
         _check_agreement(views, batch)
         # The lowest precision so far: nothing flows back from an empty batch, which noise must not give away.
         self._gate_slack = max(self._gate_slack, *(view["slack"] for view in views))
-        slack = max(checks.slack(self._parameters), self._gate_slack) + self._long_slack
+        slack = max(checks.slack(self._parameters), self._gate_slack) + self._long_sums()
         self.total.sum_()
         norms = self._norms if self.total.world is ALONE else self.total.norms()
         checks.check_gradients(norms, bounds, batch.total / self._normaliser, slack, self._depth)
@@ -217,7 +217,7 @@ class LipschitzGradients:
     def _view(self, batch: LogicalBatch, bounds: Mapping[str, float], sigma: float) -> dict[str, Any]:
         """Check what flowed back here; return what the other processes must find too."""
         module = self.module
-        own_slack = max(checks.slack(self._parameters), module.gate.slack) + self._long_slack
+        own_slack = max(checks.slack(self._parameters), module.gate.slack) + self._long_sums()
         self.total.check()
         arrived = self._watch.norms
         measured = checks.measure(module, self._parameters, self._contents, module.gate, arrived)
@@ -269,7 +269,7 @@ class LipschitzGradients:
         # The noise carries the slack of each parameter's dtype by itself; that of the computation comes on top.
         self._factor = noise.widening(left, entries)
         # What is added of a clipped gradient is no longer than C, as it is in floating point.
-        one = dict.fromkeys(stds, 1.0) | dict.fromkeys(self._proved, 1 + self._gate_slack + self._long_slack)
+        one = dict.fromkeys(stds, 1.0) | dict.fromkeys(self._proved, 1 + self._gate_slack + self._long_sums())
         summed = self._sum_slacks(bounds)
         return {name: std * one[name] * (1 + summed[name]) * self._factor for name, std in stds.items()}
 
@@ -294,8 +294,11 @@ class LipschitzGradients:
         }
 
     def _long_sums(self) -> float:
-        graph = type(self.module).certificate.get("graph")
-        return max(long_sum_slack(graph, p.dtype) for p in self._parameters.values())
+        """Return what the roundings of a pass add, in the dtypes that the parameters have now."""
+        graph = type(self.module).certificate.get("graph") if self._proved else None
+        for kind in {parameter.dtype for parameter in self._parameters.values()} - self._long_slacks.keys():
+            self._long_slacks[kind] = long_sum_slack(graph, kind)
+        return max(self._long_slacks[parameter.dtype] for parameter in self._parameters.values())
 
     def _share(self, bounds: Mapping[str, float], sigma: float) -> dict[str, float]:
         sizes = {name: parameter.numel() for name, parameter in self._parameters.items()}

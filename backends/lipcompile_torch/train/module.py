@@ -246,6 +246,7 @@ class LipschitzModule(nn.Module):
         for _, layer in self._constrained():
             layer.gate = self.gate
         trained = {name: p for name, p in self.named_parameters() if p.requires_grad}
+        self.gate.aliases.belong_to(self)
         self.gate.aliases.watch(trained)
         whole = gathered(self) if self.clips else {}
         self.gate.aliases.clip(self.clips, trained, lambda: self.normaliser, lambda: self.clip_lengths, whole)
@@ -372,6 +373,7 @@ class LipschitzModule(nn.Module):
         if self.clips:
             self._check_compiled()
         self._check_layers()
+        self.gate.aliases.check_owner(self)
         check_saving()
         found = hooked(self)
         if found:

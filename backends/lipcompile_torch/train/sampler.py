@@ -24,7 +24,7 @@ from torch.utils.data import (
 from ..certify.precision import most_examples
 from ..distributed import ALONE, World
 from ..noise.processor import KEY_BYTES, keyed
-from .sampling import SamplingError, Scheme, scheme_for
+from .sampling import OTHER_ITERATION, SamplingError, Scheme, scheme_for
 
 
 @dataclass(slots=True)
@@ -92,6 +92,7 @@ class PrivateLoader:
         self.max_physical_batch = max_physical_batch
         self.current: LogicalBatch | None = None
         self.before_batch: Callable[[], None] = _nothing
+        self._newest = -1
         self._loader, self._world = loader, world
         key = os.urandom(KEY_BYTES) if seed is None else _of_seed(seed)
         self._scheme = scheme_for(drawing, relation, keyed(world.first("begin sampling", lambda: key)))
@@ -134,8 +135,12 @@ class PrivateLoader:
     def __iter__(self) -> Iterator[Any]:
         for batch, piece in self._pieces():
             if piece.position == 0:
+                if piece.step <= self._newest:
+                    raise SamplingError(OTHER_ITERATION)
                 self.before_batch()
-                self.current = replace(piece)
+                self.current, self._newest = replace(piece), piece.step
+            if self.current is not None and piece.step != self.current.step:
+                raise SamplingError(OTHER_ITERATION)
             if self.current is None:
                 raise SamplingError(
                     "physical batches were requested after the step of their logical batch: start a new iteration"

@@ -318,6 +318,59 @@ def test_epsilon_of_a_ledger_that_is_not_open_yet_is_what_the_file_says(tmp_path
         PrivacyEngine(ledger=path, neighbours="replace_one").get_epsilon(1e-5)
 
 
+def with_other_weights(module: Any) -> Any:
+    """Five times the last layer: five times as much flows back into the first, and may cancel over the batch."""
+    weights = {"outer.weight": 5 * module.outer.weight.detach()}
+    return lambda x: torch.func.functional_call(module, weights, (x,))
+
+
+def with_a_setting_of_its_own(module: Any) -> Any:
+    """Four times the gradient."""
+    twin = copy.copy(module)
+    twin.normaliser /= 4
+    return twin
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [(with_other_weights, "in the place of outer.weight"), (with_a_setting_of_its_own, "a shallow copy")],
+)
+def test_a_pass_by_other_weights_or_settings_than_those_of_the_module_is_refused(changed: Any, said: str) -> None:
+    module, optimizer, loader = private()
+    x, y = next(iter(loader))
+    with pytest.raises(RuntimeError, match=said):
+        changed(module)(x)
+    twin = copy.deepcopy(module)  # which shares nothing
+    with_other_weights(twin)(x)
+    with torch.no_grad():  # to look at
+        changed(module)(x)
+    backward(module, x, y)
+    optimizer.step()
+
+
+def test_rounding_is_paid_for_in_the_dtype_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module is converted to float32 after its first step: noise grows from 1 + 1/4 to 1 + 1/2, and by 1e-3."""
+    slacks = {torch.float64: 0.25, torch.float32: 0.5}
+    monkeypatch.setattr("lipcompile_torch.train.gradients.long_sum_slack", lambda _, dtype: slacks[dtype])
+    module, optimizer, loader = private(module=Net().double())
+    scales: list[float] = []
+    widened = optimizer._gradients._widened
+
+    def noted(*given: Any) -> dict[str, float]:
+        found: dict[str, float] = widened(*given)
+        scales.append(found["inner.weight"])
+        return found
+
+    monkeypatch.setattr(optimizer._gradients, "_widened", noted)
+    batches = iter(loader)
+    for dtype in slacks:
+        module.to(dtype)
+        x, y = next(batches)
+        backward(module, x.to(dtype), y)
+        optimizer.step()
+    assert scales[1] / scales[0] == pytest.approx(1.5 / 1.25, rel=2e-3)
+
+
 def test_what_counts_is_not_copied() -> None:
     """A copy would take steps that the engine's ledger does not see."""
     engine = PrivacyEngine()
