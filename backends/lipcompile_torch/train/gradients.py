@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from typing import Any, Protocol
 
 from torch import Tensor, dtype, nn
@@ -37,6 +38,10 @@ class Gradients(Protocol):
     @property
     def module(self) -> nn.Module:
         """The trained module."""
+
+    @property
+    def draws_masks(self) -> bool:
+        """Whether a forward pass may draw random numbers, such as masks of dropout."""
 
     def check(self, noise_multiplier: float) -> None:
         """Raise ValueError if noise of this σ cannot be shared among the parameters; changes nothing."""
@@ -153,6 +158,14 @@ class LipschitzGradients:
         self._proved = self._parameters.keys() - self.module.clipped_parameters
         self._stated = _stated(self.module)
         self.total = Reduction(self.module, world, self.module.clipped_parameters)
+
+    @property
+    def draws_masks(self) -> bool:
+        """Whether the certified graph has dropout; without one, who knows."""
+        nodes = type(self.module).certificate.get("graph", {}).get("nodes")
+        return nodes is None or any(
+            "dropout" in node["op"] or Fraction(node["attributes"].get("dropout", 0)) for node in nodes
+        )
 
     def check(self, noise_multiplier: float) -> None:
         """Share the noise by way of trial."""
@@ -362,6 +375,11 @@ class PerExampleGradients:
     def module(self) -> nn.Module:
         """The trained module."""
         return self.clipped.module
+
+    @property
+    def draws_masks(self) -> bool:
+        """True: nothing is known of the module."""
+        return True
 
     def check(self, noise_multiplier: float) -> None:
         """Share the noise by way of trial."""

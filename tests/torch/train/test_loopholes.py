@@ -9,7 +9,7 @@ import pickle
 from collections.abc import Callable
 from pathlib import Path
 from runpy import run_path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -20,6 +20,7 @@ from lipcompile_torch.certify.precision import RoundedSumsWarning, rounding_slac
 from lipcompile_torch.noise.mechanism import NoiseSource
 from lipcompile_torch.train.checks import PrivacyError
 from lipcompile_torch.train.data import Arrays
+from lipcompile_torch.train.engine import SeededWarning
 from lipcompile_torch.train.gradients import LipschitzGradients
 from lipcompile_torch.train.ledger import Ledger, LedgerError, read_ledger
 from lipcompile_torch.train.sampler import LogicalBatch
@@ -369,6 +370,56 @@ def test_rounding_is_paid_for_in_the_dtype_of_the_step(monkeypatch: pytest.Monke
         backward(module, x.to(dtype), y)
         optimizer.step()
     assert scales[1] / scales[0] == pytest.approx(1.5 / 1.25, rel=2e-3)
+
+
+def after_a_known_seed(module: Any, **options: Any) -> torch.Tensor:
+    """Return what a pass over the first batch would draw for dropout, if torch's seed is known before."""
+    _, _, loader = private(module=module, **options)
+    torch.manual_seed(0)
+    next(iter(loader))
+    return torch.rand(8)
+
+
+class Dense(Net):  # type: ignore[misc, valid-type]
+    """Of which a certificate says that it draws nothing: an attention without dropout is in it."""
+
+    certificate: ClassVar[dict[str, object]] = {
+        "graph": {"nodes": [{"op": "attention", "attributes": {"dropout": "0"}}]}
+    }
+
+
+class Dropping(Net):  # type: ignore[misc, valid-type]
+    certificate: ClassVar[dict[str, object]] = {
+        "graph": {"nodes": [{"op": "attention", "attributes": {"dropout": "1/2"}}]}
+    }
+
+
+def test_masks_of_dropout_come_from_a_secret_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a seed is known, an example moves all that come behind it in the batch to other masks."""
+    monkeypatch.setattr("lipcompile_torch.train.engine.check_certificate", lambda _: None)
+    monkeypatch.setattr("lipcompile_torch.train.gradients.long_sum_slack", lambda *_: 0.0)
+    known = torch.rand(8, generator=torch.Generator().manual_seed(0))
+    for module in (Net(), Dropping()):
+        assert not torch.equal(after_a_known_seed(module), known)
+    assert torch.equal(after_a_known_seed(Dense()), known)  # nothing to hide
+    with pytest.warns(SeededWarning):
+        assert torch.equal(after_a_known_seed(Net(), seed=3), known)
+
+
+def test_a_seed_for_masks_within_a_step_is_refused() -> None:
+    module, optimizer, loader = private()
+    x, y = next(iter(loader))
+    with torch.random.fork_rng(devices=[]):  # which puts back what was there
+        torch.manual_seed(1)
+    _, other, others = private()
+    next(iter(others))
+    backward(module, x, y)
+    torch.manual_seed(0)
+    with pytest.raises(PrivacyError, match=r"manual_seed\(\) or set_rng_state\(\) was called"):
+        optimizer.step()
+    other.abandon_batch()
+    next(iter(others))  # seeds anew, for all
+    optimizer.step()
 
 
 def test_what_counts_is_not_copied() -> None:
