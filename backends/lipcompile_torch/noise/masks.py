@@ -11,33 +11,38 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
+from lipcompile_privacy.errors import PrivacyError
 
 _OURS: dict[torch.device, int] = {}
 """The seeds that generators got here last, whoever asked for it."""
 
 
 class Masks:
-    """Secret seeds for what a training draws from the generators of its devices.
+    """Secret seeds for what a training draws from the generators of its devices, and that of processors.
 
     Args:
         wanted: False for a run that is repeatable and not private, and for a module that draws nothing.
+        parameters: on these devices.
     """
 
-    def __init__(self, wanted: bool) -> None:
-        self._wanted = wanted
+    def __init__(self, wanted: bool, parameters: Iterable[torch.Tensor] = ()) -> None:
+        self._wanted, self._parameters = wanted, list(parameters)
 
-    def begin(self, devices: Iterable[torch.device]) -> None:
-        """Seed the generators of these devices, and that of processors, by the operating system's entropy."""
+    def begin(self) -> None:
+        """Seed the generators by the operating system's entropy."""
         if self._wanted:
-            _OURS.update((device, generator.seed()) for device, generator in _generators(devices).items())
+            _OURS.update((device, generator.seed()) for device, generator in self._generators().items())
 
-    def are_ours(self, devices: Iterable[torch.device]) -> bool:
-        """Whether nobody else has seeded these generators since."""
-        if not self._wanted:
-            return True
-        return all(_OURS.get(device) == one.initial_seed() for device, one in _generators(devices).items())
+    def check(self) -> None:
+        """Refuse generators that somebody else has seeded since."""
+        if self._wanted and any(_OURS.get(at) != one.initial_seed() for at, one in self._generators().items()):
+            raise PrivacyError(
+                "torch.manual_seed() or set_rng_state() was called after the batch was drawn, so masks of dropout "
+                "are known, and each depends on the examples before its own: remove the call; the argument seed "
+                "of make_private makes a run repeatable, and not private"
+            )
 
-
-def _generators(devices: Iterable[torch.device]) -> dict[torch.device, torch.Generator]:
-    found = {device: torch.cuda.default_generators[device.index] for device in devices if device.type == "cuda"}
-    return {torch.device("cpu"): torch.default_generator, **found}
+    def _generators(self) -> dict[torch.device, torch.Generator]:
+        devices = {parameter.device for parameter in self._parameters if parameter.device.type == "cuda"}
+        found = {device: torch.cuda.default_generators[device.index] for device in devices}
+        return {torch.device("cpu"): torch.default_generator, **found}

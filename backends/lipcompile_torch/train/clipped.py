@@ -22,6 +22,7 @@ from ..certify.precision import rounding_slack
 from ..clip.bookkeeping import without
 from ..devices import at_once
 from ..nn.functional import clip_scale, example_norms
+from ..noise.masks import Masks
 from ..noise.mechanism import Allocation, allocate, values_by_name
 from . import checks
 from .checks import PrivacyError
@@ -59,6 +60,7 @@ class ClippedGradients:
 
     Attributes:
         examples: how many examples have gone in since `reset`.
+        masks: the secret seeds of the training, see there.
 
     Raises:
         PrivacyError: batch normalisation in training mode, hooks, nothing to train; no loss, or one too many.
@@ -96,6 +98,7 @@ class ClippedGradients:
         self._chunk_size = chunk_size or self._fitting_chunk()
         self._sums: dict[str, Tensor] = {}
         self._compared = False
+        self.masks = Masks(wanted=False)
         self._check_module()
         if isinstance(module, LipschitzModule):
             module.guard_layers()  # which tells them of the gate
@@ -150,6 +153,7 @@ class ClippedGradients:
         if len(inputs) != len(targets):
             raise ValueError(f"{len(inputs)} inputs and {len(targets)} targets: each example needs one target")
         self._check_module()
+        self.masks.check()
         total, sums = torch.zeros((), device=inputs.device), self._sums
         for start in range(0, len(inputs), self._chunk_size):
             chunk = slice(start, start + self._chunk_size)

@@ -14,6 +14,7 @@ from ..certify.precision import long_sum_slack, sum_slack, warn_of_sums
 from ..certify.sums import DEPTH
 from ..clip.clipping import sum_depth
 from ..distributed import ALONE, RankError, World, check_same
+from ..noise.masks import Masks
 from ..noise.mechanism import Allocation, NoiseSource, allocate
 from ..sharding import is_shard, settle
 from . import checks
@@ -42,6 +43,9 @@ class Gradients(Protocol):
     @property
     def draws_masks(self) -> bool:
         """Whether a forward pass may draw random numbers, such as masks of dropout."""
+
+    def draw_masks_by(self, masks: Masks) -> None:
+        """Let each forward pass of a step check that masks are secret."""
 
     def check(self, noise_multiplier: float) -> None:
         """Raise ValueError if noise of this σ cannot be shared among the parameters; changes nothing."""
@@ -166,6 +170,10 @@ class LipschitzGradients:
         return nodes is None or any(
             "dropout" in node["op"] or Fraction(node["attributes"].get("dropout", 0)) for node in nodes
         )
+
+    def draw_masks_by(self, masks: Masks) -> None:
+        """Let the module check them."""
+        self.module.gate.aliases.masks = masks
 
     def check(self, noise_multiplier: float) -> None:
         """Share the noise by way of trial."""
@@ -380,6 +388,10 @@ class PerExampleGradients:
     def draws_masks(self) -> bool:
         """True: nothing is known of the module."""
         return True
+
+    def draw_masks_by(self, masks: Masks) -> None:
+        """Let `ClippedGradients.backward` check them."""
+        self.clipped.masks = masks
 
     def check(self, noise_multiplier: float) -> None:
         """Share the noise by way of trial."""

@@ -56,7 +56,8 @@ class PrivateOptimizer(Singular, Optimizer):
         self._charges_left = None if max_steps is None else loader.scheme.drawing.charges(max_steps)
         self._round: int | None = None
         self._parameters = checks.trainable(gradients.module)
-        self._masks = Masks(not noise.is_seeded and gradients.draws_masks)
+        self._masks = Masks(not noise.is_seeded and gradients.draws_masks, self._parameters.values())
+        gradients.draw_masks_by(self._masks)
         self._generators: list[str] = []
         self._declare()
         self._accumulating = False
@@ -72,10 +73,6 @@ class PrivateOptimizer(Singular, Optimizer):
             self._generators = generators
             if not self._noise.is_seeded:
                 warn_of(generators, 5)  # where make_private was called, or step
-
-    @property
-    def _devices(self) -> set[torch.device]:
-        return {parameter.device for parameter in self._parameters.values()}
 
     def _refuse_raw_step(self, *_: Any) -> None:
         if not self._releasing:
@@ -165,7 +162,7 @@ class PrivateOptimizer(Singular, Optimizer):
             )
         self._clear()
         self._gradients.begin()
-        self._masks.begin(self._devices)
+        self._masks.begin()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients; does nothing while the pieces of one logical batch are being added up."""
@@ -207,12 +204,7 @@ class PrivateOptimizer(Singular, Optimizer):
         if not batch.complete:
             self._accumulating = True
             return
-        if not self._masks.are_ours(self._devices):
-            raise PrivacyError(
-                "torch.manual_seed() or set_rng_state() was called after the batch was drawn, so masks of dropout "
-                "are known, and each depends on the examples before its own: remove the call; the argument seed "
-                "of make_private makes a run repeatable, and not private"
-            )
+        self._masks.check()
         stds = self._gradients.stds(batch, self.noise_multiplier, self._noise)
         self._count(batch)
         self._release(stds, batch)

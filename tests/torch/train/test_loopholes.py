@@ -411,6 +411,8 @@ def test_a_seed_for_masks_within_a_step_is_refused() -> None:
     x, y = next(iter(loader))
     with torch.random.fork_rng(devices=[]):  # which puts back what was there
         torch.manual_seed(1)
+        with pytest.raises(PrivacyError, match=r"manual_seed\(\) or set_rng_state\(\) was called"):
+            module(x)
     _, other, others = private()
     next(iter(others))
     backward(module, x, y)
