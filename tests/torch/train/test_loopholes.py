@@ -16,6 +16,7 @@ import torch
 from lipcompile_privacy.accounting import BudgetError, Mechanism, NeighbouringRelation, epsilon
 from lipcompile_privacy.factorisation import BandedToeplitz, MinSeparation
 from lipcompile_torch import PrivacyEngine
+from lipcompile_torch.audit.points import Admissible, Point, Terrain
 from lipcompile_torch.certify.precision import RoundedSumsWarning, rounding_slack, sum_slack
 from lipcompile_torch.noise.mechanism import NoiseSource
 from lipcompile_torch.train.checks import PrivacyError
@@ -30,6 +31,7 @@ from torch.optim import SGD
 
 HELP = run_path(str(Path(__file__).parents[1] / "private_net.py"))
 Net, make_loader, private, backward = (HELP[n] for n in ("Net", "loader", "private", "backward"))
+weights = HELP["weights"]
 
 
 def scale_all(module: nn.Module) -> None:
@@ -347,6 +349,15 @@ def test_a_pass_by_other_weights_or_settings_than_those_of_the_module_is_refused
         changed(module)(x)
     backward(module, x, y)
     optimizer.step()
+
+
+def test_a_search_for_the_worst_case_tries_other_weights_while_the_module_is_trained() -> None:
+    """What it differentiates is not released."""
+    module, _, loader = private()
+    next(iter(loader))
+    terrain, x = Terrain(module, Admissible("class"), torch.Generator()), torch.eye(4)[:1]
+    point = Point(x, torch.tensor([0]), {name: 0.0 * weight for name, weight in weights(module).items()})
+    assert torch.equal(terrain.output(point), torch.zeros(1, 3))
 
 
 def test_rounding_is_paid_for_in_the_dtype_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
