@@ -24,7 +24,7 @@ from lipcompile.learn.targets import Head, Problem
 from lipcompile.tables.encode import Encoded
 from lipcompile.tables.schema import Schema
 from lipcompile.tables.schema_file import schema_of
-from lipcompile.tables.schema_text import text as text_of_schema
+from lipcompile.tables.schema_file import text as text_of_schema
 from lipcompile.tables.stream import encoded
 
 FORMAT = "lipcompile.table_model/1"
