@@ -14,8 +14,7 @@ from pygls.workspace import PositionCodec, TextDocument
 
 from lipcompile.diagnostics import Diagnostic, InputError, Location, Severity, told
 from lipcompile.editor.completion import Completion, completions
-from lipcompile.editor.definitions import definition, names
-from lipcompile.editor.document import Document, checked
+from lipcompile.editor.document import Document, checked, definition, names
 from lipcompile.editor.formatting import formatted
 from lipcompile.editor.hovering import hover
 from lipcompile.editor.words import Argument, Callable
