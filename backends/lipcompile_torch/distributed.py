@@ -11,14 +11,10 @@ All processes are trusted alike: each sees gradients without noise.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor
 from torch import distributed as dist
-
-if TYPE_CHECKING:
-    pass
-
 
 Value = TypeVar("Value")
 
