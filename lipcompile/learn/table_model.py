@@ -151,19 +151,13 @@ def fit_table(
     ledger: str | os.PathLike[str] | None = None,
     watch: Watch | None = None,
 ) -> TableModel:
-    """Fit a model of the target of encoded rows.
+    """Fit a model of the target of encoded rows; the rest, and errors, are as of `fitting.fit`.
 
     Args:
         data: rows with targets, as `lipcompile.tables` encodes them; missing or unknown classes were refused.
         schema: with the classes, if there are any.
         epsilon, delta: the budget; δ None: `default_delta`.
         search: whether settings are searched.
-        seed: makes the fit repeatable, and NOT private.
-        ledger: file of the ledger.
-        watch: told of each step.
-
-    Raises:
-        BudgetError, DataError: see `fitting.fit`.
     """
     assert data.y is not None
     budget = Budget(epsilon, default_delta(len(data.x)) if delta is None else delta, search=search)

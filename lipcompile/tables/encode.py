@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
 
@@ -39,7 +39,7 @@ class Encoded:
 
     Args:
         x: float32 [N, d], finite, or NaN where a value is missing; values may lie outside of their ranges.
-        low: float64 [d], ends of the public ranges; NaN where a range is not public.
+        low: float64 [d], ends of the public ranges, of logarithms where a column is one; NaN where not public.
         high: float64 [d].
         names: of the d columns.
         y: classes as text, object [N], None where there is none; or numbers, float64 [N], NaN where there is none;
@@ -61,8 +61,7 @@ class Encoded:
 
 def assembled(x: Block, targets: Sequence[Targets], schema: Schema) -> Encoded:
     """Return encoded rows, with the targets of their pieces in order; of none the table has no target."""
-    columns = layout(schema)
-    return Encoded(x, columns.low, columns.high, columns.names, np.concatenate(targets) if targets else None)
+    return replace(layout(schema), x=x, y=np.concatenate(targets) if targets else None)
 
 
 def encoded_batch(batch: Any, schema: Schema, place: str) -> tuple[Block, Targets | None]:
@@ -138,26 +137,11 @@ NOT_PUBLIC: Range = (math.nan, math.nan)
 _INDICATOR: Range = (0.0, 1.0)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Layout:
-    """The d encoded columns.
-
-    Args:
-        names: of the columns.
-        low: float64 [d], ends of the public ranges, of logarithms where a column is one; NaN if it is not public.
-        high: float64 [d].
-    """
-
-    names: tuple[str, ...]
-    low: NDArray[np.float64]
-    high: NDArray[np.float64]
-
-
-def layout(schema: Schema) -> Layout:
-    """Return what the encoded columns are."""
+def layout(schema: Schema) -> Encoded:
+    """Return what the encoded columns are: a matrix without rows."""
     found = [one for column in schema.columns for one in _encoded(column)]
-    ends = np.array([ends for _, ends in found], np.float64).reshape(-1, 2)
-    return Layout(tuple(name for name, _ in found), ends[:, 0].copy(), ends[:, 1].copy())
+    low, high = np.array([ends for _, ends in found], np.float64).reshape(-1, 2).T.copy()
+    return Encoded(np.empty((0, len(found)), np.float32), low, high, tuple(name for name, _ in found))
 
 
 def open_ranges(schema: Schema) -> int:
