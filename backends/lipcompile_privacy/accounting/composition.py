@@ -135,8 +135,8 @@ def _quiet() -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Budget:
-    """A target (ε, δ) under a relation, who counts, and the runs that have spent of it already."""
+class Budget:
+    """(ε, δ) of a whole training under a neighbouring relation, who counts, and what has spent of it already."""
 
     epsilon: float
     delta: float
@@ -144,11 +144,8 @@ class _Budget:
     accountant: Accountant
     past: Sequence[Run] = ()
 
-    def __post_init__(self) -> None:
-        check_target(self.epsilon, self.delta)
-
     def spent(self, *runs: Run) -> float:
-        """Return ε of `past` and these runs."""
+        """Return ε at δ of `past` and these runs; raises BudgetError if there is no analysis."""
         return epsilon([*self.past, *runs], self.delta, self.relation, self.accountant)
 
     def check_past(self) -> None:
@@ -196,7 +193,8 @@ def calibrate_noise_multiplier(
     Raises:
         BudgetError: a target that is no budget, that `past` has spent already, or that needs an absurd σ.
     """
-    budget = _Budget(target_epsilon, target_delta, relation, accountant, past)
+    check_target(target_epsilon, target_delta)
+    budget = Budget(target_epsilon, target_delta, relation, accountant, past)
     if charges < 1:
         raise BudgetError(f"cannot calibrate noise for {charges} steps: at least one step is needed")
     at = release if callable(release) else partial(Mechanism, release)
@@ -229,7 +227,8 @@ def calibrate_steps(
     Raises:
         BudgetError: a target that is no budget, or that `past` exceeds already.
     """
-    budget = _Budget(target_epsilon, target_delta, relation, accountant, past)
+    check_target(target_epsilon, target_delta)
+    budget = Budget(target_epsilon, target_delta, relation, accountant, past)
     budget.check_past()
     resolved = resolved_charges(release, target_delta, relation, past) if accountant == "pld" else math.inf
     return budget.most(lambda n: (release, n), int(min(LARGEST_STEP_COUNT, resolved)))
@@ -253,7 +252,8 @@ def calibrate_batch_size(
     Raises:
         BudgetError: a target that is no budget.
     """
-    return _Budget(target_epsilon, target_delta, relation, accountant).most(run, most)
+    check_target(target_epsilon, target_delta)
+    return Budget(target_epsilon, target_delta, relation, accountant).most(run, most)
 
 
 def _slope(sigma: float, value: float, other: float, other_value: float) -> float:
