@@ -15,10 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lipcompile.diagnostics import InputError, input_error
-from lipcompile.tables.arrow import guarded
 from lipcompile.tables.read import check_names
 from lipcompile.tables.schema import Boolean, Category, Column, Date, Ignore, Number, Range, Schema
-from lipcompile.tables.values import ABSENT, MISSING, UnfitError, codes, days, flags, numbers, texts
+from lipcompile.tables.values import ABSENT, MISSING, UnfitError, codes, days, flags, guarded, numbers, texts
 
 Block = NDArray[np.float32]
 Targets = NDArray[Any]

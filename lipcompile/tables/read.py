@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from lipcompile.diagnostics import input_error
-from lipcompile.tables.arrow import arrow, guarded
+from lipcompile.tables.values import arrow, guarded
 
 TEXT = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
 ENDINGS = (*TEXT, ".parquet")
