@@ -11,7 +11,7 @@ from .disjoint_parts import MOST_TERMS, Form, add, beside, bound, disjoint, fold
 from .document import MOST_ENTRIES, MOST_NODES, MalformedError, begin_work, fields, of_kind, require, spend
 from .intervals import UNBOUNDED, Real, least, real, root, total
 from .losses import LOSSES, logits
-from .rules import OPS, READS, Extent, Op
+from .rules import MATRICES, OPS, READS, Extent, Op
 
 GRAPH = "input:object nodes:object* parameters:object output:text loss:object"
 INPUT = "name:text shape:n* norm:q+? trusted:flag tokens:flag"
@@ -156,9 +156,12 @@ class Derivation:
                 f"{name} has a constraint without a bound, or a bound without a constraint",
             )
             require(p.constraint != "orthogonal" or p.bound == 1, f"{name} is orthogonal, but its bound is not 1")
-            for other in [self.nodes.get(user, node) for user, _ in self.uses.setdefault(name, [])[:1]]:
+            for user, first in self.uses.setdefault(name, [])[:1]:
+                other = self.nodes.get(user, node)
                 alike = (other.op, other.attributes, other.site.I) == (node.op, node.attributes, node.site.I)
-                require(alike, f"{name} is shared with {other.name}, which is a different linear map")
+                is_matrix = (MATRICES.get(other.op), MATRICES.get(node.op)) == (first, role)
+                is_tied = is_matrix and node.op != "embedding" and len(node.parameters) == 1
+                require(alike or is_tied, f"{name} is shared with {other.name}, which is a different linear map")
             self.uses[name].append((node.name, role))
             if p.constraint != "free":  # ‖K‖_F bounds the norm of a convolution by √M times it
                 overlap = getattr(node.site, "overlap", 1) if p.constraint == "frobenius" else 1
@@ -257,5 +260,8 @@ def last_dense(graph: Mapping[str, Any]) -> Mapping[str, Any] | None:
     while name in nodes and nodes[name]["op"] in ("bias", "clip_gradient"):
         name = nodes[name]["inputs"][0]
     found = nodes.get(name)
-    several = found is not None and found["op"] == "dense" and len(found["shape"]) == 1 and found["shape"][0] > 1
-    return found if several else None
+    if found is None or found["op"] != "dense" or len(found["shape"]) != 1 or found["shape"][0] < 2:
+        return None
+    weight = found["parameters"]["weight"]
+    owner = next(node for node in graph["nodes"] if weight in node["parameters"].values())
+    return found if owner["op"] == "dense" else None

@@ -24,7 +24,7 @@ from typing import Any
 
 from .derive import last_dense
 from .document import ForeignError, canonical, parse
-from .spelling import HOLDERS, LAYERS, NODES, Use, clip, rounded, written
+from .spelling import HOLDERS, LAYERS, NODES, TIED, Use, clip, rounded, written
 
 RUNTIME = frozenset(
     (
@@ -120,6 +120,18 @@ def _unknown_forms() -> Iterator[None]:
         raise ForeignError("file", f"{type(error).__name__}: {error}") from None
 
 
+def _tied(nodes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Yield the nodes that use the matrix of another node's layer in a way of their own, with that matrix."""
+    owners: dict[str, Mapping[str, Any]] = {}
+    for node in nodes:
+        for matrix in [*node["parameters"].values()][:1]:
+            owner = owners.get(matrix, node)
+            if (owner["op"], owner["parameters"]) != (node["op"], node["parameters"]):
+                yield node["name"], matrix
+        for name in node["parameters"].values():
+            owners.setdefault(name, node)
+
+
 class _File:
     """A file, and the graph that it must be the model of; what is compared is taken out of `members`."""
 
@@ -127,6 +139,7 @@ class _File:
         self.graph, self.derived, self.body = graph, derived, [one for one in body if not _imports(one)]
         self.source, self.names = graph["input"]["name"], [node["name"] for node in graph["nodes"]]
         self.members: dict[str, ast.stmt] = {}
+        self.tied = dict(_tied(graph["nodes"]))
         self.layers: dict[str, str] = {}
         self.statements: dict[str, str] = {}
         self.weights = False
@@ -185,6 +198,9 @@ class _File:
 
     def _call(self, node: Mapping[str, Any], use: Use) -> str:
         name, given = node["name"], ", ".join(node["inputs"])
+        if name in self.tied:
+            self._add(name, name, use.spelt(TIED))
+            return f"self.{name}({given}, self.{self.tied[name]})"
         if node["parameters"]:
             return f"self.{self._layer(name, node['parameters'], use)}({given})"
         if node["op"] not in HOLDERS:
@@ -199,11 +215,14 @@ class _File:
         owners = {parameter.removesuffix(f".{role}") for role, parameter in parameters.items()}
         owner, text = min(owners), use.spelt(LAYERS)
         _check_names(owners)
-        if {f"{owner}.{role}" for role in parameters} != {*parameters.values()} or self.layers.setdefault(
-            owner, text
-        ) != text:
+        if {f"{owner}.{role}" for role in parameters} != {*parameters.values()}:
             raise ForeignError(name, f"the layer `{owner}` cannot hold its parameters")
+        self._add(name, owner, text)
         return owner
+
+    def _add(self, node: str, layer: str, text: str) -> None:
+        if self.layers.setdefault(layer, text) != text:
+            raise ForeignError(node, f"the layer `{layer}` cannot hold its parameters")
 
     def _constructor(self) -> None:
         first, *found, last = self._method("__init__", "self", "None")

@@ -47,6 +47,9 @@ class Role(NamedTuple):
     optional: bool = False
 
 
+MATRICES = {"dense": "weight", "dense_transpose": "weight", "embedding": "table"}
+"""Roles of plain matrices: layers of reals may use the one of another node as well."""
+
 NO_ROLES: dict[str, Role] = {}
 
 
@@ -246,13 +249,22 @@ def _axis(s: Any, size: int = 1) -> Any:
     return ok(s.I[0], along(s) % size == 0)
 
 
+def _dense(weight: Callable[[Any], Shape]) -> Op:
+    return Op(
+        "features:n",
+        lambda s: (*ok(s.I[0], s.I[0])[:-1], s.features),
+        lambda s, x: [*_affine(s, x), s.T["weight"] * x[0].R + s.T.get("bias", 0)],
+        _weight,
+        _weighted(weight, lambda s, x: x[0].X, "features"),
+        lambda s, c: {"positions": prod(s.I[0][:-1])},
+    )
+
+
 CONV = "channels:n kernel:n* stride:n* padding:pads* dilation:n* groups:n "
 # fmt: off
 LINEAR_OPS = {
-    "dense": Op("features:n", lambda s: (*ok(s.I[0], s.I[0])[:-1], s.features),
-                lambda s, x: [*_affine(s, x), s.T["weight"] * x[0].R + s.T.get("bias", 0)], _weight,
-                _weighted(lambda s: (s.features, s.I[0][-1]), lambda s, x: x[0].X, "features"),
-                lambda s, c: {"positions": prod(s.I[0][:-1])}),
+    "dense": _dense(lambda s: (s.features, s.I[0][-1])),
+    "dense_transpose": _dense(lambda s: (s.I[0][-1], s.features)),
     "bias": Op("size:n*", lambda s: ok(s.I[0], fits(s.size, s.I[0])),
                lambda s, x: [x[0].X + root(s.C["positions"]) * s.T["bias"],
                              x[0].R + root(s.D // (1, *s.size)[-1]) * s.T["bias"], x[0].M + s.T["bias"]],

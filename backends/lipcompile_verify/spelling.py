@@ -89,6 +89,7 @@ NODES: Mapping[str, str] = {
 # Of nodes with parameters: what constructs the layer, whose call with the operands computes the node.
 LAYERS: Mapping[str, str] = {
     "dense": "layers.Dense({width}, {features}{affine})",
+    "dense_transpose": "layers.DenseTranspose({width}, {features}{affine})",
     "conv": f"layers.Conv{{rank}}d({_KERNEL}{{padding_mode:?padding_mode='zeros'}}{{affine}})",
     "conv_transpose": f"layers.ConvTranspose{{rank}}d({_KERNEL}{{output_padding:?output_padding=0}}{{affine}})",
     "bias": "layers.Bias({size}, bound={ball})",
@@ -101,6 +102,11 @@ LAYERS: Mapping[str, str] = {
         "layers.Attention({width}, {heads}{context}{causal:?causal=False}{dropout:?dropout=0.0}, "
         "constraint={constraints})"
     ),
+}
+# Of nodes that use the matrix of another node's layer: what constructs the layer, called with that matrix as well.
+TIED: Mapping[str, str] = {
+    "dense": "layers.TiedDense(){features:-}",
+    "dense_transpose": "layers.TiedDense(transposed=True){features:-}",
 }
 # Of nodes without parameters: what constructs the layer that holds their constants.
 HOLDERS: Mapping[str, str] = {

@@ -124,16 +124,23 @@ def _parameters(graph: Graph) -> Iterator[Diagnostic]:
 
 
 def _maps_of_shared_weights(graph: Graph) -> Iterator[Diagnostic]:
-    """A constraint is certified for one linear map: a weight that two different maps use would escape it."""
-    first: dict[str, Node] = {}
+    """A constraint is certified for one linear map: a weight that two different maps use would escape it.
+
+    Ops that read a plain matrix may share it, where its constraint bounds what each of them makes of it.
+    """
+    first: dict[str, tuple[Node, str]] = {}
     for node in graph.nodes:
-        for name in node.parameters.values():
-            other = first.setdefault(name, node)
-            if (other.op, other.site) != (node.op, node.site):
+        for role, name in node.parameters.items():
+            other, first_role = first.setdefault(name, (node, role))
+            kind = graph.parameters[name].constraint.kind
+            may_share = len(node.parameters) == 1 and node.op.takes == "reals"
+            may_share = may_share and other.op.parameter(first_role).may_share(node.op.parameter(role), kind)
+            if (other.op, other.site) != (node.op, node.site) and not may_share:
                 yield node.diagnostic(
                     "LIP308",
                     f"`{name}` is shared by `{other.name}` and `{node.name}`, which are different maps",
-                    "share weights only between layers with equal attributes and input shapes",
+                    "use --bounds clip, under which dense layers and embeddings may share a matrix; other layers "
+                    "share weights only with equal attributes and input shapes",
                 )
 
 

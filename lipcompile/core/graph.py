@@ -415,6 +415,7 @@ class GraphBuilder:
                 shape = rule.shape(attributes, shapes)
                 limits.refuse_above("entries", prod(shape), f"the {rule.role} of `{node}` has")
                 _check_choice(rule, shape, choices[rule.role], node)
+                self._check_shared(choices[rule.role].shared, shape, node)
                 chosen[rule.role] = (shape, choices[rule.role])
             elif not rule.optional:
                 raise AssertionError(f"{op.name} needs its {rule.role}")
@@ -431,6 +432,13 @@ class GraphBuilder:
             raise Refusal(
                 "LIP204", f"`{op.name}` takes the tokens of the input", "declare them: input x: tokens[16]"
             )
+
+    def _check_shared(self, shared: str | None, shape: Shape, node: str) -> None:
+        """Raise `Refusal` where a node would use a parameter of another shape."""
+        own = self._parameters[shared].shape if shared in self._parameters else shape
+        if own != shape:
+            message = f"`{shared}` has shape {list(own)}, and `{node}` needs {list(shape)}"
+            raise Refusal("LIP308", message, "share weights only between layers whose weights have one shape")
 
     def _declare(self, node: str, role: str, shape: Shape, choice: ParameterChoice) -> str:
         name = choice.shared or f"{node}.{role}"

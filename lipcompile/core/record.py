@@ -145,6 +145,8 @@ class ParameterRule(Generic[A]):
     `argument` is the argument of a .lip layer that declares the constraint: "constraint" (a set), "bias" or
     "bound" (a number: the radius of the first kind); None for a `free` parameter. An optional parameter exists
     only if its argument is given; the others have radius 1 by default.
+
+    is_matrix: whether the op reads the stored tensor as a matrix alone, so that other ops may read it as well.
     """
 
     role: str
@@ -154,6 +156,11 @@ class ParameterRule(Generic[A]):
     operator_norm: OperatorNormRule[A]
     kappa: KappaRule[A]
     optional: bool
+    is_matrix: bool = False
+
+    def may_share(self, other: ParameterRule[Any], kind: ConstraintKind) -> bool:
+        """Whether one stored tensor with this constraint may be this parameter and that of another op."""
+        return all(rule.is_matrix and kind in (*rule.constraints, "free") for rule in (self, other))
 
     @property
     def is_constrained(self) -> bool:

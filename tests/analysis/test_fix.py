@@ -305,18 +305,20 @@ def test_a_softmax_that_no_loss_repeats_stays(tmp_path: Path) -> None:
 
 
 def test_a_tied_weight_becomes_two(tmp_path: Path) -> None:
-    """y = relu(x·W)·Wᵀ: two maps, of which one weight cannot be held to one norm."""
+    """y = relu(x·W)·(cW)ᵀ: two maps, of which one weight cannot be held to one norm."""
     made = [
         onnx_node("Gemm", "x w", "h"),
         onnx_node("Relu", "h", "r"),
-        onnx_node("Gemm", "r w", "y", transB=1),
+        onnx_node("Mul", "w c", "v"),
+        onnx_node("Gemm", "r v", "y", transB=1),
     ]
-    source, output = save(onnx_model(made, ("n", 4), {"w": floats(4, 3)}), tmp_path), tmp_path / "fixed.onnx"
+    weights = {"w": floats(4, 3), "c": floats(1)}
+    source, output = save(onnx_model(made, ("n", 4), weights), tmp_path), tmp_path / "fixed.onnx"
     assert [found.code for found in check(str(source), SAID).diagnostics] == ["LIP308"]
     outcome = fix(str(source), replace(SAID, constraint="keep"), wishes(), output)
     assert outcome.reached
     assert [change.text for change in outcome.repaired] == [
-        "`w`, which is used in another way -> a weight of its own"
+        "`c`, `w`, which is used in another way -> a weight of its own"
     ]
     analysis = check(str(output), replace(SAID, constraint="keep")).analysis
     assert analysis is not None

@@ -524,7 +524,11 @@ CASES: Mapping[str, Case] = {
     "LIP307": Case("check model.lip", example("LIP307"), 0),
     "LIP308": Case(
         CHECK,
-        network([node("Gemm", "x w", "h"), node("Gemm", "h w", "y", transB=1)], ("n", 6), {"w": floats(6, 6)}),
+        network(
+            [node("Mul", "w c", "v"), node("Gemm", "x v", "h"), node("Gemm", "h w", "y")],
+            ("n", 6),
+            {"w": floats(6, 6), "c": floats(1)},
+        ),
     ),
     "LIP309": Case(CHECK, copied_bias, 0),
     "LIP310": Case("check model.lip", example("LIP310")),

@@ -38,6 +38,12 @@ NETWORKS = {
     "shared over images": """input x: tensor[2, 5, 5]
         conv2d(2, kernel=3, padding=1, share="k"); tanh; conv2d(2, kernel=3, padding=1, share="k"); tanh
         flatten; dense(3)""",
+    "tied": 'input x: tensor[5]; dense(4, share="w"); bias; tanh; dense_transpose(5, share="w"); tanh; dense(3)',
+    "tied over tokens": """input x: tensor[4, 5]
+        dense_transpose(3, bias=true, share="w"); tanh; dense(5, share="w"); tanh; dense(3)
+        reduce_mean(axes=(0,))""",
+    "tied to a table": """input x: tokens[7]
+        embedding(5, 4, share="w"); tanh; dense(5, share="w"); tanh; flatten; dense(3)""",
     "recurrent by itself": "input x: tensor[4, 3]; gru(5, bias=true, clip=0.3); flatten; dense(3)",
     "recurrent": "input x: tensor[4, 3]; lstm(5, bias=true); flatten; dense(3)",
 }

@@ -60,6 +60,14 @@ MERGED = """
   dense(3)
   loss multiclass_hkr(alpha=2)
 """
+TIED = """
+  input x: tensor[3], norm <= 1
+  early = dense(3, share="w")
+  tanh
+  other = dense(3)
+  tied = dense_transpose(3, share="w")
+  loss cross_entropy
+"""
 FROZEN = """
   input x: tensor[6], norm <= 1
   frozen { early = dense(5)
@@ -206,6 +214,16 @@ def test_two_parameters_are_not_one_weight_of_the_file(tmp_path: Path) -> None:
     one = Emitted(text.replace("late.weight", "early"), document)
     with pytest.raises(ForeignError, match="the layer `early` cannot hold"):
         emitted._File(document["graph"], one.derive(document["graph"]), emitted._parsed(text.encode()))._spell()
+
+
+def test_a_layer_that_takes_the_matrix_of_another_takes_that_one(tmp_path: Path) -> None:
+    one = of_text(tmp_path, TIED)
+    assert one.refusal() == ""
+    assert one.refusal(one.changed("self.early.weight)", "self.other.weight)"))
+    assert one.refusal(one.changed("self.early.weight)", "2 * self.early.weight)"))
+    assert one.refusal(one.changed("layers.TiedDense(transposed=True)", "layers.TiedDense()"))
+    own = one.changed("layers.TiedDense(transposed=True)", "layers.DenseTranspose(3, 3, constraint=Spectral(1.0))")
+    assert one.refusal(own.replace(", self.early.weight)", ")"))
 
 
 # What is changed is refused

@@ -373,7 +373,7 @@ _COUNTS: Mapping[str, Count] = {
     "clip_norm": _copies,  # forward it ends in its ball
     **dict.fromkeys(("adaptive_avg_pool", "global_avg_pool", "global_max_pool", "global_l2_pool"), _everything),
     **dict.fromkeys((f"reduce_{kind}" for kind in ("mean", "sum", "max", "min", "l1", "l2")), _everything),
-    "dense": _dense,
+    **dict.fromkeys(("dense", "dense_transpose"), _dense),
     "conv": _convolution,
     "conv_transpose": _convolution,
     **dict.fromkeys(("avg_pool", "scaled_avg_pool", "max_pool", "l2_pool", "lp_pool"), _window),

@@ -38,6 +38,8 @@ class ConstrainedLayer(nn.Module):
     """
 
     _is_apart = False
+    takes_matrix = False
+    """Whether calls are given the matrix of another layer."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -36,6 +36,7 @@ class Dense(ConstrainedLayer):
 
     weight: Tensor
     bias: Tensor | None
+    _is_transposed = False
 
     def __init__(
         self, in_features: int, out_features: int, bias: BiasBound = None, constraint: Constraint | None = None
@@ -44,16 +45,41 @@ class Dense(ConstrainedLayer):
         self.in_features, self.out_features = in_features, out_features
         constraint, operator = constraint or Spectral(), DenseMap()
         start = nn.init.orthogonal_(torch.empty(out_features, in_features))
+        start = start.mT.contiguous() if self._is_transposed else start
         self._constrain("weight", constraint.fill(start, operator), constraint, operator)
         self._constrain_bias((out_features,), bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [B, …, in_features] to [B, …, out_features]."""
-        return linear(x, self.weight, self.bias)
+        return linear(x, self.weight, self.bias, self._is_transposed)
 
     def extra_repr(self) -> str:
         """Return the sizes."""
         return f"{self.in_features}, {self.out_features}"
+
+
+class DenseTranspose(Dense):
+    """x ↦ x·W + b on the trailing axis: a dense layer whose ``weight`` is [in_features, out_features]."""
+
+    _is_transposed = True
+
+
+class TiedDense(ConstrainedLayer):
+    """x ↦ x·Wᵀ, x·W if transposed, on the trailing axis, by a matrix W that another layer holds."""
+
+    takes_matrix = True
+
+    def __init__(self, transposed: bool = False) -> None:
+        super().__init__()
+        self.transposed = transposed
+
+    def forward(self, x: Tensor, matrix: Tensor) -> Tensor:
+        """Map [B, …, in] to [B, …, out], by a matrix [out, in], or [in, out] if transposed."""
+        return linear(x, matrix, transposed=self.transposed)
+
+    def extra_repr(self) -> str:
+        """Return which way the matrix is used."""
+        return f"transposed={self.transposed}"
 
 
 class _Kernel(ConstrainedLayer):

@@ -90,17 +90,23 @@ def turned(angle: Tensor, shape: torch.Size) -> tuple[Tensor, Tensor]:
 
 
 class _Linear(torch.autograd.Function):
-    """x·Wᵀ + b at every position."""
+    """x·Wᵀ + b at every position; x·W + b if the weight is stored as [in, out]."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, *tickets: Ticket | None) -> Tensor:  # noqa: ARG004
-        return F.linear(x, weight, bias)
+    def forward(
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        transposed: bool,
+        *tickets: Ticket | None,  # noqa: ARG004
+    ) -> Tensor:
+        return F.linear(x, weight.mT if transposed else weight, bias)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG004
-        x, weight, bias, *ctx.tickets = inputs
+        x, weight, bias, ctx.transposed, *ctx.tickets = inputs
         ctx.save_for_backward(x, weight)
         ctx.bias_shape = None if bias is None else tuple(bias.shape)
 
@@ -109,18 +115,24 @@ class _Linear(torch.autograd.Function):
         (cotangent,), (x, weight) = cotangents, ctx.saved_tensors
         wanted, (of_weight, of_bias), back = ctx.needs_input_grad, ctx.tickets, None
         if wanted[0]:
-            back = (cotangent @ weight.to(cotangent.dtype)).to(x.dtype)
+            map_back = (weight.mT if ctx.transposed else weight).to(cotangent.dtype)
+            back = (cotangent @ map_back).to(x.dtype)
+        read, made = (cotangent, x) if ctx.transposed else (x, cotangent)
         return (
             back,
-            _matrix_gradient(x, cotangent, of_weight).to(weight.dtype) if wanted[1] else None,
+            _matrix_gradient(read, made, of_weight).to(weight.dtype) if wanted[1] else None,
             summed(cotangent, ctx.bias_shape, of_bias).to(weight.dtype) if wanted[2] else None,
+            None,
             None,
             None,
         )
 
 
 def _matrix_gradient(x: Tensor, cotangent: Tensor, ticket: Ticket | None) -> Tensor:
-    """Return the gradient of a matrix [p, d] that maps rows [B, …, d], or what stands for it."""
+    """Return the gradient of a matrix [p, d] that maps rows x [B, …, d], or what stands for it.
+
+    Of one that maps rows the other way round, x is the cotangent, and the cotangent what the layer read.
+    """
     if ticket is not None:
         if math.prod(x.shape[1:-1]) == 1:
             return ticket.note(Outer(x.flatten(1), cotangent.flatten(1)))
@@ -129,9 +141,11 @@ def _matrix_gradient(x: Tensor, cotangent: Tensor, ticket: Ticket | None) -> Ten
     return sum_of_products(*rows)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return x·Wᵀ + b on the trailing axis of [B, …, d]; gradients of parameters are sums of this module."""
-    mapped: Tensor = apply(_Linear, x, weight, bias, ticket_of(weight), ticket_of(bias))
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, transposed: bool = False) -> Tensor:
+    """Return x·Wᵀ + b on the trailing axis of [B, …, d], x·W + b if transposed; gradients of parameters are sums
+    of this module.
+    """
+    mapped: Tensor = apply(_Linear, x, weight, bias, transposed, ticket_of(weight), ticket_of(bias))
     return mapped
 
 

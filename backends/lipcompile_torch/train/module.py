@@ -381,7 +381,8 @@ class LipschitzModule(nn.Module):
         return [
             layer
             for prefix, layer in self._constrained()
-            if any((f"{prefix}.{role}" if prefix else role) in names for role in layer.constraints)
+            if (names and layer.takes_matrix)
+            or any((f"{prefix}.{role}" if prefix else role) in names for role in layer.constraints)
         ]
 
     def _check_layers(self) -> None:

@@ -20,12 +20,14 @@ from lipcompile.core.derivation import Analysis, Derivation, finite
 from lipcompile.core.graph import ClipGroup, Graph, Input, Node
 from lipcompile.core.record import Shape
 from lipcompile.emitters.torch.expressions import (
+    TIED,
     below,
     constructor,
     expression,
     has_layer,
     loss_expression,
     owner,
+    tied,
     user_imports,
 )
 from lipcompile.emitters.torch.pieces import WIDTH, nearest, wrapped
@@ -271,8 +273,11 @@ def _number(value: float | None) -> str:
 def _constructor(graph: Graph) -> list[str]:
     lines = ["def __init__(self) -> None:", "    super().__init__()"]
     built: set[str] = set()
+    matrices = tied(graph)
     for node in graph.nodes:
-        if has_layer(node) and owner(node) not in built:
+        if node.name in matrices:
+            lines.append(f"    self.{node.name} = layers.{TIED[node.op.name]}")
+        elif has_layer(node) and owner(node) not in built:
             built.add(owner(node))
             lines += wrapped(f"    self.{owner(node)} = {constructor(graph, node)}")
     frozen = [name for name, parameter in graph.parameters.items() if not parameter.trainable]
@@ -290,7 +295,7 @@ def _beginning(graph: Graph) -> str:
 
 
 def _forward(graph: Graph, found: Features | None) -> list[str]:
-    source = graph.input.name
+    source, matrices = graph.input.name, tied(graph)
     into, out = _batch(graph.input.shape), _batch(graph.shape(graph.output))
     entry = [f"    {source} = self.clip_input({source})"]
     if found is None:
@@ -304,7 +309,7 @@ def _forward(graph: Graph, found: Features | None) -> list[str]:
             f"def frozen_features(self, {source}: Tensor) -> Tensor:",
             f'    """Map {into} to {features}; nothing on the way is trained."""',
             *entry,
-            *_statements(found.nodes),
+            *_statements(found.nodes, matrices),
             f"    return {found.name}",
             "",
         ]
@@ -316,11 +321,11 @@ def _forward(graph: Graph, found: Features | None) -> list[str]:
             else [f"    {found.name} = {given}"]
         )
     head = [f"def forward(self, {source}: Tensor) -> Tensor:", f'    """{doc}"""']
-    return [*before, *head, *lines, *_statements(nodes), f"    return self.release({graph.output})"]
+    return [*before, *head, *lines, *_statements(nodes, matrices), f"    return self.release({graph.output})"]
 
 
-def _statements(nodes: Iterable[Node]) -> list[str]:
-    return [line for node in nodes for line in wrapped(f"    {node.name} = {expression(node)}")]
+def _statements(nodes: Iterable[Node], matrices: Mapping[str, str]) -> list[str]:
+    return [line for node in nodes for line in wrapped(f"    {node.name} = {expression(node, matrices)}")]
 
 
 def _batch(shape: Shape) -> str:

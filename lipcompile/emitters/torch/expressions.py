@@ -101,9 +101,12 @@ __all__ = [
     "loss_expression",
     "owner",
     "register_expression",
+    "tied",
     "user_imports",
 ]
 
+# Layers that use the matrix of another one.
+TIED: Mapping[str, str] = linear.TIED
 # Layers of ops without parameters, which hold constants.
 HOLDERS: Mapping[str, Layer] = whitening.HOLDERS
 _WITH_LAYERS = (linear, conv, attention, embedding, parametric)
@@ -134,6 +137,19 @@ def owner(node: Node) -> str:
     return next(iter(node.parameters.values())).rpartition(".")[0]
 
 
+def tied(graph: Graph) -> Mapping[str, str]:
+    """Return the nodes that use the matrix of another node's layer in a way of their own, with that matrix."""
+    owners = graph.owners()
+    matrices = {node.name: next(iter(node.parameters.values())) for node in graph.nodes if node.parameters}
+    return {
+        node.name: f"self.{matrices[node.name]}"
+        for node in graph.nodes
+        if node.parameters
+        for first in [owners[matrices[node.name]]]
+        if (first.op, first.parameters) != (node.op, node.parameters)
+    }
+
+
 def constructor(graph: Graph, node: Node) -> str:
     """Return the call that builds the node's layer."""
     parameters = {role: graph.parameters[name] for role, name in node.parameters.items()}
@@ -145,9 +161,11 @@ def constructor(graph: Graph, node: Node) -> str:
     return f"layers.{layer.name(node)}({', '.join(layer.arguments(node, parameters))})"
 
 
-def expression(node: Node) -> str:
-    """Return the expression of the node's output."""
+def expression(node: Node, matrices: Mapping[str, str]) -> str:
+    """Return the expression of the node's output; `matrices` are those of `tied`."""
     operands = list(node.inputs)
+    if node.name in matrices:
+        return f"self.{node.name}({operands[0]}, {matrices[node.name]})"
     if has_layer(node):
         return f"self.{owner(node)}({', '.join(operands)})"
     write = EXPRESSIONS.get(node.op.name) or user_expression(node.op.name).expression

@@ -52,7 +52,7 @@ def last_dense(graph: Graph) -> Node | None:
     while name != graph.input.name:
         node = graph.node(name)
         if node.op.name == "dense" and len(node.shape) == 1 and node.shape[0] > 1:
-            return node
+            return node if graph.owners()[node.parameters["weight"]].op is node.op else None
         if node.op.name not in _AFTER_THE_HEAD:
             return None
         name = node.inputs[0]

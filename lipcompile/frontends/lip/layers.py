@@ -168,10 +168,15 @@ class LayerLowering:
         if label is None or label not in self._labelled:
             return own
         first = self._labelled[label]
-        if (first.op, first.choices, first.clip) != (op, own, clip):
+        alike = (first.op, first.choices) == (op, own)
+        roles = {role: role for role in own} if alike else first.matrix(op, own)
+        if not roles or first.clip != clip:
             message = f"layers that share `{label}` must be of one kind, with the same constraints and clips"
-            raise Problem("LIP012", message, call.at, "give them equal arguments, or another label")
-        return {role: replace(choice, shared=f"{first.node}.{role}") for role, choice in own.items()}
+            help_line = (
+                "give them equal arguments, or another label; dense, dense_transpose and embedding may share"
+            )
+            raise Problem("LIP012", message, call.at, f"{help_line} a matrix: write biases as layers after them")
+        return {role: replace(own[role], shared=f"{first.node}.{other}") for role, other in roles.items()}
 
 
 def _leads(op: AnyOp) -> bool:
@@ -187,6 +192,20 @@ class Labelled:
     node: str
     choices: Mapping[str, ParameterChoice]
     clip: Clip | None
+
+    def matrix(self, op: AnyOp, own: Mapping[str, ParameterChoice]) -> dict[str, str]:
+        """Return the role of the matrix of a layer of another kind, with that of the same matrix here; none if the
+        layer has other parameters, or cannot use the matrix as it is constrained.
+
+        Constraints of different kinds are left to the analysis: clips replace them.
+        """
+        first, second = ([rule for rule in one.parameters if rule.is_matrix] for one in (self.op, op))
+        if not first or not second or [*own] != [second[0].role]:
+            return {}
+        (mine, theirs) = self.choices[first[0].role], own[second[0].role]
+        comparable = theirs.constraint.kind in (*first[0].constraints, "free")
+        alike = mine.trainable == theirs.trainable and (mine.constraint == theirs.constraint or not comparable)
+        return {second[0].role: first[0].role} if alike else {}
 
 
 def _label(op: AnyOp, named: dict[str, ast.Expression], scope: Scope, call: ast.Call) -> str | None:

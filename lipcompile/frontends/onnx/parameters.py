@@ -16,7 +16,7 @@ from lipcompile.core.record import AnyOp, Constraint, Shape, Site
 from lipcompile.diagnostics import Diagnostic, Refusal, Severity
 from lipcompile.frontends.onnx.copies import KEEP
 from lipcompile.frontends.onnx.node import module_of
-from lipcompile.frontends.onnx.values import Known, floats
+from lipcompile.frontends.onnx.values import Known, floats, toggled
 from lipcompile.frontends.options import ModelOptions
 from lipcompile.numbers import text
 from lipcompile.numbers.rounding import round_up
@@ -73,6 +73,15 @@ class Use:
         return self.op.parameter(self.role).constraints == ("ball",)
 
 
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The parameter that a stored tensor is, and what it was made of."""
+
+    use: Use
+    parameter: str
+    array: Array
+
+
 @dataclass(slots=True)
 class Parameters:
     """The parameters of a model so far. `stored` are the names of its initializers.
@@ -84,7 +93,7 @@ class Parameters:
     options: ModelOptions
     stored: frozenset[str]
     frozen: frozenset[str] | None = None
-    _owners: dict[str, tuple[Key, str, Array]] = field(default_factory=dict)
+    _owners: dict[str, Owner] = field(default_factory=dict)
     _cut: dict[str, Hashable] = field(default_factory=dict)
     _held: set[str] = field(default_factory=set)
     _alike: dict[Hashable, list[str]] = field(default_factory=dict)
@@ -101,7 +110,7 @@ class Parameters:
         """
         for source in sorted(known.sources):
             if source in self._owners or self._cut.setdefault(source, (cut, known.moves)) != (cut, known.moves):
-                raise _used_in_another_way(source, self._owners[source][1] if source in self._owners else "")
+                raise self._used_in_another_way(source)
         own = {source: f"{source}[{label}]" for source in known.sources or (origin,)}
         self.stored |= {name for source, name in own.items() if source in self.stored}
         if self.frozen is not None and not known.sources:
@@ -120,7 +129,7 @@ class Parameters:
         if known.array.size < 2:
             return
         for source in sorted(known.sources & (self._owners.keys() | self._cut.keys())):
-            raise _used_in_another_way(source, self._owners[source][1] if source in self._owners else "")
+            raise self._used_in_another_way(source)
         self._held |= known.sources
 
     def add(
@@ -164,10 +173,14 @@ class Parameters:
         given = source in self.stored and _GIVEN.fullmatch(source) and not module_of(source)
         return source if alone and given else ""
 
+    @property
+    def _clips(self) -> bool:
+        """Whether gradients may be clipped, where nothing constrains weights."""
+        return self.options.bounds in ("clip", "auto")
+
     def _is_kept(self, parameter: str) -> bool:
         """Whether --freeze names a parameter, where clips leave weights unconstrained: it keeps its norm."""
-        clips = self.options.bounds in ("clip", "auto")
-        return clips and any(fnmatchcase(parameter, glob) for glob in self.options.freeze)
+        return self._clips and any(fnmatchcase(parameter, glob) for glob in self.options.freeze)
 
     def _choice(self, use: Use, name: str, *, trainable: bool) -> ParameterChoice:
         if use.known.copies is not None:
@@ -195,18 +208,39 @@ class Parameters:
         import numpy as np
 
         for source in sorted(use.known.sources & self._owners.keys()):
-            key, owner, other = self._owners[source]
-            if key == use.key and owner.endswith(f".{use.role}") and np.array_equal(array, other):
-                return owner
-            raise _used_in_another_way(source, owner)
+            owner = self._owners[source]
+            if owner.use.key == use.key and self._may_share(owner, use) and np.array_equal(array, owner.array):
+                return owner.parameter
+            raise self._used_in_another_way(source)
         for source in sorted(use.known.sources & (self._cut.keys() | self._held)):
-            raise _used_in_another_way(source, "")
+            raise self._used_in_another_way(source)
         return None
+
+    def _may_share(self, owner: Owner, use: Use) -> bool:
+        """Whether a use is one of a parameter, in its way or another. Clips need no constraint for both."""
+        first = owner.use
+        if (first.op, first.role) == (use.op, use.role):
+            return True
+        kind = "free" if self._clips else self.builder.parameter(owner.parameter).constraint.kind
+        return first.op.parameter(first.role).may_share(use.op.parameter(use.role), kind)
+
+    def has_transpose(self, known: Known) -> bool:
+        """Whether a parameter is the transpose of a constant matrix, made of the same stored tensor."""
+        moved = (known.sources, toggled(known))
+        return any(source in self._owners and self._owners[source].use.key == moved for source in known.sources)
+
+    def _used_in_another_way(self, source: str) -> Refusal:
+        elsewhere = f"than as `{self._owners[source].parameter}`" if source in self._owners else "than elsewhere"
+        message = f"the stored tensor `{source}` is used here in another way {elsewhere}"
+        help_line = "give each layer a tensor of its own"
+        if not self._clips:
+            help_line += ", or use --bounds clip, under which embeddings and dense layers may share one"
+        return Refusal("LIP308", message, help_line)
 
     def _register(self, use: Use, choice: ParameterChoice, parameter: str) -> None:
         if choice.shared is not None or choice.initial is None or not choice.trainable:
             return
-        self._owners |= dict.fromkeys(use.known.sources, (use.key, parameter, choice.initial))
+        self._owners |= dict.fromkeys(use.known.sources, Owner(use, parameter, choice.initial))
         if use.shifts and self.options.bias_bound is None and self.options.constraint != "keep":
             alike = (use.op.name, use.role, choice.initial.shape, use.room)
             self._alike.setdefault(alike, []).append(parameter)
@@ -255,12 +289,6 @@ class Parameters:
             help_line = "--constraint keep or a larger --bias-bound" if use.shifts else "--constraint keep"
             message, help_line = f"`{parameter}` {excess}", f"{help_line} keeps the imported values"
             self.builder.diagnostics.append(Diagnostic("LIP305", message, help_line, Severity.WARNING))
-
-
-def _used_in_another_way(source: str, owner: str) -> Refusal:
-    elsewhere = f"than as `{owner}`" if owner else "than elsewhere"
-    message = f"the stored tensor `{source}` is used here in another way {elsewhere}"
-    return Refusal("LIP308", message, "give each layer a tensor of its own")
 
 
 def _roomy(norm: Fraction) -> Fraction:

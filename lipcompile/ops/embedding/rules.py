@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from lipcompile.core.record import AnyOp, Inputs, Shape, Site, Theta
@@ -117,7 +117,7 @@ OPS: tuple[AnyOp, ...] = (
         row=embedding_row,
         entry=embedding_row,
         lipschitz=None,
-        parameters=(stored_rule("table", "rows", table_shape, table_kappa),),
+        parameters=(replace(stored_rule("table", "rows", table_shape, table_kappa), is_matrix=True),),
         axes="placed",
     ),
     CLASS_TOKEN,

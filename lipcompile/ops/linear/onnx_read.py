@@ -17,7 +17,7 @@ from lipcompile.frontends.onnx.layout import Placed
 from lipcompile.frontends.onnx.node import OnnxNode, module_of
 from lipcompile.frontends.onnx.values import Known, floats, scalar, toggled
 from lipcompile.ops.conv.rules import CONV, CONV_TRANSPOSE, Conv
-from lipcompile.ops.linear.rules import BIAS, DENSE, BiasShape, Dense
+from lipcompile.ops.linear.rules import BIAS, DENSE, DENSE_TRANSPOSE, BiasShape, Dense
 from lipcompile.ops.merge.rules import MATMUL, SUM, Sum
 from lipcompile.ops.shape.onnx_read import permute, reshape_to
 
@@ -307,6 +307,10 @@ def parametric(context: Context, node: OnnxNode, layer: Affine) -> Value:
 
 
 def _add(context: Context, layer: Affine, tensors: list[tuple[str, Known]], name: str) -> Value:
+    """Add a layer; one that uses the matrix of another layer the other way round takes it as that stores it."""
+    if layer.op is DENSE and context.parameters.has_transpose(layer.weight):
+        weight = replace(layer.weight, array=layer.weight.array.T, moves=toggled(layer.weight))
+        layer, tensors = replace(layer, op=DENSE_TRANSPOSE), [("weight", weight), *tensors[1:]]
     return context.parameters.add(layer.op, layer.attributes, layer.operand, tensors, name)
 
 

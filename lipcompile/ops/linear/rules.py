@@ -69,6 +69,11 @@ def dense_weight_shape(attributes: Dense, inputs: tuple[Shape, ...]) -> Shape:
     return (attributes.features, inputs[0][-1])
 
 
+def adjoint_weight_shape(attributes: Dense, inputs: tuple[Shape, ...]) -> Shape:
+    """[in, out]."""
+    return (inputs[0][-1], attributes.features)
+
+
 def stored_norm(num: Numbers[N], site: Site[object], constraint: Constraint) -> N:
     """u = c: the constraint bounds the operator norm itself, and Frobenius bounds it for a plain matrix."""
     return num.of(constraint.bound)
@@ -140,6 +145,7 @@ def weight_rule(
     kappa: KappaRule[Any],
     operator_norm: OperatorNormRule[Any] = stored_norm,
     role: str = "weight",
+    is_matrix: bool = False,
 ) -> ParameterRule[Any]:
     """Return the rule of a weight: a linear map whose operator norm is constrained."""
     return ParameterRule(
@@ -150,6 +156,7 @@ def weight_rule(
         operator_norm=operator_norm,
         kappa=kappa,
         optional=False,
+        is_matrix=is_matrix,
     )
 
 
@@ -173,22 +180,28 @@ def stored_rule(
     )
 
 
-DENSE = plain(
-    "dense",
-    Dense,
-    dense_shape,
-    "linear.md#dense",
-    norm=dense_norm,
-    row=dense_row,
-    entry=dense_row,
-    lipschitz=weight_lipschitz,
-    parameters=(
-        weight_rule(dense_weight_shape, input_norm_kappa),
-        bias_rule(lambda attributes, inputs: (attributes.features,), bias_kappa),
-    ),
-    conditions=position_count,
-    axes="placed",
-)
+def _dense(name: str, proof: str, weight: Callable[[Dense, tuple[Shape, ...]], Shape]) -> AnyOp:
+    """Return a dense op whose weight is stored in this shape: transposition keeps every norm of the rules."""
+    return plain(
+        name,
+        Dense,
+        dense_shape,
+        proof,
+        norm=dense_norm,
+        row=dense_row,
+        entry=dense_row,
+        lipschitz=weight_lipschitz,
+        parameters=(
+            weight_rule(weight, input_norm_kappa, is_matrix=True),
+            bias_rule(lambda attributes, inputs: (attributes.features,), bias_kappa),
+        ),
+        conditions=position_count,
+        axes="placed",
+    )
+
+
+DENSE = _dense("dense", "linear.md#dense", dense_weight_shape)
+DENSE_TRANSPOSE = _dense("dense_transpose", "linear.md#dense-transpose", adjoint_weight_shape)
 BIAS = plain(
     "bias",
     BiasShape,
@@ -201,4 +214,4 @@ BIAS = plain(
     dsl=(Spelling("bias"), Spelling("position")),
     conditions=position_count,
 )
-OPS: tuple[AnyOp, ...] = (DENSE, BIAS)
+OPS: tuple[AnyOp, ...] = (DENSE, DENSE_TRANSPOSE, BIAS)

@@ -90,20 +90,26 @@ def dense(site: Site[Dense], xs: Tensors, theta: Theta) -> Tensor:
     return result + theta["bias"] if "bias" in theta else result
 
 
+def dense_transpose(site: Site[Dense], xs: Tensors, theta: Theta) -> Tensor:
+    """Each feature adds its row of the weight to the output."""
+    result = sum(xs[0][..., i, None] * theta["weight"][i] for i in range(xs[0].shape[-1]))
+    return result + theta["bias"] if "bias" in theta else torch.as_tensor(result)
+
+
 def bias(site: Site[BiasShape], xs: Tensors, theta: Theta) -> Tensor:
     return xs[0] + theta["bias"]
 
 
-def dense_witness(shape: Shape, kind: ConstraintKind, *, bias: bool) -> Witness:
+def dense_witness(shape: Shape, kind: ConstraintKind, *, bias: bool, op: str = "dense") -> Witness:
     """All positions alike: the input along the first feature, which the weight sends to the first output."""
     constraints = {"weight": constraint(kind)} | ({"bias": BIAS} if bias else {})
-    case = harness.case(OP_BY_NAME["dense"], Dense(3), [shape], [5], constraints, cotangent=2)
+    case = harness.case(OP_BY_NAME[op], Dense(3), [shape], [5], constraints, cotangent=2)
     x = torch.zeros(shape, dtype=torch.float64)
     x[..., 0] = 1
-    weight = torch.zeros(3, shape[-1], dtype=torch.float64)
+    weight = torch.zeros(case.parameter_shape("weight"), dtype=torch.float64)
     weight[0, 0] = float(THREE)
     if kind == "orthogonal":
-        weight = torch.eye(3, shape[-1], dtype=torch.float64)
+        weight = torch.eye(*weight.shape, dtype=torch.float64)
     theta = {"weight": weight} | ({"bias": one_hot((3,), 0, BIAS_NORM)} if bias else {})
     return case, Point((5 * unit(x),), theta)
 
@@ -186,9 +192,9 @@ def _conv_transpose_witnesses() -> list[Witness]:
     return found
 
 
-def _dense_witnesses() -> list[Witness]:
+def _dense_witnesses(op: str = "dense") -> list[Witness]:
     return [
-        dense_witness(shape, kind, bias=bias)
+        dense_witness(shape, kind, bias=bias, op=op)
         for shape in ((4,), (2, 3, 4))
         for kind in ("spectral", "orthogonal", "frobenius")
         for bias in (False, True)
@@ -201,6 +207,7 @@ def _bias_witnesses() -> list[Witness]:
 
 ATTACKS: Mapping[str, Attack] = {
     "dense": Attack(_dense, dense, _dense_witnesses),
+    "dense_transpose": Attack(_dense, dense_transpose, lambda: _dense_witnesses("dense_transpose")),
     "bias": Attack(_bias, bias, _bias_witnesses),
     "conv": Attack(_conv, conv, _conv_witnesses),
     "conv_transpose": Attack(_conv_transpose, conv_transpose, _conv_transpose_witnesses),

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+import lipcompile
+from lipcompile.frontends.options import ModelOptions
 from tests.emitters.test_emit import assert_within_bounds, build, derive
 from tests.frontends.lip.test_dsl import problems
 
@@ -20,6 +22,13 @@ TIED = 'input x: tensor[4], norm <= 2\n dense(4, share="w") {between} dense(4, s
 THREE = """input x: tensor[4], norm <= 1
     repeat 3 { dense(4, share="w", bias=0.5) groupsort(2) } dense(1) loss kr"""
 
+TRANSPOSED = """input x: tensor[4], norm <= 2
+    dense(2, share="w") relu dense_transpose(4, share="w") dense(1) loss kr"""
+POSITIONS = """input x: tensor[3, 4], norm <= 2
+    dense(4, share="w") reduce_mean(axes=(0,)) dense(4, share="w") dense(1) loss kr"""
+TABLE = """input x: tokens[3]
+    embedding(5, 2, share="w") tanh dense(5, share="w") loss token_cross_entropy"""
+
 BODIES = {
     "siamese, added": SIAMESE.format(merge="add", last="dense(1)"),
     "siamese, concatenated": SIAMESE.format(merge="concat", last="dense(1)"),
@@ -29,6 +38,8 @@ BODIES = {
     .format(merge="multiply", last="dense(1)"),
     "tied": TIED.format(between="relu"),
     "three times": THREE,
+    "transposed": TRANSPOSED,
+    "at more positions": POSITIONS,
     "convolution": """input x: tensor[2, 6, 6], norm <= 2
         repeat 2 { conv2d(2, kernel=3, padding=1, share="k", bias=0.5) groupsort(2) } flatten dense(1) loss kr""",
 }
@@ -38,6 +49,10 @@ EXPECTED = {
     "siamese, concatenated": {"left.weight": 2 * math.sqrt(2), "dense.weight": 2},
     "siamese, largest": {"left.weight": 2 * math.sqrt(2), "dense.weight": 2},
     "tied": {"dense.weight": 4, "dense_3.weight": 2},
+    # κ is 2 for both uses, and the cotangents have norm 1.
+    "transposed": {"dense.weight": 4, "dense_2.weight": 2},
+    # The mean of 3 rows divides norms, and on the way back cotangents, by √3.
+    "at more positions": {"dense.weight": 4 / math.sqrt(3), "dense_3.weight": 2 / math.sqrt(3)},
     # Norms grow by the bias: 1, 1.5, 2 before the three uses.
     "three times": {"dense.weight": 4.5, "dense.bias": 3, "dense_4.weight": 2.5},
 }
@@ -80,6 +95,31 @@ def test_the_sum_over_uses_is_attained(tmp_path: Path) -> None:
     assert float(model.left.weight.grad.norm()) == pytest.approx(2 * math.sqrt(2), rel=1e-9)
 
 
+def test_a_weight_and_its_transpose_attain_the_bound(tmp_path: Path) -> None:
+    """W = e₁e₁ᵀ, x = 2e₁ and the last weight e₁ᵀ: both uses have the gradient 2e₁e₁ᵀ."""
+    model = build(derive(tmp_path, TRANSPOSED), tmp_path)
+    with torch.no_grad():
+        model.dense.weight.copy_(torch.eye(2, 4) * torch.tensor([1.0, 0, 0, 0]))
+        model.dense_2.weight.copy_(torch.tensor([[1.0, 0, 0, 0]]))
+    x = torch.tensor([[2.0, 0, 0, 0]], dtype=torch.double)
+    model.criterion(model(x), torch.tensor([1])).backward()
+    assert float(model.dense.weight.grad.norm()) == pytest.approx(4, rel=1e-9)
+
+
+def test_a_head_shares_the_table_of_an_embedding_under_clips_only(tmp_path: Path) -> None:
+    """Rows of norm 1 say nothing of the norm of the matrix."""
+    path = tmp_path / "table.lip"
+    path.write_text(f"model m {{ {TABLE} }}")
+    (found,) = lipcompile.check(str(path)).diagnostics
+    assert found.code == "LIP308"
+    assert "--bounds clip" in found.help
+    for options in (ModelOptions(bounds="clip"), ModelOptions(bounds="auto")):
+        analysis = lipcompile.check(str(path), options).analysis
+        assert analysis is not None
+        assert [*analysis.graph.parameters] == ["embedding.table"]
+        assert [group.parameters for group in analysis.graph.clips] == [("embedding.table",)]
+
+
 def test_a_module_uses_the_same_tensor_everywhere(tmp_path: Path) -> None:
     model = build(derive(tmp_path, TIED.format(between="")), tmp_path)
     with torch.no_grad():
@@ -96,6 +136,11 @@ def test_a_module_uses_the_same_tensor_everywhere(tmp_path: Path) -> None:
         ('dense(4, share="w") dense(4, share="w", constraint=orthogonal)', "LIP012", "the same constraints"),
         ('dense(4, share="w") bias(1, share="w")', "LIP012", "share `w` must be of one kind"),
         ('frozen { dense(4, share="w") } dense(4, share="w")', "LIP012", "share `w` must be of one kind"),
+        ('dense(4, share="w") dense_transpose(4, share="w", bias=1)', "LIP012", "share `w` must be of one kind"),
+        ('dense(2, share="w") dense_transpose(4, share="w", constraint=frobenius(1))', "LIP012", "same constr"),
+        ('dense(2, share="w") dense_transpose(3, share="w")', "LIP308", "has shape [2, 4]"),
+        ('dense(2, share="w") relu dense(2, share="w")', "LIP308", "has shape [2, 4]"),
+        ('scale(share="w") dense(4, share="w")', "LIP012", "share `w` must be of one kind"),
         ("dense(4, share=3)", "LIP012", "takes a label"),
         ('relu(share="w")', "LIP012", "no argument `share`"),
     ],
