@@ -31,7 +31,7 @@ from lipcompile.analysis.disjoint_parts import (
 )
 from lipcompile.core.graph import Graph, Node
 from lipcompile.core.names import Names
-from lipcompile.core.record import Extent, scaled_by_lipschitz
+from lipcompile.core.record import ConstraintKind, Extent, scaled_by_lipschitz
 from lipcompile.numbers import N, Numbers
 from lipcompile.numbers.matrices import root_of_squares
 
@@ -132,6 +132,7 @@ class _Forward(Generic[N]):
         self.extent: dict[str, Extent[N]] = {}
         self.gain: dict[str, Sequence[N]] = {}
         self.theta: dict[str, Mapping[str, N]] = {}
+        self._measured: dict[str, tuple[ConstraintKind, ...]] = {}
 
     def run(self) -> None:
         """Visit the nodes in order."""
@@ -150,9 +151,11 @@ class _Forward(Generic[N]):
         return {role: self._bound_of(node, role, name) for role, name in node.parameters.items()}
 
     def _bound_of(self, node: Node, role: str, name: str) -> N:
+        rule, constraint = node.op.parameter(role), self._graph.parameters[name].constraint
+        if self._measured.setdefault(name, rule.constraints) != rule.constraints:
+            return self._num.unbounded()  # the norm of its longest row is none of the matrix
         if name in self._current:
             return self._current[name]
-        rule, constraint = node.op.parameter(role), self._graph.parameters[name].constraint
         if constraint.kind == "free" and rule.is_constrained:
             return self._num.symbol(f"u_{self._letters[name]}", None, f"norm of {name}, which nothing constrains")
         return rule.operator_norm(self._num, node.site, constraint)

@@ -9,6 +9,8 @@ import pytest
 import torch
 
 import lipcompile
+from lipcompile.core.backend import instantiate
+from lipcompile.emitters.torch.emit import emit
 from lipcompile.frontends.options import ModelOptions
 from tests.emitters.test_emit import assert_within_bounds, build, derive
 from tests.frontends.lip.test_dsl import problems
@@ -118,6 +120,21 @@ def test_a_head_shares_the_table_of_an_embedding_under_clips_only(tmp_path: Path
         assert analysis is not None
         assert [*analysis.graph.parameters] == ["embedding.table"]
         assert [group.parameters for group in analysis.graph.clips] == [("embedding.table",)]
+
+
+def test_the_longest_row_of_a_table_is_not_its_norm(tmp_path: Path) -> None:
+    """Five rows 0.3·e₁ have the norm 0.3·√5 as a matrix. Three words and this head make gradients of 0.28."""
+    body = """input x: tokens[3]
+        embedding(5, 2, share="w", clip=automatic) dense(5, share="w", clip=automatic) tanh flatten dense(3)
+        loss cross_entropy"""
+    module = instantiate(tmp_path / "net.py", emit(derive(tmp_path, body), follow_weights=True))
+    with torch.no_grad():
+        module.embedding.table.copy_(torch.tensor([0.3, 0.0]))
+        module.dense_2.weight.zero_()
+    module.criterion(module(torch.zeros(1, 3, dtype=torch.long)), torch.tensor([0])).backward()
+    made = math.sqrt(2 / 3) * math.sqrt(15) * math.tanh(0.09)
+    assert float(module.dense_2.weight.grad.norm()) == pytest.approx(made, rel=1e-5)
+    assert made <= module.gradient_bounds()["dense_2.weight"]
 
 
 def test_a_module_uses_the_same_tensor_everywhere(tmp_path: Path) -> None:
