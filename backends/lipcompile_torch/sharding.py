@@ -29,6 +29,13 @@ def is_shard(tensor: object) -> TypeGuard[DTensor]:
     return home is not None and isinstance(tensor, home.DTensor)
 
 
+def is_away(tensor: Tensor) -> bool:
+    """Whether FSDP has not gathered a parameter, or has freed what it gathered: the numbers are not here."""
+    if _FSDP not in sys.modules or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return False
+    return is_shard(tensor) or (tensor.numel() > 0 and tensor.untyped_storage().size() == 0)
+
+
 def local(tensor: Tensor) -> Tensor:
     """Return the shard that lies here; of a tensor that is not sharded, itself."""
     return tensor.to_local() if is_shard(tensor) else tensor

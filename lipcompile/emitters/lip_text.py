@@ -136,7 +136,8 @@ def _arguments(node: Node, spelling: Spelling) -> tuple[list[str], list[str]]:
     preset = {name for name, _ in spelling.preset}
     known = _changed(attributes, node.op.attributes, example, rank)
     given = [(name, value) for name, value in known if name not in preset]
-    required = [field.name for field in fields(node.op.attributes) if field.default is MISSING]
+    words = {field.name for field in fields(attributes) if isinstance(getattr(attributes, field.name), str)}
+    required = [f.name for f in fields(node.op.attributes) if f.default is MISSING and f.name not in words]
     count = _POSITIONAL.get(node.op.name, min(len(required), 1))
     return [value for _, value in given[:count]], [f"{name}={value}" for name, value in given[count:]]
 

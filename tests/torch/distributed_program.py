@@ -53,7 +53,9 @@ def summed(kind: str, net: Any = Net) -> Any:
 
     Without slack, as shards are: they are certified in full at every step.
     """
-    training = Training(kind, net=net, noise_multiplier=1e-9, seed=7, max_physical_batch=1, slack=0.0)
+    training = Training(
+        kind, net=net, noise_multiplier=1e-9, seed=7, max_physical_batch=1, slack=0.0, by_layer=net is not Tied
+    )
     training.train()
     return training.result()
 
@@ -108,12 +110,22 @@ class Flat(Net):  # type: ignore[misc, valid-type]
         LipschitzModule.__init__(self)
         self.inner = layers.Dense(4, self.hidden, bias=0.1)
         self.middle = layers.Dense(self.hidden, self.hidden)
+        self.back = layers.TiedDense(transposed=True)
         self.outer = layers.Dense(self.hidden, 3)
         self.project_()
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.middle(torch.relu(self.middle(torch.relu(self.inner(self.clip_input(x))))))
         output: Tensor = self.release(self.outer(x))
+        return output
+
+
+class Tied(Flat):
+    """The matrix that is used twice is used plain and transposed."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.middle(torch.relu(self.inner(self.clip_input(x)))))
+        output: Tensor = self.release(self.outer(self.back(x, self.middle.weight)))
         return output
 
 
@@ -124,7 +136,14 @@ class Mixed(Net):  # type: ignore[misc, valid-type]
     bounds: ClassVar = {**Net.bounds, **dict.fromkeys(Clipped.clips[0].parameters, 0.4)}
 
 
-CLIPPED = {"clipped": Clipped, "flat": Flat, "mixed": Mixed}
+CLIPPED = {"clipped": Clipped, "flat": Flat, "tied": Tied, "mixed": Mixed}
+
+
+def tied_by_layer() -> str:
+    """A matrix that two layers use, sharded with one of them."""
+    training = Training("fsdp", net=Tied)
+    x, y = next(iter(training.loader))
+    return message(partial(training.backward, x, y))
 
 
 def recomputed(kind: str, net: Any) -> Any:
@@ -516,6 +535,7 @@ def scenarios(folder: Path) -> dict[str, Callable[[], Any]]:
         **{f"correlated {kind}": partial(correlated, kind) for kind in ("ours", "fsdp")},
         **{f"fault mean {kind}": partial(a_mean_for_a_sum, kind) for kind in ("ours", "fsdp")},
         **{f"{name} {kind}": partial(summed, kind, net) for name, net in CLIPPED.items() for kind in KINDS},
+        "tied by layer": tied_by_layer,
         **{f"quantiles {kind}": partial(clipped_at_quantiles, kind) for kind in KINDS},
         **{f"recomputed {net.__name__}": partial(recomputed, "fsdp", net) for net in (Net, Clipped, Flat)},
         "compiled": partial(compiled, Flat),

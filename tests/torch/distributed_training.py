@@ -51,10 +51,11 @@ class Training:
         torch.manual_seed(0 if kind == "fsdp" or alone else dist.get_rank())
         self.inner = self.outer = net()
         self.inner.projection_slack = options.pop("slack", self.inner.projection_slack)
+        by_layer = options.pop("by_layer", True)
         if kind == "fsdp" and not alone:
             from torch.distributed.fsdp import fully_shard  # slow to import
 
-            for layer in list(self.inner.children())[:-1]:
+            for layer in list(self.inner.children())[:-1] if by_layer else ():
                 fully_shard(layer)
             fully_shard(self.inner)
         elif kind == "ddp" and not alone:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from lipcompile_verify import windows
-from lipcompile_verify.derive import Derivation
+from lipcompile_verify.derive import Derivation, RuleError
 from lipcompile_verify.disjoint_parts import bound
 from lipcompile_verify.document import MalformedError
 from lipcompile_verify.windows import (
@@ -209,6 +209,27 @@ def test_a_shared_weight_has_the_sum_of_its_uses() -> None:
     nodes = [dense("a", "x", 4, "w"), dense("b", "a", 4, "w")]
     found = derived([4], nodes, {"w": weight([4, 4], radius="1/2")}, norm="1")
     assert found.gradient["w"].upper() == 2 * (1 / 2 + 1 / 2)  # L = 2; first use 1/2·1, second 1·1/2
+
+
+def test_a_matrix_and_its_transpose_share_a_bound() -> None:
+    back = {**dense("b", "a", 4, "w"), "op": "dense_transpose"}
+    found = derived([4], [dense("a", "x", 2, "w"), back], {"w": weight([2, 4], radius="1/2")}, norm="1")
+    assert found.gradient["w"].upper() == 2 * (1 / 2 + 1 / 2)
+
+
+@pytest.mark.parametrize(
+    ("second", "parameters", "shape"),
+    [
+        ("dense", {"weight": "w", "bias": "b"}, [4, 4]),  # a bias of its own: two layers, of which one holds w
+        ("dense_transpose", {"weight": "w", "bias": "b"}, [4, 4]),
+        ("dense_transpose", {"weight": "w"}, [4, 3]),
+    ],
+)
+def test_what_a_matrix_is_not_shared_by(second: str, parameters: Json, shape: list[int]) -> None:
+    again = {**dense("b", "a", shape[0], "w"), "op": second, "parameters": parameters}
+    given = {"w": weight(shape)} | ({"b": weight([4], "ball")} if "bias" in parameters else {})
+    with pytest.raises(RuleError, match="different linear map" if len(parameters) > 1 else "the shape"):
+        derived([4], [dense("a", "x", shape[0], "w"), again], given, norm="1")
 
 
 def test_a_gradient_clip_bounds_what_passes_and_leaves_the_slope() -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ..certify.constraints import Box, Constraint, Free, Spectral
 from ..certify.operators import Convolution, Entries, Padding, PaddingMode
 from ..certify.operators import Dense as DenseMap
+from ..sharding import is_away
 from .constrained import BiasBound, check_broadcast
 from .constrained import ConstrainedLayer as ConstrainedLayer
 from .functional import householder
@@ -74,7 +75,16 @@ class TiedDense(ConstrainedLayer):
         self.transposed = transposed
 
     def forward(self, x: Tensor, matrix: Tensor) -> Tensor:
-        """Map [B, …, in] to [B, …, out], by a matrix [out, in], or [in, out] if transposed."""
+        """Map [B, …, in] to [B, …, out], by a matrix [out, in], or [in, out] if transposed.
+
+        Raises:
+            RuntimeError: FSDP shards the layer of the matrix by itself, and has put its shards away.
+        """
+        if is_away(matrix):
+            raise RuntimeError(
+                "a matrix that two layers use is sharded with one of them: remove fully_shard(layer) for that "
+                "layer, and call fully_shard(module)"
+            )
         return linear(x, matrix, transposed=self.transposed)
 
     def extra_repr(self) -> str:

@@ -132,7 +132,7 @@ def clipped_alone(net: Any) -> tuple[Any, list[dict[str, torch.Tensor]]]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("net", ["clipped", "flat", "mixed"])
+@pytest.mark.parametrize("net", ["clipped", "flat", "tied", "mixed"])
 def test_clips_in_the_backward_pass_are_those_of_examples_whoever_has_them(run: Run, net: str, kind: str) -> None:
     alone, sums = clipped_alone(HERE["CLIPPED"][net])
     assert max(float(one["inner.weight"].norm()) for one in sums) > 0.05
@@ -185,6 +185,11 @@ def test_clips_of_shards_of_others_are_refused(run: Run) -> None:
     for error in run["shards of others"]:
         assert error.startswith("ValueError: parameters of the clip group 'inner' are sharded")
         assert "fully_shard(module)" in error
+
+
+def test_a_matrix_of_two_layers_is_not_sharded_with_one_of_them(run: Run) -> None:
+    for error in run["tied by layer"]:
+        assert error.startswith("RuntimeError: a matrix that two layers use is sharded with one of them")
 
 
 def test_shares_are_a_partition_in_equally_many_pieces() -> None:
