@@ -67,17 +67,20 @@ class Gradients(Protocol):
             RankError: that is so on another process, or it does not do the same as this one.
         """
 
-    def constant_stds(self, noise_multiplier: float) -> dict[str, float] | None:
-        """Return the least s_p of any step, by parameter; None if it follows weights or a clip."""
+    def constant_stds(self, noise_multiplier: float) -> dict[str, float] | None:  # noqa: ARG002
+        """Return the least s_p of any step, by parameter; None if it follows weights, or is of no bound."""
+        return None
 
     def settle(self, batch: LogicalBatch, noise: NoiseSource) -> None:
         """Release what else belongs to the step, and put the weights back into their sets."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run goes on from, beside weights and the optimizer's state; all of it released."""
+        return {}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: ARG002
         """Go on from a state, among other entries; raise ValueError if it is that of another clip."""
+        return
 
 
 _FIXES = {
@@ -369,7 +372,7 @@ class LipschitzGradients:
         self._contents = checks.current_contents(self.module)
 
 
-class PerExampleGradients:
+class PerExampleGradients(Gradients):
     """Clipped per-example gradients: what `ClippedGradients` added up, whatever stands in `.grad`."""
 
     def __init__(
@@ -458,18 +461,7 @@ class PerExampleGradients:
         batches = (batch.step, batch.round, batch.total, batch.digest)
         return {"examples": batch.examples, "batches": batches, "weights": self.total.weights()}
 
-    def constant_stds(self, noise_multiplier: float) -> dict[str, float] | None:  # noqa: ARG002
-        """Return None: no bound of the module has a part in this noise."""
-        return None
-
     def settle(self, batch: LogicalBatch, noise: NoiseSource) -> None:  # noqa: ARG002  # nothing else is released
         """Project a compiled module."""
         if isinstance(self.module, LipschitzModule):
             self.module.project_()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return nothing: every batch begins anew."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """There is nothing to load."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from lipcompile_privacy.accounting import BudgetError, Release, Run
-from lipcompile_privacy.generators import warn_of
+from lipcompile_privacy.ledger import warn_of
 from torch.optim import Optimizer
 
 from ..noise.masks import Masks

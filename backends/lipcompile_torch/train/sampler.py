@@ -87,7 +87,8 @@ class PrivateLoader:
         world: World = ALONE,
     ) -> None:
         drawing = drawing or drawing_of(loader)
-        _check_pieces(max_physical_batch)
+        if max_physical_batch is not None and max_physical_batch < 1:
+            raise SamplingError(f"max_physical_batch must be at least 1, or None; got {max_physical_batch}")
         self.dataset = loader.dataset
         self.max_physical_batch = max_physical_batch
         self.current: LogicalBatch | None = None
@@ -275,11 +276,6 @@ def drawing_of(loader: DataLoader[Any], sampling: Sampling = "poisson", groups: 
             "must be in (0, 1]"
         )
     return Drawing.of(sampling, loader.batch_size, len(loader.dataset), groups)
-
-
-def _check_pieces(max_physical_batch: int | None) -> None:
-    if max_physical_batch is not None and max_physical_batch < 1:
-        raise SamplingError(f"max_physical_batch must be at least 1, or None; got {max_physical_batch}")
 
 
 def _visits_all_equally(loader: DataLoader[Any]) -> bool:
