@@ -29,6 +29,7 @@ def errors(loaded: Loaded) -> list[Diagnostic]:
 # A code and a word of the reason, for each way to be refused.
 BN = {"g": np.ones(6, np.float32), "e": floats(6), "m": floats(6), "v": np.ones(6, np.float32)}
 SQUARE = {"w": floats(6, 6)}
+TURNED = SQUARE | {"i": np.arange(6)[::-1].copy()}
 SHAPE = [node("Shape", "x", "s")]
 # The number of each example, twice.
 NUMBERS = [
@@ -128,7 +129,7 @@ REFUSED: list[Case] = [
     ("LIP110", "second output", [node("MaxPool", "x", "h i", kernel_shape=[2]), CAST], ("n", 1, 6), {}),
     ("LIP102", "no entry", [node("Gather", "x i", "y", axis=1)], ("n", 6), {"i": ints()}),
     ("LIP104", "finite", [node("Pad", "x p c", "y")], ("n", 3), {"p": ints(0, 1, 0, 1), "c": np.array(np.inf)}),
-    ("LIP308", "another way", [node("Gather", "w i", "v"), *TWO_LAYERS], ("n", 6), SQUARE | {"i": ints(1, 0)}),
+    ("LIP308", "another way", [node("Gather", "w i", "v"), *TWO_LAYERS], ("n", 6), TURNED),
     ("LIP308", "another way", [node("Mul", "w c", "v"), *TWO_LAYERS], ("n", 6), SQUARE | {"c": floats(1)}),
     ("LIP109", "com.example", [node("MatMul", "x w", "h"), FOREIGN_ADD], ("n", 6), SQUARE | {"b": floats(6)}),
     ("LIP102", "twice", [node("Slice", "x a e b", "y")], ("n", 6), ONE_AXIS_TWICE),
