@@ -94,7 +94,7 @@ def convolution(batch: int, name: str) -> dict[str, Run]:
         )
 
     windows = Windows((size, size), *pair, groups)
-    return {"torch": by_torch, **contestants(ExampleGradients.of_convolution(x, cotangent, windows))}
+    return {"torch": by_torch, **contestants(ExampleGradients(x, cotangent, windows))}
 
 
 def tokens(batch: int, name: str) -> dict[str, Run]:

@@ -119,7 +119,7 @@ def export_onnx(
         >>> lipcompile.export_onnx(module, "model.onnx").ok
         True
     """
-    from lipcompile.emitters.onnx import save, to_onnx
+    from lipcompile.emitters.onnx.emit import save, to_onnx
 
     backend = find()
     document = _document(module)

@@ -111,7 +111,7 @@ def _write(graph: Graph, path: Path) -> None:
 
         path.write_text(print_model(graph, "Written by lipcompile fix."), encoding="utf-8")
         return
-    from lipcompile.emitters.onnx import save, to_onnx
+    from lipcompile.emitters.onnx.emit import save, to_onnx
 
     save(to_onnx(graph, training=True), path)
 

@@ -39,11 +39,11 @@ from lipcompile.learn.account import Budget, default_delta
 from lipcompile.learn.fitting import Fitted, fit
 from lipcompile.learn.recipe import recipe_for
 from lipcompile.learn.targets import Problem
+from lipcompile.tables.encode import too_many
 from lipcompile.tables.guess import guess
 from lipcompile.tables.schema import Schema
 from lipcompile.tables.schema_file import load
 from lipcompile.tables.stream import encoded
-from lipcompile.tables.target import too_many
 
 __all__ = ["PrivacyLeakWarning", "PrivateClassifier", "PrivateRegressor", "UnpaidSearchError"]
 

@@ -4,9 +4,8 @@
 `accounting`        ε at δ of composed releases, and the noise or the steps that a budget allows
 `factorisation`     strategies of correlated noise, their certified sensitivity, their optimisers
 `planning`          what a budget buys: steps and noise of a run, how it is correlated, and what is left later
-`ledger`            what a ledger says: its lines, and what they add up to
+`ledger`            what a ledger says: its lines, what they add up to, and the generators that it names
 `guesses`           what guesses about canaries say of a claimed ε
-`generators`        generators of random bits, by the names that ledgers give them
 `errors`            what a private training refuses
 ==================  =======================================================================================
 

@@ -12,14 +12,12 @@ from functools import lru_cache
 from typing import Any
 
 from .accounting import (
-    Accountant,
     Drawing,
     NeighbouringRelation,
-    Run,
     Sampling,
     calibrate_noise_multiplier,
-    epsilon,
 )
+from .accounting.composition import Budget as Budget
 from .errors import BudgetError, FactorisationError
 from .factorisation import Cyclic, Strategy, optimal_banded, planned_strategy, strategy_from
 from .ledger import LedgerRecord
@@ -136,20 +134,6 @@ class ShortenedWarning(UserWarning):
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
-    """(ε, δ) of a whole training, under a neighbouring relation, and who counts."""
-
-    epsilon: float
-    delta: float
-    relation: NeighbouringRelation
-    accountant: Accountant
-
-    def spent(self, runs: list[Run]) -> float:
-        """Return ε at δ of `runs`; raises BudgetError if there is no analysis."""
-        return epsilon(runs, self.delta, self.relation, self.accountant)
-
-
-@dataclass(frozen=True, slots=True)
 class Plan:
     """The steps and the noise of a run that a budget pays for.
 
@@ -210,7 +194,7 @@ class Course:
             BudgetError: it would exceed the budget, since the ledger holds the steps of other runs.
         """
         left = (self.drawing.release(plan.noise_multiplier), self.drawing.charges(plan.steps_left))
-        total = budget.spent([*record.runs, left])
+        total = budget.spent(*record.runs, left)
         if plan.steps_left and total > budget.epsilon:
             raise BudgetError(
                 f"continuing would cost epsilon = {total:.4g}, more than {budget.epsilon:g}: the ledger "

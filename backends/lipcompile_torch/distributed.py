@@ -11,14 +11,10 @@ All processes are trusted alike: each sees gradients without noise.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor
 from torch import distributed as dist
-
-if TYPE_CHECKING:
-    pass
-
 
 Value = TypeVar("Value")
 
@@ -54,7 +50,7 @@ class World:
 
     def first(self, doing: str, compute: Callable[[], Value]) -> Value:
         """Run something on rank 0 alone; return its result, or raise, on every process. See `each`."""
-        results: list[Any] = self.each(doing, compute if self.rank == 0 else _nothing)
+        results: list[Any] = self.each(doing, compute if self.rank == 0 else lambda: None)
         found: Value = results[0]
         return found
 
@@ -158,7 +154,3 @@ def check_same(facts: Sequence[Mapping[str, Any]], help_lines: Mapping[str, str]
 
 def _initialised() -> bool:
     return dist.is_available() and dist.is_initialized()
-
-
-def _nothing() -> None:
-    return None

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-from lipcompile_privacy.generators import PHILOX
+from lipcompile_privacy.ledger import PHILOX
 
 from . import native
 from .certify.precision import single_is_kept

@@ -74,9 +74,9 @@ def _model(data: Path, path: Path, plan: dict[str, Any]) -> int:
 
 def _schema(data: Path, target: str | None, public: bool, output: Path | None) -> int:
     from lipcompile.cli.shared.tables import names_read, schema_beside
+    from lipcompile.tables.encode import open_ranges
     from lipcompile.tables.guess import guess
-    from lipcompile.tables.layout import open_ranges
-    from lipcompile.tables.schema_text import KINDS_READ, PUBLIC, text
+    from lipcompile.tables.schema_file import KINDS_READ, PUBLIC, text
 
     path = output or schema_beside(data)
     if path.exists():

@@ -7,9 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from lipcompile.core.derivation import Analysis, Bound, Derivation, LayerBounds, finite
 from lipcompile.core.graph import Node
-from lipcompile.diagnostics import Location
-from lipcompile.editor.definitions import word_at
-from lipcompile.editor.document import Document
+from lipcompile.editor.document import Document, covers, word_at
 from lipcompile.editor.words import known_layers, losses
 from lipcompile.numbers import text as scalar_text
 from lipcompile.numbers.known import Definition
@@ -49,10 +47,10 @@ def _derived(derivation: Derivation, word: str, line: int, column: int) -> Itera
     use = [part for part in parts_of(graph).parts if _is_of(part.node, word, line, column)]
     if use:
         yield _of_layer(use, analysis)
-    elif _is_at(graph.input.location, line, column):
+    elif covers(graph.input.location, line, column):
         norm = "no norm is given" if graph.input.norm is None else f"norm ≤ {scalar_text(graph.input.norm)}"
         yield f"input {dimensions(graph.input.shape)}, {'tokens' if graph.input.tokens else norm}"
-    elif graph.loss is not None and _is_at(graph.loss.location, line, column):
+    elif graph.loss is not None and covers(graph.loss.location, line, column):
         yield f"Lipschitz constant in the logits: {_shown(analysis.loss_lipschitz)}"
     elif word == graph.name:
         yield f"gradient of one example, all parameters: {_shown(analysis.total)}"
@@ -61,16 +59,7 @@ def _derived(derivation: Derivation, word: str, line: int, column: int) -> Itera
 def _is_of(node: Node, word: str, line: int, column: int) -> bool:
     """Whether a place is in the name of a layer, or in that of the value it makes."""
     named = node.location is not None and node.location.line == line and node.name == word
-    return named or _is_at(node.location, line, column)
-
-
-def _is_at(at: Location | None, line: int, column: int) -> bool:
-    return (
-        at is not None
-        and at.line == line
-        and at.column is not None
-        and at.column <= column <= at.column + at.length
-    )
+    return named or covers(node.location, line, column)
 
 
 def _of_layer(use: Sequence[Part], analysis: Analysis) -> str:

@@ -10,12 +10,11 @@ from pathlib import Path
 from lsprotocol import types as lsp
 from pygls.server import LanguageServer
 from pygls.uris import from_fs_path, to_fs_path
-from pygls.workspace import PositionCodec, TextDocument
+from pygls.workspace import PositionCodec
 
 from lipcompile.diagnostics import Diagnostic, InputError, Location, Severity, told
 from lipcompile.editor.completion import Completion, completions
-from lipcompile.editor.definitions import definition, names
-from lipcompile.editor.document import Document, checked
+from lipcompile.editor.document import Document, checked, definition, names
 from lipcompile.editor.formatting import formatted
 from lipcompile.editor.hovering import hover
 from lipcompile.editor.words import Argument, Callable
@@ -120,7 +119,7 @@ async def _complete(ls: Server, params: lsp.CompletionParams) -> list[lsp.Comple
         Callable(name, tuple(Argument(parameter.text) for parameter, _ in block.parameters))
         for name, block in known.blocks.items()
     ]
-    before = _until(text, params.position)
+    before = text.source[: text.offset_at_position(params.position)]
     return [_item(one) for one in completions(before, blocks, names(known, params.position.line + 1))]
 
 
@@ -184,11 +183,6 @@ def _range(at: Location, document: Document, codec: PositionCodec) -> lsp.Range:
 
 def _line(lines: Sequence[str], at: Location | None) -> str | None:
     return None if at is None or at.line is None or at.line > len(lines) else lines[at.line - 1]
-
-
-def _until(text: TextDocument, at: lsp.Position) -> str:
-    """Return the text up to a place."""
-    return text.source[: text.offset_at_position(at)]
 
 
 def _overlap(one: lsp.Range, other: lsp.Range) -> bool:

@@ -24,7 +24,7 @@ from lipcompile.learn.targets import Head, Problem
 from lipcompile.tables.encode import Encoded
 from lipcompile.tables.schema import Schema
 from lipcompile.tables.schema_file import schema_of
-from lipcompile.tables.schema_text import text as text_of_schema
+from lipcompile.tables.schema_file import text as text_of_schema
 from lipcompile.tables.stream import encoded
 
 FORMAT = "lipcompile.table_model/1"
@@ -151,19 +151,13 @@ def fit_table(
     ledger: str | os.PathLike[str] | None = None,
     watch: Watch | None = None,
 ) -> TableModel:
-    """Fit a model of the target of encoded rows.
+    """Fit a model of the target of encoded rows; the rest, and errors, are as of `fitting.fit`.
 
     Args:
         data: rows with targets, as `lipcompile.tables` encodes them; missing or unknown classes were refused.
         schema: with the classes, if there are any.
         epsilon, delta: the budget; δ None: `default_delta`.
         search: whether settings are searched.
-        seed: makes the fit repeatable, and NOT private.
-        ledger: file of the ledger.
-        watch: told of each step.
-
-    Raises:
-        BudgetError, DataError: see `fitting.fit`.
     """
     assert data.y is not None
     budget = Budget(epsilon, default_delta(len(data.x)) if delta is None else delta, search=search)

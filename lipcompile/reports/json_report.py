@@ -31,7 +31,7 @@ from lipcompile.reports.messages import command
 if TYPE_CHECKING:
     from lipcompile.analysis.changes import Change, Share
     from lipcompile.reports.document import Curve, Document, Privacy
-    from lipcompile.reports.rows import Measured, Signal
+    from lipcompile.reports.rows import Measured
 
 SCHEMA = "lipcompile.report/1"
 Json = dict[str, Any]
@@ -271,7 +271,7 @@ def _signal(found: Measured) -> Json:
     }
 
 
-def _norms(row: Signal) -> Json:
+def _norms(row: Any) -> Json:
     norms = {"gradient_bound": row.bound, "typical": row.typical, "mean": row.mean, "noise": row.noise}
     return {name: finite(norm) for name, norm in norms.items()}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal
 
 from lipcompile.analysis.usefulness import LARGEST_EXCESS
 from lipcompile.core.derivation import NOT_REACHED, Block, Bound, LayerBounds, Requirements, finite, largest
@@ -40,43 +40,15 @@ def requirement_rows(requirements: Requirements) -> tuple[RequirementRow, ...]:
     return tuple(rows)
 
 
-class Signal(Protocol):
-    """Norms in a parameter, or in all: the bound, a typical and the mean gradient of examples, the noise."""
-
-    @property
-    def bound(self) -> float:
-        """K."""
-
-    @property
-    def typical(self) -> float:
-        """Root mean square of the norms of gradients."""
-
-    @property
-    def mean(self) -> float:
-        """Norm of the mean of gradients."""
-
-    @property
-    def noise(self) -> float:
-        """Expected norm of the noise on the mean of a batch."""
-
-
-class Signals(Protocol):
-    """What was measured, by parameter and for the whole gradient."""
-
-    @property
-    def parameters(self) -> Mapping[str, Signal]:
-        """By name."""
-
-    @property
-    def total(self) -> Signal:
-        """Of the whole gradient."""
-
-
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Gradients at the initial weights, and the noise multiplier and the batch that their noise is of."""
+    """Gradients at the initial weights, and the noise multiplier and the batch that their noise is of.
 
-    signals: Signals
+    signals: what a backend measured, `parameters` by name and the `total`: of each the `bound` K, the root mean
+    square of the norms of gradients (`typical`), the norm of their `mean`, the expected norm of the `noise` on it.
+    """
+
+    signals: Any
     noise_multiplier: float
     batch: int
 
@@ -112,7 +84,7 @@ def _ratio(one: float, other: float) -> float | None:
     return finite(one / other) if other > 0 else None
 
 
-def signal_row(name: str, copies: Sequence[Signal]) -> SignalRow:
+def signal_row(name: str, copies: Sequence[Any]) -> SignalRow:
     """Return the norms over all copies of a parameter together."""
     return SignalRow(
         name,

@@ -1,9 +1,13 @@
-"""Rows as numbers: every column by its kind, each row by itself, so that no statistic of the rows enters."""
+"""Rows as numbers: every column by its kind, each row by itself, so that no statistic of the rows enters.
+
+Names and ranges of the columns of the matrix follow from the schema alone.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
 
@@ -11,11 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lipcompile.diagnostics import InputError, input_error
-from lipcompile.tables.arrow import guarded
-from lipcompile.tables.layout import layout, scaled, width
-from lipcompile.tables.names import check_names
-from lipcompile.tables.schema import Boolean, Category, Column, Date, Ignore, Number, Schema
-from lipcompile.tables.values import ABSENT, MISSING, UnfitError, codes, days, flags, numbers, texts
+from lipcompile.tables.read import check_names
+from lipcompile.tables.schema import Boolean, Category, Column, Date, Ignore, Number, Range, Schema
+from lipcompile.tables.values import ABSENT, MISSING, UnfitError, codes, days, flags, guarded, numbers, texts
 
 Block = NDArray[np.float32]
 Targets = NDArray[Any]
@@ -36,7 +38,7 @@ class Encoded:
 
     Args:
         x: float32 [N, d], finite, or NaN where a value is missing; values may lie outside of their ranges.
-        low: float64 [d], ends of the public ranges; NaN where a range is not public.
+        low: float64 [d], ends of the public ranges, of logarithms where a column is one; NaN where not public.
         high: float64 [d].
         names: of the d columns.
         y: classes as text, object [N], None where there is none; or numbers, float64 [N], NaN where there is none;
@@ -56,32 +58,16 @@ class Encoded:
         return {name: share for name, share in zip(self.names, shares, strict=True) if share}
 
 
-def encode(table: Any, schema: Schema, place: str = "the table") -> Encoded:
-    """Encode a Table or RecordBatch of pyarrow.
-
-    Args:
-        table: columns are found by name; those that the schema does not have are not looked at. The target may be
-            missing.
-        schema: what its columns are.
-        place: how an error calls it.
-
-    Raises:
-        InputError: LIP411, a column is not there; LIP413, it holds something else than the schema says.
-    """
-    batches = table.to_batches() if hasattr(table, "to_batches") else [table]
-    parts = [encoded_batch(batch, schema, place) for batch in batches]
-    x = [x for x, _ in parts] or [np.empty((0, len(layout(schema).names)), np.float32)]
-    return assembled(np.concatenate(x), [y for _, y in parts if y is not None], schema)
-
-
 def assembled(x: Block, targets: Sequence[Targets], schema: Schema) -> Encoded:
     """Return encoded rows, with the targets of their pieces in order; of none the table has no target."""
-    columns = layout(schema)
-    return Encoded(x, columns.low, columns.high, columns.names, np.concatenate(targets) if targets else None)
+    return replace(layout(schema), x=x, y=np.concatenate(targets) if targets else None)
 
 
 def encoded_batch(batch: Any, schema: Schema, place: str) -> tuple[Block, Targets | None]:
-    """Return the matrix of a RecordBatch, float32 [N, d], and its targets, [N], if it has any; as `encode`."""
+    """Return the matrix of a RecordBatch, float32 [N, d], and its targets, [N], if it has any; raises InputError.
+
+    LIP411: a column of the schema is not there. LIP413: one holds something else than the schema says.
+    """
     columns = [column for column in schema.columns if not isinstance(column, Ignore)]
     check_names([column.name for column in columns], batch.schema.names, place)
     x = np.zeros((batch.num_rows, sum(map(width, columns))), np.float32)
@@ -142,3 +128,103 @@ def _coding(column: Category) -> Callable[[str], int | None]:
 def bucket(text: str, buckets: int) -> int:
     """Return the bucket of a name: a fixed public hash of its UTF-8, below `buckets`."""
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest()) % buckets
+
+
+# --- the columns of the matrix, which follow from a schema alone ---
+
+NOT_PUBLIC: Range = (math.nan, math.nan)
+_INDICATOR: Range = (0.0, 1.0)
+
+
+def layout(schema: Schema) -> Encoded:
+    """Return what the encoded columns are: a matrix without rows."""
+    found = [one for column in schema.columns for one in _encoded(column)]
+    low, high = np.array([ends for _, ends in found], np.float64).reshape(-1, 2).T.copy()
+    return Encoded(np.empty((0, len(found)), np.float32), low, high, tuple(name for name, _ in found))
+
+
+def open_ranges(schema: Schema) -> int:
+    """Return how many ranges are not public."""
+    return int(np.isnan(layout(schema).low).sum())
+
+
+def width(column: Column) -> int:
+    """Return how many encoded columns a column has."""
+    return len(_encoded(column))
+
+
+def scaled(values: NDArray[np.float64], column: Number) -> NDArray[np.float64]:
+    """Return numbers, or signed logarithms of one plus their sizes if the column says so."""
+    return np.sign(values) * np.log1p(np.abs(values)) if column.log else values
+
+
+def _encoded(column: Column) -> list[tuple[str, Range]]:
+    """Return name and range of each encoded column."""
+    name = column.name
+    match column:
+        case Ignore():
+            return []
+        case Boolean():
+            return [(name, _INDICATOR)]
+        case Date():
+            return [(name, column.range or NOT_PUBLIC)]
+        case Number():
+            found = [(name, _ends(column))]
+        case Category(values=None):
+            found = [(f"{name}#{bucket}", _INDICATOR) for bucket in range(column.buckets)]
+        case Category(values=values):
+            found = [(f"{name}={value}", _INDICATOR) for value in values or ()]
+    return found + ([(f"{name} missing", _INDICATOR)] if column.missing else [])
+
+
+def _ends(column: Number) -> Range:
+    if column.range is None:
+        return NOT_PUBLIC
+    low, high = scaled(np.array(column.range), column)
+    return float(low), float(high)
+
+
+# --- the target. No value of it is told: a class may belong to one person. ---
+
+_MANY = 20  # classes
+_ROWS = 5  # for each class
+
+
+def too_many(classes: int, rows: int) -> bool:
+    """Return whether classes that are read from rows may be names of people: many, with few rows of each."""
+    return classes > max(_MANY, rows // _ROWS)
+
+
+def classes_of(data: Encoded, schema: Schema, place: str = "the table") -> tuple[str, ...]:
+    """Check the target of rows to learn from, and return its classes in order; none of a regression.
+
+    They are those of the schema. If it has none they are read from the rows, which no budget covers: whoever calls
+    this says so.
+
+    Raises:
+        InputError: LIP411, there is no target; LIP413, it has other classes than the public ones; LIP414, it is
+            missing in a row; or, where classes are not public, the same in all rows, or another in many of them.
+    """
+    column = f"{place}: the target `{schema.target}`"
+    if data.y is None:
+        raise input_error("LIP411", f"{place} has no target column", "name the column with --target")
+    if schema.task == "regression":
+        if np.isnan(data.y).any():
+            raise _absent(column)
+        return ()
+    found = set(data.y)
+    if None in found:
+        raise _absent(column)
+    if schema.classes is None and len(found) == 1:
+        raise input_error("LIP414", f"{column} has the same class in all rows", "learn another column")
+    if schema.classes is None and too_many(len(found), len(data.y)):
+        help_line = 'learn another column; or write `classes` into the schema, or task = "regression"'
+        raise input_error("LIP414", f"{column} has too many classes for so few rows", help_line)
+    if schema.classes is not None and not found <= set(schema.classes):
+        help_line = "write all classes into the schema, or remove the rows with other classes"
+        raise input_error("LIP413", f"{column} has a class that the schema does not have", help_line)
+    return schema.classes or tuple(sorted(found))
+
+
+def _absent(column: str) -> Exception:
+    return input_error("LIP414", f"{column} is missing in some rows", "remove those rows")

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lipcompile.tables.names import check_names
-from lipcompile.tables.read import batches, called
+from lipcompile.tables.read import batches, called, check_names
 from lipcompile.tables.schema import FIRST_DAY, Boolean, Category, Column, Date, Ignore, Number, Schema
 from lipcompile.tables.values import UnfitError, days, flags, numbers, texts
 

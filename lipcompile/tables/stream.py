@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lipcompile.tables.encode import Block, Encoded, assembled, encoded_batch
-from lipcompile.tables.layout import layout
+from lipcompile.tables.encode import Block, Encoded, assembled, encoded_batch, layout
 from lipcompile.tables.read import batches, called
 from lipcompile.tables.schema import Schema
 

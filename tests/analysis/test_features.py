@@ -15,7 +15,7 @@ import torch
 from lipcompile_torch import cache_features
 from lipcompile_torch.train.data import Arrays
 from lipcompile_torch.train.engine import SeededWarning
-from lipcompile_torch.train.training import EpochSummary, Silent, TrainConfig, train
+from lipcompile_torch.train.training import EpochSummary, Progress, TrainConfig, train
 from torch.utils.data import TensorDataset
 
 from lipcompile.analysis.features import features
@@ -205,7 +205,7 @@ def test_a_resumed_run_takes_the_frozen_weights_of_its_checkpoint(tmp_path: Path
     x, y = rng.random((60, 5), dtype=np.float32), rng.integers(0, 3, 60)
     data, output = Arrays(x[:40], y[:40], x[40:], y[40:]), tmp_path / "run"
 
-    class Breaking(Silent):
+    class Breaking(Progress):
         def epoch_ended(self, summary: EpochSummary) -> None:
             raise ConnectionError(summary.epoch)
 

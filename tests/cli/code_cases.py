@@ -35,7 +35,7 @@ from lipcompile.frontends.lip.printer import print_model
 from lipcompile.frontends.options import ModelOptions
 from lipcompile.ops.linear.rules import DENSE, Dense
 from lipcompile.pipeline import derive, load
-from lipcompile.tables.schema_text import KINDS_READ
+from lipcompile.tables.schema_file import KINDS_READ
 from tests.frontends.onnx.onnx_models import Array, floats, model, node, save
 
 Make = Callable[[Path], object]

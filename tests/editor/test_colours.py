@@ -14,9 +14,9 @@ import pytest
 from pygments.lexers import get_lexer_by_name, get_lexer_for_filename
 from pygments.token import Comment, Error, Keyword, Name, Number
 
-from lipcompile.editor.textmate import grammar
 from lipcompile.editor.words import KEYWORDS, known_layers, losses
 from lipcompile.version import __version__
+from tests.editor.textmate import grammar
 
 ROOT = Path(__file__).parents[2]
 EXTENSION = ROOT / "editors" / "vscode"

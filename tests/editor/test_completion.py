@@ -9,8 +9,7 @@ import pytest
 
 from lipcompile.editor import words
 from lipcompile.editor.completion import completions
-from lipcompile.editor.definitions import definition
-from lipcompile.editor.document import checked
+from lipcompile.editor.document import checked, definition
 from lipcompile.editor.hovering import hover
 from lipcompile.editor.words import Argument, Callable
 from lipcompile.frontends.lip.parser import concrete

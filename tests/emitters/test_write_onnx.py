@@ -17,7 +17,7 @@ from lipcompile.core.derivation import Derivation
 from lipcompile.core.graph import Graph
 from lipcompile.core.record import NoAttributes
 from lipcompile.diagnostics import InputError
-from lipcompile.emitters.onnx import save, to_onnx
+from lipcompile.emitters.onnx.emit import save, to_onnx
 from lipcompile.emitters.torch.emit import emit
 from lipcompile.frontends.options import ModelOptions
 from lipcompile.ops.registry import register, unregister

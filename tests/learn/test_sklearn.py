@@ -28,7 +28,7 @@ from sklearn.utils.estimator_checks import estimator_checks_generator
 
 from lipcompile.sklearn import PrivacyLeakWarning, PrivateClassifier, PrivateRegressor, UnpaidSearchError
 from lipcompile.tables.schema import Category, Number, Schema
-from lipcompile.tables.schema_text import text
+from lipcompile.tables.schema_file import text
 
 # With ε = 1000 there is next to no noise, and every check of scikit-learn is passed. With ε = 1 one is not: it
 # wants an accuracy of 83 %, or an R² of 0.5, after a training on 200 or 300 rows, which privacy makes noise of.

@@ -94,7 +94,7 @@ OTHERS = {
     f"{TORCH}/nn/regression.py": _torch("losses"),
     f"{TORCH}/noise/processor.py": _torch("native", "normals"),
     "backends/lipcompile_privacy/guesses.py": ("tests/privacy/test_guesses.py",),
-    f"{TORCH}/deploy/adversarial.py": _torch("robustness"),
+    f"{TORCH}/deploy/certification.py": _torch("robustness"),
     f"{TORCH}/audit/search.py": ("tests/cli/test_audit.py",),
     f"{TORCH}/audit/points.py": ("tests/cli/test_audit.py",),
     f"{TORCH}/nn/scattering.py": _torch("scattering"),

@@ -179,7 +179,7 @@ def test_nothing_else_is_importable(module: str) -> None:
         ),
         ("import lipcompile.emitters.torch.emit", ("torch",)),
         (
-            "import lipcompile.tables.guess, lipcompile.tables.schema_text, lipcompile.tables.target",
+            "import lipcompile.tables.guess, lipcompile.tables.schema_file, lipcompile.tables.encode",
             ("torch", "pandas", "pyarrow"),
         ),
         ("import lipcompile.emitters.onnx", ("onnx",)),

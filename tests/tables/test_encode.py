@@ -13,11 +13,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lipcompile.diagnostics import InputError
-from lipcompile.tables.encode import Encoded, bucket, encode
+from lipcompile.tables.encode import Encoded, assembled, bucket, encoded_batch, layout
 from lipcompile.tables.schema import Boolean, Category, Column, Date, Ignore, Number, Schema
 from lipcompile.tables.values import MISSING
 
 NAN = math.nan
+
+
+def encode(table: Any, schema: Schema, place: str = "the table") -> Encoded:
+    """Encode a Table or RecordBatch, which may have no rows."""
+    batches = table.to_batches() if hasattr(table, "to_batches") else [table]
+    parts = [encoded_batch(batch, schema, place) for batch in batches]
+    x = [x for x, _ in parts] or [np.empty((0, len(layout(schema).names)), np.float32)]
+    return assembled(np.concatenate(x), [y for _, y in parts if y is not None], schema)
 
 
 def encoded(column: Column, values: Any) -> Encoded:

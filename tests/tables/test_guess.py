@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from lipcompile.diagnostics import InputError
+from lipcompile.tables.encode import open_ranges
 from lipcompile.tables.guess import MOST_CLASSES, MOST_NAMES, guess
-from lipcompile.tables.layout import open_ranges
 from lipcompile.tables.schema import Boolean, Category, Date, Ignore, Number, Schema
 
 CSV = """\

@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from lipcompile.diagnostics import InputError
-from lipcompile.tables.encode import encode
 from lipcompile.tables.read import batches, is_table, stem
 from lipcompile.tables.schema import Number, Schema
+from lipcompile.tables.stream import encoded
 
 SECRET = "secret-4711"
 
@@ -224,7 +224,7 @@ def test_names_are_not_told_where_they_may_be_a_row(tmp_path: Path) -> None:
 
 def test_what_was_read_fits_a_schema(tmp_path: Path) -> None:
     table = pa.Table.from_batches(batches(written(tmp_path, "t.csv", "a\n 1\n?\n")))
-    np.testing.assert_array_equal(encode(table, Schema((Number("a"),))).x, [[1], [np.nan]])
+    np.testing.assert_array_equal(encoded(table, Schema((Number("a"),))).x, [[1], [np.nan]])
 
 
 def test_pyarrow_is_asked_for_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

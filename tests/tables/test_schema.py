@@ -9,8 +9,7 @@ import pytest
 
 from lipcompile.diagnostics import InputError, Location
 from lipcompile.tables.schema import Boolean, Category, Column, Date, Ignore, Number, Schema
-from lipcompile.tables.schema_file import load
-from lipcompile.tables.schema_text import KINDS_READ, text
+from lipcompile.tables.schema_file import KINDS_READ, load, text
 
 COLUMNS: tuple[Column, ...] = (
     Number("age", 0.0, 120.0, missing=True),

@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from lipcompile.diagnostics import InputError
-from lipcompile.tables.encode import Encoded
+from lipcompile.tables.encode import Encoded, classes_of
 from lipcompile.tables.schema import Category, Number, Schema, Task
 from lipcompile.tables.stream import encoded, release, taken
-from lipcompile.tables.target import classes_of
 
 COUNT = 150_000
 SCHEMA = Schema((Number("a", 0, COUNT), Category("b", ("0", "1"))), "y")

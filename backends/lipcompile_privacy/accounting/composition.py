@@ -11,6 +11,7 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache, partial
 
 from ..errors import BudgetError
@@ -133,6 +134,46 @@ def _quiet() -> Iterator[None]:
 # --- calibration ---
 
 
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """(ε, δ) of a whole training under a neighbouring relation, who counts, and what has spent of it already."""
+
+    epsilon: float
+    delta: float
+    relation: NeighbouringRelation
+    accountant: Accountant
+    past: Sequence[Run] = ()
+
+    def spent(self, *runs: Run) -> float:
+        """Return ε at δ of `past` and these runs; raises BudgetError if there is no analysis."""
+        return epsilon([*self.past, *runs], self.delta, self.relation, self.accountant)
+
+    def check_past(self) -> None:
+        """Raise BudgetError if `past` has spent more than there is."""
+        if (spent := self.spent()) > self.epsilon:
+            raise BudgetError(
+                f"the steps already taken cost epsilon = {spent:.4g} at delta = {self.delta:g}, more than "
+                f"the target {self.epsilon:g}: the budget allows no further step"
+            )
+
+    def roughly(self, run: Run) -> float:
+        """Return about the ε of a run, quickly, to start slow searches from; raises as `epsilon` does."""
+        if reason := _refusal(run[0], self.relation, self.accountant):
+            raise BudgetError(reason)
+        alike, times = like_poisson(run[0], self.relation)
+        if alike.noise_multiplier < _NO_NOISE:
+            return math.inf
+        with _quiet():
+            if self.accountant == "rdp":
+                return rdp_epsilon({run[0]: run[1]}, self.delta, self.relation, FEW_ORDERS)
+            return coarse_epsilon((alike, times * run[1]), self.delta, self.epsilon)
+
+    def most(self, run: Callable[[int], Run], cap: int) -> int:
+        """Return the largest n <= cap such that run(n) is allowed after `past`; 0 if none."""
+        guess = largest(lambda n: self.roughly(run(n)) <= self.epsilon, cap)
+        return largest(lambda n: self.spent(run(n)) <= self.epsilon, cap, guess)
+
+
 def calibrate_noise_multiplier(
     target_epsilon: float,
     target_delta: float,
@@ -153,17 +194,17 @@ def calibrate_noise_multiplier(
         BudgetError: a target that is no budget, that `past` has spent already, or that needs an absurd σ.
     """
     check_target(target_epsilon, target_delta)
+    budget = Budget(target_epsilon, target_delta, relation, accountant, past)
     if charges < 1:
         raise BudgetError(f"cannot calibrate noise for {charges} steps: at least one step is needed")
     at = release if callable(release) else partial(Mechanism, release)
+    budget.check_past()
 
     def spent(sigma: float) -> float:
-        return epsilon([*past, (at(sigma), charges)], target_delta, relation, accountant)
-
-    _check_past(past, target_epsilon, target_delta, relation, accountant)
+        return budget.spent((at(sigma), charges))
 
     def rough(sigma: float) -> float:
-        return _roughly(target_epsilon, target_delta, relation, accountant, (at(sigma), charges))
+        return budget.roughly((at(sigma), charges))
 
     # Precise evaluations are slow: their search starts from a rough answer, which is mostly near.
     guess = smallest(rough, 1.0, target_epsilon, target_delta)
@@ -187,11 +228,10 @@ def calibrate_steps(
         BudgetError: a target that is no budget, or that `past` exceeds already.
     """
     check_target(target_epsilon, target_delta)
-    _check_past(past, target_epsilon, target_delta, relation, accountant)
-
+    budget = Budget(target_epsilon, target_delta, relation, accountant, past)
+    budget.check_past()
     resolved = resolved_charges(release, target_delta, relation, past) if accountant == "pld" else math.inf
-    cap = int(min(LARGEST_STEP_COUNT, resolved))
-    return _most(lambda n: (release, n), cap, target_epsilon, target_delta, relation, accountant, past)
+    return budget.most(lambda n: (release, n), int(min(LARGEST_STEP_COUNT, resolved)))
 
 
 def calibrate_batch_size(
@@ -201,9 +241,8 @@ def calibrate_batch_size(
     most: int,
     relation: NeighbouringRelation = NeighbouringRelation.ADD_REMOVE,
     accountant: Accountant = "pld",
-    past: Sequence[Run] = (),
 ) -> int:
-    """Return the largest batch size up to `most` that the budget allows after `past`; 0 if none.
+    """Return the largest batch size up to `most` that the budget allows; 0 if none.
 
     `run` says what is charged, and how often, for batches of a given size. ε should grow with it; where it does
     not, as the number of steps of an epoch is a whole number, a size a little larger may be allowed as well.
@@ -211,59 +250,10 @@ def calibrate_batch_size(
     Formal guarantees: `epsilon` was evaluated at the returned size itself and was at most `target_epsilon`.
 
     Raises:
-        BudgetError: a target that is no budget, or that `past` exceeds already.
+        BudgetError: a target that is no budget.
     """
     check_target(target_epsilon, target_delta)
-    _check_past(past, target_epsilon, target_delta, relation, accountant)
-    return _most(run, most, target_epsilon, target_delta, relation, accountant, past)
-
-
-def _most(
-    run: Callable[[int], Run],
-    cap: int,
-    target_epsilon: float,
-    target_delta: float,
-    relation: NeighbouringRelation,
-    accountant: Accountant,
-    past: Sequence[Run],
-) -> int:
-    """Return the largest n <= cap such that run(n) is allowed after `past`; 0 if none."""
-
-    def allowed(n: int) -> bool:
-        return epsilon([*past, run(n)], target_delta, relation, accountant) <= target_epsilon
-
-    rough = partial(_roughly, target_epsilon, target_delta, relation, accountant)
-    return largest(allowed, cap, largest(lambda n: rough(run(n)) <= target_epsilon, cap))
-
-
-def _roughly(
-    target: float, delta: float, relation: NeighbouringRelation, accountant: Accountant, run: Run
-) -> float:
-    """Return about the ε of a run, quickly, to start slow searches from; raises as `epsilon` does."""
-    if reason := _refusal(run[0], relation, accountant):
-        raise BudgetError(reason)
-    alike, times = like_poisson(run[0], relation)
-    if alike.noise_multiplier < _NO_NOISE:
-        return math.inf
-    with _quiet():
-        if accountant == "rdp":
-            return rdp_epsilon({run[0]: run[1]}, delta, relation, FEW_ORDERS)
-        return coarse_epsilon((alike, times * run[1]), delta, target)
-
-
-def _check_past(
-    past: Sequence[Run],
-    target_epsilon: float,
-    target_delta: float,
-    relation: NeighbouringRelation,
-    accountant: Accountant,
-) -> None:
-    spent = epsilon(past, target_delta, relation, accountant)
-    if spent > target_epsilon:
-        raise BudgetError(
-            f"the steps already taken cost epsilon = {spent:.4g} at delta = {target_delta:g}, more than "
-            f"the target {target_epsilon:g}: the budget allows no further step"
-        )
+    return Budget(target_epsilon, target_delta, relation, accountant).most(run, most)
 
 
 def _slope(sigma: float, value: float, other: float, other_value: float) -> float:

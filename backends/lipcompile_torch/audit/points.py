@@ -76,7 +76,7 @@ class Terrain:
 
     def output(self, point: Point) -> Tensor:
         """Return the output, [1, …]."""
-        with torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]), self.module.gate.bypassed():
             torch.manual_seed(point.mask)
             output: Tensor = functional_call(self.module, dict(point.weights), (point.x,))
         return output

@@ -19,9 +19,7 @@ from .norms import EuclideanNorm, Norm, guess_eigenvalue, normalised, power_abov
 from .operators import Operator
 
 _MARGIN = 1e-7  # relative; far above what a certificate loses (1e-9), so a second projection changes nothing
-_PROVABLE_ROUNDING = (
-    1e-4  # up to here the worst case of rounding is simply subtracted; beyond, the result is certified
-)
+_PROVABLE_ROUNDING = 1e-4  # up to here the worst case of rounding is subtracted; beyond, the result is certified
 _FAR = 160  # weights of float32 are closer to one
 _PIECE = 2**16  # entries that are scaled at a time
 _ISOMETRY = 1e-4  # a Björck iteration stops when a step would move the singular values by less, root mean square

@@ -12,6 +12,7 @@ entries far below the largest one, blocked algorithms and the rounding of the bo
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -89,20 +90,15 @@ def times(bound: float, scale: float) -> float:
 
 
 @dataclass(frozen=True)
-class EuclideanNorm:
-    """The Euclidean norm of all entries of a tensor of any shape.
-
-    Formal guarantees: ``bound`` ≥ ‖weight‖. A sum of n squares in float64, in any order, is at least the true
-    one divided by 1 + γ_{n+2} (Higham, section 3.1), and its root is correctly rounded.
-    """
+class _ReadOff(ABC):
+    """A norm that is read off the entries of a weight: its bound costs little, and is the best there is."""
 
     weight: Tensor
 
     @cached_property
+    @abstractmethod
     def bound(self) -> float:
-        """‖weight‖, rounded up."""
-        entries, scale = normalised(self.weight)
-        return times(float(torch.linalg.vector_norm(entries)) * (1 + gamma(entries.numel())) * UP, scale)
+        """The norm, rounded up."""
 
     @property
     def coarse(self) -> float:
@@ -110,18 +106,31 @@ class EuclideanNorm:
         return self.bound
 
     def at_most(self, limit: float) -> bool:
-        """Whether ‖weight‖ ≤ ``limit`` is certain."""
+        """Whether the norm is certain to be at most ``limit``."""
         return self.bound <= limit
 
 
 @dataclass(frozen=True)
-class LargestNorm:
+class EuclideanNorm(_ReadOff):
+    """The Euclidean norm of all entries of a tensor of any shape.
+
+    Formal guarantees: ``bound`` ≥ ‖weight‖. A sum of n squares in float64, in any order, is at least the true
+    one divided by 1 + γ_{n+2} (Higham, section 3.1), and its root is correctly rounded.
+    """
+
+    @cached_property
+    def bound(self) -> float:
+        """‖weight‖, rounded up."""
+        entries, scale = normalised(self.weight)
+        return times(float(torch.linalg.vector_norm(entries)) * (1 + gamma(entries.numel())) * UP, scale)
+
+
+@dataclass(frozen=True)
+class LargestNorm(_ReadOff):
     """The largest Euclidean norm of a row of a matrix [rows, width]; of width 1, the largest absolute entry.
 
     Formal guarantees: ``bound`` ≥ every row norm, by the rounding of :class:`EuclideanNorm`.
     """
-
-    weight: Tensor
 
     @cached_property
     def bound(self) -> float:
@@ -133,15 +142,6 @@ class LargestNorm:
             return float(entries.abs().max()) * scale  # exact: a power of two
         norms = torch.linalg.vector_norm(entries, dim=1)
         return times(float(norms.max()) * (1 + gamma(entries.shape[1])) * UP, scale)
-
-    @property
-    def coarse(self) -> float:
-        """The bound itself."""
-        return self.bound
-
-    def at_most(self, limit: float) -> bool:
-        """Whether every row norm is certain to be at most ``limit``."""
-        return self.bound <= limit
 
 
 def _largest(grams: Tensor) -> Tensor:
@@ -334,18 +334,3 @@ def _matrix_stack(pieces: Sequence[Tensor], scale: float, frobenius: float) -> G
         exact = _divided(piece, scale)
         gram.addmm_(exact, exact.mT)
     return GramStack(gram[None], gamma(columns + len(pieces)) * frobenius * frobenius, 0.0, scale)
-
-
-def spectral_norm_bound(matrix: Tensor) -> Tensor:
-    """Return a certified upper bound of the largest singular value of ``matrix`` [rows, columns].
-
-    Formal guarantees: the 0-dim float64 result is at least the exact spectral norm of the stored numbers; 0
-    only for a matrix that is exactly zero. As a rule it exceeds the norm by a relative 1e-9 (smaller side ≤
-    64) or 5e-6.
-
-    Raises:
-        ValueError: the matrix is not of rank two, or an entry is not finite.
-    """
-    if matrix.dim() != 2:
-        raise ValueError(f"a spectral norm needs a matrix, not a tensor of shape {tuple(matrix.shape)}")
-    return torch.tensor(matrix_norm(matrix).bound, dtype=torch.float64, device=matrix.device)

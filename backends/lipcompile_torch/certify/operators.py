@@ -389,17 +389,3 @@ def _angles(axes: list[_Axis], positions: list[int], device: torch.device) -> Te
         turns_of_grid = turns.to(torch.float64) / axis.grid
         total = (total[:, None, :, None] + turns_of_grid[None, :, None, :]).flatten(2).flatten(0, 1)
     return 2 * math.pi * total
-
-
-def conv_norm_bound(kernel: Tensor, convolution: Convolution) -> Tensor:
-    """Return a certified upper bound of the operator norm of ``convolution`` with ``kernel`` [F, C/groups,
-    *k].
-
-    Formal guarantees: the 0-dim float64 result is at least the exact norm; see :class:`Convolution`.
-
-    Raises:
-        ValueError: the kernel does not have the declared size, or an entry is not finite.
-    """
-    if tuple(kernel.shape[2:]) != convolution.kernel_size or kernel.shape[0] % convolution.groups:
-        raise ValueError(f"kernel of shape {tuple(kernel.shape)} does not fit {convolution}")
-    return torch.tensor(convolution.norm(kernel).bound, dtype=torch.float64, device=kernel.device)

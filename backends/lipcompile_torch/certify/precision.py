@@ -347,11 +347,6 @@ def _copies(node: Node, sources: list[Shape], weights: list[Shape]) -> Pair:  # 
     return 0.0, _NONLINEAR * math.prod(node["shape"])
 
 
-def _clip(node: Node, sources: list[Shape], weights: list[Shape]) -> Pair:  # noqa: ARG001
-    """Forward it ends in its ball."""
-    return 0.0, _NONLINEAR * math.prod(node["shape"])
-
-
 # What ends in a ball that is all that is claimed: what was rounded before does not count.
 _CLIPPED = ("whitened_scattering2d", "whitened_patches")
 _PRODUCTS = ("multiply", "matmul")
@@ -375,7 +370,7 @@ _ENTRYWISE = (
 
 _COUNTS: Mapping[str, Count] = {
     **dict.fromkeys((*_ENTRYWISE, *_EXACT), _none),
-    "clip_norm": _clip,
+    "clip_norm": _copies,  # forward it ends in its ball
     **dict.fromkeys(("adaptive_avg_pool", "global_avg_pool", "global_max_pool", "global_l2_pool"), _everything),
     **dict.fromkeys((f"reduce_{kind}" for kind in ("mean", "sum", "max", "min", "l1", "l2")), _everything),
     **dict.fromkeys(("dense", "dense_transpose"), _dense),

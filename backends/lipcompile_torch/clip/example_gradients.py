@@ -116,20 +116,6 @@ class ExampleGradients:
             raise ValueError(f"operands on {self.read.device} and {self.made.device}: move both to one device")
 
     @staticmethod
-    def of_convolution(x: Tensor, cotangent: Tensor, windows: Windows) -> ExampleGradients:
-        """Return those of a convolution of x [B, C, *inputs]."""
-        return ExampleGradients(x, cotangent, windows)
-
-    @staticmethod
-    def of_transposed_convolution(x: Tensor, cotangent: Tensor, windows: Windows) -> ExampleGradients:
-        """Return those of a transposed convolution of x [B, C, *inputs], each [C, F/groups, *kernel].
-
-        Args:
-            windows: of the convolution that it is the adjoint of, which reads what this one makes.
-        """
-        return ExampleGradients(cotangent, x, windows)
-
-    @staticmethod
     def of_tokens(x: Tensor, cotangent: Tensor) -> ExampleGradients:
         """Return those of a dense layer on the last axis of x [B, …, d], each [p, d].
 
@@ -264,12 +250,12 @@ def _gradients(read: Tensor, made: Tensor, windows: Windows) -> Tensor:
     rank, groups = len(windows.kernel), windows.groups
     if 0 in made.shape:  # torch cuts no windows where there are none
         return made.new_zeros(len(made), made.shape[1] * read.shape[1] // groups * math.prod(windows.kernel))
-    unfolded = torch.unflatten(_unfolded(read.to(dtype), made.shape[2:], windows), 1, (groups, -1))
-    rows = unfolded.movedim(2, 2 + rank).flatten(2, 1 + rank).flatten(3)  # [B, groups, positions, C/groups·taps]
+    cut = torch.unflatten(unfolded(read.to(dtype), made.shape[2:], windows), 1, (groups, -1))
+    rows = cut.movedim(2, 2 + rank).flatten(2, 1 + rank).flatten(3)  # [B, groups, positions, C/groups·taps]
     return torch.flatten(torch.unflatten(made.to(dtype).flatten(2), 1, (groups, -1)) @ rows, 1)
 
 
-def _unfolded(read: Tensor, outputs: torch.Size, windows: Windows) -> Tensor:
+def unfolded(read: Tensor, outputs: torch.Size, windows: Windows) -> Tensor:
     """Return all windows, [B, C, *outputs, *kernel]."""
     axes = list(zip(windows.kernel, windows.stride, windows.padding, windows.dilation, outputs, strict=True))
     sides = [

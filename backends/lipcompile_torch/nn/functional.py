@@ -19,8 +19,6 @@ from ..certify.ball import clip_norm as clip_norm
 from ..certify.ball import clip_scale as clip_scale
 from ..certify.sums import example_norms as example_norms
 from ..clip.clipping import ticket_of
-from .colours import colour_space as colour_space
-from .colours import hsv as hsv
 from .normalisation import center as center
 from .normalisation import group_norm as group_norm
 from .normalisation import instance_norm as instance_norm
@@ -28,6 +26,8 @@ from .normalisation import l2_norm as l2_norm
 from .normalisation import layer_norm as layer_norm
 from .normalisation import local_response_norm as local_response_norm
 from .normalisation import rms_norm as rms_norm
+from .pointwise import colour_space as colour_space
+from .pointwise import hsv as hsv
 from .pointwise import pointwise as pointwise
 from .pooling import avg_pool as avg_pool
 from .pooling import global_avg_pool as global_avg_pool

@@ -5,18 +5,18 @@ Parameters are called ``weight`` and ``bias``. A layer works on [B, …]; positi
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
-from ..certify.constraints import Constraint, Spectral
-from ..certify.operators import Convolution, Padding, PaddingMode
+from ..certify.constraints import Box, Constraint, Free, Spectral
+from ..certify.operators import Convolution, Entries, Padding, PaddingMode
 from ..certify.operators import Dense as DenseMap
 from ..sharding import is_away
-from .activations import Householder as Householder
-from .activations import PReLU as PReLU
-from .activations import Scale as Scale
 from .constrained import BiasBound, check_broadcast
 from .constrained import ConstrainedLayer as ConstrainedLayer
+from .functional import householder
 from .reading import Geometry, convolve, linear, spread
 from .resampling import pad
 from .token_layers import Attention as Attention
@@ -201,15 +201,11 @@ class Conv3d(_Conv):
 class _ConvTranspose(_Kernel):
     """Transposed convolution of the rank that a subclass sets: the adjoint of a convolution, whose norm it has.
 
-    Args:
-        in_channels, out_channels: C and F; ``weight`` is [C, F/groups, *kernel_size].
-        kernel_size, input_size, stride, dilation: one integer an axis; stride and dilation default to 1.
+    Args: as of a convolution, but for
+        in_channels, out_channels: C and F; ``weight`` is [C, F/groups, *kernel_size], orthogonal as [C, F·k].
         reads, taps: counts of the convolution that it is the adjoint of, made by the compiler.
         padding: (lo, hi) an axis, cut off the output; default none.
         output_padding: what is added to the output behind, below the stride; default none.
-        bias: ‖bias‖ ≤ this, the F numbers that every position adds; None for none.
-        constraint: of the kernel, in the norm of the map at ``input_size``. The kernel starts orthogonal as a
-            matrix [C, F·k], scaled so that the certified norm of the map is the bound.
 
     Raises:
         ValueError: the geometry is not that of a transposed convolution.
@@ -302,3 +298,98 @@ class Bias(ConstrainedLayer):
         """
         check_broadcast("bias", self.bias, x)
         return x + spread(self.bias, x.shape)
+
+
+# --- activations with trainable numbers ---
+
+
+class PReLU(ConstrainedLayer):
+    """x ↦ x where x > 0, slope·x elsewhere; ``slope`` broadcasts from the trailing axes and starts at 1/4.
+
+    Formal guarantees: max(1, bound)-Lipschitz, and norms grow by at most that.
+
+    Args:
+        shape: of ``slope``, aligned with the last axes of an example.
+        bound: of the absolute value of each slope.
+    """
+
+    slope: Tensor
+
+    def __init__(self, shape: tuple[int, ...], bound: float | Constraint) -> None:
+        super().__init__()
+        constraint = bound if isinstance(bound, Constraint) else Box(bound)
+        self._constrain("slope", torch.full(shape, 0.25), constraint, Entries())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [B, …] to [B, …].
+
+        Raises:
+            ValueError: the slopes do not broadcast into an example, or would meet the batch axis.
+        """
+        check_broadcast("slope", self.slope, x)
+        return torch.where(x > 0, x, spread(self.slope, x.shape) * x)
+
+    def extra_repr(self) -> str:
+        """Return the shape of the slopes."""
+        return f"{tuple(self.slope.shape)}"
+
+
+class Scale(ConstrainedLayer):
+    """x ↦ gain·x; ``gain`` broadcasts from the trailing axes and starts at 1, or at the bound if that is smaller.
+
+    Formal guarantees: bound-Lipschitz, and norms grow by at most that.
+
+    Args:
+        shape: of ``gain``, aligned with the last axes of an example.
+        bound: of the absolute value of each gain.
+    """
+
+    gain: Tensor
+
+    def __init__(self, shape: tuple[int, ...], bound: float | Constraint) -> None:
+        super().__init__()
+        constraint = bound if isinstance(bound, Constraint) else Box(bound)
+        self._constrain("gain", torch.ones(shape), constraint, Entries())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [B, …] to [B, …].
+
+        Raises:
+            ValueError: the gains do not broadcast into an example, or would meet the batch axis.
+        """
+        check_broadcast("gain", self.gain, x)
+        return spread(self.gain, x.shape) * x
+
+    def extra_repr(self) -> str:
+        """Return the shape of the gains."""
+        return f"{tuple(self.gain.shape)}"
+
+
+class Householder(ConstrainedLayer):
+    """:func:`~.functional.householder` with one trainable ``angle`` per pair; all start at π/2, which is MaxMin.
+
+    Formal guarantees: 1-Lipschitz and norm-preserving for every angle; ‖∂/∂angle‖ is at most ‖x‖.
+
+    Args:
+        shape: of ``angle``: the number of pairs, then ones, aligned with the last axes of an example.
+        axis: of the example, along which entries 2k and 2k + 1 are a pair.
+    """
+
+    angle: Tensor
+
+    def __init__(self, shape: tuple[int, ...], axis: int = 0) -> None:
+        super().__init__()
+        self.axis = axis
+        self._constrain("angle", torch.full(shape, math.pi / 2), Free(), Entries())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [B, …] to [B, …].
+
+        Raises:
+            ValueError: the axis does not hold as many pairs as there are angles.
+        """
+        return householder(x, self.angle, self.axis)
+
+    def extra_repr(self) -> str:
+        """Return the shape of the angles and the axis."""
+        return f"{tuple(self.angle.shape)}, axis={self.axis}"

@@ -40,11 +40,7 @@ __all__ = [
 
 
 def _labels(output: Tensor, target: Tensor, ignore: int | None = None) -> Tensor:
-    """Check integer targets, one for each vector of logits [..., K]; return them as int64.
-
-    Raises:
-        ValueError: of another shape, dtype or range.
-    """
+    """Check integer targets, one for each vector of logits [..., K]; return them as int64."""
     if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
         raise ValueError(
             f"targets must be class indices, not {target.dtype}: use target.argmax(-1) for one-hot rows"
@@ -64,22 +60,14 @@ def _labels(output: Tensor, target: Tensor, ignore: int | None = None) -> Tensor
 
 
 def _classes(output: Tensor, target: Tensor) -> Tensor:
-    """Check integer targets [B] against logits [B, K]; return them as int64.
-
-    Raises:
-        ValueError: of another shape, dtype or range.
-    """
+    """Check integer targets [B] against logits [B, K]; return them as int64."""
     if output.dim() != 2:
         raise ValueError(f"this loss needs logits of shape [B, K]; got {tuple(output.shape)}")
     return _labels(output, target)
 
 
 def _logit(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Return logit and target as [B], the target in the dtype of the logit.
-
-    Raises:
-        ValueError: not one logit and one target an example.
-    """
+    """Check that there is one logit an example; return logit and target as [B], in the dtype of the logit."""
     if output.shape[1:] not in ((), (1,)):
         raise ValueError(f"this loss needs one logit for each example, [B] or [B, 1]; got {tuple(output.shape)}")
     if target.shape not in (output.shape, output.shape[:1]):
@@ -90,11 +78,7 @@ def _logit(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _signs(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Return logit and target as [B], every target checked to be -1 or 1.
-
-    Raises:
-        ValueError: otherwise.
-    """
+    """Return logit and target as [B], every target checked to be -1 or 1."""
     logit, sign = _logit(output, target)
     if not bool((target.abs() == 1).all()) or target.is_complex():
         raise ValueError("targets must be -1 or 1: map labels 0 and 1 by 2 * target - 1")

@@ -19,11 +19,7 @@ Axes = tuple[int, ...]
 
 
 def _dimensions(x: Tensor, axes: Axes) -> Axes:
-    """Return the dimensions of ``x`` that ``axes`` of its examples are.
-
-    Raises:
-        ValueError: no axes, or one that an example does not have.
-    """
+    """Return the dimensions of ``x`` that ``axes`` of its examples are."""
     rank = x.dim() - 1
     if not axes or not all(-rank <= axis < rank for axis in axes):
         raise ValueError(f"axes {axes} are invalid for an example of shape {tuple(x.shape[1:])}")
@@ -38,9 +34,6 @@ def _divided(x: Tensor, dimensions: Axes, floor: float | None, eps: float | None
     """Divide by max(floor, root mean square), or by √(mean square + eps).
 
     The mean square is raised to floor² before the root: at 0 the root has no gradient to trust.
-
-    Raises:
-        ValueError: not exactly one of floor and eps, or it is not positive and finite.
     """
     bound = floor if floor is not None else eps
     if (floor is None) == (eps is None) or bound is None or not 0 < bound < float("inf"):

@@ -162,11 +162,7 @@ def padded(x: Tensor, padding: Pairs, value: float) -> Tensor:
 
 
 def _windows(x: Tensor, kernel: Sizes, stride: Sizes | None, padding: Pairs | None) -> tuple[Sizes, Pairs]:
-    """Fill in the defaults of a pooling: stride = kernel, no padding.
-
-    Raises:
-        ValueError: not one channel axis and one spatial axis for each entry of ``kernel``.
-    """
+    """Check the rank of ``x``; fill in the defaults of a pooling: stride = kernel, no padding."""
     if x.dim() != len(kernel) + 2:
         raise ValueError(f"pooling with {kernel} needs examples of rank {len(kernel) + 1}, not {x.dim() - 1}")
     return stride or kernel, padding or ((0, 0),) * len(kernel)
@@ -240,9 +236,7 @@ def scaled_avg_pool(x: Tensor, kernel: Sizes, stride: Sizes | None = None, paddi
 
 
 def global_avg_pool(x: Tensor, keep: bool = False) -> Tensor:
-    """Average [B, C, *spatial] over all P positions, to [B, C], or [B, C, 1, …] with ``keep``.
-    1/√P-Lipschitz.
-    """
+    """Average [B, C, *spatial] over all P positions: [B, C], with ``keep`` [B, C, 1, …]. 1/√P-Lipschitz."""
     return x.mean(dim=tuple(range(2, x.dim())), keepdim=keep)
 
 

@@ -19,7 +19,7 @@ from ..autograd import apply
 from ..certify.sums import DEPTH, sum_of_products, sum_to
 from ..clip.bookkeeping import Outer, Products, Selected, Summed
 from ..clip.clipping import Ticket, ticket_of
-from ..clip.example_gradients import ExampleGradients
+from ..clip.example_gradients import ExampleGradients, unfolded
 from ..clip.outer_products import Windows
 
 # --- spread over examples and positions --------------------------------------------------------------------------
@@ -271,34 +271,30 @@ def _kernel_gradient(
     `precision.sum_slack` counts on K·(1 + 2·DEPTH·u·B) with B of 25 at least. A sum of B gradients is off by
     B·K·(a' + 1)·u, of which `checks.check_gradients` allows B·K·2·DEPTH·u.
     """
-    of = ExampleGradients.of_transposed_convolution if geometry.transposed else ExampleGradients.of_convolution
-    gradients = of(x, cotangent, geometry.windows(weight.shape[2:]))
+    # The adjoint exchanges the roles of what is read and of the cotangent of what is made.
+    read, made = (cotangent, x) if geometry.transposed else (x, cotangent)
+    windows = geometry.windows(weight.shape[2:])
+    gradients = ExampleGradients(read, made, windows)
     if ticket is not None:
         return ticket.note(Products.of(gradients))
     if not torch.is_grad_enabled() and gradients.is_native and gradients.depth < 2 * DEPTH:
         return gradients.total().to(weight.dtype)
-    # The adjoint exchanges the roles of what is read and of the cotangent of what is made.
-    read, made = (cotangent, x) if geometry.transposed else (x, cotangent)
     entries = read.shape[1] * math.prod(made.shape[2:]) * math.prod(weight.shape[2:])
     at_once = max(_AT_ONCE // max(entries, 1), 1)
     parts = zip(torch.split(read, at_once), torch.split(made, at_once), strict=True)
-    sums = [sum_of_products(*_rows(part, own, weight.shape[2:], geometry)).double() for part, own in parts]
+    sums = [sum_of_products(*_rows(part, own, windows)).double() for part, own in parts]
     return sum(sums[1:], start=sums[0]).reshape(weight.shape).to(weight.dtype)
 
 
-def _rows(x: Tensor, cotangent: Tensor, kernel: torch.Size, geometry: Geometry) -> tuple[Tensor, Tensor]:
+def _rows(read: Tensor, cotangent: Tensor, windows: Windows) -> tuple[Tensor, Tensor]:
     """Return the cotangents [groups, n, F/groups] and windows [groups, n, C/groups·taps] of n = B·positions."""
-    groups, rank = geometry.groups, len(kernel)
-    windows = F.pad(x, [side for low in reversed(geometry.padding) for side in (low, low)])
-    for axis, (size, step, gap) in enumerate(
-        zip(kernel, geometry.stride, geometry.dilation, strict=True), start=2
-    ):
-        windows = windows.unfold(axis, (size - 1) * gap + 1, step)[..., ::gap]
-    windows = torch.unflatten(windows, 1, (groups, -1))  # [B, groups, C/groups, *positions, *kernel]
+    groups, rank = windows.groups, len(windows.kernel)
+    cut = unfolded(read, cotangent.shape[2:], windows)
+    cut = torch.unflatten(cut, 1, (groups, -1))  # [B, groups, C/groups, *positions, *kernel]
     made = torch.unflatten(cotangent, 1, (groups, -1))  # [B, groups, F/groups, *positions]
     positions = range(3, 3 + rank)
-    windows = windows.permute(1, 0, *positions, 2, *range(3 + rank, 3 + 2 * rank))
+    cut = cut.permute(1, 0, *positions, 2, *range(3 + rank, 3 + 2 * rank))
     return (
         made.permute(1, 0, *positions, 2).reshape(groups, -1, made.shape[2]),
-        windows.reshape(groups, -1, math.prod(windows.shape[2 + rank :])),
+        cut.reshape(groups, -1, math.prod(cut.shape[2 + rank :])),
     )

@@ -95,11 +95,7 @@ def smooth_l1(
 
 
 def _targets(output: Tensor, target: Tensor, norm: float | None) -> Tensor:
-    """Check targets, of the shape of the outputs [B, …]; return them in the dtype of the outputs.
-
-    Raises:
-        ValueError: of another shape or dtype, not finite, or longer than `norm`.
-    """
+    """Check targets, of the shape of the outputs [B, …]; return them in the dtype of the outputs."""
     if target.shape != output.shape or output.dim() < 2 or not target.is_floating_point():
         raise ValueError(
             f"targets must be floats of shape {tuple(output.shape)}, not {target.dtype} {tuple(target.shape)}"

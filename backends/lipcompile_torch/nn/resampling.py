@@ -140,11 +140,7 @@ def expand(x: Tensor, shape: Sequence[int]) -> Tensor:
 
 @lru_cache(maxsize=256)
 def _decoded(mask: str, shape: tuple[int, ...]) -> Tensor:
-    """Return the truth values [*shape] that ``mask`` lists, in row-major order.
-
-    Raises:
-        ValueError: there are more of them than entries.
-    """
+    """Return the truth values [*shape] that ``mask`` lists, in row-major order."""
     entries = prod(shape)
     bits = f"{int(mask, 16):b}".zfill(entries)
     if len(bits) > entries:

@@ -124,15 +124,11 @@ def values_by_name(given: Mapping[str, float], names: Iterable[str], what: str) 
     for pattern, value in given.items():
         if not 0 < value < math.inf:
             raise ValueError(f"the {what} of {pattern!r} is {value}: it must be finite and positive")
-        if not any(_matches(name, pattern) for name in present):
+        if not any(name == pattern or fnmatchcase(name, pattern) for name in present):
             raise ValueError(
                 f"the {what} {pattern!r} matches no parameter; the parameters are {', '.join(present)}"
             )
     return {name: given[_entry(name, given, what)] for name in present}
-
-
-def _matches(name: str, pattern: str) -> bool:
-    return name == pattern or fnmatchcase(name, pattern)
 
 
 def _entry(name: str, given: Mapping[str, float], what: str) -> str:

@@ -19,7 +19,7 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from lipcompile_privacy.generators import CHACHA, PHILOX
+from lipcompile_privacy.ledger import CHACHA, PHILOX
 from numpy.typing import NDArray
 from torch import Tensor
 

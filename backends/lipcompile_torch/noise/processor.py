@@ -25,7 +25,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from lipcompile_privacy.generators import AES, SFC
+from lipcompile_privacy.ledger import AES, SFC
 from numpy.random import SFC64
 from numpy.typing import NDArray
 from torch import Tensor

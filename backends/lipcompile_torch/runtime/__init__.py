@@ -15,11 +15,11 @@ _UNDER_THEIR_NAMES = {
     "audit": "canaries privacy_audit signal",
     "certify": "constraints drift gram intervals norms operators precision projection rounding sums",
     "clip": "clipping example_gradients native_gradients outer_product_plans outer_products",
-    "deploy": "adversarial certification deployment robustness",
+    "deploy": "certification deployment robustness",
     "native": "fingerprint",
     "nn": (
-        "activations constrained functional layers losses normalisation pooling reading regression resampling "
-        "scattering sorting token_layers"
+        "constrained functional layers losses normalisation pooling reading regression resampling scattering "
+        "sorting token_layers"
     ),
     "noise": "discrete_gaussian normals streams",
     "train": (
@@ -28,6 +28,8 @@ _UNDER_THEIR_NAMES = {
     ),
 }
 _ELSEWHERE = {
+    "activations": "nn.layers",
+    "adversarial": "deploy.certification",
     "audit": "audit.search",
     "audit_moves": "audit.moves",
     "audit_pairs": "audit.canaries",

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from ..autograd import apply
 from ..clip.clipping import ClipGroup, ForwardPass, Note, Noted, group_gradients
 from ..clip.example_gradients import Clip
+from ..noise.masks import Masks
 from ..sharding import add_sum_, is_shard
 from .loss_clipping import count_within
 
@@ -144,6 +145,7 @@ class ParameterAliases:
             `reset`. Backward passes in threads append to it.
         clipped: clip groups, with how many examples a backward pass brought there, since `reset`, in the same way.
         begin_backward: called when a backward pass comes to the module, before it reaches any parameter.
+        masks: the secret seeds of the training.
     """
 
     def __init__(self) -> None:
@@ -160,6 +162,37 @@ class ParameterAliases:
         self.begin_backward: Callable[[], None] = lambda: None
         self._numbers = count()
         self._pass = ForwardPass()
+        self.masks = Masks(wanted=False)
+        self._owner: nn.Module | None = None
+        self._held: dict[str, nn.Parameter] = {}
+
+    def belong_to(self, module: nn.Module) -> None:
+        """Remember the module that is trained, and its parameters as they are now."""
+        self._owner, self._held = module, dict(module.named_parameters())
+
+    def check_owner(self, module: nn.Module) -> None:
+        """Refuse a forward pass of a copy that shares layers with the trained module, or with other weights than
+        its own, as `torch.func.functional_call` puts them in. FSDP exchanges its shards by itself.
+
+        Raises:
+            RuntimeError: gradients of that pass would reach the trained parameters, without their bounds.
+            PrivacyError: masks of dropout are not secret.
+        """
+        if self._owner is None:
+            return
+        self.masks.check()
+        if self._owner is not module:
+            raise RuntimeError(
+                "this is a shallow copy of the module that is trained, with settings of its own: train the module "
+                "itself, or use copy.deepcopy"
+            )
+        held = self._held
+        others = [n for n, p in module.named_parameters() if p is not held.get(n) and not is_shard(held.get(n))]
+        if others:
+            raise RuntimeError(
+                f"a forward pass would use other weights in the place of {', '.join(others)}, as functional_call "
+                "does, and the gradients of the rest are not bounded at these: call the module, or a deep copy"
+            )
 
     def clip(
         self,

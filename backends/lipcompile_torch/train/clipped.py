@@ -9,7 +9,8 @@ size, not by the size of the batch, which is private.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from ..certify.precision import rounding_slack
 from ..clip.bookkeeping import without
 from ..devices import at_once
 from ..nn.functional import clip_scale, example_norms
+from ..noise.masks import Masks
 from ..noise.mechanism import Allocation, allocate, values_by_name
 from . import checks
 from .checks import PrivacyError
@@ -58,6 +60,7 @@ class ClippedGradients:
 
     Attributes:
         examples: how many examples have gone in since `reset`.
+        masks: the secret seeds of the training, see there.
 
     Raises:
         PrivacyError: batch normalisation in training mode, hooks, nothing to train; no loss, or one too many.
@@ -95,6 +98,7 @@ class ClippedGradients:
         self._chunk_size = chunk_size or self._fitting_chunk()
         self._sums: dict[str, Tensor] = {}
         self._compared = False
+        self.masks = Masks(wanted=False)
         self._check_module()
         if isinstance(module, LipschitzModule):
             module.guard_layers()  # which tells them of the gate
@@ -149,6 +153,7 @@ class ClippedGradients:
         if len(inputs) != len(targets):
             raise ValueError(f"{len(inputs)} inputs and {len(targets)} targets: each example needs one target")
         self._check_module()
+        self.masks.check()
         total, sums = torch.zeros((), device=inputs.device), self._sums
         for start in range(0, len(inputs), self._chunk_size):
             chunk = slice(start, start + self._chunk_size)
@@ -202,7 +207,8 @@ class ClippedGradients:
             output: Tensor = functional_call(self.module, parameters, (example[None],))
             return output[0]
 
-        return vmap(run, randomness="different")(copies, inputs)
+        with _forgetting(self.module):
+            return vmap(run, randomness="different")(copies, inputs)
 
     def _total(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the sum of losses over b, 0-dim."""
@@ -273,9 +279,12 @@ class ClippedGradients:
         """
         held = {**dict(self.module.named_buffers()), **dict(self.module.named_parameters())}
         copies = {name: tensor.detach().clone() for name, tensor in held.items()}
-        with torch.no_grad():
+        plain = _plain_tensors(self.module)
+        before = {name: tensor.clone() for name, tensor in plain.items()}
+        with torch.no_grad(), _forgetting(self.module):
             outputs: Tensor = functional_call(self.module, copies, (inputs,))
         changed = [name for name, tensor in held.items() if not _same(tensor.detach(), copies[name], 0.0)]
+        changed += [name for name, tensor in plain.items() if not _same(tensor, before[name], 0.0)]
         if changed:
             raise PrivacyError(
                 f"the forward pass writes statistics of private examples into {', '.join(changed)}, and "
@@ -301,6 +310,30 @@ class ClippedGradients:
         numbers = sum(parameter.numel() for parameter in self._parameters.values())
         device = next(iter(self._parameters.values())).device
         return max(1, min(_MOST_EXAMPLES, at_once(device, *_CHUNK_ENTRIES) // numbers))
+
+
+@contextmanager
+def _forgetting(module: nn.Module) -> Iterator[None]:
+    """Undo what a forward pass assigns to attributes: another pass would read there what this one saw of all
+    examples. Changes within a list or a dict stay.
+    """
+    before = [(part, dict(vars(part))) for part in module.modules()]
+    try:
+        yield
+    finally:
+        for part, attributes in before:
+            vars(part).clear()
+            vars(part).update(attributes)
+
+
+def _plain_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Return the tensors among the attributes of a module that are no buffers and no parameters, by name."""
+    return {
+        f"{prefix}.{name}" if prefix else name: value.detach()
+        for prefix, part in module.named_modules()
+        for name, value in vars(part).items()
+        if isinstance(value, Tensor)
+    }
 
 
 def _lengths(clipping: float | Mapping[str, float], names: Iterable[str]) -> tuple[bool, dict[str, float]]:

@@ -254,9 +254,7 @@ class PrivacyEngine:
         strategy: Strategy | None,
         options: EngineOptions,
     ) -> dict[str, Any]:
-        """Return what certificates in checkpoints say of the training: the accountant's inputs, and s_p if it is
-        the same at every step.
-        """
+        """Return what checkpoints say of the training: the accountant's inputs, and s_p if it never changes."""
         noise = options.get("noise", "global")
         stds = None if strategy else gradients.constant_stds(sigma)
         return {
@@ -472,11 +470,7 @@ def _correlated(module: LipschitzModule, options: EngineOptions) -> EngineOption
 
 
 def _clips(module: LipschitzModule, options: EngineOptions) -> dict[str | None, ClipLength]:
-    """Return what the thresholds of training are to be: with None for the loss, and by name of the clip group.
-
-    Raises:
-        PrivacyError: a clip_length of no group, or of one whose rule has no threshold.
-    """
+    """Return what the thresholds of training are to be: with None for the loss, and by name of the clip group."""
     loss, given = options.get("loss_clip"), options.get("clip_length")
     clips: dict[str | None, ClipLength] = {} if loss is None else {None: loss}
     if given is None:

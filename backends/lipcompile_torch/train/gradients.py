@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from typing import Any, Protocol
 
-from torch import Tensor, nn
+from torch import Tensor, dtype, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -13,6 +14,7 @@ from ..certify.precision import long_sum_slack, sum_slack, warn_of_sums
 from ..certify.sums import DEPTH
 from ..clip.clipping import sum_depth
 from ..distributed import ALONE, RankError, World, check_same
+from ..noise.masks import Masks
 from ..noise.mechanism import Allocation, NoiseSource, allocate
 from ..sharding import is_shard, settle
 from . import checks
@@ -38,6 +40,13 @@ class Gradients(Protocol):
     def module(self) -> nn.Module:
         """The trained module."""
 
+    @property
+    def draws_masks(self) -> bool:
+        """Whether a forward pass may draw random numbers, such as masks of dropout."""
+
+    def draw_masks_by(self, masks: Masks) -> None:
+        """Let each forward pass of a step check that masks are secret."""
+
     def check(self, noise_multiplier: float) -> None:
         """Raise ValueError if noise of this σ cannot be shared among the parameters; changes nothing."""
 
@@ -58,17 +67,20 @@ class Gradients(Protocol):
             RankError: that is so on another process, or it does not do the same as this one.
         """
 
-    def constant_stds(self, noise_multiplier: float) -> dict[str, float] | None:
-        """Return the least s_p of any step, by parameter; None if it follows weights or a clip."""
+    def constant_stds(self, noise_multiplier: float) -> dict[str, float] | None:  # noqa: ARG002
+        """Return the least s_p of any step, by parameter; None if it follows weights, or is of no bound."""
+        return None
 
     def settle(self, batch: LogicalBatch, noise: NoiseSource) -> None:
         """Release what else belongs to the step, and put the weights back into their sets."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run goes on from, beside weights and the optimizer's state; all of it released."""
+        return {}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:  # noqa: ARG002
         """Go on from a state, among other entries; raise ValueError if it is that of another clip."""
+        return
 
 
 _FIXES = {
@@ -145,14 +157,26 @@ class LipschitzGradients:
         self._parameters = checks.trainable(self.module)
         self._pieces = max(pieces, _PIECES)
         self._depth = DEPTH + self._pieces + world.size
-        self._gate_slack, self._long_slack = 0.0, 0.0
+        self._gate_slack = 0.0
+        self._long_slacks: dict[dtype, float] = {}
         self._watch = GradientWatch(self._parameters, late=self.module is not module)
         self._batch: object = None
         self._groups = [group.parameters for group in self.module.clips]
         self._proved = self._parameters.keys() - self.module.clipped_parameters
-        self._long_slack = self._long_sums() if self._proved else 0.0
         self._stated = _stated(self.module)
         self.total = Reduction(self.module, world, self.module.clipped_parameters)
+
+    @property
+    def draws_masks(self) -> bool:
+        """Whether the certified graph has dropout; without one, who knows."""
+        nodes = type(self.module).certificate.get("graph", {}).get("nodes")
+        return nodes is None or any(
+            "dropout" in node["op"] or Fraction(node["attributes"].get("dropout", 0)) for node in nodes
+        )
+
+    def draw_masks_by(self, masks: Masks) -> None:
+        """Let the module check them."""
+        self.module.gate.aliases.masks = masks
 
     def check(self, noise_multiplier: float) -> None:
         """Share the noise by way of trial."""
@@ -206,7 +230,7 @@ class LipschitzGradients:
         _check_agreement(views, batch)
         # The lowest precision so far: nothing flows back from an empty batch, which noise must not give away.
         self._gate_slack = max(self._gate_slack, *(view["slack"] for view in views))
-        slack = max(checks.slack(self._parameters), self._gate_slack) + self._long_slack
+        slack = max(checks.slack(self._parameters), self._gate_slack) + self._long_sums()
         self.total.sum_()
         norms = self._norms if self.total.world is ALONE else self.total.norms()
         checks.check_gradients(norms, bounds, batch.total / self._normaliser, slack, self._depth)
@@ -217,7 +241,7 @@ class LipschitzGradients:
     def _view(self, batch: LogicalBatch, bounds: Mapping[str, float], sigma: float) -> dict[str, Any]:
         """Check what flowed back here; return what the other processes must find too."""
         module = self.module
-        own_slack = max(checks.slack(self._parameters), module.gate.slack) + self._long_slack
+        own_slack = max(checks.slack(self._parameters), module.gate.slack) + self._long_sums()
         self.total.check()
         arrived = self._watch.norms
         measured = checks.measure(module, self._parameters, self._contents, module.gate, arrived)
@@ -269,7 +293,7 @@ class LipschitzGradients:
         # The noise carries the slack of each parameter's dtype by itself; that of the computation comes on top.
         self._factor = noise.widening(left, entries)
         # What is added of a clipped gradient is no longer than C, as it is in floating point.
-        one = dict.fromkeys(stds, 1.0) | dict.fromkeys(self._proved, 1 + self._gate_slack + self._long_slack)
+        one = dict.fromkeys(stds, 1.0) | dict.fromkeys(self._proved, 1 + self._gate_slack + self._long_sums())
         summed = self._sum_slacks(bounds)
         return {name: std * one[name] * (1 + summed[name]) * self._factor for name, std in stds.items()}
 
@@ -294,8 +318,11 @@ class LipschitzGradients:
         }
 
     def _long_sums(self) -> float:
-        graph = type(self.module).certificate.get("graph")
-        return max(long_sum_slack(graph, p.dtype) for p in self._parameters.values())
+        """Return what the roundings of a pass add, in the dtypes that the parameters have now."""
+        graph = type(self.module).certificate.get("graph") if self._proved else None
+        for kind in {parameter.dtype for parameter in self._parameters.values()} - self._long_slacks.keys():
+            self._long_slacks[kind] = long_sum_slack(graph, kind)
+        return max(self._long_slacks[parameter.dtype] for parameter in self._parameters.values())
 
     def _share(self, bounds: Mapping[str, float], sigma: float) -> dict[str, float]:
         sizes = {name: parameter.numel() for name, parameter in self._parameters.items()}
@@ -345,7 +372,7 @@ class LipschitzGradients:
         self._contents = checks.current_contents(self.module)
 
 
-class PerExampleGradients:
+class PerExampleGradients(Gradients):
     """Clipped per-example gradients: what `ClippedGradients` added up, whatever stands in `.grad`."""
 
     def __init__(
@@ -359,6 +386,15 @@ class PerExampleGradients:
     def module(self) -> nn.Module:
         """The trained module."""
         return self.clipped.module
+
+    @property
+    def draws_masks(self) -> bool:
+        """True: nothing is known of the module."""
+        return True
+
+    def draw_masks_by(self, masks: Masks) -> None:
+        """Let `ClippedGradients.backward` check them."""
+        self.clipped.masks = masks
 
     def check(self, noise_multiplier: float) -> None:
         """Share the noise by way of trial."""
@@ -425,18 +461,7 @@ class PerExampleGradients:
         batches = (batch.step, batch.round, batch.total, batch.digest)
         return {"examples": batch.examples, "batches": batches, "weights": self.total.weights()}
 
-    def constant_stds(self, noise_multiplier: float) -> dict[str, float] | None:  # noqa: ARG002
-        """Return None: no bound of the module has a part in this noise."""
-        return None
-
     def settle(self, batch: LogicalBatch, noise: NoiseSource) -> None:  # noqa: ARG002  # nothing else is released
         """Project a compiled module."""
         if isinstance(self.module, LipschitzModule):
             self.module.project_()
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return nothing: every batch begins anew."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """There is nothing to load."""

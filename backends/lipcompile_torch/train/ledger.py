@@ -27,8 +27,7 @@ from typing import Any
 
 from lipcompile_privacy.accounting import Accountant, NeighbouringRelation, Release, release_from
 from lipcompile_privacy.errors import LedgerError
-from lipcompile_privacy.generators import UNKNOWN
-from lipcompile_privacy.ledger import COUNTS, GENESIS, SCHEMA, LedgerRecord, parse, read_ledger, sealed
+from lipcompile_privacy.ledger import COUNTS, GENESIS, SCHEMA, UNKNOWN, LedgerRecord, parse, read_ledger, sealed
 
 from ..distributed import ALONE, World
 from .gradient_watch import Singular

@@ -21,7 +21,7 @@ from ..certify.projection import Amortised, project_
 from ..certify.rounding import UP_MANY
 from ..clip.clipping import ClipGroup
 from ..nn import functional
-from ..nn.constrained import ConstrainedLayer, OutsideWarning, outside
+from ..nn.constrained import ConstrainedLayer, OutsideWarning, constraints_of, outside
 from ..sharding import gathered, hooked, plain_type, settle
 from .aliases import OVERLAP
 from .gate import GateRecord, Passage, check_saving, enter_criterion, leave_criterion, pass_gate
@@ -31,8 +31,7 @@ _MODES = (None, "default", "max-autotune-no-cudagraphs")
 
 
 class LipschitzModule(nn.Module):
-    """A network whose per-example gradients are bounded, for every input and every label, while its weights
-    are projected.
+    """A network whose per-example gradients are bounded, for all inputs and labels, while weights are projected.
 
     Subclasses set the class attributes, build :class:`~..nn.layers.ConstrainedLayer` parts in ``__init__`` and
     end it with ``self.project_()``; ``forward`` begins with :meth:`clip_input` and ends with :meth:`release`.
@@ -112,8 +111,7 @@ class LipschitzModule(nn.Module):
         return leave_criterion(total, self) if total.requires_grad else total
 
     def clip_input(self, x: Tensor) -> Tensor:
-        """Return inputs [B, *input_shape] with each example clipped to ``input_norm``, unless the input is
-        trusted, or tokens.
+        """Return inputs [B, *input_shape], each clipped to ``input_norm`` unless they are trusted, or tokens.
 
         Raises:
             ValueError: another shape, or not floating point; for tokens, not whole numbers.
@@ -157,8 +155,7 @@ class LipschitzModule(nn.Module):
             self.takes_features = False
 
     def clip_features(self, x: Tensor) -> Tensor:
-        """Return features [B, *features_shape], in the dtype of the parameters, each clipped to
-        ``features_norm``.
+        """Return features [B, *features_shape], in the parameters' dtype, each clipped to ``features_norm``.
 
         Raises:
             ValueError: another shape, or not floating point.
@@ -246,6 +243,7 @@ class LipschitzModule(nn.Module):
         for _, layer in self._constrained():
             layer.gate = self.gate
         trained = {name: p for name, p in self.named_parameters() if p.requires_grad}
+        self.gate.aliases.belong_to(self)
         self.gate.aliases.watch(trained)
         whole = gathered(self) if self.clips else {}
         self.gate.aliases.clip(self.clips, trained, lambda: self.normaliser, lambda: self.clip_lengths, whole)
@@ -312,8 +310,7 @@ class LipschitzModule(nn.Module):
 
         Raises:
             ValueError: a parameter is not finite.
-            RuntimeError: a parameter is not governed by exactly one constraint, or is trained without a
-            bound.
+            RuntimeError: see :meth:`check_parameters`.
         """
         self.check_parameters()
         project_(self._amortised(), self.projection_slack)
@@ -337,19 +334,13 @@ class LipschitzModule(nn.Module):
         return [(name, part) for name, part in self.named_modules() if isinstance(part, ConstrainedLayer)]
 
     def check_parameters(self) -> None:
-        """Check that every parameter, by name, is governed by one constraint and, if trainable, has a
-        gradient bound.
+        """Check that every parameter is governed by one constraint and, if trainable, has a gradient bound.
 
         Raises:
-            RuntimeError: a parameter is foreign, shared under several names, missing, or trained without a
-            bound.
+            RuntimeError: a parameter is foreign, under several names, missing, or trained without a bound.
         """
         present = dict(self.named_parameters(remove_duplicate=False))
-        governed = {
-            f"{prefix}.{name}" if prefix else name
-            for prefix, layer in self._constrained()
-            for name in layer.constraints
-        }
+        governed = constraints_of(self).keys()
         uses = Counter(map(id, present.values()))
         _refuse(sorted(name for name in present if uses[id(present[name])] > 1), "shared under several names")
         _refuse(
@@ -372,6 +363,7 @@ class LipschitzModule(nn.Module):
         if self.clips:
             self._check_compiled()
         self._check_layers()
+        self.gate.aliases.check_owner(self)
         check_saving()
         found = hooked(self)
         if found:
@@ -396,11 +388,7 @@ class LipschitzModule(nn.Module):
         ]
 
     def _check_layers(self) -> None:
-        """Compare the layers with those that were there first, at the end of ``__init__``.
-
-        Raises:
-            RuntimeError: a layer, or a setting of one, is another.
-        """
+        """Refuse other layers, or settings of layers, than were there first, at the end of ``__init__``."""
         layers = {
             name: (plain_type(layer), dict(getattr(layer, "constraints", {})), _settings(layer))
             for name, layer in self.named_modules()
@@ -437,9 +425,7 @@ class LipschitzModule(nn.Module):
         self.project_()
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
-        """Convert dtype or device as ``nn.Module`` does; project, since another dtype rounds weights out of
-        their sets.
-        """
+        """Convert dtype or device; project, since another dtype rounds weights out of their sets."""
         before = {parameter.dtype for parameter in self.parameters()}
         self.forget_certificates()  # copies of weights would stay where and what they are
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 from lipcompile_privacy.accounting import BudgetError, Release, Run
-from lipcompile_privacy.generators import warn_of
+from lipcompile_privacy.ledger import warn_of
 from torch.optim import Optimizer
 
+from ..noise.masks import Masks
 from ..noise.mechanism import NoiseSource, zero_gradient_
 from . import checks
 from .checks import PrivacyError
@@ -55,6 +56,8 @@ class PrivateOptimizer(Singular, Optimizer):
         self._charges_left = None if max_steps is None else loader.scheme.drawing.charges(max_steps)
         self._round: int | None = None
         self._parameters = checks.trainable(gradients.module)
+        self._masks = Masks(not noise.is_seeded and gradients.draws_masks, self._parameters.values())
+        gradients.draw_masks_by(self._masks)
         self._generators: list[str] = []
         self._declare()
         self._accumulating = False
@@ -159,6 +162,7 @@ class PrivateOptimizer(Singular, Optimizer):
             )
         self._clear()
         self._gradients.begin()
+        self._masks.begin()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients; does nothing while the pieces of one logical batch are being added up."""
@@ -200,6 +204,7 @@ class PrivateOptimizer(Singular, Optimizer):
         if not batch.complete:
             self._accumulating = True
             return
+        self._masks.check()
         stds = self._gradients.stds(batch, self.noise_multiplier, self._noise)
         self._count(batch)
         self._release(stds, batch)

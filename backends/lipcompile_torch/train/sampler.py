@@ -24,7 +24,7 @@ from torch.utils.data import (
 from ..certify.precision import most_examples
 from ..distributed import ALONE, World
 from ..noise.processor import KEY_BYTES, keyed
-from .sampling import SamplingError, Scheme, scheme_for
+from .sampling import OTHER_ITERATION, SamplingError, Scheme, scheme_for
 
 
 @dataclass(slots=True)
@@ -87,11 +87,13 @@ class PrivateLoader:
         world: World = ALONE,
     ) -> None:
         drawing = drawing or drawing_of(loader)
-        _check_pieces(max_physical_batch)
+        if max_physical_batch is not None and max_physical_batch < 1:
+            raise SamplingError(f"max_physical_batch must be at least 1, or None; got {max_physical_batch}")
         self.dataset = loader.dataset
         self.max_physical_batch = max_physical_batch
         self.current: LogicalBatch | None = None
         self.before_batch: Callable[[], None] = _nothing
+        self._newest = -1
         self._loader, self._world = loader, world
         key = os.urandom(KEY_BYTES) if seed is None else _of_seed(seed)
         self._scheme = scheme_for(drawing, relation, keyed(world.first("begin sampling", lambda: key)))
@@ -134,8 +136,12 @@ class PrivateLoader:
     def __iter__(self) -> Iterator[Any]:
         for batch, piece in self._pieces():
             if piece.position == 0:
+                if piece.step <= self._newest:
+                    raise SamplingError(OTHER_ITERATION)
                 self.before_batch()
-                self.current = replace(piece)
+                self.current, self._newest = replace(piece), piece.step
+            if self.current is not None and piece.step != self.current.step:
+                raise SamplingError(OTHER_ITERATION)
             if self.current is None:
                 raise SamplingError(
                     "physical batches were requested after the step of their logical batch: start a new iteration"
@@ -270,11 +276,6 @@ def drawing_of(loader: DataLoader[Any], sampling: Sampling = "poisson", groups: 
             "must be in (0, 1]"
         )
     return Drawing.of(sampling, loader.batch_size, len(loader.dataset), groups)
-
-
-def _check_pieces(max_physical_batch: int | None) -> None:
-    if max_physical_batch is not None and max_physical_batch < 1:
-        raise SamplingError(f"max_physical_batch must be at least 1, or None; got {max_physical_batch}")
 
 
 def _visits_all_equally(loader: DataLoader[Any]) -> bool:

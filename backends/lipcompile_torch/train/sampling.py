@@ -14,6 +14,10 @@ from torch import Tensor
 
 from ..noise.processor import Bits
 
+OTHER_ITERATION = (
+    "another iteration over the loader has begun, and two at the same time would mix the steps of two epochs: "
+    "continue with the newer one"
+)
 _MANY = 8  # a batch that is a larger share than 1/8 of the data has many draws that come twice
 
 
@@ -81,10 +85,7 @@ class Scheme(ABC):
         current = self._iterations
         for _ in range(self.steps_per_epoch):
             if self._iterations != current:
-                raise SamplingError(
-                    "another iteration over the loader has begun, and two at the same time would mix "
-                    "the steps of two epochs: continue with the newer one"
-                )
+                raise SamplingError(OTHER_ITERATION)
             step = self.drawn
             self.drawn += 1
             yield Drawn(

@@ -7,7 +7,7 @@ import warnings
 import torch
 from lipcompile_privacy.accounting import Mechanism, check_supported
 from lipcompile_privacy.errors import BudgetError
-from lipcompile_privacy.generators import warn_of
+from lipcompile_privacy.ledger import warn_of
 from torch import Tensor
 
 from ..certify.precision import rounding_slack, sum_slack

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from lipcompile_privacy.accounting import Accountant, BudgetError, Drawing, Sampling
@@ -132,8 +132,8 @@ class TrainResult:
     seconds: float
 
 
-class Progress(Protocol):
-    """A receiver of the progress of a training."""
+class Progress:
+    """A receiver of the progress of a training; this one wants to know nothing."""
 
     def prepared(self, done: int, planned: int) -> None:
         """The frozen features of so many examples, of those planned, are computed."""
@@ -146,22 +146,6 @@ class Progress(Protocol):
 
     def epoch_ended(self, summary: EpochSummary) -> None:
         """An epoch ended and its checkpoint is on the disk."""
-
-
-class Silent:
-    """Wants to know nothing."""
-
-    def prepared(self, done: int, planned: int) -> None:
-        """Ignore."""
-
-    def planned(self, plan: Plan) -> None:
-        """Ignore."""
-
-    def stepped(self, steps: int) -> None:
-        """Ignore."""
-
-    def epoch_ended(self, summary: EpochSummary) -> None:
-        """Ignore."""
 
 
 def train(
@@ -183,7 +167,7 @@ def train(
         OSError: the ledger or a checkpoint could not be written.
     """
     began = time.monotonic()
-    run = _Training(module, data, config, report or Silent())
+    run = _Training(module, data, config, report or Progress())
     try:
         with module.on_features() if run.cached else nullcontext():
             run.go()

@@ -8,8 +8,7 @@ from fractions import Fraction
 from math import isqrt
 
 from lipcompile.analysis.changes.edit import Replacement, put_behind, rebuild, without_overlap
-from lipcompile.analysis.norm_slopes import ScaledNorm, scaled_norms
-from lipcompile.analysis.requirements import probabilities
+from lipcompile.analysis.requirements import ScaledNorm, probabilities, scaled_norms
 from lipcompile.core.graph import Graph, Node
 from lipcompile.ops.activation.rules import GroupSort
 from lipcompile.ops.merge.rules import SUM, Sum

@@ -14,7 +14,7 @@ from lipcompile.cli.shared.inputs import LEDGER
 from lipcompile.cli.shared.output import complain, write_text
 from lipcompile.cli.shared.training import plain_warnings, refuse_used
 from lipcompile.diagnostics import Diagnostic, Severity, input_error
-from lipcompile.tables.schema_text import CLASSES_READ, KINDS_READ, NAMES_READ, text
+from lipcompile.tables.schema_file import CLASSES_READ, KINDS_READ, NAMES_READ, text
 
 if TYPE_CHECKING:
     from lipcompile.tables.encode import Encoded
@@ -220,8 +220,7 @@ def _schema(run: TableRun) -> tuple[Schema, list[str]]:
 
 def names_read(schema: Schema, data: Path) -> list[str]:
     """Warn if the first row of a text file may stand in a schema for names, and return what was read."""
-    from lipcompile.tables.names import are_names
-    from lipcompile.tables.read import TEXT
+    from lipcompile.tables.read import TEXT, are_names
 
     names = [column.name for column in schema.columns] + [schema.target or "target"]
     if are_names(names) or not data.name.lower().endswith(TEXT):
@@ -243,9 +242,9 @@ def read_from_rows(what: str, help_line: str) -> Diagnostic:
 def _parts(run: TableRun, schema: Schema) -> Parts:
     """Read and check the rows, and the classes if the schema has none; raises InputError."""
     from lipcompile.core.backend import find
+    from lipcompile.tables.encode import classes_of
     from lipcompile.tables.read import called
     from lipcompile.tables.stream import encoded, taken
-    from lipcompile.tables.target import classes_of
 
     data = encoded(run.data, schema)
     classes = classes_of(data, schema, called(run.data))

@@ -227,7 +227,9 @@ def _as_diagnostics(began: Any) -> Iterator[None]:
     except InputError:
         raise
     except Exception as error:
-        full = _is_out_of_memory(error)
+        import torch
+
+        full = isinstance(error, torch.OutOfMemoryError)
         code = next((code for code, kinds in _BY_USERS.items() if isinstance(error, kinds)), None)
         if full or (code is None and isinstance(error, ValueError) and not began()):
             code = "LIP404"
@@ -235,13 +237,6 @@ def _as_diagnostics(began: Any) -> Iterator[None]:
             raise
         help_line = "use --max-physical-batch" if full else ""
         raise input_error(code, str(error).splitlines()[0], help_line) from error
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """Whether a device has no room for what was computed."""
-    import torch
-
-    return isinstance(error, torch.OutOfMemoryError)
 
 
 @contextmanager

@@ -39,18 +39,46 @@ from lipcompile.version import __version__
 _CALLED = ("ClipGroup", "Free", "Frobenius", "Orthogonal", "Spectral", "decode_weights")
 
 
+def emit(
+    derivation: Derivation,
+    follow_weights: bool = False,
+    noise_strategy: Mapping[str, Any] | None = None,
+    training: Mapping[str, Any] | None = None,
+) -> str:
+    """Return one Python file that defines `Model`, a `LipschitzModule` without constructor arguments.
+
+    With `follow_weights` its bounds are evaluated at the certified norms of the current weights instead of the
+    bounds of their constraints. `noise_strategy` is data for `factorisation.strategy_from`, which it carries;
+    `training` is what its certificate says of the planned training.
+    Raises InputError if the model is rejected, or leaves a number open.
+    """
+    analysis = complete(derivation, "a module")
+    graph = analysis.graph
+    found = None if follow_weights else features(graph)
+    document = certificate(derivation, training)
+    body = [
+        *_attributes(analysis, found, document),
+        *([] if noise_strategy is None else _literal("noise_strategy", noise_strategy)),
+        "",
+        *_constructor(graph),
+        "",
+        *_forward(graph, found),
+        "",
+        *_loss(graph),
+        *(["", *following_bounds(graph)] if follow_weights else []),
+        *([] if graph.input.tokens else ["", *current_slope(graph)]),
+    ]
+    name = class_name(graph.name)
+    program = [f"class {name}(LipschitzModule):", f'    """The network {graph.name}."""', "", *_indent(body)]
+    footer = _footer(document, graph, name)
+    imports = _imports("\n".join(program), user_imports(graph))
+    return "\n".join([*_header(derivation, analysis), *imports, *program, *footer, ""])
+
+
 class TorchBackend:
     """The `torch` backend of the compiler."""
 
-    def emit(
-        self,
-        derivation: Derivation,
-        follow_weights: bool = False,
-        noise_strategy: Mapping[str, Any] | None = None,
-        training: Mapping[str, Any] | None = None,
-    ) -> str:
-        """Return the module's text; see `emit`."""
-        return emit(derivation, follow_weights, noise_strategy, training)
+    emit = staticmethod(emit)
 
     @property
     def audit(self) -> backend.Audit:
@@ -110,42 +138,6 @@ class TorchBackend:
 
 
 BACKEND: backend.Backend = TorchBackend()
-
-
-def emit(
-    derivation: Derivation,
-    follow_weights: bool = False,
-    noise_strategy: Mapping[str, Any] | None = None,
-    training: Mapping[str, Any] | None = None,
-) -> str:
-    """Return one Python file that defines `Model`, a `LipschitzModule` without constructor arguments.
-
-    With `follow_weights` its bounds are evaluated at the certified norms of the current weights instead of the
-    bounds of their constraints. `noise_strategy` is data for `factorisation.strategy_from`, which it carries;
-    `training` is what its certificate says of the planned training.
-    Raises InputError if the model is rejected, or leaves a number open.
-    """
-    analysis = complete(derivation, "a module")
-    graph = analysis.graph
-    found = None if follow_weights else features(graph)
-    document = certificate(derivation, training)
-    body = [
-        *_attributes(analysis, found, document),
-        *([] if noise_strategy is None else _literal("noise_strategy", noise_strategy)),
-        "",
-        *_constructor(graph),
-        "",
-        *_forward(graph, found),
-        "",
-        *_loss(graph),
-        *(["", *following_bounds(graph)] if follow_weights else []),
-        *([] if graph.input.tokens else ["", *current_slope(graph)]),
-    ]
-    name = class_name(graph.name)
-    program = [f"class {name}(LipschitzModule):", f'    """The network {graph.name}."""', "", *_indent(body)]
-    footer = _footer(document, graph, name)
-    imports = _imports("\n".join(program), user_imports(graph))
-    return "\n".join([*_header(derivation, analysis), *imports, *program, *footer, ""])
 
 
 def class_name(model: str) -> str:

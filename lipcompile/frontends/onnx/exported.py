@@ -75,7 +75,7 @@ def _weights(model: ModelProto, graph: Graph) -> Mapping[str, Array] | None:
 
 def _same(model: ModelProto, graph: Graph, weights: Mapping[str, Array], metadata: Mapping[str, str]) -> bool:
     """Whether the compiler writes this file for the graph: what it computes, and what it declares."""
-    from lipcompile.emitters.onnx import to_onnx
+    from lipcompile.emitters.onnx.emit import to_onnx
 
     written = to_onnx(graph, weights, clip_input=True)
     declared = {entry.key: entry.value for entry in written.metadata_props}

@@ -225,7 +225,8 @@ def _flat(places: Array, sizes: Shape) -> tuple[int, ...]:
     import numpy as np
 
     limits = np.array(sizes)[:, None]
-    if not places.size or bool(((places < -limits) | (places >= limits)).any()):
+    exist = len(places) == len(sizes) and places.size
+    if not exist or bool(((places < -limits) | (places >= limits)).any()):
         raise Refusal("LIP102", f"there are no such places among the sizes {list(sizes)}")
     return tuple(int(row) for row in np.ravel_multi_index(tuple(places % limits), sizes))
 

@@ -11,7 +11,7 @@ import pytest
 from onnx import ModelProto, NodeProto, numpy_helper
 
 from lipcompile.core.derivation import Derivation
-from lipcompile.emitters.onnx import save, to_onnx
+from lipcompile.emitters.onnx.emit import save, to_onnx
 from lipcompile.frontends.options import ModelOptions
 from lipcompile.pipeline import check
 from tests.emitters.test_emit import derive

@@ -29,7 +29,13 @@ def errors(loaded: Loaded) -> list[Diagnostic]:
 # A code and a word of the reason, for each way to be refused.
 BN = {"g": np.ones(6, np.float32), "e": floats(6), "m": floats(6), "v": np.ones(6, np.float32)}
 SQUARE = {"w": floats(6, 6)}
+TURNED = SQUARE | {"i": np.arange(6)[::-1].copy()}
 SHAPE = [node("Shape", "x", "s")]
+# The number of each example, twice.
+NUMBERS = [
+    *(*SHAPE, node("Gather", "s z", "b"), node("Range", "z b d", "n")),
+    *(node("Unsqueeze", "n o", "u"), node("Concat", "u u", "p", axis=1)),
+]
 CAST = node("Cast", "i", "y", to=1)
 CEIL = {"ceil_mode": 1, "auto_pad": "VALID"}
 FOREIGN_ADD = node("Add", "h b", "y", domain="com.example")
@@ -38,6 +44,7 @@ ONE_AXIS_TWICE = {"a": ints(0, 1), "e": ints(9, 9), "b": ints(1, -1)}
 EVERY_SECOND = {"a": ints(0), "e": ints(9), "b": ints(1), "c": ints(2)}
 MASK = np.array([True, False] * 3)
 SPLIT = node("Split", "x s", "a b", axis=1)
+TOTAL = node("ReduceSum", "x o", "r", keepdims=0)
 Case = tuple[str, str, Sequence[onnx.NodeProto], Sequence[int | str | None], Mapping[str, Array]]
 
 REFUSED: list[Case] = [
@@ -86,6 +93,8 @@ REFUSED: list[Case] = [
     ("LIP108", "batch axis", [node("Unsqueeze", "x a", "y")], ("n", 6), {"a": ints(0)}),
     ("LIP108", "batch axis", [node("Slice", "x a b a", "y")], ("n", 6), {"a": ints(0), "b": ints(1)}),
     ("LIP108", "batch axis", [node("Gather", "x a", "y")], ("n", 6), {"a": ints(0)}),
+    ("LIP102", "no such places", [*NUMBERS, TOTAL, node("GatherND", "r p", "y")], ("n", 6),
+     {"z": np.array(0), "o": np.array([1]), "d": np.array(1)}),
     ("LIP108", "batch axis", [node("TopK", "x k", "y i", axis=0)], (6, 6), {"k": ints(6)}),
     ("LIP108", "batch axis", [node("ReduceMean", "x", "y", axes=[0])], ("n", 6), {}),
     ("LIP108", "batch axis", [node("ReduceMean", "x", "y")], ("n", 6), {}),
@@ -120,7 +129,7 @@ REFUSED: list[Case] = [
     ("LIP110", "second output", [node("MaxPool", "x", "h i", kernel_shape=[2]), CAST], ("n", 1, 6), {}),
     ("LIP102", "no entry", [node("Gather", "x i", "y", axis=1)], ("n", 6), {"i": ints()}),
     ("LIP104", "finite", [node("Pad", "x p c", "y")], ("n", 3), {"p": ints(0, 1, 0, 1), "c": np.array(np.inf)}),
-    ("LIP308", "another way", [node("Gather", "w i", "v"), *TWO_LAYERS], ("n", 6), SQUARE | {"i": ints(1, 0)}),
+    ("LIP308", "another way", [node("Gather", "w i", "v"), *TWO_LAYERS], ("n", 6), TURNED),
     ("LIP308", "another way", [node("Mul", "w c", "v"), *TWO_LAYERS], ("n", 6), SQUARE | {"c": floats(1)}),
     ("LIP109", "com.example", [node("MatMul", "x w", "h"), FOREIGN_ADD], ("n", 6), SQUARE | {"b": floats(6)}),
     ("LIP102", "twice", [node("Slice", "x a e b", "y")], ("n", 6), ONE_AXIS_TWICE),

@@ -59,7 +59,7 @@ def of_convolution(
     x = randn(batch, channels, *size)
     weight = torch.zeros(filters, channels // where.groups, *where.kernel)
     cotangent = randn(*convolved(x, weight, where).shape, seed=1)
-    return ExampleGradients.of_convolution(x, cotangent, where)
+    return ExampleGradients(x, cotangent, where)
 
 
 def by_torch(given: ExampleGradients) -> Tensor:
@@ -177,7 +177,7 @@ def test_transposed_convolutions_exchange_what_is_read_and_made(groups: int) -> 
         return (transposed(x[None], weight, where)[0] * cotangent).sum()
 
     expected = vmap(grad(loss), in_dims=(None, 0, 0))(weight, x.double(), cotangent.double())
-    given = ExampleGradients.of_transposed_convolution(x, cotangent, where)
+    given = ExampleGradients(cotangent, x, where)
     torch.testing.assert_close(given.total(), expected.sum(0), rtol=0, atol=1e-4)
     norms = torch.linalg.vector_norm(expected.flatten(1), dim=1)
     torch.testing.assert_close(given.norms(), norms, rtol=2e-6, atol=0)
@@ -186,7 +186,7 @@ def test_transposed_convolutions_exchange_what_is_read_and_made(groups: int) -> 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
 def test_other_dtypes_are_computed_in_theirs_or_in_float32(dtype: torch.dtype) -> None:
     x, cotangent = randn(3, 4, 6, 6).to(dtype), randn(3, 8, 4, 4, seed=1).to(dtype)
-    given = ExampleGradients.of_convolution(x, cotangent, windows((3, 3)))
+    given = ExampleGradients(x, cotangent, windows((3, 3)))
     expected = by_torch(given).sum(0)
     tolerance = 1e-12 if dtype == torch.float64 else 1e-4
     torch.testing.assert_close(given.total(), expected, rtol=0, atol=tolerance)
@@ -218,7 +218,7 @@ def test_depth_is_that_of_runs_and_of_their_sum(size: tuple[int, ...], where: Wi
 def test_rounding_is_within_its_bound_where_all_terms_are_alike(value: float, size: tuple[int, int]) -> None:
     """The gradient is T·x·g in every entry, to be reached by T additions that all round the same way."""
     x, cotangent = torch.full((2, 3, *size), value), torch.full((2, 5, *size), value * value)
-    given = ExampleGradients.of_convolution(x, cotangent, windows((1, 1)))
+    given = ExampleGradients(x, cotangent, windows((1, 1)))
     positions = math.prod(size)
     exact = positions * Fraction(float(x[0, 0, 0, 0])) * Fraction(float(cotangent[0, 0, 0, 0]))
     unit = Fraction(given.depth, 2**24)
@@ -356,9 +356,7 @@ def test_operands_may_lie_in_memory_as_they_like(case: str) -> None:
 def test_shapes_with_an_axis_of_one_entry_whose_stride_means_nothing() -> None:
     x = randn(3, 4, 6, 2)[..., :1]
     cotangent = randn(3, 5, 6, 1, seed=1)
-    given = ExampleGradients.of_convolution(
-        x.as_strided(x.shape, (*x.stride()[:3], 77)), cotangent, windows((1, 1))
-    )
+    given = ExampleGradients(x.as_strided(x.shape, (*x.stride()[:3], 77)), cotangent, windows((1, 1)))
     torch.testing.assert_close(given.total(), by_torch(given).sum(0), rtol=0, atol=1e-4)
 
 
@@ -366,7 +364,7 @@ def test_shapes_with_an_axis_of_one_entry_whose_stride_means_nothing() -> None:
 def test_nothing_gives_zeros() -> None:
     where = windows((3, 3))
     for x, made in ((randn(0, 2, 5, 5), randn(0, 4, 3, 3)), (randn(2, 2, 5, 2), randn(2, 4, 3, 0))):
-        given = ExampleGradients.of_convolution(x, made, where)
+        given = ExampleGradients(x, made, where)
         assert given.norms().tolist() == [0.0] * len(x)
         assert torch.equal(given.total(), torch.zeros(4, 2, 3, 3, dtype=torch.float64))
         assert torch.equal(given.clipped(Clip(1.0)).total, given.total())
@@ -382,12 +380,12 @@ def test_results_are_not_differentiable() -> None:
 def test_errors_name_what_is_wrong() -> None:
     x, made = randn(2, 4, 5, 5), randn(2, 6, 3, 3)
     with pytest.raises(ValueError, match=r"\[2, 4, 5, 5\] and \[2, 6, 3, 3\]: want .* with 1 axes"):
-        ExampleGradients.of_convolution(x, made, windows((3,)))
+        ExampleGradients(x, made, windows((3,)))
     with pytest.raises(ValueError, match="do not divide into 4 groups"):
-        ExampleGradients.of_convolution(x, made, windows((3, 3), groups=4))
+        ExampleGradients(x, made, windows((3, 3), groups=4))
     with pytest.raises(ValueError, match=r"want .* with 2 axes"):
-        ExampleGradients.of_convolution(x[:1], made, windows((3, 3)))
-    given = ExampleGradients.of_convolution(x, made, windows((3, 3)))
+        ExampleGradients(x[:1], made, windows((3, 3)))
+    given = ExampleGradients(x, made, windows((3, 3)))
     with pytest.raises(ValueError, match=r"one number for each of 2 examples; got shape \[3\]"):
         given.scaled(torch.ones(3))
     with pytest.raises(ValueError, match="expected one number"):

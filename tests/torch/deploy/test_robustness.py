@@ -18,8 +18,7 @@ import torch
 from lipcompile_torch import certified_radii
 from lipcompile_torch.certify.intervals import Interval
 from lipcompile_torch.deploy import certification, robustness
-from lipcompile_torch.deploy.adversarial import AttackConfig, _Search, attack
-from lipcompile_torch.deploy.certification import certify
+from lipcompile_torch.deploy.certification import AttackConfig, _Search, attack, certify
 from lipcompile_torch.deploy.robustness import Constants, beyond_the_clip, certified_constants, margins, outputs_of
 from lipcompile_torch.train.certificate import derived_slope
 from lipcompile_torch.train.module import LipschitzModule

@@ -155,7 +155,7 @@ def test_noise_covers_what_computes_long_sums_and_sums_of_gradients(monkeypatch:
     module = HELP["Net"]()
     gradients = LipschitzGradients(module, SGD(module.parameters(), lr=0.1), "global", 8.0)
     monkeypatch.setattr(gradients, "_gate_slack", 0.5)
-    monkeypatch.setattr(gradients, "_long_slack", 0.25)
+    monkeypatch.setattr(gradients, "_long_sums", lambda: 0.25)
     monkeypatch.setattr(gradients, "_sum_slacks", lambda bounds: dict.fromkeys(bounds, 3.0))
     source: Any = SimpleNamespace(widening=lambda *_: 1.0)
     plain = gradients._share(module.bounds, 2.0)

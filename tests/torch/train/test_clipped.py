@@ -394,9 +394,26 @@ class Initialised(nn.Linear):
         return super().forward(x)
 
 
+class Averaging(nn.Linear):
+    """Centres by the mean of the last batch, which lies in a plain attribute."""
+
+    def __init__(self, in_place: bool) -> None:
+        super().__init__(4, 3)
+        self.mean, self.in_place = torch.zeros(4), in_place
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) > 1 and self.in_place:
+            self.mean.data.copy_(x.mean(0))
+        elif len(x) > 1:
+            self.mean = x.mean(0)
+        return super().forward(x - self.mean)
+
+
 @pytest.mark.parametrize(
     ("module", "message"),
     [
+        (Averaging(in_place=False), "depends on the other examples of the batch"),
+        (Averaging(in_place=True), "writes statistics of private examples into mean"),
         (nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), "1 normalises by statistics of the batch"),
         (nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3, track_running_stats=False)).eval(), "statistics of the"),
         (Centred(4, 3), "depends on the other examples of the batch"),

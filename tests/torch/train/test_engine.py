@@ -20,7 +20,7 @@ from lipcompile_privacy.accounting import (
     calibrate_noise_multiplier,
     epsilon,
 )
-from lipcompile_privacy.generators import GeneratorWarning
+from lipcompile_privacy.ledger import GeneratorWarning
 from lipcompile_torch import PrivacyEngine
 from lipcompile_torch.certify.precision import rounding_slack
 from lipcompile_torch.noise.mechanism import Rule

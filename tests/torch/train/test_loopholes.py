@@ -9,17 +9,19 @@ import pickle
 from collections.abc import Callable
 from pathlib import Path
 from runpy import run_path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from lipcompile_privacy.accounting import BudgetError, Mechanism, NeighbouringRelation, epsilon
 from lipcompile_privacy.factorisation import BandedToeplitz, MinSeparation
 from lipcompile_torch import PrivacyEngine
+from lipcompile_torch.audit.points import Admissible, Point, Terrain
 from lipcompile_torch.certify.precision import RoundedSumsWarning, rounding_slack, sum_slack
 from lipcompile_torch.noise.mechanism import NoiseSource
 from lipcompile_torch.train.checks import PrivacyError
 from lipcompile_torch.train.data import Arrays
+from lipcompile_torch.train.engine import SeededWarning
 from lipcompile_torch.train.gradients import LipschitzGradients
 from lipcompile_torch.train.ledger import Ledger, LedgerError, read_ledger
 from lipcompile_torch.train.sampler import LogicalBatch
@@ -29,6 +31,7 @@ from torch.optim import SGD
 
 HELP = run_path(str(Path(__file__).parents[1] / "private_net.py"))
 Net, make_loader, private, backward = (HELP[n] for n in ("Net", "loader", "private", "backward"))
+weights = HELP["weights"]
 
 
 def scale_all(module: nn.Module) -> None:
@@ -316,6 +319,120 @@ def test_epsilon_of_a_ledger_that_is_not_open_yet_is_what_the_file_says(tmp_path
     assert PrivacyEngine(ledger=path).get_epsilon(1e-5) == pytest.approx(wanted)
     with pytest.raises(LedgerError, match="add_remove"):
         PrivacyEngine(ledger=path, neighbours="replace_one").get_epsilon(1e-5)
+
+
+def with_other_weights(module: Any) -> Any:
+    """Five times the last layer: five times as much flows back into the first, and may cancel over the batch."""
+    weights = {"outer.weight": 5 * module.outer.weight.detach()}
+    return lambda x: torch.func.functional_call(module, weights, (x,))
+
+
+def with_a_setting_of_its_own(module: Any) -> Any:
+    """Four times the gradient."""
+    twin = copy.copy(module)
+    twin.normaliser /= 4
+    return twin
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [(with_other_weights, "in the place of outer.weight"), (with_a_setting_of_its_own, "a shallow copy")],
+)
+def test_a_pass_by_other_weights_or_settings_than_those_of_the_module_is_refused(changed: Any, said: str) -> None:
+    module, optimizer, loader = private()
+    x, y = next(iter(loader))
+    with pytest.raises(RuntimeError, match=said):
+        changed(module)(x)
+    twin = copy.deepcopy(module)  # which shares nothing
+    with_other_weights(twin)(x)
+    with torch.no_grad():  # to look at
+        changed(module)(x)
+    backward(module, x, y)
+    optimizer.step()
+
+
+def test_a_search_for_the_worst_case_tries_other_weights_while_the_module_is_trained() -> None:
+    """What it differentiates is not released."""
+    module, _, loader = private()
+    next(iter(loader))
+    terrain, x = Terrain(module, Admissible("class"), torch.Generator()), torch.eye(4)[:1]
+    point = Point(x, torch.tensor([0]), {name: 0.0 * weight for name, weight in weights(module).items()})
+    assert torch.equal(terrain.output(point), torch.zeros(1, 3))
+
+
+def test_rounding_is_paid_for_in_the_dtype_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module is converted to float32 after its first step: noise grows from 1 + 1/4 to 1 + 1/2, and by 1e-3."""
+    slacks = {torch.float64: 0.25, torch.float32: 0.5}
+    monkeypatch.setattr("lipcompile_torch.train.gradients.long_sum_slack", lambda _, dtype: slacks[dtype])
+    module, optimizer, loader = private(module=Net().double())
+    scales: list[float] = []
+    widened = optimizer._gradients._widened
+
+    def noted(*given: Any) -> dict[str, float]:
+        found: dict[str, float] = widened(*given)
+        scales.append(found["inner.weight"])
+        return found
+
+    monkeypatch.setattr(optimizer._gradients, "_widened", noted)
+    batches = iter(loader)
+    for dtype in slacks:
+        module.to(dtype)
+        x, y = next(batches)
+        backward(module, x.to(dtype), y)
+        optimizer.step()
+    assert scales[1] / scales[0] == pytest.approx(1.5 / 1.25, rel=2e-3)
+
+
+def after_a_known_seed(module: Any, **options: Any) -> torch.Tensor:
+    """Return what a pass over the first batch would draw for dropout, if torch's seed is known before."""
+    _, _, loader = private(module=module, **options)
+    torch.manual_seed(0)
+    next(iter(loader))
+    return torch.rand(8)
+
+
+class Dense(Net):  # type: ignore[misc, valid-type]
+    """Of which a certificate says that it draws nothing: an attention without dropout is in it."""
+
+    certificate: ClassVar[dict[str, object]] = {
+        "graph": {"nodes": [{"op": "attention", "attributes": {"dropout": "0"}}]}
+    }
+
+
+class Dropping(Net):  # type: ignore[misc, valid-type]
+    certificate: ClassVar[dict[str, object]] = {
+        "graph": {"nodes": [{"op": "attention", "attributes": {"dropout": "1/2"}}]}
+    }
+
+
+def test_masks_of_dropout_come_from_a_secret_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a seed is known, an example moves all that come behind it in the batch to other masks."""
+    monkeypatch.setattr("lipcompile_torch.train.engine.check_certificate", lambda _: None)
+    monkeypatch.setattr("lipcompile_torch.train.gradients.long_sum_slack", lambda *_: 0.0)
+    known = torch.rand(8, generator=torch.Generator().manual_seed(0))
+    for module in (Net(), Dropping()):
+        assert not torch.equal(after_a_known_seed(module), known)
+    assert torch.equal(after_a_known_seed(Dense()), known)  # nothing to hide
+    with pytest.warns(SeededWarning):
+        assert torch.equal(after_a_known_seed(Net(), seed=3), known)
+
+
+def test_a_seed_for_masks_within_a_step_is_refused() -> None:
+    module, optimizer, loader = private()
+    x, y = next(iter(loader))
+    with torch.random.fork_rng(devices=[]):  # which puts back what was there
+        torch.manual_seed(1)
+        with pytest.raises(PrivacyError, match=r"manual_seed\(\) or set_rng_state\(\) was called"):
+            module(x)
+    _, other, others = private()
+    next(iter(others))
+    backward(module, x, y)
+    torch.manual_seed(0)
+    with pytest.raises(PrivacyError, match=r"manual_seed\(\) or set_rng_state\(\) was called"):
+        optimizer.step()
+    other.abandon_batch()
+    next(iter(others))  # seeds anew, for all
+    optimizer.step()
 
 
 def test_what_counts_is_not_copied() -> None:

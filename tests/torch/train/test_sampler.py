@@ -116,6 +116,26 @@ def test_the_last_piece_is_known_as_the_last_while_workers_fetch_ahead() -> None
     assert len(sizes) == len(loader)
 
 
+@pytest.mark.parametrize(
+    ("size", "limit"),
+    [(2, None), (4, 2)],
+    ids=["a step before the one of another iteration", "a piece of another batch"],
+)
+def test_what_workers_fetched_for_an_older_iteration_is_not_yielded_beside_a_newer_one(
+    size: int, limit: int | None
+) -> None:
+    """All of an epoch was drawn ahead, so the sampler is not asked again."""
+    loader = poisson(Listed(4), size, max_physical_batch=limit, num_workers=1)
+    older, newer = iter(loader), iter(loader)
+    next(older)
+    loader.close()
+    next(newer)
+    if limit is None:
+        loader.close()
+    with pytest.raises(SamplingError, match="another iteration"):
+        next(older)
+
+
 def test_before_batch_is_called_once_for_each_logical_batch() -> None:
     loader = poisson(tensors(40), 20, max_physical_batch=3)
     calls = []

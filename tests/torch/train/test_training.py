@@ -23,7 +23,7 @@ from lipcompile_torch.train.checkpoint import CheckpointError, read_checkpoint
 from lipcompile_torch.train.data import Arrays
 from lipcompile_torch.train.engine import SeededWarning
 from lipcompile_torch.train.ledger import LedgerError, read_ledger
-from lipcompile_torch.train.training import EpochSummary, Silent, TrainConfig, evaluate, predict, train
+from lipcompile_torch.train.training import EpochSummary, Progress, TrainConfig, evaluate, predict, train
 
 HERE = Path(__file__).parents[1]
 HELP = run_path(str(HERE / "private_net.py"))
@@ -50,7 +50,7 @@ def config(output: Path, **changes: Any) -> TrainConfig:
     return TrainConfig(**{**settings, **changes})
 
 
-class Recorder(Silent):
+class Recorder(Progress):
     """Remembers what was reported; may interrupt."""
 
     def __init__(self, interrupt_at: int | None = None) -> None:
