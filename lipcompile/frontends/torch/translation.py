@@ -171,7 +171,10 @@ def _untranslated(program: ExportedProgram, error: Exception) -> Untraceable:
     found = next((match for one in told if (match := _OPERATOR.search(str(one)))), None)
     if found is None:
         message = f"torch.onnx cannot translate the module: {summary(told[-1])}"
-        return untraceable("LIP121", message, "leave the operation out, or write it with others", None)
+        help_line = "leave the operation out, or write it with others"
+        if "nonexistent attribute" in message:
+            help_line = "rename that submodule: torch.fx has attributes of its own of this name, as `code` and `graph`"
+        return untraceable("LIP121", message, help_line, None)
     name = found[1]
     calls = [node for node in program.graph.nodes if _is_call(node.target, name)]
     message = f"unsupported op {name}: ONNX has no operator for it"

@@ -108,6 +108,19 @@ def test_theorems_hold_a_matrix_and_its_transpose_to_one_norm(name: str, tmp_pat
             assert float(parameter.grad.norm()) <= module.bounds[key] * (1 + 1e-6)
 
 
+def test_a_name_that_torch_takes_is_told() -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.code = nn.Linear(6, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.code(x)  # type: ignore[no-any-return]
+
+    with pytest.raises(InputError, match="rename that submodule"):
+        lipcompile.private(Named(), NUMBERS, bounds="clip")
+
+
 def test_theorems_refuse_a_tied_head() -> None:
     with pytest.raises(InputError, match="LIP308") as raised:
         lipcompile.private(Language(), WORDS, bounds="theorem")
