@@ -173,7 +173,7 @@ def _untranslated(program: ExportedProgram, error: Exception) -> Untraceable:
         message = f"torch.onnx cannot translate the module: {summary(told[-1])}"
         help_line = "leave the operation out, or write it with others"
         if "nonexistent attribute" in message:
-            help_line = "rename that submodule: torch.fx has attributes of its own of this name, as `code` and `graph`"
+            help_line = "rename that submodule: torch.fx has its own attribute of this name, as `code` or `graph`"
         return untraceable("LIP121", message, help_line, None)
     name = found[1]
     calls = [node for node in program.graph.nodes if _is_call(node.target, name)]
