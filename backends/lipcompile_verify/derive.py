@@ -159,7 +159,6 @@ class Derivation:
             for user, first in self.uses.setdefault(name, [])[:1]:
                 other = self.nodes.get(user, node)
                 alike = (other.op, other.attributes, other.site.I) == (node.op, node.attributes, node.site.I)
-                alike = alike and other.parameters == node.parameters
                 is_matrix = (MATRICES.get(other.op), MATRICES.get(node.op)) == (first, role)
                 is_tied = is_matrix and node.op != "embedding" and len(node.parameters) == 1
                 require(alike or is_tied, f"{name} is shared with {other.name}, which is a different linear map")

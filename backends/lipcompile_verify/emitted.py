@@ -198,7 +198,7 @@ class _File:
 
     def _call(self, node: Mapping[str, Any], use: Use) -> str:
         name, given = node["name"], ", ".join(node["inputs"])
-        if name in self.tied:
+        if name in self.tied and len(node["parameters"]) == 1:
             self._add(name, name, use.spelt(TIED))
             return f"self.{name}({given}, self.{self.tied[name]})"
         if node["parameters"]:

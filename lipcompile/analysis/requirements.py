@@ -135,8 +135,7 @@ def _maps_of_shared_weights(graph: Graph) -> Iterator[Diagnostic]:
             kind = graph.parameters[name].constraint.kind
             may_share = len(node.parameters) == 1 and node.op.takes == "reals"
             may_share = may_share and other.op.parameter(first_role).may_share(node.op.parameter(role), kind)
-            alike = (other.op, other.site, other.parameters) == (node.op, node.site, node.parameters)
-            if not alike and not may_share:
+            if (other.op, other.site) != (node.op, node.site) and not may_share:
                 yield node.diagnostic(
                     "LIP308",
                     f"`{name}` is shared by `{other.name}` and `{node.name}`, which are different maps",

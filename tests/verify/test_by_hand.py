@@ -220,7 +220,6 @@ def test_a_matrix_and_its_transpose_share_a_bound() -> None:
 @pytest.mark.parametrize(
     ("second", "parameters", "shape"),
     [
-        ("dense", {"weight": "w", "bias": "b"}, [4, 4]),  # a bias of its own: two layers, of which one holds w
         ("dense_transpose", {"weight": "w", "bias": "b"}, [4, 4]),
         ("dense_transpose", {"weight": "w"}, [4, 3]),
     ],

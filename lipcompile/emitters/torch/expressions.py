@@ -134,7 +134,10 @@ def owner(node: Node) -> str:
     """Return the attribute that holds the node's layer: the node that first used its parameters, or itself."""
     if not node.parameters:
         return node.name
-    return next(iter(node.parameters.values())).rpartition(".")[0]
+    owners = {name.rpartition(".")[0] for name in node.parameters.values()}
+    if len(owners) > 1:
+        raise NotImplementedError(f"{node.name} shares one of its parameters, and not the others")
+    return owners.pop()
 
 
 def tied(graph: Graph) -> Mapping[str, str]:
@@ -146,7 +149,7 @@ def tied(graph: Graph) -> Mapping[str, str]:
         for node in graph.nodes
         if node.parameters
         for first in [owners[matrices[node.name]]]
-        if (first.op, first.parameters) != (node.op, node.parameters)
+        if (first.op, first.parameters) != (node.op, node.parameters) and len(node.parameters) == 1
     }
 
 

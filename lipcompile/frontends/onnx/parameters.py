@@ -209,9 +209,10 @@ class Parameters:
 
         for source in sorted(use.known.sources & self._owners.keys()):
             owner = self._owners[source]
-            if owner.use.key == use.key and self._may_share(owner, use) and np.array_equal(array, owner.array):
+            is_same = owner.use.key == use.key and np.array_equal(array, owner.array)
+            if is_same and self._may_share(owner, use):
                 return owner.parameter
-            raise self._used_in_another_way(source)
+            raise self._used_in_another_way(source, is_same=is_same)
         for source in sorted(use.known.sources & (self._cut.keys() | self._held)):
             raise self._used_in_another_way(source)
         return None
@@ -229,11 +230,11 @@ class Parameters:
         moved = (known.sources, toggled(known))
         return any(source in self._owners and self._owners[source].use.key == moved for source in known.sources)
 
-    def _used_in_another_way(self, source: str) -> Refusal:
+    def _used_in_another_way(self, source: str, *, is_same: bool = False) -> Refusal:
         elsewhere = f"than as `{self._owners[source].parameter}`" if source in self._owners else "than elsewhere"
         message = f"the stored tensor `{source}` is used here in another way {elsewhere}"
         help_line = "give each layer a tensor of its own"
-        if not self._clips:
+        if is_same and not self._clips:
             help_line += ", or use --bounds clip, under which embeddings and dense layers may share one"
         return Refusal("LIP308", message, help_line)
 
