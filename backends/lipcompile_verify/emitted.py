@@ -124,12 +124,11 @@ def _tied(nodes: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
     """Yield the nodes that use the matrix of another node's layer in a way of their own, with that matrix."""
     owners: dict[str, Mapping[str, Any]] = {}
     for node in nodes:
-        for matrix in [*node["parameters"].values()][:1]:
-            owner = owners.get(matrix, node)
-            if (owner["op"], owner["parameters"]) != (node["op"], node["parameters"]):
-                yield node["name"], matrix
         for name in node["parameters"].values():
-            owners.setdefault(name, node)
+            owner = owners.setdefault(name, node)
+            is_own = (owner["op"], owner["parameters"]) == (node["op"], node["parameters"])
+            if not is_own and len(node["parameters"]) == 1:
+                yield node["name"], name
 
 
 class _File:
@@ -198,7 +197,7 @@ class _File:
 
     def _call(self, node: Mapping[str, Any], use: Use) -> str:
         name, given = node["name"], ", ".join(node["inputs"])
-        if name in self.tied and len(node["parameters"]) == 1:
+        if name in self.tied:
             self._add(name, name, use.spelt(TIED))
             return f"self.{name}({given}, self.{self.tied[name]})"
         if node["parameters"]:

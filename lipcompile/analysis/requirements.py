@@ -132,10 +132,11 @@ def _maps_of_shared_weights(graph: Graph) -> Iterator[Diagnostic]:
     for node in graph.nodes:
         for role, name in node.parameters.items():
             other, first_role = first.setdefault(name, (node, role))
+            if (other.op, other.site) == (node.op, node.site):
+                continue
+            is_of_reals = len(node.parameters) == 1 and node.op.takes == "reals"
             kind = graph.parameters[name].constraint.kind
-            may_share = len(node.parameters) == 1 and node.op.takes == "reals"
-            may_share = may_share and other.op.parameter(first_role).may_share(node.op.parameter(role), kind)
-            if (other.op, other.site) != (node.op, node.site) and not may_share:
+            if not is_of_reals or not other.op.parameter(first_role).may_share(node.op.parameter(role), kind):
                 yield node.diagnostic(
                     "LIP308",
                     f"`{name}` is shared by `{other.name}` and `{node.name}`, which are different maps",

@@ -136,9 +136,9 @@ def _arguments(node: Node, spelling: Spelling) -> tuple[list[str], list[str]]:
     preset = {name for name, _ in spelling.preset}
     known = _changed(attributes, node.op.attributes, example, rank)
     given = [(name, value) for name, value in known if name not in preset]
-    words = {field.name for field in fields(attributes) if isinstance(getattr(attributes, field.name), str)}
-    required = [f.name for f in fields(node.op.attributes) if f.default is MISSING and f.name not in words]
-    count = _POSITIONAL.get(node.op.name, min(len(required), 1))
+    required = [getattr(attributes, field.name) for field in fields(attributes) if field.default is MISSING]
+    leads = bool(required) and not isinstance(required[0], str)  # words are written with their names
+    count = _POSITIONAL.get(node.op.name, int(leads))
     return [value for _, value in given[:count]], [f"{name}={value}" for name, value in given[count:]]
 
 

@@ -55,14 +55,14 @@ def emit(
     analysis = complete(derivation, "a module")
     graph = analysis.graph
     found = None if follow_weights else features(graph)
-    document = certificate(derivation, training)
+    document, matrices = certificate(derivation, training), tied(graph)
     body = [
         *_attributes(analysis, found, document),
         *([] if noise_strategy is None else _literal("noise_strategy", noise_strategy)),
         "",
-        *_constructor(graph),
+        *_constructor(graph, matrices),
         "",
-        *_forward(graph, found),
+        *_forward(graph, found, matrices),
         "",
         *_loss(graph),
         *(["", *following_bounds(graph)] if follow_weights else []),
@@ -270,10 +270,9 @@ def _number(value: float | None) -> str:
     return 'float("inf")' if value is None else repr(value)
 
 
-def _constructor(graph: Graph) -> list[str]:
+def _constructor(graph: Graph, matrices: Mapping[str, str]) -> list[str]:
     lines = ["def __init__(self) -> None:", "    super().__init__()"]
     built: set[str] = set()
-    matrices = tied(graph)
     for node in graph.nodes:
         if node.name in matrices:
             lines.append(f"    self.{node.name} = layers.{TIED[node.op.name]}")
@@ -294,8 +293,8 @@ def _beginning(graph: Graph) -> str:
     return f"load_initial_weights(decode_weights(_WEIGHTS){others})"
 
 
-def _forward(graph: Graph, found: Features | None) -> list[str]:
-    source, matrices = graph.input.name, tied(graph)
+def _forward(graph: Graph, found: Features | None, matrices: Mapping[str, str]) -> list[str]:
+    source = graph.input.name
     into, out = _batch(graph.input.shape), _batch(graph.shape(graph.output))
     entry = [f"    {source} = self.clip_input({source})"]
     if found is None:

@@ -142,15 +142,12 @@ def owner(node: Node) -> str:
 
 def tied(graph: Graph) -> Mapping[str, str]:
     """Return the nodes that use the matrix of another node's layer in a way of their own, with that matrix."""
-    owners = graph.owners()
-    matrices = {node.name: next(iter(node.parameters.values())) for node in graph.nodes if node.parameters}
-    return {
-        node.name: f"self.{matrices[node.name]}"
-        for node in graph.nodes
-        if node.parameters
-        for first in [owners[matrices[node.name]]]
-        if (first.op, first.parameters) != (node.op, node.parameters) and len(node.parameters) == 1
-    }
+    owners, found = graph.owners(), dict[str, str]()
+    for node in (node for node in graph.nodes if len(node.parameters) == 1):
+        (matrix,) = node.parameters.values()
+        if (owners[matrix].op, owners[matrix].parameters) != (node.op, node.parameters):
+            found[node.name] = f"self.{matrix}"
+    return found
 
 
 def constructor(graph: Graph, node: Node) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import zip_longest
@@ -113,14 +112,15 @@ def _loaded(module: Module, examples: Sequence[Example], name: str, path: str, o
         return onnx_model.imported(model, source, own, frozen(module, model)), model
 
     hides = options.bounds in ("clip", "auto") and options.repairs is None
+    rows = padded(module) if hides else {}
     try:
-        with without_rows_of_padding(module) if hides else nullcontext():
+        with without_rows_of_padding(rows):
             program, taken = traced(module, examples)
         is_open = has_open_batch(program)
         loaded, model = imported(program, options.repairs)
         if loaded.graph is not None and not is_open:
             again = options.repairs and replace(options.repairs, made=[])  # what is fixed is told once
-            with without_rows_of_padding(module) if hides else nullcontext():
+            with without_rows_of_padding(rows):
                 other = retraced(module, taken)
             _refuse_numbers_of_batch(loaded.graph, imported(other, again)[0].graph, program)
         if loaded.graph is not None:
@@ -132,7 +132,7 @@ def _loaded(module: Module, examples: Sequence[Example], name: str, path: str, o
         diagnostics=(
             *loaded.diagnostics,
             *_parametrised(module),
-            *_ignored(module, padded(module) if hides else {}),
+            *_ignored(module, rows),
             *_written(module, program),
             *_left_out(module, model),
             *_rounded(module),

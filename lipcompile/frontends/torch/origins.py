@@ -18,7 +18,7 @@ from lipcompile.diagnostics import InputError, input_error
 from lipcompile.frontends.onnx import model as onnx_model
 from lipcompile.frontends.options import Loaded, ModelOptions
 from lipcompile.frontends.torch.module import ModuleRun, examples_of, frozen, original_run
-from lipcompile.frontends.torch.padding import without_rows_of_padding
+from lipcompile.frontends.torch.padding import padded, without_rows_of_padding
 from lipcompile.frontends.torch.tracing import Untraceable, traced
 from lipcompile.frontends.torch.translation import translated
 
@@ -74,7 +74,7 @@ def origins(module: Module, example: Any, options: ModelOptions) -> Origins:
     Raises InputError: the module is rejected, or a weight of the model is computed from several (LIP523).
     """
     try:
-        with without_rows_of_padding(module):
+        with without_rows_of_padding(padded(module)):
             program, taken = traced(module, examples_of(example))
         model = translated(program)
     except Untraceable as refused:

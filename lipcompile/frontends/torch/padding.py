@@ -29,9 +29,11 @@ def padded(module: Module) -> dict[str, Embedding]:
 
 
 @contextmanager
-def without_rows_of_padding(module: Module) -> Iterator[None]:
-    """Trace these rows as zeros meanwhile: what is stored for them gets noise in training, which nothing reads."""
-    hooks = [part.register_forward_hook(_hidden, with_kwargs=True) for part in padded(module).values()]
+def without_rows_of_padding(parts: Mapping[str, Embedding]) -> Iterator[None]:
+    """Trace these rows of embeddings as zeros meanwhile: what is stored for them gets noise in training, which
+    nothing reads.
+    """
+    hooks = [part.register_forward_hook(_hidden, with_kwargs=True) for part in parts.values()]
     try:
         yield
     finally:
