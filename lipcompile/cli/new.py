@@ -17,7 +17,7 @@ from lipcompile.diagnostics import input_error
 @click.option(
     "--preset",
     type=click.Choice(["images"]),
-    help="Write a model and its plan for DATA, an .npz file of images, from its shapes and counts.",
+    help="Write a model and its plan for DATA, images in an .npz file or a folder, from shapes and counts.",
 )
 @click.option("--epsilon", type=float, help="With --preset: ε of the plan.")
 @click.option(
@@ -40,7 +40,7 @@ from lipcompile.diagnostics import input_error
 def new(data: Path, target: str | None, public: bool, output: Path | None, **plan: Any) -> int:
     """Write a schema for DATA, a .csv, .tsv or .parquet file. Complete it with the public facts about the table.
 
-    With --preset, DATA is an .npz file, and the command writes a model for it instead.
+    With --preset, DATA is an .npz file or a folder of images, and the command writes a model for it instead.
 
     Kinds of columns are read from the rows, and the privacy budget does not cover that. Ranges and names of
     categories are read only with --public.

@@ -12,7 +12,7 @@ import click
 
 from lipcompile.cli.shared.inputs import LEDGER
 from lipcompile.cli.shared.output import complain, write_text
-from lipcompile.cli.shared.training import plain_warnings, refuse_used
+from lipcompile.cli.shared.training import plain_warnings, refuse_used, warn_of_delta
 from lipcompile.diagnostics import Diagnostic, Severity, input_error
 from lipcompile.tables.schema_file import CLASSES_READ, KINDS_READ, NAMES_READ, text
 
@@ -162,6 +162,7 @@ def train_on_table(run: TableRun, given: Mapping[str, Any]) -> int:
             "(this figure is not private); correct the range in the schema, or leave it out",
             err=True,
         )
+    warn_of_delta(options.delta or 0.0, len(parts.train.x))
     outcome = fit(replace(parts, source=run.data.name, unpaid=origins), options)
     files = dict(outcome.files)
     if run.output is not None:
@@ -206,7 +207,7 @@ def _schema(run: TableRun) -> tuple[Schema, list[str]]:
             raise input_error("LIP411", "the table has no target column", "name the column with --target")
         found = guess(run.data, run.target)
         unused = ", ".join(f"`{one.name}`" for one in found.columns if isinstance(one, Ignore))
-        ignored = f" ({unused}: free text or empty, and ignored)" if unused else ""
+        ignored = f" ({unused}: ignored: free text, one value only, or no text, number or date)" if unused else ""
         command = ["lipcompile", "new", str(run.data), "--target", run.target]
         kinds = _read(KINDS_READ, f"write them down: {shlex.join(command)}{ignored}")
         return found, [kinds, *names_read(found, run.data)]

@@ -128,6 +128,11 @@ def _check_settings(run: TrainingRun, settings: Mapping[str, Any], examples: int
     if run.expected not in (None, examples):
         message = f"the plan is made for {run.expected} examples, the file holds {examples}: those count"
         complain([Diagnostic("LIP404", message, "correct the plan's `sampling`", Severity.WARNING)])
+    warn_of_delta(delta, examples)
+
+
+def warn_of_delta(delta: float, examples: int) -> None:
+    """Warn of a δ that would be met by publishing one example, drawn at random."""
     if delta * examples >= 1:
         message = f"δ = {delta:g} is at least 1 / {examples} examples: it would allow publishing one of them"
         complain([Diagnostic("LIP404", message, f"use --delta {0.1 / examples:.1g}", Severity.WARNING)])
