@@ -26,7 +26,12 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Train MODEL privately, to a budget.")
 @model_options()
-@click.option("--data", type=click.Path(path_type=Path), metavar="FILE.npz", help="Arrays to train a network on, or a folder of images.")
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path),
+    metavar="FILE.npz",
+    help="Arrays to train a network on, or a folder of images.",
+)
 @click.option(
     "--preset",
     type=click.Choice(["images"]),
@@ -120,8 +125,9 @@ def train(
     """Compile MODEL and train it privately, to a budget; or learn a column of a table.
 
     The `train` block of MODEL supplies what is not given as an option. FILE.npz holds x_train, y_train, x_test and
-    y_test, or X and y; a folder of images stands in its place. A run that was interrupted goes on with --resume; steps that the ledger holds stay spent.
-    A table, a .csv, .tsv or .parquet file, stands in the place of MODEL; so does FILE.npz with a preset, or a folder of images.
+    y_test, or X and y; a folder of images may stand in its place. A run that was interrupted goes on with
+    --resume; steps that the ledger holds stay spent. A table, a .csv, .tsv or .parquet file, stands in the place
+    of MODEL; with a preset, FILE.npz or a folder of images does.
 
     \b
     Example:
@@ -130,7 +136,7 @@ def train(
     """
     from lipcompile.tables.read import ENDINGS, is_table
 
-    table = {name: given.pop(name) for name in ("target", "schema", "test")}
+    table = {name: given.pop(name) for name in ("target", "schema", "tokenizer", "test")}
     verify_import = given.pop("verify_import")
     if is_table(model):
         return _train_on_table(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
 
@@ -16,7 +17,8 @@ from numpy.typing import NDArray
 
 from lipcompile.diagnostics import InputError, input_error
 from lipcompile.tables.read import check_names
-from lipcompile.tables.schema import Boolean, Category, Column, Date, Ignore, Number, Range, Schema
+from lipcompile.tables.schema import Boolean, Category, Column, Date, Ignore, Number, Range, Schema, Text
+from lipcompile.tables.tokens import content, token_buckets, vocabulary
 from lipcompile.tables.values import ABSENT, MISSING, UnfitError, codes, days, flags, guarded, numbers, texts
 
 Block = NDArray[np.float32]
@@ -29,6 +31,7 @@ _HOLDS: dict[type, str] = {
     Category: "a text or a number",
     Boolean: "yes or no",
     Date: "a date such as 2020-01-31",
+    Text: "a text or a number",
 }
 
 
@@ -116,6 +119,9 @@ def _fill(column: Column, array: Any, out: Block) -> None:
             out[rows, found[rows]] = 1
             if column.missing:
                 out[:, -1] = found == ABSENT
+        case Text():
+            tokenizer = content(column.tokenizer)
+            out[token_buckets(texts(array), tokenizer, _buckets(tokenizer, column.buckets))] = 1
 
 
 def _coding(column: Category) -> Callable[[str], int | None]:
@@ -128,6 +134,12 @@ def _coding(column: Category) -> Callable[[str], int | None]:
 def bucket(text: str, buckets: int) -> int:
     """Return the bucket of a name: a fixed public hash of its UTF-8, below `buckets`."""
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest()) % buckets
+
+
+@lru_cache(maxsize=8)
+def _buckets(tokenizer: str, buckets: int) -> tuple[int, ...]:
+    """Return the bucket of each token of a tokenizer's vocabulary."""
+    return tuple(bucket(token, buckets) for token in vocabulary(tokenizer))
 
 
 # --- the columns of the matrix, which follow from a schema alone ---
@@ -170,6 +182,8 @@ def _encoded(column: Column) -> list[tuple[str, Range]]:
             return [(name, column.range or NOT_PUBLIC)]
         case Number():
             found = [(name, _ends(column))]
+        case Text():
+            return [(f"{name}#{bucket}", _INDICATOR) for bucket in range(column.buckets)]
         case Category(values=None):
             found = [(f"{name}#{bucket}", _INDICATOR) for bucket in range(column.buckets)]
         case Category(values=values):

@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lipcompile.tables.read import batches, called, check_names
-from lipcompile.tables.schema import FIRST_DAY, Boolean, Category, Column, Date, Ignore, Number, Schema
+from lipcompile.tables.schema import FIRST_DAY, Boolean, Category, Column, Date, Ignore, Number, Schema, Text
 from lipcompile.tables.values import UnfitError, days, flags, numbers, texts
 
-Kind = type[Column]
+Kind = type[Number | Category | Boolean | Date | Ignore]
 
 # A column is of the first kind that all its values have.
 _READERS: Mapping[Kind, Callable[[Any], NDArray[Any]]] = {
@@ -32,7 +32,7 @@ MOST_NAMES = 64
 _LEAST_TEXTS = 100
 
 
-def guess(source: Any, target: str | None = None, *, public: bool = False) -> Schema:
+def guess(source: Any, target: str | None = None, *, public: bool = False, tokenizer: str | None = None) -> Schema:
     """Read a schema from the rows of a source, as `read.batches` takes it; the source is read several times.
 
     A column is boolean (yes and no, 0 and 1), a number, a date or a category; ignored if it has no values, or one
@@ -43,6 +43,7 @@ def guess(source: Any, target: str | None = None, *, public: bool = False) -> Sc
         target: the column to be learned; all others are learned from.
         public: whether everything in the table is public: then ranges, names, classes, and whether values are
             missing are read, too. Otherwise nothing but kinds is, ranges are left open and names are hashed.
+        tokenizer: of columns of free text; None: they are ignored.
 
     Raises:
         InputError: LIP410, LIP411, as `read.batches`.
@@ -51,10 +52,15 @@ def guess(source: Any, target: str | None = None, *, public: bool = False) -> Sc
     wanted = [] if target is None else [target]
     check_names(wanted, list(kinds), called(source))
     spoken = [name for name, kind in kinds.items() if kind is Category and name != target]
-    kinds |= dict.fromkeys([*_free_texts(source, spoken), *_constant(source, spoken)], Ignore)
+    free = _free_texts(source, spoken)
+    kinds |= dict.fromkeys([*free, *_constant(source, spoken)], Ignore)
     facts = _facts(source, list(kinds) if public else wanted, kinds)
     columns = tuple(
-        _column(name, kinds[name], facts[name] if public else None) for name in kinds if name != target
+        Text(name, tokenizer)
+        if tokenizer is not None and name in free
+        else _column(name, kinds[name], facts[name] if public else None)
+        for name in kinds
+        if name != target
     )
     return Schema(columns) if target is None else _with_target(columns, target, kinds, facts[target], public)
 

@@ -41,8 +41,8 @@ def batches(source: Any, columns: Sequence[str] | None = None) -> Iterator[Any]:
 
     Args:
         source: a path that ends in one of `ENDINGS`; a frame of pandas or polars, or whatever else has
-            `__arrow_c_stream__` or `__dataframe__`; a Dataset of Hugging Face; a mapping from names to arrays [N]; a numpy array [N, d] of
-            columns x0, x1, …
+            `__arrow_c_stream__` or `__dataframe__`; a Dataset of Hugging Face; a mapping from names to arrays
+            [N]; a numpy array [N, d] of columns x0, x1, …
         columns: which to read; None: all. Those of text files are texts: a schema says what they are.
 
     Raises:
@@ -167,7 +167,7 @@ def _in_memory(source: Any, place: str) -> Any:
 def _of_dataset(source: Any) -> Any:
     """Return the rows of a Dataset of Hugging Face as a RecordBatchReader, in its order."""
     pieces = source.with_format("arrow").iter(_BATCH)
-    found = (batch for piece in pieces for batch in piece.to_batches())
+    found = (batch for piece in pieces for batch in piece.combine_chunks().to_batches())
     return arrow().RecordBatchReader.from_batches(source.features.arrow_schema, found)
 
 

@@ -127,6 +127,31 @@ def test_a_seed_is_said_on_the_page(capsys: Capture) -> None:
     assert "not private: a seed was fixed" in Path("run/report.html").read_text(encoding="utf-8")
 
 
+def test_texts_are_learned_from_by_a_tokenizer_that_the_model_keeps(capsys: Capture) -> None:
+    model = {"type": "WordLevel", "vocab": {"[UNK]": 0, "old": 1, "young": 2}, "unk_token": "[UNK]"}
+    Path("tokenizer.json").write_text(
+        json.dumps({"version": "1.0", "pre_tokenizer": {"type": "WhitespaceSplit"}, "model": model})
+    )
+    with Path("notes.csv").open("w", encoding="utf-8") as file:
+        file.write(
+            "note,y\n" + "".join(f"{row} {SECRET} {('old', 'young')[row % 2]},{row % 2}\n" for row in range(ROWS))
+        )
+    assert run("train notes.csv --target y --epsilon 5 --tokenizer tokenizer.json --output run") == 0
+    out, err = capsys.readouterr()
+    assert float(out.split("test accuracy ")[1].split("%")[0]) > 95
+    assert SECRET not in out + err + Path("run/schema.toml").read_text(encoding="utf-8")
+    Path("tokenizer.json").unlink()
+    Path("new.csv").write_text("note\nhe is old\nyoung and new\n")
+    assert run("predict run new.csv") == 0
+    assert [line[0] for line in capsys.readouterr().out.splitlines()[1:]] == ["0", "1"]
+
+
+def test_a_tokenizer_beside_a_schema_is_refused(capsys: Capture) -> None:
+    assert run("new people.csv --target income") == 0
+    assert run("train people.csv --epsilon 5 --tokenizer tokenizer.json") == 2
+    assert "write it into people.schema.toml" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("options", ["--epsilon -1", "--epsilon 1 --delta 2"])
 def test_no_budget_is_refused_and_leaves_nothing(options: str, capsys: Capture) -> None:
     assert run(f"train people.csv --target income {options} --output run") == 2
