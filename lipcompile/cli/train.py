@@ -190,11 +190,12 @@ def _train_network(model: str, options: ModelOptions, data: Path, output: Path, 
     complain(serious(derivation.diagnostics))
     if not derivation.ok:
         return 1
-    if verify_import and not agrees(loaded, derivation):
+    text = find().emit(derivation)
+    if verify_import and not agrees(loaded, derivation, text):
         return 1
     plan = planned(loaded)
     settings = _settings(given, plan, defaults_of(derivation))
-    run = TrainingRun(derivation, data, settings, output, plan.get("dataset"))
+    run = TrainingRun(derivation, text, data, settings, output, plan.get("dataset"))
     try:
         print_result(execute(run, find()), run)
     except KeyboardInterrupt:

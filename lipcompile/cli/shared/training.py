@@ -56,10 +56,11 @@ _START = re.compile(
 class TrainingRun:
     """What to train, on what, how (the fields of the backend's `TrainConfig` but for `output`), and where to.
 
-    `expected` is the number of examples that the model's plan counts on.
+    `text` is the emitted module, `expected` the number of examples that the model's plan counts on.
     """
 
     derivation: Derivation
+    text: str
     data: Path
     settings: Mapping[str, Any]
     output: Path
@@ -75,7 +76,6 @@ def execute(run: TrainingRun, backend: Backend) -> Any:
     """Train; returns the backend's result. Raises InputError; what it raises before training leaves no trace."""
     from lipcompile.cli.shared.progress import Watch
 
-    text = backend.emit(run.derivation)
     assert run.derivation.analysis is not None
     arrays = arrays_of(run.data, run.derivation.analysis.graph, backend)
     examples = len(arrays.x_train)
@@ -84,7 +84,7 @@ def execute(run: TrainingRun, backend: Backend) -> Any:
         "batch_size": run.settings["batch_size"] or default_batch(run.derivation, examples),
     }
     _check_settings(run, settings, examples)
-    text = text_of_run(run.output, text, resume=run.resume)
+    text = text_of_run(run.output, run.text, resume=run.resume)
     watch = Watch(run.settings["epochs"])
     with _as_diagnostics(lambda: watch.began), _folder(run, text, lambda: watch.began):
         module = instantiate(run.output / MODULE, text)
