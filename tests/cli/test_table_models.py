@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from lipcompile_privacy.ledger import read_ledger
+from lipcompile_torch.train.data import split_rows
 
 from lipcompile import __main__
 from lipcompile.learn import selection
@@ -69,6 +70,48 @@ def test_one_command_makes_a_model_its_page_and_its_ledger(capsys: Capture) -> N
     for text in (out, err, page, Path("run/schema.toml").read_text(encoding="utf-8")):
         assert SECRET not in text
     assert SECRET.encode() not in Path("run/model.npz").read_bytes()
+
+
+def files_of(folder: str, out: str) -> dict[str, object]:
+    """Return what a run says and keeps, but for what was released, and what is marked as not private."""
+    page = Path(folder, "report.html").read_text(encoding="utf-8")
+    for part in (
+        r'<section id="quality">.*?</section>',
+        r"<dt>Test accuracy</dt>.*?</dd>",
+        "<li>The standard error.*?</li>",
+    ):
+        page, count = re.subn(part, "", page, flags=re.DOTALL)
+        assert count == 1
+    lines = [json.loads(line) for line in Path(folder, "ledger.jsonl").read_text(encoding="utf-8").splitlines()]
+    with np.load(Path(folder, "model.npz")) as model:
+        arrays = dict(model)
+    released = {"low", "high", "mean", "scale", "weights", "start"}
+    assert released < arrays.keys()
+    return {
+        "files": {path.name for path in Path(folder).iterdir()},
+        "said": [line.replace(folder, "run") for line in out.splitlines() if "so it is not private" not in line],
+        "page": page,
+        "schema": Path(folder, "schema.toml").read_text(encoding="utf-8"),
+        "ledger": [{key: line[key] for key in line if key not in ("id", "time", "hash")} for line in lines],
+        "model": {name: array.tolist() for name, array in arrays.items() if name not in released},
+        "shapes": {name: (array.dtype, array.shape) for name, array in arrays.items()},
+    }
+
+
+def test_one_row_changes_what_was_released_and_nothing_else(capsys: Capture) -> None:
+    """Two runs with one seed, on tables that differ in one row to train on."""
+    rows = Path("people.csv").read_text(encoding="utf-8").splitlines()
+    place = 1 + int(split_rows(ROWS)[0][17])
+    found = []
+    for folder, row in (("one", rows[place]), ("other", "1e30,nurse,1999-12-31,main,low")):
+        rows[place] = row
+        Path("people.csv").write_text("\n".join(rows), encoding="utf-8")
+        assert run(f"train people.csv --target income --epsilon 5 --seed 1 --output {folder}") == 0
+        out, err = capsys.readouterr()
+        found.append({**files_of(folder, out), "errors": err})
+    assert found[0] == found[1]
+    weights = [np.load(Path(folder, "model.npz"))["weights"] for folder in ("one", "other")]
+    assert not np.array_equal(*weights)
 
 
 def test_predictions_are_written_as_a_table(capsys: Capture) -> None:
