@@ -6,6 +6,7 @@ Names and ranges of the columns of the matrix follow from the schema alone.
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -25,6 +26,7 @@ Block = NDArray[np.float32]
 Targets = NDArray[Any]
 
 _LARGEST = float(np.finfo(np.float32).max)
+_PIECE = 2**14  # rows
 # What a column of a kind holds.
 _HOLDS: dict[type, str] = {
     Number: "a number",
@@ -56,9 +58,19 @@ class Encoded:
 
     def outside(self) -> dict[str, float]:
         """Return the share of rows with a value outside of its public range, of each column that has some."""
-        ends = zip(self.low.astype(np.float32), self.high.astype(np.float32), strict=True)
-        shares = [float(((x < low) | (x > high)).mean()) for x, (low, high) in zip(self.x.T, ends, strict=True)]
-        return {name: share for name, share in zip(self.names, shares, strict=True) if share}
+        low, high = self.low.astype(np.float32), self.high.astype(np.float32)
+        counts = np.zeros(len(self.names), np.int64)
+        for start in range(0, len(self.x), _PIECE):
+            rows = self.x[start : start + _PIECE]
+            counts += ((rows < low) | (rows > high)).sum(axis=0)
+            release(self.x)
+        return {name: int(n) / len(self.x) for name, n in zip(self.names, counts, strict=True) if n}
+
+
+def release(x: Block) -> None:
+    """Give back the memory that was read of the file of a matrix; it is read again where it is needed."""
+    if isinstance(x.base, mmap.mmap):
+        x.base.madvise(mmap.MADV_DONTNEED)
 
 
 def assembled(x: Block, targets: Sequence[Targets], schema: Schema) -> Encoded:
