@@ -209,7 +209,11 @@ def _schema(run: TableRun) -> tuple[Schema, list[str]]:
             raise input_error("LIP411", "the table has no target column", "name the column with --target")
         found = guess(run.data, run.target, tokenizer=run.tokenizer)
         unused = ", ".join(f"`{one.name}`" for one in found.columns if isinstance(one, Ignore))
-        ignored = f" ({unused}: ignored: free text, one value only, or no text, number or date)" if unused else ""
+        ignored = (
+            f" ({unused}: ignored: free text without --tokenizer, one value only, or no text, number or date)"
+            if unused
+            else ""
+        )
         command = ["lipcompile", "new", str(run.data), "--target", run.target]
         command += [] if run.tokenizer is None else ["--tokenizer", run.tokenizer]
         kinds = _read(KINDS_READ, f"write them down: {shlex.join(command)}{ignored}")
