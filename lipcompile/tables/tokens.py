@@ -16,6 +16,7 @@ from lipcompile.diagnostics import input_error
 from lipcompile.tables.schema import schema_error
 
 FILE = "tokenizer.json"
+_PIECE = 1000  # texts; what the library says of each token takes a hundred bytes
 
 
 def content(tokenizer: str | os.PathLike[str]) -> str:
@@ -59,10 +60,13 @@ def _loaded(text: str) -> Any:
     return found
 
 
-def _encoded(texts: Iterable[str | None], tokenizer: str, *, special: bool) -> list[list[int]]:
+def _encoded(texts: Iterable[str | None], tokenizer: str, *, special: bool) -> list[NDArray[np.int64]]:
     """Return the tokens of each text; of none there are none."""
-    encodings = _loaded(tokenizer).encode_batch([text or "" for text in texts], add_special_tokens=special)
-    return [encoding.ids for encoding in encodings]
+    known, rows, found = _loaded(tokenizer), [text or "" for text in texts], []
+    for start in range(0, len(rows), _PIECE):
+        piece = known.encode_batch(rows[start : start + _PIECE], add_special_tokens=special)
+        found += [np.array(encoding.ids, np.int64) for encoding in piece]
+    return found
 
 
 def token_buckets(
@@ -76,7 +80,7 @@ def token_buckets(
     """
     found = _encoded(texts, tokenizer, special=False)
     rows = np.repeat(np.arange(len(found)), [len(ids) for ids in found])
-    return rows, np.asarray(bucket_of, np.int64)[[token for ids in found for token in ids]]
+    return rows, np.asarray(bucket_of, np.int64)[np.concatenate([*found, np.empty(0, np.int64)])]
 
 
 def vocabulary(tokenizer: str) -> list[str]:

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from lipcompile.diagnostics import InputError
+from lipcompile.tables import tokens
 from lipcompile.tables.encode import bucket, encoded_batch, layout
 from lipcompile.tables.guess import guess
 from lipcompile.tables.schema import Ignore, Schema, Text
@@ -61,8 +62,8 @@ def test_a_text_has_the_buckets_of_its_tokens_and_no_others(form: str, saved: Pa
     named = {"content": tokenizer(), "file": str(saved), "folder": str(saved.parent)}[form]
     schema = Schema((Text("t", named, BUCKETS),))
     expected = np.zeros((len(TEXTS), BUCKETS), np.float32)
-    for row, tokens in enumerate((("a", "good", "film"), ("[UNK]",), (), (), ("film",))):
-        expected[row, [bucket(token, BUCKETS) for token in tokens]] = 1
+    for row, names in enumerate((("a", "good", "film"), ("[UNK]",), (), (), ("film",))):
+        expected[row, [bucket(name, BUCKETS) for name in names]] = 1
     found, _ = encoded_batch(pa.record_batch({"t": TEXTS}), schema, "the table")
     np.testing.assert_array_equal(found, expected)
     assert layout(schema).names == tuple(f"t#{number}" for number in range(BUCKETS))
@@ -70,8 +71,9 @@ def test_a_text_has_the_buckets_of_its_tokens_and_no_others(form: str, saved: Pa
     assert (layout(schema).high == 1).all()
 
 
-def test_no_text_is_looked_at_by_another() -> None:
+def test_no_text_is_looked_at_by_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row alone has the numbers that it has among others, whatever the tokenizer says of padding."""
+    monkeypatch.setattr(tokens, "_PIECE", 2)
     padding = {"strategy": "BatchLongest", "direction": "Right", "pad_to_multiple_of": None}
     padded = tokenizer(padding={**padding, "pad_id": 4, "pad_type_id": 0, "pad_token": "film"})
     schema = Schema((Text("t", padded, BUCKETS),))
