@@ -8,9 +8,9 @@ size, not by the size of the batch, which is private.
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -187,7 +187,9 @@ class ClippedGradients:
             }
             total = self._total(self._outputs(copies, inputs), targets)
             found = torch.autograd.grad(total, list(copies.values()), allow_unused=True, materialize_grads=True)
-        return total.detach(), dict(zip(copies, found, strict=True))
+        gradients = dict(zip(copies, found, strict=True))
+        self._check_first(inputs, targets, gradients)
+        return total.detach(), gradients
 
     def _outputs(self, copies: dict[str, Tensor], inputs: Tensor) -> Tensor:
         """Return the outputs [B, …] of examples alone, each from parameters of its own."""
@@ -203,12 +205,13 @@ class ClippedGradients:
         return outputs
 
     def _alone(self, copies: dict[str, Tensor], inputs: Tensor) -> Tensor:
+        twin = _twin(self.module)
+
         def run(parameters: dict[str, Tensor], example: Tensor) -> Tensor:
-            output: Tensor = functional_call(self.module, parameters, (example[None],))
+            output: Tensor = functional_call(twin, parameters, (example[None],))
             return output[0]
 
-        with _forgetting(self.module):
-            return vmap(run, randomness="different")(copies, inputs)
+        return vmap(run, randomness="different")(copies, inputs)
 
     def _total(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the sum of losses over b, 0-dim."""
@@ -279,12 +282,11 @@ class ClippedGradients:
         """
         held = {**dict(self.module.named_buffers()), **dict(self.module.named_parameters())}
         copies = {name: tensor.detach().clone() for name, tensor in held.items()}
-        plain = _plain_tensors(self.module)
-        before = {name: tensor.clone() for name, tensor in plain.items()}
-        with torch.no_grad(), _forgetting(self.module):
-            outputs: Tensor = functional_call(self.module, copies, (inputs,))
-        changed = [name for name, tensor in held.items() if not _same(tensor.detach(), copies[name], 0.0)]
-        changed += [name for name, tensor in plain.items() if not _same(tensor, before[name], 0.0)]
+        twin = _twin(self.module)
+        before, after = held | _plain_tensors(self.module), copies | _plain_tensors(twin)
+        with torch.no_grad():
+            outputs: Tensor = functional_call(twin, copies, (inputs,))
+        changed = [name for name, tensor in before.items() if not _same(tensor.detach(), after[name], 0.0)]
         if changed:
             raise PrivacyError(
                 f"the forward pass writes statistics of private examples into {', '.join(changed)}, and "
@@ -297,7 +299,6 @@ class ClippedGradients:
         """Refuse a module whose output for one example depends on another, as far as a first batch shows it."""
         if self._compared or len(inputs) < 2:
             return
-        self._compared = True
         same = together.shape == alone.shape and _same(together, alone, 100 * rounding_slack(together.dtype))
         # Dropout differs from one pass to the next: then nothing can be said.
         if not same and _same(together, self._run_together(inputs), 0.0):
@@ -306,34 +307,61 @@ class ClippedGradients:
                 "so per-example gradients are undefined: normalise, centre or attend within one example"
             )
 
+    def _check_first(self, inputs: Tensor, targets: Tensor, gradients: dict[str, Tensor]) -> None:
+        """Refuse a module whose gradient of one example depends on another, as the first one of a batch shows it:
+        own autograd functions may have rules for `vmap` that mix them.
+        """
+        if self._compared or len(inputs) < 2 or isinstance(self.module, LipschitzModule):
+            return
+        self._compared = True
+
+        def alone() -> Tensor:
+            return _flat(self._per_example_gradients(inputs[:1], targets[:1])[1])
+
+        first, one = _flat({name: rows[:1] for name, rows in gradients.items()}), alone()
+        if not _same(first, one, 100 * rounding_slack(first.dtype)) and _same(one, alone(), 0.0):
+            raise PrivacyError(
+                "the gradient of one example depends on the other examples of the batch: an autograd function of "
+                "the module mixes them in its backward pass or in its rule for vmap"
+            )
+
     def _fitting_chunk(self) -> int:
         numbers = sum(parameter.numel() for parameter in self._parameters.values())
         device = next(iter(self._parameters.values())).device
         return max(1, min(_MOST_EXAMPLES, at_once(device, *_CHUNK_ENTRIES) // numbers))
 
 
-@contextmanager
-def _forgetting(module: nn.Module) -> Iterator[None]:
-    """Undo what a forward pass assigns to attributes: another pass would read there what this one saw of all
-    examples. Changes within a list or a dict stay.
+def _twin(module: nn.Module) -> nn.Module:
+    """Return a copy of a module that shares its parameters and buffers: what a forward pass leaves behind in
+    attributes, lists or dicts, of all examples, lies in the copy, where no other pass reads it.
+
+    Raises:
+        PrivacyError: an attribute cannot be copied.
     """
-    before = [(part, dict(vars(part))) for part in module.modules()]
+    plain = {id(value): value.detach().clone() for value in _plain_tensors(module).values()}
+    memo = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())} | plain
     try:
-        yield
-    finally:
-        for part, attributes in before:
-            vars(part).clear()
-            vars(part).update(attributes)
+        return copy.deepcopy(module, memo)
+    except (TypeError, RuntimeError) as error:
+        raise PrivacyError(
+            "an attribute of the module cannot be copied, but examples pass copies of it, so that nothing is left "
+            "behind for others: keep open files, locks, generators and tensors that need gradients out of it"
+        ) from error
 
 
 def _plain_tensors(module: nn.Module) -> dict[str, Tensor]:
     """Return the tensors among the attributes of a module that are no buffers and no parameters, by name."""
     return {
-        f"{prefix}.{name}" if prefix else name: value.detach()
+        f"{prefix}.{name}" if prefix else name: value
         for prefix, part in module.named_modules()
         for name, value in vars(part).items()
         if isinstance(value, Tensor)
     }
+
+
+def _flat(gradients: dict[str, Tensor]) -> Tensor:
+    """Return the gradients [1, *parameter] of one example as one vector."""
+    return torch.cat([gradient.flatten() for gradient in gradients.values()])
 
 
 def _lengths(clipping: float | Mapping[str, float], names: Iterable[str]) -> tuple[bool, dict[str, float]]:
