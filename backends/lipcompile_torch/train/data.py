@@ -47,7 +47,7 @@ def load_npz(
     """Read arrays x_train, y_train, x_test, y_test; or X, y (or x, y), split 80:20 by a fixed permutation.
 
     Images of type uint8 become float32 in [0, 1]; shapes that differ from `input_shape` by a missing or last
-    channel axis, or by flattening, are rearranged.
+    channel axis, or by flattening, are rearranged. Images in files become grey or coloured as the shape says.
 
     Args:
         path: a file that `numpy.savez` wrote, or a folder of images, see `sources.images_in`.
@@ -59,7 +59,7 @@ def load_npz(
         DataError: the file is not an .npz file, or its arrays do not fit; one line with the fix.
         OSError: it cannot be read.
     """
-    return from_arrays(_read(path), input_shape, classes, tokens)
+    return from_arrays(_read(path, _colours(input_shape)), input_shape, classes, tokens)
 
 
 def load_test_npz(
@@ -70,7 +70,7 @@ def load_test_npz(
     Raises:
         DataError, OSError: as `load_npz`.
     """
-    arrays = _read(path)
+    arrays = _read(path, _colours(input_shape))
     if {"x_test", "y_test"} <= arrays.keys():
         x, y = arrays["x_test"], arrays["y_test"]
     else:
@@ -92,9 +92,16 @@ def public_facts(path: str | os.PathLike[str]) -> tuple[tuple[int, ...], int, ND
     return x_train.shape[1:], len(x_train), y_test if y_test.dtype.kind in "iu" else None
 
 
-def _read(path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
+def _colours(shape: tuple[int, ...]) -> bool | None:
+    """Return whether examples of this shape are images in colour; None if it does not say."""
+    if len(shape) == 2 or (len(shape) == 3 and 1 in (shape[0], shape[2])):
+        return False
+    return True if len(shape) == 3 and 3 in (shape[0], shape[2]) else None
+
+
+def _read(path: str | os.PathLike[str], colours: bool | None = None) -> dict[str, NDArray[Any]]:
     if Path(path).is_dir():
-        return images_in(path)
+        return images_in(path, colours)
     try:
         with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
