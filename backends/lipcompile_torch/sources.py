@@ -11,8 +11,6 @@ import numpy as np
 from lipcompile_privacy.errors import DataError
 from numpy.typing import NDArray
 
-from .noise.masks import seed_secretly
-
 _ENDINGS = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
 _IMAGE, _LABEL = ("image", "img", "pixel_values", "x", "input"), ("label", "labels", "fine_label", "y", "target")
 _PARTS = ("train", "test")
@@ -75,11 +73,10 @@ def _image(path: Path, colours: bool | None) -> NDArray[np.uint8]:
         raise DataError(f"{path} cannot be read as an image") from error
 
 
-def items_of(dataset: Any, seeded: bool = False) -> tuple[NDArray[Any], NDArray[Any]]:
+def items_of(dataset: Any) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return the inputs and labels of a data set whose items are pairs, or mappings with an image and a label.
 
-    So `torch.utils.data.Dataset` of known length, and a split of Hugging Face's `datasets`. What augments an item
-    comes from secret seeds, as in :mod:`.noise.masks`, unless the run is ``seeded``, and not private.
+    So `torch.utils.data.Dataset` of known length, and a split of Hugging Face's `datasets`.
 
     Raises:
         DataError: it has no length or no items, or items are neither, or have different shapes or types.
@@ -88,8 +85,6 @@ def items_of(dataset: Any, seeded: bool = False) -> tuple[NDArray[Any], NDArray[
         raise DataError(
             "the data set is a stream, but private sampling selects examples by index: use a map-style data set"
         )
-    if not seeded:
-        seed_secretly()
     pairs = [_pair(dataset[index]) for index in range(len(dataset))]
     if not pairs:
         raise DataError("the data set has no items")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from lipcompile_torch.sources import images_in, items_of
+from lipcompile_torch.train import data
 from lipcompile_torch.train.data import DataError, load_npz
 from PIL import Image
 from torch.utils.data import TensorDataset
@@ -76,7 +77,7 @@ def test_what_augments_items_comes_from_a_secret_seed() -> None:
     found = []
     for seeded in (True, True, False, False):
         torch.manual_seed(0)
-        found.append(items_of(Drawn(), seeded)[0])
+        found.append(data.items_of(Drawn(), seeded)[0])
     assert np.array_equal(found[0], found[1])
     assert not np.isin(found[2], found[0]).any()
     assert not np.isin(found[3], found[2]).any()

@@ -14,8 +14,8 @@ import numpy as np
 from lipcompile_privacy.errors import DataError as DataError
 from numpy.typing import NDArray
 
-from ..sources import images_in
-from ..sources import items_of as items_of
+from .. import sources
+from ..noise.masks import seed_secretly
 
 _SPLIT_SEED = 0
 _TEST_SHARE = 0.2
@@ -78,6 +78,18 @@ def load_test_npz(
     return _inputs(x, input_shape, None, "test inputs"), _targets(y, len(x), classes, "test labels")
 
 
+def items_of(dataset: Any, seeded: bool = False) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return inputs and labels as `sources.items_of` does, augmented from secret seeds.
+
+    Args:
+        dataset: see there.
+        seeded: the run is repeatable, and not private: seeds stay as they are.
+    """
+    if not seeded:
+        seed_secretly()
+    return sources.items_of(dataset)
+
+
 def public_facts(path: str | os.PathLike[str]) -> tuple[tuple[int, ...], int, NDArray[Any] | None]:
     """Return the shape of one example, how many there are to train on, and the labels of the test part.
 
@@ -101,7 +113,7 @@ def _colours(shape: tuple[int, ...]) -> bool | None:
 
 def _read(path: str | os.PathLike[str], colours: bool | None = None) -> dict[str, NDArray[Any]]:
     if Path(path).is_dir():
-        return images_in(path, colours)
+        return sources.images_in(path, colours)
     try:
         with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
