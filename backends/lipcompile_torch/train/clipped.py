@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -205,13 +206,12 @@ class ClippedGradients:
         return outputs
 
     def _alone(self, copies: dict[str, Tensor], inputs: Tensor) -> Tensor:
-        twin = _twin(self.module)
-
         def run(parameters: dict[str, Tensor], example: Tensor) -> Tensor:
-            output: Tensor = functional_call(twin, parameters, (example[None],))
+            output: Tensor = functional_call(self.module, parameters, (example[None],))
             return output[0]
 
-        return vmap(run, randomness="different")(copies, inputs)
+        with _forgetting(self.module):
+            return vmap(run, randomness="different")(copies, inputs)
 
     def _total(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the sum of losses over b, 0-dim."""
@@ -282,10 +282,10 @@ class ClippedGradients:
         """
         held = {**dict(self.module.named_buffers()), **dict(self.module.named_parameters())}
         copies = {name: tensor.detach().clone() for name, tensor in held.items()}
-        twin = _twin(self.module)
-        before, after = held | _plain_tensors(self.module), copies | _plain_tensors(twin)
-        with torch.no_grad():
-            outputs: Tensor = functional_call(twin, copies, (inputs,))
+        before = held | _plain_tensors(self.module)
+        with torch.no_grad(), _forgetting(self.module):
+            after = copies | _plain_tensors(self.module)
+            outputs: Tensor = functional_call(self.module, copies, (inputs,))
         changed = [name for name, tensor in before.items() if not _same(tensor.detach(), after[name], 0.0)]
         if changed:
             raise PrivacyError(
@@ -331,22 +331,36 @@ class ClippedGradients:
         return max(1, min(_MOST_EXAMPLES, at_once(device, *_CHUNK_ENTRIES) // numbers))
 
 
-def _twin(module: nn.Module) -> nn.Module:
-    """Return a copy of a module that shares its parameters and buffers: what a forward pass leaves behind in
-    attributes, lists or dicts, of all examples, lies in the copy, where no other pass reads it.
+@contextmanager
+def _forgetting(module: nn.Module) -> Iterator[None]:
+    """Let a module have copies of its attributes meanwhile: what a forward pass leaves behind in them, in lists,
+    dicts and objects too, of all examples, is where no other pass reads it. Parameters and buffers are no copies.
 
     Raises:
         PrivacyError: an attribute cannot be copied.
     """
+    parts = list(module.modules())
+    before = [dict(vars(part)) for part in parts]
     plain = {id(value): value.detach().clone() for value in _plain_tensors(module).values()}
-    memo = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())} | plain
+    memo = {id(one): one for one in (*parts, *module.parameters(), *module.buffers())} | plain
     try:
-        return copy.deepcopy(module, memo)
+        copies = copy.deepcopy(before, memo)
     except (TypeError, RuntimeError) as error:
         raise PrivacyError(
-            "an attribute of the module cannot be copied, but examples pass copies of it, so that nothing is left "
-            "behind for others: keep open files, locks, generators and tensors that need gradients out of it"
+            "an attribute of the module cannot be copied, but each pass has copies, so that nothing is left for "
+            "other examples: keep open files, locks, generators and tensors that need gradients out of it"
         ) from error
+    try:
+        _set(parts, copies)
+        yield
+    finally:
+        _set(parts, before)
+
+
+def _set(parts: Iterable[nn.Module], attributes: Iterable[dict[str, Any]]) -> None:
+    for part, own in zip(parts, attributes, strict=True):
+        vars(part).clear()
+        vars(part).update(own)
 
 
 def _plain_tensors(module: nn.Module) -> dict[str, Tensor]:

@@ -481,6 +481,25 @@ def clipped_to(bound: float) -> Callable[[dict[str, Tensor], str], float]:
     return lambda parts, _: min(1.0, bound / length(parts))
 
 
+def test_a_layer_that_a_function_reads_gets_its_gradient() -> None:
+    """What is copied are attributes: a function that holds a layer holds that of the module."""
+
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.outer = nn.Linear(4, 3), nn.Linear(3, 4)
+            self.last: Any = lambda x: F.linear(x, self.inner.weight)
+
+        def forward(self, x: Tensor) -> Tensor:
+            last: Tensor = self.last(torch.tanh(self.outer(torch.tanh(self.inner(x)))))
+            return last
+
+    module, (x, y) = Tied().double(), vectors(5)
+    clipped(module, 1.0).backward(x, y)
+    found = gradient(module)
+    assert_close(found, summed(looped(module, x, y, cross_entropy), clipped_to(1.0)))
+
+
 def test_a_module_that_cannot_be_copied_is_refused() -> None:
     module = nn.Linear(4, 3)
     module.lock = threading.Lock()  # type: ignore[assignment]
