@@ -1,11 +1,12 @@
-"""What would run on a GPU, on processors: a device of which nothing is known takes the same steps, and gets noise.
+"""A GPU, and what would run on one: the same steps and clips as on processors, and noise that is normal.
 
-There is no GPU to test on. `devices.PROCESSORS` is emptied, so that every choice falls as it does for another
-device: torch's operations in the place of native code, torch's generator, transfers that are shared.
+Where there is no GPU, `devices.PROCESSORS` is emptied, so that every choice falls as it does for another device:
+torch's operations in the place of native code, torch's generator, transfers that are shared.
 """
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,8 @@ from typing import Any
 
 import pytest
 import torch
+from lipcompile_privacy.errors import PrivacyError
+from lipcompile_privacy.ledger import read_ledger
 from lipcompile_torch import PrivacyEngine, devices
 from lipcompile_torch.certify.precision import single_is_kept
 from lipcompile_torch.noise.normals import Normals, PlainNormals, SecureNormals
@@ -21,73 +24,133 @@ from torch import Tensor
 from lipcompile import pipeline
 from lipcompile.core.backend import find, instantiate
 from lipcompile.frontends.options import ModelOptions
+from tests.torch.clip_nets import NETWORKS, batch, clipped, expected, model
 
 MLP = "input x: tensor[6], norm <= 2\n dense(8) groupsort(2) dense(8) groupsort(2) dense(3)\n loss cross_entropy"
 CONVNET = (
     "input x: tensor[2, 6, 6], norm <= 2\n conv2d(4, kernel=3, padding=1) relu l2_pool(2) flatten dense(3)\n"
     " loss cross_entropy"
 )
+MASKED = "input x: tensor[6], norm <= 2\n dense(8) dropout(0.5) dense(3)\n loss cross_entropy"
 STEPS, BATCH = 3, 16
+CPU = torch.device("cpu")
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU")
 
 
-@pytest.fixture
-def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Return what takes processors for another device from now on."""
-    return lambda: monkeypatch.setattr(devices, "PROCESSORS", frozenset())
+@pytest.fixture(params=["another", pytest.param("cuda", marks=needs_gpu)])
+def elsewhere(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[], torch.device]:
+    """Return what takes work to another device from now on, and returns that device."""
+
+    def move() -> torch.device:
+        if request.param == "another":
+            monkeypatch.setattr(devices, "PROCESSORS", frozenset())
+        return CPU if request.param == "another" else torch.device(request.param)
+
+    return move
 
 
-def trained(body: str, folder: Path, bounds: Any) -> list[Tensor]:
-    """Return the weights after some steps with next to no noise, from one start."""
-    folder.mkdir()
-    path = folder / "net.lip"
-    path.write_text(f"model net {{ {body} }}")
-    derivation = pipeline.check(str(path), ModelOptions(bounds=bounds))
-    module = instantiate(folder / "net.py", find().emit(derivation))
-    source = torch.Generator().manual_seed(0)
-    for parameter in module.parameters():
-        parameter.data = torch.randn(parameter.shape, generator=source) / 2
-    module.project_()
-    x = 3 * torch.randn(STEPS, BATCH, *module.input_shape, generator=source)
-    y = torch.randint(0, 3, (STEPS, BATCH), generator=source)
-    data = torch.utils.data.TensorDataset(x.flatten(0, 1), y.flatten())
-    loader = torch.utils.data.DataLoader(data, batch_size=BATCH)
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.5)
-    engine = PrivacyEngine()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of Philox, and of a seed
-        private, steps, batches = engine.make_private(
-            module=module,
-            optimizer=optimizer,
-            data_loader=loader,
-            noise_multiplier=1e-7,
-            seed=1,
-        )
-        for inputs, targets in batches:
-            steps.zero_grad()
-            private.criterion(private(inputs), targets).backward()
-            steps.step()
-    return [parameter.detach().clone() for parameter in module.parameters()]
+class Training:
+    """Some steps from one start, with next to no noise.
+
+    Args:
+        options: of `make_private`.
+    """
+
+    def __init__(self, body: str, folder: Path, bounds: Any, device: torch.device, **options: Any) -> None:
+        folder.mkdir()
+        path = folder / "net.lip"
+        path.write_text(f"model net {{ {body} }}")
+        module = instantiate(folder / "net.py", find().emit(pipeline.check(str(path), ModelOptions(bounds=bounds))))
+        source = torch.Generator().manual_seed(0)
+        for parameter in module.parameters():
+            parameter.data = torch.randn(parameter.shape, generator=source) / 2
+        module.project_()
+        x = 3 * torch.randn(STEPS, BATCH, *module.input_shape, generator=source)
+        y = torch.randint(0, 3, (STEPS, BATCH), generator=source)
+        data = torch.utils.data.TensorDataset(x.flatten(0, 1).to(device), y.flatten().to(device))
+        self.ledger = folder / "ledger"
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of Philox, and of a seed
+            self.module, self.optimizer, self.batches = PrivacyEngine(ledger=self.ledger).make_private(
+                module=module.to(device),
+                optimizer=torch.optim.SGD(module.parameters(), lr=0.5),
+                data_loader=torch.utils.data.DataLoader(data, batch_size=BATCH),
+                noise_multiplier=1e-7,
+                **options,
+            )
+
+    def steps(self, around: Callable[[], Any] = contextlib.nullcontext) -> list[Tensor]:
+        """Return the weights after an epoch.
+
+        Args:
+            around: makes what the forward pass runs under.
+        """
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for inputs, targets in self.batches:
+                self.optimizer.zero_grad()
+                with around():
+                    output = self.module(inputs)
+                self.module.criterion(output.float(), targets).backward()
+                self.optimizer.step()
+        return [parameter.detach().cpu().clone() for parameter in self.module.parameters()]
+
+
+def trained(
+    body: str, folder: Path, bounds: Any = "theorem", device: torch.device = CPU, **options: Any
+) -> list[Tensor]:
+    """Return the weights after some repeatable steps."""
+    return Training(body, folder, bounds, device, seed=1, **options).steps()
 
 
 @pytest.mark.parametrize("body", [MLP, CONVNET], ids=["mlp", "convnet"])
 @pytest.mark.parametrize("bounds", ["theorem", "clip"])
 def test_another_device_takes_the_same_steps(
-    body: str, bounds: Any, tmp_path: Path, elsewhere: Callable[[], None]
+    body: str, bounds: Any, tmp_path: Path, elsewhere: Callable[[], torch.device]
 ) -> None:
     """Steps differ by rounding, by noise of 1e-7 of the bound, and by the distance of a projected weight from the
     edge of its set: 0.1 % where the certificate of a kernel may not rest on float32.
     """
     here = trained(body, tmp_path / "here", bounds)
-    elsewhere()
-    for one, other in zip(here, trained(body, tmp_path / "there", bounds), strict=True):
+    for one, other in zip(here, trained(body, tmp_path / "there", bounds, elsewhere()), strict=True):
         torch.testing.assert_close(one, other, rtol=2e-3, atol=2e-4)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"noise": "per_layer"},
+        {"sampling": "fixed_size"},
+        {"max_physical_batch": 5},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+@pytest.mark.parametrize("bounds", ["theorem", "clip"])
+def test_another_device_takes_the_same_steps_with_options(
+    options: dict[str, Any], bounds: Any, tmp_path: Path, elsewhere: Callable[[], torch.device]
+) -> None:
+    here = trained(MLP, tmp_path / "here", bounds, **options)
+    for one, other in zip(here, trained(MLP, tmp_path / "there", bounds, elsewhere(), **options), strict=True):
+        torch.testing.assert_close(one, other, rtol=2e-3, atol=2e-4)
+
+
+@pytest.mark.parametrize("body", NETWORKS.values(), ids=NETWORKS)
+def test_another_device_clips_alike(body: str, tmp_path: Path, elsewhere: Callable[[], torch.device]) -> None:
+    """Clipped gradients are those that `torch.func` finds in float64, on processors."""
+    module = model(body, tmp_path)
+    x, y = batch(module)
+    wanted = expected(module, x, y)
+    device = elsewhere()
+    found = clipped(module.to(device), x.to(device), y.to(device))
+    for name, gradient in wanted.items():
+        torch.testing.assert_close(found[name].double().cpu(), gradient, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("normals", [PlainNormals(), SecureNormals()])
-def test_noise_of_another_device_is_normal(normals: Normals, elsewhere: Callable[[], None]) -> None:
+def test_noise_of_another_device_is_normal(normals: Normals, elsewhere: Callable[[], torch.device]) -> None:
     """The sample variance of n normals is within 5·√(2/n) = 3.2 % of 1 but for 6e-7 of runs."""
-    elsewhere()
-    first, second = torch.zeros(50_000), torch.zeros(50_000)
+    device = elsewhere()
+    first, second = torch.zeros(50_000, device=device), torch.zeros(50_000, device=device)
     normals.perturb_([(first, 2.0)])
     normals.refresh()
     normals.perturb_([(second, 2.0)])
@@ -97,8 +160,68 @@ def test_noise_of_another_device_is_normal(normals: Normals, elsewhere: Callable
     assert abs(float((first * second).mean())) < 4 * 0.023
 
 
-def test_precision_of_another_device_is_not_assumed(elsewhere: Callable[[], None]) -> None:
+def test_precision_of_another_device_is_not_assumed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Certificates in float32 would rest on products that nobody vouches for."""
-    assert single_is_kept(torch.device("cpu"))
-    elsewhere()
-    assert not single_is_kept(torch.device("cpu"))
+    assert single_is_kept(CPU)
+    monkeypatch.setattr(devices, "PROCESSORS", frozenset())
+    assert not single_is_kept(CPU)
+
+
+GPU = torch.device("cuda")
+
+
+@needs_gpu
+@pytest.mark.parametrize("bounds", ["theorem", "clip"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_on_a_gpu(bounds: Any, dtype: torch.dtype, tmp_path: Path) -> None:
+    """Autocast rounds products to eight bits, or eleven: steps are the same but for 5 %."""
+    here = trained(MLP, tmp_path / "here", bounds)
+    there = Training(MLP, tmp_path / "there", bounds, GPU, seed=1)
+    for one, other in zip(here, there.steps(lambda: torch.autocast("cuda", dtype)), strict=True):
+        torch.testing.assert_close(one, other, rtol=0.05, atol=0.05)
+
+
+@needs_gpu
+@pytest.mark.parametrize("bounds", ["theorem", "clip"])
+def test_a_compiled_module_on_a_gpu(bounds: Any, tmp_path: Path) -> None:
+    here = trained(MLP, tmp_path / "here", bounds)
+    there = Training(MLP, tmp_path / "there", bounds, GPU, seed=1)
+    there.module.compile()
+    for one, other in zip(here, there.steps(), strict=True):
+        torch.testing.assert_close(one, other, rtol=2e-3, atol=2e-4)
+
+
+@needs_gpu
+def test_masks_of_a_gpu_have_secret_seeds(tmp_path: Path) -> None:
+    """The generator that dropout draws from is seeded for each batch, and a seed that somebody knows is refused."""
+    training = Training(MASKED, tmp_path / "net", "theorem", GPU)
+    own, seeds = torch.cuda.default_generators[0], []
+    for inputs, targets in training.batches:
+        seeds.append(own.initial_seed())
+        training.optimizer.zero_grad()
+        training.module.criterion(training.module(inputs), targets).backward()
+        training.optimizer.step()
+    assert len(set(seeds)) == len(seeds) > 1
+    for _ in training.batches:
+        with pytest.raises(PrivacyError, match="masks of dropout"):
+            torch.cuda.manual_seed(0)
+            training.module(inputs)
+            training.optimizer.step()
+        break
+
+
+@needs_gpu
+@pytest.mark.parametrize(("secure", "generator"), [(False, {"Philox of torch": False}), (True, {"ChaCha20": True})])
+def test_the_ledger_names_the_generator_of_a_gpu(secure: bool, generator: dict[str, bool], tmp_path: Path) -> None:
+    training = Training(MLP, tmp_path / "net", "theorem", GPU, secure=secure)
+    training.steps()
+    assert read_ledger(training.ledger).cryptographic == generator
+
+
+@needs_gpu
+def test_weights_of_a_gpu_are_certified_there(tmp_path: Path) -> None:
+    """After the projection no singular value exceeds 1, by LAPACK in float64."""
+    training = Training(MLP, tmp_path / "net", "theorem", GPU)
+    for weight in training.steps():
+        assert float(torch.linalg.matrix_norm(weight.double(), 2)) <= 1 + 1e-12
+
