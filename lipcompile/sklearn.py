@@ -42,7 +42,7 @@ from lipcompile.learn.targets import Problem
 from lipcompile.tables.encode import too_many
 from lipcompile.tables.guess import guess
 from lipcompile.tables.schema import Schema
-from lipcompile.tables.schema_file import load
+from lipcompile.tables.schema_file import load, portable
 from lipcompile.tables.stream import encoded
 
 __all__ = ["PrivacyLeakWarning", "PrivateClassifier", "PrivateRegressor", "UnpaidSearchError"]
@@ -159,7 +159,7 @@ class _Private(BaseEstimator):
         """Return the schema of a frame: as it was given, or, of columns that are no numbers, as they look."""
         if self.schema is not None:
             schema = self.schema if isinstance(self.schema, Schema) else load(Path(self.schema))
-            return replace(schema, target=None, task="classification", classes=None, target_range=None)
+            return replace(portable(schema), target=None, task="classification", classes=None, target_range=None)
         if not _is_frame(x) or all(kind in "fiub" for kind in _kinds(x)):
             return None
         warnings.warn(

@@ -68,6 +68,30 @@ WHOLE = {
         ],
     ),
     "lightning": ("PyTorch Lightning: `lipcompile_torch.lightning`", ["lipcompile_torch.lightning"]),
+    "tables": (
+        "Tables: `lipcompile.tables`",
+        [f"lipcompile.tables.{name}" for name in ("schema", "schema_file", "guess", "stream", "tokens")],
+    ),
+    "training": (
+        "Training and audits: `lipcompile_torch.train`, `lipcompile_torch.audit`",
+        [
+            "lipcompile_torch.train.training",
+            "lipcompile_torch.train.loss_clipping",
+            "lipcompile_torch.train.sums",
+            "lipcompile_torch.audit.game",
+        ],
+    ),
+    "ops": (
+        "For ops of your own",
+        [
+            "lipcompile.core.record",
+            "lipcompile.core.graph",
+            "lipcompile.diagnostics",
+            "lipcompile.ops.rules",
+            "lipcompile.numbers",
+            "lipcompile.emitters.torch.expressions",
+        ],
+    ),
 }
 
 MERMAID = re.compile(r"^```mermaid.*?^```\n", re.DOTALL | re.MULTILINE)  # its script would come from the network
@@ -125,9 +149,9 @@ def generated() -> Iterator[tuple[str, str]]:
 
 
 def public(module: str) -> list[str]:
-    """Return the public names of a module that have a place in the reference."""
+    """Return the public names of a module that have a place in the reference, functions first."""
     names: list[str] = import_module(module).__all__
-    return [name for name in names if not name.startswith("__")]
+    return sorted((name for name in names if not name.startswith("__")), key=lambda name: name[0].isupper())
 
 
 def rooms() -> list[Path]:
@@ -187,6 +211,7 @@ def _index() -> str:
 def _diagnostic(code: Code) -> str:
     parts = [
         f"# {code.code}: {code.title}",
+        "[All diagnostics](index.md)",
         f"*{code.severity}, {code.kind}*: {KINDS[code.kind]}.",
         code.why.strip(),
     ]

@@ -10,8 +10,13 @@ from torch import Tensor
 
 
 def apply(function: Any, *arguments: Any) -> Any:
-    """Apply an autograd function; torch leaves ``apply`` untyped."""
-    return function.apply(*arguments)
+    """Apply an autograd function, given all arguments of its forward pass; torch leaves ``apply`` untyped.
+
+    Torch looks for missing arguments at every call, which takes as long as a small layer: it is passed by.
+    """
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return function.apply(*arguments)
+    return super(torch.autograd.Function, function).apply(*arguments)
 
 
 def instances_first(size: int, dimensions: tuple[int | None, ...], *tensors: Tensor) -> tuple[Tensor, ...]:

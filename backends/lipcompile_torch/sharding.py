@@ -42,8 +42,26 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return the tensor put together from all shards, which all processes call; any other tensor as it is."""
-    return tensor.full_tensor() if is_shard(tensor) else tensor
+    """Return the tensor put together from all shards, which all processes call; any other tensor as it is.
+
+    Raises:
+        ValueError: the shards are on a GPU, and gloo would gather them.
+    """
+    if not is_shard(tensor):
+        return tensor
+    check_backend(tensor.device, tensor.device_mesh.get_group())
+    return tensor.full_tensor()
+
+
+def check_backend(device: torch.device, group: Any) -> None:
+    """Refuse to gather shards of a GPU by gloo: torch ends with a segmentation fault then."""
+    from torch.distributed import get_backend_config
+
+    if device.type == "cuda" and "cuda:gloo" in get_backend_config(group):
+        raise ValueError(
+            "FSDP has its shards on a GPU, where gloo cannot gather them: call init_process_group('nccl'), or "
+            "fully_shard with a mesh of processors"
+        )
 
 
 def cut_like(full: Tensor, parameter: Tensor) -> Tensor:

@@ -216,7 +216,7 @@ def _step(training: Iterator[int], job: Job, device: torch.device) -> tuple[floa
 def _limit(device: torch.device, limit: int) -> None:
     if device.type == "cuda":
         share = limit / torch.cuda.get_device_properties(device).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, share), device)
+        torch.cuda.set_per_process_memory_fraction(min(1.0, share))
     else:
         most = _status("VmData") + limit
         resource.setrlimit(resource.RLIMIT_DATA, (most, most))

@@ -49,7 +49,7 @@ def _demo(model: Path, data: Path, output: Path) -> int:
     show(sys.stdout, *report(derivation, source_text))
     plan = planned(loaded)
     names = dict.fromkeys({*DEFAULTS, *plan} - {"dataset", "sampling"})
-    run = TrainingRun(derivation, data, merged(names, plan, DEFAULTS), output)
+    run = TrainingRun(derivation, find().emit(derivation), data, merged(names, plan, DEFAULTS), output)
     _stage(2, f"compile: lipcompile compile {model} -o {output / MODULE}")
     _stage(3, f"train: lipcompile train {model} --data {data} --output {output}")
     result = execute(run, find())

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from lipcompile.cli.shared.arguments import tokenizer_option
 from lipcompile.cli.shared.output import write_text
 from lipcompile.diagnostics import input_error
 
@@ -14,10 +15,11 @@ from lipcompile.diagnostics import input_error
 @click.command(short_help="Write a schema for a table, for you to complete.")
 @click.argument("data", type=click.Path(path_type=Path))
 @click.option("--target", metavar="COLUMN", help="The column to be learned.")
+@tokenizer_option
 @click.option(
     "--preset",
     type=click.Choice(["images"]),
-    help="Write a model and its plan for DATA, an .npz file of images, from its shapes and counts.",
+    help="Write a model and its plan for DATA, images in an .npz file or a folder, from shapes and counts.",
 )
 @click.option("--epsilon", type=float, help="With --preset: ε of the plan.")
 @click.option(
@@ -37,10 +39,12 @@ from lipcompile.diagnostics import input_error
     help="The file to write; people.schema.toml beside people.csv by default, where `train` looks for it; "
     "mnist.lip beside mnist.npz.",
 )
-def new(data: Path, target: str | None, public: bool, output: Path | None, **plan: Any) -> int:
+def new(
+    data: Path, target: str | None, tokenizer: str | None, public: bool, output: Path | None, **plan: Any
+) -> int:
     """Write a schema for DATA, a .csv, .tsv or .parquet file. Complete it with the public facts about the table.
 
-    With --preset, DATA is an .npz file, and the command writes a model for it instead.
+    With --preset, DATA is an .npz file or a folder of images, and the command writes a model for it instead.
 
     Kinds of columns are read from the rows, and the privacy budget does not cover that. Ranges and names of
     categories are read only with --public.
@@ -55,7 +59,7 @@ def new(data: Path, target: str | None, public: bool, output: Path | None, **pla
     if plan["preset"] is not None:
         return _model(data, output or data.with_suffix(".lip"), plan)
     if is_table(data):
-        return _schema(data, target, public, output)
+        return _schema(data, target, tokenizer, public, output)
     raise input_error(
         "LIP410", f"`{data}` is no table", "its name must end in .csv, .tsv, .gz of these, or .parquet"
     )
@@ -72,16 +76,16 @@ def _model(data: Path, path: Path, plan: dict[str, Any]) -> int:
     return 0
 
 
-def _schema(data: Path, target: str | None, public: bool, output: Path | None) -> int:
+def _schema(data: Path, target: str | None, tokenizer: str | None, public: bool, output: Path | None) -> int:
     from lipcompile.cli.shared.tables import names_read, schema_beside
     from lipcompile.tables.encode import open_ranges
     from lipcompile.tables.guess import guess
-    from lipcompile.tables.schema_file import KINDS_READ, PUBLIC, text
+    from lipcompile.tables.schema_file import KINDS_READ, PUBLIC, placed, text
 
     path = output or schema_beside(data)
     if path.exists():
         raise input_error("LIP005", f"`{path}` exists, and may have been filled in", "choose another --output")
-    schema = guess(data, target, public=public)
+    schema = placed(guess(data, target, public=public, tokenizer=tokenizer), Path())
     origin = PUBLIC if public else KINDS_READ
     origins = [origin] if public else [origin, *names_read(schema, data)]
     write_text(path, text(schema, data.name, origins))

@@ -26,7 +26,12 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Train MODEL privately, to a budget.")
 @model_options()
-@click.option("--data", type=click.Path(path_type=Path), metavar="FILE.npz", help="Arrays to train a network on.")
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path),
+    metavar="FILE.npz",
+    help="Arrays to train a network on, or a folder of images.",
+)
 @click.option(
     "--preset",
     type=click.Choice(["images"]),
@@ -120,17 +125,18 @@ def train(
     """Compile MODEL and train it privately, to a budget; or learn a column of a table.
 
     The `train` block of MODEL supplies what is not given as an option. FILE.npz holds x_train, y_train, x_test and
-    y_test, or X and y. A run that was interrupted goes on with --resume; steps that the ledger holds stay spent.
-    A table, a .csv, .tsv or .parquet file, stands in the place of MODEL; so does FILE.npz with a preset.
+    y_test, or X and y; a folder of images may stand in its place. A run that was interrupted goes on with
+    --resume; steps that the ledger holds stay spent. A table, a .csv, .tsv or .parquet file, stands in the place
+    of MODEL; with a preset, FILE.npz or a folder of images does.
 
     \b
     Example:
       lipcompile train model.lip --data data.npz --output run --epsilon 3 --delta 1e-5
       lipcompile train mnist.npz --preset images --epsilon 3 --output run
     """
-    from lipcompile.tables.read import is_table
+    from lipcompile.tables.read import ENDINGS, is_table
 
-    table = {name: given.pop(name) for name in ("target", "schema", "test")}
+    table = {name: given.pop(name) for name in ("target", "schema", "tokenizer", "test")}
     verify_import = given.pop("verify_import")
     if is_table(model):
         return _train_on_table(
@@ -138,7 +144,9 @@ def train(
         )
     for name, value in table.items():
         if value is not None:
-            raise click.UsageError(f"--{name} is for tables, and `{model}` is none")
+            raise click.UsageError(
+                f"--{name} is for tables, and `{model}` is none: the name of a table ends in {', '.join(ENDINGS)}"
+            )
     preset = given.pop("preset")
     if preset is not None:
         if data is not None:
@@ -182,11 +190,12 @@ def _train_network(model: str, options: ModelOptions, data: Path, output: Path, 
     complain(serious(derivation.diagnostics))
     if not derivation.ok:
         return 1
-    if verify_import and not agrees(loaded, derivation):
+    text = find().emit(derivation)
+    if verify_import and not agrees(loaded, derivation, text):
         return 1
     plan = planned(loaded)
     settings = _settings(given, plan, defaults_of(derivation))
-    run = TrainingRun(derivation, data, settings, output, plan.get("dataset"))
+    run = TrainingRun(derivation, text, data, settings, output, plan.get("dataset"))
     try:
         print_result(execute(run, find()), run)
     except KeyboardInterrupt:

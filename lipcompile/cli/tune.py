@@ -21,7 +21,13 @@ from lipcompile.diagnostics import input_error
 @click.option("--delta", type=float, help="δ; 1e-5 by default, or less for large tables.")
 @click.option("--seed", type=int, help="Makes the run repeatable, and NOT private.")
 def tune(
-    data: Path, target: str | None, schema: Path | None, test: Path | None, output: Path | None, **given: Any
+    data: Path,
+    target: str | None,
+    schema: Path | None,
+    tokenizer: str | None,
+    test: Path | None,
+    output: Path | None,
+    **given: Any,
 ) -> int:
     """Search settings for a table privately, and train with the best: one ε pays for both.
 
@@ -40,4 +46,4 @@ def tune(
             "settings of networks are given to `lipcompile train`; choosing them on private data is not free"
         )
         raise input_error("LIP410", f"`{data}` is no table", help_line)
-    return train_on_table(TableRun(data, target, schema, test, output), {**given, "search": True})
+    return train_on_table(TableRun(data, target, schema, tokenizer, test, output), {**given, "search": True})

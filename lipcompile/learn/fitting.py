@@ -20,7 +20,7 @@ from lipcompile.learn.recipe import Recipe, recipe_for
 from lipcompile.learn.scaling import Scaling, Units, pieces, released_moments, released_ranges
 from lipcompile.learn.selection import CHOICES, SCORES, Model, chosen, pays, richer
 from lipcompile.learn.targets import Classes, Head, Numbers, Problem
-from lipcompile.tables.stream import release
+from lipcompile.tables.encode import release
 
 NO_SEARCH = (
     "no search was made: at this epsilon the rows are too few for one to pay, so all of it went into the defaults"

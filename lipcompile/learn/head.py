@@ -26,7 +26,7 @@ from lipcompile.learn.features import Array, Features
 from lipcompile.learn.recipe import Recipe
 from lipcompile.learn.scaling import Scaling, pieces
 from lipcompile.learn.targets import Head
-from lipcompile.tables.stream import release
+from lipcompile.tables.encode import release
 
 _KEPT = 2**30  # bytes of features that are computed once; more are computed for each batch
 _PIECE = 16_384  # rows whose features are computed at once

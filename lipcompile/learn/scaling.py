@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lipcompile.tables.stream import release
+from lipcompile.tables.encode import release
 
 Array = NDArray[np.floating[Any]]
 Release = Callable[[Array, float], Array]

@@ -23,7 +23,7 @@ from lipcompile.learn.scaling import Scaling, Units
 from lipcompile.learn.targets import Head, Problem
 from lipcompile.tables.encode import Encoded
 from lipcompile.tables.schema import Schema
-from lipcompile.tables.schema_file import schema_of
+from lipcompile.tables.schema_file import portable, schema_of
 from lipcompile.tables.schema_file import text as text_of_schema
 from lipcompile.tables.stream import encoded
 
@@ -88,7 +88,7 @@ class TableModel:
         }
         facts = {
             "format": FORMAT,
-            "schema": text_of_schema(self.schema, "the table", []),
+            "schema": text_of_schema(portable(self.schema), "the table", []),
             "constant": one.features.constant,
             "head": {
                 "loss": one.head.loss,

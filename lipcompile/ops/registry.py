@@ -26,7 +26,7 @@ def register(op: AnyOp) -> None:
         op: the record, with its rules and its spellings.
 
     Returns:
-        Nothing: from now on .lip files may call the layer.
+        None. From now on .lip files may call the layer.
 
     Raises:
         TypeError: not an `Op`.

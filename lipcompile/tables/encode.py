@@ -6,8 +6,10 @@ Names and ranges of the columns of the matrix follow from the schema alone.
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
 
@@ -16,19 +18,22 @@ from numpy.typing import NDArray
 
 from lipcompile.diagnostics import InputError, input_error
 from lipcompile.tables.read import check_names
-from lipcompile.tables.schema import Boolean, Category, Column, Date, Ignore, Number, Range, Schema
+from lipcompile.tables.schema import Boolean, Category, Column, Date, Ignore, Number, Range, Schema, Text
+from lipcompile.tables.tokens import content, token_buckets, vocabulary
 from lipcompile.tables.values import ABSENT, MISSING, UnfitError, codes, days, flags, guarded, numbers, texts
 
 Block = NDArray[np.float32]
 Targets = NDArray[Any]
 
 _LARGEST = float(np.finfo(np.float32).max)
+_PIECE = 2**14  # rows
 # What a column of a kind holds.
 _HOLDS: dict[type, str] = {
     Number: "a number",
     Category: "a text or a number",
     Boolean: "yes or no",
     Date: "a date such as 2020-01-31",
+    Text: "a text or a number",
 }
 
 
@@ -53,9 +58,19 @@ class Encoded:
 
     def outside(self) -> dict[str, float]:
         """Return the share of rows with a value outside of its public range, of each column that has some."""
-        ends = zip(self.low.astype(np.float32), self.high.astype(np.float32), strict=True)
-        shares = [float(((x < low) | (x > high)).mean()) for x, (low, high) in zip(self.x.T, ends, strict=True)]
-        return {name: share for name, share in zip(self.names, shares, strict=True) if share}
+        low, high = self.low.astype(np.float32), self.high.astype(np.float32)
+        counts = np.zeros(len(self.names), np.int64)
+        for start in range(0, len(self.x), _PIECE):
+            rows = self.x[start : start + _PIECE]
+            counts += ((rows < low) | (rows > high)).sum(axis=0)
+            release(self.x)
+        return {name: int(n) / len(self.x) for name, n in zip(self.names, counts, strict=True) if n}
+
+
+def release(x: Block) -> None:
+    """Give back the memory that was read of the file of a matrix; it is read again where it is needed."""
+    if isinstance(x.base, mmap.mmap):
+        x.base.madvise(mmap.MADV_DONTNEED)
 
 
 def assembled(x: Block, targets: Sequence[Targets], schema: Schema) -> Encoded:
@@ -116,6 +131,9 @@ def _fill(column: Column, array: Any, out: Block) -> None:
             out[rows, found[rows]] = 1
             if column.missing:
                 out[:, -1] = found == ABSENT
+        case Text():
+            tokenizer = content(column.tokenizer)
+            out[token_buckets(texts(array), tokenizer, _buckets(tokenizer, column.buckets))] = 1
 
 
 def _coding(column: Category) -> Callable[[str], int | None]:
@@ -128,6 +146,12 @@ def _coding(column: Category) -> Callable[[str], int | None]:
 def bucket(text: str, buckets: int) -> int:
     """Return the bucket of a name: a fixed public hash of its UTF-8, below `buckets`."""
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest()) % buckets
+
+
+@lru_cache(maxsize=8)
+def _buckets(tokenizer: str, buckets: int) -> tuple[int, ...]:
+    """Return the bucket of each token of a tokenizer's vocabulary."""
+    return tuple(bucket(token, buckets) for token in vocabulary(tokenizer))
 
 
 # --- the columns of the matrix, which follow from a schema alone ---
@@ -170,6 +194,8 @@ def _encoded(column: Column) -> list[tuple[str, Range]]:
             return [(name, column.range or NOT_PUBLIC)]
         case Number():
             found = [(name, _ends(column))]
+        case Text():
+            return [(f"{name}#{bucket}", _INDICATOR) for bucket in range(column.buckets)]
         case Category(values=None):
             found = [(f"{name}#{bucket}", _INDICATOR) for bucket in range(column.buckets)]
         case Category(values=values):

@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lipcompile.tables.read import batches, called, check_names
-from lipcompile.tables.schema import FIRST_DAY, Boolean, Category, Column, Date, Ignore, Number, Schema
+from lipcompile.tables.schema import FIRST_DAY, Boolean, Category, Column, Date, Ignore, Number, Schema, Text
 from lipcompile.tables.values import UnfitError, days, flags, numbers, texts
 
-Kind = type[Column]
+Kind = type[Number | Category | Boolean | Date | Ignore]
 
 # A column is of the first kind that all its values have.
 _READERS: Mapping[Kind, Callable[[Any], NDArray[Any]]] = {
@@ -32,17 +32,18 @@ MOST_NAMES = 64
 _LEAST_TEXTS = 100
 
 
-def guess(source: Any, target: str | None = None, *, public: bool = False) -> Schema:
+def guess(source: Any, target: str | None = None, *, public: bool = False, tokenizer: str | None = None) -> Schema:
     """Read a schema from the rows of a source, as `read.batches` takes it; the source is read several times.
 
-    A column is boolean (yes and no, 0 and 1), a number, a date or a category; ignored if it has no values, or
-    holds free text: most of its first values differ, so that they say nothing of other rows.
+    A column is boolean (yes and no, 0 and 1), a number, a date or a category; ignored if it has no values, or one
+    text in all rows, or holds free text: most of its first values differ, so that they say nothing of other rows.
 
     Args:
         source: a table.
         target: the column to be learned; all others are learned from.
         public: whether everything in the table is public: then ranges, names, classes, and whether values are
             missing are read, too. Otherwise nothing but kinds is, ranges are left open and names are hashed.
+        tokenizer: of columns of free text; None: they are ignored.
 
     Raises:
         InputError: LIP410, LIP411, as `read.batches`.
@@ -51,10 +52,15 @@ def guess(source: Any, target: str | None = None, *, public: bool = False) -> Sc
     wanted = [] if target is None else [target]
     check_names(wanted, list(kinds), called(source))
     spoken = [name for name, kind in kinds.items() if kind is Category and name != target]
-    kinds |= dict.fromkeys(_free_texts(source, spoken), Ignore)
+    free = _free_texts(source, spoken)
+    kinds |= dict.fromkeys([*free, *_constant(source, spoken)], Ignore)
     facts = _facts(source, list(kinds) if public else wanted, kinds)
     columns = tuple(
-        _column(name, kinds[name], facts[name] if public else None) for name in kinds if name != target
+        Text(name, tokenizer)
+        if tokenizer is not None and name in free
+        else _column(name, kinds[name], facts[name] if public else None)
+        for name in kinds
+        if name != target
     )
     return Schema(columns) if target is None else _with_target(columns, target, kinds, facts[target], public)
 
@@ -74,6 +80,19 @@ def _free_texts(source: Any, names: Sequence[str]) -> list[str]:
     """Return which columns of text have values that mostly differ, in the first batch of rows."""
     first = next(iter(batches(source, names)), None) if names else None
     return [] if first is None else [name for name in names if _mostly_differ(texts(first.column(name)))]
+
+
+def _constant(source: Any, names: Sequence[str]) -> list[str]:
+    """Return which columns of text have one value in all rows where they have any."""
+    seen: dict[str, set[str]] = {name: set() for name in names}
+    left = list(names)
+    for batch in batches(source, left) if left else ():
+        for name in left:
+            seen[name].update(set(texts(batch.column(name))) - {None})
+        left = [name for name in left if len(seen[name]) == 1]
+        if not left:
+            break
+    return left
 
 
 def _mostly_differ(values: NDArray[Any]) -> bool:

@@ -22,7 +22,7 @@ ENDINGS = (*TEXT, ".parquet")
 
 _BATCH = 65536  # rows
 _BLOCK = 2**22  # bytes of text
-_SEPARATORS = ",;\t"
+_SEPARATORS = ",;\t|"
 
 
 def is_table(path: str | os.PathLike[str]) -> bool:
@@ -41,8 +41,8 @@ def batches(source: Any, columns: Sequence[str] | None = None) -> Iterator[Any]:
 
     Args:
         source: a path that ends in one of `ENDINGS`; a frame of pandas or polars, or whatever else has
-            `__arrow_c_stream__` or `__dataframe__`; a mapping from names to arrays [N]; a numpy array [N, d] of
-            columns x0, x1, …
+            `__arrow_c_stream__` or `__dataframe__`; a Dataset of Hugging Face; a mapping from names to arrays
+            [N]; a numpy array [N, d] of columns x0, x1, …
         columns: which to read; None: all. Those of text files are texts: a schema says what they are.
 
     Raises:
@@ -150,6 +150,8 @@ def _in_memory(source: Any, place: str) -> Any:
         return pa.Table.from_pandas(source, preserve_index=False).to_reader()
     if hasattr(source, "__arrow_c_stream__"):
         return pa.RecordBatchReader.from_stream(source)
+    if hasattr(source, "features") and hasattr(source, "with_format"):  # a Dataset of Hugging Face
+        return _of_dataset(source)
     if isinstance(source, pa.RecordBatch):
         return pa.Table.from_batches([source]).to_reader()
     if hasattr(source, "__dataframe__"):
@@ -160,6 +162,13 @@ def _in_memory(source: Any, place: str) -> Any:
         return pa.table({f"x{index}": column for index, column in enumerate(source.T)}).to_reader()
     help_line = "give a path, a data frame, a dict of arrays or a numpy array [N, d]"
     raise input_error("LIP410", f"a {type(source).__name__} is not a table", help_line)
+
+
+def _of_dataset(source: Any) -> Any:
+    """Return the rows of a Dataset of Hugging Face as a RecordBatchReader, in its order."""
+    pieces = source.with_format("arrow").iter(_BATCH)
+    found = (batch for piece in pieces for batch in piece.combine_chunks().to_batches())
+    return arrow().RecordBatchReader.from_batches(source.features.arrow_schema, found)
 
 
 # --- names of columns: public, unless a file has no header line and its first row replaces it ---

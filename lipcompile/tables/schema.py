@@ -65,10 +65,7 @@ class Category:
     def __post_init__(self) -> None:
         if self.values is not None:
             _check_distinct(self.name, self.values, 1, "values")
-        if not 1 <= self.buckets <= MOST_BUCKETS:
-            raise schema_error(
-                f"`{self.name}`: `buckets` is {self.buckets}", f"write a number from 1 to {MOST_BUCKETS}"
-            )
+        _check_buckets(self.name, self.buckets)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +100,32 @@ class Date:
 
 
 @dataclass(frozen=True, slots=True)
+class Text:
+    """A column of free text: one indicator for each bucket that a token of the text is hashed to.
+
+    Args:
+        name: of the column.
+        tokenizer: a `tokenizer.json`, its folder, or its content. It is public: one that was trained on the rows
+            tells of them, which no budget covers.
+        buckets: number of indicators.
+    """
+
+    name: str
+    tokenizer: str
+    buckets: int = 256
+
+    def __post_init__(self) -> None:
+        _check_buckets(self.name, self.buckets)
+
+
+@dataclass(frozen=True, slots=True)
 class Ignore:
     """A column that is not looked at."""
 
     name: str
 
 
-Column = Number | Category | Boolean | Date | Ignore
+Column = Number | Category | Boolean | Date | Text | Ignore
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +176,11 @@ def _both(name: str, low: float | None, high: float | None) -> Range | None:
     if low is not None or high is not None:
         raise schema_error(f"`{name}` has only one end of a range", "write both `low` and `high`, or neither")
     return None
+
+
+def _check_buckets(name: str, buckets: int) -> None:
+    if not 1 <= buckets <= MOST_BUCKETS:
+        raise schema_error(f"`{name}`: `buckets` is {buckets}", f"write a number from 1 to {MOST_BUCKETS}")
 
 
 def _check_range(name: str, ends: Range) -> None:

@@ -6,7 +6,7 @@ import difflib
 import json
 import re
 import tomllib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from datetime import date
 from pathlib import Path
@@ -23,24 +23,27 @@ from lipcompile.tables.schema import (
     Range,
     Schema,
     Task,
+    Text,
     schema_error,
 )
+from lipcompile.tables.tokens import content, is_content
 
 KINDS: Mapping[str, type[Column]] = {
     "number": Number,
     "category": Category,
     "boolean": Boolean,
     "date": Date,
+    "text": Text,
     "ignore": Ignore,
 }
 _KEYS = ("target", "task", "classes", "target_range", "columns")
 
 
 def load(path: Path) -> Schema:
-    """Read a schema; raises InputError (LIP412) that names the line."""
+    """Read a schema; raises InputError (LIP412) that names the line. Tokenizers are sought in its folder."""
     try:
         text = path.read_text(encoding="utf-8-sig")
-        return schema_of(tomllib.loads(text))
+        return placed(schema_of(tomllib.loads(text)), path.parent)
     except OSError as error:
         raise schema_error(f"`{path}` cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError:
@@ -49,6 +52,21 @@ def load(path: Path) -> Schema:
         raise _placed(schema_error(f"no TOML: {error}"), path, text) from None
     except InputError as error:
         raise _placed(error, path, text) from None
+
+
+def placed(schema: Schema, folder: Path) -> Schema:
+    """Return a schema whose paths of tokenizers, relative to a folder, are absolute."""
+    return _with_tokenizers(schema, lambda one: one if is_content(one) else str((folder / one).resolve()))
+
+
+def portable(schema: Schema) -> Schema:
+    """Return a schema that holds its tokenizers, not their paths; raises InputError (LIP412)."""
+    return _with_tokenizers(schema, content)
+
+
+def _with_tokenizers(schema: Schema, changed: Callable[[str], str]) -> Schema:
+    columns = (replace(c, tokenizer=changed(c.tokenizer)) if isinstance(c, Text) else c for c in schema.columns)
+    return replace(schema, columns=tuple(columns))
 
 
 def _placed(error: InputError, path: Path, text: str) -> InputError:
@@ -105,6 +123,8 @@ def _column(name: str, entry: Any) -> Column:
     for key in given:
         if key not in known:
             raise schema_error(f"`{name}` has `{key}`, which its kind does not allow", _near(key, known))
+    if kind is Text and "tokenizer" not in given:
+        raise schema_error(f"`{name}` has no tokenizer", 'such as tokenizer = "tokenizer.json"')
     return kind(name, **{key: _field(name, key, value, kind) for key, value in given.items()})
 
 
@@ -122,6 +142,8 @@ def _field(name: str, key: str, value: Any, kind: type[Column]) -> Any:
             return _day(name, key, value)
         case "low" | "high":
             return _number(name, key, value)
+        case "tokenizer":
+            return _text(name, value)
         case "buckets" if type(value) is int:
             return value
         case "log" | "missing" if isinstance(value, bool):
@@ -179,6 +201,7 @@ _HEAD = """\
 #                                                 suits amounts.
 #   {{ kind = "category", values = ["a", "b"] }}    Without values, names are hashed to buckets = 64.
 #   {{ kind = "date", low = "2000-01-01", high = "2030-12-31" }}
+#   {{ kind = "text", tokenizer = "tokenizer.json" }}     Free text; the tokenizer is a public file.
 #   {{ kind = "boolean" }}                          true and false, yes and no, 1 and 0.
 #   {{ kind = "ignore" }}                           Not looked at; nor are columns that have no line here.
 #

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import mmap
 import tempfile
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lipcompile.tables.encode import Block, Encoded, assembled, encoded_batch, layout
+from lipcompile.tables.encode import Block, Encoded, assembled, encoded_batch, layout, release
 from lipcompile.tables.read import batches, called
 from lipcompile.tables.schema import Schema
 
@@ -102,9 +101,3 @@ def taken(data: Encoded, rows: NDArray[np.int64], memory: int = MEMORY) -> Encod
         store.add(data.x[rows[start : start + _rows(width)]])
         release(data.x)
     return Encoded(store.rows(), data.low, data.high, data.names, None if data.y is None else data.y[rows])
-
-
-def release(x: Block) -> None:
-    """Give back the memory that was read of the file of a matrix; it is read again where it is needed."""
-    if isinstance(x.base, mmap.mmap):
-        x.base.madvise(mmap.MADV_DONTNEED)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from lipcompile import __main__
 from lipcompile.cli.shared.presets import Facts, public_delta, text_of
@@ -54,6 +55,20 @@ def test_one_command_trains_and_its_model_trains_again(
     assert run("verify run/model.py") == 0
     assert run("new data.npz --preset images --epsilon 50 --output new.lip") == 0
     assert Path("new.lip").read_text() == Path("run/model.lip").read_text()
+
+
+def test_a_folder_of_images_is_trained_on_as_their_arrays_are() -> None:
+    images(12, 9)
+    data = np.load("data.npz")
+    for part in ("train", "test"):
+        for number, (pixels, label) in enumerate(zip(data[f"x_{part}"], data[f"y_{part}"], strict=True)):
+            folder = Path("images") / part / "ab"[label]
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels).save(folder / f"{number}.png")
+    assert run("new images --preset images --epsilon 5 --output folder.lip") == 0
+    assert run("new data.npz --preset images --epsilon 5 --output arrays.lip") == 0
+    assert Path("folder.lip").read_text() == Path("arrays.lip").read_text()
+    assert run("train images --preset images --epsilon 50 --accountant rdp --output run") == 0
 
 
 def test_a_run_goes_on_with_the_same_command(capsys: Capture) -> None:
@@ -103,7 +118,7 @@ def test_what_is_no_file_of_images_is_refused_and_leaves_nothing(case: str, caps
         ("train data.npz --preset images --epsilon 1", "--output"),
         ("train data.npz --preset images --epsilon 1 --output run --data data.npz", "leave --data out"),
         ("train missing.npz --preset images --epsilon 1 --output run", "LIP402"),
-        ("train data.lip --preset images --epsilon 1 --output run", "no .npz file"),
+        ("train data.lip --preset images --epsilon 1 --output run", "neither a folder nor an .npz file"),
         ("new data.npz --preset images", "--epsilon is needed"),
     ],
 )

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from lipcompile_privacy.ledger import read_ledger
+from lipcompile_torch.train.data import split_rows
 
 from lipcompile import __main__
 from lipcompile.learn import selection
@@ -71,6 +72,48 @@ def test_one_command_makes_a_model_its_page_and_its_ledger(capsys: Capture) -> N
     assert SECRET.encode() not in Path("run/model.npz").read_bytes()
 
 
+def files_of(folder: str, out: str) -> dict[str, object]:
+    """Return what a run says and keeps, but for what was released, and what is marked as not private."""
+    page = Path(folder, "report.html").read_text(encoding="utf-8")
+    for part in (
+        r'<section id="quality">.*?</section>',
+        r"<dt>Test accuracy</dt>.*?</dd>",
+        "<li>The standard error.*?</li>",
+    ):
+        page, count = re.subn(part, "", page, flags=re.DOTALL)
+        assert count == 1
+    lines = [json.loads(line) for line in Path(folder, "ledger.jsonl").read_text(encoding="utf-8").splitlines()]
+    with np.load(Path(folder, "model.npz")) as model:
+        arrays = dict(model)
+    released = {"low", "high", "mean", "scale", "weights", "start"}
+    assert released < arrays.keys()
+    return {
+        "files": {path.name for path in Path(folder).iterdir()},
+        "said": [line.replace(folder, "run") for line in out.splitlines() if "so it is not private" not in line],
+        "page": page,
+        "schema": Path(folder, "schema.toml").read_text(encoding="utf-8"),
+        "ledger": [{key: line[key] for key in line if key not in ("id", "time", "hash")} for line in lines],
+        "model": {name: array.tolist() for name, array in arrays.items() if name not in released},
+        "shapes": {name: (array.dtype, array.shape) for name, array in arrays.items()},
+    }
+
+
+def test_one_row_changes_what_was_released_and_nothing_else(capsys: Capture) -> None:
+    """Two runs with one seed, on tables that differ in one row to train on."""
+    rows = Path("people.csv").read_text(encoding="utf-8").splitlines()
+    place = 1 + int(split_rows(ROWS)[0][17])
+    found = []
+    for folder, row in (("one", rows[place]), ("other", "1e30,nurse,1999-12-31,main,low")):
+        rows[place] = row
+        Path("people.csv").write_text("\n".join(rows), encoding="utf-8")
+        assert run(f"train people.csv --target income --epsilon 5 --seed 1 --output {folder}") == 0
+        out, err = capsys.readouterr()
+        found.append({**files_of(folder, out), "errors": err})
+    assert found[0] == found[1]
+    weights = [np.load(Path(folder, "model.npz"))["weights"] for folder in ("one", "other")]
+    assert not np.array_equal(*weights)
+
+
 def test_predictions_are_written_as_a_table(capsys: Capture) -> None:
     assert run("train people.csv --target income --epsilon 5 --output run") == 0
     capsys.readouterr()
@@ -125,6 +168,31 @@ def test_a_seed_is_said_on_the_page(capsys: Capture) -> None:
     assert run("train people.csv --target income --epsilon 5 --output run --seed 1") == 0
     assert "NOT PRIVATE" in capsys.readouterr().out
     assert "not private: a seed was fixed" in Path("run/report.html").read_text(encoding="utf-8")
+
+
+def test_texts_are_learned_from_by_a_tokenizer_that_the_model_keeps(capsys: Capture) -> None:
+    model = {"type": "WordLevel", "vocab": {"[UNK]": 0, "old": 1, "young": 2}, "unk_token": "[UNK]"}
+    Path("tokenizer.json").write_text(
+        json.dumps({"version": "1.0", "pre_tokenizer": {"type": "WhitespaceSplit"}, "model": model})
+    )
+    with Path("notes.csv").open("w", encoding="utf-8") as file:
+        file.write(
+            "note,y\n" + "".join(f"{row} {SECRET} {('old', 'young')[row % 2]},{row % 2}\n" for row in range(ROWS))
+        )
+    assert run("train notes.csv --target y --epsilon 5 --tokenizer tokenizer.json --output run") == 0
+    out, err = capsys.readouterr()
+    assert float(out.split("test accuracy ")[1].split("%")[0]) > 95
+    assert SECRET not in out + err + Path("run/schema.toml").read_text(encoding="utf-8")
+    Path("tokenizer.json").unlink()
+    Path("new.csv").write_text("note\nhe is old\nyoung and new\n")
+    assert run("predict run new.csv") == 0
+    assert [line[0] for line in capsys.readouterr().out.splitlines()[1:]] == ["0", "1"]
+
+
+def test_a_tokenizer_beside_a_schema_is_refused(capsys: Capture) -> None:
+    assert run("new people.csv --target income") == 0
+    assert run("train people.csv --epsilon 5 --tokenizer tokenizer.json") == 2
+    assert "write it into people.schema.toml" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("options", ["--epsilon -1", "--epsilon 1 --delta 2"])

@@ -108,6 +108,15 @@ def test_new_takes_tables_alone(capsys: Capture) -> None:
 # train
 
 
+@pytest.mark.usefixtures("learner")
+def test_a_delta_that_protects_nobody_is_said(capsys: Capture) -> None:
+    """Of 50 rows 40 are trained on, and 0.025 is one of 40."""
+    assert run(f"{TRAIN} --delta 0.025") == 0
+    assert "δ = 0.025 is at least 1 / 40 examples" in capsys.readouterr().err
+    assert run(f"{TRAIN} --delta 0.024") == 0
+    assert "examples" not in capsys.readouterr().err
+
+
 def test_a_table_is_trained_in_one_line(capsys: Capture, learner: list[tuple[Parts, Options]]) -> None:
     assert run(f"{TRAIN} --delta 1e-6 --output run/first") == 0
     ((parts, options),) = learner

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from importlib import import_module
+from inspect import isclass, isfunction
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from mkdocs.config import load_config
 
 from lipcompile.cli import cli
 from lipcompile.codes import codes
+from lipcompile.tables.tokens import token_ids
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,6 +39,21 @@ def test_every_public_name_is_in_the_reference(site: Path) -> None:
     names = [(module, name) for module in modules for name in import_module(module).__all__ if name[0] != "_"]
     assert ("lipcompile", "private") in names
     assert [f"{module}.{name}" for module, name in names if f"{module}.{name}" not in found] == []
+
+
+def test_every_name_that_a_page_imports_is_in_the_reference(site: Path) -> None:
+    found = anchors(*(site / "reference" / "python").glob("*.html"))
+    pages = [path.read_text(encoding="utf-8") for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]]
+    lines = re.findall(r"^ *from (lipcompile[\w.]*) import ([\w, ]+?) *(?:#.*)?$", "\n".join(pages), re.MULTILINE)
+    values = [
+        (module, getattr(import_module(module), name)) for module, listed in lines for name in listed.split(", ")
+    ]
+    named = [
+        (module, value) for module, value in values if isclass(value) or isfunction(value)
+    ]  # no alias of a type
+    assert token_ids in [value for _, value in named]
+    for module, value in named:
+        assert {f"{place}.{value.__name__}" for place in (module, value.__module__)} & found, value
 
 
 def test_every_layer_and_command_is_in_the_reference(site: Path) -> None:

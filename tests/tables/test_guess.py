@@ -72,6 +72,13 @@ def test_a_kind_is_that_of_all_rows_of_all_batches(value: str, tmp_path: Path) -
     assert guess(path).columns == (kind("a"),)
 
 
+def test_a_text_that_all_rows_share_is_ignored(tmp_path: Path) -> None:
+    """The second value of `b` stands in the last batch."""
+    path = tmp_path / "t.csv"
+    path.write_text("a,b\n" + "x,x\n" * 70_000 + ",y\n")
+    assert guess(path).columns == (Ignore("a"), Category("b"))
+
+
 def test_typed_columns_are_of_their_type() -> None:
     frame = pd.DataFrame(
         {

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,7 @@ SAME: Mapping[str, tuple[str, str]] = {
     "quoted names, and blanks around them": ("t.csv", '"a", b\n1,"x, y"\n,NA\n'),
     "empty lines": ("t.csv", '\n\na,b\n1,"x, y"\n\n,NA\n\n'),
     "semicolons": ("t.csv", "a;b\n1;x, y\n;NA\n"),
+    "bars": ("t.csv", "a|b\n1|x, y\n|NA\n"),
     "tabs": ("t.tsv", "a\tb\n1\tx, y\n\tNA\n"),
     "tabs in a compressed file": ("t.tsv.gz", "a\tb\n1\tx, y\n\tNA\n"),
 }
@@ -94,6 +96,24 @@ class Interchanged:
 
 
 NUMBERS = {"x0": [1.0, 2.0], "x1": [3.0, 4.0]}
+
+
+class HuggingFace:
+    """A Dataset as the library `datasets` has it, where this is read: pieces of pyarrow, whatever its order."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self._table = table
+        self.features = SimpleNamespace(arrow_schema=table.schema)
+
+    def with_format(self, kind: str) -> HuggingFace:
+        assert kind == "arrow"
+        return self
+
+    def iter(self, batch_size: int) -> Iterator[pa.Table]:
+        assert batch_size > 1
+        yield from (self._table.slice(start, 1) for start in range(len(self._table)))
+
+
 IN_MEMORY: Mapping[str, Callable[[], Any]] = {
     "a dict": lambda: {name: np.array(values) for name, values in NUMBERS.items()},
     "a dict of lists": lambda: NUMBERS,
@@ -106,6 +126,7 @@ IN_MEMORY: Mapping[str, Callable[[], Any]] = {
     "a reader of pyarrow": lambda: pa.table(NUMBERS).to_reader(),
     "a stream": lambda: Stream(pa.table(NUMBERS)),
     "an interchanged frame": lambda: Interchanged(pa.table(NUMBERS)),
+    "datasets": lambda: HuggingFace(pa.table(NUMBERS)),
     "polars": lambda: pytest.importorskip("polars").DataFrame(NUMBERS),
 }
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lipcompile.diagnostics import InputError, Location
-from lipcompile.tables.schema import Boolean, Category, Column, Date, Ignore, Number, Schema
+from lipcompile.tables.schema import Boolean, Category, Column, Date, Ignore, Number, Schema, Text
 from lipcompile.tables.schema_file import KINDS_READ, load, text
 
 COLUMNS: tuple[Column, ...] = (
@@ -20,6 +20,7 @@ COLUMNS: tuple[Column, ...] = (
     Boolean("member"),
     Date("joined", "2000-02-29", "2030-12-31"),
     Date("left"),
+    Text("words", '{"model": "a \\"quoted\\" name"}', buckets=9),
     Ignore("note"),
 )
 SCHEMAS = (
@@ -71,6 +72,9 @@ WRONG = {
     "columns = 3": ("the table [columns] is missing", None),
     'colums = 3\n[columns]\na = { kind = "number" }': ("`colums` is not a key", (1, 1)),
     "[columns]\na = 3": ("`a` has no kind", (2, 1)),
+    '[columns]\na = { kind = "text" }': ("`a` has no tokenizer", (2, 1)),
+    '[columns]\na = { kind = "text", tokenizer = [] }': ("`a`: a text is needed", (2, 1)),
+    '[columns]\na = { kind = "text", tokenizer = "{}", buckets = 0 }': ("`buckets` is 0", (2, 1)),
     '[columns]\na = { kind = "numbr" }': ("`a` has an unknown kind", (2, 1)),
     '[columns]\n "a b" = { kind = "number", lo = 0 }': ("`a b` has `lo`", (2, 2)),
     '[columns]\na = { kind = "number", low = 0 }': ("one end", (2, 1)),

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from lipcompile.diagnostics import InputError
-from lipcompile.tables.encode import Encoded, classes_of
+from lipcompile.tables.encode import Encoded, classes_of, release
 from lipcompile.tables.schema import Category, Number, Schema, Task
-from lipcompile.tables.stream import encoded, release, taken
+from lipcompile.tables.stream import encoded, taken
 
 COUNT = 150_000
 SCHEMA = Schema((Number("a", 0, COUNT), Category("b", ("0", "1"))), "y")
@@ -66,6 +66,13 @@ def test_memory_of_a_file_is_given_back(table: dict[str, Any]) -> None:
         release(found.x)
         assert found.x[0, 0] == 7
         assert found.x[1:, 0].sum(dtype=np.float64) == COUNT * (COUNT - 1) / 2
+
+
+@pytest.mark.parametrize("memory", [0, 2**30])
+def test_values_outside_of_a_range_are_counted_over_all_pieces(table: dict[str, Any], memory: int) -> None:
+    """Of 150,000 whole numbers from 0 on, those beyond 119,999 are a fifth."""
+    schema = Schema((Number("a", 0, 119_999), Category("b", ("0", "1"))), "y")
+    assert encoded(table, schema, memory).outside() == {"a": 0.2}
 
 
 def opened(folder: Path) -> int:

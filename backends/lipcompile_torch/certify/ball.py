@@ -45,7 +45,9 @@ def _projected(x: Tensor, radius: float) -> Tensor:
     if (clipped := native.clipped(x, limit, room)) is not None:
         return clipped
     factors = _clip_scale(example_norms(x), x, radius).to(x.dtype)
-    return (x * per_example(factors, x)).nan_to_num_(nan=0.0)  # zero times infinity or NaN
+    scaled = x * per_example(factors, x)  # where zero times infinity is NaN
+    # Torch 2.11 compiles a result that is computed in place to one through which nothing flows back.
+    return scaled.nan_to_num(nan=0.0) if torch.compiler.is_compiling() else scaled.nan_to_num_(nan=0.0)
 
 
 def _clip_scale(norms: Tensor, x: Tensor, radius: float) -> Tensor:

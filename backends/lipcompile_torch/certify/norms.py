@@ -76,6 +76,20 @@ def power_above(weight: Tensor) -> float:
     return math.ldexp(1.0, min(max(math.frexp(largest)[1], -1000), 1023)) if largest else 0.0
 
 
+def check_finite(weights: Sequence[Tensor]) -> None:
+    """Ask each device once whether all entries of weights are finite.
+
+    Raises:
+        ValueError: an entry is not.
+    """
+    for device in {weight.device for weight in weights}:
+        there = [weight.detach() for weight in weights if weight.device == device]
+        sums = torch._foreach_norm(there, 1)  # of absolute values; one that overflows says nothing
+        if not bool(torch.stack(sums).sum().isfinite()):
+            for weight in there:
+                power_above(weight)
+
+
 def _divided(weight: Tensor, power: float) -> Tensor:
     """Return a copy in float64 divided exactly by a power of two; by 0, undivided."""
     return weight.detach().to(torch.float64, copy=True).mul_(1 / power if power else 1.0)

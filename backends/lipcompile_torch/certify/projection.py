@@ -16,13 +16,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import compress
+from operator import not_
 
 import torch
 from torch import Tensor, nn
 
 from ..devices import is_processor
 from ..sharding import is_shard, replace_
-from .constraints import Constraint, Fixed, Frobenius, Orthogonal, Spectral
+from .constraints import Constraint, Fixed, Free, Frobenius, Orthogonal, Spectral
 from .drift import (
     COARSE,
     FINE,
@@ -35,6 +37,7 @@ from .drift import (
     length_alone,
     read_norms,
 )
+from .norms import check_finite
 from .operators import Operator
 from .rounding import UP_MANY
 
@@ -298,8 +301,10 @@ def project_(parameters: Iterable[Known], slack: float) -> None:
 
 def _project_together(parameters: Sequence[Known], slack: float) -> None:
     """Project with a transfer for each way to measure drifts and each device, and those of certificates."""
+    free = [isinstance(known.constraint, Free) and not is_shard(parameter) for parameter, known in parameters]
+    check_finite([parameter for parameter, _ in compress(parameters, free)])
     waiting: list[list[Known]] = [[] for _ in range(len(_BLOCKS) + 1)]
-    for parameter, known in parameters:
+    for parameter, known in compress(parameters, map(not_, free)):
         waiting[known.begin(parameter.detach())].append((parameter, known))
     for measure in range(len(_BLOCKS)):
         for following, pair in _not_settled(waiting[measure], measure, slack):

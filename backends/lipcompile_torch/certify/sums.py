@@ -16,6 +16,8 @@ add less than one unit u. So each entry of v_t is multiplied by a factor between
 from __future__ import annotations
 
 import math
+from functools import reduce
+from operator import add
 
 import torch
 from torch import Tensor
@@ -70,6 +72,8 @@ def sum_of_each(x: Tensor, axes: tuple[int, ...]) -> Tensor:
     found = native.sum_of_each(x, axes)
     if found is not None:
         return found
+    if not is_processor(x.device):
+        return x.sum(axes, dtype=torch.float64)
     parts = torch.split(x, max(_COPIED // max(x[:1].numel(), 1), 1))
     return torch.cat([part.sum(axes, dtype=torch.float64) for part in parts])
 
@@ -128,12 +132,14 @@ def _run_by_run(left: Tensor, right: Tensor) -> Tensor:
 def _all_runs(left: Tensor, right: Tensor) -> Tensor:
     """Return the sum in float64, of as many runs at once as memory allows."""
     whole = left.shape[-2] // RUN * RUN
-    total = (left[..., whole:, :].mT @ right[..., whole:, :]).double()
     rows, columns = (torch.unflatten(half[..., :whole, :], -2, (-1, RUN)) for half in (left, right))
-    at_once = max(_BLOCK_ENTRIES // max(total.numel(), 1), 1)
-    for row, column in zip(torch.split(rows, at_once, -3), torch.split(columns, at_once, -3), strict=True):
-        total = total + (row.mT @ column).sum(-3, dtype=torch.float64)
-    return total
+    entries = math.prod(left.shape[:-2]) * left.shape[-1] * right.shape[-1]
+    at_once = max(_BLOCK_ENTRIES // max(entries, 1), 1)
+    pairs = zip(torch.split(rows, at_once, -3), torch.split(columns, at_once, -3), strict=True)
+    parts = [(row.mT @ column).sum(-3, dtype=torch.float64) for row, column in pairs]
+    if whole < left.shape[-2]:
+        parts.append((left[..., whole:, :].mT @ right[..., whole:, :]).double())
+    return reduce(add, parts)
 
 
 # --- norms of examples -------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ There is a class for each kind of parameter. How gradients of examples are clipp
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
@@ -14,9 +15,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..certify.precision import single_is_kept
 from ..certify.sums import example_norms, sum_of_each, sum_of_products
+from ..devices import is_processor
 from .example_gradients import ExampleGradients
+from .factors import Factors, products_room
 from .native_gradients import HeldGradients
 
 _AT_ONCE = 2**22
@@ -37,7 +39,7 @@ class Use(Protocol):
     def squares(self) -> Tensor:
         """Return ‖P_i‖², [B] in float64; not finite where P_i is not."""
 
-    def total(self, factors: Tensor) -> Tensor:
+    def total(self, factors: Factors) -> Tensor:
         """Return Σ factor_i·P_i, flat; an example with factor 0 adds nothing, not even NaN."""
 
     def rows(self, some: slice) -> Tensor:
@@ -46,10 +48,11 @@ class Use(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Summed:
-    """A use whose gradients are held: of a parameter that is added or multiplied at every position.
+    """A use whose gradients are held: of a parameter that is added or multiplied at every position, or of a small
+    kernel.
 
     Args:
-        gradients: [B, *parameter] in float64.
+        gradients: [B, *parameter] in float64 or float32.
     """
 
     gradients: Tensor
@@ -69,15 +72,21 @@ class Summed:
 
     def squares(self) -> Tensor:
         """Return ‖P_i‖², [B]."""
-        return self.gradients.flatten(1).square().sum(1)
+        norms: Tensor = torch.linalg.vector_norm(self.gradients.flatten(1), dim=1, dtype=torch.float64)
+        return norms.square()
 
-    def total(self, factors: Tensor) -> Tensor:
+    @property
+    def entries(self) -> int:
+        """Of the parameter."""
+        return math.prod(self.gradients.shape[1:])
+
+    def total(self, factors: Factors) -> Tensor:
         """Return Σ factor_i·P_i, flat."""
-        return factors @ without(self.gradients.flatten(1), factors)
+        return factors.sum(self.gradients.flatten(1))
 
     def rows(self, some: slice) -> Tensor:
         """Return P_i of some examples, [c, entries]."""
-        return self.gradients[some].flatten(1)
+        return self.gradients[some].flatten(1).double()
 
 
 @dataclass(frozen=True)
@@ -88,10 +97,10 @@ class Outer:
     Of another one products are rounded to float32 and added as :mod:`..certify.sums` says, which is faster. There
     g_i is scaled by s_i where ‖x_i‖ is between 2⁻⁴⁰ and 2⁴⁰. Elsewhere g_i is scaled by s_i·‖x_i‖ and x_i to 1, so
     that no entry overflows, and where s_i is below the normal numbers of float32; which of the two depends on the
-    example alone. First s_i is rounded to float32, by 2⁻²⁴ of it; elsewhere vectors are scaled in float64.
-    Each entry is rounded to float32, by 2⁻²⁴ of it or by 2⁻¹⁵⁰, and products of entries are rounded again.
-    :data:`_ROUNDED` pays for that, as C/b is at least :data:`_LEAST`. :data:`_COARSE` pays for devices that round
-    operands of float32 to TF32 or bfloat16.
+    example alone. On other devices than processors all are scaled in this second way. First s_i is rounded to
+    float32, by 2⁻²⁴ of it; in the second way vectors are scaled in float64. Each entry is rounded to float32, by
+    2⁻²⁴ of it or by 2⁻¹⁵⁰, and products of entries are rounded again. :func:`.factors.products_room` pays for
+    that, as C/b is at least :data:`.clipping._LEAST`.
 
     Args:
         read: x, [B, d].
@@ -115,31 +124,29 @@ class Outer:
         """Return ‖P_i‖², [B]."""
         return (self._length * example_norms(self.made)).square()
 
-    def total(self, factors: Tensor) -> Tensor:
+    def total(self, factors: Factors) -> Tensor:
         """Return Σ factor_i·P_i, flat."""
         small = self.made.shape[1] * self.read.shape[1] <= SMALL
         narrow = torch.float64 not in (self.made.dtype, self.read.dtype)
-        return (self._in_double(factors) if small and narrow else self._by_runs(factors)).flatten()
+        return (self._in_double(factors) if small and narrow else self._by_runs(factors.values)).flatten()
 
-    def _in_double(self, factors: Tensor) -> Tensor:
-        made, read = (without(rows, factors).double() for rows in (self.made, self.read))
-        return (made * factors[:, None]).mT @ read
+    def _in_double(self, factors: Factors) -> Tensor:
+        scaled = factors.kept(self.made) * factors.values[:, None]  # in float64, as the factors are
+        return scaled.mT @ factors.kept(self.read).double()
 
     def _by_runs(self, factors: Tensor) -> Tensor:
         dtype = torch.promote_types(torch.promote_types(self.read.dtype, self.made.dtype), torch.float32)
-        length = self._length
+        room, length = products_room(dtype, self.read.device), self._length
+        if not is_processor(self.read.device):  # which of them are plain is not known here
+            return sum_of_products(*_in_units(self.made, self.read, factors * length * room, length, dtype))
         is_plain = (length >= 1 / _LONG) & (length <= _LONG)
         unit = torch.where(is_plain, 1.0, length)
-        room = _ROUNDED if dtype == torch.float64 or single_is_kept(self.read.device) else _COARSE
         scale = factors * unit * room
         narrow, range_ = scale.to(dtype), torch.finfo(dtype)
         made, read = self.made * narrow[:, None], self.read
         rest = torch.nonzero(~(is_plain & (narrow >= range_.tiny) & (narrow <= range_.max)))[:, 0]
         if len(rest):
-            scale, unit = scale[rest, None], unit[rest, None]
-            used = torch.minimum(scale, unit) >= _VANISHED
-            made[rest] = torch.where(used, self.made[rest].double() * scale, 0.0).to(dtype)
-            others = torch.where(used, read[rest].double() / unit, 0.0).to(dtype)
+            made[rest], others = _in_units(self.made[rest], read[rest], scale[rest], unit[rest], dtype)
             read = read.to(dtype, copy=True).index_copy_(0, rest, others)
         return sum_of_products(made, read)
 
@@ -148,13 +155,18 @@ class Outer:
         return (self.made[some].double()[:, :, None] * self.read[some].double()[:, None, :]).flatten(1)
 
 
+def _in_units(
+    made: Tensor, read: Tensor, scale: Tensor, unit: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Return [B, p] times scales [B] and [B, d] over units [B], computed in float64 and rounded to the dtype."""
+    scale, unit = scale[:, None], unit[:, None]
+    used = torch.minimum(scale, unit) >= _VANISHED
+    pair = torch.where(used, made * scale, 0.0), torch.where(used, read / unit, 0.0)
+    return pair[0].to(dtype), pair[1].to(dtype)
+
+
 SMALL = 2**16
 
-_ROUNDED = 1 - 2.0**-21
-"""Covers the rounding of scales, of scaled vectors and of their products, four times by 2⁻²⁴ of an entry."""
-
-_COARSE = 1 - 2.0**-7
-"""Covers the rounding of both operands to bfloat16, by 2⁻⁹ of an entry each, or to TF32."""
 
 _VANISHED = 2.0**-1000
 """What is scaled or divided by less adds nothing: a subnormal scale or length would not be exact to 2⁻²¹."""
@@ -173,11 +185,14 @@ class Products:
     gradients: ExampleGradients | HeldGradients
 
     @staticmethod
-    def of(gradients: ExampleGradients) -> Products:
+    def of(gradients: ExampleGradients) -> Products | Summed:
         """Return the use of gradients, which are computed now, and once, where they are small: then what the layer
         read need not be kept.
         """
-        return Products(gradients.held() or gradients)
+        held = gradients.held()
+        if isinstance(held, Tensor):
+            return Summed(held)
+        return Products(gradients if held is None else held)
 
     @property
     def examples(self) -> int:
@@ -188,9 +203,9 @@ class Products:
         """Return ‖P_i‖², [B]."""
         return self.gradients.norms().square()
 
-    def total(self, factors: Tensor) -> Tensor:
+    def total(self, factors: Factors) -> Tensor:
         """Return Σ factor_i·P_i, flat."""
-        return self.gradients.scaled(factors).flatten()
+        return self.gradients.scaled(factors.values).flatten()
 
     def rows(self, some: slice) -> Tensor:
         """Return P_i of some examples, [c, entries]."""
@@ -231,11 +246,12 @@ class Selected:
         found = torch.zeros(len(self.tokens), dtype=torch.float64, device=self.made.device)
         return found.index_add_(0, examples, sums.square().sum(1))
 
-    def total(self, factors: Tensor) -> Tensor:
+    def total(self, factors: Factors) -> Tensor:
         """Return Σ factor_i·P_i, flat."""
         examples, rows, sums = self._by_row()
         found = torch.zeros(self.entries, self.made.shape[-1], dtype=torch.float64, device=self.made.device)
-        scaled = without(sums, factors[examples]) * factors[examples][:, None]
+        own = factors.of_some(examples)
+        scaled = own.kept(sums) * own.values[:, None]
         return found.index_add_(0, rows, scaled).flatten()
 
     def rows(self, some: slice) -> Tensor:
@@ -278,10 +294,10 @@ class Several:
         parts = [self.rows(some).square().sum(1) for some in self._chunks()]
         return torch.cat(parts) if parts else self.uses[0].squares()
 
-    def total(self, factors: Tensor) -> Tensor:
+    def total(self, factors: Factors) -> Tensor:
         """Return Σ factor_i·P_i, flat."""
-        parts = (factors[some] @ without(self.rows(some), factors[some]) for some in self._chunks())
-        return reduce(add, parts, torch.zeros(self.entries, dtype=torch.float64, device=factors.device))
+        parts = (factors.of_some(some).sum(self.rows(some)) for some in self._chunks())
+        return reduce(add, parts, torch.zeros(self.entries, dtype=torch.float64, device=factors.values.device))
 
 
 def joined(uses: Sequence[Use], entries: int) -> Use | None:
@@ -289,10 +305,5 @@ def joined(uses: Sequence[Use], entries: int) -> Use | None:
     if len(uses) < 2:
         return uses[0] if uses else None
     if all(isinstance(use, Summed) for use in uses):
-        return Summed(reduce(add, (use.gradients for use in uses if isinstance(use, Summed))))
+        return Summed(reduce(add, (use.gradients.flatten(1) for use in uses if isinstance(use, Summed))))
     return Several(tuple(uses), entries)
-
-
-def without(rows: Tensor, factors: Tensor) -> Tensor:
-    """Return [B, n] with the rows of factor 0 set to 0: they need not be finite."""
-    return rows if bool((factors > 0).all()) else rows.masked_fill((factors == 0)[:, None], 0.0)

@@ -34,8 +34,9 @@ from torch import Tensor
 
 from ..certify.sums import DEPTH
 from ..devices import is_processor
-from .bookkeeping import SMALL, Products, Use, joined
+from .bookkeeping import SMALL, Products, Summed, Use, joined
 from .example_gradients import Clip, ExampleGradients
+from .factors import Factors
 
 _INWARD = 1 - 2.0**-51
 """Covers the division of C by b."""
@@ -110,7 +111,11 @@ def clipped(
         note: is given the norms n_i, [B] in float64.
     """
     whole = [joined(found, size) for found, size in zip(uses, entries, strict=True)]
-    present = [use for use in whole if use is not None]
+    small = [use for use in whole if isinstance(use, Summed) and use.entries <= _FEW]
+    together = Summed(torch.cat([use.gradients.flatten(1) for use in small], 1)) if len(small) > 1 else None
+    apart = set() if together is None else set(map(id, small))
+    present: list[Use] = [use for use in whole if use is not None and id(use) not in apart]
+    present += [] if together is None else [together]
     if not present:
         yield from (torch.zeros(size, dtype=torch.float64) for size in entries)
         return
@@ -130,11 +135,19 @@ def clipped(
         factors = clip.scaling(sum(entries) + len(present), None).factors(norms)
     if note is not None:
         note(norms)
+    scaling = Factors.of(factors)
+    if together is not None:
+        sums = torch.split(together.total(scaling), [use.entries for use in small])
+        known.update((id(use), total) for use, total in zip(small, sums, strict=True))
     for use, size in zip(whole, entries, strict=True):
         if use is None:
             yield torch.zeros(size, dtype=torch.float64, device=factors.device)
         else:
-            yield known[id(use)] if id(use) in known else use.total(factors)
+            yield known[id(use)] if id(use) in known else use.total(scaling)
+
+
+_FEW = 2**12
+"""Entries of a parameter whose gradients are put beside those of others: to begin an operation takes longer."""
 
 
 def _narrowed(clip: Clip, entries: int) -> Clip:
@@ -269,5 +282,6 @@ def _of_pass(
             f"layers of one clip group saw {' and '.join(map(str, sorted(sizes)))} examples in one "
             "forward pass: the first axis of every input must be the batch"
         )
-    found = clipped(uses, [parameter.numel() for parameter in parameters], clip, note)
-    return (total.reshape(parameter.shape) for total, parameter in zip(found, parameters, strict=True))
+    totals = clipped(uses, [parameter.numel() for parameter in parameters], clip, note)
+    found = zip(totals, parameters, strict=True)
+    return (total.to(parameter.device).reshape(parameter.shape) for total, parameter in found)

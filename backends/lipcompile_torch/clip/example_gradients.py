@@ -30,11 +30,12 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  (its name everywhere in this field)
 
 from ..devices import at_once, is_processor
+from .factors import Factors
 from .native_gradients import HeldGradients, NativeGradients, Scaling, native_gradients
 from .outer_product_plans import depth
 from .outer_products import Sizes, Windows
 
-_AT_ONCE = 2**22, 2**27
+_AT_ONCE = 2**22, 2**26
 """Entries of gradients or windows that torch's operations hold at once: what caches and memory like."""
 
 
@@ -169,11 +170,17 @@ class ExampleGradients:
         return Clipped(self._shaped(total), factors, norms)
 
     @torch.no_grad()
-    def held(self) -> HeldGradients | None:
-        """Return all P_i where that takes no more memory than what they are made of; else None."""
-        native = self._native()
-        fitting = native is not None and native.size * len(self.read) <= self.read.numel() + self.made.numel()
-        return native.held() if native is not None and fitting else None
+    def held(self) -> HeldGradients | Tensor | None:
+        """Return all P_i where that takes no more memory than what they are made of, on other devices than
+        processors twice as much: there as rows [B, entries]. Else None.
+        """
+        native, operands = self._native(), self.read.numel() + self.made.numel()
+        if native is not None:
+            return native.held() if native.size * len(self.read) <= operands else None
+        if is_processor(self.read.device) or not 0 < self._entries() * len(self.read) <= 2 * operands:
+            return None
+        parts = [rows for _, rows in self._chunks()]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def rows(self, some: slice) -> Tensor:
         """Return P_i of some examples, [c, entries] in float64."""
@@ -237,10 +244,10 @@ class ExampleGradients:
 
 
 def _combined(rows: Tensor, factors: Tensor | None) -> Tensor:
-    """Return Σ factor·row in float64, without the rows whose factor is 0."""
+    """Return Σ factor·row in float64, without the rows whose factor is 0, which are set to 0."""
     if factors is None:
         return rows.sum(0, dtype=torch.float64)
-    return factors @ torch.where(factors[:, None] == 0, 0.0, rows.double())
+    return Factors(factors, has_zeros=False).sum(rows.masked_fill_((factors == 0)[:, None], 0.0))
 
 
 def _gradients(read: Tensor, made: Tensor, windows: Windows) -> Tensor:
@@ -248,11 +255,14 @@ def _gradients(read: Tensor, made: Tensor, windows: Windows) -> Tensor:
     least = torch.float64 if is_processor(made.device) else torch.float32
     dtype = torch.promote_types(torch.promote_types(read.dtype, made.dtype), least)
     rank, groups = len(windows.kernel), windows.groups
+    grouped = torch.unflatten(made.to(dtype).flatten(2), 1, (groups, -1))
+    if windows.are_entries and made.shape[2:] == read.shape[2:]:
+        return torch.flatten(grouped @ torch.unflatten(read.to(dtype).flatten(2), 1, (groups, -1)).mT, 1)
     if 0 in made.shape:  # torch cuts no windows where there are none
         return made.new_zeros(len(made), made.shape[1] * read.shape[1] // groups * math.prod(windows.kernel))
     cut = torch.unflatten(unfolded(read.to(dtype), made.shape[2:], windows), 1, (groups, -1))
     rows = cut.movedim(2, 2 + rank).flatten(2, 1 + rank).flatten(3)  # [B, groups, positions, C/groups·taps]
-    return torch.flatten(torch.unflatten(made.to(dtype).flatten(2), 1, (groups, -1)) @ rows, 1)
+    return torch.flatten(grouped @ rows, 1)
 
 
 def unfolded(read: Tensor, outputs: torch.Size, windows: Windows) -> Tensor:
@@ -262,7 +272,8 @@ def unfolded(read: Tensor, outputs: torch.Size, windows: Windows) -> Tensor:
         (low, (out - 1) * step + (taps - 1) * gap + 1 - low - size)
         for size, (taps, step, low, gap, out) in zip(read.shape[2:], axes, strict=True)
     ]
-    found = F.pad(read, [side for pair in reversed(sides) for side in pair])
+    padding = [side for pair in reversed(sides) for side in pair]
+    found = F.pad(read, padding) if any(padding) else read
     for axis, (taps, step, _, gap, _) in enumerate(axes, start=2):
         found = found.unfold(axis, (taps - 1) * gap + 1, step)[..., ::gap]
     return found

@@ -34,8 +34,9 @@ class Scaling:
 
     def factors(self, norms: Tensor) -> Tensor:
         """Return the factors of these norms, [B] in float64."""
-        factor = torch.where(norms <= self.limit, 1.0, self.room / (norms + self.regulariser))
-        return torch.where(norms.isfinite(), factor, 0.0)
+        factor = self.room / (norms + self.regulariser if self.regulariser else norms)  # 0 of an infinite norm
+        kept = torch.where(norms <= self.limit, 1.0, factor) if self.limit >= 0 else factor
+        return kept.nan_to_num_(nan=0.0)
 
 
 class NativeGradients:

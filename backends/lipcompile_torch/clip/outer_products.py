@@ -51,6 +51,11 @@ class Windows:
             raise ValueError(f"{self}: expected positive integers, and non-negative padding")
 
     @property
+    def are_entries(self) -> bool:
+        """Whether each window is one entry, and all entries are read in a row."""
+        return {*self.kernel, *self.stride} == {1} and not any(self.padding)
+
+    @property
     def taps_in_row(self) -> int:
         """How many taps of the last axis lie side by side."""
         return self.kernel[-1] if self.dilation[-1] == 1 else 1

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator, Sequence
-from functools import cache
+from functools import cache, reduce
 from hashlib import shake_256
 from itertools import groupby
 
@@ -89,33 +89,35 @@ def in_order(tensor: Tensor) -> Tensor:
 
 def fingerprint(rows: Sequence[Tensor], key: Key) -> Tensor:
     """Return F of tensors [n], each of entries side by side: 0-dim int64, on the device of the first."""
-    sums, first = [torch.zeros((), dtype=torch.int64, device=rows[0].device if rows else None)], 0
+    sums: list[Tensor] = []
+    first = 0
     for (is_native, device), alike in groupby(rows, lambda row: (native.has_words(row), row.device)):
         group = list(alike)
         count = sum(-(-row.nbytes // (4 * BLOCK)) for row in group)
         keys = key.inner(device), key.outer(device, first + count)[first:]
         sums.append(native.fingerprint_rows(group, *keys) if is_native else _by_torch(group, *keys))
         first += count
-    return torch.stack([value.to(sums[0].device) for value in sums]).sum()
+    if not sums:
+        return torch.zeros((), dtype=torch.int64)
+    return reduce(torch.add, (value.to(sums[0].device) for value in sums))
 
 
 def _by_torch(rows: Sequence[Tensor], inner: Tensor, outer: Tensor) -> Tensor:
     """Return F of tensors on one device, whose blocks have the keys ``outer``."""
-    total, first = inner.new_zeros(()), 0
-    parts = [(part, 1.0) for row in rows for part in _whole_blocks(row)]
-    for pieces in stretches(parts, BLOCK * at_once(inner.device, *_AT_ONCE)):
-        words = torch.cat([piece for piece, _ in pieces]).view(-1, BLOCK)
-        sums = (words * inner).sum(dim=1)
-        total = total + (sums * outer[first : first + len(sums)]).sum()
-        first += len(sums)
-    return total
+    zeros = torch.zeros(BLOCK, dtype=torch.int32, device=inner.device)
+    parts = [(part, 1.0) for row in rows for part in _whole_blocks(row, zeros)]
+    sums = [
+        (torch.cat([piece for piece, _ in pieces]).view(-1, BLOCK) * inner).sum(dim=1)
+        for pieces in stretches(parts, BLOCK * at_once(inner.device, *_AT_ONCE))
+    ]
+    return ((sums[0] if len(sums) == 1 else torch.cat(sums)) * outer).sum() if sums else inner.new_zeros(())
 
 
-def _whole_blocks(row: Tensor) -> Iterator[Tensor]:
-    """Yield the words of a tensor [n], and zeros that fill the last block."""
+def _whole_blocks(row: Tensor, zeros: Tensor) -> Iterator[Tensor]:
+    """Yield the words of a tensor [n], and as many zeros [BLOCK] as fill the last block."""
     words = _words(row)
     yield words
-    yield words.new_zeros(-len(words) % BLOCK)
+    yield zeros[: -words.shape[0] % BLOCK]
 
 
 def _words(row: Tensor) -> Tensor:

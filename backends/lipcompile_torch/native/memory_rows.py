@@ -16,6 +16,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from ..devices import is_processor
+
 Part = tuple[Tensor, float]
 """A flat tensor [n], and the scale of the noise on each of its entries."""
 
@@ -44,11 +46,11 @@ def stretches(parts: Sequence[Part], size: int) -> Iterator[list[Part]]:
     gathered: list[Part] = []
     room = size
     for tensor, scale in parts:
-        start = 0
-        while start < len(tensor):
-            piece = tensor[start : start + room]
-            gathered.append((piece, scale))
-            start, room = start + len(piece), room - len(piece)
+        start, length = 0, tensor.shape[0]
+        while start < length:
+            taken = min(room, length - start)
+            gathered.append((tensor if taken == length else tensor[start : start + taken], scale))
+            start, room = start + taken, room - taken
             if room == 0:
                 yield gathered
                 gathered, room = [], size
@@ -58,7 +60,7 @@ def stretches(parts: Sequence[Part], size: int) -> Iterator[list[Part]]:
 
 def entries(parts: Sequence[Part]) -> int:
     """Return how many entries the parts have together."""
-    return sum(len(tensor) for tensor, _ in parts)
+    return sum(tensor.shape[0] for tensor, _ in parts)
 
 
 def by_device(parts: Sequence[Part]) -> dict[torch.device, list[Part]]:
@@ -73,8 +75,8 @@ def with_values(parts: Sequence[Part], values: Tensor) -> Iterator[tuple[Tensor,
     """Yield each part and its share of the values, [n] for parts of n entries together."""
     start = 0
     for tensor, scale in parts:
-        yield tensor, scale, values[start : start + len(tensor)]
-        start += len(tensor)
+        yield tensor, scale, values[start : start + tensor.shape[0]]
+        start += tensor.shape[0]
 
 
 def add_scaled_(parts: Sequence[Part], values: Tensor, spare: Tensor | None = None) -> None:
@@ -85,6 +87,10 @@ def add_scaled_(parts: Sequence[Part], values: Tensor, spare: Tensor | None = No
         values: [n], float64, on their device.
         spare: float64 [n], which is overwritten: room for parts in float64, which torch would else allocate.
     """
+    if not is_processor(values.device):
+        tensors, scales, shares = zip(*with_values(parts, values), strict=True)
+        torch._foreach_add_(tensors, torch._foreach_mul(shares, scales))
+        return
     for tensor, scale, part in with_values(parts, values):
         if spare is None or tensor.dtype == torch.float64:
             tensor.add_(part, alpha=scale)  # of mixed types, torch adds in the wider one

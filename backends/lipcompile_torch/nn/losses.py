@@ -52,7 +52,7 @@ def _labels(output: Tensor, target: Tensor, ignore: int | None = None) -> Tensor
         )
     labels = target.long()
     counted = labels if ignore is None else labels.masked_fill(labels == ignore, 0)
-    least, most = counted.aminmax() if counted.numel() else (0, 0)
+    least, most = torch.stack(counted.aminmax()).tolist() if counted.numel() else (0, 0)  # in one transfer
     if least < 0 or most >= output.shape[-1]:
         help_line = "drop such examples or add classes" if output.dim() == 2 else "name the label to `ignore`"
         raise ValueError(f"a class index is outside 0 … {output.shape[-1] - 1}: {help_line}")

@@ -86,7 +86,8 @@ class _Norms(torch.autograd.Function):
             total.addcmul_(tap, tap)
         for axis in axes[1:]:
             total = axis.sums(total)
-        return total.sqrt_()
+        # Torch 2.11 compiles a result that is computed in place to one through which nothing flows back.
+        return total.sqrt() if torch.compiler.is_compiling() else total.sqrt_()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Axes], output: Tensor) -> None:
@@ -114,7 +115,8 @@ class _Scaled(torch.autograd.Function):
         for axis in reversed(axes[1:]):
             factors = axis.spread(factors, x)
         if not axes[0].tiles(x):
-            return axes[0].spread(factors, x).mul_(x)
+            spread = axes[0].spread(factors, x)
+            return spread * x if torch.compiler.is_compiling() else spread.mul_(x)
         result = torch.empty_like(x)
         for tap, place in zip(axes[0].taps(x), axes[0].taps(result), strict=True):
             write(place, torch.mul, tap, factors)

@@ -84,7 +84,9 @@ class _SwapPairs(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, swapped: Tensor, axis: int, halves: bool) -> Tensor:
         first, second = _places(x, axis, halves)
-        weight = swapped.view(torch.uint8).to(x.dtype)  # by way of integers: Booleans are converted one by one
+        if is_processor(x.device) and not torch.compiler.is_compiling():
+            swapped = swapped.view(torch.uint8)  # Booleans are converted one by one
+        weight = swapped.to(x.dtype)
         result = torch.empty_like(x)
         low, high = _places(result, axis, halves)
         # With weights 0 and 1 an interpolation is exact, and finite unless the difference of a pair overflows.

@@ -20,7 +20,7 @@ from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..certify.precision import rounding_slack
-from ..clip.bookkeeping import without
+from ..clip.factors import Factors
 from ..devices import at_once
 from ..nn.functional import clip_scale, example_norms
 from ..noise.masks import Masks
@@ -238,8 +238,7 @@ class ClippedGradients:
         rows = {name: gradient.reshape(len(gradient), -1).double() for name, gradient in gradients.items()}
         scales = self._scales({name: example_norms(row, gradients[name].dtype) for name, row in rows.items()})
         totals = {
-            name: (scales[name] @ without(row, scales[name])).view_as(self._parameters[name])
-            for name, row in rows.items()
+            name: Factors.of(scales[name]).sum(row).view_as(self._parameters[name]) for name, row in rows.items()
         }
         return {name: sums[name] + total if name in sums else total for name, total in totals.items()}
 

@@ -52,7 +52,7 @@ class TrainConfig:
         batch_size: b; of samplings whose batches vary in size, the EXPECTED one.
         output: folder for `checkpoint.pt` and `ledger.jsonl`.
         optimizer: "adam" or "sgd".
-        learning_rate: > 0.
+        learning_rate: above 0.
         momentum: of sgd.
         schedule: learning rate "constant", or falling to 0 by half a "cosine" or in a "linear" way.
         average: the weights of this share of the steps, the last ones, are averaged in the end, which is

@@ -119,8 +119,15 @@ noise_option = click.option(
 )
 
 
+tokenizer_option = click.option(
+    "--tokenizer",
+    metavar="FILE",
+    help="Public tokenizer.json, or its folder, for columns of free text; without it they are ignored.",
+)
+
+
 def table_options(command: Command) -> Command:
-    """Add what commands ask about a table to learn from: `target`, `schema`, `test`."""
+    """Add what commands ask about a table to learn from: `target`, `schema`, `tokenizer`, `test`."""
     file = click.Path(path_type=Path)
     options = (
         click.option("--target", metavar="COLUMN", help="Column of the table to predict."),
@@ -130,6 +137,7 @@ def table_options(command: Command) -> Command:
             metavar="FILE",
             help="Schema of the table, as `lipcompile new` writes it; DATA.schema.toml by default.",
         ),
+        tokenizer_option,
         click.option(
             "--test",
             type=file,

@@ -85,8 +85,9 @@ def begun(path: Path, output: Path, given: Mapping[str, Any]) -> tuple[str, Path
 
 def preset_text(path: Path, epsilon: float | None, delta: float | None) -> str:
     """Return the model and the plan for a file of data; raises InputError."""
-    if path.suffix != ENDING:
-        raise input_error("LIP402", f"the preset takes arrays of images, and `{path}` is no {ENDING} file")
+    if path.suffix != ENDING and not path.is_dir():
+        message = f"the preset takes arrays of images, and `{path}` is neither a folder nor an {ENDING} file"
+        raise input_error("LIP402", message, "give FILE.npz, or a folder with a folder of images for each class")
     if epsilon is None:
         raise setting_error("--epsilon is needed")
     facts = facts_of(path, find())

@@ -12,9 +12,9 @@ import click
 
 from lipcompile.cli.shared.inputs import LEDGER
 from lipcompile.cli.shared.output import complain, write_text
-from lipcompile.cli.shared.training import plain_warnings, refuse_used
+from lipcompile.cli.shared.training import plain_warnings, refuse_used, warn_of_delta
 from lipcompile.diagnostics import Diagnostic, Severity, input_error
-from lipcompile.tables.schema_file import CLASSES_READ, KINDS_READ, NAMES_READ, text
+from lipcompile.tables.schema_file import CLASSES_READ, KINDS_READ, NAMES_READ, placed, text
 
 if TYPE_CHECKING:
     from lipcompile.tables.encode import Encoded
@@ -36,6 +36,7 @@ class TableRun:
         data: the file.
         target: the column to be learned; None: the schema says it.
         schema: its file; None: the one beside `data`, or what is read from the rows.
+        tokenizer: of columns of free text, where no schema is; None: they are ignored.
         test: another file to test on; None: a fifth of `data` is held out.
         output: folder; None: nothing is kept.
     """
@@ -43,6 +44,7 @@ class TableRun:
     data: Path
     target: str | None
     schema: Path | None
+    tokenizer: str | None
     test: Path | None
     output: Path | None
 
@@ -162,6 +164,7 @@ def train_on_table(run: TableRun, given: Mapping[str, Any]) -> int:
             "(this figure is not private); correct the range in the schema, or leave it out",
             err=True,
         )
+    warn_of_delta(options.delta or 0.0, len(parts.train.x))
     outcome = fit(replace(parts, source=run.data.name, unpaid=origins), options)
     files = dict(outcome.files)
     if run.output is not None:
@@ -204,12 +207,19 @@ def _schema(run: TableRun) -> tuple[Schema, list[str]]:
     if run.schema is None and not path.exists():
         if run.target is None:
             raise input_error("LIP411", "the table has no target column", "name the column with --target")
-        found = guess(run.data, run.target)
+        found = guess(run.data, run.target, tokenizer=run.tokenizer)
         unused = ", ".join(f"`{one.name}`" for one in found.columns if isinstance(one, Ignore))
-        ignored = f" ({unused}: free text or empty, and ignored)" if unused else ""
+        ignored = (
+            f" ({unused}: ignored: free text without --tokenizer, one value only, or no text, number or date)"
+            if unused
+            else ""
+        )
         command = ["lipcompile", "new", str(run.data), "--target", run.target]
+        command += [] if run.tokenizer is None else ["--tokenizer", run.tokenizer]
         kinds = _read(KINDS_READ, f"write them down: {shlex.join(command)}{ignored}")
         return found, [kinds, *names_read(found, run.data)]
+    if run.tokenizer is not None:
+        raise click.UsageError(f"--tokenizer is for tables without a schema: write it into {path}")
     click.echo(f"schema {path}", err=True)
     found = load(path)
     if run.target not in (None, found.target):
@@ -263,7 +273,7 @@ def _parts(run: TableRun, schema: Schema) -> Parts:
 def _kept(schema: Schema, origins: list[str], source: str, output: Path) -> Path:
     """Write the schema into the folder of the run, so that new rows are encoded alike."""
     output.mkdir(parents=True, exist_ok=True)
-    write_text(output / SCHEMA, text(schema, source, origins))
+    write_text(output / SCHEMA, text(placed(schema, Path()), source, origins))
     return output / SCHEMA
 
 

@@ -56,10 +56,11 @@ _START = re.compile(
 class TrainingRun:
     """What to train, on what, how (the fields of the backend's `TrainConfig` but for `output`), and where to.
 
-    `expected` is the number of examples that the model's plan counts on.
+    `text` is the emitted module, `expected` the number of examples that the model's plan counts on.
     """
 
     derivation: Derivation
+    text: str
     data: Path
     settings: Mapping[str, Any]
     output: Path
@@ -75,7 +76,6 @@ def execute(run: TrainingRun, backend: Backend) -> Any:
     """Train; returns the backend's result. Raises InputError; what it raises before training leaves no trace."""
     from lipcompile.cli.shared.progress import Watch
 
-    text = backend.emit(run.derivation)
     assert run.derivation.analysis is not None
     arrays = arrays_of(run.data, run.derivation.analysis.graph, backend)
     examples = len(arrays.x_train)
@@ -84,7 +84,7 @@ def execute(run: TrainingRun, backend: Backend) -> Any:
         "batch_size": run.settings["batch_size"] or default_batch(run.derivation, examples),
     }
     _check_settings(run, settings, examples)
-    text = text_of_run(run.output, text, resume=run.resume)
+    text = text_of_run(run.output, run.text, resume=run.resume)
     watch = Watch(run.settings["epochs"])
     with _as_diagnostics(lambda: watch.began), _folder(run, text, lambda: watch.began):
         module = instantiate(run.output / MODULE, text)
@@ -128,6 +128,11 @@ def _check_settings(run: TrainingRun, settings: Mapping[str, Any], examples: int
     if run.expected not in (None, examples):
         message = f"the plan is made for {run.expected} examples, the file holds {examples}: those count"
         complain([Diagnostic("LIP404", message, "correct the plan's `sampling`", Severity.WARNING)])
+    warn_of_delta(delta, examples)
+
+
+def warn_of_delta(delta: float, examples: int) -> None:
+    """Warn of a δ that would be met by publishing one example, drawn at random."""
     if delta * examples >= 1:
         message = f"δ = {delta:g} is at least 1 / {examples} examples: it would allow publishing one of them"
         complain([Diagnostic("LIP404", message, f"use --delta {0.1 / examples:.1g}", Severity.WARNING)])

@@ -252,7 +252,8 @@ def _shapes(module: Module, given: int) -> str:
     arguments = inspect.signature(module.forward).parameters.values()
     needed = [one.name for one in arguments if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD]
     if len(needed) <= max(given, 1):
-        return "give the shape of one example, without the batch: --input-shape 3,32,32"
+        given_shape = "--input-shape 3,32,32, or example=(3, 32, 32) in Python"
+        return f"give the shape of one example, without the batch: {given_shape}"
     return f"give the shape of each: {' '.join(f'--input-shape {name}=3,32,32' for name in needed)}"
 
 

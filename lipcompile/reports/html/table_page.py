@@ -51,7 +51,7 @@ class TablePage:
         advice: what would make the model better, sentences.
         course: (ε spent, score) during training.
         confusion: of a classification.
-        calibration: (mean probability, share that is right) of predictions, by probability.
+        calibration: (mean probability, share that is correct) of predictions, by probability.
     """
 
     source: str
@@ -110,10 +110,10 @@ def _calibration(page: TablePage) -> Markup | None:
     return plot(
         Plot(
             key="calibration",
-            title="Share of right predictions over their probability",
+            title="Share of correct predictions over their probability",
             description="Predictions of a calibrated model lie on the diagonal.",
             x="probability of the prediction",
-            y="share that is right",
+            y="share that is correct",
             series=[Series("model", page.calibration), Series("calibrated", [(0.0, 0.0), (1.0, 1.0)])],
             whole=False,
         )

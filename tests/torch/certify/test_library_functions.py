@@ -64,23 +64,23 @@ class Tensors:
 
 
 def excess(name: str, attributes: Any, x: Tensor) -> tuple[float, float]:
-    """Return by how many units a function exceeds its rule at most, and its derivative."""
+    """Return by how many units a function exceeds its rule at most, and its derivative, on the device of x."""
     site = Site(attributes, ((1,),), (1,))
     node: Any = SimpleNamespace(attributes=attributes, shape=(1,), site=site)
-    size = x.detach().double().abs()
+    size = x.detach().cpu().double().abs()
     extent = Extent(size, size, size)
     op, num = OP_BY_NAME[name], Tensors()
     largest = op.norm(num, site, [extent], {})  # type: ignore[arg-type]
     x = x.detach().requires_grad_()
     found = eval(EXPRESSIONS[name](node, ["x"]), {"torch": torch, "F": F, "x": x})
     assert bool(found.isfinite().all())
-    units = float((found.detach().double().abs() / largest.clamp_min(2.0**-200)).max() - 1) / UNIT
+    units = float((found.detach().cpu().double().abs() / largest.clamp_min(2.0**-200)).max() - 1) / UNIT
     if op.lipschitz is None:
         return units, 0.0
     (slopes,) = torch.autograd.grad(found.sum(), x)
     [most] = op.lipschitz(num, site, [extent], {})  # type: ignore[arg-type]
     assert bool(slopes.isfinite().all())
-    return units, float((slopes.double().abs() / most).max() - 1) / UNIT
+    return units, float((slopes.cpu().double().abs() / most).max() - 1) / UNIT
 
 
 def strided(x: Tensor) -> Tensor:
@@ -98,20 +98,30 @@ def numbers() -> Tensor:
     return torch.cat((positive, -positive, near, torch.tensor([0.0, -0.0])))
 
 
+EVERYWHERE = pytest.mark.parametrize(
+    "device",
+    [
+        "cpu",
+        pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")),
+    ],
+)
 EVERY = pytest.mark.parametrize(("name", "attributes"), FUNCTIONS, ids=str)
 
 
+@EVERYWHERE
 @EVERY
-def test_functions_hardly_exceed_their_rules(name: str, attributes: Any) -> None:
-    for x in (numbers(), strided(numbers())):
+def test_functions_hardly_exceed_their_rules(name: str, attributes: Any, device: str) -> None:
+    given = numbers().to(device)
+    for x in (given, strided(given)):
         assert max(excess(name, attributes, x)) <= LIBRARY
 
 
 @pytest.mark.nightly
+@EVERYWHERE
 @EVERY
-def test_functions_hardly_exceed_their_rules_at_any_number(name: str, attributes: Any) -> None:
+def test_functions_hardly_exceed_their_rules_at_any_number(name: str, attributes: Any, device: str) -> None:
     """At all numbers from 2⁻¹³ to 2⁷, and where other code computes those whose neighbours lie apart."""
-    piece = torch.arange(2**21, dtype=torch.int32)
+    piece = torch.arange(2**21, dtype=torch.int32, device=device)
     for start in range((127 - 13) << 23, (127 + 7) << 23, 2**21):
         for sign in (1, -1):
             x = sign * (piece + start).view(torch.float32)

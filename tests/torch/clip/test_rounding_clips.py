@@ -10,10 +10,11 @@ import pytest
 import torch
 from lipcompile_torch import ClipGroup
 from lipcompile_torch.certify import sums
-from lipcompile_torch.clip import bookkeeping
+from lipcompile_torch.clip import bookkeeping, factors
 from lipcompile_torch.clip.bookkeeping import Outer, Products, Summed, Use
 from lipcompile_torch.clip.clipping import ForwardPass, Noted, clipped, group_gradients, sum_depth
 from lipcompile_torch.clip.example_gradients import Clip, ExampleGradients
+from lipcompile_torch.clip.factors import Factors
 from lipcompile_torch.clip.native_gradients import Scaling
 from lipcompile_torch.nn.reading import linear
 from torch import Tensor, nn
@@ -88,7 +89,7 @@ def test_what_is_beside_a_kernel_leaves_room_for_the_rounding_of_its_squares(
 def test_the_depth_of_a_sum_is_that_of_how_it_is_added(rows: int, columns: int, exact: bool) -> None:
     """1 and 2⁻³⁰ in float64, in which only matrices of up to 65,536 entries are added."""
     read, made = torch.ones(2, columns), torch.tensor([[1.0], [2.0**-30]]).expand(2, rows)
-    total = Outer(read, made).total(torch.ones(2, dtype=torch.float64))
+    total = Outer(read, made).total(Factors.of(torch.ones(2, dtype=torch.float64)))
     assert bool((total == 1 + 2.0**-30).all()) is exact
     assert sum_depth(nn.Parameter(torch.empty(rows, columns))) == (1 if exact else sums.DEPTH)
 
@@ -141,9 +142,9 @@ def test_an_example_does_not_change_how_another_is_rounded() -> None:
     """Whether its vectors are scaled depends on itself: not on a vector of 1e30 beside it."""
     x, g = torch.randn(3, 5, generator=generator()), torch.randn(3, 4, generator=generator(1))
     factors = torch.tensor([0.3, 0.7, 0.0], dtype=torch.float64)
-    alone = Outer(x, g).total(factors)
+    alone = Outer(x, g).total(Factors.of(factors))
     x[2], g[2] = 1e30, math.nan
-    assert torch.equal(Outer(x, g).total(factors), alone)
+    assert torch.equal(Outer(x, g).total(Factors.of(factors)), alone)
 
 
 # --- products in less than float32 -------------------------------------------------------------------------------
@@ -155,7 +156,7 @@ def test_operands_that_a_device_rounds_to_bfloat16_leave_room(monkeypatch: pytes
 
     monkeypatch.setattr(bookkeeping, "SMALL", 0)
     monkeypatch.setattr(bookkeeping, "sum_of_products", coarse)
-    monkeypatch.setattr(bookkeeping, "single_is_kept", lambda _: False)
+    monkeypatch.setattr(factors, "single_is_kept", lambda *_, **__: False)
     for x, g in (5 * torch.randn(300, 2, generator=generator())).tolist():
         assert share(outer([x], [g]), Clip(0.01)) <= 1
 

@@ -21,6 +21,7 @@ import torch
 from lipcompile_privacy.accounting import Mechanism
 from lipcompile_torch.certify.precision import rounding_slack
 from lipcompile_torch.distributed import World
+from lipcompile_torch.sharding import check_backend
 from lipcompile_torch.train.checkpoint import read_checkpoint, restore
 from lipcompile_torch.train.ledger import Ledger, read_ledger
 from lipcompile_torch.train.reduction import owners
@@ -508,3 +509,15 @@ def test_the_example_trains_under_torchrun(tmp_path: Path, options: list[str]) -
     assert "ε = 3.000" in done.stdout or "ε = 2.99" in done.stdout
     assert read_ledger(tmp_path / "ledger.jsonl").total_steps == 5 * 3
     assert read_checkpoint(tmp_path / "checkpoint.pt").steps == 5 * 3
+
+
+@pytest.mark.parametrize("backends", ["cpu:gloo,cuda:gloo", "cpu:gloo,cuda:nccl"])
+def test_shards_of_a_gpu_are_not_gathered_by_gloo(backends: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ended with a segmentation fault of torch."""
+    monkeypatch.setattr(torch.distributed, "get_backend_config", lambda _: backends)
+    check_backend(torch.device("cpu"), None)
+    if "nccl" in backends:
+        check_backend(torch.device("cuda"), None)
+        return
+    with pytest.raises(ValueError, match="gloo cannot gather them: call init_process_group"):
+        check_backend(torch.device("cuda"), None)

@@ -1,0 +1,64 @@
+"""What examples are scaled by, and sums of rows of numbers, one of each example, that are scaled so.
+
+Formal guarantees: rows in float64 are added in float64. Of rows in float32, which are those of other devices than
+processors, factors are rounded to float32 and so are the products, which are added as :mod:`..certify.sums` says;
+:func:`products_room` pays for that. There an example whose factor is below the normal numbers adds nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..certify.precision import single_is_kept
+from ..certify.sums import sum_of_products
+
+
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """What examples are scaled by.
+
+    Args:
+        values: [B] in float64.
+        has_zeros: whether there may be an example with factor 0, whose gradient need not be finite.
+    """
+
+    values: Tensor
+    has_zeros: bool
+
+    @staticmethod
+    def of(values: Tensor) -> Factors:
+        """Return factors after a look at them, for which it waits for their device."""
+        return Factors(values, not bool((values > 0).all()))
+
+    def of_some(self, some: slice | Tensor) -> Factors:
+        """Return those of some examples."""
+        return Factors(self.values[some], self.has_zeros)
+
+    def kept(self, rows: Tensor) -> Tensor:
+        """Return [B, n] with the rows of factor 0 set to 0."""
+        return rows.masked_fill((self.values == 0)[:, None], 0.0) if self.has_zeros else rows
+
+    def sum(self, rows: Tensor) -> Tensor:
+        """Return Σ factor_i·row_i [n], of [B, n] in float32 or float64; a row of factor 0 adds nothing."""
+        kept = self.kept(rows)
+        if rows.dtype == torch.float64:
+            return self.values @ kept
+        scale, range_ = self.values * products_room(rows.dtype, rows.device), torch.finfo(rows.dtype)
+        narrow = scale.clamp_max(range_.max).masked_fill(scale < range_.tiny, 0.0).to(rows.dtype)
+        return sum_of_products(narrow[:, None], kept).flatten()
+
+
+def products_room(dtype: torch.dtype, device: torch.device) -> float:
+    """Return the factor, below 1, that pays for the rounding of products of matrices of a dtype on a device."""
+    is_kept = dtype == torch.float64 or single_is_kept(device, convolutions=False)
+    return _ROUNDED if is_kept else _COARSE
+
+
+_ROUNDED = 1 - 2.0**-21
+"""Covers the rounding of scales, of scaled vectors and of their products, four times by 2⁻²⁴ of an entry."""
+
+_COARSE = 1 - 2.0**-7
+"""Covers the rounding of both operands to bfloat16, by 2⁻⁹ of an entry each, or to TF32."""
