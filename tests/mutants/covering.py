@@ -54,6 +54,7 @@ CERTIFICATES = {
     f"{TORCH}/train/clipped.py": _torch("clipped"),
     f"{TORCH}/clip/clipping.py": _torch("rounding_clips", "clipping"),
     f"{TORCH}/clip/bookkeeping.py": _torch("rounding_clips", "clipping"),
+    f"{TORCH}/clip/factors.py": _torch("rounding_clips", "clipping"),
     f"{TORCH}/clip/example_gradients.py": _torch("example_gradients"),
     f"{TORCH}/clip/native_gradients.py": _torch("example_gradients"),
     f"{TORCH}/nn/constrained.py": _torch("certificate", "checkpoint", "layers"),

@@ -7,6 +7,7 @@ torch's operations in the place of native code, torch's generator, transfers tha
 from __future__ import annotations
 
 import contextlib
+import math
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ import torch
 from lipcompile_privacy.errors import PrivacyError
 from lipcompile_privacy.ledger import read_ledger
 from lipcompile_torch import PrivacyEngine, devices
+from lipcompile_torch.certify.norms import check_finite
 from lipcompile_torch.certify.precision import single_is_kept
 from lipcompile_torch.noise.normals import Normals, PlainNormals, SecureNormals
 from torch import Tensor
@@ -149,6 +151,17 @@ def test_another_device_clips_alike(body: str, tmp_path: Path, elsewhere: Callab
     found = clipped(module.to(device), x.to(device), y.to(device))
     for name, gradient in wanted.items():
         torch.testing.assert_close(found[name].double().cpu(), gradient, rtol=room, atol=1e-6)
+
+
+@pytest.mark.parametrize(("value", "refused"), [(math.nan, True), (-math.inf, True), (3e38, False)])
+def test_weights_that_are_not_finite_are_found_on_another_device(
+    value: float, refused: bool, elsewhere: Callable[[], torch.device]
+) -> None:
+    """The sum of four finite weights of 3e38 is not finite."""
+    device = elsewhere()
+    weights = [torch.ones(3, device=device), torch.full((4,), value, device=device)]
+    with pytest.raises(ValueError, match="NaN or infinity") if refused else contextlib.nullcontext():
+        check_finite(weights)
 
 
 @pytest.mark.parametrize("normals", [PlainNormals(), SecureNormals()])

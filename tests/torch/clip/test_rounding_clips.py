@@ -94,6 +94,36 @@ def test_the_depth_of_a_sum_is_that_of_how_it_is_added(rows: int, columns: int, 
     assert sum_depth(nn.Parameter(torch.empty(rows, columns))) == (1 if exact else sums.DEPTH)
 
 
+def test_gradients_held_in_float32_leave_room_for_the_rounding_of_their_products() -> None:
+    """As other devices than processors hold those of kernels. Of one entry each, so that nothing averages out."""
+    for x in (5 * torch.randn(300, generator=generator())).tolist():
+        assert share(Summed(torch.tensor([[x]])), Clip(0.01 + abs(x) * 1e-3)) <= 1
+
+
+@pytest.mark.parametrize("regulariser", [None, 0.01])
+@pytest.mark.parametrize("size", [0.0, 1e-42, 1e-30, 1.0, 1e20, 1e38, MOST])
+def test_gradients_held_in_float32_are_clipped_at_any_size(size: float, regulariser: float | None) -> None:
+    """But for a factor below the normal numbers of float32: there an example adds nothing."""
+    found = share(Summed(torch.tensor([[size, -size / 3]])), Clip(0.5, regulariser)) * 0.5
+    exact = float(torch.tensor([size, size / 3]).double().norm())
+    wanted = min(exact, 0.5) if regulariser is None else 0.5 * exact / (exact + regulariser)
+    factor = wanted / exact if exact else 1.0
+    assert found == pytest.approx(wanted if factor > 1.2e-38 else 0.0, rel=1e-6, abs=1e-25)
+    assert found <= 0.5
+
+
+def test_a_gradient_in_float32_that_is_not_finite_adds_nothing() -> None:
+    rows = torch.tensor([[3.0, 4.0], [math.nan, 1.0], [math.inf, 1.0]])
+    (found,) = clipped([[Summed(rows)]], [2], Clip(1.0))
+    torch.testing.assert_close(found, torch.tensor([0.6, 0.8]))
+
+
+def test_gradients_of_a_few_entries_are_clipped_together() -> None:
+    """(3, 4) in two parameters, to length 1."""
+    parts = [Summed(torch.full((1, 1), value, dtype=torch.float64)) for value in (3.0, 4.0)]
+    torch.testing.assert_close(added(parts, Clip(1.0)), torch.tensor([0.6, 0.8], dtype=torch.float64))
+
+
 # --- ends of the range -------------------------------------------------------------------------------------------
 
 
