@@ -168,7 +168,8 @@ def train(
 
     backend = find()
     if not isinstance(data, backend.data.Arrays) and len(data) == 2:
-        data = [array for one in data for array in backend.data.items_of(one)]
+        seeded = (how or {}).get("seed") is not None
+        data = [array for one in data for array in backend.data.items_of(one, seeded)]
     inputs = data.x_train if isinstance(data, backend.data.Arrays) else data[0]
     shape = example if example is not None else np.shape(inputs)[1:]
     chosen = model_options(loss=loss, bounds=bounds, **options)

@@ -16,30 +16,34 @@ _IMAGE, _LABEL = ("image", "img", "pixel_values", "x", "input"), ("label", "labe
 _PARTS = ("train", "test")
 
 
-def images_in(folder: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
+def images_in(folder: str | os.PathLike[str], colours: bool | None = None) -> dict[str, NDArray[Any]]:
     """Read images whose folders are their classes: `cats/1.png`, or `train/cats/1.png` and `test/cats/2.png`.
 
     Classes are numbered in the order of their names, which are taken to be public, and so is the size, that all
-    images must have. Images of which one has colours have three channels.
+    images must have.
+
+    Args:
+        folder: with the folders.
+        colours: whether each image gets three channels, or is made grey; None: as they are, and all alike.
 
     Returns:
         X and y, or x_train, y_train, x_test and y_test: uint8 [N, H, W] or [N, H, W, 3], and int64 [N].
 
     Raises:
-        DataError: there are no folders of images, sizes differ, or a file is no image; the path is named.
+        DataError: there are no folders of images, sizes or kinds differ, or a file, which is named, is no image.
         OSError: a file cannot be read.
     """
     root = Path(folder)
     inner = sorted(path.name for path in root.iterdir() if path.is_dir())
     if set(inner) == set(_PARTS):
         classes = sorted({path.name for part in _PARTS for path in (root / part).iterdir() if path.is_dir()})
-        train, test = (_read(root / part, classes) for part in _PARTS)
+        train, test = (_read(root / part, classes, colours) for part in _PARTS)
         return {"x_train": train[0], "y_train": train[1], "x_test": test[0], "y_test": test[1]}
-    x, y = _read(root, inner)
+    x, y = _read(root, inner, colours)
     return {"X": x, "y": y}
 
 
-def _read(root: Path, classes: Sequence[str]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+def _read(root: Path, classes: Sequence[str], colours: bool | None) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Return the images below the folders of these classes, and their numbers."""
     found = [
         (path, number)
@@ -49,21 +53,22 @@ def _read(root: Path, classes: Sequence[str]) -> tuple[NDArray[np.uint8], NDArra
     ]
     if len(classes) < 2 or not found:
         raise DataError(f"{root} has no folders of images: put the images of each class into one folder")
-    images = [_image(path) for path, _ in found]
+    images = [_image(path, colours) for path, _ in found]
     if len({image.shape[:2] for image in images}) > 1:
         raise DataError(f"the images in {root} have different sizes: resize each image to one common size")
-    coloured = any(image.ndim == 3 for image in images)
-    x = np.stack([np.repeat(one[..., None], 3, 2) if coloured and one.ndim == 2 else one for one in images])
-    return x, np.array([number for _, number in found], dtype=np.int64)
+    if len({image.ndim for image in images}) > 1:
+        raise DataError(f"some of the images in {root} are grey and some are coloured: convert them to one kind")
+    return np.stack(images), np.array([number for _, number in found], dtype=np.int64)
 
 
-def _image(path: Path) -> NDArray[np.uint8]:
-    """Return an image, uint8 [H, W] if it is grey, else [H, W, 3]."""
+def _image(path: Path, colours: bool | None) -> NDArray[np.uint8]:
+    """Return an image, uint8 [H, W] if it is grey, else [H, W, 3]; None: as it is."""
     from PIL import Image, UnidentifiedImageError
 
     try:
         with Image.open(path) as opened:
-            return np.asarray(opened if opened.mode == "L" else opened.convert("RGB"))
+            coloured = opened.mode != "L" if colours is None else colours
+            return np.asarray(opened.convert("RGB" if coloured else "L"))
     except (UnidentifiedImageError, Image.DecompressionBombError) as error:
         raise DataError(f"{path} cannot be read as an image") from error
 
@@ -74,7 +79,7 @@ def items_of(dataset: Any) -> tuple[NDArray[Any], NDArray[Any]]:
     So `torch.utils.data.Dataset` of known length, and a split of Hugging Face's `datasets`.
 
     Raises:
-        DataError: it has no length or no items, or items are neither, or have different shapes.
+        DataError: it has no length or no items, or items are neither, or have different shapes or types.
     """
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         raise DataError(
@@ -85,6 +90,10 @@ def items_of(dataset: Any) -> tuple[NDArray[Any], NDArray[Any]]:
         raise DataError("the data set has no items")
     if len({np.shape(x) for x, _ in pairs}) > 1:
         raise DataError("the items of the data set have different shapes: transform each item to one common shape")
+    if len({x.dtype for x, _ in pairs}) > 1 or len({np.asarray(y).dtype.kind for _, y in pairs}) > 1:
+        raise DataError(
+            "the items of the data set have different types of numbers, by which all are scaled: convert each"
+        )
     return np.stack([x for x, _ in pairs]), np.asarray([y for _, y in pairs])
 
 

@@ -160,7 +160,7 @@ ELEMENTWISE: dict[str, tuple[str, Any, Any]] = {
     "hard_sigmoid": ("slope:q offset:q0", lambda s, m: ok(abs(s.slope), s.offset <= 1),
                      lambda s, v, n, m: least(v * abs(s.slope) + root(n * s.offset**2), root(n))),
     "softplus": ("", lambda s, m: 1, lambda s, v, n, m: v + root(n) * log(2)),
-    "softsign": ("", lambda s, m: 1, lambda s, v, n, m: root(n) * v / (root(n) + v)),
+    "softsign": ("", lambda s, m: 1, lambda s, v, n, m: least(root(n), root(n) * v / (root(n) + v))),
     "hard_swish": ("", lambda s, m: least(Q(3, 2), Q(1, 2) + m / 3), lambda s, v, n, m: v * least(1, (m + 3) / 6)),
     "gelu": ("approximate:none|tanh", lambda s, m: GELU[s.approximate], _gelu),
     "silu": ("", lambda s, m: Q("1.0998394"), lambda s, v, n, m: v / (1 + decay(m))),

@@ -50,7 +50,7 @@ class Data(Protocol):
     ) -> Any:
         """Return named arrays, checked as those of a file; raises DataError."""
 
-    def items_of(self, dataset: Any) -> tuple[NDArray[Any], NDArray[Any]]:
+    def items_of(self, dataset: Any, seeded: bool = False) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return the inputs and labels of a data set's items; raises DataError."""
 
     def public_facts(self, path: Path) -> tuple[tuple[int, ...], int, NDArray[Any] | None]:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from lipcompile_torch.sources import images_in, items_of
+from lipcompile_torch.train import data
 from lipcompile_torch.train.data import DataError, load_npz
 from PIL import Image
 from torch.utils.data import TensorDataset
@@ -46,12 +47,40 @@ def test_parts_that_the_folders_have_stay(tmp_path: Path) -> None:
     assert found["y_test"].tolist() == [1]
 
 
-def test_one_coloured_image_makes_three_channels_of_all(tmp_path: Path) -> None:
+def test_one_coloured_image_changes_no_other(tmp_path: Path) -> None:
+    """The shape of all that is trained on would tell that it is there; the network says what images are."""
     write(tmp_path / "a" / "1.png", np.full((4, 4), 7))
     write(tmp_path / "b" / "1.png", np.zeros((4, 4, 3)))
-    x = images_in(tmp_path)["X"]
-    assert x.shape == (2, 4, 4, 3)
+    with pytest.raises(DataError, match="some are coloured: convert them to one kind"):
+        images_in(tmp_path)
+    with pytest.raises(DataError, match="some are coloured"):
+        load_npz(tmp_path, (16,))  # which does not say it
+    for shape in ((3, 4, 4), (4, 4, 3), (1, 4, 4), (4, 4)):
+        found = load_npz(tmp_path, shape)
+        assert found.x_train.shape[1:] == found.x_test.shape[1:] == shape
+    x = images_in(tmp_path, colours=True)["X"]
     assert x[0].tolist() == np.full((4, 4, 3), 7).tolist()
+
+
+class Drawn:
+    """Items that are drawn from torch's generator."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.rand(4).numpy(), index
+
+
+def test_what_augments_items_comes_from_a_secret_seed() -> None:
+    """With a known one, an item moves all behind it to other crops and flips."""
+    found = []
+    for seeded in (True, True, False, False):
+        torch.manual_seed(0)
+        found.append(data.items_of(Drawn(), seeded)[0])
+    assert np.array_equal(found[0], found[1])
+    assert not np.isin(found[2], found[0]).any()
+    assert not np.isin(found[3], found[2]).any()
 
 
 def test_wrong_folders_are_refused(tmp_path: Path) -> None:
@@ -99,6 +128,9 @@ def test_items_are_pairs_or_mappings() -> None:
         (Items(1), "must be pairs"),
         (Items({"picture": 1, "label": 2}), "rename two"),
         (Items((np.zeros(2), 0), (np.zeros(3), 0)), "different shapes"),
+        # Of whole numbers all would be divided by 255: one item would change all others.
+        (Items((np.zeros(2, np.uint8), 0), (np.zeros(2, np.float32), 0)), "different types of numbers"),
+        (Items((np.zeros(2), 0), (np.zeros(2), 0.5)), "different types of numbers"),
     ],
 )
 def test_other_items_are_refused(wrong: Any, match: str) -> None:

@@ -75,3 +75,11 @@ def test_without_a_bound_of_the_targets_a_squared_error_proves_nothing(tmp_path:
     assert not verify(deepcopy(document)).problems
     document["graph"]["loss"]["attributes"]["target_norm"] = None
     assert verify(rehashed(document)).problems
+
+
+def test_softsign_is_bounded_where_its_input_is_not(tmp_path: Path) -> None:
+    """√n is what the compiler claims; X/(√n + X)·√n says nothing at X = ∞."""
+    path = tmp_path / "net.lip"
+    path.write_text("model m { input x: tensor[4]; dense(4, bias=true); softsign; dense(3); loss cross_entropy }")
+    document = certificate(pipeline.check(str(path), ModelOptions(bounds="clip")))
+    assert not verify(json.loads(json.dumps(document))).problems

@@ -209,6 +209,14 @@ class Geometry:
         extra = self.output_padding or (0,) * len(self.stride)
         return self.stride, self.padding, self.dilation, self.transposed, extra, self.groups
 
+    def map(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return the convolution of [B, C, *size], by functions that autocast knows on every device."""
+        kind = f"conv{'_transpose' if self.transposed else ''}{len(self.stride)}d"
+        last = (self.groups, self.dilation) if self.transposed else (self.dilation, self.groups)
+        extra = (self.output_padding or 0,) if self.transposed else ()
+        mapped: Tensor = getattr(F, kind)(x, weight, bias, self.stride, self.padding, *extra, *last)
+        return mapped
+
     def windows(self, kernel: torch.Size) -> Windows:
         """Return the windows that a kernel of this size reads."""
         return Windows(tuple(kernel), self.stride, self.padding, self.dilation, self.groups)
@@ -227,7 +235,7 @@ class _Convolve(torch.autograd.Function):
         geometry: Geometry,
         *tickets: Ticket | None,  # noqa: ARG004
     ) -> Tensor:
-        return torch.convolution(x, weight, bias, *geometry.arguments())
+        return geometry.map(x, weight, bias)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG004

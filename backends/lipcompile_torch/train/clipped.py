@@ -8,6 +8,7 @@ size, not by the size of the batch, which is private.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -187,7 +188,9 @@ class ClippedGradients:
             }
             total = self._total(self._outputs(copies, inputs), targets)
             found = torch.autograd.grad(total, list(copies.values()), allow_unused=True, materialize_grads=True)
-        return total.detach(), dict(zip(copies, found, strict=True))
+        gradients = dict(zip(copies, found, strict=True))
+        self._check_first(inputs, targets, gradients)
+        return total.detach(), gradients
 
     def _outputs(self, copies: dict[str, Tensor], inputs: Tensor) -> Tensor:
         """Return the outputs [B, …] of examples alone, each from parameters of its own."""
@@ -278,12 +281,11 @@ class ClippedGradients:
         """
         held = {**dict(self.module.named_buffers()), **dict(self.module.named_parameters())}
         copies = {name: tensor.detach().clone() for name, tensor in held.items()}
-        plain = _plain_tensors(self.module)
-        before = {name: tensor.clone() for name, tensor in plain.items()}
+        before = held | _plain_tensors(self.module)
         with torch.no_grad(), _forgetting(self.module):
+            after = copies | _plain_tensors(self.module)
             outputs: Tensor = functional_call(self.module, copies, (inputs,))
-        changed = [name for name, tensor in held.items() if not _same(tensor.detach(), copies[name], 0.0)]
-        changed += [name for name, tensor in plain.items() if not _same(tensor, before[name], 0.0)]
+        changed = [name for name, tensor in before.items() if not _same(tensor.detach(), after[name], 0.0)]
         if changed:
             raise PrivacyError(
                 f"the forward pass writes statistics of private examples into {', '.join(changed)}, and "
@@ -296,13 +298,30 @@ class ClippedGradients:
         """Refuse a module whose output for one example depends on another, as far as a first batch shows it."""
         if self._compared or len(inputs) < 2:
             return
-        self._compared = True
         same = together.shape == alone.shape and _same(together, alone, 100 * rounding_slack(together.dtype))
         # Dropout differs from one pass to the next: then nothing can be said.
         if not same and _same(together, self._run_together(inputs), 0.0):
             raise PrivacyError(
                 "the output of the module for one example depends on the other examples of the batch, "
                 "so per-example gradients are undefined: normalise, centre or attend within one example"
+            )
+
+    def _check_first(self, inputs: Tensor, targets: Tensor, gradients: dict[str, Tensor]) -> None:
+        """Refuse a module whose gradient of one example depends on another, as the first one of a batch shows it:
+        own autograd functions may have rules for `vmap` that mix them.
+        """
+        if self._compared or len(inputs) < 2 or isinstance(self.module, LipschitzModule):
+            return
+        self._compared = True
+
+        def alone() -> Tensor:
+            return _flat(self._per_example_gradients(inputs[:1], targets[:1])[1])
+
+        first, one = _flat({name: rows[:1] for name, rows in gradients.items()}), alone()
+        if not _same(first, one, 100 * rounding_slack(first.dtype)) and _same(one, alone(), 0.0):
+            raise PrivacyError(
+                "the gradient of one example depends on the other examples of the batch: an autograd function of "
+                "the module mixes them in its backward pass or in its rule for vmap"
             )
 
     def _fitting_chunk(self) -> int:
@@ -313,26 +332,49 @@ class ClippedGradients:
 
 @contextmanager
 def _forgetting(module: nn.Module) -> Iterator[None]:
-    """Undo what a forward pass assigns to attributes: another pass would read there what this one saw of all
-    examples. Changes within a list or a dict stay.
+    """Let a module have copies of its attributes meanwhile: what a forward pass leaves behind in them, in lists,
+    dicts and objects too, of all examples, is where no other pass reads it. Parameters and buffers are no copies.
+
+    Raises:
+        PrivacyError: an attribute cannot be copied.
     """
-    before = [(part, dict(vars(part))) for part in module.modules()]
+    parts = list(module.modules())
+    before = [dict(vars(part)) for part in parts]
+    plain = {id(value): value.detach().clone() for value in _plain_tensors(module).values()}
+    memo = {id(one): one for one in (*parts, *module.parameters(), *module.buffers())} | plain
     try:
+        copies = copy.deepcopy(before, memo)
+    except (TypeError, RuntimeError) as error:
+        raise PrivacyError(
+            "an attribute of the module cannot be copied, but each pass has copies, so that nothing is left for "
+            "other examples: keep open files, locks, generators and tensors that need gradients out of it"
+        ) from error
+    try:
+        _set(parts, copies)
         yield
     finally:
-        for part, attributes in before:
-            vars(part).clear()
-            vars(part).update(attributes)
+        _set(parts, before)
+
+
+def _set(parts: Iterable[nn.Module], attributes: Iterable[dict[str, Any]]) -> None:
+    for part, own in zip(parts, attributes, strict=True):
+        vars(part).clear()
+        vars(part).update(own)
 
 
 def _plain_tensors(module: nn.Module) -> dict[str, Tensor]:
     """Return the tensors among the attributes of a module that are no buffers and no parameters, by name."""
     return {
-        f"{prefix}.{name}" if prefix else name: value.detach()
+        f"{prefix}.{name}" if prefix else name: value
         for prefix, part in module.named_modules()
         for name, value in vars(part).items()
         if isinstance(value, Tensor)
     }
+
+
+def _flat(gradients: dict[str, Tensor]) -> Tensor:
+    """Return the gradients [1, *parameter] of one example as one vector."""
+    return torch.cat([gradient.flatten() for gradient in gradients.values()])
 
 
 def _lengths(clipping: float | Mapping[str, float], names: Iterable[str]) -> tuple[bool, dict[str, float]]:

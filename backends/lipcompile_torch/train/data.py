@@ -14,8 +14,8 @@ import numpy as np
 from lipcompile_privacy.errors import DataError as DataError
 from numpy.typing import NDArray
 
-from ..sources import images_in
-from ..sources import items_of as items_of
+from .. import sources
+from ..noise.masks import seed_secretly
 
 _SPLIT_SEED = 0
 _TEST_SHARE = 0.2
@@ -47,7 +47,7 @@ def load_npz(
     """Read arrays x_train, y_train, x_test, y_test; or X, y (or x, y), split 80:20 by a fixed permutation.
 
     Images of type uint8 become float32 in [0, 1]; shapes that differ from `input_shape` by a missing or last
-    channel axis, or by flattening, are rearranged.
+    channel axis, or by flattening, are rearranged. Images in files become grey or coloured as the shape says.
 
     Args:
         path: a file that `numpy.savez` wrote, or a folder of images, see `sources.images_in`.
@@ -59,7 +59,7 @@ def load_npz(
         DataError: the file is not an .npz file, or its arrays do not fit; one line with the fix.
         OSError: it cannot be read.
     """
-    return from_arrays(_read(path), input_shape, classes, tokens)
+    return from_arrays(_read(path, _colours(input_shape)), input_shape, classes, tokens)
 
 
 def load_test_npz(
@@ -70,12 +70,24 @@ def load_test_npz(
     Raises:
         DataError, OSError: as `load_npz`.
     """
-    arrays = _read(path)
+    arrays = _read(path, _colours(input_shape))
     if {"x_test", "y_test"} <= arrays.keys():
         x, y = arrays["x_test"], arrays["y_test"]
     else:
         x, y = _parts(arrays)[2:]
     return _inputs(x, input_shape, None, "test inputs"), _targets(y, len(x), classes, "test labels")
+
+
+def items_of(dataset: Any, seeded: bool = False) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return inputs and labels as `sources.items_of` does, augmented from secret seeds.
+
+    Args:
+        dataset: see there.
+        seeded: the run is repeatable, and not private: seeds stay as they are.
+    """
+    if not seeded:
+        seed_secretly()
+    return sources.items_of(dataset)
 
 
 def public_facts(path: str | os.PathLike[str]) -> tuple[tuple[int, ...], int, NDArray[Any] | None]:
@@ -92,9 +104,16 @@ def public_facts(path: str | os.PathLike[str]) -> tuple[tuple[int, ...], int, ND
     return x_train.shape[1:], len(x_train), y_test if y_test.dtype.kind in "iu" else None
 
 
-def _read(path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
+def _colours(shape: tuple[int, ...]) -> bool | None:
+    """Return whether examples of this shape are images in colour; None if it does not say."""
+    if len(shape) == 2 or (len(shape) == 3 and 1 in (shape[0], shape[2])):
+        return False
+    return True if len(shape) == 3 and 3 in (shape[0], shape[2]) else None
+
+
+def _read(path: str | os.PathLike[str], colours: bool | None = None) -> dict[str, NDArray[Any]]:
     if Path(path).is_dir():
-        return images_in(path)
+        return sources.images_in(path, colours)
     try:
         with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}

@@ -93,7 +93,8 @@ class PrivacyEngine:
 
     `module(x)` must receive the examples as they were drawn, each by itself. The engine checks the backward pass,
     not the inputs: statistics of the batch in preprocessing, mixup, and a replaced example mix examples, and the
-    engine cannot notice that.
+    engine cannot notice that. Random changes to inputs may draw from the generators of torch, Python and numpy,
+    which the engine seeds secretly for each batch, and not from others with a known seed.
 
     With several processes, each makes an engine after `init_process_group` and calls it in the same way.
 

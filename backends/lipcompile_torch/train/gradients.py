@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from fractions import Fraction
 from typing import Any, Protocol
 
 from torch import Tensor, dtype, nn
@@ -39,10 +38,6 @@ class Gradients(Protocol):
     @property
     def module(self) -> nn.Module:
         """The trained module."""
-
-    @property
-    def draws_masks(self) -> bool:
-        """Whether a forward pass may draw random numbers, such as masks of dropout."""
 
     def draw_masks_by(self, masks: Masks) -> None:
         """Let each forward pass of a step check that masks are secret."""
@@ -165,14 +160,6 @@ class LipschitzGradients:
         self._proved = self._parameters.keys() - self.module.clipped_parameters
         self._stated = _stated(self.module)
         self.total = Reduction(self.module, world, self.module.clipped_parameters)
-
-    @property
-    def draws_masks(self) -> bool:
-        """Whether the certified graph has dropout; without one, who knows."""
-        nodes = type(self.module).certificate.get("graph", {}).get("nodes")
-        return nodes is None or any(
-            "dropout" in node["op"] or Fraction(node["attributes"].get("dropout", 0)) for node in nodes
-        )
 
     def draw_masks_by(self, masks: Masks) -> None:
         """Let the module check them."""
@@ -386,11 +373,6 @@ class PerExampleGradients(Gradients):
     def module(self) -> nn.Module:
         """The trained module."""
         return self.clipped.module
-
-    @property
-    def draws_masks(self) -> bool:
-        """True: nothing is known of the module."""
-        return True
 
     def draw_masks_by(self, masks: Masks) -> None:
         """Let `ClippedGradients.backward` check them."""

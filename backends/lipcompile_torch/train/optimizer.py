@@ -56,7 +56,7 @@ class PrivateOptimizer(Singular, Optimizer):
         self._charges_left = None if max_steps is None else loader.scheme.drawing.charges(max_steps)
         self._round: int | None = None
         self._parameters = checks.trainable(gradients.module)
-        self._masks = Masks(not noise.is_seeded and gradients.draws_masks, self._parameters.values())
+        self._masks = Masks(wanted=not noise.is_seeded)
         gradients.draw_masks_by(self._masks)
         self._generators: list[str] = []
         self._declare()

@@ -23,6 +23,7 @@ from torch.utils.data import (
 
 from ..certify.precision import most_examples
 from ..distributed import ALONE, World
+from ..noise.masks import seed_secretly
 from ..noise.processor import KEY_BYTES, keyed
 from .sampling import OTHER_ITERATION, SamplingError, Scheme, scheme_for
 
@@ -95,6 +96,7 @@ class PrivateLoader:
         self.before_batch: Callable[[], None] = _nothing
         self._newest = -1
         self._loader, self._world = loader, world
+        self._is_secret = seed is None
         key = os.urandom(KEY_BYTES) if seed is None else _of_seed(seed)
         self._scheme = scheme_for(drawing, relation, keyed(world.first("begin sampling", lambda: key)))
 
@@ -190,6 +192,8 @@ class PrivateLoader:
         def plan() -> Iterator[list[int]]:
             for indices, piece in self._plan():
                 waiting.append(piece)
+                if self._is_secret and not self._loader.num_workers:
+                    seed_secretly()  # a data set may draw at once what augments these examples
                 yield indices.tolist()
 
         for batch in self._inner(plan()):
@@ -204,7 +208,7 @@ class PrivateLoader:
             collate_fn=_Collate(theirs.collate_fn, theirs.collate_fn([theirs.dataset[0]])),
             pin_memory=theirs.pin_memory,
             timeout=theirs.timeout,
-            worker_init_fn=theirs.worker_init_fn,
+            worker_init_fn=_Begin(theirs.worker_init_fn) if self._is_secret else theirs.worker_init_fn,
             multiprocessing_context=theirs.multiprocessing_context,
             generator=theirs.generator,
         )
@@ -222,6 +226,18 @@ class _Once:
 
     def __iter__(self) -> Iterator[list[int]]:
         return self._plan
+
+
+class _Begin:
+    """What a worker begins with: what the user's loader says, and then a secret seed."""
+
+    def __init__(self, theirs: Callable[[int], None] | None) -> None:
+        self._theirs = theirs
+
+    def __call__(self, worker: int) -> None:
+        if self._theirs is not None:
+            self._theirs(worker)
+        seed_secretly()
 
 
 class _Collate:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import runpy
+import threading
 import warnings
 from collections.abc import Callable
 from fractions import Fraction
@@ -13,6 +14,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from lipcompile_torch import layers
+from lipcompile_torch.autograd import apply
 from lipcompile_torch.nn import losses, token_layers
 from lipcompile_torch.noise.mechanism import allocate, effective_multiplier
 from lipcompile_torch.train.checks import PrivacyError
@@ -427,6 +429,128 @@ def test_modules_that_mix_examples_are_refused(module: nn.Module, message: str) 
         clipped(module, 1.0).backward(*vectors(5, torch.float32))
     assert all(p.grad is None for p in module.parameters())
     assert all(map(torch.equal, before, module.parameters()))
+
+
+def put(module: Any, place: str, value: Tensor) -> None:
+    """Put a mean of a batch to where torch does not look."""
+    {"list": module.memory.append, "dict": lambda v: module.known.update(mean=v), "object": module.other.put}[
+        place
+    ](value)
+
+
+class Bank:
+    """An object of a module."""
+
+    def __init__(self) -> None:
+        self.mean = torch.zeros(4, dtype=torch.float64)
+
+    def put(self, value: Tensor) -> None:
+        self.mean.copy_(value)
+
+
+class Memory(nn.Linear):
+    """Keeps the means of batches, and centres single examples by them."""
+
+    def __init__(self, place: str) -> None:
+        super().__init__(4, 3)
+        self.place, self.memory, self.known, self.other = place, [Bank().mean], {"mean": Bank().mean}, Bank()
+
+    def forward(self, x: Tensor) -> Tensor:
+        means = {"list": self.memory[-1], "dict": self.known["mean"], "object": self.other.mean}
+        centred = x - means[self.place]
+        if len(x) > 1:
+            put(self, self.place, 5 * x.detach().mean(0))
+        return super().forward(centred)
+
+
+@pytest.mark.parametrize("place", ["list", "dict", "object"])
+def test_what_a_module_remembers_of_a_batch_reaches_no_gradient(place: str) -> None:
+    """Of an example that counts as zero, as NaN does, the others' gradients do not change."""
+    module, (x, y) = Memory(place).double(), vectors(6)
+    x[0], other = float("nan"), x.clone()
+    other[0] = 1e3  # and of one that does not, by at most C
+    found = []
+    for rows in (x, other):
+        clipped(module, 1.0, chunk_size=2).backward(rows, y)
+        found.append(gradient(module))
+    assert length({name: found[0][name] - found[1][name] for name in found[0]}) <= 1.0 + 1e-12
+    assert_close(found[0], summed(looped(module, x[1:], y[1:], cross_entropy), clipped_to(1.0)))
+
+
+def clipped_to(bound: float) -> Callable[[dict[str, Tensor], str], float]:
+    return lambda parts, _: min(1.0, bound / length(parts))
+
+
+def test_a_layer_that_a_function_reads_gets_its_gradient() -> None:
+    """What is copied are attributes: a function that holds a layer holds that of the module."""
+
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.outer = nn.Linear(4, 3), nn.Linear(3, 4)
+            self.last: Any = lambda x: F.linear(x, self.inner.weight)
+
+        def forward(self, x: Tensor) -> Tensor:
+            last: Tensor = self.last(torch.tanh(self.outer(torch.tanh(self.inner(x)))))
+            return last
+
+    module, (x, y) = Tied().double(), vectors(5)
+    clipped(module, 1.0).backward(x, y)
+    found = gradient(module)
+    assert_close(found, summed(looped(module, x, y, cross_entropy), clipped_to(1.0)))
+
+
+def test_a_module_that_cannot_be_copied_is_refused() -> None:
+    module = nn.Linear(4, 3)
+    module.lock = threading.Lock()  # type: ignore[assignment]
+    with pytest.raises(PrivacyError, match="an attribute of the module cannot be copied"):
+        clipped(module, 1.0).backward(*vectors(3, torch.float32))
+    module.lock = [module.weight * 2]  # type: ignore[assignment]  # a tensor with a graph
+    with pytest.raises(PrivacyError, match="an attribute of the module cannot be copied"):
+        clipped(module, 1.0).backward(*vectors(3, torch.float32))
+    module.lock = module.weight * 2  # this one may lie there
+    clipped(module, 1.0).backward(*vectors(3, torch.float32))
+
+
+class Mixing(torch.autograd.Function):
+    """Adds up cotangents over the batch, in its rule for vmap alone."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> Tensor:  # noqa: ARG004
+        return cotangents[0]
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, x: Tensor) -> tuple[Tensor, int]:  # noqa: ARG004
+        return apply(Summing, x), 0
+
+
+class Summing(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # noqa: ARG004
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> Tensor:  # noqa: ARG004
+        return cotangents[0].sum(0, keepdim=True).expand_as(cotangents[0])
+
+
+class Mixed(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        mixed: Tensor = apply(Mixing, super().forward(x))
+        return mixed
+
+
+def test_a_backward_pass_that_mixes_examples_is_refused() -> None:
+    with pytest.raises(PrivacyError, match="the gradient of one example depends on the other examples"):
+        clipped(Mixed(4, 3), 1.0).backward(*vectors(3, torch.float32))
 
 
 def test_a_table_that_shortens_the_rows_that_a_batch_uses_is_refused() -> None:

@@ -6,11 +6,13 @@ import copy
 import math
 import os
 import pickle
+import random
 from collections.abc import Callable
 from pathlib import Path
 from runpy import run_path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from lipcompile_privacy.accounting import BudgetError, Mechanism, NeighbouringRelation, epsilon
@@ -18,16 +20,18 @@ from lipcompile_privacy.factorisation import BandedToeplitz, MinSeparation
 from lipcompile_torch import PrivacyEngine
 from lipcompile_torch.audit.points import Admissible, Point, Terrain
 from lipcompile_torch.certify.precision import RoundedSumsWarning, rounding_slack, sum_slack
+from lipcompile_torch.noise import masks
 from lipcompile_torch.noise.mechanism import NoiseSource
 from lipcompile_torch.train.checks import PrivacyError
 from lipcompile_torch.train.data import Arrays
 from lipcompile_torch.train.engine import SeededWarning
 from lipcompile_torch.train.gradients import LipschitzGradients
 from lipcompile_torch.train.ledger import Ledger, LedgerError, read_ledger
-from lipcompile_torch.train.sampler import LogicalBatch
+from lipcompile_torch.train.sampler import LogicalBatch, PrivateLoader
 from lipcompile_torch.train.training import TrainConfig, train
 from torch import nn
 from torch.optim import SGD
+from torch.utils.data import DataLoader, TensorDataset
 
 HELP = run_path(str(Path(__file__).parents[1] / "private_net.py"))
 Net, make_loader, private, backward = (HELP[n] for n in ("Net", "loader", "private", "backward"))
@@ -410,9 +414,8 @@ def test_masks_of_dropout_come_from_a_secret_seed(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("lipcompile_torch.train.engine.check_certificate", lambda _: None)
     monkeypatch.setattr("lipcompile_torch.train.gradients.long_sum_slack", lambda *_: 0.0)
     known = torch.rand(8, generator=torch.Generator().manual_seed(0))
-    for module in (Net(), Dropping()):
+    for module in (Net(), Dropping(), Dense()):  # the last draws nothing, but the loop may, to augment examples
         assert not torch.equal(after_a_known_seed(module), known)
-    assert torch.equal(after_a_known_seed(Dense()), known)  # nothing to hide
     with pytest.warns(SeededWarning):
         assert torch.equal(after_a_known_seed(Net(), seed=3), known)
 
@@ -433,6 +436,57 @@ def test_a_seed_for_masks_within_a_step_is_refused() -> None:
     other.abandon_batch()
     next(iter(others))  # seeds anew, for all
     optimizer.step()
+
+
+def test_a_run_that_is_not_private_may_seed_within_a_step() -> None:
+    with pytest.warns(SeededWarning):
+        module, optimizer, loader = private(seed=3)
+    x, y = next(iter(loader))
+    torch.manual_seed(0)
+    backward(module, x, y)
+    optimizer.step()
+
+
+def test_generators_of_gpus_in_use_are_seeded_and_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(0)  # in the place of a GPU's
+    monkeypatch.setattr(masks, "_OURS", {})
+    monkeypatch.setattr(torch.cuda, "default_generators", (generator,))
+    for in_use in (False, True):
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda in_use=in_use: in_use)
+        masks.Masks(wanted=True).begin()
+        assert (generator.initial_seed() != 0) == in_use
+    generator.manual_seed(0)
+    with pytest.raises(PrivacyError, match="are known"):
+        masks.Masks(wanted=True).check()
+
+
+class Augmented(TensorDataset):
+    """Gives what known generators draw for an example."""
+
+    def __getitem__(self, index: int) -> Any:
+        drawn = torch.tensor([float(torch.rand(())), float(np.random.rand()), random.random()])
+        return drawn, self.tensors[0][index]
+
+
+def known_seeds(worker: int = 0) -> None:  # noqa: ARG001
+    torch.manual_seed(0)
+    np.random.seed(0)
+    random.seed(0)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_random_changes_of_examples_come_from_secret_seeds(workers: int) -> None:
+    """Where seeds are known, an example moves all that come behind it to other crops and flips."""
+    begin = known_seeds if workers else None
+    loader = DataLoader(Augmented(torch.zeros(4)), batch_size=4, num_workers=workers, worker_init_fn=begin)
+
+    def drawn(seed: int | None) -> torch.Tensor:
+        known_seeds()
+        found: torch.Tensor = next(iter(PrivateLoader(loader, seed=seed)))[0]
+        return found
+
+    assert torch.equal(drawn(3), drawn(3))  # repeatable, and not private
+    assert not bool((drawn(None) == drawn(None)).any())
 
 
 def test_what_counts_is_not_copied() -> None:
