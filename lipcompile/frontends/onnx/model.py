@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -89,6 +90,11 @@ class _Import:
             visitor.visit(node)
         output = self._as_output(visitor, output_name)
         context.parameters.level()
+        single = {tensor.name for tensor in graph.initializer if math.prod(tensor.dims) == 1}
+        if numbers := [f"`{name}`" for name in context.parameters.constants() if name in single]:
+            message = f"{', '.join(numbers)}: one number that scales or shifts is a constant, and is not trained"
+            help_line = "use a parameter with a number for each channel, if it is to be trained"
+            self.builder.diagnostics.append(Diagnostic("LIP123", message, help_line, Severity.WARNING))
         return self.builder.finish(output, self._loss())
 
     # The graph's ends

@@ -96,6 +96,7 @@ class Parameters:
     _owners: dict[str, Owner] = field(default_factory=dict)
     _cut: dict[str, Hashable] = field(default_factory=dict)
     _held: set[str] = field(default_factory=set)
+    _met: set[str] = field(default_factory=set)
     _alike: dict[Hashable, list[str]] = field(default_factory=dict)
 
     def sources(self, names: Iterable[str]) -> frozenset[str]:
@@ -120,6 +121,11 @@ class Parameters:
     def is_trained(self, known: Known) -> bool:
         """Whether a constant is made of what is trained, where that is known."""
         return self.frozen is not None and bool(known.sources - self.frozen)
+
+    def constants(self) -> list[str]:
+        """Return the stored tensors that the model trains, where that is known, and that became constants here."""
+        trained = frozenset() if self.frozen is None else self.stored - self.frozen
+        return sorted(trained - self._met - self._cut.keys())
 
     def hold(self, known: Known) -> None:
         """Note that a constant is used as it is, and not trained; raises Refusal if it is trained elsewhere.
@@ -239,6 +245,7 @@ class Parameters:
         return Refusal("LIP308", message, help_line)
 
     def _register(self, use: Use, choice: ParameterChoice, parameter: str) -> None:
+        self._met |= use.known.sources
         if choice.shared is not None or choice.initial is None or not choice.trainable:
             return
         self._owners |= dict.fromkeys(use.known.sources, Owner(use, parameter, choice.initial))

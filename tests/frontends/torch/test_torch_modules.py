@@ -479,6 +479,26 @@ def test_what_the_output_does_not_depend_on_is_said_to_be_left_out() -> None:
     assert found.message == "the output does not depend on `forgotten.weight`, `forgotten.bias`: left out"
 
 
+class Scaled(nn.Module):
+    """A temperature, and a slope of one number, which is trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.slope, self.temperature = nn.Linear(4, 3), nn.PReLU(), nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scaled: torch.Tensor = self.slope(self.layer(x)) * self.temperature
+        return scaled
+
+
+def test_a_number_that_scales_is_said_to_be_a_constant() -> None:
+    derivation = from_module(Scaled(), (4,), loss="cross_entropy", bounds="clip")
+    assert derivation.ok
+    (found,) = derivation.diagnostics
+    assert found.code == "LIP123"
+    assert found.message.startswith("`temperature`: one number that scales or shifts is a constant")
+
+
 def test_a_parametrisation_that_cannot_be_written_is_to_be_removed() -> None:
     """An orthogonal weight is a product of Householder matrices, which ONNX has no operator for."""
     layer = nn.utils.parametrizations.orthogonal(nn.Linear(4, 3))
