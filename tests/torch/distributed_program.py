@@ -38,9 +38,12 @@ from torch.optim import SGD, Adam
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 HERE = run_path(str(Path(__file__).with_name("distributed_training.py")))
-Net, Wide, Training, Recording, make_loader, weights, whole, SIZE, BATCH = (
+Net, Wide, Training, Recording, make_loader, sharded, weights, whole, SIZE, BATCH = (
     HERE[name]
-    for name in ("Net", "Wide", "Training", "Recording", "make_loader", "weights", "whole", "SIZE", "BATCH")
+    for name in (
+        *("Net", "Wide", "Training", "Recording"),
+        *("make_loader", "sharded", "weights", "whole", "SIZE", "BATCH"),
+    )
 )
 KINDS = ("ours", "ddp", "fsdp")
 
@@ -164,10 +167,8 @@ def compiled(net: Any) -> Any:
 
 def sums_of_half_precision() -> tuple[Tensor, float]:
     """Return a sum over all ranks in bfloat16, and what is added in exact arithmetic."""
-    from torch.distributed.fsdp import fully_shard
-
     layer = torch.nn.Linear(3, 3, bias=False, dtype=torch.bfloat16)
-    fully_shard(layer)
+    sharded(layer)
     parts = [256.75, *[0.75] * (dist.get_world_size() - 1)]  # in bfloat16, 256 + 0.75 is 256
     add_sum_(layer.weight, torch.full((3, 3), parts[dist.get_rank()], dtype=torch.float64))  # type: ignore[arg-type]
     return whole(layer.weight.grad), sum(parts)
@@ -388,14 +389,12 @@ def refused_wrappers() -> dict[str, str]:
         PrivacyEngine().make_private(module=module, optimizer=SGD(module.parameters(), lr=0.1), **options)
 
     def half() -> None:
-        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+        from torch.distributed.fsdp import MixedPrecisionPolicy
 
-        private(fully_shard(Net(), mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16)))
+        private(sharded(Net(), mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16)))
 
     def narrow() -> None:
-        from torch.distributed.fsdp import fully_shard
-
-        private(fully_shard(Net().bfloat16()))
+        private(sharded(Net().bfloat16()))
 
     return {"hooked": message(hooked), "half": message(half), "narrow": message(narrow)}
 
@@ -424,12 +423,10 @@ def shards_that_are_not_summed() -> dict[str, str]:
 
 def shards_with_gradients_in_half_precision() -> str:
     def narrowed() -> None:
-        from torch.distributed.fsdp import fully_shard
-
         module = Net()
         for parameter in module.parameters():
             parameter.grad_dtype = torch.bfloat16
-        fully_shard(module)
+        sharded(module)
         for parameter in module.parameters():
             parameter.grad_dtype = torch.bfloat16  # torch before 2.15 forgets it
         options = {"data_loader": make_loader(SIZE, BATCH), "noise_multiplier": 1.0}

@@ -11,6 +11,7 @@ import torch
 from lipcompile_torch import PrivacyEngine
 from torch import Tensor
 from torch import distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 
@@ -36,6 +37,13 @@ def whole(tensor: Any) -> Any:
     return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach()
 
 
+def sharded(module: Any, **options: Any) -> Any:
+    """Let FSDP2 shard a module on processors, where torch would choose a GPU if there is one."""
+    from torch.distributed.fsdp import fully_shard  # slow to import
+
+    return fully_shard(module, mesh=init_device_mesh("cpu", (dist.get_world_size(),)), **options)
+
+
 def weights(module: Any) -> dict[str, Tensor]:
     return {name: whole(parameter).clone() for name, parameter in module.named_parameters()}
 
@@ -53,11 +61,9 @@ class Training:
         self.inner.projection_slack = options.pop("slack", self.inner.projection_slack)
         by_layer = options.pop("by_layer", True)
         if kind == "fsdp" and not alone:
-            from torch.distributed.fsdp import fully_shard  # slow to import
-
             for layer in list(self.inner.children())[:-1] if by_layer else ():
-                fully_shard(layer)
-            fully_shard(self.inner)
+                sharded(layer)
+            sharded(self.inner)
         elif kind == "ddp" and not alone:
             self.outer = DistributedDataParallel(self.inner)
         self.engine = options.pop("engine", None) or PrivacyEngine(ledger=options.pop("ledger", None))
