@@ -65,11 +65,15 @@ class TableModel:
         return encoded(source, self.schema)
 
     def score(self, outputs: Array, y: NDArray[Any]) -> float:
-        """Return the accuracy, or R², of outputs of the head for targets [N]: exactly, so it is not private."""
+        """Return the accuracy, or R², of outputs of the head for targets [N]: exactly, so it is not private.
+
+        R² of targets that are all alike is 1 for exact predictions, else 0, as scikit-learn has it.
+        """
         found = self.predicted(outputs)
         if self.schema.classes is not None:
             return float((found == y).mean())
-        return 1.0 - float(((found - y) ** 2).mean() / max(y.var(), 1e-300))
+        errors, spread = ((found - y) ** 2).mean(), y.var()
+        return float(1.0 - errors / spread if spread > 0 else errors == 0)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write all of it to an .npz file of plain arrays; raises OSError."""

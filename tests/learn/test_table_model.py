@@ -61,7 +61,10 @@ def test_numbers_are_kept_too(table: dict[str, object], tmp_path: Path) -> None:
     model.save(tmp_path / "model.npz")
     np.testing.assert_array_equal(load(tmp_path / "model.npz").predictions(data.x), model.predictions(data.x))
     assert data.y is not None
-    assert model.score(model.fitted.outputs(data.x), data.y) > 0.8
+    outputs = model.fitted.outputs(data.x)
+    assert model.score(outputs, data.y) > 0.8
+    assert model.score(outputs[:1], data.y[:1]) == 0.0  # one row has no variance
+    assert model.score(outputs[:1], model.predicted(outputs[:1])) == 1.0
 
 
 @pytest.mark.parametrize("content", [b"", b"no archive", b"PK\x03\x04"])
