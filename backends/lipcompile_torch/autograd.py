@@ -33,6 +33,16 @@ def instances_first(size: int, dimensions: tuple[int | None, ...], *tensors: Ten
     return tuple(x.expand(size, *x.shape) if d is None else x.movedim(d, 0) for x, d in pairs)
 
 
+def in_place(operand: Tensor, operation: str, *others: Any, **options: Any) -> Tensor:
+    """Return the result of a method of tensors, such as "sqrt", in the memory of an operand that is done with.
+
+    Torch 2.11 compiles a function whose result is computed in place to one through which nothing flows back.
+    """
+    name = operation if torch.compiler.is_compiling() else f"{operation}_"
+    result: Tensor = getattr(operand, name)(*others, **options)
+    return result
+
+
 def write(place: Tensor, operation: Callable[..., Tensor], *operands: Tensor) -> None:
     """Write the result of one of torch's operations to a view. Not differentiable: for use in forward passes."""
     if torch.compiler.is_compiling():  # which has no views to write results to, but fuses copies

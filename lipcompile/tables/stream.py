@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from lipcompile.tables.encode import Block, Encoded, assembled, encoded_batch, layout, release
 from lipcompile.tables.read import batches, called
 from lipcompile.tables.schema import Schema
+from lipcompile.tables.schema_file import portable
 
 MEMORY = 2**30  # bytes
 _PIECE = 2**25  # bytes
@@ -74,6 +75,7 @@ def encoded(source: Any, schema: Schema, memory: int = MEMORY) -> Encoded:
             else than the schema says.
         OSError: there is no room for the temporary file.
     """
+    schema = portable(schema)  # files of tokenizers are read once, and not for each piece
     width, targets = len(layout(schema).names), []
     store = _Store(width, memory)
     for batch in batches(source):

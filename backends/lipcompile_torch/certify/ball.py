@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import native
-from ..autograd import apply
+from ..autograd import apply, in_place
 from .rounding import DOUBLE
 from .sums import as_rows, example_norms, per_example
 
@@ -45,9 +45,7 @@ def _projected(x: Tensor, radius: float) -> Tensor:
     if (clipped := native.clipped(x, limit, room)) is not None:
         return clipped
     factors = _clip_scale(example_norms(x), x, radius).to(x.dtype)
-    scaled = x * per_example(factors, x)  # where zero times infinity is NaN
-    # Torch 2.11 compiles a result that is computed in place to one through which nothing flows back.
-    return scaled.nan_to_num(nan=0.0) if torch.compiler.is_compiling() else scaled.nan_to_num_(nan=0.0)
+    return in_place(x * per_example(factors, x), "nan_to_num", nan=0.0)  # zero times infinity or NaN
 
 
 def _clip_scale(norms: Tensor, x: Tensor, radius: float) -> Tensor:

@@ -55,7 +55,6 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
-from functools import cache
 from typing import Any
 
 import torch
@@ -156,16 +155,11 @@ def sum_slack(
         roundings: how often the sum, or every part of it, is rounded to the dtype, if that is less than float32.
     """
     most = most_examples(normaliser)
-    kind, working = torch.finfo(dtype), torch.finfo(_at_least_single(dtype))
+    kind, working = torch.finfo(dtype), torch.finfo(torch.promote_types(dtype, torch.float32))
     last = (1 + kind.eps) ** roundings - 1 if kind.eps != working.eps else 0.0
     least = roundings * kind.smallest_normal * kind.eps
     rounded = (depth * working.eps + last) * most
     return rounded * (1 + 1e-3) + least * math.sqrt(entries) * normaliser / bound
-
-
-@cache
-def _at_least_single(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)
 
 
 class RoundedSumsWarning(UserWarning):

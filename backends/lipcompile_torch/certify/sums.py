@@ -67,13 +67,12 @@ def sum_of_each(x: Tensor, axes: tuple[int, ...]) -> Tensor:
         x: the terms.
         axes: of x, not 0, in rising order.
     """
-    if not axes or x.dtype == torch.float64 or torch.compiler.is_compiling():
+    # Other devices than processors convert entries as they read them.
+    if not axes or x.dtype == torch.float64 or not is_processor(x.device) or torch.compiler.is_compiling():
         return x.sum(axes, dtype=torch.float64) if axes else x.double()
     found = native.sum_of_each(x, axes)
     if found is not None:
         return found
-    if not is_processor(x.device):
-        return x.sum(axes, dtype=torch.float64)
     parts = torch.split(x, max(_COPIED // max(x[:1].numel(), 1), 1))
     return torch.cat([part.sum(axes, dtype=torch.float64) for part in parts])
 

@@ -167,7 +167,6 @@ def _in_units(
 
 SMALL = 2**16
 
-
 _VANISHED = 2.0**-1000
 """What is scaled or divided by less adds nothing: a subnormal scale or length would not be exact to 2⁻²¹."""
 

@@ -112,10 +112,9 @@ def clipped(
     """
     whole = [joined(found, size) for found, size in zip(uses, entries, strict=True)]
     small = [use for use in whole if isinstance(use, Summed) and use.entries <= _FEW]
-    together = Summed(torch.cat([use.gradients.flatten(1) for use in small], 1)) if len(small) > 1 else None
-    apart = set() if together is None else set(map(id, small))
-    present: list[Use] = [use for use in whole if use is not None and id(use) not in apart]
-    present += [] if together is None else [together]
+    together = [Summed(torch.cat([use.gradients.flatten(1) for use in small], 1))] if small else []
+    apart = set(map(id, small))
+    present: list[Use] = [use for use in whole if use is not None and id(use) not in apart] + [*together]
     if not present:
         yield from (torch.zeros(size, dtype=torch.float64) for size in entries)
         return
@@ -136,8 +135,8 @@ def clipped(
     if note is not None:
         note(norms)
     scaling = Factors.of(factors)
-    if together is not None:
-        sums = torch.split(together.total(scaling), [use.entries for use in small])
+    for one in together:
+        sums = torch.split(one.total(scaling), [use.entries for use in small])
         known.update((id(use), total) for use, total in zip(small, sums, strict=True))
     for use, size in zip(whole, entries, strict=True):
         if use is None:

@@ -244,10 +244,8 @@ class ExampleGradients:
 
 
 def _combined(rows: Tensor, factors: Tensor | None) -> Tensor:
-    """Return Σ factor·row in float64, without the rows whose factor is 0, which are set to 0."""
-    if factors is None:
-        return rows.sum(0, dtype=torch.float64)
-    return Factors(factors, has_zeros=False).sum(rows.masked_fill_((factors == 0)[:, None], 0.0))
+    """Return Σ factor·row, without the rows whose factor is 0."""
+    return rows.sum(0, dtype=torch.float64) if factors is None else Factors(factors, has_zeros=True).sum(rows)
 
 
 def _gradients(read: Tensor, made: Tensor, windows: Windows) -> Tensor:

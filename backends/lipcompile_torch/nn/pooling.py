@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812  (its name everywhere in this field)
 
-from ..autograd import apply, instances_first, write
+from ..autograd import apply, in_place, instances_first, write
 from .normalisation import p_norm
 
 
@@ -86,8 +86,7 @@ class _Norms(torch.autograd.Function):
             total.addcmul_(tap, tap)
         for axis in axes[1:]:
             total = axis.sums(total)
-        # Torch 2.11 compiles a result that is computed in place to one through which nothing flows back.
-        return total.sqrt() if torch.compiler.is_compiling() else total.sqrt_()
+        return in_place(total, "sqrt")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Axes], output: Tensor) -> None:
@@ -115,8 +114,7 @@ class _Scaled(torch.autograd.Function):
         for axis in reversed(axes[1:]):
             factors = axis.spread(factors, x)
         if not axes[0].tiles(x):
-            spread = axes[0].spread(factors, x)
-            return spread * x if torch.compiler.is_compiling() else spread.mul_(x)
+            return in_place(axes[0].spread(factors, x), "mul", x)
         result = torch.empty_like(x)
         for tap, place in zip(axes[0].taps(x), axes[0].taps(result), strict=True):
             write(place, torch.mul, tap, factors)

@@ -207,25 +207,6 @@ class LipschitzModule(nn.Module):
             self.gate.running -= 1
         return output if hasattr(output, "passage") else self.release(output)
 
-    def named_modules(
-        self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
-    ) -> Iterator[tuple[str, nn.Module]]:
-        """Yield all modules with their names, as torch does, without a generator for each: a step asks often."""
-        if memo is not None or not remove_duplicate:
-            yield from super().named_modules(memo, prefix, remove_duplicate)
-            return
-        met, left = set(), [(prefix, cast(nn.Module, self))]
-        while left:
-            name, part = left.pop()
-            if part in met:
-                continue
-            met.add(part)
-            yield name, part
-            parts = [
-                (f"{name}.{role}" if name else role, own) for role, own in part._modules.items() if own is not None
-            ]
-            left.extend(reversed(parts))
-
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile the forward pass in place, as `torch.nn.Module.compile` does; layers that clip run as they are.
 
