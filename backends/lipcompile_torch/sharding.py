@@ -10,7 +10,7 @@ process cuts its shard from the SAME result, rank 0's. FSDP's module keeps the h
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
@@ -130,11 +130,11 @@ def foreign_hooks(part: nn.Module) -> bool:
     return any(number not in own for table in hooks for number in table)
 
 
-def hooked(module: nn.Module) -> str:
-    """Return what has hooks that are not FSDP's own: a part, or all modules of torch; "" if nothing."""
+def hooked(parts: Iterable[tuple[str, nn.Module]]) -> str:
+    """Return which part of a module has hooks that are not FSDP's own, or that all modules do; "" if none has."""
     if nn.modules.module._has_any_global_hook():  # type: ignore[no-untyped-call]
         return "every module of torch"
-    return next((name or "the module" for name, part in module.named_modules() if foreign_hooks(part)), "")
+    return next((name or "the module" for name, part in parts if foreign_hooks(part)), "")
 
 
 def settle(module: nn.Module) -> None:
@@ -196,7 +196,10 @@ def fsdp_groups(module: nn.Module) -> Iterator[Any]:
 
 
 def _fsdp_parts(module: nn.Module) -> list[Any]:
-    return [part for part in module.modules() if is_fsdp(part)] if _FSDP in sys.modules else []
+    """Return FSDP's modules: there are none without its code, which others import, and a group of processes."""
+    if _FSDP not in sys.modules or not torch.distributed.is_initialized():
+        return []
+    return [part for part in module.modules() if is_fsdp(part)]
 
 
 def _own_hooks(part: nn.Module) -> set[int]:

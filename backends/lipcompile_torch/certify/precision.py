@@ -55,6 +55,7 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -128,6 +129,7 @@ def most_examples(expected: float) -> float:
     return expected + 8 * math.sqrt(expected) + 16
 
 
+@lru_cache(2**12)
 def sum_slack(
     dtype: torch.dtype, normaliser: float, entries: int, bound: float, depth: int = DEPTH, roundings: int = 1
 ) -> float:

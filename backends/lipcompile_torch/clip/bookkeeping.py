@@ -36,8 +36,8 @@ class Use(Protocol):
     def examples(self) -> int:
         """B."""
 
-    def squares(self) -> Tensor:
-        """Return ‖P_i‖², [B] in float64; not finite where P_i is not."""
+    def norms(self) -> Tensor:
+        """Return ‖P_i‖, [B] in float64; not finite where P_i is not."""
 
     def total(self, factors: Factors) -> Tensor:
         """Return Σ factor_i·P_i, flat; an example with factor 0 adds nothing, not even NaN."""
@@ -70,10 +70,10 @@ class Summed:
         """B."""
         return len(self.gradients)
 
-    def squares(self) -> Tensor:
-        """Return ‖P_i‖², [B]."""
+    def norms(self) -> Tensor:
+        """Return ‖P_i‖, [B]."""
         norms: Tensor = torch.linalg.vector_norm(self.gradients.flatten(1), dim=1, dtype=torch.float64)
-        return norms.square()
+        return norms
 
     @property
     def entries(self) -> int:
@@ -120,9 +120,9 @@ class Outer:
         """‖x_i‖, [B]."""
         return example_norms(self.read)
 
-    def squares(self) -> Tensor:
-        """Return ‖P_i‖², [B]."""
-        return (self._length * example_norms(self.made)).square()
+    def norms(self) -> Tensor:
+        """Return ‖P_i‖, [B]."""
+        return self._length * example_norms(self.made)
 
     def total(self, factors: Factors) -> Tensor:
         """Return Σ factor_i·P_i, flat."""
@@ -198,13 +198,13 @@ class Products:
         """B."""
         return self.gradients.examples
 
-    def squares(self) -> Tensor:
-        """Return ‖P_i‖², [B]."""
-        return self.gradients.norms().square()
+    def norms(self) -> Tensor:
+        """Return ‖P_i‖, [B]."""
+        return self.gradients.norms()
 
     def total(self, factors: Factors) -> Tensor:
         """Return Σ factor_i·P_i, flat."""
-        return self.gradients.scaled(factors.values).flatten()
+        return self.gradients.scaled(factors).flatten()
 
     def rows(self, some: slice) -> Tensor:
         """Return P_i of some examples, [c, entries]."""
@@ -239,11 +239,11 @@ class Selected:
         sums.index_add_(0, place.flatten(), self.made.reshape(-1, width).double())
         return keys // self.entries, keys % self.entries, sums
 
-    def squares(self) -> Tensor:
-        """Return ‖P_i‖², [B]."""
+    def norms(self) -> Tensor:
+        """Return ‖P_i‖, [B]."""
         examples, _, sums = self._by_row()
         found = torch.zeros(len(self.tokens), dtype=torch.float64, device=self.made.device)
-        return found.index_add_(0, examples, sums.square().sum(1))
+        return found.index_add_(0, examples, sums.square().sum(1)).sqrt_()
 
     def total(self, factors: Factors) -> Tensor:
         """Return Σ factor_i·P_i, flat."""
@@ -288,10 +288,10 @@ class Several:
         step = max(_AT_ONCE // max(self.entries, 1), 1)
         return [slice(start, start + step) for start in range(0, self.examples, step)]
 
-    def squares(self) -> Tensor:
-        """Return ‖P_i‖², [B]."""
-        parts = [self.rows(some).square().sum(1) for some in self._chunks()]
-        return torch.cat(parts) if parts else self.uses[0].squares()
+    def norms(self) -> Tensor:
+        """Return ‖P_i‖, [B]."""
+        parts = [torch.linalg.vector_norm(self.rows(some), dim=1) for some in self._chunks()]
+        return torch.cat(parts) if parts else self.uses[0].norms()
 
     def total(self, factors: Factors) -> Tensor:
         """Return Σ factor_i·P_i, flat."""

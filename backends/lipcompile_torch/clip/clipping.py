@@ -25,9 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from itertools import groupby
-from operator import add
 
 import torch
 from torch import Tensor
@@ -110,7 +108,7 @@ def clipped(
         clip: of the gradient of one example over the group.
         note: is given the norms n_i, [B] in float64.
     """
-    whole = [joined(found, size) for found, size in zip(uses, entries, strict=True)]
+    whole = _at_once([joined(found, size) for found, size in zip(uses, entries, strict=True)])
     small = [use for use in whole if isinstance(use, Summed) and use.entries <= _FEW]
     together = [Summed(torch.cat([use.gradients.flatten(1) for use in small], 1))] if small else []
     apart = set(map(id, small))
@@ -118,19 +116,15 @@ def clipped(
     if not present:
         yield from (torch.zeros(size, dtype=torch.float64) for size in entries)
         return
-    kernels = [
-        (use, use.gradients)
-        for use in present
-        if isinstance(use, Products) and isinstance(use.gradients, ExampleGradients)
-    ]
+    kernels = _not_held(present)
     known: dict[int, Tensor] = {}
     if len(kernels) == 1:  # its norms and its sum in one pass
         ((kernel, gradients),) = kernels
-        others = [use.squares() for use in present if use is not kernel]
-        found = gradients.clipped(_narrowed(clip, sum(entries)), reduce(add, others) if others else None)
+        others = [use.norms() for use in present if use is not kernel]
+        found = gradients.clipped(_narrowed(clip, sum(entries)), _length(others).square() if others else None)
         norms, factors, known[id(kernel)] = found.norms, found.factors, found.total.flatten()
     else:
-        norms = reduce(add, (use.squares() for use in present)).sqrt()
+        norms = _length([use.norms() for use in present])
         factors = clip.scaling(sum(entries) + len(present), None).factors(norms)
     if note is not None:
         note(norms)
@@ -147,6 +141,25 @@ def clipped(
 
 _FEW = 2**12
 """Entries of a parameter whose gradients are put beside those of others: to begin an operation takes longer."""
+
+
+def _not_held(uses: Sequence[Use | None]) -> list[tuple[Products, ExampleGradients]]:
+    """Return the uses of kernels whose gradients are computed again wherever they are asked for."""
+    kernels = [use for use in uses if isinstance(use, Products)]
+    return [(use, use.gradients) for use in kernels if isinstance(use.gradients, ExampleGradients)]
+
+
+def _at_once(uses: list[Use | None]) -> list[Use | None]:
+    """Return the uses, of which a single kernel is held now if it can be: its norms and its sum are next."""
+    kernels = _not_held(uses)
+    rows = kernels[0][1].at_once() if len(kernels) == 1 else None
+    return uses if rows is None else [Summed(rows) if use is kernels[0][0] else use for use in uses]
+
+
+def _length(norms: list[Tensor]) -> Tensor:
+    """Return the norm [B] of parts with norms [B] in float64."""
+    length: Tensor = torch.linalg.vector_norm(torch.stack(norms), dim=0) if len(norms) > 1 else norms[0]
+    return length
 
 
 def _narrowed(clip: Clip, entries: int) -> Clip:

@@ -23,7 +23,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -152,11 +153,15 @@ class ExampleGradients:
         return native.norms() if native else self._norms()
 
     @torch.no_grad()
-    def scaled(self, factors: Tensor | None) -> Tensor:
-        """Return Σ_i factor_i·P_i in float64, of factors [B]; with factor 0 an example adds nothing, not even
-        NaN."""
-        factors, native = self._per_example(factors), self._native()
-        return self._shaped(native.scaled(factors) if native else self._sum(factors))
+    def scaled(self, factors: Factors | Tensor | None) -> Tensor:
+        """Return Σ_i factor_i·P_i, of factors [B]; with factor 0 an example adds nothing, not even NaN. In float64
+        on processors; elsewhere it may be in float32.
+        """
+        own, native = Factors(factors, has_zeros=True) if isinstance(factors, Tensor) else factors, self._native()
+        if own is not None:
+            own = replace(own, values=self._per_example(own.values))
+        total = native.scaled(None if own is None else own.values) if native else self._sum(own)
+        return self._shaped(total)
 
     @torch.no_grad()
     def clipped(self, clip: Clip, beside: Tensor | None = None) -> Clipped:
@@ -165,7 +170,8 @@ class ExampleGradients:
         Args:
             beside: squared norms, [B], of gradients of other parameters, as of a bias, that get the same factors.
         """
-        scaling, native = clip.scaling(self._entries(), self._per_example(beside)), self._native()
+        beside = None if beside is None else self._per_example(beside)
+        scaling, native = clip.scaling(self._entries(), beside), self._native()
         total, factors, norms = native.clipped(scaling) if native else self._clip(scaling)
         return Clipped(self._shaped(total), factors, norms)
 
@@ -179,8 +185,17 @@ class ExampleGradients:
             return native.held() if native.size * len(self.read) <= operands else None
         if is_processor(self.read.device) or not 0 < self._entries() * len(self.read) <= 2 * operands:
             return None
-        parts = [rows for _, rows in self._chunks()]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        return _joined([rows for _, rows in self._chunks()])
+
+    @torch.no_grad()
+    def at_once(self) -> Tensor | None:
+        """Return all P_i as rows [B, entries], where no native code computes them and they are made in one piece;
+        else None.
+        """
+        if not len(self.read) or self._most_at_once() < len(self.read) or self.is_native:
+            return None
+        ((_, rows),) = self._chunks()
+        return rows
 
     def rows(self, some: slice) -> Tensor:
         """Return P_i of some examples, [c, entries] in float64."""
@@ -196,12 +211,12 @@ class ExampleGradients:
     def _entries(self) -> int:
         return self.made.shape[1] * self.read.shape[1] // self.windows.groups * math.prod(self.windows.kernel)
 
-    def _per_example(self, given: Tensor | None) -> Tensor | None:
-        if given is not None and given.shape != self.read.shape[:1]:
+    def _per_example(self, given: Tensor) -> Tensor:
+        if given.shape != self.read.shape[:1]:
             raise ValueError(
                 f"expected one number for each of {len(self.read)} examples; got shape {list(given.shape)}"
             )
-        return None if given is None else given.detach().to(self.read.device, torch.float64).contiguous()
+        return given.detach().to(self.read.device, torch.float64).contiguous()
 
     def _shaped(self, total: Tensor) -> Tensor:
         shape = self.made.shape[1], self.read.shape[1] // self.windows.groups, *self.windows.kernel
@@ -211,26 +226,28 @@ class ExampleGradients:
 
     def _chunks(self) -> Iterator[tuple[slice, Tensor]]:
         """Yield gradients of some examples, [c, entries] in float32 or float64."""
-        unfolded = math.prod(self.made.shape[2:]) * self.read.shape[1] * math.prod(self.windows.kernel)
-        most = at_once(self.read.device, *_AT_ONCE) // max(unfolded, self._entries(), 1)
-        for start in range(0, len(self.read), max(most, 1)):
-            some = slice(start, start + max(most, 1))
+        most = self._most_at_once()
+        for start in range(0, len(self.read), most):
+            some = slice(start, start + most)
             yield some, _gradients(self.read[some], self.made[some], self.windows)
+
+    def _most_at_once(self) -> int:
+        unfolded = math.prod(self.made.shape[2:]) * self.read.shape[1] * math.prod(self.windows.kernel)
+        return max(at_once(self.read.device, *_AT_ONCE) // max(unfolded, self._entries(), 1), 1)
 
     def _zeros(self, count: int) -> Tensor:
         return torch.zeros(count, dtype=torch.float64, device=self.read.device)
 
     def _norms(self) -> Tensor:
-        norms = self._zeros(len(self.read))
-        for some, rows in self._chunks():
-            norms[some] = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
-        return norms
+        parts = [torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64) for _, rows in self._chunks()]
+        return _joined(parts) if parts else self._zeros(0)
 
-    def _sum(self, factors: Tensor | None) -> Tensor:
-        total = self._zeros(self._entries())
-        for some, rows in self._chunks():
-            total += _combined(rows, None if factors is None else factors[some])
-        return total
+    def _sum(self, factors: Factors | None) -> Tensor:
+        parts = (_combined(rows, factors and factors.of_some(some)) for some, rows in self._chunks())
+        total = next(parts, None)
+        if total is None:
+            return self._zeros(self._entries())
+        return reduce(lambda found, part: found.double().add_(part), parts, total)
 
     def _clip(self, scaling: Scaling) -> tuple[Tensor, Tensor, Tensor]:
         examples = len(self.read)
@@ -239,13 +256,17 @@ class ExampleGradients:
             squares = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).square()
             norm = (squares if scaling.beside is None else squares + scaling.beside[some]).sqrt()
             factors[some], norms[some] = scaling.factors(norm), norm
-            total += _combined(rows, factors[some])
+            total += _combined(rows, Factors(factors[some], has_zeros=True))
         return total, factors, norms
 
 
-def _combined(rows: Tensor, factors: Tensor | None) -> Tensor:
+def _combined(rows: Tensor, factors: Factors | None) -> Tensor:
     """Return Σ factor·row, without the rows whose factor is 0."""
-    return rows.sum(0, dtype=torch.float64) if factors is None else Factors(factors, has_zeros=True).sum(rows)
+    return rows.sum(0, dtype=torch.float64) if factors is None else factors.sum(rows)
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _gradients(read: Tensor, made: Tensor, windows: Windows) -> Tensor:

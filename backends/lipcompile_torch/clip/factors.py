@@ -8,6 +8,7 @@ processors, factors are rounded to float32 and so are the products, which are ad
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from ..certify.precision import single_is_kept
 from ..certify.sums import sum_of_products
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Factors:
     """What examples are scaled by.
 
@@ -46,9 +47,13 @@ class Factors:
         kept = self.kept(rows)
         if rows.dtype == torch.float64:
             return self.values @ kept
-        scale, range_ = self.values * products_room(rows.dtype, rows.device), torch.finfo(rows.dtype)
-        narrow = scale.clamp_max(range_.max).masked_fill(scale < range_.tiny, 0.0).to(rows.dtype)
-        return sum_of_products(narrow[:, None], kept).flatten()
+        return sum_of_products(self._single[:, None], kept).flatten()
+
+    @cached_property
+    def _single(self) -> Tensor:
+        """The factors in float32, [B], less what rounding takes; one below the normal numbers is 0."""
+        scale, range_ = self.values * products_room(torch.float32, self.values.device), torch.finfo(torch.float32)
+        return scale.clamp_max(range_.max).masked_fill(scale < range_.tiny, 0.0).float()
 
 
 def products_room(dtype: torch.dtype, device: torch.device) -> float:

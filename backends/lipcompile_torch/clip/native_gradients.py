@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import native
+from .factors import Factors
 from .outer_product_plans import plan
 from .outer_products import Places, Plan, Sizes, Tile
 
@@ -142,12 +143,12 @@ class HeldGradients:
         """Return ‖P_i‖, [B] in float64; infinity or NaN where P_i is not finite."""
         return self._norms
 
-    def scaled(self, factors: Tensor) -> Tensor:
-        """Return Σ factor_i·P_i in float64, of factors [B] in float64; one of 0 adds nothing, not even NaN."""
-        factors = factors.contiguous()
+    def scaled(self, factors: Factors) -> Tensor:
+        """Return Σ factor_i·P_i in float64; a factor of 0 adds nothing, not even NaN."""
+        values = factors.values.contiguous()
         total = torch.empty(self._plan.size, dtype=torch.float64, device="cpu")
         sizes = self._gradients.data_ptr(), *self._gradients.shape
-        self._code.sum_held(*sizes, factors.data_ptr(), total.data_ptr(), torch.get_num_threads())
+        self._code.sum_held(*sizes, values.data_ptr(), total.data_ptr(), torch.get_num_threads())
         return self._plan.restored(total)
 
     def rows(self, some: slice) -> Tensor:

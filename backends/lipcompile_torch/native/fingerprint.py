@@ -104,13 +104,18 @@ def fingerprint(rows: Sequence[Tensor], key: Key) -> Tensor:
 
 def _by_torch(rows: Sequence[Tensor], inner: Tensor, outer: Tensor) -> Tensor:
     """Return F of tensors on one device, whose blocks have the keys ``outer``."""
-    zeros = torch.zeros(BLOCK, dtype=torch.int32, device=inner.device)
+    zeros = _zeros(inner.device)
     parts = [(part, 1.0) for row in rows for part in _whole_blocks(row, zeros)]
     sums = [
         (torch.cat([piece for piece, _ in pieces]).view(-1, BLOCK) * inner).sum(dim=1)
         for pieces in stretches(parts, BLOCK * at_once(inner.device, *_AT_ONCE))
     ]
     return ((sums[0] if len(sums) == 1 else torch.cat(sums)) * outer).sum() if sums else inner.new_zeros(())
+
+
+@cache
+def _zeros(device: torch.device) -> Tensor:
+    return torch.zeros(BLOCK, dtype=torch.int32, device=device)
 
 
 def _whole_blocks(row: Tensor, zeros: Tensor) -> Iterator[Tensor]:

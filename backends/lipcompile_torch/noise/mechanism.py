@@ -289,7 +289,7 @@ def _gradient(parameter: Tensor) -> Tensor:
         parameter.grad = torch.zeros_like(parameter)
     elif parameter.grad.layout is not torch.strided:
         parameter.grad = dense(parameter.grad)
-    return parameter.grad.detach()
+    return parameter.grad.detach() if parameter.grad.requires_grad else parameter.grad
 
 
 def zero_gradient_(parameter: Tensor) -> None:

@@ -89,8 +89,33 @@ class _GroupAliases(torch.autograd.Function):
         for name, noted, cotangent in zip(group.names, group.noted, cotangents, strict=True):
             if noted.is_foreign(cotangent):
                 aliases.foreign.add(name)
-        found = zip(group.parameters, aliases.gradients(group), strict=True)
+        found = zip(group.parameters, _rounded(aliases.gradients(group), group.parameters), strict=True)
         return None, None, *(aliases.handed_on(parameter, gradient) for parameter, gradient in found)
+
+
+_FEW = 2**12
+"""Entries of a gradient that is rounded together with others: to begin an operation takes longer."""
+
+
+def _rounded(gradients: Iterator[Tensor], parameters: Iterable[Tensor]) -> list[Tensor]:
+    """Return gradients rounded to the dtypes of their parameters, but those of shards, which are summed before.
+
+    None is a part of a larger tensor: torch counts the changes of all parts together.
+    """
+    found: list[Tensor] = []
+    small: list[tuple[Tensor, Tensor]] = []
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        is_part = gradient._base is not None and gradient._base.numel() > gradient.numel()
+        if is_shard(parameter) or (gradient.dtype == parameter.dtype and not is_part):
+            found.append(gradient)
+        elif gradient.numel() > _FEW:
+            found.append(gradient.to(parameter.dtype, copy=True))
+        else:
+            found.append(torch.empty_like(gradient, dtype=parameter.dtype))
+            small.append((found[-1], gradient))
+    if small:
+        torch._foreach_copy_([own for own, _ in small], [gradient for _, gradient in small])
+    return found
 
 
 @dataclass(eq=False)
@@ -299,8 +324,8 @@ class ParameterAliases:
         if is_shard(parameter):
             add_sum_(parameter, gradient)
             return None
-        self.under_way[id(parameter)] = rounded = gradient.to(parameter.dtype)
-        return rounded
+        self.under_way[id(parameter)] = gradient
+        return gradient
 
     def gradients(self, group: _Group) -> Iterator[Tensor]:
         """Return the clipped gradients of a group; count the examples, and if its length moves those within it."""

@@ -85,7 +85,7 @@ def _check_source(module: LipschitzModule, source: Source) -> None:
 
 def check_hooks(module: nn.Module) -> None:
     """Refuse hooks but FSDP's: they may change what a layer computes, or take features out of it."""
-    found = hooked(module)
+    found = hooked(module.named_modules())
     if found:
         raise PrivacyError(f"{found} has hooks, which the bounds do not cover: remove them")
 
@@ -112,10 +112,10 @@ def check_optimizer(optimizer: Optimizer, module: nn.Module) -> None:
             "gradient per step"
         )
     held = Counter(id(parameter) for group in optimizer.param_groups for parameter in group["params"])
-    own = {id(parameter) for parameter in module.parameters()}
-    if held.keys() - own:
+    own = dict(module.named_parameters())
+    if held.keys() - set(map(id, own.values())):
         raise PrivacyError("the optimizer holds parameters of other modules: give it module.parameters()")
-    astray = [name for name, parameter in trainable(module).items() if held[id(parameter)] != 1]
+    astray = [name for name, parameter in own.items() if parameter.requires_grad and held[id(parameter)] != 1]
     if astray:
         raise PrivacyError(
             f"parameters {', '.join(astray)} are not in exactly one group of the optimizer: give it "
@@ -149,6 +149,21 @@ def check_unchanged(
         )
 
 
+def check_weights(parameters: Mapping[str, nn.Parameter], are_finite: bool) -> None:
+    """Refuse a step from weights that are not finite: it would spend the budget on noise alone.
+
+    Args:
+        parameters: trainable, by name.
+        are_finite: each entry is known to be finite; else they are looked at one by one.
+    """
+    for name, parameter in parameters.items():
+        if not are_finite and not bool(local(parameter.detach()).isfinite().all()):
+            raise PrivacyError(
+                f"{name} contains NaN or infinity: training diverged, or what was loaded is damaged; go on from "
+                "an earlier checkpoint, with a smaller learning rate"
+            )
+
+
 # --- what is in tensors, told to the processor in one read ---
 
 
@@ -178,9 +193,10 @@ class Contents:
 
 def current_contents(module: nn.Module) -> Contents:
     """Return what the parameters of a module are now: those that are frozen too, as bounds depend on them."""
-    here = {name: (local(parameter.detach()), parameter._version) for name, parameter in module.named_parameters()}
-    forms = tuple((name, version, t.dtype, t.shape, t.stride()) for name, (t, version) in here.items())
-    return Contents(forms, fingerprint([in_memory(tensor) for tensor, _ in here.values()], own_key()))
+    with torch.no_grad():
+        here = [(name, parameter._version, local(parameter)) for name, parameter in module.named_parameters()]
+        forms = tuple((name, version, t.dtype, t.shape, t.stride()) for name, version, t in here)
+        return Contents(forms, fingerprint([in_memory(tensor) for _, _, tensor in here], own_key()))
 
 
 def fingerprints(parameters: Mapping[str, nn.Parameter], key: Key) -> list[int]:
@@ -191,7 +207,8 @@ def fingerprints(parameters: Mapping[str, nn.Parameter], key: Key) -> list[int]:
 
 def _gathered(values: Sequence[Tensor]) -> Tensor:
     """Return 0-dim tensors of one dtype as one [n], on the device of the first."""
-    return torch.stack([value.to(values[0].device) for value in values])
+    device = values[0].device
+    return torch.stack([value if value.device == device else value.to(device) for value in values])
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,12 +232,14 @@ class Measured:
 
     Args:
         unchanged: the parameters are what they were before.
+        are_finite: the sum of the norms of the parameters is finite, so that each entry is.
         flow: what flowed back.
         norms: Euclidean norm of each gradient that is not missing, by name, of a sharded one that of the shard.
         altered: names of gradients whose norms are not those that they arrived with.
     """
 
     unchanged: bool
+    are_finite: bool
     flow: Flow
     norms: dict[str, float]
     altered: set[str]
@@ -241,14 +260,15 @@ def measure(
         arrived: norms of gradients when they arrived, by name.
     """
     now, norms = current_contents(module), _norms(parameters)
-    values = [now.differs(before), *_flowed(gate), *norms.values(), *arrived.values()]
-    different, foreign, largest, *lengths = _fetched(values)
+    weights = _gathered(norms_of(list(parameters.values()))).sum()
+    values = [now.differs(before), weights, *_flowed(gate), *norms.values(), *arrived.values()]
+    different, sizes, foreign, largest, *lengths = _fetched(values)
     unchanged = different == 0.0 and now.forms == before.forms
     flow = Flow(gate.examples, foreign, largest)
     found = dict(zip(norms, lengths, strict=False))
     first = dict(zip(arrived, lengths[len(norms) :], strict=True))
     altered = {name for name, norm in first.items() if repr(norm) != repr(found.get(name))}  # NaN is itself
-    return Measured(unchanged, flow, found, altered)
+    return Measured(unchanged, math.isfinite(sizes), flow, found, altered)
 
 
 def gradient_norms(parameters: Mapping[str, nn.Parameter]) -> dict[str, float]:
@@ -263,21 +283,33 @@ def _flowed(gate: GateRecord) -> list[Tensor]:
 
 def _fetched(values: Sequence[Tensor]) -> list[float]:
     """Return 0-dim tensors as numbers, in one read."""
-    return _gathered([value.double() for value in values]).tolist() if values else []
+    wide = [value if value.dtype == torch.float64 else value.double() for value in values]
+    return _gathered(wide).tolist() if wide else []
 
 
 def _norms(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-    return {name: gradient_norm(p.grad) for name, p in parameters.items() if p.grad is not None}
+    present = {name: p.grad for name, p in parameters.items() if p.grad is not None}
+    return dict(zip(present, norms_of(list(present.values())), strict=True))
 
 
-def gradient_norm(gradient: Tensor) -> Tensor:
-    """Return the Euclidean norm of a gradient, 0-dim float64; of a sharded one that of the shard."""
-    gradient = dense(local(gradient))
-    found = native.norm(gradient)
-    if found is not None:
-        return found
-    norm: Tensor = torch.linalg.vector_norm(gradient, dtype=torch.float64)
-    return norm
+@torch.no_grad()
+def norms_of(gradients: Sequence[Tensor]) -> list[Tensor]:
+    """Return the Euclidean norm of each gradient, 0-dim float64; of a sharded one that of the shard.
+
+    The bits of a norm depend on its gradient alone: rows of one dtype and device are measured by one operation
+    there, which adds up each by itself.
+    """
+    here = [dense(local(gradient)) for gradient in gradients]
+    found = [native.norm(gradient) for gradient in here]
+    alike: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    for place, gradient in enumerate(here):
+        if found[place] is None:
+            alike.setdefault((gradient.device, gradient.dtype), []).append(place)
+    for places in alike.values():
+        rows = [in_memory(here[place]) for place in places]
+        for place, norm in zip(places, torch._foreach_norm(rows, 2, dtype=torch.float64), strict=True):
+            found[place] = norm
+    return [norm for norm in found if norm is not None]
 
 
 # --- what is refused at a step ---

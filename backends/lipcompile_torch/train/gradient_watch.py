@@ -15,7 +15,7 @@ from ..native.fingerprint import fingerprint, in_memory, own_key
 from ..native.memory_rows import dense
 from ..sharding import is_shard, local
 from .aliases import OwnHook, has_own_hooks_only
-from .checks import PrivacyError, gradient_norm
+from .checks import PrivacyError, norms_of
 
 
 def _bits(gradient: Tensor) -> int:
@@ -50,7 +50,7 @@ class GradientWatch:
     to it: what a backward pass finds there must have the bits that the pass before it left.
 
     Attributes:
-        norms: of the gradients as they arrived, 0-dim, by name.
+        norms: of the gradients as they arrived, 0-dim, by name; there once the backward pass has ended.
 
     Args:
         parameters: trainable, by name.
@@ -65,7 +65,8 @@ class GradientWatch:
         self._arrived: dict[str, tuple[Tensor | None, int]] = {}
         self._changed: set[str] = set()
         self._additions: Counter[str] = Counter()
-        self._backward_pass = -1
+        self._unmeasured: dict[str, Tensor] = {}
+        self._measuring = self._backward_pass = -1
         for name, p in parameters.items():
             if name not in self._shards:
                 p.register_hook(OwnHook(partial(self._before, name)))  # type: ignore[no-untyped-call]
@@ -81,6 +82,7 @@ class GradientWatch:
         """Take the gradients as they are for those that arrived; by now they are missing or zero."""
         self._changed.clear()
         self._additions.clear()
+        self._unmeasured = {}
         self.norms.clear()
         self._arrived = {name: self._state(name) for name in self._parameters}
 
@@ -137,8 +139,18 @@ class GradientWatch:
 
     def _note(self, name: str) -> None:
         self._arrived[name] = gradient, _ = self._state(name)
-        if gradient is not None:
-            self.norms[name] = gradient_norm(gradient)
+        if gradient is None:
+            return
+        current = torch._C._current_graph_task_id()
+        if not self._unmeasured or current != self._measuring:  # one that broke off measured nothing
+            self._measuring = current
+            _at_end(self._measure)
+        self._unmeasured[name] = gradient
+
+    def _measure(self) -> None:
+        """Measure what has arrived, all at once: to begin an operation takes longer than to measure a gradient."""
+        arrived, self._unmeasured = self._unmeasured, {}
+        self.norms.update(zip(arrived, norms_of(list(arrived.values())), strict=True))
 
     def _note_shards(self) -> None:
         self._arrived.update((name, self._state(name)) for name in self._shards)

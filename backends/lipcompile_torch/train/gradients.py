@@ -158,6 +158,7 @@ class LipschitzGradients:
         self._batch: object = None
         self._groups = [group.parameters for group in self.module.clips]
         self._proved = self._parameters.keys() - self.module.clipped_parameters
+        self._is_free = not self._proved and self.module.is_free
         self._stated = _stated(self.module)
         self.total = Reduction(self.module, world, self.module.clipped_parameters)
 
@@ -183,7 +184,10 @@ class LipschitzGradients:
     def begin(self) -> None:
         """Put weights that were changed since the last step (loaded, averaged) back into their constraint sets."""
         settle(self.module)
-        if any(self.total.world.each("draw a batch", self._weights_changed)):
+        changed = self.total.world.each("draw a batch", lambda: not self._is_free and self._weights_changed())
+        if self._is_free:  # and nobody has to wait for what was changed
+            self._contents = checks.current_contents(self.module)
+        elif any(changed):
             self._project()
         self._set_clips()
         self._batch = self.module.gate.batch = object()
@@ -234,6 +238,7 @@ class LipschitzGradients:
         measured = checks.measure(module, self._parameters, self._contents, module.gate, arrived)
         self._norms, self._altered = measured.norms, measured.altered
         checks.check_unchanged(module, self._optimizer, self._parameters, measured.unchanged)
+        checks.check_weights(self._parameters, measured.are_finite)
         self._check_settings()
         self._watch.check_hooks()
         checks.check_bounds(self._parameters, bounds)
@@ -328,7 +333,8 @@ class LipschitzGradients:
         self._watch.reset()  # it holds what arrived; projection needs the memory
         if self.thresholds:
             self._advance(batch, noise)
-        self._project()
+        if not self._is_free:
+            self._project()
 
     def _advance(self, batch: LogicalBatch, noise: NoiseSource) -> None:
         """Release how many examples of all processes were within the thresholds that adapt, and move on."""

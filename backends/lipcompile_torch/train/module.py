@@ -6,7 +6,7 @@ import math
 import warnings
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, ClassVar, Self, cast
 
@@ -15,6 +15,7 @@ from numpy import floating
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from ..certify.constraints import Free
 from ..certify.intervals import Interval, Number
 from ..certify.precision import working_slack
 from ..certify.projection import Amortised, project_
@@ -192,11 +193,7 @@ class LipschitzModule(nn.Module):
         watched = not (self.gate.aside or torch.compiler.is_compiling())
         if watched and self.gate.running:
             raise RuntimeError(OVERLAP)
-        if watched and self.gate.batch is not None:
-            self._check_as_certified()
-        entered = (
-            self.gate.aliases.entered(layer for _, layer in self._constrained()) if watched else nullcontext()
-        )
+        entered = self.gate.aliases.entered(self._checked()) if watched else nullcontext()
         self.gate.running += 1
         try:
             with entered, self._without_grad_warning():
@@ -327,6 +324,13 @@ class LipschitzModule(nn.Module):
         for _, known in self._amortised():
             known.forget()
 
+    @property
+    def is_free(self) -> bool:
+        """Whether weights that are trained may be any finite numbers, so that there is nothing to project."""
+        return all(
+            isinstance(known.constraint, Free) for weight, known in self._amortised() if weight.requires_grad
+        )
+
     def _amortised(self) -> list[tuple[nn.Parameter, Amortised]]:
         return [pair for _, layer in self._constrained() for pair in layer.amortised()]
 
@@ -351,27 +355,32 @@ class LipschitzModule(nn.Module):
             sorted(governed - present.keys()),
             "missing, because they were removed or reparametrised after compilation",
         )
-        self._check_layers()
+        self._check_layers(dict(self.named_modules()))
         trained = {name for name, parameter in present.items() if parameter.requires_grad}
         _refuse(
             sorted(trained - self.bounds.keys()),
             "trainable, but compiled as frozen, so they have no gradient bound",
         )
 
-    def _check_as_certified(self) -> None:
-        """Refuse a forward pass that is not the certified one: its gradient would be released."""
-        if self.clips:
-            self._check_compiled()
-        self._check_layers()
-        self.gate.aliases.check_owner(self)
-        check_saving()
-        found = hooked(self)
-        if found:
-            raise RuntimeError(f"{found} has hooks, which the bounds do not cover: remove them")
+    def _checked(self) -> list[ConstrainedLayer]:
+        """Return the layers with constraints. In training refuse a forward pass that is not the certified one: its
+        gradient would be released.
+        """
+        parts = dict(self.named_modules())
+        if self.gate.batch is not None:
+            if self.clips:
+                self._check_compiled(parts.values())
+            self._check_layers(parts)
+            self.gate.aliases.check_owner(self)
+            check_saving()
+            found = hooked(parts.items())
+            if found:
+                raise RuntimeError(f"{found} has hooks, which the bounds do not cover: remove them")
+        return [part for part in parts.values() if isinstance(part, ConstrainedLayer)]
 
-    def _check_compiled(self) -> None:
+    def _check_compiled(self, parts: Iterable[nn.Module]) -> None:
         """Refuse compiled code in the place of what clips gradients."""
-        traced: Any = [part for part in self.modules() if part._compiled_call_impl is not None]
+        traced: Any = [part for part in parts if part._compiled_call_impl is not None]
         if not all(part is self for part in traced) or (traced and not all(p.is_apart for p in self._clipped())):
             raise RuntimeError(
                 "a layer that clips gradients was replaced by compiled code: compile the whole module "
@@ -387,16 +396,17 @@ class LipschitzModule(nn.Module):
             or any((f"{prefix}.{role}" if prefix else role) in names for role in layer.constraints)
         ]
 
-    def _check_layers(self) -> None:
+    def _check_layers(self, parts: Mapping[str, nn.Module]) -> None:
         """Refuse other layers, or settings of layers, than were there first, at the end of ``__init__``."""
         layers = {
             name: (plain_type(layer), dict(getattr(layer, "constraints", {})), _settings(layer))
-            for name, layer in self.named_modules()
+            for name, layer in parts.items()
             if layer is not self
         }
         self._blueprint = self._blueprint or layers
         # What was added and has no weights under constraints is none that the certified `forward` calls.
-        names = dict(self._constrained()).keys() | self._blueprint.keys()
+        constrained = {name for name, layer in parts.items() if isinstance(layer, ConstrainedLayer)}
+        names = constrained | self._blueprint.keys()
         changed = sorted(name for name in names if layers.get(name) != self._blueprint.get(name))
         if changed:
             raise RuntimeError(

@@ -181,7 +181,8 @@ class PrivateLoader:
         if plain and type(self.dataset) is TensorDataset and not self._loader.pin_memory:
             tensors = self.dataset.tensors
             for indices, piece in self._plan():
-                yield tuple(t.index_select(0, indices.to(t.device)) for t in tensors), piece
+                there = {device: indices.to(device) for device in {t.device for t in tensors}}
+                yield tuple(t.index_select(0, there[t.device]) for t in tensors), piece
         else:
             yield from self._fetched()
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from lipcompile_torch import native
 from lipcompile_torch.clip.example_gradients import Clip, ExampleGradients
+from lipcompile_torch.clip.factors import Factors
 from lipcompile_torch.clip.outer_products import Windows
 from torch import Tensor
 from torch.func import grad, vmap
@@ -134,7 +135,7 @@ def test_gradients_that_are_held_have_the_same_norms_rows_and_sums(case: str) ->
     torch.testing.assert_close(held.rows(slice(2, 4)), expected[2:4].flatten(1).double(), rtol=0, atol=size)
     factors = torch.tensor([0.5, 0.0, 2.0, 1.0, -1.0], dtype=torch.float64)
     total = torch.tensordot(factors[kept], expected[kept], 1)
-    torch.testing.assert_close(held.scaled(factors), total, rtol=0, atol=BATCH * size)
+    torch.testing.assert_close(held.scaled(Factors.of(factors)), total, rtol=0, atol=BATCH * size)
 
 
 @each_case
