@@ -61,15 +61,16 @@ def sum_to(x: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def sum_of_each(x: Tensor, axes: tuple[int, ...]) -> Tensor:
-    """Return the sum over axes of each example of [B, *example], in float64.
+    """Return the sum over axes of each example of [B, *example], in float64; on other devices than processors, where
+    that would take a copy of all terms, in float32 at least.
 
     Args:
         x: the terms.
         axes: of x, not 0, in rising order.
     """
-    # Other devices than processors convert entries as they read them.
-    if not axes or x.dtype == torch.float64 or not is_processor(x.device) or torch.compiler.is_compiling():
-        return x.sum(axes, dtype=torch.float64) if axes else x.double()
+    dtype = torch.float64 if is_processor(x.device) else working_dtype(x)
+    if not axes or dtype == x.dtype or not is_processor(x.device) or torch.compiler.is_compiling():
+        return x.sum(axes, dtype=dtype) if axes else x.to(dtype)
     found = native.sum_of_each(x, axes)
     if found is not None:
         return found
