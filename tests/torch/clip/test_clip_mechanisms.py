@@ -46,12 +46,14 @@ def two_groups(module: Any) -> Any:
 def private(module: Any, build: Any = Recorder, engine: Any = None, **options: Any) -> Any:
     """Return the three private objects, over examples that fit the module."""
     options = {"noise_multiplier": HARDLY, **options}
+    x, y = batch(module, SIZE)
+    x = x.to(next(module.parameters()).dtype) if x.is_floating_point() else x
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # there is no certificate, hardly any noise, or a seed
         return (engine or PrivacyEngine()).make_private(
             module=module,
             optimizer=build(module.parameters()),
-            data_loader=DataLoader(TensorDataset(*batch(module, SIZE)), batch_size=BATCH),
+            data_loader=DataLoader(TensorDataset(x, y), batch_size=BATCH),
             **options,
         )
 
@@ -182,7 +184,28 @@ def test_training_goes_on_from_a_checkpoint_and_its_ledger(tmp_path: Path) -> No
     assert read_ledger(ledger).total_steps == SIZE // BATCH + 1
 
 
+def test_a_step_from_weights_that_are_not_finite_spends_nothing(tmp_path: Path) -> None:
+    """All gradients would count as zero, and the step release noise alone. Nothing projects clipped weights."""
+    module, optimizer, loader = private(model(NETWORKS["shared"], tmp_path))
+    x, y = next(iter(loader))
+    module.criterion(module(x), y).backward()
+    optimizer.step()
+    with torch.no_grad():
+        next(module.parameters()).view(-1)[0] = math.nan
+    x, y = next(iter(loader))
+    module.criterion(module(x), y).backward()
+    with pytest.raises(PrivacyError, match="contains NaN or infinity: training diverged"):
+        optimizer.step()
+    assert optimizer.training["steps"] == 1
+
+
 # --- precision ---------------------------------------------------------------------------------------------------
+
+
+def test_pieces_of_a_batch_add_up_in_float64(tmp_path: Path) -> None:
+    """Gradients of several biases of a group are made together, and each changes by itself after that."""
+    body = "input x: tensor[6]; dense(4, bias=true); tanh; dense(3, bias=true)"
+    assert_clipped(released(private(model(body, tmp_path).double(), max_physical_batch=3)))
 
 
 def in_precision(module: Any, kind: str) -> Any:
