@@ -22,8 +22,9 @@ def images_in(folder: str | os.PathLike[str], colours: bool | None = None) -> di
     """Read images whose folders are their classes: `cats/1.png`, or `train/cats/1.png` and `test/cats/2.png`.
 
     Without `train` and `test` each image is one to test on by a fixed public hash of its path, with probability
-    1/5: by itself, since another name or class of one file moves the places of those behind it. Classes are numbered in the order of their names, which are taken to be public, and so is the size, that all
-    images must have.
+    1/5: by itself, since another name or class of one file moves the places of those behind it. Classes are
+    numbered in the order of their names, which are taken to be public, and so is the size, that all images must
+    have.
 
     Args:
         folder: with the folders.
@@ -33,25 +34,21 @@ def images_in(folder: str | os.PathLike[str], colours: bool | None = None) -> di
         x_train, y_train, x_test and y_test: uint8 [N, H, W] or [N, H, W, 3], and int64 [N].
 
     Raises:
-        DataError: there are no folders of images, sizes or kinds differ, or a file, which is named, is no image; or
-            no image is one to train or to test on.
+        DataError: there are no folders of images, sizes or kinds differ, or a file, which is named, is no image;
+            or no image is one to train or to test on.
         OSError: a file cannot be read.
     """
     root = Path(folder)
     inner = sorted(path.name for path in root.iterdir() if path.is_dir())
     if set(inner) == set(_PARTS):
         classes = sorted({path.name for part in _PARTS for path in (root / part).iterdir() if path.is_dir()})
-        parts = [_read(root / part, classes, colours)[:2] for part in _PARTS]
+        train, test = (_read(root / part, classes, colours)[:2] for part in _PARTS)
     else:
         x, y, held_out = _read(root, inner, colours)
         if held_out.all() or not held_out.any():
             raise DataError(f"{root} has too few images to hold some out: put them into folders train and test")
-        parts = [(x[rows], y[rows]) for rows in (~held_out, held_out)]
-    return {
-        f"{name}_{part}": rows
-        for part, pair in zip(_PARTS, parts, strict=True)
-        for name, rows in zip("xy", pair, strict=True)
-    }
+        train, test = ((x[rows], y[rows]) for rows in (~held_out, held_out))
+    return {"x_train": train[0], "y_train": train[1], "x_test": test[0], "y_test": test[1]}
 
 
 def _read(

@@ -36,8 +36,8 @@ def from_objects(values: NDArray[Any]) -> Any:
     """Return objects [N] as an array of pyarrow; None, NaN, NaT and NA are missing.
 
     Raises:
-        MixedError: they are of several kinds, or times with and without a zone, or floats beside whole numbers that
-            no float holds.
+        MixedError: they are of several kinds, or times with and without a zone, or floats beside whole numbers
+            that no float holds.
         ValueError, TypeError, OverflowError: pyarrow has no type for them.
     """
     plain = [value.item() if isinstance(value, np.number | np.bool_) else value for value in values]

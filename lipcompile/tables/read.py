@@ -173,7 +173,7 @@ def _in_memory(source: Any, place: str) -> Any:
 def _of_pandas(frame: Any) -> Any:
     """Return a frame as a Table; of its objects pyarrow would choose a type by itself."""
     kinds = [getattr(kind, "categories", frame.iloc[:, at]).dtype for at, kind in enumerate(frame.dtypes)]
-    objects = [at for at, kind in enumerate(kinds) if kind == object]
+    objects = [at for at, kind in enumerate(kinds) if isinstance(kind, np.dtype) and kind.hasobject]
     rest = frame.drop(columns=[frame.columns[at] for at in objects])
     found = arrow().Table.from_pandas(rest, preserve_index=False)
     for at in objects:

@@ -74,7 +74,7 @@ def test_one_coloured_image_changes_no_other(tmp_path: Path) -> None:
     for part in ("train", "test"):
         write(tmp_path / part / "a" / "1.png", np.full((4, 4), 7))
         write(tmp_path / part / "b" / "1.png", np.zeros((4, 4, 3)))
-    with pytest.raises(DataError, match="some of the images in .* some are coloured: convert them to one kind"):
+    with pytest.raises(DataError, match=r"some of the images in .* some are coloured: convert them to one kind"):
         images_in(tmp_path)
     with pytest.raises(DataError, match="some are coloured"):
         load_npz(tmp_path, (16,))  # which does not say it
