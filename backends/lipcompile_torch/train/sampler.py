@@ -231,7 +231,7 @@ class _Once:
 
 
 def _secret() -> torch.Generator:
-    """Return what seeds of workers are drawn from: many make generators of their own of `get_worker_info().seed`."""
+    """Return what draws the seeds of workers: many make generators of their own of `get_worker_info().seed`."""
     generator = torch.Generator()
     generator.seed()
     return generator
