@@ -512,6 +512,24 @@ def test_seeds_that_workers_get_are_secret() -> None:
     assert not torch.isin(found[0], found[1]).any()
 
 
+def test_a_gradient_that_a_hook_shortens_within_the_backward_pass_is_refused() -> None:
+    """Torch does not count writes through `.data`; norms are those at which gradients arrive."""
+    module, optimizer, loader = private()
+    x, y = next(iter(loader))
+    optimizer.zero_grad()
+    start = x.clone().requires_grad_()
+
+    def shorten(_: Any) -> None:
+        for parameter in module.parameters():
+            assert parameter.grad is not None
+            parameter.grad.data.mul_(0.5)
+
+    start.register_hook(shorten)
+    backward(module, start * 1, y)
+    with pytest.raises(PrivacyError, match="was not written by backward"):
+        optimizer.step()
+
+
 def test_what_counts_is_not_copied() -> None:
     """A copy would take steps that the engine's ledger does not see."""
     engine = PrivacyEngine()
